@@ -165,8 +165,8 @@ class DeviceHost:
             case ComputeAnswer(manifest=manifest, package=RoundPackage() as package):
                 membership = self._membership.get(manifest.blob.digest)
                 return self._work.answer(task, package, membership)
-            case SealDummies(manifest=manifest):
-                return self._work.dummies(manifest)
+            case SealDummies(manifest=manifest, round_key=round_key):
+                return self._work.dummies(manifest, round_key)
             case InstallRelease(manifest=manifest, package=package):
                 return self._install(manifest, package)
             case AdoptRelease(manifest=manifest):

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from edgeveil.errors import DataError, PrivacyError, ProtocolError, UsageError
+from edgeveil.crypto.keys import MaskSeed
+from edgeveil.errors import CryptoError, DataError, PrivacyError, ProtocolError, UsageError
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.job import JobData
 from edgeveil.jobs.plan import SOFTMAX, Plan
@@ -27,6 +28,8 @@ from edgeveil.privacy.ledger import Ledger, Receipt
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.device_round import WORK_SHARE
 from edgeveil.protocol.device_tasks import ComputeAnswer, NoAnswer, SealedAnswer
+from edgeveil.protocol.mask_seeds import MaskedVector, masked_vectors, seal_seed
+from edgeveil.protocol.masked_sums import masked_segment
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Manifest
 from edgeveil.protocol.release_health import ReleaseOutcome
 from edgeveil.protocol.sealed import (
@@ -218,11 +221,12 @@ class RoundWork:
                 earlier = self._release(task, job, context, package, price)
         except (PrivacyError, DataError, UsageError) as error:
             return NoAnswer(str(error))
-        sealed = seal_release(*earlier, context, manifest, membership, self._sealing)
+        masks = Masks.of(manifest, self.identity.device_id, task.round_key)
+        sealed = seal_release(*earlier, context, manifest, membership, self._sealing, masks)
         deposit = self._ledger.deposit(manifest.at.job_id.hex())
         return replace(sealed, at_once=not price, deposit=deposit)
 
-    def dummies(self, manifest: Manifest) -> SealedAnswer | NoAnswer:
+    def dummies(self, manifest: Manifest, round_key: bytes) -> SealedAnswer | NoAnswer:
         """What an answer of this device would look like, under a membership that nobody has.
 
         The cloud cannot open it and drops it. It is made of zeros, so it has no price.
@@ -235,7 +239,9 @@ class RoundWork:
         groups = every if self.site.role == "train" else inferred or every
         membership = os.urandom(_MEMBERSHIP_BYTES)
         dummies = seal_dummies(manifest, groups, membership, self._sealing)
-        return replace(dummies, deposit=self._ledger.deposit())
+        masks = Masks.of(manifest, self.identity.device_id, round_key)
+        seed = masks.seed_for(groups)
+        return replace(dummies, deposit=self._ledger.deposit(), seed=seed)
 
     def _too_large(self, manifest: Manifest) -> str:
         """The reason to decline an upload that the outbox may not hold, or an empty string."""
@@ -333,6 +339,8 @@ def check_package(context: RoundContext, manifest: Manifest, package: RoundPacka
         raise ProtocolError("wrong_batch")  # what the shuffle earns is reckoned for that many
     if manifest.groups != context.groups:
         raise ProtocolError("wrong_groups")
+    if manifest.masked != context.masked:
+        raise ProtocolError("wrong_masks")
 
 
 def own_answers(context: RoundContext, ledger: Ledger, job_id: str) -> Tensors:
@@ -360,6 +368,36 @@ def kept_tensors(ledger: Ledger, job_id: str) -> Tensors:
 
 
 # --- priced, then sealed ---
+
+
+@dataclass(frozen=True)
+class Masks:
+    """The masks of one answer, anew for each attempt."""
+
+    vectors: Mapping[int, MaskedVector]  # by group
+    seed: MaskSeed
+    sealed: bytes  # the seed, to the proxy
+
+    @classmethod
+    def of(cls, manifest: Manifest, device: str, round_key: bytes) -> Masks:
+        """Masks for the manifest's masked groups. Raises ProtocolError `malformed_masks` or
+        `bad_round_key`."""
+        found = masked_vectors(manifest.at, manifest.groups, manifest.masked)
+        seed, sealed = MaskSeed.generate(), b""
+        if found:
+            try:
+                sealed = seal_seed(seed, manifest, device, round_key)
+            except CryptoError:
+                raise ProtocolError("bad_round_key") from None
+        return cls({one.group: one for one in found}, seed, sealed)
+
+    def applied(self, group: int, array: Array, membership: bytes) -> bytes:
+        """The group's segment."""
+        return masked_segment(self.vectors[group], array.astype(np.int64), self.seed, membership)
+
+    def seed_for(self, groups: Sequence[int]) -> bytes:
+        """The sealed seed for an upload of these groups; empty where none of them is masked."""
+        return self.sealed if any(group in self.vectors for group in groups) else b""
 
 
 def release(
@@ -397,8 +435,12 @@ def seal_release(
     manifest: Manifest,
     membership: bytes,
     sealing: Sealing = real_sealing,
+    masks: Masks | None = None,
 ) -> SealedAnswer:
-    """Each segment sealed to the round's cloud key; PrivacyError without the ledger's receipt."""
+    """Each segment, masked where it is summed, sealed to the round's cloud key.
+
+    Raises PrivacyError without the ledger's receipt.
+    """
     if not receipt.covers(payload):
         raise PrivacyError("the ledger's receipt is for other tensors")
     segments = unpack_tensors(payload)
@@ -410,8 +452,10 @@ def seal_release(
         if array.shape != spec.shape:
             raise ProtocolError("wrong_shape")
         groups.append(index)
-        sealed.append(sealing.seal_segment(manifest, group, membership, array.tobytes()))
-    return _joined(groups, sealed, membership)
+        tensor = masks.applied(index, array, membership) if masks and spec.bits else array.tobytes()
+        sealed.append(sealing.seal_segment(manifest, group, membership, tensor))
+    answer = _joined(groups, sealed, membership)
+    return replace(answer, seed=masks.seed_for(groups)) if masks else answer
 
 
 def seal_dummies(

@@ -210,6 +210,20 @@ class DepositKey(SecretKey):
     tag = "edgeveil-deposit-key-1"
 
 
+class MaskSeed(SecretKey):
+    """What one device's masks of one round are made of; the proxy has it, the cloud never."""
+
+    __slots__ = ()
+    tag = "edgeveil-mask-seed-1"
+
+
+class CheckKey(SecretKey):
+    """What the factors of check sums are made of; those have it who opened a round's package."""
+
+    __slots__ = ()
+    tag = "edgeveil-check-key-1"
+
+
 DEPOSIT_BYTES = 1024  # of what is deposited, whatever it holds
 
 

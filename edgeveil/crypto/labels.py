@@ -23,6 +23,7 @@ CONTENT_KEY = b"edgeveil/v1/content-key"
 SEGMENT = b"edgeveil/v1/segment"
 MEMBERSHIP = b"edgeveil/v1/membership"
 MODEL_STREAM = b"edgeveil/v1/model-stream"
+MASK_SEED = b"edgeveil/v1/mask-seed"
 
 # Derivations inside this package.
 STREAM_KEY = b"edgeveil/v1/stream-key"
@@ -31,6 +32,8 @@ SEGMENT_MARK = b"edgeveil/v1/segment-mark"
 COMMITMENT = b"edgeveil/v1/commitment"
 NOISE_KEY = b"edgeveil/v1/noise-key"
 DEPOSIT_KEY = b"edgeveil/v1/deposit-key"
+MASK = b"edgeveil/v1/mask"
+MASK_CHECK = b"edgeveil/v1/mask-check"
 
 # Keyed hashes: one link of a device's privacy ledger, an evaluation record's slot; and a device's
 # noise: one question's key, its secret samples, the noise on one exact sum. A change in how bytes

@@ -32,11 +32,23 @@ from edgeveil.privacy.guarantee import up
 from edgeveil.privacy.laplace_mechanism import softmax_event
 from edgeveil.privacy.moments import exchanges_within
 from edgeveil.privacy.policy import JobRequest, Quote, price
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Group
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Group, MaskedGroup
 from edgeveil.protocol.sealed import padded
+from edgeveil.selection import rounded_up
 
 SOFTMAX = "softmax"
 _NO_EPSILON = 1.0  # stands where a job needs none: no noise is made from it, see `adds_noise`
+
+
+MOST_SUMMED = 1 << 17  # uploads in one sum, where the job asks all devices
+
+
+def summands(job: Job) -> int:
+    """The most uploads that one exchange of a job can sum."""
+    asked = job.selection.devices
+    if isinstance(asked, int):
+        return rounded_up(asked, job.selection.over_select)
+    return MOST_SUMMED
 
 
 class Plan:
@@ -63,6 +75,7 @@ class Plan:
             projection=projection_of(job.features),
             network=self._network(),
             whole=job.proxy.shuffle == "whole",
+            summed=summands(job) if job.aggregation.secure else 0,
         )
         stages = tuple(STAGES[entry.name].build(entry, setting) for entry in job.update)
         self.setting = replace(setting, stages=stages)
@@ -153,6 +166,11 @@ class Plan:
     def groups(self, exchange: Exchange) -> tuple[Group, ...]:
         """The same as the manifest states it: names and public sizes."""
         return tuple(Group(s.name, padded(s.byte_count)) for s in self.segments(exchange))
+
+    def masked(self, exchange: Exchange) -> tuple[MaskedGroup, ...]:
+        """Those of the groups that are summed under masks, as the manifest states them."""
+        specs = enumerate(self.segments(exchange))
+        return tuple(MaskedGroup(at, spec.count, spec.bits) for at, spec in specs if spec.bits)
 
     @cached_property
     def upload_bytes(self) -> int:

@@ -8,7 +8,7 @@ from edgeveil.jobs import Job
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Exchange, SegmentSpec
 from edgeveil.privacy.events import Event
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Group
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Group, MaskedGroup
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,8 @@ class RoundContext:
     """What plan and job say of one exchange; cloud and device make the same of it.
 
     `segments` are what a device may upload, the softmax last, `groups` the same as the manifest
-    states it, `recalled` the earlier exchanges whose answer this one builds on.
+    states it, `masked` those that are summed under masks, `recalled` the earlier exchanges whose
+    answer this one builds on.
     """
 
     plan: Plan
@@ -24,13 +25,15 @@ class RoundContext:
     segments: tuple[SegmentSpec, ...]
     groups: tuple[Group, ...]
     recalled: tuple[Exchange, ...]
+    masked: tuple[MaskedGroup, ...] = ()
 
     @classmethod
     def of(cls, plan: Plan, index: int) -> RoundContext:
         """Of the exchange with this index, from 1. Raises ProtocolError `unknown_round`."""
         exchange = plan.exchange(index)
         segments, groups = plan.segments(exchange), plan.groups(exchange)
-        return cls(plan, exchange, segments, groups, plan.recalled(exchange))
+        recalled, masked = plan.recalled(exchange), plan.masked(exchange)
+        return cls(plan, exchange, segments, groups, recalled, masked)
 
     @property
     def job(self) -> Job:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.crypto.ring import LEAST_BITS, Ring
+
 if TYPE_CHECKING:
     from edgeveil.data.records import Records
     from edgeveil.privacy.events import Event
@@ -48,16 +50,32 @@ class Exchange:
 
 @dataclass(frozen=True)
 class SegmentSpec:
-    """Name, shape and dtype of one uploaded tensor; public, so its size says nothing."""
+    """Name, shape and dtype of one uploaded tensor; public, so its size says nothing.
+
+    With `bits` its integers are summed mod 2^bits under masks, and only the sum is seen.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str  # "float32" | "float64" | "int64"
+    bits: int = 0
+
+    @property
+    def count(self) -> int:
+        """Numbers in it."""
+        return math.prod(self.shape)
 
     @property
     def byte_count(self) -> int:
-        """Bytes of the raw tensor, little-endian, C order."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        """Bytes of the raw tensor, little-endian, C order; of one that is summed, packed."""
+        if self.bits:
+            return Ring(self.count, self.bits).byte_count
+        return self.count * np.dtype(self.dtype).itemsize
+
+
+def summed_spec(name: str, shape: tuple[int, ...], largest: int, uploads: int) -> SegmentSpec:
+    """Of integers up to ±`largest`, of which at most `uploads` are summed: no sum wraps around."""
+    return SegmentSpec(name, shape, "int64", max(LEAST_BITS, (largest * uploads).bit_length() + 1))
 
 
 @dataclass(frozen=True)

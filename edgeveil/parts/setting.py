@@ -30,7 +30,8 @@ class Setting:
     Training rounds whose number is a multiple of `infer_every` ask for softmax uploads; 0: none.
     `projection` names the federated PCA that follows the public `features`, if any. `network` is
     what methods that upload updates train, `stages` what these then pass through; `whole` asks
-    for an update in one segment.
+    for an update in one segment. `summed`: uploads are integers that are summed under masks, so
+    many at most; 0: they are seen one by one.
     """
 
     epsilon: float
@@ -46,6 +47,7 @@ class Setting:
     network: Network | None = None
     stages: tuple[Stage, ...] = ()
     whole: bool = False
+    summed: int = 0
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -54,6 +56,7 @@ class Setting:
             ("nominal_records", 1),
             ("devices", 1),
             ("infer_every", 0),
+            ("summed", 0),
         ):
             if getattr(self, name) < least:
                 raise PrivacyError(f"{name}: must be at least {least}, got {getattr(self, name)}")
@@ -90,7 +93,7 @@ class MethodPart(BlockPart):
     """The declaration of a training method: its two halves, each made of parameters and setting.
 
     `learns_on`: `features`, `model` for a method that trains the job's model and uploads what
-    changed, or `nothing`.
+    changed, or `nothing`. `summed`: it can upload integers of which only sums are seen.
     """
 
     family: ClassVar[str] = "methods"
@@ -102,6 +105,7 @@ class MethodPart(BlockPart):
     device: Callable[[Any, Setting], DeviceMethod]
     cloud: Callable[[Any, Setting], CloudMethod]
     learns_on: Literal["features", "model", "nothing"] = "features"
+    summed: bool = False
 
 
 def network_of(setting: Setting) -> Network:

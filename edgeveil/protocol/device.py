@@ -74,6 +74,7 @@ from edgeveil.protocol.messages import (
     Offer,
     PeerKeys,
     ReleaseStatement,
+    RoundKey,
     Signer,
     TrustMetadata,
     encode_inner,
@@ -251,6 +252,7 @@ class DeviceMachine:
     def _round(self, offer: Offer, manifest: Manifest) -> list[fx.Effect]:
         mark = ManifestMark(manifest.at, hashlib.sha256(offer.header.payload).digest())
         if self.round.is_new(mark):
+            self.round.check_key(manifest)
             self.fetches.make_room(offer, manifest, self._is_over)
             return [*self.round.begin(manifest, mark, self._now_s), *self._fetch(offer, manifest)]
         if self.state is DeviceState.FETCHING and manifest.blob.digest in self.fetches.under_way:
@@ -371,6 +373,9 @@ class DeviceMachine:
                 return [fx.Work(CountElsewhere(behind))] if told else []
             case Cover() as cover:
                 self.round.cover.asked(cover)
+                return []
+            case RoundKey() as key:
+                self.round.told_key(key)
                 return []
             case Ack() as ack:
                 if self._key_told(ack):

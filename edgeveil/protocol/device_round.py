@@ -49,6 +49,7 @@ from edgeveil.protocol.messages import (
     ExchangeId,
     Manifest,
     Need,
+    RoundKey,
     Signer,
     Upload,
 )
@@ -102,6 +103,7 @@ class DeviceRound:
         self.outbox = Outbox(signer, memory, settings, backoff)
         self.cover = CoverTraffic()
         self._moment = Moment()
+        self._round_keys: dict[bytes, RoundKey] = {}  # of the proxy's, each job's newest
 
     @property
     def at(self) -> ExchangeId | None:
@@ -126,6 +128,22 @@ class DeviceRound:
         self.state = DEVICE_STATES.step(self.state, happened)
 
     # --- the manifest ---
+
+    def told_key(self, key: RoundKey) -> None:
+        """The proxy's key of a round that it will offer next."""
+        self._round_keys.pop(key.at.job_id, None)
+        self._round_keys[key.at.job_id] = key
+        while len(self._round_keys) > self._settings.jobs:
+            del self._round_keys[next(iter(self._round_keys))]
+
+    def _round_key(self, manifest: Manifest) -> bytes:
+        known = self._round_keys.get(manifest.at.job_id)
+        return known.key if known is not None and known.at == manifest.at else b""
+
+    def check_key(self, manifest: Manifest) -> None:
+        """Raise ProtocolError `no_round_key` for a masked round whose key was not told."""
+        if manifest.masked and not self._round_key(manifest):
+            raise ProtocolError("no_round_key")
 
     def is_new(self, mark: ManifestMark) -> bool:
         """Whether to take this round up; False while at it, and once it is settled.
@@ -177,7 +195,8 @@ class DeviceRound:
         if self._settings.require_cover and not self.cover.on:
             return self.uncovered(manifest, "policy.require_cover, and the proxy asks for no cover")
         begun_s, allowed_s = self._moment.begun_s, self._moment.allowed_s
-        return [fx.Work(ComputeAnswer(manifest, package, begun_s, allowed_s))]
+        key = self._round_key(manifest)
+        return [fx.Work(ComputeAnswer(manifest, package, begun_s, allowed_s, key))]
 
     def not_for_me(self, manifest: Manifest) -> list[fx.Effect]:
         """Not selected, or not to be opened: nothing to do but to cover those who were."""
@@ -203,7 +222,7 @@ class DeviceRound:
 
     def _answer_with_dummies(self, manifest: Manifest) -> list[fx.Effect]:
         self._step("covering")
-        return [fx.Work(SealDummies(manifest))]
+        return [fx.Work(SealDummies(manifest, self._round_key(manifest)))]
 
     def uncovered(self, manifest: Manifest, why: str) -> list[fx.Effect]:
         """No dummy can be sent either; a note would say that there was nothing else to send."""
@@ -400,7 +419,7 @@ class Outbox:
         blob = describe(sealed.data, part_bytes(self._settings.packet_bytes))
         self._memory.answered += self._memory.answered >= 0
         number = max(0, self._memory.answered)
-        upload = Upload(at, sealed.groups, blob, number, sealed.deposit)
+        upload = Upload(at, sealed.groups, blob, number, sealed.deposit, sealed.seed)
         header = self._signer.header(upload)
         item = OutboxPut(at, header, upload, sealed.marks, sealed.data, sealed.dummy)
         self._memory.outbox, self._resends = item, 0

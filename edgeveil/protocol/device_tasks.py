@@ -59,12 +59,14 @@ class ComputeAnswer:
     """Consent, infer, train, price, seal; outcome `SealedAnswer` or `NoAnswer`.
 
     What has read records ends `allowed_s` after `begun_s` (the machine's time) at the latest.
+    `round_key` is the proxy's of this round, where segments are masked.
     """
 
     manifest: Manifest
     package: Package
     begun_s: float = 0.0
     allowed_s: float = math.inf
+    round_key: bytes = b""
 
     @property
     def until_s(self) -> float:
@@ -80,13 +82,15 @@ class SealDummies:
     """
 
     manifest: Manifest
+    round_key: bytes = b""
 
 
 @dataclass(frozen=True)
 class SealedAnswer:
     """The priced, sealed segments, in the order of `groups`; each with its mark (`segment_mark`).
 
-    `at_once`: no record had a part in it, so that it need not wait for its moment.
+    `at_once`: no record had a part in it, so that it need not wait for its moment. `seed` is that
+    of the masks, sealed to the proxy.
     """
 
     groups: tuple[int, ...]
@@ -96,6 +100,7 @@ class SealedAnswer:
     dummy: bool = False
     at_once: bool = False
     deposit: bytes = b""  # for the upload's header
+    seed: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from edgeveil.crypto.keys import DEPOSIT_BYTES, SigningKey, VerifyKey, sign, verify
+from edgeveil.crypto.keys import DEPOSIT_BYTES, KEY_BYTES, SigningKey, VerifyKey, sign, verify
 from edgeveil.crypto.labels import BODY, HEADER
 from edgeveil.errors import ProtocolError
 
@@ -128,6 +128,16 @@ class Group(msgspec.Struct, frozen=True, array_like=True):
     padded_bytes: Bytes
 
 
+class MaskedGroup(msgspec.Struct, frozen=True, array_like=True):
+    """A group, by its index, whose segments are vectors of `count` integers mod 2^`bits` under
+    masks. Who uploads one masked group uploads them all.
+    """
+
+    group: Count
+    count: Annotated[int, Meta(ge=1, le=2**31)]
+    bits: Annotated[int, Meta(ge=8, le=56)]
+
+
 class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
     """The cloud's broadcast: a job, a round's model or the final release, sealed.
 
@@ -136,7 +146,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
     cannot be shown different models under one ciphertext. `cloud_key` is the HPKE key of this
     round alone (zeros for a job or a release). `sequence` grows with every broadcast of a cloud:
     an old release cannot be put in place of a newer one. Unless `shuffled`, the proxy hands uploads
-    over in the order in which they came.
+    over in the order in which they came. `masked` are the groups that are summed under masks.
     """
 
     kind: Literal["job", "round", "release"]
@@ -157,15 +167,18 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
     cloud_key: Key
     blob: Blob
     shuffled: bool = True
+    masked: Annotated[tuple[MaskedGroup, ...], Meta(max_length=1024)] = ()
 
 
 SEAL_OVERHEAD_BYTES = 48  # HPKE: an encapsulated key of 32 bytes and a tag of 16
+SEALED_SEED_BYTES = KEY_BYTES + SEAL_OVERHEAD_BYTES
 
 
 class Upload(msgspec.Struct, frozen=True, array_like=True, tag="upload"):
     """A device's sealed segments: the blob holds the groups listed, in that order.
 
     The proxy keeps number and deposit, and gives them back to a device that lost them (`Behind`).
+    `seed` is that of the masks, sealed to the proxy's key of the round; empty without masks.
     """
 
     at: ExchangeId
@@ -173,12 +186,14 @@ class Upload(msgspec.Struct, frozen=True, array_like=True, tag="upload"):
     blob: Blob
     number: Answers = 0  # of this answer in the device's life; 0: it does not count them
     deposit: Deposit = b""  # what the job may cost, for the device's own eyes
+    seed: Annotated[bytes, Meta(max_length=SEALED_SEED_BYTES)] = b""
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     """The proxy's hand-over: `counts[g]` segments of group g, each group shuffled on its own.
 
-    Of a manifest that is not `shuffled` they stand in the order in which uploads came.
+    Of a manifest that is not `shuffled` they stand in the order in which uploads came. Those of
+    masked groups are shuffled together: each upload has one place in all of them.
     """
 
     at: ExchangeId
@@ -214,7 +229,17 @@ class Roster(msgspec.Struct, frozen=True, array_like=True, tag="roster"):
     expires_s: Annotated[float, Meta(ge=0, le=2**40)] = 0.0
 
 
-Header = Manifest | Upload | Batch | Commit | Roster
+class MaskSums(msgspec.Struct, frozen=True, array_like=True, tag="masksums"):
+    """The proxy's answer to `Unmask`, which `question` names: for each masked group the sum of the
+    masks of those uploads, packed, and of their checks.
+    """
+
+    at: ExchangeId
+    question: Digest
+    blob: Blob
+
+
+Header = Manifest | Upload | Batch | Commit | Roster | MaskSums
 BroadcastHeader = Manifest | Commit  # what the cloud tells all devices
 
 
@@ -286,6 +311,25 @@ class Cover(msgspec.Struct, frozen=True, array_like=True, tag="cover"):
     """
 
     window_s: Annotated[float, Meta(gt=0, le=10 * 86400)]
+
+
+class RoundKey(msgspec.Struct, frozen=True, array_like=True, tag="roundkey"):
+    """The proxy's HPKE key of one round, to which devices seal the seeds of their masks."""
+
+    at: ExchangeId
+    key: Key
+
+
+class Unmask(msgspec.Struct, frozen=True, array_like=True, tag="unmask"):
+    """The cloud asks for the sums of the masks of those uploads of a batch that it counts.
+
+    `chosen` has a bit for each upload that has masked groups, in the batch's order: the first one's
+    is the lowest of the first byte. A round is unmasked for one choice, and never for a second.
+    """
+
+    at: ExchangeId
+    batch: Digest
+    chosen: Annotated[bytes, Meta(min_length=1, max_length=1 << 17)]
 
 
 class Want(msgspec.Struct, frozen=True, array_like=True, tag="want"):
@@ -377,6 +421,8 @@ Body = (
     | Later
     | Behind
     | Cover
+    | RoundKey
+    | Unmask
     | Want
     | Decline
     | Shortfall

@@ -37,7 +37,7 @@ from edgeveil.crypto.sealing import (
 )
 from edgeveil.crypto.stream import TAG_BYTES, commit, commits_to, open_stream, seal_stream
 from edgeveil.errors import CryptoError, ProtocolError
-from edgeveil.protocol.messages import ExchangeId, Group, Manifest
+from edgeveil.protocol.messages import ExchangeId, Group, Manifest, MaskedGroup
 from edgeveil.protocol.transfer import describe
 
 # --- packages --------------------------------------------------------------------------------
@@ -134,6 +134,7 @@ class Terms:
     groups: tuple[Group, ...] = ()
     cloud_key: bytes = NO_KEY
     shuffled: bool = True
+    masked: tuple[MaskedGroup, ...] = ()
 
     def manifest(
         self,

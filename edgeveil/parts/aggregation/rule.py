@@ -30,13 +30,15 @@ BLOCK_BYTES = 64 << 20  # of all uploads side by side; what is not in memory is 
 
 
 class RuleParameters(BaseModel):
-    """What every rule's `aggregation` block is."""
+    """What every rule's `aggregation` block says."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
     )
 
     name: str
+    secure: bool = False
+    """Sum uploads under masks: the cloud sees their sum alone, and the proxy nothing of them."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,16 @@ from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
-from edgeveil.parts.exchange import TRAIN, Aim, Answer, Array, Exchange, SegmentSpec, Tensors
+from edgeveil.parts.exchange import (
+    TRAIN,
+    Aim,
+    Answer,
+    Array,
+    Exchange,
+    SegmentSpec,
+    Tensors,
+    summed_spec,
+)
 from edgeveil.parts.features.pca import COVARIANCE
 from edgeveil.parts.methods.fm_budget import (
     CENTRE,
@@ -203,17 +212,35 @@ class FmDevice:
         noised_sum: NDArray[np.generic],
         processor: str = "auto",
     ) -> Mapping[str, Array]:
-        """The segment to upload, by post-processing the noised sum: in training, local steps."""
+        """The segment to upload, by post-processing the noised sum: in training, local steps.
+
+        Where uploads are summed, the noised integers themselves: the cloud takes the steps.
+        """
+        if self.setting.summed:
+            largest = self.budget.largest(exchange.phase, self.setting.nominal_records)
+            name = HEAD if exchange.phase == TRAIN else exchange.phase
+            return {name: np.clip(noised_sum, -largest, largest)}
         if exchange.phase != TRAIN:
             return {exchange.phase: noised_sum.astype(np.float32)}
         step = 2.0 ** -self.budget.grid_bits(TRAIN)
         linear = noised_sum.astype(np.float64) * (step / self.setting.nominal_records)
-        low, high = (float(v) for v in tensors["spectrum"])
-        if self.parameters.quadratic == "never":  # the same curvature everywhere: one step is all
-            return {HEAD: (linear / -high).astype(np.float32)}
-        curvature = unpacked(np.asarray(tensors["curvature"], np.float32), self.setting.dimension)
-        steps = self.parameters.local_steps
-        return {HEAD: minimise_quadratic(linear, curvature, (low, high), steps, processor)}
+        return {HEAD: local_minimum(linear, tensors, self.parameters, self.setting, processor)}
+
+
+def local_minimum(
+    linear: NDArray[np.float64],
+    tensors: Tensors,
+    parameters: FmParameters,
+    setting: Setting,
+    processor: str = "auto",
+) -> NDArray[np.float32]:
+    """ΔW (d, c) after the steps on a noised polynomial: a linear image of its coefficients."""
+    low, high = (float(v) for v in tensors["spectrum"])
+    if parameters.quadratic == "never":  # the same curvature everywhere: one step is all
+        return (linear / -high).astype(np.float32)
+    curvature = unpacked(np.asarray(tensors["curvature"], np.float32), setting.dimension)
+    steps = parameters.local_steps
+    return minimise_quadratic(linear, curvature, (low, high), steps, processor)
 
 
 # Cloud half of `fm`: curvature and ridge from the noised sums, and the weights' averages.
@@ -247,17 +274,21 @@ class FmCloud:
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
         """One float32 segment: a triangle, the centre (d,), or `head.weight` (d, c).
 
-        A noised sum is rounded to float32, which is post-processing.
+        A noised sum is rounded to float32, which is post-processing. Where uploads are summed it
+        stays as it is, also in training.
         """
-        d = self.setting.dimension
-        if exchange.phase == TRAIN:
-            return (SegmentSpec(HEAD, (d, self.setting.classes), "float32"),)
-        sizes = {
-            COVARIANCE: triangle_size(self.setting.feature_dimension),
-            CENTRE: d,
-            QUADRATIC: triangle_size(d),
+        d, phase = self.setting.dimension, exchange.phase
+        shapes: dict[str, tuple[int, ...]] = {
+            COVARIANCE: (triangle_size(self.setting.feature_dimension),),
+            CENTRE: (d,),
+            QUADRATIC: (triangle_size(d),),
+            TRAIN: (d, self.setting.classes),
         }
-        return (SegmentSpec(exchange.phase, (sizes[exchange.phase],), "float32"),)
+        name = HEAD if phase == TRAIN else phase
+        if not self.setting.summed:
+            return (SegmentSpec(name, shapes[phase], "float32"),)
+        largest = self.budget.largest(phase, self.setting.nominal_records)
+        return (summed_spec(name, shapes[phase], largest, self.setting.summed),)
 
     def initial_state(self) -> dict[str, Array]:
         """Zero centre and weight; unit curvature; the first axes where there is a PCA."""
@@ -299,15 +330,23 @@ class FmCloud:
         elif exchange.phase == QUADRATIC:
             new["curvature"], new["spectrum"] = self._curvature(mean, uploads)
         else:
-            new |= self._stepped(state, exchange, mean[HEAD].astype(np.float64))
+            new |= self._stepped(state, exchange, self._change(state, mean))
         if self.parameters.quadratic == "never":
             new["spectrum"] = self._isotropic(uploads)
         return new
 
-    def _in_units(self, mean: Tensors, phase: str) -> NDArray[np.float64]:
+    def _in_units(self, mean: Tensors, phase: str, name: str | None = None) -> NDArray[np.float64]:
         """A mean sum as the mean over one device's nominal records."""
         step = 2.0 ** -self.budget.grid_bits(phase)
-        return mean[phase].astype(np.float64) * (step / self.setting.nominal_records)
+        return mean[name or phase].astype(np.float64) * (step / self.setting.nominal_records)
+
+    def _change(self, state: Tensors, mean: Tensors) -> NDArray[np.float64]:
+        """ΔW: the mean of what devices' steps made, or what the steps make of their mean."""
+        if not self.setting.summed:
+            return mean[HEAD].astype(np.float64)
+        linear = self._in_units(mean, TRAIN, HEAD)
+        change = local_minimum(linear, state, self.parameters, self.setting, "cpu")
+        return change.astype(np.float64)
 
     def _stepped(
         self, state: Tensors, exchange: Exchange, change: NDArray[np.float64]
@@ -375,4 +414,5 @@ PART = MethodPart(
     reveals="noised sums over a device's records",
     privacy="proven",
     example="train: {method: fm, rounds: 15}",
+    summed=True,
 )

@@ -1,0 +1,176 @@
+"""Vectors of integers mod 2^k under masks that sum up: packed, masked, summed, checked.
+
+A masked vector is `x + mask(seed) mod 2^k`: uniform to whoever lacks the seed, by the keystream's
+pseudo-randomness (one-time pad in the group). Sums of masked vectors are sums of vectors under the
+sum of their masks (Bonawitz et al. 2017, section 4; with two servers Prio, Corrigan-Gibbs and Boneh
+2017), exactly, since nothing is rounded. Masks are ChaCha20 keystream (RFC 8439) under a key of
+HKDF-SHA256 (RFC 5869) that is bound to its use.
+
+With each vector goes a check, Σ r_j·x_j mod 2^64 under a mask of its own, the factors r_j made of a
+key that devices and cloud share. Who takes away wrong masks without that key changes some x_j by
+e_j with 0 < |e_j| < 2^k, and the check holds with a probability of at most 2^(k - 65): r_j·e_j is
+uniform over the multiples of the largest power of two, at most 2^(k - 1), that divides e_j.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+
+from edgeveil.crypto.keys import KEY_BYTES, CheckKey, MaskSeed, SecretKey
+from edgeveil.crypto.labels import MASK, MASK_CHECK, context
+from edgeveil.crypto.ring import CHECK_BYTES, Ring
+from edgeveil.errors import CryptoError
+
+UInt64 = NDArray[np.uint64]
+Int64 = NDArray[np.int64]
+
+_NONCE = bytes(16)  # every keystream has a key of its own
+_WORD = np.dtype("<u8")
+_BLOCK = 8192
+_ZEROS = bytes(8 * _BLOCK)
+
+
+def pack(ring: Ring, numbers: UInt64) -> bytes:
+    """The vector (count,), mod 2^bits: all lowest bytes, all next ones; then bit by bit."""
+    whole, rest = divmod(ring.bits, 8)
+    octets = np.ascontiguousarray(numbers, _WORD).view(np.uint8).reshape(-1, 8)
+    packed, each = np.empty(ring.packed_bytes, np.uint8), -(-ring.count // 8)
+    for index in range(whole):
+        packed[index * ring.count : (index + 1) * ring.count] = octets[:, index]
+    last = octets[:, whole].copy() if rest else octets
+    for bit in range(rest):
+        start = whole * ring.count + bit * each
+        packed[start : start + each] = np.packbits(last & (1 << bit))
+    return packed.tobytes()
+
+
+def unpack(ring: Ring, packed: bytes) -> UInt64:
+    """The vector (count,); raises CryptoError unless `packed` has its size."""
+    if len(packed) != ring.packed_bytes:
+        raise CryptoError(f"a packed vector has {ring.packed_bytes} bytes, not {len(packed)}")
+    whole, rest = divmod(ring.bits, 8)
+    octets, raw = np.zeros((ring.count, 8), np.uint8), np.frombuffer(packed, np.uint8)
+    for index in range(whole):
+        octets[:, index] = raw[index * ring.count : (index + 1) * ring.count]
+    last, each = np.zeros(ring.count, np.uint8), -(-ring.count // 8)
+    for bit in range(rest):
+        start = whole * ring.count + bit * each
+        last |= np.unpackbits(raw[start : start + each], count=ring.count) << bit
+    octets[:, whole] = last
+    return octets.reshape(-1).view(_WORD)
+
+
+def signed(ring: Ring, numbers: UInt64) -> Int64:
+    """The integers from -2^(bits-1) up to 2^(bits-1) that these are, mod 2^bits."""
+    room = np.uint64(64 - ring.bits)
+    return (numbers << room).view(np.int64) >> room.astype(np.int64)
+
+
+@dataclass
+class Vector:
+    """Numbers of a ring, uint64 (count,) of which the lowest bits count, and their check."""
+
+    ring: Ring
+    numbers: UInt64
+    check: int
+
+    @classmethod
+    def zeros(cls, ring: Ring) -> Vector:
+        """Where a sum begins."""
+        return cls(ring, np.zeros(ring.count, _WORD), 0)
+
+    @classmethod
+    def from_bytes(cls, ring: Ring, raw: bytes) -> Vector:
+        """As `to_bytes` gave it; raises CryptoError for another size."""
+        if len(raw) != ring.byte_count:
+            raise CryptoError(f"a vector and its check have {ring.byte_count} bytes here")
+        return cls(ring, unpack(ring, raw[:-CHECK_BYTES]), int.from_bytes(raw[-CHECK_BYTES:]))
+
+    def to_bytes(self) -> bytes:
+        """The packed vector and its check, `ring.byte_count` bytes."""
+        return pack(self.ring, self.numbers) + self.check.to_bytes(CHECK_BYTES)
+
+    def add(self, other: Vector) -> None:
+        """`other` on top, mod 2^bits; the check mod 2^64."""
+        self.numbers += other.numbers
+        self.check = (self.check + other.check) % 2**64
+
+
+def add_mask(total: Vector, seed: MaskSeed, use: bytes) -> None:
+    """The seed's mask on top of a vector: uniform numbers, and a uniform check.
+
+    `use` says which vector: two of one seed must never share it.
+    """
+    words = _WORD if total.ring.bits > 32 else np.dtype("<u4")
+    stream = _Keystream(seed, context(MASK, use))
+    total.check = (total.check + int.from_bytes(stream.next(CHECK_BYTES))) % 2**64
+    for part in _blocks(total.ring.count):
+        total.numbers[part] += stream.words(part, words)
+
+
+def masked(numbers: Int64, seed: MaskSeed, key: CheckKey, use: bytes, ring: Ring) -> Vector:
+    """`numbers` (count,) with their check, both under the seed's mask."""
+    plain = np.array(numbers, np.int64).view(np.uint64)
+    result = Vector(ring, plain, check_of(numbers, key, use))
+    add_mask(result, seed, use)
+    return result
+
+
+def sum_of_masks(seeds: Iterable[MaskSeed], use: bytes, ring: Ring) -> Vector:
+    """What takes the masks of all these seeds away from the sum of what they hide."""
+    total = Vector.zeros(ring)
+    for seed in seeds:
+        add_mask(total, seed, use)
+    return total
+
+
+def check_of(numbers: Int64, key: CheckKey, use: bytes) -> int:
+    """Σ r_j·x_j mod 2^64, the factors by this key."""
+    plain = np.ascontiguousarray(numbers, np.int64).view(np.uint64)
+    stream, total = _Keystream(key, context(MASK_CHECK, use)), 0
+    for part in _blocks(len(plain)):
+        total += int(np.dot(stream.words(part, _WORD), plain[part]))
+    return total % 2**64
+
+
+def unmasked(total: Vector, masks: Vector, key: CheckKey, use: bytes) -> Int64 | None:
+    """The exact sum, int64 (count,); None where its check does not hold.
+
+    It holds where `masks` is the sum of the masks in `total` and no sum leaves the ring.
+    """
+    numbers = signed(total.ring, total.numbers - masks.numbers)
+    checked = (total.check - masks.check) % 2**64
+    return numbers if check_of(numbers, key, use) == checked else None
+
+
+class _Keystream:
+    """ChaCha20 keystream under a key of its own, given out block by block in one buffer."""
+
+    def __init__(self, key: SecretKey, info: bytes) -> None:
+        derived = HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(key.to_bytes())
+        self._stream = Cipher(ChaCha20(derived, _NONCE), mode=None).encryptor()
+        self._buffer = bytearray(8 * _BLOCK)
+
+    def next(self, size: int) -> bytes:
+        """The next bytes."""
+        return self._stream.update(bytes(size))
+
+    def words(self, part: slice, word: np.dtype[Any]) -> NDArray[np.unsignedinteger]:
+        """As many words as the part has places; good until the next are asked for."""
+        size = (part.stop - part.start) * word.itemsize
+        self._stream.update_into(memoryview(_ZEROS)[:size], self._buffer)
+        return np.frombuffer(self._buffer, word, part.stop - part.start)
+
+
+def _blocks(count: int) -> Iterator[slice]:
+    # Small enough for the processor's caches, and no fresh memory is taken for each.
+    return (slice(start, min(count, start + _BLOCK)) for start in range(0, count, _BLOCK))

@@ -1,0 +1,39 @@
+"""Vectors of integers mod 2^k: how many, of how many bits, and the bytes that they take.
+
+Without numpy: who checks the sizes of what others add up need not be able to add.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeveil.errors import CryptoError
+
+LEAST_BITS, MOST_BITS = 8, 56
+CHECK_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Vectors of `count` integers mod 2^`bits`. Raises CryptoError for bits out of bounds."""
+
+    count: int
+    bits: int
+
+    def __post_init__(self) -> None:
+        if not LEAST_BITS <= self.bits <= MOST_BITS:
+            raise CryptoError(
+                f"a ring has {LEAST_BITS} to {MOST_BITS} bits, not {self.bits}",
+                fix="sum fewer devices' values, or smaller ones",
+            )
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of a packed vector: `count`·`bits` bits, each plane of bits rounded up."""
+        whole, rest = divmod(self.bits, 8)
+        return self.count * whole + -(-self.count // 8) * rest
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of a packed vector and its check."""
+        return self.packed_bytes + CHECK_BYTES

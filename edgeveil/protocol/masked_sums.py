@@ -1,0 +1,73 @@
+"""Sums of which no party sees a part: what of them devices, proxy and cloud each compute.
+
+A device adds masks to its integers and seals the result to the cloud, and the seed of the masks to
+the proxy. The cloud adds up what it opens and asks the proxy for the sum of those masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.crypto.keys import CheckKey, MaskSeed
+from edgeveil.crypto.masking import Vector, masked, sum_of_masks, unmasked
+from edgeveil.errors import ProtocolError
+from edgeveil.protocol.mask_seeds import MaskedVector
+
+
+def masked_segment(
+    of: MaskedVector, numbers: NDArray[np.int64], seed: MaskSeed, membership: bytes
+) -> bytes:
+    """A device's numbers, as many as the ring has, as they are sealed to the cloud."""
+    return masked(numbers.ravel(), seed, CheckKey(membership), of.use, of.ring).to_bytes()
+
+
+def opened_vector(of: MaskedVector, padded: bytes) -> Vector:
+    """What a segment holds. Raises ProtocolError `bad_padding`."""
+    size = of.ring.byte_count
+    if any(padded[size:]):
+        raise ProtocolError("bad_padding")
+    return Vector.from_bytes(of.ring, padded[:size])
+
+
+def mask_sums(vectors: Sequence[MaskedVector], seeds: Sequence[MaskSeed]) -> bytes:
+    """What the proxy answers: the sum of these seeds' masks of each masked group."""
+    return packed_vectors([sum_of_masks(seeds, one.use, one.ring) for one in vectors])
+
+
+def exact_sums(
+    vectors: Sequence[MaskedVector], totals: Sequence[Vector], masks: bytes, membership: bytes
+) -> dict[str, NDArray[np.int64]]:
+    """The sums by group, from those under masks and the proxy's answer.
+
+    Raises ProtocolError `wrong_mask_sums`: of another size, or the check of a sum does not hold.
+    """
+    if len(masks) != sum(one.ring.byte_count for one in vectors):
+        raise ProtocolError("wrong_mask_sums")
+    result = {}
+    for one, total, removed in zip(vectors, totals, _vectors(vectors, masks), strict=True):
+        numbers = unmasked(total, removed, CheckKey(membership), one.use)
+        if numbers is None:
+            raise ProtocolError("wrong_mask_sums")
+        result[one.name] = numbers
+    return result
+
+
+def packed_vectors(totals: Sequence[Vector]) -> bytes:
+    """Of all masked groups, one after the other."""
+    return b"".join(total.to_bytes() for total in totals)
+
+
+def unpacked_vectors(vectors: Sequence[MaskedVector], raw: bytes) -> list[Vector]:
+    """As `packed_vectors` gave them."""
+    return list(_vectors(vectors, raw))
+
+
+def _vectors(vectors: Sequence[MaskedVector], raw: bytes) -> Iterator[Vector]:
+    start = 0
+    for one in vectors:
+        end = start + one.ring.byte_count
+        yield Vector.from_bytes(one.ring, raw[start:end])
+        start = end
