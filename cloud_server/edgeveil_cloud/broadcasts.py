@@ -14,7 +14,13 @@ from edgeveil.jobs.round_traffic import BrokerUse
 from edgeveil.parts.exchange import Array
 from edgeveil.parts.features import backbone_digests
 from edgeveil.protocol import sealed as real_sealing
-from edgeveil.protocol.cloud_tasks import Broadcast, CountReports, ReportsCounted, SealRound
+from edgeveil.protocol.cloud_tasks import (
+    AskUnmask,
+    Broadcast,
+    CountReports,
+    ReportsCounted,
+    SealRound,
+)
 from edgeveil.protocol.messages import ExchangeId, Manifest
 from edgeveil.protocol.release_health import HEALTH, ReleaseOutcome
 from edgeveil.protocol.sealed import (
@@ -30,33 +36,11 @@ from edgeveil.protocol.sealed import (
 from edgeveil.selection import how_many, rounded_up, uniform
 from edgeveil_cloud.evaluation import Evaluation
 from edgeveil_cloud.rollout_store import Stage, report_digest
+from edgeveil_cloud.round_secret import RoundSecret
+from edgeveil_cloud.secure_round import KeptSums
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobEntry
 from edgeveil_cloud.stored_jobs import StoredJobs, wire_id
-
-
-@dataclass(frozen=True)
-class RoundSecret:
-    """What opens one round's segments; deleted when the round commits (forward secrecy).
-
-    `recipients` are the public keys that were asked: every attempt at a round asks the same ones,
-    since a device sends the same tensors again, and the tensors that come back from differing
-    selections would tell who sent which.
-    """
-
-    opening: OpeningKey
-    membership: bytes = field(repr=False)
-    recipients: tuple[bytes, ...] = field(default=(), repr=False)
-
-    def to_bytes(self) -> bytes:
-        """Key (32), membership tag (32), recipients (32 each)."""
-        return self.opening.to_bytes() + self.membership + b"".join(self.recipients)
-
-    @classmethod
-    def from_bytes(cls, raw: bytes) -> RoundSecret:
-        """From the store."""
-        keys = tuple(raw[i : i + 32] for i in range(64, len(raw), 32))
-        return cls(OpeningKey(raw[:32]), raw[32:64], keys)
 
 
 class TooFewDevices(JobFailed):
@@ -122,6 +106,7 @@ def seal_round(
         groups=context.groups,
         cloud_key=opening.public().to_bytes(),
         shuffled=context.shuffled,
+        masked=context.masked,
     )
     keys = [SealingKey(raw) for raw in recipients]
     plain = encode_package(package)
@@ -181,11 +166,17 @@ class Sealer:
         manifest, data, _ = self._sealed(entry, "job", package, self._store.enrolled())
         return Broadcast(manifest, data)
 
-    def round(self, task: SealRound) -> Broadcast:
-        """A round's model for the devices selected; the round's secret is kept first."""
+    def round(self, task: SealRound) -> Broadcast | AskUnmask:
+        """A round's model for the devices selected; the round's secret is kept first.
+
+        Of one whose masks were asked for, that question again.
+        """
         started_s = self._clock()
         self._check_roster()
         entry = self._jobs.entry(task.job_id)
+        kept = self._store.kept_sums(entry.id, task.exchange)
+        if kept is not None:
+            return AskUnmask(KeptSums.from_bytes(kept).unmask)
         context = RoundContext.of(self._jobs.plan(entry), task.exchange)
         recipients = self._recipients(entry, context.plan, task)
         self._check_size(context, len(recipients))
@@ -353,4 +344,11 @@ class Sealer:
                 f" {self._limits.batch_bytes} bytes a batch",
                 where=context.exchange.label,
                 fix="raise limits.spool_bytes at cloud and proxy, or select fewer devices",
+            )
+        most = context.plan.setting.summed
+        if context.masked and selected > most:
+            raise JobFailed(
+                f"{selected} devices are selected, and a sum under masks takes at most {most}",
+                where=context.exchange.label,
+                fix="name a number of devices (selection.devices)",
             )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from edgeveil.errors import JobFailed
+import numpy as np
+
+from edgeveil.errors import JobFailed, ProtocolError
 from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation import Uploads
@@ -13,11 +15,17 @@ from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.aggregation.rule import Score
 from edgeveil.parts.exchange import TRAIN, Array
 from edgeveil.privacy.sampler import RandomBytes, os_random
-from edgeveil.protocol.cloud_tasks import RoundAnswers, RoundCommit, TooFewUploads
+from edgeveil.protocol.cloud_tasks import (
+    AskUnmask,
+    RoundAnswers,
+    RoundCommit,
+    TakeMasks,
+    TooFewUploads,
+)
 from edgeveil.protocol.messages import Batch, Commit, ExchangeId
 from edgeveil.protocol.sealed import Sealing, pack_tensors
 from edgeveil.protocol.transfer import Data, describe
-from edgeveil_cloud.broadcasts import RoundMarks, RoundSecret, TooFewDevices
+from edgeveil_cloud.broadcasts import RoundMarks, TooFewDevices
 from edgeveil_cloud.evaluation import Evaluation, clusters
 from edgeveil_cloud.round_report import (
     Recorder,
@@ -26,8 +34,10 @@ from edgeveil_cloud.round_report import (
     shown_clusters,
     shown_mean,
 )
+from edgeveil_cloud.round_secret import RoundSecret
+from edgeveil_cloud.secure_round import KeptSums
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import BatchOpening, ExchangeRecord
+from edgeveil_cloud.store_tables import BatchOpening, ExchangeRecord, JobEntry
 from edgeveil_cloud.stored_jobs import StoredJobs, state_after
 from edgeveil_cloud.validate_batch import ValidatedBatch, validate_batch
 
@@ -47,18 +57,23 @@ def aggregate(
     training = {name: arrays for name, arrays in batch.arrays.items() if name != SOFTMAX}
     uploads = min((len(arrays) for arrays in training.values()), default=0)
     ruled = plan.rule.sums or exchange.phase == TRAIN
-    least = max(context.min_batch, plan.rule.least if ruled else 1)
-    if uploads < least:
-        raise TooFewDevices(
-            f"{uploads} valid uploads, at least {least} are needed",
-            where=exchange.label,
-            fix=f"select more devices, or ask less of aggregation '{context.job.aggregation.name}'",
-        )
+    check_enough(context, uploads, plan.rule.least if ruled else 1)
     if not ruled:
         return plan.cloud.absorb(state, exchange, mean(training), uploads), uploads
     found = Uploads(training, plan.cloud.aim(state, exchange), random_bytes, score)
     combined = plan.rule.combine(found)
     return plan.cloud.absorb(state, exchange, combined, plan.rule.counted(uploads)), uploads
+
+
+def check_enough(context: RoundContext, uploads: int, least: int = 1) -> None:
+    """Raise TooFewDevices for fewer uploads than job and rule need."""
+    least = max(context.min_batch, least)
+    if uploads < least:
+        raise TooFewDevices(
+            f"{uploads} valid uploads, at least {least} are needed",
+            where=context.exchange.label,
+            fix=f"select more devices, or ask less of aggregation '{context.job.aggregation.name}'",
+        )
 
 
 class RoundCommitter:
@@ -81,11 +96,19 @@ class RoundCommitter:
         self._recorder, self._part_bytes = recorder, part_bytes
         self._random_bytes = random_bytes
 
-    def commit(self, batch: Batch, data: Callable[[], Data]) -> RoundCommit | TooFewUploads:
-        """Open what `data` gives and commit it. Raises JobFailed or StoreError."""
+    def commit(
+        self, batch: Batch, data: Callable[[], Data]
+    ) -> RoundCommit | AskUnmask | TooFewUploads:
+        """Open what `data` gives and commit it; of a round under masks keep the sums.
+
+        Raises JobFailed or StoreError.
+        """
         started_s, at = self._clock(), batch.at
         entry = self._jobs.entry(at.job_id)
         context = RoundContext.of(self._jobs.plan(entry), at.exchange)
+        kept = self._store.kept_sums(entry.id, at.exchange)
+        if kept is not None:
+            return AskUnmask(KeptSums.from_bytes(kept).unmask)
         opening = self._store.open_batch(entry.id, at.exchange, at.attempt, batch.blob.digest)
         if opening is None:
             return self._again(entry.id, at)
@@ -93,9 +116,14 @@ class RoundCommitter:
         valid = validate_batch(
             context, secret, batch, data(), len(secret.recipients), self._sealing
         )
-        before, graph = state_after(opening.last, context.plan), self._jobs.graph(entry)
-        score = self._evaluation.score(context, graph, before)
         try:
+            if context.masked:
+                check_enough(context, len(valid.chosen))
+                sums = KeptSums.of(batch, valid).to_bytes()
+                kept = self._store.keep_sums(entry.id, at.exchange, at.attempt, sums)
+                return AskUnmask(KeptSums.from_bytes(kept).unmask)
+            before = state_after(opening.last, context.plan)
+            score = self._evaluation.score(context, self._jobs.graph(entry), before)
             state, uploads = aggregate(context, before, valid, self._random_bytes, score)
         except TooFewDevices as error:
             answers = RoundAnswers(
@@ -104,6 +132,49 @@ class RoundCommitter:
             what = f"{error.what} ({answers})"
             why = TooFewDevices(what, where=error.where, fix=error.fix)
             return TooFewUploads(str(why), answers)
+        return self._commit(entry, context, batch, valid, before, state, uploads, started_s)
+
+    def finish(self, task: TakeMasks) -> RoundCommit:
+        """Take the masks away and commit what was kept. Raises JobFailed or StoreError."""
+        started_s, at = self._clock(), task.at
+        entry = self._jobs.entry(at.job_id)
+        context = RoundContext.of(self._jobs.plan(entry), at.exchange)
+        raw = self._store.kept_sums(entry.id, at.exchange)
+        secret = self._store.round_key(entry.id, at.exchange, at.attempt)
+        if raw is None or secret is None:
+            return self._again(entry.id, at)
+        kept = KeptSums.from_bytes(raw)
+        try:
+            sums = kept.sums(context, task.masks, RoundSecret.from_bytes(secret).membership)
+        except ProtocolError:
+            raise JobFailed(
+                "the proxy's sums of masks do not fit what devices uploaded, and it gives no others"
+                " for this round",
+                where=context.exchange.label,
+                fix="see that the proxy is sound and of the same version; submit the job anew",
+            ) from None
+        last = self._store.last_commit(entry.id)
+        before = state_after(last, context.plan)
+        means = {name: total.astype(np.float64) / kept.uploads for name, total in sums.items()}
+        state = context.plan.cloud.absorb(before, context.exchange, means, kept.uploads)
+        valid = kept.valid()
+        valid.arrays |= {name: [total] for name, total in sums.items()}
+        return self._commit(
+            entry, context, kept.batch, valid, before, state, kept.uploads, started_s
+        )
+
+    def _commit(
+        self,
+        entry: JobEntry,
+        context: RoundContext,
+        batch: Batch,
+        valid: ValidatedBatch,
+        before: Mapping[str, Array],
+        state: Mapping[str, Array],
+        uploads: int,
+        started_s: float,
+    ) -> RoundCommit:
+        graph = self._jobs.graph(entry)
         if self._recorder is not None:
             sent = context.plan.cloud.package(before, context.exchange)
             model = self._evaluation.weights(context.plan, state)
@@ -117,7 +188,9 @@ class RoundCommitter:
             valid.accepted,
             batch.blob.digest,
         )
-        return self._absorbed(at, valid.accepted) if done else self._again(entry.id, at)
+        if not done:
+            return self._again(entry.id, batch.at)
+        return self._absorbed(batch.at, valid.accepted)
 
     def _record(
         self,

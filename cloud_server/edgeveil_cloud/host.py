@@ -29,6 +29,7 @@ from edgeveil.protocol.cloud_tasks import (
     SealPublication,
     SealRelease,
     SealRound,
+    TakeMasks,
     pause_advice,
 )
 from edgeveil.protocol.sealed import Sealing
@@ -180,6 +181,8 @@ class CloudHost:
                 return self._sealer.round(task)
             case Absorb(batch=batch):
                 return self._committer.commit(batch, lambda: self._spool.whole(batch.blob))
+            case TakeMasks():
+                return self._committer.finish(task)
             case SealRelease(job_id=job_id):
                 return self._sealer.release(self.jobs.entry(job_id))
             case SealPublication(job_id=job_id):

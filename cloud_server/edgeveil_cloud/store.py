@@ -188,7 +188,8 @@ class Store:
             values["started_at"] = now_s
         if status in ENDED:
             values["ended_at"] = now_s
-            db.execute(tables.round_keys.delete().where(tables.round_keys.c.job == job))
+            for gone in (tables.round_keys, tables.unmaskings):
+                db.execute(gone.delete().where(gone.c.job == job))
         db.execute(tables.jobs.update().where(tables.jobs.c.id == job).values(values))
         self._event(db, job, event, data)
         return _entry(db, job)
@@ -286,7 +287,13 @@ class Store:
 
     @transaction
     def next_attempt(self, db: sa.Connection, job: str, exchange: int) -> int:
-        """The first attempt at an exchange whose key was not made yet, from 1."""
+        """The first attempt at an exchange whose key was not made yet, from 1; or that whose sums
+        are kept, as there is no other after it."""
+        kept = tables.unmaskings
+        of_it = sa.select(kept.c.attempt).where(kept.c.job == job, kept.c.exchange == exchange)
+        summed = db.scalar(of_it)
+        if summed is not None:
+            return int(summed)
         table = tables.round_keys
         query = sa.select(sa.func.max(table.c.attempt))
         query = query.where(table.c.job == job, table.c.exchange == exchange)
@@ -313,6 +320,26 @@ class Store:
             db.execute(table.insert().values(row))
         first = noted is None or bytes(noted) == batch_digest
         return BatchOpening(secret, first, last)
+
+    @transaction
+    def keep_sums(
+        self, db: sa.Connection, job: str, exchange: int, attempt: int, sums: bytes
+    ) -> bytes:
+        """Keep what a round under masks came to, before its masks are asked for.
+
+        What is kept already stands: an exchange is asked for once. Gives what is kept.
+        """
+        found = _sums(db, job, exchange)
+        if found is not None:
+            return found
+        row = {"job": job, "exchange": exchange, "attempt": attempt, "sums": sums}
+        db.execute(tables.unmaskings.insert().values(row))
+        return sums
+
+    @transaction
+    def kept_sums(self, db: sa.Connection, job: str, exchange: int) -> bytes | None:
+        """What `keep_sums` kept of an exchange that is not committed yet."""
+        return _sums(db, job, exchange)
 
     @transaction
     def any_opened(self, db: sa.Connection, job: str, exchange: int) -> bool:
@@ -382,7 +409,7 @@ class Store:
         db.execute(table.insert().values(job=job, **values))
         db.execute(tables.states.delete().where(tables.states.c.job == job))
         db.execute(tables.states.insert().values(job=job, index=record.index, tensors=state))
-        for done in (tables.round_keys, tables.openings):
+        for done in (tables.round_keys, tables.openings, tables.unmaskings):
             db.execute(done.delete().where(done.c.job == job, done.c.exchange <= record.index))
         for kind, data in events:
             self._event(db, job, kind, data)
@@ -537,6 +564,14 @@ def _last_commit(db: sa.Connection, job: str) -> LastCommit | None:
     packed = bytes(row["accepted"])
     hashes = (packed[k : k + HASH_BYTES] for k in range(0, len(packed), HASH_BYTES))
     return LastCommit(_exchange_of(row), bytes(row["tensors"]), tuple(hashes))
+
+
+def _sums(db: sa.Connection, job: str, exchange: int) -> bytes | None:
+    table = tables.unmaskings
+    found = db.scalar(
+        sa.select(table.c.sums).where(table.c.job == job, table.c.exchange == exchange)
+    )
+    return None if found is None else bytes(found)
 
 
 def _absorbed_in(db: sa.Connection, job: str, digest: bytes) -> int | None:

@@ -143,7 +143,7 @@ class StoredRelease:
 
 # --- tables ---
 
-VERSION = 3
+VERSION = 4
 
 metadata = sa.MetaData()
 _serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
@@ -242,6 +242,16 @@ openings = sa.Table(
     sa.Column("exchange", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("digest", sa.LargeBinary, nullable=False),
+)
+
+# An exchange whose masks were asked for: what was added up, and the question; until its commit.
+unmaskings = sa.Table(
+    "unmaskings",
+    metadata,
+    sa.Column("job", sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("exchange", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("sums", sa.LargeBinary, nullable=False),
 )
 
 batches = sa.Table(

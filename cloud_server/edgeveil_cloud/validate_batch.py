@@ -17,16 +17,19 @@ from typing import overload
 
 import numpy as np
 
+from edgeveil.crypto.masking import Vector
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation.mean import BLOCK_VALUES
 from edgeveil.parts.exchange import Array, SegmentSpec
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud_tasks import BatchPart
+from edgeveil.protocol.mask_seeds import MaskedVector, masked_vectors
+from edgeveil.protocol.masked_sums import opened_vector
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Batch, Blob, ExchangeId, Group
 from edgeveil.protocol.sealed import Sealing, segment_mark
 from edgeveil.protocol.transfer import Data
-from edgeveil_cloud.broadcasts import RoundSecret
+from edgeveil_cloud.round_secret import RoundSecret
 from edgeveil_cloud.store_tables import StoreError
 
 NORM_FACTOR = 100.0  # a segment this many times the group's median norm is not a noised update
@@ -216,11 +219,18 @@ class GroupArrays(Sequence[Array]):
 
 @dataclass
 class ValidatedBatch:
-    """What was in a batch: valid arrays by segment, their marks, refusals."""
+    """What was in a batch: valid arrays by segment, their marks, refusals.
+
+    Of masked groups there are `totals`, sums under masks in the groups' order, and which uploads
+    are in them: the `chosen` of so many `masked`, by their place in the batch.
+    """
 
     arrays: dict[str, Sequence[Array]] = field(default_factory=dict)
     accepted: list[bytes] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
+    totals: list[Vector] = field(default_factory=list)
+    chosen: list[int] = field(default_factory=list)
+    masked: int = 0
 
 
 def validate_batch(
@@ -232,19 +242,27 @@ def validate_batch(
     sealing: Sealing = real_sealing,
     kept_bytes: int = KEPT_BYTES,
 ) -> ValidatedBatch:
-    """Open and validate every segment; a group with more than `selected` valid ones is void.
+    """Open and validate every segment; a group with more than `selected` valid ones is void. Those
+    under masks are added up on the way, and no two are in memory.
 
     Arrays beyond `kept_bytes` are let go and opened again from `data`, which must stay as it is.
     """
     result, offset = ValidatedBatch(), 0
     groups, sizes = context.groups, context.segment_bytes
     fits = len(batch.counts) == len(groups)
-    if not fits or sum(n * s for n, s in zip(batch.counts, sizes, strict=True)) != len(data):
+    masked = {batch.counts[one.group] for one in context.masked} if fits else set()
+    fits = fits and sum(n * s for n, s in zip(batch.counts, sizes, strict=True)) == len(data)
+    if not fits or len(masked) > 1:  # each upload has one place in all masked groups
         result.refused["malformed_batch"] += 1
         return result
     digest = context.job.digest()
+    openers: list[tuple[SegmentOpener, int]] = []  # of masked groups, with where they begin
     for spec, group, count in zip(context.segments, groups, batch.counts, strict=True):
         opener = SegmentOpener(spec, group, secret, batch.at, digest, data, sealing)
+        if spec.bits:
+            openers.append((opener, offset))
+            offset, result.masked = offset + count * opener.size_bytes, count
+            continue
         room = kept_bytes // max(1, spec.byte_count)
         found = _valid(opener, offset, count, room, result.refused)
         offset += count * opener.size_bytes
@@ -255,7 +273,48 @@ def validate_batch(
         kept_bytes -= spec.byte_count * sum(one.array is not None for one in found)
         result.arrays[spec.name] = GroupArrays(opener, found)
         result.accepted += [one.name for one in found]
+    if openers:
+        _sum_masked(result, openers, masked_vectors(batch.at, groups, context.masked), selected)
     return result
+
+
+def _sum_masked(
+    result: ValidatedBatch,
+    openers: Sequence[tuple[SegmentOpener, int]],
+    vectors: Sequence[MaskedVector],
+    selected: int,
+) -> None:
+    """Add up the whole uploads; of a number under a mask only the form can be looked at."""
+    totals, marks = [Vector.zeros(one.ring) for one in vectors], list[bytes]()
+    seen: set[bytes] = set()
+    for index in range(result.masked):
+        segments = [one.sealed(start + index * one.size_bytes) for one, start in openers]
+        membership = openers[0][0].secret.membership
+        names = [segment_mark(membership, sealed) for sealed in segments]
+        if not seen.isdisjoint(names):
+            result.refused["repeated_segment"] += 1
+            continue
+        seen.update(names)
+        plain = [one.plain(sealed) for (one, _), sealed in zip(openers, segments, strict=True)]
+        opened = [one for one in plain if one is not None]
+        if len(opened) < len(plain):
+            result.refused["not_for_this_round"] += 1
+            continue
+        try:
+            found = [opened_vector(of, one) for of, one in zip(vectors, opened, strict=True)]
+        except ProtocolError as error:
+            result.refused[error.reason] += 1
+            continue
+        for total, vector in zip(totals, found, strict=True):
+            total.add(vector)
+        result.chosen.append(index)
+        marks += names
+    if len(result.chosen) > selected:
+        result.refused["more_than_selected"] += len(result.chosen)
+        result.chosen.clear()
+        return
+    result.totals = totals
+    result.accepted += marks
 
 
 def _valid(

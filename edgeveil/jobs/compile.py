@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from edgeveil.errors import DataError, PrivacyError, ProtocolError, UsageError
+from edgeveil.errors import CryptoError, DataError, PrivacyError, ProtocolError, UsageError
 from edgeveil.jobs.job import Job
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.aggregation import AGGREGATIONS
@@ -64,7 +64,8 @@ def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
     if refused:
         raise ImpossibleMixError([*mixes, *refused])
     plan = Plan(job)
-    mixes += list(_stages(plan)) or [*_own_bases(job), *_prices(plan, fleet)]
+    secure = list(_secure(job))
+    mixes += secure or list(_stages(plan)) or [*_own_bases(job), *_prices(plan, fleet)]
     if mixes:
         raise ImpossibleMixError(mixes)
     return plan
@@ -331,6 +332,51 @@ def _chosen_before_noise(stages: Sequence[tuple[str, Stage]]) -> Iterator[Mix]:
             )
 
 
+def _secure(job: Job) -> Iterator[Mix]:
+    """What cannot be done where the cloud sees sums alone."""
+    if not job.aggregation.secure:
+        return
+    rule, method = job.aggregation.name, job.train.method
+    if rule != "fedavg":
+        yield Mix(
+            ("aggregation.secure", "aggregation.name"),
+            f"with secure sums the cloud sees the sum of all uploads and no single one, and "
+            f"'{rule}' looks at single ones; use fedavg, or leave secure out",
+        )
+    if not METHODS[method].summed:
+        able = ", ".join(name for name in METHODS if METHODS[name].summed)
+        yield Mix(
+            ("aggregation.secure", "train.method"),
+            f"what devices upload with method '{method}' is no sum of integers, so it cannot be "
+            f"summed under masks; use {able}, or leave secure out",
+        )
+    projection = projection_of(job.features)
+    if projection is not None and projection.name == "ldp_pca":
+        yield Mix(
+            ("aggregation.secure", "features"),
+            "with ldp_pca each device learns in a basis of its own, so a sum of what they upload "
+            "means nothing that could be looked at; use ldp_fpca",
+        )
+    if projection is not None and projection.noise == "wishart":
+        yield Mix(
+            ("aggregation.secure", "features"),
+            "Wishart noise has no bound that its sums could be given room for; set noise: gaussian",
+        )
+
+
+def _sum_room(plan: Plan) -> Iterator[Mix]:
+    """Sums that no ring holds."""
+    try:
+        for exchange in plan.planned:
+            plan.masked(exchange)
+    except CryptoError as error:
+        yield Mix(
+            ("aggregation.secure", "privacy.epsilon", "data.nominal_records", "selection.devices"),
+            f"the devices' sums do not fit the largest ring, {error.what}; {error.fix}: raise "
+            "epsilon, or lower nominal_records or selection.devices",
+        )
+
+
 def _own_bases(job: Job) -> Iterator[Mix]:
     """What a PCA of each device's own cannot do, for want of a common basis."""
     projection = projection_of(job.features)
@@ -369,6 +415,7 @@ def _prices(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
             f"met, {error.what}; {error.fix}",
         )
     else:
+        yield from _sum_room(plan)
         yield from _aggregation(plan, fleet)
         yield from _claims(plan)
         yield from _self_stop(plan)

@@ -7,6 +7,11 @@ says that it holds it. After an exchange's broadcast the proxy's batch is awaite
 part to the host's disk, and given to the host to open, aggregate and commit (`Absorb`). Only then
 is the batch acknowledged: the proxy keeps it until the round is durable here.
 
+A round under masks takes one step more. What the host opens are sums that say nothing yet; once
+they are durable the proxy is asked for the masks of the uploads in them (`MaskArrivals`), again and
+again until it answers. There is no way back from there: the exchange is never asked for again, also
+not after a restart, which finds the kept sums when it would seal the round anew.
+
 What moves a job on is an outcome of the host's work, a word of the proxy, or silence. Only outcomes
 of the attempt under way count (`RunningJob.awaits`), and only messages that the state allows. Where
 an attempt brings too few uploads it is repeated, at most `retries` times for each exchange, with
@@ -34,10 +39,12 @@ from typing import Literal
 from edgeveil.crypto.keys import KEY_BYTES, SigningKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.cloud_masks import MaskArrivals
 from edgeveil.protocol.cloud_outgoing import JobEnds, OutgoingBroadcast
 from edgeveil.protocol.cloud_releases import CloudReleases
 from edgeveil.protocol.cloud_tasks import (
     Absorb,
+    AskUnmask,
     BatchDropped,
     BatchPart,
     Broadcast,
@@ -59,6 +66,7 @@ from edgeveil.protocol.cloud_tasks import (
     SealRelease,
     SealRound,
     StartJob,
+    TakeMasks,
     TooFewUploads,
 )
 from edgeveil.protocol.effects import StateTable
@@ -71,6 +79,7 @@ from edgeveil.protocol.messages import (
     ExchangeId,
     Here,
     Manifest,
+    MaskSums,
     Need,
     Note,
     Offer,
@@ -81,6 +90,7 @@ from edgeveil.protocol.messages import (
     Shortfall,
     Signer,
     TrustMetadata,
+    Unmask,
     verified_body,
     verified_header,
 )
@@ -97,11 +107,13 @@ class CloudState(Enum):
     BROADCASTING = "broadcasting"
     WAITING = "waiting"
     ABSORBING = "absorbing"
+    UNMASKING = "unmasking"
     SEALING_RELEASE = "sealing_release"
     RELEASING = "releasing"
 
 
 _S = CloudState
+_WAITING_ON = (_S.ANNOUNCING, _S.UNMASKING, _S.RELEASING)  # nothing else can be done meanwhile
 _RUNNING = [state for state in CloudState if state is not _S.IDLE]
 CLOUD_STATES = StateTable(
     _S.IDLE,
@@ -116,6 +128,10 @@ CLOUD_STATES = StateTable(
         (_S.WAITING, "batch"): _S.ABSORBING,
         (_S.ABSORBING, "committed"): _S.SEALING,
         (_S.ABSORBING, "committed_last"): _S.SEALING_RELEASE,
+        (_S.ABSORBING, "summed"): _S.UNMASKING,
+        (_S.SEALING, "summed"): _S.UNMASKING,
+        (_S.UNMASKING, "committed"): _S.SEALING,
+        (_S.UNMASKING, "committed_last"): _S.SEALING_RELEASE,
         (_S.SEALING_RELEASE, "sealed"): _S.RELEASING,
         (_S.RELEASING, "held"): _S.IDLE,
     }
@@ -156,6 +172,8 @@ class RunningJob:
                 return task == self.sealing
             case Absorb(batch=batch):
                 return batch.at == self.at
+            case TakeMasks(at=at):
+                return at == self.at
         return False
 
 
@@ -198,6 +216,7 @@ class CloudMachine:
         self.job: RunningJob | None = None
         self._out = OutgoingBroadcast(signer, self._releases, self.settings)
         self._arrivals = CloudArrivals(signer, self.settings, roster)
+        self._masks = MaskArrivals(signer, self.settings)
         self._ends = JobEnds(signer, self.settings)
         self.releases = CloudReleases(signer, self._releases, self.settings)
 
@@ -231,11 +250,12 @@ class CloudMachine:
             case fx.PeerConnected():
                 here = fx.Send(fx.ProxyAddress(), self.signer.note(Here(0.0)))
                 beside = [*self._ends.send(), *self.releases.send()]
-                return [*self._tell_trust(), here, *self._out.send(), *beside]
+                return [*self._tell_trust(), here, *self._out.send(), *self._masks.send(), *beside]
             case fx.MessageReceived(message=Offer() as offer):
                 return self._offer(offer)
             case fx.MessageReceived(message=BlobPart() as part):
-                return self._arrived(self._arrivals.part(part))
+                taken = self._masks.part(part)
+                return self._arrived(self._arrivals.part(part)) if taken is None else taken
             case fx.MessageReceived(message=Need() as need):
                 return self._answer(need)
             case fx.MessageReceived(message=Note(body=envelope)):
@@ -276,8 +296,8 @@ class CloudMachine:
             return out
         if not self._may("rekeyed"):
             # Nothing that was signed is needed any more, or it is offered again with the new key.
-            self.job.announce_again = self.state is CloudState.ABSORBING
-            return [*out, *self._out.send()]
+            self.job.announce_again = self.state in (CloudState.ABSORBING, CloudState.UNMASKING)
+            return [*out, *self._out.send(), *self._masks.send()]
         self.job.attempt += 1
         return [*out, *self._announce_again(self.job)]
 
@@ -312,9 +332,18 @@ class CloudMachine:
                 return self._sealed(job, manifest, data)
             case RoundCommit(commit=commit, data=data):
                 return self._committed(job, commit, data)
+            case AskUnmask(unmask=unmask):
+                return self._ask_unmask(job, unmask)
             case TooFewUploads(reason=reason, answers=answers):
                 return self._arrivals.acknowledge_batch() + self._repeat(job, reason, answers)
         return []
+
+    def _ask_unmask(self, job: RunningJob, unmask: Unmask) -> list[fx.Effect]:
+        self._step("summed")
+        job.attempt = unmask.at.attempt
+        report = fx.Report("unmasking", {"round": job.exchange})
+        watchdog = fx.SetTimer("watchdog", self.settings.proxy_margin_s)
+        return [report, *self._masks.ask(unmask), watchdog]
 
     def _sealed(self, job: RunningJob, manifest: Manifest, data: bytes) -> list[fx.Effect]:
         self._step("sealed")
@@ -365,7 +394,7 @@ class CloudMachine:
     def _committed(self, job: RunningJob, commit: Commit, data: bytes) -> list[fx.Effect]:
         last = job.exchange >= job.start.exchanges
         self._step("committed_last" if last else "committed")
-        out = self._arrivals.acknowledge_batch()
+        out = [*self._masks.drop(), *self._arrivals.acknowledge_batch()]
         signed = self.signer.header(commit)
         out += sends(fx.ProxyAddress(), signed, commit.blob, data, self.settings.packet_bytes)
         self._out.drop()
@@ -414,6 +443,7 @@ class CloudMachine:
         told = self._ends.tell(job_id, status) if status != "paused" else []
         return [
             *self._arrivals.drop_batch(),
+            *self._masks.drop(),
             fx.CancelTimer("watchdog"),
             fx.CancelTimer("resend"),
             fx.Persist(JobStatus(job_id, status, reason, answers)),
@@ -425,6 +455,8 @@ class CloudMachine:
 
     def _offer(self, offer: Offer) -> list[fx.Effect]:
         header = verified_header(offer.header, "proxy", self.keys.proxy)
+        if isinstance(header, MaskSums):
+            return self._masks.offer(offer, header)
         if not isinstance(header, Roster | Batch):
             raise ProtocolError("unexpected_header")
         expected = isinstance(header, Batch) and header.at == self.at and self._may("batch")
@@ -443,10 +475,17 @@ class CloudMachine:
                 return [*told, fx.Refuse(refused)]
             return self._arrivals.roster(offer, header)
         if header.at != self.at:
-            return [self._arrivals.ack(header.blob.digest, "closed")]
+            closed = self._arrivals.ack(header.blob.digest, "closed")
+            return [] if self._may_be_summed(header.at) else [closed]
         if not expected:
             return []  # being absorbed: the acknowledgement follows the commit
         return self._arrived(self._arrivals.batch(offer, header))
+
+    def _may_be_summed(self, at: ExchangeId) -> bool:
+        """Whether the host may hold sums of this attempt, for which the proxy keeps the seeds."""
+        job = self.job
+        same = job is not None and (at.job_id, at.exchange) == (job.start.job_id, job.exchange)
+        return same and self.state in (_S.SEALING_JOB, _S.ANNOUNCING, _S.SEALING)
 
     def _arrived(self, out: list[fx.Effect]) -> list[fx.Effect]:
         batch = self._arrivals.whole_batch
@@ -471,6 +510,8 @@ class CloudMachine:
         published = self.releases.confirmed(body)
         if published is not None:
             return published
+        if self.job is not None and body.blob == self._masks.question:
+            return self._pause(self.job, f"the proxy refused to unmask: {body.reason}")
         if self.job is None or not self._out.is_blob(body.blob):
             return []
         if body.status == "held":
@@ -504,15 +545,17 @@ class CloudMachine:
                 return self.releases.tell()
             case "repair":
                 return self._arrivals.look()
+            case "unmask":
+                return self._masks.send()
             case "watchdog" if self.job is not None:
                 if self.state in (CloudState.BROADCASTING, CloudState.WAITING):
                     return self._repeat(self.job, _SILENT)
-                if self.state in (CloudState.ANNOUNCING, CloudState.RELEASING):
+                if self.state in _WAITING_ON:
                     return self._wait_again(self.job)
         return []
 
     def _wait_again(self, job: RunningJob) -> list[fx.Effect]:
-        """An announcement or release is offered on; each further wait takes one of the retries."""
+        """The same is offered or asked on; each further wait takes one of the retries."""
         if job.retries_left <= 0:
             return self._pause(job, _SILENT)
         job.retries_left -= 1

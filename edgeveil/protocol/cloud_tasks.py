@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from edgeveil.protocol.messages import Batch, Commit, ExchangeId, Manifest
+from edgeveil.protocol.messages import Batch, Commit, ExchangeId, Manifest, Unmask
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class SealJob:
 class SealRound:
     """Select, make the round's key, seal the model.
 
-    Outcome `Broadcast`, `Obstacle` or `WorkFailed`.
+    Outcome `Broadcast`, `Obstacle` or `WorkFailed`; `AskUnmask` where the exchange came as far as
+    that before, as it is asked no second time.
     """
 
     job_id: bytes
@@ -119,11 +120,32 @@ class Broadcast:
 class Absorb:
     """Check, open, validate, aggregate, evaluate, commit the batch whose parts were stored.
 
-    Outcome `RoundCommit`, `TooFewUploads`, `Obstacle` or `WorkFailed`. The host commits in one
-    transaction and does nothing the second time.
+    Outcome `RoundCommit`, `TooFewUploads`, `Obstacle` or `WorkFailed`; for a round under masks
+    `AskUnmask`. The host commits in one transaction and does nothing the second time.
     """
 
     batch: Batch
+
+
+@dataclass(frozen=True)
+class AskUnmask:
+    """The uploads that count were added up under their masks, and that is durable; the proxy has
+    the masks. `unmask.at` is the attempt that it came to.
+    """
+
+    unmask: Unmask
+
+
+@dataclass(frozen=True)
+class TakeMasks:
+    """Take these sums of masks away, check the sums, aggregate, evaluate, commit.
+
+    Outcome `RoundCommit`, `Obstacle` or `WorkFailed`: wrong sums end the job, as a round is
+    unmasked but once.
+    """
+
+    at: ExchangeId
+    masks: bytes = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -279,6 +301,11 @@ _ADVICE = (
     (
         "0 uploaded, 0 declined",
         f"{_AWAY}; a cloud whose store was begun anew may number behind: rotate its keys",
+    ),
+    (
+        "refused to unmask",
+        "the proxy gives a round's masks once, for one choice of uploads: if its spool or this "
+        "store was lost or put back, cancel the job and submit it anew",
     ),
     ("below the minimum", _AWAY),
     ("valid upload", f"see what the devices' consoles say; {_AWAY}"),

@@ -4,7 +4,8 @@ Theory of operation. It sees ciphertext only. Towards the cloud it says counts, 
 This file takes what comes from either side and gives it to whose business it is: the cloud's
 broadcasts and what devices ask of them to `proxy_broadcasts.py`, uploads and batches, with the
 states and guards of a round, to `proxy_rounds.py`, the turns in which uploads come to
-`proxy_arrivals.py`, what is said of releases to `proxy_releases.py`. Here stand the roster, told to
+`proxy_arrivals.py`, the masks of rounds that are summed to `proxy_masks.py`, what is said of
+releases to `proxy_releases.py`. Here stand the roster, told to
 the cloud whenever it changes or the cloud comes, and who is there: a device says hello at a pace
 that the proxy can hear, and one that comes too early is told when to come again, before its
 signature is even looked at.
@@ -40,11 +41,13 @@ from edgeveil.protocol.messages import (
     Roster,
     Signer,
     TrustMetadata,
+    Unmask,
     Want,
     check_signature,
     decode_body,
 )
 from edgeveil.protocol.proxy_broadcasts import Broadcasts, Serving
+from edgeveil.protocol.proxy_masks import ProxyMasks
 from edgeveil.protocol.proxy_releases import ProxyReleases
 from edgeveil.protocol.proxy_rounds import ProxyRounds, ProxyUploads
 from edgeveil.protocol.proxy_tasks import (
@@ -59,6 +62,7 @@ from edgeveil.protocol.proxy_tasks import (
     SealingKeyChanged,
     SetAside,
     ShuffleRound,
+    SumMasks,
     TrustDocuments,
 )
 from edgeveil.protocol.transfer import answer_need, describe, part_bytes, sends
@@ -86,7 +90,10 @@ class ProxyMachine:
         self.uploads = ProxyUploads(context, self.rounds)
         self.serving = Serving(context)
         self.releases = ProxyReleases(context)
-        self.broadcasts = Broadcasts(context, self.rounds, self.serving, self.releases.withdrawn)
+        self.masks = ProxyMasks(context, self.rounds)
+        self.broadcasts = Broadcasts(
+            context, self.rounds, self.serving, self.releases.withdrawn, self.masks.why_not
+        )
         self.online = context.online
         self._greeting = ProxyGreeting(context)
         self._roster: tuple[Envelope, Roster, bytes] | None = None
@@ -121,6 +128,8 @@ class ProxyMachine:
                 return self.rounds.set_aside(device)
             case fx.WorkDone(task=ShuffleRound() as task, result=result):
                 return self.rounds.shuffled(task, result)
+            case fx.WorkDone(task=SumMasks() as task, result=result):
+                return self.masks.summed(task, result)
             case fx.WorkDone(task=FindAnswered() as task, result=Answered() as found):
                 return self._greeting.found(task, found)
             case fx.WorkDone(task=KeepBroadcast() as task, result=result):
@@ -241,6 +250,8 @@ class ProxyMachine:
                     return self.releases.stated(body, note)
                 if isinstance(body, Ack):
                     return self._cloud_ack(body)
+                if isinstance(body, Unmask):
+                    return self.masks.unmask(body, signed)
                 if isinstance(body, Close):
                     return self.broadcasts.close(body, note)
                 if isinstance(body, Here):
@@ -250,12 +261,15 @@ class ProxyMachine:
     def _cloud_need(self, need: Need) -> list[fx.Effect]:
         if self._roster and self._roster[1].blob.digest == need.blob:
             return list(answer_need(fx.CloudAddress(), need, self._roster[1].blob, self._roster[2]))
-        return self.rounds.need(need)
+        summed = self.masks.need(need)
+        return self.rounds.need(need) if summed is None else summed
 
     def _cloud_ack(self, ack: Ack) -> list[fx.Effect]:
         if self._roster and self._roster[1].blob.digest == ack.blob:
             self._roster = None
             return [fx.CancelTimer("roster")]
+        if self.masks.acknowledged(ack):
+            return []
         reported = self.releases.acknowledged(ack)
         return self.rounds.delivered(ack) if reported is None else reported
 

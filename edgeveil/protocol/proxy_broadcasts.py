@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
@@ -30,6 +30,7 @@ from edgeveil.protocol.messages import (
     Need,
     Note,
     Offer,
+    RoundKey,
 )
 from edgeveil.protocol.proxy_rounds import ProxyRounds
 from edgeveil.protocol.proxy_tasks import (
@@ -62,10 +63,12 @@ class Broadcasts:
         rounds: ProxyRounds,
         serving: Serving,
         withdrawn: Callable[[Manifest], bool],
+        unmasked: Callable[[Manifest], str],
     ) -> None:
-        """`withdrawn` says whether the cloud has taken a release back."""
+        """`withdrawn` says whether the cloud has taken a release back, `unmasked` why a round can
+        not be summed under masks (again), or ""."""
         self._context, self._rounds, self._serving = context, rounds, serving
-        self._withdrawn = withdrawn
+        self._withdrawn, self._unmasked = withdrawn, unmasked
         self.arriving: dict[bytes, Fetch[BroadcastHeader]] = {}  # by blob digest
 
     @property
@@ -128,7 +131,9 @@ class Broadcasts:
             return "replayed_round"
         if header.selected < max(header.min_batch, self._context.settings.min_batch_floor):
             return "selected_below_floor"
-        return "" if self._rounds.fits(header) else "spool_too_small_for_cover"
+        if not self._rounds.fits(header):
+            return "spool_too_small_for_cover"
+        return self._unmasked(header)
 
     def _believed(self) -> Iterator[KeptBroadcast]:
         """What is kept and signed with a key that still counts: a leaked one's holds up nothing."""
@@ -202,8 +207,14 @@ class Broadcasts:
         return out + self._serving.pass_on(fx.AllDevices(), result)
 
     def _make_room(self, header: BroadcastHeader) -> list[fx.Effect]:
-        """A new round of a job ends its earlier ones; of broadcasts only the newest stays."""
+        """A new round of a job ends its earlier ones; of broadcasts only the newest stays.
+
+        A round that is committed takes no more seeds: what opens them goes.
+        """
         memory = self._context.memory
+        if isinstance(header, Commit):
+            closed = [d for d, k in memory.kept.items() if k.header.at == header.at]
+            memory.kept |= {digest: replace(memory.kept[digest], key=None) for digest in closed}
         memory.kept = {d: k for d, k in memory.kept.items() if not _supersedes(header, k.header)}
         return self._rounds.drop_job(header.at.job_id) if header.kind == "round" else []
 
@@ -220,6 +231,7 @@ class Broadcasts:
                 if kept.header.at.job_id != job_id or kept.header.kind == "release"
             }
             memory.ended[job_id] = note
+            memory.unmasked = {k: v for k, v in memory.unmasked.items() if k[0] != job_id}
             while len(memory.ended) > self._context.settings.ended_kept:
                 del memory.ended[next(iter(memory.ended))]
             out += [fx.Persist(JobEnded(job_id, note)), fx.Send(fx.AllDevices(), note)]
@@ -290,7 +302,15 @@ class Serving:
         """The broadcast's offer; to all at once, the whole of one that is small."""
         blob, limit = kept.header.blob, self._context.settings
         push = isinstance(to, fx.AllDevices) and blob.size_bytes <= limit.push_bytes
-        return sends(to, kept.signed, blob, kept.data, limit.packet_bytes, push=push)
+        key = self._key(to, kept)
+        return [*key, *sends(to, kept.signed, blob, kept.data, limit.packet_bytes, push=push)]
+
+    def _key(self, to: fx.Address, kept: KeptBroadcast) -> list[fx.Effect]:
+        """What the seeds of a masked round are sealed to, ahead of it."""
+        if kept.key is None:
+            return []
+        told = RoundKey(kept.header.at, kept.key.public().to_bytes())
+        return [fx.Send(to, self._context.signer.note(told))]
 
     def need(self, device: str, need: Need, now_s: float) -> list[fx.Effect]:
         """An admitted device asks for parts; what is still on its way is not sent again."""

@@ -29,9 +29,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
 
+from edgeveil.crypto.keys import MaskSeed
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.effects import StateTable
+from edgeveil.protocol.mask_seeds import open_seed
 from edgeveil.protocol.messages import (
     SEAL_OVERHEAD_BYTES,
     Ack,
@@ -123,6 +125,7 @@ class Collection:
         sealed = (group.padded_bytes + SEAL_OVERHEAD_BYTES for group in self.manifest.groups)
         self.segment_bytes = tuple(sealed)
         self.slot_bytes = sum(self.segment_bytes)
+        self.masked = frozenset(one.group for one in self.manifest.masked)
         self._next_slot = 0
 
     @property
@@ -155,6 +158,11 @@ class Collection:
             raise ProtocolError("wrong_groups")
         if upload.blob.size_bytes != sum(self.segment_bytes[g] for g in groups):
             raise ProtocolError("wrong_size")
+        masked = self.masked.intersection(groups)
+        if masked and masked != self.masked:
+            raise ProtocolError("wrong_groups")
+        if bool(masked) != bool(upload.seed):
+            raise ProtocolError("wrong_seed")
 
     def step(self, happened: str) -> None:
         """Move on, or raise and change nothing."""
@@ -447,6 +455,7 @@ class ProxyRounds:
             collection.floor,
             uploads,
             keep_order=not collection.manifest.shuffled,
+            together=collection.masked,
         )
         return fx.Work(task)
 
@@ -463,7 +472,9 @@ class ProxyRounds:
         blob = Blob(result.digest, len(result.data), part_bytes(settings.packet_bytes))
         answers = (len(collection.uploads), len(collection.declined))
         batch = Batch(at, *answers, result.counts, blob)
-        kept = BatchKept(at, self._context.signer.header(batch), batch, result.data)
+        held = list(collection.uploads.values())
+        seeds = tuple(seed for at_ in result.order if (seed := held[at_].seed) is not None)
+        kept = BatchKept(at, self._context.signer.header(batch), batch, result.data, seeds)
         collection.step("shuffled")
         collection.forget_ciphertext()
         memory.batches[at] = kept
@@ -578,14 +589,24 @@ class ProxyUploads:
         if collection is None or not self._takes(collection, device):
             return self._refuse(device, digest, "closed", "closed_round")
         try:
-            self._check(collection, header)
+            self._check(collection, device, header)
         except ProtocolError as error:
             return self._refuse(device, digest, "refused", error.reason)
         self._check_room(collection, device)
         return self._begin(collection, device, offer, header, now_s)
 
-    def _check(self, collection: Collection, header: Upload) -> None:
+    def _seed(self, collection: Collection, device: str, header: Upload) -> MaskSeed | None:
+        """What the upload's masks are made of. Raises ProtocolError `bad_seed`."""
+        if not header.seed:
+            return None
+        key = self._context.memory.round_key(header.at)
+        if key is None:
+            raise ProtocolError("bad_seed")
+        return open_seed(key, collection.manifest, device, header.seed)
+
+    def _check(self, collection: Collection, device: str, header: Upload) -> None:
         collection.check_form(header)
+        self._seed(collection, device, header)  # one that does not open is told at once
         settings = self._context.settings
         check_claim(header.blob, settings.upload_bytes)
         check_parts_fit(header.blob, settings.packet_bytes)
@@ -653,7 +674,8 @@ class ProxyUploads:
 
     def _hold(self, collection: Collection, device: str, header: Upload) -> list[fx.Effect]:
         """A complete upload: durable first, then acknowledged, then counted."""
-        held = HeldUpload(header.groups, header.blob.digest, collection.slots[device])
+        slot, seed = collection.slots[device], self._seed(collection, device, header)
+        held = HeldUpload(header.groups, header.blob.digest, slot, seed)
         collection.hold(device, held)
         self._rounds.attendance.answered(device)
         answered = self._context.memory.answered

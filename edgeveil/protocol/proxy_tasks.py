@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
-from edgeveil.crypto.keys import VerifyKey
+from edgeveil.crypto.keys import MaskSeed, OpeningKey, VerifyKey
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.mask_seeds import MaskedVector
 from edgeveil.protocol.messages import (
     Ack,
     Batch,
@@ -68,11 +69,12 @@ class SealingKeyChanged:
 
 @dataclass(frozen=True)
 class KeptBroadcast:
-    """A broadcast that late devices may still ask for."""
+    """A broadcast that late devices may still ask for; `key` opens the seeds of a masked round."""
 
     signed: Envelope
     header: BroadcastHeader
     data: Data
+    key: OpeningKey | None = None
 
 
 @dataclass(frozen=True)
@@ -95,12 +97,14 @@ class BroadcastDropped:
 class HeldUpload:
     """A device's complete upload: which groups, its digest, and its place in the round's file.
 
-    Once the batch is made, `digest` is empty and `slot` is -1.
+    Once the batch is made, `digest` is empty and `slot` is -1. `seed` is that of its masks, if it
+    has masked groups.
     """
 
     groups: tuple[int, ...]
     digest: bytes
     slot: int
+    seed: MaskSeed | None = None
 
 
 @dataclass(frozen=True)
@@ -159,12 +163,16 @@ class Answered:
 
 @dataclass(frozen=True)
 class BatchKept:
-    """A shuffled batch; the uploads it came from are forgotten in the same transaction."""
+    """A shuffled batch; the uploads it came from are forgotten in the same transaction.
+
+    `seeds` are those of the masks, in the order of the batch.
+    """
 
     at: ExchangeId
     signed: Envelope
     batch: Batch
     data: Data
+    seeds: tuple[MaskSeed, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -172,6 +180,16 @@ class BatchDelivered:
     """The cloud holds the batch."""
 
     at: ExchangeId
+
+
+@dataclass(frozen=True)
+class RoundUnmasked:
+    """This exchange is unmasked for the choice that `question` names, of this attempt, and for no
+    other; durable before a sum of masks leaves, kept until the job ends.
+    """
+
+    at: ExchangeId
+    question: bytes
 
 
 @dataclass(frozen=True)
@@ -224,7 +242,8 @@ class ShuffleRound:
     With `keep_order` they stay in the order of `uploads`, which is that in which they came.
     `uploads` are (slot, groups): a slot of the round's file is `slot_bytes` long and holds the
     segments of these groups one after the other, `segment_bytes[g]` each. A group with fewer
-    segments than `floor` is left out: its few senders would stand alone.
+    segments than `floor` is left out: its few senders would stand alone. The groups `together`, of
+    which an upload has all or none, share one order.
     """
 
     at: ExchangeId
@@ -233,15 +252,37 @@ class ShuffleRound:
     floor: int
     uploads: tuple[tuple[int, tuple[int, ...]], ...]
     keep_order: bool = False
+    together: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
 class ShuffledBatch:
-    """The batch: `counts[g]` segments of group g, on the disk."""
+    """The batch: `counts[g]` segments of group g, on the disk.
+
+    `order`: those of the groups that stay together, as indices of the task's uploads.
+    """
 
     counts: tuple[int, ...]
     digest: bytes
     data: Data
+    order: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class SumMasks:
+    """Add up the masks of these seeds. Outcome `SummedMasks` or `WorkFailed`."""
+
+    at: ExchangeId
+    question: bytes
+    vectors: tuple[MaskedVector, ...]
+    seeds: tuple[MaskSeed, ...]
+
+
+@dataclass(frozen=True)
+class SummedMasks:
+    """The sums, as `MaskSums` has them."""
+
+    data: bytes
 
 
 # --- what the process tells -----------------------------------------------------------------
@@ -268,6 +309,12 @@ class ProxyMemory:
     ended: dict[bytes, Note] = field(default_factory=dict)
     statement: Note | None = None  # on releases
     answered: dict[str, int] = field(default_factory=dict)  # by device, its newest answer's number
+    unmasked: dict[tuple[bytes, int], RoundUnmasked] = field(default_factory=dict)  # by exchange
+
+    def round_key(self, at: ExchangeId) -> OpeningKey | None:
+        """What opens the seeds of a round that is kept."""
+        keys = (kept.key for kept in self.kept.values() if kept.header.at == at)
+        return next((key for key in keys if key is not None), None)
 
 
 @dataclass(frozen=True)

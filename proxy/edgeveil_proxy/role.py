@@ -25,6 +25,8 @@ from edgeveil.protocol.proxy_tasks import (
     SealingKeyChanged,
     SetAside,
     ShuffleRound,
+    SumMasks,
+    SummedMasks,
 )
 from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.process import own_signing_key
@@ -201,6 +203,11 @@ class ProxyHost:
                 return self._spool.keep(task)
             case ShuffleRound():
                 return self._spool.shuffled(task, self._shuffle)
+            case SumMasks(vectors=vectors, seeds=seeds):
+                # Only for this a proxy computes, and loads what that needs.
+                from edgeveil.protocol.masked_sums import mask_sums
+
+                return SummedMasks(mask_sums(vectors, seeds))
             case FindAnswered():
                 return self._spool.answered(task)
             case fx.TakeTrust(metadata=metadata):

@@ -26,9 +26,7 @@ def shuffle_round(
     Memory: a number per segment, whatever the segments' size, and two blocks. A block is hashed
     while it is written and the next one read.
     """
-    groups = _places(task)
-    for places in () if task.keep_order else groups:
-        shuffle(places)
+    groups, order = _places(task, shuffle)
     digest = hashlib.sha256()
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     source = os.open(uploads, os.O_RDONLY | os.O_CLOEXEC)
@@ -46,7 +44,7 @@ def shuffle_round(
         os.close(source)
         os.close(target)
     sync_folder(batch.parent)
-    return ShuffledBatch(tuple(map(len, groups)), digest.digest(), FileData(batch))
+    return ShuffledBatch(tuple(map(len, groups)), digest.digest(), FileData(batch), order)
 
 
 def _pieces(
@@ -78,12 +76,27 @@ def _write(target: int, block: memoryview) -> None:
         block = block[os.write(target, block) :]
 
 
-def _places(task: ShuffleRound) -> list[list[int]]:
-    """Where each group's segments lie; of a group below the floor, none."""
-    groups: list[list[int]] = [[] for _ in task.segment_bytes]
-    for slot, held in task.uploads:
+def _places(task: ShuffleRound, shuffle: Shuffle) -> tuple[list[list[int]], tuple[int, ...]]:
+    """Where each group's segments lie, in the batch's order; of a group below the floor, none.
+
+    With it, which uploads the groups that stay together come from.
+    """
+    found: list[list[tuple[int, int]]] = [[] for _ in task.segment_bytes]  # (upload, place)
+    for upload, (slot, held) in enumerate(task.uploads):
         place = slot * task.slot_bytes
         for group in held:
-            groups[group].append(place)
+            found[group].append((upload, place))
             place += task.segment_bytes[group]
-    return [places if len(places) >= task.floor else [] for places in groups]
+    groups, order, common = list[list[int]](), list[int](), list[int]()
+    for group, segments in enumerate(found):
+        own = list(range(len(segments)))
+        if group in task.together and common:
+            own = common  # an upload has all of these groups or none
+        elif not task.keep_order:
+            shuffle(own)
+        if len(own) < task.floor:
+            own = []
+        if group in task.together:
+            common, order = own, [segments[index][0] for index in own]
+        groups.append([segments[index][1] for index in own])
+    return groups, tuple(order)

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
+from edgeveil.crypto.keys import KEY_BYTES, MaskSeed, OpeningKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol.messages import (
     Batch,
@@ -44,6 +45,7 @@ from edgeveil.protocol.proxy_tasks import (
     ProxySettings,
     ReleaseStated,
     RoundDropped,
+    RoundUnmasked,
     ShuffledBatch,
     ShuffleRound,
     UploadKept,
@@ -54,7 +56,7 @@ from edgeveil.storage import FileData, SqliteFile, StorageError, sync_folder
 from edgeveil_proxy.shuffle import Shuffle, shuffle_round
 
 SPOOL_FILE = "spool.sqlite"
-_VERSION = 2  # of the tables below
+_VERSION = 3  # of the tables below
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS kept (number INTEGER PRIMARY KEY AUTOINCREMENT,
   digest BLOB UNIQUE, job BLOB, kind TEXT, signed BLOB);
@@ -71,7 +73,15 @@ _ANSWERED = """
 CREATE TABLE answered (device TEXT, job BLOB, number INTEGER, deposit BLOB,
   PRIMARY KEY (device, job)) WITHOUT ROWID;
 """
-_STEPS = {1: _ANSWERED}
+# Of rounds that are summed: what opens seeds, the seeds, and what each exchange is unmasked for.
+_MASKS = """
+ALTER TABLE kept ADD COLUMN key BLOB DEFAULT x'';
+ALTER TABLE uploads ADD COLUMN seed BLOB DEFAULT x'';
+ALTER TABLE batches ADD COLUMN seeds BLOB DEFAULT x'';
+CREATE TABLE unmasked (job BLOB, round INTEGER, attempt INTEGER, question BLOB,
+  PRIMARY KEY (job, round)) WITHOUT ROWID;
+"""
+_STEPS = {1: _ANSWERED, 2: _MASKS}
 _SINCE = b""  # in place of a job
 ANSWERED_JOBS_KEPT = 256  # of each device
 
@@ -90,7 +100,7 @@ class Spool:
         self._file = SqliteFile(
             path,
             "the spool",
-            _SCHEMA + _ANSWERED,
+            _SCHEMA + _ANSWERED + _MASKS,
             secure_delete=True,
             version=_VERSION,
             steps=_STEPS,
@@ -148,29 +158,33 @@ class Spool:
             case KeptBroadcast():
                 self._keep(db, item)
             case UploadKept(at=at, device=device, held=held):
+                place = (_encode(held.groups), held.digest, held.slot, _raw(held.seed))
                 db.execute(
-                    "INSERT OR IGNORE INTO uploads VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    (*structs.astuple(at), device, _encode(held.groups), held.digest, held.slot),
+                    "INSERT OR IGNORE INTO uploads VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    (*structs.astuple(at), device, *place),
                 )
                 self._counted_on.add(uploads_of(at))
                 _add_answer(db, item)
             case AnswersFrom(device=device, number=number):
                 row = (device, _SINCE, number, b"")
                 db.execute("INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?)", row)
-            case BatchKept(at=at, signed=signed):
+            case BatchKept(at=at, signed=signed, seeds=seeds):
                 db.execute(
-                    "INSERT OR IGNORE INTO batches VALUES (?, ?, ?, ?, 0)",
-                    (*structs.astuple(at), _encode(signed)),
+                    "INSERT OR IGNORE INTO batches VALUES (?, ?, ?, ?, 0, ?)",
+                    (*structs.astuple(at), _encode(signed), b"".join(map(_raw, seeds))),
                 )
                 self._forget_uploads(db, at)
             case UploadsDropped(at=at):
                 self._forget_uploads(db, at)
+            case RoundUnmasked(at=at, question=question):
+                row = (*structs.astuple(at), question)
+                db.execute("INSERT OR IGNORE INTO unmasked VALUES (?, ?, ?, ?)", row)
             case BatchDelivered(at=at):
-                _run(db, "UPDATE batches SET delivered = 1", at)
+                _run(db, "UPDATE batches SET delivered = 1, seeds = x''", at)
                 self._files.drop(batch_of(at))
             case RoundDropped(at=at):
                 _run(db, "DELETE FROM uploads", at)
-                _run(db, "UPDATE batches SET delivered = 1", at)
+                _run(db, "UPDATE batches SET delivered = 1, seeds = x''", at)
                 self._files.drop(uploads_of(at))
                 self._files.drop(batch_of(at))
             case BroadcastDropped(digest=digest):
@@ -186,7 +200,7 @@ class Spool:
 
     def _forget_uploads(self, db: sqlite3.Connection, at: ExchangeId) -> None:
         """Who answered stays known."""
-        _run(db, "UPDATE uploads SET slot = -1, digest = x''", at)
+        _run(db, "UPDATE uploads SET slot = -1, digest = x'', seed = x''", at)
         self._files.drop(uploads_of(at))
 
     def _forget(self) -> None:
@@ -225,7 +239,9 @@ class Spool:
                 os.fdatasync(file.fileno())
             arriving.rename(whole)
             sync_folder(whole.parent)
-        return KeptBroadcast(task.signed, task.header, data)
+        masked = isinstance(task.header, Manifest) and task.header.masked
+        key = OpeningKey.generate() if masked else None
+        return KeptBroadcast(task.signed, task.header, data, key)
 
     def shuffled(self, task: ShuffleRound, shuffle: Shuffle) -> ShuffledBatch:
         """Write a round's batch from its uploads."""
@@ -259,9 +275,11 @@ class Spool:
             self._drop_kept(db, "kind = 'release'")
         if kind == "job":
             self._drop_kept(db, "job = ? AND kind = 'job'", job_id)
+        if kind == "commit":
+            db.execute("UPDATE kept SET key = x'' WHERE job = ?", (job_id,))
         db.execute(
-            "INSERT OR REPLACE INTO kept (digest, job, kind, signed) VALUES (?, ?, ?, ?)",
-            (header.blob.digest, job_id, kind, _encode(kept.signed)),
+            "INSERT OR REPLACE INTO kept (digest, job, kind, signed, key) VALUES (?, ?, ?, ?, ?)",
+            (header.blob.digest, job_id, kind, _encode(kept.signed), _raw(kept.key)),
         )
         self._files.close(arriving_of(header.blob.digest))
         self._files.spare(kept_of(header.blob.digest))
@@ -282,6 +300,7 @@ class Spool:
     def _end(self, db: sqlite3.Connection, job_id: bytes, note: Note) -> None:
         self._drop_rounds(db, job_id)
         self._drop_kept(db, "job = ? AND kind != 'release'", job_id)
+        db.execute("DELETE FROM unmasked WHERE job = ?", (job_id,))
         db.execute(
             "INSERT OR REPLACE INTO ended (job, note) VALUES (?, ?)", (job_id, _encode(note))
         )
@@ -302,18 +321,21 @@ class Spool:
 
     def _load(self, db: sqlite3.Connection) -> ProxyMemory:
         memory = ProxyMemory()
-        for (signed_bytes,) in db.execute("SELECT signed FROM kept ORDER BY number"):
+        for signed_bytes, key in db.execute("SELECT signed, key FROM kept ORDER BY number"):
             signed = msgspec.msgpack.decode(signed_bytes, type=Envelope)
             header = decode_header(signed)
             if isinstance(header, Manifest | Commit):
                 data = FileData(self._files.path(kept_of(header.blob.digest)))
-                memory.kept[header.blob.digest] = KeptBroadcast(signed, header, data)
-        rows = db.execute("SELECT job, round, attempt, device, groups, digest, slot FROM uploads")
-        for job, number, attempt, device, groups, digest, slot in rows:
-            held = HeldUpload(msgspec.msgpack.decode(groups, type=tuple[int, ...]), digest, slot)
+                opening = OpeningKey(key) if key else None
+                memory.kept[header.blob.digest] = KeptBroadcast(signed, header, data, opening)
+        columns = "job, round, attempt, device, groups, digest, slot, seed"
+        rows = db.execute(f"SELECT {columns} FROM uploads")  # noqa: S608 - constants
+        for job, number, attempt, device, groups, digest, slot, seed in rows:
+            held_groups = msgspec.msgpack.decode(groups, type=tuple[int, ...])
+            held = HeldUpload(held_groups, digest, slot, MaskSeed(seed) if seed else None)
             memory.uploads.append(UploadKept(ExchangeId(job, number, attempt), device, held))
-        rows = db.execute("SELECT job, round, attempt, signed, delivered FROM batches")
-        for job, number, attempt, signed_bytes, delivered in rows:
+        rows = db.execute("SELECT job, round, attempt, signed, delivered, seeds FROM batches")
+        for job, number, attempt, signed_bytes, delivered, seeds in rows:
             at = ExchangeId(job, number, attempt)
             if delivered:
                 memory.delivered.add(at)
@@ -322,7 +344,10 @@ class Spool:
             header = decode_header(signed)
             if isinstance(header, Batch):
                 data = FileData(self._files.path(batch_of(at)))
-                memory.batches[at] = BatchKept(at, signed, header, data)
+                memory.batches[at] = BatchKept(at, signed, header, data, _seeds(seeds))
+        for job, number, attempt, question in db.execute("SELECT * FROM unmasked"):
+            at = ExchangeId(job, number, attempt)
+            memory.unmasked[job, number] = RoundUnmasked(at, question)
         for job, note in db.execute("SELECT job, note FROM ended ORDER BY number"):
             memory.ended[job] = msgspec.msgpack.decode(note, type=Note)
         counts = "SELECT device, max(number) FROM answered GROUP BY device"
@@ -330,6 +355,15 @@ class Spool:
         for (note,) in db.execute("SELECT note FROM statement"):
             memory.statement = msgspec.msgpack.decode(note, type=Note)
         return memory
+
+
+def _raw(key: MaskSeed | OpeningKey | None) -> bytes:
+    return key.to_bytes() if key else b""
+
+
+def _seeds(raw: bytes) -> tuple[MaskSeed, ...]:
+    starts = range(0, len(raw), KEY_BYTES)
+    return tuple(MaskSeed(raw[start : start + KEY_BYTES]) for start in starts)
 
 
 def _add_answer(db: sqlite3.Connection, kept: UploadKept) -> None:

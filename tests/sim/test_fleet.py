@@ -10,7 +10,8 @@ from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Note, decode
 from edgeveil.sites.policy import Policy
-from edgeveil_cloud.broadcasts import BroadcastLimits, RoundSecret
+from edgeveil_cloud.broadcasts import BroadcastLimits
+from edgeveil_cloud.round_secret import RoundSecret
 from tests.kits.fleet import PACKET_BYTES, Fleet, small_job
 
 

@@ -33,9 +33,10 @@ from edgeveil.protocol.messages import Batch, ExchangeId
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud import commit_round
-from edgeveil_cloud.broadcasts import BroadcastLimits, RoundSecret, TooFewDevices
+from edgeveil_cloud.broadcasts import BroadcastLimits, TooFewDevices
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.round_report import Recorder
+from edgeveil_cloud.round_secret import RoundSecret
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import ExchangeRecord
 from edgeveil_cloud.stored_jobs import wire_id

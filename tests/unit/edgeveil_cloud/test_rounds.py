@@ -12,8 +12,9 @@ from edgeveil.errors import JobFailed
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.protocol.sealed import segment_mark
-from edgeveil_cloud.broadcasts import RoundSecret, select
+from edgeveil_cloud.broadcasts import select
 from edgeveil_cloud.commit_round import aggregate
+from edgeveil_cloud.round_secret import RoundSecret
 from edgeveil_cloud.validate_batch import NORM_FACTOR, ValidatedBatch
 
 HEAD = "head.weight"

@@ -27,7 +27,8 @@ from edgeveil.protocol.device_tasks import (
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Manifest
 from edgeveil.protocol.sealed import JobPackage, Terms, open_segment, seal_broadcast
 from edgeveil.sites.edge import EdgeSite
-from edgeveil_cloud.broadcasts import RoundSecret, seal_round
+from edgeveil_cloud.broadcasts import seal_round
+from edgeveil_cloud.round_secret import RoundSecret
 from edgeveil_edge.compute import Compute
 from edgeveil_edge.host import DeviceHost
 from edgeveil_edge.identity import DeviceIdentity

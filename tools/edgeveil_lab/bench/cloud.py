@@ -38,8 +38,8 @@ from edgeveil.protocol.transfer import part, part_bytes
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.storage import FileData
 from edgeveil.transport.runtime import perform
-from edgeveil_cloud.broadcasts import RoundSecret
 from edgeveil_cloud.role import build
+from edgeveil_cloud.round_secret import RoundSecret
 
 PACKET_BYTES = 65536
 LOG = logging.getLogger("edgeveil.bench")

@@ -1,0 +1,80 @@
+"""A round under masks between its two steps: what was added up, until its masks are taken away.
+
+It is durable before the proxy is asked, since the proxy answers for one choice of uploads only:
+another batch, or another look at the same, could come to another.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.jobs.plan import SOFTMAX
+from edgeveil.jobs.round_context import RoundContext
+from edgeveil.parts.exchange import Array
+from edgeveil.protocol.mask_seeds import choice, masked_vectors
+from edgeveil.protocol.masked_sums import exact_sums, packed_vectors, unpacked_vectors
+from edgeveil.protocol.messages import Batch, Unmask
+from edgeveil.protocol.sealed import pack_tensors, unpack_tensors
+from edgeveil_cloud.validate_batch import ValidatedBatch
+
+_MARK_BYTES = 32
+
+
+class KeptSums(msgspec.Struct, frozen=True, array_like=True):
+    """The sums under masks of one batch, the question for their masks, and what else it brought."""
+
+    batch: Batch
+    unmask: Unmask
+    uploads: int
+    totals: bytes
+    softmax: bytes
+    accepted: bytes
+    refused: dict[str, int]
+
+    @classmethod
+    def of(cls, batch: Batch, valid: ValidatedBatch) -> KeptSums:
+        """What a validated batch comes to."""
+        chosen = choice(valid.chosen, valid.masked)
+        rows = valid.arrays.get(SOFTMAX, ())
+        stacked = {SOFTMAX: np.stack([np.asarray(row) for row in rows])} if rows else {}
+        return cls(
+            batch,
+            Unmask(batch.at, batch.blob.digest, chosen),
+            len(valid.chosen),
+            packed_vectors(valid.totals),
+            pack_tensors(stacked),
+            b"".join(valid.accepted),
+            dict(valid.refused),
+        )
+
+    def to_bytes(self) -> bytes:
+        """For the store."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> KeptSums:
+        """From the store."""
+        return msgspec.msgpack.decode(raw, type=cls)
+
+    def valid(self) -> ValidatedBatch:
+        """The batch again, but for its sums."""
+        rows = unpack_tensors(self.softmax)
+        starts = range(0, len(self.accepted), _MARK_BYTES)
+        marks = [self.accepted[start : start + _MARK_BYTES] for start in starts]
+        arrays: dict[str, Sequence[Array]] = {name: list(rows[name]) for name in rows}
+        return ValidatedBatch(arrays, marks, Counter(self.refused))
+
+    def sums(
+        self, context: RoundContext, masks: bytes, membership: bytes
+    ) -> dict[str, NDArray[np.int64]]:
+        """The exact sums, in the segments' shapes. Raises ProtocolError `wrong_mask_sums`."""
+        vectors = masked_vectors(self.batch.at, context.groups, context.masked)
+        totals = unpacked_vectors(vectors, self.totals)
+        sums = exact_sums(vectors, totals, masks, membership)
+        shapes = {spec.name: spec.shape for spec in context.segments}
+        return {name: numbers.reshape(shapes[name]) for name, numbers in sums.items()}

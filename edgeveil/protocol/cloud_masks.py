@@ -1,0 +1,94 @@
+"""The cloud's one question for sums of masks, and the answer on its way."""
+
+from __future__ import annotations
+
+import hashlib
+
+from edgeveil.errors import ProtocolError
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.cloud_tasks import CloudSettings, TakeMasks
+from edgeveil.protocol.messages import (
+    Ack,
+    BlobPart,
+    MaskSums,
+    Offer,
+    Signer,
+    Unmask,
+    encode_inner,
+)
+from edgeveil.protocol.transfer import Fetch, check_fetchable, first_data
+
+
+class MaskArrivals:
+    """At most one question. The timer `unmask` says it again until the answer is whole."""
+
+    def __init__(self, signer: Signer, settings: CloudSettings) -> None:
+        self._signer, self._settings = signer, settings
+        self._asked: Unmask | None = None
+        self._answer: Fetch[MaskSums] | None = None
+
+    def ask(self, unmask: Unmask) -> list[fx.Effect]:
+        """Begin with this question."""
+        self._asked, self._answer = unmask, None
+        return self.send()
+
+    def drop(self) -> list[fx.Effect]:
+        """The answer was used, or nobody needs it any more."""
+        self._asked, answer, self._answer = None, self._answer, None
+        told = [self._ack(answer.header)] if answer else []
+        return [fx.CancelTimer("unmask"), *told]
+
+    @property
+    def question(self) -> bytes:
+        """What names the question in the proxy's answers; empty without one."""
+        return b"" if self._asked is None else hashlib.sha256(encode_inner(self._asked)).digest()
+
+    def send(self) -> list[fx.Effect]:
+        """Say it (again), or ask for what is missing of the answer."""
+        if self._asked is None:
+            return []
+        again = fx.SetTimer("unmask", self._settings.resend_s)
+        if self._answer is None:
+            return [fx.Send(fx.ProxyAddress(), self._signer.note(self._asked)), again]
+        need = self._answer.next_need(timer=True)
+        if self._answer.idle_looks > 1:  # the proxy may have begun anew and know of no answer
+            self._answer = None
+        return [fx.Send(fx.ProxyAddress(), need), again] if need else [again]
+
+    def offer(self, offer: Offer, header: MaskSums) -> list[fx.Effect]:
+        """An answer is offered (again). One to another question is of no use here."""
+        if self._asked is None or header.question != self.question or header.at != self._asked.at:
+            return [self._ack(header)]
+        check_fetchable(offer, header.blob, self._settings.blob_bytes)
+        if self._answer is None or self._answer.header != header:
+            self._answer = Fetch(offer, header, self._settings.blob_bytes)
+        if self._answer.assembly.complete:
+            return []  # it is being used
+        complete = False
+        for part in first_data(offer, header.blob):
+            complete = self._answer.add(part)
+        return self._whole(self._answer) if complete else []
+
+    def part(self, part: BlobPart) -> list[fx.Effect] | None:
+        """A part of the answer; None if it is of something else."""
+        answer = self._answer
+        if answer is None or answer.header.blob.digest != part.blob:
+            return None
+        if part.index in answer.assembly:
+            return []
+        if answer.add(part):
+            return self._whole(answer)
+        need = answer.next_need(timer=False)
+        return [fx.Send(fx.ProxyAddress(), need)] if need else []
+
+    def _whole(self, answer: Fetch[MaskSums]) -> list[fx.Effect]:
+        try:
+            data = answer.assembly.finish()
+        except ProtocolError:
+            self._answer = None
+            raise
+        work = fx.Work(TakeMasks(answer.header.at, data))
+        return [fx.CancelTimer("unmask"), fx.CancelTimer("watchdog"), work]
+
+    def _ack(self, header: MaskSums) -> fx.Effect:
+        return fx.Send(fx.ProxyAddress(), self._signer.note(Ack(header.blob.digest, "held")))

@@ -1,0 +1,125 @@
+"""What the proxy gives back of masks: their sum over one choice of uploads, once for each exchange.
+
+Theory of operation. Devices seal the seeds of their masks to the proxy's key of the round, and it
+keeps them with the batch, in the batch's order. The cloud, which sees nothing but masked numbers,
+says which uploads it counts, and is answered with the sum of their masks. The difference between
+the sums of two choices would show what stands in one and not in the other, so an exchange is
+unmasked for one choice: it is durable before the first sum leaves, it stays until the job has
+ended, the same question gets the same answer, another is refused for ever, and so is another
+attempt at the exchange. A choice of fewer uploads than the round's floor is refused too.
+
+Only the choice is kept, not the sums: they follow from it and from the seeds. The cloud asks again
+and again until it has them, so nothing here waits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from edgeveil.errors import ProtocolError
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.mask_seeds import MaskedVector, chosen_of, masked_vectors
+from edgeveil.protocol.messages import (
+    Ack,
+    Envelope,
+    Manifest,
+    MaskSums,
+    Need,
+    Unmask,
+)
+from edgeveil.protocol.proxy_rounds import Collection, CollectionState, ProxyRounds
+from edgeveil.protocol.proxy_tasks import ProxyContext, RoundUnmasked, SumMasks, SummedMasks
+from edgeveil.protocol.transfer import answer_need, describe, part_bytes, sends
+
+
+class ProxyMasks:
+    """Answers the cloud's questions for sums of masks."""
+
+    def __init__(self, context: ProxyContext, rounds: ProxyRounds) -> None:
+        self._context, self._rounds = context, rounds
+        self._at_work: bytes = b""  # the question whose masks are being added up
+        self._ready: tuple[MaskSums, bytes] | None = None  # the newest answer
+
+    def unmask(self, asked: Unmask, signed: Envelope) -> list[fx.Effect]:
+        """The cloud asks for the sums of the masks of its choice."""
+        question = hashlib.sha256(signed.payload).digest()
+        try:
+            task = self._task(asked, question)
+        except ProtocolError as error:
+            told = self._context.ack(question, "refused", error.reason)
+            return [fx.Refuse(error.reason), fx.Send(fx.CloudAddress(), told)]
+        key, memory = (asked.at.job_id, asked.at.exchange), self._context.memory
+        out: list[fx.Effect] = []
+        if key not in memory.unmasked:
+            memory.unmasked[key] = RoundUnmasked(asked.at, question)
+            out.append(fx.Persist(memory.unmasked[key]))
+        if self._ready is not None and self._ready[0].question == question:
+            return [*out, *self._offer(*self._ready)]
+        if self._at_work == question:
+            return out
+        self._at_work = question
+        return [*out, fx.Work(task)]
+
+    def _task(self, asked: Unmask, question: bytes) -> SumMasks:
+        """What is to be added up. Raises ProtocolError: why the question is not answered."""
+        memory, at = self._context.memory, asked.at
+        collection, batch = self._rounds.collections.get(at), memory.batches.get(at)
+        known = memory.unmasked.get((at.job_id, at.exchange))
+        if known is not None and (known.at, known.question) != (at, question):
+            raise ProtocolError("unmasked_already")
+        handing_over = collection and collection.state is CollectionState.HANDING_OVER
+        if collection is None or batch is None or not handing_over:
+            raise ProtocolError("unknown_round")
+        if batch.batch.blob.digest != asked.batch or not batch.seeds:
+            raise ProtocolError("unknown_batch")
+        chosen = chosen_of(asked.chosen, len(batch.seeds))
+        if len(chosen) < collection.floor:
+            raise ProtocolError("choice_below_floor")
+        vectors = _vectors(collection)
+        return SumMasks(at, question, vectors, tuple(batch.seeds[index] for index in chosen))
+
+    def summed(self, task: SumMasks, result: object) -> list[fx.Effect]:
+        """The masks are added up."""
+        self._at_work = b""
+        if not isinstance(result, SummedMasks):  # the cloud will ask again
+            return [fx.Report("masks_not_summed", {"round": task.at.exchange})]
+        blob = describe(result.data, part_bytes(self._context.settings.packet_bytes))
+        self._ready = (MaskSums(task.at, task.question, blob), result.data)
+        report = fx.Report("unmasked", {"round": task.at.exchange, "uploads": len(task.seeds)})
+        return [report, *self._offer(*self._ready)]
+
+    def _offer(self, sums: MaskSums, data: bytes) -> list[fx.Effect]:
+        settings = self._context.settings
+        signed = self._context.signer.header(sums)
+        push = len(data) <= settings.push_bytes
+        return sends(fx.CloudAddress(), signed, sums.blob, data, settings.packet_bytes, push=push)
+
+    def need(self, need: Need) -> list[fx.Effect] | None:
+        """The cloud asks for parts of the sums; None if it is for something else."""
+        if self._ready is None or self._ready[0].blob.digest != need.blob:
+            return None
+        return answer_need(fx.CloudAddress(), need, self._ready[0].blob, self._ready[1])
+
+    def why_not(self, header: Manifest) -> str:
+        """The reason to refuse a round's broadcast, or ""."""
+        known = self._context.memory.unmasked.get((header.at.job_id, header.at.exchange))
+        if known is not None and known.at != header.at:
+            return "unmasked_already"
+        try:
+            masked_vectors(header.at, header.groups, header.masked)
+        except ProtocolError as error:
+            return error.reason
+        return ""
+
+    def acknowledged(self, ack: Ack) -> bool:
+        """Whether the cloud says that it has the sums: they are of no use any more."""
+        ready = self._ready
+        if ready is None or ready[0].blob.digest != ack.blob:
+            return False
+        self._ready = None
+        return True
+
+
+def _vectors(collection: Collection) -> tuple[MaskedVector, ...]:
+    manifest = collection.manifest
+    return masked_vectors(manifest.at, manifest.groups, manifest.masked)
