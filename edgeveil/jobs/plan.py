@@ -51,6 +51,13 @@ def summands(job: Job) -> int:
     return MOST_SUMMED
 
 
+def honest_devices(job: Job) -> int:
+    """How many devices in each sum add their part of shared noise; 0 where noise is not shared."""
+    if job.privacy.noise != "shared":
+        return 0
+    return rounded_up(job.round.min_batch, job.privacy.honest_share)
+
+
 class Plan:
     """What a job will do, exchange by exchange. `edgeveil.jobs.compile` alone makes one.
 
@@ -76,6 +83,7 @@ class Plan:
             network=self._network(),
             whole=job.proxy.shuffle == "whole",
             summed=summands(job) if job.aggregation.secure else 0,
+            honest=honest_devices(job),
         )
         stages = tuple(STAGES[entry.name].build(entry, setting) for entry in job.update)
         self.setting = replace(setting, stages=stages)

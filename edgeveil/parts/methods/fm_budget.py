@@ -20,8 +20,15 @@ from edgeveil.parts.methods.fm_sums import LARGEST_L1, PRODUCT_BITS, check_sizes
 from edgeveil.parts.methods.symmetric_packing import triangle_size
 from edgeveil.parts.setting import MethodParameters, Setting
 from edgeveil.privacy.accountant import HAIR, discreteness_tv, epsilon, mu_for, pure_epsilon
-from edgeveil.privacy.events import ClaimedEvent, Event, GaussianEvent, LaplaceEvent
-from edgeveil.privacy.gaussian_mechanism import Layout, gaussian_event
+from edgeveil.privacy.events import (
+    ClaimedEvent,
+    Event,
+    GaussianEvent,
+    LaplaceEvent,
+    as_single,
+    as_summed,
+)
+from edgeveil.privacy.gaussian_mechanism import Layout, gaussian_event, shared_gaussian
 from edgeveil.privacy.laplace_mechanism import laplace_event, scale_of
 
 
@@ -193,7 +200,7 @@ class Budget:
 
     def grid_bits(self, phase: str) -> int:
         """A phase's sum and its noise stand on the grid 2**-bits."""
-        event = self.events[phase]
+        event = as_single(self.events[phase])
         if isinstance(event, GaussianEvent | LaplaceEvent):
             return event.grid_bits
         return PRODUCT_BITS
@@ -212,8 +219,8 @@ class Budget:
         return records + math.ceil(12 * math.sqrt(self.noise_variance(phase)) * 2.0**bits)
 
     def noise_variance(self, phase: str) -> float:
-        """Of one value of a phase's sum, off the diagonal of a matrix, in units²."""
-        event = self.events[phase]
+        """Of one value of a device's sum, off the diagonal of a matrix, in units²."""
+        event = as_single(self.events[phase])
         steps = 0.0
         if isinstance(event, GaussianEvent):
             steps = float(event.finest_sigma_squared)
@@ -276,7 +283,8 @@ def budget(parameters: FmParameters, setting: Setting) -> Budget:
 
 
 def _gaussians(result: Budget) -> list[GaussianEvent]:
-    return [event for event in result.job_events() if isinstance(event, GaussianEvent)]
+    events = map(as_summed, result.job_events())
+    return [event for event in events if isinstance(event, GaussianEvent)]
 
 
 def _costs(result: Budget, delta: float) -> float:
@@ -310,7 +318,7 @@ def _share_out(parameters: FmParameters, setting: Setting, split: _Split, delta:
     for phase, share in shares.items():
         released = released_sum(phase, parameters, setting)
         if parameters.noise == "gaussian":
-            events[phase] = released.gaussian(mu * math.sqrt(share))
+            events[phase] = _shared(released.gaussian(mu * math.sqrt(share)), setting)
         else:
             events[phase] = released.laplace(split.rest_epsilon * share)
     local = setting.projection is not None and setting.projection.name == "local_pca"
@@ -323,4 +331,8 @@ def _covariance_event(
     if setting.projection is not None and setting.projection.noise == "wishart":
         return wishart_event(split.own_epsilon)
     mu = mu_for(split.own_epsilon, delta) * (math.sqrt(split.first) if split.one_kind else 1.0)
-    return released_sum(COVARIANCE, parameters, setting).gaussian(mu)
+    return _shared(released_sum(COVARIANCE, parameters, setting).gaussian(mu), setting)
+
+
+def _shared(event: GaussianEvent, setting: Setting) -> Event:
+    return shared_gaussian(event, setting.honest) if setting.honest else event
