@@ -386,12 +386,12 @@ def _sum_room(plan: Plan) -> Iterator[Mix]:
     """Sums that no ring holds."""
     try:
         for exchange in plan.planned:
-            plan.masked(exchange)
+            plan.groups(exchange)
     except CryptoError as error:
         yield Mix(
-            ("aggregation.secure", "privacy.epsilon", "data.nominal_records", "selection.devices"),
-            f"the devices' sums do not fit the largest ring, {error.what}; {error.fix}: raise "
-            "epsilon, or lower nominal_records or selection.devices",
+            ("aggregation.secure", "selection.devices", "data.nominal_records", "privacy.epsilon"),
+            f"the devices' sums do not fit the largest ring, {error.what}; name fewer devices in "
+            "selection.devices, or lower data.nominal_records",
         )
 
 

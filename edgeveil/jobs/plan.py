@@ -40,7 +40,7 @@ SOFTMAX = "softmax"
 _NO_EPSILON = 1.0  # stands where a job needs none: no noise is made from it, see `adds_noise`
 
 
-MOST_SUMMED = 1 << 17  # uploads in one sum, where the job asks all devices
+MOST_SUMMED = 1 << 14  # uploads in one sum, where the job asks all devices and names no number
 
 
 def summands(job: Job) -> int:

@@ -92,7 +92,6 @@ CENTRE, QUADRATIC = "centre", "quadratic"
 # Gaussian sums are moved to the grid 2**-28, so that the noise has 2**20 steps and more; Laplace
 # noise is exactly priced on any grid and stays on that of the products.
 GAUSSIAN_BITS, LAPLACE_BITS = 28, PRODUCT_BITS
-RECORDS_ROOM = 4  # a device may have so many times the nominal records before its sums are cut off
 LOCAL_BASIS = ClaimedEvent(
     what="basis of the device's own PCA, without noise",
     unit="record",
@@ -208,15 +207,16 @@ class Budget:
     def largest(self, phase: str, nominal_records: int) -> int:
         """What no value of a noised sum of one device goes beyond, in steps; public.
 
-        Room for `RECORDS_ROOM` times the nominal records, and for noise up to 12 σ, past which one
-        of 2^60 values comes with less than 2^-40 (for a normal one Mills' ratio: 2·Q(12) < 2^-107;
-        Laplace noise e^-60 < 2^-86). What is larger is cut off.
+        Room for the nominal records if each had the largest value there, and for noise up to 12 σ,
+        past which one of 2^60 values comes with less than 2^-40 (for a normal one Mills' ratio:
+        2·Q(12) < 2^-107; Laplace noise e^-60 < 2^-86). What is larger is cut off.
         """
-        event, bits = self.events[phase], self.grid_bits(phase)
-        records = RECORDS_ROOM * nominal_records << bits + 1  # no value of a record is above 2
+        event, bits = as_single(self.events[phase]), self.grid_bits(phase)
+        one = event.sensitivity_steps if isinstance(event, GaussianEvent) else 1 << bits + 1
         if isinstance(event, LaplaceEvent):
-            return records + math.ceil(60 * scale_of(event))
-        return records + math.ceil(12 * math.sqrt(self.noise_variance(phase)) * 2.0**bits)
+            return nominal_records * one + math.ceil(60 * scale_of(event))
+        noise = 12 * math.sqrt(self.noise_variance(phase)) * 2.0**bits
+        return nominal_records * one + math.ceil(noise)
 
     def noise_variance(self, phase: str) -> float:
         """Of one value of a device's sum, off the diagonal of a matrix, in units²."""
