@@ -295,7 +295,10 @@ class NoiseWorker:
         """The segments under masks, and the seed of these for the proxy."""
         seed, summed = MaskSeed.generate(), self._shared.plan(manifest).setting.summed
         vectors = masked_vectors(manifest.at, manifest.groups, manifest.masked)
-        steps = [as_summed_steps(np.frombuffer(v, "<f4") / _NOISE_RANGE, summed) for v in values]
+        steps = [
+            as_summed_steps(np.frombuffer(v, np.float32) / np.float32(_NOISE_RANGE), summed)
+            for v in values
+        ]
         self.total = sum(int(one.sum()) for one in steps) / steps_of_one(summed)
         parts = zip(vectors, steps, strict=True)
         masked = [masked_segment(of, one, seed, membership) for of, one in parts]
@@ -354,9 +357,7 @@ class LoadDevice:
             DeviceMemory(),
             DeviceSettings(packet_bytes=setup.packet_bytes, blob_bytes=1 << 40),
         )
-        self._worker = NoiseWorker(
-            shared, OpeningKey(member.opening), signing.public().fingerprint()
-        )
+        self._worker = NoiseWorker(shared, OpeningKey(member.opening), self.id)
         self._password = member.password
         self._topic = encoded_topic(device_up(self.id))
         self._loop = asyncio.get_running_loop()
