@@ -37,6 +37,7 @@
                           rounds, local_epsilon, segments, claimed_epsilon}; empty where its
                           conditions fail or a round was repeated
     aggregation           {rule, note}: how uploads became one, and what texts claim of its chance
+    seen                  [{what, cloud, proxy}]: what each saw of uploads and models
     bytes                 by hop: {cloud_to_proxy, proxy_to_devices, devices_to_proxy,
                           proxy_to_cloud}; what the proxy publishes for all counts once
     broker, protocol      engine with version; MQTT version asked for, null in a simulation
@@ -118,6 +119,7 @@ class RunFacts:
     published: bool = True  # whether the records are those of a published set
     shuffle: Sequence[Mapping[str, Any]] = ()
     aggregation: Mapping[str, str] = field(default_factory=dict)
+    seen: Sequence[Mapping[str, str]] = ()
 
 
 PlainTable = list[dict[str, Any]]
@@ -320,6 +322,7 @@ def build(record: RunEvents, facts: RunFacts) -> dict[str, Any]:
         "privacy": (facts.status == "completed" and record.privacy) or dict(facts.privacy),
         "shuffle": [dict(credit) for credit in facts.shuffle],
         "aggregation": dict(facts.aggregation),
+        "seen": [dict(row) for row in facts.seen],
         "bytes": dict(facts.bytes),
         "broker": facts.broker,
         "protocol": facts.protocol,

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from edgeveil.errors import EdgeVeilError, JobFailed
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.shuffle_amplification import shuffled
+from edgeveil.jobs.who_sees import who_sees
 from edgeveil.privacy.guarantee import up
 from edgeveil.protocol.cloud_tasks import RESUME
 from edgeveil_tools.local.data import is_published
@@ -259,6 +260,7 @@ class RunLog:
                 simulated=simulated,
                 published=is_published(plan.job, run),
                 aggregation={"rule": plan.job.aggregation.name, "note": plan.aggregation_note},
+                seen=[asdict(row) for row in who_sees(plan)],
                 shuffle=[] if self.record.repeated else [asdict(c) for c in shuffled(plan)],
             ),
         )

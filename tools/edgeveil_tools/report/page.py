@@ -117,6 +117,7 @@ def _guarantee(privacy: Mapping[str, Any], which: str) -> dict[str, Any]:
         "text": guarantee_text(privacy, which),
         "record": record_text(part),
         "shared": shared_text(part) if proven else "",
+        "alone": _alone(part),
         "worth": worth(part["epsilon"]) if proven else "",
         "epsilon": part["epsilon"],
         "delta": part["delta"],
@@ -124,6 +125,12 @@ def _guarantee(privacy: Mapping[str, Any], which: str) -> dict[str, Any]:
         "status": part["status"],
         "per_round": part.get("epsilon_per_round"),
     }
+
+
+def _alone(part: Mapping[str, Any]) -> str:
+    """ε if all others collude, where noise is shared."""
+    found = part.get("collusion_epsilon")
+    return "not bounded" if found is None else up(found)
 
 
 def _corrected(scores: Mapping[str, Any]) -> str:

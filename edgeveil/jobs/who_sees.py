@@ -1,0 +1,53 @@
+"""What each party sees of a job's uploads and models, in words that reports and consoles show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeveil.jobs.plan import Plan
+from edgeveil.parts.exchange import TRAIN
+
+_PROXY = "ciphertext of one size, who sent it and when"
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What cloud and proxy each see of one thing, while they do not work together."""
+
+    what: str
+    cloud: str
+    proxy: str
+
+
+def who_sees(plan: Plan) -> tuple[Sight, ...]:
+    """Of a job's training uploads, its inferences, and the models it sends."""
+    rows = [_training(plan)]
+    if plan.job.infer_every:
+        rows.append(_inference(plan))
+    models = Sight("models sent to devices", "all: it makes them", "ciphertext")
+    return (*rows, models)
+
+
+def _training(plan: Plan) -> Sight:
+    train = next(one for one in plan.planned if one.phase == TRAIN)
+    noised = "noised" if plan.adds_noise else "unprotected"
+    if plan.masked(train):
+        least = plan.job.round.min_batch
+        return Sight(
+            "training uploads",
+            f"the {noised} sum of each round, of {least} uploads or more; no single upload",
+            f"{_PROXY}; the seeds of masks, without what they hide",
+        )
+    return Sight("training uploads", f"each {noised} upload, {_order(plan)}", _PROXY)
+
+
+def _inference(plan: Plan) -> Sight:
+    noised = "unprotected" if plan.softmax_epsilon is None else "noised"
+    rows = "mean softmax of a device" if plan.softmax_samples is None else "softmax of a record"
+    return Sight("inferences", f"each {noised} {rows}, {_order(plan)}", _PROXY)
+
+
+def _order(plan: Plan) -> str:
+    if plan.job.proxy.shuffle == "none":
+        return "without its sender, in the order of arrival"
+    return "without its sender, in random order"
