@@ -209,7 +209,9 @@ class Budget:
         records = RECORDS_ROOM * nominal_records << bits + 1  # no value of a record is above 2
         if isinstance(event, LaplaceEvent):
             return records + math.ceil(60 * scale_of(event))
-        return records + math.ceil(12 * math.sqrt(self.noise_variance(phase)) * 2.0**bits)
+        if isinstance(event, GaussianEvent):  # that on a diagonal, which is the widest
+            return records + math.ceil(12 * math.sqrt(event.sigma_squared))
+        return records
 
     def noise_variance(self, phase: str) -> float:
         """Of one value of a phase's sum, off the diagonal of a matrix, in units²."""
