@@ -19,8 +19,9 @@ again and again, since it can only begin anew. Else the host shuffles every grou
 the batch is durable it is forgotten whose uploads it came from: who answered stays known, so that a
 repeat is recognised, but no place, no digest and no time. The batch is offered until the cloud
 holds it, which it does when the round is committed. One under masks stays even where the cloud says
-that it has no use for it: a job that is paused may have its sums already. A newer round of the job, its commit or its end
-drops a round from any state, and a dropped round stays closed, after a restart too.
+that it has no use for it: a job that is paused may have its sums already. A newer round of the job,
+its commit or its end drops a round from any state, and a dropped round stays closed, after a
+restart too.
 """
 
 from __future__ import annotations

@@ -182,10 +182,13 @@ class BatchDelivered:
     at: ExchangeId
 
 
+UNMASKED_KEPT = 1 << 14  # exchanges, the newest: each of them took a round of real uploads
+
+
 @dataclass(frozen=True)
 class RoundUnmasked:
     """This exchange is unmasked for the choice that `question` names, of this attempt, and for no
-    other; durable before a sum of masks leaves, kept until the job ends.
+    other; durable before a sum of masks leaves, and kept when the job is over.
     """
 
     at: ExchangeId

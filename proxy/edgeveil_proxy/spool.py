@@ -30,6 +30,7 @@ from edgeveil.protocol.messages import (
     decode_header,
 )
 from edgeveil.protocol.proxy_tasks import (
+    UNMASKED_KEPT,
     Answered,
     AnswersFrom,
     BatchDelivered,
@@ -78,8 +79,8 @@ _MASKS = """
 ALTER TABLE kept ADD COLUMN key BLOB DEFAULT x'';
 ALTER TABLE uploads ADD COLUMN seed BLOB DEFAULT x'';
 ALTER TABLE batches ADD COLUMN seeds BLOB DEFAULT x'';
-CREATE TABLE unmasked (job BLOB, round INTEGER, attempt INTEGER, question BLOB,
-  PRIMARY KEY (job, round)) WITHOUT ROWID;
+CREATE TABLE unmasked (number INTEGER PRIMARY KEY AUTOINCREMENT,
+  job BLOB, round INTEGER, attempt INTEGER, question BLOB, UNIQUE (job, round));
 """
 _STEPS = {1: _ANSWERED, 2: _MASKS}
 _SINCE = b""  # in place of a job
@@ -178,7 +179,9 @@ class Spool:
                 self._forget_uploads(db, at)
             case RoundUnmasked(at=at, question=question):
                 row = (*structs.astuple(at), question)
-                db.execute("INSERT OR IGNORE INTO unmasked VALUES (?, ?, ?, ?)", row)
+                db.execute("INSERT OR IGNORE INTO unmasked VALUES (NULL, ?, ?, ?, ?)", row)
+                (newest,) = db.execute("SELECT max(number) FROM unmasked").fetchone()
+                db.execute("DELETE FROM unmasked WHERE number <= ?", (newest - UNMASKED_KEPT,))
             case BatchDelivered(at=at):
                 _run(db, "UPDATE batches SET delivered = 1, seeds = x''", at)
                 self._files.drop(batch_of(at))
@@ -300,7 +303,6 @@ class Spool:
     def _end(self, db: sqlite3.Connection, job_id: bytes, note: Note) -> None:
         self._drop_rounds(db, job_id)
         self._drop_kept(db, "job = ? AND kind != 'release'", job_id)
-        db.execute("DELETE FROM unmasked WHERE job = ?", (job_id,))
         db.execute(
             "INSERT OR REPLACE INTO ended (job, note) VALUES (?, ?)", (job_id, _encode(note))
         )
@@ -345,7 +347,8 @@ class Spool:
             if isinstance(header, Batch):
                 data = FileData(self._files.path(batch_of(at)))
                 memory.batches[at] = BatchKept(at, signed, header, data, _seeds(seeds))
-        for job, number, attempt, question in db.execute("SELECT * FROM unmasked"):
+        rows = db.execute("SELECT job, round, attempt, question FROM unmasked ORDER BY number")
+        for job, number, attempt, question in rows:
             at = ExchangeId(job, number, attempt)
             memory.unmasked[job, number] = RoundUnmasked(at, question)
         for job, note in db.execute("SELECT job, note FROM ended ORDER BY number"):

@@ -213,8 +213,8 @@ def _acknowledged(site: CrashSite, device: str) -> set[tuple[int, int]]:
 
 
 def check_unmasked_once(site: CrashSite, job: str) -> None:
-    """Of each exchange the proxy told masks for one question at most, whoever died when; and with
-    the job everything that masks were for is gone.
+    """Of each exchange the proxy told masks for one question at most, whoever died when, and that
+    it keeps; with the job everything that masks were for is gone.
     """
     questions: dict[tuple[bytes, int], set[bytes]] = {}
     for sender, _, frame in site.net.wire or []:
@@ -228,7 +228,8 @@ def check_unmasked_once(site: CrashSite, job: str) -> None:
     assert all(len(asked) == 1 for asked in questions.values()), "unmasked twice"
     unmasked = len(site.store.exchanges(job)) if site.store_job_is_secure(job) else 0
     assert len(questions) == unmasked
-    assert not site.proxy.spool.load().unmasked
+    unmasked_for = {k: v.question for k, v in site.proxy.spool.load().unmasked.items()}
+    assert {k: {v} for k, v in unmasked_for.items()} == questions
     assert site.store.kept_sums(job, 1) is None
 
 

@@ -47,9 +47,7 @@ def secure(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-def played(
-    monkeypatch: pytest.MonkeyPatch, disk: Path, secure: bool, *deaths: Death
-) -> CrashSite:
+def played(monkeypatch: pytest.MonkeyPatch, disk: Path, secure: bool, *deaths: Death) -> CrashSite:
     folder = Path(tempfile.mkdtemp(dir=disk))
     site = CrashSite(folder, *deaths)
     with told_writes(monkeypatch, site):

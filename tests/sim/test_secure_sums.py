@@ -154,7 +154,6 @@ def test_nothing_of_a_round_can_be_opened_once_it_is_committed(tmp_path: Path) -
         assert not any(keys), number
         assert fleet.store.kept_sums(done, number) is None
     assert fleet.finish(done) == "completed"
-    assert not fleet.proxy.spool.load().unmasked
 
 
 def test_a_proxy_that_gives_wrong_masks_ends_the_job_and_nothing_is_committed(

@@ -59,7 +59,6 @@ from edgeveil.protocol.cloud_tasks import (
 from edgeveil.protocol.messages import Ack, Close, Note, Roster, Shortfall, Unmask
 from edgeveil.protocol.transfer import describe
 
-
 ASKED = AskUnmask(Unmask(at(), batch()[0].blob.digest, b"\x07"))
 
 
