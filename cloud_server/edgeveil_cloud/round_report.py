@@ -61,8 +61,17 @@ def exchange_event(
         **{name: getattr(record, name) for name in names},
         "bytes": dict(record.bytes),
         "timeline": dict(timeline),
-        "epsilon": {"training": _finite(quote.training), "inference": _finite(quote.inference)},
+        "epsilon": {
+            "training": _finite(quote.training),
+            "inference": _finite(quote.inference),
+            **_if_colluding(quote.training),
+        },
     }
+
+
+def _if_colluding(guarantee: Guarantee) -> dict[str, Any]:
+    found = guarantee.of_collusion
+    return {"collusion": found["collusion_epsilon"]} if found else {}
 
 
 def shown_mean(plan: Plan, state: Mapping[str, Array]) -> dict[str, float]:
@@ -117,6 +126,7 @@ def _plain(guarantee: Guarantee) -> dict[str, Any]:
         "unit": guarantee.unit,
         "status": guarantee.status,
         **guarantee.of_records,
+        **guarantee.of_collusion,
         **guarantee.notes,
     }
 

@@ -25,6 +25,8 @@ def limits_of(policy: Policy) -> Limits:
         max_inference_epsilon=policy.max_inference_epsilon,
         accept_unproven=policy.accept_unproven,
         accept_unprotected=policy.accept_unprotected,
+        max_collusion_epsilon_per_job=policy.collusion_epsilon_per_job,
+        lifetime_collusion_epsilon=policy.collusion_epsilon_in_all,
     )
 
 

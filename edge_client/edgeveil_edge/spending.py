@@ -42,9 +42,17 @@ def left(account: Account, policy: Policy) -> dict[str, float]:
     training, inference = total(q.training for q in quotes), total(q.inference for q in quotes)
     return {
         "lifetime_epsilon": max(0.0, policy.lifetime_epsilon - training.epsilon),
+        **_left_if_colluding(policy, training),
         "lifetime_delta": max(0.0, policy.lifetime_delta - training.delta),
         "max_inference_epsilon": max(0.0, policy.max_inference_epsilon - inference.epsilon),
     }
+
+
+def _left_if_colluding(policy: Policy, training: Guarantee) -> dict[str, float]:
+    if training.if_colluding is None and policy.lifetime_collusion_epsilon is None:
+        return {}
+    left_over = policy.collusion_epsilon_in_all - training.collusion_epsilon
+    return {"lifetime_collusion_epsilon": max(0.0, left_over)}
 
 
 def _job(job: str, entry: JobAccount) -> dict[str, Any]:
@@ -90,7 +98,7 @@ def _guarantee(found: Guarantee) -> dict[str, Any]:
         "delta": found.delta if found.proven else None,
         "unit": found.unit,
         "status": found.status,
-        **(found.of_records if found.proven else {}),
+        **({**found.of_records, **found.of_collusion} if found.proven else {}),
         **found.notes,
         **({"claimed_epsilon": found.epsilon} if claimed else {}),
     }

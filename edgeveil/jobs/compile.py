@@ -335,6 +335,12 @@ def _chosen_before_noise(stages: Sequence[tuple[str, Stage]]) -> Iterator[Mix]:
 def _secure(job: Job) -> Iterator[Mix]:
     """What cannot be done where the cloud sees sums alone."""
     if not job.aggregation.secure:
+        if job.privacy.noise == "shared":
+            yield Mix(
+                ("privacy.noise", "aggregation.secure"),
+                "shared noise protects in sums alone, and without secure sums the cloud sees each "
+                "upload with its part of the noise; set aggregation.secure, or noise: local",
+            )
         return
     rule, method = job.aggregation.name, job.train.method
     if rule != "fedavg":
@@ -349,6 +355,18 @@ def _secure(job: Job) -> Iterator[Mix]:
             ("aggregation.secure", "train.method"),
             f"what devices upload with method '{method}' is no sum of integers, so it cannot be "
             f"summed under masks; use {able}, or leave secure out",
+        )
+    elif job.privacy.noise == "shared" and not METHODS[method].shares:
+        able = ", ".join(name for name in METHODS if METHODS[name].shares)
+        yield Mix(
+            ("privacy.noise", "train.method"),
+            f"the noise of method '{method}' cannot be shared; use {able}, or noise: local",
+        )
+    if job.privacy.noise == "shared" and getattr(job.train, "noise", "gaussian") == "laplace":
+        yield Mix(
+            ("privacy.noise", "train.noise"),
+            "parts of Laplace noise do not add up to Laplace noise, so it cannot be shared; use "
+            "train.noise: gaussian, or privacy.noise: local",
         )
     projection = projection_of(job.features)
     if projection is not None and projection.name == "ldp_pca":
@@ -371,9 +389,9 @@ def _sum_room(plan: Plan) -> Iterator[Mix]:
             plan.groups(exchange)  # a group's size is that of its ring
     except CryptoError as error:
         yield Mix(
-            ("aggregation.secure", "privacy.epsilon", "data.nominal_records", "selection.devices"),
-            f"the devices' sums do not fit the largest ring, {error.what}; {error.fix}: raise "
-            "epsilon, or lower nominal_records or selection.devices",
+            ("aggregation.secure", "selection.devices", "data.nominal_records", "privacy.epsilon"),
+            f"the devices' sums do not fit the largest ring, {error.what}; name fewer devices in "
+            "selection.devices, or lower data.nominal_records",
         )
 
 

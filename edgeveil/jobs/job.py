@@ -72,6 +72,12 @@ class Privacy(Block):
     """δ of the whole training; must stay below 1 / data.nominal_records."""
     max_participations: int | None = Field(default=None, ge=1)
     """Training rounds one device may answer; the noise is made for it. null: all rounds."""
+    noise: Literal["local", "shared"] = "local"
+    """`local`: each device adds all of the noise. `shared`: each adds a part, which protects it in
+    sums with those of others (`aggregation.secure`); reports then print two ε."""
+    honest_share: float = Field(default=0.8, gt=0, le=1)
+    """With shared noise: the share of the uploads in a sum that honest devices are counted on to
+    have sent. Nobody can tell whether they did: fewer, and the printed ε does not hold."""
     stop: SelfStop | None = None
     """A rule that ends training early; null: all rounds are trained."""
     accept_unproven: bool = False

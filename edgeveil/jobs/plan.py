@@ -40,7 +40,7 @@ SOFTMAX = "softmax"
 _NO_EPSILON = 1.0  # stands where a job needs none: no noise is made from it, see `adds_noise`
 
 
-MOST_SUMMED = 1 << 17  # uploads in one sum, where the job asks all devices
+MOST_SUMMED = 1 << 14  # uploads in one sum, where the job asks all devices and names no number
 
 
 def summands(job: Job) -> int:
@@ -49,6 +49,13 @@ def summands(job: Job) -> int:
     if isinstance(asked, int):
         return rounded_up(asked, job.selection.over_select)
     return MOST_SUMMED
+
+
+def honest_devices(job: Job) -> int:
+    """How many devices in each sum add their part of shared noise; 0 where noise is not shared."""
+    if job.privacy.noise != "shared":
+        return 0
+    return rounded_up(job.round.min_batch, job.privacy.honest_share)
 
 
 class Plan:
@@ -76,6 +83,7 @@ class Plan:
             network=self._network(),
             whole=job.proxy.shuffle == "whole",
             summed=summands(job) if job.aggregation.secure else 0,
+            honest=honest_devices(job),
         )
         stages = tuple(STAGES[entry.name].build(entry, setting) for entry in job.update)
         self.setting = replace(setting, stages=stages)

@@ -31,7 +31,8 @@ class Setting:
     `projection` names the federated PCA that follows the public `features`, if any. `network` is
     what methods that upload updates train, `stages` what these then pass through; `whole` asks
     for an update in one segment. `summed`: uploads are integers that are summed under masks, so
-    many at most; 0: they are seen one by one.
+    many at most; 0: they are seen one by one. `honest`: so many devices in each sum are counted on
+    to add their part of the noise; 0: each adds all of it.
     """
 
     epsilon: float
@@ -48,6 +49,7 @@ class Setting:
     stages: tuple[Stage, ...] = ()
     whole: bool = False
     summed: int = 0
+    honest: int = 0
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -57,6 +59,7 @@ class Setting:
             ("devices", 1),
             ("infer_every", 0),
             ("summed", 0),
+            ("honest", 0),
         ):
             if getattr(self, name) < least:
                 raise PrivacyError(f"{name}: must be at least {least}, got {getattr(self, name)}")
@@ -93,7 +96,8 @@ class MethodPart(BlockPart):
     """The declaration of a training method: its two halves, each made of parameters and setting.
 
     `learns_on`: `features`, `model` for a method that trains the job's model and uploads what
-    changed, or `nothing`. `summed`: it can upload integers of which only sums are seen.
+    changed, or `nothing`. `summed`: it can upload integers of which only sums are seen. `shares`:
+    its noise may then be shared.
     """
 
     family: ClassVar[str] = "methods"
@@ -106,6 +110,7 @@ class MethodPart(BlockPart):
     cloud: Callable[[Any, Setting], CloudMethod]
     learns_on: Literal["features", "model", "nothing"] = "features"
     summed: bool = False
+    shares: bool = False
 
 
 def network_of(setting: Setting) -> Network:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -31,9 +31,12 @@ from edgeveil.privacy.events import (
     NoisyEvent,
     PoissonSampled,
     PureEvent,
+    SharedGaussian,
     Status,
     Unit,
     UnprotectedEvent,
+    as_single,
+    as_summed,
     for_one_record,
 )
 from edgeveil.privacy.guarantee import Guarantee
@@ -127,6 +130,30 @@ def mu_for(epsilon: float, delta: float) -> float:
 
 
 def epsilon(events: Iterable[Event], delta: float) -> Guarantee:
+    """As `_epsilon`; shared noise as sums show it, with the ε of a device's own noise beside."""
+    listed = tuple(events)
+    shared = [event for event in listed if isinstance(event, SharedGaussian)]
+    summed = _epsilon(map(as_summed, listed), delta)
+    if not shared:
+        return summed
+    single = _or_infinite(tuple(map(as_single, listed)), delta)
+    honest = max(event.honest for event in shared)
+    return replace(summed, if_colluding=max(single, summed.epsilon), honest=honest)
+
+
+def _or_infinite(events: tuple[Event, ...], delta: float) -> float:
+    """ε; where the grid is too coarse for less noise, by log moments, which hold on any."""
+    try:
+        return _epsilon(events, delta).epsilon
+    except PrivacyError:
+        known = [moments for event in events if (moments := log_moments(event)) is not None]
+        if len(known) < len(events):
+            return math.inf
+        together = added(known)
+        return _least_epsilon(lambda e: delta_at(e, together), 0.0, delta)
+
+
+def _epsilon(events: Iterable[Event], delta: float) -> Guarantee:
     """(ε, δ) of releasing all `events` on the same data, one unit for all of them.
 
     Gaussian and pure-ε events together cost the lesser of basic composition and, where the
@@ -161,18 +188,11 @@ def epsilon(events: Iterable[Event], delta: float) -> Guarantee:
 
 
 def _among_others(events: tuple[Event, ...], delta: float, whole: float) -> float | None:
-    """`Guarantee.among_others`; where the grid leaves none, by moments, which hold on any."""
+    """`Guarantee.among_others`."""
     if not any(isinstance(e, GaussianEvent) and e.unit == "device" for e in events):
         return None
-    each = [for_one_record(event) for event in events]
-    try:
-        return max(whole, epsilon(each, delta).epsilon)
-    except PrivacyError:
-        known = [moments for event in each if (moments := log_moments(event)) is not None]
-        if len(known) < len(each):
-            return math.inf
-        together = added(known)
-        return _least_epsilon(lambda e: delta_at(e, together), 0.0, delta)
+    each = tuple(for_one_record(event) for event in events)
+    return max(whole, _or_infinite(each, delta))
 
 
 def pure_epsilon(events: Iterable[Event]) -> Fraction:

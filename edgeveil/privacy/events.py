@@ -137,6 +137,57 @@ class PoissonSampled:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SharedGaussian:
+    """A device's part in a sum of which single parts are not seen: shared noise.
+
+    `own` states the noise that the device itself adds. A sum that is seen has the parts of at least
+    `honest` devices that add as much, independently, and tell nobody. Proof: `docs/privacy.md`,
+    "Shared noise".
+    """
+
+    own: GaussianEvent
+    honest: int
+
+    def __post_init__(self) -> None:
+        if self.honest < 1:
+            raise PrivacyError(f"event '{self.what}': needs an honest device")
+
+    @property
+    def together(self) -> GaussianEvent:
+        """The release as a sum shows it: `honest` times the variance."""
+        return replace(
+            self.own,
+            sigma_squared=self.honest * self.own.sigma_squared,
+            finest_sigma_squared=self.honest * self.own.finest_sigma_squared,
+        )
+
+    @property
+    def what(self) -> str:
+        """The name of the release."""
+        return self.own.what
+
+    @property
+    def unit(self) -> Unit:
+        """Whose presence is hidden."""
+        return self.own.unit
+
+    @property
+    def purpose(self) -> str:
+        """`train` or `infer`."""
+        return self.own.purpose
+
+    @property
+    def status(self) -> Status:
+        """As of the device's own part."""
+        return self.own.status
+
+    @property
+    def source(self) -> str:
+        """The theorems, of the noise and of its sum."""
+        return self.own.source
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaplaceEvent(_Event):
     """An integer vector plus independent discrete Laplace noise of an exact rational scale.
 
@@ -244,7 +295,17 @@ class UnprotectedEvent(_Event):
 
 PureEvent = LaplaceEvent | SelectionEvent | TwoValueEvent  # those with an exact pure ε
 NoisyEvent = GaussianEvent | PoissonSampled  # those with a δ
-Event = NoisyEvent | PureEvent | ClaimedEvent | UnprotectedEvent
+Event = NoisyEvent | SharedGaussian | PureEvent | ClaimedEvent | UnprotectedEvent
+
+
+def as_summed(event: Event) -> Event:
+    """The release as who sees sums alone sees it."""
+    return event.together if isinstance(event, SharedGaussian) else event
+
+
+def as_single(event: Event) -> Event:
+    """The release as all others see it where they work together: the device's own noise is left."""
+    return event.own if isinstance(event, SharedGaussian) else event
 
 
 def for_one_record(event: Event) -> Event:
@@ -258,12 +319,16 @@ def for_one_record(event: Event) -> Event:
         return replace(event, unit="record", sensitivity_steps=2 * event.sensitivity_steps)
     if isinstance(event, PoissonSampled):
         return replace(event, event=replace(event.event, unit="record"))
+    if isinstance(event, SharedGaussian):
+        own = for_one_record(event.own)
+        return replace(event, own=own) if isinstance(own, GaussianEvent) else event
     return replace(event, unit="record")
 
 
 _KINDS: dict[str, type[Event]] = {
     "gaussian": GaussianEvent,
     "sampled_gaussian": PoissonSampled,
+    "shared_gaussian": SharedGaussian,
     "laplace": LaplaceEvent,
     "selection": SelectionEvent,
     "two_value": TwoValueEvent,
@@ -285,6 +350,8 @@ def to_dict(event: Event) -> dict[str, Any]:
     """Plain values of an event, with its `kind`; the inverse of `event_from_dict`."""
     kind = next(name for name, known in _KINDS.items() if type(event) is known)
     values = _flat(event) if isinstance(event, PoissonSampled) else asdict(event)
+    if isinstance(event, SharedGaussian):
+        values = {**asdict(event.own), "honest": event.honest}
     plain = {k: str(v) if k in _WIDE else v for k, v in values.items()}
     return {"kind": kind, **plain}
 
@@ -300,12 +367,18 @@ def event_from_dict(plain: Mapping[str, Any]) -> Event:
     if cls is PoissonSampled:
         known |= {f.name: f.type for f in fields(GaussianEvent)}
         del known["event"], known["finest_sigma_squared"]
+    if cls is SharedGaussian:
+        known |= {f.name: f.type for f in fields(GaussianEvent)}
+        del known["own"]
     if set(values) - set(known):
         raise PrivacyError(f"{kind} event: unknown fields {sorted(set(values) - set(known))}")
     try:
         typed = {k: _typed(known[k], k, v) for k, v in values.items()}
+        if cls is SharedGaussian:
+            honest = typed.pop("honest")
+            return SharedGaussian(own=GaussianEvent(**typed), honest=honest)
         return _of_flat(**typed) if cls is PoissonSampled else cls(**typed)
-    except (TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise PrivacyError(f"{kind} event: {error}") from None
 
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.accountant import discreteness_tv, epsilon, mu_for
 from edgeveil.privacy.derived import bound
-from edgeveil.privacy.events import GaussianEvent, PoissonSampled, Unit
+from edgeveil.privacy.events import GaussianEvent, PoissonSampled, SharedGaussian, Unit
 from edgeveil.privacy.grid import SHRINK
 from edgeveil.privacy.sampler import (
     LARGEST_SCALE,
@@ -47,6 +47,7 @@ SAMPLED_SOURCE = (
 )
 TIGHT = 1.0 + 2.0**-9  # the noise found is at most so much above the least
 LARGEST_MULTIPLIER = LARGEST_SCALE >> 30
+LEAST_SHARE_BITS = 10  # of the σ, in steps, of one device's part in shared noise
 CLIP_STEPS_BITS = 30  # of C in steps, at most: squares of norms then fit 64 bits
 SIGMA_BITS = 37  # of σ in steps, about: fine for the price, and within what the sampler draws
 
@@ -85,6 +86,27 @@ def gaussian_event(
         grid_bits=grid_bits,
         source=GAUSSIAN_SOURCE,
     )
+
+
+def shared_gaussian(event: GaussianEvent, honest: int) -> SharedGaussian:
+    """The same release, of which `honest` devices add their part of the noise each.
+
+    Each part has the least even variance of which so many add up to the event's. Sums of discrete
+    Gaussians are none, but at `LEAST_SHARE_BITS` of σ and more nobody can tell (`docs/privacy.md`,
+    "Shared noise"). Raises `PrivacyError` for parts that are finer than that.
+    """
+    part = 2 * math.ceil(Fraction(event.sigma_squared, 2 * honest))
+    symmetric = event.finest_sigma_squared != event.sigma_squared
+    finest = part // 2 if symmetric else part
+    if finest < 1 << 2 * LEAST_SHARE_BITS:
+        raise PrivacyError(
+            f"{event.what}: noise of {math.sqrt(finest):.3g} steps each is too coarse to add up",
+            where="privacy.epsilon",
+            fix="lower epsilon, or round.min_batch",
+        )
+    source = f"{event.source}; shared: Kairouz, Liu, Steinke 2021, cor. 12"
+    own = replace(event, sigma_squared=part, finest_sigma_squared=finest, source=source)
+    return SharedGaussian(own=own, honest=honest)
 
 
 def gaussian(

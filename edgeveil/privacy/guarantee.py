@@ -29,7 +29,9 @@ class Guarantee:
     """(ε, δ) for one unit. Where `status` is not `proven`, ε and δ are not a guarantee.
 
     `among_others` is the ε of one record of a device that keeps its others, at the same δ, where
-    that is not ε itself: see `for_one_record`.
+    that is not ε itself: see `for_one_record`. With shared noise ε holds while cloud and proxy do
+    not collude and each sum has the parts of `honest` devices that keep to the protocol; if all
+    others collude, the device's own noise is left and the ε is `if_colluding`, at the same δ.
     """
 
     epsilon: float
@@ -37,6 +39,21 @@ class Guarantee:
     unit: Unit
     status: Status
     among_others: float | None = None
+    if_colluding: float | None = None
+    honest: int = 0
+
+    @property
+    def collusion_epsilon(self) -> float:
+        """ε if all others collude."""
+        return self.epsilon if self.if_colluding is None else self.if_colluding
+
+    @property
+    def of_collusion(self) -> dict[str, float | int | None]:
+        """`collusion_epsilon`, null where infinite, `honest_devices`; {} where ε says it all."""
+        if self.if_colluding is None:
+            return {}
+        found = self.if_colluding if self.if_colluding < math.inf else None
+        return {"collusion_epsilon": found, "honest_devices": self.honest}
 
     @property
     def of_records(self) -> dict[str, float | None]:
@@ -67,7 +84,18 @@ class Guarantee:
         whole = f"ε = {up(self.epsilon)}, δ = {up(self.delta)} per {self.unit}"
         if self.among_others is not None:
             whole += f" (ε = {up(self.among_others)} per record)"
-        return whole + worth(self.epsilon)
+        whole += worth(self.epsilon)
+        if self.if_colluding is not None:
+            whole += f"; {collusion_text(self.honest, self.if_colluding)}"
+        return whole
+
+
+def collusion_text(honest: int, if_colluding: float) -> str:
+    """What stands behind an ε of shared noise: what it counts on, and what is left without."""
+    return (
+        f"with {honest} honest devices in each sum, and cloud and proxy apart; if all others"
+        f" collude ε = {up(if_colluding)}"
+    )
 
 
 def protects_nothing(epsilon: float) -> bool:

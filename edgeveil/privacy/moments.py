@@ -23,7 +23,7 @@ from functools import lru_cache
 import numpy as np
 
 from edgeveil.errors import PrivacyError
-from edgeveil.privacy.events import Event, GaussianEvent, PoissonSampled, PureEvent
+from edgeveil.privacy.events import Event, GaussianEvent, PoissonSampled, PureEvent, as_summed
 
 ROUND_UP = 1.0 + 1e-9  # covers the float64 rounding of a computed ε or δ
 # λ from 1/4 to 960, eight to each doubling; exact in float64.
@@ -37,6 +37,7 @@ NO_MOMENTS: Moments = (0.0,) * len(ORDERS)
 
 def log_moments(event: Event) -> Moments | None:
     """Bounds on the event's log moments at `ORDERS`; None where nothing is proven."""
+    event = as_summed(event)
     if isinstance(event, GaussianEvent):
         return gaussian_moments(event.mu)
     if isinstance(event, PoissonSampled):

@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from edgeveil.errors import PrivacyError
@@ -23,7 +23,8 @@ class Limits:
 
     `max_epsilon_per_job`, `lifetime_epsilon` and `lifetime_delta` bound training, in the jobs' own
     unit where all have one, else per record; `max_inference_epsilon` bounds the inference uploads
-    of the data set's whole life.
+    of the data set's whole life. The two of collusion bound what training costs if all others
+    collude; None: as much as if they do not.
     """
 
     max_epsilon_per_job: float
@@ -32,6 +33,8 @@ class Limits:
     max_inference_epsilon: float
     accept_unproven: bool = False
     accept_unprotected: bool = False
+    max_collusion_epsilon_per_job: float | None = None
+    lifetime_collusion_epsilon: float | None = None
 
 
 @dataclass(frozen=True)
@@ -120,10 +123,19 @@ def total(parts: Iterable[Guarantee]) -> Guarantee:
     of_records = _added(part.record_epsilon for part in listed)
     delta, status = math.fsum(p.delta for p in listed), weakest(p.status for p in listed)
     if len(units) > 1:
-        return Guarantee(of_records, delta, "record", status)
+        return _with_collusion(Guarantee(of_records, delta, "record", status), listed)
     unit = units.pop() if units else "record"
     told = of_records if any(part.among_others is not None for part in listed) else None
-    return Guarantee(_added(part.epsilon for part in listed), delta, unit, status, told)
+    whole = Guarantee(_added(part.epsilon for part in listed), delta, unit, status, told)
+    return _with_collusion(whole, listed)
+
+
+def _with_collusion(whole: Guarantee, parts: tuple[Guarantee, ...]) -> Guarantee:
+    """With what the parts cost if all others collude, where that is more."""
+    if all(part.if_colluding is None for part in parts):
+        return whole
+    colluding = _added(max(p.collusion_epsilon, p.record_epsilon) for p in parts)
+    return replace(whole, if_colluding=colluding, honest=max(p.honest for p in parts))
 
 
 def _added(epsilons: Iterable[float]) -> float:
@@ -145,9 +157,20 @@ def check_job(request: JobRequest, limits: Limits, others: Iterable[Quote]) -> Q
     past = tuple(others)
     training = total([priced.training, *[quote.training for quote in past]])
     inference = total([priced.inference, *[quote.inference for quote in past]])
+    per_job, lifetime = limits.max_collusion_epsilon_per_job, limits.lifetime_collusion_epsilon
     for name, asked, limit in (
         ("max_epsilon_per_job", priced.training.epsilon, limits.max_epsilon_per_job),
+        (
+            "max_collusion_epsilon_per_job",
+            priced.training.collusion_epsilon,
+            limits.max_epsilon_per_job if per_job is None else per_job,
+        ),
         ("lifetime_epsilon", training.epsilon, limits.lifetime_epsilon),
+        (
+            "lifetime_collusion_epsilon",
+            training.collusion_epsilon,
+            limits.lifetime_epsilon if lifetime is None else lifetime,
+        ),
         ("lifetime_delta", training.delta, limits.lifetime_delta),
         ("max_inference_epsilon", inference.epsilon, limits.max_inference_epsilon),
     ):

@@ -68,6 +68,11 @@ class Policy(Block):
     """Largest δ of all jobs together on this data set."""
     max_inference_epsilon: float = Field(default=100.0, ge=0)
     """Largest ε of all inference uploads together on this data set."""
+    max_collusion_epsilon_per_job: float | None = Field(default=None, ge=0, examples=[30])
+    """Largest training ε of one job if all others collude, where noise is shared
+    (`privacy.noise: shared`). null: as max_epsilon_per_job."""
+    lifetime_collusion_epsilon: float | None = Field(default=None, ge=0, examples=[150])
+    """The same of all jobs together on this data set. null: as lifetime_epsilon."""
     accept_unproven: bool = False
     """Take part in jobs whose guarantee is claimed and not proven."""
     accept_unprotected: bool = False
@@ -104,6 +109,18 @@ class Policy(Block):
     """Longest time budget of a job's rounds (`round.budget_s`), in seconds."""
     require_cover: bool = False
     """Answer no round without cover traffic (`cover_traffic` at the proxy), and say nothing."""
+
+    @property
+    def collusion_epsilon_per_job(self) -> float:
+        """`max_collusion_epsilon_per_job`, or what stands for it."""
+        given = self.max_collusion_epsilon_per_job
+        return self.max_epsilon_per_job if given is None else given
+
+    @property
+    def collusion_epsilon_in_all(self) -> float:
+        """`lifetime_collusion_epsilon`, or what stands for it."""
+        given = self.lifetime_collusion_epsilon
+        return self.lifetime_epsilon if given is None else given
 
     allow_python_models: SkipJsonSchema[Annotated[bool, AfterValidator(_named_alone)]] = Field(
         default=False, exclude=True

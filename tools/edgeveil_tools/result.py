@@ -67,7 +67,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from edgeveil.errors import UsageError
 from edgeveil.privacy.events import Unit
-from edgeveil.privacy.guarantee import up, worth
+from edgeveil.privacy.guarantee import collusion_text, up, worth
 from edgeveil.privacy.policy import Quote
 
 if TYPE_CHECKING:
@@ -348,6 +348,7 @@ def privacy_of(
             "unit": g.unit,
             "status": g.status,
             **g.of_records,
+            **g.of_collusion,
             **g.notes,
         }
         for name, g in (("training", quote.training), ("inference", quote.inference))
@@ -372,7 +373,16 @@ def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
             f"ε = {up(part['epsilon_per_round'])} per round, {total} in total, per {unit},"
             f" proven{worth(part['epsilon'])}"
         )
-    return f"({total}) per {unit}, whole job, proven{record_text(part)}{worth(part['epsilon'])}"
+    told = f"({total}) per {unit}, whole job, proven{record_text(part)}{worth(part['epsilon'])}"
+    return f"{told}{shared_text(part)}"
+
+
+def shared_text(part: Mapping[str, Any]) -> str:
+    """With shared noise, what ε counts on and what it is if all others collude; else nothing."""
+    if "collusion_epsilon" not in part:
+        return ""
+    alone = part["collusion_epsilon"]
+    return f"; {collusion_text(part['honest_devices'], math.inf if alone is None else alone)}"
 
 
 def record_text(part: Mapping[str, Any]) -> str:

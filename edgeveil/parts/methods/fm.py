@@ -415,4 +415,5 @@ PART = MethodPart(
     privacy="proven",
     example="train: {method: fm, rounds: 15}",
     summed=True,
+    shares=True,
 )

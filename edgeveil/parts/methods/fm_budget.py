@@ -20,8 +20,15 @@ from edgeveil.parts.methods.fm_sums import LARGEST_L1, PRODUCT_BITS, check_sizes
 from edgeveil.parts.methods.symmetric_packing import triangle_size
 from edgeveil.parts.setting import MethodParameters, Setting
 from edgeveil.privacy.accountant import HAIR, discreteness_tv, epsilon, mu_for, pure_epsilon
-from edgeveil.privacy.events import ClaimedEvent, Event, GaussianEvent, LaplaceEvent
-from edgeveil.privacy.gaussian_mechanism import Layout, gaussian_event
+from edgeveil.privacy.events import (
+    ClaimedEvent,
+    Event,
+    GaussianEvent,
+    LaplaceEvent,
+    as_single,
+    as_summed,
+)
+from edgeveil.privacy.gaussian_mechanism import Layout, gaussian_event, shared_gaussian
 from edgeveil.privacy.laplace_mechanism import laplace_event, scale_of
 
 
@@ -85,7 +92,6 @@ CENTRE, QUADRATIC = "centre", "quadratic"
 # Gaussian sums are moved to the grid 2**-28, so that the noise has 2**20 steps and more; Laplace
 # noise is exactly priced on any grid and stays on that of the products.
 GAUSSIAN_BITS, LAPLACE_BITS = 28, PRODUCT_BITS
-RECORDS_ROOM = 4  # a device may have so many times the nominal records before its sums are cut off
 LOCAL_BASIS = ClaimedEvent(
     what="basis of the device's own PCA, without noise",
     unit="record",
@@ -193,7 +199,7 @@ class Budget:
 
     def grid_bits(self, phase: str) -> int:
         """A phase's sum and its noise stand on the grid 2**-bits."""
-        event = self.events[phase]
+        event = as_single(self.events[phase])
         if isinstance(event, GaussianEvent | LaplaceEvent):
             return event.grid_bits
         return PRODUCT_BITS
@@ -201,21 +207,21 @@ class Budget:
     def largest(self, phase: str, nominal_records: int) -> int:
         """What no value of a noised sum of one device goes beyond, in steps; public.
 
-        Room for `RECORDS_ROOM` times the nominal records, and for noise up to 12 σ, past which one
-        of 2^60 values comes with less than 2^-40 (for a normal one Mills' ratio: 2·Q(12) < 2^-107;
-        Laplace noise e^-60 < 2^-86). What is larger is cut off.
+        Room for the nominal records if each had the largest value there, and for noise up to 12 σ,
+        past which one of 2^60 values comes with less than 2^-40 (for a normal one Mills' ratio:
+        2·Q(12) < 2^-107; Laplace noise e^-60 < 2^-86). What is larger is cut off.
         """
-        event, bits = self.events[phase], self.grid_bits(phase)
-        records = RECORDS_ROOM * nominal_records << bits + 1  # no value of a record is above 2
+        event, bits = as_single(self.events[phase]), self.grid_bits(phase)
+        one = event.sensitivity_steps if isinstance(event, GaussianEvent) else 1 << bits + 1
         if isinstance(event, LaplaceEvent):
-            return records + math.ceil(60 * scale_of(event))
+            return nominal_records * one + math.ceil(60 * scale_of(event))
         if isinstance(event, GaussianEvent):  # that on a diagonal, which is the widest
-            return records + math.ceil(12 * math.sqrt(event.sigma_squared))
-        return records
+            return nominal_records * one + math.ceil(12 * math.sqrt(event.sigma_squared))
+        return nominal_records * one
 
     def noise_variance(self, phase: str) -> float:
-        """Of one value of a phase's sum, off the diagonal of a matrix, in units²."""
-        event = self.events[phase]
+        """Of one value of a device's sum, off the diagonal of a matrix, in units²."""
+        event = as_single(self.events[phase])
         steps = 0.0
         if isinstance(event, GaussianEvent):
             steps = float(event.finest_sigma_squared)
@@ -278,7 +284,8 @@ def budget(parameters: FmParameters, setting: Setting) -> Budget:
 
 
 def _gaussians(result: Budget) -> list[GaussianEvent]:
-    return [event for event in result.job_events() if isinstance(event, GaussianEvent)]
+    events = map(as_summed, result.job_events())
+    return [event for event in events if isinstance(event, GaussianEvent)]
 
 
 def _costs(result: Budget, delta: float) -> float:
@@ -312,7 +319,7 @@ def _share_out(parameters: FmParameters, setting: Setting, split: _Split, delta:
     for phase, share in shares.items():
         released = released_sum(phase, parameters, setting)
         if parameters.noise == "gaussian":
-            events[phase] = released.gaussian(mu * math.sqrt(share))
+            events[phase] = _shared(released.gaussian(mu * math.sqrt(share)), setting)
         else:
             events[phase] = released.laplace(split.rest_epsilon * share)
     local = setting.projection is not None and setting.projection.name == "local_pca"
@@ -325,4 +332,8 @@ def _covariance_event(
     if setting.projection is not None and setting.projection.noise == "wishart":
         return wishart_event(split.own_epsilon)
     mu = mu_for(split.own_epsilon, delta) * (math.sqrt(split.first) if split.one_kind else 1.0)
-    return released_sum(COVARIANCE, parameters, setting).gaussian(mu)
+    return _shared(released_sum(COVARIANCE, parameters, setting).gaussian(mu), setting)
+
+
+def _shared(event: GaussianEvent, setting: Setting) -> Event:
+    return shared_gaussian(event, setting.honest) if setting.honest else event

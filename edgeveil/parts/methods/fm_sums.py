@@ -27,7 +27,7 @@ from edgeveil.parts.features import valid_records
 from edgeveil.parts.methods.symmetric_packing import symmetric, upper
 from edgeveil.parts.setting import Setting
 from edgeveil.privacy.derived import bound
-from edgeveil.privacy.events import ClaimedEvent, Event, GaussianEvent, LaplaceEvent
+from edgeveil.privacy.events import ClaimedEvent, Event, GaussianEvent, LaplaceEvent, as_single
 from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle, gaussian
 from edgeveil.privacy.grid import (
     GRID_BITS,
@@ -241,7 +241,8 @@ def _softmax(logits: Float64) -> Float64:
 
 
 def noised(total: Int64, event: Event, random_bytes: RandomBytes) -> Int64:
-    """`total`, in steps, plus the event's noise."""
+    """`total`, in steps, plus the event's noise; of shared noise the device's own part."""
+    event = as_single(event)
     if isinstance(event, GaussianEvent):
         return gaussian(total, event, random_bytes)[0]
     if isinstance(event, LaplaceEvent):

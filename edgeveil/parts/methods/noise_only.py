@@ -14,7 +14,16 @@ from pydantic import Field
 
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
-from edgeveil.parts.exchange import TRAIN, Aim, Answer, Array, Exchange, SegmentSpec, Tensors
+from edgeveil.parts.exchange import (
+    TRAIN,
+    Aim,
+    Answer,
+    Array,
+    Exchange,
+    SegmentSpec,
+    Tensors,
+    summed_spec,
+)
 from edgeveil.parts.setting import MethodParameters, MethodPart, Setting
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.sampler import RandomBytes, os_random
@@ -41,7 +50,7 @@ class NoiseOnlyDevice:
     """Device half: touches no record."""
 
     def __init__(self, parameters: NoiseOnlyParameters, setting: Setting) -> None:
-        self.parameters = parameters
+        self.parameters, self.setting = parameters, setting
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
         """Nothing."""
@@ -61,7 +70,9 @@ class NoiseOnlyDevice:
         package, form = tensors.get(PACKAGE), (self.parameters.package_values,)
         if package is None or (package.shape, str(package.dtype)) != (form, "float32"):
             raise ProtocolError("bad_package", f"tensor '{PACKAGE}' is not float32 of shape {form}")
-        return Answer({NOISE: uniform(self.parameters.values, random_bytes)}, ())
+        values = uniform(self.parameters.values, random_bytes)
+        summed = self.setting.summed
+        return Answer({NOISE: as_summed_steps(values, summed) if summed else values}, ())
 
 
 class NoiseOnlyCloud:
@@ -79,8 +90,11 @@ class NoiseOnlyCloud:
         )
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
-        """`noise` (values,), float32."""
-        return (SegmentSpec(NOISE, (self.parameters.values,), "float32"),)
+        """`noise` (values,): float32, or summed integers of as many bits."""
+        shape, summed = (self.parameters.values,), self.setting.summed
+        if summed:
+            return (summed_spec(NOISE, shape, steps_of_one(summed), summed),)
+        return (SegmentSpec(NOISE, shape, "float32"),)
 
     def initial_state(self) -> dict[str, Array]:
         """`uploads` (1,) int64 and `mean` (1,) float64 of all values so far."""
@@ -99,7 +113,8 @@ class NoiseOnlyCloud:
     ) -> dict[str, Array]:
         """The state with so many uploads more."""
         total, old = int(state["uploads"][0]) + uploads, float(state["mean"][0])
-        new = old + (float(mean[NOISE].mean()) - old) * uploads / total
+        step = 1 / steps_of_one(self.setting.summed) if self.setting.summed else 1.0
+        new = old + (float(mean[NOISE].mean()) * step - old) * uploads / total
         return {"uploads": np.array([total], np.int64), "mean": np.array([new])}
 
     def model(self, state: Tensors) -> dict[str, Array]:
@@ -121,6 +136,19 @@ def uniform(values: int, random_bytes: RandomBytes = os_random) -> NDArray[np.fl
     return words.astype(np.float32) * np.float32(2.0**-31)
 
 
+_SUMMED_BITS = 32  # as many as a float32 has
+
+
+def steps_of_one(summed: int) -> int:
+    """The integer that stands for 1.0 where so many uploads are summed."""
+    return (1 << _SUMMED_BITS - 1) // summed - 1
+
+
+def as_summed_steps(values: NDArray[np.float32], summed: int) -> NDArray[np.int64]:
+    """Values (n,) in [-1, 1] as integers of which so many uploads are summed."""
+    return np.rint(values.astype(np.float64) * steps_of_one(summed)).astype(np.int64)
+
+
 PART = MethodPart(
     parameters=NoiseOnlyParameters,
     device=NoiseOnlyDevice,
@@ -130,4 +158,5 @@ PART = MethodPart(
     reveals="nothing",
     privacy="proven",
     example="train: {method: noise_only, values: 16384}",
+    summed=True,
 )

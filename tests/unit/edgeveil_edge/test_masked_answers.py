@@ -184,7 +184,7 @@ def test_the_room_is_for_the_widest_noise_of_a_phase() -> None:
     """On the diagonal of a triangle the variance is twice that beside it."""
     budget = PLAN.device.budget  # type: ignore[attr-defined]
     for phase, event in budget.events.items():
-        room = budget.largest(phase, 30) - (4 * 30 << budget.grid_bits(phase) + 1)
+        room = budget.largest(phase, 30) - 30 * event.sensitivity_steps
         assert room >= 12 * float(event.sigma_squared) ** 0.5
 
 

@@ -154,6 +154,23 @@ def rounds_during_faults(found: Evidence, facts: ChaosFacts) -> int:
     return sum(facts.up_s <= at_s <= facts.quiet_s for at_s in times_s)
 
 
+def unmasked_once(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
+    """each round under masks unmasked for one choice, in the attempt that was committed"""
+    choices: dict[tuple[bytes, int], set[tuple[int, bytes]]] = defaultdict(set)
+    for one in found.unmasked:
+        choices[one.job, one.exchange].add((one.attempt, one.question))
+    for job in found.jobs:
+        masked = [e.index for e in job.plan.exchanges if job.plan.masked(e)]
+        attempts = {commit.index: commit.attempt for commit in job.commits}
+        for index in masked:
+            made = choices[job.wire, index]
+            yield len(made)
+            if len(made) > 1:
+                yield f"{_at(job, index)} was unmasked for {len(made)} choices"
+            if index in attempts and {attempt for attempt, _ in made} != {attempts[index]}:
+                yield f"{_at(job, index)} was not unmasked in attempt {attempts[index]}"
+
+
 def warnings(found: Evidence, facts: ChaosFacts) -> list[str]:
     """What makes a run prove less than it seems to."""
     lines = []
@@ -362,6 +379,7 @@ CHECKS: tuple[Callable[[Evidence, ChaosFacts], Iterator[str | int]], ...] = (
     jobs_complete,
     rounds_intact,
     counted_once,
+    unmasked_once,
     sums_right,
     acknowledged_counted,
     ledgers_exact,

@@ -20,6 +20,7 @@ from edgeveil.protocol.sealed import unpack_tensors
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_edge.store import DeviceStore, UploadReceipt
+from edgeveil_proxy.spool import SPOOL_FILE
 from edgeveil_tools.site.provision import Site
 
 HASH_BYTES = 32
@@ -73,6 +74,16 @@ class DeviceFacts:
 
 
 @dataclass(frozen=True)
+class UnmaskedChoice:
+    """What the proxy says that an exchange is unmasked for."""
+
+    job: bytes  # on the wire
+    exchange: int
+    attempt: int
+    question: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Evidence:
     """All that the checks look at but for the processes' ends."""
 
@@ -81,6 +92,7 @@ class Evidence:
     logs: dict[str, str]
     secrets: tuple[str, ...] = field(default=(), repr=False)
     device_ids: tuple[str, ...] = ()
+    unmasked: tuple[UnmaskedChoice, ...] = ()
 
 
 def collect(site: Site, logs: Path) -> Evidence:
@@ -99,6 +111,7 @@ def collect(site: Site, logs: Path) -> Evidence:
         logs=texts,
         secrets=(*secrets, site.token_file.read_text("ascii").strip()),
         device_ids=site.device_ids,
+        unmasked=unmasked_choices(folder / "state" / "proxy" / SPOOL_FILE),
     )
 
 
@@ -203,6 +216,28 @@ def tap_ledger(ledger: Path) -> None:
     """From now on nothing is forgotten. Raises sqlite3.Error: no ledger there yet."""
     with closing(sqlite3.connect(f"file:{ledger}?mode=rw", timeout=_BUSY_S, uri=True)) as db:
         db.executescript(_TAP)
+
+
+_TAP_MASKS = """
+CREATE TABLE IF NOT EXISTS chaos_unmasked (job BLOB, round INTEGER, attempt INTEGER, question BLOB);
+CREATE TRIGGER IF NOT EXISTS chaos_unmask AFTER INSERT ON unmasked
+BEGIN INSERT INTO chaos_unmasked VALUES (NEW.job, NEW.round, NEW.attempt, NEW.question); END;
+"""
+
+
+def tap_spool(spool: Path) -> None:
+    """The same for what the proxy unmasks. Raises sqlite3.Error: no spool there yet."""
+    with closing(sqlite3.connect(f"file:{spool}?mode=rw", timeout=_BUSY_S, uri=True)) as db:
+        db.executescript(_TAP_MASKS)
+
+
+def unmasked_choices(spool: Path) -> tuple[UnmaskedChoice, ...]:
+    """All that the proxy ever unmasked, in the order in which it did; () without a tap."""
+    with closing(sqlite3.connect(f"file:{spool}?mode=ro", uri=True)) as db:
+        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'chaos_unmasked'").fetchone():
+            return ()
+        rows = db.execute("SELECT job, round, attempt, question FROM chaos_unmasked")
+        return tuple(UnmaskedChoice(*row) for row in rows)
 
 
 def tapped_releases(db: sqlite3.Connection) -> dict[tuple[str, int], bytes]:

@@ -226,7 +226,7 @@ class ChaosRun:
         """
         self.site.start()
         self._until(self._all_online, START_S, "the site did not start")
-        self.site.tap_ledgers()
+        self.site.tap()
         self.state.doing = "a first round"
         self._until(self._first_round, START_S, "no round was committed")
         self.up_s = self._now_s()

@@ -15,10 +15,11 @@ from edgeveil.errors import BrokerError
 from edgeveil.jobs import Job
 from edgeveil.privacy.ledger import LEDGER_FILE
 from edgeveil.sites.files import load_site
-from edgeveil_lab.chaos.evidence import tap_ledger
+from edgeveil_lab.chaos.evidence import tap_ledger, tap_spool
 from edgeveil_lab.chaos.faults import LINKS, SIDES, Fault
 from edgeveil_lab.chaos.relays import Relays
 from edgeveil_lab.chaos.supervisor import Disks, Supervisor
+from edgeveil_proxy.spool import SPOOL_FILE
 from edgeveil_tools.local.job import site_of
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, choose_engine, free_ports
@@ -102,8 +103,10 @@ class ChaosSite:
             disks = [disk for made in self._edge_disks[k :: self._workers] for disk in made]
             self.supervisor.start(f"worker-{k + 1}", ["edge", *configs], disks)
 
-    def tap_ledgers(self) -> None:
-        """Once every device is up, before its first job: no release is forgotten from now on."""
+    def tap(self) -> None:
+        """Once every device is up, before its first job: no release is forgotten from now on, nor
+        what is unmasked."""
+        tap_spool(self.site.plan.folder / "state" / "proxy" / SPOOL_FILE)
         for number in range(1, self.site.plan.devices + 1):
             tap_ledger(self.site.plan.edge_state(number) / LEDGER_FILE)
 

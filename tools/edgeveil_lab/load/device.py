@@ -13,16 +13,17 @@ import os
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from edgeveil.crypto.keys import OpeningKey, SigningKey, VerifyKey
+from edgeveil.crypto.keys import MaskSeed, OpeningKey, SigningKey, VerifyKey
 from edgeveil.errors import EdgeVeilError, ProtocolError
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
+from edgeveil.parts.methods.noise_only import as_summed_steps, steps_of_one
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as sealing
 from edgeveil.protocol.device import DeviceMachine
@@ -44,6 +45,8 @@ from edgeveil.protocol.device_tasks import (
     SealReport,
     StatementApplied,
 )
+from edgeveil.protocol.mask_seeds import masked_vectors, seal_seed
+from edgeveil.protocol.masked_sums import masked_segment
 from edgeveil.protocol.messages import (
     Ack,
     BlobPart,
@@ -76,6 +79,7 @@ _FRAMES = 4096
 _FRAMES_BYTES = 128 << 20
 _KEY_BYTES = 96  # of a frame: tag, blob digest and index of a part, signer and more of an offer
 _POOL_BYTES = 4 << 20
+_NOISE_RANGE = 8.0  # no float32 normal of the pool is beyond
 _SIGNATURES = 64
 
 
@@ -215,10 +219,10 @@ class NoiseWorker:
     is what it reports.
     """
 
-    __slots__ = ("_membership", "_opening", "_released", "_shared", "total")
+    __slots__ = ("_device", "_membership", "_opening", "_released", "_shared", "total")
 
-    def __init__(self, shared: SharedWork, opening: OpeningKey) -> None:
-        self._shared, self._opening = shared, opening
+    def __init__(self, shared: SharedWork, opening: OpeningKey, device: str) -> None:
+        self._shared, self._opening, self._device = shared, opening, device
         self._membership = self._released = b""
         self.total = 0.0
 
@@ -231,10 +235,10 @@ class NoiseWorker:
                 case InstallJob(manifest=manifest, package=package):
                     self._shared.learn(manifest.at.job_id, package.job, manifest.job_digest)
                     return Installation()
-                case ComputeAnswer(manifest=manifest):
-                    return self._seal(manifest, self._membership, dummy=False)
-                case SealDummies(manifest=manifest):
-                    return self._seal(manifest, os.urandom(32), dummy=True)
+                case ComputeAnswer(manifest=manifest, round_key=key):
+                    return self._seal(manifest, self._membership, key, dummy=False)
+                case SealDummies(manifest=manifest, round_key=key):
+                    return self._seal(manifest, os.urandom(32), key, dummy=True)
                 case InstallRelease() | AdoptRelease():
                     return Installation()
                 case SealReport(manifest=manifest):
@@ -263,21 +267,42 @@ class NoiseWorker:
             self._released = membership
         return OpenedPackage(decode_package(package), chance)
 
-    def _seal(self, manifest: Manifest, membership: bytes, *, dummy: bool) -> SealedAnswer:
+    def _seal(
+        self, manifest: Manifest, membership: bytes, round_key: bytes, *, dummy: bool
+    ) -> SealedAnswer:
         plan = self._shared.plan(manifest)
         exchange = plan.exchange(manifest.at.exchange)
-        if manifest.groups != plan.groups(exchange):
+        if manifest.groups != plan.groups(exchange) or manifest.masked != plan.masked(exchange):
             raise ProtocolError("wrong_groups")
-        specs = plan.segments(exchange)
-        noise = [self._shared.noise(spec.byte_count) for spec in specs]
-        self.total = sum(float(np.frombuffer(n, "<f4").sum(dtype=np.float64)) for n in noise)
+        values = [self._shared.noise(4 * spec.count) for spec in plan.segments(exchange)]
+        sealed_seed = b""
+        if manifest.masked:
+            noise, sealed_seed = self._mask(manifest, values, membership, round_key)
+        else:
+            noise = values
+            self.total = sum(float(np.frombuffer(n, "<f4").sum(dtype=np.float64)) for n in noise)
         sealed = [
             sealing.seal_segment(manifest, group, membership, one)
             for one, group in zip(noise, manifest.groups, strict=True)
         ]
         groups, sizes = tuple(range(len(sealed))), tuple(map(len, sealed))
         marks = tuple(sealing.segment_mark(membership, segment) for segment in sealed)
-        return SealedAnswer(groups, sizes, b"".join(sealed), marks, dummy)
+        return SealedAnswer(groups, sizes, b"".join(sealed), marks, dummy, seed=sealed_seed)
+
+    def _mask(
+        self, manifest: Manifest, values: Sequence[bytes], membership: bytes, round_key: bytes
+    ) -> tuple[list[bytes], bytes]:
+        """The segments under masks, and the seed of these for the proxy."""
+        seed, summed = MaskSeed.generate(), self._shared.plan(manifest).setting.summed
+        vectors = masked_vectors(manifest.at, manifest.groups, manifest.masked)
+        steps = [
+            as_summed_steps(np.frombuffer(v, np.float32) / np.float32(_NOISE_RANGE), summed)
+            for v in values
+        ]
+        self.total = sum(int(one.sum()) for one in steps) / steps_of_one(summed)
+        parts = zip(vectors, steps, strict=True)
+        masked = [masked_segment(of, one, seed, membership) for of, one in parts]
+        return masked, seal_seed(seed, manifest, self._device, round_key)
 
 
 # --- the device ---
@@ -323,7 +348,7 @@ class LoadDevice:
         self, setup: DeviceSetup, shared: SharedWork, member: FleetMember, slow_bytes_per_s: int = 0
     ) -> None:
         signing = SigningKey(member.signing)
-        self.id = signing.public().fingerprint()
+        self.id: str = signing.public().fingerprint()
         self._setup, self._shared, self._slow_bytes_per_s = setup, shared, slow_bytes_per_s
         self._signer = Signer(self.id, signing)
         self.machine = DeviceMachine(
@@ -332,7 +357,7 @@ class LoadDevice:
             DeviceMemory(),
             DeviceSettings(packet_bytes=setup.packet_bytes, blob_bytes=1 << 40),
         )
-        self._worker = NoiseWorker(shared, OpeningKey(member.opening))
+        self._worker = NoiseWorker(shared, OpeningKey(member.opening), self.id)
         self._password = member.password
         self._topic = encoded_topic(device_up(self.id))
         self._loop = asyncio.get_running_loop()

@@ -118,6 +118,8 @@ class LoadOptions(Block):
     """PEM file of a certificate that every device shows."""
     key: SitePath | None = None
     """PEM file of that certificate's private key."""
+    secure: bool = False
+    """Secure sums: devices mask their uploads, the cloud sees the sum of each round alone."""
     compare: Literal["raw"] | None = None
     """`raw`: afterwards carry the same bytes through a bare relay, and print the ratio."""
     prometheus: PortOrAddress | None = Field(default=None, examples=["9400", "0.0.0.0:9400"])

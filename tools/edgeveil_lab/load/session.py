@@ -58,6 +58,7 @@ def job_yaml(options: LoadOptions, enrolled: int, *, open_end: bool = False) -> 
             "min_batch": min(MIN_BATCH, options.devices),
             "retries": _RETRIES,
         },
+        "aggregation": {"name": "fedavg", "secure": options.secure},
         "unsupervised": {"every_rounds": 0, "eval_type": "NOT_EVAL"},
     }
     text: str = yaml.safe_dump(job, sort_keys=False)

@@ -265,6 +265,8 @@ def _add_chaos(commands: Subparsers) -> None:
             "filled. Then everything may come back, and what the parties hold on their disks is\n"
             "compared: jobs, rounds, acknowledgements, sums, ledgers, models, logs.\n"
             "\n"
+            "--secure runs the job with secure sums: also that no round was unmasked twice.\n"
+            "\n"
             "--drill plays what befalls trust instead, on a planned fleet with certificates: the\n"
             "cloud's key leaks and says a release with the last number there is, the registry is\n"
             "lost, certificates expire, a device is cloned, a store is rolled back; each is\n"
@@ -276,6 +278,7 @@ def _add_chaos(commands: Subparsers) -> None:
             "edgeveil chaos --kills 20 --out out/chaos\n"
             "edgeveil chaos --kills 200 --seed 7 --broker amqtt --json\n"
             "edgeveil chaos configs/jobs/quickstart.yaml --kills 50 --devices 20\n"
+            "edgeveil chaos --secure --kills 20 --out out/chaos-secure\n"
             "edgeveil chaos --drill --out out/drill"
         ),
     )
@@ -292,6 +295,9 @@ def _add_chaos(commands: Subparsers) -> None:
         default=1.5,
         metavar="SECONDS",
         help="about so long between two kills, default 1.5",
+    )
+    chaos.add_argument(
+        "--secure", action="store_const", const=True, help="with aggregation.secure: true"
     )
     chaos.add_argument("--drill", action="store_true", help="play the trust drill instead")
     chaos.add_argument(
@@ -310,7 +316,8 @@ def _add_chaos(commands: Subparsers) -> None:
     )
     chaos.add_argument("--keep", action="store_true", help="keep the site's folder")
     chaos.add_argument("--json", action="store_true", help="print chaos.json, progress to stderr")
-    others = {"job", "kills", "seed", "every", "devices", "workers", "broker", "protocol", "stall"}
+    others = {"job", "kills", "seed", "every", "secure", "devices", "workers", "broker"}
+    others |= {"protocol", "stall"}
     unset = {name: chaos.get_default(name) for name in others}
     chaos.set_defaults(handler=partial(_chaos, unset), extra="lab")
 
@@ -329,7 +336,11 @@ def _chaos(unset: Mapping[str, object], args: argparse.Namespace) -> int:
     from edgeveil_tools.local.job import Overrides
 
     overrides = Overrides(
-        broker=args.broker, protocol=args.protocol, devices=args.devices, workers=args.workers
+        broker=args.broker,
+        protocol=args.protocol,
+        devices=args.devices,
+        workers=args.workers,
+        secure=args.secure,
     )
     return run_chaos(
         args.job or JOB,

@@ -26,7 +26,8 @@ from edgeveil_tools.site.provision import SitePlan
 
 @dataclass(frozen=True)
 class Overrides:
-    """Options of `edgeveil run` that replace values of the `local_run` block."""
+    """Options of `edgeveil run` that replace values of the `local_run` block; `secure` is the job's
+    `aggregation.secure`."""
 
     broker: str | None = None
     protocol: int | None = None
@@ -35,6 +36,7 @@ class Overrides:
     seed: int | None = None
     simulate: bool | None = None
     data: Path | None = None
+    secure: bool | None = None
 
 
 def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, LocalRun]:
@@ -55,7 +57,9 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
             written["file"] = entry.file
     run = job.local_run if isinstance(job, LocalJob) else None
     block = (run or LocalRun()).model_dump(mode="json")
-    plain["local_run"] = {**block, **changes}
+    plain["local_run"] = {**block, **{k: v for k, v in changes.items() if k != "secure"}}
+    if overrides.secure is not None:
+        plain["aggregation"]["secure"] = overrides.secure
     if overrides.data is not None:
         plain["local_run"]["data"] = {**block["data"], "path": str(overrides.data.absolute())}
     plain["local_run"]["policy"] = owners_policy(job, run or LocalRun()).model_dump(mode="json")

@@ -34,7 +34,7 @@ from edgeveil.sites.data import (
 from edgeveil.sites.policy import AllowedPlugin, AllowedPythonModel, Policy
 from edgeveil_edge.consent import limits_of, refusals, too_few
 
-_NO_LIMITS = Limits(math.inf, math.inf, math.inf, math.inf, True, True)
+_NO_LIMITS = Limits(math.inf, math.inf, math.inf, math.inf, True, True, math.inf, math.inf)
 
 
 class RunData(DataFiles):

@@ -21,6 +21,7 @@ from edgeveil_tools.result import (
     guarantee_text,
     progress_text,
     record_text,
+    shared_text,
 )
 
 _NO_CORRECTION = {"squared": None, "corrected": None, "corrected_reason": ""}
@@ -115,6 +116,7 @@ def _guarantee(privacy: Mapping[str, Any], which: str) -> dict[str, Any]:
         "figure": f"ε = {up(part['epsilon'])}" if proven else "no proven guarantee",
         "text": guarantee_text(privacy, which),
         "record": record_text(part),
+        "shared": shared_text(part) if proven else "",
         "worth": worth(part["epsilon"]) if proven else "",
         "epsilon": part["epsilon"],
         "delta": part["delta"],

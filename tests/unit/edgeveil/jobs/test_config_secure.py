@@ -115,7 +115,7 @@ def test_sums_that_no_ring_holds_are_refused_with_every_way_out(changes: dict[st
     said = str(caught.value)
     assert "aggregation.secure: the devices' sums do not fit the largest ring" in said
     assert "8 to 56 bits" in said
-    assert "raise epsilon, or lower nominal_records or selection.devices" in said
+    assert "name fewer devices in selection.devices, or lower data.nominal_records" in said
 
 
 def test_a_job_without_masks_says_nothing_of_them() -> None:
