@@ -5,10 +5,10 @@ keeps them with the batch, in the batch's order. The cloud, which sees nothing b
 says which uploads it counts, and is answered with the sum of their masks. The difference between
 the sums of two choices would show what stands in one and not in the other, so an exchange is
 unmasked for one choice: it is durable before the first sum leaves, the same question gets the same
-answer, another is refused for ever, and so is another attempt at the exchange. That outlives the
-job, whose end the proxy forgets some time: a job that began once more under its old name would
-bring the same numbers again from devices that did not hear of the end. A choice of fewer uploads
-than the round's floor is refused too.
+answer, another is refused for ever, and so is another attempt at the exchange. Of a job that has
+ended the proxy forgets the end some time, but never that it was unmasked: one that began once more
+under its old name would bring the same numbers again from devices that did not hear of the end. A
+choice of fewer uploads than the round's floor is refused too.
 
 Only the choice is kept, not the sums: they follow from it and from the seeds. The cloud asks again
 and again until it has them, so nothing here waits.
@@ -30,13 +30,7 @@ from edgeveil.protocol.messages import (
     Unmask,
 )
 from edgeveil.protocol.proxy_rounds import Collection, CollectionState, ProxyRounds
-from edgeveil.protocol.proxy_tasks import (
-    UNMASKED_KEPT,
-    ProxyContext,
-    RoundUnmasked,
-    SumMasks,
-    SummedMasks,
-)
+from edgeveil.protocol.proxy_tasks import ProxyContext, RoundUnmasked, SumMasks, SummedMasks
 from edgeveil.protocol.transfer import answer_need, describe, part_bytes, sends
 
 
@@ -60,8 +54,6 @@ class ProxyMasks:
         out: list[fx.Effect] = []
         if key not in memory.unmasked:
             memory.unmasked[key] = RoundUnmasked(asked.at, question)
-            while len(memory.unmasked) > UNMASKED_KEPT:
-                del memory.unmasked[next(iter(memory.unmasked))]
             out.append(fx.Persist(memory.unmasked[key]))
         if self._ready is not None and self._ready[0].question == question:
             return [*out, *self._offer(*self._ready)]
@@ -112,8 +104,9 @@ class ProxyMasks:
 
     def why_not(self, header: Manifest) -> str:
         """The reason to refuse a round's broadcast, or ""."""
-        known = self._context.memory.unmasked.get((header.at.job_id, header.at.exchange))
-        if known is not None and known.at != header.at:
+        memory, at = self._context.memory, header.at
+        known = memory.unmasked.get((at.job_id, at.exchange))
+        if at.job_id in memory.summed or (known is not None and known.at != at):
             return "unmasked_already"
         try:
             masked_vectors(header.at, header.groups, header.masked)

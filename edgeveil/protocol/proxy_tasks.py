@@ -182,13 +182,10 @@ class BatchDelivered:
     at: ExchangeId
 
 
-UNMASKED_KEPT = 1 << 14  # exchanges, the newest: each of them took a round of real uploads
-
-
 @dataclass(frozen=True)
 class RoundUnmasked:
     """This exchange is unmasked for the choice that `question` names, of this attempt, and for no
-    other; durable before a sum of masks leaves, and kept when the job is over.
+    other; durable before a sum of masks leaves. With the job's end the whole job takes its place.
     """
 
     at: ExchangeId
@@ -313,6 +310,7 @@ class ProxyMemory:
     statement: Note | None = None  # on releases
     answered: dict[str, int] = field(default_factory=dict)  # by device, its newest answer's number
     unmasked: dict[tuple[bytes, int], RoundUnmasked] = field(default_factory=dict)  # by exchange
+    summed: set[bytes] = field(default_factory=set)  # ended jobs of which something was unmasked
 
     def round_key(self, at: ExchangeId) -> OpeningKey | None:
         """What opens the seeds of a round that is kept."""

@@ -30,7 +30,6 @@ from edgeveil.protocol.messages import (
     decode_header,
 )
 from edgeveil.protocol.proxy_tasks import (
-    UNMASKED_KEPT,
     Answered,
     AnswersFrom,
     BatchDelivered,
@@ -74,13 +73,15 @@ _ANSWERED = """
 CREATE TABLE answered (device TEXT, job BLOB, number INTEGER, deposit BLOB,
   PRIMARY KEY (device, job)) WITHOUT ROWID;
 """
-# Of rounds that are summed: what opens seeds, the seeds, and what each exchange is unmasked for.
+# Of rounds that are summed: what opens seeds, the seeds, what each exchange is unmasked for; and
+# the ended jobs of which something was.
 _MASKS = """
 ALTER TABLE kept ADD COLUMN key BLOB DEFAULT x'';
 ALTER TABLE uploads ADD COLUMN seed BLOB DEFAULT x'';
 ALTER TABLE batches ADD COLUMN seeds BLOB DEFAULT x'';
-CREATE TABLE unmasked (number INTEGER PRIMARY KEY AUTOINCREMENT,
-  job BLOB, round INTEGER, attempt INTEGER, question BLOB, UNIQUE (job, round));
+CREATE TABLE unmasked (job BLOB, round INTEGER, attempt INTEGER, question BLOB,
+  PRIMARY KEY (job, round)) WITHOUT ROWID;
+CREATE TABLE summed (job BLOB PRIMARY KEY) WITHOUT ROWID;
 """
 _STEPS = {1: _ANSWERED, 2: _MASKS}
 _SINCE = b""  # in place of a job
@@ -179,9 +180,7 @@ class Spool:
                 self._forget_uploads(db, at)
             case RoundUnmasked(at=at, question=question):
                 row = (*structs.astuple(at), question)
-                db.execute("INSERT OR IGNORE INTO unmasked VALUES (NULL, ?, ?, ?, ?)", row)
-                (newest,) = db.execute("SELECT max(number) FROM unmasked").fetchone()
-                db.execute("DELETE FROM unmasked WHERE number <= ?", (newest - UNMASKED_KEPT,))
+                db.execute("INSERT OR IGNORE INTO unmasked VALUES (?, ?, ?, ?)", row)
             case BatchDelivered(at=at):
                 _run(db, "UPDATE batches SET delivered = 1, seeds = x''", at)
                 self._files.drop(batch_of(at))
@@ -303,6 +302,9 @@ class Spool:
     def _end(self, db: sqlite3.Connection, job_id: bytes, note: Note) -> None:
         self._drop_rounds(db, job_id)
         self._drop_kept(db, "job = ? AND kind != 'release'", job_id)
+        found = "SELECT DISTINCT job FROM unmasked WHERE job = ?"
+        db.execute(f"INSERT OR IGNORE INTO summed {found}", (job_id,))
+        db.execute("DELETE FROM unmasked WHERE job = ?", (job_id,))
         db.execute(
             "INSERT OR REPLACE INTO ended (job, note) VALUES (?, ?)", (job_id, _encode(note))
         )
@@ -347,10 +349,10 @@ class Spool:
             if isinstance(header, Batch):
                 data = FileData(self._files.path(batch_of(at)))
                 memory.batches[at] = BatchKept(at, signed, header, data, _seeds(seeds))
-        rows = db.execute("SELECT job, round, attempt, question FROM unmasked ORDER BY number")
-        for job, number, attempt, question in rows:
+        for job, number, attempt, question in db.execute("SELECT * FROM unmasked"):
             at = ExchangeId(job, number, attempt)
             memory.unmasked[job, number] = RoundUnmasked(at, question)
+        memory.summed.update(job for (job,) in db.execute("SELECT job FROM summed"))
         for job, note in db.execute("SELECT job, note FROM ended ORDER BY number"):
             memory.ended[job] = msgspec.msgpack.decode(note, type=Note)
         counts = "SELECT device, max(number) FROM answered GROUP BY device"

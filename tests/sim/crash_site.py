@@ -228,8 +228,9 @@ def check_unmasked_once(site: CrashSite, job: str) -> None:
     assert all(len(asked) == 1 for asked in questions.values()), "unmasked twice"
     unmasked = len(site.store.exchanges(job)) if site.store_job_is_secure(job) else 0
     assert len(questions) == unmasked
-    unmasked_for = {k: v.question for k, v in site.proxy.spool.load().unmasked.items()}
-    assert {k: {v} for k, v in unmasked_for.items()} == questions
+    left = site.proxy.spool.load()
+    assert not left.unmasked
+    assert left.summed == {job_id for job_id, _ in questions}
     assert site.store.kept_sums(job, 1) is None
 
 

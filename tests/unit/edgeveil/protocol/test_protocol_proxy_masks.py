@@ -37,7 +37,6 @@ from proxy_bench import FLEET, MODEL, cloud_says, fire, says, to_cloud, to_devic
 
 from edgeveil.crypto.keys import MaskSeed, OpeningKey
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol import proxy_masks
 from edgeveil.protocol.mask_seeds import choice, masked_vectors, seal_seed
 from edgeveil.protocol.masked_sums import mask_sums
 from edgeveil.protocol.messages import (
@@ -529,8 +528,11 @@ def test_a_plain_batch_that_the_cloud_has_no_use_for_goes(machine: RealProxy) ->
     assert machine.rounds.collections[at()].state is CollectionState.DELIVERED
 
 
-def test_what_was_unmasked_outlives_its_job(tmp_path: Path) -> None:
-    """The proxy forgets ended jobs; one that began anew would bring the same numbers again."""
+@pytest.mark.parametrize("restart", [False, True])
+def test_no_job_begins_once_more_after_something_of_it_was_unmasked(
+    tmp_path: Path, restart: bool
+) -> None:
+    """The proxy forgets ends of jobs; the same job would bring the same numbers once more."""
     machine = RealProxy(tmp_path, ended_kept=1)
     ask(machine, question(handed_over(machine)))
     for job in (JOB, b"K" * 16):
@@ -538,24 +540,35 @@ def test_what_was_unmasked_outlives_its_job(tmp_path: Path) -> None:
     seeds, keys, _ = left(machine)
     assert seeds == []
     assert keys == []
-    assert list(machine.restarted().masks._context.memory.unmasked) == [(JOB, 1)]
-    assert refused(begin(machine, masked_round(at(1, 2)))) == ["unmasked_already"]
-    batch = handed_over(machine, first=20)
-    assert why_not(ask(machine, question(batch))) == "unmasked_already"
+    machine = machine.restarted() if restart else machine
+    memory = machine.masks._context.memory
+    assert (memory.unmasked, memory.summed) == ({}, {JOB})
+    memory.ended.clear()
+    for where in (at(1, 2), at(1, 1), at(2)):
+        assert refused(begin(machine, masked_round(where))) == ["unmasked_already"]
+    assert refused(begin(machine, masked_round(at(job=b"L" * 16)))) == []
 
 
-def test_only_the_newest_exchanges_are_remembered(
-    machine: RealProxy, monkeypatch: pytest.MonkeyPatch
+def test_a_job_that_ends_before_anything_was_unmasked_leaves_no_mark(machine: RealProxy) -> None:
+    handed_over(machine)
+    cloud_says(machine, CLOUD.note(Close(JOB, "cancelled")))
+    assert machine.masks._context.memory.summed == set()
+    assert machine.restarted().masks._context.memory.summed == set()
+
+
+def test_however_many_exchanges_follow_none_is_forgotten_while_its_job_runs(
+    machine: RealProxy,
 ) -> None:
-    monkeypatch.setattr(proxy_masks, "UNMASKED_KEPT", 2)
-    monkeypatch.setattr("edgeveil_proxy.spool.UNMASKED_KEPT", 2)
-    for number in (1, 2, 3):
-        batch = handed_over(machine, masked_round(at(number)))
+    """Rounds of helpers could else push out the one that the cloud wants a second sum of."""
+    ask(machine, question(handed_over(machine)))
+    other = b"K" * 16
+    for number in range(1, 20):
+        header = masked_round(at(number, job=other))
+        batch = handed_over(machine, header)
         ask(machine, question(batch))
         commit(machine, batch)
-    known = [(JOB, 2), (JOB, 3)]
-    assert list(machine.masks._context.memory.unmasked) == known
-    assert list(machine.restarted().masks._context.memory.unmasked) == known
+    for one in (machine, machine.restarted()):
+        assert refused(begin(one, masked_round(at(1, 2)))) == ["unmasked_already"]
 
 
 def test_only_the_cloud_may_ask(machine: RealProxy) -> None:
