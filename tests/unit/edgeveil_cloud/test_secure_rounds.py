@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from round_kit import job
+from round_kit import CloudRound, job
 from test_cloud_host import Desk
 
 from edgeveil.crypto.keys import MaskSeed
 from edgeveil.errors import JobFailed
 from edgeveil.jobs import Job
+from edgeveil.jobs.plan import Plan
 from edgeveil.protocol.cloud_tasks import (
     Absorb,
     AskUnmask,
@@ -26,13 +28,14 @@ from edgeveil.protocol.cloud_tasks import (
 )
 from edgeveil.protocol.mask_seeds import chosen_of, masked_vectors
 from edgeveil.protocol.masked_sums import mask_sums, masked_segment
-from edgeveil.protocol.messages import Batch, Manifest
+from edgeveil.protocol.messages import Batch, Manifest, MaskedGroup
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.secure_round import KeptSums
 from edgeveil_cloud.store import Store
+from edgeveil_cloud.validate_batch import validate_batch
 
 CENTRE, TRAIN = 1, 3  # one masked group; one, and softmax beside it
 UPLOADS = 3
@@ -275,3 +278,16 @@ def test_the_softmax_rows_wait_with_the_sums(desk: SecureDesk) -> None:
 def test_the_manifest_says_what_is_masked(desk: SecureDesk) -> None:
     (one,) = desk.sealed(CENTRE).manifest.masked
     assert (one.group, one.count) == (0, 4)
+
+
+def test_masked_groups_of_differing_numbers_are_void_in_a_round_of_several() -> None:
+    """An upload has one place in all of them: else the choice would name several devices."""
+    made = CloudRound(TRAIN, plan=Plan(secure()))
+    (one,) = made.context.masked
+    both = (one, MaskedGroup(1, 1, 8))
+    context = replace(made.context, masked=both)
+    groups = [[made.segment(g, b"")] * (3 - g) for g in (0, 1)]
+    batch, data = made.batch(groups)
+    found = validate_batch(context, made.secret, batch, data, 5)
+    assert dict(found.refused) == {"malformed_batch": 1}
+    assert found.chosen == []
