@@ -205,6 +205,8 @@ class RoundWork:
         check_package(context, manifest, package)
         if membership is None:
             raise ProtocolError("superseded_round")
+        # Before anything is spent: a key that nothing can be sealed to ends the work.
+        masks = Masks.of(manifest, self.identity.device_id, task.round_key)
         if self.site.role != "train" and not context.exchange.infer:
             return NoAnswer("this round asks for no inference, and the role is infer")
         why = "the owner has paused the device" * self.paused
@@ -221,7 +223,6 @@ class RoundWork:
                 earlier = self._release(task, job, context, package, price)
         except (PrivacyError, DataError, UsageError) as error:
             return NoAnswer(str(error))
-        masks = Masks.of(manifest, self.identity.device_id, task.round_key)
         sealed = seal_release(*earlier, context, manifest, membership, self._sealing, masks)
         deposit = self._ledger.deposit(manifest.at.job_id.hex())
         return replace(sealed, at_once=not price, deposit=deposit)

@@ -386,7 +386,7 @@ def _sum_room(plan: Plan) -> Iterator[Mix]:
     """Sums that no ring holds."""
     try:
         for exchange in plan.planned:
-            plan.groups(exchange)
+            plan.groups(exchange)  # a group's size is that of its ring
     except CryptoError as error:
         yield Mix(
             ("aggregation.secure", "selection.devices", "data.nominal_records", "privacy.epsilon"),

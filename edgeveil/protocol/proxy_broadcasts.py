@@ -231,7 +231,9 @@ class Broadcasts:
                 if kept.header.at.job_id != job_id or kept.header.kind == "release"
             }
             memory.ended[job_id] = note
-            memory.unmasked = {k: v for k, v in memory.unmasked.items() if k[0] != job_id}
+            if any(job == job_id for job, _ in memory.unmasked):
+                memory.summed.add(job_id)
+                memory.unmasked = {k: v for k, v in memory.unmasked.items() if k[0] != job_id}
             while len(memory.ended) > self._context.settings.ended_kept:
                 del memory.ended[next(iter(memory.ended))]
             out += [fx.Persist(JobEnded(job_id, note)), fx.Send(fx.AllDevices(), note)]

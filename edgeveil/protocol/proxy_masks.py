@@ -4,9 +4,11 @@ Theory of operation. Devices seal the seeds of their masks to the proxy's key of
 keeps them with the batch, in the batch's order. The cloud, which sees nothing but masked numbers,
 says which uploads it counts, and is answered with the sum of their masks. The difference between
 the sums of two choices would show what stands in one and not in the other, so an exchange is
-unmasked for one choice: it is durable before the first sum leaves, it stays until the job has
-ended, the same question gets the same answer, another is refused for ever, and so is another
-attempt at the exchange. A choice of fewer uploads than the round's floor is refused too.
+unmasked for one choice: it is durable before the first sum leaves, the same question gets the same
+answer, another is refused for ever, and so is another attempt at the exchange. Of a job that has
+ended the proxy forgets the end some time, but never that it was unmasked: one that began once more
+under its old name would bring the same numbers again from devices that did not hear of the end. A
+choice of fewer uploads than the round's floor is refused too.
 
 Only the choice is kept, not the sums: they follow from it and from the seeds. The cloud asks again
 and again until it has them, so nothing here waits.
@@ -102,8 +104,9 @@ class ProxyMasks:
 
     def why_not(self, header: Manifest) -> str:
         """The reason to refuse a round's broadcast, or ""."""
-        known = self._context.memory.unmasked.get((header.at.job_id, header.at.exchange))
-        if known is not None and known.at != header.at:
+        memory, at = self._context.memory, header.at
+        known = memory.unmasked.get((at.job_id, at.exchange))
+        if at.job_id in memory.summed or (known is not None and known.at != at):
             return "unmasked_already"
         try:
             masked_vectors(header.at, header.groups, header.masked)

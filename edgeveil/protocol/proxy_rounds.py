@@ -18,8 +18,10 @@ A round below the floor is `short`: its ciphertexts are forgotten and the cloud 
 again and again, since it can only begin anew. Else the host shuffles every group by itself. When
 the batch is durable it is forgotten whose uploads it came from: who answered stays known, so that a
 repeat is recognised, but no place, no digest and no time. The batch is offered until the cloud
-holds it, which it does when the round is committed. A newer round of the job, its commit or its end
-drops a round from any state, and a dropped round stays closed, after a restart too.
+holds it, which it does when the round is committed. One under masks stays even where the cloud says
+that it has no use for it: a job that is paused may have its sums already. A newer round of the job,
+its commit or its end drops a round from any state, and a dropped round stays closed, after a
+restart too.
 """
 
 from __future__ import annotations
@@ -520,10 +522,16 @@ class ProxyRounds:
         raise ProtocolError("unknown_blob")
 
     def delivered(self, ack: Ack) -> list[fx.Effect]:
-        """The cloud holds a batch, or has no use for it."""
+        """The cloud holds a batch, or has no use for it.
+
+        A cloud that is about another job has no use for a batch by itself, but may have kept what
+        is under its masks: their seeds stay until the job goes on or ends.
+        """
         memory = self._context.memory
         for at, kept in memory.batches.items():
             if kept.batch.blob.digest == ack.blob:
+                if ack.status == "closed" and kept.seeds:
+                    return [_cancel("handover", at)]
                 del memory.batches[at]
                 memory.delivered.add(at)
                 if at in self.collections:

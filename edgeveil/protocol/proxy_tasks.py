@@ -185,7 +185,7 @@ class BatchDelivered:
 @dataclass(frozen=True)
 class RoundUnmasked:
     """This exchange is unmasked for the choice that `question` names, of this attempt, and for no
-    other; durable before a sum of masks leaves, kept until the job ends.
+    other; durable before a sum of masks leaves. With the job's end the whole job takes its place.
     """
 
     at: ExchangeId
@@ -310,6 +310,7 @@ class ProxyMemory:
     statement: Note | None = None  # on releases
     answered: dict[str, int] = field(default_factory=dict)  # by device, its newest answer's number
     unmasked: dict[tuple[bytes, int], RoundUnmasked] = field(default_factory=dict)  # by exchange
+    summed: set[bytes] = field(default_factory=set)  # ended jobs of which something was unmasked
 
     def round_key(self, at: ExchangeId) -> OpeningKey | None:
         """What opens the seeds of a round that is kept."""

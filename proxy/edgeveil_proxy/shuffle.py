@@ -81,22 +81,21 @@ def _places(task: ShuffleRound, shuffle: Shuffle) -> tuple[list[list[int]], tupl
 
     With it, which uploads the groups that stay together come from.
     """
-    found: list[list[tuple[int, int]]] = [[] for _ in task.segment_bytes]  # (upload, place)
-    for upload, (slot, held) in enumerate(task.uploads):
+    groups: list[list[int]] = [[] for _ in task.segment_bytes]
+    for slot, held in task.uploads:
         place = slot * task.slot_bytes
         for group in held:
-            found[group].append((upload, place))
+            groups[group].append(place)
             place += task.segment_bytes[group]
-    groups, order, common = list[list[int]](), list[int](), list[int]()
-    for group, segments in enumerate(found):
-        own = list(range(len(segments)))
-        if group in task.together and common:
-            own = common  # an upload has all of these groups or none
+    rank = dict[int, int]()  # by slot, of the groups that stay together: an upload has all or none
+    for group, places in enumerate(groups):
+        if group in task.together and rank:
+            places.sort(key=lambda place: rank[place // task.slot_bytes])
         elif not task.keep_order:
-            shuffle(own)
-        if len(own) < task.floor:
-            own = []
-        if group in task.together:
-            common, order = own, [segments[index][0] for index in own]
-        groups.append([segments[index][1] for index in own])
-    return groups, tuple(order)
+            shuffle(places)
+        if len(places) < task.floor:
+            places.clear()
+        elif group in task.together:
+            rank = {place // task.slot_bytes: at for at, place in enumerate(places)}
+    uploads = {slot: upload for upload, (slot, _) in enumerate(task.uploads)}
+    return groups, tuple(uploads[slot] for slot in rank)

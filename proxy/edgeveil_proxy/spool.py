@@ -73,13 +73,15 @@ _ANSWERED = """
 CREATE TABLE answered (device TEXT, job BLOB, number INTEGER, deposit BLOB,
   PRIMARY KEY (device, job)) WITHOUT ROWID;
 """
-# Of rounds that are summed: what opens seeds, the seeds, and what each exchange is unmasked for.
+# Of rounds that are summed: what opens seeds, the seeds, what each exchange is unmasked for; and
+# the ended jobs of which something was.
 _MASKS = """
 ALTER TABLE kept ADD COLUMN key BLOB DEFAULT x'';
 ALTER TABLE uploads ADD COLUMN seed BLOB DEFAULT x'';
 ALTER TABLE batches ADD COLUMN seeds BLOB DEFAULT x'';
 CREATE TABLE unmasked (job BLOB, round INTEGER, attempt INTEGER, question BLOB,
   PRIMARY KEY (job, round)) WITHOUT ROWID;
+CREATE TABLE summed (job BLOB PRIMARY KEY) WITHOUT ROWID;
 """
 _STEPS = {1: _ANSWERED, 2: _MASKS}
 _SINCE = b""  # in place of a job
@@ -300,6 +302,8 @@ class Spool:
     def _end(self, db: sqlite3.Connection, job_id: bytes, note: Note) -> None:
         self._drop_rounds(db, job_id)
         self._drop_kept(db, "job = ? AND kind != 'release'", job_id)
+        found = "SELECT DISTINCT job FROM unmasked WHERE job = ?"
+        db.execute(f"INSERT OR IGNORE INTO summed {found}", (job_id,))
         db.execute("DELETE FROM unmasked WHERE job = ?", (job_id,))
         db.execute(
             "INSERT OR REPLACE INTO ended (job, note) VALUES (?, ?)", (job_id, _encode(note))
@@ -348,6 +352,7 @@ class Spool:
         for job, number, attempt, question in db.execute("SELECT * FROM unmasked"):
             at = ExchangeId(job, number, attempt)
             memory.unmasked[job, number] = RoundUnmasked(at, question)
+        memory.summed.update(job for (job,) in db.execute("SELECT job FROM summed"))
         for job, note in db.execute("SELECT job, note FROM ended ORDER BY number"):
             memory.ended[job] = msgspec.msgpack.decode(note, type=Note)
         counts = "SELECT device, max(number) FROM answered GROUP BY device"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from functools import cache
 
+from msgspec import structs
+
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.protocol.messages import (
     Ack,
@@ -25,9 +27,13 @@ from edgeveil.protocol.messages import (
     JobDeposit,
     Later,
     Manifest,
+    MaskedGroup,
+    MaskSums,
     Roster,
+    RoundKey,
     Shortfall,
     Signer,
+    Unmask,
     Upload,
     Want,
 )
@@ -94,12 +100,16 @@ def manifest(
     )
 
 
+MASKED = structs.replace(manifest(), masked=(MaskedGroup(0, 7, 40),))
 HEADERS: tuple[Header, ...] = (
     manifest(),
+    MASKED,
     manifest("job", ExchangeId(JOB, 0, 1)),
     manifest("release", ExchangeId(JOB, 0, 2)),
     Upload(AT, (0, 1), BLOB),
     Upload(AT, (0, 1), BLOB, 3, b"deposit"),
+    Upload(AT, (0, 1), BLOB, 3, b"", bytes(80)),
+    MaskSums(AT, BLOB.digest, BLOB),
     Batch(AT, 3, 0, (3, 3), BLOB),
     Commit(AT, 1, BLOB),
     Roster(1, BLOB),
@@ -113,6 +123,8 @@ BODIES: tuple[Body, ...] = (
     Here(0.5),
     Later(2.0),
     Cover(10.0),
+    RoundKey(AT, bytes(range(32))),
+    Unmask(AT, BLOB.digest, b"\x07"),
     Want(JOB),
     Decline(AT),
     Shortfall(AT, 1, 1),

@@ -17,6 +17,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
     Ack,
     Commit,
+    MaskSums,
     Note,
     Offer,
     Upload,
@@ -26,6 +27,7 @@ from edgeveil.protocol.messages import (
 )
 from edgeveil.sites.policy import Policy
 from edgeveil.storage import SqliteFile
+from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_edge.role import DeviceRole
 from tests.kits.fleet import PACKET_BYTES, Fleet, small_job
 from tests.sim.crash_net import CrashNet, Died
@@ -88,6 +90,11 @@ class CrashSite(Fleet):
             number = next(n for n, box in enumerate(self.devices) if box.runner is node)
             self.devices[number] = self.start_device(number + 1)
         self.net.connect(self.net.nodes[node.address])
+
+    def store_job_is_secure(self, job: str) -> bool:
+        """Whether the job sums under masks."""
+        found = self.cloud.host.jobs
+        return found.plan(found.entry(wire_id(job))).job.aggregation.secure
 
     def start_cloud(self) -> None:
         super().start_cloud()
@@ -205,9 +212,33 @@ def _acknowledged(site: CrashSite, device: str) -> set[tuple[int, int]]:
     return {offered[digest] for digest in held & offered.keys()}
 
 
-def job() -> Job:
+def check_unmasked_once(site: CrashSite, job: str) -> None:
+    """Of each exchange the proxy told masks for one question at most, whoever died when, and that
+    it keeps; with the job everything that masks were for is gone.
+    """
+    questions: dict[tuple[bytes, int], set[bytes]] = {}
+    for sender, _, frame in site.net.wire or []:
+        if not isinstance(sender, fx.ProxyAddress):
+            continue
+        message = decode(frame, PACKET_BYTES)
+        header = decode_header(message.header) if isinstance(message, Offer) else None
+        if isinstance(header, MaskSums):
+            exchange = header.at.job_id, header.at.exchange
+            questions.setdefault(exchange, set()).add(header.question)
+    assert all(len(asked) == 1 for asked in questions.values()), "unmasked twice"
+    unmasked = len(site.store.exchanges(job)) if site.store_job_is_secure(job) else 0
+    assert len(questions) == unmasked
+    left = site.proxy.spool.load()
+    assert not left.unmasked
+    assert left.summed == {job_id for job_id, _ in questions}
+    assert site.store.kept_sums(job, 1) is None
+
+
+def job(secure: bool = False) -> Job:
     """Short, with training and inference."""
     return small_job(
         train={"method": "fm", "rounds": 2},
+        aggregation={"name": "fedavg", "secure": secure},
+        selection={"devices": DEVICES},
         round={"deadline_s": 20.0, "min_batch": 2, "grace_s": 1.0, "retries": 5},
     )

@@ -20,6 +20,7 @@ from tests.sim.crash_site import (
     check_clean,
     check_job,
     check_ledgers,
+    check_unmasked_once,
     check_uploads,
     job,
     told_writes,
@@ -40,13 +41,19 @@ def disk() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def played(monkeypatch: pytest.MonkeyPatch, disk: Path, *deaths: Death) -> CrashSite:
+@pytest.fixture(params=[False, True], ids=["plain", "secure"])
+def secure(request: pytest.FixtureRequest) -> bool:
+    """Whether uploads are summed under masks."""
+    return bool(request.param)
+
+
+def played(monkeypatch: pytest.MonkeyPatch, disk: Path, secure: bool, *deaths: Death) -> CrashSite:
     folder = Path(tempfile.mkdtemp(dir=disk))
     site = CrashSite(folder, *deaths)
     with told_writes(monkeypatch, site):
-        done = site.play(job())
+        done = site.play(job(secure))
     try:
-        for check in (check_job, check_uploads, check_ledgers, check_clean):
+        for check in (check_job, check_uploads, check_ledgers, check_unmasked_once, check_clean):
             check(site, done)
     except Exception as error:
         raise AssertionError(f"with {deaths}: {type(error).__name__}: {error}") from error
@@ -56,28 +63,28 @@ def played(monkeypatch: pytest.MonkeyPatch, disk: Path, *deaths: Death) -> Crash
     return site
 
 
-def boundaries(monkeypatch: pytest.MonkeyPatch, disk: Path) -> dict[str, int]:
+def boundaries(monkeypatch: pytest.MonkeyPatch, disk: Path, secure: bool) -> dict[str, int]:
     """How many a run without any death has, by process."""
-    site = played(monkeypatch, disk)
+    site = played(monkeypatch, disk, secure)
     assert site.died == 0
     return {who: site.net.passed[address] for who, address in site.names.items()}
 
 
 @pytest.mark.parametrize("who", ["cloud", "proxy", "device"])
-def test_one_death(monkeypatch: pytest.MonkeyPatch, disk: Path, who: str) -> None:
-    last = boundaries(monkeypatch, disk)[who]
+def test_one_death(monkeypatch: pytest.MonkeyPatch, disk: Path, who: str, secure: bool) -> None:
+    last = boundaries(monkeypatch, disk, secure)[who]
     assert last > 50
     broken = []
     for number in range(1, last + 1, STEP or last // RUNS):
         try:
-            assert played(monkeypatch, disk, (who, number)).died == 1
+            assert played(monkeypatch, disk, secure, (who, number)).died == 1
         except AssertionError as error:
             broken.append(str(error))
     assert not broken
 
 
-def test_two_deaths(monkeypatch: pytest.MonkeyPatch, disk: Path) -> None:
-    chance, last = Random(21), boundaries(monkeypatch, disk)
+def test_two_deaths(monkeypatch: pytest.MonkeyPatch, disk: Path, secure: bool) -> None:
+    chance, last = Random(21), boundaries(monkeypatch, disk, secure)
     for _ in range(100 // STEP if STEP else PAIRS):
         deaths = {(who, chance.randint(1, last[who])) for who in chance.choices(sorted(last), k=2)}
-        assert played(monkeypatch, disk, *deaths).died >= 1
+        assert played(monkeypatch, disk, secure, *deaths).died >= 1

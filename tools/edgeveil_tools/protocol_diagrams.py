@@ -29,7 +29,7 @@ TABLES: dict[str, StateTable[Any]] = {
     "collection": proxy_rounds.COLLECTION_STATES,
     "cloud": cloud.CLOUD_STATES,
 }
-SHARED = m.Envelope | m.Blob | m.ExchangeId | m.Group
+SHARED = m.Envelope | m.Blob | m.ExchangeId | m.Group | m.MaskedGroup
 FAMILIES = {
     "messages": m.Message,
     "shared": SHARED,

@@ -215,8 +215,9 @@ class Budget:
         one = event.sensitivity_steps if isinstance(event, GaussianEvent) else 1 << bits + 1
         if isinstance(event, LaplaceEvent):
             return nominal_records * one + math.ceil(60 * scale_of(event))
-        noise = 12 * math.sqrt(self.noise_variance(phase)) * 2.0**bits
-        return nominal_records * one + math.ceil(noise)
+        if isinstance(event, GaussianEvent):  # that on a diagonal, which is the widest
+            return nominal_records * one + math.ceil(12 * math.sqrt(event.sigma_squared))
+        return nominal_records * one
 
     def noise_variance(self, phase: str) -> float:
         """Of one value of a device's sum, off the diagonal of a matrix, in units²."""

@@ -21,7 +21,7 @@ DIGEST = b"d" * 32
 ADDED = """
 from alembic import op
 import sqlalchemy as sa
-revision, down_revision = "0003", "0002"
+revision, down_revision = "0004", "0003"
 def upgrade():
     op.add_column("jobs", sa.Column("colour", sa.Text, server_default="blue"))
 """
@@ -39,7 +39,7 @@ def store_at(path: Path) -> Store:
 def later_revisions(folder: Path, script: str) -> Path:
     """The revisions of a later program, in a folder of their own."""
     shutil.copytree(REVISIONS, folder)
-    (folder / "versions" / "v0003_later.py").write_text(script)
+    (folder / "versions" / "v0004_later.py").write_text(script)
     return folder
 
 
@@ -78,14 +78,22 @@ def test_an_autogenerate_diff_would_be_seen(path: Path) -> None:
     engine.dispose()
 
 
-@pytest.mark.parametrize("numbered", [True, False], ids=["first revision", "before revisions"])
+LATER = ["v0002_rollouts.py", "v0003_unmaskings.py"]
+
+
+@pytest.mark.parametrize(
+    ("version", "numbered"),
+    [(2, True), (2, False), (3, True)],
+    ids=["first revision", "before revisions", "second revision"],
+)
 def test_an_earlier_store_is_taken_up_with_its_jobs(
-    path: Path, tmp_path: Path, numbered: bool
+    path: Path, tmp_path: Path, version: int, numbered: bool
 ) -> None:
-    first = tmp_path / "first"
-    shutil.copytree(REVISIONS, first)
-    (first / "versions" / "v0002_rollouts.py").unlink()
-    upgrade_with(path, first)
+    earlier = tmp_path / "earlier"
+    shutil.copytree(REVISIONS, earlier)
+    for later in LATER[version - 2 :]:
+        (earlier / "versions" / later).unlink()
+    upgrade_with(path, earlier)
     with closing(sqlite3.connect(path)) as db:
         columns = "id, name, canonical, digest, status, reason, submitted_at"
         job = "'a', 'digits', x'00', x'00', 'queued', '', 1.0"
@@ -93,13 +101,13 @@ def test_an_earlier_store_is_taken_up_with_its_jobs(
         if not numbered:
             db.execute("DROP TABLE alembic_version")
         db.commit()
-    assert rows(path, "SELECT version FROM info") == [(2,)]
+    assert rows(path, "SELECT version FROM info") == [(version,)]
     again = store_at(path)
     assert [entry.id for entry in again.jobs()] == ["a"]
     again.close()
-    assert rows(path, "SELECT version_num FROM alembic_version") == [("0002",)]
+    assert rows(path, "SELECT version_num FROM alembic_version") == [("0003",)]
     assert rows(path, "SELECT version FROM info") == [(VERSION,)]
-    assert rows(tmp_path / "cloud.sqlite.before-0002", "SELECT version FROM info") == [(2,)]
+    assert rows(tmp_path / "cloud.sqlite.before-0003", "SELECT version FROM info") == [(version,)]
 
 
 def test_before_an_upgrade_the_store_is_copied(path: Path, tmp_path: Path) -> None:
@@ -108,7 +116,7 @@ def test_before_an_upgrade_the_store_is_copied(path: Path, tmp_path: Path) -> No
     store.close()
     upgrade_with(path, later_revisions(tmp_path / "later", ADDED))
     assert rows(path, "SELECT id, colour FROM jobs") == [(job, "blue")]
-    copy = tmp_path / "cloud.sqlite.before-0003"
+    copy = tmp_path / "cloud.sqlite.before-0004"
     assert copy.stat().st_mode & 0o777 == 0o600
     kept = store_at(copy)  # the copy is a whole store of this program
     assert [entry.id for entry in kept.jobs()] == [job]
@@ -119,7 +127,7 @@ def test_a_later_store_is_refused_by_name_and_left_alone(path: Path, tmp_path: P
     store_at(path).close()
     upgrade_with(path, later_revisions(tmp_path / "later", ADDED))
     before = path.read_bytes()
-    with pytest.raises(StoreError, match=r"version 0003, this program knows 0002.*install"):
+    with pytest.raises(StoreError, match=r"version 0004, this program knows 0003.*install"):
         store_at(path)
     assert path.read_bytes() == before
 

@@ -96,3 +96,57 @@ def test_an_earlier_try_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "batch").write_bytes(b"x" * 1000)
     shuffled(tmp_path, ALL[:1])
     assert (tmp_path / "batch").read_bytes() == batch(tmp_path, (2,), (2,))
+
+
+@pytest.mark.parametrize("keep_order", [False, True])
+def test_groups_that_stay_together_share_one_order(tmp_path: Path, keep_order: bool) -> None:
+    """And which uploads stand in it is told: the seeds of their masks take the same places."""
+    uploads = ((3, (0, 1)), (0, (0, 1)), (2, (0, 1)), (1, (0, 1)))
+    turned: list[list[int]] = []
+
+    def half_turn(places: list[int]) -> None:
+        turned.append(list(places))
+        places[:] = places[2:] + places[:2]
+
+    content = b"".join(segment(slot, 0) + segment(slot, 1) for slot in range(4))
+    (tmp_path / "uploads").write_bytes(content)
+    task = ShuffleRound(
+        AT, SIZES, SLOT, 1, uploads, keep_order=keep_order, together=frozenset({0, 1})
+    )
+    done = shuffle_round(task, tmp_path / "uploads", tmp_path / "batch", half_turn)
+    order = (3, 0, 2, 1) if keep_order else (2, 1, 3, 0)
+    assert (tmp_path / "batch").read_bytes() == batch(tmp_path, order, order)
+    assert [uploads[index][0] for index in done.order] == list(order)
+    assert len(turned) == (0 if keep_order else 1), "the others follow the first"
+
+
+def test_uploads_without_those_groups_stand_beside_them(tmp_path: Path) -> None:
+    """Of three groups the first and the last stay together; a device has all of them or none."""
+    sizes, slot_bytes = (2, 3, 4), 9
+    uploads = ((0, (1,)), (1, (0, 1, 2)), (2, (1,)), (3, (0, 1, 2)), (4, (0, 1, 2)))
+    content = bytearray(5 * slot_bytes)
+    for slot, groups in uploads:
+        data = b"".join(bytes([16 * slot + group]) * sizes[group] for group in groups)
+        content[slot * slot_bytes : slot * slot_bytes + len(data)] = data
+    (tmp_path / "uploads").write_bytes(content)
+    task = ShuffleRound(AT, sizes, slot_bytes, 3, uploads, together=frozenset({0, 2}))
+    done = shuffle_round(task, tmp_path / "uploads", tmp_path / "batch", reverse)
+    expected = [(0, (4, 3, 1)), (1, (4, 3, 2, 1, 0)), (2, (4, 3, 1))]
+    whole = [bytes([16 * slot + g]) * sizes[g] for g, slots in expected for slot in slots]
+    assert (tmp_path / "batch").read_bytes() == b"".join(whole)
+    assert done.counts == (3, 5, 3)
+    assert done.order == (4, 3, 1)
+
+
+def test_below_the_floor_there_is_no_order_either(tmp_path: Path) -> None:
+    (tmp_path / "uploads").write_bytes(bytes(2 * SLOT))
+    uploads = ((0, (0, 1)), (1, (0, 1)))
+    task = ShuffleRound(AT, SIZES, SLOT, 3, uploads, together=frozenset({0, 1}))
+    done = shuffle_round(task, tmp_path / "uploads", tmp_path / "batch", reverse)
+    assert done.counts == (0, 0)
+    assert done.order == ()
+    assert len(done.data) == 0
+
+
+def test_without_groups_that_stay_together_no_order_is_told(tmp_path: Path) -> None:
+    assert shuffled(tmp_path, ALL).order == ()

@@ -8,7 +8,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from edgeveil.crypto.keys import ContentKey, OpeningKey, SigningKey
+from edgeveil.crypto.keys import CheckKey, ContentKey, MaskSeed, OpeningKey, SigningKey
+from edgeveil.crypto.masking import Vector, add_mask, masked
+from edgeveil.crypto.ring import Ring
 from edgeveil.crypto.sealing import open_sealed, open_stanzas, seal, seal_stanzas
 from edgeveil.crypto.stream import open_stream, seal_stream
 from edgeveil.privacy.grid import exact_matmul
@@ -28,6 +30,20 @@ def per_second(work: Callable[[], object], units: float, least_s: float = 0.5) -
     return units * count / elapsed
 
 
+def masking(
+    count: int = 100_000, bits: int = 42
+) -> tuple[Callable[[], object], Callable[[], object], Callable[[], object]]:
+    """What a device, the proxy and the cloud do for one upload that is summed under masks."""
+    ring, numbers = Ring(count, bits), np.arange(count)
+    seed, check, total = MaskSeed.generate(), CheckKey.generate(), Vector.zeros(ring)
+    upload = masked(numbers, seed, check, b"use", ring).to_bytes()
+    return (
+        lambda: masked(numbers, seed, check, b"use", ring).to_bytes(),
+        lambda: add_mask(total, seed, b"use"),
+        lambda: total.add(Vector.from_bytes(ring, upload)),
+    )
+
+
 def cases() -> dict[str, tuple[Callable[[], object], float, str]]:
     """What is measured: the work, its units and their name."""
     data = bytes(1 << 20)
@@ -42,6 +58,7 @@ def cases() -> dict[str, tuple[Callable[[], object], float, str]]:
     signer = Signer("proxy", SigningKey.generate())
     records = np.random.default_rng(0).integers(-4096, 4096, (600, 833))
     sigma_squared = Fraction(1 << 52)
+    at_device, at_proxy, at_cloud = masking()
     return {
         "discrete Gaussian, sigma 2^26": (
             lambda: discrete_gaussian(sigma_squared, (100_000,)),
@@ -71,6 +88,9 @@ def cases() -> dict[str, tuple[Callable[[], object], float, str]]:
         ),
         "seal a 1 MiB stream": (lambda: seal_stream(content, b"c", data), 1.048576, "MB"),
         "open a 1 MiB stream": (lambda: open_stream(content, b"c", stream), 1.048576, "MB"),
+        "mask 100,000 numbers of 42 bits": (at_device, 1, "uploads"),
+        "add up masks of those": (at_proxy, 1, "uploads"),
+        "add up masked uploads of those": (at_cloud, 1, "uploads"),
     }
 
 

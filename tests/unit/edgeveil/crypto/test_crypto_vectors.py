@@ -8,8 +8,10 @@ import pytest
 
 from edgeveil.crypto import labels
 from edgeveil.crypto.keys import (
+    CheckKey,
     ContentKey,
     LedgerKey,
+    MaskSeed,
     OpeningKey,
     SealingKey,
     SigningKey,
@@ -17,6 +19,17 @@ from edgeveil.crypto.keys import (
     sign,
     verify,
 )
+from edgeveil.crypto.masking import (
+    Vector,
+    add_mask,
+    check_of,
+    masked,
+    pack,
+    sum_of_masks,
+    unmasked,
+    unpack,
+)
+from edgeveil.crypto.ring import Ring
 from edgeveil.crypto.sealing import open_sealed, open_stanzas
 from edgeveil.crypto.stream import commit, open_stream
 from edgeveil.privacy.deposit import opened_deposit
@@ -101,3 +114,31 @@ def test_derived_noise(case):
     assert stream(80) == unhex(case, "samples")
     assert first(80) == unhex(case, "first_draw")
     assert second(80) == unhex(case, "second_draw")
+
+
+@pytest.mark.parametrize("case", VECTORS["packed"])
+def test_packed_numbers(case):
+    numbers = np.array(case["numbers"], np.uint64)
+    ring = Ring(len(numbers), case["bits"])
+    assert pack(ring, numbers) == unhex(case, "bytes")
+    assert unpack(ring, unhex(case, "bytes")).tolist() == case["numbers"]
+
+
+@pytest.mark.parametrize("case", VECTORS["mask"])
+def test_masks(case):
+    vector = Vector.zeros(Ring(case["count"], case["bits"]))
+    add_mask(vector, MaskSeed.from_bytes(unhex(case, "seed")), unhex(case, "use"))
+    assert vector.to_bytes() == unhex(case, "mask")
+
+
+@pytest.mark.parametrize("case", VECTORS["masked"])
+def test_masked_numbers_and_their_check(case):
+    seed, key = MaskSeed(unhex(case, "seed")), CheckKey(unhex(case, "check_key"))
+    numbers, use = np.array(case["numbers"], np.int64), unhex(case, "use")
+    ring = Ring(len(numbers), case["bits"])
+    assert check_of(numbers, key, use) == int(case["check"], 16)
+    assert masked(numbers, seed, key, use, ring).to_bytes() == unhex(case, "masked")
+    total = Vector.from_bytes(ring, unhex(case, "masked"))
+    removed = unmasked(total, sum_of_masks([seed], use, ring), key, use)
+    assert removed is not None
+    assert removed.tolist() == case["numbers"]

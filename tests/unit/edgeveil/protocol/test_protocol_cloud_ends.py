@@ -43,6 +43,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudState
 from edgeveil.protocol.cloud_tasks import (
     Absorb,
+    AskUnmask,
     Broadcast,
     CancelJob,
     JobStatus,
@@ -53,9 +54,12 @@ from edgeveil.protocol.cloud_tasks import (
     SealRelease,
     SealRound,
     StartJob,
+    TakeMasks,
 )
-from edgeveil.protocol.messages import Ack, Close, Note, Roster, Shortfall
+from edgeveil.protocol.messages import Ack, Close, Note, Roster, Shortfall, Unmask
 from edgeveil.protocol.transfer import describe
+
+ASKED = AskUnmask(Unmask(at(), batch()[0].blob.digest, b"\x07"))
 
 
 def shortfall(machine, where=None):
@@ -93,6 +97,7 @@ def _at_state(state):
         (CloudState.BROADCASTING, lambda: seal(machine, SealRound(JOB, 1, 1))),
         (CloudState.WAITING, lambda: receive(machine, ack(round_header()))),
         (CloudState.ABSORBING, lambda: hand_over(machine)),
+        (CloudState.UNMASKING, lambda: done(machine, Absorb(batch()[0]), ASKED)),
         (CloudState.SEALING_RELEASE, lambda: finish_round(machine)),
         (CloudState.RELEASING, lambda: seal(machine, SealRelease(JOB))),
     ]
@@ -121,7 +126,7 @@ def _sealed(task):
 def finish_round(machine):
     machine.job.start = StartJob(JOB, 1, 1, exchanges=1, retries=1)
     record, data = commit_of(at(), [b"x"])
-    return done(machine, Absorb(batch()[0]), RoundCommit(record, data))
+    return done(machine, TakeMasks(at(), b"masks"), RoundCommit(record, data))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,291 @@
+"""Jobs whose uploads are summed under masks: the sums are exact, and nobody sees more than them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgeveil.jobs import Job
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.messages import (
+    Batch,
+    Manifest,
+    MaskSums,
+    Note,
+    Offer,
+    RoundKey,
+    Unmask,
+    Upload,
+    decode,
+    decode_body,
+    decode_header,
+)
+from edgeveil.protocol.proxy_tasks import SumMasks, SummedMasks
+from edgeveil.protocol.sealed import unpack_tensors
+from edgeveil.transport.memory import LATENCY_S
+from edgeveil_cloud.commit_round import RoundCommitter
+from edgeveil_cloud.stored_jobs import state_after
+from edgeveil_edge import round_work
+from tests.kits.fleet import PACKET_BYTES, Fleet, small_job
+from tests.sim.test_pause import Mute
+
+pytestmark = pytest.mark.slow
+
+DEVICES = 5
+HEAD = "head.weight"
+LIMITS = {"deadline_s": 10.0, "min_batch": 3, "grace_s": 1.0, "retries": 1}
+
+
+def job(**changes: Any) -> Job:
+    plain: dict[str, Any] = {
+        "aggregation": {"name": "fedavg", "secure": True},
+        "selection": {"devices": DEVICES},
+        "train": {"method": "fm", "rounds": 2},
+        "round": LIMITS,
+    }
+    return small_job(**{**plain, **changes})
+
+
+@dataclass
+class Books:
+    """What devices priced and released, by the marks of their segments, and what was committed."""
+
+    released: dict[bytes, Mapping[str, np.ndarray]] = field(default_factory=dict)
+    sums: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)  # by exchange
+    counted: dict[int, set[bytes]] = field(default_factory=dict)
+
+    def expected(self, exchange: int, name: str) -> np.ndarray:
+        """The sum of what those released who stand in the commit."""
+        payloads = {id(p): p for m, p in self.released.items() if m in self.counted[exchange]}
+        return sum(p[name] for p in payloads.values() if name in p)  # type: ignore[return-value]
+
+
+@pytest.fixture
+def books(monkeypatch: pytest.MonkeyPatch) -> Iterator[Books]:
+    kept = Books()
+    seal, commit = round_work.seal_release, RoundCommitter._commit
+
+    def sealed(receipt: Any, payload: bytes, *more: Any) -> Any:
+        answer = seal(receipt, payload, *more)
+        assert receipt.covers(payload)
+        tensors = unpack_tensors(payload)
+        kept.released |= dict.fromkeys(answer.marks, tensors)
+        return answer
+
+    def committed(self: Any, entry: Any, context: Any, batch: Any, valid: Any, *more: Any) -> Any:
+        index = context.exchange.index
+        kept.counted[index] = set(valid.accepted)
+        masked = {spec.name for spec in context.segments if spec.bits}
+        kept.sums[index] = {name: valid.arrays[name][0] for name in masked}
+        return commit(self, entry, context, batch, valid, *more)
+
+    monkeypatch.setattr(round_work, "seal_release", sealed)
+    monkeypatch.setattr(RoundCommitter, "_commit", committed)
+    yield kept
+
+
+def check_exact(fleet: Fleet, books: Books, done: str) -> None:
+    """Every committed sum is that of what the counted devices' ledgers hold, to the last bit."""
+    records = fleet.store.exchanges(done)
+    assert [record.index for record in records] == sorted(books.sums)
+    for record in records:
+        assert books.sums[record.index]
+        for name, total in books.sums[record.index].items():
+            assert np.array_equal(total, books.expected(record.index, name))
+
+
+def state(fleet: Fleet, done: str) -> Mapping[str, np.ndarray]:
+    entry = fleet.store.job(done)
+    return state_after(fleet.store.last_commit(done), fleet.cloud.host.jobs.plan(entry))
+
+
+def said(fleet: Fleet, kind: type[Any]) -> list[Any]:
+    """Headers or bodies of a kind that crossed the wire."""
+    found = []
+    for _, _, frame in fleet.net.wire or []:
+        message = decode(frame, PACKET_BYTES)
+        if isinstance(message, Offer):
+            found.append(decode_header(message.header))
+        elif isinstance(message, Note):
+            found.append(decode_body(message.body))
+    return [one for one in found if isinstance(one, kind)]
+
+
+def played(folder: Path, what: Job, devices: int = DEVICES, **options: Any) -> tuple[Fleet, str]:
+    fleet = Fleet(folder, devices, **options)
+    fleet.net.wire = []
+    return fleet, fleet.submit(what)
+
+
+def test_the_sums_are_exact_and_the_model_is_that_of_a_job_without_masks(
+    tmp_path: Path, books: Books
+) -> None:
+    fleet, done = played(tmp_path / "masked", job())
+    assert fleet.finish(done) == "completed"
+    check_exact(fleet, books, done)
+    assert all(record.uploads == DEVICES for record in fleet.store.exchanges(done))
+    plain, other = played(tmp_path / "plain", job(aggregation={"name": "fedavg"}))
+    assert plain.finish(other) == "completed"
+    assert not said(plain, MaskSums)
+    assert not said(plain, RoundKey)
+    ours, theirs = state(fleet, done), state(plain, other)
+    assert ours.keys() == theirs.keys()
+    for name in ours:  # weights are whole steps, and float32 rounds what single devices upload
+        loose = {"rtol": 0, "atol": 1} if name == "iterate" else {"rtol": 1e-5, "atol": 1e-6}
+        np.testing.assert_allclose(ours[name], theirs[name], err_msg=name, **loose)
+    assert np.abs(ours["iterate"]).max() > 1000  # it has learned something
+
+
+def test_nothing_of_a_round_can_be_opened_once_it_is_committed(tmp_path: Path) -> None:
+    fleet, done = played(tmp_path, job())
+    for number in range(1, 5):
+        fleet.net.run(lambda at=number: len(fleet.store.exchanges(done)) == at)
+        fleet.net.run(lambda: False, fleet.net.now_s + 0.4)
+        left = fleet.proxy.spool.load()
+        seeds = [b.seeds for at, b in left.batches.items() if at.exchange <= number]
+        keys = [k.key for k in left.kept.values() if k.header.at.exchange == number]
+        assert not any(seeds), number
+        assert not any(keys), number
+        assert fleet.store.kept_sums(done, number) is None
+    assert fleet.finish(done) == "completed"
+
+
+def test_a_proxy_that_gives_wrong_masks_ends_the_job_and_nothing_is_committed(
+    tmp_path: Path,
+) -> None:
+    fleet, done = played(tmp_path, job())
+    honest = fleet.proxy.host.perform
+
+    def off_by_one(task: object) -> object:
+        found = honest(task)
+        if isinstance(task, SumMasks) and isinstance(found, SummedMasks):
+            data = bytearray(found.data)
+            data[0] ^= 1  # the lowest bit of the first number
+            return SummedMasks(bytes(data))
+        return found
+
+    fleet.proxy.host.perform = off_by_one  # type: ignore[method-assign]
+    assert fleet.finish(done) == "failed"
+    assert "do not fit what devices uploaded" in fleet.store.job(done).reason
+    assert fleet.store.exchanges(done) == ()
+
+
+def test_devices_that_drop_out_are_not_in_the_sum(tmp_path: Path, books: Books) -> None:
+    fleet, done = played(tmp_path, job(selection={"devices": 6}), devices=6)
+    for box in fleet.devices[:2]:
+        box.runner.machine = Mute(box.runner.machine)
+    assert fleet.finish(done) == "completed"
+    check_exact(fleet, books, done)
+    assert [record.uploads for record in fleet.store.exchanges(done)] == [4] * 4
+
+
+def test_too_few_for_a_sum_are_asked_again_and_never_unmasked(tmp_path: Path) -> None:
+    fleet, done = played(tmp_path, job())
+    for box in fleet.devices[:3]:
+        box.runner.machine = Mute(box.runner.machine)
+    assert fleet.finish(done) == "paused"
+    assert not said(fleet, Unmask)
+    assert fleet.store.exchanges(done) == ()
+
+
+def test_devices_that_only_infer_stand_beside_those_that_train(
+    tmp_path: Path, books: Books
+) -> None:
+    limits = {**LIMITS, "deadline_s": 5.0}
+    what = job(selection={"devices": 8}, round=limits)
+    fleet, done = played(tmp_path, what, devices=8, infer_only=3)
+    assert fleet.finish(done) == "completed"
+    check_exact(fleet, books, done)
+    batches = {batch.at.exchange: batch for batch in said(fleet, Batch)}
+    inferred = [index for index, batch in batches.items() if len(batch.counts) == 2]
+    assert inferred
+    for index in inferred:
+        assert batches[index].counts == (5, 8)
+    assert all(record.uploads == 5 for record in fleet.store.exchanges(done))
+
+
+def test_cover_traffic_is_masked_like_answers_and_does_not_count(
+    tmp_path: Path, books: Books
+) -> None:
+    covered = {"cover_traffic": True, "cover_window_s": 4.0}
+    fleet, done = played(tmp_path, job(), devices=8, proxy=covered)
+    assert fleet.finish(done) == "completed"
+    check_exact(fleet, books, done)
+    assert all(record.uploads == DEVICES for record in fleet.store.exchanges(done))
+    sizes = defaultdict(set)
+    senders = defaultdict(set)
+    for sender, _, frame in fleet.net.wire or []:
+        message = decode(frame, PACKET_BYTES)
+        header = decode_header(message.header) if isinstance(message, Offer) else None
+        if isinstance(header, Upload):
+            assert len(header.seed) == 80
+            sizes[header.at.exchange, header.groups].add((len(frame), header.blob.size_bytes))
+            senders[header.at.exchange].add(sender)
+    assert all(len(one) == 1 for one in sizes.values()), "the covering ones look another way"
+    assert all(len(one) == 8 for one in senders.values())
+
+
+def test_a_question_that_the_proxy_did_not_hear_in_time_is_answered_after_a_resume(
+    tmp_path: Path, books: Books
+) -> None:
+    """The job pauses while its sums wait for their masks; the proxy must not let the seeds go."""
+    fleet, deaf = Fleet(tmp_path, DEVICES), [True]
+
+    def faults(_sender: fx.Address, to: fx.Address, frame: bytes) -> list[float]:
+        message = decode(frame, PACKET_BYTES)
+        body = decode_body(message.body) if isinstance(message, Note) else None
+        return [] if isinstance(body, Unmask) and deaf[0] else [LATENCY_S]
+
+    fleet.net.faults, fleet.net.wire = faults, []
+    done = fleet.submit(job())
+    assert fleet.finish(done) == "paused"
+    assert fleet.store.kept_sums(done, 1) is not None
+    fleet.net.run(lambda: False, fleet.net.now_s + 60.0)
+    deaf[0] = False
+    fleet.resume(done)
+    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
+    check_exact(fleet, books, done)
+    assert [record.attempt for record in fleet.store.exchanges(done)] == [1] * 4
+
+
+@pytest.mark.parametrize("who", ["cloud", "proxy"])
+def test_who_starts_anew_between_question_and_answer_finds_everything(
+    tmp_path: Path, books: Books, who: str
+) -> None:
+    fleet, done = played(tmp_path, job())
+    fleet.net.run(lambda: fleet.store.kept_sums(done, 2) is not None)
+    node = fleet.cloud.runner if who == "cloud" else fleet.proxy.runner
+    node.timers.clear()
+    fleet.net._queue = [entry for entry in fleet.net._queue if entry[2] is not node]
+    if who == "cloud":
+        fleet.start_cloud()
+        entry = fleet.store.job(done)
+        fleet.cloud.control.start(entry)
+        fleet.net.connect(fleet.cloud.runner)
+    else:
+        fleet.start_proxy()
+        fleet.net.connect(fleet.proxy.runner)
+        fleet.net.post(fleet.proxy.runner, fx.Command("started"))
+    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
+    check_exact(fleet, books, done)
+    assert [record.attempt for record in fleet.store.exchanges(done)] == [1] * 4
+    asked = [question for question in said(fleet, Unmask) if question.at.exchange == 2]
+    assert len(set(asked)) == 1
+
+
+def test_only_masked_rounds_are_told_a_key(tmp_path: Path) -> None:
+    fleet, done = played(tmp_path, job())
+    assert fleet.finish(done) == "completed"
+    rounds = {m.at for m in said(fleet, Manifest) if m.kind == "round"}
+    assert {key.at for key in said(fleet, RoundKey)} == rounds
+    told = defaultdict(set)
+    for key in said(fleet, RoundKey):
+        told[key.at].add(key.key)
+    assert all(len(keys) == 1 for keys in told.values())
+    assert len(set.union(*told.values())) == len(rounds), "each round has a key of its own"

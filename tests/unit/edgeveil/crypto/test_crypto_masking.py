@@ -1,0 +1,222 @@
+"""Vectors under masks: exact sums, sizes, masks of their own for each use, and checks that hold."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeveil.crypto.keys import CheckKey, MaskSeed
+from edgeveil.crypto.labels import MASK, context
+from edgeveil.crypto.masking import (
+    Vector,
+    add_mask,
+    check_of,
+    masked,
+    pack,
+    signed,
+    sum_of_masks,
+    unmasked,
+    unpack,
+)
+from edgeveil.crypto.ring import CHECK_BYTES, LEAST_BITS, MOST_BITS, Ring
+from edgeveil.errors import CryptoError
+
+USE = b"job, exchange, attempt, group"
+KEY = CheckKey(bytes(range(32)))
+EVERY = range(LEAST_BITS, MOST_BITS + 1)
+bits_ = st.integers(LEAST_BITS, MOST_BITS)
+
+
+def seed(number: int) -> MaskSeed:
+    return MaskSeed(hashlib.sha256(b"seed %d" % number).digest())
+
+
+def chance(ring: Ring, number: int) -> np.ndarray:
+    rng = np.random.default_rng(number)
+    return rng.integers(0, 2**ring.bits, ring.count, np.uint64)
+
+
+def mask_of(ring: Ring, number: int = 0, use: bytes = USE) -> np.ndarray:
+    total = sum_of_masks([seed(number)], use, ring)
+    return unpack(ring, pack(ring, total.numbers))
+
+
+# --- packed ---
+
+
+@pytest.mark.parametrize("bits", EVERY)
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 1000])
+def test_every_width_comes_back_from_its_bytes(bits: int, count: int) -> None:
+    ring = Ring(count, bits)
+    for numbers in (chance(ring, bits), np.full(count, 2**bits - 1, np.uint64)):
+        packed = pack(ring, numbers)
+        assert unpack(ring, packed).tolist() == numbers.tolist()
+        assert len(packed) == ring.packed_bytes
+    least = -(-count * bits // 8)
+    assert least <= ring.packed_bytes <= least + 7
+    assert ring.byte_count == ring.packed_bytes + CHECK_BYTES
+
+
+@given(st.data())
+def test_pack_leaves_higher_bits_out(data: st.DataObject) -> None:
+    ring = Ring(data.draw(st.integers(1, 40)), data.draw(bits_))
+    words = st.lists(st.integers(0, 2**64 - 1), min_size=ring.count, max_size=ring.count)
+    drawn = data.draw(words)
+    found = unpack(ring, pack(ring, np.array(drawn, np.uint64)))
+    assert found.tolist() == [number % 2**ring.bits for number in drawn]
+
+
+@pytest.mark.parametrize("bits", EVERY)
+def test_the_ends_of_a_ring_are_signed(bits: int) -> None:
+    ends = [-(2 ** (bits - 1)), -1, 0, 1, 2 ** (bits - 1) - 1]
+    ring = Ring(len(ends), bits)
+    raw = pack(ring, np.array(ends, np.int64).view(np.uint64))
+    assert signed(ring, unpack(ring, raw)).tolist() == ends
+
+
+@pytest.mark.parametrize("size", [-1, 1])
+def test_another_size_is_refused(size: int) -> None:
+    ring = Ring(9, 13)
+    with pytest.raises(CryptoError, match="bytes"):
+        unpack(ring, bytes(ring.packed_bytes + size))
+    with pytest.raises(CryptoError, match="bytes"):
+        Vector.from_bytes(ring, bytes(ring.byte_count + size))
+
+
+@pytest.mark.parametrize("bits", [0, 7, 57, 64])
+def test_a_ring_that_no_check_fits_is_refused_with_a_way_out(bits: int) -> None:
+    with pytest.raises(CryptoError, match=r"8 to 56 bits.*fewer"):
+        Ring(3, bits)
+
+
+# --- masks ---
+
+
+@pytest.mark.parametrize("bits", [8, 32, 33, 56])
+@pytest.mark.parametrize("count", [5, 8192, 20_000])
+def test_a_mask_is_keystream_of_a_key_for_its_use(bits: int, count: int) -> None:
+    """Reckoned again by the standard alone: HKDF-SHA256, ChaCha20, words of 4 or 8 bytes."""
+    key = HKDF(SHA256(), 32, salt=None, info=context(MASK, USE)).derive(seed(0).to_bytes())
+    stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+    check = int.from_bytes(stream.update(bytes(8)))
+    size = 8 if bits > 32 else 4
+    words = np.frombuffer(stream.update(bytes(size * count)), f"<u{size}").astype(np.uint64)
+    ring = Ring(count, bits)
+    total = Vector.zeros(ring)
+    add_mask(total, seed(0), USE)
+    assert total.check == check
+    assert np.array_equal(unpack(ring, pack(ring, total.numbers)), words % 2**bits)
+
+
+def test_another_seed_or_use_has_nothing_of_a_mask() -> None:
+    ring = Ring(4096, 40)
+    masks = [mask_of(ring), mask_of(ring, 1), mask_of(ring, use=USE + b"2")]
+    masks.append(mask_of(ring, use=USE[:-1]))
+    for at, one in enumerate(masks):
+        for other in masks[at + 1 :]:
+            assert not np.any(one == other)  # by chance one of 2^28 times, for fixed seeds never
+            assert not np.any((one - masks[at]) & (2**40 - 1))
+
+
+def test_a_masked_vector_spreads_over_the_whole_ring() -> None:
+    """A vector of zeros and one of large numbers cannot be told apart by where they lie."""
+    ring = Ring(50_000, 12)
+    for numbers in (np.zeros(ring.count, np.int64), np.full(ring.count, 2047)):
+        total = masked(numbers, seed(3), KEY, USE, ring)
+        found = unpack(ring, pack(ring, total.numbers))
+        counts = np.bincount((found >> np.uint64(8)).astype(int), minlength=16)
+        assert np.abs(counts - ring.count / 16).max() < 5 * np.sqrt(ring.count / 16)
+
+
+# --- sums ---
+
+
+@given(st.data())
+def test_sums_are_exact(data: st.DataObject) -> None:
+    bits, count = data.draw(bits_), data.draw(st.integers(1, 30))
+    uploads = data.draw(st.integers(1, 6))
+    ring, most = Ring(count, bits), (2 ** (bits - 1) - 1) // uploads
+    values = st.lists(st.integers(-most, most), min_size=count, max_size=count)
+    plain = [np.array(data.draw(values), np.int64) for _ in range(uploads)]
+    total = Vector.zeros(ring)
+    for number, numbers in enumerate(plain):
+        sent = masked(numbers, seed(number), KEY, USE, ring).to_bytes()
+        assert len(sent) == ring.byte_count
+        total.add(Vector.from_bytes(ring, sent))
+    masks = sum_of_masks(map(seed, range(uploads)), USE, ring)
+    # What the two servers tell each other and keep is packed on its way.
+    total, masks = (Vector.from_bytes(ring, one.to_bytes()) for one in (total, masks))
+    found = unmasked(total, masks, KEY, USE)
+    assert found is not None
+    assert found.tolist() == np.sum(plain, axis=0).tolist()
+
+
+def summed(ring: Ring, *plain: list[int]) -> tuple[Vector, Vector]:
+    total = Vector.zeros(ring)
+    for number, numbers in enumerate(plain):
+        total.add(masked(np.array(numbers), seed(number), KEY, USE, ring))
+    return total, sum_of_masks(map(seed, range(len(plain))), USE, ring)
+
+
+@pytest.mark.parametrize("bits", EVERY)
+def test_a_wrong_mask_is_found(bits: int) -> None:
+    """One step in one number; of the highest bit alone 2^(bits - 65) of all keys miss it."""
+    ring = Ring(3, bits)
+    total, masks = summed(ring, [1, -2, 3], [4, 5, -6])
+    assert unmasked(total, masks, KEY, USE) is not None
+    for place in range(3):
+        for step in (1, 2, 5):
+            wrong = Vector(ring, masks.numbers.copy(), masks.check)
+            wrong.numbers[place] += np.uint64(step)
+            assert unmasked(total, wrong, KEY, USE) is None
+    assert unmasked(total, Vector(ring, masks.numbers, masks.check ^ 1), KEY, USE) is None
+
+
+@pytest.mark.parametrize("seeds", [[0], [0, 2], [0, 1, 2], [0, 0]])
+def test_the_masks_of_another_choice_are_found(seeds: list[int]) -> None:
+    ring = Ring(3, 40)
+    total, _ = summed(ring, [1, -2, 3], [4, 5, -6])
+    assert unmasked(total, sum_of_masks(map(seed, seeds), USE, ring), KEY, USE) is None
+
+
+def test_the_check_holds_under_its_own_key_and_use_alone() -> None:
+    ring = Ring(3, 40)
+    total, masks = summed(ring, [1, -2, 3], [4, 5, -6])
+    assert unmasked(total, masks, CheckKey(bytes(32)), USE) is None
+    assert unmasked(total, masks, KEY, USE + b"2") is None
+    numbers = np.array([1, -2, 3])
+    assert check_of(numbers, KEY, USE) != check_of(numbers, KEY, USE + b"2")
+
+
+@pytest.mark.parametrize("bits", EVERY)
+def test_a_sum_that_left_the_ring_is_not_taken_for_one(bits: int) -> None:
+    ring, most = Ring(2, bits), 2 ** (bits - 1) - 1
+    total, masks = summed(ring, [most, 0], [1, 0])
+    assert unmasked(total, masks, KEY, USE) is None
+    total, masks = summed(ring, [-most, 0], [-1, 0])
+    found = unmasked(total, masks, KEY, USE)
+    assert found is not None
+    assert found.tolist() == [-(2 ** (bits - 1)), 0]
+
+
+def test_two_numbers_that_change_places_are_found() -> None:
+    numbers = np.arange(20_000)
+    swapped = numbers.copy()
+    swapped[[0, 9000]] = swapped[[9000, 0]]
+    assert check_of(numbers, KEY, USE) != check_of(swapped, KEY, USE)
+
+
+def test_a_check_is_linear_over_blocks() -> None:
+    rng = np.random.default_rng(1)
+    first, second = (rng.integers(-(2**40), 2**40, 20_000) for _ in range(2))
+    both = check_of(first, KEY, USE) + check_of(second, KEY, USE)
+    assert check_of(first + second, KEY, USE) == both % 2**64
+    assert check_of(-first, KEY, USE) == -check_of(first, KEY, USE) % 2**64

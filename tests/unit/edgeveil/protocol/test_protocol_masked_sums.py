@@ -1,0 +1,211 @@
+"""Which groups are masked, whose masks are chosen, and what seeds open to."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+from protocol_kit import JOB, at, manifest, member
+
+from edgeveil.crypto.keys import MaskSeed, OpeningKey
+from edgeveil.errors import CryptoError, ProtocolError
+from edgeveil.protocol.mask_seeds import (
+    choice,
+    chosen_of,
+    masked_vectors,
+    open_seed,
+    seal_seed,
+)
+from edgeveil.protocol.masked_sums import (
+    exact_sums,
+    mask_sums,
+    masked_segment,
+    opened_vector,
+    packed_vectors,
+    unpacked_vectors,
+)
+from edgeveil.protocol.messages import SEALED_SEED_BYTES, Group, MaskedGroup
+
+GROUPS = (Group("layer0", 64), Group("layer1", 128), Group("softmax", 64))
+MASKED = (MaskedGroup(0, 7, 40), MaskedGroup(1, 20, 33))
+VECTORS = masked_vectors(at(), GROUPS, MASKED)
+MEMBERSHIP = bytes(range(32))
+KEY = OpeningKey.from_bytes(hashlib.sha256(b"the proxy's key of a round").digest())
+ROUND = manifest(b"model", groups=GROUPS, masked=MASKED)
+ME, OTHER = member(0).id, member(1).id
+
+
+def seed(number: int) -> MaskSeed:
+    return MaskSeed(hashlib.sha256(b"seed %d" % number).digest())
+
+
+# --- masked groups ---
+
+
+def test_masked_groups_are_those_that_the_manifest_says() -> None:
+    assert [(one.group, one.name) for one in VECTORS] == [(0, "layer0"), (1, "layer1")]
+    assert [(one.ring.count, one.ring.bits) for one in VECTORS] == [(7, 40), (20, 33)]
+    assert masked_vectors(at(), GROUPS, ()) == ()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        (MaskedGroup(3, 7, 40),),
+        (MaskedGroup(0, 7, 40), MaskedGroup(0, 7, 40)),
+        (MaskedGroup(1, 20, 33), MaskedGroup(0, 7, 40)),
+        (MaskedGroup(0, 12, 40),),
+        (MaskedGroup(2, 2**31, 56),),
+    ],
+    ids=["not there", "twice", "out of order", "too large by 4 bytes", "far too large"],
+)
+def test_malformed_groups_are_refused(said: tuple[MaskedGroup, ...]) -> None:
+    with pytest.raises(ProtocolError, match="malformed_masks"):
+        masked_vectors(at(), GROUPS, said)
+
+
+def test_a_vector_may_fill_its_group_to_the_last_byte() -> None:
+    assert masked_vectors(at(), (Group("full", 5 * 11 + 8),), (MaskedGroup(0, 11, 40),))
+
+
+def test_every_group_job_exchange_and_attempt_has_a_use_of_its_own() -> None:
+    places = [at(), at(2), at(1, 2), at(1, 1, b"K" * 16)]
+    uses = {one.use for where in places for one in masked_vectors(where, GROUPS, MASKED)}
+    assert len(uses) == 2 * len(places)
+
+
+# --- seeds ---
+
+
+def test_a_seed_opens_for_its_device_round_and_job() -> None:
+    sealed = seal_seed(seed(1), ROUND, ME, KEY.public().to_bytes())
+    assert len(sealed) == SEALED_SEED_BYTES
+    assert open_seed(KEY, ROUND, ME, sealed).to_bytes() == seed(1).to_bytes()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        structs.replace(ROUND, at=at(2)),
+        structs.replace(ROUND, at=at(1, 2)),
+        structs.replace(ROUND, at=at(1, 1, b"K" * 16)),
+        structs.replace(ROUND, job_digest=b"e" * 32),
+    ],
+    ids=["exchange", "attempt", "job", "job's text"],
+)
+def test_a_seed_of_another_round_does_not_open(other: object) -> None:
+    sealed = seal_seed(seed(1), other, ME, KEY.public().to_bytes())  # type: ignore[arg-type]
+    with pytest.raises(ProtocolError, match="bad_seed"):
+        open_seed(KEY, ROUND, ME, sealed)
+
+
+def test_a_seed_of_another_device_key_or_length_does_not_open() -> None:
+    sealed = seal_seed(seed(1), ROUND, OTHER, KEY.public().to_bytes())
+    elsewhere = seal_seed(seed(1), ROUND, ME, OpeningKey.generate().public().to_bytes())
+    for wrong in (sealed, elsewhere, sealed[:-1], b"", bytes(SEALED_SEED_BYTES)):
+        with pytest.raises(ProtocolError, match="bad_seed"):
+            open_seed(KEY, ROUND, ME, wrong)
+
+
+def test_a_key_that_nothing_can_be_sealed_to_is_refused() -> None:
+    for key in (b"", bytes(31), bytes(32)):  # all zeros is a point of low order
+        with pytest.raises(CryptoError):
+            seal_seed(seed(1), ROUND, ME, key)
+
+
+# --- choices ---
+
+
+@given(st.integers(1, 200).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)))))
+def test_a_choice_comes_back(drawn: tuple[int, set[int]]) -> None:
+    uploads, chosen = drawn
+    said = choice(chosen, uploads)
+    assert len(said) == -(-uploads // 8)
+    assert chosen_of(said, uploads) == sorted(chosen)
+
+
+@pytest.mark.parametrize(
+    ("said", "uploads"),
+    [(b"", 1), (b"\x01\x00", 8), (b"\x01", 9), (b"\x08", 3), (b"\xff\x02", 9), (b"\x80", 7)],
+)
+def test_a_choice_of_what_was_not_uploaded_is_refused(said: bytes, uploads: int) -> None:
+    with pytest.raises(ProtocolError, match="malformed_choice"):
+        chosen_of(said, uploads)
+
+
+def test_no_upload_has_two_names_in_a_choice() -> None:
+    """A digest of the question names the choice: two forms of one would be two choices."""
+    found = {tuple(chosen_of(bytes([said]), 5)) for said in range(32)}
+    assert len(found) == 32
+
+
+# --- sums, from devices by cloud and proxy ---
+
+
+def sent(number: int, plain: list[np.ndarray]) -> list[bytes]:
+    """A device's padded segments, as the cloud opens them."""
+    return [
+        masked_segment(of, numbers, seed(number), MEMBERSHIP).ljust(
+            GROUPS[of.group].padded_bytes, b"\0"
+        )
+        for of, numbers in zip(VECTORS, plain, strict=True)
+    ]
+
+
+def plains(count: int = 4) -> list[list[np.ndarray]]:
+    rng = np.random.default_rng(3)
+    return [
+        [rng.integers(-(2**30), 2**30, one.ring.count).reshape(-1, 1) for one in VECTORS]
+        for _ in range(count)
+    ]
+
+
+def totals(uploads: list[list[np.ndarray]]) -> list[object]:
+    found = unpacked_vectors(VECTORS, bytes(sum(one.ring.byte_count for one in VECTORS)))
+    for number, plain in enumerate(uploads):
+        for total, of, padded in zip(found, VECTORS, sent(number, plain), strict=True):
+            total.add(opened_vector(of, padded))
+    return unpacked_vectors(VECTORS, packed_vectors(found))  # type: ignore[return-value]
+
+
+def test_cloud_and_proxy_come_to_the_exact_sums() -> None:
+    uploads = plains()
+    masks = mask_sums(VECTORS, [seed(number) for number in range(4)])
+    found = exact_sums(VECTORS, totals(uploads), masks, MEMBERSHIP)  # type: ignore[arg-type]
+    for at_, name in enumerate(("layer0", "layer1")):
+        expected = sum(upload[at_].ravel() for upload in uploads)
+        assert found[name].tolist() == expected.tolist()
+
+
+def test_sums_with_other_masks_are_refused() -> None:
+    summed, good = totals(plains()), mask_sums(VECTORS, [seed(number) for number in range(4)])
+    others = ([0, 1], [1, 2, 3], [0, 1, 2, 3, 3])
+    wrong = [mask_sums(VECTORS, list(map(seed, chosen))) for chosen in others]
+    flipped = bytearray(good)
+    flipped[0] ^= 1
+    wrong += [bytes(flipped), good[:-1], good + b"\0", b""]
+    for masks in wrong:
+        with pytest.raises(ProtocolError, match="wrong_mask_sums"):
+            exact_sums(VECTORS, summed, masks, MEMBERSHIP)  # type: ignore[arg-type]
+    with pytest.raises(ProtocolError, match="wrong_mask_sums"):
+        exact_sums(VECTORS, summed, good, bytes(32))  # type: ignore[arg-type]
+
+
+def test_padding_that_holds_something_is_refused() -> None:
+    padded = sent(0, plains()[0])[0]
+    with pytest.raises(ProtocolError, match="bad_padding"):
+        opened_vector(VECTORS[0], padded[:-1] + b"\x01")
+
+
+def test_masks_of_two_attempts_of_one_seed_have_nothing_in_common() -> None:
+    """A device draws a seed for each attempt; even one that did not would not show its numbers."""
+    again = masked_vectors(at(1, 2), GROUPS, MASKED)
+    numbers = np.zeros(VECTORS[0].ring.count, np.int64)
+    first = masked_segment(VECTORS[0], numbers, seed(0), MEMBERSHIP)
+    second = masked_segment(again[0], numbers, seed(0), MEMBERSHIP)
+    assert sum(a == b for a, b in zip(first, second, strict=True)) < 5
+    assert JOB in VECTORS[0].use

@@ -1,0 +1,602 @@
+"""The proxy gives the masks of one choice of uploads away, once for each exchange.
+
+The machine stands on its real host and spool, so that what outlives a restart is what is on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+from protocol_kit import (
+    CLOUD,
+    CLOUD_KEY,
+    GROUPS,
+    JOB,
+    PACKET_BYTES,
+    PROXY,
+    SEALED_BYTES,
+    FakeRegistry,
+    at,
+    bodies,
+    commit_of,
+    headers,
+    manifest,
+    messages,
+    of,
+    offer,
+    refused,
+    stored,
+    upload_of,
+)
+from proxy_bench import FLEET, MODEL, cloud_says, fire, says, to_cloud, to_devices
+
+from edgeveil.crypto.keys import MaskSeed, OpeningKey
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.mask_seeds import choice, masked_vectors, seal_seed
+from edgeveil.protocol.masked_sums import mask_sums
+from edgeveil.protocol.messages import (
+    Ack,
+    Batch,
+    BlobPart,
+    Close,
+    ExchangeId,
+    Hello,
+    Manifest,
+    MaskedGroup,
+    MaskSums,
+    Need,
+    Note,
+    Offer,
+    PeerKeys,
+    RoundKey,
+    Unmask,
+    Upload,
+    decode_body,
+    decode_header,
+    encode_inner,
+)
+from edgeveil.protocol.proxy import ProxyMachine
+from edgeveil.protocol.proxy_rounds import CollectionState
+from edgeveil.protocol.proxy_tasks import ProxySettings, RoundUnmasked, SumMasks
+from edgeveil.protocol.transfer import describe
+from edgeveil_proxy.role import ProxyHost
+from edgeveil_proxy.spool import Spool
+
+MASKED = (MaskedGroup(0, 10, 40), MaskedGroup(1, 4, 33))
+UPLOADS = 5
+
+
+def seed(number: int) -> MaskSeed:
+    return MaskSeed(hashlib.sha256(b"seed of device %d" % number).digest())
+
+
+def backwards(places: list[int]) -> None:
+    places.reverse()
+
+
+class RealProxy(ProxyMachine):
+    """A machine whose host does its work at once, in a folder; `hold` leaves sums undone."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder, self.hold = folder, False
+        self.spool = Spool(folder / "spool.sqlite")
+        self.host = ProxyHost(self.spool, backwards)
+        registry = FakeRegistry({m.id: m.key for m in FLEET})
+        plain = {"packet_bytes": PACKET_BYTES, "push_bytes": 1 << 20}
+        bounds = ProxySettings(**(plain | settings))  # type: ignore[arg-type]
+        keys = PeerKeys.pinned(cloud=CLOUD_KEY)
+        super().__init__(PROXY, keys, registry, self.spool.load(), bounds)
+
+    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+        out: list[fx.Effect] = []
+        for effect in super().handle(event, now_s):
+            out.append(effect)
+            if isinstance(effect, fx.Persist):
+                self.host.store(effect.item)
+            if isinstance(effect, fx.Work) and not (
+                self.hold and isinstance(effect.task, SumMasks)
+            ):
+                result = self.host.perform(effect.task)
+                out += self.handle(fx.WorkDone(effect.task, result), now_s)
+        return out
+
+    def restarted(self) -> RealProxy:
+        """A new process on the same files; the old one never closed them."""
+        return RealProxy(self.folder)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> RealProxy:
+    return RealProxy(tmp_path)
+
+
+def masked_round(where: ExchangeId | None = None, **changes: Any) -> Manifest:
+    plain = {"selected": UPLOADS, "quorum": UPLOADS, "masked": MASKED}
+    return manifest(MODEL + repr(where or at()).encode(), where, **(plain | changes))
+
+
+def begin(machine: ProxyMachine, header: Manifest | None = None) -> list[fx.Effect]:
+    header = header or masked_round()
+    return cloud_says(machine, offer(header, MODEL + repr(header.at).encode()))
+
+
+def key_of(machine: ProxyMachine, where: ExchangeId) -> bytes:
+    """The round's key."""
+    key = machine.masks._context.memory.round_key(where)
+    return key.public().to_bytes() if key else b""
+
+
+def told_key(machine: ProxyMachine, where: ExchangeId | None = None) -> bytes:
+    """The round's key, as a device that says hello is told it."""
+    device = FLEET[5]
+    out = says(machine, device, device.signer.note(Hello(device.id)))
+    keys = {body.at: body.key for body in bodies(out, RoundKey)}
+    return keys.get(where or at(), b"")
+
+
+def masked_upload(
+    machine: ProxyMachine, number: int, header: Manifest | None = None, **changes: Any
+) -> tuple[Upload, bytes]:
+    header = header or masked_round()
+    fill = changes.pop("fill", number + 1)
+    upload, data = upload_of(header.at, fill, changes.pop("groups", (0, 1, 2)))
+    sealed = seal_seed(seed(number), header, FLEET[number].id, key_of(machine, header.at))
+    return structs.replace(upload, **({"seed": sealed} | changes)), data
+
+
+def upload(
+    machine: ProxyMachine, number: int, header: Manifest | None = None, **changes: Any
+) -> list[fx.Effect]:
+    made, data = masked_upload(machine, number, header, **changes)
+    return says(machine, FLEET[number], offer(made, data, FLEET[number].signer))
+
+
+def handed_over(machine: RealProxy, header: Manifest | None = None, first: int = 1) -> Batch:
+    """All of five devices have uploaded; `first` fills the first one's."""
+    header = header or masked_round()
+    begin(machine, header)
+    for number in range(UPLOADS):
+        out = upload(machine, number, header, fill=first + number)
+    (batch,) = [h for h in headers(out) if isinstance(h, Batch)]
+    return batch
+
+
+def question(of_: Batch, places: Iterable[int] = range(UPLOADS), **changes: Any) -> Unmask:
+    plain = Unmask(of_.at, of_.blob.digest, choice(list(places), UPLOADS))
+    return structs.replace(plain, **changes)
+
+
+def ask(machine: ProxyMachine, asked: Unmask) -> list[fx.Effect]:
+    return cloud_says(machine, CLOUD.note(asked))
+
+
+def answer_of(effects: list[fx.Effect]) -> tuple[MaskSums, bytes] | None:
+    offers = [e for e in to_cloud(effects) if isinstance(e, Offer)]
+    found = [(decode_header(o.header), o.data) for o in offers]
+    sums = [(header, data) for header, data in found if isinstance(header, MaskSums)]
+    if not sums:
+        return None
+    parts = [m for m in messages(effects, BlobPart) if m.blob == sums[-1][0].blob.digest]
+    return sums[-1][0], sums[-1][1] or b"".join(part.data for part in parts)
+
+
+def given(effects: list[fx.Effect]) -> bytes:
+    found = answer_of(effects)
+    assert found is not None, effects
+    return found[1]
+
+
+def why_not(effects: list[fx.Effect]) -> str:
+    """The cloud's question is refused, to its face, and nothing was made durable."""
+    assert answer_of(effects) is None
+    assert stored(effects) == []
+    (told,) = [b for b in bodies(effects, Ack) if b.status == "refused"]
+    assert refused(effects) == [told.reason]
+    return told.reason
+
+
+def expected(chosen: Iterable[int], where: ExchangeId | None = None) -> bytes:
+    """The sums for these places of a batch, whose shuffle turned the devices round."""
+    vectors = masked_vectors(where or at(), GROUPS, MASKED)
+    return mask_sums(vectors, [seed(UPLOADS - 1 - place) for place in chosen])
+
+
+# --- the key of a round ---
+
+
+def test_devices_hear_a_masked_round_s_key_before_its_offer(machine: RealProxy) -> None:
+    out = begin(machine)
+    told = to_devices(out)
+    kinds = [decode_body(m.body) if isinstance(m, Note) else m for m in told]
+    (key,) = [k for k in kinds if isinstance(k, RoundKey)]
+    offers = [place for place, kind in enumerate(kinds) if isinstance(kind, Offer)]
+    assert key.at == at()
+    assert kinds.index(key) < min(offers)
+    assert told_key(machine) == key.key == told_key(machine.restarted())
+
+
+def test_a_round_without_masks_has_no_key(machine: RealProxy) -> None:
+    assert bodies(begin(machine, masked_round(masked=())), RoundKey) == []
+    assert told_key(machine) == b""
+
+
+def test_each_round_has_a_key_of_its_own(machine: RealProxy) -> None:
+    begin(machine)
+    first = told_key(machine)
+    begin(machine, masked_round(at(1, 2)))
+    assert told_key(machine) == b""
+    assert told_key(machine, at(1, 2)) not in (b"", first)
+
+
+@pytest.mark.parametrize(
+    "masked",
+    [
+        (MaskedGroup(3, 1, 40),),
+        (MaskedGroup(1, 4, 33), MaskedGroup(0, 10, 40)),
+        (MaskedGroup(2, 9, 40),),
+    ],
+    ids=["no such group", "order", "size"],
+)
+def test_a_broadcast_whose_masks_make_no_sense_is_refused(
+    machine: RealProxy, masked: tuple[MaskedGroup, ...]
+) -> None:
+    out = begin(machine, masked_round(masked=masked))
+    assert refused(out) == ["malformed_masks"]
+    assert to_devices(out) == []
+
+
+# --- uploads ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"seed": b""}, "wrong_seed"),
+        ({"seed": bytes(80)}, "bad_seed"),
+        ({"seed": b"short"}, "bad_seed"),
+        ({"groups": (0, 2)}, "wrong_groups"),
+        ({"groups": (1,)}, "wrong_groups"),
+        ({"groups": (2,)}, "wrong_seed"),
+        ({"blob": describe(bytes(300), 512)}, "wrong_size"),
+    ],
+    ids=["no seed", "zeros", "too short", "a part", "the other part", "a seed for nothing", "size"],
+)
+def test_an_upload_that_could_not_be_summed_is_refused(
+    machine: RealProxy, changes: dict[str, Any], reason: str
+) -> None:
+    begin(machine)
+    out = upload(machine, 0, **changes)
+    assert refused(out) == [reason]
+    assert stored(out) == []
+    (told,) = bodies(out, Ack)
+    assert (told.status, told.reason) == ("refused", reason)
+    assert not machine.rounds.collections[at()].uploads
+
+
+def test_a_seed_of_another_device_is_refused(machine: RealProxy) -> None:
+    begin(machine)
+    stolen, _ = masked_upload(machine, 0)
+    assert refused(upload(machine, 1, seed=stolen.seed)) == ["bad_seed"]
+    assert refused(upload(machine, 0, seed=stolen.seed)) == []
+
+
+def test_a_device_without_training_sends_what_has_no_masks(machine: RealProxy) -> None:
+    begin(machine)
+    assert refused(upload(machine, 0, groups=(2,), seed=b"")) == []
+    assert list(machine.rounds.collections[at()].uploads) == [FLEET[0].id]
+
+
+# --- the answer ---
+
+
+def test_it_answers_with_the_masks_of_the_choice_in_the_batch_s_order(machine: RealProxy) -> None:
+    batch = handed_over(machine)
+    out = ask(machine, question(batch, (0, 2, 3)))
+    found = answer_of(out)
+    assert found is not None
+    assert found[0].at == at()
+    assert found[0].question == hashlib.sha256(encode_inner(question(batch, (0, 2, 3)))).digest()
+    assert found[1] == expected((0, 2, 3))
+    assert found[1] != expected((0, 1, 2))
+
+
+def test_the_choice_is_durable_before_the_work_begins(machine: RealProxy) -> None:
+    batch = handed_over(machine)
+    kinds = [type(effect) for effect in ask(machine, question(batch))]
+    assert kinds.index(fx.Persist) < kinds.index(fx.Work) < kinds.index(fx.Send)
+    assert kinds.count(fx.Persist) == 1
+
+
+def test_segments_of_masked_groups_and_seeds_stand_in_one_order(machine: RealProxy) -> None:
+    batch = handed_over(machine)
+    kept = machine.masks._context.memory.batches[batch.at]
+    data, sizes, start = bytes(kept.data[0 : len(kept.data)]), SEALED_BYTES, 0
+    order = []
+    for group in MASKED:
+        width = sizes[group.group]
+        order.append([data[start + width * n] - 1 for n in range(UPLOADS)])
+        start += width * UPLOADS
+    assert order[0] == order[1] == list(reversed(range(UPLOADS)))
+    assert [one.to_bytes() for one in kept.seeds] == [seed(n).to_bytes() for n in order[0]]
+
+
+def test_the_same_question_gets_the_same_bytes_after_a_restart_too(machine: RealProxy) -> None:
+    batch = handed_over(machine)
+    asked = question(batch, (1, 2, 4))
+    first = answer_of(ask(machine, asked))
+    assert first is not None
+    assert answer_of(ask(machine, asked)) == first
+    again = machine.restarted()
+    out = ask(again, asked)
+    assert answer_of(out) == first
+    assert stored(out) == []  # it is on the disk
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["same process", "after a restart"])
+@pytest.mark.parametrize("heard", [True, False], ids=["heard", "answer under way"])
+def test_a_second_choice_is_refused(machine: RealProxy, restart: bool, heard: bool) -> None:
+    batch = handed_over(machine)
+    machine.hold = not heard
+    ask(machine, question(batch, (0, 1, 2)))
+    machine = machine.restarted() if restart else machine
+    for other in ((0, 1, 2, 3), (0, 1, 3), (2, 3, 4)):
+        assert why_not(ask(machine, question(batch, other))) == "unmasked_already"
+    machine.hold = False
+    given_now = machine.restarted() if not heard and not restart else machine
+    assert given(ask(given_now, question(batch, (0, 1, 2)))) == expected((0, 1, 2))
+
+
+def test_a_refused_question_spends_nothing(machine: RealProxy) -> None:
+    batch = handed_over(machine)
+    why_not(ask(machine, question(batch, (0, 1))))
+    assert given(ask(machine, question(batch, (0, 1, 2)))) == expected((0, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("places", "changes", "reason"),
+    [
+        ((0, 1), {}, "choice_below_floor"),
+        ((), {"chosen": b"\0"}, "choice_below_floor"),
+        ((), {"chosen": b"\x3f"}, "malformed_choice"),
+        ((), {"chosen": b"\x1f\0"}, "malformed_choice"),
+        (range(5), {"batch": bytes(32)}, "unknown_batch"),
+        (range(5), {"at": at(2)}, "unknown_round"),
+        (range(5), {"at": at(1, 2)}, "unknown_round"),
+        (range(5), {"at": at(job=b"K" * 16)}, "unknown_round"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_by_name(
+    machine: RealProxy, places: Iterable[int], changes: dict[str, Any], reason: str
+) -> None:
+    batch = handed_over(machine)
+    assert why_not(ask(machine, question(batch, places, **changes))) == reason
+
+
+def test_the_proxy_s_own_floor_counts_where_it_is_higher(tmp_path: Path) -> None:
+    machine = RealProxy(tmp_path, min_batch_floor=4)
+    batch = handed_over(machine)
+    assert why_not(ask(machine, question(batch, (0, 1, 2)))) == "choice_below_floor"
+    assert given(ask(machine, question(batch, (0, 1, 2, 4)))) == expected((0, 1, 2, 4))
+
+
+def test_uploads_without_masked_groups_cannot_be_chosen(machine: RealProxy) -> None:
+    begin(machine)
+    for number in range(3):
+        upload(machine, number)
+    upload(machine, 3, groups=(2,), seed=b"")
+    (batch,) = [
+        h for h in headers(upload(machine, 4, groups=(2,), seed=b"")) if isinstance(h, Batch)
+    ]
+    assert batch.counts == (3, 3, 5)
+    assert why_not(ask(machine, question(batch))) == "malformed_choice"
+    kept = question(batch, chosen=b"\x07")
+    assert given(ask(machine, kept)) == mask_sums(
+        masked_vectors(at(), GROUPS, MASKED), [seed(n) for n in (2, 1, 0)]
+    )
+
+
+def test_a_question_before_the_batch_is_refused_and_spends_nothing(machine: RealProxy) -> None:
+    begin(machine)
+    for number in range(UPLOADS - 1):
+        upload(machine, number)
+    early = Unmask(at(), bytes(32), b"\x0f")
+    assert why_not(ask(machine, early)) == "unknown_round"
+    (batch,) = [h for h in headers(upload(machine, UPLOADS - 1)) if isinstance(h, Batch)]
+    assert given(ask(machine, question(batch))) == expected(range(UPLOADS))
+
+
+def test_a_plain_batch_has_no_masks_to_give(machine: RealProxy) -> None:
+    header = masked_round(masked=())
+    begin(machine, header)
+    for number in range(UPLOADS):
+        made, data = upload_of(at(), number + 1)
+        out = says(machine, FLEET[number], offer(made, data, FLEET[number].signer))
+    (batch,) = [h for h in headers(out) if isinstance(h, Batch)]
+    assert why_not(ask(machine, question(batch))) == "unknown_batch"
+
+
+def test_a_question_asked_on_and_on_is_reckoned_once(machine: RealProxy) -> None:
+    batch = handed_over(machine)
+    machine.hold = True
+    effects = [e for _ in range(4) for e in ask(machine, question(batch))]
+    assert len([e for e in of(effects, fx.Work) if isinstance(e.task, SumMasks)]) == 1
+    assert len(stored(effects)) == 1
+
+
+def test_sums_that_could_not_be_reckoned_are_asked_for_again(machine: RealProxy) -> None:
+    batch = handed_over(machine)
+    machine.hold = True
+    (work,) = of(ask(machine, question(batch)), fx.Work)
+    assert answer_of(machine.handle(fx.WorkDone(work.task, fx.WorkFailed("memory")), 0.0)) is None
+    machine.hold = False
+    assert given(ask(machine, question(batch))) == expected(range(UPLOADS))
+
+
+def test_an_answer_comes_in_parts_and_any_part_again(tmp_path: Path) -> None:
+    machine = RealProxy(tmp_path, push_bytes=0, packet_bytes=PACKET_BYTES)
+    batch = handed_over(machine)
+    found = answer_of(ask(machine, question(batch)))
+    assert found is not None
+    header, data = found
+    want = cloud_says(machine, Need(header.blob.digest, (0,)))
+    (part,) = messages(want, BlobPart)
+    assert (part.blob, part.data) == (header.blob.digest, expected(range(UPLOADS)))
+    assert data in (b"", part.data)
+    cloud_says(machine, CLOUD.note(Ack(header.blob.digest, "held")))
+    assert refused(cloud_says(machine, Need(header.blob.digest, (0,)))) == ["unknown_blob"]
+
+
+# --- attempts, and the end ---
+
+
+def test_no_other_attempt_of_an_unmasked_exchange_is_opened(machine: RealProxy) -> None:
+    batch = handed_over(machine)
+    ask(machine, question(batch, (0, 1, 2)))
+    for one in (machine, machine.restarted()):
+        assert refused(begin(one, masked_round(at(1, 2)))) == ["unmasked_already"]
+        assert refused(begin(one, masked_round(at(2)))) == []
+
+
+def test_another_attempt_takes_the_place_of_one_that_was_not_unmasked(machine: RealProxy) -> None:
+    first = handed_over(machine)
+    header = masked_round(at(1, 2))
+    second = handed_over(machine, header)
+    assert why_not(ask(machine, question(first))) == "unknown_round"
+    assert given(ask(machine, question(second))) == expected(range(UPLOADS), at(1, 2))
+    assert why_not(ask(machine, question(first))) == "unmasked_already"
+
+
+def left(machine: RealProxy) -> tuple[list[bytes], list[OpeningKey | None], bytes]:
+    """Seeds and keys on the disk, and the disk."""
+    memory = machine.restarted().masks._context.memory
+    seeds = [one.to_bytes() for b in memory.batches.values() for one in b.seeds]
+    seeds += [u.held.seed.to_bytes() for u in memory.uploads if u.held.seed]
+    keys = [kept.key for kept in memory.kept.values()]
+    return seeds, keys, (machine.folder / "spool.sqlite").read_bytes()
+
+
+def commit(machine: RealProxy, batch: Batch) -> list[fx.Effect]:
+    record, data = commit_of(batch.at, [b"x"])
+    cloud_says(machine, CLOUD.note(Ack(batch.blob.digest, "held")))
+    return cloud_says(machine, offer(record, data))
+
+
+def test_with_the_commit_seeds_and_key_are_gone(machine: RealProxy) -> None:
+    batch = handed_over(machine)
+    seeds, keys, disk = left(machine)
+    assert len(seeds) == UPLOADS
+    assert any(keys)
+    ask(machine, question(batch))
+    commit(machine, batch)
+    machine.spool.close()
+    found, keys, disk = left(machine)
+    assert found == []
+    assert not any(keys)
+    assert not any(one in disk for one in seeds)
+    assert not any(seed(number).to_bytes() in disk for number in range(UPLOADS))
+    again = machine.restarted()
+    assert why_not(ask(again, question(batch))) == "unknown_round"
+    assert told_key(again) == b""
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_cloud_without_use_for_a_batch_does_not_end_its_masks(
+    machine: RealProxy, restart: bool
+) -> None:
+    """A cloud whose job is paused knows of no batch, and may have kept what is under its masks."""
+    batch = handed_over(machine)
+    out = cloud_says(machine, CLOUD.note(Ack(batch.blob.digest, "closed")))
+    assert stored(out) == []
+    assert [e.name for e in of(out, fx.CancelTimer)] == [f"handover:{JOB.hex()}:1:1"]
+    assert machine.rounds.collections[at()].state is CollectionState.HANDING_OVER
+    machine = machine.restarted() if restart else machine
+    assert given(ask(machine, question(batch))) == expected(range(UPLOADS))
+
+
+def test_a_plain_batch_that_the_cloud_has_no_use_for_goes(machine: RealProxy) -> None:
+    begin(machine, masked_round(masked=()))
+    for number in range(UPLOADS):
+        made, data = upload_of(at(), number + 1)
+        out = says(machine, FLEET[number], offer(made, data, FLEET[number].signer))
+    (batch,) = [h for h in headers(out) if isinstance(h, Batch)]
+    cloud_says(machine, CLOUD.note(Ack(batch.blob.digest, "closed")))
+    assert machine.rounds.collections[at()].state is CollectionState.DELIVERED
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_no_job_begins_once_more_after_something_of_it_was_unmasked(
+    tmp_path: Path, restart: bool
+) -> None:
+    """The proxy forgets ends of jobs; the same job would bring the same numbers once more."""
+    machine = RealProxy(tmp_path, ended_kept=1)
+    ask(machine, question(handed_over(machine)))
+    for job in (JOB, b"K" * 16):
+        cloud_says(machine, CLOUD.note(Close(job, "completed")))
+    seeds, keys, _ = left(machine)
+    assert seeds == []
+    assert keys == []
+    machine = machine.restarted() if restart else machine
+    memory = machine.masks._context.memory
+    assert (memory.unmasked, memory.summed) == ({}, {JOB})
+    memory.ended.clear()
+    for where in (at(1, 2), at(1, 1), at(2)):
+        assert refused(begin(machine, masked_round(where))) == ["unmasked_already"]
+    assert refused(begin(machine, masked_round(at(job=b"L" * 16)))) == []
+
+
+def test_a_job_that_ends_before_anything_was_unmasked_leaves_no_mark(machine: RealProxy) -> None:
+    handed_over(machine)
+    cloud_says(machine, CLOUD.note(Close(JOB, "cancelled")))
+    assert machine.masks._context.memory.summed == set()
+    assert machine.restarted().masks._context.memory.summed == set()
+
+
+def test_however_many_exchanges_follow_none_is_forgotten_while_its_job_runs(
+    machine: RealProxy,
+) -> None:
+    """Rounds of helpers could else push out the one that the cloud wants a second sum of."""
+    ask(machine, question(handed_over(machine)))
+    other = b"K" * 16
+    for number in range(1, 20):
+        header = masked_round(at(number, job=other))
+        batch = handed_over(machine, header)
+        ask(machine, question(batch))
+        commit(machine, batch)
+    for one in (machine, machine.restarted()):
+        assert refused(begin(one, masked_round(at(1, 2)))) == ["unmasked_already"]
+
+
+def test_only_the_cloud_may_ask(machine: RealProxy) -> None:
+    batch = handed_over(machine)
+    me = FLEET[0]
+    out = says(machine, me, me.signer.note(question(batch)))
+    assert answer_of(out) is None
+    forged = structs.replace(CLOUD.note(question(batch)).body, signature=bytes(64))
+    assert refused(cloud_says(machine, Note(forged))) == ["forged"]
+    assert not machine.masks._context.memory.unmasked
+
+
+def test_a_batch_is_offered_again_with_its_seeds_after_a_restart(machine: RealProxy) -> None:
+    batch = handed_over(machine)
+    again = machine.restarted()
+    out = fire(again, "handover")
+    assert [h for h in headers(out) if isinstance(h, Batch)] == [batch]
+    (record,) = stored(ask(again, question(batch)))
+    assert record == RoundUnmasked(at(), hashlib.sha256(encode_inner(question(batch))).digest())
+
+
+def test_uploads_of_an_open_round_keep_their_seeds_over_a_restart(machine: RealProxy) -> None:
+    begin(machine)
+    for number in range(3):
+        upload(machine, number)
+    again = machine.restarted()
+    for number in (3, 4):
+        out = upload(again, number)
+    (batch,) = [h for h in headers(out) if isinstance(h, Batch)]
+    found = given(ask(again, question(batch)))
+    assert found == expected(range(UPLOADS))

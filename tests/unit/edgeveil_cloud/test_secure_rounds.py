@@ -1,0 +1,293 @@
+"""The cloud's host in a round under masks: what it adds up, keeps, and commits once masks come."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from round_kit import CloudRound, job
+from test_cloud_host import Desk
+
+from edgeveil.crypto.keys import MaskSeed
+from edgeveil.errors import JobFailed
+from edgeveil.jobs import Job
+from edgeveil.jobs.plan import Plan
+from edgeveil.protocol.cloud_tasks import (
+    Absorb,
+    AskUnmask,
+    Broadcast,
+    JobStatus,
+    RoundCommit,
+    SealRound,
+    TakeMasks,
+    TooFewUploads,
+)
+from edgeveil.protocol.mask_seeds import chosen_of, masked_vectors
+from edgeveil.protocol.masked_sums import mask_sums, masked_segment
+from edgeveil.protocol.messages import Batch, Manifest, MaskedGroup
+from edgeveil.protocol.sealed import seal_segment
+from edgeveil.protocol.transfer import describe
+from edgeveil_cloud.broadcasts import BroadcastLimits
+from edgeveil_cloud.host import CloudHost
+from edgeveil_cloud.secure_round import KeptSums
+from edgeveil_cloud.store import Store
+from edgeveil_cloud.validate_batch import validate_batch
+
+CENTRE, TRAIN = 1, 3  # one masked group; one, and softmax beside it
+UPLOADS = 3
+
+
+def secure(**changes: Any) -> Job:
+    plain = {"aggregation": {"name": "fedavg", "secure": True}, "selection": {"devices": 4}}
+    return job(**{**plain, **changes})
+
+
+def seed(number: int) -> MaskSeed:
+    return MaskSeed(hashlib.sha256(b"seed %d" % number).digest())
+
+
+class SecureDesk(Desk):
+    """A cloud's host, with what devices and proxy do for it."""
+
+    def __init__(self, store: Store | None = None) -> None:
+        super().__init__(store or Store(), secure())
+
+    def numbers(self, manifest: Manifest, device: int) -> dict[int, np.ndarray]:
+        """What a device's masked groups hold."""
+        rng = np.random.default_rng(device)
+        vectors = masked_vectors(manifest.at, manifest.groups, manifest.masked)
+        return {v.group: rng.integers(-(2**30), 2**30, v.ring.count) for v in vectors}
+
+    def segments(self, manifest: Manifest, device: int, membership: bytes) -> list[bytes]:
+        """One device's sealed segments, in the groups' order."""
+        vectors = {
+            one.group: one for one in masked_vectors(manifest.at, manifest.groups, manifest.masked)
+        }
+        numbers, sealed = self.numbers(manifest, device), []
+        for index, group in enumerate(manifest.groups):
+            raw = np.full(3, device, np.float64).tobytes()
+            if index in vectors:
+                raw = masked_segment(vectors[index], numbers[index], seed(device), membership)
+            sealed.append(seal_segment(manifest, group, membership, raw))
+        return sealed
+
+    def batched(self, broadcast: Broadcast, uploads: list[list[bytes]]) -> Absorb:
+        groups = list(zip(*uploads, strict=True))
+        data = b"".join(b"".join(group) for group in groups)
+        counts = tuple(map(len, groups))
+        header = Batch(broadcast.manifest.at, len(uploads), 0, counts, describe(data, 4096))
+        self.batches[header.blob.digest] = data
+        return Absorb(header)
+
+    def answers(self, broadcast: Broadcast, count: int = UPLOADS, value: float = 1.0) -> Absorb:
+        membership = self.secret(broadcast.manifest.at).membership
+        manifest = broadcast.manifest
+        uploads = [self.segments(manifest, device, membership) for device in range(count)]
+        return self.batched(broadcast, uploads)
+
+    def asked(self, index: int = CENTRE, attempt: int = 1) -> tuple[Broadcast, AskUnmask]:
+        broadcast = self.sealed(index, attempt)
+        found = self.perform(self.answers(broadcast))
+        assert isinstance(found, AskUnmask)
+        return broadcast, found
+
+    def masks(self, broadcast: Broadcast, devices: list[int]) -> TakeMasks:
+        manifest = broadcast.manifest
+        vectors = masked_vectors(manifest.at, manifest.groups, manifest.masked)
+        return TakeMasks(manifest.at, mask_sums(vectors, list(map(seed, devices))))
+
+    def kept(self, index: int = CENTRE) -> KeptSums | None:
+        raw = self.store.kept_sums(self.id, index)
+        return raw if raw is None else KeptSums.from_bytes(raw)
+
+    def again(self) -> SecureDesk:
+        """A new process on the same store."""
+        made = object.__new__(SecureDesk)
+        made.__dict__ |= self.__dict__
+        made.host = CloudHost(self.store, None, BroadcastLimits(4096), clock=lambda: 0.0)
+        return made
+
+
+@pytest.fixture
+def desk() -> SecureDesk:
+    return SecureDesk()
+
+
+def test_a_batch_is_added_up_and_kept_and_nothing_committed(desk: SecureDesk) -> None:
+    _, found = desk.asked()
+    assert chosen_of(found.unmask.chosen, UPLOADS) == [0, 1, 2]
+    kept = desk.kept()
+    assert kept is not None
+    assert kept.unmask == found.unmask
+    assert kept.uploads == UPLOADS
+    assert desk.store.exchanges(desk.id) == ()
+
+
+@pytest.mark.parametrize("index", [CENTRE, TRAIN])
+@pytest.mark.parametrize("restart", [False, True])
+def test_with_the_masks_the_exact_sum_is_committed(
+    desk: SecureDesk, index: int, restart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[np.ndarray] = []
+    plain = KeptSums.sums
+
+    def sums(self: KeptSums, *more: Any) -> Any:
+        found = plain(self, *more)
+        seen.extend(found.values())
+        return found
+
+    monkeypatch.setattr(KeptSums, "sums", sums)
+    for before in range(1, index):
+        broadcast, _ = desk.asked(before)
+        desk.perform(desk.masks(broadcast, [0, 1, 2]))
+    broadcast, _ = desk.asked(index)
+    desk = desk.again() if restart else desk
+    done = desk.perform(desk.masks(broadcast, [0, 1, 2]))
+    assert isinstance(done, RoundCommit)
+    devices = [desk.numbers(broadcast.manifest, device)[0] for device in range(UPLOADS)]
+    assert np.array_equal(seen[-1].ravel(), sum(devices))
+    groups = len(broadcast.manifest.groups)
+    assert done.commit.accepted == groups * UPLOADS
+    assert desk.kept(index) is None
+    assert desk.store.round_key(desk.id, index, 1) is None
+    assert [record.uploads for record in desk.store.exchanges(desk.id)] == [UPLOADS] * index
+
+
+def test_masks_that_come_twice_commit_once(desk: SecureDesk) -> None:
+    broadcast, _ = desk.asked()
+    first = desk.perform(desk.masks(broadcast, [0, 1, 2]))
+    assert desk.perform(desk.masks(broadcast, [0, 1, 2])) == first
+    assert len(desk.store.exchanges(desk.id)) == 1
+
+
+@pytest.mark.parametrize("devices", [[0, 1], [0, 1, 3], [0, 1, 2, 2], []])
+def test_wrong_masks_fail_and_commit_nothing(desk: SecureDesk, devices: list[int]) -> None:
+    broadcast, _ = desk.asked()
+    with pytest.raises(JobFailed, match="do not fit what devices uploaded"):
+        desk.perform(desk.masks(broadcast, devices))
+    assert desk.store.exchanges(desk.id) == ()
+
+
+def test_another_batch_or_attempt_gets_the_question_that_was_kept(desk: SecureDesk) -> None:
+    broadcast, found = desk.asked()
+    fewer = desk.answers(broadcast, 4)
+    assert desk.perform(fewer) == found
+    assert desk.perform(SealRound(desk.wire, CENTRE, 2)) == found
+    assert desk.again().perform(SealRound(desk.wire, CENTRE, 5)) == found
+    assert desk.store.next_attempt(desk.id, CENTRE) == 1
+
+
+def test_what_is_kept_first_stands(desk: SecureDesk) -> None:
+    assert desk.store.keep_sums(desk.id, 1, 1, b"first") == b"first"
+    assert desk.store.keep_sums(desk.id, 1, 2, b"second") == b"first"
+    assert desk.store.kept_sums(desk.id, 1) == b"first"
+    assert desk.store.kept_sums(desk.id, 2) is None
+
+
+def test_a_job_that_ends_keeps_no_sums(desk: SecureDesk) -> None:
+    desk.asked()
+    desk.host.store(JobStatus(desk.wire, "cancelled", "by the operator"))
+    assert desk.kept() is None
+
+
+def test_a_paused_job_keeps_them(desk: SecureDesk) -> None:
+    _, found = desk.asked()
+    desk.host.store(JobStatus(desk.wire, "paused", "the proxy is away"))
+    desk.store.resume(desk.id)
+    assert desk.perform(SealRound(desk.wire, CENTRE, 1)) == found
+
+
+def test_kept_sums_come_back_from_their_bytes(desk: SecureDesk) -> None:
+    desk.asked()
+    kept = desk.kept()
+    assert kept is not None
+    assert KeptSums.from_bytes(kept.to_bytes()) == kept
+
+
+# --- what is chosen ---
+
+
+def spoiled(desk: SecureDesk, broadcast: Broadcast, how: str) -> Absorb:
+    """Four uploads, of which the second is spoiled."""
+    manifest, membership = broadcast.manifest, desk.secret(broadcast.manifest.at).membership
+    uploads = [desk.segments(manifest, device, membership) for device in range(4)]
+    match how:
+        case "foreign":
+            uploads[1] = desk.segments(manifest, 1, b"m" * 32)
+        case "repeated":
+            uploads[1] = uploads[0]
+        case "damaged":
+            uploads[1][0] = bytes(len(uploads[1][0]))
+        case "padding":
+            group, size = manifest.groups[0], manifest.groups[0].padded_bytes
+            uploads[1][0] = seal_segment(manifest, group, membership, b"\x07" * size)
+    return desk.batched(broadcast, uploads)
+
+
+@pytest.mark.parametrize("how", ["foreign", "repeated", "damaged", "padding"])
+def test_an_upload_that_is_not_whole_is_not_chosen(desk: SecureDesk, how: str) -> None:
+    broadcast = desk.sealed(CENTRE)
+    found = desk.perform(spoiled(desk, broadcast, how))
+    assert isinstance(found, AskUnmask)
+    assert chosen_of(found.unmask.chosen, 4) == [0, 2, 3]
+    done = desk.perform(desk.masks(broadcast, [0, 2, 3]))
+    assert isinstance(done, RoundCommit)
+    assert done.commit.accepted == 3
+
+
+def test_too_few_whole_uploads_are_asked_for_again_and_nothing_is_kept(desk: SecureDesk) -> None:
+    broadcast = desk.sealed(CENTRE)
+    assert isinstance(desk.perform(desk.answers(broadcast, 2)), TooFewUploads)
+    assert desk.kept() is None
+    assert isinstance(desk.perform(SealRound(desk.wire, CENTRE, 2)), Broadcast)
+
+
+def test_more_uploads_than_were_selected_are_all_void(desk: SecureDesk) -> None:
+    """They would not fit the ring, and somebody let in what was not asked."""
+    broadcast = desk.sealed(CENTRE)
+    found = desk.perform(desk.answers(broadcast, 5))
+    assert isinstance(found, TooFewUploads)
+    assert "more than selected" in found.reason
+    assert desk.kept() is None
+
+
+def test_a_batch_whose_masked_groups_differ_in_number_is_void(desk: SecureDesk) -> None:
+    """The proxy's mistake: places of one group would not be those of the other."""
+    broadcast = desk.sealed(CENTRE)
+    good = desk.answers(broadcast)
+    wrong = msgspec.structs.replace(good.batch, counts=(2,))
+    desk.batches[wrong.blob.digest] = desk.batches[good.batch.blob.digest]
+    assert isinstance(desk.perform(Absorb(wrong)), TooFewUploads)
+
+
+def test_the_softmax_rows_wait_with_the_sums(desk: SecureDesk) -> None:
+    for before in (1, 2):
+        broadcast, _ = desk.asked(before)
+        desk.perform(desk.masks(broadcast, [0, 1, 2]))
+    desk.asked(TRAIN)
+    kept = desk.kept(TRAIN)
+    assert kept is not None
+    rows = kept.valid().arrays["softmax"]
+    assert sorted(float(np.asarray(row).flat[0]) for row in rows) == [0.0, 1.0, 2.0]
+
+
+def test_the_manifest_says_what_is_masked(desk: SecureDesk) -> None:
+    (one,) = desk.sealed(CENTRE).manifest.masked
+    assert (one.group, one.count) == (0, 4)
+
+
+def test_masked_groups_of_differing_numbers_are_void_in_a_round_of_several() -> None:
+    """An upload has one place in all of them: else the choice would name several devices."""
+    made = CloudRound(TRAIN, plan=Plan(secure()))
+    (one,) = made.context.masked
+    both = (one, MaskedGroup(1, 1, 8))
+    context = replace(made.context, masked=both)
+    groups = [[made.segment(g, b"")] * (3 - g) for g in (0, 1)]
+    batch, data = made.batch(groups)
+    found = validate_batch(context, made.secret, batch, data, 5)
+    assert dict(found.refused) == {"malformed_batch": 1}
+    assert found.chosen == []

@@ -1,0 +1,198 @@
+"""A device's answer to a round under masks: under them stands what its ledger holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from edge_kit import CENTRE, FIRST, JOB_ID, Device, Round, job
+from msgspec import structs
+
+from edgeveil.crypto.keys import OpeningKey
+from edgeveil.errors import ProtocolError
+from edgeveil.jobs import compile_job
+from edgeveil.jobs.plan import SOFTMAX
+from edgeveil.protocol.device_tasks import (
+    ComputeAnswer,
+    OpenedPackage,
+    OpenPackage,
+    SealDummies,
+    SealedAnswer,
+)
+from edgeveil.protocol.mask_seeds import masked_vectors, open_seed
+from edgeveil.protocol.masked_sums import exact_sums, mask_sums, opened_vector
+from edgeveil.protocol.messages import MaskedGroup
+from edgeveil.protocol.sealed import unpack_tensors
+
+PLAN = compile_job(job(aggregation={"name": "fedavg", "secure": True}, selection={"devices": 5}))
+KEY = OpeningKey.from_bytes(bytes(range(1, 33)))
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    return Device(tmp_path).knows(PLAN)
+
+
+def answered(device: Device, sealed: Round, **changes: Any) -> Any:
+    opened = device.host.perform(OpenPackage(sealed.manifest, sealed.blob))
+    assert isinstance(opened, OpenedPackage)
+    assert opened.package is not None
+    key = changes.pop("round_key", KEY.public().to_bytes())
+    manifest = structs.replace(sealed.manifest, **changes)
+    return device.host.perform(ComputeAnswer(manifest, opened.package, round_key=key))
+
+
+def unmasked(device: Device, sealed: Round, answer: SealedAnswer) -> dict[str, np.ndarray]:
+    """What cloud and proxy together would make of this answer alone."""
+    manifest = sealed.manifest
+    vectors = masked_vectors(manifest.at, manifest.groups, manifest.masked)
+    seed = open_seed(KEY, manifest, device.identity.device_id, answer.seed)
+    plain = sealed.tensors(answer)
+    totals = [opened_vector(one, plain[one.name]) for one in vectors]
+    masks = mask_sums(vectors, [seed])
+    return exact_sums(vectors, totals, masks, sealed.secret.membership)
+
+
+def payload(device: Device, index: int) -> dict[str, np.ndarray]:
+    found = device.ledger.recall(JOB_ID.hex(), index)
+    assert found is not None
+    return unpack_tensors(found[1])
+
+
+@pytest.mark.parametrize("index", [CENTRE, FIRST])
+def test_under_its_masks_stands_what_the_ledger_holds(device: Device, index: int) -> None:
+    sealed = Round(PLAN, index, device.keys())
+    answer = answered(device, sealed)
+    assert isinstance(answer, SealedAnswer)
+    released = payload(device, index)
+    for name, numbers in unmasked(device, sealed, answer).items():
+        assert released[name].dtype == np.int64
+        assert np.array_equal(numbers, released[name].ravel())
+        assert np.abs(numbers).max() > 2**20  # noise of many steps
+
+
+def test_what_the_cloud_opens_is_not_what_was_released(device: Device) -> None:
+    sealed = Round(PLAN, FIRST, device.keys())
+    answer = answered(device, sealed)
+    plain, released = sealed.tensors(answer), payload(device, FIRST)
+    (one,) = masked_vectors(sealed.manifest.at, sealed.manifest.groups, sealed.manifest.masked)
+    seen = opened_vector(one, plain[one.name]).numbers.astype(np.int64)
+    assert not np.any(seen == released[one.name].ravel() % 2**one.ring.bits)
+    # The inferences beside them are noised by themselves, and as they always were.
+    assert plain[SOFTMAX][: released[SOFTMAX].nbytes] == released[SOFTMAX].tobytes()
+
+
+def test_another_attempt_brings_the_same_numbers_under_other_masks(device: Device) -> None:
+    answers = []
+    for attempt in (1, 2):
+        sealed = Round(PLAN, CENTRE, device.keys(), attempt=attempt)
+        answer = answered(device, sealed)
+        answers.append((sealed.tensors(answer), unmasked(device, sealed, answer), answer.seed))
+    (first, ours, seed), (second, theirs, other) = answers
+    assert seed != other
+    for name in ours:
+        assert np.array_equal(ours[name], theirs[name])
+        assert sum(a == b for a, b in zip(first[name], second[name], strict=True)) < 40
+
+
+def test_the_seed_is_not_in_what_the_cloud_opens(device: Device) -> None:
+    sealed = Round(PLAN, FIRST, device.keys())
+    answer = answered(device, sealed)
+    seed = open_seed(KEY, sealed.manifest, device.identity.device_id, answer.seed).to_bytes()
+    assert all(seed not in plain for plain in sealed.tensors(answer).values())
+    assert seed not in answer.data
+    assert seed not in answer.seed
+
+
+@pytest.mark.parametrize(
+    "masked",
+    [(), (MaskedGroup(0, 4, 40),), (MaskedGroup(0, 12, 39),), (MaskedGroup(0, 12, 56),)],
+    ids=["none", "count", "narrower", "wider"],
+)
+def test_masks_that_are_not_the_job_s_are_refused_before_a_record_is_read(
+    device: Device, masked: tuple[MaskedGroup, ...]
+) -> None:
+    """A cloud that asked for answers without masks would see them one by one."""
+    sealed = Round(PLAN, FIRST, device.keys())
+    assert sealed.manifest.masked not in masked
+    reads = device.load.reads
+    with pytest.raises(ProtocolError, match="wrong_masks"):
+        answered(device, sealed, masked=masked)
+    assert device.load.reads == reads
+    assert device.ledger.recall(JOB_ID.hex(), FIRST) is None
+
+
+def test_masks_of_a_job_without_any_are_refused(tmp_path: Path) -> None:
+    plain = compile_job(job())
+    device = Device(tmp_path).knows(plain)
+    sealed = Round(plain, FIRST, device.keys())
+    with pytest.raises(ProtocolError, match="wrong_masks"):
+        answered(device, sealed, masked=(MaskedGroup(0, 4, 40),))
+
+
+@pytest.mark.parametrize("key", [b"", bytes(32)], ids=["none", "of low order"])
+def test_a_key_that_no_seed_can_be_sealed_to_costs_nothing(device: Device, key: bytes) -> None:
+    sealed = Round(PLAN, FIRST, device.keys())
+    with pytest.raises(ProtocolError, match="bad_round_key"):
+        answered(device, sealed, round_key=key)
+    assert device.ledger.recall(JOB_ID.hex(), FIRST) is None
+    good = answered(device, sealed)
+    assert isinstance(good, SealedAnswer)
+
+
+def test_dummies_look_like_answers_and_open_for_nobody(device: Device) -> None:
+    sealed = Round(PLAN, FIRST, device.keys())
+    answer = answered(device, sealed)
+    dummy = device.host.perform(SealDummies(sealed.manifest, KEY.public().to_bytes()))
+    assert isinstance(dummy, SealedAnswer)
+    assert dummy.dummy
+    assert (dummy.groups, dummy.sizes) == (answer.groups, answer.sizes)
+    assert (len(dummy.seed), len(dummy.deposit)) == (len(answer.seed), len(answer.deposit))
+    open_seed(KEY, sealed.manifest, device.identity.device_id, dummy.seed)  # the proxy can
+    with pytest.raises(AssertionError):
+        sealed.tensors(dummy)  # and the cloud cannot
+
+
+def test_a_device_that_only_infers_has_no_seed_to_send(tmp_path: Path) -> None:
+    device = Device(tmp_path, role="infer").knows(PLAN)
+    sealed = Round(PLAN, FIRST, device.keys())
+    for one in (
+        answered(device, sealed),
+        device.host.perform(SealDummies(sealed.manifest, KEY.public().to_bytes())),
+    ):
+        assert isinstance(one, SealedAnswer)
+        assert [sealed.manifest.groups[index].name for index in one.groups] == [SOFTMAX]
+        assert one.seed == b""
+
+
+def test_values_beyond_the_room_are_cut_off_and_never_wrap() -> None:
+    exchange = PLAN.exchange(FIRST)
+    budget = PLAN.device.budget  # type: ignore[attr-defined]
+    largest = budget.largest(exchange.phase, 30)
+    huge = np.array([2**62, -(2**62), largest, 5])
+    tensors = {"spectrum": np.ones(2)}
+    found = PLAN.device.finish(exchange, tensors, huge)  # type: ignore[attr-defined]
+    (numbers,) = found.values()
+    assert numbers.tolist() == [largest, -largest, largest, 5]
+    (spec,) = (one for one in PLAN.segments(exchange) if one.bits)
+    assert 5 * largest < 2 ** (spec.bits - 1)
+
+
+def test_the_room_is_for_the_widest_noise_of_a_phase() -> None:
+    """On the diagonal of a triangle the variance is twice that beside it."""
+    budget = PLAN.device.budget  # type: ignore[attr-defined]
+    for phase, event in budget.events.items():
+        room = budget.largest(phase, 30) - 30 * event.sensitivity_steps
+        assert room >= 12 * float(event.sigma_squared) ** 0.5
+
+
+def test_masks_of_a_round_that_has_none_are_no_error(tmp_path: Path) -> None:
+    plain = compile_job(job())
+    device = Device(tmp_path).knows(plain)
+    answer = answered(device, Round(plain, FIRST, device.keys()), round_key=b"")
+    assert isinstance(answer, SealedAnswer)
+    assert answer.seed == b""
+    with pytest.raises(ProtocolError):
+        open_seed(KEY, Round(plain, FIRST, device.keys()).manifest, "x", answer.seed)
