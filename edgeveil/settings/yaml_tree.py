@@ -95,6 +95,8 @@ def read_tree(raw: bytes) -> Tree:
         line = text.count("\n", 0, error.position) + 1
         return _broken(tree, line, "not YAML: a control character; remove it")
     except yaml.MarkedYAMLError as error:
+        if "found character '\\t'" in str(error.problem):
+            return _broken(tree, _line_of(error), "not YAML: a tab; indent with spaces")
         said = " ".join(part for part in (error.context, error.problem) if part)
         return _broken(tree, _line_of(error), f"not YAML: {said}; mend the syntax here")
     if node is None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
+
+from tests.kits.interrupted_command import interrupted
 
 pytestmark = pytest.mark.slow
 
@@ -45,17 +45,5 @@ def test_a_short_run_in_which_the_site_keeps_its_word(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_everything_that_was_started(tmp_path: Path) -> None:
     out = tmp_path / "chaos"
-    run = subprocess.Popen(command(out), stdout=subprocess.PIPE, text=True)
-    assert run.stdout is not None
-    for line in run.stdout:
-        if " faults: " in line:
-            break
-    children = psutil.Process(run.pid).children(recursive=True)
-    assert len(children) >= 6
-    run.send_signal(signal.SIGINT)
-    said = run.stdout.read()
-    assert run.wait(60) == 130
-    assert "Interrupted" in said
-    left = psutil.wait_procs(children, timeout=10)[1]
-    assert left == []
+    interrupted(command(out), after=" faults: ", processes=6)
     assert not (out / "chaos.json").exists()

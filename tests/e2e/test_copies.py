@@ -41,6 +41,16 @@ class CopiedSite(LiveSite):
         shutil.copytree(self.plan.edge_state(number), copied)
         return copied
 
+    def copied_after_a_job(self) -> Path:
+        """All have learnt once; the first device's state then. The device goes on."""
+        self.begin()
+        self.job()
+        self.stop("edge-1")
+        copied = self.copy(1)
+        self.start_device(1)
+        wait_for(lambda: self.proxy_status()["online"] == DEVICES, "the device again")
+        return copied
+
     def put_back(self, number: int, copied: Path) -> None:
         shutil.rmtree(self.plan.edge_state(number))
         shutil.copytree(copied, self.plan.edge_state(number))
@@ -65,12 +75,7 @@ def live(tmp_path: Path):
 
 
 def test_a_state_that_is_put_back_forgets_no_answer(live: CopiedSite) -> None:
-    live.begin()
-    live.job()
-    live.stop("edge-1")
-    early = live.copy(1)
-    live.start_device(1)
-    wait_for(lambda: live.proxy_status()["online"] == DEVICES, "the device again")
+    early = live.copied_after_a_job()
     _job, uploads = live.job()
     assert set(uploads) == {DEVICES}
     live.stop("edge-1")
@@ -90,12 +95,7 @@ def test_a_state_that_is_put_back_forgets_no_answer(live: CopiedSite) -> None:
 
 
 def test_of_two_copies_neither_keeps_its_answers_from_the_other(live: CopiedSite) -> None:
-    live.begin()
-    live.job()
-    live.stop("edge-1")
-    twin = live.copy(1)
-    live.start_device(1)
-    wait_for(lambda: live.proxy_status()["online"] == DEVICES, "the device again")
+    twin = live.copied_after_a_job()
     first, _uploads = live.job()
     live.stop("edge-1")
     original = live.copy(1)
@@ -118,12 +118,7 @@ def test_of_two_copies_neither_keeps_its_answers_from_the_other(live: CopiedSite
 def test_two_copies_at_once_hold_up_no_job_and_forget_no_answer(
     live: CopiedSite, tmp_path: Path
 ) -> None:
-    live.begin()
-    live.job()
-    live.stop("edge-1")
-    twin = live.copy(1)
-    live.start_device(1)
-    wait_for(lambda: live.proxy_status()["online"] == DEVICES, "the device again")
+    twin = live.copied_after_a_job()
     text = yaml.safe_load(live.site.edges[0].read_text())
     text["edge"]["state_dir"] = str(twin)
     config = live.site.edges[0].with_name("twin.yaml")

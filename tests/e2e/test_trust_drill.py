@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from edgeveil_lab.chaos.trust_acts import TrustActs
 from edgeveil_lab.chaos.trust_checks import CHECKS
+from tests.kits.interrupted_command import interrupted
 
 pytestmark = pytest.mark.slow
 
@@ -38,18 +37,7 @@ def test_all_recover_without_a_visit_and_pay_for_nothing_in_vain(tmp_path: Path)
 
 
 def test_ctrl_c_ends_the_whole_fleet(tmp_path: Path) -> None:
-    run = subprocess.Popen(command(tmp_path / "drill"), stdout=subprocess.PIPE, text=True)
-    assert run.stdout is not None
-    for line in run.stdout:
-        if "devices are there" in line:
-            break
-    children = psutil.Process(run.pid).children(recursive=True)
-    assert len(children) >= 11
-    run.send_signal(signal.SIGINT)
-    said = run.stdout.read()
-    assert run.wait(60) == 130
-    assert "Interrupted" in said
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    interrupted(command(tmp_path / "drill"), after="devices are there", processes=11)
     assert not (tmp_path / "drill" / "drill.json").exists()
 
 

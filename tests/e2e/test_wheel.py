@@ -15,10 +15,11 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 
+from tests.kits.debian_roots import build_wheel
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("edgeveil", "edge_client", "cloud_server", "proxy", "tools")
 OURS = {
     "edgeveil", "edgeveil_edge", "edgeveil_cloud", "edgeveil_proxy", "edgeveil_tools",
     "edgeveil_lab",
@@ -27,16 +28,7 @@ OURS = {
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    for name in SOURCES:
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "-q", "--no-deps"]
-    subprocess.run([*pip, "-w", folder, source], check=True)
-    [found] = folder.glob("edgeveil-*.whl")
-    return found
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")

@@ -286,7 +286,7 @@ def test_a_list_is_not_blamed_for_its_items():
         (b"null\n", 1, "must be a block of keys"),
         (b"\n- 1\n", 2, "must be a block of keys"),
         (b"job: a\ndata: {classes: 3\n", 3, "not YAML"),
-        (b"job: a\n\tdata: 1\n", 2, "not YAML"),
+        (b"job: a\n\tdata: 1\n", 2, "not YAML: a tab; indent with spaces"),
         (b"job: a\n---\njob: b\n", 2, "not YAML"),
         (b"job: a\ndata: \xff\n", 2, "UTF-8"),
         (b"job: a\ndata: \x07\n", 2, "control character"),
