@@ -160,15 +160,14 @@ def unmasked_once(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
     for one in found.unmasked:
         choices[one.job, one.exchange].add((one.attempt, one.question))
     for job in found.jobs:
-        masked = [e.index for e in job.plan.exchanges if job.plan.masked(e)]
-        attempts = {commit.index: commit.attempt for commit in job.commits}
-        for index in masked:
-            made = choices[job.wire, index]
-            yield len(made)
+        for commit in job.commits:
+            made = choices[job.wire, commit.index]
+            masked = job.plan.masked(job.plan.exchange(commit.index))
+            yield 1
             if len(made) > 1:
-                yield f"{_at(job, index)} was unmasked for {len(made)} choices"
-            if index in attempts and {attempt for attempt, _ in made} != {attempts[index]}:
-                yield f"{_at(job, index)} was not unmasked in attempt {attempts[index]}"
+                yield f"{_at(job, commit.index)} was unmasked for {len(made)} choices"
+            if {attempt for attempt, _ in made} != ({commit.attempt} if masked else set()):
+                yield f"{_at(job, commit.index)} was not unmasked as attempt {commit.attempt} asks"
 
 
 def warnings(found: Evidence, facts: ChaosFacts) -> list[str]:

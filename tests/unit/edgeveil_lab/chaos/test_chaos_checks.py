@@ -9,7 +9,7 @@ import pytest
 
 from edgeveil_edge.store import UploadReceipt
 from edgeveil_lab.chaos.checks import ChaosFacts, check_all, rounds_during_faults, warnings
-from edgeveil_lab.chaos.evidence import Evidence
+from edgeveil_lab.chaos.evidence import Evidence, UnmaskedChoice
 from edgeveil_lab.chaos.faults import Fault
 from edgeveil_lab.chaos.supervisor import ProcessEnd, ProcessTrace
 from tests.kits.sound_site import DEVICES, ROUNDS, segments, sound, state_of
@@ -114,7 +114,7 @@ def violated(found: Evidence, course: ChaosFacts | None = None) -> set[str]:
 def test_a_sound_site_keeps_its_word_and_every_check_has_looked() -> None:
     ends = [ProcessEnd("cloud", 9.0, 9.0, 0, "stopped")]
     checked = check_all(sound(), ChaosFacts(ends=ends, quiet_s=99.0))
-    assert [one.violations for one in checked] == [[]] * 10
+    assert [one.violations for one in checked] == [[]] * 11
     assert all(one.looked for one in checked)
 
 
@@ -125,6 +125,14 @@ def test_what_is_wrong_is_found_by_its_check(
     name: str, spoil: Callable[[Evidence], Evidence]
 ) -> None:
     assert name in violated(spoil(sound()))
+
+
+def test_a_choice_where_nothing_is_masked_and_a_second_choice_are_found() -> None:
+    found = sound()
+    wire = found.jobs[0].wire
+    once = replace(found, unmasked=(UnmaskedChoice(wire, 1, 1, b"a"),))
+    twice = replace(found, unmasked=(*once.unmasked, UnmaskedChoice(wire, 1, 1, b"b")))
+    assert violated(once) == violated(twice) == {"unmasked once"}
 
 
 def test_an_upload_that_was_never_acknowledged_may_be_lost() -> None:
