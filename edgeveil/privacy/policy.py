@@ -162,19 +162,19 @@ def check_job(request: JobRequest, limits: Limits, others: Iterable[Quote]) -> Q
         ("max_epsilon_per_job", priced.training.epsilon, limits.max_epsilon_per_job),
         (
             "max_collusion_epsilon_per_job",
-            priced.training.collusion_epsilon,
+            priced.training.if_colluding,
             limits.max_epsilon_per_job if per_job is None else per_job,
         ),
         ("lifetime_epsilon", training.epsilon, limits.lifetime_epsilon),
         (
             "lifetime_collusion_epsilon",
-            training.collusion_epsilon,
+            training.if_colluding,
             limits.lifetime_epsilon if lifetime is None else lifetime,
         ),
         ("lifetime_delta", training.delta, limits.lifetime_delta),
         ("max_inference_epsilon", inference.epsilon, limits.max_inference_epsilon),
     ):
-        if not asked <= limit:
+        if asked is not None and not asked <= limit:  # None: noise is not shared
             raise PrivacyError(
                 f"job {request.job_id} refused: it would take {up(asked, 6)}, the owner allows"
                 f" {limit:.6g}",
