@@ -64,7 +64,7 @@ def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
     if refused:
         raise ImpossibleMixError([*mixes, *refused])
     plan = Plan(job)
-    secure = list(_secure(job))
+    secure = list(_secure(plan))
     mixes += secure or list(_stages(plan)) or [*_own_bases(job), *_prices(plan, fleet)]
     if mixes:
         raise ImpossibleMixError(mixes)
@@ -332,8 +332,9 @@ def _chosen_before_noise(stages: Sequence[tuple[str, Stage]]) -> Iterator[Mix]:
             )
 
 
-def _secure(job: Job) -> Iterator[Mix]:
+def _secure(plan: Plan) -> Iterator[Mix]:
     """What cannot be done where the cloud sees sums alone."""
+    job, stages = plan.job, plan.setting.stages
     if not job.aggregation.secure:
         if job.privacy.noise == "shared":
             yield Mix(
@@ -356,12 +357,20 @@ def _secure(job: Job) -> Iterator[Mix]:
             f"what devices upload with method '{method}' is no sum of integers, so it cannot be "
             f"summed under masks; use {able}, or leave secure out",
         )
-    elif job.privacy.noise == "shared" and not METHODS[method].shares:
+    elif job.privacy.noise == "shared" and not (METHODS[method].shares or _shares(plan)):
         able = ", ".join(name for name in METHODS if METHODS[name].shares)
         yield Mix(
-            ("privacy.noise", "train.method"),
-            f"the noise of method '{method}' cannot be shared; use {able}, or noise: local",
+            ("privacy.noise", "train.method", "update"),
+            f"the noise of method '{method}' cannot be shared; use {able}, or a method without "
+            "noise and the stage gradient_gaussian, or noise: local",
         )
+    for index, (entry, stage) in enumerate(zip(job.update, stages, strict=True)):
+        if stage.chooses:
+            yield Mix(
+                ("aggregation.secure", f"update.{index}"),
+                f"'{entry.name}' sends few values to save bytes, but under masks all of them "
+                "travel alike; leave it out, or leave secure out",
+            )
     if job.privacy.noise == "shared" and getattr(job.train, "noise", "gaussian") == "laplace":
         yield Mix(
             ("privacy.noise", "train.noise"),
@@ -380,6 +389,12 @@ def _secure(job: Job) -> Iterator[Mix]:
             ("aggregation.secure", "features"),
             "Wishart noise has no bound that its sums could be given room for; set noise: gaussian",
         )
+
+
+def _shares(plan: Plan) -> bool:
+    """Whether the noise of the update's last stage is shared."""
+    stages = plan.setting.stages
+    return bool(stages) and stages[-1].shares
 
 
 def _sum_room(plan: Plan) -> Iterator[Mix]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ from edgeveil.privacy.events import Event
 from edgeveil.privacy.sampler import RandomBytes
 
 WHOLE = "update"
+Int64 = NDArray[np.int64]
+S = TypeVar("S", bound=np.generic)
 Update = dict[str, NDArray[np.float32]]
 Memory = dict[str, NDArray[np.generic]]
 """What this device keeps from round to round of one job, by names of its own; never uploaded."""
@@ -39,6 +41,26 @@ class Task:
     memory: Memory
     random_bytes: RandomBytes
     processor: str
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """How values travel where they are summed: as integers, in steps of 2**-`grid_bits`.
+
+    Sums have room for ±`largest` steps of each. Public.
+    """
+
+    grid_bits: int
+    largest: int
+
+    def steps(self, values: NDArray[np.floating[Any]]) -> Int64:
+        """Values of any shape on the grid; what is too large is cut off."""
+        steps = np.rint(np.asarray(values, np.float64) * 2.0**self.grid_bits)
+        cut: Int64 = np.clip(steps, -self.largest, self.largest).astype(np.int64)
+        return cut
+
+
+USUAL_GRID = FixedPoint(20, 64 << 20)  # changes of up to 64: 32 bits a value for 20 devices
 
 
 class Trainer(Protocol):
@@ -60,12 +82,20 @@ class Stage(Protocol):
     an un-noised trainer then has no event of its own. `chooses`: it sets values to 0, and which
     follows from what it is given. `leads`: it must stand first, beside what the trainer made.
     `remembers`: what the device keeps follows from its upload, so that the next one tells of it.
+    `shares`: where uploads are summed, devices can share its noise.
     """
 
     protects: bool
     chooses: bool
     leads: bool
     remembers: bool
+    shares: bool
+
+    @property
+    def grid(self) -> FixedPoint | None:
+        """The grid that its noise stands on, so that noised integers can be summed: `steps` gives
+        them. None for a stage whose result is put on the usual grid."""
+        ...
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
         """What it adds to the price; () for post-processing."""
@@ -77,6 +107,10 @@ class Stage(Protocol):
 
     def apply(self, task: Task, update: Update) -> Update:
         """The update after this stage."""
+        ...
+
+    def steps(self, task: Task, update: Update) -> Int64:
+        """The same as noised integers (d,), in the weights' order; of a stage with a `grid`."""
         ...
 
 
@@ -92,22 +126,29 @@ def segments_of(
     network: Network, update: Mapping[str, NDArray[np.generic]], *, whole: bool
 ) -> dict[str, NDArray[np.float32]]:
     """An update's segments."""
-    arrays = {w.name: np.asarray(update[w.name], np.float32) for w in network.weights}
-    if not whole:
-        return arrays
-    return {WHOLE: np.concatenate([array.ravel() for array in arrays.values()])}
+    values = np.concatenate(
+        [np.asarray(update[w.name], np.float32).ravel() for w in network.weights]
+    )
+    return split(network, values, whole=whole)
+
+
+def split(network: Network, values: NDArray[S], *, whole: bool) -> dict[str, NDArray[S]]:
+    """The segments of all values (d,), in the weights' order."""
+    if whole:
+        return {WHOLE: values}
+    result, start = {}, 0
+    for weight in network.weights:
+        size = int(np.prod(weight.shape))
+        result[weight.name] = values[start : start + size].reshape(weight.shape)
+        start += size
+    return result
 
 
 def update_of(network: Network, segments: Tensors) -> dict[str, NDArray[np.float64]]:
     """The update of (aggregated) segments, in either form."""
     if WHOLE not in segments:
         return {w.name: np.asarray(segments[w.name], np.float64) for w in network.weights}
-    flat, result, start = np.asarray(segments[WHOLE], np.float64), {}, 0
-    for weight in network.weights:
-        size = int(np.prod(weight.shape))
-        result[weight.name] = flat[start : start + size].reshape(weight.shape)
-        start += size
-    return result
+    return split(network, np.asarray(segments[WHOLE], np.float64), whole=False)
 
 
 class StageParameters(BaseModel):
@@ -138,6 +179,16 @@ class BaseStage:
     chooses = False
     leads = False
     remembers = False
+    shares = False
+
+    @property
+    def grid(self) -> FixedPoint | None:
+        """None."""
+        return None
+
+    def steps(self, task: Task, update: Update) -> Int64:
+        """Nothing: there is no grid."""
+        raise NotImplementedError
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
         """Nothing."""

@@ -50,6 +50,7 @@ LARGEST_MULTIPLIER = LARGEST_SCALE >> 30
 LEAST_SHARE_BITS = 10  # of the σ, in steps, of one device's part in shared noise
 CLIP_STEPS_BITS = 30  # of C in steps, at most: squares of norms then fit 64 bits
 SIGMA_BITS = 37  # of σ in steps, about: fine for the price, and within what the sampler draws
+SUMMED_SIGMA_BITS = 24  # the same where each bit of a sum costs: a float32 has as many
 
 
 def gaussian_event(
@@ -139,11 +140,18 @@ def diagonal_of_triangle(size: int) -> NDArray[np.int64]:
 
 
 def update_event(
-    what: str, clip_norm: float, coordinates: int, epsilon_: float, delta: float, times: int
+    what: str,
+    clip_norm: float,
+    coordinates: int,
+    epsilon_: float,
+    delta: float,
+    times: int,
+    sigma_bits: int = SIGMA_BITS,
 ) -> GaussianEvent:
     """One release of an update of norm at most `clip_norm`; `times` of them are (ε, δ)-DP.
 
-    `what` names it, `coordinates` is the number of weights; the grid follows from the noise.
+    `what` names it, `coordinates` is the number of weights; the grid follows from the noise, whose
+    σ has about `sigma_bits` bits in steps.
     Part of δ is set aside for the discreteness of the noise, which depends on the noise: a few
     rounds settle it. Raises `PrivacyError` where no noise of the sampler's meets (ε, δ).
     """
@@ -152,7 +160,7 @@ def update_event(
         if reserve >= delta:
             break
         mu = mu_for(epsilon_, delta - reserve) / math.sqrt(times)
-        size = min(CLIP_STEPS_BITS, SIGMA_BITS + math.floor(math.log2(mu)))
+        size = min(CLIP_STEPS_BITS, sigma_bits + math.floor(math.log2(mu)))
         bits = size - math.ceil(math.log2(clip_norm))
         steps = int(clip_norm * 2.0**bits)
         event = gaussian_event(what, steps, mu, coordinates, grid_bits=bits, unit="device")
@@ -177,11 +185,11 @@ def _costs(event: GaussianEvent, times: int, delta: float) -> float:
 
 def noised_update(
     values: NDArray[np.float64], event: GaussianEvent, random_bytes: RandomBytes = os_random
-) -> NDArray[np.float64]:
-    """`values` (d,) clipped to the event's norm, on its grid, with its noise."""
+) -> Int64:
+    """`values` (d,) clipped to the event's norm, in steps of its grid, with its noise."""
     total = clipped_steps(values, event.sensitivity_steps, event.grid_bits)
     noised, _ = gaussian(total, event, random_bytes)
-    return np.asarray(noised * 2.0**-event.grid_bits, np.float64)
+    return noised
 
 
 def clipped_steps(values: NDArray[np.float64], steps: int, grid_bits: int) -> NDArray[np.int64]:

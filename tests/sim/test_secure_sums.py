@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeveil.jobs import Job
+from edgeveil.jobs import Job, compile_job
+from edgeveil.parts.methods.update_method import Pipeline
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
     Batch,
@@ -28,6 +29,7 @@ from edgeveil.protocol.messages import (
 )
 from edgeveil.protocol.proxy_tasks import SumMasks, SummedMasks
 from edgeveil.protocol.sealed import unpack_tensors
+from edgeveil.sites.policy import Policy
 from edgeveil.transport.memory import LATENCY_S
 from edgeveil_cloud.commit_round import RoundCommitter
 from edgeveil_cloud.stored_jobs import state_after
@@ -140,6 +142,33 @@ def test_the_sums_are_exact_and_the_model_is_that_of_a_job_without_masks(
         loose = {"rtol": 0, "atol": 1} if name == "iterate" else {"rtol": 1e-5, "atol": 1e-6}
         np.testing.assert_allclose(ours[name], theirs[name], err_msg=name, **loose)
     assert np.abs(ours["iterate"]).max() > 1000  # it has learned something
+
+
+OWNER = Policy(max_collusion_epsilon_per_job=50, allowed_methods=("sgd",))
+UPDATES: dict[str, Any] = {
+    "features": (),
+    "model": {"name": "mlp", "hidden": (8,), "input_scale": 16.0},
+    "train": {"method": "sgd", "rounds": 2, "learning_rate": 0.1},
+    "update": ({"name": "gradient_gaussian"},),
+}
+
+
+@pytest.mark.parametrize("privacy", [{}, {"noise": "shared", "honest_share": 1.0}])
+def test_updates_of_a_model_are_summed_exactly_with_their_noise(
+    tmp_path: Path, books: Books, privacy: dict[str, Any]
+) -> None:
+    what = job(**UPDATES, privacy={"epsilon": 8.0, "delta": 1e-5, **privacy})
+    fleet, done = played(tmp_path, what, policy=OWNER)
+    assert fleet.finish(done) == "completed"
+    check_exact(fleet, books, done)
+    moved = state(fleet, done)
+    assert all(len(names) == 4 for names in books.sums.values())  # weights and biases
+    begun = fleet.cloud.host.jobs.plan(fleet.store.job(done)).cloud.initial_state()
+    total = {name: sum(books.sums[at][name] for at in books.sums) for name in moved}
+    grid = Pipeline(compile_job(what).setting).grid
+    for name, weights in moved.items():
+        change = total[name] / DEVICES * 2.0**-grid.grid_bits
+        np.testing.assert_allclose(weights - begun[name], change, rtol=1e-5, atol=1e-6)
 
 
 def test_nothing_of_a_round_can_be_opened_once_it_is_committed(tmp_path: Path) -> None:

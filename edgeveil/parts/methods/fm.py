@@ -168,10 +168,15 @@ class FmDevice:
     def sums(self, exchange: Exchange, tensors: Tensors, records: Records) -> Int64:
         """The exact sum over records, before any noise, in steps of the phase's grid.
 
-        Never leaves the device.
+        Never leaves the device. Where uploads are summed it keeps within the room of one.
         """
         shift = self.budget.grid_bits(exchange.phase) - PRODUCT_BITS
-        return self._sums(exchange, tensors, records) << shift
+        total = self._sums(exchange, tensors, records) << shift
+        if not self.setting.summed:
+            return total
+        room = self.budget.room(exchange.phase, self.setting.nominal_records)
+        within: Int64 = np.clip(total, -room, room)
+        return within
 
     def _sums(self, exchange: Exchange, tensors: Tensors, records: Records) -> Int64:
         if exchange.phase == COVARIANCE:
@@ -217,9 +222,7 @@ class FmDevice:
         Where uploads are summed, the noised integers themselves: the cloud takes the steps.
         """
         if self.setting.summed:
-            largest = self.budget.largest(exchange.phase, self.setting.nominal_records)
-            name = HEAD if exchange.phase == TRAIN else exchange.phase
-            return {name: np.clip(noised_sum, -largest, largest)}
+            return {HEAD if exchange.phase == TRAIN else exchange.phase: noised_sum}
         if exchange.phase != TRAIN:
             return {exchange.phase: noised_sum.astype(np.float32)}
         step = 2.0 ** -self.budget.grid_bits(TRAIN)

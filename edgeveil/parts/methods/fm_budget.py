@@ -204,20 +204,29 @@ class Budget:
             return event.grid_bits
         return PRODUCT_BITS
 
-    def largest(self, phase: str, nominal_records: int) -> int:
-        """What no value of a noised sum of one device goes beyond, in steps; public.
+    def room(self, phase: str, nominal_records: int) -> int:
+        """What one device's sum over records is cut off at where it is summed, in steps; public.
 
-        Room for the nominal records if each had the largest value there, and for noise up to 12 σ,
-        past which one of 2^60 values comes with less than 2^-40 (for a normal one Mills' ratio:
-        2·Q(12) < 2^-107; Laplace noise e^-60 < 2^-86). What is larger is cut off.
+        As much as the nominal records come to if each had the largest value there. It is cut
+        before the noise: no two sums are further apart for it.
         """
-        event, bits = as_single(self.events[phase]), self.grid_bits(phase)
-        one = event.sensitivity_steps if isinstance(event, GaussianEvent) else 1 << bits + 1
+        event = as_single(self.events[phase])
+        if isinstance(event, GaussianEvent):
+            return nominal_records * event.sensitivity_steps
+        return nominal_records << self.grid_bits(phase) + 1
+
+    def largest(self, phase: str, nominal_records: int) -> int:
+        """What no value of a noised sum of one device goes beyond, in steps, but with a chance
+        below 2^-40 for 2^60 values; public.
+
+        Noise of 12 σ: for a normal value Mills' ratio, 2·Q(12) < 2^-107; Laplace e^-60 < 2^-86.
+        """
+        event, room = as_single(self.events[phase]), self.room(phase, nominal_records)
         if isinstance(event, LaplaceEvent):
-            return nominal_records * one + math.ceil(60 * scale_of(event))
+            return room + math.ceil(60 * scale_of(event))
         if isinstance(event, GaussianEvent):  # that on a diagonal, which is the widest
-            return nominal_records * one + math.ceil(12 * math.sqrt(event.sigma_squared))
-        return nominal_records * one
+            return room + math.ceil(12 * math.sqrt(event.sigma_squared))
+        return room
 
     def noise_variance(self, phase: str) -> float:
         """Of one value of a device's sum, off the diagonal of a matrix, in units²."""

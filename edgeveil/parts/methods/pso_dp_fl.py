@@ -53,7 +53,7 @@ class PsoDpFl:
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
         """One Gaussian release, for a whole device."""
-        return (self.event,)
+        return self._noise.price(exchange)
 
     def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
         """The noised change to the swarm's best; without records the noise alone. Needs torch."""

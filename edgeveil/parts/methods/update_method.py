@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,17 +16,32 @@ from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
-from edgeveil.parts.exchange import KEPT, TRAIN, Aim, Answer, Array, Exchange, SegmentSpec, Tensors
+from edgeveil.parts.exchange import (
+    KEPT,
+    TRAIN,
+    Aim,
+    Answer,
+    Array,
+    Exchange,
+    SegmentSpec,
+    Tensors,
+    summed_spec,
+)
 from edgeveil.parts.features import valid_records
 from edgeveil.parts.setting import MethodParameters, MethodPart, Setting, network_of
 from edgeveil.parts.update import (
+    USUAL_GRID,
+    FixedPoint,
+    Int64,
     Memory,
     Stage,
     Task,
     Trainer,
     Update,
+    flat,
     segments_of,
     specs_of,
+    split,
     update_of,
 )
 from edgeveil.privacy.accountant import HAIR
@@ -69,9 +85,23 @@ class Pipeline:
             start = stage.start(task) or start
         return start
 
-    def apply(self, task: Task, update: Update) -> Update:
-        """The update after all stages."""
-        for stage, chosen in self._stages:
+    @property
+    def grid(self) -> FixedPoint:
+        """How the update travels where updates are summed."""
+        last = self.setting.stages[-1] if self.setting.stages else None
+        return (last.grid if last else None) or USUAL_GRID
+
+    def summed(self, task: Task, update: Update) -> Int64:
+        """The update after all stages in steps of the grid, (d,); noised integers as they are."""
+        last = self.setting.stages[-1] if self.setting.stages else None
+        if last is None or last.grid is None:
+            return self.grid.steps(flat(self.apply(task, update)))
+        before = self.apply(task, update, len(self.setting.stages) - 1)
+        return last.steps(task, before)
+
+    def apply(self, task: Task, update: Update, until: int | None = None) -> Update:
+        """The update after all stages, or after the first `until`."""
+        for stage, chosen in self._stages[:until]:
             before, update = update, stage.apply(task, update)
             if chosen:  # what was not chosen is not sent, as 0
                 update = {
@@ -112,7 +142,9 @@ class UpdateDevice:
         random_bytes: RandomBytes = os_random,
         processor: str = "auto",
     ) -> Answer:
-        """The update's segments, float32. Tensors named `kept/…` are this device's own.
+        """The update's segments: float32, or integers where they are summed.
+
+        Tensors named `kept/…` are this device's own.
 
         Raises `ProtocolError` for a package of wrong form, before any record is read.
         """
@@ -128,10 +160,14 @@ class UpdateDevice:
         own = Records(records.x[valid], records.y[valid])
         task = Task(exchange, network, weights, own, memory, random_bytes, processor)
         update = finite(self._trainer.train(task, self._stages.start(task)))
-        update = self._stages.apply(task, update)
-        return Answer(
-            segments_of(network, update, whole=setting.whole), self.price(exchange), task.memory
-        )
+        segments: dict[str, Array] = {}
+        if setting.summed:
+            steps = self._stages.summed(task, update)
+            segments |= split(network, steps, whole=setting.whole)
+        else:
+            update = self._stages.apply(task, update)
+            segments |= segments_of(network, update, whole=setting.whole)
+        return Answer(segments, self.price(exchange), task.memory)
 
     def _checked(self, tensors: Tensors) -> dict[str, NDArray[np.float32]]:
         weights = {}
@@ -167,6 +203,10 @@ class UpdateCloud:
         self._rounds, self.setting = parameters.rounds, setting
         self._network = network_of(setting)
 
+    @cached_property
+    def _grid(self) -> FixedPoint:
+        return Pipeline(self.setting).grid
+
     def plan(self) -> tuple[Exchange, ...]:
         """The training rounds."""
         every = self.setting.infer_every
@@ -176,8 +216,12 @@ class UpdateCloud:
         )
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
-        """float32, the form that the job's `proxy.shuffle` asks for."""
-        return specs_of(self._network, whole=self.setting.whole)
+        """In the form that the job's `proxy.shuffle` asks for: float32, or summed integers."""
+        specs = specs_of(self._network, whole=self.setting.whole)
+        summed, largest = self.setting.summed, self._grid.largest
+        return (
+            tuple(summed_spec(s.name, s.shape, largest, summed) for s in specs) if summed else specs
+        )
 
     def initial_state(self) -> dict[str, Array]:
         """The network's first weights, which are public."""
@@ -197,9 +241,12 @@ class UpdateCloud:
     ) -> dict[str, Array]:
         """Weights + aggregated update (McMahan et al. 2017, with updates in place of weights)."""
         update = update_of(self._network, mean)
+        step = 2.0**-self._grid.grid_bits if self.setting.summed else 1.0
         new: dict[str, Array] = {}
         for weight in self._network.weights:
-            moved = np.asarray(state[weight.name], np.float64) + np.nan_to_num(update[weight.name])
+            moved = np.asarray(state[weight.name], np.float64) + step * np.nan_to_num(
+                update[weight.name]
+            )
             new[weight.name] = np.clip(moved, -LARGEST_WEIGHT, LARGEST_WEIGHT).astype(np.float32)
         return new
 
@@ -220,5 +267,6 @@ def trainer_part(
         device=lambda block, setting: UpdateDevice(trainer(block, setting), setting),
         cloud=UpdateCloud,
         learns_on="model",
+        summed=True,
         **said,
     )

@@ -7,6 +7,7 @@ without a bound on the update; here the clip gives it one.
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import Literal
 
@@ -15,9 +16,25 @@ from pydantic import Field
 
 from edgeveil.parts.exchange import Exchange
 from edgeveil.parts.setting import Setting, size_of
-from edgeveil.parts.update import BaseStage, StageParameters, StagePart, Task, Update, flat, shaped
-from edgeveil.privacy.events import Event, GaussianEvent
-from edgeveil.privacy.gaussian_mechanism import noised_update, update_event
+from edgeveil.parts.update import (
+    BaseStage,
+    FixedPoint,
+    Int64,
+    StageParameters,
+    StagePart,
+    Task,
+    Update,
+    flat,
+    shaped,
+)
+from edgeveil.privacy.events import Event, GaussianEvent, SharedGaussian
+from edgeveil.privacy.gaussian_mechanism import (
+    SIGMA_BITS,
+    SUMMED_SIGMA_BITS,
+    noised_update,
+    shared_gaussian,
+    update_event,
+)
 
 
 class GradientGaussianParameters(StageParameters):
@@ -30,34 +47,58 @@ class GradientGaussianParameters(StageParameters):
 
 
 class GradientGaussian(BaseStage):
-    """The noise is made for all rounds in which a device may take part."""
+    """The noise is made for all rounds in which a device may take part.
+
+    Where updates are summed under masks it can be shared among the devices of a sum.
+    """
 
     protects = True
+    shares = True
 
     def __init__(self, parameters: GradientGaussianParameters, setting: Setting) -> None:
         self.parameters, self._setting = parameters, setting
 
     @cached_property
-    def event(self) -> GaussianEvent:
-        """One round's. Raises PrivacyError where (ε, δ) cannot be met."""
+    def release(self) -> GaussianEvent | SharedGaussian:
+        """One round's price. Raises PrivacyError where (ε, δ) cannot be met."""
         setting = self._setting
-        return update_event(
+        event = update_event(
             "update with Gaussian noise",
             self.parameters.clip_norm,
             size_of(setting),
             setting.epsilon,
             setting.delta,
             setting.max_participations,
+            SUMMED_SIGMA_BITS if setting.summed else SIGMA_BITS,
         )
+        return shared_gaussian(event, setting.honest) if setting.honest else event
+
+    @property
+    def event(self) -> GaussianEvent:
+        """What the device itself adds in one round."""
+        return self.release.own if isinstance(self.release, SharedGaussian) else self.release
+
+    @property
+    def grid(self) -> FixedPoint:
+        """The noise's, with room for a whole update in one value and for 12 σ of noise.
+
+        One of 2^60 normal values is larger with less than 2^-40 (Mills' ratio: 2·Q(12) < 2^-107).
+        """
+        noise = math.ceil(12 * math.sqrt(self.event.sigma_squared))
+        return FixedPoint(self.event.grid_bits, self.event.sensitivity_steps + noise)
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
         """One Gaussian release."""
-        return (self.event,)
+        return (self.release,)
 
     def apply(self, task: Task, update: Update) -> Update:
         """The noised update; without records the noise alone."""
+        return shaped(update, np.ldexp(self.steps(task, update), -self.event.grid_bits))
+
+    def steps(self, task: Task, update: Update) -> Int64:
+        """The same in whole steps of the noise's grid."""
         values = flat(update) if len(task.records) else np.zeros(self.event.coordinates)
-        return shaped(update, noised_update(values, self.event, task.random_bytes))
+        return noised_update(values, self.event, task.random_bytes)
 
 
 PART = StagePart(

@@ -11,6 +11,7 @@ from edge_kit import CENTRE, FIRST, JOB_ID, Device, Round, job
 from msgspec import structs
 
 from edgeveil.crypto.keys import OpeningKey
+from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import SOFTMAX
@@ -167,16 +168,24 @@ def test_a_device_that_only_infers_has_no_seed_to_send(tmp_path: Path) -> None:
         assert one.seed == b""
 
 
-def test_values_beyond_the_room_are_cut_off_and_never_wrap() -> None:
-    exchange = PLAN.exchange(FIRST)
-    budget = PLAN.device.budget  # type: ignore[attr-defined]
-    largest = budget.largest(exchange.phase, 30)
-    huge = np.array([2**62, -(2**62), largest, 5])
-    tensors = {"spectrum": np.ones(2)}
-    found = PLAN.device.finish(exchange, tensors, huge)  # type: ignore[attr-defined]
-    (numbers,) = found.values()
-    assert numbers.tolist() == [largest, -largest, largest, 5]
-    (spec,) = (one for one in PLAN.segments(exchange) if one.bits)
+def test_what_many_records_sum_up_to_is_cut_before_the_noise_and_noised_never() -> None:
+    exchange, device = PLAN.exchange(CENTRE), PLAN.device
+    budget = device.budget  # type: ignore[attr-defined]
+    nominal = PLAN.setting.nominal_records
+    room = budget.room(exchange.phase, nominal)
+    pixels = np.zeros((3 * nominal, 4), np.float32)
+    pixels[:, 2] = 1e6  # all of a record's length in one feature
+    many = Records(pixels, np.zeros(len(pixels), np.int64))
+    total = device.sums(exchange, {}, many)  # type: ignore[attr-defined]
+    assert np.abs(total).max() == room
+    half = Records(pixels[: nominal // 2], many.y[: nominal // 2])
+    few = device.sums(exchange, {}, half)  # type: ignore[attr-defined]
+    assert 0.4 * room < np.abs(few).max() <= 0.5 * room
+    huge = np.array([2**62, -(2**62), room, 5])
+    (numbers,) = device.finish(exchange, {}, huge).values()  # type: ignore[attr-defined]
+    assert numbers.tolist() == huge.tolist()
+    largest = budget.largest(exchange.phase, nominal)
+    (spec,) = PLAN.segments(exchange)
     assert 5 * largest < 2 ** (spec.bits - 1)
 
 

@@ -70,26 +70,53 @@ def test_a_rule_that_looks_at_single_uploads_is_refused(rule: str) -> None:
 
 
 def test_every_method_says_whether_it_can_be_summed() -> None:
-    assert [name for name in METHODS if METHODS[name].summed] == ["fm", "noise_only"]
+    assert [name for name in METHODS if not METHODS[name].summed] == ["fm_paper"]
+
+
+def test_a_method_that_uploads_no_integers_is_refused() -> None:
+    with pytest.raises(ConfigError, match="method 'fm_paper' is no sum of integers") as caught:
+        job(train="{method: fm_paper, rounds: 2}", privacy=", accept_unproven: true")
+    said = str(caught.value)
+    assert "aggregation.secure: what" in said
+    assert ", fm, " in said
+    assert "or leave secure out" in said
+
+
+def of_a_model(update: str, **changes: object) -> Job:
+    """A job that trains a whole model."""
+    train = changes.pop("train", "{method: sgd, rounds: 2}")
+    more = f"model: {{name: mlp, hidden: []}}\nupdate: {update}"
+    return job(train=train, features="[]", more=more, **changes)
+
+
+@pytest.mark.parametrize("more", ["", ", noise: shared"])
+def test_a_models_updates_are_summed_and_their_noise_can_be_shared(more: str) -> None:
+    plan = compile_job(of_a_model("[{name: gradient_gaussian}]", privacy=more))
+    (train, *_) = plan.planned
+    assert len(plan.masked(train)) == len(plan.segments(train)) == 2  # weight and bias
+    assert (plan.quote().training.if_colluding is not None) == bool(more)
+
+
+def test_updates_of_which_few_values_are_chosen_are_refused() -> None:
+    stages = "[{name: gradient_gaussian}, {name: upload_top_k}]"
+    with pytest.raises(ConfigError, match="'upload_top_k' sends few values to save") as caught:
+        of_a_model(stages)
+    assert "aggregation.secure: 'upload_top_k'" in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("train", "more"),
+    ("train", "update"),
     [
-        ("{method: sgd, rounds: 2}", "model: {name: mlp}"),
-        ("{method: fm_paper, rounds: 2}", ""),
+        ("{method: sgd, rounds: 2}", "[]"),
+        ("{method: dp_sgd, rounds: 2}", "[]"),
+        ("{method: pso_dp_fl, rounds: 2}", "[]"),
+        ("{method: sgd, rounds: 2}", "[{name: ldp_fl, composition: parallel}]"),
     ],
 )
-def test_a_method_that_uploads_no_integers_is_refused(train: str, more: str) -> None:
-    method = train.split(",")[0].removeprefix("{method: ")
-    changes = {"train": train, "more": more, "privacy": ", accept_unproven: true"}
-    if more:
-        changes["features"] = "[]"
-    with pytest.raises(ConfigError, match=f"method '{method}' is no sum of integers") as caught:
-        job(**changes)
-    said = str(caught.value)
-    assert "aggregation.secure: what" in said
-    assert "use fm, noise_only, or leave secure out" in said
+def test_noise_that_is_no_sum_of_parts_cannot_be_shared(train: str, update: str) -> None:
+    privacy = ", noise: shared, accept_unproven: true"
+    with pytest.raises(ConfigError, match=r"cannot be shared.*the stage gradient_gaussian"):
+        of_a_model(update, train=train, privacy=privacy)
 
 
 def test_bases_of_devices_own_are_refused() -> None:

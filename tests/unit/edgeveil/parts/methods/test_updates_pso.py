@@ -119,4 +119,5 @@ def test_without_records_only_noise_is_sent():
     quiet = flat(answer("pso_dp_fl", nobody, setting=LOUD, clip_norm=1.0).segments)
     (event,) = answer("pso_dp_fl", nobody, setting=LOUD, clip_norm=1.0).events
     chance = SeededRandom(1)
-    np.testing.assert_allclose(quiet, noised_update(np.zeros(6), event, chance), rtol=1e-6)
+    noise = noised_update(np.zeros(6), event, chance) * 2.0**-event.grid_bits
+    np.testing.assert_allclose(quiet, noise, rtol=1e-6)
