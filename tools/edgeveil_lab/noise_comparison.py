@@ -95,7 +95,7 @@ def compare(path: Path, asked: ComparisonOptions) -> int:
         raise UsageError(
             f"training method '{written[0].train.method}' has no noise-free reference",
             where="--noise none",
-            fix="leave it out, as --noise local shared does",
+            fix="leave it out, as --noise local,shared does",
         )
     stream: IO[str] = sys.stderr if asked.as_json else sys.stdout
     rows: dict[Noise, dict[str, Any]] = {}
@@ -293,8 +293,10 @@ def epsilon_picture(rows: Sequence[Mapping[str, Any]]) -> str:
                 ("collusion_epsilons", "--", f"{row['noise']}, if all others collude"),
             ):
                 points = _points(row[key])
-                if points:
-                    axes.plot(*_columns(points), color=colour, linestyle=line, label=name)
+                if points:  # local and shared noise are mostly made for one ε: see both
+                    (drawn,) = axes.plot(*_columns(points), line, color=colour, label=name)
+                    if row["noise"] == "local":
+                        drawn.set(linewidth=5, alpha=0.4)
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
         axes.set_xlabel("training round")

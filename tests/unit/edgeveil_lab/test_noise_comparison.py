@@ -70,7 +70,7 @@ def test_a_job_that_shares_nothing_is_shared_for_the_comparison(
     tmp_path: Path, capsys: Any
 ) -> None:
     out = str(tmp_path / "out")
-    rows = compared(capsys, str(local(tmp_path)), "--noise", "shared", "local", "--out", out)
+    rows = compared(capsys, str(local(tmp_path)), "--noise", "shared,local", "--out", out)
     assert list(rows) == ["shared", "local"]
     # The owners' policy of the file does not speak of collusion, and refuses nothing here.
     assert rows["shared"]["collusion_epsilon"] > rows["shared"]["epsilon"]
@@ -83,7 +83,7 @@ def test_the_table_says_loudly_that_no_noise_protects_nobody(tmp_path: Path, cap
     said = " ".join(capsys.readouterr().out.split())
     assert NO_NOISE in said
     assert "simulated with seeded noise: this run protects nobody" in said
-    plain = ["compare", str(job_file(tmp_path)), "--noise", "local", "shared"]
+    plain = ["compare", str(job_file(tmp_path)), "--noise", "local,shared"]
     assert main([*plain, "--out", str(tmp_path / "out")]) == 0
     assert "PRIVACY" not in capsys.readouterr().out
 
@@ -98,7 +98,8 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(
     laplace = job_file(tmp_path, train=pure, privacy={"epsilon": 2, "delta": 1e-5})
     assert main(["compare", str(laplace), "--out", str(out)]) != 0
     assert "Laplace noise do not add up" in capsys.readouterr().err
-    assert main(["compare", str(laplace), "--noise", "sharde"]) == 2
+    assert main(["compare", str(laplace), "--noise", "local,sharde"]) == 2
+    assert "takes local, shared and none, got 'sharde'" in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -115,7 +116,7 @@ def test_of_own_records_no_noise_is_shown_only_if_it_is_asked_for(
     }
     path, out = str(job_file(tmp_path, **own)), str(tmp_path / "out")
     assert list(compared(capsys, path, "--out", out)) == ["local", "shared"]
-    assert main(["compare", path, "--noise", "local", "none", "--out", out]) == 0
+    assert main(["compare", path, "--noise", "local,none", "--out", out]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "none: computed from the run's own records without any protection" in said
 

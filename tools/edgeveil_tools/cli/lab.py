@@ -111,16 +111,17 @@ def _add_compare(commands: Subparsers) -> None:
         ),
         examples=(
             "edgeveil compare configs/jobs/digits_shared.yaml\n"
-            "edgeveil compare configs/jobs/digits_shared.yaml --noise local shared --seed 2 --json"
+            "edgeveil compare configs/jobs/digits_shared.yaml --noise local,shared --seed 2 --json"
         ),
     )
     made.add_argument("job", type=Path, metavar="JOB", help="job file")
     made.add_argument(
         "--noise",
-        nargs="+",
-        choices=("local", "shared", "none"),
+        type=_noises,
         default=(),
-        help="default: all three; of own records not `none`, a figure without any protection",
+        metavar="KINDS",
+        help="of local,shared,none; default: all three, of own records not `none`, a figure"
+        " without any protection",
     )
     made.add_argument("--seed", type=int, metavar="N", help="of the dealing of records and noise")
     made.add_argument("--devices", type=int, metavar="N", help="devices to play")
@@ -135,12 +136,20 @@ def _add_compare(commands: Subparsers) -> None:
     made.set_defaults(handler=_compare, extra="lab")
 
 
+def _noises(text: str) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(text.split(",")))
+    for one in found:
+        if one not in ("local", "shared", "none"):
+            raise argparse.ArgumentTypeError(f"takes local, shared and none, got '{one}'")
+    return found
+
+
 def _compare(args: argparse.Namespace) -> int:
     from edgeveil_lab.noise_comparison import ComparisonOptions, compare
 
     asked = ComparisonOptions(
         out=args.out or Path("out/compare") / args.job.stem,
-        noises=tuple(dict.fromkeys(args.noise)),
+        noises=args.noise,
         seed=args.seed,
         devices=args.devices,
         data=args.data,
