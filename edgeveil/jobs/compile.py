@@ -293,6 +293,12 @@ def _stages(plan: Plan) -> Iterator[Mix]:
                 f"'{name}' decides where training starts and keeps what it led to, so nothing may "
                 "have changed the update yet; put it first",
             )
+        if getattr(job.update[index], "quantile", None) is not None and not job.aggregation.secure:
+            yield Mix(
+                (f"{at}.quantile", "aggregation.secure"),
+                "a clip norm that moves follows a sum of the devices' bits, and uploads are not "
+                "summed; set aggregation.secure, or leave quantile out",
+            )
     noisy = [name for name, stage in stages if stage.protects]
     if len(noisy) > 1:
         yield Mix(

@@ -18,7 +18,7 @@ from edgeveil.parts.aggregation.fedavg import FedAvgParameters
 from edgeveil.parts.features import FEATURES, FeatureParameters
 from edgeveil.parts.methods import METHODS, MethodParameters
 from edgeveil.parts.models import MODELS, ModelParameters
-from edgeveil.parts.part import OneOf
+from edgeveil.parts.part import OneOf, says_nothing
 from edgeveil.parts.stages import STAGES, StageParameters
 from edgeveil.plugins import PluginRefusedError, watch
 from edgeveil.settings.base import Block, Seconds
@@ -72,10 +72,10 @@ class Privacy(Block):
     """δ of the whole training; must stay below 1 / data.nominal_records."""
     max_participations: int | None = Field(default=None, ge=1)
     """Training rounds one device may answer; the noise is made for it. null: all rounds."""
-    noise: Literal["local", "shared"] = "local"
+    noise: Literal["local", "shared"] = Field(default="local", exclude_if=says_nothing("local"))
     """`local`: each device adds all of the noise. `shared`: each adds a part, which protects it in
     sums with those of others (`aggregation.secure`); reports then print two ε."""
-    honest_share: float = Field(default=0.8, gt=0, le=1)
+    honest_share: float = Field(default=0.8, gt=0, le=1, exclude_if=says_nothing(0.8))
     """With shared noise: the share of the uploads in a sum that honest devices are counted on to
     have sent. Nobody can tell whether they did: fewer, and the printed ε does not hold."""
     stop: SelfStop | None = None
@@ -228,7 +228,9 @@ class Job(Block):
     """How inference uploads are protected."""
     unsupervised: Unsupervised = Unsupervised(every_rounds=0)
     """Evaluation on the devices; without this block there is none."""
-    release: ReleaseRollout = ReleaseRollout()
+    release: ReleaseRollout = Field(
+        default=ReleaseRollout(), exclude_if=says_nothing(ReleaseRollout())
+    )
     """Who gets the final model first."""
 
     @property
@@ -248,13 +250,8 @@ class Job(Block):
         return 0 if unsupervised.eval_type == "NOT_EVAL" else unsupervised.every_rounds
 
     def canonical(self) -> bytes:
-        """The job as JSON with sorted keys and all defaults.
-
-        But for a `release` that says nothing: jobs from before there was one keep their digest.
-        """
+        """The job as JSON with sorted keys and all defaults, but those of keys that came later."""
         plain = self.model_dump(mode="json", include=set(Job.model_fields))
-        if self.release == ReleaseRollout():
-            del plain["release"]
         text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return text.encode("ascii")
 

@@ -9,7 +9,7 @@ names no method has loaded none.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -28,6 +28,13 @@ from edgeveil.plugins import PluginRefusedError, join, state
 from edgeveil.registry import Table, nearest
 
 PrivacyStatus = Literal["proven", "claimed", "none"]
+
+
+def says_nothing(default: object) -> Callable[[object], bool]:
+    """`exclude_if` of a key that came later: where it says what was so before there was one, the
+    job's canonical bytes leave it out, so that earlier jobs keep them and earlier versions read
+    them."""
+    return lambda value: bool(value == default)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from edgeveil.data.records import Records
+from edgeveil.parts.adaptive_clip import AdaptiveClip
 from edgeveil.parts.exchange import Exchange, SegmentSpec, Tensors
 from edgeveil.parts.models.network import Network
 from edgeveil.parts.part import BlockPart
@@ -32,7 +33,10 @@ Memory = dict[str, NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class Task:
-    """One training round on a device. `weights` are the global ones; `memory` may be changed."""
+    """One training round on a device. `weights` are the global ones; `memory` may be changed.
+
+    `clip_norm` is the round's where it moves from round to round.
+    """
 
     exchange: Exchange
     network: Network
@@ -41,6 +45,7 @@ class Task:
     memory: Memory
     random_bytes: RandomBytes
     processor: str
+    clip_norm: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,11 @@ class Stage(Protocol):
         them. None for a stage whose result is put on the usual grid."""
         ...
 
+    @property
+    def clip(self) -> AdaptiveClip | None:
+        """How its clip norm moves from round to round; None for none, or one that stays."""
+        ...
+
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
         """What it adds to the price; () for post-processing."""
         ...
@@ -110,7 +120,8 @@ class Stage(Protocol):
         ...
 
     def steps(self, task: Task, update: Update) -> Int64:
-        """The same as noised integers (d,), in the weights' order; of a stage with a `grid`."""
+        """The same as noised integers (d,), in the weights' order; of a stage with a `grid`. One
+        with a `clip` puts its bit behind them."""
         ...
 
 
@@ -183,6 +194,11 @@ class BaseStage:
 
     @property
     def grid(self) -> FixedPoint | None:
+        """None."""
+        return None
+
+    @property
+    def clip(self) -> AdaptiveClip | None:
         """None."""
         return None
 

@@ -32,7 +32,7 @@ def test_a_short_run_in_which_the_site_keeps_its_word(tmp_path: Path) -> None:
     assert found["faults"].keys() == KINDS
     assert found["faults"]["kill"] == 10
     assert sum(row["killed"] for row in found["processes"].values()) == 10
-    assert len(found["checks"]) == 10
+    assert len(found["checks"]) == 11
     assert found["rounds_during_faults"] > 0
     assert found["touched"].keys() == KINDS
     assert found["disk_by"] in ("full", "limit")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from edgeveil.jobs import Job, compile_job
+from edgeveil.parts.adaptive_clip import CLIP_NORM, WITHIN
 from edgeveil.parts.methods.update_method import Pipeline
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
@@ -169,6 +170,21 @@ def test_updates_of_a_model_are_summed_exactly_with_their_noise(
     for name, weights in moved.items():
         change = total[name] / DEVICES * 2.0**-grid.grid_bits
         np.testing.assert_allclose(weights - begun[name], change, rtol=1e-5, atol=1e-6)
+
+
+def test_a_clip_norm_moves_by_the_sum_of_the_devices_bits(tmp_path: Path, books: Books) -> None:
+    adapts = ({"name": "gradient_gaussian", "clip_norm": 1e-3, "quantile": 0.9},)
+    what = job(**{**UPDATES, "update": adapts})
+    fleet, done = played(tmp_path, what, policy=OWNER)
+    assert fleet.finish(done) == "completed"
+    check_exact(fleet, books, done)
+    clip = Pipeline(compile_job(what).setting).clip
+    assert clip is not None
+    norm = 1e-3
+    for sums in books.sums.values():
+        before, norm = norm, clip.moved(norm, float(sums[WITHIN][0]) / DEVICES)
+        assert norm != before
+    assert state(fleet, done)[CLIP_NORM][0] == norm
 
 
 def test_nothing_of_a_round_can_be_opened_once_it_is_committed(tmp_path: Path) -> None:

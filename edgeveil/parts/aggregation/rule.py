@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.exchange import Aim
-from edgeveil.parts.part import BlockPart
+from edgeveil.parts.part import BlockPart, says_nothing
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.privacy.selection_mechanism import exponential_mechanism, selection_event
 
@@ -37,7 +37,7 @@ class RuleParameters(BaseModel):
     )
 
     name: str
-    secure: bool = False
+    secure: bool = Field(default=False, exclude_if=says_nothing(False))
     """Sum uploads under masks: the cloud sees their sum alone, and the proxy nothing of them."""
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
+from edgeveil.parts.adaptive_clip import CLIP_NORM, LARGEST, SMALLEST, WITHIN, AdaptiveClip
 from edgeveil.parts.exchange import (
     KEPT,
     TRAIN,
@@ -28,7 +29,7 @@ from edgeveil.parts.exchange import (
     summed_spec,
 )
 from edgeveil.parts.features import valid_records
-from edgeveil.parts.setting import MethodParameters, MethodPart, Setting, network_of
+from edgeveil.parts.setting import MethodParameters, MethodPart, Setting, network_of, size_of
 from edgeveil.parts.update import (
     USUAL_GRID,
     FixedPoint,
@@ -86,14 +87,23 @@ class Pipeline:
         return start
 
     @property
+    def _last(self) -> Stage | None:
+        return self.setting.stages[-1] if self.setting.stages else None
+
+    @property
     def grid(self) -> FixedPoint:
         """How the update travels where updates are summed."""
-        last = self.setting.stages[-1] if self.setting.stages else None
-        return (last.grid if last else None) or USUAL_GRID
+        return (self._last.grid if self._last else None) or USUAL_GRID
+
+    @property
+    def clip(self) -> AdaptiveClip | None:
+        """How the clip norm moves; None where it does not."""
+        return self._last.clip if self._last else None
 
     def summed(self, task: Task, update: Update) -> Int64:
-        """The update after all stages in steps of the grid, (d,); noised integers as they are."""
-        last = self.setting.stages[-1] if self.setting.stages else None
+        """The update after all stages in steps of the grid, (d,); noised integers as they are, and
+        behind them the bit of a clip norm that moves."""
+        last = self._last
         if last is None or last.grid is None:
             return self.grid.steps(flat(self.apply(task, update)))
         before = self.apply(task, update, len(self.setting.stages) - 1)
@@ -148,7 +158,7 @@ class UpdateDevice:
 
         Raises `ProtocolError` for a package of wrong form, before any record is read.
         """
-        weights = self._checked(tensors)
+        weights, clip_norm = self._checked(tensors), self._clip_norm(tensors)
         self._network.prepare()
         memory: Memory = {
             name.removeprefix(KEPT): np.asarray(array)
@@ -158,16 +168,30 @@ class UpdateDevice:
         network, setting = self._network, self._setting
         valid = valid_records(records.x, records.y, setting.classes)
         own = Records(records.x[valid], records.y[valid])
-        task = Task(exchange, network, weights, own, memory, random_bytes, processor)
+        task = Task(exchange, network, weights, own, memory, random_bytes, processor, clip_norm)
         update = finite(self._trainer.train(task, self._stages.start(task)))
         segments: dict[str, Array] = {}
         if setting.summed:
             steps = self._stages.summed(task, update)
-            segments |= split(network, steps, whole=setting.whole)
+            size = size_of(setting)
+            segments |= split(network, steps[:size], whole=setting.whole)
+            if self._stages.clip is not None:
+                segments[WITHIN] = steps[size:]
         else:
             update = self._stages.apply(task, update)
             segments |= segments_of(network, update, whole=setting.whole)
         return Answer(segments, self.price(exchange), task.memory)
+
+    def _clip_norm(self, tensors: Tensors) -> float:
+        """The round's, 0 where it does not move."""
+        if self._stages.clip is None:
+            return 0.0
+        found = tensors.get(CLIP_NORM)
+        if found is None or (found.shape, str(found.dtype)) != ((1,), "float64"):
+            raise ProtocolError("bad_package", f"tensor '{CLIP_NORM}' has a wrong form")
+        if not SMALLEST <= (clip_norm := float(np.asarray(found, np.float64)[0])) <= LARGEST:
+            raise ProtocolError("bad_package", f"'{CLIP_NORM}' is out of bounds")
+        return clip_norm
 
     def _checked(self, tensors: Tensors) -> dict[str, NDArray[np.float32]]:
         weights = {}
@@ -197,7 +221,7 @@ class Rounds(Protocol):
 
 
 class UpdateCloud:
-    """State: the weights, by name, float32."""
+    """State: the weights, by name, float32; `clip-norm` (1,) float64 where that moves."""
 
     def __init__(self, parameters: Rounds, setting: Setting) -> None:
         self._rounds, self.setting = parameters.rounds, setting
@@ -206,6 +230,10 @@ class UpdateCloud:
     @cached_property
     def _grid(self) -> FixedPoint:
         return Pipeline(self.setting).grid
+
+    @cached_property
+    def _clip(self) -> AdaptiveClip | None:
+        return Pipeline(self.setting).clip
 
     def plan(self) -> tuple[Exchange, ...]:
         """The training rounds."""
@@ -219,17 +247,20 @@ class UpdateCloud:
         """In the form that the job's `proxy.shuffle` asks for: float32, or summed integers."""
         specs = specs_of(self._network, whole=self.setting.whole)
         summed, largest = self.setting.summed, self._grid.largest
-        return (
-            tuple(summed_spec(s.name, s.shape, largest, summed) for s in specs) if summed else specs
-        )
+        if not summed:
+            return specs
+        specs += (SegmentSpec(WITHIN, (1,), "int64"),) * (self._clip is not None)
+        return tuple(summed_spec(s.name, s.shape, largest, summed) for s in specs)
 
     def initial_state(self) -> dict[str, Array]:
         """The network's first weights, which are public."""
-        return dict(self._network.initial())
+        first = {} if self._clip is None else {CLIP_NORM: np.array([self._clip.first])}
+        return {**self._network.initial(), **first}
 
     def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
-        """All weights."""
-        return {w.name: np.asarray(state[w.name]) for w in self._network.weights}
+        """All weights, and the clip norm where it moves."""
+        names = (CLIP_NORM,) if self._clip is not None else ()
+        return self.model(state) | {name: np.asarray(state[name]) for name in names}
 
     def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
         """All weights, in the segments' form; updates are added to them."""
@@ -240,9 +271,13 @@ class UpdateCloud:
         self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
         """Weights + aggregated update (McMahan et al. 2017, with updates in place of weights)."""
-        update = update_of(self._network, mean)
+        update, new = update_of(self._network, mean), dict[str, Array]()
         step = 2.0**-self._grid.grid_bits if self.setting.summed else 1.0
-        new: dict[str, Array] = {}
+        if self._clip is not None:
+            norm = float(np.asarray(state[CLIP_NORM], np.float64)[0])
+            step = self._clip.step(norm)
+            bit = float(np.asarray(mean[WITHIN], np.float64)[0])
+            new[CLIP_NORM] = np.array([self._clip.moved(norm, bit)])
         for weight in self._network.weights:
             moved = np.asarray(state[weight.name], np.float64) + step * np.nan_to_num(
                 update[weight.name]
@@ -252,7 +287,7 @@ class UpdateCloud:
 
     def model(self, state: Tensors) -> dict[str, Array]:
         """The weights, as the network's graph names them."""
-        return self.package(state, Exchange(0, TRAIN, 0))
+        return {w.name: np.asarray(state[w.name]) for w in self._network.weights}
 
 
 def trainer_part(

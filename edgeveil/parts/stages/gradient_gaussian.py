@@ -2,7 +2,8 @@
 
 The update is clipped to L2 norm C over all its values together and put on a grid toward zero, then
 discrete Gaussian noise is added (`edgeveil/privacy/gaussian_mechanism.py`). The text adds noise
-without a bound on the update; here the clip gives it one.
+without a bound on the update; here the clip gives it one, which may follow a quantile of the
+updates' norms (`edgeveil/parts/adaptive_clip.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from edgeveil.parts.adaptive_clip import AdaptiveClip
 from edgeveil.parts.exchange import Exchange
+from edgeveil.parts.part import says_nothing
 from edgeveil.parts.setting import Setting, size_of
 from edgeveil.parts.update import (
     BaseStage,
@@ -31,7 +34,8 @@ from edgeveil.privacy.events import Event, GaussianEvent, SharedGaussian
 from edgeveil.privacy.gaussian_mechanism import (
     SIGMA_BITS,
     SUMMED_SIGMA_BITS,
-    noised_update,
+    clipped_steps,
+    gaussian,
     shared_gaussian,
     update_event,
 )
@@ -43,7 +47,14 @@ class GradientGaussianParameters(StageParameters):
     name: Literal["gradient_gaussian"] = "gradient_gaussian"
     """Clip the whole update and add Gaussian noise for the job's (ε, δ), per device."""
     clip_norm: float = Field(default=1.0, ge=1e-6, le=1e6)
-    """C: the largest L2 norm of an update."""
+    """C: the largest L2 norm of an update; of the first round, where there is a quantile."""
+    quantile: float | None = Field(default=None, gt=0, lt=1, exclude_if=says_nothing(None))
+    """γ: from round to round C moves to where this share of the updates is within it; null: C
+    stays. Needs secure sums, which a bit of each device goes through."""
+    clip_rate: float = Field(default=0.2, gt=0, le=2, exclude_if=says_nothing(0.2))
+    """η: how fast C moves: by a factor of e^η at most."""
+    bit_share: float = Field(default=0.05, ge=1e-3, le=0.5, exclude_if=says_nothing(0.05))
+    """The share of the squared sensitivity that the bit has; the update has the rest."""
 
 
 class GradientGaussian(BaseStage):
@@ -61,11 +72,11 @@ class GradientGaussian(BaseStage):
     @cached_property
     def release(self) -> GaussianEvent | SharedGaussian:
         """One round's price. Raises PrivacyError where (ε, δ) cannot be met."""
-        setting = self._setting
+        setting, adapts = self._setting, self.parameters.quantile is not None
         event = update_event(
             "update with Gaussian noise",
-            self.parameters.clip_norm,
-            size_of(setting),
+            1.0 if adapts else self.parameters.clip_norm,
+            size_of(setting) + adapts,
             setting.epsilon,
             setting.delta,
             setting.max_participations,
@@ -77,6 +88,15 @@ class GradientGaussian(BaseStage):
     def event(self) -> GaussianEvent:
         """What the device itself adds in one round."""
         return self.release.own if isinstance(self.release, SharedGaussian) else self.release
+
+    @property
+    def clip(self) -> AdaptiveClip | None:
+        """How the clip norm moves; None where it stays."""
+        p = self.parameters
+        if p.quantile is None:
+            return None
+        steps = self.event.sensitivity_steps
+        return AdaptiveClip(p.clip_norm, p.quantile, p.clip_rate, p.bit_share, steps)
 
     @property
     def grid(self) -> FixedPoint:
@@ -96,9 +116,16 @@ class GradientGaussian(BaseStage):
         return shaped(update, np.ldexp(self.steps(task, update), -self.event.grid_bits))
 
     def steps(self, task: Task, update: Update) -> Int64:
-        """The same in whole steps of the noise's grid."""
-        values = flat(update) if len(task.records) else np.zeros(self.event.coordinates)
-        return noised_update(values, self.event, task.random_bytes)
+        """The same in whole steps of the noise's grid; with a bit where the clip norm moves."""
+        event, clip = self.event, self.clip
+        if not len(task.records):
+            total = np.zeros(event.coordinates, np.int64)
+        elif clip is None:
+            total = clipped_steps(flat(update), event.sensitivity_steps, event.grid_bits)
+        else:
+            total = clip.steps(flat(update), task.clip_norm)
+        noised, _ = gaussian(total, event, task.random_bytes)
+        return noised
 
 
 PART = StagePart(

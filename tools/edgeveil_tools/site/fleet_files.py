@@ -81,7 +81,7 @@ def broker_of(plan: FleetPlan, domain: str) -> PlannedBroker:
 
 def given_policy(plan: FleetPlan) -> bytes:
     """What is proposed to a device's owner."""
-    return _yaml({"policy": plan.devices.policy.model_dump(mode="json")})
+    return _yaml({"policy": plan.devices.policy.model_dump(mode="json", exclude_none=True)})
 
 
 def files_of(

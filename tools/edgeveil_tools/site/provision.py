@@ -180,7 +180,7 @@ class SitePlan:
                         "classes": self.classes,
                     },
                 },
-                "policy": policy.model_dump(mode="json"),
+                "policy": policy.model_dump(mode="json", exclude_none=True),
                 "limits": self._limits(EdgeLimits(), outbox_bytes=self.upload_bytes),
                 "log": self._log(),
             }

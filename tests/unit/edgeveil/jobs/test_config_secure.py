@@ -97,6 +97,14 @@ def test_a_models_updates_are_summed_and_their_noise_can_be_shared(more: str) ->
     assert (plan.quote().training.if_colluding is not None) == bool(more)
 
 
+def test_a_clip_norm_moves_in_secure_sums_alone() -> None:
+    stages = "[{name: gradient_gaussian, quantile: 0.5}]"
+    assert compile_job(of_a_model(stages)).setting.stages[0].clip is not None
+    with pytest.raises(ConfigError, match="follows a sum of the devices' bits") as caught:
+        of_a_model(stages, rule="{name: fedavg}")
+    assert "update[0].quantile: " in str(caught.value)
+
+
 def test_updates_of_which_few_values_are_chosen_are_refused() -> None:
     stages = "[{name: gradient_gaussian}, {name: upload_top_k}]"
     with pytest.raises(ConfigError, match="'upload_top_k' sends few values to save") as caught:

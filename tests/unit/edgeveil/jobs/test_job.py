@@ -32,6 +32,16 @@ def test_canonical_is_sorted_json_without_the_local_run():
     assert raw == json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
 
 
+def test_keys_that_came_later_and_say_nothing_are_not_in_it():
+    """So the bytes of jobs from before stay as they were, and earlier versions can read them."""
+    plain = json.loads(small().canonical())
+    assert "release" not in plain
+    assert "secure" not in plain["aggregation"]
+    assert not {"noise", "honest_share"} & set(plain["privacy"])
+    said = json.loads(small("aggregation: {name: fedavg, secure: true}\n").canonical())
+    assert said["aggregation"]["secure"] is True
+
+
 def test_digest_is_the_sha256_of_the_canonical_bytes():
     job = small()
     assert job.digest() == hashlib.sha256(job.canonical()).digest()

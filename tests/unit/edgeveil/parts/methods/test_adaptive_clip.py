@@ -1,0 +1,121 @@
+"""A clip norm that follows a quantile: its sensitivity, where it goes, and what travels with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edgeveil.data.records import Records
+from edgeveil.errors import ProtocolError
+from edgeveil.parts.adaptive_clip import CLIP_NORM, LARGEST, SMALLEST, WITHIN, AdaptiveClip
+from edgeveil.parts.methods import METHODS
+from edgeveil.parts.methods.update_method import UpdateCloud
+from edgeveil.parts.stages.gradient_gaussian import GradientGaussian, GradientGaussianParameters
+from tests.kits.softmax_regression import ROUND, SETTING, ZERO, answer
+
+STEPS = 1 << 18
+CLIP = AdaptiveClip(first=1.0, quantile=0.5, rate=0.2, share=0.05, sensitivity_steps=STEPS)
+
+
+def adaptive(**changes):
+    """A setting that sums updates whose clip norm moves, and its stage."""
+    setting = replace(SETTING, summed=20, devices=20)
+    parameters = GradientGaussianParameters(clip_norm=2.0, quantile=0.5, **changes)
+    stage = GradientGaussian(parameters, setting)
+    return replace(setting, stages=(stage,)), stage
+
+
+def package(norm):
+    return ZERO | {CLIP_NORM: np.array([norm])}
+
+
+def test_one_device_moves_the_sum_by_the_sensitivity_at_most():
+    """Against none, whose part is 0: the norm of everything it sends, for any update."""
+    rng = np.random.default_rng(1)
+    for share in (0.001, 0.05, 0.5):
+        clip = replace(CLIP, share=share)
+        for _ in range(300):
+            size = int(rng.integers(1, 200))
+            values = rng.normal(size=size) * 10.0 ** rng.uniform(-8, 30)
+            total = clip.steps(values, float(10.0 ** rng.uniform(-6, 6)))
+            assert total.dtype == np.int64 and len(total) == size + 1
+            assert int((total**2).sum()) <= STEPS**2
+    tight = CLIP.steps(np.array([3.0, 4.0]), 1.0)
+    assert np.sqrt(float((tight**2).sum())) > 0.999 * STEPS  # and nothing of it is wasted
+
+
+def test_the_bit_says_whether_the_update_is_within():
+    near, far = np.array([0.6, 0.8]), np.array([0.7, 0.8])
+    assert CLIP.steps(near, 1.0)[-1] == CLIP.bit_steps == -CLIP.steps(far, 1.0)[-1]
+    assert CLIP.steps(far, 2.0)[-1] == CLIP.bit_steps
+
+
+def test_an_update_within_arrives_as_it_is_and_a_larger_one_at_the_norm():
+    values = np.array([0.3, -0.4])
+    arrived = CLIP.steps(values, 2.0)[:-1] * CLIP.step(2.0)
+    np.testing.assert_allclose(arrived, values, atol=2 * CLIP.step(2.0))
+    arrived = CLIP.steps(values, 0.05)[:-1] * CLIP.step(0.05)
+    np.testing.assert_allclose(arrived, values / 10, atol=2 * CLIP.step(0.05))
+
+
+@pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
+def test_the_norm_comes_to_the_quantile_of_the_norms(quantile):
+    norms = np.random.default_rng(2).lognormal(1.0, 0.5, 400)
+    clip, norm = replace(CLIP, quantile=quantile), 0.1
+    for _ in range(300):
+        bits = np.where(norms <= norm, clip.bit_steps, -clip.bit_steps)
+        norm = clip.moved(norm, float(bits.mean()))
+    assert abs(np.mean(norms <= norm) - quantile) < 0.02
+
+
+def test_noise_moves_the_norm_by_a_bounded_factor_and_within_bounds():
+    for bit in (-1e300, 1e300):
+        assert abs(np.log(CLIP.moved(1.0, bit))) <= CLIP.rate
+        assert CLIP.moved(SMALLEST, bit) >= SMALLEST
+        assert CLIP.moved(LARGEST, bit) <= LARGEST
+
+
+def test_the_bit_has_a_segment_of_its_own_and_the_noise_of_all():
+    setting, stage = adaptive()
+    made = answer("sgd", setting=setting, weights=package(2.0))
+    specs = UpdateCloud(METHODS["sgd"].parameters(rounds=2), setting).segments(ROUND)
+    assert [s.name for s in specs] == [*ZERO, WITHIN] == list(made.segments)
+    assert made.events == stage.price(ROUND)
+    assert stage.event.coordinates == 7  # six weights and the bit
+    assert made.segments[WITHIN].shape == (1,)
+    assert abs(int(made.segments[WITHIN][0])) != stage.clip.bit_steps
+
+
+def test_the_cloud_moves_weights_and_norm_by_what_was_summed():
+    setting, stage = adaptive()
+    cloud = UpdateCloud(METHODS["sgd"].parameters(rounds=2), setting)
+    first = cloud.initial_state()
+    assert cloud.package(first, ROUND)[CLIP_NORM].tolist() == [2.0]
+    assert set(cloud.model(first)) == set(ZERO)
+    clip = stage.clip
+    mean = {name: np.full(array.shape, clip.update_steps / 4) for name, array in ZERO.items()}
+    moved = cloud.absorb(first, ROUND, mean | {WITHIN: np.array([clip.bit_steps])}, 20)
+    for name in ZERO:
+        np.testing.assert_allclose(moved[name] - first[name], 0.5, rtol=1e-6)
+    assert moved[CLIP_NORM][0] == pytest.approx(2 * np.exp(-0.2 * 0.5))
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [None, np.array([0.0]), np.array([np.nan]), np.array([np.inf]), np.ones(2), np.float32([1])],
+)
+def test_a_package_with_no_norm_that_can_be_is_refused(norm):
+    setting, _ = adaptive()
+    tensors = dict(ZERO) if norm is None else ZERO | {CLIP_NORM: norm}
+    with pytest.raises(ProtocolError, match=CLIP_NORM):
+        answer("sgd", setting=setting, weights=tensors)
+
+
+def test_a_device_without_records_sends_no_bit_either():
+    setting, stage = adaptive()
+    nobody = Records(np.zeros((0, 2), np.float32), np.zeros(0, np.int64))
+    sent = answer("sgd", nobody, setting=setting, weights=package(1.0)).segments
+    flat = np.concatenate([array.ravel() for array in sent.values()])
+    assert 0 < np.abs(flat).max() < 12 * stage.event.sigma_steps
