@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeveil.errors import JobFailed, UsageError
-from edgeveil.privacy.guarantee import up
 from edgeveil_tools.cli.common import Subparsers, command, load_as
 from edgeveil_tools.release_text import release_lines
-from edgeveil_tools.result import guarantee_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -292,6 +290,8 @@ def _epsilons(job: Mapping[str, Any]) -> tuple[str, str]:
     """Both ε of training where its noise is shared; of other jobs nothing is said here."""
     if "privacy" not in job:
         return "", ""
+    from edgeveil.privacy.guarantee import up
+
     training = job["privacy"]["training"]
     if training["status"] != "proven":
         return "none proven", "none proven"
@@ -302,6 +302,8 @@ def _epsilons(job: Mapping[str, Any]) -> tuple[str, str]:
 
 def show_job(job: str, cloud: Cloud) -> int:
     """Print how a job stands, and the counts of the attempts that were not enough."""
+    from edgeveil_tools.result import guarantee_text
+
     entry, events = cloud.job(job), cloud.events(job)
     print(f"{'job':10}{entry['id']}\n{'status':10}{entry['status']}")
     print(f"{'rounds':10}{len(entry['exchanges'])} committed")
