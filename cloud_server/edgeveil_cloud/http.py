@@ -43,6 +43,7 @@ from edgeveil_cloud.http_token import (
     proof,
     scope_of,
 )
+from edgeveil_cloud.round_report import planned_of_shared
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobEntry, StoreAway, StoredEvent, StoreError, UnknownJob
 
@@ -208,8 +209,8 @@ class _Routes:
         return web.json_response({"sha256": digest}, status=201)
 
     async def jobs(self, _request: web.Request) -> web.Response:
-        entries = await self._ask(self._store.jobs)
-        return web.json_response({"jobs": [_summary(entry) for entry in entries]})
+        found = await self._ask(lambda: [_summary(entry) for entry in self._store.jobs()])
+        return web.json_response({"jobs": found})
 
     async def job(self, request: web.Request) -> web.Response:
         entry = await self._entry(request)
@@ -311,8 +312,12 @@ async def _in_time(limit_s: float) -> AsyncIterator[None]:
 
 
 def _summary(entry: JobEntry) -> dict[str, Any]:
-    """A job for JSON. Its digest as hex; its text is what the owner submitted."""
+    """A job for JSON. Its digest as hex; its text is what the owner submitted.
+
+    With shared noise also its `privacy`, whose two ε no single figure tells.
+    """
     shown = {**entry.__dict__, "digest": entry.digest.hex()}
+    shown |= planned_of_shared(entry.canonical)
     del shown["canonical"]
     return shown
 

@@ -113,6 +113,9 @@ class CloudMetrics(Collector):
             _, job, quote = priced
             yield job, "training", _shown(quote.training)
             yield job, "inference", _shown(quote.inference)
+            if quote.training.if_colluding is not None:
+                proven = quote.training.proven
+                yield job, "collusion", quote.training.if_colluding if proven else math.nan
 
 
 def _shown(guarantee: Guarantee) -> float:

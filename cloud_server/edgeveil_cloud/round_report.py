@@ -12,15 +12,18 @@ does not see anyway: no name, no order of arrival, no time.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edgeveil.errors import JobFailed
+from edgeveil.errors import JobFailed, ProtocolError
 from edgeveil.evaluation.clustering import ClusterScores
+from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.exchange import Array, Exchange, Tensors
@@ -112,6 +115,22 @@ def job_summary(store: Store, plan: Plan, job: str, all_declined: bool = False) 
         "privacy": {"training": _plain(quote.training), "inference": inference},
         "final": {"accuracy": last.record.accuracy if last else None},
     }
+
+
+@lru_cache(maxsize=256)
+def planned_of_shared(canonical: bytes) -> Mapping[str, Any]:
+    """`privacy` of a job with shared noise, as planned: both guarantees, with both ε of training.
+
+    Nothing of other jobs, whose events say it all, and of bytes that are no job (any more).
+    """
+    try:
+        if json.loads(canonical)["privacy"].get("noise") != "shared":
+            return {}
+        plan = compile_canonical(canonical)
+    except (ValueError, LookupError, TypeError, AttributeError, ProtocolError):
+        return {}
+    quote = plan.quote()
+    return {"privacy": {"training": _plain(quote.training), "inference": _plain(quote.inference)}}
 
 
 def _finite(guarantee: Guarantee) -> float | None:

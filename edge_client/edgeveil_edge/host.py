@@ -128,10 +128,13 @@ class DeviceHost:
             self._ledger.close_job(item.job_id.hex())
             self._work.forget(item.job_id)
             train, infer = self._ledger.spent(), self._ledger.spent(purpose=INFER)
+            policy, alone = self.site.policy, ""
+            if train.if_colluding is not None:
+                alone = f", if all others collude {policy.collusion_epsilon_in_all:g}"
             self._say(
                 f"a job ended, {item.status}; spent on '{self.site.data.name}' so far:"
-                f" training: {train} (limit ε = {self.site.policy.lifetime_epsilon:g});"
-                f" inference: {infer} (limit ε = {self.site.policy.max_inference_epsilon:g})"
+                f" training: {train} (limit ε = {policy.lifetime_epsilon:g}{alone});"
+                f" inference: {infer} (limit ε = {policy.max_inference_epsilon:g})"
             )
         self._store.store(item)
 

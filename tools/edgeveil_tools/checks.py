@@ -216,7 +216,10 @@ class JobPrice:
     notes: tuple[str, ...]
 
     def table(self) -> PlainTable:
-        """A row for each exchange: phase, round, and both ε so far, None where unproven."""
+        """A row for each exchange: phase, round, and both ε so far, None where unproven.
+
+        With shared noise also `collusion`: training's ε if all others collude.
+        """
         return self.exchanges
 
     def __repr__(self) -> str:
@@ -241,13 +244,16 @@ def price(job: str | Path | Job) -> JobPrice:
     """
     plan = plan_of(job)
     quote, rows = plan.quote(), []
+    shared = quote.training.if_colluding is not None
     for exchange in plan.exchanges:
         so_far = plan.quote(exchange.index)
+        alone = so_far.training.collusion_epsilon if so_far.training.proven else None
         rows.append(
             {
                 "phase": exchange.phase,
                 "round": exchange.number,
                 "training": so_far.training.epsilon if so_far.training.proven else None,
+                **({"collusion": alone} if shared else {}),
                 "inference": so_far.inference.epsilon if so_far.inference.proven else None,
             }
         )

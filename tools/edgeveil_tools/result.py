@@ -17,7 +17,8 @@
                           silhouettes it is that of squared distances, `squared` the one with noise
         seconds           from sealing the broadcast to the commit
         bytes             {cloud_out, cloud_in}: payload that left and reached the cloud
-        epsilon           {training, inference}: by plan, up to and with this round. Progress:
+        epsilon           {training, inference}: by plan, up to and with this round; with shared
+                          noise also collusion, training's if all others collude. Progress:
                           the guarantee, also of a run that ended here, is `privacy`
         attempt           from 1
     phases                the same for the exchanges before round 1, `phase` instead of `round`
@@ -31,7 +32,9 @@
     privacy.inference     `claimed` or `none`; inference also has epsilon_per_round. An ε that is
                           infinite or not asked for is null. Neither alone is "the" ε. Noise that
                           hides a device from none has a record_epsilon for one record among
-                          others; a note says of an ε that it is too large to protect
+                          others, shared noise a collusion_epsilon for the case that all
+                          others collude, and the honest_devices in each sum that ε counts on; a
+                          note says of an ε that it is too large to protect
     shuffle               what the shuffle earned, proven by the clone bound against a curious cloud
                           alone; of training and of inference {purpose, epsilon, delta, uploads,
                           rounds, local_epsilon, segments, claimed_epsilon}; empty where its
@@ -191,14 +194,16 @@ class Result:
     def epsilon(self) -> PlainTable:
         """ε by plan, up to and with each exchange: progress; the guarantee is `privacy`.
 
-        Also of the exchanges before round 1, whose `round` is 0.
+        Also of the exchanges before round 1, whose `round` is 0. With shared noise `collusion` is
+        training's ε if all others collude.
         """
+        shared = any("collusion" in row["epsilon"] for row in self._exchanges)
+        told = ("training", *["collusion"] * shared, "inference")
         return [
             {
                 "phase": row.get("phase", "train"),
                 "round": row.get("round", 0),
-                "training": row["epsilon"].get("training"),
-                "inference": row["epsilon"].get("inference"),
+                **{key: row["epsilon"].get(key) for key in told},
             }
             for row in self._exchanges
         ]
@@ -221,11 +226,13 @@ class Result:
     @property
     def guarantees(self) -> PlainTable:
         """Training and inference guarantee, each with its words."""
-        keys = ("epsilon", "delta", "unit", "status")
+        parts = self.content["privacy"].values()
+        shared = any("collusion_epsilon" in part for part in parts)
+        keys = ("epsilon", *["collusion_epsilon"] * shared, "delta", "unit", "status")
         return [
             {
                 "of": which,
-                **{key: part[key] for key in keys},
+                **{key: part.get(key) for key in keys},
                 "text": guarantee_text(self.content["privacy"], which),
             }
             for which, part in self.content["privacy"].items()

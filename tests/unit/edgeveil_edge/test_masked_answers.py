@@ -15,8 +15,10 @@ from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import SOFTMAX
+from edgeveil.privacy.guarantee import up
 from edgeveil.protocol.device_tasks import (
     ComputeAnswer,
+    JobClosed,
     OpenedPackage,
     OpenPackage,
     SealDummies,
@@ -96,6 +98,27 @@ def test_another_attempt_brings_the_same_numbers_under_other_masks(device: Devic
     for name in ours:
         assert np.array_equal(ours[name], theirs[name])
         assert sum(a == b for a, b in zip(first[name], second[name], strict=True)) < 40
+
+
+def test_the_end_of_a_job_with_shared_noise_tells_both_epsilons_and_both_limits(
+    tmp_path: Path,
+) -> None:
+    shared = compile_job(
+        job(
+            aggregation={"name": "fedavg", "secure": True},
+            selection={"devices": 5},
+            privacy={"epsilon": 4.0, "delta": 1e-5, "noise": "shared"},
+        )
+    )
+    policy = {"min_devices": 3, "lifetime_collusion_epsilon": 80, "max_epsilon_per_job": 60}
+    device = Device(tmp_path, policy=policy).knows(shared)
+    assert isinstance(answered(device, Round(shared, CENTRE, device.keys())), SealedAnswer)
+    spent = device.ledger.spent()
+    assert (spent.if_colluding or 0) > spent.epsilon > 0
+    device.host.store(JobClosed(JOB_ID, "completed"))
+    (line,) = device.said
+    assert f"if all others collude ε = {up(spent.collusion_epsilon)}" in line
+    assert "(limit ε = 50, if all others collude 80)" in line
 
 
 def test_the_seed_is_not_in_what_the_cloud_opens(device: Device) -> None:

@@ -15,6 +15,7 @@ import pytest
 from edgeveil.errors import ConfigError, JobFailed, UsageError
 from edgeveil.jobs import Job, parse_job
 from edgeveil.parts.features import backbone_digests
+from edgeveil.privacy.guarantee import up
 from edgeveil.protocol.cloud_tasks import RoundAnswers
 from edgeveil.transport.http import serve
 from edgeveil_cloud.http import ask_here, make_app
@@ -26,7 +27,8 @@ from edgeveil_tools.cli import jobs, main
 from edgeveil_tools.cloud_client import Cloud, CloudAway
 from tests.kits.backbone_files import small_backbone
 
-QUICKSTART = Path(__file__).parents[3] / "configs" / "jobs" / "quickstart.yaml"
+JOBS = Path(__file__).parents[3] / "configs" / "jobs"
+QUICKSTART, SHARED = JOBS / "quickstart.yaml", JOBS / "digits_shared.yaml"
 
 
 def cloud_at(url, token, patience_s):
@@ -153,6 +155,34 @@ def test_a_desk_with_the_core_s_libraries_alone_submits_lists_watches_and_fetche
         assert "round 1  answered 20  accuracy 0.875" in job("watch", found)
         job("fetch", found, "--out", str(tmp_path / "model.onnx"))
         assert (tmp_path / "model.onnx").read_bytes() == b"a graph"
+
+
+def test_of_a_job_with_shared_noise_both_epsilons_are_shown(tmp_path, capsys):
+    with cloud(tmp_path) as (url, token, _):
+        at = Cloud(url, token)
+        plain = at.submit_yaml(QUICKSTART.read_bytes())
+        at_once = [dict(row) for row in at.list()]
+        assert jobs.list_jobs(at) == 0
+        assert "collude" not in capsys.readouterr().out
+        shared = at.submit_yaml(SHARED.read_bytes().partition(b"local_run:")[0])
+        training = at.job(shared)["privacy"]["training"]
+        assert training["epsilon"] == pytest.approx(2, abs=1e-3)
+        assert training["collusion_epsilon"] > 3 * training["epsilon"]
+        assert training["honest_devices"] == 15
+        assert at.list()[:1] == at_once and "privacy" not in at.job(plain)
+        assert jobs.list_jobs(at) == 0
+        head, first, second = capsys.readouterr().out.splitlines()
+        both = "ε  ε if all others collude"
+        assert " ".join(both.split()) in " ".join(head.split())
+        assert second.split()[-2:] == ["2", up(training["collusion_epsilon"])]
+        assert first.split()[-1].count(":") == 2  # its time, and no ε after it
+        assert jobs.show_job(shared, at) == 0
+        shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+        assert shown["training"].startswith("(ε = 2, δ = 1e-05) per record, whole job, proven")
+        assert shown["training"].endswith(f"collude ε = {up(training['collusion_epsilon'])}")
+        assert shown["inference"] == "nothing was released"
+        assert jobs.show_job(plain, at) == 0
+        assert "training" not in capsys.readouterr().out
 
 
 def test_watch_follows_a_job_that_is_still_running(tmp_path, capsys):

@@ -11,7 +11,7 @@ from edgeveil.privacy.policy import Quote
 from edgeveil_tools.local.run_log import RunEvents
 from edgeveil_tools.report import plots as plots
 from edgeveil_tools.report.page import write_report
-from edgeveil_tools.result import RunFacts, build, privacy_of
+from edgeveil_tools.result import Result, RunFacts, build, privacy_of
 
 PROVEN = Quote(Guarantee(8.0, 1e-5, "record", "proven"), Guarantee(40.0, 0.0, "device", "proven"))
 CLAIMED = Quote(
@@ -142,6 +142,49 @@ def test_both_guarantees_stand_together_with_their_units(page):
     assert "(ε = 8, δ = 1e-05) per record, whole job, proven" in text
     assert "ε = 40 in total, per device, proven" in text
     assert "Neither number alone" in text
+
+
+SHARED = Guarantee(2.0, 1e-5, "record", "proven", if_colluding=9.6449, honest=15)
+
+
+def of_shared():
+    found = events()
+    for event in found:
+        event["data"]["epsilon"]["collusion"] = 4.5 * event["data"]["exchange"]
+    return found
+
+
+def test_shared_noise_has_both_epsilons_by_round_in_picture_and_table(page):
+    text = text_of(page(of_shared(), quote=replace(PROVEN, training=SHARED)))
+    assert (
+        "with 15 honest devices in each sum" in text and "if all others collude ε = 9.645" in text
+    )
+    assert "ε training, by plan if all others collude ε inference, by plan" in text
+    assert " 7 31.5 40 " in text  # the last round's
+    assert "The dashed line" in text
+    plain = text_of(page(events()))
+    assert "collude" not in plain and "dashed" not in plain
+
+
+def test_of_an_unproven_training_no_second_epsilon_is_shown(page):
+    text = text_of(page(of_shared(), quote=CLAIMED))
+    assert "collude" not in text and "31.5" not in text
+
+
+def test_the_second_epsilon_is_drawn_above_the_first():
+    rows = [{"round": k, "epsilon": {"training": 1.0 * k, "collusion": 4.0 * k}} for k in (1, 2)]
+    both = plots.epsilon_plot(rows)
+    one = plots.epsilon_plot([{**row, "epsilon": {"training": 1.0}} for row in rows])
+    assert "stroke-dasharray" in both and "stroke-dasharray" not in one
+    assert "var(--orange)" in both and "var(--orange)" not in one
+
+
+def test_tables_of_a_result_have_both_epsilons(tmp_path):
+    found = Result(result(of_shared(), replace(PROVEN, training=SHARED)), tmp_path)
+    assert [row["collusion"] for row in found.epsilon[:2]] == [4.5, 9.0]
+    assert [row["collusion_epsilon"] for row in found.guarantees] == [9.6449, None]
+    plain = Result(result(events()), tmp_path)
+    assert "collusion" not in plain.epsilon[0] and "collusion_epsilon" not in plain.guarantees[0]
 
 
 def test_a_devices_guarantee_says_what_one_record_has(page):

@@ -285,6 +285,15 @@ def test_plain_lines_where_no_terminal_is():
     assert "\x1b" not in out.getvalue()
 
 
+def test_shared_noise_has_both_epsilons_in_each_line():
+    told = []
+    progress = RunReporter(view(), lambda seen: told.append(seen.line))
+    progress.view.training_epsilon, progress.view.inference_epsilon = 0.974, 0.0
+    progress.view.collusion_epsilon = 4.4436
+    progress.committed()
+    assert told[0].endswith("training 0.974 (4.45 if all others collude), inference 0")
+
+
 def test_the_live_display_fits_a_terminal_and_shows_all_figures(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):

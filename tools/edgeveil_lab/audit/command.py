@@ -32,6 +32,7 @@ from edgeveil.registry import nearest
 from edgeveil_lab.audit.fm_attacks import claimed_attacks, fm_attacks
 from edgeveil_lab.audit.guards import Guard, GuardFinding
 from edgeveil_lab.audit.mechanism_attacks import FULL, QUICK, Attack, Effort, single_mechanisms
+from edgeveil_lab.audit.shared_attacks import shared_attacks
 from edgeveil_lab.audit.statistics import BETA, EventCounts, caught, lower_bound
 from edgeveil_lab.audit.update_attacks import (
     noise_only_attack,
@@ -82,6 +83,7 @@ def attacks(effort: Effort) -> tuple[Attack, ...]:
         *update_attacks(effort.values, effort.jobs),
         *swarm_attacks(max(1, effort.jobs // 20)),
         *stage_attacks(effort.jobs),
+        *shared_attacks(max(1, effort.jobs // 4)),
         *claimed_attacks(effort),
     )
 
@@ -93,6 +95,7 @@ def guards() -> tuple[Guard, ...]:
     from edgeveil_lab.audit.noise_guard import derived_guards
     from edgeveil_lab.audit.record_guard import records_guard
     from edgeveil_lab.audit.run_guards import disclosure_guard, rehearsal_guard
+    from edgeveil_lab.audit.shared_attacks import shared_guards
     from edgeveil_lab.audit.timing import SUBNORMALS
 
     return (
@@ -101,6 +104,7 @@ def guards() -> tuple[Guard, ...]:
         records_guard(),
         disclosure_guard(),
         *derived_guards(),
+        *shared_guards(),
         rehearsal_guard(),
     )
 

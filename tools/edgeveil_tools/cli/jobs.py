@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 AWAY_S = 60.0  # a watch outlives a restart of the cloud
 DEFAULT_CLOUD_CONFIG = Path("configs/cloud.yaml")
+_EPSILONS = ("ε", "ε if all others collude")
 COLUMNS = ("round", "answered", "accuracy", "loss", "score", "corrected", "seconds", "bytes")
 
 
@@ -51,7 +52,12 @@ def add(commands: Subparsers) -> None:
     submit.add_argument(
         "--wait-s", type=float, default=0.0, metavar="S", help="wait so long for the cloud's start"
     )
-    listed = command(parts, "list", "list all jobs")
+    listed = command(
+        parts,
+        "list",
+        "list all jobs",
+        about="Where a job shares its noise also its ε, and the ε if all others collude.",
+    )
     show = command(
         parts,
         "show",
@@ -59,7 +65,7 @@ def add(commands: Subparsers) -> None:
         about=(
             "Of each attempt that had to be repeated, and of the one that the job paused at, the\n"
             "counts: devices selected, uploads, declines, devices that were late or never came,\n"
-            "and segments that did not count, by their reason."
+            "and segments that did not count, by their reason. With shared noise both ε."
         ),
         examples="edgeveil job show quickstart-1a2b3c4d --config site/cloud.yaml",
     )
@@ -267,10 +273,12 @@ def list_jobs(cloud: Cloud, *, as_json: bool = False) -> int:
         for job in jobs:
             print(json.dumps(job))
         return 0
-    rows = [("id", "status", "submitted", "reason")]
+    shared = any("privacy" in job for job in jobs)
+    rows = [("id", "status", "submitted", *_EPSILONS * shared, "reason")]
     for job in jobs:
         when = datetime.fromtimestamp(job["submitted_at"]).isoformat(" ", "seconds")
-        rows.append((job["id"], job["status"], when, " ".join(_reason(cloud, job).split())))
+        reason = " ".join(_reason(cloud, job).split())
+        rows.append((job["id"], job["status"], when, *_epsilons(job) * shared, reason))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows if jobs else [("no jobs yet",)]:
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False))
@@ -278,13 +286,31 @@ def list_jobs(cloud: Cloud, *, as_json: bool = False) -> int:
     return 0
 
 
+def _epsilons(job: Mapping[str, Any]) -> tuple[str, str]:
+    """Both ε of training where its noise is shared; of other jobs nothing is said here."""
+    if "privacy" not in job:
+        return "", ""
+    from edgeveil.privacy.guarantee import up
+
+    training = job["privacy"]["training"]
+    if training["status"] != "proven":
+        return "none proven", "none proven"
+    found = (training["epsilon"], training["collusion_epsilon"])
+    one, other = ("not bounded" if epsilon is None else up(epsilon) for epsilon in found)
+    return one, other
+
+
 def show_job(job: str, cloud: Cloud) -> int:
     """Print how a job stands, and the counts of the attempts that were not enough."""
+    from edgeveil_tools.result import guarantee_text
+
     entry, events = cloud.job(job), cloud.events(job)
     print(f"{'job':10}{entry['id']}\n{'status':10}{entry['status']}")
     print(f"{'rounds':10}{len(entry['exchanges'])} committed")
     if reason := _reason(cloud, entry):
         print(f"{'reason':10}{' '.join(reason.split())}")
+    for which in entry.get("privacy", ()):
+        print(f"{which:10}{guarantee_text(entry['privacy'], which)}")
     for event in events:
         if answers := event["data"].get("answers"):
             void = answers["void"]

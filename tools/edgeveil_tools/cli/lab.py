@@ -1,4 +1,5 @@
-"""`edgeveil table | reproduce | loadtest | chaos | audit | attack`: the laboratory's commands."""
+"""The laboratory's commands: `edgeveil table | compare | reproduce | loadtest | chaos | audit |
+attack`."""
 
 from __future__ import annotations
 
@@ -40,6 +41,7 @@ edgeveil loadtest --join http://10.0.0.5:9000 --join-token join.token
 def add(commands: Subparsers) -> None:
     """Add the commands of this file."""
     _add_table(commands)
+    _add_compare(commands)
     _add_reproduce(commands)
     _add_load(commands)
     _add_chaos(commands)
@@ -92,6 +94,68 @@ def _table(args: argparse.Namespace) -> int:
         reference=args.reference,
     )
     return table(args.jobs, asked)
+
+
+def _add_compare(commands: Subparsers) -> None:
+    made = command(
+        commands,
+        "compare",
+        "simulate a job with local, shared and no noise, side by side",
+        about=(
+            "Runs the job file as `edgeveil run --simulate` does, once with each noise, and\n"
+            "writes compare.html and compare.json to DIR, the runs in folders beside them:\n"
+            "accuracy by round, ε, and ε if all others collude. `shared` turns secure sums on.\n"
+            "\n"
+            "`none` is for comparison alone and protects nobody: the reference without noise\n"
+            "learns from all records together in this process, and leaves no model."
+        ),
+        examples=(
+            "edgeveil compare configs/jobs/digits_shared.yaml\n"
+            "edgeveil compare configs/jobs/digits_shared.yaml --noise local,shared --seed 2 --json"
+        ),
+    )
+    made.add_argument("job", type=Path, metavar="JOB", help="job file")
+    made.add_argument(
+        "--noise",
+        type=_noises,
+        default=(),
+        metavar="KINDS",
+        help="of local,shared,none; default: all three, of own records not `none`, a figure"
+        " without any protection",
+    )
+    made.add_argument("--seed", type=int, metavar="N", help="of the dealing of records and noise")
+    made.add_argument("--devices", type=int, metavar="N", help="devices to play")
+    made.add_argument(
+        "--data",
+        type=Path,
+        metavar="PATH",
+        help="the records: a data file, a folder of pictures, or that of a published set's files",
+    )
+    made.add_argument("--out", type=Path, metavar="DIR", help="default out/compare/JOB")
+    made.add_argument("--json", action="store_true", help="print compare.json, progress to stderr")
+    made.set_defaults(handler=_compare, extra="lab")
+
+
+def _noises(text: str) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(text.split(",")))
+    for one in found:
+        if one not in ("local", "shared", "none"):
+            raise argparse.ArgumentTypeError(f"takes local, shared and none, got '{one}'")
+    return found
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from edgeveil_lab.noise_comparison import ComparisonOptions, compare
+
+    asked = ComparisonOptions(
+        out=args.out or Path("out/compare") / args.job.stem,
+        noises=args.noise,
+        seed=args.seed,
+        devices=args.devices,
+        data=args.data,
+        as_json=args.json,
+    )
+    return compare(args.job, asked)
 
 
 def _add_reproduce(commands: Subparsers) -> None:

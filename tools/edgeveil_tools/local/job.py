@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -23,11 +23,18 @@ from edgeveil_tools.local.local_run import (
 )
 from edgeveil_tools.site.provision import SitePlan
 
+_OF_THE_JOB = ("secure", "noise")  # not of its `local_run` block
+_WHATEVER = 1e9
+
 
 @dataclass(frozen=True)
 class Overrides:
     """Options of `edgeveil run` that replace values of the `local_run` block; `secure` is the job's
-    `aggregation.secure`."""
+    `aggregation.secure`.
+
+    `noise` is the job's `privacy.noise`, for comparisons: with `shared` sums are secure, and owners
+    who say nothing of the ε if all others collude accept what it comes to.
+    """
 
     broker: str | None = None
     protocol: int | None = None
@@ -37,6 +44,7 @@ class Overrides:
     simulate: bool | None = None
     data: Path | None = None
     secure: bool | None = None
+    noise: Literal["local", "shared"] | None = None
 
 
 def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, LocalRun]:
@@ -57,12 +65,14 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
             written["file"] = entry.file
     run = job.local_run if isinstance(job, LocalJob) else None
     block = (run or LocalRun()).model_dump(mode="json")
-    plain["local_run"] = {**block, **{k: v for k, v in changes.items() if k != "secure"}}
+    plain["local_run"] = {**block, **{k: v for k, v in changes.items() if k not in _OF_THE_JOB}}
     if overrides.secure is not None:
         plain["aggregation"]["secure"] = overrides.secure
     if overrides.data is not None:
         plain["local_run"]["data"] = {**block["data"], "path": str(overrides.data.absolute())}
     plain["local_run"]["policy"] = owners_policy(job, run or LocalRun()).model_dump(mode="json")
+    if overrides.noise is not None:
+        _with_noise(plain, overrides.noise)
     devices = plain["local_run"]["devices"]
     if overrides.devices is not None and isinstance(devices, int) and devices > 0:
         # The run itself waits for its devices; fewer than asked for could never come.
@@ -77,6 +87,16 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
     run = checked.local_run or LocalRun()
     _refuse_unused(overrides, checked, run)
     return checked.alone, run
+
+
+def _with_noise(plain: dict[str, Any], noise: str) -> None:
+    plain["privacy"]["noise"] = noise
+    if noise == "shared":
+        plain["aggregation"]["secure"] = True
+        policy = plain["local_run"]["policy"]
+        for key in ("max_collusion_epsilon_per_job", "lifetime_collusion_epsilon"):
+            if policy[key] is None:
+                policy[key] = _WHATEVER
 
 
 def _refuse_unused(overrides: Overrides, job: Job, run: LocalRun) -> None:

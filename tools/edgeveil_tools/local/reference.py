@@ -116,11 +116,12 @@ def noise_free_reference(
     """Test accuracy after each training round without noise; `train` pools all devices' records.
 
     The mean over `setting.devices` devices of exact sums is the pooled sum over that number, and
-    local steps are linear in the sums, so no device needs to be played alone. The ridge stays
-    as the noise would have set it. A PCA is that of the pooled records, whichever the job names.
+    local steps are linear in the sums, so no device needs to be played alone. Under masks a sum
+    has the room of one device's records; this one is not cut off at it. The ridge stays as the
+    noise would have set it. A PCA is that of the pooled records, whichever the job names.
     `before` is called ahead of each exchange; what it raises ends the training.
     """
-    setting = _with_pooled_projection(setting)
+    setting = replace(_with_pooled_projection(setting), summed=0)
     device, cloud = FmDevice(parameters, setting), FmCloud(parameters, setting)
     state = cloud.initial_state()
     phi = setting.features(test.x)

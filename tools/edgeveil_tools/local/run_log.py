@@ -28,9 +28,11 @@ _ENDS = ("job_completed", "job_failed", "job_cancelled", "job_paused")  # of a r
 class RunProgress:
     """How a run stands now. It is the run's own and goes on changing: copy what you keep.
 
-    ε are by plan so far, one training and one inference, None where nothing is proven. `kind` says
-    why this was told: `doing` for the next step, `committed` for an exchange, `note` for a line
-    that should stay, `look` some times a second between them; `line` is what a person reads then.
+    ε are by plan so far, one training and one inference, None where nothing is proven;
+    `collusion_epsilon` is training's if all others collude, None unless noise is shared. `kind`
+    says why this was told: `doing` for the next step, `committed` for an exchange, `note` for a
+    line that should stay, `look` some times a second between them; `line` is what a person reads
+    then.
     """
 
     exchanges: int
@@ -47,6 +49,7 @@ class RunProgress:
     reference: float | None = None
     training_epsilon: float | None = None
     inference_epsilon: float | None = None
+    collusion_epsilon: float | None = None
     memory_bytes: int = 0
     elapsed_s: float = 0.0
     kind: Literal["doing", "committed", "note", "look"] = "doing"
@@ -111,7 +114,9 @@ def epsilon_by_plan(view: RunProgress) -> str:
     """Both ε so far, in words."""
     parts = (view.training_epsilon, view.inference_epsilon)
     training, inference = ("–" if part is None else up(part, 3) for part in parts)
-    return f"ε by plan: training {training}, inference {inference}"
+    alone = view.collusion_epsilon
+    colluding = "" if alone is None else f" ({up(alone, 3)} if all others collude)"
+    return f"ε by plan: training {training}{colluding}, inference {inference}"
 
 
 @dataclass
@@ -206,6 +211,7 @@ class RunLog:
             spent, quote = data.get("epsilon", {}), self._whole
             view.training_epsilon = spent.get("training") if quote.training.proven else None
             view.inference_epsilon = spent.get("inference") if quote.inference.proven else None
+            view.collusion_epsilon = spent.get("collusion") if quote.training.proven else None
             self.progress.committed()
         elif event["type"] == "round_repeated":
             self.progress.doing(f"{view.doing} again: {data.get('why', '')}")

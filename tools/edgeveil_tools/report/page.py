@@ -74,6 +74,7 @@ def _content(result: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> 
         "course": progress_text(result),
         "release": [event["data"]["reason"] for event in events if event["type"] in _RELEASED],
         "rows": rows,
+        "collusion": any(plots.COLLUSION in row["epsilon"] for row in rows),
         "planned": [f"per {units[key]} ({key})" for key in plots.spent(rows)],
         "pictures": {name: Markup(svg) for name, svg in pictures.items()},  # noqa: S704 - our own
         "training": _guarantee(result["privacy"], "training"),
@@ -91,6 +92,8 @@ def _content(result: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> 
 def _proven(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """All exchanges, without the ε that no proof stands behind."""
     proven = {key for key, part in result["privacy"].items() if part["status"] == "proven"}
+    if "training" in proven and "collusion_epsilon" in result["privacy"]["training"]:
+        proven.add(plots.COLLUSION)
     return [
         {**row, "epsilon": {key: row["epsilon"].get(key) for key in proven}}
         for row in (*result["phases"], *result["rounds"])

@@ -52,6 +52,7 @@ HOPS = (
     ("proxy_to_cloud", "proxy → cloud"),
 )
 PANELS = 6
+COLLUSION = "collusion"  # training's ε if all others collude
 _UNITS = {"training": "record", "inference": "device"}
 NUMBERED = 60  # more points than this stay without their cluster's number
 STYLE: dict[str, Any] = {
@@ -109,29 +110,24 @@ def accuracy_plot(rounds: Sequence[Mapping[str, Any]], reference: Sequence[float
 def epsilon_plot(rows: Sequence[Mapping[str, Any]], units: Mapping[str, str] = _UNITS) -> str:
     """ε by plan after each exchange, training above inference, each per its unit.
 
-    What costs nothing or has no proven ε has no panel; "" where none is left.
+    With shared noise training's panel has a second line, the ε if all others collude. What costs
+    nothing or has no proven ε has no panel; "" where none is left.
     """
     shown = spent(rows)
     if not shown:
         return ""
     with svg_figure(7.4, 0.7 + 1.6 * len(shown), "epsilon") as (figure, done):
         panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
-        places = np.arange(len(rows))
         for axes, key in zip(panels, shown, strict=True):
             colour = BLUE if key == "training" else RED
-            course = [row["epsilon"].get(key) for row in rows]
-            values = np.array([np.nan if v is None else v for v in course], np.float64)
-            edges = np.append(places, len(rows)) - 0.5
-            drawn = np.append(values, values[-1])  # an exchange's ε stands over its own place
-            axes.step(edges, drawn, where="post", color=colour)
-            axes.fill_between(edges, drawn, step="post", color=colour, alpha=0.15, linewidth=0)
+            largest = _draw_course(axes, rows, key, colour)
             axes.set_title(f"{key}: ε by plan, per {units[key]}")
-            axes.set_ylim(0, max(1e-9, 1.22 * float(np.nanmax([*values, 0.0]))) or 1)
+            if key == "training" and any(COLLUSION in row["epsilon"] for row in rows):
+                largest = max(largest, _draw_course(axes, rows, COLLUSION, ORANGE))
+                axes.set_title(f"{axes.get_title('left')}; dashed, if all others collude")
+            axes.set_ylim(0, max(1e-9, 1.22 * largest) or 1)
             axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
             axes.grid(axis="y")
-            if np.isfinite(values[-1]):
-                end = (len(rows) - 0.5, float(values[-1]))
-                _at_end(axes, end, up(float(values[-1])), colour, above=True)
         _exchange_ticks(panels[-1], rows)
         panels[-1].set_xlim(-0.5, len(rows) - 0.5 + 0.02 * len(rows))
     return done[0]
@@ -140,6 +136,22 @@ def epsilon_plot(rows: Sequence[Mapping[str, Any]], units: Mapping[str, str] = _
 def spent(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Of training and inference, what has an ε by plan after any exchange."""
     return [key for key in _UNITS if any(row["epsilon"].get(key) for row in rows)]
+
+
+def _draw_course(axes: Axes, rows: Sequence[Mapping[str, Any]], key: str, colour: str) -> float:
+    """One ε by exchange as steps, the last one in figures; the largest of them."""
+    course = [row["epsilon"].get(key) for row in rows]
+    values = np.array([np.nan if v is None else v for v in course], np.float64)
+    edges = np.arange(len(rows) + 1) - 0.5
+    drawn = np.append(values, values[-1])  # an exchange's ε stands over its own place
+    line = "--" if key == COLLUSION else "-"
+    axes.step(edges, drawn, where="post", color=colour, linestyle=line)
+    if key != COLLUSION:
+        axes.fill_between(edges, drawn, step="post", color=colour, alpha=0.15, linewidth=0)
+    if np.isfinite(values[-1]):
+        end = (len(rows) - 0.5, float(values[-1]))
+        _at_end(axes, end, up(float(values[-1])), colour, above=True)
+    return float(np.nanmax([*values, 0.0]))
 
 
 def cluster_plot(evaluations: Sequence[Mapping[str, Any]]) -> str:

@@ -1,6 +1,7 @@
 """The two halves by hand, the local steps, the budget, and the accuracy they reach."""
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.parts.methods.local_steps import minimise_quadratic
 from edgeveil.privacy.accountant import epsilon, total_mu
 from edgeveil_tools.local.reference import noise_free_reference
+
+LAST = Exchange(5, TRAIN, 3)
 
 
 def test_one_record_by_hand():
@@ -206,3 +209,15 @@ def test_without_noise_the_same_halves_learn_more():
     accuracies = noise_free_reference(FmParameters(), digits_setting(), pooled(shards), test)
     assert len(accuracies) == 15
     assert accuracies[-1] >= 0.93
+
+
+def test_the_reference_is_not_cut_off_at_the_room_of_one_device_under_masks():
+    shards, test = digits(1)
+    parameters, plain = FmParameters(rounds=3), replace(digits_setting(), nominal_records=4)
+    records, masked = pooled(shards), replace(plain, summed=20)
+    package = FmCloud(parameters, masked).package(FmCloud(parameters, masked).initial_state(), LAST)
+    sums = [FmDevice(parameters, one).sums(LAST, package, records) for one in (plain, masked)]
+    assert np.abs(sums[0]).max() > np.abs(sums[1]).max()  # what one device would cut off
+    assert noise_free_reference(parameters, masked, records, test) == noise_free_reference(
+        parameters, plain, records, test
+    )

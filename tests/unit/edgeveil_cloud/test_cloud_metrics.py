@@ -1,0 +1,45 @@
+"""What a scrape says of a job's ε, once its devices were asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgeveil.jobs import load_plan
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.cloud_tasks import Broadcast, SealRound
+from edgeveil.transport.metrics import Metrics
+from edgeveil_cloud.metrics import CloudMetrics
+from edgeveil_cloud.store import Store
+from edgeveil_cloud.stored_jobs import StoredJobs, wire_id
+
+JOBS = Path(__file__).parents[3] / "configs" / "jobs"
+
+
+def spent(name: str) -> dict[str, float]:
+    """ε by kind, after the job's devices were asked for its first round."""
+    store = Store()
+    job = load_plan(JOBS / name).job
+    entry = store.submit_job(job.job, job.canonical(), job.digest())
+    host: Any = SimpleNamespace(jobs=StoredJobs(store))
+    shown = CloudMetrics(Metrics(), store, host, SimpleNamespace(at=None))  # type: ignore[arg-type]
+    task, made = object.__new__(SealRound), object.__new__(Broadcast)
+    for field, value in {"job_id": wire_id(entry.id), "exchange": 1}.items():
+        object.__setattr__(task, field, value)
+    shown.watch(fx.WorkDone(task, made))
+    (family,) = [one for one in shown.collect() if one.name == "edgeveil_epsilon_spent"]
+    store.close()
+    return {sample.labels["kind"]: sample.value for sample in family.samples}
+
+
+def test_shared_noise_has_a_second_epsilon() -> None:
+    found = spent("digits_shared.yaml")
+    assert found["training"] == pytest.approx(2, abs=1e-3)
+    assert found["collusion"] > 3 * found["training"]
+
+
+def test_noise_of_each_device_has_one() -> None:
+    assert set(spent("quickstart.yaml")) == {"training", "inference"}

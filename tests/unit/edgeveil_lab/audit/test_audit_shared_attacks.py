@@ -1,0 +1,96 @@
+"""The audit of shared noise: both ε hold for real uploads, and each planted flaw is found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgeveil_lab.audit import command as audit
+from edgeveil_lab.audit.shared_attacks import (
+    CENTRE,
+    MECHANISM,
+    UPLOADS,
+    AskedProxy,
+    SharedNoiseJob,
+    part_attack,
+    shared_guards,
+    sum_attack,
+)
+
+WHOLE, AT_EPSILON = "the whole job", "the whole job, at the ε without collusion"
+
+
+@pytest.fixture(scope="module")
+def job() -> SharedNoiseJob:
+    return SharedNoiseJob()
+
+
+def verdicts(attack):
+    """Of the attack's claims, played in this process."""
+    played = np.stack([audit.count(attack, side, attack.runs) for side in (False, True)])
+    return {found.event: found.verdict for found in audit.judge([attack], {attack.name: played})}
+
+
+def test_what_is_attacked_is_what_devices_send(job):
+    one, known = job.exchanges[CENTRE], job.scene.without
+    segments = job.segments(CENTRE, known)
+    upload = one.upload("any", segments)
+    (numbers,) = segments.values()
+    assert np.array_equal(one.sum_of([upload]), numbers.ravel())
+    hidden = one.opened(upload).numbers.astype(np.int64) % 2**one.vector.ring.bits
+    assert not np.any(hidden == numbers.ravel() % 2**one.vector.ring.bits)
+
+
+def test_a_sum_has_the_parts_that_are_counted_on_and_no_other_noise(job):
+    assert len(job.others(CENTRE)) + 1 == UPLOADS
+    heard = np.array([job.hear_sum(CENTRE, job.scene.without) for _ in range(400)])
+    (event,) = {job.events[CENTRE]}
+    spread = heard.std() / np.sqrt(event.together.sigma_squared)
+    assert spread == pytest.approx(1, abs=0.15)  # of 800 values: within 6 deviations
+    alone = np.array([job.hear_one(CENTRE, job.scene.without) for _ in range(400)])
+    assert alone.std() / heard.std() == pytest.approx(job.honest**-0.5, rel=0.25)
+
+
+def test_in_sums_and_alone_nothing_goes_past_what_is_printed(job):
+    assert set(verdicts(sum_attack(300, job)).values()) == {"holds"}
+    found = verdicts(part_attack(300, job))
+    assert {v for name, v in found.items() if "at the ε" not in name} == {"holds"}
+
+
+@pytest.mark.slow
+def test_a_devices_own_part_goes_past_the_epsilon_of_sums_and_not_past_its_own(job):
+    found = verdicts(part_attack(6000, job))
+    assert (found[WHOLE], found[AT_EPSILON]) == ("holds", "refuted")
+
+
+@pytest.mark.slow
+def test_sums_with_fewer_honest_parts_than_promised_are_found():
+    """The printed ε counts on `honest_share`, and on nothing that anybody could check."""
+    assert verdicts(sum_attack(1500, SharedNoiseJob(1)))[WHOLE] == "FAILS"
+
+
+def test_the_proxy_that_is_attacked_answers_the_same_set_and_no_other(job):
+    one = job.exchanges[CENTRE]
+    uploads = [one.nothing(f"device {number}") for number in range(UPLOADS + 1)]
+    proxy = AskedProxy(one, uploads)
+    every = range(UPLOADS + 1)
+    assert proxy.masks_of(every[2:]) == b""  # below the floor
+    masks = proxy.masks_of(every[1:])
+    assert not one.sum_of(uploads[1:], masks).any()
+    assert proxy.masks_of(every[1:]) == masks
+    assert proxy.masks_of(every) == b""
+
+
+FAST = ("an exchange is unmasked for one set", "an upload has masks that nobody else knows")
+
+
+@pytest.mark.parametrize(
+    "promise",
+    [
+        pytest.param(one.promise, marks=[] if one.promise in FAST else [pytest.mark.slow])
+        for one in shared_guards()
+    ],
+)
+def test_a_planted_flaw_is_found_and_the_code_holds(promise):
+    found = audit.judged(MECHANISM, promise, quick=True)
+    assert (found.verdict, found.stands.broke, found.flawed.broke) == ("holds", False, True), found

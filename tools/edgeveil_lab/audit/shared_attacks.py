@@ -1,0 +1,437 @@
+"""Shared noise under secure sums: what a sum shows, what one device's own part shows, and flaws.
+
+Each run is a whole `fm` job. Uploads are those of devices: the method's device half with derived
+noise, then masks of a fresh seed, and the seed sealed to the proxy's key of the round. Sums are
+taken as cloud and proxy take them. Of the uploads in a sum exactly as many are honest as the job
+counts on. The others are the attacker's own, without data or noise: no set of uploads that the
+printed ε is said for has less noise. What the honest devices hold the attacker knows, but for one
+record of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from unittest.mock import patch
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.crypto.keys import MaskSeed, OpeningKey, SigningKey
+from edgeveil.crypto.masking import Vector, signed
+from edgeveil.data.records import Records
+from edgeveil.jobs import parse_plan
+from edgeveil.jobs.plan import Plan, honest_devices
+from edgeveil.parts.exchange import Array, Exchange
+from edgeveil.parts.methods.fm import FmDevice, FmParameters
+from edgeveil.privacy.accountant import epsilon
+from edgeveil.privacy.events import Event, GaussianEvent, as_single, as_summed
+from edgeveil.privacy.guarantee import Guarantee, up
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.mask_seeds import MaskedVector, choice, masked_vectors, open_seed
+from edgeveil.protocol.masked_sums import exact_sums, mask_sums, opened_vector
+from edgeveil.protocol.messages import Batch, Blob, ExchangeId, Manifest, PeerKeys, Signer, Unmask
+from edgeveil.protocol.proxy_masks import ProxyMasks
+from edgeveil.protocol.proxy_rounds import Collection, CollectionState, ProxyRounds
+from edgeveil.protocol.proxy_tasks import (
+    BatchKept,
+    ProxyContext,
+    ProxyMemory,
+    ProxySettings,
+    SumMasks,
+    SummedMasks,
+)
+from edgeveil_edge.round_work import Masks
+from edgeveil_lab.attack.membership import event_variances
+from edgeveil_lab.audit.fm_attacks import HostileCloud, NeighbouringJob
+from edgeveil_lab.audit.guards import AttackOutcome, Guard
+from edgeveil_lab.audit.mechanism_attacks import Attack, Claim, Hits, fresh_noise
+from edgeveil_lab.audit.statistics import BETA, EventCounts, gaussian_threshold, lower_bound
+
+Float64 = NDArray[np.float64]
+Hear = Callable[[int, Records], Float64]
+Price = Callable[[Guarantee], float]
+
+MECHANISM = "shared_noise"
+UPLOADS = 8  # in a sum: the fewest that the job allows
+JOB = f"""
+job: audit
+data: {{source: audit, classes: 2, input_shape: [2], nominal_records: 4}}
+features: [{{name: identity}}]
+train: {{method: fm, rounds: 2, shares: {{centre: 0.3, quadratic: 0.3}}, local_steps: 1}}
+privacy: {{epsilon: 8, delta: 1.0e-5, noise: shared, honest_share: 0.5}}
+aggregation: {{name: fedavg, secure: true}}
+selection: {{devices: {UPLOADS + 1}}}
+round: {{min_batch: {UPLOADS}}}
+unsupervised: {{eval_type: NOT_EVAL}}
+"""
+CENTRE, FIRST, SECOND = 0, 2, 3  # exchanges: one to attack, and two of one size
+VICTIM = "attacked"
+
+
+@dataclass(frozen=True)
+class MaskedUpload:
+    """What one device sends: numbers under masks, for the cloud, and their seed, for the proxy."""
+
+    device: str
+    segment: bytes
+    seed: bytes
+
+
+class MaskedExchange:
+    """One exchange of a job with secure sums, with what its parties hold."""
+
+    def __init__(self, plan: Plan, exchange: Exchange) -> None:
+        self.manifest = _manifest(plan, exchange)
+        said = self.manifest
+        (self.vector,) = masked_vectors(said.at, said.groups, said.masked)
+        self.key, self.membership = OpeningKey.generate(), bytes(range(32))
+        self._public = self.key.public().to_bytes()
+
+    def upload(self, device: str, segments: Mapping[str, Array]) -> MaskedUpload:
+        """As the device makes it of its method's answer."""
+        masks, vector = Masks.of(self.manifest, device, self._public), self.vector
+        segment = masks.applied(vector.group, segments[vector.name], self.membership)
+        return MaskedUpload(device, segment, masks.seed_for([vector.group]))
+
+    def nothing(self, device: str) -> MaskedUpload:
+        """An upload of the attacker's own: no data, no noise."""
+        return self.upload(device, {self.vector.name: np.zeros(self.vector.ring.count, np.int64)})
+
+    def seed(self, upload: MaskedUpload) -> MaskSeed:
+        """As the proxy opens it."""
+        return open_seed(self.key, self.manifest, upload.device, upload.seed)
+
+    def opened(self, upload: MaskedUpload) -> Vector:
+        """The numbers under masks, as the cloud sees them."""
+        return opened_vector(self.vector, upload.segment)
+
+    def sum_of(self, uploads: Sequence[MaskedUpload], masks: bytes | None = None) -> Float64:
+        """The exact sum, by the proxy's sum of masks (None: it is asked for just these)."""
+        total = Vector.zeros(self.vector.ring)
+        for upload in uploads:
+            total.add(self.opened(upload))
+        if masks is None:
+            masks = mask_sums([self.vector], [self.seed(upload) for upload in uploads])
+        found = exact_sums([self.vector], [total], masks, self.membership)
+        return found[self.vector.name].astype(np.float64)
+
+    def apart(self, one: Vector, other: Vector) -> Float64:
+        """The difference of two vectors that the cloud sees under masks, as signed numbers."""
+        return signed(self.vector.ring, one.numbers - other.numbers).astype(np.float64)
+
+
+class SharedNoiseJob:
+    """The job of this file, played by its honest devices against a hostile cloud."""
+
+    def __init__(self, honest: int = 0) -> None:
+        """`honest` uploads of a sum keep to the protocol; 0: as many as the job counts on."""
+        plan = parse_plan(JOB)
+        if not isinstance(plan.job.train, FmParameters):
+            raise TypeError("not the job of this file")
+        self.honest = honest or honest_devices(plan.job)
+        self.scene = NeighbouringJob.of(plan.job.train, plan.setting)
+        self.hostile = HostileCloud(self.scene)
+        self._turn_second_round()
+        self.device = FmDevice(plan.job.train, plan.setting)
+        self.exchanges = [MaskedExchange(plan, exchange) for exchange in self.hostile.exchanges]
+        names = [f"liar {number}" for number in range(UPLOADS - self.honest)]
+        self.liars = [[one.nothing(name) for name in names] for one in self.exchanges]
+        self.events = self.hostile.events
+
+    def _turn_second_round(self) -> None:
+        """Broadcast weights under which the record counts nothing: rounds are told apart."""
+        hostile, device = self.hostile, FmDevice(self.scene.parameters, self.scene.setting)
+        tensors = dict(hostile.broadcasts[SECOND])
+        tensors["iterate"] = -tensors["iterate"].astype(np.int32)
+        hostile.broadcasts[SECOND] = tensors
+        said = hostile.exchanges[SECOND], tensors
+        without, present = (
+            device.sums(*said, records).ravel().astype(np.float64)
+            for records in (self.scene.without, self.scene.present)
+        )
+        hostile.bases[SECOND], hostile.gaps[SECOND] = without, present - without
+
+    def segments(self, k: int, records: Records) -> Mapping[str, Array]:
+        """A device's answer to exchange `k`, from 0, with noise that was never drawn before."""
+        said = self.hostile.exchanges[k], self.hostile.broadcasts[k]
+        return self.device.answer(*said, records, fresh_noise(), "cpu").segments
+
+    def attacked(self, k: int, records: Records) -> MaskedUpload:
+        """The upload of the device that holds `records`."""
+        return self.exchanges[k].upload(VICTIM, self.segments(k, records))
+
+    def others(self, k: int) -> list[MaskedUpload]:
+        """The other uploads of a sum: those of honest devices, and the attacker's."""
+        known, one = self.scene.without, self.exchanges[k]
+        honest = (f"honest {number}" for number in range(1, self.honest))
+        return [*(one.upload(name, self.segments(k, known)) for name in honest), *self.liars[k]]
+
+    def hear_sum(self, k: int, records: Records) -> Float64:
+        """The sum of exchange `k`, without what is known."""
+        uploads = [self.attacked(k, records), *self.others(k)]
+        return self.exchanges[k].sum_of(uploads) - self.honest * self.hostile.bases[k]
+
+    def hear_one(self, k: int, records: Records) -> Float64:
+        """One device's own numbers, as cloud and proxy together see them."""
+        upload = self.attacked(k, records)
+        return self.exchanges[k].sum_of([upload]) - self.hostile.bases[k]
+
+
+def shared_attacks(runs: int) -> tuple[Attack, ...]:
+    """A sum, against ε; and a device's own part, against the ε if all others collude."""
+    return (sum_attack(runs), part_attack(runs))
+
+
+def sum_attack(runs: int, job: SharedNoiseJob | None = None) -> Attack:
+    """The cloud alone, with devices of its own."""
+    job = job or SharedNoiseJob()
+    every = range(len(job.events))
+    claims = [(_epsilon, True)]
+    return _attack("sums", runs, job, job.hear_sum, as_summed, every, claims)
+
+
+def part_attack(runs: int, job: SharedNoiseJob | None = None) -> Attack:
+    """All others together. That the ε of sums does not hold for them shows what the attack sees."""
+    job = job or SharedNoiseJob()
+    every = range(len(job.events))
+    claims = [(_collusion, True), (_epsilon, False)]
+    return _attack("all others collude", runs, job, job.hear_one, as_single, every, claims)
+
+
+def _epsilon(found: Guarantee) -> float:
+    return found.epsilon
+
+
+def _collusion(found: Guarantee) -> float:
+    return found.collusion_epsilon
+
+
+_SAID = {True: "", False: ", at the ε without collusion"}
+
+
+def _attack(
+    title: str,
+    runs: int,
+    job: SharedNoiseJob,
+    hear: Hear,
+    seen: Callable[[Event], Event],
+    attacked: Sequence[int],
+    prices: Sequence[tuple[Price, bool]],
+) -> Attack:
+    """Each of the exchanges `attacked` along what the record changes, and all as one ratio.
+
+    The noise that the attacker expects is that of the event as `seen`. A price is what is printed,
+    and whether it is meant to hold.
+    """
+    events = [job.events[k] for k in attacked]
+    laws = [law for law in map(seen, events) if isinstance(law, GaussianEvent)]
+    gaps = [job.hostile.gaps[k] for k in attacked]
+    weights = [gap / event_variances(law) for gap, law in zip(gaps, laws, strict=True)]
+    norms = np.array([np.sqrt(gap @ w) for gap, w in zip(gaps, weights, strict=True)])
+    # Where the record counts nothing there is no event.
+    heard = [k for k, norm in enumerate(norms.tolist()) if norm > norms.max() / 10]
+    groups = [[k] for k in heard] + ([heard] if len(heard) > 1 else [])
+    edges, claims = [], []
+    for group in groups:
+        mu = float(np.sqrt(sum(laws[k].mu ** 2 for k in group)))
+        edge, delta = gaussian_threshold(mu, runs)
+        edges.append(edge)
+        name = (
+            job.hostile.exchanges[attacked[group[0]]].label if len(group) == 1 else "the whole job"
+        )
+        found = epsilon([events[k] for k in group], delta)
+        claims += [
+            Claim(f"{name}{_SAID[holds]}", price(found), delta, proven=holds)
+            for price, holds in prices
+        ]
+
+    def play(present: bool, count: int) -> Hits:
+        records = job.scene.present if present else job.scene.without
+        hits = np.empty((len(groups), count), np.bool_)
+        for run in range(count):
+            along = np.zeros(len(laws))
+            for k in heard:
+                along[k] = np.dot(weights[k], hear(attacked[k], records))
+            hits[:, run] = [
+                along[group].sum() / np.sqrt(norms[group] @ norms[group]) >= edge
+                for group, edge in zip(groups, edges, strict=True)
+            ]
+        return np.repeat(hits, len(prices), axis=0)
+
+    return Attack(MECHANISM, title, tuple(claims), play, runs)
+
+
+# --- flaws, planted: each makes the ε of sums untrue, and the same attack finds it ---
+
+
+def shared_guards() -> tuple[Guard, ...]:
+    """All guards of this file."""
+    return (
+        Guard(
+            MECHANISM,
+            "the honest parts of a sum are the noise that is printed",
+            "the noise divided by all uploads of a sum",
+            honest_parts,
+        ),
+        Guard(
+            MECHANISM,
+            "an exchange is unmasked for one set",
+            "a proxy that forgets what it has unmasked",
+            two_sets,
+        ),
+        Guard(
+            MECHANISM,
+            "an upload has masks that nobody else knows",
+            "one seed for the uploads of two devices",
+            shared_seed,
+        ),
+        Guard(
+            MECHANISM,
+            "even one seed in two rounds makes other masks",
+            "masks that follow from the seed alone",
+            seed_of_two_rounds,
+        ),
+    )
+
+
+def honest_parts(flawed: bool, quick: bool) -> AttackOutcome:
+    """Look at sums of which as many parts are honest as the job counts on."""
+    honest = SharedNoiseJob().honest
+    flaw = patch("edgeveil.jobs.plan.honest_devices", lambda job: job.round.min_batch)
+    with flaw if flawed else nullcontext():
+        job = SharedNoiseJob(honest)
+    attack = _single(2000 if quick else 10_000, job, job.hear_sum, range(len(job.events)))
+    return _outcome(attack)
+
+
+def two_sets(flawed: bool, quick: bool) -> AttackOutcome:
+    """Ask a proxy for two sets of one exchange that differ by the attacked device."""
+    job, refused = SharedNoiseJob(), 0
+    one, extra = job.exchanges[CENTRE], job.exchanges[CENTRE].nothing("one liar more")
+
+    def hear(k: int, records: Records) -> Float64:
+        nonlocal refused
+        uploads = [job.attacked(k, records), *job.others(k), extra]
+        proxy = AskedProxy(one, uploads)
+        every = range(len(uploads))
+        whole = one.sum_of(uploads, proxy.masks_of(every))
+        if flawed:
+            proxy.memory.unmasked.clear()
+        masks = proxy.masks_of(every[1:])
+        if not masks:
+            refused += 1
+            return whole - job.honest * job.hostile.bases[k]
+        return whole - one.sum_of(uploads[1:], masks) - job.hostile.bases[k]
+
+    runs = 1000 if quick else 4000
+    found = _outcome(_single(runs, job, hear, [CENTRE]))
+    said = f"{refused} of {2 * runs} second sets refused, {found.figure}"
+    return AttackOutcome(found.broke, said)
+
+
+def shared_seed(flawed: bool, quick: bool) -> AttackOutcome:
+    """Take an own device's numbers under masks away from those of the attacked one."""
+    job = SharedNoiseJob()
+    one = job.exchanges[CENTRE]
+
+    def hear(k: int, records: Records) -> Float64:
+        with _one_seed() if flawed else nullcontext():
+            theirs, ours = job.attacked(k, records), one.nothing("liar")
+        return one.apart(one.opened(theirs), one.opened(ours)) - job.hostile.bases[k]
+
+    return _outcome(_single(1000 if quick else 4000, job, hear, [CENTRE]))
+
+
+def seed_of_two_rounds(flawed: bool, quick: bool) -> AttackOutcome:
+    """Take two rounds' numbers under masks away from each other; the seed is the same in both."""
+    job = SharedNoiseJob()
+    bases = job.hostile.bases[FIRST] - job.hostile.bases[SECOND]
+    unbound = patch.object(MaskedVector, "use", property(lambda vector: b""))
+
+    def hear(k: int, records: Records) -> Float64:
+        with _one_seed(), unbound if flawed else nullcontext():
+            uploads = [job.attacked(at, records) for at in (k, SECOND)]
+        seen = (job.exchanges[at].opened(up) for at, up in zip((k, SECOND), uploads, strict=True))
+        return job.exchanges[k].apart(*seen) - bases
+
+    return _outcome(_single(6000 if quick else 12_000, job, hear, [FIRST]))
+
+
+def _one_seed() -> AbstractContextManager[object]:
+    return patch.object(MaskSeed, "generate", return_value=MaskSeed(bytes(range(32))))
+
+
+class AskedProxy:
+    """The proxy's own machine for sums of masks, at the moment when it has handed a batch over."""
+
+    def __init__(self, exchange: MaskedExchange, uploads: Iterable[MaskedUpload]) -> None:
+        manifest = exchange.manifest
+        seeds = tuple(exchange.seed(upload) for upload in uploads)
+        self._cloud = Signer("cloud", SigningKey.generate())
+        own, self.memory = Signer("proxy", SigningKey.generate()), ProxyMemory()
+        keys = PeerKeys.pinned(cloud=self._cloud.key.public())
+        context = ProxyContext(own, keys, None, self.memory, ProxySettings())  # type: ignore[arg-type]
+        rounds = ProxyRounds(context)
+        state = CollectionState.HANDING_OVER
+        rounds.collections[manifest.at] = Collection(manifest, manifest.min_batch, state=state)
+        self._batch = Batch(manifest.at, len(seeds), 0, (len(seeds),), manifest.blob)
+        kept = BatchKept(manifest.at, own.header(self._batch), self._batch, b"", seeds)
+        self.memory.batches[manifest.at] = kept
+        self._masks, self._uploads, self._given = ProxyMasks(context, rounds), len(seeds), b""
+
+    def masks_of(self, chosen: Iterable[int]) -> bytes:
+        """The sum of the masks of these uploads; empty where the proxy refuses."""
+        said = choice(list(chosen), self._uploads)
+        asked = Unmask(self._batch.at, self._batch.blob.digest, said)
+        effects = self._masks.unmask(asked, self._cloud.note(asked).body)
+        for effect in effects:
+            if isinstance(effect, fx.Refuse):
+                return b""
+            if isinstance(effect, fx.Work) and isinstance(effect.task, SumMasks):
+                self._given = mask_sums(effect.task.vectors, effect.task.seeds)
+                self._masks.summed(effect.task, SummedMasks(self._given))
+        return self._given
+
+
+def _manifest(plan: Plan, exchange: Exchange) -> Manifest:
+    job, digest = plan.job, bytes(32)
+    return Manifest(
+        kind="round",
+        at=ExchangeId(bytes(16), exchange.index, 1),
+        sequence=exchange.index,
+        job_digest=digest,
+        phase=exchange.phase,
+        selected=UPLOADS + 1,
+        min_batch=job.round.min_batch,
+        quorum=UPLOADS,
+        deadline_s=1.0,
+        grace_s=0.0,
+        groups=plan.groups(exchange),
+        stanza_bytes=0,
+        package_digest=digest,
+        package_bytes=0,
+        commitment=digest,
+        cloud_key=digest,
+        blob=Blob(digest, 0, 1),
+        masked=plan.masked(exchange),
+    )
+
+
+def _single(runs: int, job: SharedNoiseJob, hear: Hear, attacked: Sequence[int]) -> Attack:
+    """Whatever is heard, against the ε of sums."""
+    return _attack("flaws", runs, job, hear, as_summed, attacked, [(_epsilon, True)])
+
+
+def _outcome(attack: Attack) -> AttackOutcome:
+    """The claim of which most is missing."""
+    without, present = (attack.play(side, attack.runs).sum(axis=1) for side in (False, True))
+    measured = [
+        lower_bound(EventCounts(attack.runs, int(a), int(b)), claim.delta, BETA / len(without))
+        for claim, a, b in zip(attack.claims, without, present, strict=True)
+    ]
+    pairs = zip(measured, attack.claims, strict=True)
+    found, claim = max(pairs, key=lambda pair: (pair[0] > pair[1].epsilon, pair[0]))
+    figure = f"measured ε ≥ {found:.2f} of {up(claim.epsilon)} at δ = {up(claim.delta)}"
+    return AttackOutcome(found > claim.epsilon, figure)
