@@ -107,6 +107,7 @@ def seal_round(
         cloud_key=opening.public().to_bytes(),
         shuffled=context.shuffled,
         masked=context.masked,
+        sets=context.sets,
     )
     keys = [SealingKey(raw) for raw in recipients]
     plain = encode_package(package)

@@ -22,6 +22,7 @@ from edgeveil.protocol.cloud_tasks import (
     TakeMasks,
     TooFewUploads,
 )
+from edgeveil.protocol.mask_seeds import dealt
 from edgeveil.protocol.messages import Batch, Commit, ExchangeId
 from edgeveil.protocol.sealed import Sealing, pack_tensors
 from edgeveil.protocol.transfer import describe
@@ -70,6 +71,26 @@ def aggregate(
     return plan.cloud.absorb(state, exchange, combined, plan.rule.counted(uploads)), uploads
 
 
+def combine_means(
+    context: RoundContext,
+    state: Mapping[str, Array],
+    means: Mapping[str, Sequence[Array]],
+    uploads: int,
+    random_bytes: RandomBytes = os_random,
+) -> dict[str, Array]:
+    """The method's next state, of the means of the sets that so many uploads were dealt into.
+
+    A rule that is not defined on sums leaves those of a preparatory exchange to the mean of all.
+    """
+    plan, exchange, sets = context.plan, context.exchange, context.sets
+    ruled = sets > 1 and (plan.rule.sums or exchange.phase == TRAIN)
+    if not ruled:
+        return plan.cloud.absorb(state, exchange, mean(means), uploads)
+    combined = plan.rule.combine(Uploads(means, plan.cloud.aim(state, exchange), random_bytes))
+    counted = max(1, plan.rule.counted(sets) * uploads // sets)
+    return plan.cloud.absorb(state, exchange, combined, counted)
+
+
 def check_enough(context: RoundContext, uploads: int, least: int = 1) -> None:
     """Raise TooFewDevices for fewer uploads than job and rule need."""
     least = max(context.min_batch, least)
@@ -78,6 +99,18 @@ def check_enough(context: RoundContext, uploads: int, least: int = 1) -> None:
             f"{uploads} valid uploads, at least {least} are needed",
             where=context.exchange.label,
             fix=f"select more devices, or ask less of aggregation '{context.job.aggregation.name}'",
+        )
+
+
+def check_sets(context: RoundContext, chosen: Sequence[int]) -> None:
+    """Raise TooFewDevices for a set of uploads that is smaller than the proxy unmasks."""
+    least = context.min_batch // context.sets
+    smallest = min(map(len, dealt(chosen, context.sets)))
+    if smallest < least:
+        raise TooFewDevices(
+            f"{smallest} valid uploads in one of {context.sets} groups, {least} are needed",
+            where=context.exchange.label,
+            fix="select more devices, or ask for fewer groups (aggregation.groups)",
         )
 
 
@@ -149,6 +182,7 @@ class RoundCommitter:
         try:
             if context.masked:
                 check_enough(context, len(valid.chosen))
+                check_sets(context, valid.chosen)
                 sums = KeptSums.of(batch, valid).to_bytes()
                 kept = self._store.keep_sums(entry.id, at.exchange, at.attempt, sums)
                 return AskUnmask(KeptSums.from_bytes(kept).unmask)
@@ -185,10 +219,13 @@ class RoundCommitter:
             ) from None
         last = self._store.last_commit(entry.id)
         before = state_after(last, context.plan)
-        means = {name: total.astype(np.float64) / kept.uploads for name, total in sums.items()}
-        state = context.plan.cloud.absorb(before, context.exchange, means, kept.uploads)
+        means = {
+            name: [of_set[name].astype(np.float64) / uploads for uploads, of_set in sums]
+            for name in sums[0][1]
+        }
+        state = combine_means(context, before, means, kept.uploads, self._random_bytes)
         valid = kept.valid()
-        valid.arrays |= {name: [total] for name, total in sums.items()}
+        valid.arrays |= {name: [of_set[name] for _, of_set in sums] for name in means}
         return self._commit(
             entry, context, kept.batch, valid, before, state, kept.uploads, started_s
         )

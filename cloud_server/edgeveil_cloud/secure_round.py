@@ -13,10 +13,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.errors import ProtocolError
 from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.exchange import Array
-from edgeveil.protocol.mask_seeds import choice, masked_vectors
+from edgeveil.protocol.mask_seeds import choice, chosen_of, dealt, masked_vectors
 from edgeveil.protocol.masked_sums import exact_sums, packed_vectors, unpacked_vectors
 from edgeveil.protocol.messages import Batch, Unmask
 from edgeveil.protocol.sealed import pack_tensors, unpack_tensors
@@ -46,7 +47,7 @@ class KeptSums(msgspec.Struct, frozen=True, array_like=True):
             batch,
             Unmask(batch.at, batch.blob.digest, chosen),
             len(valid.chosen),
-            packed_vectors(valid.totals),
+            b"".join(map(packed_vectors, valid.totals)),
             pack_tensors(stacked),
             b"".join(valid.accepted),
             dict(valid.refused),
@@ -69,12 +70,29 @@ class KeptSums(msgspec.Struct, frozen=True, array_like=True):
         arrays: dict[str, Sequence[Array]] = {name: list(rows[name]) for name in rows}
         return ValidatedBatch(arrays, marks, Counter(self.refused))
 
+    @property
+    def chosen(self) -> list[int]:
+        """Which uploads are in the sums, by their place in the batch."""
+        uploads = 8 * len(self.unmask.chosen)
+        return chosen_of(self.unmask.chosen, uploads)
+
     def sums(
         self, context: RoundContext, masks: bytes, membership: bytes
-    ) -> dict[str, NDArray[np.int64]]:
-        """The exact sums, in the segments' shapes. Raises ProtocolError `wrong_mask_sums`."""
+    ) -> list[tuple[int, dict[str, NDArray[np.int64]]]]:
+        """Of each set of uploads how many they are, and their exact sums in the segments' shapes.
+
+        Raises ProtocolError `wrong_mask_sums`.
+        """
         vectors = masked_vectors(self.batch.at, context.groups, context.masked)
-        totals = unpacked_vectors(vectors, self.totals)
-        sums = exact_sums(vectors, totals, masks, membership)
         shapes = {spec.name: spec.shape for spec in context.segments}
-        return {name: numbers.reshape(shapes[name]) for name, numbers in sums.items()}
+        size, sets = sum(one.ring.byte_count for one in vectors), context.sets
+        if len(masks) != size * sets:
+            raise ProtocolError("wrong_mask_sums")
+        result = []
+        for number, members in enumerate(dealt(self.chosen, sets)):
+            of_set = slice(number * size, (number + 1) * size)
+            totals = unpacked_vectors(vectors, self.totals[of_set])
+            sums = exact_sums(vectors, totals, masks[of_set], membership)
+            shaped = {name: numbers.reshape(shapes[name]) for name, numbers in sums.items()}
+            result.append((len(members), shaped))
+        return result

@@ -232,14 +232,15 @@ class GroupArrays(Sequence[Array]):
 class ValidatedBatch:
     """What was in a batch: valid arrays by segment, their marks, refusals.
 
-    Of masked groups there are `totals`, sums under masks in the groups' order, and which uploads
-    are in them: the `chosen` of so many `masked`, by their place in the batch.
+    Of masked groups there are `totals`, for each set of uploads the sums under masks in the groups'
+    order, and which uploads are in them: the `chosen` of so many `masked`, by their place in the
+    batch.
     """
 
     arrays: dict[str, Sequence[Array]] = field(default_factory=dict)
     accepted: list[bytes] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
-    totals: list[Vector] = field(default_factory=list)
+    totals: list[list[Vector]] = field(default_factory=list)
     chosen: list[int] = field(default_factory=list)
     masked: int = 0
 
@@ -301,8 +302,8 @@ def validate_batch(
 
 class MaskedUploads:
     """Whole uploads under masks, opened and added up one by one, in the order of their batch; of a
-    number under a mask only the form can be looked at. Memory: two vectors of each masked group,
-    and the marks.
+    number under a mask only the form can be looked at. Memory: for each set of uploads a vector of
+    each masked group, one more of them, and the marks.
     """
 
     def __init__(
@@ -316,7 +317,9 @@ class MaskedUploads:
             if spec.bits
         ]
         self._membership = secret.membership
-        self._totals = [Vector.zeros(one.ring) for one in self._vectors]
+        self._totals = [
+            [Vector.zeros(one.ring) for one in self._vectors] for _ in range(context.sets)
+        ]
         self._seen, self._marks = set[bytes](), list[bytes]()
         self._chosen, self._refused = list[int](), Counter[str]()
         self.opened = 0
@@ -367,7 +370,8 @@ class MaskedUploads:
         except ProtocolError as error:
             self._refused[error.reason] += 1
             return
-        for total, vector in zip(self._totals, found, strict=True):
+        of_set = self._totals[index % len(self._totals)]  # as `dealt` deals them
+        for total, vector in zip(of_set, found, strict=True):
             total.add(vector)
         self._chosen.append(index)
         self._marks += names

@@ -340,7 +340,7 @@ def check_package(context: RoundContext, manifest: Manifest, package: RoundPacka
         raise ProtocolError("wrong_batch")  # what the shuffle earns is reckoned for that many
     if manifest.groups != context.groups:
         raise ProtocolError("wrong_groups")
-    if manifest.masked != context.masked:
+    if (manifest.masked, manifest.sets) != (context.masked, context.sets):
         raise ProtocolError("wrong_masks")
 
 

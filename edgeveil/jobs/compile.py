@@ -342,6 +342,12 @@ def _secure(plan: Plan) -> Iterator[Mix]:
     """What cannot be done where the cloud sees sums alone."""
     job, stages = plan.job, plan.setting.stages
     if not job.aggregation.secure:
+        if job.aggregation.groups > 1:
+            yield Mix(
+                ("aggregation.groups", "aggregation.secure"),
+                "uploads are dealt into groups where no single one is seen, and without secure "
+                "sums each is; leave groups out, or set secure",
+            )
         if job.privacy.noise == "shared":
             yield Mix(
                 ("privacy.noise", "aggregation.secure"),
@@ -349,13 +355,8 @@ def _secure(plan: Plan) -> Iterator[Mix]:
                 "upload with its part of the noise; set aggregation.secure, or noise: local",
             )
         return
-    rule, method = job.aggregation.name, job.train.method
-    if rule != "fedavg":
-        yield Mix(
-            ("aggregation.secure", "aggregation.name"),
-            f"with secure sums the cloud sees the sum of all uploads and no single one, and "
-            f"'{rule}' looks at single ones; use fedavg, or leave secure out",
-        )
+    method = job.train.method
+    yield from _groups(job)
     if not METHODS[method].summed:
         able = ", ".join(name for name in METHODS if METHODS[name].summed)
         yield Mix(
@@ -394,6 +395,32 @@ def _secure(plan: Plan) -> Iterator[Mix]:
         yield Mix(
             ("aggregation.secure", "features"),
             "Wishart noise has no bound that its sums could be given room for; set noise: gaussian",
+        )
+
+
+def _groups(job: Job) -> Iterator[Mix]:
+    """A rule that looks at single uploads, and groups that are of no use or too small."""
+    rule, groups = job.aggregation.name, job.aggregation.groups
+    of_groups = AGGREGATIONS[rule].of_groups
+    if rule == "fedavg" and groups > 1:
+        yield Mix(
+            ("aggregation.groups", "aggregation.name"),
+            "the mean of groups is the mean of all, so groups are of no use to fedavg; leave them "
+            "out, or choose for example trimmed_mean",
+        )
+    elif rule != "fedavg" and not (of_groups and groups > 1):
+        way = "set aggregation.groups, whose means it compares then, " if of_groups else ""
+        yield Mix(
+            ("aggregation.secure", "aggregation.name", "aggregation.groups"),
+            f"with secure sums the cloud sees the sum of all uploads and no single one, and "
+            f"'{rule}' looks at single ones; {way}use fedavg, or leave secure out",
+        )
+    if groups > 1 and job.round.min_batch < 2 * groups:
+        yield Mix(
+            ("aggregation.groups", "round.min_batch"),
+            f"a batch of {job.round.min_batch} uploads in {groups} groups leaves one upload to "
+            f"some of them, which is then seen; set round.min_batch to at least {2 * groups}, or "
+            "fewer groups",
         )
 
 
@@ -481,14 +508,21 @@ def _aggregation(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
             f"'{name}' compares updates of weights, and is undefined on the noised sums that"
             f" method '{job.train.method}' uploads; use {', '.join(others)}, or another method",
         )
-    elif rule.whole and len(plan.cloud.segments(train)) > 1:
+    elif rule.whole and len(plan.cloud.segments(train)) > 1 and plan.sets == 1:
         way = "set proxy.shuffle to whole" if trains_model(job.train.method) else "use fedavg"
         yield Mix(
             ("aggregation.name", "proxy.shuffle"),
             f"'{name}' compares whole updates, but the proxy shuffles layer by layer, so the cloud "
             f"cannot tell which layers belong together; {way}",
         )
-    if rule.least > max(job.round.min_batch, most := _most_uploads(job, fleet)):
+    if plan.sets > 1:
+        if rule.least > plan.sets:
+            yield Mix(
+                ("aggregation.groups", "aggregation.k", "aggregation.malicious"),
+                f"'{name}' needs {rule.least} means as it is set, and there are {plan.sets} "
+                f"groups; set at least {rule.least}, or ask for fewer",
+            )
+    elif rule.least > max(job.round.min_batch, most := _most_uploads(job, fleet)):
         yield Mix(
             ("aggregation.k", "aggregation.malicious", "aggregation", "selection.devices"),
             f"'{name}' needs {rule.least} uploads as it is set, and at most {most:.0f} can come in "

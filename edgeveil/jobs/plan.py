@@ -55,7 +55,7 @@ def honest_devices(job: Job) -> int:
     """How many devices in each sum add their part of shared noise; 0 where noise is not shared."""
     if job.privacy.noise != "shared":
         return 0
-    return rounded_up(job.round.min_batch, job.privacy.honest_share)
+    return rounded_up(job.round.min_batch // job.aggregation.groups, job.privacy.honest_share)
 
 
 class Plan:
@@ -170,6 +170,11 @@ class Plan:
         if exchange.infer:
             specs += (SegmentSpec(SOFTMAX, self._softmax_shape, "float64"),)
         return specs
+
+    @property
+    def sets(self) -> int:
+        """Into how many sets the uploads of a round are dealt, each summed by itself."""
+        return self.job.aggregation.groups
 
     def groups(self, exchange: Exchange) -> tuple[Group, ...]:
         """The same as the manifest states it: names and public sizes."""

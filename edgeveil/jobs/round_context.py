@@ -41,6 +41,11 @@ class RoundContext:
         return self.plan.job
 
     @property
+    def sets(self) -> int:
+        """Into how many sets uploads are dealt, each summed by itself."""
+        return self.plan.sets if self.masked else 1
+
+    @property
     def segment_bytes(self) -> tuple[int, ...]:
         """Bytes of each segment when it is sealed."""
         return tuple(group.padded_bytes + SEAL_OVERHEAD_BYTES for group in self.groups)

@@ -32,10 +32,11 @@ def _training(plan: Plan) -> Sight:
     train = next(one for one in plan.planned if one.phase == TRAIN)
     noised = "noised" if plan.adds_noise else "unprotected"
     if plan.masked(train):
-        least = plan.job.round.min_batch
+        least = plan.job.round.min_batch // plan.sets
+        sums = "sum of each round" if plan.sets == 1 else f"sums of {plan.sets} groups a round"
         return Sight(
             "training uploads",
-            f"the {noised} sum of each round, of {least} uploads or more; no single upload",
+            f"the {noised} {sums}, of {least} uploads or more; no single upload",
             f"{_PROXY}; the seeds of masks, without what they hide",
         )
     return Sight("training uploads", f"each {noised} upload, {_order(plan)}", _PROXY)

@@ -88,6 +88,12 @@ def choice(chosen: Collection[int], uploads: int) -> bytes:
     return bytes(said)
 
 
+def dealt(chosen: Collection[int], sets: int) -> list[list[int]]:
+    """The chosen uploads of each set, by the places that the proxy's shuffle gave them: who chooses
+    can leave an upload out, and moves no other by it."""
+    return [[index for index in chosen if index % sets == number] for number in range(sets)]
+
+
 def chosen_of(said: bytes, uploads: int) -> list[int]:
     """The indices.
 

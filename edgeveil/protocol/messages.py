@@ -138,6 +138,9 @@ class MaskedGroup(msgspec.Struct, frozen=True, array_like=True):
     bits: Annotated[int, Meta(ge=8, le=56)]
 
 
+MOST_SETS = 64  # of uploads, in one round
+
+
 class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
     """The cloud's broadcast: a job, a round's model or the final release, sealed.
 
@@ -146,7 +149,8 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
     cannot be shown different models under one ciphertext. `cloud_key` is the HPKE key of this
     round alone (zeros for a job or a release). `sequence` grows with every broadcast of a cloud:
     an old release cannot be put in place of a newer one. Unless `shuffled`, the proxy hands uploads
-    over in the order in which they came. `masked` are the groups that are summed under masks.
+    over in the order in which they came. `masked` are the groups that are summed under masks; the
+    uploads are then dealt into `sets`, each of which is summed by itself.
     """
 
     kind: Literal["job", "round", "release"]
@@ -168,6 +172,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
     blob: Blob
     shuffled: bool = True
     masked: Annotated[tuple[MaskedGroup, ...], Meta(max_length=1024)] = ()
+    sets: Annotated[int, Meta(ge=1, le=MOST_SETS)] = 1
 
 
 SEAL_OVERHEAD_BYTES = 48  # HPKE: an encapsulated key of 32 bytes and a tag of 16

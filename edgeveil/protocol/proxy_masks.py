@@ -8,7 +8,8 @@ unmasked for one choice: it is durable before the first sum leaves, the same que
 answer, another is refused for ever, and so is another attempt at the exchange. Of a job that has
 ended the proxy forgets the end some time, but never that it was unmasked: one that began once more
 under its old name would bring the same numbers again from devices that did not hear of the end. A
-choice of fewer uploads than the round's floor is refused too.
+choice of fewer uploads than the round's floor is refused too, and a round whose uploads are dealt
+into sets, each summed by itself, unless every set has the proxy's own floor.
 
 Only the choice is kept, not the sums: they follow from it and from the seeds. The cloud asks again
 and again until it has them, so nothing here waits.
@@ -20,7 +21,7 @@ import hashlib
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.mask_seeds import MaskedVector, chosen_of, masked_vectors
+from edgeveil.protocol.mask_seeds import MaskedVector, chosen_of, dealt, masked_vectors
 from edgeveil.protocol.messages import (
     Ack,
     Envelope,
@@ -75,10 +76,12 @@ class ProxyMasks:
         if batch.batch.blob.digest != asked.batch or not batch.seeds:
             raise ProtocolError("unknown_batch")
         chosen = chosen_of(asked.chosen, len(batch.seeds))
-        if len(chosen) < collection.floor:
+        sets = dealt(chosen, collection.manifest.sets)
+        if min(map(len, sets)) < collection.floor // len(sets) or len(chosen) < collection.floor:
             raise ProtocolError("choice_below_floor")
         vectors = _vectors(collection)
-        return SumMasks(at, question, vectors, tuple(batch.seeds[index] for index in chosen))
+        seeds = tuple(tuple(batch.seeds[index] for index in members) for members in sets)
+        return SumMasks(at, question, vectors, seeds)
 
     def summed(self, task: SumMasks, result: object) -> list[fx.Effect]:
         """The masks are added up."""
@@ -87,7 +90,9 @@ class ProxyMasks:
             return [fx.Report("masks_not_summed", {"round": task.at.exchange})]
         blob = describe(result.data, part_bytes(self._context.settings.packet_bytes))
         self._ready = (MaskSums(task.at, task.question, blob), result.data)
-        report = fx.Report("unmasked", {"round": task.at.exchange, "uploads": len(task.seeds)})
+        report = fx.Report(
+            "unmasked", {"round": task.at.exchange, "uploads": sum(map(len, task.sets))}
+        )
         return [report, *self._offer(*self._ready)]
 
     def _offer(self, sums: MaskSums, data: bytes) -> list[fx.Effect]:
@@ -112,7 +117,9 @@ class ProxyMasks:
             masked_vectors(header.at, header.groups, header.masked)
         except ProtocolError as error:
             return error.reason
-        return ""
+        floor = self._context.settings.min_batch_floor
+        small = header.sets > 1 and header.min_batch < header.sets * floor
+        return "sets_below_floor" if small else ""
 
     def acknowledged(self, ack: Ack) -> bool:
         """Whether the cloud says that it has the sums: they are of no use any more."""

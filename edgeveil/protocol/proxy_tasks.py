@@ -301,12 +301,12 @@ class StreamedUploads:
 
 @dataclass(frozen=True)
 class SumMasks:
-    """Add up the masks of these seeds. Outcome `SummedMasks` or `WorkFailed`."""
+    """Add up the masks of each set of seeds. Outcome `SummedMasks` or `WorkFailed`."""
 
     at: ExchangeId
     question: bytes
     vectors: tuple[MaskedVector, ...]
-    seeds: tuple[MaskSeed, ...]
+    sets: tuple[tuple[MaskSeed, ...], ...]
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,7 @@ class Terms:
     cloud_key: bytes = NO_KEY
     shuffled: bool = True
     masked: tuple[MaskedGroup, ...] = ()
+    sets: int = 1
 
     def manifest(
         self,

@@ -207,11 +207,11 @@ class ProxyHost:
                 return self._spool.shuffled(task, self._shuffle)
             case StreamUploads():
                 return self._spool.streamed(task, self._shuffle)
-            case SumMasks(vectors=vectors, seeds=seeds):
+            case SumMasks(vectors=vectors, sets=sets):
                 # Only for this a proxy computes, and loads what that needs.
                 from edgeveil.protocol.masked_sums import mask_sums
 
-                return SummedMasks(mask_sums(vectors, seeds))
+                return SummedMasks(b"".join(mask_sums(vectors, seeds) for seeds in sets))
             case FindAnswered():
                 return self._spool.answered(task)
             case fx.TakeTrust(metadata=metadata):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ class Books:
 
     released: dict[bytes, Mapping[str, np.ndarray]] = field(default_factory=dict)
     sums: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)  # by exchange
+    sets: dict[int, dict[str, list[np.ndarray]]] = field(default_factory=dict)
     counted: dict[int, set[bytes]] = field(default_factory=dict)
 
     def expected(self, exchange: int, name: str) -> np.ndarray:
@@ -86,7 +88,8 @@ def books(monkeypatch: pytest.MonkeyPatch) -> Iterator[Books]:
         index = context.exchange.index
         kept.counted[index] = set(valid.accepted)
         masked = {spec.name for spec in context.segments if spec.bits}
-        kept.sums[index] = {name: valid.arrays[name][0] for name in masked}
+        kept.sums[index] = {name: sum(valid.arrays[name]) for name in masked}
+        kept.sets[index] = {name: list(valid.arrays[name]) for name in masked}
         return commit(self, entry, context, batch, valid, *more)
 
     monkeypatch.setattr(round_work, "seal_release", sealed)
@@ -186,6 +189,50 @@ def test_a_clip_norm_moves_by_the_sum_of_the_devices_bits(tmp_path: Path, books:
         before, norm = norm, clip.moved(norm, float(sums[WITHIN][0]) / DEVICES)
         assert norm != before
     assert state(fleet, done)[CLIP_NORM][0] == norm
+
+
+def test_the_median_of_groups_is_taken_of_exact_sums_of_each(tmp_path: Path, books: Books) -> None:
+    """No two groups share a device, and together they are all that counted."""
+    rule = {"name": "median", "secure": True, "groups": 3}
+    limits = {**LIMITS, "min_batch": 9}
+    what = job(aggregation=rule, selection={"devices": 9}, round=limits)
+    fleet, done = played(tmp_path, what, devices=9)
+    assert fleet.finish(done) == "completed"
+    check_exact(fleet, books, done)
+    released = {id(p): p for p in books.released.values()}
+    for sets in books.sets.values():
+        for name, totals in sets.items():
+            assert len(totals) == 3
+            parts = [one[name] for one in released.values() if name in one]
+            trios = [sum(three) for three in combinations(parts, 3)]  # of all exchanges of a name
+            for total in totals:
+                assert any(np.array_equal(total, trio) for trio in trios)
+
+
+def test_poison_of_one_device_stays_in_its_group(
+    tmp_path: Path, books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {**LIMITS, "min_batch": 9}
+    applied, poisoned = round_work.Masks.applied, list[object]()
+
+    def wild(self: Any, group: int, array: Any, membership: bytes) -> bytes:
+        poisoned[:] = poisoned or [self.seed]  # the first to answer, in its first round
+        far = (1 << 37) * (self.seed is poisoned[0])
+        return applied(self, group, array + far, membership)
+
+    monkeypatch.setattr(round_work.Masks, "applied", wild)
+    centres = []
+    for rule in ({"name": "median", "groups": 3}, {"name": "fedavg"}):
+        poisoned.clear()
+        what = job(aggregation={**rule, "secure": True}, selection={"devices": 9}, round=limits)
+        fleet, done = played(tmp_path / str(rule["name"]), what, devices=9)
+        assert fleet.finish(done) == "completed"
+        centres.append(np.abs(state(fleet, done)["centre"]).max())
+        if "groups" in rule:
+            (totals,) = books.sets[1].values()
+            spread = sorted(float(np.abs(total).max()) for total in totals)
+            assert spread[-1] > 2 * spread[-2]  # one group alone is spoilt
+    assert centres[0] < centres[1] / 2
 
 
 def test_nothing_of_a_round_can_be_opened_once_it_is_committed(tmp_path: Path) -> None:

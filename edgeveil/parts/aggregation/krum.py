@@ -85,4 +85,5 @@ PART = AggregationPart(
     source="Blanchard et al. 2017",
     needs="a model; proxy.shuffle: whole",
     example="aggregation: {name: krum, k: 4, malicious: 3}",
+    of_groups=True,
 )

@@ -39,4 +39,5 @@ PART = AggregationPart(
     rule=Median,
     source="Yin et al. 2018",
     example="aggregation: {name: median}",
+    of_groups=True,
 )

@@ -39,6 +39,9 @@ class RuleParameters(BaseModel):
     name: str
     secure: bool = Field(default=False, exclude_if=says_nothing(False))
     """Sum uploads under masks: the cloud sees their sum alone, and the proxy nothing of them."""
+    groups: int = Field(default=1, ge=1, le=64, exclude_if=says_nothing(1))
+    """With secure sums: deal the uploads at random into so many groups and sum each by itself, for
+    rules that compare. A poisoned upload then spoils its group's mean."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,8 @@ class AggregationPart(BlockPart):
     block: ClassVar[type[BaseModel]] = RuleParameters
 
     rule: type[Any]
+    of_groups: bool = False
+    """It can combine the means of groups of uploads, where no single one is seen."""
 
 
 @dataclass(frozen=True)

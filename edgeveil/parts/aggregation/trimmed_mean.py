@@ -68,4 +68,5 @@ PART = AggregationPart(
     rule=TrimmedMean,
     source="Yin et al. 2018",
     example="aggregation: {name: trimmed_mean, share: 0.3}",
+    of_groups=True,
 )

@@ -390,7 +390,7 @@ class AskedProxy:
             if isinstance(effect, fx.Refuse):
                 return b""
             if isinstance(effect, fx.Work) and isinstance(effect.task, SumMasks):
-                self._given = mask_sums(effect.task.vectors, effect.task.seeds)
+                self._given = mask_sums(effect.task.vectors, effect.task.sets[0])
                 self._masks.summed(effect.task, SummedMasks(self._given))
         return self._given
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgeveil.registry import Table
-from edgeveil_lab.reproduce import anonymous_fl, delm, laplace_inference, pso
+from edgeveil_lab.reproduce import anonymous_fl, delm, laplace_inference, pso, shared_noise
 from edgeveil_lab.reproduce.experiment import Experiment
 
 EXPERIMENTS: Table[Experiment] = Table(
@@ -21,5 +21,6 @@ EXPERIMENTS: Table[Experiment] = Table(
         "pso-fig5": pso.FIG5,
         "pso-fig8-9": pso.FIG8_9,
         "pso-table2": pso.TABLE2,
+        "shared-noise": shared_noise.EXPERIMENT,
     },
 )

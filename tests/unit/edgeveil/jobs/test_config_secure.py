@@ -61,6 +61,48 @@ def test_what_fits_loads_and_travels(changes: dict[str, object]) -> None:
     assert all(len(plan.masked(exchange)) == 1 for exchange in plan.planned)
 
 
+BATCH = "round: {min_batch: 20}"
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "{name: median, secure: true, groups: 5}",
+        "{name: trimmed_mean, secure: true, groups: 10, share: 0.2}",
+    ],
+)
+def test_rules_that_compare_look_at_the_means_of_groups(rule: str) -> None:
+    made = job(rule=rule, more=BATCH, privacy=", noise: shared, honest_share: 1.0")
+    assert Job.from_canonical(made.canonical()) == made
+    plan = compile_job(made)
+    assert plan.sets == made.aggregation.groups
+    assert plan.setting.honest == 20 // plan.sets
+
+
+def test_krum_looks_at_the_means_of_groups_of_updates() -> None:
+    rule = "{name: krum, secure: true, groups: 7, malicious: 2}"
+    more = "model: {name: mlp, hidden: []}\nupdate: [{name: gradient_gaussian}]\n" + BATCH
+    train = {"train": "{method: sgd, rounds: 2}", "features": "[]"}
+    assert compile_job(job(rule=rule, more=more, **train)).sets == 7
+    with pytest.raises(ConfigError, match="needs 9 means as it is set, and there are 7 groups"):
+        job(rule=rule.replace("malicious: 2", "malicious: 3"), more=more, **train)
+
+
+@pytest.mark.parametrize(
+    ("rule", "more", "why"),
+    [
+        ("{name: fedavg, secure: true, groups: 5}", BATCH, "of no use to fedavg"),
+        ("{name: median, groups: 5}", BATCH, "without secure sums each is"),
+        ("{name: secprobe, secure: true, groups: 5, k: 5}", BATCH, "looks at single ones; use"),
+        ("{name: median, secure: true, groups: 11}", BATCH, "min_batch to at least 22"),
+        ("{name: median, secure: true, groups: 65}", BATCH, "must be in"),
+    ],
+)
+def test_groups_of_no_use_or_too_small_are_refused(rule: str, more: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        job(rule=rule, more=more)
+
+
 @pytest.mark.parametrize("rule", ["median", "trimmed_mean", "krum", "secprobe"])
 def test_a_rule_that_looks_at_single_uploads_is_refused(rule: str) -> None:
     with pytest.raises(ConfigError, match=f"'{rule}' looks at single ones.*fedavg") as caught:

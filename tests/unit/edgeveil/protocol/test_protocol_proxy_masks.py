@@ -560,3 +560,33 @@ def test_uploads_of_an_open_round_keep_their_seeds_over_a_restart(machine: RealP
     (batch,) = [h for h in headers(out) if isinstance(h, Batch)]
     found = given(ask(again, question(batch)))
     assert found == expected(range(UPLOADS))
+
+
+# --- sets of uploads, each summed by itself ---
+
+
+def test_each_set_has_masks_of_its_own_by_the_places_of_the_shuffle(tmp_path: Path) -> None:
+    machine, header = RealProxy(tmp_path, min_batch_floor=2), masked_round(sets=2, min_batch=4)
+    batch = handed_over(machine, header)
+    assert given(ask(machine, question(batch))) == expected([0, 2, 4]) + expected([1, 3])
+
+
+def test_who_leaves_an_upload_out_moves_no_other_to_another_set(tmp_path: Path) -> None:
+    machine, header = RealProxy(tmp_path, min_batch_floor=2), masked_round(sets=2, min_batch=4)
+    batch = handed_over(machine, header)
+    chosen = question(batch, [1, 2, 3, 4])
+    assert given(ask(machine, chosen)) == expected([2, 4]) + expected([1, 3])
+
+
+def test_a_choice_that_leaves_a_set_below_its_part_of_the_floor_is_refused(
+    tmp_path: Path,
+) -> None:
+    machine, header = RealProxy(tmp_path, min_batch_floor=2), masked_round(sets=2, min_batch=4)
+    batch = handed_over(machine, header)
+    assert why_not(ask(machine, question(batch, [0, 2, 4, 1]))) == "choice_below_floor"
+
+
+def test_sets_below_the_proxys_own_floor_are_refused_with_the_round(machine: RealProxy) -> None:
+    out = begin(machine, masked_round(sets=5, min_batch=5))
+    assert refused(out) == ["sets_below_floor"]
+    assert not told_key(machine)

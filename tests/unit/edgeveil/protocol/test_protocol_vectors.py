@@ -30,7 +30,7 @@ FILE = json.loads((Path(__file__).parents[3] / "vectors" / "wire.json").read_tex
 VECTORS = FILE["vectors"]
 PACKET_BYTES = 65536
 NEW = {
-    "Manifest": (True, []),
+    "Manifest": (True, [], 1),
     "Roster": ("", 0.0),
     "Hello": (0, 0, -1),
     "Upload": (0, b"", b""),
