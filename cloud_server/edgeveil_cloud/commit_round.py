@@ -24,7 +24,7 @@ from edgeveil.protocol.cloud_tasks import (
 )
 from edgeveil.protocol.messages import Batch, Commit, ExchangeId
 from edgeveil.protocol.sealed import Sealing, pack_tensors
-from edgeveil.protocol.transfer import Data, describe
+from edgeveil.protocol.transfer import describe
 from edgeveil_cloud.broadcasts import RoundMarks, TooFewDevices
 from edgeveil_cloud.evaluation import Evaluation, clusters
 from edgeveil_cloud.round_report import (
@@ -39,7 +39,12 @@ from edgeveil_cloud.secure_round import KeptSums
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import BatchOpening, ExchangeRecord, JobEntry
 from edgeveil_cloud.stored_jobs import StoredJobs, state_after
-from edgeveil_cloud.validate_batch import ValidatedBatch, validate_batch
+from edgeveil_cloud.validate_batch import (
+    MaskedUploads,
+    SpooledBatch,
+    ValidatedBatch,
+    validate_batch,
+)
 
 
 def aggregate(
@@ -96,8 +101,27 @@ class RoundCommitter:
         self._recorder, self._part_bytes = recorder, part_bytes
         self._random_bytes = random_bytes
 
+    def open_arrived(self, batch: Batch, data: SpooledBatch) -> None:
+        """Open and add up what is there of a round's stream. Raises JobFailed or StoreError.
+
+        Whatever comes of it is used with the batch that begins with these very bytes, or not at
+        all. Numbers under masks say nothing: which batch it is need not be noted before.
+        """
+        if data.digest != batch.stream:
+            return  # another one came
+        if data.front is None:
+            at = batch.at
+            entry = self._jobs.entry(at.job_id)
+            secret = self._store.round_key(entry.id, at.exchange, at.attempt)
+            if secret is None:
+                return
+            context = RoundContext.of(self._jobs.plan(entry), at.exchange)
+            opened = RoundSecret.from_bytes(secret)
+            data.front = MaskedUploads(context, opened, at, self._sealing)
+        data.front.open_front(data, data.front_bytes, batch.counts)
+
     def commit(
-        self, batch: Batch, data: Callable[[], Data]
+        self, batch: Batch, data: Callable[[], SpooledBatch]
     ) -> RoundCommit | AskUnmask | TooFewUploads:
         """Open what `data` gives and commit it; of a round under masks keep the sums.
 
@@ -112,9 +136,15 @@ class RoundCommitter:
         opening = self._store.open_batch(entry.id, at.exchange, at.attempt, batch.blob.digest)
         if opening is None:
             return self._again(entry.id, at)
-        secret = _secret_of(opening, context)
+        secret, spooled = _secret_of(opening, context), data()
         valid = validate_batch(
-            context, secret, batch, data(), len(secret.recipients), self._sealing
+            context,
+            secret,
+            batch,
+            spooled,
+            len(secret.recipients),
+            self._sealing,
+            front=spooled.front if batch.stream else None,
         )
         try:
             if context.masked:

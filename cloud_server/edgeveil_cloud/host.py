@@ -21,6 +21,7 @@ from edgeveil.protocol.cloud_tasks import (
     CountReports,
     JobStatus,
     Obstacle,
+    OpenArrived,
     ReleaseHeld,
     RosterKept,
     RosterMark,
@@ -180,7 +181,14 @@ class CloudHost:
             case SealRound():
                 return self._sealer.round(task)
             case Absorb(batch=batch):
-                return self._committer.commit(batch, lambda: self._spool.whole(batch.blob))
+                spooled = self._spool
+                return self._committer.commit(
+                    batch, lambda: spooled.whole(batch.blob, batch.stream)
+                )
+            case OpenArrived(batch=batch):
+                if (under_way := self._spool.under_way) is not None:
+                    self._committer.open_arrived(batch, under_way)
+                return None
             case TakeMasks():
                 return self._committer.finish(task)
             case SealRelease(job_id=job_id):

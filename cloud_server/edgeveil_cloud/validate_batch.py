@@ -24,7 +24,7 @@ from edgeveil.parts.aggregation.mean import BLOCK_VALUES
 from edgeveil.parts.exchange import Array, SegmentSpec
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud_tasks import BatchPart
-from edgeveil.protocol.mask_seeds import MaskedVector, masked_vectors
+from edgeveil.protocol.mask_seeds import masked_vectors
 from edgeveil.protocol.masked_sums import opened_vector
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Batch, Blob, ExchangeId, Group
 from edgeveil.protocol.sealed import Sealing, segment_mark
@@ -52,19 +52,25 @@ class SpooledBatch:
         self._bytes = 0
         self._running = hashlib.sha256()  # of the first `_hashed` bytes
         self._hashed = 0
+        self.front: MaskedUploads | None = None  # what was opened of them
 
     def write(self, offset: int, data: bytes) -> None:
         """Put a part in its place. Raises OSError."""
         if offset < self._hashed:  # written again: what was hashed is not there any more
-            self._running, self._hashed = hashlib.sha256(), 0
-        if offset == self._hashed:
-            self._running.update(data)
-            self._hashed += len(data)
-        view = memoryview(data)
+            self._running, self._hashed, self.front = hashlib.sha256(), 0, None
+        start, view = offset, memoryview(data)
         while view:
             offset += (count := os.pwrite(self._file.fileno(), view, offset))
             view = view[count:]
         self._bytes = max(self._bytes, offset)
+        if start == self._hashed:
+            self._running.update(data)
+            self._hashed += len(data)
+
+    @property
+    def front_bytes(self) -> int:
+        """So many are there from the beginning on without a gap, of those that came in turn."""
+        return self._hashed
 
     def __len__(self) -> int:
         return self._bytes
@@ -108,7 +114,7 @@ class BatchSpool:
         except OSError as error:
             self._failure = error.strerror or type(error).__name__
 
-    def whole(self, blob: Blob) -> SpooledBatch:
+    def whole(self, blob: Blob, stream: bytes = b"") -> SpooledBatch:
         """The batch, checked. Raises ProtocolError `bad_digest`, or StoreError with its fix."""
         if self._failure:
             raise StoreError(
@@ -116,10 +122,15 @@ class BatchSpool:
                 where=str(self._folder or tempfile.gettempdir()),
                 fix="make room on the disk",
             )
-        if self._batch is None or self._batch.digest != blob.digest:
+        if self._batch is None or self._batch.digest != (stream or blob.digest):
             raise ProtocolError("bad_digest")
         self._batch.check(blob)
         return self._batch
+
+    @property
+    def under_way(self) -> SpooledBatch | None:
+        """The batch as far as it came, unchecked."""
+        return None if self._failure else self._batch
 
     def drop(self) -> None:
         """Forget the batch; its room on the disk is free when the last reader is done."""
@@ -241,11 +252,13 @@ def validate_batch(
     selected: int,
     sealing: Sealing = real_sealing,
     kept_bytes: int = KEPT_BYTES,
+    front: MaskedUploads | None = None,
 ) -> ValidatedBatch:
     """Open and validate every segment; a group with more than `selected` valid ones is void. Those
     under masks are added up on the way, and no two are in memory.
 
     Arrays beyond `kept_bytes` are let go and opened again from `data`, which must stay as it is.
+    `front` is what was opened of its stream before, of these bytes.
     """
     result, offset = ValidatedBatch(), 0
     groups, sizes = context.groups, context.segment_bytes
@@ -256,13 +269,19 @@ def validate_batch(
         result.refused["malformed_batch"] += 1
         return result
     digest = context.job.digest()
-    openers: list[tuple[SegmentOpener, int]] = []  # of masked groups, with where they begin
+    result.masked = max(masked, default=0)
+    if front is None or front.opened > result.masked:
+        front = MaskedUploads(context, secret, batch.at, sealing)
+    if batch.stream:
+        offset = result.masked * front.upload_bytes
+        front.open_front(data, offset)
+    starts: list[int] = []  # of masked groups
     for spec, group, count in zip(context.segments, groups, batch.counts, strict=True):
-        opener = SegmentOpener(spec, group, secret, batch.at, digest, data, sealing)
         if spec.bits:
-            openers.append((opener, offset))
-            offset, result.masked = offset + count * opener.size_bytes, count
+            starts.append(offset)
+            offset += 0 if batch.stream else count * (group.padded_bytes + SEAL_OVERHEAD_BYTES)
             continue
+        opener = SegmentOpener(spec, group, secret, batch.at, digest, data, sealing)
         room = kept_bytes // max(1, spec.byte_count)
         found = _valid(opener, offset, count, room, result.refused)
         offset += count * opener.size_bytes
@@ -273,48 +292,94 @@ def validate_batch(
         kept_bytes -= spec.byte_count * sum(one.array is not None for one in found)
         result.arrays[spec.name] = GroupArrays(opener, found)
         result.accepted += [one.name for one in found]
-    if openers:
-        _sum_masked(result, openers, masked_vectors(batch.at, groups, context.masked), selected)
+    if starts:
+        if not batch.stream:
+            front.open_groups(data, starts, result.masked)
+        front.tell(result, selected)
     return result
 
 
-def _sum_masked(
-    result: ValidatedBatch,
-    openers: Sequence[tuple[SegmentOpener, int]],
-    vectors: Sequence[MaskedVector],
-    selected: int,
-) -> None:
-    """Add up the whole uploads; of a number under a mask only the form can be looked at."""
-    totals, marks = [Vector.zeros(one.ring) for one in vectors], list[bytes]()
-    seen: set[bytes] = set()
-    for index in range(result.masked):
-        segments = [one.sealed(start + index * one.size_bytes) for one, start in openers]
-        membership = openers[0][0].secret.membership
-        names = [segment_mark(membership, sealed) for sealed in segments]
-        if not seen.isdisjoint(names):
-            result.refused["repeated_segment"] += 1
-            continue
-        seen.update(names)
-        plain = [one.plain(sealed) for (one, _), sealed in zip(openers, segments, strict=True)]
+class MaskedUploads:
+    """Whole uploads under masks, opened and added up one by one, in the order of their batch; of a
+    number under a mask only the form can be looked at. Memory: two vectors of each masked group,
+    and the marks.
+    """
+
+    def __init__(
+        self, context: RoundContext, secret: RoundSecret, at: ExchangeId, sealing: Sealing
+    ) -> None:
+        self._vectors = masked_vectors(at, context.groups, context.masked)
+        digest, nothing = context.job.digest(), b""
+        self._openers = [
+            SegmentOpener(spec, group, secret, at, digest, nothing, sealing)
+            for spec, group in zip(context.segments, context.groups, strict=True)
+            if spec.bits
+        ]
+        self._membership = secret.membership
+        self._totals = [Vector.zeros(one.ring) for one in self._vectors]
+        self._seen, self._marks = set[bytes](), list[bytes]()
+        self._chosen, self._refused = list[int](), Counter[str]()
+        self.opened = 0
+
+    @property
+    def upload_bytes(self) -> int:
+        """Of all masked segments of one upload."""
+        return sum(one.size_bytes for one in self._openers)
+
+    def open_front(self, data: Data, size_bytes: int, counts: Sequence[int] = ()) -> None:
+        """Those of the first bytes that were not opened yet; they stand one after the other.
+
+        As many as `counts` says of their groups, if it says it: others follow.
+        """
+        uploads = size_bytes // self.upload_bytes if self._openers else 0
+        if counts:
+            said = [counts[one.group] for one in self._vectors if one.group < len(counts)]
+            uploads = min([uploads, *said]) if said else 0
+        for index in range(self.opened, uploads):
+            offset, segments = index * self.upload_bytes, list[bytes]()
+            for one in self._openers:
+                segments.append(data[offset : offset + one.size_bytes])
+                offset += one.size_bytes
+            self._open(index, segments)
+
+    def open_groups(self, data: Data, starts: Sequence[int], uploads: int) -> None:
+        """So many, whose groups begin at these places."""
+        for index in range(uploads):
+            places = zip(starts, self._openers, strict=True)
+            offsets = [(start + index * one.size_bytes, one.size_bytes) for start, one in places]
+            self._open(index, [data[offset : offset + size] for offset, size in offsets])
+
+    def _open(self, index: int, segments: Sequence[bytes]) -> None:
+        self.opened = index + 1
+        names = [segment_mark(self._membership, sealed) for sealed in segments]
+        if not self._seen.isdisjoint(names):
+            self._refused["repeated_segment"] += 1
+            return
+        self._seen.update(names)
+        plain = [one.plain(sealed) for one, sealed in zip(self._openers, segments, strict=True)]
         opened = [one for one in plain if one is not None]
         if len(opened) < len(plain):
-            result.refused["not_for_this_round"] += 1
-            continue
+            self._refused["not_for_this_round"] += 1
+            return
         try:
-            found = [opened_vector(of, one) for of, one in zip(vectors, opened, strict=True)]
+            pairs = zip(self._vectors, opened, strict=True)
+            found = [opened_vector(of, one) for of, one in pairs]
         except ProtocolError as error:
-            result.refused[error.reason] += 1
-            continue
-        for total, vector in zip(totals, found, strict=True):
+            self._refused[error.reason] += 1
+            return
+        for total, vector in zip(self._totals, found, strict=True):
             total.add(vector)
-        result.chosen.append(index)
-        marks += names
-    if len(result.chosen) > selected:
-        result.refused["more_than_selected"] += len(result.chosen)
-        result.chosen.clear()
-        return
-    result.totals = totals
-    result.accepted += marks
+        self._chosen.append(index)
+        self._marks += names
+
+    def tell(self, result: ValidatedBatch, selected: int) -> None:
+        """What they come to."""
+        result.refused.update(self._refused)
+        if len(self._chosen) > selected:
+            result.refused["more_than_selected"] += len(self._chosen)
+            return
+        result.chosen, result.totals = list(self._chosen), self._totals
+        result.accepted += self._marks
 
 
 def _valid(

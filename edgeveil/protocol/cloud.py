@@ -53,6 +53,7 @@ from edgeveil.protocol.cloud_tasks import (
     CountReports,
     JobStatus,
     Obstacle,
+    OpenArrived,
     PublishRelease,
     ReleaseHeld,
     RepeatEnd,
@@ -72,6 +73,7 @@ from edgeveil.protocol.cloud_tasks import (
 from edgeveil.protocol.effects import StateTable
 from edgeveil.protocol.messages import (
     Ack,
+    Arrived,
     Batch,
     BlobPart,
     Commit,
@@ -94,7 +96,7 @@ from edgeveil.protocol.messages import (
     verified_body,
     verified_header,
 )
-from edgeveil.protocol.transfer import Fetch, check_fetchable, first_data, sends
+from edgeveil.protocol.transfer import Fetch, check_claim, check_fetchable, first_data, sends
 
 
 class CloudState(Enum):
@@ -266,6 +268,8 @@ class CloudMachine:
                 return self.releases.sealed(task, result)
             case fx.WorkDone(task=CountReports() as task, result=result):
                 return self.releases.counted(task, result)
+            case fx.WorkDone(task=OpenArrived()):
+                return self._arrivals.opened()
             case fx.WorkDone(task=task, result=result):
                 return self._done(task, result)
         return []
@@ -500,6 +504,9 @@ class CloudMachine:
         body = verified_body(envelope, "proxy", self.keys.proxy)
         if isinstance(body, Shortfall):
             return self._short(body)
+        if isinstance(body, Arrived):
+            expected = body.at == self.at and self._may("batch")
+            return self._arrivals.stream(body) if expected else []
         if isinstance(body, ReleaseReports):
             return self.releases.reports(body, hashlib.sha256(envelope.payload).digest())
         if not isinstance(body, Ack):
@@ -582,6 +589,8 @@ class CloudArrivals:
     ) -> None:
         self._signer, self._settings = signer, settings
         self._batch: Fetch[Batch] | None = None  # its bytes go to the host
+        self._stream: Fetch[Batch] | None = None  # the front of one that is not whole yet
+        self._at_work = self._more = False  # the host opens what came of a stream; more came since
         self._roster: Fetch[Roster] | None = None
         self._newest = newest  # an older roster would bring revoked devices back
 
@@ -619,18 +628,67 @@ class CloudArrivals:
         return "replayed_roster" if header.epoch < newest.epoch else ""
 
     def batch(self, offer: Offer, header: Batch) -> list[fx.Effect]:
-        """The batch of the round under way is offered (again). A large one is pulled at once."""
+        """The batch of the round under way is offered (again). A large one is pulled at once, and
+        one of which the front is there already."""
         batch, settings = self._batch, self._settings
         new = batch is None or batch.header != header
+        known = new and self._continues(offer, header)
         if batch is None or new:
-            batch = Fetch(offer, header, settings.spool_bytes, keep=False, credit=BATCH_CREDIT)
-            self._batch = batch
+            batch = self._stream if known else None
+            batch = batch or self._fetch(offer, header)
+            self._batch, self._stream = batch, None
         out: list[fx.Effect] = []
         for part in first_data(offer, header.blob):
             out += self._put_away(batch, part)
-        if new and header.blob.size_bytes > settings.push_bytes:
+        if known:
+            out += _asked(batch.next_need(timer=False))
+        elif new and (header.stream or header.blob.size_bytes > settings.push_bytes):
             out += _asked(batch.next_need(timer=True))
         return [*out, self._look_again(), self._watch()] if new else [*out, self._look_again()]
+
+    def stream(self, arrived: Arrived) -> list[fx.Effect]:
+        """The front of a batch that is not whole yet, as far as it is there.
+
+        Raises ProtocolError `oversized_blob`, `tiny_parts` or `malformed`.
+        """
+        blob = arrived.blob
+        check_claim(blob, self._settings.spool_bytes)
+        if blob.size_bytes % blob.part_bytes or not blob.size_bytes:
+            raise ProtocolError("malformed")
+        if self._batch is not None:
+            return []  # it has all of it
+        header = Batch(arrived.at, 0, 0, (), blob, blob.digest)
+        offer = Offer(Envelope("proxy", b"", bytes(64)))
+        stream = self._stream
+        if stream is None or stream.header.stream != header.stream:
+            stream = self._stream = self._fetch(offer, header)
+            stream.grow(offer, header)
+        elif blob.size_bytes <= stream.header.blob.size_bytes:
+            return []  # said before
+        else:
+            stream.grow(offer, header)
+        return _asked(stream.next_need(timer=False))
+
+    def opened(self) -> list[fx.Effect]:
+        """What was there is opened; go on if more is by now."""
+        self._at_work, more, self._more = False, self._more, False
+        batch = self._batch or self._stream
+        return self._open(batch.header) if more and batch and batch.header.stream else []
+
+    def _fetch(self, offer: Offer, header: Batch) -> Fetch[Batch]:
+        most_bytes = self._settings.spool_bytes
+        return Fetch(offer, header, most_bytes, keep=False, credit=BATCH_CREDIT)
+
+    def _continues(self, offer: Offer, header: Batch) -> bool:
+        """Whether what came of a stream is the front of this batch."""
+        stream = self._stream
+        if stream is None or stream.header.stream != header.stream:
+            return False
+        try:
+            stream.grow(offer, header)
+        except ProtocolError:
+            return False
+        return True
 
     def roster(self, offer: Offer, header: Roster) -> list[fx.Effect]:
         """A roster is offered (again)."""
@@ -643,8 +701,8 @@ class CloudArrivals:
 
     def part(self, part: BlobPart) -> list[fx.Effect]:
         """A part of either; others are ignored."""
-        batch, roster = self._batch, self._roster
-        if batch is not None and batch.header.blob.digest == part.blob:
+        batch, roster = self._batch or self._stream, self._roster
+        if batch is not None and part.blob in (batch.header.blob.digest, batch.header.stream):
             return self._put_away(batch, part)
         if roster is None or roster.header.blob.digest != part.blob:
             return []
@@ -672,22 +730,30 @@ class CloudArrivals:
 
     def drop_batch(self) -> list[fx.Effect]:
         """Forget the batch, here and on the disk."""
-        batch, self._batch = self._batch, None
+        batch = self._batch or self._stream
+        self._batch = self._stream = None
         return [] if batch is None else [fx.Persist(BatchDropped())]
 
     def ack(self, digest: bytes, status: Literal["held", "closed"]) -> fx.Effect:
         """Tell the proxy what became of what it offered."""
         return fx.Send(fx.ProxyAddress(), self._signer.note(Ack(digest, status)))
 
-    @staticmethod
-    def _put_away(batch: Fetch[Batch], part: BlobPart) -> list[fx.Effect]:
-        """A part of the batch: to its place on the disk, once."""
-        again, blob = part.index in batch.assembly, batch.header.blob
+    def _put_away(self, batch: Fetch[Batch], part: BlobPart) -> list[fx.Effect]:
+        """A part of the batch: to its place on the disk, once. What is streamed is opened there."""
+        again, blob, stream = part.index in batch.assembly, batch.header.blob, batch.header.stream
         batch.add(part)
         if again:
             return []
-        kept = fx.Persist(BatchPart(blob.digest, part.index * blob.part_bytes, part.data))
-        return [kept, *_asked(batch.next_need(timer=False))]
+        kept = BatchPart(stream or blob.digest, part.index * blob.part_bytes, part.data)
+        opening = self._open(batch.header) if stream else []
+        return [fx.Persist(kept), *opening, *_asked(batch.next_need(timer=False))]
+
+    def _open(self, batch: Batch) -> list[fx.Effect]:
+        if self._at_work:
+            self._more = True
+            return []
+        self._at_work = True
+        return [fx.Work(OpenArrived(batch))]
 
     def _keep(self, roster: Fetch[Roster]) -> list[fx.Effect]:
         data, header = roster.assembly.finish(), roster.header

@@ -128,6 +128,17 @@ class Absorb:
 
 
 @dataclass(frozen=True)
+class OpenArrived:
+    """Open what is there of a round's stream and was not opened yet, and add it up. Nothing
+    follows from the outcome: what is not done then `Absorb` does.
+
+    `batch` has no counts while all that is there is its stream.
+    """
+
+    batch: Batch
+
+
+@dataclass(frozen=True)
 class AskUnmask:
     """The uploads that count were added up under their masks, and that is durable; the proxy has
     the masks. `unmask.at` is the attempt that it came to.
@@ -211,8 +222,9 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class BatchPart:
-    """Bytes of the batch with this digest. They need not survive the process: a cloud that starts
-    again asks for the round anew. Another digest takes the place of the batch before it.
+    """Bytes of the batch with this digest, or with a stream of this name. They need not survive
+    the process: a cloud that starts again asks for the round anew. Another digest takes the place
+    of the batch before it.
     """
 
     digest: bytes

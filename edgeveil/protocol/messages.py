@@ -193,7 +193,8 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     """The proxy's hand-over: `counts[g]` segments of group g, each group shuffled on its own.
 
     Of a manifest that is not `shuffled` they stand in the order in which uploads came. Those of
-    masked groups are shuffled together: each upload has one place in all of them.
+    masked groups are shuffled together: each upload has one place in all of them. With a `stream`
+    they come first, one upload after the other: the blob begins with what `Arrived` called so.
     """
 
     at: ExchangeId
@@ -201,6 +202,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     declined: Count
     counts: Annotated[tuple[Count, ...], Meta(max_length=1024)]
     blob: Blob
+    stream: Annotated[bytes, Meta(max_length=32)] = b""
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
@@ -332,6 +334,17 @@ class Unmask(msgspec.Struct, frozen=True, array_like=True, tag="unmask"):
     chosen: Annotated[bytes, Meta(min_length=1, max_length=1 << 17)]
 
 
+class Arrived(msgspec.Struct, frozen=True, array_like=True, tag="arrived"):
+    """Of an open round the masked segments of some uploads are there: the front of its batch.
+
+    The digest of `blob` is but a name, by which its whole parts may be asked for: what comes later
+    only makes it longer, and the batch that has it as its `stream` begins with it.
+    """
+
+    at: ExchangeId
+    blob: Blob
+
+
 class Want(msgspec.Struct, frozen=True, array_like=True, tag="want"):
     """A device has a round of this job but not the job itself."""
 
@@ -423,6 +436,7 @@ Body = (
     | Cover
     | RoundKey
     | Unmask
+    | Arrived
     | Want
     | Decline
     | Shortfall

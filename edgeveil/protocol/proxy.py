@@ -62,6 +62,7 @@ from edgeveil.protocol.proxy_tasks import (
     SealingKeyChanged,
     SetAside,
     ShuffleRound,
+    StreamUploads,
     SumMasks,
     TrustDocuments,
 )
@@ -128,6 +129,8 @@ class ProxyMachine:
                 return self.rounds.set_aside(device)
             case fx.WorkDone(task=ShuffleRound() as task, result=result):
                 return self.rounds.shuffled(task, result)
+            case fx.WorkDone(task=StreamUploads() as task, result=result):
+                return self.rounds.streamed(task, result)
             case fx.WorkDone(task=SumMasks() as task, result=result):
                 return self.masks.summed(task, result)
             case fx.WorkDone(task=FindAnswered() as task, result=Answered() as found):

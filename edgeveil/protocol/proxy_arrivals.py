@@ -11,6 +11,7 @@ import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from edgeveil.crypto.keys import MaskSeed
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import BlobPart, Envelope, ExchangeId, Need, Upload
 from edgeveil.protocol.transfer import NEED_LIMIT, check_part
@@ -158,8 +159,8 @@ class Credit:
 class UploadArrival:
     """One upload under way. Parts count in order alone, so that the digest grows with them."""
 
-    def __init__(self, signed: Envelope, header: Upload) -> None:
-        self.signed, self.header = signed, header
+    def __init__(self, signed: Envelope, header: Upload, seed: MaskSeed | None = None) -> None:
+        self.signed, self.header, self.seed = signed, header, seed
         self.restart()
 
     def restart(self) -> None:

@@ -31,6 +31,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
 
+from msgspec import structs
+
 from edgeveil.crypto.keys import MaskSeed
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
@@ -51,6 +53,7 @@ from edgeveil.protocol.messages import (
     verified_header,
 )
 from edgeveil.protocol.proxy_arrivals import UploadArrival, UploadArrivals
+from edgeveil.protocol.proxy_stream import RoundStreams
 from edgeveil.protocol.proxy_tasks import (
     BatchDelivered,
     BatchKept,
@@ -59,6 +62,7 @@ from edgeveil.protocol.proxy_tasks import (
     RoundDropped,
     ShuffledBatch,
     ShuffleRound,
+    StreamUploads,
     UploadKept,
     UploadPart,
     UploadsDropped,
@@ -122,6 +126,7 @@ class Collection:
     due: set[str] = field(default_factory=set)
     aside: set[str] = field(default_factory=set)
     told: int = 0  # how often a shortfall was
+    streamed: bool = False  # its masked uploads began to go on before it closed
 
     def __post_init__(self) -> None:
         sealed = (group.padded_bytes + SEAL_OVERHEAD_BYTES for group in self.manifest.groups)
@@ -129,6 +134,11 @@ class Collection:
         self.slot_bytes = sum(self.segment_bytes)
         self.masked = frozenset(one.group for one in self.manifest.masked)
         self._next_slot = 0
+
+    @property
+    def masked_bytes(self) -> int:
+        """Of the masked segments of one upload."""
+        return sum(self.segment_bytes[group] for group in self.masked)
 
     @property
     def open(self) -> bool:
@@ -305,6 +315,7 @@ class ProxyRounds:
         settings = context.settings
         self.arrivals = UploadArrivals(settings.credit_bytes, settings.credit_patience_s)
         self.attendance = Attendance(settings.stalled_rounds)
+        self.streams = RoundStreams(context)
         self._restore()
 
     def _restore(self) -> None:
@@ -349,6 +360,7 @@ class ProxyRounds:
         for at, collection in self.collections.items():
             if collection.open:
                 out.append(_set("deadline", at, collection.manifest.deadline_s))
+                out += self.streams.resume(collection)
                 out += self.advance(collection)
         return out + self.report_short()
 
@@ -418,6 +430,7 @@ class ProxyRounds:
         """End a round: its uploads and its batch are of no use any more."""
         self._context.memory.batches.pop(at, None)
         collection = self.collections.get(at)
+        self.streams.end(at)
         if collection:
             self.arrivals.end(at)
             self._context.memory.delivered.add(at)  # so that it stays closed after a restart
@@ -444,12 +457,13 @@ class ProxyRounds:
             # A round that was short tells of the fleet, not of single devices.
             self.attendance.missed(collection.due)
             return [self._shuffle(collection)]
+        self.streams.end(at)
         collection.forget_ciphertext()  # the cloud can only begin anew
         return [fx.Persist(UploadsDropped(at)), *self._short(at)]
 
-    @staticmethod
-    def _shuffle(collection: Collection) -> fx.Effect:
+    def _shuffle(self, collection: Collection) -> fx.Effect:
         uploads = tuple((held.slot, held.groups) for held in collection.uploads.values())
+        collection.streamed |= self.streams.close(collection.manifest.at)
         task = ShuffleRound(
             collection.manifest.at,
             collection.segment_bytes,
@@ -458,8 +472,13 @@ class ProxyRounds:
             uploads,
             keep_order=not collection.manifest.shuffled,
             together=collection.masked,
+            streamed=collection.streamed,
         )
         return fx.Work(task)
+
+    def streamed(self, task: StreamUploads, result: object) -> list[fx.Effect]:
+        """More uploads are in a round's stream."""
+        return self.streams.done(self.collections.get(task.at), task, result)
 
     def shuffled(self, task: ShuffleRound, result: object) -> list[fx.Effect]:
         """The batch is on the disk: sign it, forget whose uploads it came from, hand it over."""
@@ -473,11 +492,13 @@ class ProxyRounds:
             return [failed, _set("shuffle", at, settings.resend_s)]
         blob = Blob(result.digest, len(result.data), part_bytes(settings.packet_bytes))
         answers = (len(collection.uploads), len(collection.declined))
-        batch = Batch(at, *answers, result.counts, blob)
+        batch = Batch(at, *answers, result.counts, blob, result.stream)
         held = list(collection.uploads.values())
         seeds = tuple(seed for at_ in result.order if (seed := held[at_].seed) is not None)
-        kept = BatchKept(at, self._context.signer.header(batch), batch, result.data, seeds)
+        signed = self._context.signer.header(batch)
+        kept = BatchKept(at, signed, batch, result.data, seeds, result.pieces)
         collection.step("shuffled")
+        self.streams.end(at)
         collection.forget_ciphertext()
         memory.batches[at] = kept
         return [fx.Persist(kept), *self._hand_over(at)]
@@ -499,7 +520,8 @@ class ProxyRounds:
         if kept is None:
             return []
         limit, blob = self._context.settings, kept.batch.blob
-        push = push and blob.size_bytes <= limit.push_bytes
+        # What has a stream is there already, for the most part: the cloud asks for the rest.
+        push = push and blob.size_bytes <= limit.push_bytes and not kept.batch.stream
         packets = sends(
             fx.CloudAddress(), kept.signed, blob, kept.data, limit.packet_bytes, push=push
         )
@@ -515,11 +537,15 @@ class ProxyRounds:
         return [told, _set("short", at, wait_s)]
 
     def need(self, need: Need) -> list[fx.Effect]:
-        """The cloud asks for parts of a batch."""
+        """The cloud asks for parts of a batch, or of what will be the front of one."""
         for kept in self._context.memory.batches.values():
-            if kept.batch.blob.digest == need.blob:
-                return answer_need(fx.CloudAddress(), need, kept.batch.blob, kept.data)
-        raise ProtocolError("unknown_blob")
+            if need.blob in (kept.batch.blob.digest, kept.batch.stream):
+                blob = structs.replace(kept.batch.blob, digest=need.blob)
+                return answer_need(fx.CloudAddress(), need, blob, kept.data)
+        streamed = self.streams.need(need)
+        if streamed is None:
+            raise ProtocolError("unknown_blob")
+        return streamed
 
     def delivered(self, ack: Ack) -> list[fx.Effect]:
         """The cloud holds a batch, or has no use for it.
@@ -597,11 +623,11 @@ class ProxyUploads:
         if collection is None or not self._takes(collection, device):
             return self._refuse(device, digest, "closed", "closed_round")
         try:
-            self._check(collection, device, header)
+            seed = self._check(collection, device, header)
         except ProtocolError as error:
             return self._refuse(device, digest, "refused", error.reason)
         self._check_room(collection, device)
-        return self._begin(collection, device, offer, header, now_s)
+        return self._begin(collection, device, offer, header, seed, now_s)
 
     def _seed(self, collection: Collection, device: str, header: Upload) -> MaskSeed | None:
         """What the upload's masks are made of. Raises ProtocolError `bad_seed`."""
@@ -612,12 +638,12 @@ class ProxyUploads:
             raise ProtocolError("bad_seed")
         return open_seed(key, collection.manifest, device, header.seed)
 
-    def _check(self, collection: Collection, device: str, header: Upload) -> None:
+    def _check(self, collection: Collection, device: str, header: Upload) -> MaskSeed | None:
         collection.check_form(header)
-        self._seed(collection, device, header)  # one that does not open is told at once
         settings = self._context.settings
         check_claim(header.blob, settings.upload_bytes)
         check_parts_fit(header.blob, settings.packet_bytes)
+        return self._seed(collection, device, header)  # one that does not open is told at once
 
     def _check_room(self, collection: Collection, device: str) -> None:
         """Raise ProtocolError `spool_full`. Nothing is said to the device: it offers again later,
@@ -628,15 +654,21 @@ class ProxyUploads:
             raise ProtocolError("spool_full")
 
     def _begin(
-        self, collection: Collection, device: str, offer: Offer, header: Upload, now_s: float
+        self,
+        collection: Collection,
+        device: str,
+        offer: Offer,
+        header: Upload,
+        seed: MaskSeed | None,
+        now_s: float,
     ) -> list[fx.Effect]:
         data = whole(header.blob, offer.data) if offer.data else b""
-        arrivals = self._rounds.arrivals
+        arrivals, arrival = self._rounds.arrivals, UploadArrival(offer.header, header, seed)
         if not data:
-            return arrivals.begin(device, UploadArrival(offer.header, header), now_s)
+            return arrivals.begin(device, arrival, now_s)
         arrivals.forget(device)
         put = self._put(collection, device, 0, data)
-        return [put, *self._hold(collection, device, header), *arrivals.deal(now_s)]
+        return [put, *self._hold(collection, device, arrival), *arrivals.deal(now_s)]
 
     @staticmethod
     def _takes(collection: Collection, device: str) -> bool:
@@ -672,7 +704,7 @@ class ProxyUploads:
         if not arrival.intact:
             return [put, fx.Refuse("bad_digest"), *arrivals.again(device, arrival, now_s)]
         arrivals.forget(device)
-        done = self._hold(collection, device, arrival.header)
+        done = self._hold(collection, device, arrival)
         return [put, *done, *arrivals.deal(now_s)]
 
     @staticmethod
@@ -680,10 +712,10 @@ class ProxyUploads:
         offset = collection.slot(device) * collection.slot_bytes + place
         return fx.Persist(UploadPart(collection.manifest.at, offset, data))
 
-    def _hold(self, collection: Collection, device: str, header: Upload) -> list[fx.Effect]:
+    def _hold(self, collection: Collection, device: str, arrival: UploadArrival) -> list[fx.Effect]:
         """A complete upload: durable first, then acknowledged, then counted."""
-        slot, seed = collection.slots[device], self._seed(collection, device, header)
-        held = HeldUpload(header.groups, header.blob.digest, slot, seed)
+        slot, header = collection.slots[device], arrival.header
+        held = HeldUpload(header.groups, header.blob.digest, slot, arrival.seed)
         collection.hold(device, held)
         self._rounds.attendance.answered(device)
         answered = self._context.memory.answered
@@ -693,6 +725,7 @@ class ProxyUploads:
             fx.Persist(UploadKept(header.at, device, held, header.number, header.deposit)),
             fx.Send(fx.DeviceAddress(device), self._context.ack(held.digest, "held")),
             self._answered(collection),
+            *self._rounds.streams.held(collection, len(collection.uploads) - 1, held),
             *self._rounds.advance(collection),
         ]
 

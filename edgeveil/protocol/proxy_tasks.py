@@ -165,7 +165,8 @@ class Answered:
 class BatchKept:
     """A shuffled batch; the uploads it came from are forgotten in the same transaction.
 
-    `seeds` are those of the masks, in the order of the batch.
+    `seeds` are those of the masks, in the order of the batch. `pieces`, if any, are its bytes in
+    the round's file, (place, size) one after the other; else it has a file of its own.
     """
 
     at: ExchangeId
@@ -173,6 +174,7 @@ class BatchKept:
     batch: Batch
     data: Data
     seeds: tuple[MaskSeed, ...] = ()
+    pieces: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,8 @@ class ShuffleRound:
     `uploads` are (slot, groups): a slot of the round's file is `slot_bytes` long and holds the
     segments of these groups one after the other, `segment_bytes[g]` each. A group with fewer
     segments than `floor` is left out: its few senders would stand alone. The groups `together`, of
-    which an upload has all or none, share one order.
+    which an upload has all or none, share one order. `streamed`: they stand in the round's stream,
+    or follow there, and that comes first.
     """
 
     at: ExchangeId
@@ -253,19 +256,47 @@ class ShuffleRound:
     uploads: tuple[tuple[int, tuple[int, ...]], ...]
     keep_order: bool = False
     together: frozenset[int] = frozenset()
+    streamed: bool = False
 
 
 @dataclass(frozen=True)
 class ShuffledBatch:
     """The batch: `counts[g]` segments of group g, on the disk.
 
-    `order`: those of the groups that stay together, as indices of the task's uploads.
+    `order`: those of the groups that stay together, as indices of the task's uploads. `pieces` as
+    `BatchKept` has them; `stream` is the name of what it begins with, if it has one.
     """
 
     counts: tuple[int, ...]
     digest: bytes
     data: Data
     order: tuple[int, ...] = ()
+    pieces: tuple[tuple[int, int], ...] = ()
+    stream: bytes = b""
+
+
+@dataclass(frozen=True)
+class StreamUploads:
+    """Put the masked segments of these uploads behind those that stand in the round's stream
+    already, in random order unless `keep_order`. Outcome `StreamedUploads` or `WorkFailed`.
+
+    `uploads` are (index, slot, groups), the index that which they have in `ShuffleRound`.
+    """
+
+    at: ExchangeId
+    segment_bytes: tuple[int, ...]
+    slot_bytes: int
+    uploads: tuple[tuple[int, int, tuple[int, ...]], ...]
+    together: frozenset[int]
+    keep_order: bool = False
+
+
+@dataclass(frozen=True)
+class StreamedUploads:
+    """The stream so far. Its `name` is random, and another one after a restart."""
+
+    name: bytes
+    data: Data
 
 
 @dataclass(frozen=True)
@@ -334,6 +365,7 @@ class ProxySettings:
     credit_patience_s: float = 5.0  # a grant that brings nothing for so long is taken back
     hellos_per_s: float = 500.0
     min_batch_floor: int = 3
+    lot_bytes: int = 1 << 20  # of masked uploads that go on together while their round is open
     repair_s: float = 1.0
     resend_s: float = 3.0
     waits_cap_s: float = 300.0  # to which the waits between repeated shortfalls grow

@@ -88,6 +88,17 @@ class Assembly:
         held = len(self._pieces) * self.blob.part_bytes
         return min(held, self.blob.size_bytes) if self._keep else 0
 
+    def grow(self, blob: Blob) -> None:
+        """The same blob, which has become longer: all that came was whole parts.
+
+        Raises ProtocolError `bad_growth`.
+        """
+        before = self.blob
+        whole = before.size_bytes % before.part_bytes == 0
+        if blob.part_bytes != before.part_bytes or blob.size_bytes < before.size_bytes or not whole:
+            raise ProtocolError("bad_growth")
+        self.blob = blob
+
     def missing(self, count: int = NEED_LIMIT, start: int = 0) -> Need:
         """A request for the first `count` missing parts from `start` on."""
         while self._lowest_missing in self._pieces:
@@ -205,6 +216,11 @@ class Fetch(Generic[H]):
         self._heard, self.idle_looks = True, 0
         self._asked.discard(message.index)
         return done
+
+    def grow(self, offer: Offer, header: H) -> None:
+        """The blob is longer than was said before. Raises ProtocolError `bad_growth`."""
+        self.assembly.grow(header.blob)
+        self.offer, self.header, self._pulling = offer, header, True
 
     def next_need(self, *, timer: bool) -> Need | None:
         """What to ask for now: with half of the credit free, or when a timer saw nothing new."""

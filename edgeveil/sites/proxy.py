@@ -55,6 +55,9 @@ class ProxyLimits(Block):
     with its quorum closes without waiting for it; it counts again as soon as it answers."""
     upload_bytes: ByteLimit = 1 << 26
     """Largest upload of one device in one round."""
+    lot_bytes: int = Field(default=1 << 20, ge=1, le=1 << 50)
+    """Masked uploads that go on to the cloud together while their round is open; never fewer than
+    `min_batch_floor` of them. Larger than a round: all wait for the last, as without masks."""
     devices: int = Field(default=100_000, ge=1, le=10**7)
     """Devices that may be enrolled."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import logging
 import time
 from collections import Counter
@@ -31,6 +32,7 @@ TOGETHER_EVENTS = 64  # waiting events whose stores share one write to the disk
 _JOB_DIGITS = 12
 
 Publish = Callable[[fx.Address, bytes], Awaitable[None]]
+_Queued = tuple[bool, int, fx.Event, int]  # whether it waits behind others, its number; its bytes
 
 
 class Host(Protocol):
@@ -120,7 +122,8 @@ class Runtime:
         self._gate: Gate = OpenGate() if gate is None else gate
         self._at: ExchangeId | None = None
         self._since_s = 0.0
-        self._events: asyncio.Queue[tuple[fx.Event, int]] = asyncio.Queue()
+        self._events: asyncio.PriorityQueue[_Queued] = asyncio.PriorityQueue()
+        self._numbers = itertools.count()
         self._room = SendWindow(INBOX_EVENTS, INBOX_BYTES)
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._working: set[asyncio.Task[None]] = set()
@@ -165,11 +168,17 @@ class Runtime:
             self._gate.refused(sender, error.reason)
             return
         await self._room.acquire(len(frame))
-        self._events.put_nowait((fx.MessageReceived(sender, message), len(frame)))
+        self._queue(fx.MessageReceived(sender, message), len(frame))
 
     def post(self, event: fx.Event) -> None:
         """Queue an event of the process itself."""
-        self._events.put_nowait((event, 0))
+        self._queue(event, 0)
+
+    def _queue(self, event: fx.Event, frame_bytes: int) -> None:
+        """What devices say waits behind all else: there is much of it, and the others are few."""
+        sender = event.sender if isinstance(event, fx.MessageReceived) else None
+        behind = isinstance(sender, fx.DeviceAddress)
+        self._events.put_nowait((behind, next(self._numbers), event, frame_bytes))
 
     async def run(self) -> None:
         """Feed the machine until cancelled."""
@@ -263,9 +272,9 @@ class Runtime:
             await asyncio.wait([written])  # the process closes its files next
             raise
 
-    def _taken(self, queued: tuple[fx.Event, int]) -> fx.Event:
+    def _taken(self, queued: _Queued) -> fx.Event:
         """An event that leaves the queue; its room there is free again."""
-        event, frame_bytes = queued
+        _, _, event, frame_bytes = queued
         if isinstance(event, fx.MessageReceived):
             self._room.release(frame_bytes)
         return event

@@ -25,6 +25,7 @@ from edgeveil.protocol.proxy_tasks import (
     SealingKeyChanged,
     SetAside,
     ShuffleRound,
+    StreamUploads,
     SumMasks,
     SummedMasks,
 )
@@ -166,6 +167,7 @@ def machine_settings(site: ProxySite) -> ProxySettings:
         cover_window_s=site.cover_window_s if site.cover_traffic else 0.0,
         min_batch_floor=site.min_batch_floor,
         stalled_rounds=limits.stalled_rounds,
+        lot_bytes=limits.lot_bytes,
     )
 
 
@@ -203,6 +205,8 @@ class ProxyHost:
                 return self._spool.keep(task)
             case ShuffleRound():
                 return self._spool.shuffled(task, self._shuffle)
+            case StreamUploads():
+                return self._spool.streamed(task, self._shuffle)
             case SumMasks(vectors=vectors, seeds=seeds):
                 # Only for this a proxy computes, and loads what that needs.
                 from edgeveil.protocol.masked_sums import mask_sums

@@ -1,21 +1,41 @@
-"""Split & shuffle on the disk: a round's uploads in, one batch in random order out."""
+"""Split & shuffle on the disk: a round's uploads in, one batch in random order out.
+
+Of a round under masks the first uploads go on before the last are there: `MaskedStream` says in
+which order, and where their bytes lie, which are never copied. Where nothing else stands in the
+uploads, the batch is that order alone.
+"""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import os
+import secrets
+import threading
+from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 
-from edgeveil.protocol.proxy_tasks import ShuffledBatch, ShuffleRound
+from edgeveil.protocol.proxy_tasks import (
+    ShuffledBatch,
+    ShuffleRound,
+    StreamedUploads,
+    StreamUploads,
+)
+from edgeveil.protocol.transfer import Data
 from edgeveil.storage import FileData, sync_folder
 
 Shuffle = Callable[[list[int]], None]
 """Permutes a list in place, uniformly, from the operating system's randomness."""
 
 _BLOCK_BYTES = 1 << 20
+_NAME_BYTES = 32
+
+# --- a batch that waits for all --------------------------------------------------------------
 
 
 def shuffle_round(
@@ -27,6 +47,12 @@ def shuffle_round(
     while it is written and the next one read.
     """
     groups, order = _places(task, shuffle)
+    digest = _written(batch, uploads, _pieces(task.segment_bytes, groups))
+    return ShuffledBatch(tuple(map(len, groups)), digest, FileData(batch), order)
+
+
+def _written(batch: Path, uploads: Path, pieces: Iterable[tuple[int, int]]) -> bytes:
+    """Copy these (place, size) into the file `batch`, durably; its digest."""
     digest = hashlib.sha256()
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     source = os.open(uploads, os.O_RDONLY | os.O_CLOEXEC)
@@ -34,7 +60,7 @@ def shuffle_round(
     try:
         with ThreadPoolExecutor(1) as hasher:
             hashed = hasher.submit(digest.update, b"")
-            for block in _blocks(source, _pieces(task.segment_bytes, groups)):
+            for block in _blocks(source, pieces):
                 hashed.result()
                 hashed = hasher.submit(digest.update, block)
                 _write(target, block)
@@ -44,7 +70,7 @@ def shuffle_round(
         os.close(source)
         os.close(target)
     sync_folder(batch.parent)
-    return ShuffledBatch(tuple(map(len, groups)), digest.digest(), FileData(batch), order)
+    return digest.digest()
 
 
 def _pieces(
@@ -53,8 +79,13 @@ def _pieces(
     """(place, size) of what is read at once, in the order of the batch."""
     for size_bytes, places in zip(segment_bytes, groups, strict=True):
         for place in places:
-            for start in range(0, size_bytes, _BLOCK_BYTES):
-                yield place + start, min(_BLOCK_BYTES, size_bytes - start)
+            yield from _cut(place, size_bytes)
+
+
+def _cut(place: int, size_bytes: int) -> Iterator[tuple[int, int]]:
+    """A piece in blocks."""
+    for start in range(0, size_bytes, _BLOCK_BYTES):
+        yield place + start, min(_BLOCK_BYTES, size_bytes - start)
 
 
 def _blocks(source: int, pieces: Iterable[tuple[int, int]]) -> Iterator[memoryview]:
@@ -76,8 +107,11 @@ def _write(target: int, block: memoryview) -> None:
         block = block[os.write(target, block) :]
 
 
-def _places(task: ShuffleRound, shuffle: Shuffle) -> tuple[list[list[int]], tuple[int, ...]]:
-    """Where each group's segments lie, in the batch's order; of a group below the floor, none.
+def _places(
+    task: ShuffleRound, shuffle: Shuffle, but: AbstractSet[int] = frozenset()
+) -> tuple[list[list[int]], tuple[int, ...]]:
+    """Where each group's segments lie, in the batch's order; of a group below the floor, none, and
+    none of those in `but`.
 
     With it, which uploads the groups that stay together come from.
     """
@@ -89,7 +123,9 @@ def _places(task: ShuffleRound, shuffle: Shuffle) -> tuple[list[list[int]], tupl
             place += task.segment_bytes[group]
     rank = dict[int, int]()  # by slot, of the groups that stay together: an upload has all or none
     for group, places in enumerate(groups):
-        if group in task.together and rank:
+        if group in but:
+            places.clear()
+        elif group in task.together and rank:
             places.sort(key=lambda place: rank[place // task.slot_bytes])
         elif not task.keep_order:
             shuffle(places)
@@ -99,3 +135,142 @@ def _places(task: ShuffleRound, shuffle: Shuffle) -> tuple[list[list[int]], tupl
             rank = {place // task.slot_bytes: at for at, place in enumerate(places)}
     uploads = {slot: upload for upload, (slot, _) in enumerate(task.uploads)}
     return groups, tuple(uploads[slot] for slot in rank)
+
+
+# --- a batch that begins to go before all are there ------------------------------------------
+
+
+class PiecedData:
+    """A blob's bytes where they lie: (place, size) of the file `path`, one after the other.
+
+    Neighbours are one piece. Memory: three numbers for each. Raises OSError.
+    """
+
+    def __init__(self, path: Path, pieces: Iterable[tuple[int, int]] = ()) -> None:
+        self._file = FileData(path, 0, 1 << 62)
+        self._places, self._sizes, self._ends = array("q"), array("q"), array("q")
+        self.add(pieces)
+
+    def add(self, pieces: Iterable[tuple[int, int]]) -> None:
+        """These follow."""
+        for place, size in pieces:
+            if self._places and self._places[-1] + self._sizes[-1] == place:
+                self._sizes[-1] += size
+                self._ends[-1] += size
+            else:
+                self._places.append(place)
+                self._sizes.append(size)
+                self._ends.append(len(self) + size)
+
+    @property
+    def pieces(self) -> tuple[tuple[int, int], ...]:
+        """As they were given, neighbours in one."""
+        return tuple(zip(self._places, self._sizes, strict=True))
+
+    def front(self, size_bytes: int) -> PiecedFront:
+        """So much of it, however much follows."""
+        return PiecedFront(self, size_bytes)
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, part: slice, /) -> bytes:
+        start, stop, step = part.indices(len(self))
+        if step != 1:
+            raise ValueError("a part has no step")
+        found, at = [], bisect_right(self._ends, start)
+        while start < stop:
+            behind = self._ends[at] - start
+            place = self._places[at] + self._sizes[at] - behind
+            size = min(behind, stop - start)
+            found.append(self._file[place : place + size])
+            if len(found[-1]) != size:
+                raise OSError(errno.EIO, "the round's uploads are cut off")
+            start, at = start + size, at + 1
+        return found[0] if len(found) == 1 else b"".join(found)
+
+
+class PiecedFront:
+    """The first bytes of pieces that may become more meanwhile."""
+
+    def __init__(self, data: PiecedData, size_bytes: int) -> None:
+        self._data, self._size_bytes = data, size_bytes
+
+    def __len__(self) -> int:
+        return self._size_bytes
+
+    def __getitem__(self, part: slice, /) -> bytes:
+        start, stop, _ = part.indices(self._size_bytes)
+        return self._data[start:stop]
+
+
+class MaskedStream:
+    """The order in which one round's masked segments go on, upload by upload."""
+
+    def __init__(self, uploads: Path) -> None:
+        self.name = secrets.token_bytes(_NAME_BYTES)
+        self._lock = threading.Lock()  # of a lot and the batch, which are made in threads
+        self._path = uploads
+        self._data = PiecedData(uploads)
+        self._digest = hashlib.sha256()
+        self._order: list[int] = []
+        self._finished = False
+
+    def add(self, task: StreamUploads, shuffle: Shuffle) -> StreamedUploads:
+        """One lot more, unless the batch has it. Raises OSError, and nothing has changed."""
+        with self._lock:
+            if not self._finished:
+                self._add(task, shuffle)
+            return StreamedUploads(self.name, self._data.front(len(self._data)))
+
+    def finish(self, task: ShuffleRound, batch: Path, shuffle: Shuffle) -> ShuffledBatch:
+        """The last lot, and behind it the other groups, as `shuffle_round` has them.
+
+        Where there are others all is copied to the file `batch`: nobody shall find in one place
+        what one device sent of both. Raises OSError.
+        """
+        with self._lock:
+            self._finished, known = True, set(self._order)
+            rest = tuple(
+                (index, slot, groups)
+                for index, (slot, groups) in enumerate(task.uploads)
+                if index not in known and task.together.intersection(groups)
+            )
+            lot = StreamUploads(
+                task.at, task.segment_bytes, task.slot_bytes, rest, task.together, task.keep_order
+            )
+            self._add(lot, shuffle)
+            others, _ = _places(task, shuffle, but=task.together)
+            counts = [len(places) for places in others]
+            for group in task.together:
+                counts[group] = len(self._order)
+            told = (tuple(self._order),)
+            if not any(others):
+                pieces, digest = self._data.pieces, self._digest.digest()
+                data: Data = self._data
+                return ShuffledBatch(tuple(counts), digest, data, *told, pieces, self.name)
+            front = (cut for piece in self._data.pieces for cut in _cut(*piece))
+            digest = _written(batch, self._path, [*front, *_pieces(task.segment_bytes, others)])
+            return ShuffledBatch(tuple(counts), digest, FileData(batch), *told, stream=self.name)
+
+    def _add(self, task: StreamUploads, shuffle: Shuffle) -> None:
+        places = list(range(len(task.uploads)))
+        if not task.keep_order:
+            shuffle(places)
+        lot = [task.uploads[place] for place in places]
+        pieces = [piece for _, slot, groups in lot for piece in _masked(task, slot, groups)]
+        digest = self._digest.copy()
+        new = PiecedData(self._path, pieces)
+        for start in range(0, len(new), _BLOCK_BYTES):
+            digest.update(new[start : start + _BLOCK_BYTES])
+        self._data.add(pieces)
+        self._digest = digest
+        self._order += [index for index, _, _ in lot]
+
+
+def _masked(task: StreamUploads, slot: int, groups: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(place, size) of an upload's masked segments."""
+    places = accumulate((task.segment_bytes[g] for g in groups), initial=slot * task.slot_bytes)
+    for group, place in zip(groups, places, strict=False):
+        if group in task.together:
+            yield place, task.segment_bytes[group]

@@ -48,15 +48,18 @@ from edgeveil.protocol.proxy_tasks import (
     RoundUnmasked,
     ShuffledBatch,
     ShuffleRound,
+    StreamedUploads,
+    StreamUploads,
     UploadKept,
     UploadPart,
     UploadsDropped,
 )
+from edgeveil.protocol.transfer import Data
 from edgeveil.storage import FileData, SqliteFile, StorageError, sync_folder
-from edgeveil_proxy.shuffle import Shuffle, shuffle_round
+from edgeveil_proxy.shuffle import MaskedStream, PiecedData, Shuffle, shuffle_round
 
 SPOOL_FILE = "spool.sqlite"
-_VERSION = 3  # of the tables below
+_VERSION = 4  # of the tables below
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS kept (number INTEGER PRIMARY KEY AUTOINCREMENT,
   digest BLOB UNIQUE, job BLOB, kind TEXT, signed BLOB);
@@ -83,7 +86,12 @@ CREATE TABLE unmasked (job BLOB, round INTEGER, attempt INTEGER, question BLOB,
   PRIMARY KEY (job, round)) WITHOUT ROWID;
 CREATE TABLE summed (job BLOB PRIMARY KEY) WITHOUT ROWID;
 """
-_STEPS = {1: _ANSWERED, 2: _MASKS}
+# Where the bytes of a batch lie in its round's file; empty where it has a file of its own.
+_PIECES = """
+ALTER TABLE batches ADD COLUMN pieces BLOB DEFAULT x'';
+"""
+_STEPS = {1: _ANSWERED, 2: _MASKS, 3: _PIECES}
+_DELIVERED = "UPDATE batches SET delivered = 1, seeds = x'', pieces = x''"
 _SINCE = b""  # in place of a job
 ANSWERED_JOBS_KEPT = 256  # of each device
 
@@ -102,13 +110,14 @@ class Spool:
         self._file = SqliteFile(
             path,
             "the spool",
-            _SCHEMA + _ANSWERED + _MASKS,
+            _SCHEMA + _ANSWERED + _MASKS + _PIECES,
             secure_delete=True,
             version=_VERSION,
             steps=_STEPS,
         )
         self._together = self._emptied = False
         self._counted_on: set[str] = set()  # files that rows of this transaction count on
+        self._streams: dict[str, MaskedStream] = {}  # by the file of their uploads
         with self._told():
             self._files = SpoolFiles(path.with_suffix(""))
 
@@ -141,7 +150,8 @@ class Spool:
             self._together = False
             self._counted_on.clear()
         with self._told():
-            self._files.remove_dropped()
+            for name in self._files.remove_dropped():
+                self._streams.pop(name, None)
         self._forget()
 
     def _apply(self, item: object) -> None:
@@ -170,23 +180,29 @@ class Spool:
             case AnswersFrom(device=device, number=number):
                 row = (device, _SINCE, number, b"")
                 db.execute("INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?)", row)
-            case BatchKept(at=at, signed=signed, seeds=seeds):
+            case BatchKept(at=at, signed=signed, seeds=seeds, pieces=pieces):
+                places = _encode(pieces) if pieces else b""
                 db.execute(
-                    "INSERT OR IGNORE INTO batches VALUES (?, ?, ?, ?, 0, ?)",
-                    (*structs.astuple(at), _encode(signed), b"".join(map(_raw, seeds))),
+                    "INSERT OR IGNORE INTO batches VALUES (?, ?, ?, ?, 0, ?, ?)",
+                    (*structs.astuple(at), _encode(signed), b"".join(map(_raw, seeds)), places),
                 )
                 self._forget_uploads(db, at)
+                if pieces:
+                    self._files.spare(uploads_of(at))
+                    self._files.close(uploads_of(at))
+                    self._streams.pop(uploads_of(at), None)
             case UploadsDropped(at=at):
                 self._forget_uploads(db, at)
             case RoundUnmasked(at=at, question=question):
                 row = (*structs.astuple(at), question)
                 db.execute("INSERT OR IGNORE INTO unmasked VALUES (?, ?, ?, ?)", row)
             case BatchDelivered(at=at):
-                _run(db, "UPDATE batches SET delivered = 1, seeds = x''", at)
+                _run(db, _DELIVERED, at)
+                self._files.drop(uploads_of(at))
                 self._files.drop(batch_of(at))
             case RoundDropped(at=at):
                 _run(db, "DELETE FROM uploads", at)
-                _run(db, "UPDATE batches SET delivered = 1, seeds = x''", at)
+                _run(db, _DELIVERED, at)
                 self._files.drop(uploads_of(at))
                 self._files.drop(batch_of(at))
             case BroadcastDropped(digest=digest):
@@ -246,11 +262,27 @@ class Spool:
         return KeptBroadcast(task.signed, task.header, data, key)
 
     def shuffled(self, task: ShuffleRound, shuffle: Shuffle) -> ShuffledBatch:
-        """Write a round's batch from its uploads."""
+        """Write a round's batch from its uploads; of one that is streamed, what is not there."""
         names = (uploads_of(task.at), batch_of(task.at))
         with self._told():
             uploads, batch = (self._files.path(name) for name in names)
+            if task.streamed:
+                return self._stream(task.at).finish(task, batch, shuffle)
             return shuffle_round(task, uploads, batch, shuffle)
+
+    def streamed(self, task: StreamUploads, shuffle: Shuffle) -> StreamedUploads:
+        """Deal the next lot of a round's masked uploads."""
+        with self._told():
+            try:
+                return self._stream(task.at).add(task, shuffle)
+            finally:
+                if not self._files.path(uploads_of(task.at)).exists():  # dropped meanwhile
+                    self._streams.pop(uploads_of(task.at), None)
+
+    def _stream(self, at: ExchangeId) -> MaskedStream:
+        name = uploads_of(at)
+        known = self._streams.get(name)
+        return known or self._streams.setdefault(name, MaskedStream(self._files.path(name)))
 
     def answered(self, asked: FindAnswered) -> Answered:
         """The jobs that a device answered lately; no more than `most`, the earliest first."""
@@ -318,10 +350,18 @@ class Spool:
             with self._file.guard() as db:
                 memory = self._load(db)
             known = {kept_of(digest) for digest in memory.kept}
-            known |= {batch_of(kept.at) for kept in memory.batches.values()}
+            known |= {
+                uploads_of(kept.at) if kept.pieces else batch_of(kept.at)
+                for kept in memory.batches.values()
+            }
             known |= {uploads_of(kept.at) for kept in memory.uploads if kept.held.slot >= 0}
             self._files.sweep(known)
         return memory
+
+    def _batch_data(self, at: ExchangeId, pieces: _Pieces) -> Data:
+        if pieces:
+            return PiecedData(self._files.path(uploads_of(at)), pieces)
+        return FileData(self._files.path(batch_of(at)))
 
     def _load(self, db: sqlite3.Connection) -> ProxyMemory:
         memory = ProxyMemory()
@@ -338,8 +378,9 @@ class Spool:
             held_groups = msgspec.msgpack.decode(groups, type=tuple[int, ...])
             held = HeldUpload(held_groups, digest, slot, MaskSeed(seed) if seed else None)
             memory.uploads.append(UploadKept(ExchangeId(job, number, attempt), device, held))
-        rows = db.execute("SELECT job, round, attempt, signed, delivered, seeds FROM batches")
-        for job, number, attempt, signed_bytes, delivered, seeds in rows:
+        columns = "job, round, attempt, signed, delivered, seeds, pieces"
+        rows = db.execute(f"SELECT {columns} FROM batches")  # noqa: S608 - constants
+        for job, number, attempt, signed_bytes, delivered, seeds, raw in rows:
             at = ExchangeId(job, number, attempt)
             if delivered:
                 memory.delivered.add(at)
@@ -347,8 +388,9 @@ class Spool:
             signed = msgspec.msgpack.decode(signed_bytes, type=Envelope)
             header = decode_header(signed)
             if isinstance(header, Batch):
-                data = FileData(self._files.path(batch_of(at)))
-                memory.batches[at] = BatchKept(at, signed, header, data, _seeds(seeds))
+                pieces = msgspec.msgpack.decode(raw, type=_Pieces) if raw else ()
+                whole = self._batch_data(at, pieces)
+                memory.batches[at] = BatchKept(at, signed, header, whole, _seeds(seeds), pieces)
         for job, number, attempt, question in db.execute("SELECT * FROM unmasked"):
             at = ExchangeId(job, number, attempt)
             memory.unmasked[job, number] = RoundUnmasked(at, question)
@@ -360,6 +402,9 @@ class Spool:
         for (note,) in db.execute("SELECT note FROM statement"):
             memory.statement = msgspec.msgpack.decode(note, type=Note)
         return memory
+
+
+_Pieces = tuple[tuple[int, int], ...]
 
 
 def _raw(key: MaskSeed | OpeningKey | None) -> bytes:
@@ -466,13 +511,14 @@ class SpoolFiles:
         """Nothing goes after all."""
         self._dropped.clear()
 
-    def remove_dropped(self) -> None:
-        """Remove what was dropped."""
-        for name in self._dropped:
+    def remove_dropped(self) -> set[str]:
+        """Remove what was dropped; the names."""
+        gone, self._dropped = self._dropped, set()
+        for name in gone:
             self.close(name)
             with suppress(FileNotFoundError):
                 self.path(name).unlink()
-        self._dropped.clear()
+        return gone
 
     def sweep(self, known: Collection[str]) -> None:
         """Remove what a killed process left behind: every file that is not known."""

@@ -90,6 +90,8 @@ GOLDEN = {
             "random": "parts/features/test_features_random.py::"
             "test_features_are_the_rectified_products_at_unit_norm",
             "gabor": "parts/features/test_features_gabor.py::test_golden_features_of_two_strokes",
+            "pictures": "parts/features/test_features_pictures.py::"
+            "test_golden_features_of_two_strokes",
             "onnx": "parts/features/test_features_onnx.py::"
             "test_features_are_the_models_output_at_unit_norm",
             **dict.fromkeys(

@@ -10,6 +10,7 @@ from msgspec import structs
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.protocol.messages import (
     Ack,
+    Arrived,
     Batch,
     Behind,
     Blob,
@@ -111,6 +112,7 @@ HEADERS: tuple[Header, ...] = (
     Upload(AT, (0, 1), BLOB, 3, b"", bytes(80)),
     MaskSums(AT, BLOB.digest, BLOB),
     Batch(AT, 3, 0, (3, 3), BLOB),
+    Batch(AT, 3, 0, (3, 3), BLOB, bytes(32)),
     Commit(AT, 1, BLOB),
     Roster(1, BLOB),
 )
@@ -125,6 +127,7 @@ BODIES: tuple[Body, ...] = (
     Cover(10.0),
     RoundKey(AT, bytes(range(32))),
     Unmask(AT, BLOB.digest, b"\x07"),
+    Arrived(AT, BLOB),
     Want(JOB),
     Decline(AT),
     Shortfall(AT, 1, 1),

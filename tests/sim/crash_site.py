@@ -38,13 +38,19 @@ Death = tuple[str, int]  # who, and after which of its effects and writes
 
 
 class CrashSite(Fleet):
-    """Three devices, all asked in each round; `look` is the cloud's own look at its queue."""
+    """Three devices, all asked in each round; `look` is the cloud's own look at its queue.
+
+    With `streams` masked uploads go on to the cloud as they come.
+    """
 
     net: CrashNet
 
-    def __init__(self, folder: Path, *deaths: Death) -> None:
-        policy = Policy(min_devices=DEVICES)
-        super().__init__(folder, DEVICES, floor=2, policy=policy, transport=CrashNet)
+    def __init__(self, folder: Path, *deaths: Death, streams: bool = False) -> None:
+        policy, options = Policy(min_devices=DEVICES), {}
+        if streams:
+            options = {"packet_bytes": 4096, "proxy": {"limits": {"lot_bytes": 1}}}
+        floor = 1 if streams else 2
+        super().__init__(folder, DEVICES, floor=floor, policy=policy, transport=CrashNet, **options)
         self.net.wire = []
         names = {
             "cloud": fx.CloudAddress(),

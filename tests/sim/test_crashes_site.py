@@ -14,6 +14,7 @@ from random import Random
 
 import pytest
 
+from edgeveil.protocol.messages import Arrived, Note, decode, decode_body
 from tests.sim.crash_site import (
     CrashSite,
     Death,
@@ -41,17 +42,17 @@ def disk() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(params=[False, True], ids=["plain", "secure"])
-def secure(request: pytest.FixtureRequest) -> bool:
-    """Whether uploads are summed under masks."""
-    return bool(request.param)
+@pytest.fixture(params=["", "secure", "streamed"], ids=["plain", "secure", "streamed"])
+def secure(request: pytest.FixtureRequest) -> str:
+    """Whether uploads are summed under masks, and go on to the cloud as they come."""
+    return str(request.param)
 
 
-def played(monkeypatch: pytest.MonkeyPatch, disk: Path, secure: bool, *deaths: Death) -> CrashSite:
+def played(monkeypatch: pytest.MonkeyPatch, disk: Path, secure: str, *deaths: Death) -> CrashSite:
     folder = Path(tempfile.mkdtemp(dir=disk))
-    site = CrashSite(folder, *deaths)
+    site = CrashSite(folder, *deaths, streams=secure == "streamed")
     with told_writes(monkeypatch, site):
-        done = site.play(job(secure))
+        done = site.play(job(bool(secure)))
     try:
         for check in (check_job, check_uploads, check_ledgers, check_unmasked_once, check_clean):
             check(site, done)
@@ -63,15 +64,18 @@ def played(monkeypatch: pytest.MonkeyPatch, disk: Path, secure: bool, *deaths: D
     return site
 
 
-def boundaries(monkeypatch: pytest.MonkeyPatch, disk: Path, secure: bool) -> dict[str, int]:
+def boundaries(monkeypatch: pytest.MonkeyPatch, disk: Path, secure: str) -> dict[str, int]:
     """How many a run without any death has, by process."""
     site = played(monkeypatch, disk, secure)
     assert site.died == 0
+    wire = [decode(frame, 1 << 20) for _, _, frame in site.net.wire or []]
+    notes = [decode_body(message.body) for message in wire if isinstance(message, Note)]
+    assert any(isinstance(body, Arrived) for body in notes) == (secure == "streamed")
     return {who: site.net.passed[address] for who, address in site.names.items()}
 
 
 @pytest.mark.parametrize("who", ["cloud", "proxy", "device"])
-def test_one_death(monkeypatch: pytest.MonkeyPatch, disk: Path, who: str, secure: bool) -> None:
+def test_one_death(monkeypatch: pytest.MonkeyPatch, disk: Path, who: str, secure: str) -> None:
     last = boundaries(monkeypatch, disk, secure)[who]
     assert last > 50
     broken = []
@@ -83,7 +87,7 @@ def test_one_death(monkeypatch: pytest.MonkeyPatch, disk: Path, who: str, secure
     assert not broken
 
 
-def test_two_deaths(monkeypatch: pytest.MonkeyPatch, disk: Path, secure: bool) -> None:
+def test_two_deaths(monkeypatch: pytest.MonkeyPatch, disk: Path, secure: str) -> None:
     chance, last = Random(21), boundaries(monkeypatch, disk, secure)
     for _ in range(100 // STEP if STEP else PAIRS):
         deaths = {(who, chance.randint(1, last[who])) for who in chance.choices(sorted(last), k=2)}

@@ -16,6 +16,7 @@ from edgeveil.parts.adaptive_clip import CLIP_NORM, WITHIN
 from edgeveil.parts.methods.update_method import Pipeline
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
+    Arrived,
     Batch,
     Manifest,
     MaskSums,
@@ -334,3 +335,70 @@ def test_only_masked_rounds_are_told_a_key(tmp_path: Path) -> None:
         told[key.at].add(key.key)
     assert all(len(keys) == 1 for keys in told.values())
     assert len(set.union(*told.values())) == len(rounds), "each round has a key of its own"
+
+
+# --- as they come ---
+
+STREAMED = {"min_batch_floor": 1, "limits": {"lot_bytes": 1}}
+
+
+@pytest.mark.parametrize(
+    ("what", "options"),
+    [
+        (job(), {}),
+        (
+            job(selection={"devices": 8}, round={**LIMITS, "deadline_s": 5.0}),
+            {"devices": 8, "infer_only": 3},
+        ),
+        (job(), {"devices": 8, "proxy": {"cover_traffic": True, "cover_window_s": 4.0}}),
+    ],
+    ids=["all", "some only infer", "cover"],
+)
+def test_uploads_that_go_on_as_they_come_are_summed_exactly(
+    tmp_path: Path, books: Books, what: Job, options: dict[str, Any]
+) -> None:
+    """The sums, and all that is committed, are those of uploads that waited for the last."""
+    proxy = {**STREAMED, **options.pop("proxy", {})}
+    fleet, done = played(tmp_path, what, packet_bytes=4096, proxy=proxy, **options)
+    fleet.net.wire = []
+    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
+    check_exact(fleet, books, done)
+    records = fleet.store.exchanges(done)
+    assert all(record.uploads == DEVICES for record in records)
+    assert all(record.attempt == 1 for record in records)
+    early = {(arrived.at, arrived.blob.digest) for arrived in said(fleet, Arrived)}
+    assert {at.exchange for at, _ in early} >= {2, 4}, "the first is smaller than a packet"
+    assert early <= {(batch.at, batch.stream) for batch in said(fleet, Batch)}
+    asked = [question.at for question in said(fleet, Unmask)]
+    assert len(set(asked)) == len(records)
+
+
+def test_a_proxy_that_starts_anew_in_the_middle_of_a_stream_begins_another(
+    tmp_path: Path, books: Books
+) -> None:
+    fleet, done = played(tmp_path, job(), packet_bytes=4096, proxy=STREAMED)
+    fleet.net.run(lambda: any(arrived.at.exchange == 2 for arrived in said(fleet, Arrived)))
+    (first,) = {a.blob.digest for a in said(fleet, Arrived) if a.at.exchange == 2}
+    node = fleet.proxy.runner
+    node.timers.clear()
+    fleet.net._queue = [entry for entry in fleet.net._queue if entry[2] is not node]
+    fleet.start_proxy()
+    fleet.net.connect(fleet.proxy.runner)
+    fleet.net.post(fleet.proxy.runner, fx.Command("started"))
+    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
+    check_exact(fleet, books, done)
+    names = {batch.stream for batch in said(fleet, Batch) if batch.at.exchange == 2}
+    assert first not in names
+    assert [record.attempt for record in fleet.store.exchanges(done)] == [1] * 4
+
+
+def test_a_short_round_s_stream_is_never_unmasked(tmp_path: Path) -> None:
+    what = job(round={**LIMITS, "deadline_s": 5.0})
+    fleet, done = played(tmp_path, what, packet_bytes=4096, proxy=STREAMED)
+    fleet.net.run(lambda: len(fleet.store.exchanges(done)) == 1)
+    for box in fleet.devices[:3]:
+        box.runner.machine = Mute(box.runner.machine)
+    assert fleet.finish(done) == "paused"
+    assert {arrived.at.exchange for arrived in said(fleet, Arrived)} == {2}
+    assert {question.at.exchange for question in said(fleet, Unmask)} == {1}
+    assert {batch.at.exchange for batch in said(fleet, Batch)} == {1}

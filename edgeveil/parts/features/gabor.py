@@ -83,7 +83,7 @@ class Gabor:
                     self.parameters.input_scale
                 )
             levels = np.rint(np.clip(scaled, 0, 1) * np.float32(LEVELS))
-            pooled = self._pooled(levels.reshape(-1, grid.height, grid.width), grid)
+            pooled = pooled_channels(levels.reshape(-1, grid.height, grid.width), grid, self._bank)
             even = self._normalised(pooled).reshape(len(levels), -1)
             found[start : start + BLOCK_RECORDS] = unit_rows(even)
         found[~valid] = 0.0
@@ -96,15 +96,7 @@ class Gabor:
         scaled = graph.add("Div", image, graph.number(p.input_scale))
         cut = graph.add("Clip", scaled, graph.number(0.0), graph.number(1.0))
         levels = graph.rounded(graph.add("Mul", cut, graph.number(LEVELS)))
-        below, right = grid.padded[0] - grid.height, grid.padded[1] - grid.width
-        pads = graph.whole(0, 0, grid.pad, grid.pad, 0, 0, below - grid.pad, right - grid.pad)
-        channels = [graph.add("Pad", levels, pads)]
-        for bank in self._filters():
-            channels.append(_onnx_modulus(graph, channels[0], bank, p.pool))
-        joined = graph.add("Concat", *channels, axis=1)
-        side = {"kernel_shape": [p.pool] * 2, "strides": [p.pool // 2] * 2}
-        pooled = graph.add("AveragePool", joined, **side)
-        flat = graph.add("Reshape", pooled, graph.whole(0, -1, grid.windows))
+        flat = onnx_channels(graph, levels, grid, self._bank)
         units = (self._units() * p.pool**2).astype(np.float32)
         values = graph.add("Mul", flat, graph.constant(units[:, None]))
         count = graph.number(grid.windows)
@@ -117,13 +109,13 @@ class Gabor:
         whole = graph.whole(-1, self.output_dim(input_shape))
         return graph.unit_rows(graph.add("Reshape", even, whole))
 
-    def _grid(self, input_shape: tuple[int, ...]) -> _Grid:
+    def _grid(self, input_shape: tuple[int, ...]) -> Windows:
         """How an image lies under the windows."""
         image, colours = self.parameters.image, 1
         if image is None and len(input_shape) == 3 and input_shape[0] in (1, COLOURS):
             colours, input_shape = input_shape[0], input_shape[1:]
         if image is not None and size_of(image) == size_of(input_shape) and min(image) > 0:
-            return _Grid(*image, self.parameters.pool, colours)
+            return Windows(*image, self.parameters.pool, colours)
         if image is not None or len(input_shape) != 2:
             raise DataError(
                 f"gabor takes one image a record, not the shape {list(input_shape)}"
@@ -131,29 +123,14 @@ class Gabor:
                 fix="use records of shape [rows, columns] or [3, rows, columns], or say"
                 " `image: [rows, columns]`",
             )
-        return _Grid(*input_shape, self.parameters.pool, colours)
+        return Windows(*input_shape, self.parameters.pool, colours)
 
-    def _filters(self) -> tuple[Filters, ...]:
+    @property
+    def _bank(self) -> Bank:
         return filters(self.parameters.orientations, self.parameters.scales)
 
     def _units(self) -> Float64:
-        """(channels,): what one step of a channel's pooled sum stands for."""
-        p = self.parameters
-        wavelets = np.full(p.orientations * p.scales, 1 / (LEVELS * TAP_STEPS))
-        return np.concatenate([[1 / (LEVELS * p.pool**2)], wavelets])
-
-    def _pooled(self, levels: Float32, grid: _Grid) -> Float64:
-        """Integers (n, channels, windows) of images (n, rows, columns) in whole levels.
-
-        A modulus is below 2**24 and cut to steps of pool², so sums over a window stay below 2**24.
-        """
-        padded = np.zeros((len(levels), *grid.padded), np.float32)
-        inside = padded[:, grid.pad : grid.pad + grid.height, grid.pad : grid.pad + grid.width]
-        inside[...] = levels
-        channels = [padded[:, None]]
-        steps = np.float32(self.parameters.pool**2)
-        channels += [np.rint(modulus(padded, bank) / steps) for bank in self._filters()]
-        return np.concatenate([grid.summed(channel) for channel in channels], axis=1)
+        return channel_units(self._bank, self.parameters.pool)
 
     def _normalised(self, pooled: Float64) -> Float64:
         """(n, d): each channel less its mean, over its norm; both exact up to the norm."""
@@ -165,12 +142,12 @@ class Gabor:
         return even.reshape(n, channels * windows)
 
 
-class _Grid:
+class Windows:
     """Pooling windows of side `pool` every pool/2 pixels over an image with a margin of pool/4."""
 
-    def __init__(self, height: int, width: int, pool: int, colours: int) -> None:
+    def __init__(self, height: int, width: int, pool: int, colours: int = 1) -> None:
         self.height, self.width, self.pad, self.stride = height, width, pool // 4, pool // 2
-        self.colours = colours
+        self.pool, self.colours = pool, colours
         down, across = -(-height // self.stride), -(-width // self.stride)
         self.windows = down * across
         self.padded = ((down + 1) * self.stride, (across + 1) * self.stride)
@@ -183,17 +160,6 @@ class _Grid:
         tall = blocks[:, :, :-1] + blocks[:, :, 1:]
         sums: Float64 = (tall[..., :-1] + tall[..., 1:]).astype(np.float64)
         return sums.reshape(n, c, self.windows)
-
-
-def _onnx_modulus(graph: NodeList, image: str, bank: Filters, pool: int) -> str:
-    """The moduli (N, orientations, …) of one scale, in whole steps of pool²."""
-    parts = []
-    for taps in (bank.even, bank.odd):
-        weights = graph.constant(taps[:, None].astype(np.float32))
-        wave = graph.add("Conv", image, weights, pads=[bank.radius] * 4)
-        parts.append(graph.add("Mul", wave, wave))
-    found = graph.add("Sqrt", graph.add("Add", *parts))
-    return graph.rounded(graph.add("Div", found, graph.number(pool**2)))
 
 
 # Gabor wavelets with whole taps, and their modulus over images in whole levels.
@@ -220,8 +186,12 @@ class Filters:
     """(side * (side + RUN - 1), 2 * orientations * RUN): the filters at RUN places beside."""
 
 
+Bank = tuple[Filters, ...]
+"""A scale each."""
+
+
 @lru_cache(maxsize=8)
-def filters(orientations: int, scales: int) -> tuple[Filters, ...]:
+def filters(orientations: int, scales: int) -> Bank:
     """One bank for each scale: wavelengths 4, 8, 16 on windows of side 7, 11, 15."""
     return tuple(_bank(orientations, 3 + 2 * k, 4.0 * 2**k, 1.6 * 2**k) for k in range(scales))
 
@@ -242,6 +212,50 @@ def modulus(padded: Float32, bank: Filters) -> Float32:
     squares = parts[:, :, :, 0] * parts[:, :, :, 0] + parts[:, :, :, 1] * parts[:, :, :, 1]
     found = np.sqrt(squares).transpose(0, 3, 1, 2, 4).reshape(n, -1, rows, run)
     return np.asarray(found[..., :columns], dtype=np.float32)
+
+
+def pooled_channels(levels: Float32, grid: Windows, bank: Bank) -> Float64:
+    """Integers (n, channels, windows) of images (n, rows, columns) in whole levels up to ±255.
+
+    The image itself, then its moduli: each is below 2**24 and cut to steps of pool², so sums over
+    a window stay below 2**24.
+    """
+    padded = np.zeros((len(levels), *grid.padded), np.float32)
+    inside = padded[:, grid.pad : grid.pad + grid.height, grid.pad : grid.pad + grid.width]
+    inside[...] = levels
+    channels = [padded[:, None]]
+    steps = np.float32(grid.pool**2)
+    channels += [np.rint(modulus(padded, scale) / steps) for scale in bank]
+    return np.concatenate([grid.summed(channel) for channel in channels], axis=1)
+
+
+def channel_units(bank: Bank, pool: int) -> Float64:
+    """(channels,): what one step of a channel's pooled sum stands for."""
+    wavelets = np.full(sum(len(scale.even) for scale in bank), 1 / (LEVELS * TAP_STEPS))
+    return np.concatenate([[1 / (LEVELS * pool**2)], wavelets])
+
+
+def onnx_channels(graph: NodeList, levels: str, grid: Windows, bank: Bank) -> str:
+    """The same over images (N, 1, rows, columns): means (N, channels, windows) in place of sums."""
+    below, right = grid.padded[0] - grid.height, grid.padded[1] - grid.width
+    pads = graph.whole(0, 0, grid.pad, grid.pad, 0, 0, below - grid.pad, right - grid.pad)
+    channels = [graph.add("Pad", levels, pads)]
+    channels += [_onnx_modulus(graph, channels[0], scale, grid.pool) for scale in bank]
+    joined = graph.add("Concat", *channels, axis=1)
+    side = {"kernel_shape": [grid.pool] * 2, "strides": [grid.pool // 2] * 2}
+    pooled = graph.add("AveragePool", joined, **side)
+    return graph.add("Reshape", pooled, graph.whole(0, -1, grid.windows))
+
+
+def _onnx_modulus(graph: NodeList, image: str, bank: Filters, pool: int) -> str:
+    """The moduli (N, orientations, …) of one scale, in whole steps of pool²."""
+    parts = []
+    for taps in (bank.even, bank.odd):
+        weights = graph.constant(taps[:, None].astype(np.float32))
+        wave = graph.add("Conv", image, weights, pads=[bank.radius] * 4)
+        parts.append(graph.add("Mul", wave, wave))
+    found = graph.add("Sqrt", graph.add("Add", *parts))
+    return graph.rounded(graph.add("Div", found, graph.number(pool**2)))
 
 
 def _bank(orientations: int, radius: int, wavelength: float, width: float) -> Filters:

@@ -13,21 +13,24 @@ from round_kit import CloudRound, job
 from test_cloud_host import Desk
 
 from edgeveil.crypto.keys import MaskSeed
-from edgeveil.errors import JobFailed
+from edgeveil.crypto.masking import signed
+from edgeveil.errors import JobFailed, ProtocolError
 from edgeveil.jobs import Job
 from edgeveil.jobs.plan import Plan
 from edgeveil.protocol.cloud_tasks import (
     Absorb,
     AskUnmask,
+    BatchPart,
     Broadcast,
     JobStatus,
+    OpenArrived,
     RoundCommit,
     SealRound,
     TakeMasks,
     TooFewUploads,
 )
 from edgeveil.protocol.mask_seeds import chosen_of, masked_vectors
-from edgeveil.protocol.masked_sums import mask_sums, masked_segment
+from edgeveil.protocol.masked_sums import mask_sums, masked_segment, unpacked_vectors
 from edgeveil.protocol.messages import Batch, Manifest, MaskedGroup
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.transfer import describe
@@ -35,7 +38,7 @@ from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.secure_round import KeptSums
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.validate_batch import validate_batch
+from edgeveil_cloud.validate_batch import SegmentOpener, validate_batch
 
 CENTRE, TRAIN = 1, 3  # one masked group; one, and softmax beside it
 UPLOADS = 3
@@ -291,3 +294,175 @@ def test_masked_groups_of_differing_numbers_are_void_in_a_round_of_several() -> 
     found = validate_batch(context, made.secret, batch, data, 5)
     assert dict(found.refused) == {"malformed_batch": 1}
     assert found.chosen == []
+
+
+# --- a batch that begins to come before it is whole ---
+
+STREAM = b"s" * 32
+
+
+class Streaming:
+    """A round's batch that comes bit by bit: masked uploads first, then what waited for all."""
+
+    def __init__(self, desk: SecureDesk, index: int = TRAIN, uploads: int = UPLOADS) -> None:
+        self.desk, self.broadcast = desk, desk.sealed(index)
+        manifest = self.broadcast.manifest
+        membership = desk.secret(manifest.at).membership
+        made = [desk.segments(manifest, device, membership) for device in range(uploads)]
+        masked = [one.group for one in manifest.masked]
+        others = [g for g in range(len(manifest.groups)) if g not in masked]
+        front = [b"".join(upload[g] for g in masked) for upload in made]
+        self.upload_bytes = len(front[0])
+        behind = b"".join(b"".join(upload[g] for upload in made) for g in others)
+        self.data = b"".join(front) + behind
+        counts = (uploads,) * len(manifest.groups)
+        self.batch = Batch(manifest.at, uploads, 0, counts, describe(self.data, 4096), STREAM)
+        self.so_far = Batch(manifest.at, 0, 0, (), describe(b"", 4096), STREAM)
+
+    def come(self, start: int, stop: int, name: bytes = STREAM) -> None:
+        self.desk.host.store(BatchPart(name, start, self.data[start:stop]))
+
+    def open(self, batch: Batch | None = None) -> None:
+        assert self.desk.host.perform(OpenArrived(batch or self.so_far)) is None
+
+    def absorb(self) -> Any:
+        return self.desk.host.perform(Absorb(self.batch))
+
+    def opened(self) -> int:
+        """How many uploads were looked at before the batch was whole."""
+        under_way = self.desk.host._spool.under_way
+        assert under_way is not None
+        return under_way.front.opened if under_way.front else 0
+
+
+def same_as_at_once(streaming: Streaming) -> None:
+    """Sums, choice and marks are those of a batch in the other form, opened at once."""
+    found = streaming.absorb()
+    assert isinstance(found, AskUnmask), found
+    assert chosen_of(found.unmask.chosen, UPLOADS) == [0, 1, 2]
+    kept = streaming.desk.kept(streaming.batch.at.exchange)
+    assert kept is not None
+    manifest = streaming.broadcast.manifest
+    vectors = masked_vectors(manifest.at, manifest.groups, manifest.masked)
+    masks = mask_sums(vectors, [seed(device) for device in range(UPLOADS)])
+    sums = unpacked_vectors(vectors, kept.totals)
+    for one, total, mask in zip(vectors, sums, unpacked_vectors(vectors, masks), strict=True):
+        numbers = [streaming.desk.numbers(manifest, d)[one.group] for d in range(UPLOADS)]
+        assert np.array_equal(signed(one.ring, total.numbers - mask.numbers), sum(numbers))
+    assert len(kept.accepted) == 32 * UPLOADS * len(manifest.groups)
+
+
+@pytest.mark.parametrize("index", [CENTRE, TRAIN])
+@pytest.mark.parametrize("step", [1000, 64, 10_000])
+def test_uploads_are_opened_as_they_come_and_once(
+    desk: SecureDesk, index: int, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streaming = Streaming(desk, index)
+    seen: list[bytes] = []
+    plain = SegmentOpener.plain
+
+    def counted(self: SegmentOpener, sealed: bytes) -> bytes | None:
+        seen.append(sealed)
+        return plain(self, sealed)
+
+    monkeypatch.setattr(SegmentOpener, "plain", counted)
+    front = UPLOADS * streaming.upload_bytes
+    for start in range(0, front, step):
+        streaming.come(start, min(start + step, front))
+        streaming.open()
+        assert streaming.opened() == min(start + step, front) // streaming.upload_bytes
+    streaming.come(front, len(streaming.data))
+    same_as_at_once(streaming)
+    assert len(seen) == len(set(seen))
+
+
+def test_what_stands_behind_the_stream_is_not_opened_as_part_of_it(desk: SecureDesk) -> None:
+    streaming = Streaming(desk)
+    streaming.come(0, len(streaming.data))
+    streaming.open(streaming.batch)
+    assert streaming.opened() == UPLOADS
+    same_as_at_once(streaming)
+
+
+def test_a_gap_is_waited_for(desk: SecureDesk) -> None:
+    streaming = Streaming(desk)
+    size = streaming.upload_bytes
+    streaming.come(size, 3 * size)
+    streaming.open()
+    assert streaming.opened() == 0
+    streaming.come(0, size)
+    streaming.open()
+    assert streaming.opened() == 1, "those behind the gap wait for the batch"
+    streaming.come(3 * size, len(streaming.data))
+    same_as_at_once(streaming)
+
+
+def test_bytes_that_are_replaced_are_opened_anew(desk: SecureDesk) -> None:
+    """What was added up of the first ones counts for nothing."""
+    streaming = Streaming(desk)
+    desk.host.store(BatchPart(STREAM, 0, bytes(streaming.upload_bytes)))
+    streaming.open()
+    streaming.come(0, len(streaming.data))
+    same_as_at_once(streaming)
+
+
+def test_another_stream_begins_anew(desk: SecureDesk) -> None:
+    streaming = Streaming(desk)
+    desk.host.store(BatchPart(b"o" * 32, 0, streaming.data[: streaming.upload_bytes]))
+    streaming.open(replace_stream(streaming.so_far, b"o" * 32))
+    assert streaming.opened() == 1
+    streaming.come(0, streaming.upload_bytes)
+    streaming.open(replace_stream(streaming.so_far, b"o" * 32))  # late, of the stream before
+    assert streaming.opened() == 0
+    streaming.come(streaming.upload_bytes, len(streaming.data))
+    same_as_at_once(streaming)
+
+
+def replace_stream(batch: Batch, name: bytes) -> Batch:
+    return msgspec.structs.replace(batch, stream=name)
+
+
+def test_a_stream_that_is_not_the_batch_s_counts_for_nothing(desk: SecureDesk) -> None:
+    streaming = Streaming(desk)
+    streaming.come(0, len(streaming.data))
+    other = bytes(64)
+    desk.host.store(BatchPart(STREAM, streaming.upload_bytes, other))
+    streaming.open()
+    with pytest.raises(ProtocolError, match="bad_digest"):
+        streaming.absorb()
+    assert desk.kept(TRAIN) is None
+
+
+def test_a_batch_of_fewer_uploads_than_its_stream_had_is_opened_by_itself(
+    desk: SecureDesk,
+) -> None:
+    """Bytes that do not fit the counts are malformed, and nothing before them is in a sum."""
+    streaming = Streaming(desk)
+    streaming.come(0, len(streaming.data))
+    streaming.open()
+    short = msgspec.structs.replace(streaming.batch, counts=(2, 3))
+    found = streaming.desk.host.perform(Absorb(short))
+    assert isinstance(found, TooFewUploads)
+    assert "malformed" in found.reason
+    assert desk.kept(TRAIN) is None
+
+
+def test_a_round_without_masks_opens_nothing_early(desk: SecureDesk) -> None:
+    plain = Desk(Store(), job())
+    made = plain.sealed(CENTRE)
+    data = b"x" * 500
+    plain.host.store(BatchPart(STREAM, 0, data))
+    header = Batch(made.manifest.at, 0, 0, (), describe(b"", 4096), STREAM)
+    assert plain.host.perform(OpenArrived(header)) is None
+    under_way = plain.host._spool.under_way
+    assert under_way is not None
+    assert under_way.front is not None
+    assert under_way.front.opened == 0
+
+
+def test_of_a_round_whose_key_is_gone_nothing_is_opened(desk: SecureDesk) -> None:
+    streaming = Streaming(desk)
+    streaming.come(0, len(streaming.data))
+    desk.store.set_status(desk.id, "cancelled")
+    streaming.open()
+    assert streaming.opened() == 0

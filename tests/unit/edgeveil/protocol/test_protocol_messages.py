@@ -77,7 +77,15 @@ headers = st.one_of(
         blobs,
     ),
     st.builds(m.Upload, wheres, st.lists(counts, min_size=1, max_size=5).map(tuple), blobs),
-    st.builds(m.Batch, wheres, counts, counts, st.lists(counts, max_size=5).map(tuple), blobs),
+    st.builds(
+        m.Batch,
+        wheres,
+        counts,
+        counts,
+        st.lists(counts, max_size=5).map(tuple),
+        blobs,
+        st.just(b"") | digests,
+    ),
     st.builds(m.Commit, wheres, counts, blobs),
     st.builds(m.Roster, st.integers(0, 2**62), blobs),
 )
@@ -91,6 +99,7 @@ bodies = st.one_of(
     st.builds(m.Want, st.binary(min_size=16, max_size=16)),
     st.builds(m.Decline, wheres),
     st.builds(m.Shortfall, wheres, counts, counts),
+    st.builds(m.Arrived, wheres, blobs),
     st.builds(
         m.Close,
         st.binary(min_size=16, max_size=16),

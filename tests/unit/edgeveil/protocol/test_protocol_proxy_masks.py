@@ -14,13 +14,10 @@ import pytest
 from msgspec import structs
 from protocol_kit import (
     CLOUD,
-    CLOUD_KEY,
     GROUPS,
     JOB,
     PACKET_BYTES,
-    PROXY,
     SEALED_BYTES,
-    FakeRegistry,
     at,
     bodies,
     commit_of,
@@ -34,6 +31,7 @@ from protocol_kit import (
     upload_of,
 )
 from proxy_bench import FLEET, MODEL, cloud_says, fire, says, to_cloud, to_devices
+from real_proxy import RealProxy
 
 from edgeveil.crypto.keys import MaskSeed, OpeningKey
 from edgeveil.protocol import effects as fx
@@ -52,7 +50,6 @@ from edgeveil.protocol.messages import (
     Need,
     Note,
     Offer,
-    PeerKeys,
     RoundKey,
     Unmask,
     Upload,
@@ -62,10 +59,8 @@ from edgeveil.protocol.messages import (
 )
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_rounds import CollectionState
-from edgeveil.protocol.proxy_tasks import ProxySettings, RoundUnmasked, SumMasks
+from edgeveil.protocol.proxy_tasks import RoundUnmasked, SumMasks
 from edgeveil.protocol.transfer import describe
-from edgeveil_proxy.role import ProxyHost
-from edgeveil_proxy.spool import Spool
 
 MASKED = (MaskedGroup(0, 10, 40), MaskedGroup(1, 4, 33))
 UPLOADS = 5
@@ -73,41 +68,6 @@ UPLOADS = 5
 
 def seed(number: int) -> MaskSeed:
     return MaskSeed(hashlib.sha256(b"seed of device %d" % number).digest())
-
-
-def backwards(places: list[int]) -> None:
-    places.reverse()
-
-
-class RealProxy(ProxyMachine):
-    """A machine whose host does its work at once, in a folder; `hold` leaves sums undone."""
-
-    def __init__(self, folder: Path, **settings: Any) -> None:
-        self.folder, self.hold = folder, False
-        self.spool = Spool(folder / "spool.sqlite")
-        self.host = ProxyHost(self.spool, backwards)
-        registry = FakeRegistry({m.id: m.key for m in FLEET})
-        plain = {"packet_bytes": PACKET_BYTES, "push_bytes": 1 << 20}
-        bounds = ProxySettings(**(plain | settings))  # type: ignore[arg-type]
-        keys = PeerKeys.pinned(cloud=CLOUD_KEY)
-        super().__init__(PROXY, keys, registry, self.spool.load(), bounds)
-
-    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
-        out: list[fx.Effect] = []
-        for effect in super().handle(event, now_s):
-            out.append(effect)
-            if isinstance(effect, fx.Persist):
-                self.host.store(effect.item)
-            if isinstance(effect, fx.Work) and not (
-                self.hold and isinstance(effect.task, SumMasks)
-            ):
-                result = self.host.perform(effect.task)
-                out += self.handle(fx.WorkDone(effect.task, result), now_s)
-        return out
-
-    def restarted(self) -> RealProxy:
-        """A new process on the same files; the old one never closed them."""
-        return RealProxy(self.folder)
 
 
 @pytest.fixture

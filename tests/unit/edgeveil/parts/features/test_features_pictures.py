@@ -1,0 +1,149 @@
+"""Features for pictures: what they are made of, what they tell apart, and from which records."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgeveil.errors import DataError
+from edgeveil.parts.features import build_features
+from edgeveil.parts.features.pictures import (
+    DRAWN,
+    STEPS,
+    Pictures,
+    PicturesParameters,
+    Raster,
+    axes_of,
+    pooled,
+    roots,
+)
+from edgeveil.parts.features.procedural_pictures import procedural_pictures
+
+COLOUR = Raster(3, 8, 8)
+PIXELS = [255, 0, 111, 164, 211, 142, 56, 209, 22, 214, 0, 231]
+
+
+def phi(**changes):
+    return build_features([PicturesParameters(name="pictures", **changes)])
+
+
+def strokes():
+    x = np.zeros((1, 8, 8), np.float32)
+    x[0, 2:6, 3], x[0, 5, 4:7] = 16, 9
+    return x
+
+
+def test_golden_features_of_two_strokes():
+    found = phi(input_scale=16.0)(strokes())[0]
+    golden = {1: 0.2767, 2: -0.3329, 6: -0.287, 12: 0.242}
+    # Axes are drawn by sines, which machines round differently.
+    np.testing.assert_allclose([found[k] for k in golden], list(golden.values()), atol=2e-3)
+
+
+def test_golden_pictures():
+    drawn = procedural_pictures(40, (1, 8, 8))
+    assert drawn[:12, 0, 3, 3].tolist() == pytest.approx(PIXELS, abs=1)
+    np.testing.assert_array_equal(drawn, procedural_pictures(40, (1, 8, 8)))
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 10, 6)])
+def test_procedural_pictures_are_whole_levels_and_no_two_alike(shape):
+    drawn = procedural_pictures(50, shape)
+    assert drawn.shape == (50, *shape)
+    assert drawn.dtype == np.float32
+    assert np.array_equal(drawn, np.rint(drawn))
+    assert drawn.min() >= 0 and drawn.max() <= 255
+    assert len({one.tobytes() for one in drawn}) == 50
+    assert 40 < drawn.std() < 120
+
+
+def test_colours_of_procedural_pictures_vary_most_in_brightness():
+    red, green, blue = np.moveaxis(procedural_pictures(200, (3, 16, 16)), 1, 0)
+    bright, second, third = (red + green + blue) / 3, (red - blue) / 2, (red - 2 * green + blue) / 4
+    assert bright.std() > second.std() > third.std() > 1
+
+
+def test_an_axis_has_the_variance_that_narrowing_leaves():
+    raster = Raster(1, 8, 8)
+    common = axes_of(raster, 60)
+    drawn = procedural_pictures(DRAWN, (1, 8, 8))
+    steps = roots(pooled(drawn, raster), common.units) - common.middle
+    values = steps @ common.axes
+    spread = values.std(axis=0)
+    assert np.all(np.diff(spread) < 0.02 * spread[0])  # widest first
+    wide = np.linalg.svd(steps / STEPS, compute_uv=False)[:60] / np.sqrt(DRAWN)
+    floor = 0.01 * np.square(wide).mean()
+    narrow = wide * (np.square(wide) + floor) ** -0.25
+    np.testing.assert_allclose(spread / spread[0], narrow / narrow[0], rtol=0.01)
+    cosines = np.corrcoef(values.T) - np.eye(60)
+    assert np.abs(cosines).max() < 0.02
+
+
+def test_channels_have_their_typical_size_and_few_are_large():
+    common = axes_of(COLOUR, 60)
+    sums = pooled(procedural_pictures(DRAWN, (3, 8, 8)), COLOUR)
+    sizes = np.sqrt(np.square(sums * common.units).mean(axis=(0, 2)))
+    np.testing.assert_allclose(sizes, 1, rtol=1e-6)
+
+
+def test_roots_keep_the_sign_and_end_somewhere():
+    sums = np.array([[[4.0, -9.0, 0.0, 1e12, -1e12]]])
+    found = roots(sums, np.array([[1.0]]))[0]
+    assert found.tolist() == [2 * STEPS, -3 * STEPS, 0, 64 * STEPS, -64 * STEPS]
+
+
+def test_a_grey_picture_has_no_colour_and_a_coloured_one_has():
+    grey = np.repeat(procedural_pictures(3, (1, 8, 8)), 3, axis=1)
+    channels = COLOUR.channels // 3
+    assert not pooled(grey, COLOUR)[:, channels:].any()
+    assert pooled(procedural_pictures(3, (3, 8, 8)), COLOUR)[:, channels:].any(axis=(1, 2)).all()
+
+
+def test_colours_are_told_apart_at_one_brightness():
+    red, blue = np.zeros((2, 1, 3, 8, 8), np.float32)
+    red[:, 0, 2:6], blue[:, 2, 2:6] = 200, 200
+    map_ = phi()
+    assert (map_(red) @ map_(blue).T).item() < 0.95
+    assert (map_(red) @ map_(red * np.float32(1.1)).T).item() > 0.99
+
+
+def test_a_flat_record_is_the_picture_that_it_says():
+    x = procedural_pictures(4, (3, 8, 8))
+    shaped = phi(dimension=40)(x)
+    np.testing.assert_array_equal(phi(dimension=40, image=(8, 8))(x.reshape(4, -1)), shaped)
+    grey = strokes()
+    flat = phi(dimension=40, image=(8, 8))(grey.reshape(1, -1))
+    np.testing.assert_array_equal(flat, phi(dimension=40)(grey))
+
+
+@pytest.mark.parametrize(
+    ("shape", "features", "windows"),
+    [((28, 28), 400, 49), ((3, 32, 32), 600, 64), ((8, 8), 272, 16), ((64, 64), 400, 256)],
+)
+def test_there_is_a_default_for_every_size(shape, features, windows):
+    made = Pictures(PicturesParameters(name="pictures"))
+    assert made.output_dim(shape) == features
+    raster = Raster(shape[0] if len(shape) == 3 else 1, *shape[-2:])
+    assert raster.windows.windows == windows
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((64,), {}),
+        ((2, 8, 8), {}),
+        ((3, 2, 8), {}),
+        ((64,), {"image": (7, 7)}),
+        ((128,), {"image": (8, 8)}),
+        ((1, 1, 8, 8), {}),
+    ],
+)
+def test_what_is_no_picture_is_refused(shape, options):
+    with pytest.raises(DataError, match="pictures takes one picture a record") as caught:
+        phi(**options).output_dim(shape)
+    assert "image: [rows, columns]" in str(caught.value)
+
+
+def test_more_features_than_there_are_is_refused():
+    with pytest.raises(DataError, match="have 272 features, not 273"):
+        phi(dimension=273).output_dim((8, 8))

@@ -1,0 +1,489 @@
+"""Masked uploads reach the cloud while their round is open: in lots, and never the others."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cloud_bench import cloud, done, fire, receive, waiting
+from msgspec import structs
+from protocol_kit import (
+    PACKET_BYTES,
+    PART_BYTES,
+    PROXY,
+    at,
+    bodies,
+    headers,
+    manifest,
+    messages,
+    offer,
+    refused,
+    reports,
+    signing_key,
+    stored,
+    tasks,
+)
+from proxy_bench import FLEET, MODEL, cloud_says, says, to_cloud
+from proxy_bench import fire as ring
+from real_proxy import RealProxy
+
+from edgeveil.crypto.keys import MaskSeed
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.cloud import BATCH_CREDIT
+from edgeveil.protocol.cloud_tasks import Absorb, BatchDropped, BatchPart, OpenArrived, SealRound
+from edgeveil.protocol.mask_seeds import seal_seed
+from edgeveil.protocol.messages import (
+    SEAL_OVERHEAD_BYTES,
+    Arrived,
+    Batch,
+    Blob,
+    BlobPart,
+    Group,
+    Manifest,
+    MaskedGroup,
+    Need,
+    Offer,
+    Shortfall,
+    Signer,
+    Upload,
+)
+from edgeveil.protocol.proxy_tasks import StreamUploads
+from edgeveil.protocol.transfer import describe, part
+
+# --- at the proxy ---
+
+WIDE, NARROW = Group("layer0", 1000), Group("softmax", 20)
+UPLOAD_BYTES = WIDE.padded_bytes + SEAL_OVERHEAD_BYTES
+COUNT = len(FLEET)
+SMALL = {"lot_bytes": 1, "min_batch_floor": 1, "push_bytes": 1 << 20}
+
+
+def header_of(**changes: Any) -> Manifest:
+    plain: dict[str, Any] = {
+        "groups": (WIDE, NARROW),
+        "masked": (MaskedGroup(0, 10, 40),),
+        "selected": COUNT,
+        "quorum": COUNT,
+        "min_batch": 3,
+    }
+    return manifest(MODEL, **(plain | changes))
+
+
+def segments(number: int, groups: tuple[int, ...]) -> list[bytes]:
+    sizes = (UPLOAD_BYTES, NARROW.padded_bytes + SEAL_OVERHEAD_BYTES)
+    return [hashlib.shake_128(b"%d %d" % (number, g)).digest(sizes[g]) for g in groups]
+
+
+def opened(folder: Path, header: Manifest | None = None, **settings: Any) -> RealProxy:
+    folder.mkdir(exist_ok=True)
+    machine = RealProxy(folder, **(SMALL | settings))
+    cloud_says(machine, offer(header or header_of(), MODEL))
+    return machine
+
+
+def upload(
+    machine: RealProxy,
+    number: int,
+    groups: tuple[int, ...] = (0, 1),
+    header: Manifest | None = None,
+) -> list[fx.Effect]:
+    header, data = header or header_of(), b"".join(segments(number, groups))
+    made = Upload(header.at, groups, describe(data, PART_BYTES))
+    key = machine.masks._context.memory.round_key(header.at)
+    if key is not None and 0 in groups:
+        seed = MaskSeed(hashlib.sha256(b"%d" % number).digest())
+        sealed = seal_seed(seed, header, FLEET[number].id, key.public().to_bytes())
+        made = structs.replace(made, seed=sealed)
+    out = says(machine, FLEET[number], offer(made, b"", FLEET[number].signer))
+    pieces = [data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)]
+    blob = made.blob
+    for index in range(len(pieces)):
+        out += says(machine, FLEET[number], part(blob, data, index))
+    return out
+
+
+def told(effects: list[fx.Effect]) -> list[Arrived]:
+    return bodies(effects, Arrived)
+
+
+def pulled(machine: RealProxy, blob: Blob) -> bytes:
+    """All whole parts of what was told."""
+    indices = tuple(range(blob.size_bytes // blob.part_bytes))
+    found = messages(cloud_says(machine, Need(blob.digest, indices)), BlobPart)
+    return b"".join(part.data for part in found)
+
+
+def test_the_first_go_on_while_the_others_are_waited_for(tmp_path: Path) -> None:
+    """Whole parts of masked segments alone, one upload held back for the last lot."""
+    machine = opened(tmp_path)
+    assert told(upload(machine, 0)) == []
+    (first,) = told(upload(machine, 1))
+    assert first.blob.size_bytes == PART_BYTES < UPLOAD_BYTES
+    (second,) = told(upload(machine, 2))
+    assert second.blob.digest == first.blob.digest
+    there = pulled(machine, second.blob)
+    assert there == b"".join(segments(n, (0,))[0] for n in range(2))[: second.blob.size_bytes]
+
+
+def test_what_is_not_masked_waits_for_all(tmp_path: Path) -> None:
+    machine = opened(tmp_path)
+    sent = b""
+    for number in range(COUNT - 1):
+        for arrived in told(upload(machine, number)):
+            sent = pulled(machine, arrived.blob)
+    assert len(sent) > 3 * UPLOAD_BYTES
+    for number in range(COUNT):
+        assert segments(number, (1,))[0][:16] not in sent
+    assert told(upload(opened(tmp_path / "plain", header_of(masked=())), 0, (0, 1))) == []
+
+
+def test_the_batch_begins_with_what_went_on(tmp_path: Path) -> None:
+    machine, fronts = opened(tmp_path), []
+    for number in range(COUNT):
+        out = upload(machine, number)
+        if number < COUNT - 1:
+            fronts += [(a.blob.digest, pulled(machine, a.blob)) for a in told(out)]
+    name, front = fronts[-1]
+    (batch,) = [h for h in headers(out) if isinstance(h, Batch)]
+    assert batch.stream == name
+    assert batch.counts == (COUNT, COUNT)
+    assert messages(out, BlobPart) == [], "not pushed: most of it is there"
+    for name in (batch.blob.digest, batch.stream):
+        whole = pulled(machine, structs.replace(batch.blob, digest=name))
+        assert whole.startswith(front)
+    # Whose seed is whose: the order of the seeds is that of the stream.
+    data = machine.masks._context.memory.batches[at()].data
+    order = [data[i * UPLOAD_BYTES : (i + 1) * UPLOAD_BYTES] for i in range(COUNT)]
+    whose = [[segments(n, (0,))[0] for n in range(COUNT)].index(one) for one in order]
+    seeds = machine.masks._context.memory.batches[at()].seeds
+    made = [MaskSeed(hashlib.sha256(b"%d" % n).digest()).to_bytes() for n in whose]
+    assert [seed.to_bytes() for seed in seeds] == made
+    assert sorted(whose) == list(range(COUNT))
+
+
+@pytest.mark.parametrize(("floor", "first"), [(1, 2), (2, 4), (3, 6)])
+def test_a_lot_has_as_many_uploads_as_the_floor_the_last_one_too(
+    tmp_path: Path, floor: int, first: int
+) -> None:
+    machine = opened(tmp_path, min_batch_floor=floor)
+    machine.slow = True
+    for number in range(COUNT):
+        upload(machine, number)
+        assert bool(machine.waiting) == (number + 1 >= first)
+    for task in machine.waiting:
+        assert len(task.uploads) >= floor
+    batch = machine.masks._context.memory.batches[at()].batch
+    assert batch.counts[0] - sum(len(task.uploads) for task in machine.waiting) >= floor
+
+
+def test_a_round_smaller_than_a_lot_goes_on_as_one(tmp_path: Path) -> None:
+    machine = opened(tmp_path, lot_bytes=1 << 20)
+    for number in range(COUNT):
+        out = upload(machine, number)
+        assert told(out) == []
+    (batch,) = [h for h in headers(out) if isinstance(h, Batch)]
+    assert batch.stream == b""
+
+
+def test_a_device_s_name_is_in_nothing_that_goes_on(tmp_path: Path) -> None:
+    machine, frames = opened(tmp_path), []
+    for number in range(COUNT):
+        frames += to_cloud(upload(machine, number))
+    said = repr(frames).encode()
+    assert all(member.id.encode() not in said for member in FLEET)
+
+
+def test_one_lot_at_a_time_and_none_is_told_that_is_not_there(tmp_path: Path) -> None:
+    machine = opened(tmp_path)
+    machine.slow = True
+    for number in range(4):
+        assert told(upload(machine, number)) == []
+    (task,) = machine.waiting
+    assert [index for index, _, _ in task.uploads] == [0]
+    out = machine.work(task)
+    assert len(told(out)) == 1
+    (_, after) = machine.waiting
+    assert [index for index, _, _ in after.uploads] == [1, 2]
+
+
+def test_a_part_that_was_not_told_is_refused(tmp_path: Path) -> None:
+    machine = opened(tmp_path)
+    upload(machine, 0)
+    (arrived,) = told(upload(machine, 1))
+    assert refused(cloud_says(machine, Need(arrived.blob.digest, (1,)))) == ["bad_index"]
+    assert refused(cloud_says(machine, Need(bytes(32), (0,)))) == ["unknown_blob"]
+
+
+def test_a_lot_that_fails_comes_with_the_next(tmp_path: Path) -> None:
+    machine = opened(tmp_path)
+    machine.slow = True
+    upload(machine, 0)
+    upload(machine, 1)
+    (task,) = machine.waiting
+    out = machine.handle(fx.WorkDone(task, fx.WorkFailed("the disk")), 0.0)
+    assert "stream_failed" in reports(out)
+    upload(machine, 2)
+    assert [index for index, _, _ in machine.waiting[-1].uploads] == [0, 1]
+
+
+def test_while_the_batch_is_made_what_was_told_can_be_had(tmp_path: Path) -> None:
+    """The cloud's question may be on its way when the round closes."""
+    machine = opened(tmp_path)
+    for number in range(3):
+        for arrived in told(upload(machine, number)):
+            front = arrived
+    before, perform = pulled(machine, front.blob), machine.host.perform
+    seen: list[bytes] = []
+
+    def performed(task: object) -> object:
+        if not isinstance(task, StreamUploads):
+            seen.append(pulled(machine, front.blob))
+        return perform(task)
+
+    machine.host.perform = performed  # type: ignore[method-assign]
+    ring(machine, "deadline")
+    assert seen == [before]
+
+
+def test_a_short_round_tells_counts_and_its_stream_is_gone(tmp_path: Path) -> None:
+    machine = opened(tmp_path, header_of(min_batch=5))
+    for number in range(4):
+        for arrived in told(upload(machine, number)):
+            front = arrived
+    out = ring(machine, "deadline")
+    assert bodies(out, Shortfall) == [Shortfall(at(), 4, 0)]
+    assert headers(out) == []
+    assert refused(cloud_says(machine, Need(front.blob.digest, (0,)))) == ["unknown_blob"]
+
+
+def test_a_lot_that_is_done_after_its_round_is_not_told(tmp_path: Path) -> None:
+    machine = opened(tmp_path)
+    machine.slow = True
+    for number in range(3):
+        upload(machine, number)
+    (task,) = machine.waiting
+    ring(machine, "deadline")
+    assert machine.work(task) == []
+    data = machine.masks._context.memory.batches[at()]
+    assert data.batch.counts == (3, 3)
+
+
+def test_a_proxy_that_starts_again_streams_what_it_holds_under_another_name(
+    tmp_path: Path,
+) -> None:
+    machine = opened(tmp_path)
+    for number in range(4):
+        for arrived in told(upload(machine, number)):
+            front = arrived
+    again = machine.restarted()
+    (anew,) = told(again.handle(fx.Command("started"), 0.0))
+    assert anew.blob.digest != front.blob.digest
+    assert len(pulled(again, anew.blob)) == 3 * UPLOAD_BYTES // PART_BYTES * PART_BYTES
+    assert refused(cloud_says(again, Need(front.blob.digest, (0,)))) == ["unknown_blob"]
+    for number in (4, 5):
+        out = upload(again, number)
+    (batch,) = [h for h in headers(out) if isinstance(h, Batch)]
+    assert batch.stream == anew.blob.digest
+    last = again.restarted()
+    offers = last.handle(fx.PeerConnected(fx.CloudAddress()), 0.0)
+    assert batch in headers(offers)
+    assert pulled(last, batch.blob) == pulled(again, batch.blob)
+
+
+# --- at the cloud ---
+
+NAME = b"n" * 32
+SIZE = 40 * PART_BYTES + 100
+DATA = hashlib.shake_128(b"a batch").digest(SIZE)
+
+
+def arrived(parts: int, name: bytes = NAME, **changes: Any) -> Arrived:
+    plain = Arrived(at(), Blob(name, parts * PART_BYTES, PART_BYTES))
+    return structs.replace(plain, **changes)
+
+
+def batch_of(data: bytes = DATA, name: bytes = NAME) -> Batch:
+    return Batch(at(), 3, 0, (3,), describe(data, PART_BYTES), name)
+
+
+def part_of(index: int, name: bytes = NAME, data: bytes = DATA) -> BlobPart:
+    return structs.replace(part(describe(data, PART_BYTES), data, index), blob=name)
+
+
+def asked(effects: list[fx.Effect]) -> list[int]:
+    return [index for need in messages(effects, Need) for index in need.indices]
+
+
+def spooled(effects: list[fx.Effect]) -> list[BatchPart]:
+    return [item for item in stored(effects) if isinstance(item, BatchPart)]
+
+
+def say(machine: Any, body: Any) -> list[fx.Effect]:
+    return receive(machine, PROXY.note(body))
+
+
+def test_the_cloud_asks_for_what_is_new_and_opens_what_came() -> None:
+    machine = waiting()
+    assert asked(say(machine, arrived(2))) == [0, 1]
+    out = receive(machine, part_of(0))
+    assert spooled(out) == [BatchPart(NAME, 0, DATA[:PART_BYTES])]
+    (task,) = tasks(out)
+    assert isinstance(task, OpenArrived)
+    assert task.batch.counts == ()
+    assert asked(say(machine, arrived(2))) == [], "said before"
+    assert asked(say(machine, arrived(5))) == [2, 3, 4]
+
+
+def test_what_came_is_opened_in_one_task_at_a_time() -> None:
+    machine = waiting()
+    say(machine, arrived(4))
+    (task,) = tasks(receive(machine, part_of(0)))
+    assert tasks(receive(machine, part_of(1))) == []
+    (again,) = tasks(done(machine, task, None))
+    assert isinstance(again, OpenArrived)
+    assert tasks(done(machine, again, None)) == [], "nothing came since"
+    assert len(tasks(receive(machine, part_of(2)))) == 1
+
+
+def test_a_part_that_comes_twice_is_taken_once() -> None:
+    machine = waiting()
+    say(machine, arrived(2))
+    assert len(spooled(receive(machine, part_of(0)))) == 1
+    assert receive(machine, part_of(0)) == []
+
+
+def test_no_more_is_on_its_way_than_the_credit() -> None:
+    machine = waiting()
+    out = say(machine, arrived(1000))
+    on_way = set(asked(out))
+    data = bytes(PART_BYTES)
+    for _ in range(300):
+        index = min(on_way)
+        on_way.discard(index)
+        out = receive(machine, part_of(index, data=data * 1000) if index < 1000 else part_of(0))
+        on_way |= set(asked(out))
+        assert len(on_way) <= BATCH_CREDIT
+
+
+def test_with_the_batch_only_the_rest_is_asked_for() -> None:
+    machine = waiting()
+    say(machine, arrived(10))
+    for index in range(10):
+        receive(machine, part_of(index))
+    out = receive(machine, offer(batch_of(), b"", PROXY))
+    assert stored(out) == []
+    wanted = set(asked(out))
+    assert min(wanted) == 10
+    absorbed: list[Any] = []
+    seen = set()
+    while wanted:
+        index = min(wanted)
+        wanted.discard(index)
+        seen.add(index)
+        out = receive(machine, part_of(index, batch_of().blob.digest))
+        wanted |= set(asked(out))
+        assert all(item.digest == NAME for item in spooled(out))
+        absorbed += [task for task in tasks(out) if isinstance(task, Absorb)]
+    assert seen == set(range(10, 41))
+    assert absorbed == [Absorb(batch_of())]
+
+
+def test_parts_on_their_way_when_the_batch_comes_count_under_either_name() -> None:
+    machine = waiting()
+    say(machine, arrived(3))
+    receive(machine, part_of(0))
+    receive(machine, offer(batch_of(), b"", PROXY))
+    assert len(spooled(receive(machine, part_of(1)))) == 1
+    assert len(spooled(receive(machine, part_of(2, batch_of().blob.digest)))) == 1
+
+
+def test_a_batch_whose_stream_was_never_told_is_pulled_at_once() -> None:
+    machine = waiting()
+    assert asked(receive(machine, offer(batch_of(), b"", PROXY)))[0] == 0
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        batch_of(name=b"o" * 32),
+        batch_of(DATA[: 5 * PART_BYTES]),
+        structs.replace(batch_of(), blob=describe(DATA, PART_BYTES - 1)),
+    ],
+    ids=["another stream", "shorter", "other parts"],
+)
+def test_a_batch_that_does_not_continue_what_came_is_taken_from_its_beginning(
+    header: Batch,
+) -> None:
+    machine = waiting()
+    say(machine, arrived(10))
+    for index in range(10):
+        receive(machine, part_of(index))
+    assert asked(receive(machine, offer(header, b"", PROXY)))[0] == 0
+
+
+def test_another_stream_takes_the_place_of_the_first() -> None:
+    """The proxy has begun anew."""
+    machine = waiting()
+    say(machine, arrived(4))
+    receive(machine, part_of(0))
+    other = b"o" * 32
+    assert asked(say(machine, arrived(2, other))) == [0, 1]
+    (item,) = spooled(receive(machine, part_of(1, other)))
+    assert item.digest == other
+    assert receive(machine, part_of(1)) == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [arrived(2, at=at(2)), arrived(2, at=at(1, 2))],
+    ids=["another exchange", "another attempt"],
+)
+def test_a_stream_of_another_round_is_nothing(body: Arrived) -> None:
+    assert say(waiting(), body) == []
+    assert say(cloud(), arrived(2)) == [], "no job runs"
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (arrived(1 << 21), "oversized_blob"),
+        (arrived(0, blob=Blob(NAME, PART_BYTES + 1, PART_BYTES)), "malformed"),
+        (arrived(0, blob=Blob(NAME, 0, PART_BYTES)), "malformed"),
+        (arrived(0, blob=Blob(NAME, 100, 10)), "tiny_parts"),
+    ],
+    ids=["beyond the disk", "half a part", "nothing", "crumbs"],
+)
+def test_a_stream_that_no_proxy_tells_is_refused(body: Arrived, reason: str) -> None:
+    assert refused(say(waiting(), body)) == [reason]
+
+
+def test_a_stream_that_the_proxy_did_not_sign_is_refused() -> None:
+    forged = Signer("proxy", signing_key(9)).note(arrived(2))
+    assert refused(receive(waiting(), forged)) == ["forged"]
+
+
+def test_a_lost_part_is_asked_for_again_once_the_batch_is_known() -> None:
+    machine = waiting()
+    say(machine, arrived(3))
+    receive(machine, part_of(0))
+    receive(machine, offer(batch_of(), b"", PROXY))
+    found: list[int] = []
+    for _ in range(3):
+        found += asked(fire(machine, "repair"))
+    assert {1, 2} <= set(found)
+
+
+def test_an_attempt_that_comes_to_nothing_takes_its_stream_with_it() -> None:
+    machine = waiting()
+    say(machine, arrived(3))
+    receive(machine, part_of(0))
+    out = say(machine, Shortfall(at(), 1, 0))
+    assert stored(out) == [BatchDropped()]
+    assert SealRound(at().job_id, 1, 2) in tasks(out)
+    assert say(machine, arrived(4)) == []
+
+
+def test_offers_are_of_what_a_packet_carries() -> None:
+    assert len(Offer(PROXY.header(batch_of())).header.payload) < PACKET_BYTES

@@ -1,0 +1,291 @@
+"""Masked uploads that go on before their round closes: what stands where, what is kept of it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from spool_kit import PROXY, at, names, on_disk, reopened
+
+from edgeveil.crypto.keys import MaskSeed
+from edgeveil.protocol.messages import Batch, Blob
+from edgeveil.protocol.proxy_tasks import (
+    BatchDelivered,
+    BatchKept,
+    HeldUpload,
+    RoundDropped,
+    ShuffledBatch,
+    ShuffleRound,
+    StreamUploads,
+    UploadKept,
+    UploadPart,
+    UploadsDropped,
+)
+from edgeveil.storage import StorageError
+from edgeveil_proxy.shuffle import MaskedStream, PiecedData
+from edgeveil_proxy.spool import Spool
+
+SIZES = (30, 50, 20)  # of the groups
+SLOT = sum(SIZES)
+MASKED = frozenset({0, 2})
+ALL = (0, 1, 2)
+COUNT = 9
+
+
+def segment(slot: int, group: int) -> bytes:
+    return hashlib.shake_128(b"%d %d" % (slot, group)).digest(SIZES[group])
+
+
+def content(slot: int, groups: tuple[int, ...] = ALL) -> bytes:
+    return b"".join(segment(slot, group) for group in groups)
+
+
+def written(folder: Path, uploads: dict[int, tuple[int, ...]]) -> Path:
+    """The round's file: these groups in these slots."""
+    file = bytearray(SLOT * (max(uploads) + 1))
+    for slot, groups in uploads.items():
+        file[slot * SLOT : slot * SLOT + len(content(slot, groups))] = content(slot, groups)
+    path = folder / "uploads"
+    path.write_bytes(file)
+    return path
+
+
+def backwards(places: list[int]) -> None:
+    places.reverse()
+
+
+def lot(uploads: list[tuple[int, tuple[int, ...]]], first: int, last: int, **how) -> StreamUploads:
+    """Uploads from `first` up to `last`, by their place among all; (slot, groups) each."""
+    chosen = [(i, *uploads[i]) for i in range(first, last) if MASKED.intersection(uploads[i][1])]
+    return StreamUploads(at(), SIZES, SLOT, tuple(chosen), MASKED, **how)
+
+
+def closing(uploads: list[tuple[int, tuple[int, ...]]], floor: int = 1, **how) -> ShuffleRound:
+    return ShuffleRound(
+        at(), SIZES, SLOT, floor, tuple(uploads), together=MASKED, streamed=True, **how
+    )
+
+
+def masked_of(slots: list[int]) -> bytes:
+    return b"".join(segment(slot, group) for slot in slots for group in sorted(MASKED))
+
+
+def whole(done: ShuffledBatch) -> bytes:
+    return done.data[0 : len(done.data)]
+
+
+ONLY = tuple(sorted(MASKED))
+
+
+def test_each_lot_has_an_order_of_its_own_behind_those_before(tmp_path: Path) -> None:
+    slots = [3, 0, 1, 4, 2, 5]  # in the order in which they came
+    uploads = [(slot, ONLY) for slot in slots]
+    stream = MaskedStream(written(tmp_path, dict(uploads)))
+    first = stream.add(lot(uploads, 0, 2), backwards)
+    assert first.data[0 : len(first.data)] == masked_of([0, 3])
+    second = stream.add(lot(uploads, 2, 4), backwards)
+    assert second.name == first.name
+    assert len(first.data) == 100, "what was told does not change"
+    assert second.data[0 : len(second.data)] == masked_of([0, 3, 4, 1])
+    done = stream.finish(closing(uploads), tmp_path / "batch", backwards)
+    assert whole(done) == masked_of([0, 3, 4, 1, 5, 2])
+    assert [slots[index] for index in done.order] == [0, 3, 4, 1, 5, 2]
+    assert done.digest == hashlib.sha256(whole(done)).digest()
+    assert done.counts == (6, 0, 6)
+    assert done.stream == first.name
+    assert not (tmp_path / "batch").exists(), "nothing was copied"
+
+
+def test_a_job_without_shuffle_keeps_the_order_of_arrival(tmp_path: Path) -> None:
+    uploads = [(slot, ONLY) for slot in (2, 0, 1)]
+    stream = MaskedStream(written(tmp_path, dict(uploads)))
+    stream.add(lot(uploads, 0, 2, keep_order=True), backwards)
+    done = stream.finish(closing(uploads, keep_order=True), tmp_path / "batch", backwards)
+    assert whole(done) == masked_of([2, 0, 1])
+
+
+def test_other_groups_wait_are_permuted_alone_and_stand_apart(tmp_path: Path) -> None:
+    """No order and no place says which of them came with which masked segment."""
+    slots = [1, 0, 2, 3]
+    uploads = [(slot, ALL) for slot in slots]
+    stream = MaskedStream(written(tmp_path, dict(uploads)))
+    so_far = stream.add(lot(uploads, 0, 3), backwards)
+    for slot in slots:
+        assert segment(slot, 1) not in so_far.data[0 : len(so_far.data)]
+    done = stream.finish(closing(uploads), tmp_path / "batch", backwards)
+    others = b"".join(segment(slot, 1) for slot in reversed(slots))
+    assert whole(done) == masked_of([2, 0, 1, 3]) + others
+    assert done.counts == (4, 4, 4)
+    assert done.pieces == (), "a file of its own, so that the uploads can go"
+    assert (tmp_path / "batch").read_bytes() == whole(done)
+    assert done.digest == hashlib.sha256(whole(done)).digest()
+
+
+def test_a_group_below_the_floor_stays_out_beside_a_stream(tmp_path: Path) -> None:
+    uploads = [(0, ALL), (1, ONLY), (2, ONLY)]
+    stream = MaskedStream(written(tmp_path, dict(uploads)))
+    stream.add(lot(uploads, 0, 2), backwards)
+    done = stream.finish(closing(uploads, floor=2), tmp_path / "batch", backwards)
+    assert done.counts == (3, 0, 3)
+    assert segment(0, 1) not in whole(done)
+
+
+def test_uploads_without_masked_groups_have_no_place_in_the_stream(tmp_path: Path) -> None:
+    uploads = [(0, (1,)), (1, ALL), (2, (1,)), (3, ALL)]
+    stream = MaskedStream(written(tmp_path, dict(uploads)))
+    stream.add(lot(uploads, 0, 3), backwards)
+    done = stream.finish(closing(uploads), tmp_path / "batch", backwards)
+    assert done.order == (1, 3)
+    assert done.counts == (2, 4, 2)
+    assert whole(done).startswith(masked_of([1, 3]))
+
+
+def test_the_batch_made_twice_is_the_same(tmp_path: Path) -> None:
+    """The first try may have failed when it wrote the others."""
+    uploads = [(slot, ALL) for slot in range(4)]
+    stream = MaskedStream(written(tmp_path, dict(uploads)))
+    stream.add(lot(uploads, 0, 2), backwards)
+    with pytest.raises(OSError, match="No such file"):
+        stream.finish(closing(uploads), tmp_path / "gone" / "batch", backwards)
+    done = stream.finish(closing(uploads), tmp_path / "batch", backwards)
+    assert whole(done)[: 4 * 50] == masked_of([1, 0, 3, 2])
+
+
+def test_a_lot_that_comes_after_the_batch_changes_nothing(tmp_path: Path) -> None:
+    uploads = [(slot, ONLY) for slot in range(4)]
+    stream = MaskedStream(written(tmp_path, dict(uploads)))
+    late = lot(uploads, 0, 2)
+    done = stream.finish(closing(uploads), tmp_path / "batch", backwards)
+    before = whole(done)
+    stream.add(late, backwards)
+    assert whole(done) == before
+    assert done.digest == hashlib.sha256(before).digest()
+
+
+def test_a_lot_that_cannot_be_read_is_not_in_the_stream(tmp_path: Path) -> None:
+    uploads = [(0, ONLY), (1, ONLY), (50, ONLY)]
+    path = written(tmp_path, {0: ONLY, 1: ONLY})
+    stream = MaskedStream(path)
+    stream.add(lot(uploads, 0, 1), backwards)
+    with pytest.raises(OSError, match="cut off"):
+        stream.add(lot(uploads, 1, 3), backwards)
+    done = stream.finish(closing(uploads[:2]), tmp_path / "batch", backwards)
+    assert whole(done) == masked_of([0, 1])
+    assert done.digest == hashlib.sha256(whole(done)).digest()
+
+
+@given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 10)), max_size=12), st.data())
+def test_pieces_read_as_the_bytes_that_they_stand_for(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("pieces") / "file"
+    file = Random(5).randbytes(100)
+    path.write_bytes(file)
+    expected = b"".join(file[place : place + size] for place, size in pieces)
+    cut = data.draw(st.integers(0, len(pieces)))
+    read = PiecedData(path, pieces[:cut])
+    read.add(pieces[cut:])
+    start = data.draw(st.integers(0, len(expected) + 3))
+    stop = data.draw(st.integers(0, len(expected) + 3))
+    assert len(read) == len(expected)
+    assert read[start:stop] == expected[start:stop]
+    assert PiecedData(path, read.pieces)[0 : len(expected)] == expected
+
+
+# --- in the spool ---
+
+
+def held(spool: Spool, slot: int, groups: tuple[int, ...] = ONLY) -> None:
+    spool.store(UploadPart(at(), slot * SLOT, content(slot, groups)))
+    item = HeldUpload(groups, hashlib.sha256(b"%d" % slot).digest(), slot, MaskSeed(bytes(32)))
+    spool.store(UploadKept(at(), f"{slot:016x}", item))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "spool.sqlite"
+
+
+def streamed(path: Path, groups: tuple[int, ...] = ONLY) -> tuple[Spool, BatchKept]:
+    """A round of nine, of which five went on before it closed; its batch is kept."""
+    spool = Spool(path)
+    for slot in range(COUNT):
+        held(spool, slot, groups)
+    uploads = [(slot, groups) for slot in range(COUNT)]
+    spool.streamed(lot(uploads, 0, 5), backwards)
+    done = spool.shuffled(closing(uploads), backwards)
+    blob = Blob(done.digest, len(done.data), 64)
+    header = Batch(at(), COUNT, 0, done.counts, blob, done.stream)
+    seeds = tuple(MaskSeed(bytes([index]) * 32) for index in done.order)
+    kept = BatchKept(at(), PROXY.header(header), header, done.data, seeds, done.pieces)
+    spool.store(kept)
+    return spool, kept
+
+
+@pytest.mark.parametrize("groups", [ONLY, ALL], ids=["masked alone", "with others"])
+def test_a_streamed_batch_is_there_after_a_restart(path: Path, groups: tuple[int, ...]) -> None:
+    spool, kept = streamed(path, groups)
+    content_ = kept.data[0 : len(kept.data)]
+    assert content_.startswith(masked_of([4, 3, 2, 1, 0, 8, 7, 6, 5]))
+    again = reopened(path).batches[at()]
+    assert again.batch == kept.batch
+    assert again.seeds == kept.seeds
+    assert again.data[0 : len(again.data)] == content_
+    for upload in reopened(path).uploads:
+        assert (upload.held.slot, upload.held.digest, upload.held.seed) == (-1, b"", None)
+    spool.close()
+
+
+def test_where_others_came_with_them_the_uploads_go(path: Path) -> None:
+    spool, _ = streamed(path, ALL)
+    assert names(path) == {"batch"}
+    spool.close()
+    spool, _ = streamed(path.with_name("other.sqlite"))
+    assert names(path.with_name("other.sqlite")) == {"uploads"}
+    spool.close()
+
+
+@pytest.mark.parametrize("item", [BatchDelivered(at()), RoundDropped(at())], ids=repr)
+def test_nothing_of_it_stays_when_it_is_delivered_or_dropped(path: Path, item: object) -> None:
+    spool, kept = streamed(path)
+    spool.store(item)
+    assert names(path) == set()
+    assert reopened(path).batches == {}
+    assert kept.seeds[0].to_bytes() not in on_disk(path)
+    spool.close()
+
+
+def test_a_short_round_s_stream_goes_with_its_uploads(path: Path) -> None:
+    """What is dealt while it goes comes to nothing, and leaves no file behind."""
+    spool = Spool(path)
+    for slot in range(3):
+        held(spool, slot)
+    uploads = [(slot, ONLY) for slot in range(3)]
+    name = spool.streamed(lot(uploads, 0, 2), backwards).name
+    spool.store(UploadsDropped(at()))
+    assert names(path) == set()
+    with pytest.raises(StorageError):
+        spool.streamed(lot(uploads, 2, 3), backwards)
+    for slot in range(3):
+        held(spool, slot)
+    assert spool.streamed(lot(uploads, 0, 2), backwards).name != name
+    spool.close()
+
+
+def test_a_new_process_begins_another_stream_of_all(path: Path) -> None:
+    spool = Spool(path)
+    for slot in range(4):
+        held(spool, slot)
+    uploads = [(slot, ONLY) for slot in range(4)]
+    first = spool.streamed(lot(uploads, 0, 2), backwards)
+    again = Spool(path)
+    again.load()
+    second = again.streamed(lot(uploads, 0, 4), backwards)
+    assert second.name != first.name
+    assert second.data[0 : len(second.data)] == masked_of([3, 2, 1, 0])
+    spool.close()
+    again.close()
