@@ -6,13 +6,15 @@ taken as cloud and proxy take them. Of the uploads in a sum exactly as many are 
 counts on. The others are the attacker's own, without data or noise: no set of uploads that the
 printed ε is said for has less noise. What the honest devices hold the attacker knows, but for one
 record of the first.
+
+Of whole models' updates, whose integers go under the same masks, sums are taken of the integers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from unittest.mock import patch
 
 import numpy as np
@@ -23,10 +25,20 @@ from edgeveil.crypto.masking import Vector, signed
 from edgeveil.data.records import Records
 from edgeveil.jobs import parse_plan
 from edgeveil.jobs.plan import Plan, honest_devices
-from edgeveil.parts.exchange import Array, Exchange
+from edgeveil.parts.exchange import TRAIN, Array, Exchange
 from edgeveil.parts.methods.fm import FmDevice, FmParameters
+from edgeveil.parts.setting import network_of
+from edgeveil.parts.stages.gradient_gaussian import GradientGaussian, GradientGaussianParameters
+from edgeveil.parts.update import Task, flat, shaped
 from edgeveil.privacy.accountant import epsilon
-from edgeveil.privacy.events import Event, GaussianEvent, as_single, as_summed
+from edgeveil.privacy.events import (
+    Event,
+    GaussianEvent,
+    as_single,
+    as_summed,
+    for_one_record,
+)
+from edgeveil.privacy.gaussian_mechanism import clipped_steps
 from edgeveil.privacy.guarantee import Guarantee, up
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.mask_seeds import MaskedVector, choice, masked_vectors, open_seed
@@ -48,8 +60,10 @@ from edgeveil_lab.audit.fm_attacks import HostileCloud, NeighbouringJob
 from edgeveil_lab.audit.guards import AttackOutcome, Guard
 from edgeveil_lab.audit.mechanism_attacks import Attack, Claim, Hits, fresh_noise
 from edgeveil_lab.audit.statistics import BETA, EventCounts, gaussian_threshold, lower_bound
+from edgeveil_lab.audit.update_attacks import SETTING as UPDATE_SETTING
 
 Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
 Hear = Callable[[int, Records], Float64]
 Price = Callable[[Guarantee], float]
 
@@ -180,8 +194,13 @@ class SharedNoiseJob:
 
 
 def shared_attacks(runs: int) -> tuple[Attack, ...]:
-    """A sum, against ε; and a device's own part, against the ε if all others collude."""
-    return (sum_attack(runs), part_attack(runs))
+    """Sums, against ε; and a device's own part, against the ε if all others collude."""
+    updates = (
+        shared_update_attack(runs, alone=alone, quantile=quantile)
+        for quantile in (None, 0.5)
+        for alone in (False, True)
+    )
+    return (sum_attack(runs), part_attack(runs), *updates)
 
 
 def sum_attack(runs: int, job: SharedNoiseJob | None = None) -> Attack:
@@ -261,6 +280,71 @@ def _attack(
         return np.repeat(hits, len(prices), axis=0)
 
     return Attack(MECHANISM, title, tuple(claims), play, runs)
+
+
+# --- updates of whole models, whose noise `gradient_gaussian` shares ---
+
+_SUMMED = replace(UPDATE_SETTING, summed=UPLOADS + 1, honest=UPLOADS // 2)
+_WEIGHTS = network_of(_SUMMED).initial()
+_RECORD = Records(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
+_LARGE_UPDATE = 1e4  # of every value, before the clip
+
+
+def shared_update_attack(
+    runs: int, *, alone: bool, quantile: float | None, honest: int = 0
+) -> Attack:
+    """One record among others, which turns a device's update round.
+
+    The cloud hears the sum of the stage's integers of `honest` devices (0: as many as are counted
+    on), or (`alone`) all others together hear those of one. With a `quantile` the updates are one
+    within the clip norm and one beyond, so that the bit that goes with them turns round too.
+    """
+    parameters = GradientGaussianParameters(quantile=quantile)
+    stage, norm = GradientGaussian(parameters, _SUMMED), parameters.clip_norm
+    release, size = stage.release, flat(_WEIGHTS).size
+    within = -0.999 * norm / np.sqrt(size) if quantile is not None else -_LARGE_UPDATE
+    updates = [np.full(size, value) for value in (within, _LARGE_UPDATE)]
+    base, full = (_exact(stage, update).astype(np.float64) for update in updates)
+    apart = for_one_record(release)
+    law = (as_single if alone else as_summed)(apart)
+    if not isinstance(law, GaussianEvent):
+        raise TypeError(f"noise that is not Gaussian: {law.what}")
+    edge, delta = gaussian_threshold(law.mu, runs)
+    found = epsilon([apart], delta)
+    honest = 1 if alone else honest or _SUMMED.honest
+    along = (full - base) / (np.linalg.norm(full - base) * np.sqrt(law.sigma_squared))
+
+    def play(present: bool, count: int) -> Hits:
+        hits = np.empty((1, count), np.bool_)
+        for run in range(count):
+            heard = _noised(stage, updates[int(present)])
+            for _ in range(honest - 1):
+                heard = heard + _noised(stage, updates[0])
+            hits[0, run] = np.dot(along, heard - honest * base) >= edge
+        return np.repeat(hits, 1 + alone, axis=0)
+
+    event = "past the threshold"
+    claims = [Claim(event, found.collusion_epsilon if alone else found.epsilon, delta)]
+    if alone:
+        claims.append(Claim(f"{event}{_SAID[False]}", found.epsilon, delta, proven=False))
+    what = "updates" if quantile is None else "updates with a moving clip"
+    title = f"{what}, {'all others collude' if alone else 'sums'}"
+    return Attack(MECHANISM, title, tuple(claims), play, runs)
+
+
+def _exact(stage: GradientGaussian, update: Float64) -> Int64:
+    """What a device adds noise to."""
+    if stage.clip is not None:
+        return stage.clip.steps(update, stage.parameters.clip_norm)
+    return clipped_steps(update, stage.event.sensitivity_steps, stage.event.grid_bits)
+
+
+def _noised(stage: GradientGaussian, update: Float64) -> Float64:
+    """One device's integers, as they go under masks."""
+    exchange, network = Exchange(1, TRAIN, 1), network_of(_SUMMED)
+    norm, noise = stage.parameters.clip_norm, fresh_noise()
+    task = Task(exchange, network, _WEIGHTS, _RECORD, {}, noise, "cpu", norm)
+    return stage.steps(task, shaped(_WEIGHTS, update)).astype(np.float64)
 
 
 # --- flaws, planted: each makes the ε of sums untrue, and the same attack finds it ---

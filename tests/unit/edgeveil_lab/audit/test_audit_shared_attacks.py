@@ -14,10 +14,12 @@ from edgeveil_lab.audit.shared_attacks import (
     SharedNoiseJob,
     part_attack,
     shared_guards,
+    shared_update_attack,
     sum_attack,
 )
 
 WHOLE, AT_EPSILON = "the whole job", "the whole job, at the ε without collusion"
+PAST, PAST_AT_EPSILON = "past the threshold", "past the threshold, at the ε without collusion"
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +69,20 @@ def test_a_devices_own_part_goes_past_the_epsilon_of_sums_and_not_past_its_own(j
 def test_sums_with_fewer_honest_parts_than_promised_are_found():
     """The printed ε counts on `honest_share`, and on nothing that anybody could check."""
     assert verdicts(sum_attack(1500, SharedNoiseJob(1)))[WHOLE] == "FAILS"
+
+
+@pytest.mark.parametrize("quantile", [None, 0.5])
+def test_shared_noise_of_updates_holds_in_sums_and_alone(quantile):
+    claims = [
+        verdicts(shared_update_attack(3000, alone=alone, quantile=quantile))
+        for alone in (False, True)
+    ]
+    assert claims == [{PAST: "holds"}, {PAST: "holds", PAST_AT_EPSILON: "refuted"}]
+
+
+def test_sums_of_updates_with_fewer_honest_parts_than_promised_are_found():
+    attack = shared_update_attack(3000, alone=False, quantile=0.5, honest=1)
+    assert verdicts(attack) == {PAST: "FAILS"}
 
 
 def test_the_proxy_that_is_attacked_answers_the_same_set_and_no_other(job):
