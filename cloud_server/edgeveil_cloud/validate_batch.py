@@ -17,7 +17,7 @@ from typing import overload
 
 import numpy as np
 
-from edgeveil.crypto.masking import Vector
+from edgeveil.crypto.masking import PackedSum, Vector
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation.mean import BLOCK_VALUES
@@ -25,7 +25,7 @@ from edgeveil.parts.exchange import Array, SegmentSpec
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud_tasks import BatchPart
 from edgeveil.protocol.mask_seeds import masked_vectors
-from edgeveil.protocol.masked_sums import opened_vector
+from edgeveil.protocol.masked_sums import unpadded
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Batch, Blob, ExchangeId, Group
 from edgeveil.protocol.sealed import Sealing, segment_mark
 from edgeveil.protocol.transfer import Data
@@ -301,8 +301,8 @@ def validate_batch(
 
 class MaskedUploads:
     """Whole uploads under masks, opened and added up one by one, in the order of their batch; of a
-    number under a mask only the form can be looked at. Memory: two vectors of each masked group,
-    and the marks.
+    number under a mask only the form can be looked at. Memory: one sum of each masked group, and
+    the marks.
     """
 
     def __init__(
@@ -316,7 +316,7 @@ class MaskedUploads:
             if spec.bits
         ]
         self._membership = secret.membership
-        self._totals = [Vector.zeros(one.ring) for one in self._vectors]
+        self._totals = [PackedSum(one.ring) for one in self._vectors]
         self._seen, self._marks = set[bytes](), list[bytes]()
         self._chosen, self._refused = list[int](), Counter[str]()
         self.opened = 0
@@ -363,12 +363,12 @@ class MaskedUploads:
             return
         try:
             pairs = zip(self._vectors, opened, strict=True)
-            found = [opened_vector(of, one) for of, one in pairs]
+            found = [unpadded(of, one) for of, one in pairs]
         except ProtocolError as error:
             self._refused[error.reason] += 1
             return
-        for total, vector in zip(self._totals, found, strict=True):
-            total.add(vector)
+        for total, packed in zip(self._totals, found, strict=True):
+            total.add(packed)
         self._chosen.append(index)
         self._marks += names
 
@@ -378,7 +378,8 @@ class MaskedUploads:
         if len(self._chosen) > selected:
             result.refused["more_than_selected"] += len(self._chosen)
             return
-        result.chosen, result.totals = list(self._chosen), self._totals
+        result.chosen = list(self._chosen)
+        result.totals = [one.total() for one in self._totals]
         result.accepted += self._marks
 
 
