@@ -17,7 +17,7 @@ from typing import overload
 
 import numpy as np
 
-from edgeveil.crypto.masking import Vector
+from edgeveil.crypto.masking import PackedSum, Vector
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation.mean import BLOCK_VALUES
@@ -25,7 +25,7 @@ from edgeveil.parts.exchange import Array, SegmentSpec
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud_tasks import BatchPart
 from edgeveil.protocol.mask_seeds import masked_vectors
-from edgeveil.protocol.masked_sums import opened_vector
+from edgeveil.protocol.masked_sums import unpadded
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Batch, Blob, ExchangeId, Group
 from edgeveil.protocol.sealed import Sealing, segment_mark
 from edgeveil.protocol.transfer import Data
@@ -302,8 +302,8 @@ def validate_batch(
 
 class MaskedUploads:
     """Whole uploads under masks, opened and added up one by one, in the order of their batch; of a
-    number under a mask only the form can be looked at. Memory: for each set of uploads a vector of
-    each masked group, one more of them, and the marks.
+    number under a mask only the form can be looked at. Memory: for each set of uploads a sum of
+    each masked group, and the marks.
     """
 
     def __init__(
@@ -317,9 +317,7 @@ class MaskedUploads:
             if spec.bits
         ]
         self._membership = secret.membership
-        self._totals = [
-            [Vector.zeros(one.ring) for one in self._vectors] for _ in range(context.sets)
-        ]
+        self._totals = [[PackedSum(one.ring) for one in self._vectors] for _ in range(context.sets)]
         self._seen, self._marks = set[bytes](), list[bytes]()
         self._chosen, self._refused = list[int](), Counter[str]()
         self.opened = 0
@@ -366,13 +364,13 @@ class MaskedUploads:
             return
         try:
             pairs = zip(self._vectors, opened, strict=True)
-            found = [opened_vector(of, one) for of, one in pairs]
+            found = [unpadded(of, one) for of, one in pairs]
         except ProtocolError as error:
             self._refused[error.reason] += 1
             return
         of_set = self._totals[index % len(self._totals)]  # as `dealt` deals them
-        for total, vector in zip(of_set, found, strict=True):
-            total.add(vector)
+        for total, packed in zip(of_set, found, strict=True):
+            total.add(packed)
         self._chosen.append(index)
         self._marks += names
 
@@ -382,7 +380,8 @@ class MaskedUploads:
         if len(self._chosen) > selected:
             result.refused["more_than_selected"] += len(self._chosen)
             return
-        result.chosen, result.totals = list(self._chosen), self._totals
+        result.chosen = list(self._chosen)
+        result.totals = [[one.total() for one in of_set] for of_set in self._totals]
         result.accepted += self._marks
 
 

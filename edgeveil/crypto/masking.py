@@ -37,6 +37,7 @@ _NONCE = bytes(16)  # every keystream has a key of its own
 _WORD = np.dtype("<u8")
 _BLOCK = 8192
 _ZEROS = bytes(8 * _BLOCK)
+_MOST_ADDED = 0xFFFF // 0xFF  # bytes that fit in 16 bits together
 
 
 def pack(ring: Ring, numbers: UInt64) -> bytes:
@@ -103,6 +104,51 @@ class Vector:
         """`other` on top, mod 2^bits; the check mod 2^64."""
         self.numbers += other.numbers
         self.check = (self.check + other.check) % 2**64
+
+
+class PackedSum:
+    """The sum of packed vectors and their checks, by places: none of them is unpacked.
+
+    Bytes and bits of a place are added up as they are packed, in 16 bits, and moved on to the
+    whole numbers before these can be full.
+    """
+
+    def __init__(self, ring: Ring) -> None:
+        self.ring = ring
+        self._whole, self._rest = divmod(ring.bits, 8)
+        self._places = np.zeros((self._whole + self._rest) * ring.count, np.uint16)
+        self._added, self._total = 0, Vector.zeros(ring)
+
+    def add(self, raw: bytes | memoryview) -> None:
+        """One more, as `Vector.to_bytes` gave it; raises CryptoError for another size."""
+        ring = self.ring
+        if len(raw) != ring.byte_count:
+            raise CryptoError(f"a vector and its check have {ring.byte_count} bytes here")
+        packed, begin = np.frombuffer(raw, np.uint8), self._whole * ring.count
+        self._places[:begin] += packed[:begin]
+        each = -(-ring.count // 8)
+        for bit in range(self._rest):
+            plane = packed[begin + bit * each : begin + (bit + 1) * each]
+            at = begin + bit * ring.count
+            self._places[at : at + ring.count] += np.unpackbits(plane, count=ring.count)
+        check = int.from_bytes(raw[-CHECK_BYTES:])
+        self._total.check = (self._total.check + check) % 2**64
+        self._added += 1
+        if self._added == _MOST_ADDED:
+            self._move()
+
+    def total(self) -> Vector:
+        """What was added so far."""
+        self._move()
+        return Vector(self.ring, self._total.numbers.copy(), self._total.check)
+
+    def _move(self) -> None:
+        for place in range(self._whole + self._rest):
+            shift = 8 * place if place < self._whole else 7 * self._whole + place
+            part = self._places[place * self.ring.count : (place + 1) * self.ring.count]
+            self._total.numbers += part.astype(_WORD) << np.uint64(shift)
+        self._places.fill(0)
+        self._added = 0
 
 
 def add_mask(total: Vector, seed: MaskSeed, use: bytes) -> None:

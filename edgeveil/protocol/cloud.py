@@ -96,7 +96,14 @@ from edgeveil.protocol.messages import (
     verified_body,
     verified_header,
 )
-from edgeveil.protocol.transfer import Fetch, check_claim, check_fetchable, first_data, sends
+from edgeveil.protocol.transfer import (
+    NEED_LIMIT,
+    Fetch,
+    check_claim,
+    check_fetchable,
+    first_data,
+    sends,
+)
 
 
 class CloudState(Enum):
@@ -576,7 +583,8 @@ def _told(answers: RoundAnswers | None) -> dict[str, object]:
 # --- what passes between cloud and proxy -----------------------------------------------------
 
 
-BATCH_CREDIT = 64  # parts under way from the proxy: they go to the disk, not into memory
+BATCH_CREDIT = 256  # parts under way from the proxy: they go to the disk, not into memory
+BATCH_CREDIT_BYTES = 16 << 20
 
 
 class CloudArrivals:
@@ -677,7 +685,8 @@ class CloudArrivals:
 
     def _fetch(self, offer: Offer, header: Batch) -> Fetch[Batch]:
         most_bytes = self._settings.spool_bytes
-        return Fetch(offer, header, most_bytes, keep=False, credit=BATCH_CREDIT)
+        credit = min(BATCH_CREDIT, max(NEED_LIMIT, BATCH_CREDIT_BYTES // header.blob.part_bytes))
+        return Fetch(offer, header, most_bytes, keep=False, credit=credit)
 
     def _continues(self, offer: Offer, header: Batch) -> bool:
         """Whether what came of a stream is the front of this batch."""

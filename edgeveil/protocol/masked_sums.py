@@ -24,12 +24,17 @@ def masked_segment(
     return masked(numbers.ravel(), seed, CheckKey(membership), of.use, of.ring).to_bytes()
 
 
-def opened_vector(of: MaskedVector, padded: bytes) -> Vector:
-    """What a segment holds. Raises ProtocolError `bad_padding`."""
+def unpadded(of: MaskedVector, padded: bytes) -> memoryview:
+    """The packed vector and its check in an opened segment. Raises ProtocolError `bad_padding`."""
     size = of.ring.byte_count
     if any(padded[size:]):
         raise ProtocolError("bad_padding")
-    return Vector.from_bytes(of.ring, padded[:size])
+    return memoryview(padded)[:size]
+
+
+def opened_vector(of: MaskedVector, padded: bytes) -> Vector:
+    """What a segment holds. Raises ProtocolError `bad_padding`."""
+    return Vector.from_bytes(of.ring, bytes(unpadded(of, padded)))
 
 
 def mask_sums(vectors: Sequence[MaskedVector], seeds: Sequence[MaskSeed]) -> bytes:

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from edgeveil.crypto.keys import CheckKey, ContentKey, MaskSeed, OpeningKey, SigningKey
-from edgeveil.crypto.masking import Vector, add_mask, masked
+from edgeveil.crypto.masking import PackedSum, Vector, add_mask, masked
 from edgeveil.crypto.ring import Ring
 from edgeveil.crypto.sealing import open_sealed, open_stanzas, seal, seal_stanzas
 from edgeveil.crypto.stream import open_stream, seal_stream
@@ -36,11 +36,12 @@ def masking(
     """What a device, the proxy and the cloud do for one upload that is summed under masks."""
     ring, numbers = Ring(count, bits), np.arange(count)
     seed, check, total = MaskSeed.generate(), CheckKey.generate(), Vector.zeros(ring)
+    packed = PackedSum(ring)
     upload = masked(numbers, seed, check, b"use", ring).to_bytes()
     return (
         lambda: masked(numbers, seed, check, b"use", ring).to_bytes(),
         lambda: add_mask(total, seed, b"use"),
-        lambda: total.add(Vector.from_bytes(ring, upload)),
+        lambda: packed.add(upload),
     )
 
 

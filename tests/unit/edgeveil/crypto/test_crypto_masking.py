@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from edgeveil.crypto.keys import CheckKey, MaskSeed
 from edgeveil.crypto.labels import MASK, context
 from edgeveil.crypto.masking import (
+    PackedSum,
     Vector,
     add_mask,
     check_of,
@@ -220,3 +221,28 @@ def test_a_check_is_linear_over_blocks() -> None:
     both = check_of(first, KEY, USE) + check_of(second, KEY, USE)
     assert check_of(first + second, KEY, USE) == both % 2**64
     assert check_of(-first, KEY, USE) == -check_of(first, KEY, USE) % 2**64
+
+
+@pytest.mark.parametrize("added", [1, 256, 257, 258, 600])
+@pytest.mark.parametrize("bits", [LEAST_BITS, 13, 32, 42, MOST_BITS - 1, MOST_BITS])
+def test_a_sum_of_packed_vectors_is_that_of_the_vectors(bits: int, added: int) -> None:
+    """Also of all the largest numbers, where each place of the sum is as full as it can be."""
+    ring, rng = Ring(11, bits), np.random.default_rng(bits)
+    largest = np.full(11, 2**bits - 1, np.uint64)
+    total, packed = Vector.zeros(ring), PackedSum(ring)
+    for number in range(added):
+        numbers = largest if number % 3 else rng.integers(0, 2**bits, 11, np.uint64)
+        vector = Vector(ring, numbers, int(rng.integers(0, 2**63)) * 2 + 1)
+        total.add(vector)
+        packed.add(memoryview(vector.to_bytes()))
+        if number == added // 2:
+            packed.total()  # looked at in between, and nothing is changed by it
+    assert packed.total().to_bytes() == total.to_bytes()
+    assert packed.total().check == total.check
+
+
+def test_a_packed_vector_of_another_size_is_not_added() -> None:
+    packed = PackedSum(Ring(11, 20))
+    with pytest.raises(CryptoError, match="bytes"):
+        packed.add(bytes(Ring(11, 20).byte_count + 1))
+    assert packed.total().to_bytes() == Vector.zeros(Ring(11, 20)).to_bytes()

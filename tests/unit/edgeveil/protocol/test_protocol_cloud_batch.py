@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cloud_bench import batch, cloud, done, fire, hand_over, receive, waiting
+from msgspec import structs
 from protocol_kit import (
     JOB,
     PROXY,
@@ -18,7 +19,7 @@ from protocol_kit import (
 )
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud import BATCH_CREDIT, CloudState
+from edgeveil.protocol.cloud import BATCH_CREDIT, BATCH_CREDIT_BYTES, CloudState
 from edgeveil.protocol.cloud_tasks import (
     Absorb,
     BatchDropped,
@@ -28,7 +29,7 @@ from edgeveil.protocol.cloud_tasks import (
     TooFewUploads,
 )
 from edgeveil.protocol.messages import BlobPart, Need
-from edgeveil.protocol.transfer import NEED_LIMIT
+from edgeveil.protocol.transfer import NEED_LIMIT, describe
 
 
 def spooled(effects):
@@ -70,7 +71,7 @@ def test_a_small_batch_is_waited_for_and_its_missing_parts_are_asked_for():
 
 
 def test_a_large_batch_is_pulled_at_once_with_many_parts_always_under_way():
-    machine, header, pieces, out = pulling()
+    machine, header, pieces, out = pulling(size=400_000)
     wanted, came, open_at_once = asked(out), [], []
     assert wanted == list(range(NEED_LIMIT))
     while wanted:
@@ -168,3 +169,14 @@ def test_a_batch_of_the_next_attempt_takes_the_place_of_the_one_before():
     out = [receive(machine, part) for part in parts_of(second, other)][-1]
     assert tasks(out) == [Absorb(second)]
     assert isinstance(out, list) and not any(isinstance(e, fx.Refuse) for e in out)
+
+
+def test_large_parts_take_as_many_bytes_of_credit_and_not_as_many_parts():
+    machine = waiting(cloud(push_bytes=10_000, packet_bytes=1 << 20))
+    part_bytes = 1 << 19
+    data = bytes(200 * part_bytes)
+    header = structs.replace(batch()[0], blob=describe(data, part_bytes))
+    wanted = asked(receive(machine, offer(header, b"", PROXY)))
+    for piece in parts_of(header, data)[:60]:
+        wanted += asked(receive(machine, piece))
+        assert len(wanted) - piece.index - 1 <= BATCH_CREDIT_BYTES // part_bytes
