@@ -64,7 +64,7 @@ def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
     if refused:
         raise ImpossibleMixError([*mixes, *refused])
     plan = Plan(job)
-    secure = list(_secure(plan))
+    secure = [*_secure(plan), *_of_the_method(plan)]
     mixes += secure or list(_stages(plan)) or [*_own_bases(job), *_prices(plan, fleet)]
     if mixes:
         raise ImpossibleMixError(mixes)
@@ -395,6 +395,13 @@ def _secure(plan: Plan) -> Iterator[Mix]:
             ("aggregation.secure", "features"),
             "Wishart noise has no bound that its sums could be given room for; set noise: gaussian",
         )
+
+
+def _of_the_method(plan: Plan) -> Iterator[Mix]:
+    """What the method itself refuses."""
+    refuses = METHODS[plan.job.train.method].refuses
+    if refuses is not None:
+        yield from (Mix(keys, why) for keys, why in refuses(plan.job.train, plan.setting))
 
 
 def _shares(plan: Plan) -> bool:
