@@ -114,9 +114,9 @@ def test_two_data_sets_of_a_device_reach_the_bound() -> None:
 
 def test_a_job_of_several_rounds_costs_its_epsilon_and_labels_each_record_once() -> None:
     rows = np.tile(CORNERS, (3, 1))[:7]
-    p, setting = told(rows, rounds=3), replace(SETTING, epsilon=200.0, max_participations=3)
+    p, setting = told(rows, rounds=3), replace(SETTING, epsilon=20.0, max_participations=3)
     assert p.per_round == 3
-    state = played(p, setting, [of([0, 1, 2])] * 40)
+    state = played(p, setting, [of([0, 1, 2])] * 100)
     assert state["labels"].tolist() == [0, 1, 2, 0, 1, 2, 0]
     tight = replace(SETTING, max_participations=3)
     spent = epsilon([vote_event(p, tight)] * 3, SETTING.delta).epsilon
