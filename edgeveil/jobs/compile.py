@@ -64,7 +64,7 @@ def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
     if refused:
         raise ImpossibleMixError([*mixes, *refused])
     plan = Plan(job)
-    secure = list(_secure(plan))
+    secure = [*_secure(plan), *_of_the_method(plan)]
     mixes += secure or list(_stages(plan)) or [*_own_bases(job), *_prices(plan, fleet)]
     if mixes:
         raise ImpossibleMixError(mixes)
@@ -422,6 +422,13 @@ def _groups(job: Job) -> Iterator[Mix]:
             f"some of them, which is then seen; set round.min_batch to at least {2 * groups}, or "
             "fewer groups",
         )
+
+
+def _of_the_method(plan: Plan) -> Iterator[Mix]:
+    """What the method itself refuses."""
+    refuses = METHODS[plan.job.train.method].refuses
+    if refuses is not None:
+        yield from (Mix(keys, why) for keys, why in refuses(plan.job.train, plan.setting))
 
 
 def _shares(plan: Plan) -> bool:

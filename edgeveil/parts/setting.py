@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -97,7 +97,8 @@ class MethodPart(BlockPart):
 
     `learns_on`: `features`, `model` for a method that trains the job's model and uploads what
     changed, or `nothing`. `summed`: it can upload integers of which only sums are seen. `shares`:
-    its noise may then be shared.
+    its noise may then be shared. `refuses` gives keys of the job and why their values cannot stand
+    with this method.
     """
 
     family: ClassVar[str] = "methods"
@@ -111,6 +112,7 @@ class MethodPart(BlockPart):
     learns_on: Literal["features", "model", "nothing"] = "features"
     summed: bool = False
     shares: bool = False
+    refuses: Callable[[Any, Setting], Iterable[tuple[tuple[str, ...], str]]] | None = None
 
 
 def network_of(setting: Setting) -> Network:

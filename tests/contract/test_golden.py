@@ -38,6 +38,7 @@ GOLDEN = {
             "output_perturbation": f"{UPDATES}dp_sgd.py::"
             "test_output_perturbation_noises_the_trained_weights_and_claims_the_budget",
             "pso_dp_sgd": f"{UPDATES}views.py::test_losses_are_cut_and_centred_as_by_hand",
+            "pate": "parts/methods/test_pate.py::test_three_teachers_by_hand",
             "pso_dp_fl": f"{UPDATES}pso.py::test_two_particles_on_a_quadratic_move_as_by_hand",
             "gep": f"{UPDATES}views.py::test_embedding_and_rest_are_clipped_apart_as_by_hand",
             "rgp": f"{UPDATES}views.py::test_carriers_see_a_gradient_as_by_hand",

@@ -32,6 +32,7 @@ from edgeveil.registry import nearest
 from edgeveil_lab.audit.fm_attacks import claimed_attacks, fm_attacks
 from edgeveil_lab.audit.guards import Guard, GuardFinding
 from edgeveil_lab.audit.mechanism_attacks import FULL, QUICK, Attack, Effort, single_mechanisms
+from edgeveil_lab.audit.pate_attack import pate_attack
 from edgeveil_lab.audit.shared_attacks import shared_attacks
 from edgeveil_lab.audit.statistics import BETA, EventCounts, caught, lower_bound
 from edgeveil_lab.audit.update_attacks import (
@@ -80,6 +81,7 @@ def attacks(effort: Effort) -> tuple[Attack, ...]:
     own = (*single_mechanisms(effort), *fm_attacks(effort.jobs), noise_only_attack(effort.values))
     return (
         *own,
+        pate_attack(effort.jobs),
         *update_attacks(effort.values, effort.jobs),
         *swarm_attacks(max(1, effort.jobs // 20)),
         *stage_attacks(effort.jobs),

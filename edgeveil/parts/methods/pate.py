@@ -1,0 +1,424 @@
+"""Knowledge transfer by noised votes (`pate`): teachers label a public set, a student learns it.
+
+GNMax of Papernot et al. 2018 ("Scalable private learning with PATE"), with its data-independent
+price. Each device trains a teacher on its own records, and votes for one class of each record of a
+public, unlabelled set that travels in the job. The cloud takes the class with the largest noised
+sum of votes, and trains the student on these labels alone: that is post-processing.
+
+**Theorem.** Let m records be labelled in a round. A device's votes are a matrix (m, c) of zeros and
+ones with at most one 1 in each row, whatever its records are. So two of them differ by at most √2
+in a row, and by at most √(2m) in all, in L2 norm, whatever rule the teacher learns by. With
+Gaussian noise of σ the noised sum of votes is √(2m)/σ-Gaussian-DP for one record, and for all
+records of one device (Dong, Roth, Su 2022, thm 2.7); rounds compose by Σμ². Two data
+sets of a device reach the bound, and nothing less is proven for one record, which may turn any
+vote. Nothing is earned for votes that agree: such prices depend on the data and would have to be
+noised to be told.
+
+A vote is 2**24 steps, so that noise, or a device's part of shared noise, is fine.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+
+from edgeveil.data.records import Records
+from edgeveil.errors import DataError, PrivacyError, ProtocolError
+from edgeveil.parts.exchange import (
+    Aim,
+    Answer,
+    Array,
+    Exchange,
+    SegmentSpec,
+    Tensors,
+    summed_spec,
+)
+from edgeveil.parts.features import valid_records
+from edgeveil.parts.methods.fm import exchanges
+from edgeveil.parts.methods.fm_sums import noised
+from edgeveil.parts.models.softmax_head import softmax
+from edgeveil.parts.setting import MethodParameters, MethodPart, Setting
+from edgeveil.parts.sources.digits import load_digits_split
+from edgeveil.parts.sources.npz import npz_array
+from edgeveil.privacy.accountant import discreteness_tv, epsilon, mu_for
+from edgeveil.privacy.events import Event, as_single, as_summed
+from edgeveil.privacy.gaussian_mechanism import gaussian_event, shared_gaussian
+from edgeveil.privacy.grid import Float64, Int64, row_norms
+from edgeveil.privacy.sampler import RandomBytes, os_random
+from edgeveil.subnormals import flushed
+
+VOTES, ROUND = "votes", "round"
+VOTE_BITS = 24
+PUBLIC_BYTES = 36 << 10  # of the public set in a job, whose canonical bytes are at most 64 KiB
+FILE_BYTES = 1 << 28  # of the array that it is taken from
+DIGITS = "digits"
+_RADIUS = 0.5  # of centred features, as in the head's graph
+_UNSET_RECORDS = 24  # where no public set is named: a job without one is refused
+
+
+class PublicSet(BaseModel):
+    """Public, unlabelled records that devices vote on; they travel in the job.
+
+    A job file names a file; the job that is sent has the records themselves.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    file: str | None = Field(default=None, min_length=1, max_length=4096, exclude=True)
+    """Path of an NPZ file with an array `x`, from the job file's folder; `digits`: test digits."""
+    records: int = Field(default=48, ge=1, le=PUBLIC_BYTES)
+    """How many of its first records are labelled; each costs privacy: noise grows as its root."""
+    input_form: tuple[Annotated[int, Field(ge=1, le=PUBLIC_BYTES)], ...] = Field(
+        default=(), max_length=4, examples=[[64]]
+    )
+    """Shape of one record; filled in from `file`."""
+    dtype: Literal["uint8", "float32"] = "uint8"
+    """uint8 where all values are whole, 0 to 255; filled in from `file`."""
+    rows: str = Field(default="", max_length=PUBLIC_BYTES * 4 // 3 + 4)
+    """The records, base64, little-endian; filled in from `file`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_file(cls, given: Any, info: ValidationInfo) -> Any:
+        """Fill in what `file` holds, where a job file is read; nowhere else is a file opened."""
+        if not isinstance(given, dict):
+            return given
+        if isinstance(given.get("input_form"), list):  # JSON knows no tuples
+            given = {**given, "input_form": tuple(given["input_form"])}
+        if not isinstance(given.get("file"), str):
+            return given
+        folder = (info.context or {}).get("folder")
+        if folder is None:
+            raise ValueError("a job that is sent names no file; submit it with edgeveil job submit")
+        count = given.get("records", cls.model_fields["records"].default)
+        if not isinstance(count, int) or count < 1:
+            return {**given, "file": None}  # the field's own check says so
+        if {"input_form", "dtype", "rows"} & set(given):
+            raise ValueError("the records are read from file; leave input_form, dtype and rows out")
+        try:
+            return {**given, **_facts(_read(given["file"], Path(folder)), count)}
+        except DataError as error:
+            raise ValueError(f"{given['file']}: {error.what}; {error.fix}") from error
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if not (self.rows and self.input_form):
+            raise ValueError("names no records; add `file: PATH`")
+        size = self.records * math.prod(self.input_form) * np.dtype(self.dtype).itemsize
+        try:
+            raw = base64.b64decode(self.rows, validate=True)
+        except (binascii.Error, ValueError):
+            raise ValueError("rows: is no base64") from None
+        if len(raw) != size:
+            raise ValueError(f"rows: {len(raw)} bytes, where the form says {size}")
+        if not np.isfinite(self.values()).all():
+            raise ValueError("rows: some values are not finite")
+        return self
+
+    def values(self) -> NDArray[np.float32]:
+        """The records (records, *input_form)."""
+        raw = np.frombuffer(base64.b64decode(self.rows), np.dtype(self.dtype).newbyteorder("<"))
+        return raw.reshape(self.records, *self.input_form).astype(np.float32)
+
+
+def _read(file: str, folder: Path) -> NDArray[Any]:
+    if file == DIGITS:
+        return load_digits_split()[1].x
+    path = folder / Path(file).expanduser()
+    if not path.is_file():
+        raise DataError("no such file", where=str(path), fix="name an NPZ file with an array x")
+    return npz_array(path, "x", FILE_BYTES)
+
+
+def _facts(x: NDArray[Any], records: int) -> dict[str, Any]:
+    """What a job says of the first `records` rows of x. Raises DataError where they do not fit."""
+    if x.ndim < 2 or len(x) < records:
+        raise DataError(
+            f"has the shape {list(x.shape)}, where {records} records are asked for",
+            fix="name an array x of as many rows, or fewer records",
+        )
+    rows = x[:records]
+    with np.errstate(invalid="ignore"):
+        small = bool(((rows >= 0) & (rows <= 255) & (rows == np.floor(rows))).all())
+    dtype = "uint8" if small else "float32"
+    room = PUBLIC_BYTES // (math.prod(rows.shape[1:]) * np.dtype(dtype).itemsize)
+    if records > room:
+        raise DataError(
+            f"{records} records as {dtype} take more than the {PUBLIC_BYTES} bytes that travel in "
+            "a job",
+            fix=f"name at most {room} records" if room else "use smaller records",
+        )
+    raw = rows.astype(np.dtype(dtype).newbyteorder("<")).tobytes()
+    return {
+        "input_form": tuple(rows.shape[1:]),
+        "dtype": dtype,
+        "rows": base64.b64encode(raw).decode(),
+    }
+
+
+class PateParameters(MethodParameters):
+    """The `train` block of a job with `method: pate`."""
+
+    method: Literal["pate"] = "pate"
+    """Teachers on devices vote on a public set under noise; a student learns the labels."""
+    rounds: int = Field(default=1, ge=1, le=1000)
+    """Rounds, among which the public records are shared out; one is the least work."""
+    public: PublicSet | None = None
+    """The public, unlabelled records; needed."""
+    ridge: float = Field(default=0.003, gt=0, le=1e3)
+    """Weight decay of teachers and student, on the mean loss."""
+    steps: int = Field(default=200, ge=1, le=10_000)
+    """Steps of gradient descent of a teacher, and of the student."""
+
+    @model_validator(mode="after")
+    def _one_a_round(self) -> Self:
+        if self.rounds > self.queries:
+            raise ValueError(f"rounds: {self.rounds} rounds share {self.queries} public records")
+        return self
+
+    @property
+    def queries(self) -> int:
+        """m, the public records that are labelled in the whole job."""
+        return self.public.records if self.public else _UNSET_RECORDS
+
+    @property
+    def per_round(self) -> int:
+        """Rows of votes in a round; in the last some may stand for no record."""
+        return -(-self.queries // self.rounds)
+
+
+def public_records(parameters: PateParameters, setting: Setting) -> NDArray[np.float32]:
+    """The public set (m, *input_shape); without one made up, the same for all."""
+    if parameters.public is not None:
+        return parameters.public.values()
+    shape = (parameters.queries, *setting.input_shape)
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def refusals(parameters: PateParameters, setting: Setting) -> list[tuple[tuple[str, ...], str]]:
+    """Keys and reasons why a job with these cannot be played."""
+    found: list[tuple[tuple[str, ...], str]] = []
+    public = parameters.public
+    if public is None:
+        why = "devices vote on a public set, and none is named; add `public: {file: records.npz}`"
+        found.append((("train.public", "train.method"), why))
+    elif public.input_form != setting.input_shape:
+        form, shape = list(public.input_form), list(setting.input_shape)
+        why = f"public records have the shape {form}, devices' records {shape}; make them alike"
+        found.append((("train.public", "data.input_shape"), why))
+    if setting.projection is not None:
+        why = (
+            "teachers and student learn on public features, and a PCA of devices' records is not "
+            "one; leave it out, or use method fm"
+        )
+        found.append((("features", "train.method"), why))
+    return found
+
+
+# What a round costs: one Gaussian release of all its votes.
+
+
+def vote_event(parameters: PateParameters, setting: Setting) -> Event:
+    """Of one round, such that all rounds of a device are (ε, δ)-DP. Raises PrivacyError."""
+    m, times = parameters.per_round, min(setting.max_participations, parameters.rounds)
+    sensitivity = math.isqrt((2 * m << 2 * VOTE_BITS) - 1) + 1  # √(2m) votes, rounded up
+    reserve = 0.0
+    for _ in range(8):
+        if reserve >= setting.delta:
+            break
+        mu = mu_for(setting.epsilon, setting.delta - reserve) / math.sqrt(times)
+        one = gaussian_event(
+            "votes on public records", sensitivity, mu, m * setting.classes, grid_bits=VOTE_BITS
+        )
+        event: Event = shared_gaussian(one, setting.honest) if setting.honest else one
+        seen = as_summed(event)
+        if epsilon([seen] * times, setting.delta).epsilon <= setting.epsilon:
+            return event
+        slack = (1 + math.exp(setting.epsilon)) * times * discreteness_tv(one)
+        reserve = 1.1 * slack + 1e-6 * setting.delta
+    raise PrivacyError(
+        f"the votes' grid is too coarse for ε = {setting.epsilon:g}, δ = {setting.delta:g}",
+        where="privacy.epsilon",
+        fix="lower epsilon or raise delta",
+    )
+
+
+# The head that teachers and the student have: softmax regression on bounded features.
+
+
+def head_weights(
+    z: Float64, labels: NDArray[np.int64], classes: int, parameters: PateParameters
+) -> Float64:
+    """W (d, c) near the minimum of the mean cross-entropy of z (n, d) plus ridge/2·‖W‖².
+
+    Nesterov's method from 0 at the step 1/(½ + ridge): ‖z‖ <= 1 and Böhning's bound 1992 on the
+    softmax Hessian. Zero where there are no records.
+    """
+    weight: Float64 = np.zeros((z.shape[1], classes))
+    if not len(z):
+        return weight
+    onehot = np.eye(classes)[labels]
+    smooth = 0.5 + parameters.ridge
+    root = math.sqrt(parameters.ridge / smooth)
+    momentum, ahead = (1 - root) / (1 + root), weight
+    for _ in range(parameters.steps):
+        slope = z.T @ (softmax(z @ ahead) - onehot) / len(z) + parameters.ridge * ahead
+        new = ahead - slope / smooth
+        ahead, weight = new + momentum * (new - weight), new
+    return weight
+
+
+class PublicFeatures:
+    """The public set as the head sees it: features, their mean, and what is bounded around it."""
+
+    def __init__(self, parameters: PateParameters, setting: Setting) -> None:
+        self.setting = setting
+        phi = setting.features(public_records(parameters, setting))
+        self.centre: NDArray[np.float32] = phi.mean(axis=0).astype(np.float32)
+        self.z = self.bounded(phi)
+
+    def bounded(self, phi: Float64) -> Float64:
+        """(φ - centre)/max(‖φ - centre‖, radius), as in the head's graph."""
+        centred = phi - self.centre.astype(np.float64)
+        result: Float64 = centred / np.maximum(row_norms(centred), _RADIUS)[:, None]
+        return result
+
+
+def rows_of(exchange: Exchange, parameters: PateParameters) -> slice:
+    """The public records that a round labels."""
+    m = parameters.per_round
+    return slice((exchange.number - 1) * m, min(exchange.number * m, parameters.queries))
+
+
+class PateDevice:
+    """Device half: a teacher, and its votes under noise."""
+
+    def __init__(self, parameters: PateParameters, setting: Setting) -> None:
+        self.parameters, self.setting = parameters, setting
+
+    def price(self, exchange: Exchange) -> tuple[Event, ...]:
+        """One Gaussian release; never reads a record."""
+        return (vote_event(self.parameters, self.setting),)
+
+    @flushed()
+    def answer(
+        self,
+        exchange: Exchange,
+        tensors: Tensors,
+        records: Records,
+        random_bytes: RandomBytes = os_random,
+        processor: str = "auto",
+    ) -> Answer:
+        """`votes` (per_round, c): noised integers in steps where they are summed, else float32.
+
+        Raises `ProtocolError` for a package of wrong form, before any record is read.
+        """
+        said = tensors.get(ROUND)
+        if said is None or (said.shape, str(said.dtype)) != ((1,), "int32"):
+            raise ProtocolError("bad_package", f"tensor '{ROUND}' is not int32 of shape (1,)")
+        if int(said[0]) != exchange.number:
+            raise ProtocolError("bad_package", f"tensor '{ROUND}' is not {exchange.number}")
+        event = vote_event(self.parameters, self.setting)
+        total = self.votes(exchange, records) << VOTE_BITS
+        result = noised(total, event, random_bytes)
+        if self.setting.summed:
+            return Answer({VOTES: result}, (event,))
+        return Answer({VOTES: (result * 2.0**-VOTE_BITS).astype(np.float32)}, (event,))
+
+    @flushed()
+    def votes(self, exchange: Exchange, records: Records) -> Int64:
+        """One-hot rows (per_round, c), before any noise: never leaves the device.
+
+        A device without valid records votes for nothing; nor do rows that stand for no record.
+        """
+        p, s = self.parameters, self.setting
+        ballot = np.zeros((p.per_round, s.classes), np.int64)
+        mask = valid_records(records.x, records.y, s.classes)
+        if not mask.any():
+            return ballot
+        public = PublicFeatures(p, s)
+        z = public.bounded(s.features(records.x[mask]))
+        weight = head_weights(z, records.y[mask], s.classes, p)
+        chosen = (public.z[rows_of(exchange, p)] @ weight).argmax(axis=1)
+        ballot[np.arange(len(chosen)), chosen] = 1
+        return ballot
+
+
+class PateCloud:
+    """Cloud half: labels by noised votes, and the student that learns them."""
+
+    def __init__(self, parameters: PateParameters, setting: Setting) -> None:
+        self.parameters, self.setting = parameters, setting
+
+    def plan(self) -> tuple[Exchange, ...]:
+        """The rounds."""
+        return exchanges((), self.parameters.rounds, self.setting.infer_every)
+
+    def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
+        """`votes` (per_round, c): float32, or integers that are summed.
+
+        Room for a vote and 12 σ of a device's noise: a normal value goes beyond with a chance
+        below 2^-107.
+        """
+        shape = (self.parameters.per_round, self.setting.classes)
+        if not self.setting.summed:
+            return (SegmentSpec(VOTES, shape, "float32"),)
+        own: Any = as_single(vote_event(self.parameters, self.setting))
+        largest = (1 << VOTE_BITS) + 12 * (math.isqrt(own.sigma_squared) + 1)
+        return (summed_spec(VOTES, shape, largest, self.setting.summed),)
+
+    def initial_state(self) -> dict[str, Array]:
+        """`labels` (m,) int64, -1 where a public record has none yet."""
+        return {"labels": np.full(self.parameters.queries, -1, np.int64)}
+
+    def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
+        """The number of the round; the public set is in the job."""
+        return {ROUND: np.array([exchange.number], np.int32)}
+
+    def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
+        """Nothing: votes are no weights."""
+        return None
+
+    def absorb(
+        self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
+    ) -> dict[str, Array]:
+        """The state with the noisy argmax of each record of the round; of a tie the first."""
+        labels, rows = np.array(state["labels"], np.int64), rows_of(exchange, self.parameters)
+        votes = np.nan_to_num(mean[VOTES].astype(np.float64))
+        labels[rows] = votes[: rows.stop - rows.start].argmax(axis=1)
+        return {"labels": labels}
+
+    @flushed()
+    def model(self, state: Tensors) -> dict[str, Array]:
+        """The student's head, as `fm` has it; zero before any record has a label."""
+        public = PublicFeatures(self.parameters, self.setting)
+        labels = np.asarray(state["labels"], np.int64)
+        known = labels >= 0
+        weight = head_weights(public.z[known], labels[known], self.setting.classes, self.parameters)
+        return {
+            "centre": public.centre,
+            "radius": np.array([_RADIUS], np.float32),
+            "weight": weight.astype(np.float32),
+        }
+
+
+PART = MethodPart(
+    parameters=PateParameters,
+    device=PateDevice,
+    cloud=PateCloud,
+    source="Papernot et al. 2018, GNMax with its data-independent price",
+    needs="features and a public set",
+    reveals="noised votes on public records",
+    privacy="proven",
+    example="train: {method: pate, rounds: 1}",
+    summed=True,
+    shares=True,
+    refuses=refusals,
+)

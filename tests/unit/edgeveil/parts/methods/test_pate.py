@@ -1,0 +1,230 @@
+"""`pate`: votes on a public set, their bound and price, the labels and the student."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgeveil.data.records import Records
+from edgeveil.errors import ConfigError, PrivacyError
+from edgeveil.jobs import compile_job, load_job
+from edgeveil.jobs.compile import compile_canonical
+from edgeveil.parts.features import Identity, IdentityParameters
+from edgeveil.parts.methods.pate import (
+    FILE_BYTES,
+    PUBLIC_BYTES,
+    VOTE_BITS,
+    VOTES,
+    PateCloud,
+    PateDevice,
+    PateParameters,
+    PublicSet,
+    _facts,
+    vote_event,
+)
+from edgeveil.parts.setting import Setting
+from edgeveil.privacy.accountant import epsilon
+from edgeveil.privacy.events import GaussianEvent, SharedGaussian
+from edgeveil.privacy.sampler import SeededRandom
+
+SETTING = Setting(
+    epsilon=4.0,
+    delta=1e-5,
+    max_participations=1,
+    classes=3,
+    input_shape=(2,),
+    features=Identity(IdentityParameters(input_scale=4)),
+    nominal_records=3,
+    devices=3,
+)
+CORNERS = np.array([[4, 0], [0, 4], [-4, -4]], np.float32)  # one of each class
+
+
+def told(rows: np.ndarray, rounds: int = 1) -> PateParameters:
+    public = PublicSet(records=len(rows), **_facts(rows, len(rows)))
+    return PateParameters(rounds=rounds, public=public)
+
+
+def of(labels: list[int], x: np.ndarray = CORNERS) -> Records:
+    return Records(x[: len(labels)], np.array(labels))
+
+
+def played(p: PateParameters, setting: Setting, fleet: list[Records]) -> dict[str, Any]:
+    cloud, random = PateCloud(p, setting), SeededRandom(3)
+    state = cloud.initial_state()
+    for exchange in cloud.plan():
+        package = cloud.package(state, exchange)
+        sent = [
+            PateDevice(p, setting).answer(exchange, package, one, random).segments[VOTES]
+            for one in fleet
+        ]
+        state = cloud.absorb(state, exchange, {VOTES: np.mean(sent, axis=0)}, len(sent))
+    return state
+
+
+def test_three_teachers_by_hand() -> None:
+    """Two know the corners and one has their labels turned: 2 votes of 3 for each true class."""
+    p = told(CORNERS * 0.75)
+    exchange = PateCloud(p, SETTING).plan()[0]
+    device = PateDevice(p, SETTING)
+    fleet = [of([0, 1, 2]), of([0, 1, 2]), of([1, 2, 0])]
+    votes = sum(device.votes(exchange, one) for one in fleet)
+    assert votes.tolist() == [[2, 1, 0], [0, 2, 1], [1, 0, 2]]
+    cloud = PateCloud(p, SETTING)
+    state = cloud.absorb(cloud.initial_state(), exchange, {VOTES: votes / 3}, 3)
+    assert state["labels"].tolist() == [0, 1, 2]
+    head = cloud.model(state)
+    assert head["weight"].shape == (2, 3)
+    z = CORNERS / 4 - head["centre"]
+    assert (z @ head["weight"]).argmax(axis=1).tolist() == [0, 1, 2]
+
+
+def test_no_two_data_sets_have_votes_further_apart_than_the_price_says() -> None:
+    rng = np.random.default_rng(0)
+    p = told(rng.normal(size=(12, 2)).astype(np.float32))
+    exchange, device = PateCloud(p, SETTING).plan()[0], PateDevice(p, SETTING)
+    event = vote_event(p, SETTING)
+    assert isinstance(event, GaussianEvent)
+    assert event.sensitivity_steps >= math.sqrt(24) * 2**VOTE_BITS
+    assert event.sensitivity == pytest.approx(math.sqrt(24), rel=1e-6)
+    for count in (0, 1, 2, 5):
+        for _ in range(10):
+            x = rng.normal(size=(count + 1, 2)).astype(np.float32) * 9
+            y = rng.integers(0, 3, count + 1)
+            one, other = (
+                device.votes(exchange, Records(x[:k], y[:k])) << VOTE_BITS
+                for k in (count, count + 1)
+            )
+            assert int(((one - other) ** 2).sum()) <= event.sensitivity_steps**2
+
+
+def test_two_data_sets_of_a_device_reach_the_bound() -> None:
+    """So no smaller one is true of a whole device; without records there is no vote at all."""
+    p = told(CORNERS)
+    exchange, device = PateCloud(p, SETTING).plan()[0], PateDevice(p, SETTING)
+    one, other = (device.votes(exchange, of(labels)) for labels in ([0, 1, 2], [1, 2, 0]))
+    assert int(((one - other) ** 2).sum()) == 2 * 3
+    assert not device.votes(exchange, of([])).any()
+
+
+def test_a_job_of_several_rounds_costs_its_epsilon_and_labels_each_record_once() -> None:
+    rows = np.tile(CORNERS, (3, 1))[:7]
+    p, setting = told(rows, rounds=3), replace(SETTING, epsilon=20.0, max_participations=3)
+    assert p.per_round == 3
+    state = played(p, setting, [of([0, 1, 2])] * 100)
+    assert state["labels"].tolist() == [0, 1, 2, 0, 1, 2, 0]
+    tight = replace(SETTING, max_participations=3)
+    spent = epsilon([vote_event(p, tight)] * 3, SETTING.delta).epsilon
+    assert 0.999 * SETTING.epsilon < spent <= SETTING.epsilon
+
+
+def test_shared_parts_add_up_to_the_noise_of_one_release() -> None:
+    p = told(CORNERS)
+    alone, shared = (vote_event(p, replace(SETTING, summed=5, honest=h)) for h in (0, 4))
+    assert isinstance(alone, GaussianEvent)
+    assert isinstance(shared, SharedGaussian)
+    assert shared.honest == 4
+    assert alone.sigma_squared <= shared.together.sigma_squared <= alone.sigma_squared + 8
+
+
+def test_a_sum_of_noised_votes_keeps_to_its_room() -> None:
+    p, setting = told(CORNERS), replace(SETTING, summed=40, honest=30)
+    (spec,) = PateCloud(p, setting).segments(PateCloud(p, setting).plan()[0])
+    cloud, random = PateCloud(p, setting), SeededRandom(0)
+    exchange = cloud.plan()[0]
+    package = cloud.package(cloud.initial_state(), exchange)
+    total = sum(
+        PateDevice(p, setting).answer(exchange, package, of([0, 1, 2]), random).segments[VOTES]
+        for _ in range(40)
+    )
+    assert np.abs(total).max() < 1 << spec.bits - 1
+    assert total.dtype == np.int64
+
+
+JOB = """\
+job: votes
+data: {{source: digits, classes: 10, input_shape: {shape}, nominal_records: 14}}
+features: {features}
+train: {{method: pate, rounds: {rounds}{public}}}
+privacy: {{epsilon: 8, delta: 1.0e-5, noise: shared}}
+aggregation: {{name: fedavg, secure: {secure}}}
+selection: {{devices: 20}}
+unsupervised: {{eval_type: NOT_EVAL}}
+"""
+
+
+def job(folder: Path, **changes: object) -> Any:
+    plain = {
+        "shape": "[64]",
+        "features": "[{name: identity}]",
+        "rounds": 1,
+        "public": ", public: {file: digits, records: 20}",
+        "secure": "true",
+    }
+    file = folder / "job.yaml"
+    file.write_text(JOB.format(**(plain | changes)))
+    return load_job(file)
+
+
+def test_the_public_set_travels_in_the_job(tmp_path: Path) -> None:
+    """So that all parties label the same records, and the file stays where it is."""
+    made = compile_job(job(tmp_path))
+    raw = made.job.canonical()
+    assert b"digits.csv" not in raw and b'"file"' not in raw
+    again = compile_canonical(raw)
+    assert np.array_equal(
+        again.job.train.public.values(),
+        made.job.train.public.values(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"public": ""}, "devices vote on a public set, and none is named"),
+        ({"shape": "[8, 8]"}, r"public records have the shape \[64\]"),
+        ({"features": "[{name: identity}, {name: ldp_fpca, keep: 0.5}]"}, "a PCA of devices"),
+        ({"secure": "false"}, "shared noise protects in sums alone"),
+        ({"rounds": 21}, "21 rounds share 20 public records"),
+        ({"public": ", public: {file: gone.npz}"}, "no such file"),
+        ({"public": ", public: {file: digits, records: 400}"}, "where 400 records are asked for"),
+        ({"public": ", public: {records: 4}"}, "names no records"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_way_out(
+    tmp_path: Path, changes: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        compile_job(job(tmp_path, **changes))
+
+
+def test_records_that_do_not_fit_a_job_are_refused_with_how_many_do() -> None:
+    rows = np.zeros((100, 1000), np.float32)
+    with pytest.raises(Exception, match=f"{PUBLIC_BYTES} bytes"):
+        _facts(rows, 100)
+    assert PUBLIC_BYTES < FILE_BYTES
+    room = PUBLIC_BYTES // 1000
+    assert _facts(rows, room)["dtype"] == "uint8"
+    assert _facts(rows[:9] + 0.5, 9)["dtype"] == "float32"
+
+
+@pytest.mark.parametrize("rows", ["!!!!", "AAAA"])
+def test_sent_rows_are_judged_before_they_are_used(rows: str) -> None:
+    with pytest.raises(ValueError, match="rows: "):
+        PublicSet(records=2, input_form=(2,), rows=rows)
+
+
+def test_values_that_are_not_finite_are_refused() -> None:
+    given = _facts(np.array([[0.5, np.nan]], np.float32), 1)
+    with pytest.raises(ValueError, match="not finite"):
+        PublicSet(records=1, **given)
+
+
+def test_a_budget_that_no_noise_meets_is_refused() -> None:
+    with pytest.raises(PrivacyError):
+        vote_event(told(CORNERS), replace(SETTING, epsilon=1e-9, delta=1e-300))
