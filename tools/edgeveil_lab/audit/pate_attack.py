@@ -37,7 +37,8 @@ def pate_attack(runs: int) -> Attack:
     def play(turned: bool, count: int) -> Hits:
         seen = np.empty(count)
         for run in range(count):
-            votes = device.answer(_ROUND, package, worlds[turned]).segments[VOTES]
+            answer = device.answer(_ROUND, package, worlds[turned])
+            votes = np.asarray(answer.segments[VOTES], np.float64)
             seen[run] = ((votes - without) * gap).sum()
         return (seen / (sigma * float(np.linalg.norm(gap))) >= edge)[None]
 
