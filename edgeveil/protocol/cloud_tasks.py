@@ -306,6 +306,11 @@ _ADVICE = (
         "the proxy's min_batch_floor is above what the job selects: submit the job anew with more "
         "devices a round, or lower the floor",
     ),
+    (
+        "sets_below_floor",
+        "the proxy's min_batch_floor is above what a group has: submit the job anew with fewer "
+        "groups (aggregation.groups) or a larger round.min_batch, or lower the floor",
+    ),
     ("forked_manifest", "cloud and proxy disagree on what was sent: look at both logs"),
     ("refused the broadcast", _PROXY),
     ("did not answer in time", "see that the proxy runs and that both reach their broker"),
