@@ -116,8 +116,9 @@ class Pictures:
     """φ = h/‖h‖ for h = Aᵀ(r − m), r the roots of the channels over their typical sizes.
 
     Pooled sums are exact integers, a root is correctly rounded and then put on a grid, and A and m
-    hold integers: a record's features depend on nothing else. On another machine an entry of A can
-    differ in its last step, since its own sines drew the pictures and its own library the axes.
+    hold integers: a record's features depend on nothing else. Where another machine's sines round
+    one level of one drawn picture differently, its axes turn a little, and φ by about 1e-3;
+    libraries of linear algebra that differ in their last digits gave the same axes.
     """
 
     name = "pictures"
