@@ -17,6 +17,7 @@ from edgeveil_lab.chaos.supervisor import Supervisor
 SCRIPT = """
 import pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+time.sleep(sys.argv[1] == "starts slowly")
 print("running", flush=True)
 what, folder = sys.argv[1], pathlib.Path(sys.argv[2])
 if what == "ends":
@@ -93,7 +94,7 @@ def test_a_kill_between_two_lives_hits_the_next_one(site: Supervisor, tmp_path: 
 def test_an_armed_kill_hits_the_next_life_a_share_of_a_start_after_its_begin(
     site: Supervisor, tmp_path: Path
 ) -> None:
-    site.start("one", ["runs", str(tmp_path)])
+    site.start("one", ["starts slowly", str(tmp_path)])
     wait_for(lambda: "running" in log(tmp_path))
     site.kill("one")
     for share in (3.0, 0.0):  # one life for each: past a whole start, and at once
