@@ -48,7 +48,8 @@ class OnnxParameters(MapParameters):
     name: Literal["onnx"]
     """A frozen ONNX model whose output, at unit norm, is the features."""
     file: str | None = Field(default=None, min_length=1, max_length=4096, exclude=True)
-    """Path of the model, from the job file's folder; `digits`: the encoder EdgeVeil trains."""
+    """Path of the model, from the job file's folder; `digits`, `pictures`: encoders that EdgeVeil
+    trains."""
     sha256: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
     """The model's digest; filled in from `file`."""
     input_form: tuple[Annotated[int, Field(ge=1, le=1 << 24)], ...] = Field(
@@ -168,7 +169,7 @@ class OnnxMap:
 
 # Frozen feature extractors as ONNX files: what they take and give, and where they lie.
 
-CACHED = ("digits",)
+CACHED = ("digits", "pictures")
 MAX_BACKBONE_BYTES = 32 << 20
 LARGEST_OUTPUT = 1 << 14
 Float32 = NDArray[np.float32]

@@ -27,12 +27,13 @@ AXES = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]]) / np.sqrt([[3], [2], [6]])
 VARIES = np.array([1.0, 0.35, 0.2])
 
 
-def procedural_pictures(count: int, shape: tuple[int, int, int]) -> Float32:
+def procedural_pictures(count: int, shape: tuple[int, int, int], series: int = 0) -> Float32:
     """`count` pictures (n, colours, rows, columns) of one colour or three, in whole levels 0..255.
 
-    The same on every machine, but for what a machine's own sines and roots round differently.
+    The same on every machine, but for what a machine's own sines and roots round differently; of
+    another `series` others.
     """
-    chance = public_chance(0, f"procedural-pictures/{shape}")
+    chance = public_chance(series, f"procedural-pictures/{shape}")
     grey = shape[0] == 1  # drawings are more often grey, photographs coloured
     leaves, fields = count * (4 if grey else 6) // 10, count * (2 if grey else 3) // 10
     drawn = [

@@ -1,5 +1,6 @@
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import edgeveil
 from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import open_session
-from edgeveil.parts.features.onnx import cached_backbone, opened
+from edgeveil.parts.features.onnx import CACHED, cached_backbone, opened
 from edgeveil_lab.table import TableOptions, study_of
 from edgeveil_tools import cli
 from edgeveil_tools.backbone import command as backbone
@@ -20,7 +21,7 @@ from edgeveil_tools.cli.jobs import submit
 from edgeveil_tools.cloud_client import Cloud
 
 TINY = {"steps": 4, "drawings": 40}
-JOB = "features: [{name: identity}, {name: onnx, file: digits}]\n"
+TEXT = "features: [{{name: identity}}, {{name: onnx, file: {}}}]\n"
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +38,8 @@ def graph(encoder):
 def quick(monkeypatch, tmp_path):
     """The commands on a tiny budget, with a cache of their own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(backbone, "STEPS", TINY["steps"])
-    monkeypatch.setattr(backbone, "DRAWINGS", TINY["drawings"])
+    for name, recipe in backbone.ENCODERS.items():
+        monkeypatch.setitem(backbone.ENCODERS, name, replace(recipe, **TINY))
 
 
 def test_the_graph_gives_what_torch_gives(encoder, graph):
@@ -102,14 +103,15 @@ def test_batches_are_images_with_ink_between_nothing_and_all():
     assert (images.amax((1, 2, 3)) > 0.5).all()
 
 
-def test_train_and_show_say_the_same(quick, tmp_path, capsys):
+@pytest.mark.parametrize("name", backbone.ENCODERS)
+def test_train_and_show_say_the_same(quick, tmp_path, capsys, name):
     out = tmp_path / "own.onnx"
-    assert cli.main(["backbone", "train", "--out", str(out), "--json"]) == 0
+    assert cli.main(["backbone", "train", name, "--out", str(out), "--json"]) == 0
     trained = json.loads(capsys.readouterr().out)
     assert cli.main(["backbone", "show", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == trained
     assert trained["size_bytes"] == out.stat().st_size
-    assert not cached_backbone("digits").exists()
+    assert not cached_backbone(name).exists()
 
 
 def test_a_file_is_written_over_only_by_force(quick, tmp_path, capsys):
@@ -122,17 +124,23 @@ def test_a_file_is_written_over_only_by_force(quick, tmp_path, capsys):
     check_graph(out.read_bytes())
 
 
-def test_the_cache_is_filled_once(quick, tmp_path):
-    (tmp_path / "job.yaml").write_text(JOB)
+@pytest.mark.parametrize("name", backbone.ENCODERS)
+def test_the_cache_is_filled_once(quick, tmp_path, name):
+    (tmp_path / "job.yaml").write_text(TEXT.format(name))
     said = []
     backbone.ensure_for_jobs([tmp_path / "job.yaml"], said.append)
-    assert said
-    first = cached_backbone("digits").read_bytes()
+    assert said[-1].endswith(f"{name}: 100 %")
+    assert len(set(said)) == len(said)
+    first = cached_backbone(name).read_bytes()
     said.clear()
     backbone.ensure_for_jobs([tmp_path / "job.yaml"], said.append)
     assert not said
-    assert cached_backbone("digits").read_bytes() == first
-    assert list(cached_backbone("digits").parent.iterdir()) == [cached_backbone("digits")]
+    assert cached_backbone(name).read_bytes() == first
+    assert list(cached_backbone(name).parent.iterdir()) == [cached_backbone(name)]
+
+
+def test_what_trains_each_name_is_known_where_jobs_name_it():
+    assert tuple(backbone.ENCODERS) == CACHED
 
 
 @pytest.mark.parametrize(

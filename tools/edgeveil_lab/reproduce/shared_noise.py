@@ -38,14 +38,20 @@ DRAWN_01: dict[str, Any] = {  # the same at ε = 0.1
     },
 }
 _BACKBONE = {"name": "onnx", "file": "digits"}
-_UNCENTRED = {"centre": False, "shares": {"quadratic": 0.1}, "radius": 0.5, "curvature": 0.25}
-ENCODED: dict[str, Any] = {  # with the public encoder of drawn digits, ε = 1
-    "features": [{**_BACKBONE, "weight": 0.5}, {"name": "gabor", "weight": 0.5}],
-    "train": {**FM, **_UNCENTRED, "clip": 1.0, "average_from": 0.5},
+ENCODED: dict[str, Any] = {  # with the public encoder of drawn digits beside them, ε = 1
+    "features": [{**_BACKBONE, "weight": 0.2}, {"name": "pictures", "weight": 0.8}],
+    "train": {
+        **FM,
+        "clip": 0.7,
+        "radius": 0.5,
+        "ridge": 0.1,
+        "curvature": 0.15,
+        "shares": SHARES,
+    },
 }
 ENCODED_01: dict[str, Any] = {
-    "features": [_BACKBONE],
-    "train": {**FM, **_UNCENTRED, "clip": 0.4},
+    "features": [{**_BACKBONE, "weight": 0.35}, {"name": "pictures", "weight": 0.65}],
+    "train": {**FM, "clip": 0.4, "radius": 0.5, "curvature": 0.25, "shares": SHARES},
 }
 QUICK: dict[str, Any] = {
     "features": [{"name": "identity", "input_scale": 16, "shift": -0.3}],

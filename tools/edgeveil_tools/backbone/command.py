@@ -1,4 +1,4 @@
-"""The public encoder of digits: trained once on this machine, then kept in the user's cache."""
+"""The public encoders: trained once on this machine, then kept in the user's cache."""
 
 from __future__ import annotations
 
@@ -12,10 +12,40 @@ from edgeveil.errors import ConfigError, DataError, UsageError
 from edgeveil.parts.features.onnx import cached_backbone, opened, read_backbone, sha256_hex
 from edgeveil.settings.file import parsed, read
 
-NAME = "digits"
-STEPS = 3000  # batches of 128 images
-DRAWINGS = 12_000
 _FRACTIONS = 10
+
+Progress = Callable[[float], None]  # gets the share that is done, up to 1
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How an encoder that EdgeVeil trains itself is made: `steps` batches of `drawings` pictures.
+
+    `make(steps, drawings, seed, on_progress)` gives its ONNX.
+    """
+
+    steps: int
+    drawings: int
+    make: Callable[[int, int, int, Progress], bytes]
+
+
+def _digits(steps: int, drawings: int, seed: int, on_progress: Progress) -> bytes:
+    from edgeveil_tools.backbone.net import onnx_encoder, train_encoder
+
+    return onnx_encoder(train_encoder(steps, drawings, seed, on_progress))
+
+
+def _pictures(steps: int, drawings: int, seed: int, on_progress: Progress) -> bytes:
+    from edgeveil_tools.backbone.contrastive import axes, onnx_pictures, train_pictures
+
+    encoder, drawn = train_pictures(steps, drawings, seed, on_progress)
+    return onnx_pictures(encoder, *axes(encoder, drawn))
+
+
+ENCODERS: dict[str, Recipe] = {
+    "digits": Recipe(3000, 12_000, _digits),
+    "pictures": Recipe(3000, 30_000, _pictures),
+}
 
 
 def _to_stderr(line: str) -> None:
@@ -35,23 +65,21 @@ class BackboneFacts:
 
 def train(
     path: Path,
+    name: str = "digits",
     *,
     seed: int = 0,
     force: bool = False,
-    steps: int | None = None,
-    drawings: int | None = None,
-    on_step: Callable[[int], None] = lambda _: None,
+    on_progress: Progress = lambda _: None,
 ) -> BackboneFacts:
-    """Train the encoder and write it to `path`, all of it or nothing.
+    """Train the encoder of this name and write it to `path`, all of it or nothing.
 
     Raises UsageError for a file that is there already, unless `force`.
     """
     if path.exists() and not force:
         raise UsageError("is there already", where=str(path), fix="train again with --force")
     path.parent.mkdir(parents=True, exist_ok=True)
-    from edgeveil_tools.backbone.net import onnx_encoder, train_encoder
-
-    graph = onnx_encoder(train_encoder(steps or STEPS, drawings or DRAWINGS, seed, on_step))
+    recipe = ENCODERS[name]
+    graph = recipe.make(recipe.steps, recipe.drawings, seed, on_progress)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
         part.write(graph)
     Path(part.name).replace(path)
@@ -70,35 +98,39 @@ def facts(path: Path) -> BackboneFacts:
     )
 
 
-def ensure_cached(say: Callable[[str], None]) -> Path:
+def ensure_cached(name: str, say: Callable[[str], None]) -> Path:
     """The cached encoder, trained first where it is missing; `say` tells how that goes."""
-    path = cached_backbone(NAME)
+    path = cached_backbone(name)
     if not path.exists():
-        say(f"training the public encoder, once, some minutes: {path}")
-        train(path, on_step=_said(say), force=True)
+        say(f"training the public encoder of {name}, once, some minutes: {path}")
+        train(path, name, on_progress=_said(name, say), force=True)
     return path
 
 
 def ensure_for_jobs(files: Iterable[Path], say: Callable[[str], None] = _to_stderr) -> None:
-    """`ensure_cached` if one of the job files names the encoder.
+    """`ensure_cached` for each encoder that one of the job files names.
 
     What else is wrong with a file, its loader says.
     """
-    if any(_names_encoder(path) for path in files):
-        ensure_cached(say)
+    for name in sorted({name for path in files for name in _named(path)}):
+        ensure_cached(name, say)
 
 
-def _names_encoder(path: Path) -> bool:
+def _named(path: Path) -> set[str]:
     try:
         entries = parsed(read(path), str(path)).value["features"]
-        return any(entry.get("file") == NAME for entry in entries)
+        return {entry["file"] for entry in entries if entry.get("file") in ENCODERS}
     except (ConfigError, AttributeError, KeyError, TypeError):
-        return False
+        return set()
 
 
-def _said(say: Callable[[str], None]) -> Callable[[int], None]:
-    def on_step(step: int) -> None:
-        if step * _FRACTIONS % STEPS == 0:
-            say(f"training the public encoder: {100 * step // STEPS} %")
+def _said(name: str, say: Callable[[str], None]) -> Progress:
+    told = 0
 
-    return on_step
+    def on_progress(share: float) -> None:
+        nonlocal told
+        if int(share * _FRACTIONS) > told:
+            told = int(share * _FRACTIONS)
+            say(f"training the public encoder of {name}: {100 * told // _FRACTIONS} %")
+
+    return on_progress

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from edgeveil.parts.features.onnx_nodes import IR_VERSION, OPSET, NodeList
+from edgeveil.parts.features.onnx_nodes import NodeList
 from edgeveil_tools.backbone.drawings import PIXELS, PublicDigits
+from edgeveil_tools.backbone.graph import array, folded, written
 
 HIDDEN, CLASSES = 128, 10
 FEATURES = HIDDEN + CLASSES
@@ -56,11 +54,11 @@ class Encoder(nn.Module):
 
 
 def train_encoder(
-    steps: int, drawings: int, seed: int, on_step: Callable[[int], None] = lambda _: None
+    steps: int, drawings: int, seed: int, on_progress: Callable[[float], None] = lambda _: None
 ) -> Encoder:
     """The encoder after `steps` batches of public digits, the same for the same seed and machine.
 
-    One-cycle learning rate (Smith and Topin 2019); calls `on_step` with the steps done.
+    One-cycle learning rate (Smith and Topin 2019); calls `on_progress` with the share done.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -77,20 +75,17 @@ def train_encoder(
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
             rate.step()
-            on_step(step + 1)
+            on_progress((step + 1) / steps)
     trained: Encoder = encoder.eval()
     return trained
 
 
 def onnx_encoder(encoder: Encoder) -> bytes:
     """The encoder as ONNX: `image` (N, 1, 28, 28) -> `features` (N, 138), batch norms folded."""
-    import onnx
-    from onnx import TensorProto, helper
-
     graph, value = NodeList(), "image"
     for k in range(len(_CHANNELS)):
         convolution, norm = encoder.convolutions[4 * k], encoder.convolutions[4 * k + 1]
-        weight, bias = (graph.constant(v) for v in _folded(convolution, norm))
+        weight, bias = (graph.constant(v) for v in folded(convolution, norm))
         value = graph.add("Conv", value, weight, bias, pads=[_KERNELS[k] // 2] * 4)
         value = graph.add("Relu", value)
         value = graph.add("MaxPool", value, kernel_shape=[2, 2], strides=[2, 2])
@@ -99,29 +94,10 @@ def onnx_encoder(encoder: Encoder) -> bytes:
     mean = graph.add("ReduceMean", scores, axes=[1], keepdims=1)
     shares = ((values, 1 - _CLASS_SHARE), (graph.add("Sub", scores, mean), _CLASS_SHARE))
     parts = [graph.add("Mul", graph.unit_rows(v), graph.number(share**0.5)) for v, share in shares]
-    graph.nodes.append(helper.make_node("Concat", parts, ["features"], axis=1))
-    image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["N", 1, PIXELS, PIXELS])
-    features = helper.make_tensor_value_info("features", TensorProto.FLOAT, ["N", FEATURES])
-    whole = helper.make_graph(graph.nodes, "digits", [image], [features], graph.initializers)
-    opset = [helper.make_opsetid("", OPSET)]
-    model = helper.make_model(whole, opset_imports=opset, ir_version=IR_VERSION)
-    onnx.checker.check_model(model)
-    written: bytes = model.SerializeToString()
-    return written
+    graph.add("Concat", *parts, axis=1)
+    return written(graph, "digits", (1, PIXELS, PIXELS), FEATURES)
 
 
 def _dense(graph: NodeList, layer: nn.Linear) -> tuple[str, str]:
     """A dense layer's weight (inputs, outputs) and bias, as Gemm takes them."""
-    return graph.constant(_array(layer.weight.T)), graph.constant(_array(layer.bias))
-
-
-def _folded(convolution: Any, norm: Any) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Weight and bias of a convolution and the batch norm after it, as one convolution."""
-    scale = norm.weight / torch.sqrt(norm.running_var + norm.eps)
-    weight = convolution.weight * scale[:, None, None, None]
-    return _array(weight), _array(norm.bias - norm.running_mean * scale)
-
-
-def _array(values: torch.Tensor) -> NDArray[np.float32]:
-    found: NDArray[np.float32] = values.detach().contiguous().numpy()
-    return found
+    return graph.constant(array(layer.weight.T)), graph.constant(array(layer.bias))
