@@ -24,12 +24,13 @@ from edgeveil_tools.backbone.graph import folded, written
 
 SIDE, DRAWN_SIDE = 32, 48  # of what it takes, and of what views are cut from
 FEATURES = 256
-_CHANNELS = (48, 96, 192, 320)
+# Channels of each convolution, 3 x 3, and whether it halves the size.
+_LAYERS = ((32, 1), (64, 2), (128, 2), (128, 1), (256, 2), (256, 1))
 _PROJECTED = (256, 64)  # sizes of the layers that only training has
 _POOLED = 2  # windows to a side, of the last maps
 _BATCH, _RATE, _DECAY, _WARM_UP = 256, 2e-3, 1e-4, 50
-_TEMPERATURE = 0.2
-_SMALLEST_VIEW = 0.25  # of a picture's area
+_TEMPERATURE = 0.1
+_SMALLEST_VIEW = 0.15  # of a picture's area
 _AT_ONCE = 1000  # pictures drawn
 _DRAWING = 0.1  # of the whole time, about
 _MEASURED = 4000  # pictures that the axes are taken from
@@ -39,14 +40,13 @@ Float32 = NDArray[np.float32]
 
 
 class PictureEncoder(nn.Module):
-    """Four convolutions with batch norm and ReLU, each but the first with half the size."""
+    """Six convolutions with batch norm and ReLU; training has two dense layers on top."""
 
     def __init__(self) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         before = 3
-        for index, channels in enumerate(_CHANNELS):
-            stride = 2 if index else 1
+        for channels, stride in _LAYERS:
             convolution = nn.Conv2d(before, channels, 3, stride, padding=1, bias=False)
             layers += [convolution, nn.BatchNorm2d(channels), nn.ReLU()]
             before = channels
@@ -61,7 +61,7 @@ class PictureEncoder(nn.Module):
         return functional.normalize(self.head(maps.mean((2, 3))))
 
     def pooled(self, pictures: torch.Tensor) -> torch.Tensor:
-        """The last maps' means over four quarters, (n, 1280)."""
+        """The last maps' means over four quarters, (n, 1024)."""
         maps = self.convolutions(pictures.contiguous(memory_format=torch.channels_last))
         return functional.adaptive_avg_pool2d(maps, _POOLED).flatten(1)
 
@@ -116,7 +116,7 @@ def _contrast(vectors: torch.Tensor) -> torch.Tensor:
 
 
 def views(pictures: torch.Tensor) -> torch.Tensor:
-    """One view of each picture, (n, 3, 32, 32): cut out, mirrored, in other light and colours."""
+    """One view of each picture, (n, 3, 32, 32): cut out, turned, mirrored, in another light."""
     count = len(pictures)
 
     def chance(*size: int) -> torch.Tensor:
@@ -124,8 +124,10 @@ def views(pictures: torch.Tensor) -> torch.Tensor:
 
     area, longer = _SMALLEST_VIEW + (1 - _SMALLEST_VIEW) * chance(), torch.exp(0.6 * chance() - 0.3)
     wide, high = ((area * part).sqrt().clamp(max=1) for part in (longer, 1 / longer))
+    turn, mirrored = 0.6 * chance() - 0.3, torch.sign(chance() - 0.5)
     place = torch.zeros(count, 2, 3)
-    place[:, 0, 0], place[:, 1, 1] = wide * torch.sign(chance() - 0.5), high
+    place[:, 0, 0], place[:, 0, 1] = mirrored * wide * turn.cos(), -high * turn.sin()
+    place[:, 1, 0], place[:, 1, 1] = mirrored * wide * turn.sin(), high * turn.cos()
     place[:, 0, 2], place[:, 1, 2] = (
         (2 * chance() - 1) * (1 - wide),
         (2 * chance() - 1) * (1 - high),
@@ -133,11 +135,12 @@ def views(pictures: torch.Tensor) -> torch.Tensor:
     grid = functional.affine_grid(place, [count, 3, SIDE, SIDE], align_corners=False)
     found = functional.grid_sample(pictures, grid, padding_mode="reflection", align_corners=False)
     mean = found.mean((1, 2, 3), keepdim=True)
-    found = (found - mean) * (0.6 + 0.8 * chance(1, 1, 1)) + mean
+    found = (found - mean) * (0.7 + 0.6 * chance(1, 1, 1)) + mean
     grey = found.mean(1, keepdim=True)
-    colourful = (chance(1, 1, 1) >= 0.2) * (0.4 + 1.2 * chance(1, 1, 1))
-    found = ((found - grey) * colourful + grey) * (0.7 + 0.6 * chance(3, 1, 1))
-    return (found + 0.4 * chance(1, 1, 1) - 0.2).clamp(0, 1)
+    found = (found - grey) * (0.6 + 0.8 * chance(1, 1, 1)) + grey
+    # Colours tell things apart, so they change little.
+    found = found * (0.85 + 0.3 * chance(3, 1, 1)) + 0.2 * chance(1, 1, 1) - 0.1
+    return found.clamp(0, 1)
 
 
 class _MemoryKept:
@@ -163,7 +166,7 @@ class _MemoryKept:
 
 @torch.no_grad()
 def axes(encoder: PictureEncoder, drawings: NDArray[np.uint8]) -> tuple[Float32, Float32]:
-    """The mean (1280,) of drawn pictures' values and their main axes (1280, d), narrowed."""
+    """The mean (1024,) of drawn pictures' values and their main axes (1024, 256), narrowed."""
     edge = (DRAWN_SIDE - SIDE) // 2
     middle = drawings[:_MEASURED, :, edge : edge + SIDE, edge : edge + SIDE]
     parts = [middle[k : k + _BATCH] for k in range(0, len(middle), _BATCH)]
@@ -182,13 +185,12 @@ def axes(encoder: PictureEncoder, drawings: NDArray[np.uint8]) -> tuple[Float32,
 def onnx_pictures(encoder: PictureEncoder, mean: Float32, onto: Float32) -> bytes:
     """As ONNX: `image` (N, 3, 32, 32), values 0..1, -> `features` (N, 256), batch norms folded."""
     graph, value = NodeList(), "image"
-    for k in range(len(_CHANNELS)):
+    for k, (_, stride) in enumerate(_LAYERS):
         convolution, norm = encoder.convolutions[3 * k], encoder.convolutions[3 * k + 1]
         weight, bias = (graph.constant(v) for v in folded(convolution, norm))
-        strides = [2 if k else 1] * 2
-        value = graph.add("Conv", value, weight, bias, pads=[1] * 4, strides=strides)
+        value = graph.add("Conv", value, weight, bias, pads=[1] * 4, strides=[stride] * 2)
         value = graph.add("Relu", value)
-    side = SIDE // 2 ** (len(_CHANNELS) - 1) // _POOLED
+    side = SIDE // math.prod(stride for _, stride in _LAYERS) // _POOLED
     value = graph.add("AveragePool", value, kernel_shape=[side] * 2, strides=[side] * 2)
     centred = graph.add("Sub", graph.add("Flatten", value, axis=1), graph.constant(mean))
     graph.unit_rows(graph.add("MatMul", centred, graph.constant(onto)))
