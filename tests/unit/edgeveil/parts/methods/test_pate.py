@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,16 @@ def test_what_cannot_be_is_refused_with_a_way_out(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         compile_job(job(tmp_path, **changes))
+
+
+def test_a_file_is_judged_by_its_header_before_memory_is_taken(tmp_path: Path) -> None:
+    rows = FILE_BYTES // 4 + 1
+    head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, 1)}}".ljust(117) + "\n"
+    npy = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode()
+    with zipfile.ZipFile(tmp_path / "huge.npz", "w") as archive:
+        archive.writestr("x.npy", npy)
+    with pytest.raises(ConfigError, match=r"huge\.npz: holds 268435460 bytes of numbers, the limit is"):
+        compile_job(job(tmp_path, public=", public: {file: huge.npz}"))
 
 
 def test_records_that_do_not_fit_a_job_are_refused_with_how_many_do() -> None:
