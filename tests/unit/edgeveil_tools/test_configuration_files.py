@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,13 @@ LINE = re.compile(r"^\S+:[1-9]\d* [^\s:]+: \S[^\n]*$")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def digits_encoder(tmp_path_factory):
-    """An encoder, hardly trained, where the jobs that name `digits` look for it."""
+def encoders(tmp_path_factory):
+    """Encoders, hardly trained, where the jobs that name them look."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        backbone.train(cached_backbone(backbone.NAME), steps=1, drawings=10)
+        for name, recipe in backbone.ENCODERS.items():
+            patch.setitem(backbone.ENCODERS, name, replace(recipe, steps=1, drawings=300))
+            backbone.train(cached_backbone(name), name)
         yield
 
 
