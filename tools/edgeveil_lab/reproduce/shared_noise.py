@@ -164,5 +164,5 @@ EXPERIMENT = Experiment(
     trials=trials,
     remark="Per record, δ = 1e-5, the whole training. Published with central noise, one holder of "
     "all records: MNIST 0.987 at ε = 3, nothing pretrained (Tramèr and Boneh 2021). Breast cancer "
-    "is dealt anew for each seed, a fifth of it held back for the test.",
+    "is dealt anew for each seed; the same fifth of it is held back for the test.",
 )
