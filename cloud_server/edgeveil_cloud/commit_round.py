@@ -27,7 +27,7 @@ from edgeveil.protocol.messages import Batch, Commit, ExchangeId
 from edgeveil.protocol.sealed import Sealing, pack_tensors
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud.broadcasts import RoundMarks, TooFewDevices
-from edgeveil_cloud.evaluation import Evaluation, clusters
+from edgeveil_cloud.evaluation import Evaluation, clusters, mean_softmax
 from edgeveil_cloud.round_report import (
     Recorder,
     exchange_event,
@@ -222,10 +222,11 @@ class RoundCommitter:
         means = {
             name: [of_set[name].astype(np.float64) / uploads for uploads, of_set in sums]
             for name in sums[0][1]
+            if name != SOFTMAX
         }
         state = combine_means(context, before, means, kept.uploads, self._random_bytes)
         valid = kept.valid()
-        valid.arrays |= {name: [of_set[name] for _, of_set in sums] for name in means}
+        valid.arrays |= {name: [of_set[name] for _, of_set in sums] for name in sums[0][1]}
         return self._commit(
             entry, context, kept.batch, valid, before, state, kept.uploads, started_s
         )
@@ -271,7 +272,8 @@ class RoundCommitter:
     ) -> tuple[ExchangeRecord, dict[str, Any]]:
         """The exchange as the store keeps it, and as its event tells of it."""
         exchange, vectors = context.exchange, list(valid.arrays.get(SOFTMAX, ()))
-        scores = clusters(context, vectors)
+        scores, averaged = clusters(context, vectors), mean_softmax(context, vectors, uploads)
+        evaluated = scores or averaged
         tested = self._evaluation.tested(context, graph, state)
         timeline = round_timeline(self._marks.times_s, started_s, self._clock())
         record = ExchangeRecord(
@@ -282,7 +284,7 @@ class RoundCommitter:
             uploads=uploads,
             accuracy=tested.accuracy if tested else None,
             loss=tested.loss if tested else None,
-            scores=scores.to_dict() if scores else None,
+            scores=evaluated.to_dict() if evaluated else None,
             seconds=sum(timeline.values()),
             bytes={"cloud_out": self._marks.sent_bytes, "cloud_in": batch.blob.size_bytes},
         )
@@ -293,6 +295,7 @@ class RoundCommitter:
             "accepted": len(valid.accepted),
             "refused": dict(valid.refused),
             "clusters": shown_clusters(scores, vectors),
+            "mean_softmax": averaged.to_dict() if averaged else None,
         }
         return record, event
 

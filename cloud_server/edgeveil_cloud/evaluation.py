@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from edgeveil.data.records import Records
 from edgeveil.errors import JobFailed
 from edgeveil.evaluation.accuracy import HeldOutTest, ModelScore
-from edgeveil.evaluation.clustering import ClusterScores, Noise, cluster_scores
-from edgeveil.jobs.plan import Plan
+from edgeveil.evaluation.clustering import MEAN, ClusterScores, Noise, cluster_scores
+from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.round_context import RoundContext
+from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.aggregation.rule import Score
 from edgeveil.parts.exchange import Array
 from edgeveil.parts.methods.fm_sums import own_weights
 from edgeveil.privacy.events import LaplaceEvent
-from edgeveil.privacy.laplace_mechanism import noise_law
+from edgeveil.privacy.laplace_mechanism import SOFTMAX_BITS, noise_law
 
 LOG = logging.getLogger("edgeveil.cloud")
 
@@ -97,9 +101,38 @@ class Evaluation:
         return None
 
 
+@dataclass(frozen=True)
+class MeanSoftmax:
+    """The mean (classes,) of the inferences of so many devices, and the standard deviation of what
+    their noise adds to each entry; 0 without noise."""
+
+    mean: tuple[float, ...]
+    uploads: int
+    noise_deviation: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; beside scores of clusters, told by its `eval_type`."""
+        return {"eval_type": MEAN, **self.__dict__, "mean": list(self.mean)}
+
+
+def mean_softmax(context: RoundContext, found: list[Array], uploads: int) -> MeanSoftmax | None:
+    """The mean of one exchange's inferences: of `found` ones, or of the sums in `found` that
+    `uploads` devices' were dealt into. None where it is not asked for, or none came."""
+    if not context.exchange.infer or not context.job.unsupervised.of_all or not found:
+        return None
+    if context.plan.sums_inferences:
+        total = np.sum(np.stack(found).astype(np.int64), axis=0)
+        values = total / (uploads * 2.0**SOFTMAX_BITS)
+    else:
+        values, uploads = mean({SOFTMAX: found})[SOFTMAX], len(found)
+    event = context.plan.softmax_event()
+    variance = noise_law(event)[1] if isinstance(event, LaplaceEvent) else 0.0
+    return MeanSoftmax(tuple(values.tolist()), uploads, math.sqrt(variance / uploads))
+
+
 def clusters(context: RoundContext, vectors: list[Array]) -> ClusterScores | None:
     """Scores of the inferences uploaded in one exchange; None where none were asked for."""
-    if not context.exchange.infer:
+    if not context.exchange.infer or context.job.unsupervised.of_all:
         return None
     plan, wanted = context.plan, context.job.unsupervised
     rows = [vector.astype(np.float64) for vector in vectors]

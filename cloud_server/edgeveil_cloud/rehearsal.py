@@ -1,8 +1,9 @@
 """A whole job on made-up records, before it is queued: whatever can fail later fails here.
 
 Each kind of exchange is played once: broadcast, answers, aggregation by the job's rule, the next
-state, its test, the clusters of inferences; then the final model, as it is kept, sent, loaded and
-used. There are no devices, no ledger and no records of anybody, so that it costs no budget.
+state, its test, the clusters or mean of inferences; then the final model, as it is kept, sent,
+loaded and used. There are no devices, no ledger and no records of anybody, so that it costs no
+budget.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from edgeveil.protocol.sealed import (
 )
 from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.commit_round import aggregate
-from edgeveil_cloud.evaluation import Evaluation, clusters
+from edgeveil_cloud.evaluation import Evaluation, clusters, mean_softmax
 from edgeveil_cloud.validate_batch import ValidatedBatch
 
 REHEARSAL_S = 300.0  # imports on a slow box and every kind of round
@@ -165,8 +166,10 @@ class _Rehearsal:
             with _stage("inference on a device", self._network):
                 model, x = plan.cloud.model(self._state), self._test.x[:RECORDS]
                 vector = rehearsed_softmax(plan, graph, model, x)
-            with _stage("clusters of inferences", "unsupervised"):
-                clusters(RoundContext.of(plan, exchange.index), [vector])
+            with _stage("evaluation of inferences", "unsupervised"):
+                context = RoundContext.of(plan, exchange.index)
+                clusters(context, [vector])
+                mean_softmax(context, [vector], 1)
 
     def _absorb(self, exchange: Exchange, graph: bytes, upload: dict[str, Array]) -> None:
         """A batch of one upload, again and again, as many as the rule needs."""

@@ -24,7 +24,6 @@ from edgeveil.jobs.rehearsal import rehearse_device
 from edgeveil.parts.exchange import KEPT, Answer, Array, Exchange, Tensors
 from edgeveil.parts.own_records import device_records, of_shape
 from edgeveil.privacy.derived import DerivedRandom
-from edgeveil.privacy.laplace_mechanism import softmax_laplace
 from edgeveil.privacy.sampler import RandomBytes
 from edgeveil.protocol.sealed import RoundPackage, unpack_tensors
 from edgeveil.sites.edge import EdgeSite
@@ -276,12 +275,7 @@ def softmax_answer(
     else:
         held = sample_slots(records, samples, slot_key)
         found = session.slot_softmax(records, dict(weights), held, row_s)
-    noised, event = softmax_laplace(
-        found,
-        plan.softmax_epsilon,
-        sensitivity=plan.job.encrypt.laplace_eval_sensitivity,
-        random_bytes=noise,
-    )
+    noised, event = plan.noised_softmax(found, noise)
     return Answer({SOFTMAX: noised}, (event,))
 
 

@@ -209,6 +209,11 @@ class RoundWork:
         masks = Masks.of(manifest, self.identity.device_id, task.round_key)
         if self.site.role != "train" and not context.exchange.infer:
             return NoAnswer("this round asks for no inference, and the role is infer")
+        if self.site.role != "train" and job.plan.sums_inferences:
+            return NoAnswer(
+                "inferences of this job are summed under masks, together with the update that one"
+                " of role infer does not have"
+            )
         why = "the owner has paused the device" * self.paused
         why = why or self._too_large(manifest) or self._too_often(manifest, job.plan)
         if why:
@@ -236,7 +241,9 @@ class RoundWork:
         if why:
             return NoAnswer(why)
         every = list(range(len(manifest.groups)))
-        inferred = [index for index in every if manifest.groups[index].name == SOFTMAX]
+        masked = {one.group for one in manifest.masked}
+        alone = [index for index in every if index not in masked]
+        inferred = [index for index in alone if manifest.groups[index].name == SOFTMAX]
         groups = every if self.site.role == "train" else inferred or every
         membership = os.urandom(_MEMBERSHIP_BYTES)
         dummies = seal_dummies(manifest, groups, membership, self._sealing)

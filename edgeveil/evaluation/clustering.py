@@ -19,6 +19,7 @@ from edgeveil.evaluation.noise_correction import TARGETS, CorrectedScore, correc
 from edgeveil.registry import Table
 
 NOT_EVAL = "NOT_EVAL"
+MEAN = "MEAN_SOFTMAX"
 SILHOUETTE = "SILHOUETTE_SCORE"
 
 
@@ -180,6 +181,7 @@ EVALUATIONS: Table[metrics.Score | None] = Table(
     "eval_type",
     {
         NOT_EVAL: None,
+        MEAN: None,
         SILHOUETTE: metrics.silhouette,
         "CALINSKI_HARABASZ_SCORE": metrics.calinski_harabasz,
         "DAVIES_BOULDIN_SCORE": metrics.davies_bouldin,

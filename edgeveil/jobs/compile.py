@@ -12,9 +12,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from edgeveil.crypto.ring import Ring
 from edgeveil.errors import CryptoError, DataError, PrivacyError, ProtocolError, UsageError
 from edgeveil.jobs.job import Job
-from edgeveil.jobs.plan import Plan
+from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.parts.aggregation import AGGREGATIONS
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import PcaParameters, build_features, projection_of
@@ -193,6 +194,12 @@ def _uploads(job: Job) -> Iterator[Mix]:
             f"{wanted.samples_per_device} rows of {job.data.classes} classes are {values} values "
             f"a device, more than {UPLOAD_VALUES}; set at most "
             f"{UPLOAD_VALUES // job.data.classes} samples, or upload: mean",
+        )
+    if wanted.of_all and (wanted.upload, wanted.labels) != ("mean", "argmax"):
+        yield Mix(
+            ("unsupervised.eval_type", "unsupervised.upload", "unsupervised.labels"),
+            "MEAN_SOFTMAX is the mean of one vector a device, and nothing is clustered; leave "
+            "upload: per_sample and labels: kmeans out, or choose for example SILHOUETTE_SCORE",
         )
     if wanted.silhouette == "text" and wanted.eval_type != "SILHOUETTE_SCORE":
         yield Mix(
@@ -439,14 +446,25 @@ def _shares(plan: Plan) -> bool:
 
 def _sum_room(plan: Plan) -> Iterator[Mix]:
     """Sums that no ring holds."""
+    summed = {s.name: s for exchange in plan.planned for s in plan.segments(exchange) if s.bits}
+    inferred = summed.pop(SOFTMAX, None)
     try:
-        for exchange in plan.planned:
-            plan.groups(exchange)  # a group's size is that of its ring
+        for spec in summed.values():
+            Ring(spec.count, spec.bits)
     except CryptoError as error:
         yield Mix(
             ("aggregation.secure", "selection.devices", "data.nominal_records", "privacy.epsilon"),
             f"the devices' sums do not fit the largest ring, {error.what}; name fewer devices in "
             "selection.devices, or lower data.nominal_records",
+        )
+    try:
+        if inferred is not None:
+            Ring(inferred.count, inferred.bits)
+    except CryptoError as error:
+        yield Mix(
+            ("encrypt.laplace_eval.laplace_eval_eps", "selection.devices", "aggregation.secure"),
+            f"the sum of the devices' noised softmax does not fit the largest ring, {error.what}; "
+            "raise laplace_eval_eps, or name fewer devices in selection.devices",
         )
 
 
@@ -479,6 +497,7 @@ def _prices(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
             "inherited; set for example epsilon: 8",
         )
         return
+    inferred = list(_inference_price(plan))
     try:
         plan.device.price(plan.planned[0])
     except PrivacyError as error:
@@ -488,11 +507,17 @@ def _prices(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
             f"met, {error.what}; {error.fix}",
         )
     else:
-        yield from _sum_room(plan)
+        if not inferred:
+            yield from _sum_room(plan)
         yield from _aggregation(plan, fleet)
         yield from _claims(plan)
         yield from _self_stop(plan)
-    if not job.infer_every or plan.softmax_epsilon is None:
+    yield from inferred
+
+
+def _inference_price(plan: Plan) -> Iterator[Mix]:
+    """An ε that no noise of an inference upload meets."""
+    if not plan.job.infer_every or plan.softmax_epsilon is None:
         return
     try:
         plan.softmax_event()

@@ -168,7 +168,8 @@ class Encrypt(Block):
 
 
 class Unsupervised(Block):
-    """Evaluation without labels: the cloud clusters the devices' softmax uploads."""
+    """Evaluation without labels: the cloud clusters the devices' softmax uploads, or averages
+    them."""
 
     every_rounds: int = Field(default=5, ge=0, le=10**6)
     """Evaluate in every so-manyth training round; 0: never."""
@@ -183,9 +184,19 @@ class Unsupervised(Block):
     cluster_client_num: int = Field(default=1000, ge=1, le=10**6)
     """Most uploads that are clustered in one round."""
     eval_type: Literal[
-        "SILHOUETTE_SCORE", "CALINSKI_HARABASZ_SCORE", "DAVIES_BOULDIN_SCORE", "NOT_EVAL"
+        "SILHOUETTE_SCORE",
+        "CALINSKI_HARABASZ_SCORE",
+        "DAVIES_BOULDIN_SCORE",
+        "MEAN_SOFTMAX",
+        "NOT_EVAL",
     ] = "SILHOUETTE_SCORE"
-    """The clustering score; `NOT_EVAL`: devices upload no inferences at all."""
+    """The clustering score. `MEAN_SOFTMAX`: no clusters, the mean of the devices' uploads alone;
+    with secure sums the cloud sees no single one. `NOT_EVAL`: no inferences are uploaded at all."""
+
+    @property
+    def of_all(self) -> bool:
+        """Whether the mean of all devices is asked for, and no device's own upload."""
+        return self.eval_type == "MEAN_SOFTMAX"
 
 
 class Job(Block):

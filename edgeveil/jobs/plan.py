@@ -9,10 +9,20 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs.job import Job
 from edgeveil.parts.aggregation import AggregationRule, ChoosingParameters, build_rule
-from edgeveil.parts.exchange import CloudMethod, DeviceMethod, Exchange, SegmentSpec
+from edgeveil.parts.exchange import (
+    Array,
+    CloudMethod,
+    DeviceMethod,
+    Exchange,
+    SegmentSpec,
+    summed_spec,
+)
 from edgeveil.parts.features import (
     NONE,
     Artifacts,
@@ -29,9 +39,15 @@ from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.events import Event, UnprotectedEvent
 from edgeveil.privacy.guarantee import up
-from edgeveil.privacy.laplace_mechanism import softmax_event
+from edgeveil.privacy.laplace_mechanism import (
+    largest_softmax,
+    softmax_event,
+    softmax_laplace,
+    softmax_steps,
+)
 from edgeveil.privacy.moments import exchanges_within
 from edgeveil.privacy.policy import JobRequest, Quote, price
+from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Group, MaskedGroup
 from edgeveil.protocol.sealed import padded
 from edgeveil.selection import rounded_up
@@ -168,8 +184,22 @@ class Plan:
         """What may be uploaded, the softmax last."""
         specs = self.cloud.segments(exchange)
         if exchange.infer:
-            specs += (SegmentSpec(SOFTMAX, self._softmax_shape, "float64"),)
+            specs += (self._softmax_spec,)
         return specs
+
+    @property
+    def sums_inferences(self) -> bool:
+        """Whether inferences are summed under masks: uploads are, and the job asks for the mean of
+        all devices alone."""
+        return self.job.aggregation.secure and self.job.unsupervised.of_all
+
+    @cached_property
+    def _softmax_spec(self) -> SegmentSpec:
+        """Raises PrivacyError where it is summed and its noise cannot be made."""
+        if not self.sums_inferences:
+            return SegmentSpec(SOFTMAX, self._softmax_shape, "float64")
+        largest = largest_softmax(self.softmax_event())
+        return summed_spec(SOFTMAX, self._softmax_shape, largest, summands(self.job))
 
     @property
     def sets(self) -> int:
@@ -244,6 +274,19 @@ class Plan:
             self.softmax_epsilon,
             sensitivity=self.job.encrypt.laplace_eval_sensitivity,
             samples=self.softmax_samples,
+        )
+
+    def noised_softmax(
+        self, found: NDArray[np.floating], random_bytes: RandomBytes = os_random
+    ) -> tuple[Array, Event]:
+        """The upload of a device's softmax: its integers where they are summed, else the same as
+        probabilities."""
+        noised = softmax_steps if self.sums_inferences else softmax_laplace
+        return noised(
+            found,
+            self.softmax_epsilon,
+            sensitivity=self.job.encrypt.laplace_eval_sensitivity,
+            random_bytes=random_bytes,
         )
 
     def events(self, *, trains: bool = True, until: int | None = None) -> tuple[Event, ...]:

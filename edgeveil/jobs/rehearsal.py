@@ -19,7 +19,6 @@ from edgeveil.errors import OF_OTHERS_CODE, DataError, EdgeVeilError, PrivacyErr
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.parts.exchange import KEPT, TRAIN, Array, Exchange, Tensors
-from edgeveil.privacy.laplace_mechanism import softmax_laplace
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol.sealed import pack_tensors, unpack_tensors
 
@@ -113,12 +112,7 @@ def rehearsed_softmax(
     else:
         held = sample_slots(values, samples, _SLOT_KEY)
         found = session.slot_softmax(values, given, held)
-    noised, _ = softmax_laplace(
-        found,
-        plan.softmax_epsilon,
-        sensitivity=job.encrypt.laplace_eval_sensitivity,
-        random_bytes=random_bytes,
-    )
+    noised, _ = plan.noised_softmax(found, random_bytes)
     return noised
 
 

@@ -4,8 +4,10 @@ They are: the proxy shuffles; every release of the kind is pure local DP of a de
 (any two data sets), with noise of its own: what a device keeps of an upload would lead from one
 round's batch to its next upload; a batch has at least `round.min_batch` uploads of devices that
 keep to the protocol and tell nobody, so there is no cover traffic, whose dummies count in a batch;
-the cloud keeps to the protocol, does not collude with the proxy or with devices, and never gets two
-batches of one round, whose difference would name uploads. The first three follow from the job, the
+under masks the cloud sees one sum of them, which has no order, and not those of several groups,
+which are dealt by places in a stream that is shuffled lot by lot; the cloud keeps to the protocol,
+does not collude with the proxy or with devices, and never gets two batches of one round, whose
+difference would name uploads. The first four follow from the job, the
 others are said beside the figure. Each device's own noise holds without any of this.
 """
 
@@ -56,7 +58,7 @@ class ShuffleCredit:
 def shuffled(plan: Plan) -> tuple[ShuffleCredit, ...]:
     """What a job's shuffle earns its training and its inference; () where it earns nothing."""
     job = plan.job
-    if job.proxy.shuffle == "none":
+    if job.proxy.shuffle == "none" or plan.sets > 1:
         return ()
     prices = [(e, plan.device.price(e)) for e in plan.exchanges]
     trained = [price for e, price in prices if e.number <= job.max_participations]

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.derived import bound
-from edgeveil.privacy.events import LaplaceEvent, Unit, UnprotectedEvent
+from edgeveil.privacy.events import Event, LaplaceEvent, Unit, UnprotectedEvent
 from edgeveil.privacy.sampler import (
     LARGEST_SCALE,
     RandomBytes,
@@ -115,8 +115,23 @@ def softmax_laplace(
     sensitivity: int = 2,
     random_bytes: RandomBytes = os_random,
 ) -> tuple[Float64, LaplaceEvent | UnprotectedEvent]:
+    """What `softmax_steps` gives as float64 on its grid, exactly."""
+    steps, event = softmax_steps(
+        softmax, epsilon, sensitivity=sensitivity, random_bytes=random_bytes
+    )
+    noised: Float64 = steps.astype(np.float64) * 2.0**-SOFTMAX_BITS
+    return noised, event
+
+
+def softmax_steps(
+    softmax: NDArray[np.floating],
+    epsilon: float | Fraction | None,
+    *,
+    sensitivity: int = 2,
+    random_bytes: RandomBytes = os_random,
+) -> tuple[Int64, LaplaceEvent | UnprotectedEvent]:
     """A mean softmax (k,) or per-sample ones (m, k), floored to steps of 2**-20, with discrete
-    Laplace noise of scale sensitivity/ε; float64 on that grid. See `softmax_event` for the price.
+    Laplace noise of scale sensitivity/ε, in steps. See `softmax_event` for the price.
 
     Total: NaN and negative entries count as 0, an over-sum is scaled down, so that any two rows
     differ by at most 2 in L1 after flooring.
@@ -130,8 +145,14 @@ def softmax_laplace(
     if isinstance(event, LaplaceEvent):
         source = bound(random_bytes, event, steps)
         steps = steps + discrete_laplace(scale_of(event), steps.shape, source)
-    noised: Float64 = steps.astype(np.float64) * 2.0**-SOFTMAX_BITS
-    return noised, event
+    return steps, event
+
+
+def largest_softmax(event: Event) -> int:
+    """What no entry of a noised upload goes beyond, in steps, but with a chance below 2^-86 each:
+    noise of 60 scales, e^-60. Public."""
+    noise = math.ceil(60 * scale_of(event)) if isinstance(event, LaplaceEvent) else 0
+    return (1 << SOFTMAX_BITS) + noise
 
 
 def noise_law(event: LaplaceEvent) -> tuple[float, float]:

@@ -390,6 +390,12 @@ _PROTECTIONS = {
 
 _EVALUATIONS = {
     "NOT_EVAL": Said(_INFERENCE, summary="Devices upload no inferences."),
+    "MEAN_SOFTMAX": Said(
+        "none",
+        "upload: mean",
+        "with secure sums the mean of all devices' noised softmax; without, each of them",
+        summary="No clusters: the mean of the devices' mean softmax.",
+    ),
     "SILHOUETTE_SCORE": Said("Rousseeuw 1987"),
     "CALINSKI_HARABASZ_SCORE": Said("Caliński and Harabasz 1974"),
     "DAVIES_BOULDIN_SCORE": Said("Davies and Bouldin 1979"),

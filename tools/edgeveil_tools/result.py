@@ -15,6 +15,8 @@
                           `wanted` uploads were scored; `corrected` estimates the score without the
                           noise, with standard error, null where the reason says why; of
                           silhouettes it is that of squared distances, `squared` the one with noise
+        mean_softmax      null, or {mean, uploads, noise_deviation}: of so many devices' inferences
+                          (`eval_type: MEAN_SOFTMAX`); in each entry noise of that deviation
         seconds           from sealing the broadcast to the commit
         bytes             {cloud_out, cloud_in}: payload that left and reached the cloud
         epsilon           {training, inference}: by plan, up to and with this round; with shared
@@ -96,6 +98,7 @@ _SCORES = (
     *("eval_type", "score", "reason", "used", "wanted", "labels", "squared"),
     *("corrected", "corrected_error", "corrected_reason", "noise_variance"),
 )
+_MEAN = ("mean", "uploads", "noise_deviation")
 
 
 @dataclass(frozen=True)
@@ -498,7 +501,7 @@ def finite(value: Any) -> Any:
 
 
 def exchange_row(data: Mapping[str, Any]) -> dict[str, Any]:
-    clusters = data.get("clusters")
+    clusters, averaged = data.get("clusters"), data.get("mean_softmax")
     name = {"round": data["number"]} if data["phase"] == "train" else {"phase": data["phase"]}
     return {
         **name,
@@ -507,6 +510,7 @@ def exchange_row(data: Mapping[str, Any]) -> dict[str, Any]:
         "uploads": data["uploads"],
         "declined": data.get("declined", 0),
         "cluster_scores": {key: clusters.get(key) for key in _SCORES} if clusters else None,
+        "mean_softmax": {key: averaged[key] for key in _MEAN} if averaged else None,
         "seconds": data.get("seconds", 0.0),
         "bytes": dict(data.get("bytes", {})),
         "epsilon": dict(data.get("epsilon", {})),

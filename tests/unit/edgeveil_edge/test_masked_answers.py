@@ -19,6 +19,7 @@ from edgeveil.privacy.guarantee import up
 from edgeveil.protocol.device_tasks import (
     ComputeAnswer,
     JobClosed,
+    NoAnswer,
     OpenedPackage,
     OpenPackage,
     SealDummies,
@@ -85,6 +86,43 @@ def test_what_the_cloud_opens_is_not_what_was_released(device: Device) -> None:
     assert not np.any(seen == released[one.name].ravel() % 2**one.ring.bits)
     # The inferences beside them are noised by themselves, and as they always were.
     assert plain[SOFTMAX][: released[SOFTMAX].nbytes] == released[SOFTMAX].tobytes()
+
+
+MEAN = compile_job(
+    job(
+        aggregation={"name": "fedavg", "secure": True},
+        selection={"devices": 5},
+        unsupervised={"every_rounds": 1, "eval_type": "MEAN_SOFTMAX"},
+    )
+)
+
+
+def test_inferences_of_which_the_mean_is_asked_stand_under_masks(tmp_path: Path) -> None:
+    """Their noise is the device's own, in whole steps, and priced as it always was."""
+    device = Device(tmp_path).knows(MEAN)
+    sealed = Round(MEAN, FIRST, device.keys())
+    answer = answered(device, sealed)
+    assert isinstance(answer, SealedAnswer)
+    released = payload(device, FIRST)[SOFTMAX]
+    assert released.dtype == np.int64
+    assert np.array_equal(unmasked(device, sealed, answer)[SOFTMAX], released)
+    assert released.sum() != 2**20  # noised before it is masked
+    assert sealed.tensors(answer)[SOFTMAX][: released.nbytes] != released.tobytes()
+    assert MEAN.softmax_event() == PLAN.softmax_event()
+    assert device.ledger.spent(purpose="infer").epsilon == pytest.approx(5)
+
+
+def test_a_device_that_only_infers_declines_what_is_summed_with_updates(tmp_path: Path) -> None:
+    device = Device(tmp_path, role="infer").knows(MEAN)
+    sealed = Round(MEAN, FIRST, device.keys())
+    declined = answered(device, sealed)
+    assert isinstance(declined, NoAnswer)
+    assert "summed under masks, together with the update" in declined.why
+    assert device.ledger.recall(JOB_ID.hex(), FIRST) is None
+    dummy = device.host.perform(SealDummies(sealed.manifest, KEY.public().to_bytes()))
+    assert isinstance(dummy, SealedAnswer)
+    assert dummy.groups == tuple(range(len(sealed.manifest.groups)))
+    assert dummy.seed
 
 
 def test_another_attempt_brings_the_same_numbers_under_other_masks(device: Device) -> None:

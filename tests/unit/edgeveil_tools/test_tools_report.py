@@ -358,3 +358,22 @@ def test_spending_without_a_number_is_drawn_as_a_gap():
 )
 def test_bytes_in_words(count, text):
     assert plots.byte_text(count) == text
+
+
+def test_the_mean_of_inferences_has_a_table_with_its_noise(page):
+    course = events()
+    for one in course:
+        one["data"]["clusters"] = None
+    course[-1]["data"]["mean_softmax"] = {
+        "eval_type": "MEAN_SOFTMAX",
+        "mean": [0.125, 0.875],
+        "uploads": 9,
+        "noise_deviation": 0.0625,
+    }
+    told = text_of(page(course))
+    assert "What devices predicted, on average" in told
+    assert "class 0" in told
+    assert "class 2" not in told
+    assert "0.875" in told
+    assert "± 0.062" in told
+    assert "What devices predicted" not in text_of(page(events()))

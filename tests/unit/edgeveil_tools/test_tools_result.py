@@ -201,3 +201,14 @@ def test_nothing_released_is_said_in_words():
     assert guarantee_text(privacy, "inference") == "nothing was released"
     assert privacy["inference"]["unit"] == "device"
     assert privacy_of(quote, None, "record")["inference"]["unit"] == "record"
+
+
+def test_the_mean_of_inferences_stands_with_its_round():
+    told = {"eval_type": "MEAN_SOFTMAX", "mean": [0.25, 0.75], "uploads": 4, "noise_deviation": 0.1}
+    record = course()
+    last = committed(4, 4, 0.5)
+    last["data"]["mean_softmax"] = told
+    record.take(last)
+    rows = build(record, FACTS)["rounds"]
+    assert [row["mean_softmax"] for row in rows[:-1]] == [None] * (len(rows) - 1)
+    assert rows[-1]["mean_softmax"] == {key: told[key] for key in told if key != "eval_type"}

@@ -60,6 +60,11 @@ def _content(result: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> 
     evaluations = [
         {**data["clusters"], "round": data["number"]} for data in committed if data.get("clusters")
     ]
+    averages = [
+        {**data["mean_softmax"], "round": data["number"]}
+        for data in committed
+        if data.get("mean_softmax")
+    ]
     units = {key: part["unit"] for key, part in result["privacy"].items()}
     pictures = {
         "accuracy": plots.accuracy_plot(result["rounds"], result["reference"]["rounds"]),
@@ -81,6 +86,7 @@ def _content(result: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> 
         "inference": _guarantee(result["privacy"], "inference"),
         "shuffle": [str(ShuffleCredit(**credit)) for credit in result.get("shuffle", ())],
         "evaluations": len(evaluations),
+        "averages": averages,
         "scored": [{**_NO_CORRECTION, **scores} for scores in evaluations],
         "short": any(scores["used"] < scores["wanted"] for scores in evaluations),
         "panels": min(plots.PANELS, len(evaluations)),

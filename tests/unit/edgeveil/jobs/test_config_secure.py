@@ -6,9 +6,11 @@ import pytest
 
 from edgeveil.errors import ConfigError
 from edgeveil.jobs import Job, compile_job, parse_job
-from edgeveil.jobs.plan import MOST_SUMMED, Plan, summands
+from edgeveil.jobs.plan import MOST_SUMMED, SOFTMAX, Plan, summands
+from edgeveil.jobs.who_sees import who_sees
 from edgeveil.parts.exchange import summed_spec
 from edgeveil.parts.methods import METHODS
+from edgeveil.privacy.laplace_mechanism import largest_softmax
 
 JOB = """\
 job: summed
@@ -220,3 +222,89 @@ def test_no_sum_of_the_largest_uploads_leaves_its_ring() -> None:
             bits = summed_spec("x", (1,), largest, uploads).bits
             assert largest * uploads < 2 ** (bits - 1)
             assert bits == 8 or largest * uploads >= 2 ** (bits - 2)  # and none is wasted
+
+
+# --- inferences in the sum ---
+
+
+def evaluated(asked: str = "", encrypt: str = "20", **changes: object) -> Job:
+    """A job that asks for the mean of all devices' inferences."""
+    blocks = (
+        f"unsupervised: {{every_rounds: 2, eval_type: MEAN_SOFTMAX{asked}}}\n"
+        f"encrypt: {{laplace_eval: {{laplace_eval_eps: {encrypt}}}}}"
+    )
+    plain = JOB.replace("unsupervised: {{eval_type: NOT_EVAL}}\n{more}\n", "{more}\n")
+    given = {
+        "records": 64,
+        "features": "[{name: identity}]",
+        "train": "{method: fm, rounds: 4}",
+        "epsilon": 8,
+        "privacy": "",
+        "rule": "{name: fedavg, secure: true}",
+        "devices": 20,
+        "more": blocks,
+    }
+    return parse_job(plain.format(**(given | changes)))
+
+
+def test_the_mean_of_inferences_is_summed_and_what_clusters_is_not() -> None:
+    plan = compile_job(evaluated())
+    inferring = [exchange for exchange in plan.planned if exchange.infer]
+    assert inferring
+    for exchange in inferring:
+        spec = plan.segments(exchange)[-1]
+        assert (spec.name, spec.dtype, spec.shape) == (SOFTMAX, "int64", (10,))
+        assert 20 * largest_softmax(plan.softmax_event()) < 2 ** (spec.bits - 1)
+        assert len(plan.masked(exchange)) == len(plan.segments(exchange))
+    (sight,) = [one for one in who_sees(plan) if one.what == "inferences"]
+    assert "no single upload" in sight.cloud
+    assert "seeds of masks" in sight.proxy
+    clustered = compile_job(
+        Job.model_validate({**evaluated().model_dump(), "unsupervised": {"every_rounds": 2}})
+    )
+    spec = clustered.segments(inferring[0])[-1]
+    assert (spec.name, spec.dtype, spec.bits) == (SOFTMAX, "float64", 0)
+    (sight,) = [one for one in who_sees(clustered) if one.what == "inferences"]
+    assert sight.cloud.startswith("each noised mean softmax of a device")
+    assert "not under masks: clusters need each" in sight.cloud
+
+
+def test_the_mean_costs_what_single_inferences_do() -> None:
+    masked = compile_job(evaluated())
+    plain = compile_job(evaluated(rule="{name: fedavg}"))
+    assert masked.softmax_event() == plain.softmax_event()
+    assert masked.quote().inference == plain.quote().inference
+    assert not plain.sums_inferences
+    (sight,) = [one for one in who_sees(plain) if one.what == "inferences"]
+    assert (
+        sight.cloud == "each noised mean softmax of a device, without its sender, in random order"
+    )
+
+
+@pytest.mark.parametrize("asked", [", upload: per_sample", ", labels: kmeans"])
+@pytest.mark.parametrize("rule", ["{name: fedavg, secure: true}", "{name: fedavg}"])
+def test_rows_and_clusters_have_no_mean_of_devices(asked: str, rule: str) -> None:
+    with pytest.raises(ConfigError, match=r"mean of one vector a device.*leave.*out") as caught:
+        evaluated(asked, rule=rule)
+    assert "unsupervised.eval_type: MEAN_SOFTMAX is" in str(caught.value)
+
+
+def test_the_texts_silhouette_is_none_of_a_mean() -> None:
+    with pytest.raises(ConfigError, match="MEAN_SOFTMAX is no silhouette"):
+        evaluated(", silhouette: text")
+
+
+def test_noise_of_inferences_that_no_ring_holds_is_refused_with_its_own_way_out() -> None:
+    with pytest.raises(ConfigError) as caught:
+        evaluated(encrypt="1.0e-5", devices="all", records=16)
+    said = str(caught.value)
+    assert "encrypt.laplace_eval.laplace_eval_eps: the sum of the devices' noised softmax" in said
+    assert "raise laplace_eval_eps, or name fewer devices" in said
+    assert "name fewer devices in selection.devices, or lower" not in said
+    compile_job(evaluated(encrypt="1.0e-5"))  # of 20 it fits
+
+
+def test_noise_of_inferences_that_nothing_can_make_is_refused_once() -> None:
+    with pytest.raises(ConfigError, match="cannot be met") as caught:
+        evaluated(encrypt="1.0e-9")
+    assert len(str(caught.value).split("cannot be met")) == 2

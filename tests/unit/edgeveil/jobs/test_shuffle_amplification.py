@@ -85,3 +85,14 @@ def test_memory_from_before_the_noise_costs_no_credit():
 def test_each_kind_is_judged_alone():
     assert set(credits_of(update=({"name": "gradient_gaussian"},))) == {"infer"}
     assert set(credits_of(unsupervised={"every_rounds": 1, "upload": "per_sample"})) == {"train"}
+
+
+def test_one_sum_under_masks_keeps_the_credit_and_sums_of_groups_earn_none():
+    """The sum of a batch has no order; places in a stream, by which groups are dealt, have some."""
+    asked = {"every_rounds": 1, "eval_type": "MEAN_SOFTMAX"}
+    one = {"name": "fedavg", "secure": True}
+    plain = credits_of()
+    assert credits_of(unsupervised=asked, aggregation=one) == plain
+    groups = {"name": "median", "secure": True, "groups": 4}
+    assert credits_of(unsupervised=asked, aggregation=groups) == {}
+    assert credits_of(aggregation=groups) == {}

@@ -1,0 +1,168 @@
+"""Inferences that are summed under masks with the updates: the mean is exact, and alone is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgeveil.jobs import Job
+from edgeveil.jobs.plan import SOFTMAX
+from edgeveil.privacy.laplace_mechanism import SOFTMAX_BITS
+from edgeveil.protocol.messages import Batch, Manifest, Unmask
+from edgeveil_cloud.store_tables import ExchangeRecord
+from tests.kits.fleet import Fleet
+from tests.sim.test_pause import Mute
+from tests.sim.test_secure_sums import (
+    DEVICES,
+    LIMITS,
+    STREAMED,
+    Books,
+    books,
+    check_exact,
+    job,
+    played,
+    said,
+)
+
+__all__ = ["books"]  # the fixture
+
+pytestmark = pytest.mark.slow
+
+
+def summed(**changes: Any) -> Job:
+    """Two rounds; devices are evaluated in the second, the last of four exchanges."""
+    asked = {"every_rounds": 2, "eval_type": "MEAN_SOFTMAX"}
+    return job(**{"unsupervised": asked, **changes})
+
+
+def averages(fleet: Fleet, done: str) -> dict[int, Mapping[str, Any]]:
+    """What the cloud's events tell, by exchange."""
+    events = fleet.store.events_after(0, done)
+    rounds = [dict(event.data) for event in events if event.type == "exchange_committed"]
+    return {one["exchange"]: one["mean_softmax"] for one in rounds if one["mean_softmax"]}
+
+
+def check_means(fleet: Fleet, books: Books, done: str, uploads: int) -> ExchangeRecord:
+    """The one mean that the cloud has is that of what the counted devices' ledgers hold."""
+    ((index, told),) = averages(fleet, done).items()
+    released = {id(p): p for mark, p in books.released.items() if mark in books.counted[index]}
+    rows = [p[SOFTMAX] for p in released.values()]
+    assert len(rows) == told["uploads"] == uploads
+    assert {row.dtype for row in rows} == {np.dtype(np.int64)}
+    assert len({row.tobytes() for row in rows}) == uploads  # each has its own records and noise
+    totals = [sum(map(int, column)) for column in zip(*rows, strict=True)]
+    exact = [float(Fraction(total, uploads << SOFTMAX_BITS)) for total in totals]
+    assert told["mean"] == pytest.approx(exact, rel=1e-15, abs=0)
+    record = fleet.store.exchanges(done)[index - 1]
+    assert record.scores == told
+    return record
+
+
+def check_alone(fleet: Fleet, books: Books) -> None:
+    """All groups are masked, and of none more was unmasked than one sum a round."""
+    rounds = [m for m in said(fleet, Manifest) if m.kind == "round"]
+    assert {SOFTMAX in [group.name for group in m.groups] for m in rounds} == {True, False}
+    for manifest in rounds:
+        assert [one.group for one in manifest.masked] == list(range(len(manifest.groups)))
+    asked = {(question.at.exchange, question.chosen) for question in said(fleet, Unmask)}
+    assert len(asked) == len(books.sums)
+
+
+def test_the_cloud_learns_the_exact_mean_and_no_single_inference(
+    tmp_path: Path, books: Books
+) -> None:
+    fleet, done = played(tmp_path, summed())
+    assert fleet.finish(done) == "completed"
+    check_exact(fleet, books, done)
+    check_means(fleet, books, done, DEVICES)
+    check_alone(fleet, books)
+    events = fleet.store.events_after(0, done)
+    assert not any(event.data.get("clusters") for event in events)
+    for box in fleet.devices:  # noise is local: who sees the sum alone changes no price
+        assert box.ledger.spent(purpose="infer").epsilon == pytest.approx(20)
+
+
+def test_who_drops_out_is_in_neither_sum(tmp_path: Path, books: Books) -> None:
+    fleet, done = played(tmp_path, summed(selection={"devices": 6}), devices=6)
+    fleet.net.run(lambda: len(fleet.store.exchanges(done)) == 3)
+    for box in fleet.devices[:2]:
+        box.runner.machine = Mute(box.runner.machine)
+    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
+    check_exact(fleet, books, done)
+    assert check_means(fleet, books, done, 4).uploads == 4
+    check_alone(fleet, books)
+
+
+def test_a_round_that_is_asked_again_sums_what_was_released_at_first(
+    tmp_path: Path, books: Books
+) -> None:
+    """Two devices answered the attempt that fell short; their ledgers' integers are summed."""
+    fleet, done = played(tmp_path, summed(round={**LIMITS, "deadline_s": 5.0}))
+    fleet.net.run(lambda: len(fleet.store.exchanges(done)) == 3)
+    spoken = [(box, box.runner.machine) for box in fleet.devices[:3]]
+    for box, machine in spoken:
+        box.runner.machine = Mute(machine)
+    fleet.net.run(lambda: any(m.at.attempt == 2 for m in said(fleet, Manifest) if m.kind != "job"))
+    first = {id(p): p[SOFTMAX] for p in books.released.values() if SOFTMAX in p}
+    assert len(first) == 2
+    for box, machine in spoken:
+        box.runner.machine = machine
+    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
+    check_exact(fleet, books, done)
+    record = check_means(fleet, books, done, DEVICES)
+    assert record.attempt == 2
+    again = [p[SOFTMAX] for m, p in books.released.items() if m in books.counted[record.index]]
+    assert all(any(np.array_equal(one, other) for other in again) for one in first.values())
+    for box in fleet.devices:
+        assert box.ledger.spent(purpose="infer").epsilon == pytest.approx(20)
+
+
+def test_uploads_that_go_on_as_they_come_have_all_of_it_in_their_stream(
+    tmp_path: Path, books: Books
+) -> None:
+    fleet, done = played(tmp_path, summed(), packet_bytes=4096, proxy=STREAMED)
+    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
+    check_exact(fleet, books, done)
+    check_means(fleet, books, done, DEVICES)
+    assert all(batch.stream for batch in said(fleet, Batch))
+
+
+def test_groups_of_devices_have_sums_of_their_own_and_the_mean_is_of_all(
+    tmp_path: Path, books: Books
+) -> None:
+    rule = {"name": "median", "secure": True, "groups": 3}
+    limits = {**LIMITS, "min_batch": 9}
+    what = summed(aggregation=rule, selection={"devices": 9}, round=limits)
+    fleet, done = played(tmp_path, what, devices=9)
+    assert fleet.finish(done) == "completed"
+    check_exact(fleet, books, done)
+    record = check_means(fleet, books, done, 9)
+    assert len(books.sets[record.index][SOFTMAX]) == 3
+
+
+def test_devices_that_only_infer_sit_out_and_dummies_look_like_whole_uploads(
+    tmp_path: Path, books: Books
+) -> None:
+    what = summed(selection={"devices": 8}, round={**LIMITS, "deadline_s": 5.0})
+    fleet, done = played(tmp_path, what, devices=8, infer_only=3)
+    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
+    check_exact(fleet, books, done)
+    check_means(fleet, books, done, 5)
+    for box in fleet.devices[-3:]:
+        assert box.ledger.spent(purpose="infer").epsilon == 0
+
+
+def test_without_masks_the_same_mean_is_taken_of_single_inferences(tmp_path: Path) -> None:
+    what = summed(aggregation={"name": "fedavg"})
+    fleet, done = played(tmp_path, what, devices=6, infer_only=1)
+    assert fleet.finish(done) == "completed"
+    ((_, told),) = averages(fleet, done).items()
+    assert told["uploads"] in (5, 6)
+    assert not said(fleet, Unmask)
+    near = 6 * told["noise_deviation"]
+    assert abs(sum(told["mean"]) - 1) < near * 10**0.5
