@@ -1,8 +1,11 @@
 """The encoder of colour pictures: it is taught by drawn ones alone, and devices can run it."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import open_session
@@ -103,3 +106,19 @@ def test_progress_goes_up_to_all(monkeypatch):
     assert len(told) == 6
     assert told == sorted(told)
     assert told[-1] == pytest.approx(1)
+
+
+def test_the_examples_differ_in_their_features_alone():
+    """So the two accuracies of CIFAR-10 say what the encoder is worth at one price."""
+    plain, encoded = (
+        yaml.safe_load(Path(f"configs/jobs/{name}.yaml").read_text("utf-8"))
+        for name in ("cifar10_shared", "cifar10_encoder_shared")
+    )
+    maps = encoded.pop("features")
+    assert [(one["name"], one.get("file")) for one in maps] == [
+        ("pictures", None),
+        ("onnx", "pictures"),
+    ]
+    assert maps[0]["dimension"] == plain.pop("features")[0]["dimension"]
+    assert encoded.pop("job") != plain.pop("job")
+    assert encoded == plain
