@@ -154,6 +154,7 @@ GOLDEN = {
         [*EVALUATIONS, *SILHOUETTES, *LABELLERS],
         {
             "NOT_EVAL": "jobs/test_plan.py::test_a_job_without_evaluation_asks_for_no_inference",
+            "MEAN_SOFTMAX": "../edgeveil_cloud/test_mean_softmax.py::test_the_mean_by_hand",
             "SILHOUETTE_SCORE": f"{CLUSTERING}test_silhouette_by_hand",
             "CALINSKI_HARABASZ_SCORE": f"{CLUSTERING}test_calinski_harabasz_by_hand",
             "DAVIES_BOULDIN_SCORE": f"{CLUSTERING}test_davies_bouldin_by_hand",
