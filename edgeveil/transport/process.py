@@ -97,8 +97,8 @@ def peer_key(path: Path, whose: str) -> VerifyKey:
     return VerifyKey.load(path)
 
 
-def keep_heap() -> None:
-    """Keep blocks below 32 MiB on the heap, and up to 32 MiB of it free; only where glibc is.
+def keep_heap(large_bytes: int = _LARGE_BYTES, kept_bytes: int = _KEPT_BYTES) -> None:
+    """Keep blocks below `large_bytes` on the heap, and `kept_bytes` of it free; only with glibc.
 
     By default glibc gives blocks of a packet's size back to the system and takes them anew each
     time; the page faults cost more than all else that is done with a packet of 256 KiB.
@@ -107,8 +107,8 @@ def keep_heap() -> None:
         return
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
-        library.mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
-        library.mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
+        library.mallopt(_TRIM_THRESHOLD, kept_bytes)
+        library.mallopt(_MMAP_THRESHOLD, large_bytes)
 
 
 def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[object, object, int]]) -> int:

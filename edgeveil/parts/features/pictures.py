@@ -237,14 +237,14 @@ def axes_of(raster: Raster, dimension: int) -> Axes:
     units: Float64 = once / np.maximum(typical, np.finfo(np.float32).tiny)
     steps = roots(sums, units)
     middle = np.rint(steps.mean(axis=0)).astype(np.int64)
-    axes = _narrowed((steps - middle) / STEPS, dimension)
+    axes = narrowed((steps - middle) / STEPS, dimension)
     whole = np.rint(axes * (AXIS_STEPS / np.abs(axes).max())).astype(np.int64)
     for array in (middle, whole):
         array.setflags(write=False)
     return Axes(units, middle, whole)
 
 
-def _narrowed(rows: Float64, dimension: int) -> Float64:
+def narrowed(rows: Float64, dimension: int) -> Float64:
     """The main axes (values, dimension) of rows (n, values), each by a power of its variance.
 
     By the smaller of the two matrices of products. An axis has the sign of its largest entry.

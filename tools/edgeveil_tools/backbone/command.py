@@ -21,12 +21,13 @@ Progress = Callable[[float], None]  # gets the share that is done, up to 1
 class Recipe:
     """How an encoder that EdgeVeil trains itself is made: `steps` batches of `drawings` pictures.
 
-    `make(steps, drawings, seed, on_progress)` gives its ONNX.
+    `make(steps, drawings, seed, on_progress)` gives its ONNX, and `takes` so long on two cores.
     """
 
     steps: int
     drawings: int
     make: Callable[[int, int, int, Progress], bytes]
+    takes: str
 
 
 def _digits(steps: int, drawings: int, seed: int, on_progress: Progress) -> bytes:
@@ -43,8 +44,8 @@ def _pictures(steps: int, drawings: int, seed: int, on_progress: Progress) -> by
 
 
 ENCODERS: dict[str, Recipe] = {
-    "digits": Recipe(3000, 12_000, _digits),
-    "pictures": Recipe(3000, 30_000, _pictures),
+    "digits": Recipe(3000, 12_000, _digits, "some minutes"),
+    "pictures": Recipe(3000, 30_000, _pictures, "20 minutes"),
 }
 
 
@@ -102,7 +103,7 @@ def ensure_cached(name: str, say: Callable[[str], None]) -> Path:
     """The cached encoder, trained first where it is missing; `say` tells how that goes."""
     path = cached_backbone(name)
     if not path.exists():
-        say(f"training the public encoder of {name}, once, some minutes: {path}")
+        say(f"training the public encoder of {name}, once, {ENCODERS[name].takes}: {path}")
         train(path, name, on_progress=_said(name, say), force=True)
     return path
 

@@ -7,10 +7,8 @@ and are nobody's, so private heads can stand on them for nothing (Tang et al. 20
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable
-from contextlib import suppress
 
 import numpy as np
 import torch
@@ -19,7 +17,9 @@ from torch import nn
 from torch.nn import functional
 
 from edgeveil.parts.features.onnx_nodes import NodeList
+from edgeveil.parts.features.pictures import narrowed
 from edgeveil.parts.features.procedural_pictures import procedural_pictures
+from edgeveil.transport.process import keep_heap
 from edgeveil_tools.backbone.graph import folded, written
 
 SIDE, DRAWN_SIDE = 32, 48  # of what it takes, and of what views are cut from
@@ -33,8 +33,8 @@ _TEMPERATURE = 0.1
 _SMALLEST_VIEW = 0.15  # of a picture's area
 _AT_ONCE = 1000  # pictures drawn
 _DRAWING = 0.1  # of the whole time, about
-_MEASURED = 4000  # pictures that the axes are taken from
-_NARROWED, _FLOOR = 0.25, 0.01  # as `pictures` has them
+_MEASURED = 4000  # pictures that the axes are taken from; no fewer than FEATURES
+_HEAP_BYTES = 1 << 30  # kept meanwhile: a step's maps anew from the system cost as long as the step
 
 Float32 = NDArray[np.float32]
 
@@ -84,8 +84,18 @@ def train_pictures(
     Calls `on_progress` with the share done.
     """
     pictures = draw(drawings, lambda share: on_progress(_DRAWING * share))
-    whole = torch.from_numpy(pictures)
-    with torch.random.fork_rng(devices=[]), _MemoryKept():
+    keep_heap(_HEAP_BYTES, _HEAP_BYTES)
+    try:
+        encoder = _taught(torch.from_numpy(pictures), steps, seed, on_progress)
+    finally:
+        keep_heap()
+    return encoder, pictures
+
+
+def _taught(
+    whole: torch.Tensor, steps: int, seed: int, on_progress: Callable[[float], None]
+) -> PictureEncoder:
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         encoder = PictureEncoder().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         optimiser = torch.optim.AdamW(encoder.parameters(), _RATE, weight_decay=_DECAY)
@@ -99,7 +109,7 @@ def train_pictures(
             optimiser.step()
             on_progress(_DRAWING + (1 - _DRAWING) * (step + 1) / steps)
     trained: PictureEncoder = encoder.eval()
-    return trained, pictures
+    return trained
 
 
 def _rate(step: int, steps: int) -> float:
@@ -143,27 +153,6 @@ def views(pictures: torch.Tensor) -> torch.Tensor:
     return found.clamp(0, 1)
 
 
-class _MemoryKept:
-    """Freed memory stays with the process meanwhile: to take each step's maps from the system
-    anew costs as long as the step itself. Of glibc alone; elsewhere nothing."""
-
-    _TRIM, _MMAP, _LARGE = -1, -3, 1 << 30
-
-    def __enter__(self) -> None:
-        self._set(self._LARGE, self._LARGE)
-
-    def __exit__(self, *_: object) -> None:
-        self._set(128 << 10, 128 << 10)
-        with suppress(AttributeError, OSError):
-            ctypes.CDLL(None).malloc_trim(0)
-
-    def _set(self, trim: int, large: int) -> None:
-        with suppress(AttributeError, OSError):
-            libc = ctypes.CDLL(None)
-            libc.mallopt(self._TRIM, trim)
-            libc.mallopt(self._MMAP, large)
-
-
 @torch.no_grad()
 def axes(encoder: PictureEncoder, drawings: NDArray[np.uint8]) -> tuple[Float32, Float32]:
     """The mean (1024,) of drawn pictures' values and their main axes (1024, 256), narrowed."""
@@ -174,12 +163,7 @@ def axes(encoder: PictureEncoder, drawings: NDArray[np.uint8]) -> tuple[Float32,
         [encoder.pooled(torch.from_numpy(part.copy()) / 255).numpy() for part in parts]
     ).astype(np.float64)
     mean = values.mean(axis=0)
-    variances, vectors = np.linalg.eigh(np.cov(values, rowvar=False))
-    variances = np.maximum(variances[::-1][:FEATURES], 0)
-    narrowed = (
-        vectors[:, ::-1][:, :FEATURES] * (variances + _FLOOR * variances.mean()) ** -_NARROWED
-    )
-    return mean.astype(np.float32), narrowed.astype(np.float32)
+    return mean.astype(np.float32), narrowed(values - mean, FEATURES).astype(np.float32)
 
 
 def onnx_pictures(encoder: PictureEncoder, mean: Float32, onto: Float32) -> bytes:
