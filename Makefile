@@ -5,6 +5,8 @@ OUT    ?= out/quickstart
 WORKERS ?= 2
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
+DRAWN  := edgeveil_tools.protocol_diagrams edgeveil_tools.architecture_page \
+          edgeveil_tools.methods edgeveil_lab.load.options
 export PATH := $(PATH):/usr/sbin:/usr/local/sbin
 
 .DEFAULT_GOAL := help
@@ -25,11 +27,12 @@ test: mosquitto postgresql setup run  ## the quickstart, then all tests but the 
 test-all: mosquitto postgresql rootfs setup run  ## the quickstart, then every test, on WORKERS=2 cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-check: $(VENV)/.all  ## ruff, mypy --strict, import-linter
+check: $(VENV)/.all  ## ruff, mypy --strict, import-linter; whether `make docs` would change a page
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@for module in $(DRAWN); do $(BIN)/python -m $$module || exit 1; done
 
 bench: $(VENV)/.all  ## time noise, codec and encryption
 	$(BIN)/python -m edgeveil_lab.bench
@@ -46,10 +49,7 @@ long: mosquitto $(VENV)/.all  ## 200 kills, a crash at every boundary, 30 minute
 	$(BIN)/edgeveil audit
 
 docs: $(VENV)/.all  ## redraw what docs/ draws from the code: states, house, parts, options
-	$(BIN)/python -m edgeveil_tools.protocol_diagrams --write
-	$(BIN)/python -m edgeveil_tools.architecture_page --write
-	$(BIN)/python -m edgeveil_tools.methods --write
-	$(BIN)/python -m edgeveil_lab.load.options --write
+	@for module in $(DRAWN); do $(BIN)/python -m $$module --write || exit 1; done
 
 mosquitto:
 	@command -v mosquitto >/dev/null 2>&1 || { \

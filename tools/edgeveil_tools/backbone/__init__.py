@@ -1,1 +1,1 @@
-"""The public encoder of drawn digits: its pictures, its network, its training."""
+"""The public encoders of drawn digits and pictures: their images, networks and training."""
