@@ -11,6 +11,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -27,15 +28,25 @@ from edgeveil.transport import dialling
 from edgeveil.transport.dialling import client_context, dial_in_thread, open_stream
 from edgeveil.transport.flow import Intake, SendWindow
 from edgeveil.transport.link import LinkDown, LinkSettings, MessageFilter, overhead_bytes
-from edgeveil.transport.mqtt_packets import body_place, read_publish
+from edgeveil.transport.mqtt_packets import (
+    PUBACK,
+    PUBLISH,
+    PacketCutter,
+    encoded_topic,
+    packet,
+    publish_head,
+    read_puback,
+    read_publish,
+)
 from edgeveil.transport.websocket import WebSocketStream
 
 _LOG = logging.getLogger("edgeveil.link")
 _MISC_S = 5.0
-_READ_BYTES = 1 << 14
-_TYPE_AND_QOS, _PUBLISH_QOS_0 = 0xF6, 0x30  # of a packet's first byte
+_READ_BYTES, _READ_AT_MOST_BYTES = 1 << 14, 1 << 18
+_QOS_2 = 0x04  # of a message's first byte
 _PIECES_PER_WAKE = 2  # so that one busy link does not starve the others
 _PACKETS_PER_WAKE = 32  # likewise
+_FAILURE = 0x80  # reason codes from here on
 _SUBACK_S = 10.0
 _PACE_S = 1.0
 _UNLIMITED = 1 << 62
@@ -170,11 +181,14 @@ class MqttConnection:
         except BaseException:
             self._pace.release(size)
             raise
-        info = self._client.publish(topic, payload, qos=qos)
+        if qos:
+            self._unacknowledged[self._client.send(topic, payload)] = size
+            return
+        info = self._client.publish(topic, payload, qos=0)
         if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
             self._release(size)
             raise self._down()
-        if qos == 0 and info.is_published():
+        if info.is_published():
             self._release(size)
         else:
             self._unacknowledged[info.mid] = size
@@ -214,13 +228,13 @@ class MqttConnection:
         fix = "what was under way is sent again after the reconnection"
         return LinkDown(f"the link is down: {reason}", where=str(self._address), fix=fix)
 
-    def _make_client(self) -> ReadAheadClient:
+    def _make_client(self) -> MessageClient:
         settings = self._settings
         clean = None if self.protocol == MQTT_5 else True
         context = None
         if self._address.tls:
             context = client_context(settings.ca_file, settings.cert_file, settings.key_file)
-        client = ReadAheadClient(
+        client = MessageClient(
             lambda timeout_s: open_stream(
                 self._address, settings.http_proxy, context, settings.packet_bytes, timeout_s
             ),
@@ -231,7 +245,8 @@ class MqttConnection:
             protocol=MQTTProtocolVersion(self.protocol),
             reconnect_on_failure=False,
         )
-        client.takes = self._takes
+        client.on_plain_message = self._on_message
+        client.on_acknowledged = self._on_acknowledged
         if settings.username is not None:
             client.username_pw_set(settings.username, settings.password)
         if settings.will is not None:
@@ -242,7 +257,6 @@ class MqttConnection:
         client.on_socket_unregister_write = self._on_written
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
-        client.on_message = self._on_message
         client.on_publish = self._on_publish
         client.on_subscribe = self._on_subscribe
         return client
@@ -322,24 +336,28 @@ class MqttConnection:
             from_broker = flags.is_disconnect_packet_from_server
             self.end(f"broker says: {code}" if from_broker else "connection lost")
 
-    def _on_message(self, _client: paho.Client, _data: object, message: Any) -> None:
+    def _on_message(self, topic: bytes, payload: bytes, number: int) -> None:
         self.watch.note_packet()
         with suppress(UnicodeDecodeError):
-            if self._client.judged() or self._takes(message.topic, message.payload):
-                self._on_packet(message.topic, message.payload)
-        if message.qos:
-            self.intake.took(message.mid)
+            where = topic.decode()
+            if self._takes(where, payload):
+                self._on_packet(where, payload)
+        if number:
+            self.intake.took(number)
 
     def _on_publish(
         self, _client: paho.Client, _data: object, mid: int, code: ReasonCode, _properties: Any
     ) -> None:
+        self._on_acknowledged(mid, code.value)
+
+    def _on_acknowledged(self, number: int, reason: int) -> None:
         self.watch.note_packet()
-        if (size := self._unacknowledged.pop(mid, None)) is not None:
+        if (size := self._unacknowledged.pop(number, None)) is not None:
             self._release(size)
-        if code.is_failure and code.value not in self._refused_reasons:
-            self._refused_reasons.add(code.value)
-            where = {"broker": str(self._address), "code": str(code)}
-            _LOG.warning("broker_refuses", extra=where)
+        if reason >= _FAILURE and reason not in self._refused_reasons:
+            self._refused_reasons.add(reason)
+            code = ReasonCode(PacketTypes.PUBACK, identifier=reason)
+            _LOG.warning("broker_refuses", extra={"broker": str(self._address), "code": str(code)})
 
     def _on_subscribe(
         self, _client: paho.Client, _data: object, mid: int, codes: Any, _properties: Any
@@ -353,68 +371,82 @@ def _misc_s(keepalive_s: int) -> float:
     return max(0.2, min(_MISC_S, keepalive_s / 4))
 
 
-class ReadAheadClient(_DialledClient):
-    """Reads the socket in large pieces, and drops QoS 0 messages that nobody takes unparsed.
+class MessageClient(_DialledClient):
+    """paho's client, past which messages and their acknowledgements go.
 
-    paho asks the socket for each packet three times and makes many objects of it, so a flood would
-    cost ten times what it needs to. This overrides one inner method of paho's; whatever is not a
-    whole, plain message of QoS 0 is left to paho as it came.
+    paho asks the socket for each packet three times and makes a dozen objects of it, so a flood
+    would cost ten times what it needs to, and a proxy most of its time. Here the socket is read in
+    large pieces; of these, messages of QoS 0 and 1 are handed on and those of QoS 1 sent without
+    paho. It keeps the connection, subscriptions and pings, and gets all other packets as they came.
     """
 
-    takes: MessageFilter
+    on_plain_message: Callable[[bytes, bytes, int], None]  # topic, payload, number if QoS 1
+    on_acknowledged: Callable[[int, int], None]  # number, reason code
     pieces = 0  # read so far
-    _ahead, _at, _judged = b"", 0, False
+
+    def __init__(self, dial: Callable[[float], Stream], *options: Any, **named: Any) -> None:
+        super().__init__(dial, *options, **named)
+        self._cutter = PacketCutter()
+        self._left_to_paho = b""
 
     @property
     def read_ahead(self) -> bool:
-        """Whether bytes wait here that the socket will not announce again."""
-        return self._at < len(self._ahead)
+        """Whether packets wait here that the socket will not announce again."""
+        return not self._cutter.missing_bytes
 
-    def judged(self) -> bool:
-        """Whether the message that is handed on now was taken already; asked once for each."""
-        judged, self._judged = self._judged, False
-        return judged
+    def send(self, topic: str, payload: bytes) -> int:
+        """Queue a message of QoS 1; its number."""
+        number = self._mid_generate()
+        head = publish_head(encoded_topic(topic), len(payload), number, int(self._protocol))
+        self._packet_queue(head[0], head + payload, number, 1)
+        return number
+
+    def loop_read(self, max_packets: int = 1) -> MQTTErrorCode:
+        """Handle the next packet. Raises what a malformed one provokes."""
+        if (found := self._cutter.next_packet()) is None:
+            if fault := self._read():
+                return self._loop_rc_handle(fault)
+            if (found := self._cutter.next_packet()) is None:
+                return MQTTErrorCode.MQTT_ERR_SUCCESS
+        first, body = found
+        if first >> 4 == PUBLISH and not first & _QOS_2:
+            number, begin = read_publish(first, body, int(self._protocol))
+            self.on_plain_message(
+                body[2 : 2 + int.from_bytes(body[:2], "big")], body[begin:], number
+            )
+        elif first >> 4 == PUBACK:
+            self.on_acknowledged(*read_puback(body))
+        else:
+            self._left_to_paho = packet(first, body)
+            if (fault := self._packet_read()) > 0:
+                return self._loop_rc_handle(fault)
+        return MQTTErrorCode.MQTT_ERR_SUCCESS
+
+    def _read(self) -> MQTTErrorCode:
+        """Read a piece, and of a large packet that begins in it what else is here."""
+        for _ in range(_PIECES_PER_WAKE):
+            wanted = min(max(_READ_BYTES, self._cutter.missing_bytes), _READ_AT_MOST_BYTES)
+            try:
+                data = super()._sock_recv(wanted)
+            except BlockingIOError:
+                break
+            except OSError:
+                return MQTTErrorCode.MQTT_ERR_CONN_LOST
+            if not data:
+                return MQTTErrorCode.MQTT_ERR_CONN_LOST
+            self.pieces += 1
+            self._last_bytes_received = time.monotonic()
+            self._cutter.add(data)
+            if not self._cutter.missing_bytes:
+                break
+        return MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def _sock_recv(self, bufsize: int) -> bytes:
-        if not self.read_ahead:
-            if bufsize > _READ_BYTES:  # the rest of a large packet: nothing to look at
-                return super()._sock_recv(bufsize)
-            self._ahead, self._at = super()._sock_recv(_READ_BYTES), 0
-            self.pieces += 1
-            if not self._ahead:
-                return b""
-        if self._in_packet["command"] == 0:
-            self._drop_refused()
-            if not self.read_ahead:
-                raise BlockingIOError
-        start = self._at
-        self._at = min(start + bufsize, len(self._ahead))
-        return self._ahead[start : self._at]
-
-    def _drop_refused(self) -> None:
-        """Go on to the next packet that paho has to see."""
-        self._judged = False
-        while (found := self._plain_message()) is not None:
-            topic, payload, after = found
-            if self.takes(topic, payload):
-                self._judged = True
-                return
-            self._at = after
-
-    def _plain_message(self) -> tuple[str, bytes, int] | None:
-        """Topic, payload and end of a message of QoS 0 that is here as a whole; else None."""
-        data, here = self._ahead, self._at
-        if here >= len(data) or data[here] & _TYPE_AND_QOS != _PUBLISH_QOS_0:
-            return None
-        try:
-            place = body_place(data, here)
-            if place is None or place[1] > len(data):
-                return None
-            body = data[place[0] : place[1]]
-            _, begin = read_publish(data[here], body, int(self._protocol))
-            return body[2 : 2 + int.from_bytes(body[:2], "big")].decode(), body[begin:], place[1]
-        except (ProtocolError, UnicodeDecodeError):
-            return None  # paho knows what to do with it
+        """What paho reads: the packet that was left to it."""
+        data, self._left_to_paho = self._left_to_paho[:bufsize], self._left_to_paho[bufsize:]
+        if not data:
+            raise BlockingIOError
+        return data
 
 
 class SocketLoop:
@@ -424,9 +456,7 @@ class SocketLoop:
     that was handled, so that a wake-up can go on while there is more to read.
     """
 
-    def __init__(
-        self, client: ReadAheadClient, on_end: Callable[[str], None], misc_s: float
-    ) -> None:
+    def __init__(self, client: MessageClient, on_end: Callable[[str], None], misc_s: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._client, self._on_end, self._misc_s = client, on_end, misc_s
         self._sock: Stream | None = None

@@ -1,9 +1,9 @@
 """MQTT 5 and 3.1.1 packets as bytes: cut out of a stream, read, and made.
 
 For programs that see packets themselves: generators of load, relays, brokers under test. A link of
-a process is `mqtt.py`'s, whose client library has its own; it reads with these what it drops. A
-packet stands here as its first byte (type and flags) and its body, which is everything behind the
-length.
+a process is `mqtt.py`'s, whose client library has its own; messages and their acknowledgements are
+read and made with these there too. A packet stands here as its first byte (type and flags) and its
+body, which is everything behind the length.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ PINGREQ = b"\xc0\x00"
 GOODBYE = b"\xe0\x00"
 MOST_BODY_BYTES = (1 << 28) - 1  # what four bytes of length can say
 _LENGTH_BYTES = 4
+_HEAD_BYTES = 2  # of the shortest packet
+_IDENTIFIER_BYTES = 2
 _RECEIVE_MAXIMUM = 0x21
 _MAXIMUM_PACKET_SIZE = 0x27
 _FIXED_PROPERTY_BYTES = {
@@ -35,34 +37,47 @@ class PacketCutter:
     what came, byte for byte.
     """
 
-    __slots__ = ("_chunks", "_have", "_limit_bytes", "_need")
+    __slots__ = ("_at", "_chunks", "_have", "_limit_bytes", "_need")
 
     def __init__(self, limit_bytes: int = MOST_BODY_BYTES) -> None:
         self._limit_bytes = limit_bytes
         self._chunks: list[bytes] = []
-        self._have = self._need = 0
+        self._at = self._have = (
+            0  # where in the first chunk the next packet begins; bytes from there
+        )
+        self._need = _HEAD_BYTES
+
+    @property
+    def missing_bytes(self) -> int:
+        """How much the next packet lacks, as far as that is known; 0 where it may be here."""
+        return max(0, self._need - self._have)
+
+    def add(self, data: bytes) -> None:
+        """What came next; `next_packet` cuts it."""
+        self._chunks.append(data)
+        self._have += len(data)
+
+    def next_packet(self) -> tuple[int, bytes] | None:
+        """(first byte, body) of the next packet; None while it is not complete."""
+        if self._have < self._need:
+            return None
+        if len(self._chunks) > 1:
+            self._chunks[0] = self._chunks[0][self._at :]
+            self._chunks, self._at = [b"".join(self._chunks)], 0
+        data, at = self._chunks[0], self._at
+        body = body_place(data, at, self._limit_bytes)
+        if body is None or body[1] > len(data):
+            self._need = body[1] - at if body else self._have + 1
+            return None
+        self._at, self._have, self._need = body[1], len(data) - body[1], _HEAD_BYTES
+        if not self._have:
+            self._chunks, self._at = [], 0
+        return data[at], data[body[0] : body[1]]
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """(first byte, body) of all packets that are complete now."""
-        if self._chunks:
-            self._chunks.append(data)
-            self._have += len(data)
-            if self._have < self._need:
-                return []
-            data = b"".join(self._chunks)
-            self._chunks.clear()
-        packets, at = [], 0
-        while (body := body_place(data, at, self._limit_bytes)) is not None:
-            begin, end = body
-            if end > len(data):
-                break
-            packets.append((data[at], data[begin:end]))
-            at = end
-        if at < len(data):
-            self._chunks.append(data[at:] if at else data)
-            self._have = len(data) - at
-            self._need = body[1] - at if body else self._have + 1
-        return packets
+        """All packets that are complete now."""
+        self.add(data)
+        return list(iter(self.next_packet, None))
 
 
 def body_place(
@@ -174,6 +189,13 @@ def read_connack(body: bytes, protocol: int) -> tuple[int, int]:
         found = _property(body, 2, _RECEIVE_MAXIMUM)
         in_flight = found if found is not None else in_flight
     return body[1], in_flight
+
+
+def read_puback(body: bytes) -> tuple[int, int]:
+    """(packet id, reason code). Raises ProtocolError `malformed`."""
+    if len(body) < _IDENTIFIER_BYTES:
+        raise ProtocolError("malformed")
+    return int.from_bytes(body[:2], "big"), body[2] if len(body) > _IDENTIFIER_BYTES else 0
 
 
 def read_publish(first: int, body: bytes, protocol: int) -> tuple[int, int]:

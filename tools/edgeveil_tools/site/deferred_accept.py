@@ -13,12 +13,12 @@ import errno
 import os
 import socket
 import sys
-from contextlib import closing
 from pathlib import Path
 
 _PIDFD_GETFD = 438  # the same number on every processor that Linux has it for
 _DEFER_S = 60
 _BACKLOG = 4096  # as many as may wait there; somaxconn bounds it
+_CLOSED_MEANWHILE = (errno.ENOENT, errno.EBADF, errno.ENOTSOCK)  # or another file by now
 
 
 def defer_accepts(pid: int) -> int:
@@ -31,18 +31,32 @@ def defer_accepts(pid: int) -> int:
     process, deferred = os.pidfd_open(pid), 0
     try:
         for path in Path(f"/proc/{pid}/fd").iterdir():
-            if not path.readlink().name.startswith("socket:"):
-                continue
-            with closing(socket.socket(fileno=_descriptor(process, int(path.name)))) as found:
-                if found.family not in (socket.AF_INET, socket.AF_INET6):
-                    continue
-                if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _DEFER_S)
-                    found.listen(_BACKLOG)
-                    deferred += 1
+            try:
+                if path.readlink().name.startswith("socket:"):
+                    deferred += _defer(_descriptor(process, int(path.name)))
+            except OSError as error:
+                if error.errno not in _CLOSED_MEANWHILE:
+                    raise
     finally:
         os.close(process)
     return deferred
+
+
+def _defer(descriptor: int) -> bool:
+    """Whether it is a listening TCP socket. The descriptor is closed."""
+    try:
+        found = socket.socket(fileno=descriptor)
+    except OSError:
+        os.close(descriptor)
+        raise
+    with found:
+        if found.family not in (socket.AF_INET, socket.AF_INET6):
+            return False
+        if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return False
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _DEFER_S)
+        found.listen(_BACKLOG)
+        return True
 
 
 def _descriptor(process: int, number: int) -> int:
