@@ -249,13 +249,16 @@ def _until_stopped(session: LoadSession) -> BaseException | None:
 
 
 def _compare(options: LoadOptions, site: LocalSite, result: dict[str, Any]) -> None:
-    """The same uploads over the same brokers by a bare relay; fills `raw` and `raw_ratio`."""
+    """The same uploads over the same brokers by bare relays; fills `raw…` and their ratios."""
     rounds = min(_RAW_ROUNDS, len(result["rounds"]))
     if not rounds:
         return
     devices = [RawDevice(device, password) for device, password in site.accounts.items()]
-    raw = run_raw(RawSite.load(site.folder), devices, options, rounds, site.broker_pids())
+    accounts, brokers = RawSite.load(site.folder), site.broker_pids()
+    raw = run_raw(accounts, devices, options, rounds, brokers)
     result["raw"], result["raw_ratio"] = raw, ratio(result, raw)
+    raw = run_raw(accounts, devices, options, rounds, brokers, "paho")
+    result["raw_paho"], result["raw_paho_ratio"] = raw, ratio(result, raw)
 
 
 def _keep(

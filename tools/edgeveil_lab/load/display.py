@@ -59,10 +59,11 @@ def result_figures(result: Result) -> Iterator[tuple[str, str]]:
     yield "refused", shortened(result["refused"])
     if idle := result.get("idle"):
         yield "held idle", f"{idle['seconds']:.0f} s at {rate(idle['bytes_per_s'] / 1e3)} kB/s"
-    if result.get("raw"):
-        raw, share = result["raw"], result.get("raw_ratio")
-        measured = f"{rate(raw['mb_per_s']['up'])} MB/s up, {rate(raw['uploads_per_s'])} uploads/s"
-        yield "bare relay", measured + ("" if share is None else f"; EdgeVeil reaches {share:.0%}")
+    for key, name in (("raw", "bare relay"), ("raw_paho", "the same over paho")):
+        if raw := result.get(key):
+            share = result.get(f"{key}_ratio")
+            moved = f"{rate(raw['mb_per_s']['up'])} MB/s up, {rate(raw['uploads_per_s'])} uploads/s"
+            yield name, moved + ("" if share is None else f"; EdgeVeil reaches {share:.0%}")
 
 
 def warnings(result: Result) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """`--compare raw`: the same uploads over the same two brokers, by a relay that does nothing else.
 
 What is compared is the way up: from the first upload that a device publishes until everything is
-at the cloud's side. Brokers, accounts, topics, packets and link code are those of EdgeVeil's run.
+at the cloud's side. Brokers, accounts, topics and packets are those of EdgeVeil's run. The relay is
+there twice: over EdgeVeil's own link, and over paho as it is (`paho_relay.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import BrokerError, EdgeVeilError, JobFailed
@@ -50,6 +51,7 @@ from edgeveil.transport.link import (
 from edgeveil.transport.mqtt_link import MqttLink, link_settings
 from edgeveil.transport.mqtt_packets import Login, encoded_topic
 from edgeveil.transport.process import keep_heap
+from edgeveil_lab.load import paho_relay
 from edgeveil_lab.load.generator import on_fast_loop
 from edgeveil_lab.load.mqtt import BareClient
 from edgeveil_lab.load.processes import ProcessWatch
@@ -62,6 +64,7 @@ from edgeveil_tools.lifeline import end_with_starter
 # Devices publish uploads at the edge broker, the relay hands each payload to the cloud broker, the
 # sink there counts bytes. No encryption, no acknowledgement of our own, no disk.
 
+Over = Literal["link", "paho"]
 READY = "ready"
 KEEPALIVE_S = 60
 CONNECT_S = 60.0
@@ -91,8 +94,11 @@ class RawCrowd:
     credit_bytes: int  # of all generators together, sent and not yet counted by the sink
 
 
-def relay(edge: LinkSettings, cloud: LinkSettings, pipe: Connection) -> None:
+def relay(over: Over, edge: LinkSettings, cloud: LinkSettings, pipe: Connection) -> None:
     """Carry every upload from the edge broker to the cloud broker, until ended."""
+    if over == "paho":
+        _run(lambda: paho_relay.relay(edge, cloud, lambda: pipe.send(READY)), pipe)
+        return
 
     async def work() -> None:
         onwards = MqttLink(cloud)
@@ -110,8 +116,11 @@ def relay(edge: LinkSettings, cloud: LinkSettings, pipe: Connection) -> None:
     _run(lambda: asyncio.run(work()), pipe)
 
 
-def sink(cloud: LinkSettings, counted: Any, pipe: Connection) -> None:
+def sink(over: Over, cloud: LinkSettings, counted: Any, pipe: Connection) -> None:
     """Count the bytes that reach the cloud's side in `counted`, until ended."""
+    if over == "paho":
+        _run(lambda: paho_relay.sink(cloud, counted, lambda: pipe.send(READY)), pipe)
+        return
 
     async def work() -> None:
         def count(_topic: str, payload: bytes) -> None:
@@ -276,8 +285,9 @@ def run_raw(
     options: LoadOptions,
     rounds: int,
     brokers: Mapping[str, int],
+    over: Over = "link",
 ) -> dict[str, Any]:
-    """Carry `rounds` uploads of each device; what that took. Blocks until done.
+    """Carry `rounds` uploads of each device over a client; what that took. Blocks until done.
 
     `brokers` maps a name to the process id of a broker whose use is to be measured. Raises
     JobFailed where a part fails or nothing moves any more.
@@ -285,8 +295,8 @@ def run_raw(
     frames = upload_frames(options.payload_bytes, site.edge.packet_bytes)
     with _RawProcesses() as parts_:
         counted = parts_.context.Value(ctypes.c_int64, 0, lock=False)
-        parts_.start("relay", relay, site.edge, site.onwards)
-        parts_.start("sink", sink, site.cloud, counted)
+        parts_.start("relay", relay, over, site.edge, site.onwards)
+        parts_.start("sink", sink, over, site.cloud, counted)
         parts_.await_ready()
         count = min(options.processes, len(devices))
         start = parts_.context.Barrier(count + 1)

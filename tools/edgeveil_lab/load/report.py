@@ -156,15 +156,15 @@ def phases_plot(rounds: Sequence[Result]) -> str:
 
 
 def raw_plot(result: Result) -> str:
-    """MB a second upwards beside the bare relay's; "" where that was not measured."""
-    raw = result.get("raw")
-    if not raw:
-        return ""
+    """MB a second upwards beside the bare relays'; "" where that was not measured."""
+    relays = (("bare relay, over paho", "raw_paho"), ("bare relay, our link", "raw"))
     bars = [
-        ("EdgeVeil", result["mb_per_s"]["up"], BLUE),
-        ("bare relay", raw["mb_per_s"]["up"], "#8A8A8A"),
+        (name, result[key]["mb_per_s"]["up"], "#8A8A8A") for name, key in relays if result.get(key)
     ]
-    with svg_figure(WIDTH, 1.5, "raw") as (figure, done):
+    if not bars:
+        return ""
+    bars.insert(0, ("EdgeVeil", result["mb_per_s"]["up"], BLUE))
+    with svg_figure(WIDTH, 0.5 + 0.5 * len(bars), "raw") as (figure, done):
         axes = figure.add_subplot()
         axes.barh(
             [name for name, _, _ in bars],

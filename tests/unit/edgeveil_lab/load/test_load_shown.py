@@ -40,7 +40,8 @@ def swept():
 
 
 def test_the_table_says_what_was_reached_and_what_it_took():
-    shown = printed({**result(), "raw": RAW, "raw_ratio": 0.525, "idle": IDLE})
+    relays = {"raw": RAW, "raw_ratio": 0.525, "raw_paho": RAW, "raw_paho_ratio": 0.613}
+    shown = printed({**result(), **relays, "idle": IDLE})
     for text in (
         "2,000 connected at 840 a second",
         "625 a second, 6,000 counted in 3 rounds",
@@ -50,6 +51,8 @@ def test_the_table_says_what_was_reached_and_what_it_took():
         "jitter 20.0 ms",
         "rate 12, late 3",
         "EdgeVeil reaches 52%",
+        "the same over paho",
+        "EdgeVeil reaches 61%",
         "0.61 ms",
         "180 MiB",
         "1.20 %",
