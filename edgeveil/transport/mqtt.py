@@ -1,4 +1,4 @@
-"""The MQTT client: no other file of a deployment knows paho. One `MqttConnection` is one connection.
+"""The MQTT client: no other file of a deployment knows paho. A `MqttConnection` is one connection.
 
 paho's own thread uses select(), which ends at 1024 descriptors; here the asyncio loop watches the
 socket, and only dialling (`dialling.py`) runs in a thread. No connection is reused: each one
