@@ -38,7 +38,8 @@ def follow(place: Place) -> None:
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     here = _here.get()
-    own = {k: v for k, v in record.__dict__.items() if k not in _STANDARD}
+    # What begins with an underscore is a library's own: Ray puts a time of its own into all lines.
+    own = {k: v for k, v in record.__dict__.items() if k not in _STANDARD and k[0] != "_"}
     return {"job": here.job, "round": here.round, **own}
 
 

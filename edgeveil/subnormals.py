@@ -150,7 +150,7 @@ def flushed_training() -> Iterator[None]:
     with flushed():
         torch = loaded_torch()
         threads = torch.get_num_threads() if torch else 1
-        if torch is None or torch_threads_flushed():
+        if threads == 1 or torch is None or torch_threads_flushed():  # one is this very thread
             yield
             return
         torch.set_num_threads(1)

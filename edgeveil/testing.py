@@ -15,6 +15,7 @@ The deployables are imported when a fleet is made: nothing else of the library k
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ from edgeveil.data.split import SPLIT_KEY_FILE
 from edgeveil.jobs import Job
 from edgeveil.parts.features import read_backbones
 from edgeveil.privacy.derived import NoiseFor
-from edgeveil.privacy.sampler import RandomBytes, SeededRandom
+from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Group, Manifest
 from edgeveil.protocol.sealed import Sealing, Terms
@@ -107,13 +108,25 @@ class SimulationSeeds:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._selection = Random(self._number("selection"))  # noqa: S311 - seeded on purpose
-        self.shuffle = Random(self._number("shuffle")).shuffle  # noqa: S311
+        self._shuffling = Random(self._number("shuffle"))  # noqa: S311
+        self.shuffle = self._shuffling.shuffle
 
-    def noise(self, device: int) -> RandomBytes:
+    @property
+    def position(self) -> list[str]:
+        """Where selection and shuffle stand, each as JSON; set, they go on from there."""
+        return [json.dumps(one.getstate()) for one in (self._selection, self._shuffling)]
+
+    @position.setter
+    def position(self, said: Sequence[str]) -> None:
+        for one, text in zip((self._selection, self._shuffling), said, strict=True):
+            version, inner, gauss = json.loads(text)
+            one.setstate((version, tuple(inner), gauss))
+
+    def noise(self, device: int) -> SeededRandom:
         """The noise of device `device`, from 1: a stream that goes on from exchange to exchange."""
         return SeededRandom(self._number(f"noise/{device}"))
 
-    def draws(self) -> RandomBytes:
+    def draws(self) -> SeededRandom:
         """What the cloud's aggregation rules draw from."""
         return SeededRandom(self._number("aggregation"))
 
@@ -263,11 +276,12 @@ class MemoryFleet:
         from edgeveil_edge.host import DeviceChance
         from edgeveil_edge.role import build
 
-        site = self._device_sites[number - 1]
+        # Answers leave in the order of the numbers: whatever looks at their order repeats exactly.
+        site, everybody = self._device_sites[number - 1], len(self._device_sites)
         _keep_split_key(site.state_dir, self._seeds.split_key(number))
         device = build(
             site,
-            random=DeviceChance(self._noise_for(number)),
+            random=DeviceChance(self._noise_for(number), lambda: number / (1 + everybody)),
             link=self._join,
             sealing=self._sealing,
             say=lambda line: self._say(f"{site.name}: {line}"),
@@ -341,7 +355,7 @@ def _keep_split_key(state_dir: Path, key: bytes) -> None:
 
 # --- packages that are not encrypted ---
 
-_KEY_BYTES = 32
+KEY_BYTES = 32
 _TAG = b"edgeveil/v1/simulation/not-encrypted"
 
 
@@ -374,8 +388,8 @@ class PlainSealing:
     ) -> tuple[bytes, bytes] | None:
         """(package, membership tag) for one that is listed, None for anybody else."""
         own = key.public().to_bytes()
-        for start in range(0, manifest.stanza_bytes, _KEY_BYTES):
-            if data[start : start + _KEY_BYTES] == own:
+        for start in range(0, manifest.stanza_bytes, KEY_BYTES):
+            if data[start : start + KEY_BYTES] == own:
                 return data[manifest.stanza_bytes :], _membership(manifest)
         return None
 

@@ -74,6 +74,18 @@ def select(plan: Plan, enrolled: Sequence[bytes], choose: Choose = draw) -> list
     return choose(enrolled, count)
 
 
+def round_package(context: RoundContext, state: Mapping[str, Array]) -> RoundPackage:
+    """What the devices of a round are sent."""
+    exchange, cloud = context.exchange, context.plan.cloud
+    return RoundPackage(
+        exchange.phase,
+        exchange.number,
+        exchange.infer,
+        pack_tensors(cloud.package(state, exchange)),
+        pack_tensors(cloud.model(state)) if exchange.infer else b"",
+    )
+
+
 def seal_round(
     context: RoundContext,
     state: Mapping[str, Array],
@@ -85,14 +97,7 @@ def seal_round(
 ) -> tuple[Manifest, bytes, RoundSecret]:
     """The round's manifest and blob, and the secret that will open its answers."""
     opening = OpeningKey.generate()
-    exchange, job, cloud = context.exchange, context.job, context.plan.cloud
-    package = RoundPackage(
-        exchange.phase,
-        exchange.number,
-        exchange.infer,
-        pack_tensors(cloud.package(state, exchange)),
-        pack_tensors(cloud.model(state)) if exchange.infer else b"",
-    )
+    exchange, job = context.exchange, context.job
     terms = Terms(
         kind="round",
         at=at,
@@ -110,7 +115,7 @@ def seal_round(
         sets=context.sets,
     )
     keys = [SealingKey(raw) for raw in recipients]
-    plain = encode_package(package)
+    plain = encode_package(round_package(context, state))
     manifest, data, membership = sealing.seal_broadcast(terms, plain, keys, part_bytes)
     return manifest, data, RoundSecret(opening, membership, tuple(recipients))
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgeveil.errors import JobFailed, ProtocolError
 from edgeveil.jobs.plan import SOFTMAX
@@ -71,18 +73,24 @@ def aggregate(
     return plan.cloud.absorb(state, exchange, combined, plan.rule.counted(uploads)), uploads
 
 
-def combine_means(
+def combine_sums(
     context: RoundContext,
     state: Mapping[str, Array],
-    means: Mapping[str, Sequence[Array]],
-    uploads: int,
+    sums: Sequence[tuple[int, Mapping[str, NDArray[np.int64]]]],
     random_bytes: RandomBytes = os_random,
 ) -> dict[str, Array]:
-    """The method's next state, of the means of the sets that so many uploads were dealt into.
+    """The method's next state, of the exact sums of the sets that uploads were dealt into: how
+    many each has, and its segments, whose inferences are no part of it.
 
     A rule that is not defined on sums leaves those of a preparatory exchange to the mean of all.
     """
     plan, exchange, sets = context.plan, context.exchange, context.sets
+    uploads = sum(of_set for of_set, _ in sums)
+    means = {
+        name: [arrays[name].astype(np.float64) / of_set for of_set, arrays in sums]
+        for name in sums[0][1]
+        if name != SOFTMAX
+    }
     ruled = sets > 1 and (plan.rule.sums or exchange.phase == TRAIN)
     if not ruled:
         return plan.cloud.absorb(state, exchange, mean(means), uploads)
@@ -112,6 +120,55 @@ def check_sets(context: RoundContext, chosen: Sequence[int]) -> None:
             where=context.exchange.label,
             fix="select more devices, or ask for fewer groups (aggregation.groups)",
         )
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is told of a committed exchange beside its numbers."""
+
+    attempt: int
+    uploads: int
+    declined: int
+    sent_bytes: int
+    taken_bytes: int
+    timeline: Mapping[str, float]
+
+
+def tell_round(
+    context: RoundContext,
+    evaluation: Evaluation,
+    graph: bytes,
+    state: Mapping[str, Array],
+    valid: ValidatedBatch,
+    told: Told,
+) -> tuple[ExchangeRecord, dict[str, Any]]:
+    """An exchange as the store keeps it, and as its event tells of it; its model is tested here."""
+    exchange, vectors = context.exchange, list(valid.arrays.get(SOFTMAX, ()))
+    scores, averaged = clusters(context, vectors), mean_softmax(context, vectors, told.uploads)
+    evaluated = scores or averaged
+    tested = evaluation.tested(context, graph, state)
+    record = ExchangeRecord(
+        index=exchange.index,
+        phase=exchange.phase,
+        number=exchange.number,
+        attempt=told.attempt,
+        uploads=told.uploads,
+        accuracy=tested.accuracy if tested else None,
+        loss=tested.loss if tested else None,
+        scores=evaluated.to_dict() if evaluated else None,
+        seconds=sum(told.timeline.values()),
+        bytes={"cloud_out": told.sent_bytes, "cloud_in": told.taken_bytes},
+    )
+    event = {
+        **exchange_event(record, context.plan, told.timeline),
+        **shown_mean(context.plan, state),
+        "declined": told.declined,
+        "accepted": len(valid.accepted),
+        "refused": dict(valid.refused),
+        "clusters": shown_clusters(scores, vectors),
+        "mean_softmax": averaged.to_dict() if averaged else None,
+    }
+    return record, event
 
 
 class RoundCommitter:
@@ -219,12 +276,7 @@ class RoundCommitter:
             ) from None
         last = self._store.last_commit(entry.id)
         before = state_after(last, context.plan)
-        means = {
-            name: [of_set[name].astype(np.float64) / uploads for uploads, of_set in sums]
-            for name in sums[0][1]
-            if name != SOFTMAX
-        }
-        state = combine_means(context, before, means, kept.uploads, self._random_bytes)
+        state = combine_sums(context, before, sums, self._random_bytes)
         valid = kept.valid()
         valid.arrays |= {name: [of_set[name] for _, of_set in sums] for name in sums[0][1]}
         return self._commit(
@@ -247,7 +299,16 @@ class RoundCommitter:
             sent = context.plan.cloud.package(before, context.exchange)
             model = self._evaluation.weights(context.plan, state)
             self._recorder.keep(context, sent, valid.arrays, model)
-        record, event = self._record(context, batch, valid, graph, state, uploads, started_s)
+        timeline = round_timeline(self._marks.times_s, started_s, self._clock())
+        told = Told(
+            batch.at.attempt,
+            uploads,
+            batch.declined,
+            self._marks.sent_bytes,
+            batch.blob.size_bytes,
+            timeline,
+        )
+        record, event = tell_round(context, self._evaluation, graph, state, valid, told)
         done = self._store.commit_exchange(
             entry.id,
             record,
@@ -259,45 +320,6 @@ class RoundCommitter:
         if not done:
             return self._again(entry.id, batch.at)
         return self._absorbed(batch.at, valid.accepted)
-
-    def _record(
-        self,
-        context: RoundContext,
-        batch: Batch,
-        valid: ValidatedBatch,
-        graph: bytes,
-        state: Mapping[str, Array],
-        uploads: int,
-        started_s: float,
-    ) -> tuple[ExchangeRecord, dict[str, Any]]:
-        """The exchange as the store keeps it, and as its event tells of it."""
-        exchange, vectors = context.exchange, list(valid.arrays.get(SOFTMAX, ()))
-        scores, averaged = clusters(context, vectors), mean_softmax(context, vectors, uploads)
-        evaluated = scores or averaged
-        tested = self._evaluation.tested(context, graph, state)
-        timeline = round_timeline(self._marks.times_s, started_s, self._clock())
-        record = ExchangeRecord(
-            index=exchange.index,
-            phase=exchange.phase,
-            number=exchange.number,
-            attempt=batch.at.attempt,
-            uploads=uploads,
-            accuracy=tested.accuracy if tested else None,
-            loss=tested.loss if tested else None,
-            scores=evaluated.to_dict() if evaluated else None,
-            seconds=sum(timeline.values()),
-            bytes={"cloud_out": self._marks.sent_bytes, "cloud_in": batch.blob.size_bytes},
-        )
-        event = {
-            **exchange_event(record, context.plan, timeline),
-            **shown_mean(context.plan, state),
-            "declined": batch.declined,
-            "accepted": len(valid.accepted),
-            "refused": dict(valid.refused),
-            "clusters": shown_clusters(scores, vectors),
-            "mean_softmax": averaged.to_dict() if averaged else None,
-        }
-        return record, event
 
     def _again(self, job: str, at: ExchangeId) -> RoundCommit:
         """The exchange was committed already: what counted is what stands there."""

@@ -107,13 +107,18 @@ def job_summary(store: Store, plan: Plan, job: str, all_declined: bool = False) 
     last = store.last_commit(job)
     asked = last.index if last else 0
     asked += not all_declined and store.round_key(job, asked + 1, 1) is not None
+    return summary_of(plan, asked, last.record.accuracy if last else None)
+
+
+def summary_of(plan: Plan, asked: int, accuracy: float | None) -> dict[str, Any]:
+    """The same of a job that asked devices for nothing past exchange `asked`."""
     quote = plan.spent(asked)
     event = plan.softmax_event()
     per_round = float(event.epsilon) if isinstance(event, LaplaceEvent) else None
     inference = {**_plain(quote.inference), "unit": event.unit, "epsilon_per_round": per_round}
     return {
         "privacy": {"training": _plain(quote.training), "inference": inference},
-        "final": {"accuracy": last.record.accuracy if last else None},
+        "final": {"accuracy": accuracy},
     }
 
 

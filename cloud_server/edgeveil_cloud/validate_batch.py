@@ -20,7 +20,7 @@ import numpy as np
 from edgeveil.crypto.masking import PackedSum, Vector
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.parts.aggregation.mean import BLOCK_VALUES
+from edgeveil.parts.aggregation.mean import BLOCK_VALUES, largest
 from edgeveil.parts.exchange import Array, SegmentSpec
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud_tasks import BatchPart
@@ -405,16 +405,17 @@ def _valid(
             refused["bad_padding"] += 1
         else:
             array = opener.array(plain)
-            largest = max(float(array.max(initial=0)), -float(array.min(initial=0)))
-            if not math.isfinite(largest):
+            most = largest(array)
+            if not math.isfinite(most):
                 refused["not_finite"] += 1
                 continue
             kept = array if len(found) < room else None
-            found.append(ValidSegment(offset, name, _norm(array), largest, kept))
+            found.append(ValidSegment(offset, name, norm(array), most, kept))
     return found
 
 
-def _norm(array: Array) -> float:
+def norm(array: Array) -> float:
+    """L2 norm, infinite where it passes float64."""
     # Not numpy's: that goes to BLAS, whose threads stand in the way of everybody else here.
     flat, total = array.ravel(), 0.0
     with np.errstate(over="ignore"):
@@ -426,12 +427,15 @@ def _norm(array: Array) -> float:
 
 def _of_usual_size(found: list[ValidSegment], refused: Counter[str]) -> list[ValidSegment]:
     """Drop arrays whose norm is far above the group's median: no honest noise reaches there."""
-    # A device without records sends zeros where there is no noise: they do not say what is usual.
-    norms = [one.norm for one in found if one.norm > 0]
-    if len(norms) < 3:
-        return found
-    limit = NORM_FACTOR * float(np.median(norms))
+    limit = norm_limit([one.norm for one in found])
     kept = [one for one in found if one.norm <= limit]
     if len(kept) < len(found):
         refused["norm"] += len(found) - len(kept)
     return kept
+
+
+def norm_limit(norms: Sequence[float]) -> float:
+    """The norm above which an array of a group with these norms does not count."""
+    # A device without records sends zeros where there is no noise: they do not say what is usual.
+    usual = [norm for norm in norms if norm > 0]
+    return NORM_FACTOR * float(np.median(usual)) if len(usual) >= 3 else math.inf

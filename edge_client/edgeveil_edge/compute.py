@@ -131,12 +131,32 @@ def no_records(plan: Plan) -> Records:
     return Records(np.zeros((0, *plan.job.data.input_shape), np.float32), np.zeros(0, np.int64))
 
 
+class SharedSession:
+    """The session of one graph at a time, which may serve many devices of a simulation."""
+
+    def __init__(self) -> None:
+        self._session: InferenceSession | None = None
+
+    def session(self, graph: bytes, classes: int) -> InferenceSession:
+        """The graph's, opened at the first call. Raises as `InferenceSession`."""
+        digest = hashlib.sha256(graph).digest()
+        if self._session is None or self._session.digest != digest:
+            self._session = InferenceSession(graph, digest, classes=classes)
+        return self._session
+
+
 class Computer:
     """One device's records and sessions, kept between rounds."""
 
-    def __init__(self, site: EdgeSite, split_key: bytes, load: LoadRecords = load_own) -> None:
+    def __init__(
+        self,
+        site: EdgeSite,
+        split_key: bytes,
+        load: LoadRecords = load_own,
+        inference: SharedSession | None = None,
+    ) -> None:
         self._site, self._split_key, self._load = site, split_key, load
-        self._session: InferenceSession | None = None
+        self._inference = inference or SharedSession()
         self._records: dict[float, tuple[Records, Records]] = {}  # of one share at most
 
     def try_job(self, job: TaughtJob, *, trains: bool) -> JobTrial:
@@ -185,7 +205,7 @@ class Computer:
         if one.trains:
             plan.check_backbones()
         if one.exchange.infer:
-            self._inference(one.job.graph, plan.job.data.classes)
+            self._inference.session(one.job.graph, plan.job.data.classes)
 
     def blank(self, one: Computation, half: Half) -> Answer:
         """What a device without records answers. Raises what the package's form is to blame for."""
@@ -212,17 +232,11 @@ class Computer:
         if half == "train":
             processor, exchange = self._site.device, one.exchange
             return training_answer(plan, exchange, package, one.own, training, noise, processor)
-        session = self._inference(one.job.graph, plan.job.data.classes)
+        session = self._inference.session(one.job.graph, plan.job.data.classes)
         weights, samples = unpack_tensors(package.model), plan.softmax_samples
         row_s = one.allowed_s / (2 * samples) if samples else math.inf
         key = self._split_key
         return softmax_answer(plan, session, weights, evaluation.x, noise, key, row_s)
-
-    def _inference(self, graph: bytes, classes: int) -> InferenceSession:
-        digest = hashlib.sha256(graph).digest()
-        if self._session is None or self._session.digest != digest:
-            self._session = InferenceSession(graph, digest, classes=classes)
-        return self._session
 
 
 def failure(error: Exception) -> str:

@@ -98,6 +98,13 @@ def too_few(policy: Policy, selected: int) -> PrivacyError | None:
     )
 
 
+def enough(policy: Policy, selected: int) -> None:
+    """Raise PrivacyError with the owner's reason against a round of so many devices."""
+    refusal = too_few(policy, selected)
+    if refusal is not None:
+        raise refusal
+
+
 def judge(site: EdgeSite, plan: Plan) -> None:
     """Raise PrivacyError with the owner's reason against a job as such; reads no record."""
     wanted = plan.job.data.source
@@ -113,8 +120,6 @@ def consent(site: EdgeSite, plan: Plan, manifest: Manifest, ledger: Ledger) -> N
     Reads no record, so a refusal says nothing about data.
     """
     judge(site, plan)
-    refusal = too_few(site.policy, manifest.selected)
-    if refusal is not None:
-        raise refusal
+    enough(site.policy, manifest.selected)
     request = plan.request(manifest.at.job_id.hex(), trains=site.role == "train")
     ledger.open_job(request, limits_of(site.policy))

@@ -30,7 +30,7 @@ from edgeveil.protocol.device_round import WORK_SHARE
 from edgeveil.protocol.device_tasks import ComputeAnswer, NoAnswer, SealedAnswer
 from edgeveil.protocol.mask_seeds import MaskedVector, masked_vectors, seal_seed
 from edgeveil.protocol.masked_sums import masked_segment
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Manifest
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Group, Manifest
 from edgeveil.protocol.release_health import ReleaseOutcome
 from edgeveil.protocol.sealed import (
     ReleasePackage,
@@ -207,15 +207,8 @@ class RoundWork:
             raise ProtocolError("superseded_round")
         # Before anything is spent: a key that nothing can be sealed to ends the work.
         masks = Masks.of(manifest, self.identity.device_id, task.round_key)
-        if self.site.role != "train" and not context.exchange.infer:
-            return NoAnswer("this round asks for no inference, and the role is infer")
-        if self.site.role != "train" and job.plan.sums_inferences:
-            return NoAnswer(
-                "inferences of this job are summed under masks, together with the update that one"
-                " of role infer does not have"
-            )
-        why = "the owner has paused the device" * self.paused
-        why = why or self._too_large(manifest) or self._too_often(manifest, job.plan)
+        why = nothing_to_give(self.site, context) or "the owner has paused the device" * self.paused
+        why = why or too_large(self.site, manifest.groups) or self._too_often(manifest, job.plan)
         if why:
             return NoAnswer(why)
         price = context.price(trains=self.site.role == "train")
@@ -237,7 +230,7 @@ class RoundWork:
 
         The cloud cannot open it and drops it. It is made of zeros, so it has no price.
         """
-        why = self._too_large(manifest)
+        why = too_large(self.site, manifest.groups)
         if why:
             return NoAnswer(why)
         every = list(range(len(manifest.groups)))
@@ -250,12 +243,6 @@ class RoundWork:
         masks = Masks.of(manifest, self.identity.device_id, round_key)
         seed = masks.seed_for(groups)
         return replace(dummies, deposit=self._ledger.deposit(), seed=seed)
-
-    def _too_large(self, manifest: Manifest) -> str:
-        """The reason to decline an upload that the outbox may not hold, or an empty string."""
-        asked = sum(group.padded_bytes + SEAL_OVERHEAD_BYTES for group in manifest.groups)
-        limit = self.site.limits.outbox_bytes
-        return f"an upload of {asked} bytes passes limits.outbox_bytes {limit}" * (asked > limit)
 
     def _too_often(self, manifest: Manifest, plan: Plan) -> str:
         """The reason to decline one more attempt at a round, or an empty string.
@@ -302,7 +289,7 @@ class RoundWork:
         if found.without:
             self._say(f"round {manifest.at.exchange} is answered without records: {found.without}")
         self._store.put_fact("evaluation_share", repr(context.job.data.evaluation_share))
-        _check_price(price, found.parts)
+        check_price(price, found.parts)
         return release(self._ledger, manifest, list(found.parts), self.site.limits.memory_bytes)
 
     def _question(self, manifest: Manifest) -> Question:
@@ -312,8 +299,11 @@ class RoundWork:
 
     def _own_tensors(self, context: RoundContext, manifest: Manifest) -> Tensors:
         job_id = manifest.at.job_id.hex()
-        earlier = own_answers(context, self._ledger, job_id)
-        return {**earlier, **kept_tensors(self._ledger, job_id)}
+        kept = self._ledger.kept(job_id)
+        return {
+            **own_answers(context, released_in(self._ledger, job_id)),
+            **kept_tensors(unpack_tensors(kept) if kept else {}),
+        }
 
     def _check_share(self, share: float) -> None:
         """A second job may not move the line between training and evaluation records."""
@@ -325,7 +315,26 @@ class RoundWork:
             )
 
 
-def _check_price(price: tuple[Event, ...], parts: tuple[Answer, ...]) -> None:
+def nothing_to_give(site: EdgeSite, context: RoundContext) -> str:
+    """The reason why a device of this role sits the round out, or an empty string."""
+    if site.role != "train" and not context.exchange.infer:
+        return "this round asks for no inference, and the role is infer"
+    if site.role != "train" and context.plan.sums_inferences:
+        return (
+            "inferences of this job are summed under masks, together with the update that one of"
+            " role infer does not have"
+        )
+    return ""
+
+
+def too_large(site: EdgeSite, groups: Sequence[Group]) -> str:
+    """The reason to decline an upload that the outbox may not hold, or an empty string."""
+    asked = sum(group.padded_bytes + SEAL_OVERHEAD_BYTES for group in groups)
+    limit = site.limits.outbox_bytes
+    return f"an upload of {asked} bytes passes limits.outbox_bytes {limit}" * (asked > limit)
+
+
+def check_price(price: tuple[Event, ...], parts: tuple[Answer, ...]) -> None:
     """Raise PrivacyError unless what was computed costs what the ledger admitted."""
     events = [event for part in parts for event in part.events]
     if sorted(map(repr, events)) != sorted(map(repr, price)):
@@ -351,28 +360,38 @@ def check_package(context: RoundContext, manifest: Manifest, package: RoundPacka
         raise ProtocolError("wrong_masks")
 
 
-def own_answers(context: RoundContext, ledger: Ledger, job_id: str) -> Tensors:
-    """What this device released earlier in the job and now builds on, as it was released.
+def released_in(ledger: Ledger, job_id: str) -> Callable[[int], bytes | None]:
+    """What was released of a job, packed, by exchange."""
+
+    def released(exchange: int) -> bytes | None:
+        held = ledger.recall(job_id, exchange)
+        return None if held is None else held[1]
+
+    return released
+
+
+def own_answers(context: RoundContext, released: Callable[[int], bytes | None]) -> Tensors:
+    """What this device released earlier in the job and now builds on, as it was released: packed,
+    by exchange, in `released`.
 
     Raises PrivacyError where it did not answer then: whether it did follows from no record.
     """
     result: dict[str, Array] = {}
     for earlier in context.recalled:
-        held = ledger.recall(job_id, earlier.index)
-        if held is None:
+        payload = released(earlier.index)
+        if payload is None:
             raise PrivacyError(
                 f"this device did not answer '{earlier.label}', and what follows builds on it",
                 where="features",
                 fix="start a new job, or use ldp_fpca",
             )
-        result |= unpack_tensors(held[1])
+        result |= unpack_tensors(payload)
     return result
 
 
-def kept_tensors(ledger: Ledger, job_id: str) -> Tensors:
+def kept_tensors(kept: Tensors) -> Tensors:
     """What this device's last answer kept for this one, named as methods expect it."""
-    held = ledger.kept(job_id)
-    return {KEPT + name: array for name, array in unpack_tensors(held).items()} if held else {}
+    return {KEPT + name: array for name, array in kept.items()}
 
 
 # --- priced, then sealed ---
@@ -426,6 +445,12 @@ def release(
 
 
 def _packed(parts: list[Answer], memory_bytes: int) -> bytes:
+    kept = kept_of(parts, memory_bytes)
+    return pack_tensors(kept) if kept else b""
+
+
+def kept_of(parts: Sequence[Answer], memory_bytes: int) -> dict[str, Array]:
+    """What the device keeps to itself. Raises PrivacyError where that is more than so much."""
     kept = {name: array for part in parts for name, array in part.kept.items()}
     size_bytes = sum(array.nbytes for array in kept.values())
     if size_bytes > memory_bytes:  # follows from the job's model alone, never from records
@@ -433,7 +458,7 @@ def _packed(parts: list[Answer], memory_bytes: int) -> bytes:
             f"the job would keep {size_bytes} bytes from round to round, more than {memory_bytes}",
             where="limits.memory_bytes",
         )
-    return pack_tensors(kept) if kept else b""
+    return kept
 
 
 def seal_release(
@@ -451,19 +476,26 @@ def seal_release(
     """
     if not receipt.covers(payload):
         raise PrivacyError("the ledger's receipt is for other tensors")
-    segments = unpack_tensors(payload)
     groups, sealed = [], []
-    for index, (spec, group) in enumerate(zip(context.segments, manifest.groups, strict=True)):
-        if spec.name not in segments:
-            continue
-        array = np.ascontiguousarray(segments[spec.name], dtype=np.dtype(spec.dtype))
-        if array.shape != spec.shape:
-            raise ProtocolError("wrong_shape")
+    for index, array in wire_arrays(context, unpack_tensors(payload)).items():
+        spec, group = context.segments[index], manifest.groups[index]
         groups.append(index)
         tensor = masks.applied(index, array, membership) if masks and spec.bits else array.tobytes()
         sealed.append(sealing.seal_segment(manifest, group, membership, tensor))
     answer = _joined(groups, sealed, membership)
     return replace(answer, seed=masks.seed_for(groups)) if masks else answer
+
+
+def wire_arrays(context: RoundContext, segments: Tensors) -> dict[int, Array]:
+    """An answer's segments as they go up, by their group. Raises ProtocolError `wrong_shape`."""
+    found = dict[int, Array]()
+    for index, spec in enumerate(context.segments):
+        if spec.name in segments:
+            array = np.ascontiguousarray(segments[spec.name], dtype=np.dtype(spec.dtype))
+            if array.shape != spec.shape:
+                raise ProtocolError("wrong_shape")
+            found[index] = array
+    return found
 
 
 def seal_dummies(

@@ -62,6 +62,8 @@ class SourceSettings(Protocol):
     def test_records(self) -> int | None: ...
     @property
     def test_share(self) -> float | None: ...
+    @property
+    def test_fold(self) -> int: ...
 
 
 class DataSettings(SourceSettings, Protocol):
@@ -129,7 +131,8 @@ def devices_records(source: str, origin: Origin) -> Records:
 @lru_cache(maxsize=1)
 def _halves(source: str, origin: Origin) -> tuple[Records, Records]:
     """The devices' part and the cloud's of a file that they share, read once for both."""
-    return hold_back_share(load_records(source, origin), origin.test_share or 0.0)
+    share = origin.test_share or 0.0
+    return hold_back_share(load_records(source, origin), share, origin.test_fold)
 
 
 def device_records(
@@ -172,4 +175,5 @@ def origin_of(data: SourceSettings) -> Origin:
         images=data.images,
         test_records=data.test_records,
         test_share=data.test_share,
+        test_fold=data.test_fold,
     )

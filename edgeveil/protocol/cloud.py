@@ -186,7 +186,7 @@ class RunningJob:
         return False
 
 
-_ALL_DECLINED = (
+ALL_DECLINED = (
     "all {} selected devices declined: a policy or a spent budget does not allow this job, or the "
     "boxes are too slow for it; each device's console says why"
 )
@@ -541,7 +541,7 @@ class CloudMachine:
             # Nothing was released, and asking again at once would change no owner's mind.
             what = {"round": job.exchange, "declined": short.declined}
             report = fx.Report("all_declined", what)
-            return [report, *self._end("failed", _ALL_DECLINED.format(short.declined))]
+            return [report, *self._end("failed", ALL_DECLINED.format(short.declined))]
         answers = RoundAnswers(job.selected, short.uploads, short.declined)
         return self._repeat(job, f"{answers}: below the minimum", answers)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -26,6 +27,7 @@ def source_name(name: str) -> str:
 
 
 SourceName = Annotated[str, AfterValidator(source_name)]
+_ROUNDING = 1e-9  # of shares like 1/3
 MAX_SIDE = 4096  # of a picture, as it becomes a record
 Pixels = Annotated[int, Field(ge=1, le=MAX_SIDE)]
 FolderName = Annotated[str, Field(min_length=1, max_length=255)]
@@ -73,6 +75,8 @@ class DataSource(DataFiles):
     test_share: float | None = Field(default=None, ge=0, lt=1, examples=[0.2])
     """Of other sources: the share held back from the devices for the cloud's test, the same at all
     parties, each record by a hash of its own; null: none is, the cloud has a file of its own."""
+    test_fold: int = Field(default=0, ge=0, lt=1000, exclude_if=operator.not_)
+    """Which share of them: of 0.2 there are five, from 0 on, and together they are all records."""
 
 
 DEFAULT_PARTITION = "iid"
@@ -161,6 +165,9 @@ def data_mixes(data: DataSource, at: str) -> Iterator[Mix]:
         text = "the folders that are there may not number the classes; add classes: [cat, dog]"
         yield Mix((f"{at}.images.classes", f"{at}.images"), text)
     yield from held_back_mixes(data.source, data.test_records, data.test_share, at, source)
+    if data.test_fold and (data.test_fold + 1) * (data.test_share or 1.0) > 1 + _ROUNDING:
+        text = f"there is no fold {data.test_fold} of test_share {data.test_share}; count from 0"
+        yield Mix((f"{at}.test_fold", f"{at}.test_share"), text)
     yield from unread_mixes(data, data.source, at, source)
     shard = data.shard if isinstance(data, DeviceData) else None
     if shard is not None:

@@ -51,6 +51,12 @@ def shuffle_round(
     return ShuffledBatch(tuple(map(len, groups)), digest, FileData(batch), order)
 
 
+def batch_order(task: ShuffleRound, shuffle: Shuffle) -> list[list[int]]:
+    """The slots whose segments each group of a batch holds, in the batch's order."""
+    groups, _ = _places(task, shuffle)
+    return [[place // task.slot_bytes for place in places] for places in groups]
+
+
 def _written(batch: Path, uploads: Path, pieces: Iterable[tuple[int, int]]) -> bytes:
     """Copy these (place, size) into the file `batch`, durably; its digest."""
     digest = hashlib.sha256()

@@ -144,7 +144,7 @@ def test_ctrl_c_ends_a_simulation_while_a_device_is_at_work(tmp_path: Path) -> N
         "rounds: 10\n": "rounds: 1\n",
         "local_steps: 10 ": "local_steps: 10000 ",  # minutes of work for each device
         "hidden: []": "hidden: [300, 100]",
-        "local_run:": "local_run:\n  simulate: true",
+        "local_run:": "local_run:\n  simulate: true\n  engine: faithful",
     }.items():
         assert old in job
         job = job.replace(old, new)

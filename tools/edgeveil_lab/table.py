@@ -32,6 +32,7 @@ from edgeveil_tools.local.data import check_data, is_published
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.run import run_local
+from edgeveil_tools.local.simulated import checkpoint_stamp, engine_of
 from edgeveil_tools.report.plots import BLUE, GREEN, ORANGE, file_figure
 from edgeveil_tools.result import (
     MEASURED_ON,
@@ -41,6 +42,7 @@ from edgeveil_tools.result import (
     write_whole,
     writing,
 )
+from edgeveil_tools.simulation.checkpoint import load_checkpoint
 
 STAMP = "table.stamp"
 
@@ -55,9 +57,11 @@ class TableJob:
     folder: Path
 
     def stamp(self, seed: int) -> str:
-        """Digest of all that decides what a run gives, but for the code."""
+        """Digest of all that decides what a run gives, but for the code. Which engine plays it, on
+        how many workers, decides nothing."""
         run = self.run.model_copy(update={"seed": seed, "simulate": True})
-        return hashlib.sha256(self.job.canonical() + run.model_dump_json().encode()).hexdigest()
+        said = run.model_dump_json(exclude={"engine", "ray_address", "workers"})
+        return hashlib.sha256(self.job.canonical() + said.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,13 @@ class TableOptions:
     force: bool = False
     as_json: bool = False
     reference: bool | None = None  # of the first seed; None: of a published set
+    engine: str | None = None
+    ray_address: str | None = None
 
     def overrides(self, job: Job) -> Overrides:
         """For all runs of this job; the folder is for those that read one."""
         data = self.data if job.data.source in published_files() else None
-        return Overrides(simulate=True, data=data)
+        return Overrides(simulate=True, data=data, engine=self.engine, ray_address=self.ray_address)
 
 
 def table(paths: Sequence[Path], asked: TableOptions) -> int:
@@ -183,6 +189,7 @@ def run_seed(study: TableJob, number: int, asked: TableOptions, stream: IO[str])
         folder,
         replace(asked.overrides(study.job), seed=seed),
         reference=asked.reference if number == 0 else False,  # one seed's is like another's
+        resume=not asked.force and interrupted(folder, study, seed),
         brief=True,
         stream=stream if stream.isatty() else io.StringIO(),  # one line a run is enough in a file
     )
@@ -194,6 +201,18 @@ def run_seed(study: TableJob, number: int, asked: TableOptions, stream: IO[str])
         which = f"{study.path}, seed {seed} ({number + 1} of {asked.seeds})"
         print(f"{which}: {shown}, {result['seconds']:.0f} s", file=stream, flush=True)
     return code
+
+
+def interrupted(folder: Path, study: TableJob, seed: int) -> bool:
+    """Whether the folder holds the checkpoint of this very run."""
+    run = study.run.model_copy(update={"seed": seed, "simulate": True})
+    if engine_of(study.job, run) == "faithful":
+        return False
+    try:
+        load_checkpoint(folder, checkpoint_stamp(study.job, run))
+    except UsageError:
+        return False
+    return True
 
 
 def done(study: TableJob, seed: int) -> Mapping[str, Any] | None:

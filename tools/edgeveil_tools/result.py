@@ -46,7 +46,9 @@
     bytes                 by hop: {cloud_to_proxy, proxy_to_devices, devices_to_proxy,
                           proxy_to_cloud}; what the proxy publishes for all counts once
     broker, protocol      engine with version; MQTT version asked for, null in a simulation
-    simulated, encryption whether all parties were played in one process; `on` or `off`
+    simulated, encryption whether no party was a process of its own; `on` or `off`
+    engine                of a simulation {name, workers}: `faithful` plays all parties in one
+                          process, `processes` and `ray` the rounds alone; else null
     note                  of a simulation: that it protects nobody; else empty
     devices               how many took part, `infer_only` of them without training
     seconds               of the whole command, starting and stopping included
@@ -122,6 +124,7 @@ class RunFacts:
     bytes: Mapping[str, int]
     privacy: Mapping[str, Any]
     simulated: bool = False
+    engine: Mapping[str, Any] | None = None
     published: bool = True  # whether the records are those of a published set
     shuffle: Sequence[Mapping[str, Any]] = ()
     aggregation: Mapping[str, str] = field(default_factory=dict)
@@ -338,6 +341,7 @@ def build(record: RunEvents, facts: RunFacts) -> dict[str, Any]:
         "protocol": facts.protocol,
         "simulated": facts.simulated,
         "encryption": "off" if facts.simulated else "on",
+        "engine": dict(facts.engine) if facts.engine else None,
         "note": SIMULATED if facts.simulated else "",
         "devices": facts.devices,
         "infer_only": facts.infer_only,
@@ -444,9 +448,16 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("progress", f"{progress_text(result)}{why}"),
         ("uploads", f"{uploads} from {result['devices']} devices"),
         *([("bytes", f"{sum(hops.values()):,}")] if hops else []),
+        *([("engine", engine_text(result["engine"]))] if result.get("engine") else []),
         ("memory, peak", f"{(result['memory_peak_bytes'] or 0) / (1 << 20):,.0f} MiB"),
         ("seconds", f"{result['seconds']:.1f}"),
     ]
+
+
+def engine_text(engine: Mapping[str, Any]) -> str:
+    """What simulated: `processes, 2 workers`."""
+    count = engine["workers"]
+    return f"{engine['name']}, {count} worker{'s' * (count > 1)}" if count else str(engine["name"])
 
 
 def share_text(value: float | None) -> str:
@@ -468,11 +479,12 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_whole(path, json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
 
 
-def write_whole(path: Path, raw: bytes) -> None:
+def write_whole(path: Path, raw: bytes, *, mode: int = 0o666) -> None:
     """Replace a file in one step, so that a reader never sees a part of it."""
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        scratch.write_bytes(raw)
+        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(raw)
         os.replace(scratch, path)  # noqa: PTH105 - says what it does
     finally:
         scratch.unlink(missing_ok=True)

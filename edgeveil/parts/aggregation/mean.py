@@ -1,10 +1,11 @@
-"""The mean of uploads: exact, and the same in any order."""
+"""The mean of uploads: exact, and the same in any order, at once or in parts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,8 @@ BLOCK_VALUES = 1 << 16  # at one time: what is computed with stays in the proces
 _DIGITS = 52  # of a float64 behind the leading one
 _LARGEST_EXPONENT = 1022
 
+Array = NDArray[np.generic]
+
 
 @runtime_checkable
 class Measured(Protocol):
@@ -24,7 +27,89 @@ class Measured(Protocol):
     def largest(self) -> float: ...
 
 
-def mean(stacked: Mapping[str, Sequence[NDArray[np.generic]]]) -> dict[str, NDArray[np.float64]]:
+@runtime_checkable
+class AddedUp(Protocol):
+    """Arrays that are added up where they are held: `added` is the `ExactSum` of all of them."""
+
+    def added(self, grids: Grids | None) -> ExactSum: ...
+
+
+@dataclass(frozen=True)
+class Grids:
+    """Two public grids, on which sums of so many values up to a largest one are exact.
+
+    Added to a value and taken away again, an anchor rounds it to the grid of its last digit.
+    1.5 * 2^k has that digit at 2^(k-52), for every value up to 2^(k-1) and every sum up to 2^(k+1).
+    """
+
+    coarse: float
+    fine: float
+
+    @classmethod
+    def of(cls, largest: float, count: int) -> Grids:
+        """For `count` finite values with absolute values up to `largest`."""
+        room = max(1, math.ceil(math.log2(count)))
+        coarse = min(math.frexp(largest)[1] + room, _LARGEST_EXPONENT)
+        return cls(math.ldexp(1.5, coarse), math.ldexp(1.5, coarse - _DIGITS + room))
+
+
+class ExactSum:
+    """The sum of arrays of `size` values, exact: parts of it add up to the same bits as the whole.
+
+    Integers (`grids` None) are summed in int64; each float is cut in two at the grids, and all sums
+    of one half are exact.
+    """
+
+    def __init__(self, size: int, grids: Grids | None = None) -> None:
+        self._grids = grids
+        shape = (size,) if grids is None else (2, size)
+        self._parts: NDArray[Any] = np.zeros(shape, np.int64 if grids is None else np.float64)
+
+    def add(self, arrays: Iterable[Array]) -> ExactSum:
+        """These too, one after the other."""
+        for array in arrays:
+            self._take(np.asarray(array).ravel())
+        return self
+
+    def join(self, other: ExactSum) -> ExactSum:
+        """What another part of the whole came to; it has the same grids."""
+        self._parts = self._parts + other._parts  # not in place: one of them may be read-only
+        return self
+
+    @property
+    def total(self) -> NDArray[np.float64]:
+        """The sum of all, (size,)."""
+        if self._grids is None:
+            return self._parts.astype(np.float64)
+        high, low = self._parts
+        with np.errstate(over="ignore", invalid="ignore"):
+            return high + low  # type: ignore[no-any-return]
+
+    @property
+    def integers(self) -> NDArray[np.int64]:
+        """The sum of integers, (size,)."""
+        return self._parts
+
+    def _take(self, flat: Array) -> None:
+        if self._grids is None:
+            self._parts += flat.astype(np.int64)
+            return
+        coarse, fine = self._grids.coarse, self._grids.fine
+        high, low = self._parts
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start in range(0, flat.size, BLOCK_VALUES):
+                part = slice(start, start + BLOCK_VALUES)
+                rest = flat[part].astype(np.float64)
+                cut = rest + coarse
+                cut -= coarse
+                high[part] += cut
+                rest -= cut
+                rest += fine
+                rest -= fine
+                low[part] += rest
+
+
+def mean(stacked: Mapping[str, Sequence[Array]]) -> dict[str, NDArray[np.float64]]:
     """Per segment name, the mean of the devices' arrays (each of one shape), float64.
 
     One array is looked at after the other. Integer segments are summed
@@ -37,51 +122,21 @@ def mean(stacked: Mapping[str, Sequence[NDArray[np.generic]]]) -> dict[str, NDAr
         if len(arrays) == 0:
             raise JobFailed(f"no valid upload of segment '{name}'")
         first = np.asarray(arrays[0])
-        add = _integers if np.issubdtype(first.dtype, np.integer) else _floats
-        result[name] = add(arrays, first.size).reshape(first.shape) / len(arrays)
+        whole = np.issubdtype(first.dtype, np.integer)
+        grids = None if whole else Grids.of(_largest_of(arrays), len(arrays))
+        if isinstance(arrays, AddedUp):
+            found = arrays.added(grids)
+        else:
+            found = ExactSum(first.size, grids).add(arrays)
+        result[name] = found.total.reshape(first.shape) / len(arrays)
     return result
 
 
-def _integers(arrays: Sequence[NDArray[np.generic]], size: int) -> NDArray[np.float64]:
-    total = np.zeros(size, np.int64)
-    for array in arrays:
-        total += np.asarray(array).ravel().astype(np.int64)
-    return total.astype(np.float64)
+def _largest_of(arrays: Sequence[Array]) -> float:
+    return arrays.largest if isinstance(arrays, Measured) else max(map(largest, arrays))
 
 
-def _floats(arrays: Sequence[NDArray[np.generic]], size: int) -> NDArray[np.float64]:
-    """Each value is cut in two at a public grid; all sums of one half are exact."""
-    known = arrays.largest if isinstance(arrays, Measured) else None
-    largest = max(map(_largest, arrays)) if known is None else known
-    coarse, fine = _anchors(largest, len(arrays))
-    high, low = np.zeros(size), np.zeros(size)
-    with np.errstate(over="ignore", invalid="ignore"):
-        for array in arrays:
-            flat = np.asarray(array).ravel()
-            for start in range(0, size, BLOCK_VALUES):
-                part = slice(start, start + BLOCK_VALUES)
-                rest = flat[part].astype(np.float64)
-                cut = rest + coarse
-                cut -= coarse
-                high[part] += cut
-                rest -= cut
-                rest += fine
-                rest -= fine
-                low[part] += rest
-        return high + low
-
-
-def _anchors(largest: float, count: int) -> tuple[float, float]:
-    """Added to a value and taken away again, an anchor rounds it to the grid of its last digit.
-
-    1.5 * 2^k has that digit at 2^(k-52), for every value up to 2^(k-1) and every sum up to 2^(k+1).
-    """
-    room = max(1, math.ceil(math.log2(count)))
-    coarse = min(math.frexp(largest)[1] + room, _LARGEST_EXPONENT)
-    fine = coarse - _DIGITS + room
-    return math.ldexp(1.5, coarse), math.ldexp(1.5, fine)
-
-
-def _largest(array: NDArray[np.generic]) -> float:
+def largest(array: Array) -> float:
+    """The largest absolute value; NaN or infinity where there is one."""
     values = np.asarray(array)
     return max(float(values.max(initial=0)), -float(values.min(initial=0)))

@@ -207,7 +207,10 @@ class UpdateDevice:
 
 def finite(update: Update) -> Update:
     """The update with 0 for what is no number: whether training diverged is not told."""
-    return {name: np.nan_to_num(array, posinf=0.0, neginf=0.0) for name, array in update.items()}
+    return {
+        name: array if np.isfinite(array).all() else np.nan_to_num(array, posinf=0.0, neginf=0.0)
+        for name, array in update.items()
+    }
 
 
 LARGEST_WEIGHT = 1e6  # no aggregate moves a weight further; so that no model stops being finite

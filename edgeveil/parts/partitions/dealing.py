@@ -71,16 +71,18 @@ def check_dealing(devices: int, rule: PartitionRule) -> None:
         )
 
 
-def hold_back_share(records: Records, share: float) -> tuple[Records, Records]:
+def hold_back_share(records: Records, share: float, fold: int = 0) -> tuple[Records, Records]:
     """(rest, held): each record is held by its own hash, with probability `share` in [0, 1).
 
-    The same at all parties; sizes are only about the share. Raises DataError for another share.
+    The same at all parties; sizes are only about the share. Each `fold`, counted from 0, holds
+    others: five of 0.2 hold every record once. Raises DataError for another share.
     """
     if not 0.0 <= share < 1.0:
         raise DataError(
             f"must be at least 0 and below 1, got {share}", where="test_share", fix="write 0.2"
         )
-    held = record_words(records.x, SPLIT_SEED, RECORD_HELD)[:, 0] < threshold(share)
+    words = record_words(records.x, SPLIT_SEED, RECORD_HELD)[:, 0]
+    held = (words >= threshold(fold * share)) & (words < threshold((fold + 1) * share))
     return Records(records.x[~held], records.y[~held]), Records(records.x[held], records.y[held])
 
 

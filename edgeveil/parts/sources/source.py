@@ -41,6 +41,7 @@ class Origin:
     images: ImageForm | None = None
     test_records: int | None = None  # of digits and published sets; None: as these have it
     test_share: float | None = None  # of own files, held back for the cloud; None: nothing is
+    test_fold: int = 0  # which share of them
     max_bytes: int = MAX_BYTES
 
 

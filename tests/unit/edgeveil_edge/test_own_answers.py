@@ -13,7 +13,7 @@ from edgeveil.jobs import compile_job
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.protocol.device_tasks import NoAnswer, SealedAnswer
 from edgeveil.protocol.sealed import unpack_tensors
-from edgeveil_edge.round_work import own_answers
+from edgeveil_edge.round_work import own_answers, released_in
 
 COVARIANCE, CENTRE, QUADRATIC, FIRST = 1, 2, 3, 4
 PCA = ({"name": "identity"}, {"name": "ldp_pca", "keep": 0.5})
@@ -31,15 +31,15 @@ def test_every_later_answer_builds_on_the_covariance_that_was_released(device: D
     sent = np.frombuffer(sealed.tensors(device.answer(sealed))["covariance"][:40], np.float32)
     for index in (CENTRE, QUADRATIC, FIRST):
         device = device.restarted()
-        own = own_answers(RoundContext.of(PLAN, index), device.ledger, HEX)
+        own = own_answers(RoundContext.of(PLAN, index), released_in(device.ledger, HEX))
         np.testing.assert_array_equal(own["covariance"], sent)
         assert isinstance(device.answer(Round(PLAN, index, device.keys())), SealedAnswer)
 
 
 def test_the_covariance_itself_builds_on_nothing(device: Device) -> None:
-    assert own_answers(RoundContext.of(PLAN, COVARIANCE), device.ledger, HEX) == {}
+    assert own_answers(RoundContext.of(PLAN, COVARIANCE), released_in(device.ledger, HEX)) == {}
     common = compile_job(job(features=({"name": "identity"}, {"name": "ldp_fpca"})))
-    assert own_answers(RoundContext.of(common, CENTRE), device.ledger, HEX) == {}
+    assert own_answers(RoundContext.of(common, CENTRE), released_in(device.ledger, HEX)) == {}
 
 
 def test_a_device_that_did_not_answer_then_declines_before_it_reads(device: Device) -> None:
@@ -62,4 +62,4 @@ def test_what_was_forgotten_cannot_be_built_on(device: Device) -> None:
     assert set(unpack_tensors(held[1])) == {"covariance"}
     device.ledger.close_job(HEX)
     with pytest.raises(PrivacyError):
-        own_answers(RoundContext.of(PLAN, CENTRE), device.ledger, HEX)
+        own_answers(RoundContext.of(PLAN, CENTRE), released_in(device.ledger, HEX))

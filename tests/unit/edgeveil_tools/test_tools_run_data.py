@@ -301,6 +301,34 @@ def test_a_count_of_test_records_is_refused_with_the_share_to_write(tmp_path, re
         local_job(path, Overrides())
 
 
+def test_the_fold_of_the_seed_is_held_back(tmp_path, records):
+    path = job_file(tmp_path, csv(tmp_path, records), local_run={"test_folds": 3})
+    held = []
+    for seed in (7, 8, 9):
+        site = provision(site_of(*local_job(path, Overrides(seed=seed)), tmp_path / str(seed)))
+        data = load_site(site.cloud).test_data
+        assert [load_site(edge).data.test_fold for edge in site.edges] == [data.test_fold] * DEVICES
+        held.append(held_records(data).x)
+    everything = np.concatenate(held)
+    assert sorted(everything.tolist()) == sorted(records[0].astype(np.float32).tolist())
+
+
+@pytest.mark.parametrize(
+    ("source", "local_run", "message"),
+    [
+        ("csv", {"test_folds": 5, "test_share": 0.2}, r"test_folds: .*leave test_share out"),
+        ("digits", {"test_folds": 5}, r"test_folds: is for files of your own"),
+        ("csv", {"test_folds": 1}, r"test_folds: must be"),
+    ],
+)
+def test_folds_that_cannot_be(source, local_run, message, tmp_path, records):
+    own = csv(tmp_path, records) if source == "csv" else {}
+    digits = {"source": "digits", "classes": 10, "input_shape": [64]}
+    path = job_file(tmp_path, own, local_run=local_run, **({} if own else {"data": digits}))
+    with pytest.raises(ConfigError, match=message):
+        local_job(path, Overrides())
+
+
 @pytest.mark.parametrize("count", [1, 3, 6])
 def test_fewer_records_than_devices_stop_nothing(count, tmp_path, records):
     few = tuple(part[:count] for part in records)

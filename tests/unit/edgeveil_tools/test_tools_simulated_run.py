@@ -117,9 +117,7 @@ def test_the_switch_of_the_command_line_wins(tmp_path):
     assert local_job(path, Overrides())[1].simulate is True
 
 
-@pytest.mark.parametrize(
-    "options", [{"broker": "amqtt"}, {"protocol": 4}, {"workers": 2}, {"data": Path("/")}]
-)
+@pytest.mark.parametrize("options", [{"broker": "amqtt"}, {"protocol": 4}, {"data": Path("/")}])
 def test_an_option_that_would_change_nothing_is_refused(tmp_path, options):
     path = job_file(tmp_path)
     with pytest.raises(UsageError) as raised:

@@ -345,7 +345,7 @@ def _cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
 def by_index() -> Iterator[None]:
     """The flaw: own records are held back and dealt as published ones are."""
 
-    def held(records: Records, share: float) -> tuple[Records, Records]:
+    def held(records: Records, share: float, _fold: int) -> tuple[Records, Records]:
         return hold_back(records, round(share * len(records)))
 
     def dealt(

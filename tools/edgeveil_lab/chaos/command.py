@@ -31,6 +31,7 @@ from edgeveil_lab.chaos.supervisor import own_disks
 from edgeveil_tools.display import LiveDisplay
 from edgeveil_tools.local.children import scratch
 from edgeveil_tools.local.data import check_data
+from edgeveil_tools.local.fleet import WORKERS
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.run import signals
 from edgeveil_tools.pages import write_page
@@ -87,7 +88,7 @@ def run_chaos(
         found = collect(chaos.site.site, logs)
         checked = check_all(found, chaos.facts())
     broker = chaos.site.brokers["edge"].name
-    result = result_of(chaos, found, checked, broker=broker, workers=run.workers)
+    result = result_of(chaos, found, checked, broker=broker, workers=run.workers or WORKERS)
     _tell(result, out, view, as_json=as_json)
     return 0 if result["ok"] else 1
 

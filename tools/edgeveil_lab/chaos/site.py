@@ -20,6 +20,7 @@ from edgeveil_lab.chaos.faults import LINKS, SIDES, Fault
 from edgeveil_lab.chaos.relays import Relays
 from edgeveil_lab.chaos.supervisor import Disks, Supervisor
 from edgeveil_proxy.spool import SPOOL_FILE
+from edgeveil_tools.local.fleet import WORKERS
 from edgeveil_tools.local.job import site_of
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, choose_engine, free_ports
@@ -82,7 +83,7 @@ class ChaosSite:
             for side in SIDES
         }
         self.supervisor = Supervisor(logs, now_s)
-        self._workers = min(run.workers, len(self.site.edges))
+        self._workers = min(run.workers or WORKERS, len(self.site.edges))
         self._lock = threading.Lock()
 
     @property

@@ -42,6 +42,8 @@ class ReproductionOptions:
     only: Sequence[str] = ()
     rounds: int | None = None
     as_json: bool = False
+    engine: str | None = None
+    ray_address: str | None = None
 
     def command(self, name: str) -> str:
         """The command that asks for this: no path of the machine is in it, and no row's name."""
@@ -111,7 +113,15 @@ def _prepared(trial: Trial, wanted: ReproductionOptions) -> PlayedTrial:
     if wanted.rounds is not None and wanted.rounds < full:
         _dump(path, {**job, "train": {**job.get("train", {}), "rounds": wanted.rounds}})
     folder = folder_of(trial.source, wanted.data)
-    asked = TableOptions(wanted.seeds, wanted.out, folder, as_json=wanted.as_json, reference=False)
+    asked = TableOptions(
+        wanted.seeds,
+        wanted.out,
+        folder,
+        as_json=wanted.as_json,
+        reference=False,
+        engine=wanted.engine,
+        ray_address=wanted.ray_address,
+    )
     return PlayedTrial(trial, study_of(path, asked), asked, full)
 
 

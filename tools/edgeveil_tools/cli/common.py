@@ -84,3 +84,16 @@ def load_edge(path: Path) -> EdgeSite:
 
 def _article(kind: str) -> str:
     return f"an {kind}" if kind == "edge" else f"a {kind}"
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """`--engine`, `--address`: what simulates."""
+    parser.add_argument(
+        "--engine",
+        choices=("auto", "faithful", "processes", "ray"),
+        help="what simulates, all to the same bit: faithful, all parties in one process; processes"
+        " or ray, rounds alone over worker processes; default: as the job says, auto",
+    )
+    parser.add_argument(
+        "--address", metavar="HOST:PORT", help="of the Ray cluster; default: a Ray started here"
+    )

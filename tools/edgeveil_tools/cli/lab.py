@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeveil.errors import UsageError
-from edgeveil_tools.cli.common import Subparsers, command
+from edgeveil_tools.cli.common import Subparsers, add_engine, command
 
 if TYPE_CHECKING:
     from edgeveil_lab.load.command import RemoteGenerators
@@ -77,6 +77,7 @@ def _add_table(commands: Subparsers) -> None:
         help="train each job's noise-free reference once; default: of published sets, of own"
         " records it is a figure without any protection",
     )
+    add_engine(table)
     table.add_argument("--force", action="store_true", help="run completed seeds again")
     table.add_argument("--json", action="store_true", help="print table.json, progress to stderr")
     table.set_defaults(handler=_table, extra="lab")
@@ -92,6 +93,8 @@ def _table(args: argparse.Namespace) -> int:
         force=args.force,
         as_json=args.json,
         reference=args.reference,
+        engine=args.engine,
+        ray_address=args.address,
     )
     return table(args.jobs, asked)
 
@@ -187,6 +190,7 @@ def _add_reproduce(commands: Subparsers) -> None:
     )
     made.add_argument("--seeds", type=int, metavar="N", help="runs of each row; 3, or 1 if quick")
     made.add_argument("--rounds", type=int, metavar="N", help="play at most N rounds of each row")
+    add_engine(made)
     made.add_argument("--quick", action="store_true", help="few rounds on digits, in minutes")
     made.add_argument("--only", nargs="+", default=(), metavar="ROW", help="these rows alone")
     made.add_argument("--out", type=Path, metavar="DIR", help="default out/reproduce/NAME")
@@ -229,6 +233,8 @@ def _reproduce(args: argparse.Namespace) -> int:
         quick=quick,
         only=args.only,
         rounds=args.rounds,
+        engine=args.engine,
+        ray_address=args.address,
         as_json=args.json,
     )
     return reproduce(args.name, wanted)

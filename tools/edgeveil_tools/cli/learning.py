@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeveil_tools.cli.common import Subparsers, command
+from edgeveil_tools.cli.common import Subparsers, add_engine, command
 
 if TYPE_CHECKING:
     pass
@@ -86,8 +86,8 @@ def _add_run(commands: Subparsers) -> None:
         "run a whole job on this machine",
         about=(
             "Starts two brokers, a cloud, a proxy and devices on this machine, runs the job over\n"
-            "MQTT and writes result, events, model and report to DIR. With --simulate all parties\n"
-            "are played in this process: no broker, no encryption, and a run repeats exactly."
+            "MQTT and writes result, events, model and report to DIR. With --simulate the job is\n"
+            "played in memory: no broker, no encryption, and a run repeats exactly."
         ),
         examples=(
             "edgeveil run configs/jobs/quickstart.yaml\n"
@@ -107,8 +107,9 @@ def _add_run(commands: Subparsers) -> None:
     run.add_argument(
         "--simulate",
         action=argparse.BooleanOptionalAction,
-        help="play all parties in this process, without encryption; default: as the job says",
+        help="play in memory, without brokers and encryption; default: as the job says",
     )
+    add_engine(run)
     run.add_argument(
         "--data",
         type=Path,
@@ -125,6 +126,9 @@ def _add_run(commands: Subparsers) -> None:
         "--record", action="store_true", help="keep what the cloud sees, for edgeveil attack"
     )
     run.add_argument("--keep", action="store_true", help="keep keys, ledgers and stores too")
+    run.add_argument(
+        "--resume", action="store_true", help="go on with the simulation interrupted in --out"
+    )
     run.add_argument("--json", action="store_true", help="print result.json, progress to stderr")
     run.set_defaults(handler=_run)
 
@@ -140,6 +144,8 @@ def _run(args: argparse.Namespace) -> int:
         workers=args.workers,
         seed=args.seed,
         simulate=args.simulate,
+        engine=args.engine,
+        ray_address=args.address,
         data=args.data,
     )
     return run_local(
@@ -150,6 +156,7 @@ def _run(args: argparse.Namespace) -> int:
         keep=args.keep,
         reference=args.reference,
         record=args.record,
+        resume=args.resume,
     )
 
 

@@ -96,14 +96,15 @@ def source(job: Job, run: LocalRun) -> DataSource:
         label_column=own.label_column,
         images=_form(job, own) if name == "images" else own.images,
         test_records=run.test_records,
-        test_share=run.test_share,
+        test_share=1 / run.test_folds if run.test_folds else run.test_share,
+        test_fold=run.seed % run.test_folds if run.test_folds else 0,
     )
     for mix in data_mixes(found, "local_run.data"):
         what, _, fix = mix.text.rpartition("; ")
         if "local_run.data.path" in mix.paths:
             fix += " there, or give it with --data PATH"
         raise UsageError(what, where="local_run.data", fix=fix)
-    if run.test_share is None and not brings_its_test(name):
+    if found.test_share is None and not brings_its_test(name):
         return found.model_copy(update={"test_share": TEST_SHARE})
     return found
 

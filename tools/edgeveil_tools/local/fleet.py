@@ -1,47 +1,39 @@
-"""The fleet of a local run: its parties as processes over brokers, or all of them in this process.
+"""The fleet of a local run: its parties as processes over brokers, or simulated.
 
 `LocalFleet` is what a run is to whoever started it: its course, its reference, its result. What
-plays the job is one of two: `FleetProcesses` provisions a site and starts brokers, cloud, proxy and
-workers; `FleetInMemory` (`simulate`) plays the same machines, hosts, ledgers and stores in virtual
-time, so nobody is ever late, with seeded chance, so a run repeats exactly. That shows what learning
-comes to; it protects nothing.
+plays the job is one of three: `FleetProcesses` provisions a site and starts brokers, cloud, proxy
+and workers; the other two simulate (`simulated.py`).
 """
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from edgeveil import logs
 from edgeveil.errors import EdgeVeilError, JobFailed
 from edgeveil.jobs import Job
 from edgeveil.parts.features import read_backbones
-from edgeveil.testing import MemoryFleet, PlainSealing, device_sites
 from edgeveil_tools.cloud_client import Cloud, get_json
 from edgeveil_tools.local.children import Children, MemoryPeak, tail
-from edgeveil_tools.local.data import is_published
 from edgeveil_tools.local.job import site_of, submitted
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.reference import Reference, has_reference
 from edgeveil_tools.local.run_log import Listener, RunLog, RunReporter, unheard
+from edgeveil_tools.local.simulated import FleetInMemory, FleetOfWorkers, FleetPlayers, engine_of
 from edgeveil_tools.result import write_whole
 from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, choose_engine, free_ports
-from edgeveil_tools.site.provision import SIDES, Ports, Site, SitePlan, provision
+from edgeveil_tools.site.provision import SIDES, Ports, Site, provision
 
 START_S = 60.0
 START_PER_DEVICE_S = 0.5
 REFERENCE_S = 30.0
-THREADS = 2  # simulated devices that compute at one time
+WORKERS = 2  # processes that host devices, where nobody says how many
 _LOOK_S = 0.25
-_SIMULATED_LOOK_S = 0.1
 _WAIT_S = 10.0
 _HOPS = {
     "cloud_in": "cloud_to_proxy",
@@ -65,6 +57,8 @@ class LocalFleet:
         *,
         reference: bool = True,
         record_dir: Path | None = None,
+        keep: bool = False,
+        resume: bool = False,
     ) -> None:
         self.job, self.settings, self.folder, self.out = job, run, folder, out
         self.log = RunLog(job, run, out, hear, stop)
@@ -73,7 +67,15 @@ class LocalFleet:
         self.memory = MemoryPeak(self.children)
         wanted = reference and has_reference(job)
         self.reference = Reference(job, run, self.site) if wanted else None
-        self._players: FleetPlayers = FleetInMemory(self) if run.simulate else FleetProcesses(self)
+        self._players: FleetPlayers = self._chosen(keep, resume)
+
+    def _chosen(self, keep: bool, resume: bool) -> FleetPlayers:
+        if not self.settings.simulate:
+            return FleetProcesses(self)
+        engine = engine_of(self.job, self.settings, keep=keep)
+        if engine == "faithful":
+            return FleetInMemory(self)
+        return FleetOfWorkers(self, engine, resume=resume)
 
     @property
     def progress(self) -> RunReporter:
@@ -101,22 +103,6 @@ class LocalFleet:
             reference=self.reference.rounds if self.reference else [],
             **self._players.facts(),
         )
-
-
-class FleetPlayers(Protocol):
-    """What plays a run's job."""
-
-    def play(self) -> None:
-        """From keys to models. Raises EdgeVeilError, or KeyboardInterrupt at Ctrl-C."""
-        ...
-
-    def stop(self) -> None:
-        """End everything; may be called at any moment, and before `play` has ended."""
-        ...
-
-    def facts(self) -> dict[str, Any]:
-        """What it adds to `RunLog.result`."""
-        ...
 
 
 # --- processes over brokers ---
@@ -208,7 +194,7 @@ class FleetProcesses:
     def _start_processes(self, site: Site) -> None:
         self._run.children.start("cloud", ["cloud", "--config", str(site.cloud)])
         self._run.children.start("proxy", ["proxy", "--config", str(site.proxy)])
-        workers = min(self._run.settings.workers, len(site.edges))
+        workers = min(self._run.settings.workers or WORKERS, len(site.edges))
         for number in range(workers):
             configs = [a for e in site.edges[number::workers] for a in ("--config", str(e))]
             self._run.children.start(f"worker-{number + 1}", ["edge", *configs], threads=1)
@@ -287,146 +273,3 @@ class FleetProcesses:
             view.uploads = int(open_round.get("uploads", view.uploads))
             view.declined = int(open_round.get("declined", view.declined))
         self._run.log.look()
-
-
-# --- all in this process ---
-
-
-class FleetInMemory:
-    """The machines, hosts, ledgers and stores of a site, without brokers and encryption."""
-
-    def __init__(self, run: LocalFleet) -> None:
-        self._run = run
-        self._fleet: MemoryFleet | None = None
-        self._executor: ThreadPoolExecutor | None = None
-        self._events, self._next_look_s, self._job_id = 0, 0.0, ""
-        self._seconds: float | None = None
-        self._declined = ""
-
-    def play(self) -> None:
-        """See `FleetPlayers`."""
-        run = self._run
-        run.progress.note("Simulation in one process: encryption off, noise seeded")
-        import torch  # devices at work in two threads must not be the first to import it
-        from threadpoolctl import threadpool_limits
-
-        torch.set_num_threads(1)
-        # One thread for each device at work: more would only stand in each other's way.
-        with threadpool_limits(1), _log_file(run.out / "logs" / "simulation.log"):
-            self._play()
-        self._seconds = run.progress.elapsed_s
-        if run.reference:
-            run.progress.doing("training the noise-free reference")
-            run.reference.start()
-            run.reference.wait(None)
-
-    def stop(self) -> None:
-        """See `FleetPlayers`."""
-        if self._fleet is not None:
-            self._fleet.interrupt()
-        if self._executor is not None:
-            self._executor.shutdown(cancel_futures=True)
-        if self._run.reference:
-            self._run.reference.stop()
-        if self._fleet is not None:
-            self._fleet.close()
-
-    def facts(self) -> dict[str, Any]:
-        """See `FleetPlayers`."""
-        return {
-            "broker": "none (simulated)",
-            "protocol": None,
-            "bytes": {},
-            "seconds": self._seconds,
-            "simulated": True,
-        }
-
-    def _play(self) -> None:
-        run = self._run
-        run.progress.doing(f"making {run.settings.devices} devices")
-        self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="edgeveil-work")
-        fleet = self._fleet = memory_fleet(run.site, self._executor, self._hear)
-        self._job_id = fleet.submit(run.job)
-        fleet.net.run(self._look, limit_s=float("inf"))
-        self._take_events(fleet)
-        if not run.log.record.ended:
-            raise JobFailed("the simulation came to a stand", where=self._job_id)
-        published = is_published(run.job, run.settings)
-        if self._declined and not published:  # may quote a record: for this console alone
-            run.progress.note(self._declined)
-        run.log.require_completed(self._job_id, self._declined if published else "")
-        release = fleet.store.release(self._job_id)
-        if release is None:
-            raise JobFailed("the job left no model", where=self._job_id)
-        run.keep_models(release.onnx, release.safetensors)
-
-    def _hear(self, line: str) -> None:
-        """What an owner is told; the first reason to decline is kept."""
-        logging.getLogger("edgeveil.devices").info(line)
-        if not self._declined and " declined: " in line:
-            self._declined = line
-
-    def _look(self) -> bool:
-        """Now and then, see how it stands; True once the job has ended."""
-        now_s = time.monotonic()
-        if now_s < self._next_look_s or self._fleet is None:
-            return False
-        self._next_look_s = now_s + _SIMULATED_LOOK_S
-        view, counts = self._run.progress.view, self._fleet.proxy.host
-        view.memory_bytes, view.online = self._run.memory.look(), counts.online
-        view.uploads = int(counts.round.get("uploads", view.uploads))
-        view.declined = int(counts.round.get("declined", view.declined))
-        self._take_events(self._fleet)
-        self._run.log.look()
-        return bool(self._run.log.record.ended)
-
-    def _take_events(self, fleet: MemoryFleet) -> None:
-        for event in fleet.store.events_after(self._events, self._job_id):
-            self._events = event.seq
-            self._run.log.take(asdict(event))
-
-
-def memory_fleet(
-    plan: SitePlan,
-    executor: ThreadPoolExecutor | None = None,
-    say: Callable[[str], None] = lambda _line: None,
-) -> MemoryFleet:
-    """The site that a plan describes, in memory and not encrypted; its seed seeds all chance."""
-    devices = device_sites(
-        plan.devices,
-        plan.source,
-        infer_only=plan.infer_only,
-        partition=plan.partition,
-        classes=plan.classes,
-        policy=plan.policy,
-        seed=plan.seed,
-    )
-    return MemoryFleet(
-        plan.folder,
-        devices,
-        test_data=plan.source,
-        seed=plan.seed,
-        sealing=PlainSealing(),
-        executor=executor,
-        say=say,
-        cloud={"record_dir": plan.record_dir},
-        proxy={"min_batch_floor": plan.min_batch_floor},
-    )
-
-
-@contextmanager
-def _log_file(path: Path) -> Iterator[None]:
-    """What the parties log goes to one file meanwhile, and not over the progress."""
-    log, handler = logging.getLogger("edgeveil"), logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logs.formatter("text"))
-    before = (log.level, log.propagate)
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        handler.close()
-        log.setLevel(before[0])
-        log.propagate = before[1]

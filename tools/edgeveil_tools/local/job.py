@@ -42,6 +42,8 @@ class Overrides:
     workers: int | None = None
     seed: int | None = None
     simulate: bool | None = None
+    engine: str | None = None
+    ray_address: str | None = None
     data: Path | None = None
     secure: bool | None = None
     noise: Literal["local", "shared"] | None = None
@@ -108,13 +110,23 @@ def _refuse_unused(overrides: Overrides, job: Job, run: LocalRun) -> None:
             where="--data",
             fix="leave it out",
         )
-    unused = [n for n in ("broker", "protocol", "workers") if getattr(overrides, n) is not None]
-    if run.simulate and unused:
+    asked = {key for key, value in asdict(overrides).items() if value is not None}
+    if run.simulate and (unused := sorted(asked & {"broker", "protocol"})):
         raise UsageError(
-            "a simulation has no brokers and no worker processes",
+            "a simulation has no brokers",
             where=", ".join(f"--{name}" for name in unused),
             fix="leave it out, or add --no-simulate",
         )
+    if not run.simulate and "engine" in asked:
+        raise UsageError("says what simulates", where="--engine", fix="add --simulate")
+    if run.simulate and run.engine == "faithful" and "workers" in asked:
+        raise UsageError(
+            "the faithful engine has no worker processes",
+            where="--workers",
+            fix="leave it out, or use --engine processes",
+        )
+    if run.engine != "ray" and run.ray_address is not None:
+        raise UsageError("names a Ray cluster", where="--address", fix="add --engine ray")
 
 
 def submitted(job: Job) -> bytes:

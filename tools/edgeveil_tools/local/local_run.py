@@ -50,12 +50,18 @@ class LocalRun(Block):
 
     devices: int = Field(default=20, ge=1, le=10000)
     """Devices to play, each with its own keys, connection and records."""
-    workers: int = Field(default=2, ge=1, le=256)
-    """Processes that host the devices."""
+    workers: int | None = Field(default=None, ge=1, le=256, examples=[2])
+    """Processes that host the devices; null: 2, in a simulation one for each processor."""
     seed: int = Field(default=7, ge=0, lt=1 << 63)
     """Seed of the dealing of records, and where `simulate` is true of the noise. Never of keys."""
     simulate: bool = False
-    """Play all parties in one process, in memory, without encryption, the noise seeded."""
+    """Play the job in memory, without brokers and encryption, the noise seeded."""
+    engine: Literal["auto", "faithful", "processes", "ray"] = "auto"
+    """What simulates; all give the same model, bit for bit. `faithful`: all parties in one process;
+    `processes`: rounds alone, devices in worker processes; `ray`: the same on a Ray cluster;
+    `auto`: processes, for what they can play."""
+    ray_address: str | None = Field(default=None, max_length=300, examples=["10.0.0.1:6379"])
+    """The Ray cluster of `engine: ray`; null: one that is started here for the run."""
     data: RunData = RunData()
     """Where the records are that are dealt to the devices."""
     infer_only: int = Field(default=0, ge=0, le=10000)
@@ -68,6 +74,9 @@ class LocalRun(Block):
     test_share: float | None = Field(default=None, ge=0, lt=1, examples=[0.2])
     """The same as a share, of files of your own: each record is held back or dealt by a hash of its
     own; null: a fifth."""
+    test_folds: int | None = Field(default=None, ge=2, le=1000, examples=[5])
+    """In place of a share: so many folds of them, of which the one of the run's seed is held back.
+    `edgeveil table --seeds 5` with five folds tests on every record once."""
     broker: Literal["auto", "amqtt", "mosquitto"] = "auto"
     """Broker to start; `auto`: mosquitto where it is installed, else amqtt."""
     protocol: Literal[5, 4] = 5
@@ -203,6 +212,17 @@ def _source_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
         yield from unread_mixes(run.data, source, "local_run.data", named)
         yield from dealing_mixes(run.partition, source, "local_run.partition", named)
         yield from held_back_mixes(source, run.test_records, run.test_share, "local_run", named)
+        yield from _fold_mixes(run, source, named)
+
+
+def _fold_mixes(run: LocalRun, source: str, source_key: str) -> Iterator[Mix]:
+    if run.test_folds is None:
+        return
+    if run.test_share is not None:
+        text = f"{run.test_folds} folds are shares of 1/{run.test_folds}; leave test_share out"
+        yield Mix(("local_run.test_folds", "local_run.test_share"), text)
+    for mix in held_back_mixes(source, None, 1 / run.test_folds, "local_run", source_key):
+        yield Mix(("local_run.test_folds", source_key), mix.text)
 
 
 def owners_policy(job: Job, run: LocalRun) -> Policy:

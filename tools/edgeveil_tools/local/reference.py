@@ -24,6 +24,7 @@ from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.parts.models.softmax_head import head_probabilities
 from edgeveil.parts.own_records import take
 from edgeveil.parts.setting import Setting
+from edgeveil.testing import SimulationSeeds
 from edgeveil_tools.local.data import dealt, held
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.site.provision import SitePlan
@@ -148,9 +149,16 @@ def _with_pooled_projection(setting: Setting) -> Setting:
 def pooled(job: Job, run: LocalRun, plan: SitePlan) -> Records:
     """The training halves of all training devices, as those devices split them."""
     records, shares = dealt(job, run)
+    seeds = SimulationSeeds(run.seed)
+
+    def split_key(number: int) -> bytes:
+        if run.simulate:
+            return seeds.split_key(number)
+        return load_split_key(plan.edge_state(number) / SPLIT_KEY_FILE)
+
     parts = []
     for number, share in enumerate(shares[: run.devices - run.infer_only], start=1):
         own = take(records, share)
-        key = load_split_key(plan.edge_state(number) / SPLIT_KEY_FILE)
+        key = split_key(number)
         parts.append(take(own, split_once(own.x, job.data.evaluation_share, key)[0]))
     return Records(np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts]))

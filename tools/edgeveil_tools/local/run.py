@@ -1,8 +1,8 @@
 """A whole fleet on this machine, from keys to report: `edgeveil.run`, `simulate`, `edgeveil run`.
 
 Two brokers, a cloud, a proxy and workers that host the devices, each a process of its own, talk
-over MQTT exactly as on separate machines; or (`simulate`) all parties are played in this process,
-in memory and without encryption. The run's folder gets `result.json`, `events.jsonl`,
+over MQTT exactly as on separate machines; or (`simulate`) the job is played in memory, without
+brokers and encryption. The run's folder gets `result.json`, `events.jsonl`,
 `model.onnx`, `model.safetensors`, `report.html` and `logs/`; files of an earlier run are replaced,
 others stay.
 """
@@ -39,7 +39,9 @@ from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.recording import keep_run
 from edgeveil_tools.local.run_log import Listener, RunProgress, unheard
+from edgeveil_tools.local.simulated import check_engine, checkpoint_stamp, engine_of
 from edgeveil_tools.result import Result, summary, write_json, write_whole, writing
+from edgeveil_tools.simulation.checkpoint import CHECKPOINT, drop_checkpoint, load_checkpoint
 from edgeveil_tools.site.brokers import choose_engine
 
 FILES = ("result.json", "events.jsonl", "model.onnx", "model.safetensors", "report.html")
@@ -51,6 +53,8 @@ class RunOptions(TypedDict, total=False):
     out: str | Path | None
     devices: int | None
     workers: int | None
+    engine: Literal["auto", "faithful", "processes", "ray"] | None
+    ray_address: str | None
     seed: int | None
     data: str | Path | None
     broker: Literal["auto", "amqtt", "mosquitto"] | None
@@ -58,6 +62,7 @@ class RunOptions(TypedDict, total=False):
     reference: bool | None
     record: bool
     keep: bool
+    resume: bool
     report: bool
     progress: Listener
 
@@ -69,6 +74,8 @@ def run(
     simulate: bool | None = None,
     devices: int | None = None,
     workers: int | None = None,
+    engine: Literal["auto", "faithful", "processes", "ray"] | None = None,
+    ray_address: str | None = None,
     seed: int | None = None,
     data: str | Path | None = None,
     broker: Literal["auto", "amqtt", "mosquitto"] | None = None,
@@ -76,6 +83,7 @@ def run(
     reference: bool | None = None,
     record: bool = False,
     keep: bool = False,
+    resume: bool = False,
     report: bool = True,
     progress: Listener = unheard,
 ) -> Result:
@@ -83,10 +91,13 @@ def run(
 
     job        a job file, or a job as `load_job` gives it
     out        folder for results; None: a new one below the system's temporary folder
-    simulate   True: play all parties in this process, in memory, without encryption, chance from
-               `seed`: it shows what learning comes to and protects nobody; None: as the job says
+    simulate   True: play the job in memory, without brokers and encryption, chance from `seed`:
+               it shows what learning comes to and protects nobody; None: as the job says
     devices    devices to play; None, as below: as the job's `local_run` says
     workers    processes that host them
+    engine     what simulates, the same model bit for bit: `faithful`, all parties in one process;
+               `processes`, rounds alone over worker processes; `ray`, the same on a Ray cluster
+    ray_address the cluster's address; None: a Ray that is started here
     seed       of the dealing of records; simulated, also of the noise
     data       the records: a data file, a folder of pictures, or that of a published set's files
     broker     the broker to start
@@ -95,6 +106,7 @@ def run(
                records it is an exact figure without any protection, as is who holds what
     record     keep what the cloud sees in `out`/recording, for `edgeveil attack`
     keep       keep keys, ledgers and stores too
+    resume     go on with the simulation that was interrupted in `out`
     report     draw `report.html`
     progress   called with a RunProgress whenever something happens, and some times a second; from
                the thread that runs; what it raises ends the run
@@ -108,17 +120,28 @@ def run(
     return _run(
         job,
         out,
-        Overrides(broker, protocol, devices, workers, seed, simulate, _path(data)),
+        Overrides(
+            broker=broker,
+            protocol=protocol,
+            devices=devices,
+            workers=workers,
+            seed=seed,
+            simulate=simulate,
+            engine=engine,
+            ray_address=ray_address,
+            data=_path(data),
+        ),
         reference=reference,
         record=record,
         keep=keep,
+        resume=resume,
         report=report,
         hear=progress,
     )
 
 
 def simulate(job: str | Path | Job, **options: Unpack[RunOptions]) -> Result:
-    """`run` with all parties in this process: seeded, repeatable, nothing encrypted."""
+    """`run` without brokers and encryption: seeded and repeatable."""
     return run(job, simulate=True, **options)
 
 
@@ -138,17 +161,20 @@ async def run_async(
             job,
             more.get("out"),
             Overrides(
-                more.get("broker"),
-                more.get("protocol"),
-                more.get("devices"),
-                more.get("workers"),
-                more.get("seed"),
-                simulate,
-                _path(more.get("data")),
+                broker=more.get("broker"),
+                protocol=more.get("protocol"),
+                devices=more.get("devices"),
+                workers=more.get("workers"),
+                seed=more.get("seed"),
+                simulate=simulate,
+                engine=more.get("engine"),
+                ray_address=more.get("ray_address"),
+                data=_path(more.get("data")),
             ),
             reference=more.get("reference"),
             record=more.get("record", False),
             keep=more.get("keep", False),
+            resume=more.get("resume", False),
             report=more.get("report", True),
             hear=more.get("progress", unheard),
             stop=stop,
@@ -191,6 +217,7 @@ def play(
     overrides: Overrides,
     *,
     keep: bool = False,
+    resume: bool = False,
     reference: bool | None = None,
     record: bool = False,
     report: bool = True,
@@ -210,11 +237,15 @@ def play(
     path = None if isinstance(job, Job) else Path(job)
     limits = replace(usual_limits(), batch_bytes=1 << 62)  # the site is made for its uploads
     rehearse(compile_job(loaded), path, devices=settings.simulate, limits=limits)
-    if not settings.simulate:
+    if settings.simulate:
+        check_engine(engine_of(loaded, settings, keep=keep), settings)
+    else:
         choose_engine(settings.broker)
+    if resume:
+        _check_resumed(out, loaded, settings, keep=keep, record=record)
     if out is None:
         out = Path(tempfile.mkdtemp(prefix="edgeveil-out-"))
-    prepare(out)
+    prepare(out, resume=resume)
     record_dir = _recording(out, settings) if record else None
     # A second Ctrl-C must not leave children or files behind; stopping takes a few seconds at most.
     with signals(signal.SIG_IGN), scratch(keep=keep, in_memory=settings.simulate) as site:
@@ -227,6 +258,8 @@ def play(
             stop,
             reference=published if reference is None else reference,
             record_dir=record_dir,
+            keep=keep,
+            resume=resume,
         )
         for line in fleet.log.plan.notes:
             fleet.progress.note(f"Privacy: {line}")
@@ -294,15 +327,33 @@ def _report(
         ) from error
 
 
-def prepare(out: Path) -> None:
-    """Make DIR and its `logs`, and take away what an earlier run left. Raises UsageError."""
+def prepare(out: Path, *, resume: bool = False) -> None:
+    """Make DIR and its `logs`, and take away what an earlier run left, but where one is gone on
+    with its events and checkpoint. Raises UsageError."""
     with writing(out):
         (out / "logs").mkdir(parents=True, exist_ok=True)
         for name in FILES:
-            (out / name).unlink(missing_ok=True)
+            if name != "events.jsonl" or not resume:
+                (out / name).unlink(missing_ok=True)
         for log in (out / "logs").glob("*.log"):
             log.unlink()
-        write_whole(out / "events.jsonl", b"")
+        if not resume:
+            drop_checkpoint(out)
+            write_whole(out / "events.jsonl", b"")
+
+
+def _check_resumed(out: Path | None, job: Job, run: LocalRun, *, keep: bool, record: bool) -> None:
+    """Raise UsageError where nothing can be gone on with."""
+    why = ""
+    if not run.simulate or engine_of(job, run, keep=keep) == "faithful":
+        why = "goes on with a simulation by worker processes alone"
+    elif out is None:
+        why = "needs the folder of the run that was interrupted"
+    elif record:
+        why = "would leave a recording without its beginning"
+    if why or out is None:
+        raise UsageError(why, where="--resume", fix="leave it out")
+    load_checkpoint(out, checkpoint_stamp(job, run))
 
 
 @contextmanager
@@ -338,6 +389,7 @@ def run_local(
     keep: bool = False,
     reference: bool | None = None,
     record: bool = False,
+    resume: bool = False,
     brief: bool = False,
     stream: IO[str] | None = None,
 ) -> int:
@@ -351,10 +403,18 @@ def run_local(
     display = RunDisplay(stream or (sys.stderr if as_json else sys.stdout))
     with display:
         played = play(
-            path, out, overrides, keep=keep, reference=reference, record=record, hear=display
+            path,
+            out,
+            overrides,
+            keep=keep,
+            resume=resume,
+            reference=reference,
+            record=record,
+            hear=display,
         )
     if isinstance(played.failure, KeyboardInterrupt):
-        display.note(f"Interrupted; what there is so far is in {out}")
+        kept = "; --resume goes on with it" if (out / CHECKPOINT).exists() else ""
+        display.note(f"Interrupted; what there is so far is in {out}{kept}")
         return INTERRUPTED
     if as_json:
         print(json.dumps(played.result.content, allow_nan=False), flush=True)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from edgeveil.errors import EdgeVeilError, JobFailed
+from edgeveil.errors import EdgeVeilError, JobFailed, UsageError
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.shuffle_amplification import shuffled
 from edgeveil.jobs.who_sees import who_sees
@@ -19,7 +19,7 @@ from edgeveil.protocol.cloud_tasks import RESUME
 from edgeveil_tools.local.data import is_published
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.reference import Reference
-from edgeveil_tools.result import RunFacts, build, exchange_row, finite, privacy_of
+from edgeveil_tools.result import RunFacts, build, exchange_row, finite, privacy_of, write_whole
 
 _ENDS = ("job_completed", "job_failed", "job_cancelled", "job_paused")  # of a run
 
@@ -196,9 +196,29 @@ class RunLog:
     def take(self, event: dict[str, Any], reference: Reference | None = None) -> None:
         """Take the job's next event."""
         event = finite(event)
-        self.record.take(event)
         with (self._out / "events.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(event, allow_nan=False) + "\n")
+        self._follow(event, reference)
+
+    def take_again(self, count: int) -> None:
+        """Take the first `count` events that an interrupted run left; those behind are dropped.
+
+        Raises UsageError where there are fewer.
+        """
+        path = self._out / "events.jsonl"
+        lines = path.read_text("utf-8").splitlines()[:count] if path.exists() else []
+        if len(lines) < count:
+            raise UsageError(
+                "has fewer events than its checkpoint", where=str(path), fix="leave out --resume"
+            )
+        write_whole(path, "".join(f"{line}\n" for line in lines).encode())
+        for line in lines:
+            self._follow(json.loads(line), None, tell=False)
+
+    def _follow(
+        self, event: dict[str, Any], reference: Reference | None, *, tell: bool = True
+    ) -> None:
+        self.record.take(event)
         view, data = self.progress.view, event["data"]
         if event["type"] == "broadcast" and data.get("kind") == "round":
             view.selected, view.uploads, view.declined = data.get("selected"), 0, 0
@@ -212,7 +232,8 @@ class RunLog:
             view.training_epsilon = spent.get("training") if quote.training.proven else None
             view.inference_epsilon = spent.get("inference") if quote.inference.proven else None
             view.collusion_epsilon = spent.get("collusion") if quote.training.proven else None
-            self.progress.committed()
+            if tell:
+                self.progress.committed()
         elif event["type"] == "round_repeated":
             self.progress.doing(f"{view.doing} again: {data.get('why', '')}")
 
@@ -242,6 +263,7 @@ class RunLog:
         bytes: Mapping[str, int],
         seconds: float | None = None,
         simulated: bool = False,
+        engine: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """The content of `result.json`; `reason` is empty when the job completed."""
         plan, run = self.plan, self._run
@@ -264,6 +286,7 @@ class RunLog:
                 bytes=bytes,
                 privacy=privacy_of(quote, float(once) if once is not None else None, event.unit),
                 simulated=simulated,
+                engine=engine,
                 published=is_published(plan.job, run),
                 aggregation={"rule": plan.job.aggregation.name, "note": plan.aggregation_note},
                 seen=[asdict(row) for row in who_sees(plan)],

@@ -7,6 +7,7 @@ from edgeveil.data.public_order import hold_back
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
 from edgeveil.parts.own_records import held_records, own_records
+from edgeveil.parts.partitions.dealing import hold_back_share
 from edgeveil.sites.data import DataSource, DeviceData
 
 
@@ -74,3 +75,14 @@ def test_devices_and_cloud_share_a_file_without_overlap(tmp_path):
     held = held_records(DataSource.model_validate(block)).x[:, 0]
     assert 4 <= len(held) <= 20
     assert sorted(np.concatenate([*shares, held])) == list(range(60))
+
+
+@pytest.mark.parametrize("folds", [2, 3, 5, 49])
+def test_folds_hold_every_record_once(folds):
+    records = some([200, 100])
+    halves = [hold_back_share(records, 1 / folds, fold) for fold in range(folds)]
+    held = [half.x[:, 0] for _, half in halves]
+    assert sorted(np.concatenate(held)) == list(range(300))
+    for rest, half in halves:
+        assert sorted(np.concatenate([rest.x, half.x])[:, 0]) == list(range(300))
+    assert np.array_equal(held[0], hold_back_share(records, 1 / folds)[1].x[:, 0])

@@ -86,7 +86,7 @@ def line_of(text: str, key: str) -> int:
             "features[0].image",
             "a list of 2 (a whole",
         ),
-        ("workers: 2\n", "epsilon: 2\n", "local_run.epsilon", "did you mean 'privacy.epsilon'?"),
+        ("workers: 2 ", "epsilon: 2 ", "local_run.epsilon", "did you mean 'privacy.epsilon'?"),
     ],
 )
 def test_one_fault_is_named_with_its_line(old, new, key, what):
@@ -245,7 +245,7 @@ def test_a_job_without_noise_is_possible_when_it_says_so():
 
 
 def test_a_job_is_read_without_a_look_at_how_one_machine_plays_it():
-    text = JOB.replace("workers: 2\n", "wrkers: 2\n").replace("per_job: 10\n", "per_job: 1\n")
+    text = JOB.replace("workers: 2 ", "wrkers: 2 ").replace("per_job: 10\n", "per_job: 1\n")
     assert parse_job(text) == parse_job(without_run(JOB))
     with pytest.raises(ConfigError, match="did you mean 'local_run'"):
         parse_job(text.replace("local_run:", "local_rum:"))
@@ -255,7 +255,7 @@ def test_all_problems_come_at_once_in_the_order_of_lines():
     text = (
         JOB.replace("epsilon: 8\n", "epsilon: -8\n")
         .replace("rounds: 15\n", "rounds: many\n")
-        .replace("workers: 2\n", "wrkers: 2\n")
+        .replace("workers: 2 ", "wrkers: 2 ")
         .replace("infer_only: 0 ", "infer_only: 21 ")
     )
     found = problems(text)

@@ -144,6 +144,12 @@ OWN = "source: 'python: own.data:read' "
         ("source: digits ", OWN + "\n    test_share: 1.0 ", r"test_share: must be"),
         (
             "source: digits ",
+            OWN + "\n    test_share: 0.2\n    test_fold: 5 ",
+            r"test_fold: there is no fold 5 of test_share 0\.2; count from 0",
+        ),
+        ("source: digits ", "source: digits\n    test_fold: 1 ", r"test_fold: there is no fold 1"),
+        (
+            "source: digits ",
             "source: images\n    path: .\n    images: {size: [9, 9]} ",
             r"images: .*may not number the classes; add classes: \[cat, dog\]",
         ),

@@ -1,0 +1,301 @@
+"""Many devices of one job in one worker: what each answers, held until its round is over.
+
+The same computations as on a device, in the same order and from the same seeded chance; what it
+keeps in ledger and store stands in memory here, and nothing is sealed.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+
+from edgeveil.data.records import Records
+from edgeveil.data.split import split_once
+from edgeveil.errors import DataError, PrivacyError, UsageError
+from edgeveil.jobs import compile_canonical
+from edgeveil.jobs.round_context import RoundContext
+from edgeveil.parts.aggregation.mean import ExactSum, Grids, largest
+from edgeveil.parts.exchange import Array, Tensors
+from edgeveil.parts.features import match_backbones
+from edgeveil.parts.own_records import dealt_records, origin_of, take
+from edgeveil.privacy.events import Event
+from edgeveil.privacy.policy import JobRequest, check_job
+from edgeveil.privacy.sampler import SeededRandom
+from edgeveil.protocol.sealed import RoundPackage, pack_tensors, unpack_tensors
+from edgeveil.sites.edge import EdgeSite
+from edgeveil.testing import SimulationSeeds, device_sites
+from edgeveil_cloud.validate_batch import norm
+from edgeveil_edge.compute import Computation, Computer, SharedSession, TaughtJob
+from edgeveil_edge.consent import enough, judge, limits_of
+from edgeveil_edge.round_work import (
+    check_price,
+    kept_of,
+    kept_tensors,
+    nothing_to_give,
+    own_answers,
+    too_large,
+    wire_arrays,
+)
+from edgeveil_tools.simulation.checkpoint import KeptDevice
+from edgeveil_tools.site.provision import SitePlan
+
+Role = Literal["train", "infer"]
+
+
+@dataclass(frozen=True)
+class SimulatedFleet:
+    """What a worker plays devices of: the site that a plan describes, and one job.
+
+    `kept_bytes`: of the uploads of one round so much stays in a worker's memory.
+    """
+
+    site: SitePlan
+    canonical: bytes
+    backbones: tuple[bytes, ...]
+    kept_bytes: int
+
+
+@dataclass(frozen=True)
+class DeviceAnswer:
+    """What came of one device's round: of each group that it answered the largest absolute value
+    and the norm, or why it declined; and what its owner is told."""
+
+    number: int
+    groups: dict[int, tuple[float, float]] = field(default_factory=dict)
+    declined: str = ""
+    told: tuple[str, ...] = ()
+
+
+@dataclass
+class _Device:
+    """One device's state: its chance, its records, and what its ledger would hold."""
+
+    role: Role
+    noise: SeededRandom
+    computer: Computer
+    answered: list[int] = field(default_factory=list)
+    released: dict[int, bytes] = field(default_factory=dict)  # of what later exchanges build on
+    kept: Tensors = field(default_factory=dict)
+
+
+class SimulatedDevices:
+    """The devices that one worker holds, made as they are asked; numbers count from 1."""
+
+    def __init__(self, fleet: SimulatedFleet) -> None:
+        self._plan_of_site, site = fleet.site, fleet.site
+        bare = compile_canonical(fleet.canonical)
+        self._plan = bare.with_artifacts(match_backbones(bare.job.features, fleet.backbones))
+        self._job = TaughtJob(self._plan, fleet.canonical, self._plan.graph())
+        sites = device_sites(2, site.source, infer_only=1, policy=site.policy, seed=site.seed)
+        self._sites: dict[Role, EdgeSite] = {one.role: one for one in sites}
+        self._seeds, self._inference = SimulationSeeds(site.seed), SharedSession()
+        self._devices: dict[int, _Device] = {}
+        exchanges = self._plan.exchanges
+        recalled = (self._plan.recalled(exchange) for exchange in exchanges)
+        self._built_on = {earlier.index for some in recalled for earlier in some}
+        self._shelf = Shelf(fleet.kept_bytes)
+        self._round: tuple[RoundContext, RoundPackage, int] | None = None
+        self._refused = lru_cache(maxsize=64)(self._refused_of)  # all devices of a role are alike
+        self._request = lru_cache(maxsize=2)(self._request_of)
+        self._price = lru_cache(maxsize=1024)(self._price_of)
+
+    def begin(self, exchange: int, package: RoundPackage, selected: int) -> None:
+        """A round begins, in which so many devices are selected; the one before is forgotten."""
+        self._shelf.clear()
+        self._round = RoundContext.of(self._plan, exchange), package, selected
+
+    def answer(self, numbers: Sequence[int]) -> list[DeviceAnswer]:
+        """The round's answers of these devices; their arrays stay here."""
+        return [self._answer(number) for number in numbers]
+
+    def arrays(self, group: int, numbers: Sequence[int]) -> list[Array]:
+        """What these devices answered in one group."""
+        return list(self._shelf.all(group, numbers))
+
+    def added(self, group: int, numbers: Sequence[int], grids: Grids | None) -> ExactSum:
+        """The sum of the same."""
+        context = self._open_round[0]
+        size = context.segments[group].count
+        return ExactSum(size, grids).add(self._shelf.all(group, numbers))
+
+    def states(self) -> list[KeptDevice]:
+        """Of all devices that were asked, as they stand between two rounds."""
+        return [
+            KeptDevice(
+                number,
+                one.noise.position,
+                one.answered,
+                one.released,
+                pack_tensors(one.kept) if one.kept else b"",
+            )
+            for number, one in self._devices.items()
+        ]
+
+    def restore(self, states: Sequence[KeptDevice]) -> None:
+        """Go on from there."""
+        for state in states:
+            device = self._device(state.number)
+            device.noise.position = state.noise
+            device.answered, device.released = list(state.answered), dict(state.released)
+            device.kept = unpack_tensors(state.kept) if state.kept else {}
+
+    @property
+    def _open_round(self) -> tuple[RoundContext, RoundPackage, int]:
+        if self._round is None:
+            raise RuntimeError("no round has begun")
+        return self._round
+
+    # --- one device ---
+
+    def _answer(self, number: int) -> DeviceAnswer:
+        context, package, selected = self._open_round
+        device = self._device(number)
+        index = context.exchange.index
+        why = self._refusal(device, context, selected)
+        if why:
+            return DeviceAnswer(number, declined=why)
+        try:
+            found = self._computed(device, context, package)
+            kept = kept_of(found.parts, self._sites[device.role].limits.memory_bytes)
+        except (PrivacyError, DataError, UsageError) as error:
+            return DeviceAnswer(number, declined=str(error))
+        segments = {name: array for part in found.parts for name, array in part.segments.items()}
+        device.answered.append(index)
+        device.kept = kept
+        if index in self._built_on:
+            device.released[index] = pack_tensors(segments)
+        arrays = wire_arrays(context, segments)
+        for group, array in arrays.items():
+            self._shelf.put(group, number, array)
+        measured = {group: (largest(array), norm(array)) for group, array in arrays.items()}
+        told = (f"round {index} is answered without records: {found.without}",)
+        return DeviceAnswer(number, measured, told=told if found.without else ())
+
+    def _computed(self, device: _Device, context: RoundContext, package: RoundPackage) -> Any:
+        """A `ComputedAnswer`, at the price that was admitted."""
+        trains = device.role == "train"
+        own = {**own_answers(context, device.released.get), **kept_tensors(device.kept)}
+        found = device.computer.answer(
+            Computation(
+                self._job, context.exchange, package, own if trains else {}, trains, device.noise
+            )
+        )
+        check_price(context.price(trains=trains), found.parts)
+        return found
+
+    def _device(self, number: int) -> _Device:
+        if number not in self._devices:
+            site = self._plan_of_site
+            role: Role = "infer" if number > site.devices - site.infer_only else "train"
+            self._devices[number] = _Device(
+                role, self._seeds.noise(number), self._computer(role, number)
+            )
+        return self._devices[number]
+
+    def _computer(self, role: Role, number: int) -> Computer:
+        """It keeps its records: what a method makes of them once is kept as long as they are."""
+
+        def load(_site: EdgeSite, key: bytes, share: float) -> tuple[Records, Records]:
+            own = self._own_records(number)
+            training, evaluation = split_once(own.x, share, key)
+            return take(own, training), take(own, evaluation)
+
+        key = self._seeds.split_key(number)
+        return Computer(self._sites[role], key, load, self._inference)
+
+    def _own_records(self, number: int) -> Records:
+        site = self._plan_of_site
+        pool, shares = dealt_records(
+            site.source.source,
+            origin_of(site.source),
+            site.devices,
+            site.partition,
+            site.seed,
+            site.classes,
+        )
+        return take(pool, shares[number - 1])
+
+    # --- the owner's word ---
+
+    def _refusal(self, device: _Device, context: RoundContext, selected: int) -> str:
+        """Why the device declines this round, or an empty string."""
+        site = self._sites[device.role]
+        why = nothing_to_give(site, context) or too_large(site, context.groups)
+        why = why or self._refused(device.role, selected)
+        if why:
+            return why
+        spent = [event for index in device.answered for event in self._price(device.role, index)]
+        try:
+            new = self._price(device.role, context.exchange.index)
+            self._request(device.role).admit(spent, new)
+        except PrivacyError as error:
+            return str(error)
+        return ""
+
+    def _refused_of(self, role: Role, selected: int) -> str:
+        """The same of a device that has answered nothing: of the job and its whole price."""
+        site = self._sites[role]
+        try:
+            judge(site, self._plan)
+            enough(site.policy, selected)
+            check_job(self._request(role), limits_of(site.policy), ())
+        except PrivacyError as error:
+            return str(error)
+        return ""
+
+    def _request_of(self, role: Role) -> JobRequest:
+        return self._plan.request(self._plan.job.job, trains=role == "train")
+
+    def _price_of(self, role: Role, exchange: int) -> tuple[Event, ...]:
+        return RoundContext.of(self._plan, exchange).price(trains=role == "train")
+
+
+class Shelf:
+    """One round's arrays by group and device: up to so many bytes in memory, the others in a file
+    without a name, which is gone with the process."""
+
+    def __init__(self, kept_bytes: int) -> None:
+        self._most_bytes = self._left_bytes = kept_bytes
+        self._arrays = dict[tuple[int, int], Array]()
+        self._places = dict[tuple[int, int], tuple[int, np.dtype[Any], tuple[int, ...]]]()
+        self._file: Any = None
+        self._end = 0
+
+    def clear(self) -> None:
+        """Forget them all."""
+        self._arrays.clear()
+        self._places.clear()
+        self._left_bytes, self._end = self._most_bytes, 0
+
+    def put(self, group: int, number: int, array: Array) -> None:
+        """Keep one."""
+        key = group, number
+        if array.nbytes <= self._left_bytes:
+            self._left_bytes -= array.nbytes
+            self._arrays[key] = array
+            return
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - ends with the shelf
+        view = memoryview(array.tobytes())
+        self._places[key] = self._end, array.dtype, array.shape
+        while view:
+            written = os.pwrite(self._file.fileno(), view, self._end)
+            self._end, view = self._end + written, view[written:]
+
+    def all(self, group: int, numbers: Sequence[int]) -> Iterator[Array]:
+        """One after the other."""
+        for number in numbers:
+            held = self._arrays.get((group, number))
+            yield self._read(group, number) if held is None else held
+
+    def _read(self, group: int, number: int) -> Array:
+        place, dtype, shape = self._places[group, number]
+        size_bytes = int(np.prod(shape)) * dtype.itemsize
+        raw = os.pread(self._file.fileno(), size_bytes, place)
+        return np.frombuffer(raw, dtype).reshape(shape)

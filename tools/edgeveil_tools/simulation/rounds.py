@@ -1,0 +1,421 @@
+"""A job's rounds, played without parties: the cloud's part here, the devices' in workers.
+
+Bit for bit the model of the parties' own course over the memory transport (`edgeveil.testing`):
+the same devices are drawn, their noise is the same stream, sums are exact in any parts, and where a
+rule looks at the order of uploads, it is the one that the proxy's shuffle gives. Nobody is late.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.errors import EdgeVeilError
+from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs.round_context import RoundContext
+from edgeveil.parts.aggregation.mean import ExactSum, Grids
+from edgeveil.parts.exchange import Array
+from edgeveil.parts.features import read_backbones
+from edgeveil.parts.models.softmax_head import bake
+from edgeveil.parts.own_records import held_records
+from edgeveil.protocol.cloud import ALL_DECLINED
+from edgeveil.protocol.cloud_tasks import RoundAnswers
+from edgeveil.protocol.mask_seeds import dealt
+from edgeveil.protocol.messages import ExchangeId
+from edgeveil.protocol.proxy_tasks import ShuffleRound
+from edgeveil.protocol.sealed import encode_package, pack_tensors, unpack_tensors
+from edgeveil.testing import KEY_BYTES, SimulationSeeds
+from edgeveil_cloud.broadcasts import TooFewDevices, round_package, select
+from edgeveil_cloud.commit_round import (
+    Told,
+    aggregate,
+    check_enough,
+    check_sets,
+    combine_sums,
+    tell_round,
+)
+from edgeveil_cloud.evaluation import Evaluation
+from edgeveil_cloud.round_report import Recorder, summary_of
+from edgeveil_cloud.stored_jobs import wire_id
+from edgeveil_cloud.validate_batch import ValidatedBatch, norm_limit
+from edgeveil_proxy.shuffle import batch_order
+from edgeveil_tools.simulation.checkpoint import Checkpoint, KeptDevice, by_number
+from edgeveil_tools.simulation.devices import DeviceAnswer
+from edgeveil_tools.simulation.workers import Call, Workers
+from edgeveil_tools.site.provision import SitePlan
+
+CHUNK = 16  # devices in one call: after each the progress moves on
+_NUMBER_BYTES = 4
+_MARK = b""  # stands for each segment that counts: nothing was sealed
+
+Tell = Callable[[str, Mapping[str, Any]], object]
+"""Takes an event of the job: its type and its data."""
+
+
+@dataclass
+class RoundCounts:
+    """How the open round stands, for whoever looks meanwhile."""
+
+    uploads: int = 0
+    declined: int = 0
+
+
+@dataclass(frozen=True)
+class PlayedModel:
+    """The final model, as the cloud would release it."""
+
+    onnx: bytes
+    safetensors: bytes
+
+
+def _nothing(_exchange: int, _accuracy: float | None, _state: Mapping[str, Array]) -> None:
+    """For who keeps no checkpoint."""
+
+
+class SimulatedRounds:
+    """One job from its first exchange to its model. `play` may be called once.
+
+    `tell` hears the job's events as the cloud would tell them, `say` what device so-and-so tells
+    its owner, and `look` is called some times a second. `committed` may look at `chance` and
+    `states` after an exchange, whose number it is given, with the accuracy and the method's state.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        site: SitePlan,
+        workers: Workers,
+        *,
+        tell: Tell,
+        say: Callable[[int, str], object] = lambda _number, _line: None,
+        look: Callable[[], object] = lambda: None,
+        committed: Callable[[int, float | None, Mapping[str, Array]], object] = _nothing,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counts = RoundCounts()
+        self._plan = compile_job(job).with_artifacts(read_backbones(job.features))
+        self._site, self._workers, self._seeds = site, workers, SimulationSeeds(site.seed)
+        self._tell, self._say, self._look, self._clock = tell, say, look, clock
+        self._committed = committed
+        self._evaluation = Evaluation(held_records(site.source))
+        self._draws = self._seeds.draws()
+        self._graph = b""
+        self._recorder = Recorder(site.record_dir) if site.record_dir else None
+
+    def play(self, begin: Checkpoint | None = None) -> PlayedModel | None:
+        """The model; None where the job did not complete: its last event says why.
+
+        `begin`: go on from there.
+        """
+        plan = self._plan
+        self._evaluation.check(plan)
+        self._graph, devices = plan.graph(), self._site.devices
+        if begin is None:
+            accuracy, state = None, plan.cloud.initial_state()
+            self._announce()
+        else:
+            accuracy, state = begin.accuracy, self._restored(begin)
+        for exchange in plan.exchanges[begin.exchange if begin else 0 :]:
+            context = RoundContext.of(plan, exchange.index)
+            asked = exchange.index - 1
+            try:
+                selected = self._selected()
+                label = {"kind": "round", "selected": len(selected), "round": exchange.label}
+                self._tell("broadcast", label)
+                asked += 1
+                state, event = self._round(context, state, selected)
+            except _AllDeclined as error:
+                why = {"round": exchange.index, "declined": error.declined}
+                self._tell("all_declined", why)
+                self._end("failed", str(error), exchange.index - 1, accuracy)
+                return None
+            except TooFewDevices as error:
+                self._end("paused", str(error), asked, accuracy)
+                return None
+            accuracy = event["accuracy"]
+            self._tell("exchange_committed", event)
+            self._committed(exchange.index, accuracy, state)
+        weights = self._evaluation.weights(plan, state)
+        model = PlayedModel(bake(self._graph, weights), pack_tensors(weights))
+        self._tell("broadcast", {"kind": "release", "selected": devices, "round": "release"})
+        self._tell("job_completed", summary_of(plan, len(plan.exchanges), accuracy))
+        return model
+
+    def _announce(self) -> None:
+        name, rounds = self._plan.job.job, len(self._plan.exchanges)
+        self._tell("job_submitted", {"name": name})
+        self._tell("job_running", {})
+        self._tell("job_started", {"job_id": wire_id(name).hex(), "rounds": rounds})
+        self._tell("broadcast", {"kind": "job", "selected": self._site.devices, "round": "job"})
+
+    # --- interrupted, and gone on with ---
+
+    def chance(self) -> list[str]:
+        """Where the streams stand that are drawn from here."""
+        return [*self._seeds.position, self._draws.position]
+
+    def states(self) -> list[KeptDevice]:
+        """All devices that were asked."""
+        calls: list[list[Call]] = [[("states", ())] for _ in range(self._workers.count)]
+        return by_number(states for _, states in self._workers.each(calls, self._look))
+
+    def _restored(self, begin: Checkpoint) -> dict[str, Array]:
+        *seeds, self._draws.position = begin.chance
+        self._seeds.position = seeds
+        by_worker: list[list[KeptDevice]] = [[] for _ in range(self._workers.count)]
+        for one in begin.devices:
+            by_worker[(one.number - 1) % self._workers.count].append(one)
+        calls: list[list[Call]] = [[("restore", (of,))] for of in by_worker]
+        for _ in self._workers.each(calls, self._look):
+            pass
+        return unpack_tensors(begin.state)
+
+    def _end(self, how: str, reason: str, asked: int, accuracy: float | None) -> None:
+        self._tell(f"job_{how}", {"reason": reason, **summary_of(self._plan, asked, accuracy)})
+
+    # --- one round ---
+
+    def _selected(self) -> list[int]:
+        everybody = range(1, self._site.devices + 1)
+        keys = [number.to_bytes(_NUMBER_BYTES, "big") for number in everybody]
+        chosen = select(self._plan, keys, self._seeds.choose)
+        return sorted(int.from_bytes(key, "big") for key in chosen)
+
+    def _round(
+        self, context: RoundContext, state: Mapping[str, Array], selected: Sequence[int]
+    ) -> tuple[dict[str, Array], dict[str, Any]]:
+        """The state after it, and its event."""
+        plan, times_s = context.plan, [self._clock()]
+        self.counts = RoundCounts()
+        package = round_package(context, state)
+        sent_bytes = len(encode_package(package)) + KEY_BYTES * len(selected)
+        times_s.append(self._clock())
+        answers = self._answers(context, package, selected)
+        times_s.append(self._clock())
+        gave = [one for one in answers if one.groups]
+        told = RoundAnswers(len(selected), len(gave), len(answers) - len(gave))
+        if not gave and told.declined >= len(selected):
+            raise _AllDeclined(told.declined)
+        floor = max(context.min_batch, self._site.min_batch_floor, 1)
+        if len(gave) < floor:
+            raise TooFewDevices(f"{told}: below the minimum")
+        self._tell("batch", {"round": context.exchange.index, "uploads": len(gave)})
+        batch = _Batch(context, gave, floor, self._seeds.shuffle)
+        valid = batch.validated(self._held)
+        try:
+            after, uploads = self._combined(context, state, batch, valid)
+        except TooFewDevices as error:
+            told = RoundAnswers(len(selected), len(gave), told.declined, dict(valid.refused))
+            raise TooFewDevices(
+                f"{error.what} ({told})", where=error.where, fix=error.fix
+            ) from None
+        if self._recorder is not None:
+            sent = plan.cloud.package(state, context.exchange)
+            weights = self._evaluation.weights(plan, after)
+            self._recorder.keep(context, sent, valid.arrays, weights)
+        seal, sealed, answered = times_s
+        timeline = {
+            "seal_s": round(sealed - seal, 6),
+            "broadcast_s": 0.0,
+            "wait_s": round(answered - sealed, 6),
+            "absorb_s": round(self._clock() - answered, 6),
+        }
+        facts = Told(1, uploads, told.declined, sent_bytes, batch.size_bytes, timeline)
+        _, event = tell_round(context, self._evaluation, self._graph, after, valid, facts)
+        return after, event
+
+    def _answers(
+        self, context: RoundContext, package: Any, selected: Sequence[int]
+    ) -> list[DeviceAnswer]:
+        """Of all who are asked, in the order of their numbers."""
+        begin: Call = ("begin", (context.exchange.index, package, len(selected)))
+        calls: list[list[Call]] = [
+            [begin, *(("answer", (chunk,)) for chunk in _chunks(numbers))]
+            for numbers in self._of_workers(selected)
+        ]
+        found: list[DeviceAnswer] = []
+        for _, answers in self._workers.each(calls, self._look):
+            for one in answers or ():
+                found.append(one)
+                self.counts.uploads += bool(one.groups)
+                self.counts.declined += bool(one.declined)
+                if one.declined:
+                    line = f"round {context.exchange.index} declined: {one.declined}"
+                    self._say(one.number, line)
+                for line in one.told:
+                    self._say(one.number, line)
+        return sorted(found, key=lambda one: one.number)
+
+    def _combined(
+        self,
+        context: RoundContext,
+        state: Mapping[str, Array],
+        batch: _Batch,
+        valid: ValidatedBatch,
+    ) -> tuple[dict[str, Array], int]:
+        """The state after the batch, and how many uploads are in it. Raises TooFewDevices."""
+        if not context.masked:
+            score = self._evaluation.score(context, self._graph, state)
+            return aggregate(context, state, valid, self._draws, score)
+        check_enough(context, len(valid.chosen))
+        check_sets(context, valid.chosen)
+        sums = list[tuple[int, dict[str, NDArray[np.int64]]]]()
+        for members in dealt(valid.chosen, context.sets):
+            numbers = [batch.together[at] for at in members]
+            of_set = {
+                context.segments[one.group].name: self._held(one.group, numbers).integers()
+                for one in context.masked
+            }
+            sums.append((len(numbers), of_set))
+        after = combine_sums(context, state, sums, self._draws)
+        valid.arrays |= {name: [of_set[name] for _, of_set in sums] for name in sums[0][1]}
+        return after, len(valid.chosen)
+
+    # --- what lies in the workers ---
+
+    def _held(self, group: int, numbers: Sequence[int], most: float = 0.0) -> HeldArrays:
+        return HeldArrays(self, group, numbers, most)
+
+    def added(self, group: int, numbers: Sequence[int], grids: Grids | None) -> ExactSum:
+        """The sum of what these devices answered in one group, which are at least one."""
+        calls: list[list[Call]] = [
+            [("added", (group, of, grids))] if of else [] for of in self._of_workers(numbers)
+        ]
+        parts = [part for _, part in self._workers.each(calls, self._look)]
+        for part in parts[1:]:
+            parts[0].join(part)
+        found: ExactSum = parts[0]
+        return found
+
+    def arrays(self, group: int, numbers: Sequence[int]) -> dict[int, Array]:
+        """The same one by one."""
+        shared = self._of_workers(numbers)
+        calls: list[list[Call]] = [[("arrays", (group, of))] if of else [] for of in shared]
+        found = dict[int, Array]()
+        for worker, arrays in self._workers.each(calls, self._look):
+            found |= zip(shared[worker], arrays, strict=True)
+        return found
+
+    def _of_workers(self, numbers: Sequence[int]) -> list[list[int]]:
+        shared: list[list[int]] = [[] for _ in range(self._workers.count)]
+        for number in numbers:
+            shared[(number - 1) % self._workers.count].append(number)
+        return shared
+
+
+class HeldArrays(Sequence[Array]):
+    """What devices answered in one group, which lies in workers: summed there, fetched when it is
+    looked at, `BLOCK` of them at a time."""
+
+    BLOCK = 64
+
+    def __init__(
+        self, rounds: SimulatedRounds, group: int, numbers: Sequence[int], most: float
+    ) -> None:
+        self._rounds, self._group, self._numbers = rounds, group, numbers
+        self.largest = most  # absolute value in all of them
+
+    def added(self, grids: Grids | None) -> ExactSum:
+        """See `edgeveil.parts.aggregation.mean.AddedUp`."""
+        return self._rounds.added(self._group, self._numbers, grids)
+
+    def integers(self) -> NDArray[np.int64]:
+        """The sum of integers, in their shape."""
+        return self.added(None).integers.reshape(self[0].shape)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[Array]:
+        for start in range(0, len(self), self.BLOCK):
+            numbers = self._numbers[start : start + self.BLOCK]
+            found = self._rounds.arrays(self._group, numbers)
+            yield from (found[number] for number in numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> Array: ...
+    @overload
+    def __getitem__(self, index: slice) -> HeldArrays: ...
+    def __getitem__(self, index: int | slice) -> Array | HeldArrays:
+        numbers = self._numbers[index]
+        if isinstance(numbers, int):
+            return self._rounds.arrays(self._group, [numbers])[numbers]
+        return HeldArrays(self._rounds, self._group, numbers, self.largest)
+
+
+class _AllDeclined(EdgeVeilError):  # noqa: N818 - the state's name
+    """All who were selected declined."""
+
+    def __init__(self, declined: int) -> None:
+        super().__init__(ALL_DECLINED.format(declined))
+        self.declined = declined
+
+
+class _Batch:
+    """Whose segments each group of a round's batch holds, in the order of the proxy's shuffle."""
+
+    def __init__(
+        self,
+        context: RoundContext,
+        gave: Sequence[DeviceAnswer],
+        floor: int,
+        shuffle: Callable[[list[int]], None],
+    ) -> None:
+        """`gave`: who answered, in the order in which they came."""
+        sizes, masked = context.segment_bytes, frozenset(one.group for one in context.masked)
+        task = ShuffleRound(
+            ExchangeId(bytes(16), context.exchange.index, 1),
+            sizes,
+            max(1, sum(sizes)),
+            floor,
+            tuple((slot, tuple(one.groups)) for slot, one in enumerate(gave)),
+            keep_order=not context.shuffled,
+            together=masked,
+        )
+        self._context, self._masked = context, masked
+        order = batch_order(task, shuffle)
+        self._groups = [[gave[slot] for slot in slots] for slots in order]
+        self.together = [one.number for group in masked for one in self._groups[group]]
+        self.together = self.together[: len(self.together) // max(1, len(masked))]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the whole batch."""
+        sizes = zip(self._context.segment_bytes, self._groups, strict=True)
+        return sum(size * len(group) for size, group in sizes)
+
+    def validated(
+        self, held: Callable[[int, Sequence[int], float], Sequence[Array]]
+    ) -> ValidatedBatch:
+        """What the cloud's validation leaves of it (`edgeveil_cloud.validate_batch`): of segments
+        that nobody forged only values can be refused."""
+        result, refused = ValidatedBatch(), Counter[str]()
+        for index, spec in enumerate(self._context.segments):
+            if index in self._masked:
+                continue
+            rows = [(one.number, *one.groups[index]) for one in self._groups[index]]
+            finite = [row for row in rows if np.isfinite(row[1])]
+            limit = norm_limit([norm for _, _, norm in finite])
+            usual = [row for row in finite if row[2] <= limit]
+            refused["not_finite"] += len(rows) - len(finite)
+            refused["norm"] += len(finite) - len(usual)
+            numbers = [number for number, _, _ in usual]
+            most = max((value for _, value, _ in usual), default=0.0)
+            result.arrays[spec.name] = held(index, numbers, most)
+            result.accepted += [_MARK] * len(usual)
+        result.chosen = list(range(len(self.together)))
+        result.masked = len(self.together)
+        result.accepted += [_MARK] * (len(self.together) * len(self._masked))
+        result.refused = +refused
+        return result
+
+
+def _chunks(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
+    for start in range(0, len(numbers), CHUNK):
+        yield numbers[start : start + CHUNK]
