@@ -21,7 +21,7 @@ from edgeveil.protocol.cloud_tasks import (
     ReportsCounted,
     SealRound,
 )
-from edgeveil.protocol.messages import ExchangeId, Manifest
+from edgeveil.protocol.messages import ExchangeId, Manifest, data_set_tag
 from edgeveil.protocol.release_health import HEALTH, ReleaseOutcome
 from edgeveil.protocol.sealed import (
     JobPackage,
@@ -243,6 +243,7 @@ class Sealer:
             groups=(HEALTH,),
             deadline_s=plan.job.release.soak_s / 2,
             cloud_key=opening.public().to_bytes(),
+            data_set=data_set_tag(source),
         )
         secret = RoundSecret(opening, membership).to_bytes()
         stage: Stage = "canary" if canary else "all"

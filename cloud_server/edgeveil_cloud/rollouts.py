@@ -174,7 +174,7 @@ class RolloutDriver:
             later = [one for one in found if one.started_at > newest.started_at]
             of_it = [one for one in later if one.data_set == data_set]
             if any(one.stage == "canary" for one in of_it):
-                continue  # the proxy keeps the newest release alone: that of the canary, for now
+                continue  # the proxy keeps one release of a data set: that of the canary, for now
             last = max(newest.sequences, default=-1)
             hidden = any(last < max(one.sequences, default=-1) for one in of_it)
             if not newest.held or hidden or came >= newest.sent_at:

@@ -13,7 +13,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.device import DeviceMachine
 from edgeveil.protocol.device_tasks import CloudEpoch, DeviceSettings
-from edgeveil.protocol.messages import Signer
+from edgeveil.protocol.messages import Signer, data_set_tag
 from edgeveil.protocol.sealed import Sealing
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.transport.runtime import Runner
@@ -75,6 +75,7 @@ class DeviceRole:
                 limits.jobs,
                 require_cover=site.policy.require_cover,
             ),
+            data_set_tag(site.data.name),
         )
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ MODEL_STREAM = b"edgeveil/v1/model-stream"
 MASK_SEED = b"edgeveil/v1/mask-seed"
 
 # Derivations inside this package.
+DATA_SET = b"edgeveil/v1/data-set"
 STREAM_KEY = b"edgeveil/v1/stream-key"
 STANZA_TAG = b"edgeveil/v1/stanza-tag"
 SEGMENT_MARK = b"edgeveil/v1/segment-mark"

@@ -9,9 +9,10 @@ what is said of releases beside them to `device_releases.py`.
 Three kinds of broadcast come from the cloud, each signed, each fetched as a blob and opened by the
 host. A *job* is for every enrolled device and is learnt once. A *round* is for those who can open
 it; one that comes before its job waits for it (`KnownJobs.ahead`). A *release* is put in use unless
-a newer one was heard of; rounds from before the newest release are refused, since a cloud whose
-numbers have fallen behind could not bring its model here in the end, and to answer would spend
-budget for nothing. What is older than what was seen, or a second text of the same, is refused
+a newer one was heard of; those that are tagged for other data sets than this device's are passed
+over, and stand before nothing. Rounds from before the newest release are refused, since a cloud
+whose numbers have fallen behind could not bring its model here in the end, and to answer would
+spend budget for nothing. What is older than what was seen, or a second text of the same, is refused
 (`is_new`). The proxy's notes acknowledge an upload, ask for a hello or for cover traffic; the
 cloud's end a job.
 
@@ -95,7 +96,10 @@ class DeviceMachine:
         keys: PeerKeys,
         memory: DeviceMemory,
         settings: DeviceSettings | None = None,
+        data_set: bytes = b"",
     ) -> None:
+        """`data_set` is the tag of its data (`data_set_tag`); empty: it takes releases for any."""
+        self._data_set = data_set
         self.signer, self.keys = signer, keys
         self.memory, self.settings = memory, settings or DeviceSettings()
         self._now_s = 0.0
@@ -238,6 +242,9 @@ class DeviceMachine:
         return self._round(offer, header)
 
     def _release(self, offer: Offer, header: Manifest) -> list[fx.Effect]:
+        tags = {header.data_set, self._data_set}
+        if len(tags) == 2 and b"" not in tags:
+            return self._releases.passed_over(header)
         if header.sequence < self._newest_release:
             raise ProtocolError("replayed_release")
         if header.sequence == self.memory.release_sequence:

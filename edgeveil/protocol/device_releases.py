@@ -3,9 +3,9 @@
 Theory of operation. Of each release that asks for it the device tells the cloud, once, what became
 of it. The report leaves at a moment of the device's own in the first half of the soak time, which
 follows from its name and the release alone: neither when it leaves nor that it leaves says how it
-went. Devices that could not open the release seal a dummy. The host makes the report at that
-moment, so that a release that was put in use and has failed since is told as rolled back; it is
-said until the cloud has it.
+went. Devices that could not open the release, or hold another data set, seal a dummy. The host
+makes the report at that moment, so that a release that was put in use and has failed since is told
+as rolled back; it is said until the cloud has it.
 
 A statement renews or withdraws releases; the host applies it, an older one is refused.
 """
@@ -55,11 +55,16 @@ class DeviceReleases:
     def settled(self, release: Manifest) -> list[fx.Effect]:
         """It is known what became of a release: a report is due, unless it was made."""
         due = self._memory.report_due
-        newest = due.sequence if due else self._memory.reported
+        of_same = due is not None and due.data_set == release.data_set
+        newest = due.sequence if due and of_same else self._memory.reported
         if not wants_reports(release) or release.sequence <= newest:
             return []
         self._memory.report_due, self._note, self._tries = release, None, 0
         return [fx.Persist(ReportDue(release)), self._wait(release)]
+
+    def passed_over(self, release: Manifest) -> list[fx.Effect]:
+        """It is for another data set: a dummy is due, unless there is something to tell."""
+        return [] if self._memory.report_due else self.settled(release)
 
     def connected(self) -> list[fx.Effect]:
         """The link is up (again)."""

@@ -14,6 +14,7 @@ these texts say *round* they mean one exchange, be it a training round or a prep
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar
 
@@ -21,7 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from edgeveil.crypto.keys import DEPOSIT_BYTES, KEY_BYTES, SigningKey, VerifyKey, sign, verify
-from edgeveil.crypto.labels import BODY, HEADER
+from edgeveil.crypto.labels import BODY, DATA_SET, HEADER, context
 from edgeveil.errors import ProtocolError
 
 JobId = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -139,6 +140,7 @@ class MaskedGroup(msgspec.Struct, frozen=True, array_like=True):
 
 
 MOST_SETS = 64  # of uploads, in one round
+DATA_SET_TAG_BYTES = 16
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
@@ -150,7 +152,8 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
     round alone (zeros for a job or a release). `sequence` grows with every broadcast of a cloud:
     an old release cannot be put in place of a newer one. Unless `shuffled`, the proxy hands uploads
     over in the order in which they came. `masked` are the groups that are summed under masks; the
-    uploads are then dealt into `sets`, each of which is summed by itself.
+    uploads are then dealt into `sets`, each of which is summed by itself. `data_set` is that of a
+    release, as a tag (`data_set_tag`; empty: by a cloud of an earlier version).
     """
 
     kind: Literal["job", "round", "release"]
@@ -173,6 +176,15 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
     shuffled: bool = True
     masked: Annotated[tuple[MaskedGroup, ...], Meta(max_length=1024)] = ()
     sets: Annotated[int, Meta(ge=1, le=MOST_SETS)] = 1
+    data_set: Annotated[bytes, Meta(max_length=DATA_SET_TAG_BYTES)] = b""
+
+
+def data_set_tag(name: str) -> bytes:
+    """What a release's manifest says of its data set, 16 bytes: equal names have equal tags.
+
+    The proxy tells by it which release takes the place of which. It hides no name that is guessed.
+    """
+    return hashlib.sha256(context(DATA_SET, name.encode())).digest()[:DATA_SET_TAG_BYTES]
 
 
 SEAL_OVERHEAD_BYTES = 48  # HPKE: an encapsulated key of 32 bytes and a tag of 16

@@ -5,8 +5,9 @@ record, a release. Of each there is one place (`_slot`), and a second, different
 refused as a fork. It comes part by part to the disk; when all is there the host checks the digest
 and makes it durable, and only then is it acknowledged, does a round open, and do devices hear of
 it: identical bytes for all. Only the newest stays (`_supersedes`): a release replaces the one
-before, a round the job's earlier rounds and their commit, and what is still coming in gives way to
-what supersedes it. Devices that come late are told what is kept, and may ask for parts, within
+before of its data set, a round the job's earlier rounds and their commit, and what is still coming
+in gives way to what supersedes it. Where there is no room for the releases of so many data sets,
+the oldest give way. Devices that come late are told what is kept, and may ask for parts, within
 bounds.
 """
 
@@ -40,6 +41,7 @@ from edgeveil.protocol.proxy_tasks import (
     KeepBroadcast,
     KeptBroadcast,
     ProxyContext,
+    ReleaseReplaced,
 )
 from edgeveil.protocol.transfer import (
     NEED_LIMIT,
@@ -96,7 +98,8 @@ class Broadcasts:
         check_fetchable(offer, header.blob, self._context.settings.blob_bytes)
         out = self._forget_fetches(lambda fetch: _overtakes(header, fetch))
         if digest not in self.arriving:
-            if self._bytes_with(offer.header, header) > self._context.settings.cache_bytes:
+            ended = self._ended(offer.header, header)
+            if not self._fits(offer.header, header, ended):
                 return [*out, *self._refuse(digest, "cache_full")]
             limit_bytes = self._context.settings.blob_bytes
             self.arriving[digest] = Fetch(offer, header, limit_bytes, keep=False)
@@ -107,11 +110,32 @@ class Broadcasts:
             return out
         return [*out, fx.SetTimer("repair", self._context.settings.repair_s)]
 
-    def _bytes_with(self, signed: Envelope, header: BroadcastHeader) -> int:
-        """What the cache would hold with this broadcast, and without those that it ends."""
-        kept = self._context.memory.kept.values()
-        over = sum(_cost_bytes(k.signed, k.header) for k in kept if _supersedes(header, k.header))
-        return self.cached_bytes - over + _cost_bytes(signed, header)
+    def _ended(self, signed: Envelope, header: BroadcastHeader) -> set[bytes]:
+        """The blobs that go where this broadcast is kept.
+
+        What it supersedes; with a release also those whose key counts no more; then releases of
+        other data sets, the oldest first, if they are too many or take room that it needs. The
+        newest of all releases stays.
+        """
+        kept, most = self._context.memory.kept, self._context.settings.releases_kept
+        ended = {d for d, k in kept.items() if _supersedes(header, k.header)}
+        releases = [d for d, k in kept.items() if k.header.kind == "release" and d not in ended]
+        is_release = header.kind == "release"
+        if is_release:
+            believed = {one.header.blob.digest for one in self._believed()}
+            ended.update(d for d in releases if d not in believed)
+            releases = [d for d in releases if d in believed]
+        while len(releases) + is_release > 1 and (
+            len(releases) + is_release > most or not self._fits(signed, header, ended)
+        ):
+            ended.add(releases.pop(0))
+        return ended
+
+    def _fits(self, signed: Envelope, header: BroadcastHeader, ended: set[bytes]) -> bool:
+        """Whether the cache has room for this broadcast without those that it ends."""
+        gone = [self._context.memory.kept[digest] for digest in ended]
+        left = self.cached_bytes - sum(_cost_bytes(k.signed, k.header) for k in gone)
+        return left + _cost_bytes(signed, header) <= self._context.settings.cache_bytes
 
     def _why_not(self, header: BroadcastHeader) -> str:
         """The reason to refuse a broadcast, or an empty string."""
@@ -197,7 +221,7 @@ class Broadcasts:
         late = self._why_not(header)
         if late:
             return [fx.Persist(BroadcastDropped(digest)), *self._refuse(digest, late)]
-        out: list[fx.Effect] = self._make_room(header)
+        out: list[fx.Effect] = self._make_room(task.signed, header)
         self._context.memory.kept[digest] = result
         out += [fx.Persist(result), fx.Send(fx.CloudAddress(), self._context.ack(digest, "held"))]
         if isinstance(header, Commit):
@@ -206,7 +230,7 @@ class Broadcasts:
             out += self._rounds.begin(header)
         return out + self._serving.pass_on(fx.AllDevices(), result)
 
-    def _make_room(self, header: BroadcastHeader) -> list[fx.Effect]:
+    def _make_room(self, signed: Envelope, header: BroadcastHeader) -> list[fx.Effect]:
         """A new round of a job ends its earlier ones; of broadcasts only the newest stays.
 
         A round that is committed takes no more seeds: what opens them goes.
@@ -215,8 +239,13 @@ class Broadcasts:
         if isinstance(header, Commit):
             closed = [d for d, k in memory.kept.items() if k.header.at == header.at]
             memory.kept |= {digest: replace(memory.kept[digest], key=None) for digest in closed}
-        memory.kept = {d: k for d, k in memory.kept.items() if not _supersedes(header, k.header)}
-        return self._rounds.drop_job(header.at.job_id) if header.kind == "round" else []
+        ended = self._ended(signed, header)
+        gone = {d: k for d, k in memory.kept.items() if d in ended}
+        memory.kept = {d: k for d, k in memory.kept.items() if d not in ended}
+        out = self._rounds.drop_job(header.at.job_id) if header.kind == "round" else []
+        own = header.blob.digest  # of one that was sealed to the same bytes the file goes on
+        replaced = [d for d, k in gone.items() if k.header.kind == "release" and d != own]
+        return [*out, *(fx.Persist(ReleaseReplaced(digest)) for digest in replaced)]
 
     def close(self, close: Close, note: Note) -> list[fx.Effect]:
         """A job ended: forget all of it but the release, tell the devices, say that we heard."""
@@ -265,16 +294,20 @@ def _overtakes(new: BroadcastHeader, fetch: Fetch[BroadcastHeader]) -> bool:
 
 
 def _supersedes(new: BroadcastHeader, old: BroadcastHeader) -> bool:
-    """Only the newest release stays; of a job, its announcement, newest round and its commit."""
+    """Of a data set the newest release stays; of a job its announcement, newest round and commit."""
     same_job = new.at.job_id == old.at.job_id
     match new.kind:
         case "release":
-            return old.kind == "release"
+            return old.kind == "release" and _data_set(new) == _data_set(old)
         case "job":
             return same_job and old.kind == "job"
         case "round":
             return same_job and old.kind in ("round", "commit")
     return False
+
+
+def _data_set(header: BroadcastHeader) -> bytes:
+    return header.data_set if isinstance(header, Manifest) else b""
 
 
 # --- to devices ------------------------------------------------------------------------------

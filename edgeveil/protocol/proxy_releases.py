@@ -62,7 +62,7 @@ class ProxyReleases:
             return [self._ack(device, digest, "closed")]
         if len(report.sealed) != REPORT_BYTES:
             raise ProtocolError("wrong_size")
-        self._of = {at: one for at, one in self._of.items() if at == report.at}
+        self._of = {at: one for at, one in self._of.items() if self._release(at)}
         reports = self._of.setdefault(report.at, _Reports())
         if device in reports.told:  # the first one counts
             return [self._ack(device, digest, "held")]

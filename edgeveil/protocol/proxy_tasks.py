@@ -94,6 +94,13 @@ class BroadcastDropped:
 
 
 @dataclass(frozen=True)
+class ReleaseReplaced:
+    """A kept release gave its place to a newer one of its data set, or to what needed its room."""
+
+    digest: bytes
+
+
+@dataclass(frozen=True)
 class HeldUpload:
     """A device's complete upload: which groups, its digest, and its place in the round's file.
 
@@ -370,6 +377,7 @@ class ProxySettings:
     resend_s: float = 3.0
     waits_cap_s: float = 300.0  # to which the waits between repeated shortfalls grow
     ended_kept: int = 16
+    releases_kept: int = 16  # the newest of so many data sets, as far as the cache has room
     hello_spread_s: float = 0.5  # over which devices come when the proxy (re)starts, at least
     cover_window_s: float = 0.0  # 0: no cover traffic
     roster_again_s: float = 6 * 3600.0  # a roster is signed anew long before it is stale

@@ -136,6 +136,7 @@ class Terms:
     shuffled: bool = True
     masked: tuple[MaskedGroup, ...] = ()
     sets: int = 1
+    data_set: bytes = b""
 
     def manifest(
         self,

@@ -43,6 +43,7 @@ from edgeveil.protocol.proxy_tasks import (
     KeptBroadcast,
     ProxyMemory,
     ProxySettings,
+    ReleaseReplaced,
     ReleaseStated,
     RoundDropped,
     RoundUnmasked,
@@ -209,6 +210,8 @@ class Spool:
                 self._files.drop(arriving_of(digest))
                 if not db.execute("SELECT 1 FROM kept WHERE digest = ?", (digest,)).fetchone():
                     self._files.drop(kept_of(digest))
+            case ReleaseReplaced(digest=digest):
+                self._drop_kept(db, "digest = ?", digest)
             case JobEnded(job_id=job_id, note=note):
                 self._end(db, job_id, note)
             case ReleaseStated(note=note, gone=gone):
@@ -299,14 +302,12 @@ class Spool:
     # --- rows ---
 
     def _keep(self, db: sqlite3.Connection, kept: KeptBroadcast) -> None:
-        """Store a broadcast; of a job only the newest round stays, of releases the newest."""
+        """Store a broadcast; of a job only the newest round stays."""
         header, job_id = kept.header, kept.header.at.job_id
         kind = header.kind
         if kind == "round":
             self._drop_rounds(db, job_id)
             self._drop_kept(db, "job = ? AND kind IN ('round', 'commit')", job_id)
-        if kind == "release":
-            self._drop_kept(db, "kind = 'release'")
         if kind == "job":
             self._drop_kept(db, "job = ? AND kind = 'job'", job_id)
         if kind == "commit":

@@ -23,7 +23,7 @@ from edgeveil.protocol.cloud_tasks import (
     SealPublication,
     SealRelease,
 )
-from edgeveil.protocol.messages import Manifest, ReleaseStatement
+from edgeveil.protocol.messages import Manifest, ReleaseStatement, data_set_tag
 from edgeveil.protocol.release_health import HEALTH, ReleaseOutcome
 from edgeveil.protocol.sealed import decode_package, open_broadcast, seal_segment
 from edgeveil.sites.cloud import ReleaseValidity
@@ -184,7 +184,7 @@ def test_a_bad_canary_withdraws_the_release_and_brings_the_one_before_back():
     assert said.withdrawn == (broadcast.manifest.sequence,)
     assert broadcast.manifest.sequence not in said.renewed
     assert said.renewed
-    # The proxy keeps the newest release alone: devices that were away need the older one again.
+    # The proxy keeps one release of a data set: devices that were away need the older one again.
     assert PublishRelease(first_wire) in asked
     (event,) = [e for e in course.store.events_after(0, second) if e.type == "release_withdrawn"]
     assert "could not use it" in event.data["reason"]
@@ -223,6 +223,7 @@ def test_a_device_that_is_admitted_later_gets_the_release_of_its_data_set():
     opened = open_broadcast(course.keys[-1], broadcast.manifest, broadcast.data)
     assert opened is not None
     assert decode_package(opened[0]).data_set == "bench"  # type: ignore[union-attr]
+    assert broadcast.manifest.data_set == data_set_tag("bench")
     course.now_s += 60
     assert not [one for one in course.look() if isinstance(one, PublishRelease)]
 

@@ -32,7 +32,7 @@ def at(round_: int = 1, attempt: int = 1, job: bytes = JOB) -> ExchangeId:
     return ExchangeId(job, round_, attempt)
 
 
-def manifest(kind: str, where: ExchangeId, data: bytes) -> Manifest:
+def manifest(kind: str, where: ExchangeId, data: bytes, data_set: bytes = b"") -> Manifest:
     return Manifest(
         kind=kind,  # type: ignore[arg-type]
         at=where,
@@ -51,6 +51,7 @@ def manifest(kind: str, where: ExchangeId, data: bytes) -> Manifest:
         commitment=bytes(32),
         cloud_key=bytes(32),
         blob=describe(data, 1024),
+        data_set=data_set,
     )
 
 
@@ -65,11 +66,15 @@ def put(spool: Spool, header: Manifest | Commit, data: bytes) -> KeptBroadcast:
 
 
 def keep(
-    spool: Spool, kind: str = "round", where: ExchangeId | None = None, data: bytes = b"model"
+    spool: Spool,
+    kind: str = "round",
+    where: ExchangeId | None = None,
+    data: bytes = b"model",
+    data_set: bytes = b"",
 ) -> KeptBroadcast:
     where = where or at()
     data += bytes((where.exchange, where.attempt)) + where.job_id + kind.encode()
-    return put(spool, manifest(kind, where, data), data)
+    return put(spool, manifest(kind, where, data, data_set), data)
 
 
 def keep_commit(spool: Spool, where: ExchangeId) -> KeptBroadcast:

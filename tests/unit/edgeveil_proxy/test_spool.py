@@ -36,6 +36,7 @@ from edgeveil.protocol.proxy_tasks import (
     HeldUpload,
     JobEnded,
     ProxyMemory,
+    ReleaseReplaced,
     RoundDropped,
     UploadKept,
     UploadsDropped,
@@ -163,11 +164,18 @@ def test_of_a_job_the_announcement_the_newest_round_and_its_commit_stay(path: Pa
     spool.close()
 
 
-def test_only_the_newest_release_stays_whoevers_it_is(path: Path) -> None:
+def test_releases_of_two_data_sets_stay_until_one_is_replaced(path: Path) -> None:
     spool = Spool(path)
-    keep(spool, "release", at(0))
-    keep(spool, "release", at(0, job=OTHER))
-    assert kinds(reopened(path)) == [(OTHER, "release", 0)]
+    first = keep(spool, "release", at(0, 5), data_set=b"A" * 16)
+    keep(spool, "release", at(0, 7, job=OTHER), data_set=b"B" * 16)
+    memory = reopened(path)
+    assert kinds(memory) == [(JOB, "release", 0), (OTHER, "release", 0)]
+    tags = [kept.header.data_set for kept in memory.kept.values()]  # type: ignore[union-attr]
+    assert tags == [b"A" * 16, b"B" * 16]
+    spool.store(ReleaseReplaced(first.header.blob.digest))
+    keep(spool, "release", at(0, 9), data_set=b"A" * 16)
+    assert kinds(reopened(path)) == [(OTHER, "release", 0), (JOB, "release", 0)]
+    assert len(list(path.with_suffix("").iterdir())) == 2  # nothing of what was replaced
     spool.close()
 
 

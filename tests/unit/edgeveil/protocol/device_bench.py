@@ -38,13 +38,14 @@ MARKS = tuple(hashlib.sha256(segment).digest() for segment in SEGMENTS)
 SEALED = SealedAnswer((0, 1, 2), SEALED_BYTES, b"".join(SEGMENTS), MARKS)
 
 
-def device(memory: DeviceMemory | None = None, **settings: Any) -> DeviceMachine:
+def device(
+    memory: DeviceMemory | None = None, data_set: bytes = b"", **settings: Any
+) -> DeviceMachine:
     """A device that knows the job."""
     bounds = DeviceSettings(**({"packet_bytes": PACKET_BYTES} | settings))
     memory = DeviceMemory(jobs={JOB: None}) if memory is None else memory
-    return DeviceMachine(
-        ME.signer, PeerKeys.pinned(cloud=CLOUD_KEY, proxy=PROXY_KEY), memory, bounds
-    )
+    keys = PeerKeys.pinned(cloud=CLOUD_KEY, proxy=PROXY_KEY)
+    return DeviceMachine(ME.signer, keys, memory, bounds, data_set)
 
 
 def receive(machine: DeviceMachine, message: Message) -> list[fx.Effect]:

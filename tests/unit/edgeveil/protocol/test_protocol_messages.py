@@ -300,3 +300,8 @@ def test_a_signature_binds_signer_key_payload_and_label():
 
 def test_a_signer_shows_nothing_of_its_key():
     assert signing_key(1).to_bytes().hex() not in repr(vars(CLOUD))
+
+
+def test_a_data_set_s_tag_is_the_same_for_all_time():
+    assert m.data_set_tag("digits").hex() == "aa74d3144595628955a09779ac5b7234"
+    assert m.data_set_tag("digit") != m.data_set_tag("digits")

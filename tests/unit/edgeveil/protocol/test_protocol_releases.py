@@ -59,13 +59,15 @@ from edgeveil.protocol.messages import (
     ReleaseReport,
     ReleaseReports,
     ReleaseStatement,
+    data_set_tag,
 )
-from edgeveil.protocol.proxy_tasks import ReleaseStated
+from edgeveil.protocol.proxy_tasks import ReleaseReplaced, ReleaseStated
 from edgeveil.protocol.release_health import HEALTH, REPORT_BYTES, ReleaseOutcome
 from edgeveil.protocol.sealed import ReleasePackage
 
 MODEL = b"sealed model"
 PACKAGE = ReleasePackage("job", b"onnx", "digits")
+A, B = data_set_tag("digits"), data_set_tag("scores")
 
 
 def release(sequence: int = 7, **changes: object) -> Manifest:
@@ -155,6 +157,31 @@ def test_what_is_in_use_is_taken_over_under_its_new_sequence_without_a_fetch():
     assert tasks(receive(machine, offer(other, bytes_of(other)))) == [
         OpenPackage(other, bytes_of(other))
     ]
+
+
+def test_a_release_for_other_data_is_passed_over_and_stands_before_nothing():
+    machine, mine, others = device(data_set=A), release(5, data_set=A), release(9, data_set=B)
+    out = receive(machine, offer(others, bytes_of(others)))
+    assert not tasks(out)
+    assert ReportDue(others) in stored(out)  # a dummy: the proxy is not told whose it is
+    before = manifest(MODEL, sequence=4)
+    assert refused(receive(machine, offer(before, MODEL))) == []
+    assert tasks(receive(machine, offer(mine, bytes_of(mine)))) == [
+        OpenPackage(mine, bytes_of(mine))
+    ]
+    done(machine, OpenPackage(mine, bytes_of(mine)), OpenedPackage(PACKAGE))
+    out = done(machine, InstallRelease(mine, PACKAGE), Installation())
+    assert machine.memory.release_sequence == 5
+    assert ReportDue(mine) in stored(out)  # what there is to tell goes before a dummy
+    assert not stored(receive(machine, offer(others, bytes_of(others))))
+    assert refused(receive(machine, offer(release(4, data_set=A)))) == ["replayed_release"]
+
+
+@pytest.mark.parametrize("tagged", [{}, {"data_set": b""}], ids=["earlier cloud", "empty"])
+def test_a_release_without_a_tag_is_looked_into_as_before(tagged: dict):
+    header = release(**tagged)
+    out = receive(device(data_set=A), offer(header, bytes_of(header)))
+    assert tasks(out) == [OpenPackage(header, bytes_of(header))]
 
 
 def test_a_newer_statement_is_applied_and_an_older_one_refused():
@@ -281,6 +308,59 @@ def test_a_withdrawn_release_is_served_no_more_and_not_taken_again():
     assert not messages(says(machine, FLEET[5], FLEET[5].signer.note(Hello(FLEET[5].id))), Offer)
     again = cloud_says(machine, offer(header, bytes_of(header)))
     assert refused(again) == ["withdrawn_release"]
+
+
+def kept_releases(machine) -> list[int]:
+    return [kept.header.sequence for kept in machine.memory.kept.values()]
+
+
+def test_of_each_data_set_the_newest_release_is_kept():
+    machine = holding(release(5, data_set=A))
+    other, newer = release(7, data_set=B), release(9, data_set=A)
+    assert not any(
+        isinstance(item, ReleaseReplaced)
+        for item in stored(cloud_says(machine, offer(other, bytes_of(other))))
+    )
+    assert kept_releases(machine) == [5, 7]
+    out = cloud_says(machine, offer(newer, bytes_of(newer)))
+    assert ReleaseReplaced(release(5).blob.digest) in stored(out)
+    assert kept_releases(machine) == [7, 9]
+    late = says(machine, FLEET[5], FLEET[5].signer.note(Hello(FLEET[5].id)))
+    assert [header.sequence for header in headers(late)] == [7, 9]
+    again = release(6, data_set=B)
+    assert refused(cloud_says(machine, offer(again, bytes_of(again)))) == ["replayed_release"]
+
+
+def test_releases_of_many_data_sets_give_way_the_oldest_first():
+    machine = holding(release(1, data_set=A), releases_kept=2)
+    for number in (2, 3):
+        one = release(number, data_set=bytes([number]) * 16)
+        cloud_says(machine, offer(one, bytes_of(one)))
+    assert kept_releases(machine) == [2, 3]
+
+
+def test_a_round_takes_the_room_of_releases_but_the_newest():
+    first, second = release(1, data_set=A), release(2, data_set=B)
+    both = sum(len(offer(one).header.payload) + one.blob.size_bytes for one in (first, second))
+    machine = holding(first, cache_bytes=both + 100)
+    cloud_says(machine, offer(second, bytes_of(second)))
+    wide = manifest(MODEL, sequence=3)
+    out = cloud_says(machine, offer(wide, MODEL))
+    assert [ack.status for ack in bodies(out, Ack)] == ["held"]
+    assert kept_releases(machine) == [2, 3]
+    large = manifest(MODEL * 40, at(2), sequence=4)
+    assert refused(cloud_says(machine, offer(large, MODEL * 40))) == ["cache_full"]
+    assert kept_releases(machine) == [2, 3]
+
+
+def test_reports_on_releases_of_two_data_sets_are_counted_beside_one_another():
+    one, two = release(5, data_set=A), release(7, data_set=B)
+    machine = holding(one)
+    cloud_says(machine, offer(two, bytes_of(two)))
+    for number in range(3):
+        report(machine, number, one)
+        report(machine, number, two)
+    assert [len(sealed) for sealed in handed(look(machine))] == [3, 3]
 
 
 def test_nobody_but_the_cloud_withdraws():
