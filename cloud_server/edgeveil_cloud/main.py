@@ -123,7 +123,7 @@ class _CloudProcess:
                 "machine": lambda: self.runtime.step_s < STUCK_S,
                 "store": lambda: False if store.away else probe(),
             },
-            warnings_of(at),
+            [lambda: warnings_of(at), *([self.trust.warnings] if self.trust else [])],
         )
 
 

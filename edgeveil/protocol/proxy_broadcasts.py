@@ -294,7 +294,7 @@ def _overtakes(new: BroadcastHeader, fetch: Fetch[BroadcastHeader]) -> bool:
 
 
 def _supersedes(new: BroadcastHeader, old: BroadcastHeader) -> bool:
-    """Of a data set the newest release stays; of a job its announcement, newest round and commit."""
+    """Of a data set only the newest release stays; of a job its announcement, round and commit."""
     same_job = new.at.job_id == old.at.job_id
     match new.kind:
         case "release":

@@ -302,10 +302,13 @@ Check = Callable[[], bool | Awaitable[bool]]
 
 
 class Health:
-    """Named checks; a process is well while all of them hold. `warnings` are told beside them."""
+    """Named checks; a process is well while all of them hold. Beside them is told what each of
+    `warnings` has to say."""
 
-    def __init__(self, checks: Mapping[str, Check], warnings: Sequence[str] = ()) -> None:
-        self._checks, self._warnings = checks, list(warnings)
+    def __init__(
+        self, checks: Mapping[str, Check], warnings: Sequence[Callable[[], Sequence[str]]] = ()
+    ) -> None:
+        self._checks, self._warnings = checks, warnings
 
     async def failing(self) -> list[str]:
         """Names of the parts that do not work now."""
@@ -322,8 +325,9 @@ class Health:
         found: dict[str, Any] = {"status": "degraded" if parts else "ok"}
         if parts:
             found["parts"] = parts
-        if self._warnings:
-            found["warnings"] = self._warnings
+        warnings = [one for told in self._warnings for one in told()]
+        if warnings:
+            found["warnings"] = warnings
         return PageContent.of_json(found, 503 if parts else 200)
 
     async def page(self, _request: web.Request) -> web.Response:

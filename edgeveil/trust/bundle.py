@@ -110,7 +110,9 @@ class HeldTrust:
         """What ends soon, or ""."""
         ends, now = self.expires, self._now()
         soon = {what: (at - now).days for what, at in ends.items() if at - now < WARN}
-        return "; ".join(f"the trust {what} expire in {days} days" for what, days in soon.items())
+        return "; ".join(
+            f"the trust {what} will expire in {days} days" for what, days in soon.items()
+        )
 
     @property
     def expires(self) -> Mapping[str, datetime]:

@@ -40,6 +40,10 @@ class TrustWatch(Collector):
         """Whether others believe this process, and it can tell whom to believe."""
         return not (self._role.not_delegated or self._trust.problem)
 
+    def warnings(self) -> list[str]:
+        """What ends soon, for the health page."""
+        return [self._trust.warning] if self._trust.warning else []
+
     def look(self) -> None:
         """Take what lies in `trust_file`, where it changed."""
         if self._trust.look():

@@ -89,7 +89,7 @@ class _ProxyProcess:
                 "machine": lambda: self.runtime.step_s < STUCK_S,
                 "store": Probe(lambda: writable(site.state_dir)),
             },
-            warnings_of(self._at),
+            [lambda: warnings_of(self._at), *([self.trust.warnings] if self.trust else [])],
         )
 
     def _join(self, proxy: ProxyRole) -> Runtime:

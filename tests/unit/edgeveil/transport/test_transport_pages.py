@@ -125,5 +125,5 @@ def test_plain_http_for_others_is_told(
 ) -> None:
     http.warn_of_plain_http(ListenAt(host), logging.getLogger("edgeveil.test"))
     assert [record.message for record in caplog.records] == told * ["plain_http"]
-    health = asyncio.run(http.Health({}, http.warnings_of(ListenAt(host))).told())
+    health = asyncio.run(http.Health({}, [lambda: http.warnings_of(ListenAt(host))]).told())
     assert json.loads(health.body).get("warnings", []) == told * ["plain_http"]

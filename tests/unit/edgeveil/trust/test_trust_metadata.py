@@ -227,7 +227,7 @@ def test_a_first_start_needs_a_file_that_holds(tmp_path: Path):
 def test_what_expired_is_kept_and_told(tmp_path: Path, given: Path):
     party(tmp_path, given)
     later = party(tmp_path, given, NOW + timedelta(days=70))
-    assert later.problem == "" and later.warning == "the trust delegations expire in 20 days"
+    assert later.problem == "" and later.warning == "the trust delegations will expire in 20 days"
     assert "expired" in party(tmp_path, given, NOW + timedelta(days=100)).problem
 
 

@@ -1,0 +1,42 @@
+"""`trust.json` of a root with one key, for parties whose signing keys lie in their state folders."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from edgeveil.crypto.keys import SigningKey, VerifyKey
+from edgeveil.trust.bundle import TrustBundle
+from edgeveil.trust.metadata import (
+    ROLES,
+    Delegated,
+    RoleKey,
+    document_bytes,
+    make_delegations,
+    make_root,
+    now_utc,
+    sign_document,
+)
+
+ROOT = SigningKey(bytes([77]) * 32)
+HOUR = timedelta(hours=1)  # so that "20 days left" is said for all of a test
+
+
+def trust_file(
+    path: Path,
+    keys: dict[str, VerifyKey] | None = None,
+    *,
+    days: float = 180,
+    version: int = 1,
+    now: datetime | None = None,
+) -> Path:
+    """The root names `keys` for their roles, any others for the rest, for so many days."""
+    now = now or now_utc()
+    root = make_root(1, [ROOT.public()], 1, datetime(2100, 1, 1, tzinfo=now.tzinfo))
+    nobody = SigningKey(bytes([78]) * 32).public()
+    roles = {role: RoleKey((keys or {}).get(role, nobody), version - 1) for role in ROLES}
+    said = make_delegations(Delegated(version, now + timedelta(days=days) + HOUR, roles))
+    for document in (root, said):
+        sign_document(document, ROOT)
+    path.write_text(TrustBundle((document_bytes(root),), document_bytes(said)).to_text())
+    return path
