@@ -1,4 +1,4 @@
-"""`trust.json` of a root with one key, for parties whose signing keys lie in their state folders."""
+"""`trust.json` of a root with one key, for whatever keys speak for the roles."""
 
 from __future__ import annotations
 

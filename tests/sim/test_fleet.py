@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from edgeveil.protocol.messages import Note, decode
 from edgeveil.sites.policy import Policy
 from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.round_secret import RoundSecret
+from edgeveil_proxy.registry import ROSTER_VALID_S
 from tests.kits.fleet import PACKET_BYTES, Fleet, small_job
 
 
@@ -23,6 +25,10 @@ def folder(tmp_path: Path) -> Path:
 def committed(fleet: Fleet, job: str) -> list[dict]:
     events = fleet.store.events_after(0, job)
     return [dict(event.data) for event in events if event.type == "exchange_committed"]
+
+
+def ledger_links(fleet: Fleet) -> list[int]:
+    return [read_ledger(box.site.state_dir / LEDGER_FILE).links for box in fleet.devices]
 
 
 def test_job_completes_and_every_device_gets_the_model(folder: Path) -> None:
@@ -60,7 +66,7 @@ def test_fewer_selected_and_only_those_open(folder: Path) -> None:
     job = fleet.submit(small_job(selection={"devices": 5}))
     assert fleet.finish(job) == "completed"
     assert [r["uploads"] for r in committed(fleet, job)] == [5] * 5
-    links = [read_ledger(box.site.state_dir / LEDGER_FILE).links for box in fleet.devices]
+    links = ledger_links(fleet)
     assert min(links) < max(links)
     printed = fleet.store.events_after(0, job)[-1].data["privacy"]["training"]["epsilon"]
     for box in fleet.devices:  # whom it asks may follow from what it saw: no device counts less
@@ -186,6 +192,26 @@ def test_revoked_device_is_not_asked_again(folder: Path) -> None:
     fleet.net.post(fleet.proxy.runner, fx.Command("roster_changed"))
     assert fleet.finish(job) == "completed"
     assert [r["uploads"] for r in committed(fleet, job)][-1] == 5
+
+
+def test_job_pauses_while_the_roster_is_stale_and_asks_nobody(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Fleet(folder, 6)
+    job = fleet.submit(small_job())
+    fleet.net.run(lambda: len(committed(fleet, job)) == 2)
+    with monkeypatch.context() as clock:
+        clock.setattr(fleet.store, "_now_s", lambda: time.time() + ROSTER_VALID_S + 60)
+        assert fleet.finish(job) == "paused"
+        assert "the proxy's roster is stale since" in fleet.store.job(job).reason
+        asked = len(committed(fleet, job)) + 1
+        assert fleet.store.round_key(job, asked, 1) is None  # its model was sealed to nobody
+        links = ledger_links(fleet)
+        fleet.net.run(lambda: False, fleet.net.now_s + 100)
+        assert ledger_links(fleet) == links
+    fleet.resume(job)
+    assert fleet.finish(job) == "completed"
+    assert [r["uploads"] for r in committed(fleet, job)] == [6] * 5
 
 
 def test_batch_that_the_cloud_could_not_take_is_not_asked_for(folder: Path) -> None:

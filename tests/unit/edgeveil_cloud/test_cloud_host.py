@@ -182,6 +182,30 @@ def test_the_roster_is_what_the_proxy_said_last(desk: Desk) -> None:
     assert isinstance(blocked, Obstacle) and "no device is enrolled" in blocked.reason
 
 
+def test_nobody_is_asked_by_a_stale_roster() -> None:
+    now_s = 1e9
+    desk = Desk(Store(now_s=lambda: now_s))
+    desk.sealed()
+    keys = b"".join(desk.store.enrolled())
+    desk.host.store(RosterKept(2, keys, "5e" * 16, now_s + 100))
+    assert desk.store.roster_problem() == ""
+    now_s += 100
+    assert "stale since 2001-09-09 01:48 UTC" in desk.store.roster_problem()
+    broadcasts = len(announced(desk.store, desk.id))
+    for task in (SealJob(desk.wire), SealRound(desk.wire, 2, 1), SealRelease(desk.wire)):
+        blocked = desk.perform(task)
+        assert isinstance(blocked, Obstacle) and blocked.reason.startswith("the proxy's roster is")
+    assert desk.store.round_key(desk.id, 2, 1) is None
+    assert len(announced(desk.store, desk.id)) == broadcasts
+    desk.host.store(RosterKept(3, keys, "5e" * 16, now_s + 100))
+    assert desk.store.roster_problem() == ""
+    assert isinstance(desk.perform(SealRound(desk.wire, 2, 1)), Broadcast)
+
+
+def announced(store: Store, job_id: str) -> list[Any]:
+    return [e for e in store.events_after(0, job_id) if e.data.get("kind") in ("job", "round")]
+
+
 def test_an_unknown_job_or_task_is_an_answer(desk: Desk) -> None:
     with pytest.raises(JobFailed, match="not in the store"):
         desk.perform(SealJob(bytes(16)))

@@ -27,6 +27,7 @@ from edgeveil.protocol.device_tasks import (
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Manifest
 from edgeveil.protocol.sealed import JobPackage, Terms, open_segment, seal_broadcast
 from edgeveil.sites.edge import EdgeSite
+from edgeveil.trust.bundle import HeldTrust
 from edgeveil_cloud.broadcasts import seal_round
 from edgeveil_cloud.round_secret import RoundSecret
 from edgeveil_edge.compute import Compute
@@ -154,6 +155,7 @@ class Device:
         folder: Path,
         load: Loader | None = None,
         compute: Callable[[EdgeSite, DeviceIdentity], Compute] | None = None,
+        trust: HeldTrust | None = None,
         **changes: Any,
     ) -> None:
         self.folder, self.load = folder, load or Loader()
@@ -170,6 +172,7 @@ class Device:
             load=self.load,
             say=self.said.append,
             compute=compute(self.site, self.identity) if compute else None,
+            trust=trust,
         )
 
     @property

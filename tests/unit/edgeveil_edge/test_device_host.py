@@ -6,6 +6,7 @@ import hashlib
 import logging
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from edge_kit import (
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import DataError, ProtocolError
 from edgeveil.jobs import compile_job
+from edgeveil.privacy.ledger import read_ledger
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device_tasks import (
     ComputeAnswer,
@@ -46,8 +48,11 @@ from edgeveil.protocol.device_tasks import (
 from edgeveil.protocol.messages import ExchangeId, Signer, Upload
 from edgeveil.protocol.sealed import JobPackage, ReleasePackage, RoundPackage, encode_package
 from edgeveil.protocol.transfer import describe
+from edgeveil.trust.bundle import HeldTrust
+from edgeveil.trust.metadata import now_utc
 from edgeveil_edge.compute import Computer
 from edgeveil_edge.releases import ReleaseStore
+from tests.kits.trust_files import trust_file
 
 PLAN = compile_job(job())
 
@@ -115,6 +120,29 @@ def test_a_round_of_an_unknown_or_another_job_is_refused(device: Device, tmp_pat
     groups = msgspec.structs.replace(sealed.manifest, groups=())
     assert refused(device, ComputeAnswer(groups, package)) == "wrong_groups"
     assert device.load.reads == 0
+
+
+def test_once_trust_has_expired_nothing_is_done_for_the_cloud(tmp_path: Path) -> None:
+    clock = [now_utc()]
+    given = trust_file(tmp_path / "given.json", days=90)
+    trust = HeldTrust(tmp_path, given, lambda: clock[0])
+    device = Device(tmp_path, Loader(AssertionError("read")), trust=trust).knows(PLAN)
+    before, said = read_ledger(tmp_path / "ledger.sqlite").links, len(device.said)
+    clock[0] += timedelta(days=91)
+    answer = device.answer(Round(PLAN, CENTRE, device.keys()))
+    assert isinstance(answer, NoAnswer) and "the trust delegations expired on" in answer.why
+    assert device.said[said:] == [f"nothing is done for the cloud: {answer.why}"]
+    release = InstallRelease(
+        announcement(PLAN, device.keys(), "release"), ReleasePackage("bench", final_model())
+    )
+    assert device.host.perform(release) == fx.WorkFailed("trust_expired")
+    assert device.host.releases.current() is None
+    assert read_ledger(tmp_path / "ledger.sqlite").links == before
+    trust_file(given, days=90, version=2, now=clock[0])
+    assert trust.look()
+    device.load.error = None
+    assert isinstance(device.answer(Round(PLAN, CENTRE, device.keys())), SealedAnswer)
+    assert read_ledger(tmp_path / "ledger.sqlite").links > before
 
 
 def test_work_that_the_host_does_not_know_fails(device: Device) -> None:

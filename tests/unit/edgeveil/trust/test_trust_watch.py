@@ -1,4 +1,4 @@
-"""What cloud and proxy tell of trust: warnings long before an end, and why they are not believed."""
+"""What cloud and proxy tell of trust: warnings long before an end, why they are not believed."""
 
 from __future__ import annotations
 
