@@ -37,6 +37,7 @@ UNDER_ROOT = PeerKeys(LEAKED.public(), PROXY.public(), RELEASES.public(), epoch=
 ROTATED = replace(UNDER_ROOT, cloud=NEW.public(), epoch=1, versions=(1, 2))
 METADATA = TrustMetadata((), b"newer delegations")
 DEVICE_ID = DEVICE.public().fingerprint()
+CLOUD = fx.CloudAddress()
 
 
 def manifest(sequence: int, kind: str = "release", exchange: int = 0) -> Manifest:
@@ -115,6 +116,20 @@ def test_the_same_key_anew_forgets_nothing():
 def test_each_role_s_key_speaks_for_that_role_alone():
     for key, header in ((LEAKED, manifest(5)), (RELEASES, manifest(5, "round", 1))):
         assert refusals(told(device(), offered(key, header))) == ["forged"]
+
+
+def test_a_key_of_the_version_before_does_not_speak_beside_those_of_the_newest():
+    releases_anew = replace(UNDER_ROOT, releases=NEW.public(), epoch=1, versions=(1, 2))
+    word = ReleaseStatement(1, 1e9, (), ())
+    for machine, cloud in ((device(releases_anew), None), (proxy(releases_anew), CLOUD)):
+        assert refusals(told(machine, offered(RELEASES, manifest(5)), cloud)) == ["forged"]
+        assert refusals(told(machine, note_of(RELEASES, word), cloud)) == ["forged"]
+        assert refusals(told(machine, offered(NEW, manifest(5)), cloud)) == []
+        assert refusals(told(machine, offered(LEAKED, manifest(6, "round", 1)), cloud)) == []
+    for machine, cloud in ((device(ROTATED), None), (proxy(ROTATED), CLOUD)):
+        assert refusals(told(machine, offered(RELEASES, manifest(5)), cloud)) == []
+        late = told(machine, offered(LEAKED, manifest(6, "round", 1)), cloud)
+        assert refusals(late) == ["forged"]
 
 
 def test_who_pins_keys_takes_no_metadata_and_who_is_behind_says_hello_again():

@@ -20,6 +20,7 @@ from edgeveil.trust.metadata import (
     document_bytes,
     make_delegations,
     make_root,
+    read_delegations,
     root_keys,
     sign_document,
 )
@@ -117,6 +118,38 @@ def test_delegations_of_keys_that_a_new_root_no_longer_names_are_believed_no_mor
     assert trusted.delegated is None and trusted.problem(NOW)
     trusted.take((), said(1, by=new), NOW)
     assert trusted.problem(NOW) == "", "a fast-forwarded version is repaired by a new root"
+
+
+def test_a_new_root_with_delegations_of_before_is_refused_as_a_whole():
+    new = [SigningKey(bytes([4]) * 32)]
+    second = root(2, keys=new, threshold=1, by=[*ROOT[:2], *new])
+    assert refused(held(), (second,), said(2)) == "too_few_signatures"
+    same_keys = root(2, days=400)
+    assert refused(held(3), (same_keys,), said(2)) == "metadata_rollback"
+    trusted = held()
+    trusted.take((second,), said(2, by=new), NOW)
+    for version in (1, 2, 3):
+        assert refused(trusted, (), said(version)) == "too_few_signatures"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_one_role_s_key_of_another_version_is_refused(role):
+    """Each document is right by itself; the key of one role is taken from the one before."""
+    rotated = {name: RoleKey(key) for name, key in ROLE_KEYS.items()}
+    rotated[role] = RoleKey(OTHER.public(), 1)
+    before, after = json.loads(said(1)), json.loads(said(2, roles=rotated))
+    old, new = (one["signed"]["delegations"] for one in (before, after))
+    (place,) = (n for n, one in enumerate(new["roles"]) if one["name"] == role)
+    (known,) = (one for one in old["roles"] if one["name"] == role)
+    new["roles"][place] = known
+    new["keys"] |= {keyid: old["keys"][keyid] for keyid in known["keyids"]}
+    mixed = json.dumps(after).encode()
+    assert read_delegations(mixed).roles[role].key == ROLE_KEYS[role], "it is in good form"
+    assert refused(held(), (), mixed) == "too_few_signatures"
+    trusted = held()
+    trusted.take((), said(2, roles=rotated), NOW)
+    assert refused(trusted, (), mixed) == "too_few_signatures"
+    assert trusted.delegated.roles[role].key == OTHER.public()
 
 
 @pytest.mark.parametrize(
