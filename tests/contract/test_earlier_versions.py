@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.enrolment import Enrolment, EnrolmentError
-from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
+from edgeveil.privacy.ledger import LEDGER_FILE, Ledger, read_ledger
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.proxy import ProxySite
@@ -26,7 +30,14 @@ from edgeveil_proxy.registry import Registry
 from edgeveil_proxy.spool import Spool
 from edgeveil_tools.site.state_backup import BackedUp, restore
 
-VERSIONS = sorted((Path(__file__).parents[1] / "fixtures").iterdir())
+FOLDER = Path(__file__).parents[1] / "fixtures"
+VERSIONS = sorted(FOLDER.iterdir(), key=lambda folder: int(folder.name.removeprefix("v")))
+
+
+class Closes(Protocol):
+    def close(self) -> None: ...
+
+
 LINK = {"url": "mqtt://127.0.0.1:1883"}
 
 
@@ -72,6 +83,36 @@ def cloud(version: Path, tmp_path: Path) -> Path:
     )
 
 
+def schema(path: Path) -> tuple[int, list[tuple[str]]]:
+    """The numbers that a file says of its tables."""
+    with closing(sqlite3.connect(path)) as db:
+        (number,) = db.execute("PRAGMA user_version").fetchone()
+        named = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone()
+        rows = db.execute("SELECT version_num FROM alembic_version").fetchall() if named else []
+    return number, rows
+
+
+@pytest.mark.parametrize("version", VERSIONS[-1:], indirect=True, ids=["newest"])
+def test_the_newest_fixture_has_the_schemas_of_this_version(
+    edge: Path, proxy: Path, cloud: Path, tmp_path: Path
+) -> None:
+    """Who changes a schema adds the next fixture: `python -m tests.kits.store_fixtures FOLDER`."""
+    new = tmp_path / "new"
+    new.mkdir()
+    made: dict[str, Callable[[Path], Closes]] = {
+        "device.sqlite": DeviceStore,
+        LEDGER_FILE: lambda path: Ledger(path, "digits"),
+        "registry.sqlite": Registry,
+        "spool.sqlite": Spool,
+        "cloud.sqlite": lambda path: Store(f"sqlite:///{path}"),
+    }
+    for name, make in made.items():
+        make(new / name).close()
+    kept = {path.name: path for folder in (edge, proxy, cloud) for path in folder.iterdir()}
+    found = {name: schema(kept[name]) for name in made}
+    assert found == {name: schema(new / name) for name in made}
+
+
 def test_they_are_small(version: Path) -> None:
     assert sum(path.stat().st_size for path in version.iterdir()) < 200_000
 
@@ -100,7 +141,8 @@ def test_a_proxy_keeps_its_devices_and_who_was_revoked(proxy: Path, facts: dict)
     assert registry.admit(Enrolment.make(SigningKey.generate(), OpeningKey.generate()))
     registry.close()
     spool = Spool(proxy / "spool.sqlite")
-    spool.load()
+    (kept,) = spool.load().kept.values()
+    assert kept.header.kind == "release"  # for devices that come later
     spool.close()
 
 

@@ -16,7 +16,7 @@ from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.sites.files import load_site
 from edgeveil_tools.cli import main
 from edgeveil_tools.site.state_backup import back_up
-from tests.kits.live_site import LiveSite
+from tests.kits.live_site import LiveSite, wait_for
 
 DEVICES = 5
 
@@ -32,6 +32,7 @@ def make(folder: Path, scratch: Path) -> None:
         live.stop("edge")
         live.stop("proxy")
         waiting = live.submit(rounds=2, every=0)
+        wait_for(lambda: live.client.job(waiting)["status"] == "running", "the second job's start")
         live.stop("cloud")
         folder.mkdir(parents=True)
         files = {"cloud": live.site.cloud, "proxy": live.site.proxy, "edge": live.site.edges[0]}
