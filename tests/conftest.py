@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -18,3 +20,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def own_process_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """This test's process is one for code of others: no further one is started for it."""
     monkeypatch.setattr(own_process, "_own", True)
+
+
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The public encoders, hardly trained, where the jobs that name them look."""
+    from edgeveil.parts.features import cached_backbone
+    from edgeveil_tools.backbone import command as backbone
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        for name, recipe in backbone.ENCODERS.items():
+            patch.setitem(backbone.ENCODERS, name, replace(recipe, steps=1, drawings=300))
+            backbone.train(cached_backbone(name), name)
+        yield

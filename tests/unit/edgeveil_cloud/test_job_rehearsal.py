@@ -33,7 +33,6 @@ from edgeveil_tools.local.run import run_local
 from tests.kits.cloud_control import idle_control
 
 JOBS = Path("configs/jobs")
-NEED_A_FILE = ("mnist_fm_local.yaml", "mnist_fm_local_eps01.yaml")
 LIMITS = BroadcastLimits(4096)
 YAML = f"""
 job: own_model
@@ -107,11 +106,8 @@ def plan_of(path: Path) -> Plan:
 
 
 @pytest.mark.parametrize("devices", [True, False])
-@pytest.mark.parametrize(
-    "path",
-    [path for path in sorted(JOBS.glob("*.yaml")) if path.name not in NEED_A_FILE],
-    ids=lambda path: path.stem,
-)
+@pytest.mark.parametrize("path", sorted(JOBS.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.usefixtures("encoders")
 def test_every_job_of_ours_can_be_done(path: Path, devices: bool) -> None:
     rehearse_job(plan_of(path), LIMITS, devices=devices)
 

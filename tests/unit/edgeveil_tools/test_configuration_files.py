@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,26 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeveil.errors import ConfigError
-from edgeveil.parts.features import cached_backbone
 from edgeveil.settings.base import Block
 from edgeveil.settings.explain import SchemaWalk
-from edgeveil_tools.backbone import command as backbone
 from edgeveil_tools.checks import KINDS, load, schema
 from edgeveil_tools.cli import main
 
 FILES = sorted(Path("configs").rglob("*.yaml"))
 LINE = re.compile(r"^\S+:[1-9]\d* [^\s:]+: \S[^\n]*$")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def encoders(tmp_path_factory):
-    """Encoders, hardly trained, where the jobs that name them look."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        for name, recipe in backbone.ENCODERS.items():
-            patch.setitem(backbone.ENCODERS, name, replace(recipe, steps=1, drawings=300))
-            backbone.train(cached_backbone(name), name)
-        yield
+pytestmark = pytest.mark.usefixtures("encoders")
 
 
 def described(schema: dict) -> dict[str, bool]:

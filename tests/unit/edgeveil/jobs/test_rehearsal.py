@@ -15,7 +15,6 @@ from edgeveil.jobs.rehearsal import made_up_records, rehearse_device, training_k
 from edgeveil.parts.exchange import KEPT, TRAIN
 
 JOBS = Path("configs/jobs")
-NEED_A_FILE = ("mnist_fm_local.yaml", "mnist_fm_local_eps01.yaml")
 
 
 def plan_of(name):
@@ -27,11 +26,8 @@ def rehearsed(plan, **changes):
     rehearse_device(plan, plan.graph(), **options)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path for path in sorted(JOBS.glob("*.yaml")) if path.name not in NEED_A_FILE],
-    ids=lambda path: path.stem,
-)
+@pytest.mark.parametrize("path", sorted(JOBS.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.usefixtures("encoders")
 def test_every_job_of_ours_can_be_done(path):
     rehearsed(plan_of(path.name))
 
