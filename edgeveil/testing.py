@@ -387,11 +387,15 @@ class PlainSealing:
         self, key: OpeningKey, manifest: Manifest, data: bytes
     ) -> tuple[bytes, bytes] | None:
         """(package, membership tag) for one that is listed, None for anybody else."""
+        if not self.is_listed(key, manifest, data):
+            return None
+        return data[manifest.stanza_bytes :], _membership(manifest)
+
+    def is_listed(self, key: OpeningKey, manifest: Manifest, stanzas: bytes) -> bool:
+        """Whether the key stands among those that a broadcast is for."""
         own = key.public().to_bytes()
-        for start in range(0, manifest.stanza_bytes, KEY_BYTES):
-            if data[start : start + KEY_BYTES] == own:
-                return data[manifest.stanza_bytes :], _membership(manifest)
-        return None
+        starts = range(0, manifest.stanza_bytes, KEY_BYTES)
+        return any(stanzas[start : start + KEY_BYTES] == own for start in starts)
 
     def seal_segment(
         self, manifest: Manifest, group: Group, membership: bytes, tensor: bytes

@@ -31,6 +31,7 @@ from edgeveil.protocol.sealed import (
     Sealing,
     Terms,
     encode_package,
+    in_pieces,
     pack_tensors,
 )
 from edgeveil.selection import how_many, rounded_up, uniform
@@ -196,6 +197,8 @@ class Sealer:
             self._limits.part_bytes,
             self._sealing,
         )
+        if len(recipients) < len(self._store.enrolled()):
+            manifest = in_pieces(manifest, data)
         self._store.put_round_key(entry.id, task.exchange, task.attempt, secret.to_bytes())
         self._marks.times_s = {"seal": started_s, "sealed": self._clock()}
         self._marks.sent_bytes = len(data)

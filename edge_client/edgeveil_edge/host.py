@@ -24,6 +24,7 @@ from edgeveil.protocol.device_tasks import (
     ApplyStatement,
     ComputeAnswer,
     CountElsewhere,
+    FindStanza,
     Installation,
     InstallJob,
     InstallRelease,
@@ -34,6 +35,7 @@ from edgeveil.protocol.device_tasks import (
     OpenPackage,
     SealDummies,
     SealReport,
+    StanzaLook,
     StatementApplied,
 )
 from edgeveil.protocol.messages import Behind, Manifest, ReleaseStatement
@@ -155,6 +157,10 @@ class DeviceHost:
     def perform(self, task: object) -> object:
         """Do one task; `WorkFailed` and `NoAnswer` are outcomes, not errors."""
         match task:
+            case FindStanza(manifest=manifest, stanzas=stanzas):
+                keys = (self.identity.opening, self.identity.opening_before)
+                listed = (self._sealing.is_listed(key, manifest, stanzas) for key in keys if key)
+                return StanzaLook(any(listed))
             case OpenPackage(manifest=manifest, blob=blob):
                 return self._open(manifest, blob)
             case InstallJob(manifest=manifest, package=package):

@@ -41,6 +41,7 @@ from edgeveil.protocol.device_tasks import (
     CountElsewhere,
     DeviceMemory,
     DeviceSettings,
+    FindStanza,
     Installation,
     InstallJob,
     InstallRelease,
@@ -53,6 +54,7 @@ from edgeveil.protocol.device_tasks import (
     SealedAnswer,
     SealingKeyTold,
     SealReport,
+    StanzaLook,
     StatementApplied,
 )
 from edgeveil.protocol.messages import (
@@ -82,7 +84,7 @@ from edgeveil.protocol.messages import (
     verified_body,
 )
 from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage
-from edgeveil.protocol.transfer import Backoff, check_fetchable
+from edgeveil.protocol.transfer import Backoff, check_fetchable, check_pieces
 
 _SLUG = re.compile(r"[a-z0-9_]{1,64}")
 
@@ -226,8 +228,7 @@ class DeviceMachine:
         check_fetchable(offer, header.blob, self.settings.blob_bytes)
         if isinstance(header, Commit):
             return self._fetch(offer, header)
-        if header.stanza_bytes > header.blob.size_bytes:
-            raise ProtocolError("malformed")
+        check_pieces(header, self.settings.blob_bytes)
         if not self._greeting.is_there and (header.kind != "round" or header.at != self.at):
             return []  # what is open by then comes again after the next hello
         if header.kind == "release":
@@ -262,7 +263,7 @@ class DeviceMachine:
             self.round.check_key(manifest)
             self.fetches.make_room(offer, manifest, self._is_over)
             return [*self.round.begin(manifest, mark, self._now_s), *self._fetch(offer, manifest)]
-        if self.state is DeviceState.FETCHING and manifest.blob.digest in self.fetches.under_way:
+        if self.state is DeviceState.FETCHING and self.fetches.has(manifest):
             # A repeated offer may carry the blob that the first one lacked.
             return self._complete(self.fetches.offer(offer, manifest))
         return []
@@ -284,6 +285,10 @@ class DeviceMachine:
         match complete:
             case (Commit() as commit, data):
                 return self.round.committed(commit, data)
+            case (Manifest() as manifest, stanzas) if len(stanzas) < manifest.blob.size_bytes:
+                if self._covers(manifest):
+                    return self._go_on(manifest, stanzas)
+                return [fx.Work(FindStanza(manifest, stanzas))]
             case (Manifest(kind="round") as manifest, data):
                 return self.round.complete(manifest, data, self._now_s)
             case (Manifest() as manifest, data):
@@ -291,10 +296,28 @@ class DeviceMachine:
                 return [fx.Work(OpenPackage(manifest, data))]
         return []
 
+    def _covers(self, manifest: Manifest) -> bool:
+        """Whether even who finds no stanza fetches the stream."""
+        return manifest.kind == "round" and self.round.cover.on
+
+    def _go_on(self, manifest: Manifest, stanzas: bytes) -> list[fx.Effect]:
+        rest = self.fetches.go_on(manifest, stanzas)
+        return rest if isinstance(rest, list) else self._complete(rest)
+
     # --- outcomes of the host's work ---
 
     def _done(self, task: object, result: object) -> list[fx.Effect]:
         match task, result:
+            case FindStanza(manifest=manifest), _ if not self.fetches.has(manifest):
+                return []  # given up meanwhile, or it came as a whole
+            case FindStanza(manifest=manifest, stanzas=stanzas), StanzaLook(found=found):
+                if found or self._covers(manifest):
+                    return self._go_on(manifest, stanzas)
+                self.fetches.forget(lambda old: old == manifest)
+                return self._not_for_me(manifest)
+            case FindStanza(manifest=manifest), fx.WorkFailed(reason=reason):
+                self.fetches.forget(lambda old: old == manifest)
+                return [*self._not_for_me(manifest), *_failed(reason)]
             case OpenPackage(manifest=manifest), OpenedPackage() as opened:
                 self.round.fix_moment(manifest, opened)
                 return self._opened(manifest, opened.package)

@@ -13,6 +13,7 @@ from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device_tasks import CLOSED_KEPT, DeviceMemory, DeviceSettings, JobClosed
 from edgeveil.protocol.messages import (
+    Blob,
     BlobPart,
     BroadcastHeader,
     Close,
@@ -22,7 +23,7 @@ from edgeveil.protocol.messages import (
     Signer,
     Want,
 )
-from edgeveil.protocol.transfer import Backoff, Fetch, first_data
+from edgeveil.protocol.transfer import Backoff, Fetch, first_data, pieces_of
 
 AT_ONCE = 8  # blobs under way
 
@@ -34,6 +35,8 @@ class Fetches:
     """Offered blobs by digest. What is complete is handed out once and forgotten.
 
     What stays, such as a round that came before its job, is handed out when it is offered again.
+    Of a manifest in pieces the stanzas are handed out first; its stream is asked for, and then
+    handed out with them as one blob, once they are found to be of use (`go_on`).
     """
 
     def __init__(self, settings: DeviceSettings, backoff: Backoff) -> None:
@@ -51,29 +54,66 @@ class Fetches:
         Raises ProtocolError `too_many_fetches`, and changes nothing, if what is under way moves.
         """
         kept = {d: f for d, f in self.under_way.items() if f.header == header or not over(f.header)}
-        if header.blob.digest not in kept and not offer.data:
+        if not offer.data and all(fetch.header != header for fetch in kept.values()):
             still = sorted((f.idle_looks, d) for d, f in kept.items() if f.idle_looks)
             while not self._fits(kept, header.blob.size_bytes):
                 if not still:
                     raise ProtocolError("too_many_fetches")
-                del kept[still.pop()[1]]
+                stalled = kept[still.pop()[1]].header
+                kept = {d: f for d, f in kept.items() if f.header != stalled}
         self.under_way = kept
 
     def _fits(self, others: dict[bytes, Fetch[BroadcastHeader]], size_bytes: int) -> bool:
-        claimed = sum(fetch.header.blob.size_bytes for fetch in others.values())
+        claimed = sum(fetch.blob.size_bytes for fetch in others.values())
         return len(others) < AT_ONCE and claimed + size_bytes <= self._settings.fetch_bytes
+
+    def has(self, header: BroadcastHeader) -> bool:
+        """Whether the blob, or a piece of it, is under way."""
+        return any(fetch.header == header for fetch in self.under_way.values())
 
     def offer(self, offer: Offer, header: BroadcastHeader) -> FetchedBlob | None:
         """Begin a fetch that there is room for, or go on with it; complete if all is in the offer.
 
         Raises ProtocolError `bad_part` or `bad_digest`.
         """
+        if not offer.data and (pieces := pieces_of(header)):
+            return self._offer_pieces(offer, header, *pieces)
         digest = header.blob.digest
         fetch = self.under_way.get(digest) or Fetch(offer, header, self._settings.blob_bytes)
         self.under_way[digest] = fetch
         for part in first_data(offer, header.blob):
             fetch.add(part)
         return self._finish(fetch) if fetch.assembly.complete else None
+
+    def _offer_pieces(
+        self, offer: Offer, header: BroadcastHeader, stanzas: Blob, stream: Blob
+    ) -> FetchedBlob | None:
+        if not self.has(header):
+            for piece in (stanzas, stream):
+                self.under_way[piece.digest] = Fetch(
+                    offer,
+                    header,
+                    self._settings.blob_bytes,
+                    blob=piece,
+                    idle=piece is stream,
+                )
+        front = self.under_way.get(stanzas.digest)
+        return self._finish(front) if front and front.assembly.complete else None
+
+    def go_on(self, manifest: Manifest, stanzas: bytes) -> FetchedBlob | list[fx.Effect]:
+        """The stream is of use: the whole blob, or what to ask for. Nothing where it was given up.
+
+        Raises ProtocolError `bad_digest`.
+        """
+        _, stream = manifest.pieces
+        fetch = self.under_way.get(stream.digest)
+        if fetch is None or fetch.header != manifest:
+            return []
+        need = fetch.wake(stanzas)
+        if fetch.assembly.complete:
+            return self._finish(fetch)
+        timer = fx.SetTimer("repair", self._settings.repair_s)
+        return [*([fx.Send(fx.ProxyAddress(), need)] if need else []), timer]
 
     def part(
         self, part: BlobPart, stays: Callable[[BroadcastHeader], bool]
@@ -83,7 +123,7 @@ class Fetches:
         if fetch is None:
             return []  # parts are broadcast: most are of no interest here
         again = part.index in fetch.assembly
-        if fetch.add(part):
+        if fetch.add(part) and not fetch.idle:
             if not stays(fetch.header):
                 return self._finish(fetch)
             if not again:
@@ -115,9 +155,11 @@ class Fetches:
         self.under_way = {d: f for d, f in self.under_way.items() if not over(f.header)}
 
     def _finish(self, fetch: Fetch[BroadcastHeader]) -> FetchedBlob:
-        data = fetch.assembly.finish()
-        del self.under_way[fetch.header.blob.digest]
-        return fetch.header, data
+        data, header = fetch.before + fetch.assembly.finish(), fetch.header
+        del self.under_way[fetch.blob.digest]
+        if len(data) == header.blob.size_bytes:
+            self.forget(lambda old: old == header)  # its pieces, where it came as a whole
+        return header, data
 
 
 class KnownJobs:
@@ -183,7 +225,7 @@ class KnownJobs:
         until_s = now_s + round_.deadline_s + round_.grace_s
         self._waiting, self._tries = (round_, offer, until_s), 0
         out = self.want_again(now_s)
-        if offer.data or round_.blob.digest in self._fetches.under_way:
+        if offer.data or self._fetches.has(round_):
             return out
         self._fetches.offer(offer, round_)
         return [*out, fx.SetTimer("repair", self._settings.repair_s)]

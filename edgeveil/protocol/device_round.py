@@ -3,7 +3,8 @@
 Theory of operation. One round at a time, in the states of `DEVICE_STATES`. A manifest that is new
 (`is_new`: neither older than what was seen of its job, nor a second text of the same, nor settled)
 ends whatever round was there, from any state, and is on disk before anything of it is opened, so
-that a restart refuses what was refused before. When the package is complete the host opens it; from
+that a restart refuses what was refused before. Where not everybody is selected the stanzas come
+first, and who finds none is done. When the package is complete the host opens it; from
 that moment, and before a record is read, it is fixed when an answer leaves (`Moment`): a moment
 that followed from the work would show how long that took, and so tell about the records. Who is not
 selected is done; who is, consents and computes, or declines. Outcomes of work for a manifest that
@@ -75,6 +76,7 @@ DEVICE_STATES = StateTable(
     | {(state, "closed"): _S.IDLE for state in DeviceState}
     | {
         (_S.FETCHING, "complete"): _S.OPENING,
+        (_S.FETCHING, "not_for_me"): _S.IDLE,
         (_S.OPENING, "not_for_me"): _S.IDLE,
         (_S.OPENING, "opened"): _S.WORKING,
         (_S.OPENING, "covering"): _S.WORKING,

@@ -29,6 +29,21 @@ class OpenPackage:
 
 
 @dataclass(frozen=True)
+class FindStanza:
+    """Look for one that is for this device; outcome `StanzaLook` or `WorkFailed`."""
+
+    manifest: Manifest
+    stanzas: bytes
+
+
+@dataclass(frozen=True)
+class StanzaLook:
+    """Whether there is one: the stream is of use here."""
+
+    found: bool
+
+
+@dataclass(frozen=True)
 class OpenedPackage:
     """The package, or None where no stanza was for this device.
 

@@ -153,7 +153,9 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
     an old release cannot be put in place of a newer one. Unless `shuffled`, the proxy hands uploads
     over in the order in which they came. `masked` are the groups that are summed under masks; the
     uploads are then dealt into `sets`, each of which is summed by itself. `data_set` is that of a
-    release, as a tag (`data_set_tag`; empty: by a cloud of an earlier version).
+    release, as a tag (`data_set_tag`; empty: by a cloud of an earlier version). `pieces`, where not
+    everybody is selected, are the blob's stanzas and its stream, each as a blob of its own: who
+    finds no stanza needs no stream.
     """
 
     kind: Literal["job", "round", "release"]
@@ -177,6 +179,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
     masked: Annotated[tuple[MaskedGroup, ...], Meta(max_length=1024)] = ()
     sets: Annotated[int, Meta(ge=1, le=MOST_SETS)] = 1
     data_set: Annotated[bytes, Meta(max_length=DATA_SET_TAG_BYTES)] = b""
+    pieces: Annotated[tuple[Blob, ...], Meta(max_length=2)] = ()
 
 
 def data_set_tag(name: str) -> bytes:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
+    Blob,
     BlobPart,
     BroadcastHeader,
     Close,
@@ -45,11 +46,16 @@ from edgeveil.protocol.proxy_tasks import (
 )
 from edgeveil.protocol.transfer import (
     NEED_LIMIT,
+    Data,
     Fetch,
+    Piece,
     answer_need,
     check_fetchable,
+    check_pieces,
     first_data,
-    sends,
+    fits_offer,
+    parts,
+    pieces_of,
 )
 
 
@@ -96,6 +102,8 @@ class Broadcasts:
         if reason:
             return self._refuse(digest, reason)
         check_fetchable(offer, header.blob, self._context.settings.blob_bytes)
+        if isinstance(header, Manifest):
+            check_pieces(header, self._context.settings.blob_bytes)
         out = self._forget_fetches(lambda fetch: _overtakes(header, fetch))
         if digest not in self.arriving:
             ended = self._ended(offer.header, header)
@@ -312,6 +320,8 @@ def _data_set(header: BroadcastHeader) -> bytes:
 
 # --- to devices ------------------------------------------------------------------------------
 
+# What every device gets of a round that is not for all of them: within this, the whole.
+UNSELECTED_BYTES = 8192
 _ORDER = {"job": 0, "round": 1, "release": 2, "commit": 3}
 
 
@@ -325,6 +335,15 @@ class _Served:
     before: frozenset[int] = frozenset()
 
 
+def _pieces(kept: KeptBroadcast) -> list[tuple[Blob, Data]]:
+    """The stanzas and the stream of a broadcast that is not for everybody."""
+    found, start = list[tuple[Blob, Data]](), 0
+    for piece in pieces_of(kept.header):
+        found.append((piece, Piece(kept.data, start, piece.size_bytes)))
+        start += piece.size_bytes
+    return found
+
+
 class Serving:
     """Serves what the proxy's memory keeps to devices; only slices of it are read."""
 
@@ -334,11 +353,23 @@ class Serving:
         self._wanted: dict[str, float] = {}  # likewise: until when no job is sent again
 
     def pass_on(self, to: fx.Address, kept: KeptBroadcast) -> list[fx.Effect]:
-        """The broadcast's offer; to all at once, the whole of one that is small."""
-        blob, limit = kept.header.blob, self._context.settings
-        push = isinstance(to, fx.AllDevices) and blob.size_bytes <= limit.push_bytes
-        key = self._key(to, kept)
-        return [*key, *sends(to, kept.signed, blob, kept.data, limit.packet_bytes, push=push)]
+        """The broadcast's offer; to all at once, the whole of one that is small.
+
+        Of one that is not for everybody only its stanzas go to all, unless all cover for those who
+        need the rest, or the whole is so small that it does not matter.
+        """
+        blob, limit, key = kept.header.blob, self._context.settings, self._key(to, kept)
+        pushed, packet_bytes = [(blob, kept.data)], limit.packet_bytes
+        if pieces := _pieces(kept):
+            pushed = pieces if limit.cover_window_s else pieces[:1]
+            packet_bytes = min(packet_bytes, UNSELECTED_BYTES)
+        if fits_offer(kept.signed, kept.data, packet_bytes):
+            return [*key, fx.Send(to, Offer(kept.signed, kept.data[:]))]
+        out: list[fx.Effect] = [*key, fx.Send(to, Offer(kept.signed))]
+        for piece, data in pushed:
+            if isinstance(to, fx.AllDevices) and piece.size_bytes <= limit.push_bytes:
+                out += [fx.Send(to, part) for part in parts(piece, data)]
+        return out
 
     def _key(self, to: fx.Address, kept: KeptBroadcast) -> list[fx.Effect]:
         """What the seeds of a masked round are sealed to, ahead of it."""
@@ -351,9 +382,7 @@ class Serving:
         """An admitted device asks for parts; what is still on its way is not sent again."""
         if self._context.registry.verify_key(device) is None:
             raise ProtocolError("unknown_signer")
-        kept = self._context.memory.kept.get(need.blob)
-        if kept is None:
-            raise ProtocolError("unknown_blob")
+        blob, data = self._found(need.blob)
         served = self._served.get(device)
         if served is None or served.blob != need.blob or now_s >= served.until_s:
             served = _Served(need.blob)
@@ -364,7 +393,15 @@ class Serving:
         until_s = now_s + self._context.settings.need_repeat_s
         self._served[device] = _Served(need.blob, until_s, fresh, served.last)
         asked = Need(need.blob, tuple(fresh))
-        return answer_need(fx.DeviceAddress(device), asked, kept.header.blob, kept.data)
+        return answer_need(fx.DeviceAddress(device), asked, blob, data)
+
+    def _found(self, digest: bytes) -> tuple[Blob, Data]:
+        """A kept blob, or a piece of one. Raises ProtocolError `unknown_blob`."""
+        for kept in self._context.memory.kept.values():
+            for blob, data in ((kept.header.blob, kept.data), *_pieces(kept)):
+                if blob.digest == digest:
+                    return blob, data
+        raise ProtocolError("unknown_blob")
 
     def want(self, device: str, job_id: bytes, now_s: float) -> list[fx.Effect]:
         """An admitted device asks for a job; raises ProtocolError `want_too_often`."""

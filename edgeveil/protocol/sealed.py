@@ -174,6 +174,8 @@ class Sealing(Protocol):
         self, key: OpeningKey, manifest: Manifest, data: bytes
     ) -> tuple[bytes, bytes] | None: ...
 
+    def is_listed(self, key: OpeningKey, manifest: Manifest, stanzas: bytes) -> bool: ...
+
     def seal_segment(
         self, manifest: Manifest, group: Group, membership: bytes, tensor: bytes
     ) -> bytes: ...
@@ -236,6 +238,19 @@ def open_broadcast(key: OpeningKey, manifest: Manifest, data: bytes) -> tuple[by
     if not same or len(package) != manifest.package_bytes:
         raise ProtocolError("wrong_package")
     return package, _membership(content_key, manifest)
+
+
+def is_listed(key: OpeningKey, manifest: Manifest, stanzas: bytes) -> bool:
+    """Whether a stanza is for this key."""
+    info = _context(CONTENT_KEY, manifest, manifest.package_digest)
+    return open_stanzas(key, info, stanzas) is not None
+
+
+def in_pieces(manifest: Manifest, data: bytes) -> Manifest:
+    """The manifest of a broadcast that is not for everybody: its stanzas may be had alone."""
+    at, part_bytes = manifest.stanza_bytes, manifest.blob.part_bytes
+    pieces = describe(data[:at], part_bytes), describe(data[at:], part_bytes)
+    return msgspec.structs.replace(manifest, pieces=pieces)
 
 
 def _membership(content_key: ContentKey, manifest: Manifest) -> bytes:

@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol.effects import Address, Effect, Send
-from edgeveil.protocol.messages import Blob, BlobPart, Envelope, Header, Need, Offer
+from edgeveil.protocol.messages import Blob, BlobPart, Envelope, Header, Manifest, Need, Offer
 
 try:  # zlib's CRC-32, ten times as fast where a processor multiplies without carry
     from isal.isal_zlib import crc32
@@ -32,6 +32,20 @@ class Data(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, part: slice, /) -> bytes: ...
+
+
+class Piece:
+    """So many bytes of a blob's, from `start` on; read as they are asked for."""
+
+    def __init__(self, data: Data, start: int, size_bytes: int) -> None:
+        self._data, self._start, self._size_bytes = data, start, size_bytes
+
+    def __len__(self) -> int:
+        return self._size_bytes
+
+    def __getitem__(self, part: slice, /) -> bytes:
+        begin, end, _ = part.indices(self._size_bytes)
+        return self._data[self._start + begin : self._start + max(begin, end)]
 
 
 def describe(data: bytes, part_bytes: int) -> Blob:
@@ -166,11 +180,16 @@ def check_parts_fit(blob: Blob, packet_bytes: int) -> None:
         raise ProtocolError("large_parts")
 
 
+def fits_offer(signed: Envelope, data: Data, packet_bytes: int) -> bool:
+    """Whether an offer can carry the whole blob in one packet."""
+    return len(signed.payload) + len(data) + FRAME_OVERHEAD_BYTES <= packet_bytes
+
+
 def sends(
     to: Address, signed: Envelope, blob: Blob, data: Data, packet_bytes: int, *, push: bool = True
 ) -> list[Effect]:
     """An offer with the blob inline if it fits one packet, else the offer and (if `push`) parts."""
-    if len(signed.payload) + len(data) + FRAME_OVERHEAD_BYTES <= packet_bytes:
+    if fits_offer(signed, data, packet_bytes):
         return [Send(to, Offer(signed, data[:]))]
     pieces = parts(blob, data) if push else ()
     return [Send(to, Offer(signed)), *(Send(to, piece) for piece in pieces)]
@@ -190,7 +209,8 @@ class Fetch(Generic[H]):
     Parts are pushed where the blob is small. Where no part came since the last look, the
     missing ones are asked for, at most `NEED_LIMIT` at a time and `credit` in all; the next request
     follows as soon as half a limit is free again, so that the sender never waits for us. With
-    `keep=False` the bytes are the caller's to put away.
+    `keep=False` the bytes are the caller's to put away. `blob` is the header's unless it is a piece
+    of it; while it is `idle` it takes what comes and asks for nothing.
     """
 
     def __init__(
@@ -201,10 +221,14 @@ class Fetch(Generic[H]):
         *,
         keep: bool = True,
         credit: int = NEED_LIMIT,
+        blob: Blob | None = None,
+        idle: bool = False,
     ) -> None:
         self._credit = credit
         self.offer, self.header = offer, header
-        self.assembly = Assembly(header.blob, limit_bytes, keep=keep)
+        self.blob, self.idle = blob or header.blob, idle
+        self.before = b""  # the piece ahead of this one
+        self.assembly = Assembly(self.blob, limit_bytes, keep=keep)
         self._asked: set[int] = set()  # and not come yet
         self._next = 0  # below it, everything was asked for since the last silence
         self._pulling = self._heard = False
@@ -221,10 +245,16 @@ class Fetch(Generic[H]):
         """The blob is longer than was said before. Raises ProtocolError `bad_growth`."""
         self.assembly.grow(header.blob)
         self.offer, self.header, self._pulling = offer, header, True
+        self.blob = header.blob
+
+    def wake(self, before: bytes) -> Need | None:
+        """It is of use, behind `before`: what to ask for."""
+        self.before, self.idle, self._pulling = before, False, True
+        return None if self.assembly.complete else self._fresh()
 
     def next_need(self, *, timer: bool) -> Need | None:
         """What to ask for now: with half of the credit free, or when a timer saw nothing new."""
-        if self.assembly.complete:
+        if self.assembly.complete or self.idle:
             return None
         if timer:
             if self._heard:
@@ -256,6 +286,23 @@ def check_fetchable(offer: Offer, blob: Blob, limit_bytes: int) -> None:
     check_claim(blob, limit_bytes)
     if offer.data:
         whole(blob, offer.data)
+
+
+def pieces_of(header: Header) -> tuple[Blob, ...]:
+    """A manifest's stanzas and its stream, where they may be had apart; else nothing."""
+    return header.pieces if isinstance(header, Manifest) else ()
+
+
+def check_pieces(manifest: Manifest, limit_bytes: int) -> None:
+    """Raise ProtocolError `malformed`, `oversized_blob` or `tiny_parts` for such as are none."""
+    stanza_bytes, size_bytes = manifest.stanza_bytes, manifest.blob.size_bytes
+    if stanza_bytes > size_bytes:
+        raise ProtocolError("malformed")
+    sizes = tuple(piece.size_bytes for piece in manifest.pieces)
+    if sizes and sizes != (stanza_bytes, size_bytes - stanza_bytes):
+        raise ProtocolError("malformed")
+    for piece in manifest.pieces:
+        check_claim(piece, limit_bytes)
 
 
 def first_data(offer: Offer, blob: Blob) -> Iterable[BlobPart]:

@@ -42,6 +42,8 @@ def _device(data: bytes) -> None:
 
 def _finish_device(task: object, tape: Tape) -> object:
     match task:
+        case dt.FindStanza():
+            return dt.StanzaLook(bool(tape.number(2)))
         case dt.OpenPackage():
             packages: tuple[Package | None, ...] = (
                 RoundPackage("train", 1, False, b"", b""),

@@ -26,6 +26,7 @@ from edgeveil.protocol.cloud_tasks import (
 )
 from edgeveil.protocol.device_tasks import (
     ComputeAnswer,
+    FindStanza,
     Installation,
     InstallJob,
     InstallRelease,
@@ -33,6 +34,7 @@ from edgeveil.protocol.device_tasks import (
     OpenedPackage,
     OpenPackage,
     SealedAnswer,
+    StanzaLook,
 )
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Commit, ExchangeId, Group, Manifest
 from edgeveil.protocol.sealed import (
@@ -42,6 +44,8 @@ from edgeveil.protocol.sealed import (
     Terms,
     decode_package,
     encode_package,
+    in_pieces,
+    is_listed,
     open_broadcast,
     open_segment,
     seal_broadcast,
@@ -117,6 +121,8 @@ class DeviceHost(Crashing):
 
     def perform(self, task: object) -> object:
         match task:
+            case FindStanza(manifest=manifest, stanzas=stanzas):
+                return StanzaLook(is_listed(self.opening, manifest, stanzas))
             case OpenPackage(manifest=manifest, blob=blob):
                 found = open_broadcast(self.opening, manifest, blob)
                 if found is None:
@@ -253,6 +259,8 @@ class CloudHost(Crashing):
         manifest, data, tag = seal_broadcast(
             terms, package, chosen, part_bytes(self._sizes.packet_bytes)
         )
+        if len(chosen) < len(self.keys):
+            manifest = in_pieces(manifest, data)
         self._secrets[at.exchange, at.attempt] = (opening, tag)
         self.selected[at.exchange, at.attempt] = {key.to_bytes() for key in chosen}
         return Broadcast(manifest, data)

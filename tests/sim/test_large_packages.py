@@ -8,7 +8,15 @@ from random import Random
 import pytest
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import BlobPart, Need, decode
+from edgeveil.protocol.messages import (
+    BlobPart,
+    Need,
+    Offer,
+    decode,
+    decode_header,
+    encode,
+)
+from edgeveil.protocol.proxy_broadcasts import UNSELECTED_BYTES
 from edgeveil.protocol.transfer import NEED_LIMIT
 from tests.sim.lossy_fleet import LossyFleet
 from tests.sim.lossy_hosts import Sizes
@@ -35,6 +43,24 @@ def test_a_pulled_package_comes_to_each_device_once_and_within_its_credit() -> N
         assert len(came) > 4 * NEED_LIMIT and set(came.values()) == {1}
     for need in messages(fleet, Need, fx.ProxyAddress()):
         assert len(need.indices) <= NEED_LIMIT
+
+
+def test_who_is_not_selected_gets_no_package() -> None:
+    sizes = Sizes(packet_bytes=65536, model_bytes=500_000)
+    fleet = LossyFleet(devices=12, selected=4, rounds=1, sizes=sizes)
+    assert fleet.run() == "completed"
+    selected = [device for device in fleet.devices if device.opened]
+    assert len(selected) == 4
+    for device in fleet.devices:
+        here = fx.DeviceAddress(device.id)
+        offers = [one for one in messages(fleet, Offer, here) if isinstance(one, Offer)]
+        parts = [one for one in messages(fleet, BlobPart, here) if isinstance(one, BlobPart)]
+        (offer,) = [one for one in offers if getattr(decode_header(one.header), "pieces", ())]
+        stanzas, stream = decode_header(offer.header).pieces  # type: ignore[union-attr]
+        came_bytes = sum(len(part.data) for part in parts if part.blob == stream.digest)
+        assert came_bytes == (stream.size_bytes if device in selected else 0)
+        seen = [encode(part) for part in parts if part.blob == stanzas.digest]
+        assert stanzas.size_bytes < sum(map(len, seen)) + len(encode(offer)) <= UNSELECTED_BYTES
 
 
 def test_a_device_that_was_offline_for_the_offer_completes() -> None:

@@ -253,7 +253,8 @@ def _compare(options: LoadOptions, site: LocalSite, result: dict[str, Any]) -> N
     rounds = min(_RAW_ROUNDS, len(result["rounds"]))
     if not rounds:
         return
-    devices = [RawDevice(device, password) for device, password in site.accounts.items()]
+    all_devices = [RawDevice(device, password) for device, password in site.accounts.items()]
+    devices = all_devices[: options.asked]
     accounts, brokers = RawSite.load(site.folder), site.broker_pids()
     raw = run_raw(accounts, devices, options, rounds, brokers)
     result["raw"], result["raw_ratio"] = raw, ratio(result, raw)

@@ -33,6 +33,7 @@ from edgeveil.protocol.device_tasks import (
     ComputeAnswer,
     DeviceMemory,
     DeviceSettings,
+    FindStanza,
     Installation,
     InstallJob,
     InstallRelease,
@@ -43,6 +44,7 @@ from edgeveil.protocol.device_tasks import (
     SealDummies,
     SealedAnswer,
     SealReport,
+    StanzaLook,
     StatementApplied,
 )
 from edgeveil.protocol.mask_seeds import masked_vectors, seal_seed
@@ -230,6 +232,8 @@ class NoiseWorker:
         """The outcome of one task; `Failed` where it cannot be done."""
         try:
             match task:
+                case FindStanza(manifest=manifest, stanzas=stanzas):
+                    return StanzaLook(sealing.is_listed(self._opening, manifest, stanzas))
                 case OpenPackage(manifest=manifest, blob=blob):
                     return self._open(manifest, blob)
                 case InstallJob(manifest=manifest, package=package):
@@ -523,7 +527,10 @@ class LoadDevice:
                     self._shared.counters.refused[f"declined: {data['why']}"] += 1
 
     def _queue(self, task: object) -> None:
-        if isinstance(task, OpenPackage):
+        if isinstance(task, FindStanza):
+            front = task.manifest.pieces[0].digest
+            task = FindStanza(task.manifest, self._shared.blob(front, task.stanzas))
+        elif isinstance(task, OpenPackage):
             manifest = task.manifest
             if manifest.kind == "round":
                 row = self._shared.counters.round(manifest.at)

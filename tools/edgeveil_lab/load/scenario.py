@@ -51,6 +51,8 @@ class LoadOptions(Block):
     """Simulated devices, each with its own keys and connection."""
     sweep: tuple[Count, ...] = Field(default=(), max_length=20)
     """Device counts to measure one after the other, a fresh site each; takes `devices`' place."""
+    selected: Count | None = Field(default=None, examples=[50])
+    """Devices that a round asks, drawn anew each time; none: all."""
     rounds: int = Field(default=3, ge=0, le=1000)
     """Rounds to play; 0: the devices connect and are held."""
     minutes: float | None = Field(default=None, gt=0, le=10080, examples=[30])
@@ -148,6 +150,11 @@ class LoadOptions(Block):
         return self.sweep or (self.devices,)
 
     @property
+    def asked(self) -> int:
+        """Devices that a round asks."""
+        return self.devices if self.selected is None else self.selected
+
+    @property
     def starts_site(self) -> bool:
         """Whether cloud and proxy are started here."""
         return self.site is None and (self.broker is None or not _named(self))
@@ -197,6 +204,14 @@ def _mixes(options: LoadOptions) -> Iterator[Mix]:
 def _course_mixes(options: LoadOptions) -> Iterator[Mix]:
     if options.ramp_s and options.rate_per_s:
         yield Mix(("ramp_s", "rate_per_s"), "both say how fast devices connect; leave one out")
+    if options.selected is not None:
+        if options.selected > min(options.counts):
+            yield Mix(("selected", "devices"), "no more devices can be asked than there are")
+        if not options.starts_site:
+            yield Mix(
+                ("selected", "broker", "site"),
+                "a running site may hold devices that are not of this test; name none",
+            )
     if options.minutes is not None and options.sweep:
         yield Mix(("minutes", "sweep"), "a sweep plays rounds, not minutes; leave one out")
     if options.rounds == 0 and options.minutes is None and not options.hold_s:

@@ -30,10 +30,10 @@ _ROUNDING = 1e-6  # a share that means six devices must not ask for a seventh
 
 
 def job_yaml(options: LoadOptions, enrolled: int, *, open_end: bool = False) -> bytes:
-    """`noise_only` for all devices, in as many rounds as are asked for; with `open_end` until
-    it is cancelled.
+    """`noise_only` in as many rounds as are asked for; with `open_end` until it is cancelled.
 
-    All `enrolled` devices are selected; the quorum is of the test's own, which alone answer.
+    Without `selected` a round asks all `enrolled` devices; the quorum is of the test's own, which
+    alone answer.
     """
     quorum = options.quorum
     if enrolled > options.devices:
@@ -50,12 +50,12 @@ def job_yaml(options: LoadOptions, enrolled: int, *, open_end: bool = False) -> 
             "package_values": options.package_values,
         },
         "privacy": {"epsilon": 1.0},
-        "selection": {"devices": "all", "min_devices": options.devices},
+        "selection": {"devices": options.selected or "all", "min_devices": options.asked},
         "round": {
             "deadline_s": float(options.deadline_s),
             "quorum": quorum,
             "grace_s": float(options.grace_s),
-            "min_batch": min(MIN_BATCH, options.devices),
+            "min_batch": min(MIN_BATCH, options.asked),
             "retries": _RETRIES,
         },
         "aggregation": {"name": "fedavg", "secure": options.secure},
@@ -305,7 +305,7 @@ class LoadSession:
             return f"{run_log.phase}: broadcasting"
         if "absorbing" in run_log.phase:
             return run_log.phase
-        held, wanted = newest["acknowledged"], self._options.devices
+        held, wanted = newest["acknowledged"], self._options.asked
         doing = "handing over" if held >= wanted else f"{held:,} of {wanted:,} acknowledged"
         return f"{run_log.phase}: {doing}"
 

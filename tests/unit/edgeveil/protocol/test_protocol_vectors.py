@@ -30,7 +30,7 @@ FILE = json.loads((Path(__file__).parents[3] / "vectors" / "wire.json").read_tex
 VECTORS = FILE["vectors"]
 PACKET_BYTES = 65536
 NEW = {
-    "Manifest": (True, [], 1, b""),
+    "Manifest": (True, [], 1, b"", []),
     "Roster": ("", 0.0),
     "Hello": (0, 0, -1),
     "Upload": (0, b"", b""),
@@ -39,6 +39,7 @@ NEW = {
 DIGESTS = {  # of the first so many; who appends vectors appends the digest of all
     71: "8f66a19e5067efca1e055255171822ba711806a4ee31ec4ce2ddada511b41cc1",
     78: "9dca94e0b10fcfd5fa5b37906e5956628918f241132a7047cbf8145b67839602",
+    80: "954a8e56be1ef8baf9c6246ccf4f6a0563891c3c6b1a640728d949cb273be853",
 }
 
 

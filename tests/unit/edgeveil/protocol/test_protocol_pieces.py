@@ -1,0 +1,258 @@
+"""A round that is not for everybody: stanzas first, and the stream for who finds its own."""
+
+import pytest
+from device_bench import PACKAGE, device, done, fire, receive, snapshot
+from protocol_kit import (
+    CLOUD,
+    PART_BYTES,
+    PROXY,
+    at,
+    manifest,
+    messages,
+    offer,
+    parts_of,
+    refused,
+    tasks,
+    timers,
+)
+from proxy_bench import FLEET, cloud_says, proxy, says, to_devices
+
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.device import DeviceState
+from edgeveil.protocol.device_tasks import (
+    ComputeAnswer,
+    DeviceMemory,
+    FindStanza,
+    Installation,
+    InstallJob,
+    OpenedPackage,
+    OpenPackage,
+    SealDummies,
+    StanzaLook,
+)
+from edgeveil.protocol.messages import BlobPart, Cover, Hello, Need, Offer
+from edgeveil.protocol.proxy_broadcasts import UNSELECTED_BYTES
+from edgeveil.protocol.sealed import JobPackage, in_pieces
+from edgeveil.protocol.transfer import FRAME_OVERHEAD_BYTES, NEED_LIMIT, describe, parts
+
+STANZAS = bytes(range(200)) * 3
+STREAM = b"stream" * 3 * PART_BYTES
+DATA = STANZAS + STREAM
+HEADER = in_pieces(manifest(DATA, stanza_bytes=len(STANZAS)), DATA)
+FRONT, REST = HEADER.pieces
+
+
+def needs(effects):
+    return messages(effects, Need)
+
+
+def looked(machine, header=HEADER):
+    """The offer and the stanzas came."""
+    receive(machine, offer(header))
+    out = [effect for part in parts(FRONT, STANZAS) for effect in receive(machine, part)]
+    assert tasks(out) == [FindStanza(header, STANZAS)]
+
+
+def came(machine, pieces=None):
+    """All parts of the stream, or these."""
+    chosen = list(parts(REST, STREAM))
+    given = chosen if pieces is None else [chosen[index] for index in pieces]
+    return [effect for part in given for effect in receive(machine, part)]
+
+
+def test_who_finds_no_stanza_asks_for_nothing_more():
+    machine = device()
+    looked(machine)
+    assert done(machine, FindStanza(HEADER, STANZAS), StanzaLook(False)) == []
+    assert machine.state is DeviceState.IDLE
+    assert machine.fetches.under_way == {}
+    assert needs(fire(machine, "repair")) == []
+    assert tasks(receive(machine, offer(HEADER))) == []
+
+
+def test_who_finds_one_asks_for_the_stream_and_opens_the_whole():
+    machine = device()
+    looked(machine)
+    out = done(machine, FindStanza(HEADER, STANZAS), StanzaLook(True))
+    assert needs(out) == [Need(REST.digest, tuple(range(min(NEED_LIMIT, REST.parts))))]
+    assert "repair" in timers(out)
+    assert tasks(came(machine)) == [OpenPackage(HEADER, DATA)]
+    out = done(machine, OpenPackage(HEADER, DATA), OpenedPackage(PACKAGE))
+    assert [type(task) for task in tasks(out)] == [ComputeAnswer]
+
+
+def test_parts_that_do_not_come_are_asked_for_again_piece_by_piece():
+    machine = device()
+    receive(machine, offer(HEADER))
+    assert needs(fire(machine, "repair")) == [Need(FRONT.digest, tuple(range(FRONT.parts)))]
+    looked(machine)
+    assert needs(fire(machine, "repair")) == []  # the host is at it
+    done(machine, FindStanza(HEADER, STANZAS), StanzaLook(True))
+    came(machine, [0, 2])
+    fire(machine, "repair")
+    missing = needs(fire(machine, "repair"))
+    assert [i for need in missing for i in need.indices if i < 3][:1] == [1]
+    assert tasks(came(machine)) == [OpenPackage(HEADER, DATA)]
+
+
+def test_a_stream_that_is_pushed_before_the_look_is_not_asked_for():
+    machine = device()
+    receive(machine, offer(HEADER))
+    assert tasks(came(machine)) == []
+    looked(machine)
+    out = done(machine, FindStanza(HEADER, STANZAS), StanzaLook(True))
+    assert (needs(out), tasks(out)) == ([], [OpenPackage(HEADER, DATA)])
+
+
+def test_under_cover_everybody_fetches_the_stream_unlooked():
+    machine = device()
+    receive(machine, PROXY.note(Cover(5.0)))
+    receive(machine, offer(HEADER))
+    out = [effect for part in parts(FRONT, STANZAS) for effect in receive(machine, part)]
+    assert tasks(out) == []
+    assert needs(out)
+    came(machine)
+    assert machine.state is DeviceState.OPENING
+    out = done(machine, OpenPackage(HEADER, DATA), OpenedPackage(None))
+    assert [type(task) for task in tasks(out)] == [SealDummies]
+
+
+def test_cover_that_is_asked_for_during_the_look_counts():
+    machine = device()
+    looked(machine)
+    receive(machine, PROXY.note(Cover(5.0)))
+    assert needs(done(machine, FindStanza(HEADER, STANZAS), StanzaLook(False)))
+    assert machine.state is DeviceState.FETCHING
+
+
+def test_a_small_one_comes_whole_in_its_offer():
+    machine = device()
+    data = b"abcd" + b"efgh"
+    header = in_pieces(manifest(data, stanza_bytes=4), data)
+    assert tasks(receive(machine, offer(header, data))) == [OpenPackage(header, data)]
+    assert machine.fetches.under_way == {}
+
+
+def test_a_whole_that_comes_during_the_look_goes_before_it():
+    data = b"abcd" + b"efgh"
+    header = in_pieces(manifest(data, stanza_bytes=4), data)
+    machine = device()
+    receive(machine, offer(header))
+    for part in parts(header.pieces[0], b"abcd"):
+        receive(machine, part)
+    assert tasks(receive(machine, offer(header, data))) == [OpenPackage(header, data)]
+    assert done(machine, FindStanza(header, b"abcd"), StanzaLook(False)) == []
+    assert machine.state is DeviceState.OPENING
+
+
+def test_a_look_that_a_newer_round_overtook_is_dropped():
+    machine = device()
+    looked(machine)
+    newer = manifest(b"x" * 3000, at(2))
+    receive(machine, offer(newer))
+    for found in (True, False):
+        assert done(machine, FindStanza(HEADER, STANZAS), StanzaLook(found)) == []
+    assert machine.at == at(2)
+    assert machine.state is DeviceState.FETCHING
+
+
+def test_a_broken_stream_is_refused_and_fetched_again():
+    machine = device()
+    looked(machine)
+    done(machine, FindStanza(HEADER, STANZAS), StanzaLook(True))
+    spoilt = describe(STREAM, PART_BYTES)
+    wrong = list(parts(spoilt, STREAM[:-1] + b"!"))
+    out = [effect for part in wrong for effect in receive(machine, part)]
+    assert refused(out) == ["bad_digest"]
+    assert tasks(came(machine)) == [OpenPackage(HEADER, DATA)]
+
+
+@pytest.mark.parametrize("pieces", [(FRONT,), (REST, FRONT), (FRONT, FRONT)])
+def test_pieces_that_are_not_the_blob_are_refused(pieces):
+    machine = device()
+    before = snapshot(machine)
+    wrong = manifest(DATA, stanza_bytes=len(STANZAS), pieces=pieces)
+    assert receive(machine, CLOUD.offer(wrong)) == [fx.Refuse("malformed")]
+    assert snapshot(machine) == before
+
+
+def test_a_newer_round_ends_both_pieces():
+    machine = device(fetch_bytes=len(DATA) + 10)
+    other = b"K" * 16
+    machine.memory.jobs[other] = None
+    newer = manifest(b"y" * len(DATA), at(1, job=other))
+    receive(machine, offer(HEADER))
+    assert refused(receive(machine, offer(newer))) == []
+    assert machine.at == newer.at
+    assert list(machine.fetches.under_way) == [newer.blob.digest]
+
+
+def test_a_round_before_its_job_is_looked_at_once_the_job_is_known():
+    machine = device(DeviceMemory())
+    receive(machine, offer(HEADER))
+    out = [effect for part in parts(FRONT, STANZAS) for effect in receive(machine, part)]
+    assert tasks(out) == []
+    job, package = manifest(b"job", at(0), kind="job", sequence=0), JobPackage(b"{}", b"")
+    receive(machine, offer(job, b"job"))
+    done(machine, OpenPackage(job, b"job"), OpenedPackage(package))
+    out = done(machine, InstallJob(job, package), Installation())
+    assert tasks(out) == [FindStanza(HEADER, STANZAS)]
+
+
+# --- at the proxy -------------------------------------------------------------------------------
+
+
+LONG = STANZAS + b"stream" * 3000
+LONGER = in_pieces(manifest(LONG, stanza_bytes=len(STANZAS)), LONG)
+PUSHED = list(parts(LONGER.pieces[0], STANZAS))
+PULLED = list(parts(LONGER.pieces[1], LONG[len(STANZAS) :]))
+
+
+def brought(machine, header, data):
+    """The cloud's broadcast, part by part; what devices hear of it."""
+    out = cloud_says(machine, offer(header))
+    return to_devices(
+        out + [e for part in parts_of(header, data) for e in cloud_says(machine, part)]
+    )
+
+
+def test_the_stanzas_go_to_all_and_the_stream_to_who_asks():
+    machine = proxy()
+    assert brought(machine, LONGER, LONG) == [offer(LONGER), *PUSHED]
+    asked = Need(LONGER.pieces[1].digest, (0, 2))
+    assert messages(says(machine, FLEET[0], asked), BlobPart) == [PULLED[0], PULLED[2]]
+    late = Need(LONGER.pieces[0].digest, (0,))
+    assert messages(says(machine, FLEET[1], late), BlobPart) == [PUSHED[0]]
+    old = Need(LONGER.blob.digest, (0,))  # a device of an earlier version wants it whole
+    assert messages(says(machine, FLEET[2], old), BlobPart) == parts_of(LONGER, LONG)[:1]
+
+
+def test_who_comes_late_is_offered_it_and_asks_for_either_piece():
+    machine = proxy()
+    brought(machine, LONGER, LONG)
+    hello = FLEET[0].signer.note(Hello(FLEET[0].id))
+    assert offer(LONGER) in messages(says(machine, FLEET[0], hello), Offer)
+
+
+def test_under_cover_both_pieces_go_to_all():
+    machine = proxy(cover_window_s=5.0)
+    told = [m for m in brought(machine, LONGER, LONG) if isinstance(m, BlobPart)]
+    assert told == [*PUSHED, *PULLED]
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_what_hardly_matters_is_in_the_offer_whole(left):
+    machine = proxy(packet_bytes=1 << 16)
+    room = UNSELECTED_BYTES - FRAME_OVERHEAD_BYTES - len(offer(LONGER).header.payload) + left
+    data = LONG[:room]
+    header = in_pieces(manifest(data, stanza_bytes=len(STANZAS)), data)
+    whole = [offer(header, data)]
+    assert (brought(machine, header, data) == whole) == (not left)
+
+
+@pytest.mark.parametrize("pieces", [(LONGER.pieces[0],), LONGER.pieces[::-1]])
+def test_the_proxy_keeps_no_broadcast_whose_pieces_are_not_its_own(pieces):
+    machine = proxy()
+    wrong = manifest(LONG, stanza_bytes=len(STANZAS), pieces=pieces)
+    assert refused(cloud_says(machine, offer(wrong))) == ["malformed"]
+    assert machine.cache_bytes == 0
