@@ -236,7 +236,7 @@ def settings_of(job: Job) -> str:
 def _plain(value: Any) -> str:
     if isinstance(value, dict):
         return "/".join(map(_plain, value.values()))
-    return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
 def not_run(trial: Trial, lacking: Mapping[str, str]) -> list[dict[str, Any]]:
