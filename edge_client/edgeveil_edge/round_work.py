@@ -22,6 +22,7 @@ from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.exchange import KEPT, Answer, Array, Tensors
 from edgeveil.parts.features import match_backbones
+from edgeveil.parts.methods import METHODS
 from edgeveil.privacy.derived import NoiseFor, Question
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.ledger import Ledger, Receipt
@@ -106,10 +107,19 @@ class RoundWork:
         why = found.refused or self._too_slow(found, job.plan.job.round.time_budget_s * WORK_SHARE)
         if why:
             self._say(f"a job is declined: {why}")
-        if not why:  # those of the start may have been of another share, or gone with a job
+        else:  # those of the start may have been of another share, or gone with a job
+            self._warn(job.plan)
             self._compute.read_ahead(self._share(job.plan.job.data.evaluation_share))
         trial = JobTrial(found.needed_s, why)
         self._store.put_fact(trial_name(job_id), json.dumps(asdict(trial)))
+
+    def _warn(self, plan: Plan) -> None:
+        """Say what the owner should know of how this box plays the job."""
+        train = plan.job.train
+        warning = METHODS[train.method].box_warning
+        said = warning(train) if warning and self.site.role == "train" else ""
+        if said:
+            self._say(f"a job is played in another way here: {said}")
 
     def judge_release(
         self, manifest: Manifest, package: ReleasePackage

@@ -98,7 +98,8 @@ class MethodPart(BlockPart):
     `learns_on`: `features`, `model` for a method that trains the job's model and uploads what
     changed, or `nothing`. `summed`: it can upload integers of which only sums are seen. `shares`:
     its noise may then be shared. `refuses` gives keys of the job and why their values cannot stand
-    with this method.
+    with this method. `box_warning` says what a device's owner should know of how this box plays
+    the job, or "".
     """
 
     family: ClassVar[str] = "methods"
@@ -113,6 +114,7 @@ class MethodPart(BlockPart):
     summed: bool = False
     shares: bool = False
     refuses: Callable[[Any, Setting], Iterable[tuple[tuple[str, ...], str]]] | None = None
+    box_warning: Callable[[Any], str] | None = None
 
 
 def network_of(setting: Setting) -> Network:

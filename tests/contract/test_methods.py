@@ -12,6 +12,7 @@ from edgeveil.errors import PrivacyError, ProtocolError, UsageError
 from edgeveil.parts.exchange import TRAIN
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
 from edgeveil.parts.methods import METHODS, trains_model
+from edgeveil.parts.methods.pate import TeacherParameters
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import MlpParameters
 from edgeveil.parts.models.softmax_head import WEIGHTS
@@ -57,6 +58,7 @@ def pca(name, noise="gaussian"):
 VARIANTS = {
     **{name: (name, {}, None) for name in METHODS},
     "fm, pure noise": ("fm", {"noise": "laplace"}, None),
+    "pate, teacher": ("pate", {"teacher": TeacherParameters(hidden=(4,))}, None),
     "fm, bare": ("fm", {"centre": False, "quadratic": "never"}, None),
     "fm, ldp_fpca": ("fm", {}, pca("ldp_fpca")),
     "fm, ldp_fpca, wishart": ("fm", {"centre": False}, pca("ldp_fpca", "wishart")),

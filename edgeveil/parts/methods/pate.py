@@ -15,6 +15,9 @@ vote. Nothing is earned for votes that agree: such prices depend on the data and
 noised to be told.
 
 A vote is 2**24 steps, so that noise, or a device's part of shared noise, is fine.
+
+A teacher is the head that the student is, or with `teacher` a perceptron on the same features. That
+one needs torch; a device without votes by its head, which the theorem lets it.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -43,6 +47,9 @@ from edgeveil.parts.exchange import (
 from edgeveil.parts.features import valid_records
 from edgeveil.parts.methods.fm import exchanges
 from edgeveil.parts.methods.fm_sums import noised
+from edgeveil.parts.methods.sgd import Steps
+from edgeveil.parts.models.mlp import MlpParameters
+from edgeveil.parts.models.mlp import build as perceptron
 from edgeveil.parts.models.softmax_head import softmax
 from edgeveil.parts.setting import MethodParameters, MethodPart, Setting
 from edgeveil.parts.sources.digits import load_digits_split
@@ -52,7 +59,7 @@ from edgeveil.privacy.events import Event, as_single, as_summed
 from edgeveil.privacy.gaussian_mechanism import gaussian_event, shared_gaussian
 from edgeveil.privacy.grid import Float64, Int64, row_norms
 from edgeveil.privacy.sampler import RandomBytes, os_random
-from edgeveil.subnormals import flushed
+from edgeveil.subnormals import flushed, flushed_training
 
 VOTES, ROUND = "votes", "round"
 VOTE_BITS = 24
@@ -163,6 +170,19 @@ def _facts(x: NDArray[Any], records: int) -> dict[str, Any]:
     }
 
 
+class TeacherParameters(BaseModel):
+    """A perceptron on the public features that each device trains as its teacher, with torch."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    hidden: tuple[Annotated[int, Field(ge=1, le=8192)], ...] = Field(
+        default=(64,), min_length=1, max_length=8
+    )
+    """Widths of the hidden layers."""
+    learning_rate: float = Field(default=0.3, gt=0, le=100)
+    """Step size of its gradient descent, over all records of a device at once."""
+
+
 class PateParameters(MethodParameters):
     """The `train` block of a job with `method: pate`."""
 
@@ -172,6 +192,8 @@ class PateParameters(MethodParameters):
     """Rounds, among which the public records are shared out; one is the least work."""
     public: PublicSet | None = None
     """The public, unlabelled records; needed."""
+    teacher: TeacherParameters | None = Field(default=None, examples=[{"hidden": [64]}])
+    """What a device learns by where it has torch; null, and without torch: the student's head."""
     ridge: float = Field(default=0.003, gt=0, le=1e3)
     """Weight decay of teachers and student, on the mean loss."""
     steps: int = Field(default=200, ge=1, le=10_000)
@@ -275,6 +297,50 @@ def head_weights(
     return weight
 
 
+def torch_votes(
+    z: Float64, labels: NDArray[np.int64], asked: Float64, classes: int, parameters: PateParameters
+) -> NDArray[np.int64]:
+    """The classes (m,) that a perceptron taught by z (n, d) gives `asked` (m, d). Needs torch.
+
+    Gradient descent with momentum 0.9 over all records at once, from public first weights, on the
+    mean cross-entropy plus ridge/2·‖W‖²: no chance has a part in it.
+    """
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    teacher = parameters.teacher or TeacherParameters()
+    network = perceptron(MlpParameters(hidden=teacher.hidden), (z.shape[1],), classes)
+    weights = {
+        name: torch.tensor(value, requires_grad=True) for name, value in network.initial().items()
+    }
+    x, y = torch.tensor(z, dtype=torch.float32), torch.tensor(labels)
+    steps = Steps(list(weights.values()), teacher.learning_rate, 0.9)
+    with flushed_training():
+        for _ in range(parameters.steps):
+            squares = torch.stack([(value**2).sum() for value in weights.values()]).sum()
+            loss = cross_entropy(network.logits(weights, x), y)
+            steps.take(loss + parameters.ridge / 2 * squares)
+        with torch.no_grad():
+            logits = network.logits(weights, torch.tensor(asked, dtype=torch.float32))
+    found: NDArray[np.int64] = logits.numpy().argmax(axis=1)
+    return found
+
+
+def torch_there() -> bool:
+    """Whether this box has torch, which is not loaded to tell."""
+    return find_spec("torch") is not None
+
+
+def box_warning(parameters: PateParameters) -> str:
+    """What the owner of a box without torch is told of a job that names a teacher."""
+    if parameters.teacher is None or torch_there():
+        return ""
+    return (
+        "the job's teacher needs torch, which is not installed; this device votes by a linear head"
+        " (pip install 'edgeveil[train]' for the teacher)"
+    )
+
+
 class PublicFeatures:
     """The public set as the head sees it: features, their mean, and what is bounded around it."""
 
@@ -345,8 +411,11 @@ class PateDevice:
             return ballot
         public = PublicFeatures(p, s)
         z = public.bounded(s.features(records.x[mask]))
-        weight = head_weights(z, records.y[mask], s.classes, p)
-        chosen = (public.z[rows_of(exchange, p)] @ weight).argmax(axis=1)
+        labels, asked = records.y[mask], public.z[rows_of(exchange, p)]
+        if p.teacher is not None and torch_there():
+            chosen = torch_votes(z, labels, asked, s.classes, p)
+        else:
+            chosen = (asked @ head_weights(z, labels, s.classes, p)).argmax(axis=1)
         ballot[np.arange(len(chosen)), chosen] = 1
         return ballot
 
@@ -421,4 +490,5 @@ PART = MethodPart(
     summed=True,
     shares=True,
     refuses=refusals,
+    box_warning=box_warning,
 )

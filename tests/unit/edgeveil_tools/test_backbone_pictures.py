@@ -51,7 +51,13 @@ def test_devices_run_the_graph(graph):
     check_graph(graph)
     assert opened(graph).form.input_shape == (3, SIDE, SIDE)
     assert opened(graph).form.output_dim == FEATURES
-    assert len(graph) < MAX_BACKBONE_BYTES
+
+
+def test_it_is_small_enough_to_ship_and_as_large_as_the_text_says(graph):
+    """How long it was taught decides none of its bytes' number."""
+    assert len(graph) <= min(20_000_000, MAX_BACKBONE_BYTES)
+    said = Path("docs/privacy.md").read_text("utf-8")
+    assert f"{len(graph):,} bytes" in said
 
 
 def test_the_seed_decides_all(trained):

@@ -56,6 +56,7 @@ def test_devices_run_the_graph(graph):
     check_graph(graph)
     assert opened(graph).form.input_shape == (1, 28, 28)
     assert opened(graph).form.output_dim == FEATURES
+    assert f"{len(graph):,} bytes" in Path("docs/privacy.md").read_text("utf-8")
 
 
 def test_the_seed_decides_all(graph):

@@ -82,3 +82,4 @@ class Experiment:
     x_label: str = ""
     x_log: bool = False
     needs_gpu: bool = False  # but for its quick rows
+    shows_settings: bool = False  # in a column: what each row learns on, and the values it sets

@@ -30,6 +30,7 @@ COLUMNS = (
     "rounds",
     "seconds",
 )
+SETTINGS = "features and settings"
 
 
 def write(content: Mapping[str, Any], out: Path) -> None:
@@ -72,8 +73,12 @@ def markdown(content: Mapping[str, Any]) -> str:
         lines += ["Quick: digits, few rounds. It shows that all runs; not to be compared.", ""]
     lines += ["```sh", *_commands(content["rows"]), "```", ""]
     lines += [f"Figure: {content['figure']}. Of several seeds the median, and the range.", ""]
-    lines += ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
-    lines += ["| " + " | ".join(_cells(row)) + " |" for row in content["rows"]]
+    settings = bool(content.get("shows_settings"))
+    columns = COLUMNS + (SETTINGS,) * settings
+    lines += ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    for row in content["rows"]:
+        cells = _cells(row) + ((row.get("settings") or "–"),) * settings
+        lines.append("| " + " | ".join(cells) + " |")
     if content.get("chosen"):
         lines += ["", f"{content['chosen'][:1].upper()}{content['chosen'][1:]}."]
     lines += [f"\nFailed: {failure}" for failure in content["failures"]]

@@ -15,7 +15,9 @@ from typing import IO, Any
 import yaml
 
 from edgeveil.errors import INTERRUPTED, JobFailed, UsageError
-from edgeveil.jobs import load_job
+from edgeveil.jobs import compile_job, load_job
+from edgeveil.jobs.job import Job
+from edgeveil.parts.features import MapParameters, read_backbones
 from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.sources import published_files
 from edgeveil.registry import nearest
@@ -146,6 +148,7 @@ def _content(
         "picture": experiment.picture,
         "x_label": experiment.x_label,
         "x_log": experiment.x_log,
+        "shows_settings": experiment.shows_settings,
         "quick": wanted.quick,
         "rows": rows,
         "failures": failures,
@@ -195,6 +198,8 @@ def rows_of(experiment: Experiment, played: PlayedTrial, command: str) -> list[d
         "full_rounds": played.full_rounds,
         "command": command,
     }
+    if experiment.shows_settings:
+        shared["settings"] = settings_of(played.study.job)
     if results:
         first = results[0]
         shared |= {
@@ -210,6 +215,28 @@ def rows_of(experiment: Experiment, played: PlayedTrial, command: str) -> list[d
         row["values"] = [v for found in results if (v := point.measure(found)) is not None]
         row["ours"] = statistics.median(row["values"]) if row["values"] else None
     return rows
+
+
+def settings_of(job: Job) -> str:
+    """What a job on features learns with: the fleet, the maps, their number, all values of it."""
+    maps = " + ".join(Path(getattr(one, "file", None) or one.name).stem for one in job.features)
+    weights = [one.weight for one in job.features if isinstance(one, MapParameters)]
+    shares = f" ({' : '.join(f'{one:g}' for one in weights)})" if len(weights) > 1 else ""
+    plan = compile_job(job).with_artifacts(read_backbones(job.features))
+    values = job.train.model_dump(mode="json", exclude={"method", "rounds"}, exclude_none=True)
+    return "; ".join(
+        (
+            f"{job.selection.devices} × {job.data.nominal_records} records",
+            f"{maps}{shares}, {plan.setting.dimension} features",
+            ", ".join(f"{name} {_plain(value)}" for name, value in values.items()),
+        )
+    )
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return "/".join(map(_plain, value.values()))
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
 def not_run(trial: Trial, lacking: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -235,6 +262,7 @@ def _unmeasured(trial: Trial) -> list[dict[str, Any]]:
             "proven_privacy": None,
             "rounds": None,
             "full_rounds": None,
+            "settings": None,
             "seconds": None,
             "curve": [],
             "scores": [],

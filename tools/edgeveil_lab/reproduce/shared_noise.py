@@ -162,6 +162,7 @@ EXPERIMENT = Experiment(
     source="this project; figures of Zhang, Wu and Dong (PSO-DP) beside two rows",
     figure="accuracy",
     trials=trials,
+    shows_settings=True,
     remark="Per record, δ = 1e-5, the whole training. Published with central noise, one holder of "
     "all records: MNIST 0.987 at ε = 3, nothing pretrained (Tramèr and Boneh 2021). Of breast "
     "cancer each seed holds back another fifth: --seeds 5 tests on every record once.",

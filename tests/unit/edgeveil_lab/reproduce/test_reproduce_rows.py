@@ -85,6 +85,25 @@ def test_rows_of_a_former_run_stay_and_each_names_its_command(play, tmp_path):
     assert "| **1** of 2 |" in said
 
 
+def test_what_a_row_learns_with_stands_in_the_table_where_the_experiment_shows_it(
+    monkeypatch, tmp_path
+):
+    job = {**TOY, "features": [{"name": "identity"}, {"name": "random", "dimension": 9}]}
+    job["train"] = {**TOY["train"], "clip": 0.5, "shares": {"centre": 0.02, "quadratic": 0.2}}
+    row = Trial("both", "two maps", job, (Point(),), "none")
+    shown = Experiment("a toy", "none", "accuracy", lambda _: (row,), "", shows_settings=True)
+    monkeypatch.setattr(
+        "edgeveil_lab.reproduce.run.EXPERIMENTS", Table("experiment", {"toy": shown})
+    )
+    assert cli.main(["reproduce", "toy", "--seeds", "1", "--out", str(tmp_path)]) == 0
+    said = (tmp_path / "reproduction.md").read_text()
+    assert "| features and settings |\n" in said
+    assert "| all × 64 records; identity + random (1 : 1), 73 features; noise gaussian, ce" in said
+    assert "clip 0.5, radius 0.7, ridge 0.3, curvature 0.5, shares 0.02/0.2, local_steps" in said
+    (kept,) = json.loads((tmp_path / "reproduction.json").read_text())["rows"]
+    assert kept["settings"] in said
+
+
 def test_rows_without_files_are_left_out_where_others_run(toy, tmp_path, capsys):
     options = ["--rounds", "1", "--seeds", "1", "--data", str(tmp_path), "--out", str(tmp_path)]
     assert cli.main(["reproduce", "toy", *options]) == 0
