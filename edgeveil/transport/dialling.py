@@ -234,6 +234,16 @@ def hung_up(address: BrokerAddress, cert_file: Path | None = None) -> BrokerErro
     )
 
 
+def not_ready(address: BrokerAddress) -> BrokerError:
+    """The error for a broker that refuses MQTT 5 in words and MQTT 3.1.1 without any."""
+    return BrokerError(
+        "an MQTT broker answers, but takes no connections yet: it refused MQTT 5 and said nothing "
+        "to MQTT 3.1.1",
+        where=str(address),
+        fix="wait: a cluster does so while it elects a leader; else look at the broker's log",
+    )
+
+
 def subscription_refused(topic: str, address: BrokerAddress) -> BrokerError:
     """The error for a subscription that the broker's access list forbids."""
     return BrokerError(

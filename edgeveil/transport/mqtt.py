@@ -29,6 +29,7 @@ from edgeveil.transport.dialling import client_context, dial_in_thread, open_str
 from edgeveil.transport.flow import Intake, SendWindow
 from edgeveil.transport.link import LinkDown, LinkSettings, MessageFilter, overhead_bytes
 from edgeveil.transport.mqtt_packets import (
+    CONNACK,
     PUBACK,
     PUBLISH,
     PacketCutter,
@@ -46,6 +47,7 @@ _READ_BYTES, _READ_AT_MOST_BYTES = 1 << 14, 1 << 18
 _QOS_2 = 0x04  # of a message's first byte
 _PIECES_PER_WAKE = 2  # so that one busy link does not starve the others
 _PACKETS_PER_WAKE = 32  # likewise
+_VERSION_REFUSED = b"\x01"  # the return code of a CONNACK of MQTT 3.1.1, its last byte
 _FAILURE = 0x80  # reason codes from here on
 _SUBACK_S = 10.0
 _PACE_S = 1.0
@@ -247,6 +249,7 @@ class MqttConnection:
         )
         client.on_plain_message = self._on_message
         client.on_acknowledged = self._on_acknowledged
+        client.on_version_refused = self._on_version_refused
         if settings.username is not None:
             client.username_pw_set(settings.username, settings.password)
         if settings.will is not None:
@@ -329,6 +332,10 @@ class MqttConnection:
         if not self._answer.done():
             self._answer.set_result((code.value, properties))
 
+    def _on_version_refused(self) -> None:
+        if not self._answer.done():
+            self._answer.set_result((dialling.UNSUPPORTED_PROTOCOL, Properties(PacketTypes.CONNACK)))  # type: ignore[no-untyped-call]
+
     def _on_disconnect(
         self, _client: paho.Client, _data: object, flags: Any, code: ReasonCode, _properties: Any
     ) -> None:
@@ -382,6 +389,7 @@ class MessageClient(_DialledClient):
 
     on_plain_message: Callable[[bytes, bytes, int], None]  # topic, payload, number if QoS 1
     on_acknowledged: Callable[[int, int], None]  # number, reason code
+    on_version_refused: Callable[[], None]  # by a CONNACK of MQTT 3.1.1
     pieces = 0  # read so far
 
     def __init__(self, dial: Callable[[float], Stream], *options: Any, **named: Any) -> None:
@@ -416,6 +424,8 @@ class MessageClient(_DialledClient):
             )
         elif first >> 4 == PUBACK:
             self.on_acknowledged(*read_puback(body))
+        elif first >> 4 == CONNACK and body[1:] == _VERSION_REFUSED:
+            self.on_version_refused()  # paho would end the connection without a word
         else:
             self._left_to_paho = packet(first, body)
             if (fault := self._packet_read()) > 0:

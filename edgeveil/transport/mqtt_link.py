@@ -232,7 +232,8 @@ class MqttLink:
 
     async def _log_in(self, timeout_s: float) -> MqttConnection:
         """A session in the newest protocol version that the broker answers to."""
-        loop, fault, refused = asyncio.get_running_loop(), None, False
+        loop, fault = asyncio.get_running_loop(), None
+        refused = self._protocols[0] != self._settings.protocol  # as it was found out before
         deadline_s = loop.time() + timeout_s
         for protocol in self._protocols:
             self._newest = session = MqttConnection(
@@ -247,7 +248,8 @@ class MqttLink:
                 await session.open(dial_s, dial_s if last else dial_s / 2)
             except VersionNotSpoken as outcome:
                 session.end("not spoken")
-                fault = fault if refused else outcome.fault  # a clear answer tells more
+                not_yet = refused and not outcome.certain
+                fault = dialling.not_ready(self._address) if not_yet else outcome.fault
                 refused = refused or outcome.certain
                 if outcome.certain and not last and len(self._addresses) == 1:
                     self._protocols = (MQTT_3_1_1,)

@@ -84,6 +84,31 @@ def test_a_broker_that_speaks_neither_is_told():
     assert asyncio.run(with_peer(answers.get, play)) == [5, 4]
 
 
+def test_a_broker_that_takes_no_connections_yet_is_told_as_such_and_tried_again():
+    """As NATS does while its cluster elects: MQTT 5 is refused, 3.1.1 hung up on, then taken."""
+    refused, attempts = bytes([0x20, 2, 0, 1]), []
+
+    def answer(version):
+        attempts.append(version)
+        if version == 5:
+            return refused
+        return ACCEPTED_4 if attempts.count(4) == 3 else None
+
+    async def play(link, ear):
+        forever = asyncio.create_task(link.run_forever())
+        connected, reason = await ear.state()
+        assert not connected
+        assert "takes no connections yet" in reason
+        assert "neither" not in reason
+        assert (await ear.state())[0]
+        assert ear.states.empty()  # one report, however many attempts
+        await link.close()
+        await forever
+
+    soon = {"backoff_base_s": 0.01, "backoff_cap_s": 0.01}
+    assert asyncio.run(with_peer(answer, play, **soon)) == [5, 4, 4, 4]
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [
