@@ -427,10 +427,16 @@ class DeviceMachine:
 
     # --- timers ---
 
+    def _hello(self) -> list[fx.Effect]:
+        if self._greeting.away:
+            return []
+        missed = self.round.offer_again() if self._greeting.answers_here() else []
+        return [*self._tell_key(), *self._greeting.hello(), *missed]
+
     def _timer(self, name: str) -> list[fx.Effect]:
         match name:
             case "hello":
-                return [] if self._greeting.away else [*self._tell_key(), *self._greeting.hello()]
+                return self._hello()
             case "repair":
                 return self.fetches.repair()
             case "report":
@@ -479,6 +485,7 @@ class DeviceGreeting:
         self._said = b""  # digest of the hello that is not acknowledged yet
         self.away = False  # by its owner's conditions, perhaps once the round at hand is over
         self._greeted = False
+        self._is_asked = False  # by the proxy, since the last hello
         # Who counts its answers takes up nothing until the proxy knows no later ones.
         self._was_heard = memory.answered < 0
 
@@ -519,9 +526,14 @@ class DeviceGreeting:
         """Come at a moment of one's own in the spread, so that a fleet does not come at once."""
         if self.away:
             return []
-        self._tries = 0
+        self._tries, self._is_asked = 0, True
         moment = int(self._signer.name[:8], 16) / 2**32
         return [fx.SetTimer("hello", min(here.spread_s, LATER_CAP_S) * moment)]
+
+    def answers_here(self) -> bool:
+        """Whether the hello that falls due is the first since the proxy came and asked for it."""
+        asked, self._is_asked = self._is_asked, False
+        return asked
 
     def put_off(self, later: Later) -> list[fx.Effect]:
         """The proxy has heard the hello and asks for it again, after the delay that it gave."""

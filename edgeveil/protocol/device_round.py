@@ -124,6 +124,10 @@ class DeviceRound:
         item = self.outbox.item
         if item and self.state is DeviceState.IDLE:
             self._step("restored_held" if item.held else "restored")
+        return self.offer_again()
+
+    def offer_again(self) -> list[fx.Effect]:
+        """The proxy may have missed the upload: it, or the link, was away."""
         return self.outbox.send() if self.state is DeviceState.UPLOADING else []
 
     def _step(self, happened: str) -> None:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import yaml
 
-from tests.kits.live_site import LiveSite
+from tests.kits.live_site import LiveSite, wait_for
 from tests.kits.nats_cluster import NatsCluster, user_name
 
 
 class ClusteredSite(LiveSite):
     """Cloud, proxy and devices; each link has the addresses of all nodes, its own first."""
 
-    def __init__(self, folder: Path, devices: int = 4) -> None:
+    def __init__(self, folder: Path, devices: int = 5) -> None:
         super().__init__(folder, devices=devices)
         self.cluster = NatsCluster(folder / "nats", self.site.passwords)
         self.brokers = {}
@@ -27,6 +27,37 @@ class ClusteredSite(LiveSite):
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         self.cluster.stop()
+
+    def begin(self) -> None:
+        """Every device in a process of its own; returns when all have said hello."""
+        self.start("cloud", self.site.cloud)
+        self.start("proxy", self.site.proxy)
+        for number, edge in enumerate(self.site.edges, 1):
+            self.start(f"edge-{number}", edge)
+        self.wait_ready()
+
+    def node_of(self, client: str) -> int:
+        """The node that a client connected to last: `cloud`, `edge-1`, `proxy edge`, …"""
+        name, _, hop = client.partition(" ")
+        lines = [line for line in self.log(name).splitlines() if "broker_connected" in line]
+        at = [line for line in lines if not hop or f"hop={hop}" in line][-1]
+        (node,) = [n for n, url in enumerate(self.cluster.urls) if url.split("//")[1] in at]
+        return node
+
+    def committed(self, job: str) -> int:
+        """How many of the job's exchanges are."""
+        return len(self.client.job(job)["exchanges"])
+
+    def wait_released(self) -> None:
+        """Until every device has the final model."""
+        said = "final model is in use"
+        edges = [name for name in self.processes if name.startswith("edge")]
+        wait_for(lambda: all(said in self.log(name) for name in edges), "the release everywhere")
+
+    def stop_all(self) -> None:
+        """End every process as its operator would."""
+        for name in list(self.processes):
+            self.stop(name)
 
     def _address_cluster(self, path: Path, number: int) -> None:
         """So that the links of different processes begin at different nodes."""

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -36,8 +37,10 @@ class NatsCluster:
         if shutil.which("nats-server") is None:
             pytest.skip("nats-server is not installed")
         self._folder, self._users = folder, users
-        ports = free_ports(3 * NODES)
-        self._ports, self._mqtt_ports, self._routes = ports[:3], ports[3:6], ports[6:]
+        ports = iter(free_ports(4 * NODES))
+        self._ports, self._mqtt_ports, self._routes, self._monitors = (
+            [next(ports) for _ in range(NODES)] for _ in range(4)
+        )
         self._nodes: dict[int, subprocess.Popen[bytes]] = {}
 
     @property
@@ -78,7 +81,11 @@ class NatsCluster:
             self.kill(node)
 
     def wait_elected(self) -> None:
-        """Until each node that runs has taken a client of each side."""
+        """Until each node that runs has caught up and has taken a client of each side.
+
+        A node that is killed before the one killed last has caught up leaves no majority for some
+        subscriptions, which then hear nothing and are not ended.
+        """
         end_s = time.monotonic() + _ELECTED_S
         waiting = {(node, side) for node in self._nodes for side in self._users}
         while waiting := {(node, side) for node, side in waiting if not self._takes(node, side)}:
@@ -87,6 +94,8 @@ class NatsCluster:
             time.sleep(0.2)
 
     def _takes(self, node: int, side: str) -> bool:
+        if not self._has_caught_up(node):
+            return False
         user, password = next(iter(self._users[side].items()))
         connect = _connect(f"probe-{side}-{node}", user_name(side, user), password)
         try:
@@ -95,6 +104,13 @@ class NatsCluster:
                 probe.sendall(connect)
                 return probe.recv(4) == _ACCEPTED
         except OSError:
+            return False
+
+    def _has_caught_up(self, node: int) -> bool:
+        try:
+            with urlopen(f"http://127.0.0.1:{self._monitors[node]}/healthz", timeout=_ANSWER_S):
+                return True
+        except OSError:  # HTTP errors are of these
             return False
 
     def _config(self, node: int) -> dict[str, object]:
@@ -111,6 +127,7 @@ class NatsCluster:
         return {
             "server_name": f"node-{node}",
             "listen": f"127.0.0.1:{self._ports[node]}",
+            "http": f"127.0.0.1:{self._monitors[node]}",
             "mqtt": {"listen": f"127.0.0.1:{self._mqtt_ports[node]}"},
             "jetstream": {"store_dir": str(self._folder / f"store-{node}")},
             "cluster": {

@@ -1,13 +1,13 @@
 """A device that comes and goes by its owner's conditions."""
 
 import pytest
-from device_bench import ME, MODEL, PACKAGE, SEALED, device, done, fire, receive, work_on
-from protocol_kit import PROXY, bodies, manifest, offer, tasks
+from device_bench import ME, MODEL, PACKAGE, SEALED, device, done, fire, receive, upload, work_on
+from protocol_kit import PROXY, bodies, headers, manifest, offer, tasks, timers
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceState
 from edgeveil.protocol.device_tasks import ComputeAnswer, NoAnswer
-from edgeveil.protocol.messages import Bye, Hello, Here, Later
+from edgeveil.protocol.messages import Ack, Bye, Hello, Here, Later
 
 LEAVE, COME = fx.Command("leave"), fx.Command("come")
 UP = fx.PeerConnected(fx.ProxyAddress())
@@ -82,3 +82,25 @@ def test_who_comes_back_before_the_round_is_over_never_left():
     told(machine, COME)
     out = done(machine, ComputeAnswer(header, PACKAGE), NoAnswer("no"))
     assert bodies(out, Bye) == []
+
+
+def test_a_proxy_that_comes_is_told_again_what_it_may_have_missed():
+    """With the hello, at the moment in the spread; not again with the hellos that follow it."""
+    machine = device()
+    told(machine, UP)
+    upload(machine)
+    again = machine.memory.outbox.upload
+    here = receive(machine, PROXY.note(Here(60.0)))
+    assert headers(here) == []
+    assert timers(here).keys() == {"hello"}
+    assert headers(fire(machine, "hello")) == [again]
+    assert headers(fire(machine, "hello")) == []
+
+
+def test_a_proxy_that_comes_is_not_sent_an_upload_that_it_holds():
+    machine = device()
+    told(machine, UP)
+    upload(machine)
+    receive(machine, PROXY.note(Ack(machine.memory.outbox.upload.blob.digest, "held")))
+    receive(machine, PROXY.note(Here(60.0)))
+    assert headers(fire(machine, "hello")) == []
