@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from edgeveil.errors import UsageError
 from edgeveil.settings.base import Block, Mix, PortNumber, SitePath
@@ -53,7 +53,7 @@ _URL_CHARACTERS = 300
 BrokerUrl = Annotated[str, Field(max_length=_URL_CHARACTERS), AfterValidator(_broker_url)]
 BrokerUrls = Annotated[
     str | tuple[str, ...],
-    PlainValidator(_broker_urls),
+    BeforeValidator(_broker_urls),
     WithJsonSchema(
         {
             "anyOf": [

@@ -334,7 +334,9 @@ class MqttConnection:
 
     def _on_version_refused(self) -> None:
         if not self._answer.done():
-            self._answer.set_result((dialling.UNSUPPORTED_PROTOCOL, Properties(PacketTypes.CONNACK)))  # type: ignore[no-untyped-call]
+            self._answer.set_result(
+                (dialling.UNSUPPORTED_PROTOCOL, Properties(PacketTypes.CONNACK))
+            )  # type: ignore[no-untyped-call]
 
     def _on_disconnect(
         self, _client: paho.Client, _data: object, flags: Any, code: ReasonCode, _properties: Any

@@ -25,13 +25,15 @@ for name in ("torch", "onnx", "sqlalchemy", "aiohttp"):
 """
 
 
-def wait_for(condition: Callable[[], object], what: str, limit_s: float = WAIT_S) -> None:
+def wait_for(
+    condition: Callable[[], object], what: str, limit_s: float = WAIT_S, every_s: float = 0.05
+) -> None:
     """Poll until it holds; the failure names what never came."""
     end = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > end:
             raise AssertionError(f"{what} did not happen within {limit_s:g} s")
-        time.sleep(0.05)
+        time.sleep(every_s)
 
 
 class LiveSite:

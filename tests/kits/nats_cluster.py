@@ -1,6 +1,8 @@
 """Three nodes of NATS that form one cluster, spoken to in MQTT 3.1.1; accounts are the two sides.
 
 Topics of one account are not seen in another, so one cluster serves as edge and cloud broker.
+NATS 2.9.10: a node that comes back does not catch up with subscriptions that lasted. Once a second
+one is killed, those have no majority: they hear nothing, and no connection is ended. So kill one.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 
@@ -37,10 +38,8 @@ class NatsCluster:
         if shutil.which("nats-server") is None:
             pytest.skip("nats-server is not installed")
         self._folder, self._users = folder, users
-        ports = iter(free_ports(4 * NODES))
-        self._ports, self._mqtt_ports, self._routes, self._monitors = (
-            [next(ports) for _ in range(NODES)] for _ in range(4)
-        )
+        ports = free_ports(3 * NODES)
+        self._ports, self._mqtt_ports, self._routes = ports[:3], ports[3:6], ports[6:]
         self._nodes: dict[int, subprocess.Popen[bytes]] = {}
 
     @property
@@ -81,11 +80,7 @@ class NatsCluster:
             self.kill(node)
 
     def wait_elected(self) -> None:
-        """Until each node that runs has caught up and has taken a client of each side.
-
-        A node that is killed before the one killed last has caught up leaves no majority for some
-        subscriptions, which then hear nothing and are not ended.
-        """
+        """Until each node that runs has taken a client of each side."""
         end_s = time.monotonic() + _ELECTED_S
         waiting = {(node, side) for node in self._nodes for side in self._users}
         while waiting := {(node, side) for node, side in waiting if not self._takes(node, side)}:
@@ -94,8 +89,6 @@ class NatsCluster:
             time.sleep(0.2)
 
     def _takes(self, node: int, side: str) -> bool:
-        if not self._has_caught_up(node):
-            return False
         user, password = next(iter(self._users[side].items()))
         connect = _connect(f"probe-{side}-{node}", user_name(side, user), password)
         try:
@@ -104,13 +97,6 @@ class NatsCluster:
                 probe.sendall(connect)
                 return probe.recv(4) == _ACCEPTED
         except OSError:
-            return False
-
-    def _has_caught_up(self, node: int) -> bool:
-        try:
-            with urlopen(f"http://127.0.0.1:{self._monitors[node]}/healthz", timeout=_ANSWER_S):
-                return True
-        except OSError:  # HTTP errors are of these
             return False
 
     def _config(self, node: int) -> dict[str, object]:
@@ -127,7 +113,6 @@ class NatsCluster:
         return {
             "server_name": f"node-{node}",
             "listen": f"127.0.0.1:{self._ports[node]}",
-            "http": f"127.0.0.1:{self._monitors[node]}",
             "mqtt": {"listen": f"127.0.0.1:{self._mqtt_ports[node]}"},
             "jetstream": {"store_dir": str(self._folder / f"store-{node}")},
             "cluster": {

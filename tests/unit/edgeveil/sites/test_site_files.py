@@ -10,6 +10,7 @@ from edgeveil.sites.broker import BrokerSite
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.files import load_site
+from edgeveil.sites.links import BrokerLink
 from edgeveil.sites.proxy import ProxySite
 from edgeveil_tools.checks import load
 
@@ -291,3 +292,10 @@ def test_a_password_of_an_http_proxy_is_in_no_text(tmp_path):
     with pytest.raises(ConfigError) as caught:
         load_site(path)
     assert "tunnel-word" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_list_of_addresses_is_written_as_it_was_read():
+    """A device tells its site to its computing process as JSON."""
+    link = BrokerLink(url=["mqtt://a:1", "mqtt://b:2"])
+    assert BrokerLink.model_validate_json(link.model_dump_json()) == link
