@@ -334,9 +334,8 @@ class MqttConnection:
 
     def _on_version_refused(self) -> None:
         if not self._answer.done():
-            self._answer.set_result(
-                (dialling.UNSUPPORTED_PROTOCOL, Properties(PacketTypes.CONNACK))
-            )  # type: ignore[no-untyped-call]
+            said_nothing_else = Properties(PacketTypes.CONNACK)  # type: ignore[no-untyped-call]
+            self._answer.set_result((dialling.UNSUPPORTED_PROTOCOL, said_nothing_else))
 
     def _on_disconnect(
         self, _client: paho.Client, _data: object, flags: Any, code: ReasonCode, _properties: Any

@@ -36,6 +36,11 @@ class ClusteredSite(LiveSite):
             self.start(f"edge-{number}", edge)
         self.wait_ready()
 
+    def clients(self) -> list[str]:
+        """One for each link, as `node_of` takes them."""
+        edges = [name for name in self.processes if name.startswith("edge")]
+        return ["cloud", "proxy edge", "proxy cloud", *edges]
+
     def node_of(self, client: str) -> int:
         """The node that a client connected to last: `cloud`, `edge-1`, `proxy edge`, …"""
         name, _, hop = client.partition(" ")

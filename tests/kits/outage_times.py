@@ -85,7 +85,7 @@ def _is_held(live: LiveSite, begun: int, index: int) -> bool:
 
 def _told(seconds: list[float]) -> str:
     middle, most = statistics.median(seconds), max(seconds)
-    return f"{middle:.1f} (at most {most:.1f}) {[round(s, 1) for s in seconds]}"
+    return f"{middle:.1f} (at most {most:.1f})"
 
 
 if __name__ == "__main__":
