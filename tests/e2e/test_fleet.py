@@ -24,6 +24,7 @@ from tests.kits.live_site import wait_for
 
 JOB = Path(__file__).parents[2] / "tools" / "edgeveil_tools" / "templates" / "job.yaml"
 DEVICES = 4
+ROTATION_ROUNDS = 16  # each lasts its time budget of 2 s, so that the job outlasts the rotation
 SERVERS = ("broker-edge", "broker-cloud", "cloud", "proxy")
 
 
@@ -71,25 +72,41 @@ class PlannedFleet:
     def log(self, name: str) -> str:
         return (self.logs / name).read_text(errors="replace")
 
-    def finish(self, devices: int) -> dict:
-        """One short job over so many devices."""
+    def start_all(self, *boxes: str) -> None:
+        """The servers that stand in their places, and these devices."""
+        self.start(*SERVERS[:2])
+        for name in SERVERS[:2]:
+            wait_for(lambda: "listens on" in self.log(name), f"the start of {name}")  # noqa: B023
+        self.start(*SERVERS[2:], *boxes)
+
+    @property
+    def cloud(self) -> Cloud:
+        """The cloud's HTTP control."""
+        return Cloud(f"http://127.0.0.1:{self.http}", self.places / "cloud/state/http.token")
+
+    def submit(self, devices: int, rounds: int = 2) -> str:
+        """One job over so many devices, as soon as the cloud answers."""
         text = JOB.read_text().format(devices=devices, min_batch=3, nominal_records=100)
-        for old, new in (("rounds: 15", "rounds: 2"), ("every_rounds: 5", "every_rounds: 0")):
+        for old, new in (("rounds: 15", f"rounds: {rounds}"), ("every_rounds: 5", "every_rounds: 0")):
             text = text.replace(old, new)
-        token = self.places / "cloud" / "state" / "http.token"
-        wait_for(token.exists, "the cloud's first start")
-        client = Cloud(f"http://127.0.0.1:{self.http}", token)
 
         def answers() -> bool:
             try:
-                return client.list() is not None
+                return self.cloud.list() is not None
             except UsageError:
                 return False
 
         wait_for(answers, "the cloud's start")
-        job = client.submit_yaml(text.encode())
-        wait_for(lambda: client.job(job)["ended_at"], "the job's end")
-        return client.job(job)
+        return self.cloud.submit_yaml(text.encode())
+
+    def ended(self, job: str) -> dict:
+        """The job, once it has ended."""
+        wait_for(lambda: self.cloud.job(job)["ended_at"], "the job's end", 180)
+        return self.cloud.job(job)
+
+    def finish(self, devices: int) -> dict:
+        """One short job over so many devices."""
+        return self.ended(self.submit(devices))
 
     def end(self) -> None:
         for process in self.processes.values():
@@ -107,10 +124,7 @@ def fleet(request: pytest.FixtureRequest, tmp_path: Path):
 def test_bundles_make_a_fleet_whose_devices_come_and_go(fleet: PlannedFleet) -> None:
     boxes = [f"box-{number:04}" for number in range(1, DEVICES + 1)]
     fleet.install(*SERVERS, *boxes)
-    fleet.start(*SERVERS[:2])
-    wait_for(lambda: "listens on" in fleet.log("broker-cloud"), "the cloud's broker")
-    wait_for(lambda: "listens on" in fleet.log("broker-edge"), "the edge broker")
-    fleet.start("cloud", "proxy", *boxes)
+    fleet.start_all(*boxes)
     found = fleet.finish(DEVICES)
     assert (found["status"], found["reason"]) == ("completed", "")
     assert {exchange["uploads"] for exchange in found["exchanges"]} == {DEVICES}
@@ -133,6 +147,51 @@ def test_bundles_make_a_fleet_whose_devices_come_and_go(fleet: PlannedFleet) -> 
     assert (found["status"], found["reason"]) == ("completed", "")
     assert {exchange["uploads"] for exchange in found["exchanges"]} == {DEVICES}
     assert "exchange" not in fleet.log(boxes[1]).partition("broker_lost")[2]
+
+
+def test_an_authority_is_rotated_while_a_job_runs(tmp_path: Path) -> None:
+    fleet = PlannedFleet(tmp_path, "certificates")
+    try:
+        _rotated(fleet)
+    finally:
+        fleet.end()
+
+
+def _rotated(fleet: PlannedFleet) -> None:
+    boxes = [f"box-{number:04}" for number in range(1, DEVICES + 1)]
+    fleet.install(*SERVERS, *boxes)
+    fleet.start_all(*boxes)
+    job = fleet.submit(DEVICES, rounds=ROTATION_ROUNDS)
+    ca = fleet.places / boxes[0] / "tls" / "edge-ca.crt"
+    first = ca.read_bytes()
+
+    def committed() -> int:
+        found = fleet.cloud.job(job)
+        assert found["ended_at"] is None, "the job outlasts the rotation"
+        return len(found["exchanges"])
+
+    def goes_on() -> None:
+        before = committed()
+        wait_for(lambda: committed() > before + 1, "further exchanges")
+
+    def broker_takes_up() -> None:
+        begun = fleet.log("broker-edge").count("started anew")
+        fleet.install("broker-edge")
+        wait_for(lambda: fleet.log("broker-edge").count("started anew") > begun, "the broker")
+
+    goes_on()
+    fleet.command("rotate", "edge-authority")
+    broker_takes_up()
+    fleet.install("proxy", *boxes)
+    goes_on()
+    fleet.command("rotate", "edge-authority", "--finish")
+    broker_takes_up()  # from now on it takes no certificate of the authority before
+    fleet.install("proxy", *boxes)
+    goes_on()
+    assert first not in ca.read_bytes()
+    found = fleet.ended(job)
+    assert (found["status"], found["reason"]) == ("completed", "")
+    assert {exchange["uploads"] for exchange in found["exchanges"]} == {DEVICES}
 
 
 def test_one_image_serves_boxes_that_nobody_has_prepared(tmp_path: Path) -> None:
@@ -179,10 +238,7 @@ def _claimed(fleet: PlannedFleet) -> None:
         place = fleet.places / f"box-{box}"
         assert main(["site", "install", str(image), str(place)]) == 0
         (place / "state" / "claim").write_text(claim)
-    fleet.start(*SERVERS[:2])
-    wait_for(lambda: "listens on" in fleet.log("broker-cloud"), "the cloud's broker")
-    wait_for(lambda: "listens on" in fleet.log("broker-edge"), "the edge broker")
-    fleet.start("cloud", "proxy", *boxes, "box-ward-1", "box-ward-2")
+    fleet.start_all(*boxes, "box-ward-1", "box-ward-2")
     found = fleet.finish(DEVICES + 2)
     assert (found["status"], found["reason"]) == ("completed", "")
     assert {exchange["uploads"] for exchange in found["exchanges"]} == {DEVICES + 2}
