@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,7 @@ class PlannedFleet:
         (self.site / "devices.csv").write_text("name\n")
         (self.site / PLAN_FILE).write_text(yaml.safe_dump(plan))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._told: dict[str, socket.socket] = {}
         self.command("apply")
 
     def command(self, name: str, *rest: str) -> None:
@@ -66,8 +68,23 @@ class PlannedFleet:
             role = "edge" if name.startswith("box") else name.partition("-")[0]
             config = str(self.places / name / "edgeveil.yaml")
             command = [sys.executable, "-m", "edgeveil_tools.cli", role, "--config", config]
+            manager = f"edgeveil-test-{os.getpid()}-{name}"
+            told = self._told[name] = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            told.bind(f"\0{manager}")
+            environ = {**os.environ, "NOTIFY_SOCKET": f"@{manager}"}
             with (self.logs / name).open("ab") as log:
-                self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, cwd=os.sep)
+                self.processes[name] = subprocess.Popen(
+                    command, stdout=log, stderr=log, cwd=os.sep, env=environ
+                )
+
+    def wait_ready(self, *names: str) -> None:
+        """As systemd does for units of `Type=notify`: each has said so itself."""
+        for name in names:
+            told = self._told.pop(name)
+            told.settimeout(60)
+            while told.recv(4096) != b"READY=1":
+                pass
+            told.close()
 
     def log(self, name: str) -> str:
         return (self.logs / name).read_text(errors="replace")
@@ -75,9 +92,9 @@ class PlannedFleet:
     def start_all(self, *boxes: str) -> None:
         """The servers that stand in their places, and these devices."""
         self.start(*SERVERS[:2])
-        for name in SERVERS[:2]:
-            wait_for(lambda: "listens on" in self.log(name), f"the start of {name}")  # noqa: B023
+        self.wait_ready(*SERVERS[:2])
         self.start(*SERVERS[2:], *boxes)
+        self.wait_ready(*SERVERS[2:], *boxes)
 
     @property
     def cloud(self) -> Cloud:
@@ -87,7 +104,10 @@ class PlannedFleet:
     def submit(self, devices: int, rounds: int = 2) -> str:
         """One job over so many devices, as soon as the cloud answers."""
         text = JOB.read_text().format(devices=devices, min_batch=3, nominal_records=100)
-        for old, new in (("rounds: 15", f"rounds: {rounds}"), ("every_rounds: 5", "every_rounds: 0")):
+        for old, new in (
+            ("rounds: 15", f"rounds: {rounds}"),
+            ("every_rounds: 5", "every_rounds: 0"),
+        ):
             text = text.replace(old, new)
 
         def answers() -> bool:
@@ -108,10 +128,17 @@ class PlannedFleet:
         """One short job over so many devices."""
         return self.ended(self.submit(devices))
 
+    def well(self, name: str) -> bool:
+        """What a container's health check finds."""
+        config = self.places / name / "edgeveil.yaml"
+        return main(["health", "--config", str(config)]) == 0
+
     def end(self) -> None:
         for process in self.processes.values():
             process.send_signal(signal.SIGKILL)
             process.wait()
+        for told in self._told.values():
+            told.close()
 
 
 @pytest.fixture(params=["certificates", "passwords"])
@@ -128,6 +155,7 @@ def test_bundles_make_a_fleet_whose_devices_come_and_go(fleet: PlannedFleet) -> 
     found = fleet.finish(DEVICES)
     assert (found["status"], found["reason"]) == ("completed", "")
     assert {exchange["uploads"] for exchange in found["exchanges"]} == {DEVICES}
+    assert all(fleet.well(name) for name in (*SERVERS, *boxes))
 
     policy = fleet.places / boxes[0] / "policy.yaml"
     owners = policy.read_text().replace("lifetime_epsilon: 50.0", "lifetime_epsilon: 11.0")

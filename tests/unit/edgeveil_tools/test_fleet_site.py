@@ -130,9 +130,7 @@ def test_an_apply_that_can_write_nothing_has_shown_the_difference(folder):
     command = [sys.executable, "-c", program, str(folder), str(word)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode != 0
-    assert done.stdout == (
-        "changed: proxy\n    -  min_batch_floor: 3\n    +  min_batch_floor: 5\n"
-    )
+    assert done.stdout == ("changed: proxy\n    -  min_batch_floor: 3\n    +  min_batch_floor: 5\n")
     assert contents(folder) == before
 
 
