@@ -201,9 +201,9 @@ class FleetSite:
             done.append(PartyChange(name, "renewed"))
         done += self._write(plan, devices, new, progress)
         os.sync()
-        told = [f"{one.what} {one.name}" for one in done if one.what != "unplanned"]
-        if told:
-            self._log("apply", {"changes": len(told), "sequence": self._record.sequence})
+        changed = [one for one in done if one.what != "unplanned"]
+        if changed:
+            self._log("apply", {"changes": len(changed), "sequence": self._record.sequence})
         self._record.save(self.folder / RECORD)
         return done
 
