@@ -214,8 +214,8 @@ def _rotated(fleet: PlannedFleet) -> None:
     goes_on()
     fleet.command("rotate", "edge-authority", "--finish")
     broker_takes_up()  # from now on it takes no certificate of the authority before
-    fleet.install("proxy", *boxes)
     goes_on()
+    fleet.install("proxy", *boxes)
     assert first not in ca.read_bytes()
     found = fleet.ended(job)
     assert (found["status"], found["reason"]) == ("completed", "")
