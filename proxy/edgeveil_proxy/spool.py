@@ -92,6 +92,7 @@ ALTER TABLE batches ADD COLUMN pieces BLOB DEFAULT x'';
 """
 _STEPS = {1: _ANSWERED, 2: _MASKS, 3: _PIECES}
 _DELIVERED = "UPDATE batches SET delivered = 1, seeds = x'', pieces = x''"
+_UNMASKED = "SELECT job, round, attempt, question FROM unmasked WHERE job = ? AND round = ?"
 _SINCE = b""  # in place of a job
 ANSWERED_JOBS_KEPT = 256  # of each device
 
@@ -127,7 +128,10 @@ class Spool:
         self._file.close()
 
     def store(self, item: object) -> None:
-        """Apply one of the machine's items, durably and at once, or when `together` ends."""
+        """Apply one of the machine's items, durably and at once, or when `together` ends.
+
+        A second choice for an exchange, which the machine never makes, is a StorageError.
+        """
         if self._together:
             self._apply(item)
             return
@@ -195,7 +199,8 @@ class Spool:
                 self._forget_uploads(db, at)
             case RoundUnmasked(at=at, question=question):
                 row = (*structs.astuple(at), question)
-                db.execute("INSERT OR IGNORE INTO unmasked VALUES (?, ?, ?, ?)", row)
+                if row not in db.execute(_UNMASKED, row[:2]).fetchall():
+                    db.execute("INSERT INTO unmasked VALUES (?, ?, ?, ?)", row)
             case BatchDelivered(at=at):
                 _run(db, _DELIVERED, at)
                 self._files.drop(uploads_of(at))

@@ -37,6 +37,7 @@ from edgeveil.protocol.proxy_tasks import (
     JobEnded,
     ProxyMemory,
     RoundDropped,
+    RoundUnmasked,
     UploadKept,
     UploadsDropped,
 )
@@ -242,4 +243,18 @@ def test_nothing_on_the_disk_says_whose_a_batch_s_segments_are(path: Path) -> No
     disk = on_disk(path)
     assert not [item for item in items if item.held.digest in disk]
     assert path.with_name(path.name + "-wal").stat().st_size == 0
+    spool.close()
+
+
+def test_a_second_choice_for_an_exchange_ends_the_work_and_the_first_one_stays(path: Path) -> None:
+    spool, first = Spool(path), RoundUnmasked(at(), b"first")
+    for _ in range(2):  # the same again, after a crash
+        spool.store(first)
+    for second in (RoundUnmasked(at(), b"second"), RoundUnmasked(at(attempt=2), b"first")):
+        with pytest.raises(StorageError, match="UNIQUE constraint failed: unmasked"):
+            spool.store(second)
+    with pytest.raises(StorageError), spool.together():
+        spool.store(RoundUnmasked(at(2), b"another"))
+        spool.store(RoundUnmasked(at(), b"second"))
+    assert reopened(path).unmasked == {(JOB, 1): first}
     spool.close()
