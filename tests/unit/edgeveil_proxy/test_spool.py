@@ -51,7 +51,21 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_new_spool_is_empty(path: Path) -> None:
-    assert reopened(path) == ProxyMemory()
+    memory = reopened(path)
+    assert memory == ProxyMemory(name=memory.name)
+
+
+def test_a_spool_has_one_name_until_it_is_lost_or_put_back(path: Path) -> None:
+    spool = Spool(path)
+    name = spool.load().name
+    assert len(name) == 16
+    assert reopened(path).name == name
+    spool.put_back()
+    spool.close()
+    other = reopened(path).name
+    assert len(other) == 16 and other != name
+    path.unlink()
+    assert reopened(path).name not in (name, other)
 
 
 def test_a_spool_of_another_version_is_refused(path: Path) -> None:
