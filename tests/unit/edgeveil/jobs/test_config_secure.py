@@ -10,7 +10,8 @@ from edgeveil.jobs.plan import MOST_SUMMED, SOFTMAX, Plan, summands
 from edgeveil.jobs.who_sees import who_sees
 from edgeveil.parts.exchange import summed_spec
 from edgeveil.parts.methods import METHODS
-from edgeveil.privacy.laplace_mechanism import largest_softmax
+from edgeveil.privacy.events import LaplaceEvent
+from edgeveil.privacy.laplace_mechanism import largest_softmax, noise_room
 
 JOB = """\
 job: summed
@@ -222,6 +223,17 @@ def test_no_sum_of_the_largest_uploads_leaves_its_ring() -> None:
             bits = summed_spec("x", (1,), largest, uploads).bits
             assert largest * uploads < 2 ** (bits - 1)
             assert bits == 8 or largest * uploads >= 2 ** (bits - 2)  # and none is wasted
+
+
+def test_laplace_noise_of_sums_has_the_room_that_a_job_needs() -> None:
+    plan = compile_job(job(train="{method: fm, noise: laplace}", epsilon=8))
+    for exchange in plan.planned:
+        (event,), (spec,) = plan.device.price(exchange), plan.segments(exchange)
+        assert isinstance(event, LaplaceEvent)
+        assert 20 * noise_room(event) < 2 ** (spec.bits - 1)
+        records = plan.device.budget.room(exchange.phase, 64)  # type: ignore[attr-defined]
+        largest = plan.device.budget.largest(exchange.phase, 64)  # type: ignore[attr-defined]
+        assert largest == records + noise_room(event)
 
 
 # --- inferences in the sum ---
