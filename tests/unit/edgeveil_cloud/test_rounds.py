@@ -205,7 +205,7 @@ def test_no_more_devices_are_selected_than_a_sum_under_masks_has_room_for() -> N
     everybody = compile_job(job(aggregation=rule, selection={"devices": "all"}))
     keys = [number.to_bytes(32, "big") for number in range(MOST_SUMMED + 1)]
     assert len(select(everybody, keys[:MOST_SUMMED])) == MOST_SUMMED
-    with pytest.raises(TooManyDevices, match="16385 devices would be selected.*at most 16384"):
+    with pytest.raises(TooManyDevices, match=r"16385 devices would be selected.*at most 16384"):
         select(everybody, keys)
     some = compile_job(job(aggregation=rule, selection={"devices": 9, "over_select": 1.25}))
     for plan in (everybody, some):
