@@ -370,9 +370,9 @@ def _groups(
 def _mean(arrays: Sequence[Array]) -> NDArray[np.float64]:
     """Of integers the exact sum, divided once, as the cloud does with what it unmasked."""
     whole = np.stack(arrays)
-    if np.issubdtype(whole.dtype, np.integer):
-        return whole.sum(axis=0, dtype=np.int64).astype(np.float64) / len(arrays)
-    return whole.astype(np.float64).mean(axis=0)
+    exact = np.int64 if np.issubdtype(whole.dtype, np.integer) else np.float64
+    total = np.asarray(np.sum(whole, axis=0, dtype=exact), np.float64)
+    return total / len(arrays)
 
 
 def _close(held: Array, wanted: Array) -> bool:

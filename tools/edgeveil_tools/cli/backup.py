@@ -80,5 +80,5 @@ def _restore(args: argparse.Namespace) -> int:
     if done.role == "proxy":
         print("Its registry may have forgotten who was revoked: revoke them again, then let the")
         print("root vouch for it: edgeveil proxy lineage, edgeveil trust recover. Jobs under masks")
-        print("that were under way pause: cancel them and submit them anew.")
+        print("that were under way pause or fail: submit them anew.")
     return 0
