@@ -281,6 +281,32 @@ def test_the_mean_of_inferences_is_summed_and_what_clusters_is_not() -> None:
     assert "not under masks: clusters need each" in sight.cloud
 
 
+@pytest.mark.parametrize(
+    ("changes", "cloud"),
+    [
+        ({}, "the noised sum of each round, of 5 uploads or more; no single upload"),
+        (
+            {"rule": "{name: median, secure: true, groups: 3}", "more": "round: {min_batch: 17}"},
+            "the noised sums of 3 groups a round, of 5 uploads or more; no single upload",
+        ),
+        ({"rule": "{name: fedavg}"}, "each noised upload, without its sender, in random order"),
+        (
+            {"rule": "{name: fedavg}", "more": "proxy: {shuffle: none}"},
+            "each noised upload, without its sender, in the order of arrival",
+        ),
+    ],
+)
+def test_what_is_seen_of_training_uploads_is_what_the_job_does(
+    changes: dict[str, object], cloud: str
+) -> None:
+    rows = {one.what: one for one in who_sees(compile_job(job(**changes)))}
+    assert list(rows) == ["training uploads", "models sent to devices"]
+    found = rows["training uploads"]
+    assert found.cloud == cloud
+    assert ("seeds of masks" in found.proxy) == ("no single upload" in cloud)
+    assert found.proxy.startswith("ciphertext of one size, who sent it and when")
+
+
 def test_the_mean_costs_what_single_inferences_do() -> None:
     masked = compile_job(evaluated())
     plain = compile_job(evaluated(rule="{name: fedavg}"))
