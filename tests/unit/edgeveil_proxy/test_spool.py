@@ -77,6 +77,19 @@ def test_a_spool_of_another_version_is_refused(path: Path) -> None:
     assert "version 0" in caught.value.what and caught.value.fix
 
 
+def test_a_spool_of_before_gets_its_name_when_it_is_brought_up(path: Path) -> None:
+    spool = Spool(path)
+    first = RoundUnmasked(at(), b"first")
+    spool.store(first)
+    spool.close()
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript("DROP TABLE memory; PRAGMA user_version = 4;")
+    memory = reopened(path)
+    assert len(memory.name) == 16
+    assert memory.unmasked == {(JOB, 1): first}
+    assert reopened(path).name == memory.name
+
+
 def test_each_item_is_there_after_a_kill_right_behind_it(path: Path) -> None:
     spool = Spool(path)
     first = keep(spool)
