@@ -159,9 +159,8 @@ def noise_room(event: LaplaceEvent) -> int:
 
 
 def largest_softmax(event: Event) -> int:
-    """What no entry of a noised upload goes beyond, in steps, but with the chance of `noise_room`.
-
-    Public."""
+    """What no entry of a noised upload goes beyond, in steps, but with the chance that `noise_room`
+    leaves; public."""
     return (1 << SOFTMAX_BITS) + (noise_room(event) if isinstance(event, LaplaceEvent) else 0)
 
 

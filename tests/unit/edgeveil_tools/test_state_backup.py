@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import sqlite3
 import tarfile
 from contextlib import closing
 from pathlib import Path
@@ -320,7 +321,8 @@ def test_a_proxy_comes_back_as_a_registry_that_was_rebuilt(tmp_path):
     book.close()
 
 
-def test_a_proxys_spool_comes_back_without_seeds_and_sums_no_job_it_knew(tmp_path):
+@pytest.mark.parametrize("of_before", [False, True])
+def test_a_proxys_spool_comes_back_without_seeds_and_sums_no_job_it_knew(tmp_path, of_before):
     site = ProxySite(
         edge_broker=LINK,
         cloud_broker=LINK,
@@ -334,10 +336,14 @@ def test_a_proxys_spool_comes_back_without_seeds_and_sums_no_job_it_knew(tmp_pat
     held = HeldUpload((0,), b"", 0, MaskSeed(seed))
     spool.store(UploadKept(at, "box", held))
     name = spool.load().name
+    if of_before:
+        with closing(sqlite3.connect(site.state_dir / SPOOL_FILE)) as db:
+            db.executescript("DROP TABLE memory; PRAGMA user_version = 4;")
     back_up(site, tmp_path / "proxy.backup")
     spool.store(RoundUnmasked(at, b"question"))  # of which the backup does not know
     spool.close()
     restore(site, tmp_path / "proxy.backup", replace=True)
+    assert {path.name for path in site.state_dir.glob("spool*")} == {SPOOL_FILE, "spool"}
     assert not any(seed in raw for raw in contents(site.state_dir).values())
     with closing(Spool(site.state_dir / SPOOL_FILE)) as spool:
         memory = spool.load()

@@ -372,6 +372,8 @@ def _go_on(role: Role, new: Path) -> None:
         if (new / SPOOL_FILE).exists():
             with closing(Spool(new / SPOOL_FILE)) as spool:
                 spool.put_back()
+            for earlier in new.glob(f"{SPOOL_FILE}.before-*"):  # of an archive of before
+                earlier.unlink()
         _change(new / "registry.sqlite", "UPDATE roster SET lineage = lower(hex(randomblob(16)))")
         if (new / "claims.sqlite").exists():
             _change(new / "claims.sqlite", "DELETE FROM claim WHERE device IS NULL")
