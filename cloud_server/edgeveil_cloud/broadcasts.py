@@ -48,6 +48,10 @@ class TooFewDevices(JobFailed):
     """Not enough devices are enrolled, or answered, for a round."""
 
 
+class TooManyDevices(JobFailed):
+    """More devices would be asked than a sum under masks has room for."""
+
+
 class UnknownAdmissions(JobFailed):
     """The proxy's roster is stale or refused: a revoked device could be asked."""
 
@@ -62,7 +66,8 @@ def draw(enrolled: Sequence[bytes], count: int) -> list[bytes]:
 
 
 def select(plan: Plan, enrolled: Sequence[bytes], choose: Choose = draw) -> list[bytes]:
-    """The public keys of a new round. Raises TooFewDevices."""
+    """The public keys of a new round. Raises TooFewDevices, TooManyDevices: no sum may leave its
+    ring."""
     asked, floor = plan.job.selection, plan.job.round.min_batch
     count = how_many(asked.devices, len(enrolled), asked.over_select)
     least = max(asked.min_devices, floor)
@@ -71,6 +76,13 @@ def select(plan: Plan, enrolled: Sequence[bytes], choose: Choose = draw) -> list
             f"{count} devices can be selected, at least {least} are needed",
             where="selection",
             fix="enrol more devices, or lower round.min_batch and selection.min_devices",
+        )
+    most = plan.setting.summed
+    if most and count > most:
+        raise TooManyDevices(
+            f"{count} devices would be selected, and a sum under masks takes at most {most}",
+            where="selection.devices",
+            fix="cancel the job, and submit it with a number of devices in place of 'all'",
         )
     return choose(enrolled, count)
 
@@ -354,11 +366,4 @@ class Sealer:
                 f" {self._limits.batch_bytes} bytes a batch",
                 where=context.exchange.label,
                 fix="raise limits.spool_bytes at cloud and proxy, or select fewer devices",
-            )
-        most = context.plan.setting.summed
-        if context.masked and selected > most:
-            raise JobFailed(
-                f"{selected} devices are selected, and a sum under masks takes at most {most}",
-                where=context.exchange.label,
-                fix="name a number of devices (selection.devices)",
             )

@@ -41,6 +41,7 @@ from edgeveil_cloud.broadcasts import (
     RoundMarks,
     Sealer,
     TooFewDevices,
+    TooManyDevices,
     UnknownAdmissions,
     draw,
 )
@@ -168,7 +169,7 @@ class CloudHost:
         """Do one task of the running job. What may be different later is `Obstacle`."""
         try:
             return self._perform(task)
-        except (TooFewDevices, UnknownAdmissions, StoreError) as error:
+        except (TooFewDevices, TooManyDevices, UnknownAdmissions, StoreError) as error:
             self._advised = str(error) if error.fix else ""
             return Obstacle(str(error))
         except OSError as error:

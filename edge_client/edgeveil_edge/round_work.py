@@ -47,7 +47,7 @@ from edgeveil_edge.consent import consent, judge
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.release_check import against
 from edgeveil_edge.release_trial import CHECKED
-from edgeveil_edge.store import DeviceStore, trial_name
+from edgeveil_edge.store import DeviceStore, memory_name, trial_name
 
 USUAL_SHARE = float(JobData.model_fields["evaluation_share"].default)
 MEMORY_BYTES = 1 << 26
@@ -225,6 +225,7 @@ class RoundWork:
         try:
             self._check_share(context.job.data.evaluation_share)
             consent(self.site, job.plan, manifest, self._ledger)
+            self._check_memory(task)
             self._check_trial(task)
             earlier = self._ledger.recall(manifest.at.job_id.hex(), manifest.at.exchange)
             if earlier is None:
@@ -262,6 +263,20 @@ class RoundWork:
         most = 1 + plan.job.round.retries + _FURTHER_ATTEMPTS
         asked = self._store.answered_before(manifest.at)
         return f"this round was answered {asked} times already" * (asked >= most)
+
+    def _check_memory(self, task: ComputeAnswer) -> None:
+        """Raise PrivacyError where the proxy may have forgotten what of this job it unmasked: the
+        sums of two choices of uploads would show what stands in one alone."""
+        name = memory_name(task.manifest.at.job_id)
+        told, known = task.proxy_memory.hex(), self._store.fact(name)
+        if task.manifest.masked and known is None and told:
+            self._store.put_fact(name, told)
+        elif task.manifest.masked and told != (known or ""):
+            raise PrivacyError(
+                "the proxy lost its memory, or had it put back from a backup, after this device"
+                " answered the job under masks",
+                fix="start a new job",
+            )
 
     def _check_trial(self, task: ComputeAnswer) -> None:
         """Raise PrivacyError where the job's trial, before any record was read, was against it."""

@@ -168,7 +168,8 @@ class DeviceStore:
                     db.execute("DELETE FROM backbones WHERE job = ?", (job_id,))
                     db.execute("DELETE FROM seen WHERE job = ?", (job_id,))
                     db.execute("DELETE FROM answered WHERE job = ?", (job_id,))
-                    db.execute("DELETE FROM facts WHERE name = ?", (trial_name(job_id),))
+                    facts = (trial_name(job_id), memory_name(job_id))
+                    db.execute("DELETE FROM facts WHERE name IN (?, ?)", facts)
 
     def answered_before(self, at: ExchangeId) -> int:
         """How many other attempts at this round were answered with an upload."""
@@ -266,6 +267,11 @@ class DeviceStore:
 def trial_name(job_id: bytes) -> str:
     """The fact that holds what a job's trial on made-up records came to."""
     return f"trial/{job_id.hex()}"
+
+
+def memory_name(job_id: bytes) -> str:
+    """The fact that names the proxy's memory when a job was first answered under masks."""
+    return f"memory/{job_id.hex()}"
 
 
 def _count(db: sqlite3.Connection, put: OutboxPut) -> None:

@@ -38,6 +38,7 @@ Float64 = NDArray[np.float64]
 
 LAPLACE_SOURCE = "Dwork et al. 2006; discrete by Ghosh et al. 2012, Canonne et al. 2020"
 SOFTMAX_BITS = 20
+_ROOM_SCALES = 72
 _NO_NOISE = 300.0  # e^−300: no draw of such noise is ever other than 0
 
 
@@ -148,11 +149,19 @@ def softmax_steps(
     return steps, event
 
 
+def noise_room(event: LaplaceEvent) -> int:
+    """What no value of the noise goes beyond, in steps, but with a chance below 2^-40 for 2^60
+    values; public.
+
+    Of scale t it is beyond 72 t with 2q^m/(1 + q) < 2·e^-72 < 2^-102, q = e^(-1/t), m > 72 t.
+    """
+    return math.ceil(_ROOM_SCALES * scale_of(event))
+
+
 def largest_softmax(event: Event) -> int:
-    """What no entry of a noised upload goes beyond, in steps, but with a chance below 2^-86 each:
-    noise of 60 scales, e^-60. Public."""
-    noise = math.ceil(60 * scale_of(event)) if isinstance(event, LaplaceEvent) else 0
-    return (1 << SOFTMAX_BITS) + noise
+    """What no entry of a noised upload goes beyond, in steps, but with the chance that `noise_room`
+    leaves; public."""
+    return (1 << SOFTMAX_BITS) + (noise_room(event) if isinstance(event, LaplaceEvent) else 0)
 
 
 def noise_law(event: LaplaceEvent) -> tuple[float, float]:

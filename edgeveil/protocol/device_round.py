@@ -142,9 +142,9 @@ class DeviceRound:
         while len(self._round_keys) > self._settings.jobs:
             del self._round_keys[next(iter(self._round_keys))]
 
-    def _round_key(self, manifest: Manifest) -> bytes:
+    def _round_key(self, manifest: Manifest) -> RoundKey | None:
         known = self._round_keys.get(manifest.at.job_id)
-        return known.key if known is not None and known.at == manifest.at else b""
+        return known if known is not None and known.at == manifest.at else None
 
     def check_key(self, manifest: Manifest) -> None:
         """Raise ProtocolError `no_round_key` for a masked round whose key was not told."""
@@ -201,8 +201,11 @@ class DeviceRound:
         if self._settings.require_cover and not self.cover.on:
             return self.uncovered(manifest, "policy.require_cover, and the proxy asks for no cover")
         begun_s, allowed_s = self._moment.begun_s, self._moment.allowed_s
-        key = self._round_key(manifest)
-        return [fx.Work(ComputeAnswer(manifest, package, begun_s, allowed_s, key))]
+        task = ComputeAnswer(manifest, package, begun_s, allowed_s)
+        told = self._round_key(manifest)
+        if told is not None:
+            task = replace(task, round_key=told.key, proxy_memory=told.memory)
+        return [fx.Work(task)]
 
     def not_for_me(self, manifest: Manifest) -> list[fx.Effect]:
         """Not selected, or not to be opened: nothing to do but to cover those who were."""
@@ -228,7 +231,8 @@ class DeviceRound:
 
     def _answer_with_dummies(self, manifest: Manifest) -> list[fx.Effect]:
         self._step("covering")
-        return [fx.Work(SealDummies(manifest, self._round_key(manifest)))]
+        told = self._round_key(manifest)
+        return [fx.Work(SealDummies(manifest, b"" if told is None else told.key))]
 
     def uncovered(self, manifest: Manifest, why: str) -> list[fx.Effect]:
         """No dummy can be sent either; a note would say that there was nothing else to send."""

@@ -74,7 +74,8 @@ class ComputeAnswer:
     """Consent, infer, train, price, seal; outcome `SealedAnswer` or `NoAnswer`.
 
     What has read records ends `allowed_s` after `begun_s` (the machine's time) at the latest.
-    `round_key` is the proxy's of this round, where segments are masked.
+    `round_key` is the proxy's of this round, where segments are masked, and `proxy_memory` names
+    its memory.
     """
 
     manifest: Manifest
@@ -82,6 +83,7 @@ class ComputeAnswer:
     begun_s: float = 0.0
     allowed_s: float = math.inf
     round_key: bytes = b""
+    proxy_memory: bytes = b""
 
     @property
     def until_s(self) -> float:

@@ -336,10 +336,15 @@ class Cover(msgspec.Struct, frozen=True, array_like=True, tag="cover"):
 
 
 class RoundKey(msgspec.Struct, frozen=True, array_like=True, tag="roundkey"):
-    """The proxy's HPKE key of one round, to which devices seal the seeds of their masks."""
+    """The proxy's HPKE key of one round, to which devices seal the seeds of their masks.
+
+    `memory` names the proxy's memory of what it unmasked: one that was lost or put back from a
+    backup has another (empty: a proxy of an earlier version).
+    """
 
     at: ExchangeId
     key: Key
+    memory: Annotated[bytes, Meta(max_length=16)] = b""
 
 
 class Unmask(msgspec.Struct, frozen=True, array_like=True, tag="unmask"):

@@ -375,7 +375,8 @@ class Serving:
         """What the seeds of a masked round are sealed to, ahead of it."""
         if kept.key is None:
             return []
-        told = RoundKey(kept.header.at, kept.key.public().to_bytes())
+        public, memory = kept.key.public().to_bytes(), self._context.memory.name
+        told = RoundKey(kept.header.at, public, memory)
         return [fx.Send(to, self._context.signer.note(told))]
 
     def need(self, device: str, need: Need, now_s: float) -> list[fx.Effect]:

@@ -111,7 +111,8 @@ class ProxyMasks:
         """The reason to refuse a round's broadcast, or ""."""
         memory, at = self._context.memory, header.at
         known = memory.unmasked.get((at.job_id, at.exchange))
-        if at.job_id in memory.summed or (known is not None and known.at != at):
+        over = bool(header.masked) and at.job_id in memory.summed
+        if over or (known is not None and known.at != at):
             return "unmasked_already"
         try:
             masked_vectors(header.at, header.groups, header.masked)

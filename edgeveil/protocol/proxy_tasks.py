@@ -348,7 +348,8 @@ class ProxyMemory:
     statement: Note | None = None  # on releases
     answered: dict[str, int] = field(default_factory=dict)  # by device, its newest answer's number
     unmasked: dict[tuple[bytes, int], RoundUnmasked] = field(default_factory=dict)  # by exchange
-    summed: set[bytes] = field(default_factory=set)  # ended jobs of which something was unmasked
+    summed: set[bytes] = field(default_factory=set)  # jobs never to be unmasked (again)
+    name: bytes = b""  # another one where all this was lost, or put back from a backup
 
     def round_key(self, at: ExchangeId) -> OpeningKey | None:
         """What opens the seeds of a round that is kept."""

@@ -60,7 +60,7 @@ from edgeveil.storage import FileData, SqliteFile, StorageError, sync_folder
 from edgeveil_proxy.shuffle import MaskedStream, PiecedData, Shuffle, shuffle_round
 
 SPOOL_FILE = "spool.sqlite"
-_VERSION = 4  # of the tables below
+_VERSION = 5  # of the tables below
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS kept (number INTEGER PRIMARY KEY AUTOINCREMENT,
   digest BLOB UNIQUE, job BLOB, kind TEXT, signed BLOB);
@@ -91,8 +91,14 @@ CREATE TABLE summed (job BLOB PRIMARY KEY) WITHOUT ROWID;
 _PIECES = """
 ALTER TABLE batches ADD COLUMN pieces BLOB DEFAULT x'';
 """
-_STEPS = {1: _ANSWERED, 2: _MASKS, 3: _PIECES}
+# What tells this memory from one that was lost or put back.
+_NAMED = """
+CREATE TABLE memory (one INTEGER PRIMARY KEY CHECK (one = 1), name BLOB);
+INSERT INTO memory VALUES (1, randomblob(16));
+"""
+_STEPS = {1: _ANSWERED, 2: _MASKS, 3: _PIECES, 4: _NAMED}
 _DELIVERED = "UPDATE batches SET delivered = 1, seeds = x'', pieces = x''"
+_UNMASKED = "SELECT job, round, attempt, question FROM unmasked WHERE job = ? AND round = ?"
 _SINCE = b""  # in place of a job
 ANSWERED_JOBS_KEPT = 256  # of each device
 
@@ -111,7 +117,7 @@ class Spool:
         self._file = SqliteFile(
             path,
             "the spool",
-            _SCHEMA + _ANSWERED + _MASKS + _PIECES,
+            _SCHEMA + _ANSWERED + _MASKS + _PIECES + _NAMED,
             secure_delete=True,
             version=_VERSION,
             steps=_STEPS,
@@ -128,7 +134,10 @@ class Spool:
         self._file.close()
 
     def store(self, item: object) -> None:
-        """Apply one of the machine's items, durably and at once, or when `together` ends."""
+        """Apply one of the machine's items, durably and at once, or when `together` ends.
+
+        A second choice for an exchange, which the machine never makes, is a StorageError.
+        """
         if self._together:
             self._apply(item)
             return
@@ -196,7 +205,8 @@ class Spool:
                 self._forget_uploads(db, at)
             case RoundUnmasked(at=at, question=question):
                 row = (*structs.astuple(at), question)
-                db.execute("INSERT OR IGNORE INTO unmasked VALUES (?, ?, ?, ?)", row)
+                if row not in db.execute(_UNMASKED, row[:2]).fetchall():
+                    db.execute("INSERT INTO unmasked VALUES (?, ?, ?, ?)", row)
             case BatchDelivered(at=at):
                 _run(db, _DELIVERED, at)
                 self._files.drop(uploads_of(at))
@@ -345,6 +355,22 @@ class Spool:
             "DELETE FROM ended WHERE number <= (SELECT MAX(number) FROM ended) - ?", (ENDED_KEPT,)
         )
 
+    def put_back(self) -> None:
+        """What one from a backup must change, since it does not know what was unmasked later.
+
+        Rounds begin anew, without the seeds that it has; of no job that it knows is anything
+        summed under masks again; devices hear its new name.
+        """
+        with self._file.transaction() as db:
+            for table in ("kept", "uploads", "batches", "unmasked", "ended"):
+                db.execute(f"INSERT OR IGNORE INTO summed SELECT DISTINCT job FROM {table}")  # noqa: S608 - constants
+            for table in ("uploads", "batches", "unmasked"):
+                db.execute(f"DELETE FROM {table}")  # noqa: S608 - constants
+            db.execute("DELETE FROM kept WHERE kind = 'round'")
+            db.execute("UPDATE memory SET name = randomblob(16)")
+        self._emptied = True
+        self._forget()
+
     def load(self) -> ProxyMemory:
         """The memory as it was when the last process ended; what it left half done is swept."""
         with self._told():
@@ -402,6 +428,7 @@ class Spool:
         memory.answered = dict(db.execute(counts).fetchall())
         for (note,) in db.execute("SELECT note FROM statement"):
             memory.statement = msgspec.msgpack.decode(note, type=Note)
+        (memory.name,) = db.execute("SELECT name FROM memory").fetchone()
         return memory
 
 

@@ -19,20 +19,21 @@ def played(live):
     assert done["status"] == "completed", done
 
 
-MANY = 20  # devices, so that one step of the proxy speaks to more than 10
+MANY = 20  # devices, so that one step of the proxy has more than 10 messages
 
 
 @pytest.mark.parametrize("profile", [name for name in PROFILES if name != "default"])
 def test_a_job_keeps_to_the_profile(tmp_path, profile):
-    devices = MANY if profile == "emqx_serverless" else 5
+    devices = MANY if profile in ("emqx_serverless", "hivemq_cloud") else 5
     with LiveSite(tmp_path, devices, engine="amqtt", profile=profile) as live:
         played(live)
         for broker in live.brokers.values():
             assert BEYOND_PROFILE not in broker.log
 
 
-def test_a_job_that_does_not_pace_is_cut_off(tmp_path):
-    with LiveSite(tmp_path, MANY, engine="amqtt", enforced="emqx_serverless") as live:
+@pytest.mark.parametrize("enforced", ["emqx_serverless", "hivemq_cloud"])
+def test_a_job_whose_links_keep_to_no_profile_is_cut_off(tmp_path, enforced):
+    with LiveSite(tmp_path, MANY, engine="amqtt", enforced=enforced) as live:
         live.start_all()
         live.submit(rounds=1, every=0)
         wait_for(

@@ -43,6 +43,19 @@ def test_a_short_run_in_which_the_site_keeps_its_word(tmp_path: Path) -> None:
     assert (out / "logs" / "proxy.log").read_text().count("--- start") >= 2
 
 
+def test_under_masks_no_round_is_unmasked_twice_and_sums_are_exact(tmp_path: Path) -> None:
+    out = tmp_path / "chaos"
+    done = subprocess.run(
+        command(out, "--secure", "--kills", "3", "--seed", "3", "--json"),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    for name in ("unmasked once", "sums right", "acknowledged counted"):
+        assert checks[name]["looked"] and not checks[name]["violations"]
+
+
 def test_ctrl_c_ends_everything_that_was_started(tmp_path: Path) -> None:
     out = tmp_path / "chaos"
     interrupted(command(out), after=" faults: ", processes=6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.kits.live_site import wait_for
 
 JOB = Path(__file__).parents[2] / "tools" / "edgeveil_tools" / "templates" / "job.yaml"
 DEVICES = 4
+ROTATION_ROUNDS = 16  # each lasts its time budget of 2 s, so that the job outlasts the rotation
 SERVERS = ("broker-edge", "broker-cloud", "cloud", "proxy")
 
 
@@ -50,6 +52,7 @@ class PlannedFleet:
         (self.site / "devices.csv").write_text("name\n")
         (self.site / PLAN_FILE).write_text(yaml.safe_dump(plan))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._told: dict[str, socket.socket] = {}
         self.command("apply")
 
     def command(self, name: str, *rest: str) -> None:
@@ -65,36 +68,77 @@ class PlannedFleet:
             role = "edge" if name.startswith("box") else name.partition("-")[0]
             config = str(self.places / name / "edgeveil.yaml")
             command = [sys.executable, "-m", "edgeveil_tools.cli", role, "--config", config]
+            manager = f"edgeveil-test-{os.getpid()}-{name}"
+            told = self._told[name] = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            told.bind(f"\0{manager}")
+            environ = {**os.environ, "NOTIFY_SOCKET": f"@{manager}"}
             with (self.logs / name).open("ab") as log:
-                self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, cwd=os.sep)
+                self.processes[name] = subprocess.Popen(
+                    command, stdout=log, stderr=log, cwd=os.sep, env=environ
+                )
+
+    def wait_ready(self, *names: str) -> None:
+        """As systemd does for units of `Type=notify`: each has said so itself."""
+        for name in names:
+            told = self._told.pop(name)
+            told.settimeout(60)
+            while told.recv(4096) != b"READY=1":
+                pass
+            told.close()
 
     def log(self, name: str) -> str:
         return (self.logs / name).read_text(errors="replace")
 
-    def finish(self, devices: int) -> dict:
-        """One short job over so many devices."""
+    def start_all(self, *boxes: str) -> None:
+        """The servers that stand in their places, and these devices."""
+        self.start(*SERVERS[:2])
+        self.wait_ready(*SERVERS[:2])
+        self.start(*SERVERS[2:], *boxes)
+        self.wait_ready(*SERVERS[2:], *boxes)
+
+    @property
+    def cloud(self) -> Cloud:
+        """The cloud's HTTP control."""
+        return Cloud(f"http://127.0.0.1:{self.http}", self.places / "cloud/state/http.token")
+
+    def submit(self, devices: int, rounds: int = 2) -> str:
+        """One job over so many devices, as soon as the cloud answers."""
         text = JOB.read_text().format(devices=devices, min_batch=3, nominal_records=100)
-        for old, new in (("rounds: 15", "rounds: 2"), ("every_rounds: 5", "every_rounds: 0")):
+        for old, new in (
+            ("rounds: 15", f"rounds: {rounds}"),
+            ("every_rounds: 5", "every_rounds: 0"),
+        ):
             text = text.replace(old, new)
-        token = self.places / "cloud" / "state" / "http.token"
-        wait_for(token.exists, "the cloud's first start")
-        client = Cloud(f"http://127.0.0.1:{self.http}", token)
 
         def answers() -> bool:
             try:
-                return client.list() is not None
+                return self.cloud.list() is not None
             except UsageError:
                 return False
 
         wait_for(answers, "the cloud's start")
-        job = client.submit_yaml(text.encode())
-        wait_for(lambda: client.job(job)["ended_at"], "the job's end")
-        return client.job(job)
+        return self.cloud.submit_yaml(text.encode())
+
+    def ended(self, job: str) -> dict:
+        """The job, once it has ended."""
+        wait_for(lambda: self.cloud.job(job)["ended_at"], "the job's end", 180)
+        return self.cloud.job(job)
+
+    def finish(self, devices: int) -> dict:
+        """One short job over so many devices."""
+        return self.ended(self.submit(devices))
+
+    def well(self, name: str) -> bool:
+        """What a container's health check finds."""
+        config = self.places / name / "edgeveil.yaml"
+        return main(["health", "--config", str(config)]) == 0
 
     def end(self) -> None:
         for process in self.processes.values():
             process.send_signal(signal.SIGKILL)
             process.wait()
+        for told in self._told.values():
+            told.close()
 
 
 @pytest.fixture(params=["certificates", "passwords"])
@@ -107,13 +151,11 @@ def fleet(request: pytest.FixtureRequest, tmp_path: Path):
 def test_bundles_make_a_fleet_whose_devices_come_and_go(fleet: PlannedFleet) -> None:
     boxes = [f"box-{number:04}" for number in range(1, DEVICES + 1)]
     fleet.install(*SERVERS, *boxes)
-    fleet.start(*SERVERS[:2])
-    wait_for(lambda: "listens on" in fleet.log("broker-cloud"), "the cloud's broker")
-    wait_for(lambda: "listens on" in fleet.log("broker-edge"), "the edge broker")
-    fleet.start("cloud", "proxy", *boxes)
+    fleet.start_all(*boxes)
     found = fleet.finish(DEVICES)
     assert (found["status"], found["reason"]) == ("completed", "")
     assert {exchange["uploads"] for exchange in found["exchanges"]} == {DEVICES}
+    assert all(fleet.well(name) for name in (*SERVERS, *boxes))
 
     policy = fleet.places / boxes[0] / "policy.yaml"
     owners = policy.read_text().replace("lifetime_epsilon: 50.0", "lifetime_epsilon: 11.0")
@@ -133,6 +175,51 @@ def test_bundles_make_a_fleet_whose_devices_come_and_go(fleet: PlannedFleet) -> 
     assert (found["status"], found["reason"]) == ("completed", "")
     assert {exchange["uploads"] for exchange in found["exchanges"]} == {DEVICES}
     assert "exchange" not in fleet.log(boxes[1]).partition("broker_lost")[2]
+
+
+def test_an_authority_is_rotated_while_a_job_runs(tmp_path: Path) -> None:
+    fleet = PlannedFleet(tmp_path, "certificates")
+    try:
+        _rotated(fleet)
+    finally:
+        fleet.end()
+
+
+def _rotated(fleet: PlannedFleet) -> None:
+    boxes = [f"box-{number:04}" for number in range(1, DEVICES + 1)]
+    fleet.install(*SERVERS, *boxes)
+    fleet.start_all(*boxes)
+    job = fleet.submit(DEVICES, rounds=ROTATION_ROUNDS)
+    ca = fleet.places / boxes[0] / "tls" / "edge-ca.crt"
+    first = ca.read_bytes()
+
+    def committed() -> int:
+        found = fleet.cloud.job(job)
+        assert found["ended_at"] is None, "the job outlasts the rotation"
+        return len(found["exchanges"])
+
+    def goes_on() -> None:
+        before = committed()
+        wait_for(lambda: committed() > before + 1, "further exchanges")
+
+    def broker_takes_up() -> None:
+        begun = fleet.log("broker-edge").count("started anew")
+        fleet.install("broker-edge")
+        wait_for(lambda: fleet.log("broker-edge").count("started anew") > begun, "the broker")
+
+    goes_on()
+    fleet.command("rotate", "edge-authority")
+    broker_takes_up()
+    fleet.install("proxy", *boxes)
+    goes_on()
+    fleet.command("rotate", "edge-authority", "--finish")
+    broker_takes_up()  # from now on it takes no certificate of the authority before
+    goes_on()
+    fleet.install("proxy", *boxes)
+    assert first not in ca.read_bytes()
+    found = fleet.ended(job)
+    assert (found["status"], found["reason"]) == ("completed", "")
+    assert {exchange["uploads"] for exchange in found["exchanges"]} == {DEVICES}
 
 
 def test_one_image_serves_boxes_that_nobody_has_prepared(tmp_path: Path) -> None:
@@ -179,10 +266,7 @@ def _claimed(fleet: PlannedFleet) -> None:
         place = fleet.places / f"box-{box}"
         assert main(["site", "install", str(image), str(place)]) == 0
         (place / "state" / "claim").write_text(claim)
-    fleet.start(*SERVERS[:2])
-    wait_for(lambda: "listens on" in fleet.log("broker-cloud"), "the cloud's broker")
-    wait_for(lambda: "listens on" in fleet.log("broker-edge"), "the edge broker")
-    fleet.start("cloud", "proxy", *boxes, "box-ward-1", "box-ward-2")
+    fleet.start_all(*boxes, "box-ward-1", "box-ward-2")
     found = fleet.finish(DEVICES + 2)
     assert (found["status"], found["reason"]) == ("completed", "")
     assert {exchange["uploads"] for exchange in found["exchanges"]} == {DEVICES + 2}

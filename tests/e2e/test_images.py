@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,8 @@ from tests.kits.debian_roots import (
 )
 from tests.kits.live_site import wait_for
 
-pytestmark = pytest.mark.slow
+# The first of them waits for two Debians to be made.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 BASE, BUILDER = "localhost/debian-python", "localhost/debian-python-venv"
 BUILD_ONLY = (
@@ -38,10 +39,36 @@ DOCUMENTS = (
     "var/cache/apt",
     "var/lib/apt/lists",
 )
-# What pip needs to reach its index, as on this machine.
-MOUNTS = ("/etc/ssl/certs", "/etc/pip.conf", "/etc/resolv.conf")
-MOST_BYTES = 260_000_000  # of an image that infers; one that trains with `fm` holds the same
+# What pip and apt need to reach their indexes, as on this machine.
+MOUNTS = ("/etc/ssl/certs", "/etc/pip.conf", "/etc/resolv.conf", "/etc/apt/apt.conf.d")
+MOST_BYTES = {"edge-infer": 260_000_000, "edge-train-fm": 280_000_000}
 OUR_USER = 10001
+# As compose runs it: nothing can be written to but the state and /tmp. Arguments: the image's root,
+# the device's place, the folder of its records.
+READ_ONLY = f"""
+set -e
+cp /etc/hosts "$1/etc/hosts"
+mount --bind "$1" "$1"
+mount --bind "$2" "$1/etc/edgeveil"
+mount --bind "$2/state" "$1/etc/edgeveil/state"
+mount -o remount,bind,ro "$1/etc/edgeveil"
+mount --bind -o ro "$3" "$1/media"
+for name in dev proc; do mount --rbind "/$name" "$1/$name"; done
+mount -t tmpfs none "$1/tmp"
+mount -o remount,bind,ro "$1"
+if touch "$1/opt/edgeveil/written" "$1/etc/edgeveil/written"; then exit 9; fi
+exec chroot --userspec={OUR_USER}:{OUR_USER} "$1" /opt/edgeveil/bin/edgeveil edge --config /etc/edgeveil/edgeveil.yaml
+"""  # noqa: E501
+
+
+def started(
+    command: Sequence[str | Path], log: Path, environ: Mapping[str, str] = os.environ
+) -> subprocess.Popen[bytes]:
+    """In a process group of its own, which ends it whole."""
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            list(map(str, command)), stdout=out, stderr=out, env=environ, start_new_session=True
+        )
 
 
 class Images:
@@ -50,17 +77,14 @@ class Images:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._command = ("buildah", "--root", folder / "root", "--runroot", folder / "run")
+        self._built: dict[str, str] = {}
         self._environ = os.environ | {"STORAGE_DRIVER": "vfs", "BUILDAH_ISOLATION": "chroot"}
 
     def __call__(self, *arguments: str | Path) -> str:
         return run(*self._command, *arguments, env=self._environ).stdout.strip()
 
     def start(self, *arguments: str | Path, log: Path) -> subprocess.Popen[bytes]:
-        with log.open("ab") as out:
-            command = [*map(str, self._command), *map(str, arguments)]
-            return subprocess.Popen(
-                command, stdout=out, stderr=out, env=self._environ, start_new_session=True
-            )
+        return started([*self._command, *arguments], log, self._environ)
 
     def of_root(self, root: Path, name: str) -> None:
         container = self("from", "scratch")
@@ -68,7 +92,10 @@ class Images:
         self("commit", "-q", "--rm", container, name)
 
     def build(self, role: str, context: Path) -> str:
-        name = f"edgeveil/{role}"
+        """Its name; it is built once."""
+        if role in self._built:
+            return self._built[role]
+        name = self._built[role] = f"edgeveil/{role}"
         mounts = [word for at in MOUNTS if Path(at).exists() for word in ("-v", f"{at}:{at}:ro")]
         bases = ("--build-arg", f"BASE={BASE}", "--build-arg", f"BUILDER={BUILDER}")
         self("bud", *bases, *mounts, "-f", context / f"{role}.Containerfile", "-t", name, context)
@@ -104,15 +131,12 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def box_image(images: Images, context: Path) -> str:
-    return images.build("edge-train-fm", context)
-
-
-def test_an_image_that_infers_and_trains_is_small_and_not_root(
-    images: Images, box_image: str
+@pytest.mark.parametrize("role", MOST_BYTES)
+def test_an_image_of_a_device_is_small_and_not_root(
+    images: Images, context: Path, role: str
 ) -> None:
-    container = images("from", box_image)
+    image = images.build(role, context)
+    container = images("from", image)
     root = Path(images("mount", container))
     files = {status.st_ino: status.st_size for status in map(os.lstat, root.rglob("*"))}
     size_bytes = sum(files.values())  # a file with two names takes its room once
@@ -120,22 +144,33 @@ def test_an_image_that_infers_and_trains_is_small_and_not_root(
     images("umount", container)
     images("rm", container)
     config = images(
-        "inspect", "--format", "{{.OCIv1.Config.User}} {{.OCIv1.Config.Entrypoint}}", box_image
+        "inspect", "--format", "{{.OCIv1.Config.User}} {{.OCIv1.Config.Entrypoint}}", image
     )
     assert config == f"{OUR_USER}:{OUR_USER} [edgeveil]"
-    assert size_bytes <= MOST_BYTES, f"{size_bytes / 1e6:.0f} MB"
+    assert size_bytes <= MOST_BYTES[role], f"{size_bytes / 1e6:.0f} MB"
 
 
-def test_the_proxy_s_image_is_built_and_runs(images: Images, context: Path) -> None:
-    container = images("from", images.build("proxy", context))
-    said = images("run", container, "--", "edgeveil", "proxy", "--help")
-    assert "runs the proxy until Ctrl-C" in said
+@pytest.mark.parametrize(
+    ("role", "command", "said"),
+    [
+        ("proxy", "edgeveil proxy --help", "runs the proxy until Ctrl-C"),
+        ("broker", "edgeveil broker --help && /usr/sbin/mosquitto -h", "mosquitto version 2"),
+        ("edge-infer", "edgeveil predict --help", "usage: edgeveil predict"),
+    ],
+)
+def test_an_image_is_built_and_runs(
+    images: Images, context: Path, role: str, command: str, said: str
+) -> None:
+    container = images("from", images.build(role, context))
+    assert said in images("run", container, "--", "sh", "-c", f"{command}; true")
     images("rm", container)
 
 
 def test_one_command_from_a_bundle_to_a_device_whose_answers_count(
-    images: Images, box_image: str, tmp_path: Path
+    images: Images, context: Path, tmp_path: Path
 ) -> None:
+    """Two devices in the image, the second where nothing but its state can be written to."""
+    box_image = images.build("edge-train-fm", context)
     fleet = PlannedFleet(tmp_path, "certificates")
     try:
         records = tmp_path / "media"
@@ -144,16 +179,20 @@ def test_one_command_from_a_bundle_to_a_device_whose_answers_count(
         plan_file = fleet.site / "fleet.yaml"
         plan = yaml.safe_load(plan_file.read_text())
         own = {"name": "digits", "source": "npz", "path": "/media/records/records.npz"}
-        plan["fleet"]["devices"]["list"] = [{"name": "slim", "data": own}]
+        plan["fleet"]["devices"]["list"] = [
+            {"name": "slim", "data": own},
+            {"name": "fixed", "data": own | {"path": "/media/records.npz"}},
+        ]
         plan_file.write_text(yaml.safe_dump(plan))
         fleet.command("apply")
         boxes = [f"box-000{number}" for number in range(1, 5)]
-        fleet.install(*SERVERS, *boxes)
-        fleet.start(*SERVERS, *boxes)
+        fleet.install(*SERVERS, *boxes, "fixed")
+        fleet.start_all(*boxes)
 
         bundle, state = fleet.site / "bundles" / "slim", tmp_path / "slim"
         state.mkdir()
-        for path in (bundle, *bundle.rglob("*"), state):
+        fixed = fleet.places / "fixed"
+        for path in (bundle, *bundle.rglob("*"), state, fixed, *fixed.rglob("*")):
             os.chown(path, OUR_USER, OUR_USER)
         for path in (tmp_path, *tmp_path.parents):
             if path.stat().st_uid == os.getuid() and path.is_relative_to("/tmp"):
@@ -170,13 +209,23 @@ def test_one_command_from_a_bundle_to_a_device_whose_answers_count(
         command = ("run", *places, container, "--", "sh", "-c", f"{put} && {go_on}")
         fleet.processes["slim"] = images.start(*command, log=fleet.logs / "slim")
 
-        found = fleet.finish(devices=5)
-        assert found["status"] == "completed", found["reason"] + fleet.log("slim")
-        assert {exchange["uploads"] for exchange in found["exchanges"]} == {5}
-        wait_for(lambda: "final model is in use" in fleet.log("slim"), "its release")
+        root = images("mount", images("from", box_image))
+        own_mounts = ("unshare", "--mount", "sh", "-c", READ_ONLY, "sh")
+        fleet.processes["fixed"] = started(
+            [*own_mounts, root, fixed, records], fleet.logs / "fixed"
+        )
+        for name in ("slim", "fixed"):
+            wait_for(lambda: "broker_connected" in fleet.log(name), f"the start of {name}")  # noqa: B023
+
+        found = fleet.finish(devices=6)
+        told = found["reason"] + fleet.log("slim") + fleet.log("fixed")
+        assert found["status"] == "completed", told
+        assert {exchange["uploads"] for exchange in found["exchanges"]} == {6}
+        for name in ("slim", "fixed"):
+            wait_for(lambda: "final model is in use" in fleet.log(name), f"its release: {name}")  # noqa: B023
     finally:
-        slim = fleet.processes.pop("slim", None)
-        if slim is not None:
-            os.killpg(slim.pid, signal.SIGTERM)
-            slim.wait(30)
+        for name in ("slim", "fixed"):
+            if (device := fleet.processes.pop(name, None)) is not None:
+                os.killpg(device.pid, signal.SIGTERM)
+                device.wait(30)
         fleet.end()

@@ -48,6 +48,17 @@ class TrustedSite(LiveSite):
         following = self.plan.folder / "state" / kind / f"{name}-next.pub"
         self.command("rotate", role, str(following))
 
+    def submit_to(self, devices: int, rounds: int) -> str:
+        """A job that so few of the site's devices suffice for."""
+        text = (self.plan.folder / "job.yaml").read_text()
+        for old, new in (
+            ("6  ", f"{devices}  "),  # min_devices and min_batch
+            ("rounds: 15", f"rounds: {rounds}"),
+            ("every_rounds: 5", "every_rounds: 0"),
+        ):
+            text = text.replace(old, new)
+        return self.client.submit_yaml(text.encode())
+
     def committed(self, job: str) -> int:
         return len(self.client.job(job)["exchanges"])
 
@@ -114,25 +125,28 @@ def test_a_rebuilt_registry_is_told_and_vouched_for(live: TrustedSite) -> None:
     live.command("recover", "registry", lineage)
     wait_for(lambda: "roster enrolled=5" in live.log("cloud"), "the new roster")
     live.client.cancel(job)
-    text = (live.plan.folder / "job.yaml").read_text().replace("rounds: 15", "rounds: 2")
-    for old, new in (("6  ", "5  "), ("every_rounds: 5", "every_rounds: 0")):
-        text = text.replace(old, new)  # min_devices and min_batch
-    found = live.finish(live.client.submit_yaml(text.encode()))
+    found = live.finish(live.submit_to(5, rounds=2))
     assert found["status"] == "completed"
     assert {exchange["uploads"] for exchange in found["exchanges"]} == {5}, "the revoked one is out"
 
 
-def test_a_device_with_a_new_sealing_key_goes_on_without_a_visit(live: TrustedSite) -> None:
+def test_a_device_gets_a_new_sealing_key_while_a_job_runs(live: TrustedSite) -> None:
     live.start_all()
     wait_for(lambda: "roster enrolled=6" in live.log("cloud"), "the roster")
-    assert live.finish(live.submit(rounds=1, every=0))["status"] == "completed"
+    job = live.submit_to(5, rounds=8)
+    wait_for(lambda: live.committed(job) >= 2, "two exchanges")
     live.stop("edge")
     opening = live.plan.edge_state(1) / "opening.key"
     opening.unlink()
     assert main(["edge", "rekey", "--config", str(live.site.edges[0])]) == 0
-    rosters = live.log("cloud").count("roster enrolled=6")
+    rosters = live.log("cloud").count("enrolled=6")
     live.start("edge", *live.site.edges)
-    wait_for(lambda: live.log("cloud").count("roster enrolled=6") > rosters, "the new key")
+    wait_for(lambda: live.log("cloud").count("enrolled=6") > rosters, "the new key")
+    assert live.client.job(job)["ended_at"] is None, "the job outlasts the change"
+    found = live.finish(job)
+    assert (found["status"], found["reason"]) == ("completed", "")
+    uploads = [exchange["uploads"] for exchange in found["exchanges"]]
+    assert (uploads[0], uploads[-1]) == (6, 5), "the job goes on without it"
     found = live.finish(live.submit(rounds=1, every=0))
     assert {exchange["uploads"] for exchange in found["exchanges"]} == {6}
     ledger = live.plan.edge_state(1) / "ledger.sqlite"

@@ -20,6 +20,7 @@ from edgeveil_lab.chaos.evidence import CommittedExchange, DeviceFacts, Evidence
 PLAN = load_plan(JOB)
 DEVICES = 4
 NAME = "chaos-0001"
+LARGEST = 1 << 28  # in whole steps
 ROUNDS = range(1, len(PLAN.exchanges) + 1)
 
 
@@ -47,7 +48,8 @@ def sound() -> Evidence:
 def tensors(device: int, index: int) -> dict[str, np.ndarray]:
     random = np.random.default_rng((device, index))
     specs = PLAN.segments(PLAN.exchange(index))
-    return {s.name: random.normal(size=s.shape).astype(s.dtype) for s in specs}
+    spread = {True: float(LARGEST), False: 1.0}  # of what is summed under masks, and of the rest
+    return {s.name: random.normal(0, spread[s.bits > 0], s.shape).astype(s.dtype) for s in specs}
 
 
 def state_of(counted: Iterable[int], only: int | None = None) -> bytes:

@@ -29,7 +29,7 @@ from edgeveil.privacy.events import (
     as_summed,
 )
 from edgeveil.privacy.gaussian_mechanism import Layout, gaussian_event, shared_gaussian
-from edgeveil.privacy.laplace_mechanism import laplace_event, scale_of
+from edgeveil.privacy.laplace_mechanism import laplace_event, noise_room, scale_of
 
 
 class Shares(BaseModel):
@@ -219,11 +219,11 @@ class Budget:
         """What no value of a noised sum of one device goes beyond, in steps, but with a chance
         below 2^-40 for 2^60 values; public.
 
-        Noise of 12 σ: for a normal value Mills' ratio, 2·Q(12) < 2^-107; Laplace e^-60 < 2^-86.
+        Noise of 12 σ: for a normal value Mills' ratio, 2·Q(12) < 2^-107; Laplace: `noise_room`.
         """
         event, room = as_single(self.events[phase]), self.room(phase, nominal_records)
         if isinstance(event, LaplaceEvent):
-            return room + math.ceil(60 * scale_of(event))
+            return room + noise_room(event)
         if isinstance(event, GaussianEvent):  # that on a diagonal, which is the widest
             return room + math.ceil(12 * math.sqrt(event.sigma_squared))
         return room

@@ -10,9 +10,9 @@ from round_kit import CENTRE, TRAIN, CloudRound, job, public_keys
 
 from edgeveil.errors import JobFailed
 from edgeveil.jobs import compile_job
-from edgeveil.jobs.plan import SOFTMAX
+from edgeveil.jobs.plan import MOST_SUMMED, SOFTMAX
 from edgeveil.protocol.sealed import segment_mark
-from edgeveil_cloud.broadcasts import select
+from edgeveil_cloud.broadcasts import TooManyDevices, select
 from edgeveil_cloud.commit_round import aggregate
 from edgeveil_cloud.round_secret import RoundSecret
 from edgeveil_cloud.validate_batch import NORM_FACTOR, ValidatedBatch
@@ -197,6 +197,26 @@ def test_too_few_enrolled_devices_are_named_with_the_fix(changes: dict[str, Any]
     with pytest.raises(JobFailed, match="4 devices can be selected, at least 5") as caught:
         select(compile_job(job(**changes)), public_keys(4))
     assert caught.value.fix
+
+
+def test_no_more_devices_are_selected_than_a_sum_under_masks_has_room_for() -> None:
+    """However many of them uploaded the most that they can, no sum would wrap around."""
+    rule = {"name": "fedavg", "secure": True}
+    everybody = compile_job(job(aggregation=rule, selection={"devices": "all"}))
+    keys = [number.to_bytes(32, "big") for number in range(MOST_SUMMED + 1)]
+    assert len(select(everybody, keys[:MOST_SUMMED])) == MOST_SUMMED
+    with pytest.raises(TooManyDevices, match=r"16385 devices would be selected.*at most 16384"):
+        select(everybody, keys)
+    some = compile_job(job(aggregation=rule, selection={"devices": 9, "over_select": 1.25}))
+    for plan in (everybody, some):
+        assert len(select(plan, keys[:12])) <= plan.setting.summed
+        for exchange in plan.planned:
+            for spec in plan.segments(exchange):
+                if spec.bits and spec.name != SOFTMAX:
+                    budget = plan.device.budget  # type: ignore[attr-defined]
+                    largest = budget.largest(exchange.phase, plan.setting.nominal_records)
+                    assert plan.setting.summed * largest < 2 ** (spec.bits - 1)
+    assert len(select(compile_job(job(selection={"devices": "all"})), keys)) == len(keys)
 
 
 def test_a_manifest_states_the_jobs_terms_and_a_fresh_key() -> None:

@@ -16,6 +16,7 @@ from edgeveil.crypto.keys import MaskSeed
 from edgeveil.crypto.masking import signed
 from edgeveil.errors import JobFailed, ProtocolError
 from edgeveil.jobs import Job
+from edgeveil.jobs import plan as jobs_plan
 from edgeveil.jobs.plan import Plan
 from edgeveil.protocol.cloud_tasks import (
     Absorb,
@@ -23,8 +24,10 @@ from edgeveil.protocol.cloud_tasks import (
     BatchPart,
     Broadcast,
     JobStatus,
+    Obstacle,
     OpenArrived,
     RoundCommit,
+    SealJob,
     SealRound,
     TakeMasks,
     TooFewUploads,
@@ -466,3 +469,15 @@ def test_of_a_round_whose_key_is_gone_nothing_is_opened(desk: SecureDesk) -> Non
     desk.store.set_status(desk.id, "cancelled")
     streaming.open()
     assert streaming.opened() == 0
+
+
+def test_a_job_for_all_pauses_where_there_are_more_than_a_sum_has_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jobs_plan, "MOST_SUMMED", 3)
+    desk = Desk(Store(), secure(selection={"devices": "all"}))
+    assert isinstance(desk.perform(SealJob(desk.wire)), Broadcast)
+    blocked = desk.perform(SealRound(desk.wire, CENTRE, 1))
+    assert isinstance(blocked, Obstacle)
+    assert "4 devices would be selected, and a sum under masks takes at most 3" in blocked.reason
+    assert desk.store.round_key(desk.id, CENTRE, 1) is None

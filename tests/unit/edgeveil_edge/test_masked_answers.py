@@ -29,9 +29,11 @@ from edgeveil.protocol.mask_seeds import masked_vectors, open_seed
 from edgeveil.protocol.masked_sums import exact_sums, mask_sums, opened_vector
 from edgeveil.protocol.messages import MaskedGroup
 from edgeveil.protocol.sealed import unpack_tensors
+from edgeveil_edge.store import memory_name
 
 PLAN = compile_job(job(aggregation={"name": "fedavg", "secure": True}, selection={"devices": 5}))
 KEY = OpeningKey.from_bytes(bytes(range(1, 33)))
+MEMORY = b"m" * 16
 
 
 @pytest.fixture
@@ -43,9 +45,10 @@ def answered(device: Device, sealed: Round, **changes: Any) -> Any:
     opened = device.host.perform(OpenPackage(sealed.manifest, sealed.blob))
     assert isinstance(opened, OpenedPackage)
     assert opened.package is not None
-    key = changes.pop("round_key", KEY.public().to_bytes())
+    told = {"round_key": KEY.public().to_bytes(), "proxy_memory": MEMORY}
+    told = {name: changes.pop(name, value) for name, value in told.items()}
     manifest = structs.replace(sealed.manifest, **changes)
-    return device.host.perform(ComputeAnswer(manifest, opened.package, round_key=key))
+    return device.host.perform(ComputeAnswer(manifest, opened.package, **told))
 
 
 def unmasked(device: Device, sealed: Round, answer: SealedAnswer) -> dict[str, np.ndarray]:
@@ -157,6 +160,48 @@ def test_the_end_of_a_job_with_shared_noise_tells_both_epsilons_and_both_limits(
     (line,) = device.said
     assert f"if all others collude ε = {up(spent.collusion_epsilon)}" in line
     assert "(limit ε = 50, if all others collude 80)" in line
+
+
+# --- a proxy that may have forgotten what it unmasked ---
+
+
+@pytest.mark.parametrize("other", [b"n" * 16, b""], ids=["put back", "of an earlier version"])
+def test_a_job_that_was_answered_goes_to_no_other_memory_of_the_proxy(
+    device: Device, other: bytes
+) -> None:
+    """Not the same exchange once more, and nothing that follows it; after a restart either."""
+    assert isinstance(answered(device, Round(PLAN, FIRST, device.keys())), SealedAnswer)
+    again = Round(PLAN, FIRST, device.keys(), attempt=2)
+    for one in (device, device.restarted()):
+        declined = answered(one, again, proxy_memory=other)
+        assert isinstance(declined, NoAnswer)
+        assert "the proxy lost its memory" in declined.why
+        assert "start a new job" in declined.why
+    assert isinstance(answered(device, again), SealedAnswer)
+
+
+def test_where_no_sum_is_made_the_proxys_memory_does_not_matter(tmp_path: Path) -> None:
+    plain = compile_job(job())
+    device = Device(tmp_path).knows(plain)
+    sealed = Round(plain, FIRST, device.keys())
+    for memory in (MEMORY, b"n" * 16):
+        assert isinstance(answered(device, sealed, proxy_memory=memory), SealedAnswer)
+
+
+def test_a_proxy_that_is_brought_up_while_a_job_runs_names_its_memory_from_then_on(
+    device: Device,
+) -> None:
+    sealed = Round(PLAN, FIRST, device.keys())
+    for memory in (b"", MEMORY, MEMORY):
+        assert isinstance(answered(device, sealed, proxy_memory=memory), SealedAnswer)
+    assert isinstance(answered(device, sealed, proxy_memory=b""), NoAnswer)
+
+
+def test_the_proxys_memory_is_remembered_until_the_job_ends(device: Device) -> None:
+    answered(device, Round(PLAN, FIRST, device.keys()))
+    assert device.store.fact(memory_name(JOB_ID)) == MEMORY.hex()
+    device.host.store(JobClosed(JOB_ID, "completed"))
+    assert device.store.fact(memory_name(JOB_ID)) is None
 
 
 def test_the_seed_is_not_in_what_the_cloud_opens(device: Device) -> None:

@@ -38,6 +38,7 @@ from edgeveil.protocol.proxy_tasks import (
     ProxyMemory,
     ReleaseReplaced,
     RoundDropped,
+    RoundUnmasked,
     UploadKept,
     UploadsDropped,
 )
@@ -51,7 +52,21 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_new_spool_is_empty(path: Path) -> None:
-    assert reopened(path) == ProxyMemory()
+    memory = reopened(path)
+    assert memory == ProxyMemory(name=memory.name)
+
+
+def test_a_spool_has_one_name_until_it_is_lost_or_put_back(path: Path) -> None:
+    spool = Spool(path)
+    name = spool.load().name
+    assert len(name) == 16
+    assert reopened(path).name == name
+    spool.put_back()
+    spool.close()
+    other = reopened(path).name
+    assert len(other) == 16 and other != name
+    path.unlink()
+    assert reopened(path).name not in (name, other)
 
 
 def test_a_spool_of_another_version_is_refused(path: Path) -> None:
@@ -61,6 +76,19 @@ def test_a_spool_of_another_version_is_refused(path: Path) -> None:
     with pytest.raises(StorageError) as caught:
         Spool(path)
     assert "version 0" in caught.value.what and caught.value.fix
+
+
+def test_a_spool_of_before_gets_its_name_when_it_is_brought_up(path: Path) -> None:
+    spool = Spool(path)
+    first = RoundUnmasked(at(), b"first")
+    spool.store(first)
+    spool.close()
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript("DROP TABLE memory; PRAGMA user_version = 4;")
+    memory = reopened(path)
+    assert len(memory.name) == 16
+    assert memory.unmasked == {(JOB, 1): first}
+    assert reopened(path).name == memory.name
 
 
 def test_each_item_is_there_after_a_kill_right_behind_it(path: Path) -> None:
@@ -250,4 +278,18 @@ def test_nothing_on_the_disk_says_whose_a_batch_s_segments_are(path: Path) -> No
     disk = on_disk(path)
     assert not [item for item in items if item.held.digest in disk]
     assert path.with_name(path.name + "-wal").stat().st_size == 0
+    spool.close()
+
+
+def test_a_second_choice_for_an_exchange_ends_the_work_and_the_first_one_stays(path: Path) -> None:
+    spool, first = Spool(path), RoundUnmasked(at(), b"first")
+    for _ in range(2):  # the same again, after a crash
+        spool.store(first)
+    for second in (RoundUnmasked(at(), b"second"), RoundUnmasked(at(attempt=2), b"first")):
+        with pytest.raises(StorageError, match="UNIQUE constraint failed: unmasked"):
+            spool.store(second)
+    with pytest.raises(StorageError), spool.together():
+        spool.store(RoundUnmasked(at(2), b"another"))
+        spool.store(RoundUnmasked(at(), b"second"))
+    assert reopened(path).unmasked == {(JOB, 1): first}
     spool.close()

@@ -4,15 +4,17 @@ import json
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 import yaml
 
 from edgeveil.privacy.events import ClaimedEvent
-from edgeveil.privacy.gaussian_mechanism import gaussian_event
+from edgeveil.privacy.gaussian_mechanism import gaussian_event, shared_gaussian
+from edgeveil.privacy.guarantee import down
 from edgeveil.privacy.laplace_mechanism import softmax_event
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
-from edgeveil.privacy.policy import JobRequest, Limits
+from edgeveil.privacy.policy import JobRequest, Limits, price
 from edgeveil_tools import cli
 
 LINEAR = gaussian_event("sum of linear terms", 2**24, 0.5, 30, grid_bits=24)
@@ -94,6 +96,28 @@ def test_what_the_policy_leaves_counts_open_reservations(state, config, capsys):
     assert left["lifetime_epsilon"] == pytest.approx(30.0 - ledger.spent().epsilon - one)
     assert left["lifetime_delta"] == pytest.approx(1e-4 - 2e-5)
     assert left["max_inference_epsilon"] == pytest.approx(96.0)
+
+
+@pytest.mark.parametrize("limit", [40.0, None])
+def test_what_is_left_if_all_others_collude_stands_beside_it(state, config, capsys, limit):
+    """Of a job with shared noise the device's own part counts; of others what they cost anyway."""
+    policy = {"lifetime_epsilon": 30.0, "lifetime_collusion_epsilon": limit}
+    site = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump({"edge": {**site["edge"], "policy": policy}}))
+    shared = JobRequest("job-c", 1e-5, (shared_gaussian(LINEAR, 9),))
+    with closing(Ledger(state / LEDGER_FILE, "digits")) as ledger:
+        before = ledger.spent().epsilon + price((LINEAR,), 1e-5).training.epsilon  # job-b, open
+        ledger.open_job(shared, WIDE)
+    one = price(shared.events, shared.delta).training
+    assert one.collusion_epsilon > 2 * one.epsilon
+    left = shown(capsys, "--config", config)["data_sets"][0]["left"]
+    assert left["lifetime_epsilon"] == pytest.approx(30.0 - before - one.epsilon)
+    in_all = before + one.collusion_epsilon
+    assert left["lifetime_collusion_epsilon"] == pytest.approx((limit or 30.0) - in_all)
+    assert cli.main(["ledger", "show", "--config", str(config)]) == 0
+    assert f"lifetime_collusion_epsilon {down(left['lifetime_collusion_epsilon'])}" in (
+        capsys.readouterr().out
+    )
 
 
 def test_a_claimed_release_is_no_number_of_a_guarantee(state, capsys):

@@ -99,6 +99,42 @@ def test_compose_confines_each_service_and_asks_after_its_health(bundles, tmp_pa
     assert set(plan["services"]["cloud"]["depends_on"]) == {"broker-edge", "broker-cloud"}
 
 
+@pytest.fixture(scope="module")
+def boxes(tmp_path_factory):
+    """Bundles of a device that infers, one that trains with `fm`, and one that may use torch."""
+    site = tmp_path_factory.mktemp("mixed") / "site"
+    assert main(["site", "init", str(site), "--devices", "2"]) == 0
+    plan = yaml.safe_load((site / "fleet.yaml").read_text())
+    plan["fleet"]["devices"]["list"] = [{"name": "kitchen", "role": "infer"}]
+    (site / "fleet.yaml").write_text(yaml.safe_dump(plan))
+    assert main(["site", "apply", str(site), "--no-passphrase"]) == 0
+    owners = site / "bundles" / "box-0002" / "policy.yaml"
+    policy = yaml.safe_load(owners.read_text())
+    policy["policy"]["allowed_methods"] = ["fm", "dp_sgd"]
+    owners.write_text(yaml.safe_dump(policy))
+    return [str(site / "bundles" / name) for name in ("kitchen", "box-0001", "box-0002")]
+
+
+def test_each_device_runs_in_the_smallest_image_that_does_its_work(boxes, tmp_path):
+    wanted = {"kitchen": "edge-infer", "box-0001": "edge-train-fm", "box-0002": "edge-train"}
+    plan = yaml.safe_load(deploy("compose", tmp_path / "compose", *boxes)["compose.yaml"])
+    found = deploy("kubernetes", tmp_path / "kubernetes", *boxes)
+    recipes = deploy("greengrass", tmp_path / "greengrass", *boxes)
+    for name, image in wanted.items():
+        assert f"/{image}:" in plan["services"][name]["image"]
+        manifests = yaml.safe_load_all(found[f"edgeveil-{name}.yaml"])
+        pod = next(one for one in manifests if one["kind"] == "StatefulSet")["spec"]["template"]
+        images = {
+            one["image"] for kind in ("initContainers", "containers") for one in pod["spec"][kind]
+        }
+        assert images == {plan["services"][name]["image"]}
+        assert f".whl[{image.removeprefix('edge-')}]" in recipes[f"{name}.recipe.yaml"]
+    every = deploy("balena", tmp_path / "balena", *boxes)["docker-compose.yml"]
+    assert "/edge-train:" in every, "one release serves all"
+    two = deploy("balena", tmp_path / "two", *boxes[:2])["docker-compose.yml"]
+    assert "/edge-train-fm:" in two
+
+
 def test_kubernetes_manifests_keep_to_the_schemas(bundles, tmp_path):
     found = deploy("kubernetes", tmp_path, *bundles)
     kustomization = yaml.safe_load(found.pop("kustomization.yaml"))

@@ -3,15 +3,26 @@
 import io
 import json
 import shutil
+import sqlite3
 import tarfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from edgeveil.crypto.keys import MaskSeed
 from edgeveil.errors import UsageError
 from edgeveil.privacy.events import TwoValueEvent
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger, read_ledger
 from edgeveil.privacy.policy import JobRequest, Limits
+from edgeveil.protocol.messages import ExchangeId
+from edgeveil.protocol.proxy_tasks import (
+    HeldUpload,
+    ProxyMemory,
+    RoundUnmasked,
+    UploadKept,
+    UploadPart,
+)
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.proxy import ProxySite
@@ -20,6 +31,7 @@ from edgeveil_cloud.store import Store
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_proxy.claims import ClaimBook
 from edgeveil_proxy.registry import Registry
+from edgeveil_proxy.spool import SPOOL_FILE, Spool
 from edgeveil_tools.cli import main
 from edgeveil_tools.site.state_backup import BackupError, back_up, restore
 
@@ -307,6 +319,37 @@ def test_a_proxy_comes_back_as_a_registry_that_was_rebuilt(tmp_path):
     book = ClaimBook(site.state_dir / "claims.sqlite")
     assert book.all() == []
     book.close()
+
+
+@pytest.mark.parametrize("of_before", [False, True])
+def test_a_proxys_spool_comes_back_without_seeds_and_sums_no_job_it_knew(tmp_path, of_before):
+    site = ProxySite(
+        edge_broker=LINK,
+        cloud_broker=LINK,
+        state_dir=tmp_path / "proxy",
+        trust_file=tmp_path / "trust.json",
+    )
+    own_signing_key(site.state_dir, "proxy")
+    Registry(site.state_dir / "registry.sqlite").close()
+    spool, at, seed = Spool(site.state_dir / SPOOL_FILE), ExchangeId(b"J" * 16, 1, 1), b"s" * 32
+    spool.store(UploadPart(at, 0, b"sealed"))
+    held = HeldUpload((0,), b"", 0, MaskSeed(seed))
+    spool.store(UploadKept(at, "box", held))
+    name = spool.load().name
+    if of_before:
+        with closing(sqlite3.connect(site.state_dir / SPOOL_FILE)) as db:
+            db.executescript("DROP TABLE memory; PRAGMA user_version = 4;")
+    back_up(site, tmp_path / "proxy.backup")
+    spool.store(RoundUnmasked(at, b"question"))  # of which the backup does not know
+    spool.close()
+    restore(site, tmp_path / "proxy.backup", replace=True)
+    assert {path.name for path in site.state_dir.glob("spool*")} == {SPOOL_FILE, "spool"}
+    assert not any(seed in raw for raw in contents(site.state_dir).values())
+    with closing(Spool(site.state_dir / SPOOL_FILE)) as spool:
+        memory = spool.load()
+    assert memory == ProxyMemory(summed={at.job_id}, name=memory.name)
+    assert memory.name != name
+    assert list((site.state_dir / "spool").iterdir()) == []
 
 
 def test_a_cloud_comes_back_with_its_jobs_and_numbers_on(tmp_path):

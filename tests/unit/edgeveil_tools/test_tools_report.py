@@ -1,11 +1,14 @@
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
+from edgeveil.jobs import compile_job, load_job
+from edgeveil.jobs.who_sees import who_sees
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.privacy.policy import Quote
 from edgeveil_tools.local.run_log import RunEvents
@@ -13,6 +16,7 @@ from edgeveil_tools.report import plots as plots
 from edgeveil_tools.report.page import write_report
 from edgeveil_tools.result import Result, RunFacts, build, privacy_of
 
+JOB = Path(__file__).parents[3] / "configs" / "jobs" / "digits_secure.yaml"
 PROVEN = Quote(Guarantee(8.0, 1e-5, "record", "proven"), Guarantee(40.0, 0.0, "device", "proven"))
 CLAIMED = Quote(
     Guarantee(1.25, 1e-5, "record", "claimed"), Guarantee(float("inf"), 0.0, "device", "none")
@@ -142,6 +146,22 @@ def test_both_guarantees_stand_together_with_their_units(page):
     assert "(ε = 8, δ = 1e-05) per record, whole job, proven" in text
     assert "ε = 40 in total, per device, proven" in text
     assert "Neither number alone" in text
+
+
+@pytest.mark.parametrize(("simulated", "verb"), [(False, "saw"), (True, "would see")])
+def test_what_each_party_saw_stands_in_a_table_of_its_own(page, simulated, verb):
+    seen = [asdict(row) for row in who_sees(compile_job(load_job(JOB)))]
+    text = text_of(page(events(), seen=seen, simulated=simulated))
+    _, _, section = text.partition(f"What each party {verb} the cloud the proxy ")
+    assert section.startswith(
+        "training uploads the noised sum of each round, of 5 uploads or more; no single upload"
+        " ciphertext of one size, who sent it and when; the seeds of masks, without what they hide"
+        " models sent to devices all: it makes them ciphertext While the two do not work together."
+    )
+
+
+def test_a_run_that_does_not_say_what_was_seen_has_no_such_section(page):
+    assert "What each party" not in text_of(page(events()))
 
 
 SHARED = Guarantee(2.0, 1e-5, "record", "proven", if_colluding=9.6449, honest=15)

@@ -7,7 +7,8 @@ counts on. The others are the attacker's own, without data or noise: no set of u
 printed ε is said for has less noise. What the honest devices hold the attacker knows, but for one
 record of the first.
 
-Of whole models' updates, whose integers go under the same masks, sums are taken of the integers.
+Of whole models' updates and of votes, whose integers go under the same masks, sums are taken of the
+integers.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ from edgeveil_lab.attack.membership import event_variances
 from edgeveil_lab.audit.fm_attacks import HostileCloud, NeighbouringJob
 from edgeveil_lab.audit.guards import AttackOutcome, Guard
 from edgeveil_lab.audit.mechanism_attacks import Attack, Claim, Hits, fresh_noise
+from edgeveil_lab.audit.pate_attack import TurnedLabels
 from edgeveil_lab.audit.statistics import BETA, EventCounts, gaussian_threshold, lower_bound
 from edgeveil_lab.audit.update_attacks import SETTING as UPDATE_SETTING
 
@@ -200,7 +202,8 @@ def shared_attacks(runs: int) -> tuple[Attack, ...]:
         for quantile in (None, 0.5)
         for alone in (False, True)
     )
-    return (sum_attack(runs), part_attack(runs), *updates)
+    votes = (shared_votes_attack(runs, alone=alone) for alone in (False, True))
+    return (sum_attack(runs), part_attack(runs), *updates, *votes)
 
 
 def sum_attack(runs: int, job: SharedNoiseJob | None = None) -> Attack:
@@ -310,7 +313,6 @@ def shared_update_attack(
     if not isinstance(law, GaussianEvent):
         raise TypeError(f"noise that is not Gaussian: {law.what}")
     edge, delta = gaussian_threshold(law.mu, runs)
-    found = epsilon([apart], delta)
     honest = 1 if alone else honest or _SUMMED.honest
     along = (full - base) / (np.linalg.norm(full - base) * np.sqrt(law.sigma_squared))
 
@@ -323,13 +325,20 @@ def shared_update_attack(
             hits[0, run] = np.dot(along, heard - honest * base) >= edge
         return np.repeat(hits, 1 + alone, axis=0)
 
-    event = "past the threshold"
-    claims = [Claim(event, found.collusion_epsilon if alone else found.epsilon, delta)]
-    if alone:
-        claims.append(Claim(f"{event}{_SAID[False]}", found.epsilon, delta, proven=False))
     what = "updates" if quantile is None else "updates with a moving clip"
     title = f"{what}, {'all others collude' if alone else 'sums'}"
-    return Attack(MECHANISM, title, tuple(claims), play, runs)
+    claims = _past([apart], delta, alone=alone)
+    return Attack(MECHANISM, title, claims, play, runs)
+
+
+def _past(events: Sequence[Event], delta: float, *, alone: bool) -> tuple[Claim, ...]:
+    """What is printed for sums; or, of one device's part, the ε if all others collude, and that of
+    sums, which is not meant to hold."""
+    found, name = epsilon(events, delta), "past the threshold"
+    if not alone:
+        return (Claim(name, found.epsilon, delta),)
+    beside = Claim(f"{name}{_SAID[False]}", found.epsilon, delta, proven=False)
+    return (Claim(name, found.collusion_epsilon, delta), beside)
 
 
 def _exact(stage: GradientGaussian, update: Float64) -> Int64:
@@ -345,6 +354,33 @@ def _noised(stage: GradientGaussian, update: Float64) -> Float64:
     norm, noise = stage.parameters.clip_norm, fresh_noise()
     task = Task(exchange, network, _WEIGHTS, _RECORD, {}, noise, "cpu", norm)
     return stage.steps(task, shaped(_WEIGHTS, update)).astype(np.float64)
+
+
+# --- votes of `pate` ---
+
+
+def shared_votes_attack(runs: int, *, alone: bool, honest: int = 0) -> Attack:
+    """All labels of one device turned, of which the cloud hears the sum of `honest` devices' votes
+    (0: as many as are counted on), or (`alone`) all others together that device's own."""
+    scene = TurnedLabels(summed=_SUMMED.summed, honest=_SUMMED.honest)
+    law = (as_single if alone else as_summed)(scene.event)
+    if not isinstance(law, GaussianEvent):
+        raise TypeError(f"noise that is not Gaussian: {law.what}")
+    edge, delta = gaussian_threshold(law.mu, runs)
+    honest = 1 if alone else honest or _SUMMED.honest
+
+    def play(turned: bool, count: int) -> Hits:
+        hits = np.empty((1, count), np.bool_)
+        for run in range(count):
+            heard = scene.heard(turned) - scene.base
+            for _ in range(honest - 1):
+                heard = heard + scene.heard(False) - scene.base
+            hits[0, run] = scene.along(heard, law) >= edge
+        return np.repeat(hits, 1 + alone, axis=0)
+
+    claims = _past([scene.event], delta, alone=alone)
+    title = f"votes, {'all others collude' if alone else 'sums'}"
+    return Attack(MECHANISM, title, claims, play, runs)
 
 
 # --- flaws, planted: each makes the ε of sums untrue, and the same attack finds it ---

@@ -288,7 +288,7 @@ def _at(job: JobFacts, index: int) -> str:
 
 Array = NDArray[np.generic]
 Upload = tuple[str, Array]  # a segment's name and what was in it
-# Far above the rounding of a sum, far below what one device's noise moves.
+# Of floats: far above the rounding of a sum, far below what one device's noise moves.
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-7
 
 
@@ -320,7 +320,7 @@ def _sealed(
 
 
 def sums_right(found: Evidence, _facts: object) -> Iterator[str | int]:
-    """the cloud's state is that of the mean of exactly the uploads that it lists"""
+    """the cloud's state is that of the mean of the uploads it lists; under masks, bit for bit"""
     for job in found.jobs:
         try:
             yield from _job(job, uploads_of(found, job))
@@ -342,28 +342,37 @@ def _job(job: JobFacts, uploads: Mapping[bytes, Upload]) -> Iterator[str | int]:
         if commit.uploads != least or not least:
             yield f"{where} has {commit.uploads} uploads and lists {least}"
             return
-        mean = {name: np.mean(np.stack(arrays), axis=0) for name, arrays in groups.items()}
+        mean = {name: _mean(arrays) for name, arrays in groups.items()}
         state = job.plan.cloud.absorb(state, exchange, mean, commit.uploads)
         yield 1
     if job.commits:
         held = unpack_tensors(job.state) if job.state else {}
         for name in sorted(state.keys() | held.keys()):
-            if name not in held or name not in state or not _close(held[name], state[name]):
+            same = np.array_equal if job.plan.setting.summed else _close
+            if name not in held or name not in state or not same(held[name], state[name]):
                 yield f"{job.id}: '{name}' of the state is not that of the uploads listed"
 
 
 def _groups(
     plan: Plan, exchange: Exchange, commit: CommittedExchange, uploads: Mapping[bytes, Upload]
-) -> dict[str, list[NDArray[np.float64]]]:
+) -> dict[str, list[Array]]:
     """The training segments that a commit lists, by name; a name of which none is listed too."""
-    found: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
+    found: dict[str, list[Array]] = defaultdict(list)
     for spec in plan.cloud.segments(exchange):
         found[spec.name] = []
     for mark in commit.accepted:
         name, array = uploads[mark]
         if name != SOFTMAX:
-            found[name].append(array.astype(np.float64))
+            found[name].append(array)
     return found
+
+
+def _mean(arrays: Sequence[Array]) -> NDArray[np.float64]:
+    """Of integers the exact sum, divided once, as the cloud does with what it unmasked."""
+    whole = np.stack(arrays)
+    exact = np.int64 if np.issubdtype(whole.dtype, np.integer) else np.float64
+    total = np.asarray(np.sum(whole, axis=0, dtype=exact), np.float64)
+    return total / len(arrays)
 
 
 def _close(held: Array, wanted: Array) -> bool:

@@ -220,13 +220,14 @@ def tap_ledger(ledger: Path) -> None:
 
 _TAP_MASKS = """
 CREATE TABLE IF NOT EXISTS chaos_unmasked (job BLOB, round INTEGER, attempt INTEGER, question BLOB);
-CREATE TRIGGER IF NOT EXISTS chaos_unmask AFTER INSERT ON unmasked
+CREATE TRIGGER IF NOT EXISTS chaos_unmask BEFORE INSERT ON unmasked
 BEGIN INSERT INTO chaos_unmasked VALUES (NEW.job, NEW.round, NEW.attempt, NEW.question); END;
 """
 
 
 def tap_spool(spool: Path) -> None:
-    """The same for what the proxy unmasks. Raises sqlite3.Error: no spool there yet."""
+    """The same for what the proxy unmasks: every choice that it sets out to keep, also one that its
+    table would pass over or replace. Raises sqlite3.Error: no spool there yet."""
     with closing(sqlite3.connect(f"file:{spool}?mode=rw", timeout=_BUSY_S, uri=True)) as db:
         db.executescript(_TAP_MASKS)
 

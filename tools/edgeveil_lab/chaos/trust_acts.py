@@ -20,6 +20,8 @@ from edgeveil_lab.chaos.leaked_key import LeakedKey
 from edgeveil_lab.chaos.trust_fleet import BROKERS, TrustFleet
 
 DEVICES = 7  # of which one is revoked
+CLAIMED = "box-ward"  # comes later, with a claim
+RENEWED = "certificate_renewed"
 WAIT_S = 180.0  # who was refused for long tries more rarely
 CLOUD_STORE = "cloud.sqlite"
 _AHEAD_S = 30 * 24 * 3600.0
@@ -140,6 +142,14 @@ class TrustActs:
         """Boxes that were not revoked."""
         return tuple(box for box in self.fleet.boxes if box not in self.notes.revoked)
 
+    def _all_online(self) -> bool:
+        return self.fleet.online() == len(self.remaining)
+
+    def _all_known(self) -> bool:
+        """The cloud's newest roster is of all that are there."""
+        counts = re.findall(r"enrolled=(\d+)", self.fleet.log("cloud"))
+        return bool(counts) and int(counts[-1]) == len(self.remaining)
+
     def play(self) -> None:
         """All acts, up to the first that fails: what follows would show nothing."""
         for name, act in self.ACTS.items():
@@ -165,7 +175,7 @@ class TrustActs:
         self.notes.revoked[out] = self.jobs.names
         fleet.operator("revoke", out)
         fleet.install("broker-edge", "proxy")
-        self._until(lambda: fleet.online() == DEVICES - 1, "the revoked device's end")
+        self._until(self._all_online, "the revoked device's end")
         self._step(f"{out} is revoked and cut off")
         self._one_job("a job of the others")
 
@@ -244,7 +254,7 @@ class TrustActs:
         for path in fleet.state("proxy").glob("registry.sqlite*"):
             path.unlink()
         fleet.start("proxy")
-        self._until(lambda: fleet.online() == DEVICES - 1, "the devices at the new registry")
+        self._until(self._all_online, "the devices at the new registry")
         self._step("the proxy has a new registry, from the plan's list of devices")
         job = self._paused_unpaid()
         why = jobs.status(job)[1]
@@ -258,20 +268,21 @@ class TrustActs:
         self._step("the root vouches for the registry: the job goes on")
 
     def _certificate_expired(self) -> None:
-        fleet, box = self.fleet, self.fleet.boxes[0]
+        fleet, box = self.fleet, CLAIMED
         self._rest()
-        fleet.stop_one(box)
-        self._until(lambda: fleet.online() == DEVICES - 2, "its good-bye")
-        fleet.expire(box)
-        said = len(fleet.log(box))
+        fleet.claim(box)
         fleet.start(box)
-        self._until(lambda: bool(self._expired(box, said)), f"{box}'s word that it has expired")
-        self._step(f"{box} cannot connect and says why: {self._expired(box, said)}")
-        self._one_job("the others go on")
-        fleet.operator("renew", box)
-        fleet.install(box)
-        self._until(lambda: fleet.online() == DEVICES - 1, "the device with its new certificate")
-        self._step(f"{box} took up the renewed one by itself")
+        self._until(self._all_online, "the box with a claim")
+        self._until(self._all_known, "the roster with it")
+        fleet.tap([box])
+        self._one_job(f"{box}, which nobody had prepared, answers with the others", of=box)
+        fleet.stop_one(box)
+        self._until(lambda: fleet.online() == len(self.remaining) - 1, "its good-bye")
+        fleet.expire(box)
+        fleet.start(box)
+        self._until(lambda: RENEWED in fleet.log(box), "its next certificate")
+        self._until(self._all_online, "the device with its new certificate")
+        self._step(f"{box} got its next certificate over the wire")
         self._one_job("a job of all", of=box)
 
     def _expired(self, box: str, after: int) -> str:
@@ -293,7 +304,7 @@ class TrustActs:
         self._step("no device takes the broker for its own, and each says why")
         fleet.operator("renew", broker)
         fleet.install(broker)
-        self._until(lambda: fleet.online() == DEVICES - 1, "all devices at the renewed broker")
+        self._until(self._all_online, "all devices at the renewed broker")
         self._step("the broker took up its renewed certificate by itself; all are back")
         self._one_job("a job of all")
 
@@ -305,7 +316,7 @@ class TrustActs:
         fleet.copy(box, fleet.places / twin)
         before = self.jobs.names
         fleet.start(box)
-        self._until(lambda: fleet.online() == DEVICES - 1, "the original again")
+        self._until(self._all_online, "the original again")
         fleet.start(twin)
         self._until(lambda: "broker_connected" in fleet.log(twin), "the clone's connection")
         self._step(f"{box} and a clone of it run side by side")
@@ -317,7 +328,7 @@ class TrustActs:
         self.notes.twins[box] = tuple(job for job in self.jobs.names if job not in before)
         self.notes.others.append(OtherStore(box, fleet.state(twin), "the clone"))
         self._one_job("the original answers alone again", of=box)
-        self._until(lambda: fleet.online() == DEVICES - 1, "the original, known to be there")
+        self._until(self._all_online, "the original, known to be there")
 
     def _rolled_back(self) -> None:
         fleet, box = self.fleet, self.fleet.boxes[2]
@@ -326,14 +337,14 @@ class TrustActs:
         fleet.stop_one(box)
         shutil.copytree(fleet.state(box), early)
         fleet.start(box)
-        self._until(lambda: fleet.online() == DEVICES - 1, "the device again")
+        self._until(self._all_online, "the device again")
         self._one_job("a job that the copy knows nothing of", of=box)
         fleet.stop_one(box)
         fleet.state(box).rename(whole)
         shutil.copytree(early, fleet.state(box))
         self.notes.others.append(OtherStore(box, whole, "before it was rolled back"))
         fleet.start(box)
-        self._until(lambda: fleet.online() == DEVICES - 1, "the device with its old store")
+        self._until(self._all_online, "the device with its old store")
         told = WORDS["behind"] in fleet.log(box)
         self._step(f"{box} came back with an older store{', and says so' if told else ''}")
         self._one_job("it answers again, without a visit", of=box)

@@ -54,6 +54,16 @@ class TrustFleet:
             fleet[at] |= {"listen": f"127.0.0.1:{port}", "public": f"localhost:{port}"}
         fleet["cloud"]["http"]["port"] = self._http
         fleet["proxy"]["http"]["port"] = self._proxy_http
+        data = fleet["devices"]["data"]
+        fleet["devices"] |= {
+            "count": 0,
+            "list": [
+                {"name": box, "data": data | {"shard": {"devices": devices + 1, "index": at}}}
+                for at, box in enumerate(self.boxes)
+            ],
+            "data": data | {"shard": {"devices": devices + 1, "index": devices}},  # the image's
+            "claims": {"admit": "at_once"},
+        }
         fleet["devices"]["policy"] |= {
             "lifetime_epsilon": 1_000_000.0,  # many jobs follow one another on the same records
             "lifetime_delta": 0.5,
@@ -98,6 +108,16 @@ class TrustFleet:
             bundle = self.site / "bundles" / name
             self.command("site", "install", str(bundle), str(self.places / name))
 
+    def claim(self, name: str) -> None:
+        """A box that nobody has prepared: the image, and a claim of its own."""
+        lines = self.places / f"{name}.claim"
+        config = str(self.config("proxy"))
+        self.command("proxy", "claims", "add", name, "--config", config, "--out", str(lines))
+        image = str(self.site / "bundles" / "image")
+        self.command("site", "install", image, str(self.places / name))
+        (self.state(name) / "claim").write_text(lines.read_text("utf-8").partition(",")[2], "utf-8")
+        self.boxes = (*self.boxes, name)
+
     # --- places ---
 
     def config(self, name: str) -> Path:
@@ -119,8 +139,9 @@ class TrustFleet:
             tap_ledger(self.state(box) / LEDGER_FILE)
 
     def expire(self, party: str) -> None:
-        """Its certificate is from now on one of the edge authority that ended yesterday."""
-        path = _certificate_of(self.places / party / "tls")
+        """Its certificate is from now on one that ended yesterday, of the same authority."""
+        claimed = self.state(party) / "edge.crt"
+        path = claimed if claimed.exists() else _certificate_of(self.places / party / "tls")
         before = x509.load_pem_x509_certificate(path.read_bytes())
         yesterday = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
         made = x509.CertificateBuilder(before.issuer, before.subject, before.public_key())

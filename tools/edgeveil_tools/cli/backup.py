@@ -79,5 +79,6 @@ def _restore(args: argparse.Namespace) -> int:
     print(f"{done.role} {done.owner} is as it was at {done.made}")
     if done.role == "proxy":
         print("Its registry may have forgotten who was revoked: revoke them again, then let the")
-        print("root vouch for it: edgeveil proxy lineage, edgeveil trust recover.")
+        print("root vouch for it: edgeveil proxy lineage, edgeveil trust recover. Jobs under masks")
+        print("that were under way pause or fail: submit them anew.")
     return 0

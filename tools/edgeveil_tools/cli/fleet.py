@@ -41,7 +41,9 @@ def add(commands: Subparsers) -> None:
     _add_init(parts)
     plan = _part(parts, "plan", "say what an apply would change", _plan)
     plan.add_argument("--json", action="store_true", help="print JSON")
-    _part(parts, "apply", "make the bundles that the plan asks for", _apply, keys=True)
+    about = "The difference, as `site plan` shows it, is printed before anything is written."
+    text = "make the bundles that the plan asks for"
+    _part(parts, "apply", text, _apply, keys=True, about=about)
     _add_devices(parts)
     _add_certificates(parts)
     status = _part(parts, "status", "list all parties, and what needs doing", _status)
@@ -225,8 +227,7 @@ def _apply(args: argparse.Namespace) -> int:
     from edgeveil_tools.site.fleet_site import SITE_KEY
 
     site = _open(args, new=not (args.dir / SITE_KEY).exists())
-    changes = site.apply(_progress)
-    _show(changes)
+    changes = site.apply(_show, _progress)
     _hand_over(site, changes)
     return 0
 
@@ -238,9 +239,9 @@ def _progress(done: int, total: int) -> None:
 
 
 def _show(changes: list[PartyChange]) -> None:
-    """Alike changes together, names shortened."""
+    """Alike changes together, names shortened; seen at once, since an apply acts after it."""
     if not changes:
-        print("Nothing to change.")
+        print("Nothing to change.", flush=True)
         return
     alike: dict[tuple[str, str], list[str]] = {}
     for change in changes:
@@ -255,6 +256,7 @@ def _show(changes: list[PartyChange]) -> None:
         print(
             "What is no longer in the plan stays as it is: take it out with edgeveil site revoke."
         )
+    sys.stdout.flush()
 
 
 def _hand_over(site: FleetSite, changes: list[PartyChange]) -> None:
@@ -275,8 +277,7 @@ def _add_device(args: argparse.Namespace) -> int:
             raise UsageError("is no COLUMN=VALUE", where=text, fix="write path=/data/box.npz")
         values[column] = value
     site = _open(args)
-    changes = site.add_device({k: v for k, v in values.items() if v}, _progress)
-    _show(changes)
+    changes = site.add_device({k: v for k, v in values.items() if v}, _show, _progress)
     _hand_over(site, changes)
     return 0
 

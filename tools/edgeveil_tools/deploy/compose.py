@@ -8,12 +8,6 @@ import yaml
 
 from edgeveil_tools.deploy.parties import DeployedParty
 
-IMAGES = {
-    "cloud": "edgeveil/cloud",
-    "proxy": "edgeveil/proxy",
-    "broker": "edgeveil/broker",
-    "edge": "edgeveil/edge-train-fm",
-}
 PLACE = "/etc/edgeveil"
 _USER = "10001:10001"
 
@@ -46,7 +40,7 @@ _ABOUT = """# docker compose up -d. Each party's bundle lies beside this file, i
 def _service(party: DeployedParty, tag: str) -> dict[str, Any]:
     config = f"{PLACE}/{party.config}"
     service: dict[str, Any] = {
-        "image": f"{IMAGES[party.kind]}:{tag}",
+        "image": f"edgeveil/{party.image}:{tag}",
         "command": [party.kind, "--config", config],
         "user": _USER,
         "restart": "unless-stopped",

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from edgeveil_tools.deploy.compose import IMAGES, PLACE
+from edgeveil_tools.deploy.compose import PLACE
 from edgeveil_tools.deploy.parties import DeployedParty
 from edgeveil_tools.site.bundles import STATE
 
@@ -81,7 +81,7 @@ def _labels(party: DeployedParty, name: str) -> dict[str, str]:
 
 def _stateful(party: DeployedParty, name: str, keys: Mapping[str, str], tag: str) -> Manifest:
     labels, config = _labels(party, name), f"{PLACE}/{party.config}"
-    image = f"{IMAGES[party.kind]}:{tag}"
+    image = f"edgeveil/{party.image}:{tag}"
     state = {"name": "state", "mountPath": f"{PLACE}/{STATE}"}
     bundle = {"name": "bundle", "mountPath": PLACE, "readOnly": True}
     health = {"exec": {"command": ["edgeveil", "health", "--config", config]}}

@@ -7,23 +7,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeveil.errors import UsageError
+from edgeveil.parts.methods import trains_model
 from edgeveil.settings.file import parsed, read
+from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.files import SITES, kind_of, load_site
 from edgeveil_tools.site.bundles import INVENTORY, inventory_of
 from edgeveil_tools.site.fleet_files import POLICY_FILE, SITE_FILE
 
 ROOT = Path("/var/lib/edgeveil")
+DEVICE_IMAGES = ("edge-infer", "edge-train-fm", "edge-train")  # each does what those before do
 
 
 @dataclass(frozen=True)
 class DeployedParty:
     """One party. `config` counts from its folder `place` on the host, whose `state` it writes.
 
-    `http_port` of its status pages, `ports` that others connect to.
+    `image` is the container file that holds what it needs, `http_port` of its status pages, `ports`
+    that others connect to.
     """
 
     name: str
     kind: str  # cloud, proxy, broker, edge
+    image: str
     config: str
     http_port: int | None = None
     ports: tuple[int, ...] = ()
@@ -64,6 +69,15 @@ def _party(folder: Path) -> DeployedParty:
     http = getattr(site, "http", None)
     ports = [port for port in (getattr(site, "port", None),) if port is not None]
     ports += [port for port in (getattr(site, "websockets_port", None),) if port is not None]
-    return DeployedParty(
-        inventory.name, kind, SITE_FILE, http.port if http is not None else None, tuple(ports)
-    )
+    image = _device_image(site) if isinstance(site, EdgeSite) else kind
+    page = http.port if http is not None else None
+    return DeployedParty(inventory.name, kind, image, SITE_FILE, page, tuple(ports))
+
+
+def _device_image(site: EdgeSite) -> str:
+    """The smallest that serves the role and every method that the owner allows."""
+    infers, trains_fm, trains = DEVICE_IMAGES
+    if site.role == "infer":
+        return infers
+    needs_torch = any(map(trains_model, site.policy.allowed_methods))
+    return trains if needs_torch else trains_fm

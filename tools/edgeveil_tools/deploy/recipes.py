@@ -11,7 +11,7 @@ import yaml
 
 from edgeveil.errors import UsageError
 from edgeveil_tools.deploy.compose import PLACE
-from edgeveil_tools.deploy.parties import DeployedParty
+from edgeveil_tools.deploy.parties import DEVICE_IMAGES, DeployedParty
 
 
 def _devices(parties: list[DeployedParty], target: str) -> list[DeployedParty]:
@@ -24,10 +24,12 @@ def _devices(parties: list[DeployedParty], target: str) -> list[DeployedParty]:
 
 
 def balena(parties: list[DeployedParty], *, tag: str) -> dict[str, str]:
-    """One release for a fleet of boxes: the image, and a volume that each box fills once."""
+    """One release for a fleet of boxes: the image that serves them all, and a volume that each box
+    fills once."""
     names = [party.name for party in _devices(parties, "balena")]
+    image = max((party.image for party in parties), key=DEVICE_IMAGES.index)
     service = {
-        "image": f"edgeveil/edge-train-fm:{tag}",
+        "image": f"edgeveil/{image}:{tag}",
         "command": ["edge", "--config", f"{PLACE}/edgeveil.yaml"],
         "restart": "always",
         "read_only": True,
@@ -69,8 +71,8 @@ def _each(names: list[str]) -> str:
 
 def greengrass(parties: list[DeployedParty], *, tag: str) -> dict[str, str]:
     """A component recipe for each device: its bundle and the program as artifacts."""
-    found = {f"{party.name}.recipe.yaml": _text(_component(party, tag)) for party in parties}
-    _devices(parties, "greengrass")
+    devices = _devices(parties, "greengrass")
+    found = {f"{party.name}.recipe.yaml": _text(_component(party, tag)) for party in devices}
     zips = "".join(f"    (cd {party.name} && zip -r ../{party.name}.zip .)\n" for party in parties)
     found["README.md"] = f"""# AWS IoT Greengrass
 
@@ -92,9 +94,10 @@ def _component(party: DeployedParty, tag: str) -> dict[str, Any]:
     program, place = "{work:path}/venv/bin", "{work:path}/place"
     archive = "{artifacts:decompressedPath}/" + party.name
     wheel = f"edgeveil-{tag}-py3-none-any.whl"
+    extra = party.image.removeprefix("edge-")
     install = (
         "python3 -m venv {work:path}/venv && "
-        f"{program}/pip install '{{artifacts:path}}/{wheel}[train-fm]' && "
+        f"{program}/pip install '{{artifacts:path}}/{wheel}[{extra}]' && "
         f"{program}/edgeveil site install {archive} {place}"
     )
     run = f"exec {program}/edgeveil edge --config {place}/{party.config}"

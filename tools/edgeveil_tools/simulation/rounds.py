@@ -31,7 +31,7 @@ from edgeveil.protocol.messages import ExchangeId
 from edgeveil.protocol.proxy_tasks import ShuffleRound
 from edgeveil.protocol.sealed import encode_package, pack_tensors, unpack_tensors
 from edgeveil.testing import KEY_BYTES, SimulationSeeds
-from edgeveil_cloud.broadcasts import TooFewDevices, round_package, select
+from edgeveil_cloud.broadcasts import TooFewDevices, TooManyDevices, round_package, select
 from edgeveil_cloud.commit_round import (
     Told,
     aggregate,
@@ -135,7 +135,7 @@ class SimulatedRounds:
                 self._tell("all_declined", why)
                 self._end("failed", str(error), exchange.index - 1, accuracy)
                 return None
-            except TooFewDevices as error:
+            except (TooFewDevices, TooManyDevices) as error:
                 self._end("paused", str(error), asked, accuracy)
                 return None
             accuracy = event["accuracy"]

@@ -33,7 +33,7 @@ from websockets.exceptions import ConnectionClosed
 
 from edgeveil.errors import BrokerError, ProtocolError
 from edgeveil.sites.broker_profiles import PROFILES, BrokerProfile
-from edgeveil.transport.mqtt_packets import body_place
+from edgeveil.transport.mqtt_packets import PUBACK, body_place
 from edgeveil_tools.site.broker_rules import Access, Rule, allows, password_matches, read_users
 from edgeveil_tools.site.profile_guard import ProfileGuard
 
@@ -42,6 +42,7 @@ _CONNECT = 0x10
 _MQTT_5_HEAD = b"\x00\x04MQTT\x05"
 BEYOND_PROFILE = "a client was cut off beyond the profile"
 _FIRST_PACKET_S = 10.0
+_ACKNOWLEDGE_S = 0.05  # of a service some way off; at once, nothing would ever be in flight
 _SHUTDOWN_S = 3.0
 
 
@@ -158,6 +159,49 @@ class BoundedReader(StreamReaderAdapter):  # type: ignore[misc]
         return taken if len(taken) == n else taken + bytes(await super().read(n - len(taken)))
 
 
+class LateAcknowledgements(WriterAdapter):  # type: ignore[misc]
+    """Writes as `writer` does, but acknowledges a message as late as a distant service, and tells
+    the guard then."""
+
+    def __init__(self, writer: WriterAdapter, guard: ProfileGuard) -> None:
+        self._writer, self._guard = writer, guard
+        self._late: set[asyncio.Task[None]] = set()
+
+    def write(self, data: bytes) -> None:
+        """Write one packet, or begin to wait with it."""
+        if data[0] >> 4 != PUBACK:
+            self._writer.write(data)
+            return
+        task = asyncio.create_task(self._acknowledge(data))
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+
+    async def _acknowledge(self, puback: bytes) -> None:
+        await asyncio.sleep(_ACKNOWLEDGE_S)
+        self._guard.acknowledged(int.from_bytes(puback[2:4], "big"))
+        with contextlib.suppress(OSError, ConnectionClosed):  # the client is gone
+            self._writer.write(puback)
+            await self._writer.drain()
+
+    async def drain(self) -> None:
+        """Wait until the writer takes more."""
+        await self._writer.drain()
+
+    def get_peer_info(self) -> tuple[str, int] | None:
+        """Address and port of the client."""
+        return self._writer.get_peer_info()  # type: ignore[no-any-return]
+
+    def get_ssl_info(self) -> Any:
+        """The client's TLS session."""
+        return self._writer.get_ssl_info()
+
+    async def close(self) -> None:
+        """Close the connection."""
+        for task in self._late:
+            task.cancel()
+        await self._writer.close()
+
+
 class BoundedBroker(Broker):  # type: ignore[misc]
     """The library's broker behind a look at each connection's first bytes."""
 
@@ -193,7 +237,10 @@ class BoundedBroker(Broker):  # type: ignore[misc]
                 await writer.drain()
                 await writer.close()
             return
-        guard = ProfileGuard(self.profile) if self.profile is not None else None
+        guard = None
+        if self.profile is not None:
+            guard = ProfileGuard(self.profile)
+            writer = LateAcknowledgements(writer, guard)
         bounded = BoundedReader(reader, transport, self.packet_bytes, first, guard)
         await self.external_connected(bounded, writer, listener_name)
 

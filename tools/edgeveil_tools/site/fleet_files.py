@@ -26,6 +26,7 @@ SITE_FILE, POLICY_FILE, DEVICES_FILE = "edgeveil.yaml", "policy.yaml", "devices.
 TRUST_FILE = "trust/trust.json"
 CLAIMS_CA, CLAIM_FILE = "tls/claims-ca.crt", "state/claim"
 DOMAINS = ("edge", "cloud")
+TO_BE_MADE = "to be made\n"
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,17 @@ class Facts:
 
     @property
     def claims_authority(self) -> str:
-        """The newest authority of claims, PEM: the one that the proxy signs with."""
-        end = "-----END CERTIFICATE-----\n"
-        return self.authorities["claims"].partition(end)[0] + end
+        """The newest authority of claims, PEM: the one that the proxy signs with. TO_BE_MADE where
+        an apply has yet to make it."""
+        newest, end, _ = self.authorities["claims"].partition("-----END CERTIFICATE-----\n")
+        return newest + end
 
     @property
     def claims_key(self) -> str:
         """Where its key lies at the proxy: what is given once is never replaced."""
-        return f"tls/claims-ca-{digest(self.claims_authority.encode())[:8]}.key"
+        pem = self.claims_authority
+        number = "new" if pem == TO_BE_MADE else digest(pem.encode())[:8]
+        return f"tls/claims-ca-{number}.key"
 
 
 def domains_of(plan: FleetPlan, party: Party) -> tuple[str, ...]:

@@ -40,7 +40,8 @@ from edgeveil.crypto.authorities import (
     key_pem,
     new_key,
 )
-from edgeveil.crypto.keys import SigningKey, VerifyKey
+from edgeveil.crypto.keys import OpeningKey, SigningKey, VerifyKey
+from edgeveil.enrolment import Enrolment
 from edgeveil.errors import UsageError
 from edgeveil.transport.process import own_signing_key
 from edgeveil_edge.identity import DeviceIdentity
@@ -58,6 +59,7 @@ from edgeveil_tools.site.fleet_files import (
     CLAIMS_CA,
     POLICY_FILE,
     SITE_FILE,
+    TO_BE_MADE,
     TRUST_FILE,
     Facts,
     broker_of,
@@ -92,6 +94,7 @@ _ROLES = {"cloud": ("cloud", "releases"), "proxy": ("proxy",)}
 _SECRET_WORD_BYTES = 24
 _DEVICE_ID = re.compile(r"[0-9a-f]{16}")
 Progress = Callable[[int, int], None]
+Told = Callable[[list[PartyChange]], None]
 
 
 class FleetSite:
@@ -137,9 +140,12 @@ class FleetSite:
 
     def changes(self) -> list[PartyChange]:
         """What `apply` would do, in the order of the plan."""
-        plan, devices = self._planned()
+        return self._changes(*self._planned())
+
+    def _changes(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[PartyChange]:
         found = self._news(plan, devices)
-        planned, facts = {device.name: device for device in devices}, self._facts()
+        planned = {device.name: device for device in devices}
+        facts = self._facts_with([one.name for one in found if one.what == "new"], plan, planned)
         ending = set(self._ending(plan))
         for party in self._still(plan, devices):
             if party.name in ending:
@@ -151,13 +157,23 @@ class FleetSite:
 
     # --- changes ---
 
-    def apply(self, progress: Progress = lambda _done, _all: None) -> list[PartyChange]:
-        """Make what the plan says. Bundles of parties that nothing changes stay as they are."""
+    def apply(
+        self,
+        told: Told = lambda _changes: None,
+        progress: Progress = lambda _done, _all: None,
+    ) -> list[PartyChange]:
+        """Make what the plan says. Bundles of parties that nothing changes stay as they are.
+
+        `told` gets what `changes` says before anything is written.
+        """
         with self.alone():
-            return self._apply(progress)
+            return self._apply(told, progress)
 
     def add_device(
-        self, values: Mapping[str, str], progress: Progress = lambda _done, _all: None
+        self,
+        values: Mapping[str, str],
+        told: Told = lambda _changes: None,
+        progress: Progress = lambda _done, _all: None,
     ) -> list[PartyChange]:
         """A line in the plan's table, by its columns, and what an apply makes of it."""
         with self.alone():
@@ -166,10 +182,11 @@ class FleetSite:
                 what = "there is, or was, a party of this name"
                 raise UsageError(what, where=values["name"], fix=fix)
             with added_to_table(load_plan(self.folder), values):
-                return self._apply(progress)
+                return self._apply(told, progress)
 
-    def _apply(self, progress: Progress) -> list[PartyChange]:
+    def _apply(self, told: Told, progress: Progress) -> list[PartyChange]:
         plan, devices = self._planned()
+        told(self._changes(plan, devices))
         done = self._news(plan, devices)
         self._prepare(plan, devices)
         new = [change.name for change in done if change.what == "new"]
@@ -184,9 +201,9 @@ class FleetSite:
             done.append(PartyChange(name, "renewed"))
         done += self._write(plan, devices, new, progress)
         os.sync()
-        told = [f"{one.what} {one.name}" for one in done if one.what != "unplanned"]
-        if told:
-            self._log("apply", {"changes": len(told), "sequence": self._record.sequence})
+        changed = [one for one in done if one.what != "unplanned"]
+        if changed:
+            self._log("apply", {"changes": len(changed), "sequence": self._record.sequence})
         self._record.save(self.folder / RECORD)
         return done
 
@@ -335,7 +352,7 @@ class FleetSite:
     def _make(self, plan: FleetPlan, name: str, device: DevicePlan | None) -> None:
         """The keys of a new party, in its bundle alone."""
         folder = self.bundles / name
-        kind = "edge" if device is not None or name == IMAGE else name.partition("-")[0]
+        kind = _kind(name, device=device is not None)
         party = Party(name=name, kind=kind)
         if device is not None:
             identity = DeviceIdentity.load_or_create(folder / STATE)
@@ -486,6 +503,28 @@ class FleetSite:
             parties=self._record.parties,
         )
 
+    def _facts_with(
+        self, new: list[str], plan: FleetPlan, planned: Mapping[str, DevicePlan]
+    ) -> Facts:
+        """As they will be with these parties, whose keys are made up: they settle *that* the
+        files of others differ, and no difference shows more of such a file."""
+        facts = self._facts()
+        parties = dict(facts.parties)
+        line = Enrolment.make(SigningKey.generate(), OpeningKey.generate()).to_line()
+        for name in new:
+            party = Party(name=name, kind=_kind(name, device=name in planned))
+            if name in planned:
+                party = replace(party, device_id=name, enrolment=line)
+            words = dict.fromkeys(password_domains(plan, party), "")
+            parties[name] = replace(party, words=words)
+        made = {"claims": TO_BE_MADE} if plan.devices.claims is not None else {}
+        return replace(
+            facts,
+            authorities={**made, **facts.authorities},
+            revocations={**made, **facts.revocations},
+            parties=parties,
+        )
+
     # --- inside: keys ---
 
     def _site_key(self) -> SigningKey:
@@ -526,6 +565,10 @@ class FleetSite:
 
     def _by_device(self, device_id: str) -> Party | None:
         return next((one for one in self.parties if one.device_id == device_id), None)
+
+
+def _kind(name: str, *, device: bool) -> str:
+    return "edge" if device or name == IMAGE else name.partition("-")[0]
 
 
 def _give(path: Path, content: bytes) -> bytes:

@@ -1,7 +1,6 @@
 """Holds a connection of a broker of ours to a managed service's limits, so that they can be tried.
 
-Stricter than the services: what they delay or drop ends the connection here. What is unacknowledged
-is not counted: amqtt acknowledges each message before it reads the next.
+Stricter than the services: what they delay or drop ends the connection here.
 """
 
 from __future__ import annotations
@@ -12,14 +11,18 @@ from collections.abc import Callable
 
 from edgeveil.errors import ProtocolError
 from edgeveil.sites.broker_profiles import BrokerProfile
-from edgeveil.transport.mqtt_packets import CONNECT, PUBLISH, PacketCutter, packet
+from edgeveil.transport.mqtt_packets import CONNECT, PUBLISH, PacketCutter, packet, read_publish
 
+_MQTT_3_1_1 = 4
 _SUBSCRIBE, _UNSUBSCRIBE = 8, 10
 _WINDOW_S = 1.0
 
 
 class ProfileGuard:
-    """Reads what a client of MQTT 3.1.1 sends."""
+    """Reads what a client of MQTT 3.1.1 sends, and is told what is acknowledged to it.
+
+    A message of QoS 0 is never in flight, since nobody acknowledges it.
+    """
 
     def __init__(self, profile: BrokerProfile, clock: Callable[[], float] = time.monotonic) -> None:
         self._profile, self._clock = profile, clock
@@ -27,6 +30,11 @@ class ProfileGuard:
         self._recent: deque[tuple[float, int]] = deque()
         self._recent_bytes = 0
         self._topics: set[bytes] = set()
+        self._in_flight: dict[int, int] = {}  # packet id, bytes
+
+    def acknowledged(self, packet_id: int) -> None:
+        """The broker sends the acknowledgement of this message now."""
+        self._in_flight.pop(packet_id, None)
 
     def received(self, data: bytes) -> str | None:
         """The limit that these bytes of the client break, in words; None: none."""
@@ -45,7 +53,7 @@ class ProfileGuard:
         if kind == CONNECT:
             return self._connects(body)
         if kind == PUBLISH:
-            return self._publishes(body, size)
+            return self._publishes(first, body, size)
         if kind == _SUBSCRIBE:
             return self._subscribes(body)
         if kind == _UNSUBSCRIBE:
@@ -63,9 +71,15 @@ class ProfileGuard:
             return f"a client id of {id_bytes} bytes"
         return None
 
-    def _publishes(self, body: bytes, size: int) -> str | None:
+    def _publishes(self, first: int, body: bytes, size: int) -> str | None:
         if (broken := self._topic(body[2 : 2 + int.from_bytes(body[:2], "big")])) is not None:
             return broken
+        if packet_id := read_publish(first, body, _MQTT_3_1_1)[0]:
+            self._in_flight[packet_id] = size
+        if _above(len(self._in_flight), self._profile.in_flight_messages):
+            return f"{len(self._in_flight)} unacknowledged messages"
+        if _above(sum(self._in_flight.values()), self._profile.in_flight_bytes):
+            return f"{sum(self._in_flight.values())} unacknowledged bytes"
         now_s = self._clock()
         while self._recent and now_s - self._recent[0][0] >= _WINDOW_S:
             self._recent_bytes -= self._recent.popleft()[1]

@@ -37,6 +37,7 @@ from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.proxy import ProxySite
 from edgeveil.storage import copy_database, sync_folder
 from edgeveil.transport.process import LOCK_FILE, OwnFolder
+from edgeveil_proxy.spool import SPOOL_FILE, Spool
 
 FORMAT = 1
 MANIFEST, STATE = "manifest.json", "state"
@@ -368,6 +369,11 @@ def _has_link(ledger: Path, head: ChainHead) -> bool:
 def _go_on(role: Role, new: Path) -> None:
     """What a role must change in what comes back, so that others can tell and nothing repeats."""
     if role == "proxy":
+        if (new / SPOOL_FILE).exists():
+            with closing(Spool(new / SPOOL_FILE)) as spool:
+                spool.put_back()
+            for earlier in new.glob(f"{SPOOL_FILE}.before-*"):  # of an archive of before
+                earlier.unlink()
         _change(new / "registry.sqlite", "UPDATE roster SET lineage = lower(hex(randomblob(16)))")
         if (new / "claims.sqlite").exists():
             _change(new / "claims.sqlite", "DELETE FROM claim WHERE device IS NULL")

@@ -10,7 +10,8 @@ from edgeveil.jobs.plan import MOST_SUMMED, SOFTMAX, Plan, summands
 from edgeveil.jobs.who_sees import who_sees
 from edgeveil.parts.exchange import summed_spec
 from edgeveil.parts.methods import METHODS
-from edgeveil.privacy.laplace_mechanism import largest_softmax
+from edgeveil.privacy.events import LaplaceEvent
+from edgeveil.privacy.laplace_mechanism import largest_softmax, noise_room
 
 JOB = """\
 job: summed
@@ -224,6 +225,17 @@ def test_no_sum_of_the_largest_uploads_leaves_its_ring() -> None:
             assert bits == 8 or largest * uploads >= 2 ** (bits - 2)  # and none is wasted
 
 
+def test_laplace_noise_of_sums_has_the_room_that_a_job_needs() -> None:
+    plan = compile_job(job(train="{method: fm, noise: laplace}", epsilon=8))
+    for exchange in plan.planned:
+        (event,), (spec,) = plan.device.price(exchange), plan.segments(exchange)
+        assert isinstance(event, LaplaceEvent)
+        assert 20 * noise_room(event) < 2 ** (spec.bits - 1)
+        records = plan.device.budget.room(exchange.phase, 64)  # type: ignore[attr-defined]
+        largest = plan.device.budget.largest(exchange.phase, 64)  # type: ignore[attr-defined]
+        assert largest == records + noise_room(event)
+
+
 # --- inferences in the sum ---
 
 
@@ -267,6 +279,32 @@ def test_the_mean_of_inferences_is_summed_and_what_clusters_is_not() -> None:
     (sight,) = [one for one in who_sees(clustered) if one.what == "inferences"]
     assert sight.cloud.startswith("each noised mean softmax of a device")
     assert "not under masks: clusters need each" in sight.cloud
+
+
+@pytest.mark.parametrize(
+    ("changes", "cloud"),
+    [
+        ({}, "the noised sum of each round, of 5 uploads or more; no single upload"),
+        (
+            {"rule": "{name: median, secure: true, groups: 3}", "more": "round: {min_batch: 17}"},
+            "the noised sums of 3 groups a round, of 5 uploads or more; no single upload",
+        ),
+        ({"rule": "{name: fedavg}"}, "each noised upload, without its sender, in random order"),
+        (
+            {"rule": "{name: fedavg}", "more": "proxy: {shuffle: none}"},
+            "each noised upload, without its sender, in the order of arrival",
+        ),
+    ],
+)
+def test_what_is_seen_of_training_uploads_is_what_the_job_does(
+    changes: dict[str, object], cloud: str
+) -> None:
+    rows = {one.what: one for one in who_sees(compile_job(job(**changes)))}
+    assert list(rows) == ["training uploads", "models sent to devices"]
+    found = rows["training uploads"]
+    assert found.cloud == cloud
+    assert ("seeds of masks" in found.proxy) == ("no single upload" in cloud)
+    assert found.proxy.startswith("ciphertext of one size, who sent it and when")
 
 
 def test_the_mean_costs_what_single_inferences_do() -> None:

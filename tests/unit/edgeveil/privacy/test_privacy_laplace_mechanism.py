@@ -11,6 +11,9 @@ from edgeveil.privacy.events import GaussianEvent, UnprotectedEvent
 from edgeveil.privacy.laplace_mechanism import (
     SOFTMAX_BITS,
     _probability_steps,
+    laplace_event,
+    largest_softmax,
+    noise_room,
     softmax_event,
     softmax_laplace,
 )
@@ -50,6 +53,19 @@ def test_softmax_noise_prices_what_is_proven_not_what_was_assumed():
         softmax_event(10, 3.0, sensitivity=0)
     with pytest.raises(PrivacyError):
         softmax_event(10, math.inf)
+
+
+@pytest.mark.parametrize("epsilon", [1e-4, 0.01, 1.0, 20.0, 2.0**24])
+def test_of_all_noise_that_a_job_can_have_none_is_beyond_its_room(epsilon):
+    """Exact tail of the discrete law, P(|X| >= m) = 2q^m/(1 + q), for 2^60 values."""
+    event = laplace_event("numbers", 3 << 20, 3 << 20, epsilon, 5, 20)
+    scale = event.scale_numerator / event.scale_denominator
+    beyond = (noise_room(event) + 1) / scale
+    tail_bits = 1 - beyond / math.log(2) - math.log2(1 + math.exp(-1 / scale))
+    assert tail_bits + 60 < -40
+    assert tail_bits + 60 + 6 / math.log(2) > -40 or scale < 6  # and it is no more than it needs
+    one = softmax_event(10, epsilon)
+    assert largest_softmax(one) - (1 << SOFTMAX_BITS) == noise_room(one)
 
 
 def test_softmax_upload_stands_on_the_grid_and_is_centred_on_the_truth():

@@ -509,6 +509,53 @@ def test_no_job_begins_once_more_after_something_of_it_was_unmasked(
     assert refused(begin(machine, masked_round(at(job=b"L" * 16)))) == []
 
 
+# --- a memory that was put back ---
+
+
+def put_back(machine: RealProxy, **settings: Any) -> RealProxy:
+    """The same proxy from a backup of what is on its disk now."""
+    machine.spool.put_back()
+    machine.spool.close()
+    return RealProxy(machine.folder, **settings)
+
+
+def uploading(machine: RealProxy) -> None:
+    begin(machine)
+    upload(machine, 0)
+
+
+def asked(machine: RealProxy) -> None:
+    ask(machine, question(handed_over(machine)))
+
+
+@pytest.mark.parametrize("reach", [begin, uploading, handed_over, asked])
+def test_a_memory_from_a_backup_has_no_seed_and_sums_no_job_that_it_knows(
+    machine: RealProxy, reach: Any
+) -> None:
+    """It cannot know what the proxy unmasked after the backup was made."""
+    reach(machine)
+    back = put_back(machine)
+    memory = back.masks._context.memory
+    assert left(back)[:2] == ([], [])
+    assert (memory.uploads, memory.delivered, memory.summed) == ([], set(), {JOB})
+    assert told_key(back) == b""
+    for where in (at(), at(1, 2), at(2)):
+        assert refused(begin(back, masked_round(where))) == ["unmasked_already"]
+    assert refused(begin(back, masked_round(at(3), masked=()))) == []  # there no sum is made
+    assert refused(begin(back, masked_round(at(job=b"L" * 16)))) == []
+
+
+def test_devices_hear_of_a_memory_that_was_put_back(machine: RealProxy) -> None:
+
+    def name(one: RealProxy, job: bytes) -> bytes:
+        (told,) = bodies(begin(one, masked_round(at(job=job * 16))), RoundKey)
+        return told.memory
+
+    first = name(machine, b"K")
+    assert name(machine.restarted(), b"L") == first != b""
+    assert name(put_back(machine), b"M") not in (first, b"")
+
+
 def test_a_job_that_ends_before_anything_was_unmasked_leaves_no_mark(machine: RealProxy) -> None:
     handed_over(machine)
     cloud_says(machine, CLOUD.note(Close(JOB, "cancelled")))

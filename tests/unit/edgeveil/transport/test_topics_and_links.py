@@ -89,6 +89,12 @@ def test_two_sessions_of_one_role_do_not_push_each_other_off_the_broker() -> Non
     assert first.startswith("cloud-")
 
 
+@pytest.mark.parametrize("profile", ["aws_iot", "event_grid"])
+def test_a_service_that_knows_clients_by_their_id_sees_the_same_at_each_start(profile: str) -> None:
+    same = broker(profile=profile, keepalive_s=60)
+    assert {link_settings(same, "cloud", 8192).client_id for _ in range(2)} == {"cloud"}
+
+
 @pytest.mark.parametrize("content", [b"", b"\nsecret\n", b"caf\xe9\n"])
 def test_an_unusable_password_file_is_named_with_the_fix(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "password"

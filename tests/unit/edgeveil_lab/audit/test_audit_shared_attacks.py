@@ -15,6 +15,7 @@ from edgeveil_lab.audit.shared_attacks import (
     part_attack,
     shared_guards,
     shared_update_attack,
+    shared_votes_attack,
     sum_attack,
 )
 
@@ -82,6 +83,23 @@ def test_shared_noise_of_updates_holds_in_sums_and_alone(quantile):
 
 def test_sums_of_updates_with_fewer_honest_parts_than_promised_are_found():
     attack = shared_update_attack(3000, alone=False, quantile=0.5, honest=1)
+    assert verdicts(attack) == {PAST: "FAILS"}
+
+
+def test_shared_noise_of_votes_holds_in_sums_and_alone():
+    for alone in (False, True):
+        assert verdicts(shared_votes_attack(200, alone=alone))[PAST] == "holds"
+
+
+@pytest.mark.slow
+def test_a_devices_own_votes_go_past_the_epsilon_of_sums_and_not_past_its_own():
+    found = verdicts(shared_votes_attack(3000, alone=True))
+    assert found == {PAST: "holds", PAST_AT_EPSILON: "refuted"}
+
+
+@pytest.mark.slow
+def test_sums_of_votes_with_fewer_honest_parts_than_promised_are_found():
+    attack = shared_votes_attack(1500, alone=False, honest=1)
     assert verdicts(attack) == {PAST: "FAILS"}
 
 

@@ -5,14 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from edgeveil.jobs import compile_job
+from edgeveil.protocol.sealed import pack_tensors
 from edgeveil_edge.store import UploadReceipt
-from edgeveil_lab.chaos.checks import ChaosFacts, check_all, rounds_during_faults, warnings
+from edgeveil_lab.chaos.checks import (
+    ChaosFacts,
+    check_all,
+    outcome,
+    rounds_during_faults,
+    sums_right,
+    warnings,
+)
+from edgeveil_lab.chaos.command import JOB
 from edgeveil_lab.chaos.evidence import Evidence, UnmaskedChoice
 from edgeveil_lab.chaos.faults import Fault
 from edgeveil_lab.chaos.supervisor import ProcessEnd, ProcessTrace
-from tests.kits.sound_site import DEVICES, ROUNDS, segments, sound, state_of
+from edgeveil_tools.local.job import Overrides, local_job
+from tests.kits import sound_site
+from tests.kits.sound_site import DEVICES, ROUNDS, segments, sound, state_of, tensors
 
 
 def with_job(found: Evidence, **changes: object) -> Evidence:
@@ -133,6 +146,23 @@ def test_a_choice_where_nothing_is_masked_and_a_second_choice_are_found() -> Non
     once = replace(found, unmasked=(UnmaskedChoice(wire, 1, 1, b"a"),))
     twice = replace(found, unmasked=(*once.unmasked, UnmaskedChoice(wire, 1, 1, b"b")))
     assert violated(once) == violated(twice) == {"unmasked once"}
+
+
+def test_under_masks_the_state_is_that_of_the_exact_integer_sums(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job, _ = local_job(JOB, Overrides(secure=True))
+    monkeypatch.setattr(sound_site, "PLAN", compile_job(job))
+    found, centre = sound(), 1
+    assert {one.dtype for one in tensors(0, centre).values()} == {np.dtype(np.int64)}
+    assert outcome(sums_right, sums_right(found, None)).holds
+    changed = tensors(0, centre)
+    (name,) = changed
+    changed[name][np.abs(changed[name]).argmax()] += 1 << 10  # 2^-18 of the largest
+    releases = {**found.devices[0].releases}
+    releases[found.jobs[0].wire.hex(), centre] = pack_tensors(changed)
+    other = with_device(found, releases=releases)
+    assert not outcome(sums_right, sums_right(other, None)).holds
 
 
 def test_an_upload_that_was_never_acknowledged_may_be_lost() -> None:

@@ -1,4 +1,4 @@
-"""A ledger under the tap works as ever, and what it forgets is kept beside it."""
+"""A ledger under the tap works as ever, and what it forgets is kept beside it; so does a spool."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ import pytest
 from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.ledger import Ledger, read_ledger
 from edgeveil.privacy.policy import JobRequest, Limits
-from edgeveil_lab.chaos.evidence import tap_ledger, tapped_releases
+from edgeveil.protocol.messages import ExchangeId
+from edgeveil.protocol.proxy_tasks import RoundUnmasked
+from edgeveil.storage import StorageError
+from edgeveil_lab.chaos.evidence import (
+    tap_ledger,
+    tap_spool,
+    tapped_releases,
+    unmasked_choices,
+)
+from edgeveil_proxy.spool import Spool
 
 EVENT = gaussian_event("linear", 2**24, 0.5, 30, grid_bits=24)
 LIMITS = Limits(20, 50, 1e-4, 100)
@@ -37,3 +46,50 @@ def test_tensors_of_a_closed_job_are_still_there(tmp_path: Path) -> None:
 def test_without_a_ledger_there_is_nothing_to_tap(tmp_path: Path) -> None:
     with pytest.raises(sqlite3.Error):
         tap_ledger(tmp_path / "ledger.sqlite")
+
+
+# --- of what a proxy unmasks ---
+
+AT = ExchangeId(bytes(16), 1, 1)
+
+
+def choices(path: Path) -> list[bytes]:
+    return [one.question for one in unmasked_choices(path)]
+
+
+def test_the_real_spool_under_the_tap_keeps_one_choice_and_stops_at_a_second(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "spool.sqlite"
+    with closing(Spool(path)) as spool:
+        for _ in range(2):
+            tap_spool(path)
+            spool.store(RoundUnmasked(AT, b"a"))
+        with pytest.raises(StorageError):
+            spool.store(RoundUnmasked(AT, b"b"))
+        spool.store(RoundUnmasked(ExchangeId(AT.job_id, 2, 1), b"c"))
+    assert choices(path) == [b"a", b"c"]
+
+
+@pytest.mark.parametrize("flaw", ["IGNORE", "REPLACE"])
+def test_a_spool_that_would_take_a_second_choice_is_seen(tmp_path: Path, flaw: str) -> None:
+    """What a spool would pass over, its machine has answered all the same."""
+    path = tmp_path / "spool.sqlite"
+    with closing(Spool(path)) as spool:
+        tap_spool(path)
+        spool.store(RoundUnmasked(AT, b"a"))
+        with closing(sqlite3.connect(path)) as db, db:
+            row = (AT.job_id, 1, 1, b"b")
+            db.execute(f"INSERT OR {flaw} INTO unmasked VALUES (?, ?, ?, ?)", row)
+    assert choices(path) == [b"a", b"b"]
+
+
+def test_a_spool_that_forgets_what_it_unmasked_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "spool.sqlite"
+    with closing(Spool(path)) as spool:
+        tap_spool(path)
+        spool.store(RoundUnmasked(AT, b"a"))
+        with closing(sqlite3.connect(path)) as db, db:
+            db.execute("DELETE FROM unmasked")
+        spool.store(RoundUnmasked(AT, b"b"))
+    assert choices(path) == [b"a", b"b"]

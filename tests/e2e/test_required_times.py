@@ -1,0 +1,36 @@
+"""The times that are promised, with margins so wide that a busy machine keeps them too."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from edgeveil_lab.bench.inference import latencies_s
+from edgeveil_tools.site.bundles import Bundle
+
+pytestmark = pytest.mark.slow
+
+DEVICES, MOST_APPLY_S = 1000, 60.0
+REQUESTS, WARM_UP, MOST_MEDIAN_S = 1000, 100, 0.005
+
+
+def test_one_command_from_a_plan_of_a_thousand_devices_to_their_bundles(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "edgeveil_tools.cli", "site"]
+    subprocess.run([*command, "init", site, "--devices", str(DEVICES)], check=True)
+    begun_s = time.monotonic()
+    subprocess.run([*command, "apply", site, "--no-passphrase"], check=True)
+    took_s = time.monotonic() - begun_s
+    boxes = list((site / "bundles").glob("box-*"))
+    assert len({Bundle.open(box).inventory.device_id for box in boxes}) == DEVICES
+    assert took_s <= MOST_APPLY_S
+
+
+def test_the_inference_service_answers_one_record_at_once() -> None:
+    found_s = latencies_s(WARM_UP + REQUESTS)[WARM_UP:]
+    assert statistics.median(found_s) <= MOST_MEDIAN_S

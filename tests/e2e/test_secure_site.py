@@ -1,0 +1,84 @@
+"""Jobs under masks over real brokers, with every party a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgeveil.privacy.ledger import LEDGER_FILE
+from edgeveil.sites.policy import Policy
+from edgeveil_lab.chaos.checks import (
+    ChaosFacts,
+    acknowledged_counted,
+    counted_once,
+    jobs_complete,
+    ledgers_exact,
+    models_same,
+    outcome,
+    rounds_intact,
+    sums_right,
+    unmasked_once,
+)
+from edgeveil_lab.chaos.evidence import collect, tap_ledger, tap_spool
+from edgeveil_proxy.spool import SPOOL_FILE
+from tests.kits.live_site import LiveSite, wait_for
+
+pytestmark = pytest.mark.slow
+
+JOBS = Path(__file__).parents[2] / "configs" / "jobs"
+DEVICES = 5
+CHECKS = (
+    jobs_complete,
+    rounds_intact,
+    counted_once,
+    unmasked_once,
+    sums_right,
+    acknowledged_counted,
+    ledgers_exact,
+    models_same,
+)
+
+
+def smaller(name: str, min_batch: int) -> bytes:
+    """A shipped job for a few devices and three rounds."""
+    text = (JOBS / name).read_text("utf-8")
+    edits = {
+        "rounds: 15": "rounds: 3",
+        "selection: {devices: 20}": f"selection: {{devices: {DEVICES}}}",
+        f"min_batch: {min_batch}": f"min_batch: {DEVICES}",
+    }
+    for old, new in edits.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text.encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "min_batch"), [("digits_secure.yaml", 5), ("digits_shared.yaml", 18)]
+)
+def test_the_model_is_that_of_the_exact_sums_of_what_devices_priced(
+    tmp_path: Path, name: str, min_batch: int
+) -> None:
+    """Computed again from the ledgers of the devices whose uploads the commit records list."""
+    policy = Policy(max_inference_epsilon=500, max_collusion_epsilon_per_job=100)
+    with LiveSite(tmp_path, DEVICES, policy=policy) as live:
+        live.start_all()
+        tap_spool(live.plan.folder / "state" / "proxy" / SPOOL_FILE)
+        for number in range(1, DEVICES + 1):
+            tap_ledger(live.plan.edge_state(number) / LEDGER_FILE)
+        job = live.finish(live.client.submit_yaml(smaller(name, min_batch)))
+        assert job["status"] == "completed", job["reason"]
+        assert [one["uploads"] for one in job["exchanges"]] == [DEVICES] * len(job["exchanges"])
+        state = live.plan.folder / "state"
+        wait_for(lambda: len(list(state.rglob("model.onnx"))) == DEVICES, "the releases")
+        for process in ("edge", "proxy", "cloud"):
+            assert live.stop(process) == 0
+            assert "Traceback" not in live.log(process)
+    found = collect(live.site, live.logs)
+    (only,) = found.jobs
+    assert all(only.plan.masked(exchange) for exchange in only.plan.exchanges)
+    assert len(found.unmasked) == len(job["exchanges"])
+    for check in CHECKS:
+        seen = outcome(check, check(found, ChaosFacts()))
+        assert seen.looked and seen.holds, seen

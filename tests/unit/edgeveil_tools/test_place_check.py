@@ -1,0 +1,100 @@
+"""`edgeveil site check`: what of an installed bundle ends soon, or was changed."""
+
+import datetime
+import shutil
+
+import pytest
+
+from edgeveil.crypto.authorities import Authority, certificate_pem, new_key
+from edgeveil_tools.cli import main
+from edgeveil_tools.site.bundles import BundleError
+from edgeveil_tools.site.fleet_plan import PLAN_FILE
+from edgeveil_tools.site.place_check import problems_of
+
+FIX = "install the party's newest bundle (edgeveil site apply)"
+CERTIFICATE_DAYS, TRUST_DAYS = 90, 180  # of this plan, and of every new root's delegations
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("check")
+    assert main(["site", "init", str(folder / "site"), "--devices", "1"]) == 0
+    plan = folder / "site" / PLAN_FILE
+    days = f"certificate_days: {CERTIFICATE_DAYS} "
+    plan.write_text(plan.read_text().replace("certificate_days: 397", days))
+    assert main(["site", "apply", str(folder / "site"), "--no-passphrase"]) == 0
+    for name in ("proxy", "box-0001"):
+        bundle = str(folder / "site" / "bundles" / name)
+        assert main(["site", "install", bundle, str(folder / name)]) == 0
+    return folder
+
+
+@pytest.fixture
+def box(installed, tmp_path):
+    return shutil.copytree(installed / "box-0001", tmp_path / "box")
+
+
+def test_a_fresh_installation_needs_nothing(installed, capsys):
+    for name in ("proxy", "box-0001"):
+        assert problems_of(installed / name, 30) == []
+        assert main(["site", "check", str(installed / name)]) == 0
+        assert capsys.readouterr().out == "nothing to do\n"
+
+
+def test_a_certificate_that_ends_soon_is_named_with_its_day(installed, capsys):
+    ends = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=CERTIFICATE_DAYS)
+    assert problems_of(installed / "box-0001", CERTIFICATE_DAYS - 2) == []
+    told = problems_of(installed / "box-0001", CERTIFICATE_DAYS + 2)
+    assert told == [f"tls/edge.crt: ends {ends:%Y-%m-%d}. {FIX}"]
+    both = problems_of(installed / "proxy", CERTIFICATE_DAYS + 2)
+    assert [line.partition(":")[0] for line in both] == ["tls/cloud.crt", "tls/edge.crt"]
+    days = str(CERTIFICATE_DAYS + 2)
+    assert main(["site", "check", str(installed / "box-0001"), "--days", days]) == 1
+    assert capsys.readouterr().out.splitlines() == told
+
+
+def test_a_certificate_that_a_claim_brought_is_looked_at_too(box):
+    key = new_key().public_key()
+    shown = Authority.make("claims").client("0123456789abcdef", key, issue=0, days=9)
+    (box / "state" / "edge.crt").write_bytes(certificate_pem(shown))
+    assert problems_of(box, 8) == []
+    (told,) = problems_of(box, 10)
+    assert told.startswith("state/edge.crt: ends ")
+
+
+def test_trust_that_ends_soon_is_for_who_keeps_the_root(box):
+    assert not [one for one in problems_of(box, TRUST_DAYS - 2) if "trust" in one]
+    told = problems_of(box, TRUST_DAYS + 2)[-1]
+    assert told.startswith("trust/trust.json: by ")
+    assert told.endswith("ask who keeps the root: edgeveil trust renew")
+
+
+def test_what_came_by_wire_counts_before_what_was_installed(box):
+    (box / "state" / "trust.json").write_text("{}")
+    (told,) = problems_of(box, 30)
+    assert told.startswith("state/trust.json: ")
+
+
+@pytest.mark.parametrize("path", ["tls/edge.crt", "tls/edge-ca.crt", "COMMANDS.md"])
+def test_a_file_that_was_changed_or_removed_is_named(box, path):
+    (box / path).write_bytes(b"other")
+    assert f"{path}: is not what was installed. {FIX}" in problems_of(box, 30)
+    (box / path).unlink()
+    assert f"{path}: is not what was installed. {FIX}" in problems_of(box, 30)
+
+
+def test_what_is_no_certificate_any_more_is_said(box):
+    (box / "tls" / "edge.crt").write_bytes(b"other")
+    assert f"tls/edge.crt: holds no certificate. {FIX}" in problems_of(box, 30)
+
+
+def test_a_policy_that_the_owner_broke_is_named(box):
+    (box / "policy.yaml").write_text("policy: {max_epsilon_per_job: many}\n")
+    (told,) = problems_of(box, 30)
+    assert "max_epsilon_per_job" in told
+
+
+def test_a_folder_that_holds_no_bundle_is_refused(tmp_path):
+    with pytest.raises(BundleError):
+        problems_of(tmp_path, 30)
+    assert main(["site", "check", str(tmp_path)]) == 2
