@@ -18,6 +18,7 @@ from rich.console import Console
 from edgeveil.errors import INTERRUPTED, EdgeVeilError, UsageError
 from edgeveil.transport.mqtt_link import read_password
 from edgeveil_lab.load.display import LoadMetrics, LoadView, show_result
+from edgeveil_lab.load.first_dial import dial_brokers, dial_site
 from edgeveil_lab.load.generator import on_fast_loop, raise_files_limit
 from edgeveil_lab.load.options import option_of
 from edgeveil_lab.load.raw_relay import RawDevice, RawSite, ratio, run_raw
@@ -113,6 +114,8 @@ def run(options: LoadOptions, sharing: RemoteGenerators, *, as_json: bool) -> in
     What was measured until a failure or Ctrl-C is written all the same.
     """
     _check(options, sharing)
+    if options.starts_site:
+        dial_brokers(options, read_password(options.password_file))
     console = Console(stderr=as_json)
     results: list[dict[str, Any]] = []
     failure: BaseException | None = None
@@ -178,6 +181,8 @@ def _play(
             stack.callback(dismiss, options, fleet)
         if target.ca is not None and options.ca is None:
             options = options.model_copy(update={"ca": target.ca})
+        if not options.starts_site:
+            dial_site(options, target, fleet, password)
         view = stack.enter_context(LoadView(options, console))
         watchers: list[Show] = [view.update]
         if options.prometheus is not None:
