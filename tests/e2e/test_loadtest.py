@@ -135,6 +135,27 @@ def test_a_terminal_that_is_closed_ends_the_test_in_good_order(tmp_path):
     assert result["reason"] == "the terminal hung up (SIGHUP)"
 
 
+def test_ctrl_c_at_a_generator_is_no_hang_up(tmp_path):
+    async def play() -> tuple[int, str]:
+        token = tmp_path / "join.token"
+        where = SiteAccess(f"mqtt://127.0.0.1:{free_ports(1)[0]}", *_public_keys(), None)
+        leader = Leader(LoadOptions(devices=2), LoadFleet.make(2), 1, where, join_token(token))
+        server = await leader.serve("127.0.0.1", 0)
+        process = subprocess.Popen(
+            edgeveil("loadtest", "--join", server.url, "--join-token", token),
+            stderr=subprocess.PIPE,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        await asyncio.to_thread(wait_for, lambda: leader.all_joined, "the generator", 60)
+        process.send_signal(signal.SIGINT)
+        code = await asyncio.to_thread(process.wait, 30)
+        await server.stop()
+        return code, process.stderr.read().decode()
+
+    code, said = asyncio.run(play())
+    assert code == 130 and "hung up" not in said
+
+
 @pytest.mark.parametrize("ignored", [False, True], ids=["hears", "nohup"])
 def test_a_generator_whose_terminal_hangs_up_tells_its_leader(tmp_path, ignored):
     """It is asked for nothing else; under nohup it goes on until the leader says stop."""

@@ -345,7 +345,8 @@ class _GeneratorProcess:
             try:
                 await following
             except asyncio.CancelledError:
-                if not following.cancelled():
+                this = asyncio.current_task()
+                if this is not None and this.cancelling():  # Ctrl-C ends this one, and with it that
                     raise
                 await self._end(share.number, "hung up", generator)
                 raise UsageError(
