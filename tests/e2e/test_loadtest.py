@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import json
+import os
+import pty
 import signal
 import socket
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import psutil
 import pytest
 
+from edgeveil.crypto.keys import SigningKey
+from edgeveil.errors import JobFailed
+from edgeveil_lab.load.leader import Leader, SiteAccess, join_token
+from edgeveil_lab.load.scenario import LoadOptions
+from edgeveil_lab.load.sites import LoadFleet
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, choose_engine, free_ports
 from tests.kits.live_site import wait_for
@@ -75,7 +85,11 @@ def test_devices_that_drop_and_a_storm_lose_nothing_that_was_acknowledged(tmp_pa
     assert len(result["rounds"]) == 3
 
 
-def test_ctrl_c_ends_everything_and_leaves_what_was_measured(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [(signal.SIGINT, "interrupted"), (signal.SIGHUP, "the terminal hung up (SIGHUP)")],
+)
+def test_ctrl_c_ends_everything_and_leaves_what_was_measured(tmp_path, number, why):
     command = edgeveil("loadtest", "--devices", 20, "--rounds", 0, "--hold", 600)
     process = subprocess.Popen(
         [*command, "--out", tmp_path],
@@ -88,14 +102,97 @@ def test_ctrl_c_ends_everything_and_leaves_what_was_measured(tmp_path):
     wait_for(lambda: log.exists() and "running" in log.read_text(), "the proxy", 60)
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= 4
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     wait_for(lambda: not all(child.is_running() for child in children), "the first end", 60)
-    process.send_signal(signal.SIGINT)  # once more, while it ends
+    process.send_signal(number)  # once more, while it ends
     assert process.wait(60) == 130
     psutil.wait_procs(children, 10)
     assert not [child for child in children if child.is_running()]
     result = json.loads((tmp_path / "load.json").read_text())
-    assert (result["status"], result["reason"]) == ("interrupted", "interrupted")
+    assert (result["status"], result["reason"]) == ("interrupted", why)
+    assert result["latency_s"]["p50"] is result["acknowledged_s"]["max"] is None
+    assert (why in process.stderr.read().decode()) is (number == signal.SIGHUP)
+
+
+def test_a_terminal_that_is_closed_ends_the_test_in_good_order(tmp_path):
+    """Its live picture has nowhere to go any more."""
+    ours, its = pty.openpty()
+    process = subprocess.Popen(
+        edgeveil("loadtest", "--devices", 5, "--rounds", 0, "--hold", 600, "--out", tmp_path),
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(its)
+    seen = bytearray()
+    while b"holding" not in seen:
+        seen += os.read(ours, 65536)
+    os.close(ours)
+    assert process.wait(60) == 130
+    result = json.loads((tmp_path / "load.json").read_text())
+    assert result["reason"] == "the terminal hung up (SIGHUP)"
+
+
+def test_ctrl_c_at_a_generator_is_no_hang_up(tmp_path):
+    async def play() -> tuple[int, str]:
+        token = tmp_path / "join.token"
+        where = SiteAccess(f"mqtt://127.0.0.1:{free_ports(1)[0]}", *_public_keys(), None)
+        leader = Leader(LoadOptions(devices=2), LoadFleet.make(2), 1, where, join_token(token))
+        server = await leader.serve("127.0.0.1", 0)
+        process = subprocess.Popen(
+            edgeveil("loadtest", "--join", server.url, "--join-token", token),
+            stderr=subprocess.PIPE,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        await asyncio.to_thread(wait_for, lambda: leader.all_joined, "the generator", 60)
+        process.send_signal(signal.SIGINT)
+        code = await asyncio.to_thread(process.wait, 30)
+        await server.stop()
+        return code, process.stderr.read().decode()
+
+    code, said = asyncio.run(play())
+    assert code == 130 and "hung up" not in said
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=["hears", "nohup"])
+def test_a_generator_whose_terminal_hangs_up_tells_its_leader(tmp_path, ignored):
+    """It is asked for nothing else; under nohup it goes on until the leader says stop."""
+    token = tmp_path / "join.token"
+
+    async def play() -> tuple[int, str]:
+        where = SiteAccess(f"mqtt://127.0.0.1:{free_ports(1)[0]}", *_public_keys(), None)
+        leader = Leader(LoadOptions(devices=2), LoadFleet.make(2), 1, where, join_token(token))
+        server = await leader.serve("127.0.0.1", 0)
+        process = subprocess.Popen(
+            edgeveil("loadtest", "--join", server.url, "--join-token", token),
+            stderr=subprocess.PIPE,
+            preexec_fn=lambda: signal.signal(
+                signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL
+            ),
+        )
+        await asyncio.to_thread(wait_for, lambda: leader.all_joined, "the generator", 60)
+        process.send_signal(signal.SIGHUP)
+        if ignored:
+            await asyncio.sleep(1.0)
+            leader.command = "stop"
+        code = await asyncio.to_thread(process.wait, 30)
+        if ignored:
+            leader.check()
+        else:
+            with pytest.raises(JobFailed, match="generator 1 ended: its terminal hung up"):
+                leader.check()
+        await server.stop()
+        return code, process.stderr.read().decode()
+
+    code, said = asyncio.run(play())
+    assert code == (0 if ignored else 2)
+    assert ("generator 1: the terminal hung up (SIGHUP)" in said) is not ignored
+
+
+def _public_keys() -> tuple[bytes, bytes]:
+    return SigningKey.generate().public().to_bytes(), SigningKey.generate().public().to_bytes()
 
 
 def test_a_port_for_figures_that_is_taken_is_said_at_once(tmp_path):
@@ -167,6 +264,9 @@ def test_generators_of_another_host_share_the_test(tmp_path):
         assert len(registry.devices()) == 7  # as before: its own three are out again
         assert len(registry.devices(revoked=True)) == 10
         registry.close()
+        _hangs_up(
+            start("loadtest", "--site", site, "--devices", 3, "--rounds", 0, "--hold", 600), site
+        )
     finally:
         for process in reversed(started):
             process.terminate()
@@ -181,6 +281,22 @@ def test_generators_of_another_host_share_the_test(tmp_path):
     assert warning.startswith("1 enrolled devices that are not of this test were selected")
     assert (result["lost"], result["duplicated"], result["sum_matches"]) == (0, 0, True)
     told_by_their_pages(result)
+
+
+def _hangs_up(process: subprocess.Popen[str], site: Path) -> None:
+    """A test whose terminal is closed takes its own three devices out again."""
+
+    def admitted() -> int:
+        registry = Registry(site / "state" / "proxy" / REGISTRY_FILE)
+        try:
+            return len(registry.devices())
+        finally:
+            registry.close()
+
+    wait_for(lambda: admitted() == 10, "the test's devices", 60)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(60) == 130
+    assert admitted() == 7
 
 
 def told_by_their_pages(result: dict) -> None:

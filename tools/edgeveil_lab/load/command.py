@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from rich.console import Console
 from edgeveil.errors import INTERRUPTED, EdgeVeilError, UsageError
 from edgeveil.transport.mqtt_link import read_password
 from edgeveil_lab.load.display import LoadMetrics, LoadView, show_result
+from edgeveil_lab.load.first_dial import dial_brokers, dial_site
 from edgeveil_lab.load.generator import on_fast_loop, raise_files_limit
 from edgeveil_lab.load.options import option_of
 from edgeveil_lab.load.raw_relay import RawDevice, RawSite, ratio, run_raw
@@ -113,6 +115,8 @@ def run(options: LoadOptions, sharing: RemoteGenerators, *, as_json: bool) -> in
     What was measured until a failure or Ctrl-C is written all the same.
     """
     _check(options, sharing)
+    if options.starts_site:
+        dial_brokers(options, read_password(options.password_file))
     console = Console(stderr=as_json)
     results: list[dict[str, Any]] = []
     failure: BaseException | None = None
@@ -126,9 +130,11 @@ def run(options: LoadOptions, sharing: RemoteGenerators, *, as_json: bool) -> in
     except KeyboardInterrupt as stop:
         failure = stop
     if results:
-        with signals(signal.SIG_IGN):
+        with signals(signal.SIG_IGN, _ENDING):
             _keep(options, results, console, as_json=as_json)
     if isinstance(failure, KeyboardInterrupt):
+        if HUNG_UP in failure.args:
+            print(f"edgeveil: loadtest: {HUNG_UP}; all was ended", file=sys.stderr, flush=True)
         return INTERRUPTED
     if failure is not None:
         raise failure
@@ -159,7 +165,7 @@ def _play(
 ) -> tuple[dict[str, Any], BaseException | None]:
     """One count of devices: its result, and what ended it early."""
     # A second Ctrl-C must not leave children behind; stopping takes a few seconds at most.
-    with signals(signal.SIG_IGN), ExitStack() as stack:
+    with signals(signal.SIG_IGN, _ENDING), ExitStack() as stack:
         folder = stack.enter_context(scratch(keep=False, in_memory=False))
         logs = (options.out or folder) / "logs"
         logs.mkdir(parents=True, exist_ok=True)
@@ -171,13 +177,15 @@ def _play(
             password = read_password(options.password_file)
             site = LocalSite(options, fleet, folder, logs)
             stack.callback(site.stop)
-            with signals(_interrupt):
+            with signals(_interrupt, _ENDING):
                 target = site.start()
         else:
             target, fleet, password = running_target(options)
             stack.callback(dismiss, options, fleet)
         if target.ca is not None and options.ca is None:
             options = options.model_copy(update={"ca": target.ca})
+        if not options.starts_site:
+            dial_site(options, target, fleet, password)
         view = stack.enter_context(LoadView(options, console))
         watchers: list[Show] = [view.update]
         if options.prometheus is not None:
@@ -204,15 +212,35 @@ def _play(
             generators.stop()
             site.children.stop()
             try:
-                with signals(_interrupt):
+                with signals(_interrupt, _ENDING):
                     _compare(options, site, result)
             except (EdgeVeilError, KeyboardInterrupt) as stop:
                 failure = stop
         return result, failure
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
+HUNG_UP = "the terminal hung up (SIGHUP)"
+_ENDING = [signal.SIGINT, signal.SIGTERM]
+if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+    _ENDING.append(signal.SIGHUP)
+
+
+_TERMINALS = [fd for fd in (1, 2) if os.isatty(fd)]
+
+
+def _why(number: int) -> str:
+    """The reason that this signal ends a test for; a terminal that is gone is left."""
+    if number != signal.SIGHUP:
+        return "interrupted"
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for fd in _TERMINALS:  # writing there would fail from now on
+        os.dup2(nowhere, fd)
+    os.close(nowhere)
+    return HUNG_UP
+
+
+def _interrupt(number: int, _frame: object) -> None:
+    raise KeyboardInterrupt(_why(number))
 
 
 def _tell(watchers: list[Show], sample: dict[str, Any]) -> None:
@@ -227,13 +255,18 @@ def _until_stopped(session: LoadSession) -> BaseException | None:
     async def body() -> int:
         task = asyncio.ensure_future(session.run())
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, task.cancel)
+
+        def end(number: int) -> None:
+            task.cancel(_why(number))
+
+        for number in _ENDING:
+            loop.add_signal_handler(number, end, number)
         try:
             await task
-        except asyncio.CancelledError:
-            failure.append(KeyboardInterrupt())
-            session.measured.reason, session.measured.interrupted = "interrupted", True
+        except asyncio.CancelledError as stop:
+            why = str(stop) or _why(signal.SIGINT)
+            failure.append(KeyboardInterrupt(why))
+            session.measured.reason, session.measured.interrupted = why, True
         except EdgeVeilError as error:
             failure.append(error)
             session.measured.reason = str(error)
@@ -243,7 +276,7 @@ def _until_stopped(session: LoadSession) -> BaseException | None:
         on_fast_loop(body())
     except KeyboardInterrupt as stop:  # once more, while the loop was closing
         failure.append(stop)
-    for number in (signal.SIGINT, signal.SIGTERM):  # the loop left them at their defaults
+    for number in _ENDING:  # the loop left them at their defaults
         signal.signal(number, signal.SIG_IGN)
     return failure[0] if failure else None
 

@@ -43,20 +43,21 @@ class DurationHistogram:
         """How many there are."""
         return self.buckets.total()
 
-    def percentile(self, share: float) -> float:
-        """The duration that this share does not exceed, 2 % exact; 0 without any."""
+    def percentile(self, share: float) -> float | None:
+        """The duration that this share does not exceed, 2 % exact; None without any."""
         rank, seen = math.ceil(share * self.count), 0
         for bucket in sorted(self.buckets):
             seen += self.buckets[bucket]
             if seen >= rank:
                 return min(_middle_s(bucket), self.max_s)
-        return 0.0
+        return None
 
-    def summary(self) -> dict[str, float]:
-        """`p50`, `p95`, `p99`, `max` and `jitter`, seconds."""
-        found = {name: round(self.percentile(share), 6) for name, share in _PERCENTILES.items()}
-        jitter_s = self._changes_s / self._changes if self._changes else 0.0
-        return {**found, "max": round(self.max_s, 6), "jitter": round(jitter_s, 6)}
+    def summary(self) -> dict[str, float | None]:
+        """`p50`, `p95`, `p99`, `max` and `jitter`, seconds; None where there is no sample."""
+        found = {name: self.percentile(share) for name, share in _PERCENTILES.items()}
+        found["max"] = self.max_s if self.buckets else None
+        found["jitter"] = self._changes_s / self._changes if self._changes else None
+        return {name: s if s is None else round(s, 6) for name, s in found.items()}
 
     def to_plain(self) -> dict[str, Any]:
         """For a report to the leader."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -107,7 +108,7 @@ def _up_and_down(mb: Mapping[str, float]) -> str:
     return f"{rate(mb.get('up'))} up, {rate(mb.get('down'))} down"
 
 
-def _latency(latency_s: Mapping[str, float]) -> str:
+def _latency(latency_s: Mapping[str, float | None]) -> str:
     shown = ", ".join(f"{name} {ms(latency_s.get(name))}" for name in _PERCENTILES)
     return f"{shown}; jitter {ms(latency_s.get('jitter'))}"
 
@@ -234,7 +235,7 @@ class LoadView(LiveDisplay):
             f"{rate(sample['bytes_down'] / 1e6)} MB/s down",
         ]
         latency_s = sample.get("latency_s") or {}
-        if latency_s.get("p50"):
+        if latency_s.get("p50") is not None:
             parts.append(f"latency p50 {ms(latency_s['p50'])}, p99 {ms(latency_s.get('p99'))}")
         return parts
 
@@ -303,7 +304,7 @@ class LoadMetrics:
         for key, gauge in self._plain.items():
             gauge.set(sample[key])
         for name, value_s in sample["latency_s"].items():
-            self._latency.labels(name).set(value_s)
+            self._latency.labels(name).set(math.nan if value_s is None else value_s)
         for reason, count in sample["refused"].items():
             self._refused.labels(reason).set(count)
         for process, size in sample["rss_bytes"].items():

@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import os
 import resource
+import signal
 import ssl
 import time
 from collections import deque
@@ -338,8 +339,21 @@ class _GeneratorProcess:
             generator = Generator(share, options, offset_s)
             await generator.dialler.resolve()
             keeping = asyncio.create_task(generator.run())
+            following = asyncio.create_task(self._follow(share.number, generator))
+            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, following.cancel)
             try:
-                await self._follow(share.number, generator)
+                await following
+            except asyncio.CancelledError:
+                this = asyncio.current_task()
+                if this is not None and this.cancelling():  # Ctrl-C ends this one, and with it that
+                    raise
+                await self._end(share.number, "hung up", generator)
+                raise UsageError(
+                    "the terminal hung up (SIGHUP): its devices said good-bye",
+                    where=f"generator {share.number}",
+                    fix="start it under nohup, setsid or a service",
+                ) from None
             finally:
                 keeping.cancel()
         return 0
@@ -358,9 +372,12 @@ class _GeneratorProcess:
             await asyncio.sleep(_ASK_S if bringing is None else REPORT_S)
         if bringing is not None:
             bringing.cancel()
+        await self._end(number, "done", generator)
+
+    async def _end(self, number: int, state: Any, generator: Generator) -> None:
         await generator.leave()
         with suppress(UsageError):
-            await self._report(number, "done", generator)
+            await self._report(number, state, generator)
 
     async def _report(self, number: int, state: Any, generator: Generator) -> LeaderReply:
         counters = generator.shared.counters.to_plain()

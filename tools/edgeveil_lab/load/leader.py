@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 from aiohttp import web
 
-from edgeveil.errors import UsageError
+from edgeveil.errors import JobFailed, UsageError
 from edgeveil.transport.http import HttpServer, serve
 from edgeveil_lab.load.counters import DurationHistogram, GeneratorLoad
 from edgeveil_lab.load.scenario import LoadOptions
@@ -56,7 +56,7 @@ class GeneratorReport(msgspec.Struct, frozen=True):
     """Once a second: everything counted so far."""
 
     number: int
-    state: Literal["ready", "connecting", "connected", "done"]
+    state: Literal["ready", "connecting", "connected", "done", "hung up"]
     counters: dict[str, Any]
     load: GeneratorLoad
 
@@ -122,6 +122,15 @@ class Leader:
     def all_in(self, *states: str) -> bool:
         """Whether every generator is in one of these states."""
         return self.all_joined and all(r.state in states for r in self.reports.values())
+
+    def check(self) -> None:
+        """Raise JobFailed if a generator's terminal was closed."""
+        for report in self.reports.values():
+            if report.state == "hung up":
+                raise JobFailed(
+                    f"generator {report.number} ended: its terminal hung up (SIGHUP)",
+                    fix="start it under nohup, setsid or a service",
+                )
 
     def totals(self) -> FleetTotals:
         """All generators' counts together."""

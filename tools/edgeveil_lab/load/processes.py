@@ -6,7 +6,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,10 +76,7 @@ class ProcessWatch:
         """Look at these too, processes of this machine that were started for the test."""
         for name, pid in pids.items():
             if name not in self._watched:
-                with suppress(psutil.Error):
-                    self._watched[name] = _WatchedProcess(
-                        _of_this_machine(pid), peak_before_bytes=0
-                    )
+                self._watched[name] = _WatchedProcess(_of_this_machine(pid), peak_before_bytes=0)
 
     def add_read(self, name: str, read: Read) -> None:
         """Look at this one too, which runs for longer than the test; `read` may raise OSError."""
@@ -119,10 +115,12 @@ class ProcessWatch:
 
 
 def _of_this_machine(pid: int) -> Read:
-    process = psutil.Process(pid)
+    found: list[psutil.Process] = []  # from the first look on: its number may become another's
 
     def read() -> ProcessFigures:
         try:
+            process = found[0] if found else psutil.Process(pid)
+            found[:] = [process]
             times, rss_bytes = process.cpu_times(), int(process.memory_info().rss)
             cpu_s = float(times.user + times.system)
             return ProcessFigures(cpu_s, rss_bytes, peak_rss_bytes(pid), process.create_time())

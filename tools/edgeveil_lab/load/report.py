@@ -214,13 +214,14 @@ def sweep_plot(sweep: Sequence[Result]) -> str:
         left.plot(devices, [one["uploads_per_s"] for one in sweep], color=BLUE, marker="o")
         left.set_title("uploads a second")
         for name, colour in _PERCENTILES:
-            values = [one["latency_s"][name] for one in sweep]
+            values = [_or_nan(one["latency_s"][name]) for one in sweep]
             right.plot(devices, values, color=colour, marker="o")
         right.set_title("seconds until counted")
         for axes in (left, right):
             _device_axis(axes, devices)
         last = sweep[-1]["latency_s"]
-        _name_ends(right, [(last[name], name, colour) for name, colour in _PERCENTILES])
+        known = [one for one in _PERCENTILES if last[one[0]] is not None]
+        _name_ends(right, [(last[name], name, colour) for name, colour in known])
     return done[0]
 
 

@@ -277,7 +277,7 @@ class LoadSession:
     async def _leave(self) -> None:
         self._leader.command = "stop"
         end_s = time.monotonic() + _LEAVE_S
-        while time.monotonic() < end_s and not self._leader.all_in("done"):
+        while time.monotonic() < end_s and not self._leader.all_in("done", "hung up"):
             if not self._leader.reports:
                 return
             await asyncio.sleep(_LOOK_S)
@@ -340,4 +340,5 @@ class LoadSession:
         if self._site is not None:
             self._site.check()
         if self._leader.command != "stop":
+            self._leader.check()
             self._children.check()

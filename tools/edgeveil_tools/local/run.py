@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -357,15 +357,17 @@ def _check_resumed(out: Path | None, job: Job, run: LocalRun, *, keep: bool, rec
 
 
 @contextmanager
-def signals(handler: Any) -> Iterator[None]:
-    """SIGINT and SIGTERM go to `handler` meanwhile, as in all processes of a site.
+def signals(
+    handler: Any, numbers: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)
+) -> Iterator[None]:
+    """These signals go to `handler` meanwhile, as in all processes of a site.
 
     In another thread than the main one, which alone may say so, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = [(n, signal.signal(n, handler)) for n in (signal.SIGINT, signal.SIGTERM)]
+    before = [(n, signal.signal(n, handler)) for n in numbers]
     try:
         yield
     finally:

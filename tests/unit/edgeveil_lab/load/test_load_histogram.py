@@ -38,8 +38,13 @@ def test_merged_it_says_what_one_alone_would(left, right):
 
 def test_jitter_is_the_mean_change_of_a_device_from_its_last():
     histogram = of([0.1, 9.0])  # two devices' first: nothing changed yet
-    assert histogram.summary()["jitter"] == 0
+    assert histogram.summary()["jitter"] is None
     histogram.add(0.3, 0.1)
     histogram.add(8.9, 9.0)
     assert histogram.summary()["jitter"] == pytest.approx(0.15)
-    assert DurationHistogram().summary() == dict.fromkeys(("p50", "p95", "p99", "max", "jitter"), 0)
+
+
+def test_without_a_sample_nothing_is_known():
+    names = ("p50", "p95", "p99", "max", "jitter")
+    assert DurationHistogram().summary() == dict.fromkeys(names)
+    assert DurationHistogram().percentile(0.5) is None

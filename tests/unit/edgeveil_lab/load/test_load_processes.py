@@ -51,7 +51,8 @@ def test_a_process_of_this_machine_is_looked_at_itself():
     watch.look()
     assert watch.cpu_s()["me"] > 0
     assert watch.peak_rss_bytes()["me"] >= watch.rss_bytes()["me"] > MIB
-    assert list(watch.peak_rss_bytes()) == ["me"] and watch.troubles() == {}
+    assert watch.peak_rss_bytes()["gone"] is None
+    assert list(watch.troubles()) == ["gone"] and str(2**22 + 1) in watch.troubles()["gone"]
 
 
 def test_the_share_of_a_core_is_known_from_the_second_look_on(clock):

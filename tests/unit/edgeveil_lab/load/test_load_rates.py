@@ -63,7 +63,7 @@ def acknowledged(device: bytes, *answers: tuple[str, float]) -> UploadCounters:
         ([[1.0, 1.5, 1.25, 2.25]], (0.5 + 0.25 + 1.0) / 3),
         ([[1.0, 1.5], [4.0, 3.0]], (0.5 + 1.0) / 2),  # each against itself alone
         ([[1.0, 1.5, 1.5], [4.0]], (0.5 + 0.0) / 2),
-        ([[1.0], [4.0]], 0.0),  # nothing to compare with
+        ([[1.0], [4.0]], None),  # nothing to compare with
     ],
 )
 def test_jitter_is_the_mean_change_from_one_upload_of_a_device_to_its_next(devices, jitter_s):

@@ -9,6 +9,7 @@ import pytest
 from load_kit import IDLE, NAMES, RAW, result, sample
 from rich.console import Console
 
+from edgeveil_lab.load.counters import DurationHistogram
 from edgeveil_lab.load.display import LoadView, ms, rate, shortened, show_result, warnings
 from edgeveil_lab.load.report import write_load_report
 from edgeveil_lab.load.run_log import drifts
@@ -58,6 +59,16 @@ def test_the_table_says_what_was_reached_and_what_it_took():
         "1.20 %",
     ):
         assert text in shown
+
+
+def test_latencies_without_a_sample_are_dashes(tmp_path):
+    found = {**result(), "latency_s": DurationHistogram().summary()}
+    shown = printed(found)
+    assert "p50 –, p95 –, p99 –, max –; jitter –" in shown
+    both = {**found, "sweep": [found, {**result(500), "latency_s": found["latency_s"]}]}
+    rows = [line.split() for line in printed(both).splitlines() if "0.85 ms" in line]
+    assert [row[3:5] for row in rows] == [["–", "–"]] * 2
+    assert 'aria-label="Processor time per upload over devices"' in paged(both, tmp_path)
 
 
 def test_a_sweep_is_a_line_for_each_count():
@@ -144,7 +155,7 @@ def test_a_sweep_s_page_shows_cost_over_devices(tmp_path):
 
 def test_a_page_of_held_connections_alone(tmp_path):
     found = {**result(rounds=0, hold_s=30), "idle": IDLE, "cpu_ms_per_upload": {}}
-    found["latency_s"] = found["acknowledged_s"] = {"p50": 0, "p95": 0, "p99": 0, "max": 0}
+    found["latency_s"] = found["acknowledged_s"] = DurationHistogram().summary()
     page = paged(found, tmp_path)
     assert "uploads a second</div>" not in page and "held for 30 s" in page
 
