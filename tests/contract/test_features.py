@@ -13,6 +13,7 @@ from edgeveil.parts.features import FEATURES, IdentityParameters, OnnxParameters
 from edgeveil.parts.features.gabor import GaborParameters
 from edgeveil.parts.features.onnx import sha256_hex
 from edgeveil.parts.features.onnx_nodes import IR_VERSION, OPSET, NodeList
+from edgeveil.parts.features.patches import PatchesParameters
 from edgeveil.parts.features.pictures import PicturesParameters
 from edgeveil.parts.features.random_relu import RandomParameters
 from edgeveil.subnormals import flushed
@@ -26,6 +27,7 @@ ENTRIES = {
     "random": RandomParameters(name="random", dimension=40, input_scale=16.0, shift=-0.3),
     "gabor": GaborParameters(name="gabor", pool=4, input_scale=16.0, weight=2.0),
     "pictures": PicturesParameters(name="pictures", dimension=60, input_scale=16.0),
+    "patches": PatchesParameters(name="patches", dimension=60, input_scale=16.0),
     "onnx": OnnxParameters(
         name="onnx",
         sha256=sha256_hex(BACKBONE),
@@ -40,6 +42,8 @@ SHAPES = dict.fromkeys(MIXES, SHAPE) | {"gabor in colour": (3, 8, 8)}
 MIXES["gabor in colour"] = MIXES["gabor"]
 SHAPES["pictures in colour"] = (3, 8, 8)
 MIXES["pictures in colour"] = MIXES["pictures"]
+SHAPES["patches in colour"] = (3, 8, 8)
+MIXES["patches in colour"] = MIXES["patches"]
 ANY = st.floats(allow_nan=True, allow_infinity=True, width=32)
 HUGE = np.float32(3e38)
 

@@ -93,6 +93,8 @@ GOLDEN = {
             "gabor": "parts/features/test_features_gabor.py::test_golden_features_of_two_strokes",
             "pictures": "parts/features/test_features_pictures.py::"
             "test_golden_features_of_two_strokes",
+            "patches": "parts/features/test_features_patches.py::"
+            "test_golden_features_of_two_strokes",
             "onnx": "parts/features/test_features_onnx.py::"
             "test_features_are_the_models_output_at_unit_norm",
             **dict.fromkeys(

@@ -78,6 +78,21 @@ class Raster:
     rows: int
     columns: int
 
+    def planes(self, rows: Float32, input_scale: float) -> Float32:
+        """Records (n, values) as planes (n, colours, rows, columns) in whole levels 0..255."""
+        with np.errstate(over="ignore"):
+            scaled = rows / np.float32(input_scale)
+        levels = np.rint(np.clip(scaled, 0, 1) * np.float32(LEVELS))
+        found: Float32 = levels.reshape(-1, self.colours, self.rows, self.columns)
+        return found
+
+    def onnx_planes(self, graph: NodeList, x: str, input_scale: float) -> str:
+        """The same of the tensor named `x`."""
+        image = graph.add("Reshape", x, graph.whole(-1, self.colours, self.rows, self.columns))
+        scaled = graph.add("Div", image, graph.number(input_scale))
+        cut = graph.add("Clip", scaled, graph.number(0.0), graph.number(1.0))
+        return graph.rounded(graph.add("Mul", cut, graph.number(LEVELS)))
+
     @property
     def windows(self) -> Windows:
         """Sides of 8 pixels, of 4 for pictures below 16."""
@@ -128,15 +143,8 @@ class Pictures:
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
         """The dimension asked for; DataError unless a record is a picture of at least 4 × 4."""
-        raster, asked = self._raster(input_shape), self.parameters.dimension
-        usual = GREY_FEATURES if raster.colours == 1 else COLOUR_FEATURES
-        most = min(raster.values, DRAWN - 1)
-        if asked is not None and asked > most:
-            raise DataError(
-                f"pictures of shape {list(input_shape)} have {most} features, not {asked}",
-                fix=f"set dimension to at most {most}",
-            )
-        return min(usual, most) if asked is None else asked
+        raster = self._raster(input_shape)
+        return dimension_of(self.parameters.dimension, raster, raster.values, self.name)
 
     @flushed()
     def __call__(self, x: Float32) -> Float64:
@@ -146,13 +154,8 @@ class Pictures:
         common = axes_of(raster, found.shape[1])
         for start in range(0, len(rows), BLOCK_RECORDS):
             block = rows[start : start + BLOCK_RECORDS]
-            with np.errstate(over="ignore"):
-                scaled = block / np.float32(self.parameters.input_scale)
-            levels = np.rint(np.clip(scaled, 0, 1) * np.float32(LEVELS))
-            planes = levels.reshape(-1, raster.colours, raster.rows, raster.columns)
-            steps = roots(pooled(planes, raster), common.units)
-            products = exact_matmul(steps - common.middle, common.axes)
-            found[start : start + BLOCK_RECORDS] = unit_rows(products.astype(np.float64))
+            planes = raster.planes(block, self.parameters.input_scale)
+            found[start : start + BLOCK_RECORDS] = projected(pooled(planes, raster), common)
         found[~valid] = 0.0
         return found
 
@@ -160,11 +163,7 @@ class Pictures:
         """The same map in float32."""
         raster = self._raster(input_shape)
         common = axes_of(raster, self.output_dim(input_shape))
-        shape = graph.whole(-1, raster.colours, raster.rows, raster.columns)
-        image = graph.add("Reshape", x, shape)
-        scaled = graph.add("Div", image, graph.number(self.parameters.input_scale))
-        cut = graph.add("Clip", scaled, graph.number(0.0), graph.number(1.0))
-        levels = graph.rounded(graph.add("Mul", cut, graph.number(LEVELS)))
+        levels = raster.onnx_planes(graph, x, self.parameters.input_scale)
         if raster.colours == COLOURS:
             mixed = graph.add("Conv", levels, graph.constant(_OPPONENTS[:, :, None, None]))
             levels = graph.rounded(graph.add("Div", mixed, graph.constant(_PARTS[:, None, None])))
@@ -172,33 +171,60 @@ class Pictures:
         windows = raster.windows
         means = onnx_channels(graph, planes, windows, raster.bank)
         whole = graph.whole(-1, raster.channels, windows.windows)
-        units = (common.units * windows.pool**2).astype(np.float32)
-        sizes = graph.add("Mul", graph.add("Reshape", means, whole), graph.constant(units))
-        bright = graph.add("Sqrt", graph.add("Relu", sizes))
-        dark = graph.add("Sqrt", graph.add("Relu", graph.add("Neg", sizes)))
-        root = graph.add("Sub", bright, dark)
-        least, most = graph.number(-LARGEST), graph.number(LARGEST)
-        within = graph.add("Clip", root, least, most)
-        steps = graph.rounded(graph.add("Mul", within, graph.number(STEPS)))
-        flat = graph.add("Reshape", steps, graph.whole(-1, raster.values))
-        middle = graph.constant(common.middle.astype(np.float32))
-        entries = graph.constant((common.axes / AXIS_STEPS).astype(np.float32))
-        return graph.unit_rows(graph.add("MatMul", graph.add("Sub", flat, middle), entries))
+        sums = graph.add("Reshape", means, whole)
+        return onnx_projected(graph, sums, common, common.units * windows.pool**2)
 
     def _raster(self, input_shape: tuple[int, ...]) -> Raster:
-        image, colours, shape = self.parameters.image, 1, input_shape
-        if image is not None and size_of(shape) % max(1, size_of(image)) == 0:
-            colours, shape = size_of(shape) // size_of(image), image
-        elif image is None and len(shape) == 3:
-            colours, shape = shape[0], shape[1:]
-        if len(shape) != 2 or colours not in (1, COLOURS) or min(shape) < 4:
-            raise DataError(
-                f"pictures takes one picture a record, grey or of 3 colours and at least 4 × 4, "
-                f"not the shape {list(input_shape)}" + (f" as {list(image)}" if image else ""),
-                fix="use records of shape [rows, columns] or [3, rows, columns], or say"
-                " `image: [rows, columns]`",
-            )
-        return Raster(colours, *shape)
+        return raster_of(input_shape, self.parameters.image, self.name, least=4)
+
+
+def raster_of(
+    input_shape: tuple[int, ...], image: tuple[int, int] | None, name: str, least: int
+) -> Raster:
+    """How records of a shape are pictures for the map `name`, of at least `least` pixels a side.
+
+    Raises DataError where they are none.
+    """
+    colours, shape = 1, input_shape
+    if image is not None and size_of(shape) % max(1, size_of(image)) == 0:
+        colours, shape = size_of(shape) // size_of(image), image
+    elif image is None and len(shape) == 3:
+        colours, shape = shape[0], shape[1:]
+    if len(shape) != 2 or colours not in (1, COLOURS) or min(shape) < least:
+        raise DataError(
+            f"{name} takes one picture a record, grey or of 3 colours and at least {least} × "
+            f"{least}, not the shape {list(input_shape)}" + (f" as {list(image)}" if image else ""),
+            fix="use records of shape [rows, columns] or [3, rows, columns], or say"
+            " `image: [rows, columns]`",
+        )
+    return Raster(colours, *shape)
+
+
+def dimension_of(asked: int | None, raster: Raster, values: int, name: str) -> int:
+    """The features asked for, or as many as are usual. Raises DataError for more than there are."""
+    usual, most = GREY_FEATURES if raster.colours == 1 else COLOUR_FEATURES, min(values, DRAWN - 1)
+    if asked is not None and asked > most:
+        shape = [raster.rows, raster.columns]
+        shape = shape if raster.colours == 1 else [raster.colours, *shape]
+        raise DataError(
+            f"{name} of shape {shape} have {most} features, not {asked}",
+            fix=f"set dimension to at most {most}",
+        )
+    return min(usual, most) if asked is None else asked
+
+
+def onnx_projected(graph: NodeList, sums: str, common: Axes, units: Float64) -> str:
+    """`projected` in float32, of pooled sums (N, channels, windows) whose steps are `units`."""
+    sizes = graph.add("Mul", sums, graph.constant(units.astype(np.float32)))
+    bright = graph.add("Sqrt", graph.add("Relu", sizes))
+    dark = graph.add("Sqrt", graph.add("Relu", graph.add("Neg", sizes)))
+    root = graph.add("Sub", bright, dark)
+    within = graph.add("Clip", root, graph.number(-LARGEST), graph.number(LARGEST))
+    steps = graph.rounded(graph.add("Mul", within, graph.number(STEPS)))
+    flat = graph.add("Reshape", steps, graph.whole(-1, len(common.middle)))
+    middle = graph.constant(common.middle.astype(np.float32))
+    entries = graph.constant((common.axes / AXIS_STEPS).astype(np.float32))
+    return graph.unit_rows(graph.add("MatMul", graph.add("Sub", flat, middle), entries))
 
 
 # Brightness, red against blue, and both against green; whole levels up to ±255 again.
@@ -233,6 +259,18 @@ def axes_of(raster: Raster, dimension: int) -> Axes:
         [pooled(pictures[k : k + BLOCK_RECORDS], raster) for k in range(0, DRAWN, BLOCK_RECORDS)]
     )
     once = np.tile(channel_units(raster.bank, raster.windows.pool), raster.colours)[:, None]
+    return common_axes(sums, once, dimension)
+
+
+def projected(sums: Float64, common: Axes) -> Float64:
+    """φ (n, d) of pooled sums (n, channels, windows)."""
+    steps = roots(sums, common.units)
+    products = exact_matmul(steps - common.middle, common.axes)
+    return unit_rows(products.astype(np.float64))
+
+
+def common_axes(sums: Float64, once: Float64, dimension: int) -> Axes:
+    """Of the pooled sums (n, channels, windows) of drawn pictures; `once` is a channel's step."""
     typical = np.sqrt(np.square(sums * once).mean(axis=(0, 2)))[:, None]
     units: Float64 = once / np.maximum(typical, np.finfo(np.float32).tiny)
     steps = roots(sums, units)
