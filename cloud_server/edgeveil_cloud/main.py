@@ -16,7 +16,7 @@ from edgeveil.transport.http import (
     warnings_of,
     writable,
 )
-from edgeveil.transport.link import CLOUD_IN, CLOUD_OUT
+from edgeveil.transport.link import Topics
 from edgeveil.transport.listener import ListenAt
 from edgeveil.transport.metrics import Linked, MeteredHost, Metrics
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
@@ -91,7 +91,14 @@ class _CloudProcess:
     def _join(self, cloud: CloudRole) -> Runtime:
         packet_bytes = self._site.limits.packet_bytes
         settings = link_settings(self._site.broker, "cloud", packet_bytes)
-        self.session = RuntimeLink(settings, [CLOUD_IN], fx.ProxyAddress(), lambda _to: CLOUD_OUT)
+        topics = Topics()
+        self.session = RuntimeLink(
+            settings,
+            [topics.cloud_in],
+            fx.ProxyAddress(),
+            lambda _to: topics.cloud_out,
+            topics.sender_of,
+        )
         counts = CloudMetrics(self.metrics, cloud.store, cloud.host, cloud.machine)
         self.runtime = Runtime(
             cloud.machine,

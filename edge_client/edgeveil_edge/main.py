@@ -19,7 +19,7 @@ from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Bye, encode
 from edgeveil.sites.edge import EdgeSite
-from edgeveil.transport.link import ALL_DOWN, Will, device_down, device_up
+from edgeveil.transport.link import Topics, Will
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
 from edgeveil.transport.process import EXIT_S, OwnFolder, first_of, run_until_stopped
 from edgeveil.transport.runtime import Runtime
@@ -121,14 +121,16 @@ class DeviceProcess:
 
     def _join(self, device: DeviceRole) -> Runtime:
         """Its frames go over a link of its own."""
-        packet_bytes = device.site.limits.packet_bytes
+        packet_bytes, topics = device.site.limits.packet_bytes, Topics(device.site.cell)
+        up = topics.device_up(device.id)
         # Signed beforehand, so that the broker can say it for us when the link breaks.
-        will = Will(device_up(device.id), encode(device.signer.note(Bye(device.id))))
+        will = Will(up, encode(device.signer.note(Bye(device.id))))
         self.session = RuntimeLink(
             link_settings(device.site.broker, device.id, packet_bytes, will),
-            [ALL_DOWN, device_down(device.id)],
+            [topics.all_down, topics.device_down(device.id)],
             fx.ProxyAddress(),
-            lambda _to: device_up(device.id),
+            lambda _to: up,
+            topics.sender_of,
         )
         self.runtime = Runtime(
             device.machine, device.host, self.session.publish, self._executor, LOG, packet_bytes

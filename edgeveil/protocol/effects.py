@@ -38,7 +38,9 @@ class AllDevices:
 
 @dataclass(frozen=True)
 class ProxyAddress:
-    """The proxy, from either side."""
+    """The proxy of a cell, from either side; `cell` is empty where the fleet has no named cells."""
+
+    cell: str = ""
 
 
 @dataclass(frozen=True)

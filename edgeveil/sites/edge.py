@@ -13,7 +13,15 @@ from edgeveil.plugins import installed
 from edgeveil.settings.base import Block, Mix, PortNumber, SitePath, refuse
 from edgeveil.sites.conditions import Conditions
 from edgeveil.sites.data import DeviceData, data_mixes
-from edgeveil.sites.links import BrokerLink, ByteLimit, Log, PacketBytes, broker_mixes, trust_mixes
+from edgeveil.sites.links import (
+    BrokerLink,
+    ByteLimit,
+    Cell,
+    Log,
+    PacketBytes,
+    broker_mixes,
+    trust_mixes,
+)
 from edgeveil.sites.policy import Policy
 
 
@@ -90,6 +98,8 @@ class EdgeSite(Block):
     """`train`: trains and evaluates. `infer`: evaluates alone, and needs no torch."""
     broker: BrokerLink
     """The edge-side broker."""
+    cell: Cell = ""
+    """The cell of the fleet that it belongs to; empty: the fleet has no named cells."""
     state_dir: SitePath = Path("state/edge")
     """Folder for keys, ledger, outbox and models; made at first start, one per device."""
     cloud_key_file: SitePath | None = Field(default=None, examples=["../site/keys/cloud.pub"])

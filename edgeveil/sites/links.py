@@ -49,6 +49,7 @@ def _parsed(parse: Callable[[str], object], url: str) -> None:
 
 
 MOST_ADDRESSES = 8
+Cell = Annotated[str, Field(pattern=r"^([a-z0-9][a-z0-9-]{0,31})?$")]
 _URL_CHARACTERS = 300
 BrokerUrl = Annotated[str, Field(max_length=_URL_CHARACTERS), AfterValidator(_broker_url)]
 BrokerUrls = Annotated[

@@ -12,6 +12,7 @@ from edgeveil.settings.base import Block, Mix, SitePath, refuse
 from edgeveil.sites.links import (
     BrokerLink,
     ByteLimit,
+    Cell,
     Log,
     PacketBytes,
     ProxyHttp,
@@ -92,6 +93,8 @@ class ProxySite(Block):
     """The broker that the devices use."""
     cloud_broker: ProxyBrokerLink
     """The broker that the cloud uses."""
+    cell: Cell = ""
+    """The cell of the fleet that it belongs to; empty: the fleet has no named cells."""
     state_dir: SitePath = Path("state/proxy")
     """Folder for keys, enrolled devices, cache and spool; made at first start."""
     cloud_key_file: SitePath | None = Field(default=None, examples=["../site/keys/cloud.pub"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -139,37 +139,68 @@ def overhead_bytes(topic: str) -> int:
 # --- topics ---------------------------------------------------------------------------------
 
 ROOT = "edgeveil/v1"
-ALL_DOWN = f"{ROOT}/all/down"
-DEVICES_UP = f"{ROOT}/d/+/up"
-CLOUD_OUT = f"{ROOT}/cloud/out"
-CLOUD_IN = f"{ROOT}/cloud/in"
-_UP = re.compile(rf"{ROOT}/d/([0-9a-f]{{16}})/up")
-_BY_PROXY = re.compile(rf"{ALL_DOWN}|{CLOUD_IN}|{ROOT}/d/[0-9a-f]{{16}}/down")
 
 
-def device_up(device: str) -> str:
-    """Where this device speaks."""
-    return f"{ROOT}/d/{device}/up"
+@dataclass(frozen=True)
+class Topics:
+    """Where the parties of one cell speak; `cell` is empty where the fleet has no named cells."""
 
+    cell: str = ""
 
-def device_down(device: str) -> str:
-    """Where this device alone listens."""
-    return f"{ROOT}/d/{device}/down"
+    @cached_property
+    def root(self) -> str:
+        """What all topics of the cell begin with."""
+        return f"{ROOT}/c/{self.cell}" if self.cell else ROOT
 
+    @cached_property
+    def all_down(self) -> str:
+        """Where all devices listen."""
+        return f"{self.root}/all/down"
 
-@lru_cache(maxsize=1024)
-def sender_of(topic: str) -> Address | None:
-    """Who may publish here, by the brokers' access lists; None for a foreign topic."""
-    if topic == CLOUD_OUT:
-        return CloudAddress()
-    match = _UP.fullmatch(topic)
-    if match:
-        return DeviceAddress(match[1])
-    return ProxyAddress() if _BY_PROXY.fullmatch(topic) else None
+    @cached_property
+    def devices_up(self) -> str:
+        """The proxy's subscription to all devices."""
+        return f"{self.root}/d/+/up"
 
+    @cached_property
+    def cloud_out(self) -> str:
+        """Where the cloud speaks."""
+        return f"{self.root}/cloud/out"
 
-def proxy_topic(to: Address) -> str:
-    """Where the proxy publishes for this address."""
-    if isinstance(to, AllDevices):
-        return ALL_DOWN
-    return device_down(to.id) if isinstance(to, DeviceAddress) else CLOUD_IN
+    @cached_property
+    def cloud_in(self) -> str:
+        """Where the cloud listens."""
+        return f"{self.root}/cloud/in"
+
+    def device_up(self, device: str) -> str:
+        """Where this device speaks."""
+        return f"{self.root}/d/{device}/up"
+
+    def device_down(self, device: str) -> str:
+        """Where this device alone listens."""
+        return f"{self.root}/d/{device}/down"
+
+    @cached_property
+    def _up(self) -> re.Pattern[str]:
+        return re.compile(rf"{re.escape(self.root)}/d/([0-9a-f]{{16}})/up")
+
+    @cached_property
+    def _down(self) -> re.Pattern[str]:
+        return re.compile(rf"{re.escape(self.root)}/d/[0-9a-f]{{16}}/down")
+
+    def sender_of(self, topic: str) -> Address | None:
+        """Who may publish here, by the brokers' access lists; None for a foreign topic."""
+        if topic == self.cloud_in:
+            return ProxyAddress(self.cell)
+        if topic == self.cloud_out:
+            return CloudAddress()
+        if match := self._up.fullmatch(topic):
+            return DeviceAddress(match[1])
+        by_proxy = topic == self.all_down or self._down.fullmatch(topic)
+        return ProxyAddress(self.cell) if by_proxy else None
+
+    def of_proxy(self, to: Address) -> str:
+        """Where the proxy publishes for this address."""
+        if isinstance(to, AllDevices):
+            return self.all_down
+        return self.device_down(to.id) if isinstance(to, DeviceAddress) else self.cloud_in

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
@@ -32,7 +33,6 @@ from edgeveil.transport.link import (
     StateHandler,
     Will,
     overhead_bytes,
-    sender_of,
 )
 from edgeveil.transport.mqtt import MQTT_3_1_1, MQTT_5, MqttConnection, VersionNotSpoken
 from edgeveil.transport.runtime import Runtime
@@ -410,22 +410,27 @@ class RuntimeLink:
         topics: Sequence[str],
         peer: fx.Address,
         topic_of: Callable[[fx.Address], str],
+        sender_of: Callable[[str], fx.Address | None],
         connections: int = 1,
     ) -> None:
-        """Over so many connections to the broker (`SpreadLink`)."""
+        """Over so many connections to the broker (`SpreadLink`).
+
+        `topic_of` and `sender_of` are those of the cell's `Topics`.
+        """
         self.link: Link = MqttLink(settings) if connections == 1 else _spread(settings, connections)
         self.bytes: Counter[str] = Counter()
         self._topics, self._peer, self._topic_of = topics, peer, topic_of
+        self._sender_of = lru_cache(maxsize=1024)(sender_of)
 
     async def attach(self, runtime: Runtime, on_state: Callable[[bool, str], None]) -> None:
         """Route the link's messages and states into the runtime."""
 
         def takes(topic: str, payload: bytes) -> bool:
             self.bytes["in"] += len(payload)
-            return runtime.takes(sender_of(topic), payload)
+            return runtime.takes(self._sender_of(topic), payload)
 
         async def on_message(topic: str, payload: bytes) -> None:
-            if (sender := sender_of(topic)) is not None:
+            if (sender := self._sender_of(topic)) is not None:
                 await runtime.receive(sender, payload)
 
         def state(connected: bool, reason: str) -> None:

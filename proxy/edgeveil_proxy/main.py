@@ -29,7 +29,7 @@ from edgeveil.transport.http import (
     warnings_of,
     writable,
 )
-from edgeveil.transport.link import CLOUD_OUT, DEVICES_UP, proxy_topic
+from edgeveil.transport.link import Topics
 from edgeveil.transport.listener import ListenAt
 from edgeveil.transport.metrics import Linked, MeteredHost, Metrics, gauge
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
@@ -55,19 +55,21 @@ class _ProxyProcess:
     def __init__(self, site: ProxySite) -> None:
         self.site, self._at = site, ListenAt.of(site.http)
         self._folder = OwnFolder(site.state_dir)
-        packet_bytes = site.limits.packet_bytes
+        packet_bytes, topics = site.limits.packet_bytes, Topics(site.cell)
         self.edge = RuntimeLink(
             link_settings(site.edge_broker, "proxy", packet_bytes),
-            [DEVICES_UP],
+            [topics.devices_up],
             fx.AllDevices(),
-            proxy_topic,
+            topics.of_proxy,
+            topics.sender_of,
             site.edge_broker.links,
         )
         self.cloud = RuntimeLink(
             link_settings(site.cloud_broker, "proxy", packet_bytes),
-            [CLOUD_OUT],
+            [topics.cloud_out],
             fx.CloudAddress(),
-            proxy_topic,
+            topics.of_proxy,
+            topics.sender_of,
             site.cloud_broker.links,
         )
         self.metrics = Metrics()

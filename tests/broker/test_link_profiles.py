@@ -4,7 +4,7 @@ import asyncio
 from contextlib import suppress
 
 import pytest
-from broker_harness import DOWN, PASSWORDS, UP, linked
+from broker_harness import PASSWORDS, UP, linked
 
 from edgeveil.sites.broker_profiles import PROFILES
 from edgeveil.transport.link import LinkDown
@@ -107,11 +107,14 @@ def test_a_login_beyond_the_profile_is_refused(enforcing, profile, changes, limi
     assert limit in broker.log
 
 
-def test_topics_of_ours_fit_every_profile():
-    from edgeveil.transport import link
+@pytest.mark.parametrize("cell", ["", "a-cell-of-the-longest-name-there-i"[:32]])
+def test_topics_of_ours_fit_every_profile(cell):
+    from edgeveil.transport.link import Topics
 
     device = "0123456789abcdef"
-    topics = [DOWN.format(device), UP.format(device), link.ALL_DOWN, link.CLOUD_IN, link.CLOUD_OUT]
+    own = Topics(cell)
+    to_device, of_device = own.device_down(device), own.device_up(device)
+    topics = [to_device, of_device, own.all_down, own.cloud_in, own.cloud_out]
     for profile in PROFILES.values():
         for topic in topics:
             assert profile.topic_levels is None or topic.count("/") < profile.topic_levels

@@ -5,7 +5,7 @@ import asyncio
 from broker_harness import DOWN, PASSWORDS, UP, Ear, linked
 
 from edgeveil.protocol import effects as fx
-from edgeveil.transport.link import LinkSettings, proxy_topic
+from edgeveil.transport.link import LinkSettings, Topics
 from edgeveil.transport.mqtt_link import RuntimeLink
 
 HANG_S = 60  # only ends a test that hangs
@@ -21,7 +21,9 @@ def spread(broker, connections):
         backoff_cap_s=0.01,
     )
     topics = [UP.format("+")]
-    return RuntimeLink(settings, topics, fx.AllDevices(), proxy_topic, connections).link
+    return RuntimeLink(
+        settings, topics, fx.AllDevices(), Topics().of_proxy, Topics().sender_of, connections
+    ).link
 
 
 def test_each_topic_keeps_its_order_and_what_comes_up_arrives_once(broker):

@@ -12,7 +12,7 @@ from urllib.request import Request, urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from edgeveil.transport.link import LinkSettings, device_up
+from edgeveil.transport.link import LinkSettings, Topics
 from edgeveil.transport.mqtt_link import MqttLink
 from edgeveil_tools.cli import main
 from tests.kits.live_site import LiveSite, wait_for
@@ -129,7 +129,7 @@ def test_a_device_that_floods_is_named_to_the_operator_alone(
         link = MqttLink(settings)
         await link.connect_or_raise()
         for _ in range(3000):
-            await link.publish(device_up(device), b"\0\0")
+            await link.publish(Topics().device_up(device), b"\0\0")
         await link.close()
 
     def cooling() -> list[str]:

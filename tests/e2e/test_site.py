@@ -26,7 +26,7 @@ from edgeveil.protocol.messages import (
     encode,
 )
 from edgeveil.protocol.transfer import describe
-from edgeveil.transport.link import LinkSettings, device_up
+from edgeveil.transport.link import LinkSettings, Topics
 from edgeveil.transport.mqtt_link import MqttLink
 from edgeveil_edge.predict import predict
 from tests.kits.live_site import LiveSite, wait_for
@@ -236,7 +236,7 @@ def test_hostile_messages_are_counted_and_change_nothing(tmp_path: Path) -> None
                 encode(BlobPart(bytes(32), 0, 0, b"y" * 1000)),
             ]
             for frame in frames * 20:
-                await link.publish(device_up(rogue), frame)
+                await link.publish(Topics().device_up(rogue), frame)
             await asyncio.to_thread(wait_for, all_are_refused, "refusals")
             await link.close()
 

@@ -23,10 +23,11 @@ from edgeveil.protocol.sealed import (
     unpack_tensors,
 )
 from edgeveil.protocol.transfer import NEED_LIMIT, Assembly, Fetch, describe, first_data, parts
-from edgeveil.transport import link
+from edgeveil.transport.link import Topics
 from tests.fuzz.samples import BODIES, HEADERS, signer
 from tests.fuzz.target import Tape, Target, demand
 
+TOPICS = Topics()
 _LIMITS = (64, 1024, 65536)
 
 
@@ -167,13 +168,13 @@ def _tapes() -> Iterable[bytes]:
 
 def _topic(data: bytes) -> None:
     topic = data.decode("utf-8", "replace")
-    sender = link.sender_of(topic)
+    sender = TOPICS.sender_of(topic)
     if isinstance(sender, DeviceAddress):
-        demand(link.device_up(sender.id) == topic, "a device speaks on its own topic alone")
+        demand(TOPICS.device_up(sender.id) == topic, "a device speaks on its own topic alone")
     elif isinstance(sender, CloudAddress):
-        demand(topic == link.CLOUD_OUT, "the cloud speaks on one topic")
+        demand(topic == TOPICS.cloud_out, "the cloud speaks on one topic")
     elif isinstance(sender, ProxyAddress):
-        known = (link.ALL_DOWN, link.CLOUD_IN)
+        known = (TOPICS.all_down, TOPICS.cloud_in)
         demand(topic in known or topic.endswith("/down"), "the proxy speaks on its topics")
     else:
         demand(sender is None, "nobody else")
@@ -181,10 +182,10 @@ def _topic(data: bytes) -> None:
 
 def _topics() -> Iterable[bytes]:
     device = "0123456789abcdef"
-    for topic in (link.device_up(device), link.device_down(device), link.ALL_DOWN):
+    for topic in (TOPICS.device_up(device), TOPICS.device_down(device), TOPICS.all_down):
         yield topic.encode()
-    yield link.CLOUD_IN.encode()
-    yield link.CLOUD_OUT.encode()
+    yield TOPICS.cloud_in.encode()
+    yield TOPICS.cloud_out.encode()
 
 
 _TAGS = [bytes((0xA0 + len(tag),)) + tag for tag in (b"offer", b"part", b"need", b"note", b"ack")]

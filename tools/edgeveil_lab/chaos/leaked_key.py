@@ -20,7 +20,7 @@ from edgeveil.protocol.sealed import ReleasePackage, Terms, encode_package, seal
 from edgeveil.protocol.transfer import part_bytes, sends
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.files import load_site
-from edgeveil.transport.link import CLOUD_OUT, LinkSettings
+from edgeveil.transport.link import LinkSettings, Topics
 from edgeveil.transport.mqtt_link import MqttLink, link_settings
 
 LAST_SEQUENCE = 2**62 - 1
@@ -71,7 +71,7 @@ async def _say(settings: LinkSettings, frames: list[bytes]) -> None:
     work = asyncio.ensure_future(link.run_forever())
     try:
         for frame in frames:
-            await link.publish(CLOUD_OUT, frame)
+            await link.publish(Topics().cloud_out, frame)
         while link.unacknowledged:
             await asyncio.sleep(0.05)
     finally:

@@ -69,11 +69,13 @@ from edgeveil.protocol.messages import (
 from edgeveil.protocol.release_health import HEALTH, ReleaseOutcome
 from edgeveil.protocol.sealed import decode_package
 from edgeveil.protocol.transfer import Assembly
-from edgeveil.transport.link import ALL_DOWN, device_down, device_up
+from edgeveil.transport.link import Topics
 from edgeveil.transport.mqtt_packets import Login, encoded_topic
 from edgeveil_lab.load.counters import UploadCounters
 from edgeveil_lab.load.mqtt import BareClient
 from edgeveil_lab.load.sites import FleetMember
+
+TOPICS = Topics()
 
 # --- what the devices of one process have in common: frames, jobs, noise, counts, chance ---
 
@@ -363,7 +365,7 @@ class LoadDevice:
         )
         self._worker = NoiseWorker(shared, OpeningKey(member.opening), self.id)
         self._password = member.password
-        self._topic = encoded_topic(device_up(self.id))
+        self._topic = encoded_topic(TOPICS.device_up(self.id))
         self._loop = asyncio.get_running_loop()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._client: BareClient | None = None
@@ -383,14 +385,14 @@ class LoadDevice:
             client_id=f"{self.id}-load",
             username=setup.user or self.id,
             password=setup.password if setup.user else self._password,
-            will=(device_up(self.id), will),
+            will=(TOPICS.device_up(self.id), will),
             keepalive_s=KEEPALIVE_S,
             packet_bytes=setup.packet_bytes,
         )
         self.answered.clear()
         self._dialled_s, counters = self._loop.time(), self._shared.counters
         counters.first_dial_s = counters.first_dial_s or self._shared.now_s()
-        topics = (ALL_DOWN, device_down(self.id))
+        topics = (TOPICS.all_down, TOPICS.device_down(self.id))
         self._client = BareClient(
             self, login, setup.protocol, topics, self._topic, self._slow_bytes_per_s
         )

@@ -12,7 +12,9 @@ from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from edgeveil.transport.dialling import client_context
-from edgeveil.transport.link import CLOUD_IN, DEVICES_UP, LinkSettings
+from edgeveil.transport.link import LinkSettings, Topics
+
+TOPICS = Topics()
 
 
 def relay(edge: LinkSettings, cloud: LinkSettings, ready: Callable[[], None]) -> None:
@@ -20,9 +22,9 @@ def relay(edge: LinkSettings, cloud: LinkSettings, ready: Callable[[], None]) ->
     onwards = _client(cloud)
 
     def carry(_client: paho.Client, _data: object, upload: paho.MQTTMessage) -> None:
-        onwards.publish(CLOUD_IN, upload.payload, qos=1)
+        onwards.publish(TOPICS.cloud_in, upload.payload, qos=1)
 
-    incoming = _subscribed(edge, DEVICES_UP, ready)
+    incoming = _subscribed(edge, TOPICS.devices_up, ready)
     incoming.on_message = carry
     onwards.loop_start()
     incoming.loop_forever()
@@ -34,7 +36,7 @@ def sink(cloud: LinkSettings, counted: Any, ready: Callable[[], None]) -> None:
     def count(_client: paho.Client, _data: object, upload: paho.MQTTMessage) -> None:
         counted.value += len(upload.payload)
 
-    client = _subscribed(cloud, CLOUD_IN, ready)
+    client = _subscribed(cloud, TOPICS.cloud_in, ready)
     client.on_message = count
     client.loop_forever()
 

@@ -41,13 +41,7 @@ from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.dialling import client_context
-from edgeveil.transport.link import (
-    CLOUD_IN,
-    DEVICES_UP,
-    LinkSettings,
-    device_down,
-    device_up,
-)
+from edgeveil.transport.link import LinkSettings, Topics
 from edgeveil.transport.mqtt_link import MqttLink, link_settings
 from edgeveil.transport.mqtt_packets import Login, encoded_topic
 from edgeveil.transport.process import keep_heap
@@ -59,6 +53,8 @@ from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_lab.load.websocket import dial
 from edgeveil_tools.cli.common import load_as
 from edgeveil_tools.lifeline import end_with_starter
+
+TOPICS = Topics()
 
 # --- the relay and what stands around it: each runs in a process of its own ---
 # Devices publish uploads at the edge broker, the relay hands each payload to the cloud broker, the
@@ -104,11 +100,11 @@ def relay(over: Over, edge: LinkSettings, cloud: LinkSettings, pipe: Connection)
         onwards = MqttLink(cloud)
 
         async def carry(_topic: str, payload: bytes) -> None:
-            await onwards.publish(CLOUD_IN, payload)
+            await onwards.publish(TOPICS.cloud_in, payload)
 
         incoming = MqttLink(edge, on_message=carry)
         await onwards.connect_or_raise()
-        await incoming.subscribe([DEVICES_UP])
+        await incoming.subscribe([TOPICS.devices_up])
         await incoming.connect_or_raise()
         pipe.send(READY)
         await asyncio.gather(onwards.run_forever(), incoming.run_forever())
@@ -127,7 +123,7 @@ def sink(over: Over, cloud: LinkSettings, counted: Any, pipe: Connection) -> Non
             counted.value += len(payload)
 
         link = MqttLink(cloud, on_message=count)
-        await link.subscribe([CLOUD_IN])
+        await link.subscribe([TOPICS.cloud_in])
         await link.connect_or_raise()
         pipe.send(READY)
         await link.run_forever()
@@ -198,7 +194,7 @@ class _Sender:
             keepalive_s=KEEPALIVE_S,
             packet_bytes=edge.packet_bytes,
         )
-        up, down = encoded_topic(device_up(device.id)), (device_down(device.id),)
+        up, down = encoded_topic(TOPICS.device_up(device.id)), (TOPICS.device_down(device.id),)
         async with gate, asyncio.timeout(CONNECT_S):
             owner = _RawOwner()
             client = BareClient(owner, login, edge.protocol, down, up)

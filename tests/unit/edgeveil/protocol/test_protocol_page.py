@@ -9,9 +9,11 @@ import pytest
 from edgeveil.errors import UsageError
 from edgeveil.protocol import cloud, device_round, proxy_rounds
 from edgeveil.protocol.messages import Body, Header, Message
-from edgeveil.transport import link
+from edgeveil.transport.link import Topics
 from edgeveil_tools.pages import redrawn
 from edgeveil_tools.protocol_diagrams import BOUNDS, PAGE, drawing, main
+
+TOPICS = Topics()
 
 
 @pytest.fixture
@@ -55,11 +57,11 @@ def test_every_bound_is_listed(party):
 def test_the_topics_are_the_code_s(page):
     placeholder = "{device_id}"
     for topic in (
-        link.ALL_DOWN,
-        link.CLOUD_OUT,
-        link.CLOUD_IN,
-        link.device_up(placeholder),
-        link.device_down(placeholder),
+        TOPICS.all_down,
+        TOPICS.cloud_out,
+        TOPICS.cloud_in,
+        TOPICS.device_up(placeholder),
+        TOPICS.device_down(placeholder),
     ):
         assert f"`{topic}`" in page
 

@@ -11,26 +11,32 @@ import pytest
 from edgeveil.errors import BrokerError, UsageError
 from edgeveil.protocol import effects as fx
 from edgeveil.sites.links import BrokerLink
-from edgeveil.transport import link
 from edgeveil.transport.dialling import client_context
-from edgeveil.transport.link import LinkSettings, MessageFilter, MessageHandler, StateHandler
+from edgeveil.transport.link import (
+    LinkSettings,
+    MessageFilter,
+    MessageHandler,
+    StateHandler,
+    Topics,
+)
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
 
+TOPICS = Topics()
 ID = "0123456789abcdef"
 
 
 @pytest.mark.parametrize(
     ("topic", "sender"),
     [
-        (link.CLOUD_OUT, fx.CloudAddress()),
-        (link.device_up(ID), fx.DeviceAddress(ID)),
-        (link.device_down(ID), fx.ProxyAddress()),
-        (link.ALL_DOWN, fx.ProxyAddress()),
-        (link.CLOUD_IN, fx.ProxyAddress()),
+        (TOPICS.cloud_out, fx.CloudAddress()),
+        (TOPICS.device_up(ID), fx.DeviceAddress(ID)),
+        (TOPICS.device_down(ID), fx.ProxyAddress()),
+        (TOPICS.all_down, fx.ProxyAddress()),
+        (TOPICS.cloud_in, fx.ProxyAddress()),
     ],
 )
 def test_each_topic_has_one_speaker(topic: str, sender: fx.Address) -> None:
-    assert link.sender_of(topic) == sender
+    assert TOPICS.sender_of(topic) == sender
 
 
 @pytest.mark.parametrize(
@@ -50,20 +56,20 @@ def test_each_topic_has_one_speaker(topic: str, sender: fx.Address) -> None:
     ],
 )
 def test_a_foreign_topic_has_no_speaker(topic: str) -> None:
-    assert link.sender_of(topic) is None
+    assert TOPICS.sender_of(topic) is None
 
 
 def test_the_proxy_speaks_to_each_where_it_listens() -> None:
-    assert link.proxy_topic(fx.AllDevices()) == link.ALL_DOWN
-    assert link.proxy_topic(fx.DeviceAddress(ID)) == link.device_down(ID)
-    assert link.proxy_topic(fx.CloudAddress()) == link.CLOUD_IN
+    assert TOPICS.of_proxy(fx.AllDevices()) == TOPICS.all_down
+    assert TOPICS.of_proxy(fx.DeviceAddress(ID)) == TOPICS.device_down(ID)
+    assert TOPICS.of_proxy(fx.CloudAddress()) == TOPICS.cloud_in
 
 
 def test_topics_stay_within_what_brokers_allow() -> None:
-    for topic in (link.device_up(ID), link.device_down(ID), link.ALL_DOWN, link.CLOUD_IN):
+    for topic in (TOPICS.device_up(ID), TOPICS.device_down(ID), TOPICS.all_down, TOPICS.cloud_in):
         assert topic.count("/") <= 7
         assert not set("#+") & set(topic)
-    assert link.DEVICES_UP.replace("+", ID) == link.device_up(ID)
+    assert TOPICS.devices_up.replace("+", ID) == TOPICS.device_up(ID)
 
 
 # --- sessions ------------------------------------------------------------------------------
@@ -177,9 +183,10 @@ class Ear:
 def test_a_link_routes_what_is_taken_states_and_publications() -> None:
     session = RuntimeLink(
         LinkSettings("mqtt://127.0.0.1:1", "x"),
-        [link.CLOUD_IN],
+        [TOPICS.cloud_in],
         fx.ProxyAddress(),
-        link.proxy_topic,
+        TOPICS.of_proxy,
+        TOPICS.sender_of,
     )
     wire, ear = Wire(), Ear()
     session.link = wire  # type: ignore[assignment]
@@ -188,19 +195,30 @@ def test_a_link_routes_what_is_taken_states_and_publications() -> None:
     async def scene() -> None:
         await session.attach(ear, lambda up, why: states.append((up, why)))  # type: ignore[arg-type]
         wire.on_state(True, "")
-        device = link.device_up(ID)
-        for topic, frame in ((link.CLOUD_OUT, b"12345"), ("strange", b"1"), (device, b"flood")):
+        device = TOPICS.device_up(ID)
+        for topic, frame in ((TOPICS.cloud_out, b"12345"), ("strange", b"1"), (device, b"flood")):
             if wire.takes(topic, frame):
                 await wire.on_message(topic, frame)  # type: ignore[misc]
         wire.on_state(False, "gone")
         await session.publish(fx.DeviceAddress(ID), b"123")
 
     asyncio.run(scene())
-    assert wire.topics == [link.CLOUD_IN]
+    assert wire.topics == [TOPICS.cloud_in]
     assert ear.heard == [
         fx.PeerConnected(fx.ProxyAddress()),
         (fx.CloudAddress(), b"12345"),
     ]
     assert states == [(True, ""), (False, "gone")]
-    assert wire.sent == [(link.device_down(ID), b"123")]
+    assert wire.sent == [(TOPICS.device_down(ID), b"123")]
     assert session.bytes == {"in": 11, "out": 3}
+
+
+def test_a_cell_has_topics_of_its_own() -> None:
+    north, south = Topics("north"), Topics("south")
+    assert north.all_down == "edgeveil/v1/c/north/all/down"
+    for topic in (north.device_up(ID), north.device_down(ID), north.all_down, north.cloud_in):
+        assert topic.count("/") <= 6
+        assert north.sender_of(topic) is not None
+        assert south.sender_of(topic) is None
+        assert TOPICS.sender_of(topic) is None
+    assert north.sender_of(north.cloud_in) == fx.ProxyAddress("north")
