@@ -46,6 +46,7 @@ from edgeveil_cloud.broadcasts import (
     draw,
 )
 from edgeveil_cloud.commit_round import RoundCommitter
+from edgeveil_cloud.compute import ComputeError, Workers
 from edgeveil_cloud.evaluation import Evaluation
 from edgeveil_cloud.round_report import Recorder, job_summary
 from edgeveil_cloud.store import Store
@@ -64,6 +65,7 @@ class CloudHost:
 
     `spool_dir` holds the batch under way (None: the system's folder for temporary files).
     `random_bytes` is what aggregation rules draw from; a release is stale after `valid_s`.
+    `workers` open batches (None: this process).
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class CloudHost:
         recorder: Recorder | None = None,
         random_bytes: RandomBytes = os_random,
         valid_s: float = ReleaseValidity().valid_s,
+        workers: Workers | None = None,
     ) -> None:
         self._store, self._clock = store, clock
         self.jobs = StoredJobs(store)
@@ -99,6 +102,7 @@ class CloudHost:
             recorder,
             limits.part_bytes,
             random_bytes,
+            workers,
         )
         self._running = ""  # the job that reports are about
         self._all_declined = False  # in the round that the job ended with
@@ -169,7 +173,13 @@ class CloudHost:
         """Do one task of the running job. What may be different later is `Obstacle`."""
         try:
             return self._perform(task)
-        except (TooFewDevices, TooManyDevices, UnknownAdmissions, StoreError) as error:
+        except (
+            TooFewDevices,
+            TooManyDevices,
+            UnknownAdmissions,
+            StoreError,
+            ComputeError,
+        ) as error:
             self._advised = str(error) if error.fix else ""
             return Obstacle(str(error))
         except OSError as error:

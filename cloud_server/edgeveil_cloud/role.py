@@ -28,6 +28,7 @@ from edgeveil.transport.runtime import Runner
 from edgeveil.trust.believed import believed_keys, delegated_key
 from edgeveil.trust.bundle import HeldTrust
 from edgeveil_cloud.broadcasts import BroadcastLimits, Choose, draw
+from edgeveil_cloud.compute import workers_of
 from edgeveil_cloud.control import Control
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.round_report import Recorder
@@ -79,6 +80,7 @@ class CloudRole:
             roster=self.store.roster_mark(),
             metadata=metadata,
         )
+        self.workers = workers_of(site.compute)
         self.host = CloudHost(
             self.store,
             held_records(site.test_data) if site.test_data else None,
@@ -90,6 +92,7 @@ class CloudRole:
             recorder=Recorder(site.record_dir) if site.record_dir else None,
             random_bytes=random.random_bytes,
             valid_s=site.releases.valid_s,
+            workers=self.workers,
         )
 
     def _own_keys(self) -> tuple[SigningKey, SigningKey, PeerKeys, TrustMetadata | None]:
@@ -121,7 +124,9 @@ class CloudRole:
             self.runner.post(fx.Command(OwnKeys(jobs, releases, keys, metadata)))
 
     def close(self) -> None:
-        """Close the store."""
+        """End the workers, close the store."""
+        if self.workers is not None:
+            self.workers.close()
         self.store.close()
 
 

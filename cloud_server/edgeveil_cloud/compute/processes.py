@@ -1,0 +1,266 @@
+"""Processes of the cloud's own that open segments, and what becomes of one that dies.
+
+Each is a program of its own (`edgeveil_cloud.compute.worker`), started when there is first work
+for it. Nothing of a batch is in it between two slices, so that what one leaves undone is done by
+another. It hears of its starter's end, however it ended, by the end of the socket between them.
+With a Ray address there is one process, which hands slices on to the cluster: Ray ends the process
+of whoever loses its cluster, and that must not be the cloud.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from edgeveil.errors import EdgeVeilError, UsageError
+from edgeveil_cloud.compute import channel
+from edgeveil_cloud.open_segments import RoundOpening, Slice
+
+LEAST_BYTES = 32 << 20  # opened here in a tenth of a second
+TRIES = 3  # of one slice
+START_S = 120.0  # until a worker says that it is there; Ray may have to be started for it
+AWAY_S = 60.0  # for a cluster to come back while a round waits
+
+Result = TypeVar("Result")
+
+
+class ComputeError(EdgeVeilError):
+    """Segments could not be opened where `cloud.compute` says; it may be different later."""
+
+
+@runtime_checkable
+class BatchFile(Protocol):
+    """A batch in a file: who is handed `fileno` reads it."""
+
+    def fileno(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A worker is there, for so many slices at a time."""
+
+    slots: int
+
+
+@dataclass(frozen=True)
+class Refused:
+    """It cannot work here."""
+
+    what: str
+    where: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A slice did not come to its end."""
+
+    why: str
+
+
+@dataclass(eq=False)
+class _Process:
+    process: subprocess.Popen[bytes]
+    socket: socket.socket
+    slots: int
+    under_way: set[int] = field(default_factory=set)  # numbers of slices
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    def end(self) -> str:
+        """End it, and say how it ended."""
+        self.process.kill()
+        code = self.process.wait()
+        self.socket.close()
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+class WorkerProcesses:
+    """See `edgeveil_cloud.compute.Workers`. `count` 0 leaves it to the Ray cluster."""
+
+    def __init__(
+        self, count: int, ray_address: str | None = None, least_bytes: int = LEAST_BYTES
+    ) -> None:
+        self.count, self.least_bytes = count, least_bytes
+        self._ray_address = ray_address
+        self._there: list[_Process] = []
+        self._turn, self._stopping = threading.Lock(), threading.Event()
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """Of those that are there now."""
+        return [one.process.pid for one in self._there]
+
+    def start(self) -> None:
+        """Start them ahead of the first slice. Raises UsageError where they cannot work."""
+        with self._turn:
+            self._start()
+
+    def run(
+        self,
+        opening: RoundOpening,
+        data: BatchFile,
+        slices: Sequence[Slice[Result]],
+        take: Callable[[int, Result], None],
+    ) -> None:
+        """See `Workers`."""
+        with self._turn:
+            try:
+                _Work(self, opening, data, slices, take).do()
+            except BaseException:
+                self._end()  # they would go on with what nobody takes
+                raise
+
+    def close(self) -> None:
+        """See `Workers`."""
+        self._stopping.set()
+        for one in list(self._there):
+            one.process.kill()  # who waits for it hears so
+        with self._turn:
+            self._end()
+
+    def started(self) -> Sequence[_Process]:
+        """All of them, those that are missing newly started; waits for a cluster that is away.
+
+        Raises ComputeError.
+        """
+        begun_s, pause_s = time.monotonic(), 0.5
+        while True:
+            if self._stopping.is_set():
+                raise ComputeError("the cloud is stopping")
+            try:
+                self._start()
+                return self._there
+            except UsageError as error:
+                if self._ray_address is None or time.monotonic() - begun_s > AWAY_S:
+                    raise ComputeError(error.what, where=error.where, fix=error.fix) from None
+            self._stopping.wait(pause_s)
+            pause_s = min(2 * pause_s, 5.0)
+
+    def drop(self, one: _Process) -> str:
+        """It is of no use any more; how it ended."""
+        self._there.remove(one)
+        return one.end()
+
+    def _start(self) -> None:
+        for one in list(self._there):
+            if one.process.poll() is not None:  # it had nothing to do for long
+                self.drop(one)
+        processes = 1 if self._ray_address else self.count
+        new = [self._launched() for _ in range(processes - len(self._there))]
+        self._there += new
+        for one in new:
+            try:
+                one.socket.settimeout(START_S)
+                said = channel.hear(one.socket)
+                one.socket.settimeout(None)
+            except (EOFError, OSError):
+                said = Refused(f"a worker does not start ({self.drop(one)})", "cloud.compute", "")
+            if isinstance(said, Refused):
+                self._end()
+                raise UsageError(said.what, where=said.where, fix=said.fix)
+            one.slots = said.slots
+        if new:
+            self.count = sum(one.slots for one in self._there)
+
+    def _launched(self) -> _Process:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            more = [self._ray_address, str(self.count)] if self._ray_address else []
+            module = "edgeveil_cloud.compute." + ("on_ray" if more else "worker")
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, str(theirs.fileno()), *more],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for the starter, which ends its workers
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                    "OPENBLAS_NUM_THREADS": "1",
+                    "OMP_NUM_THREADS": "1",
+                },
+            )
+        return _Process(process, ours, 1)
+
+    def _end(self) -> None:
+        for one in list(self._there):
+            self.drop(one)
+
+
+class _Work:
+    """One call of `run`."""
+
+    def __init__(
+        self,
+        pool: WorkerProcesses,
+        opening: RoundOpening,
+        data: BatchFile,
+        slices: Sequence[Slice[Any]],
+        take: Callable[[int, Any], None],
+    ) -> None:
+        self._pool, self._told, self._data = pool, opening.told(), data
+        self._slices, self._take = slices, take
+        self._waiting = deque(range(len(slices)))
+        self._tries = [0] * len(slices)
+        self._left = len(slices)
+
+    def do(self) -> None:
+        there = self._pool.started()
+        while self._left:
+            for one in list(there):
+                self._give(one)
+            busy: Any = [one for one in there if one.under_way]
+            ready: Any = wait(busy)
+            for one in ready:
+                self._hear(one)
+            if self._waiting:
+                there = self._pool.started()
+
+    def _give(self, one: _Process) -> None:
+        try:
+            while self._waiting and len(one.under_way) < one.slots:
+                number = self._waiting.popleft()
+                one.under_way.add(number)
+                channel.say(one.socket, (number, self._told, self._slices[number]))
+                channel.say_file(one.socket, self._data.fileno())
+        except OSError:
+            self._lost(one)
+
+    def _hear(self, one: _Process) -> None:
+        try:
+            number, result = channel.hear(one.socket)
+        except (EOFError, OSError):
+            self._lost(one)
+            return
+        one.under_way.discard(number)
+        if isinstance(result, Failed):
+            self._again(number, result.why)
+            return
+        self._left -= 1
+        self._take(number, result)
+
+    def _lost(self, one: _Process) -> None:
+        how = self._pool.drop(one)
+        for number in sorted(one.under_way):
+            self._again(number, how)
+
+    def _again(self, number: int, why: str) -> None:
+        self._tries[number] += 1
+        if self._tries[number] >= TRIES:
+            raise ComputeError(
+                f"{TRIES} workers ended at the same uploads, the last by {why}",
+                where="cloud.compute",
+                fix="where memory ran out ask for fewer workers, or workers: 0",
+            )
+        self._waiting.append(number)
