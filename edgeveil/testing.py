@@ -368,9 +368,17 @@ class PlainSealing:
     """
 
     def seal_broadcast(
-        self, terms: Terms, package: bytes, recipients: Sequence[SealingKey], part_bytes: int
+        self,
+        terms: Terms,
+        package: bytes,
+        recipients: Sequence[SealingKey],
+        part_bytes: int,
+        level: int = 1,
     ) -> tuple[Manifest, bytes, bytes]:
-        """The manifest, the recipients' keys followed by the package, the membership tag."""
+        """The manifest, the recipients' keys followed by the package, the membership tag.
+
+        One bucket, whatever `level` says: all that are in it are found at once.
+        """
         keys = b"".join(key.to_bytes() for key in recipients)
         data = keys + package
         manifest = terms.manifest(

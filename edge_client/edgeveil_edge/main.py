@@ -18,6 +18,7 @@ from edgeveil.jobs import Job
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Bye, encode
+from edgeveil.sites.broker_profiles import PROFILES
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.transport.link import Topics, Will
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
@@ -80,6 +81,7 @@ async def _run(sites: Sequence[EdgeSite], computing: ComputeProcess, stop: async
     return 0
 
 
+_OWN_TOPICS = 2  # beside those of its buckets
 _PAUSED = "paused"  # a fact of the device's store
 
 
@@ -127,7 +129,7 @@ class DeviceProcess:
         will = Will(up, encode(device.signer.note(Bye(device.id))))
         self.session = RuntimeLink(
             link_settings(device.site.broker, device.id, packet_bytes, will),
-            [topics.all_down, topics.device_down(device.id)],
+            [topics.all_down, topics.device_down(device.id), *self._buckets(device, topics)],
             fx.ProxyAddress(),
             lambda _to: up,
             topics.sender_of,
@@ -136,6 +138,13 @@ class DeviceProcess:
             device.machine, device.host, self.session.publish, self._executor, LOG, packet_bytes
         )
         return self.runtime
+
+    def _buckets(self, device: DeviceRole, topics: Topics) -> list[str]:
+        """Where its stanzas come; nothing where the broker does not allow so many subscriptions,
+        which makes the device ask for them."""
+        found = topics.buckets(device.identity.sealing_keys)
+        most = PROFILES[device.site.broker.profile].subscriptions
+        return found if most is None or len(found) + _OWN_TOPICS <= most else []
 
     def _compute(self, site: EdgeSite, identity: DeviceIdentity) -> RemoteComputer:
         return RemoteComputer(

@@ -76,6 +76,7 @@ class DeviceRole:
                 require_cover=site.policy.require_cover,
             ),
             data_set_tag(site.data.name),
+            identity.sealing_keys,
         )
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ CLAIM_ANSWER = b"edgeveil/v1/claim-answer"
 
 # Sealing contexts (HPKE `info`) and the chunked stream.
 CONTENT_KEY = b"edgeveil/v1/content-key"
+BUCKET = b"edgeveil/v1/bucket"
 SEGMENT = b"edgeveil/v1/segment"
 MEMBERSHIP = b"edgeveil/v1/membership"
 MODEL_STREAM = b"edgeveil/v1/model-stream"

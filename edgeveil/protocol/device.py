@@ -27,10 +27,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 
+from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device_jobs import FetchedBlob, Fetches, KnownJobs
+from edgeveil.protocol.device_jobs import FetchedBlob, FetchedStanzas, Fetches, KnownJobs
 from edgeveil.protocol.device_releases import DeviceReleases
 from edgeveil.protocol.device_round import DeviceRound, DeviceState, Outbox
 from edgeveil.protocol.device_tasks import (
@@ -58,6 +60,7 @@ from edgeveil.protocol.device_tasks import (
     StatementApplied,
 )
 from edgeveil.protocol.messages import (
+    KNOWS_BUCKETS,
     Ack,
     Behind,
     BlobPart,
@@ -99,15 +102,17 @@ class DeviceMachine:
         memory: DeviceMemory,
         settings: DeviceSettings | None = None,
         data_set: bytes = b"",
+        sealing: Sequence[SealingKey] = (),
     ) -> None:
-        """`data_set` is the tag of its data (`data_set_tag`); empty: it takes releases for any."""
+        """`data_set` is the tag of its data (`data_set_tag`); empty: it takes releases for any.
+        `sealing`: see `Fetches`."""
         self._data_set = data_set
         self.signer, self.keys = signer, keys
         self.memory, self.settings = memory, settings or DeviceSettings()
         self._now_s = 0.0
         self._newest_release = memory.release_sequence  # heard of, perhaps not yet in use
         backoff = Backoff(signer.name)
-        self.fetches = Fetches(self.settings, backoff)
+        self.fetches = Fetches(self.settings, backoff, sealing)
         self.round = DeviceRound(signer, memory, self.settings, backoff)
         self._releases = DeviceReleases(signer, memory, self.settings, backoff)
         self._jobs = KnownJobs(signer, memory, self.settings, backoff, self.fetches)
@@ -128,6 +133,10 @@ class DeviceMachine:
     def outbox(self) -> Outbox:
         """Its upload."""
         return self.round.outbox
+
+    def hears(self, bucket: fx.BucketAddress) -> bool:
+        """Whether this is a bucket in which it looks for stanzas."""
+        return self.fetches.looks_in(bucket.level, bucket.index)
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         """Take an event; hostile or stale input ends as one `Refuse`."""
@@ -281,11 +290,11 @@ class DeviceMachine:
         complete = self.fetches.offer(offer, header)
         return [fx.SetTimer("repair", self.settings.repair_s), *self._complete(complete)]
 
-    def _complete(self, complete: FetchedBlob | None) -> list[fx.Effect]:
+    def _complete(self, complete: FetchedBlob | FetchedStanzas | None) -> list[fx.Effect]:
         match complete:
             case (Commit() as commit, data):
                 return self.round.committed(commit, data)
-            case (Manifest() as manifest, stanzas) if len(stanzas) < manifest.blob.size_bytes:
+            case FetchedStanzas(manifest=manifest, stanzas=stanzas):
                 if self._covers(manifest):
                     return self._go_on(manifest, stanzas)
                 return [fx.Work(FindStanza(manifest, stanzas))]
@@ -297,8 +306,9 @@ class DeviceMachine:
         return []
 
     def _covers(self, manifest: Manifest) -> bool:
-        """Whether even who finds no stanza fetches the stream."""
-        return manifest.kind == "round" and self.round.cover.on
+        """Whether even who finds no stanza fetches the stream: of a release, that nobody sees whom
+        a canary has."""
+        return manifest.kind == "release" or (manifest.kind == "round" and self.round.cover.on)
 
     def _go_on(self, manifest: Manifest, stanzas: bytes) -> list[fx.Effect]:
         rest = self.fetches.go_on(manifest, stanzas)
@@ -504,7 +514,8 @@ class DeviceGreeting:
         if self.away:
             return []
         self._greeted = True
-        hello = Hello(self._signer.name, *self.versions, self._memory.answered)
+        answered = self._memory.answered
+        hello = Hello(self._signer.name, *self.versions, answered, KNOWS_BUCKETS)
         note = self._signer.note(hello)
         self._said = hashlib.sha256(note.body.payload).digest()
         settings = self._settings

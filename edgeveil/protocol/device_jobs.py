@@ -7,13 +7,15 @@ the round is over.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from edgeveil.crypto.buckets import bucket_of
+from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device_tasks import CLOSED_KEPT, DeviceMemory, DeviceSettings, JobClosed
 from edgeveil.protocol.messages import (
-    Blob,
     BlobPart,
     BroadcastHeader,
     Close,
@@ -23,11 +25,21 @@ from edgeveil.protocol.messages import (
     Signer,
     Want,
 )
-from edgeveil.protocol.transfer import Backoff, Fetch, first_data, pieces_of
+from edgeveil.protocol.transfer import Backoff, Fetch, first_data
 
 AT_ONCE = 8  # blobs under way
 
 FetchedBlob = tuple[BroadcastHeader, bytes]
+
+
+@dataclass(frozen=True)
+class FetchedStanzas:
+    """What is to be looked through before the rest of a manifest in pieces is of use."""
+
+    manifest: Manifest
+    stanzas: bytes
+
+
 HeaderTest = Callable[[BroadcastHeader], bool]
 
 
@@ -39,8 +51,12 @@ class Fetches:
     handed out with them as one blob, once they are found to be of use (`go_on`).
     """
 
-    def __init__(self, settings: DeviceSettings, backoff: Backoff) -> None:
-        self._settings, self._backoff = settings, backoff
+    def __init__(
+        self, settings: DeviceSettings, backoff: Backoff, sealing: Sequence[SealingKey] = ()
+    ) -> None:
+        """`sealing` are the keys that this device's stanzas are sealed to: it looks in the buckets
+        of these alone (none: in all)."""
+        self._settings, self._backoff, self._sealing = settings, backoff, sealing
         self.under_way: dict[bytes, Fetch[BroadcastHeader]] = {}
 
     def make_room(
@@ -71,13 +87,13 @@ class Fetches:
         """Whether the blob, or a piece of it, is under way."""
         return any(fetch.header == header for fetch in self.under_way.values())
 
-    def offer(self, offer: Offer, header: BroadcastHeader) -> FetchedBlob | None:
+    def offer(self, offer: Offer, header: BroadcastHeader) -> FetchedBlob | FetchedStanzas | None:
         """Begin a fetch that there is room for, or go on with it; complete if all is in the offer.
 
         Raises ProtocolError `bad_part` or `bad_digest`.
         """
-        if not offer.data and (pieces := pieces_of(header)):
-            return self._offer_pieces(offer, header, *pieces)
+        if not offer.data and isinstance(header, Manifest) and header.pieces:
+            return self._offer_pieces(offer, header)
         digest = header.blob.digest
         fetch = self.under_way.get(digest) or Fetch(offer, header, self._settings.blob_bytes)
         self.under_way[digest] = fetch
@@ -85,22 +101,33 @@ class Fetches:
             fetch.add(part)
         return self._finish(fetch) if fetch.assembly.complete else None
 
-    def _offer_pieces(
-        self, offer: Offer, header: BroadcastHeader, stanzas: Blob, stream: Blob
-    ) -> FetchedBlob | None:
+    def _offer_pieces(self, offer: Offer, header: Manifest) -> FetchedBlob | FetchedStanzas | None:
+        stanzas, stream = header.pieces
         if not self.has(header):
             for piece in (stanzas, stream):
-                self.under_way[piece.digest] = Fetch(
+                self.under_way[piece.digest] = Fetch[BroadcastHeader](
                     offer,
                     header,
                     self._settings.blob_bytes,
                     blob=piece,
                     idle=piece is stream,
+                    only=self._buckets(header) if piece is stanzas else None,
                 )
         front = self.under_way.get(stanzas.digest)
         return self._finish(front) if front and front.assembly.complete else None
 
-    def go_on(self, manifest: Manifest, stanzas: bytes) -> FetchedBlob | list[fx.Effect]:
+    def looks_in(self, level: int, index: int) -> bool:
+        """Whether stanzas for this device may be in that bucket."""
+        return any(bucket_of(key, level) == index for key in self._sealing)
+
+    def _buckets(self, manifest: Manifest) -> frozenset[int] | None:
+        if manifest.buckets == 1 or not self._sealing:
+            return None
+        return frozenset(bucket_of(key, manifest.buckets) for key in self._sealing)
+
+    def go_on(
+        self, manifest: Manifest, stanzas: bytes
+    ) -> FetchedBlob | FetchedStanzas | list[fx.Effect]:
         """The stream is of use: the whole blob, or what to ask for. Nothing where it was given up.
 
         Raises ProtocolError `bad_digest`.
@@ -117,7 +144,7 @@ class Fetches:
 
     def part(
         self, part: BlobPart, stays: Callable[[BroadcastHeader], bool]
-    ) -> FetchedBlob | list[fx.Effect]:
+    ) -> FetchedBlob | FetchedStanzas | list[fx.Effect]:
         """Take a part: the whole blob, unless it `stays`, or what to ask for next."""
         fetch = self.under_way.get(part.blob)
         if fetch is None:
@@ -154,11 +181,12 @@ class Fetches:
         """Stop fetching what is over: a fetch that cannot end must not take a place for good."""
         self.under_way = {d: f for d, f in self.under_way.items() if not over(f.header)}
 
-    def _finish(self, fetch: Fetch[BroadcastHeader]) -> FetchedBlob:
+    def _finish(self, fetch: Fetch[BroadcastHeader]) -> FetchedBlob | FetchedStanzas:
         data, header = fetch.before + fetch.assembly.finish(), fetch.header
         del self.under_way[fetch.blob.digest]
-        if len(data) == header.blob.size_bytes:
-            self.forget(lambda old: old == header)  # its pieces, where it came as a whole
+        if isinstance(header, Manifest) and fetch.blob in header.pieces[:1]:
+            return FetchedStanzas(header, data)
+        self.forget(lambda old: old == header)  # its pieces, where it came as a whole
         return header, data
 
 

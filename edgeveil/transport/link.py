@@ -7,14 +7,23 @@ most seven levels; no message is retained, and no device subscribes with a wildc
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
+from edgeveil.crypto.buckets import LEVELS, bucket_of
+from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import BrokerError
-from edgeveil.protocol.effects import Address, AllDevices, CloudAddress, DeviceAddress, ProxyAddress
+from edgeveil.protocol.effects import (
+    Address,
+    AllDevices,
+    BucketAddress,
+    CloudAddress,
+    DeviceAddress,
+    ProxyAddress,
+)
 from edgeveil.sites.addresses import BrokerAddress, HttpProxy
 from edgeveil.sites.broker_profiles import PROFILES, BrokerProfile
 
@@ -157,6 +166,15 @@ class Topics:
         """Where all devices listen."""
         return f"{self.root}/all/down"
 
+    def bucket(self, level: int, index: int) -> str:
+        """Where the devices of a bucket listen."""
+        return f"{self.root}/b/{level}/{index}"
+
+    def buckets(self, keys: Iterable[SealingKey]) -> list[str]:
+        """Where the devices listen whose stanzas are sealed to these keys."""
+        places = {(level, bucket_of(key, level)) for key in keys for level in LEVELS}
+        return [self.bucket(*place) for place in sorted(places)]
+
     @cached_property
     def devices_up(self) -> str:
         """The proxy's subscription to all devices."""
@@ -185,8 +203,9 @@ class Topics:
         return re.compile(rf"{re.escape(self.root)}/d/([0-9a-f]{{16}})/up")
 
     @cached_property
-    def _down(self) -> re.Pattern[str]:
-        return re.compile(rf"{re.escape(self.root)}/d/[0-9a-f]{{16}}/down")
+    def _to_devices(self) -> re.Pattern[str]:
+        root = re.escape(self.root)
+        return re.compile(rf"{root}/d/[0-9a-f]{{16}}/down|{root}/b/[0-9]{{1,5}}/[0-9]{{1,5}}")
 
     def sender_of(self, topic: str) -> Address | None:
         """Who may publish here, by the brokers' access lists; None for a foreign topic."""
@@ -196,11 +215,13 @@ class Topics:
             return CloudAddress()
         if match := self._up.fullmatch(topic):
             return DeviceAddress(match[1])
-        by_proxy = topic == self.all_down or self._down.fullmatch(topic)
+        by_proxy = topic == self.all_down or self._to_devices.fullmatch(topic)
         return ProxyAddress(self.cell) if by_proxy else None
 
     def of_proxy(self, to: Address) -> str:
         """Where the proxy publishes for this address."""
         if isinstance(to, AllDevices):
             return self.all_down
+        if isinstance(to, BucketAddress):
+            return self.bucket(to.level, to.index)
         return self.device_down(to.id) if isinstance(to, DeviceAddress) else self.cloud_in

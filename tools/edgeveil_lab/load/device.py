@@ -357,13 +357,16 @@ class LoadDevice:
         self.id: str = signing.public().fingerprint()
         self._setup, self._shared, self._slow_bytes_per_s = setup, shared, slow_bytes_per_s
         self._signer = Signer(self.id, signing)
+        opening = OpeningKey(member.opening)
+        self._sealing = (opening.public(),)
         self.machine = DeviceMachine(
             self._signer,
             PeerKeys.pinned(cloud=setup.cloud_key, proxy=setup.proxy_key),
             DeviceMemory(),
             DeviceSettings(packet_bytes=setup.packet_bytes, blob_bytes=1 << 40),
+            sealing=self._sealing,
         )
-        self._worker = NoiseWorker(shared, OpeningKey(member.opening), self.id)
+        self._worker = NoiseWorker(shared, opening, self.id)
         self._password = member.password
         self._topic = encoded_topic(TOPICS.device_up(self.id))
         self._loop = asyncio.get_running_loop()
@@ -392,7 +395,7 @@ class LoadDevice:
         self.answered.clear()
         self._dialled_s, counters = self._loop.time(), self._shared.counters
         counters.first_dial_s = counters.first_dial_s or self._shared.now_s()
-        topics = (TOPICS.all_down, TOPICS.device_down(self.id))
+        topics = (TOPICS.all_down, TOPICS.device_down(self.id), *TOPICS.buckets(self._sealing))
         self._client = BareClient(
             self, login, setup.protocol, topics, self._topic, self._slow_bytes_per_s
         )
@@ -530,14 +533,16 @@ class LoadDevice:
 
     def _queue(self, task: object) -> None:
         if isinstance(task, FindStanza):
-            front = task.manifest.pieces[0].digest
-            task = FindStanza(task.manifest, self._shared.blob(front, task.stanzas))
+            if task.manifest.buckets == 1:
+                front = task.manifest.pieces[0].digest
+                task = FindStanza(task.manifest, self._shared.blob(front, task.stanzas))
         elif isinstance(task, OpenPackage):
             manifest = task.manifest
             if manifest.kind == "round":
                 row = self._shared.counters.round(manifest.at)
                 row.began_s = row.began_s or self._shared.now_s()
-            task = OpenPackage(manifest, self._shared.blob(manifest.blob.digest, task.blob))
+            if manifest.buckets == 1:
+                task = OpenPackage(manifest, self._shared.blob(manifest.blob.digest, task.blob))
         self._setup.queue(self, task)
 
     def _send(self, message: object) -> None:

@@ -39,6 +39,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(None, "write", "edgeveil/v1/d/%u/up"),
         Rule(None, "read", "edgeveil/v1/d/%u/down"),
         Rule(None, "read", "edgeveil/v1/all/down"),
+        Rule(None, "read", "edgeveil/v1/b/+/+"),
         Rule(None, "write", "edgeveil/v1/claim/up"),  # devices renew what came with a claim
         Rule(None, "read", "edgeveil/v1/claim/down"),
         Rule("proxy", "read", "edgeveil/v1/claim/up"),
@@ -46,6 +47,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule("proxy", "read", "edgeveil/v1/d/+/up"),
         Rule("proxy", "write", "edgeveil/v1/d/+/down"),
         Rule("proxy", "write", "edgeveil/v1/all/down"),
+        Rule("proxy", "write", "edgeveil/v1/b/+/+"),
     ),
     "cloud": (
         Rule("cloud", "write", "edgeveil/v1/cloud/out"),

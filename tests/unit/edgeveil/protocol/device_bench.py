@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 from protocol_kit import (
@@ -17,6 +18,7 @@ from protocol_kit import (
     offer,
 )
 
+from edgeveil.crypto.keys import SealingKey
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceMachine
 from edgeveil.protocol.device_tasks import (
@@ -39,13 +41,16 @@ SEALED = SealedAnswer((0, 1, 2), SEALED_BYTES, b"".join(SEGMENTS), MARKS)
 
 
 def device(
-    memory: DeviceMemory | None = None, data_set: bytes = b"", **settings: Any
+    memory: DeviceMemory | None = None,
+    data_set: bytes = b"",
+    sealing: Sequence[SealingKey] = (),
+    **settings: Any,
 ) -> DeviceMachine:
     """A device that knows the job."""
     bounds = DeviceSettings(**({"packet_bytes": PACKET_BYTES} | settings))
     memory = DeviceMemory(jobs={JOB: None}) if memory is None else memory
     keys = PeerKeys.pinned(cloud=CLOUD_KEY, proxy=PROXY_KEY)
-    return DeviceMachine(ME.signer, keys, memory, bounds, data_set)
+    return DeviceMachine(ME.signer, keys, memory, bounds, data_set, sealing)
 
 
 def receive(machine: DeviceMachine, message: Message) -> list[fx.Effect]:
