@@ -152,6 +152,12 @@ class Topics:
         """What all topics of the cell begin with."""
         return f"{ROOT}/c/{self.cell}" if self.cell else ROOT
 
+    @property
+    def proxy_id(self) -> str:
+        """The client id of the cell's proxy. No name of a cell has a dot: so it is never that of a
+        further connection, `proxy-1`."""
+        return f"proxy.{self.cell}" if self.cell else "proxy"
+
     @cached_property
     def all_down(self) -> str:
         """Where all devices listen."""
@@ -171,6 +177,16 @@ class Topics:
     def cloud_in(self) -> str:
         """Where the cloud listens."""
         return f"{self.root}/cloud/in"
+
+    @cached_property
+    def claims_up(self) -> str:
+        """Where boxes with a claim ask to be admitted."""
+        return f"{self.root}/claim/up"
+
+    @cached_property
+    def claims_down(self) -> str:
+        """Where the proxy answers them."""
+        return f"{self.root}/claim/down"
 
     def device_up(self, device: str) -> str:
         """Where this device speaks."""

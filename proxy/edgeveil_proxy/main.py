@@ -57,7 +57,7 @@ class _ProxyProcess:
         self._folder = OwnFolder(site.state_dir)
         packet_bytes, topics = site.limits.packet_bytes, Topics(site.cell)
         self.edge = RuntimeLink(
-            link_settings(site.edge_broker, "proxy", packet_bytes),
+            link_settings(site.edge_broker, topics.proxy_id, packet_bytes),
             [topics.devices_up],
             fx.AllDevices(),
             topics.of_proxy,
@@ -65,7 +65,7 @@ class _ProxyProcess:
             site.edge_broker.links,
         )
         self.cloud = RuntimeLink(
-            link_settings(site.cloud_broker, "proxy", packet_bytes),
+            link_settings(site.cloud_broker, topics.proxy_id, packet_bytes),
             [topics.cloud_out],
             fx.CloudAddress(),
             topics.of_proxy,
