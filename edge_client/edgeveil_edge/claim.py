@@ -174,7 +174,7 @@ async def _answer(heard: asyncio.Queue[bytes], proxy: VerifyKey, device_id: str)
 
 def _proxy_key(site: EdgeSite) -> VerifyKey:
     trust = HeldTrust(site.state_dir, site.trust_file) if site.trust_file else None
-    found = believed_keys(trust, proxy=site.proxy_key_file).proxy
+    found = believed_keys(trust, proxy=site.proxy_key_file, cell=site.cell).proxy
     if found is None:
         fix = "take the newest trust.json from who keeps the root"
         raise UsageError("nobody is believed to be the proxy", where=site.name, fix=fix)

@@ -48,7 +48,9 @@ class DeviceRole:
         self.ledger = Ledger(site.state_dir / LEDGER_FILE, site.data.name)
         self.signer = Signer(self.id, identity.signing)
         trust = HeldTrust(site.state_dir, site.trust_file) if site.trust_file else None
-        keys = believed_keys(trust, cloud=site.cloud_key_file, proxy=site.proxy_key_file)
+        keys = believed_keys(
+            trust, cloud=site.cloud_key_file, proxy=site.proxy_key_file, cell=site.cell
+        )
         memory = self.store.load()
         if keys.epoch > memory.epoch:  # it heard of it in another way, as from its owner
             self.store.store(CloudEpoch(keys.epoch))
