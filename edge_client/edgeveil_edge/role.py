@@ -6,6 +6,7 @@ a link of its own.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
@@ -51,6 +52,8 @@ class DeviceRole:
         keys = believed_keys(
             trust, cloud=site.cloud_key_file, proxy=site.proxy_key_file, cell=site.cell
         )
+        own = identity.opening.public().to_bytes()
+        self.store.enter_cell(site.cell, self.id, own, time.time())
         memory = self.store.load()
         if keys.epoch > memory.epoch:  # it heard of it in another way, as from its owner
             self.store.store(CloudEpoch(keys.epoch))

@@ -188,6 +188,11 @@ class Topics:
         """Where the proxy answers them."""
         return f"{self.root}/claim/down"
 
+    @cached_property
+    def proxies(self) -> str:
+        """Where the cell's proxy hears of another process that runs in its name."""
+        return f"{self.root}/proxy"
+
     def device_up(self, device: str) -> str:
         """Where this device speaks."""
         return f"{self.root}/d/{device}/up"

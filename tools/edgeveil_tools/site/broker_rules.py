@@ -53,6 +53,8 @@ def _edge_rules(cell: str) -> tuple[Rule, ...]:
         Rule(proxy, "read", topics.devices_up),
         Rule(proxy, "write", topics.device_down("+")),
         Rule(proxy, "write", topics.all_down),
+        Rule(proxy, "read", topics.proxies),
+        Rule(proxy, "write", topics.proxies),
     )
 
 
