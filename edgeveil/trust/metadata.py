@@ -40,7 +40,7 @@ from tuf.api.serialization import DeserializationError
 from tuf.api.serialization.json import JSONSerializer
 
 from edgeveil.crypto.keys import SigningKey, VerifyKey
-from edgeveil.errors import EdgeVeilError
+from edgeveil.errors import CryptoError, EdgeVeilError
 
 ROLES = ("cloud-jobs", "cloud-releases", "proxy-rosters")
 DOMAINS = ("edge", "cloud")
@@ -433,9 +433,12 @@ def _tuf_key(key: VerifyKey) -> SSlibKey:
 
 
 def _verify_key(key: Any) -> VerifyKey:
-    if key.keytype != "ed25519":
-        raise ValueError
-    return VerifyKey(bytes.fromhex(key.keyval["public"]))
+    try:
+        if key.keytype != "ed25519":
+            raise ValueError
+        return VerifyKey(bytes.fromhex(key.keyval["public"]))
+    except (KeyError, TypeError, ValueError, CryptoError):
+        raise TrustError("malformed_metadata", "a key is no Ed25519 key") from None
 
 
 def now_utc() -> datetime:
