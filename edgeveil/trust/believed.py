@@ -54,9 +54,12 @@ def check_own_cell(trust: HeldTrust, cell: str, key: VerifyKey) -> None:
     """Raise TrustError `another_cell` where the root says that a proxy's key is another cell's."""
     theirs = trust.delegated.cell_of(key) if trust.delegated else None
     if theirs not in (None, cell):
+        named, said = (
+            f"cell '{one}'" if one else "the cell without a name" for one in (theirs, cell)
+        )
         raise TrustError(
             "another_cell",
-            f"this proxy's key is that of cell '{theirs}', and its site file says '{cell}'",
+            f"this proxy's key is that of {named}, and its site file says {said}",
             fix="correct cell, or install the bundle of this cell's proxy",
         )
 

@@ -280,6 +280,12 @@ class Registry:
                 db.execute("UPDATE roster SET epoch = epoch + 1")
         return max(0, out)
 
+    def followed_moves(self) -> dict[str, int]:
+        """Of each device that is known here, the order of the move that was followed last; -1: of
+        none."""
+        with self._file.guard() as db:
+            return dict(db.execute("SELECT id, move_order FROM device").fetchall())
+
     def follow_moves(self, moved: Iterable[MovedDevice]) -> int:
         """Admit who moved here and drop who moved away, in one transaction; how many changed.
 

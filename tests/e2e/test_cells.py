@@ -129,7 +129,7 @@ def test_who_claims_anothers_cell_is_refused_by_name(tmp_path: Path) -> None:
         fleet.claims_cell("proxy-north", "south")
         fleet.restart("proxy-north")
         said = fleet.ends("proxy-north")
-        assert "that of cell 'north', and its site file says 'south'" in said
+        assert "that of cell 'north', and its site file says cell 'south'" in said
         assert fleet.status("south")["online"] == 2, "the other cell goes on"
     finally:
         fleet.end()

@@ -184,6 +184,21 @@ def test_a_move_that_the_site_did_not_sign_is_refused(registry, write, north, tm
         DevicesFile(tmp_path / "devices.jsonl", registry, "north").look()
 
 
+def test_what_was_followed_stays_while_the_sites_key_is_replaced(registry, write, tmp_path):
+    gone, came, never = device(), device(), device()
+    path = write((gone, "a", False))
+    DevicesFile(path, registry, "north", lambda: WHERE).look()
+    lines = [moved(gone, "south", 1), moved(came, "north", 1), moved(never, "south", 1)]
+    write(*lines)
+    DevicesFile(path, registry, "north", lambda: WHERE).look()
+    replaced = RoleKey(SigningKey.generate().public(), 1)
+    again = DevicesFile(path, registry, "north", lambda: replaced)
+    assert again.look() and set(active(registry)) == {came.device_id}
+    write(*lines, moved(device(), "north", 1))
+    with pytest.raises(TrustError, match="a key that was replaced"):
+        again.look()
+
+
 def test_a_move_of_another_device_is_refused(registry, write):
     one, two = device(), device()
     path = write((one, "a", False, moved(two, "north", 1)[3]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from edgeveil.enrolment import Enrolment
 from edgeveil.errors import UsageError
 from edgeveil.sites.files import site_of
 from edgeveil.trust.bundle import TrustBundle
+from edgeveil.trust.metadata import TrustedMetadata
 from edgeveil.trust.moves import Move, write_moves
 from edgeveil_proxy.devices_file import PlannedDevice
 from edgeveil_tools.site.bundles import digest
@@ -48,7 +50,12 @@ class Facts:
     trust: bytes
     parties: Mapping[str, Party]
 
-    @property
+    @cached_property
+    def trusted(self) -> TrustedMetadata | None:
+        """What the root says in `trust`, once it is there."""
+        return TrustBundle.parse(self.trust).verified() if self.trust else None
+
+    @cached_property
     def moves(self) -> list[Move]:
         """The newest note of every device that was ever moved."""
         return [Move.from_plain(one.move) for one in self.parties.values() if one.move]
@@ -114,9 +121,9 @@ def is_image(party: Party) -> bool:
 def believes(plan: FleetPlan, party: Party, facts: Facts) -> str:
     """A digest of what the root tells a party, its end aside: where that is as before, its bundle
     stays as it is, and newer metadata come by wire."""
-    if not facts.trust or party.kind == "broker":
+    trusted = facts.trusted
+    if trusted is None or party.kind == "broker":
         return ""
-    trusted = TrustBundle.parse(facts.trust).verified()
     said = trusted.delegated
     if said is None:
         return digest(facts.trust)
