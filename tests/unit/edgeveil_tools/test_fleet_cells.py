@@ -345,6 +345,35 @@ def test_without_a_key_that_the_root_names_nobody_is_moved(folder):
     assert party(folder, "box-0001").cell == "north"
 
 
+def test_notes_are_signed_anew_with_the_key_that_the_root_names_alone(folder):
+    opened(folder).apply()
+    opened(folder).move("box-0001", "south")
+    (before,) = read_moves(folder / "bundles" / "cloud" / "moves.jsonl")
+    root = TrustFolder(folder / "trust", lambda _path: None)
+    root.rotate_role("site", SigningKey.generate().public())
+    opened(folder).apply()
+    assert read_moves(folder / "bundles" / "cloud" / "moves.jsonl") == [before]
+
+
+def test_a_cell_that_gets_a_broker_of_its_own_takes_its_devices_along(folder):
+    opened(folder).apply()
+    keys = {
+        name: x509.load_pem_x509_certificate(party(folder, name).certificates["edge"].encode())
+        for name in ("box-0002", "proxy-south")
+    }
+    plan(folder, cells={"south": {"edge_broker": OWN["edge_broker"]}})
+    touched = {"broker-edge-south", "broker-edge", "proxy-south", "cloud", "box-0002", "box-0004"}
+    done = changed(opened(folder).apply())
+    assert touched - {"cloud"} <= done <= touched
+    for name, before in keys.items():
+        shown = party(folder, name).certificates
+        after = x509.load_pem_x509_certificate(shown["edge-south"].encode())
+        assert "edge" not in shown and after.public_key() == before.public_key()
+    said = TrustFolder(folder / "trust", lambda _path: None).delegated()
+    assert set(said.authorities) == {"edge", "cloud", "edge-south"}
+    assert opened(folder).changes() == []
+
+
 def test_a_new_site_key_signs_all_notes_anew(folder):
     opened(folder).apply()
     opened(folder).move("box-0001", "south")

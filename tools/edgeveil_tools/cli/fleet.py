@@ -311,8 +311,8 @@ def _show(changes: list[PartyChange]) -> None:
 def _hand_over(site: FleetSite, changes: list[PartyChange]) -> None:
     if site.awaits_root:
         root = site.folder / "trust"
-        print(f"\nThe root has to name a further cell first: edgeveil trust sign {root}, with the")
-        print("missing keys; then apply again. Until then the cell's parties do not start.")
+        print(f"\nThe root has to sign what the plan adds: edgeveil trust sign {root}, with the")
+        print("missing keys; then apply again. Until then parties of a further cell do not start.")
     if not any(change.what in ("new", "changed", "renewed") for change in changes):
         return
     print(f"\nHand each party its folder of {site.bundles}; its COMMANDS.md says what to do there.")

@@ -120,7 +120,9 @@ class FleetSite:
         self._authorities: dict[str, Authority] = {}
         self._key: SigningKey | None = None
         self._to: dict[str, str] = {}  # devices that are to move, by name
-        self.awaits_root = False  # a cell of the plan is not named by enough of the root's keys yet
+        self.awaits_root = (
+            False  # what the plan adds is not signed by enough of the root's keys yet
+        )
 
     # --- what is there ---
 
@@ -357,7 +359,7 @@ class FleetSite:
 
     def _check_rotates(self, plan: FleetPlan, domain: str) -> None:
         if domain not in self._record.authorities:
-            fix = "set devices.claims, and apply"
+            fix = f"name one of {', '.join(self._record.authorities)}; or plan it, and apply"
             where = str(self.folder / PLAN_FILE)
             raise UsageError(f"the fleet has no {domain} authority yet", where=where, fix=fix)
 
@@ -502,9 +504,7 @@ class FleetSite:
             shown = authority.server(name, key, names, days=days)
         else:
             user = party.device_id or party.name
-            if domain.startswith(
-                "claims"
-            ):  # in boxes that nobody visits; it opens nothing but the desk
+            if side_of(domain) == "claims":  # in boxes that nobody visits; it opens the desk alone
                 user, days = "claim", AUTHORITY_DAYS
             shown = authority.client(user, key, issue=issue, days=days)
         pems = {**party.certificates, domain: certificate_pem(shown).decode()}
@@ -558,12 +558,12 @@ class FleetSite:
         folder = TrustFolder(self.folder / "trust", self._passphrase)
         said = folder.delegated()
         new = [cell for cell in plan.cells if cell and cell not in said.cells]
-        if not new:
+        domains = [domain for domain in plan.domains if domain not in said.authorities]
+        if not new and not domains:
             return
         self.awaits_root = True
         if any((folder.folder / "pending").glob("*.json")):
             return
-        domains = [domain for domain in plan.domains if domain not in said.authorities]
         published = folder.extend(
             {cell: self._proxy_key(cell) for cell in new},
             {domain: self._record.authorities[domain][0] for domain in domains},
@@ -591,7 +591,8 @@ class FleetSite:
         moving, wanted = self._moving(plan, devices), {one.name: one for one in devices}
         site = TrustFolder(self.folder / "trust", self._passphrase).delegated().site
         own = self._site_key()
-        if moving and (site is None or site.key != own.public()):
+        named = site is not None and site.key == own.public()
+        if moving and not named:
             raise UsageError(
                 "the root does not name this site's key as the one that moves devices",
                 where=str(self.folder / "trust"),
@@ -606,7 +607,7 @@ class FleetSite:
                 party, cell=to, left=left, move={"cell": to, "number": number}
             )
         for party in self.parties:
-            if party.move and site is not None and party.move.get("epoch") != site.epoch:
+            if party.move and named and site and party.move.get("epoch") != site.epoch:
                 enrolled = Enrolment.from_json((party.enrolment or "").encode()).sealing
                 cell, number = party.move["cell"], party.move["number"]
                 note = Move.make(own, site.epoch, enrolled, cell, number).to_plain()

@@ -213,7 +213,8 @@ class TrustFolder:
         }
         if site is not None and held.site is None:
             changed["site"] = RoleKey(site)
-        return self._delegate("extend", {"cells": sorted(cells)}, days, **changed)
+        what = {"cells": sorted(cells), "authorities": sorted(authorities)}
+        return self._delegate("extend", what, days, **changed)
 
     def set_authority(self, domain: str, pem: str, *, days: int = DELEGATION_DAYS) -> Published:
         """Certificates (PEM, one or several) that vouch for a domain's broker and clients."""
