@@ -166,7 +166,7 @@ class DeviceHost:
             case InstallJob(manifest=manifest, package=package):
                 return self._learn(manifest, package)
             case fx.TakeTrust(metadata=metadata):
-                return take_trust(self._trust, metadata)
+                return take_trust(self._trust, metadata, self.site.cell)
             case ComputeAnswer() | InstallRelease() if self._trust and self._trust.problem:
                 self._say(f"nothing is done for the cloud: {self._trust.problem}")
                 released = isinstance(task, InstallRelease)

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -127,9 +128,12 @@ class DeviceProcess:
         up = topics.device_up(device.id)
         # Signed beforehand, so that the broker can say it for us when the link breaks.
         will = Will(up, encode(device.signer.note(Bye(device.id))))
+        settings = link_settings(device.site.broker, device.id, packet_bytes, will)
+        # An access list of before has no rule for buckets: the device then asks for its stanzas.
+        buckets = self._buckets(device, topics)
         self.session = RuntimeLink(
-            link_settings(device.site.broker, device.id, packet_bytes, will),
-            [topics.all_down, topics.device_down(device.id), *self._buckets(device, topics)],
+            replace(settings, optional_topics=frozenset(buckets)),
+            [topics.all_down, topics.device_down(device.id), *buckets],
             fx.ProxyAddress(),
             lambda _to: up,
             topics.sender_of,

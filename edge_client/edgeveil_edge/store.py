@@ -252,6 +252,15 @@ class DeviceStore:
         self.put_fact("sealing_number", str(number))
         self.put_fact("new_sealing", json.dumps([device, sealing.hex(), number]))
 
+    def enter_cell(self, cell: str, device: str, sealing: bytes, now_s: float) -> None:
+        """Its proxy is to hear of the sealing key, where that is another proxy than before and the
+        key is not the one that the device enrolled with."""
+        if cell == (self.fact("cell") or ""):
+            return
+        if self.fact("sealing_number"):
+            self.tell_sealing(device, sealing, now_s)
+        self.put_fact("cell", cell)
+
     def fact(self, name: str) -> str | None:
         """A remembered value, or None."""
         with self._file.guard() as db:

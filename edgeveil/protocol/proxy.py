@@ -190,9 +190,10 @@ class ProxyMachine:
 
     def _roster_changed(self) -> list[fx.Effect]:
         known = self.registry.verify_key
-        self.online -= {device for device in self.online if known(device) is None}
+        gone = {device for device in self.online if known(device) is None}
+        self.online -= gone
         self.rounds.attendance.keep(self.registry.admitted())
-        return self._send_roster()
+        return [*self._send_roster(), *([self._presence()] if gone else [])]
 
     def _send_roster(self) -> list[fx.Effect]:
         epoch, keys = self.registry.roster()

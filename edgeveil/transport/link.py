@@ -111,7 +111,8 @@ class LinkSettings:
     `protocol` is 5 or 4 (MQTT 3.1.1); with 5 the link falls back to 4 by itself. `packet_bytes`
     bounds one whole packet. The window bounds what is sent and not acknowledged, the inbox what
     is received and not handled; `profile` narrows both, and paces. After the n-th failure the
-    link waits a random time up to min(`backoff_cap_s`, `backoff_base_s` · 2ⁿ).
+    link waits a random time up to min(`backoff_cap_s`, `backoff_base_s` · 2ⁿ). It does without
+    those of `optional_topics` whose subscription the broker refuses.
     """
 
     url: str | tuple[str, ...]
@@ -127,6 +128,7 @@ class LinkSettings:
     keepalive_s: int = 60
     packet_bytes: int = 65536
     will: Will | None = None
+    optional_topics: frozenset[str] = frozenset()
     window_messages: int = 64
     window_bytes: int = 4 * 1024 * 1024
     inbox_bytes: int = 16 * 1024 * 1024
@@ -161,6 +163,12 @@ class Topics:
         """What all topics of the cell begin with."""
         return f"{ROOT}/c/{self.cell}" if self.cell else ROOT
 
+    @property
+    def proxy_id(self) -> str:
+        """The client id of the cell's proxy. No name of a cell has a dot: so it is never that of a
+        further connection, `proxy-1`."""
+        return f"proxy.{self.cell}" if self.cell else "proxy"
+
     @cached_property
     def all_down(self) -> str:
         """Where all devices listen."""
@@ -169,6 +177,11 @@ class Topics:
     def bucket(self, level: int, index: int) -> str:
         """Where the devices of a bucket listen."""
         return f"{self.root}/b/{level}/{index}"
+
+    @cached_property
+    def any_bucket(self) -> str:
+        """All of them, for access lists."""
+        return f"{self.root}/b/+/+"
 
     def buckets(self, keys: Iterable[SealingKey]) -> list[str]:
         """Where the devices listen whose stanzas are sealed to these keys."""
@@ -189,6 +202,21 @@ class Topics:
     def cloud_in(self) -> str:
         """Where the cloud listens."""
         return f"{self.root}/cloud/in"
+
+    @cached_property
+    def claims_up(self) -> str:
+        """Where boxes with a claim ask to be admitted."""
+        return f"{self.root}/claim/up"
+
+    @cached_property
+    def claims_down(self) -> str:
+        """Where the proxy answers them."""
+        return f"{self.root}/claim/down"
+
+    @cached_property
+    def proxies(self) -> str:
+        """Where the cell's proxy hears of another process that runs in its name."""
+        return f"{self.root}/proxy"
 
     def device_up(self, device: str) -> str:
         """Where this device speaks."""
