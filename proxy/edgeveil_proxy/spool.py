@@ -122,7 +122,7 @@ class Spool:
         self._file = SqliteFile(
             path,
             "the spool",
-            _SCHEMA + _ANSWERED + _MASKS + _PIECES + _NAMED,
+            _SCHEMA + "".join(_STEPS.values()),
             secure_delete=True,
             version=_VERSION,
             steps=_STEPS,
