@@ -22,14 +22,13 @@ from typing import Any, Protocol
 from edgeveil.errors import EdgeVeilError, ProtocolError
 from edgeveil.logs import Place, follow
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import ExchangeId, decode, encode
+from edgeveil.protocol.messages import ExchangeId, decode, encode, short_name
 from edgeveil.transport.flow import SendWindow
 from edgeveil.transport.link import LinkDown
 
 INBOX_EVENTS = 4096
 INBOX_BYTES = 16 * 1024 * 1024
 TOGETHER_EVENTS = 64  # waiting events whose stores share one write to the disk
-_JOB_DIGITS = 12
 
 Publish = Callable[[fx.Address, bytes], Awaitable[None]]
 _Queued = tuple[bool, int, fx.Event, int]  # whether it waits behind others, its number; its bytes
@@ -89,11 +88,6 @@ class OpenGate:
 
     def refused(self, _sender: fx.Address, _reason: str) -> None:
         """Not noted."""
-
-
-def short_name(job_id: bytes) -> str:
-    """What log lines call a job whose name the process does not know."""
-    return job_id.hex()[:_JOB_DIGITS]
 
 
 class Runtime:
