@@ -93,6 +93,8 @@ class OpenGate:
 class Runtime:
     """One machine with its host and its way out.
 
+    Work is done in `executor`, or in the one that it names for a task.
+
     Log lines of what runs after `follow_logs`, and of the machine's work, name its job and round;
     `name_job` says what a job is called. `gate` is asked before a frame is decoded, and told what
     was refused later.
@@ -103,7 +105,7 @@ class Runtime:
         machine: fx.Machine,
         host: Host,
         publish: Publish,
-        executor: Executor | None,
+        executor: Executor | Callable[[object], Executor] | None,
         log: logging.Logger,
         packet_bytes: int,
         name_job: Callable[[bytes], str] = short_name,
@@ -311,10 +313,9 @@ class Runtime:
 
     async def _perform(self, task: object) -> None:
         loop, here = asyncio.get_running_loop(), contextvars.copy_context()
+        executor = self._executor(task) if callable(self._executor) else self._executor
         here.run(follow, replace(self._place))  # the machine may go on meanwhile
-        result = await loop.run_in_executor(
-            self._executor, here.run, perform, self.host, task, self._log
-        )
+        result = await loop.run_in_executor(executor, here.run, perform, self.host, task, self._log)
         self.post(fx.WorkDone(task, result))
 
 
