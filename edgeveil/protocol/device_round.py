@@ -146,7 +146,7 @@ class DeviceRound:
         self.manifest: Manifest | None = None
         self.outbox = Outbox(job_id, signer, memory, settings, backoff)
         self.cover, self._round_keys = cover, keys
-        self._window = Window()
+        self._window = AnswerWindow()
         self._moment = Moment()
         self._package: RoundPackage | None = None  # that waits for its turn
         self._deadline = timer_name("deadline", job_id)
@@ -398,7 +398,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Window:
+class AnswerWindow:
     """What the moment of an answer follows from, all of it there before a record is read.
 
     The package came at `begun_s`. `budget_s` is the job's (0: a job that is not known here),
@@ -474,9 +474,9 @@ class CoverTraffic:
         left_s = max(0.0, manifest.deadline_s - (now_s - self._heard_s))
         self._begun_s, self._span_s = now_s, min(self._window_s, left_s / 2)
 
-    def window(self, manifest: Manifest, opened: OpenedPackage) -> Window:
+    def window(self, manifest: Manifest, opened: OpenedPackage) -> AnswerWindow:
         """What the moment of an answer to the package at hand follows from."""
-        return Window(
+        return AnswerWindow(
             self._begun_s,
             opened.budget_s,
             self._span_s,

@@ -6,11 +6,12 @@ says to the device as a whole (cover traffic, keys of rounds), and the box that 
 
 That is done one at a time, in *turns*. How long work on records takes may tell about them, so a
 turn does not end when the work ends: it ends at a moment that was public before a record was read,
-the end of the time that the round's work may take. What comes next begins then, and its own moment
-follows from that (`Window.moment`). So the moment of an answer follows from when packages came and
-from what jobs say of themselves, never from how long another job's work took. Of those that wait
-the one whose time ends first is next (earliest deadline first); one that has too little time left
-is declined, which follows from the same. A turn in which no record was read ends at once.
+the end of what work may take and of what ledger and seals may take after it. What comes next
+begins then, and its own moment follows from that (`AnswerWindow.moment`). So the moment of an
+answer follows from when packages came and from what jobs say of themselves, never from how long
+another job's work took. Of those that wait the one whose time ends first is next (earliest deadline
+first); one that has too little time left is declined, which follows from the same. A turn in which
+no record was read ends at once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from copy import copy
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device_round import CoverTraffic, DeviceRound, RoundKeys
+from edgeveil.protocol.device_round import (
+    LEAVE_SHARE,
+    WORK_SHARE,
+    CoverTraffic,
+    DeviceRound,
+    RoundKeys,
+)
 from edgeveil.protocol.device_tasks import (
     ComputeAnswer,
     DeviceMemory,
@@ -33,6 +40,7 @@ from edgeveil.protocol.sealed import Package
 from edgeveil.protocol.transfer import Backoff
 
 TURN = "turn"
+TURN_SHARE = LEAVE_SHARE / WORK_SHARE  # of the time for work
 
 
 class DeviceRounds:
@@ -163,7 +171,7 @@ class DeviceRounds:
         out = [effect for one in late for effect in one.out_of_time()]
         if waits and self._free_s <= now_s:
             task = waits.pop(0).begin_work(self._free_s)
-            self._at_work, self._free_s = task, task.until_s
+            self._at_work, self._free_s = task, task.begun_s + task.allowed_s * TURN_SHARE
             out.append(fx.Work(task))
         if waits and self._free_s < math.inf:  # else the work's end is told
             out.append(fx.SetTimer(TURN, max(0.0, self._free_s - now_s)))

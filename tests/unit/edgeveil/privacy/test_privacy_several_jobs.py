@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from edgeveil.errors import PrivacyError
 from edgeveil.privacy.events import LaplaceEvent
 from edgeveil.privacy.ledger import Ledger, read_ledger
 from edgeveil.privacy.policy import JobRequest, Limits
+from edgeveil.storage import copy_database
 
 JOBS = ("j1", "j2", "j3")
 ROUND = LaplaceEvent(
@@ -216,3 +218,32 @@ def test_threads_read_what_others_write(tmp_path: Path) -> None:
         reader.join()
     assert faults == []
     assert ledger.spent("j1").epsilon == pytest.approx(20.0)
+
+
+def test_a_restored_copy_answers_in_none_of_the_jobs_that_were_answered_since(
+    tmp_path: Path,
+) -> None:
+    """Both deposits count whole, so that both fit beside what is left, or neither of the next."""
+    path, copy = tmp_path / "ledger.sqlite", tmp_path / "copy.sqlite"
+    ledger = Ledger(path, "digits")
+    ledger.open_job(request("j1"), limits())
+    copy_database(path, copy)
+    for suffix in (".key", ".head"):
+        shutil.copy(path.with_suffix(suffix), copy.with_suffix(suffix))
+    ledger.open_job(request("j3"), limits())
+    for job in ("j1", "j3"):
+        ledger.commit(job, 1, [ROUND], b"noised")
+    deposits = {job: ledger.deposit(job) for job in ("j1", "j3")}
+
+    restored = Ledger(copy, "digits")
+    for job, deposit in deposits.items():
+        restored.count_elsewhere(job, deposit)
+    for job in deposits:
+        with pytest.raises(PrivacyError, match="closed"):
+            restored.open_job(request(job), limits())
+        with pytest.raises(PrivacyError, match="not open"):
+            restored.commit(job, 1, [ROUND], b"drawn anew")
+    reserved = EPSILON * (PLANNED["j1"] + PLANNED["j3"])
+    assert restored.spent().epsilon == pytest.approx(float(reserved))
+    with pytest.raises(PrivacyError, match="lifetime_epsilon"):
+        restored.open_job(request("j2"), limits())

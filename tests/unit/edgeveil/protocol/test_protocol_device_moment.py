@@ -12,7 +12,7 @@ from protocol_kit import headers, manifest, offer, stored, tasks, timers
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_round import LEAVE_SHARE, WORK_SHARE, Window
+from edgeveil.protocol.device_round import LEAVE_SHARE, WORK_SHARE, AnswerWindow
 from edgeveil.protocol.device_tasks import (
     ComputeAnswer,
     OpenedPackage,
@@ -76,12 +76,14 @@ def test_work_always_ends_before_the_moment_and_the_moment_within_the_budget(
 ) -> None:
     """Whenever its turn comes, and the moment before the round closes."""
     start_s, closes_s = begun_s + waits_s, begun_s + left_s
-    found = Window(begun_s, budget_s, cover_s, chance, closes_s).moment(start_s)
+    found = AnswerWindow(begun_s, budget_s, cover_s, chance, closes_s).moment(start_s)
     assert found.begun_s == start_s
     if cover_s:
         assert found.allowed_s == 0 or start_s + found.allowed_s <= found.leaves_s + 1e-6
         assert found.leaves_s <= begun_s + cover_s + 1e-6
-        assert found.leaves_s == Window(begun_s, budget_s, cover_s, chance).moment(0.0).leaves_s
+        assert (
+            found.leaves_s == AnswerWindow(begun_s, budget_s, cover_s, chance).moment(0.0).leaves_s
+        )
     elif budget_s:
         assert start_s + found.allowed_s <= found.leaves_s + 1e-6
         assert found.leaves_s <= max(start_s, min(start_s + budget_s, closes_s)) + 1e-6

@@ -269,13 +269,13 @@ def test_one_computes_after_the_other_and_begins_when_the_time_of_the_first_has_
     machine = several()
     (first,) = works(open_(machine, round_of(JOBS[0]), 100.0, budget_s=4.0))
     out = open_(machine, round_of(JOBS[1]), 101.0, budget_s=8.0)
-    assert (works(out), timers(out)[TURN]) == ([], 2.0)
+    assert (works(out), timers(out)[TURN]) == ([], 2.5)
     assert (
         works(done(machine, first, answer_of(JOBS[0]), 101.5)) == []
     )  # done, and it does not show
-    (second,) = works(machine.handle(fx.Timer(TURN), 103.02))
+    (second,) = works(machine.handle(fx.Timer(TURN), 103.52))
     assert (first.begun_s, first.until_s) == (100.0, 103.0)
-    assert (second.begun_s, second.until_s) == (103.0, 109.0)
+    assert (second.begun_s, second.until_s) == (103.5, 109.5)
 
 
 @pytest.mark.parametrize("unread", [NoAnswer("few"), replace(SEALED, at_once=True)])
@@ -295,9 +295,9 @@ def test_the_round_whose_time_ends_first_is_next() -> None:
     quick = round_of(JOBS[2], deadline_s=10.0)
     open_(machine, slow, 100.0, budget_s=40.0, needed_s=20.0)
     open_(machine, quick, 100.0, budget_s=2.0, needed_s=1.0)
-    (second,) = works(machine.handle(fx.Timer(TURN), 106.0))
+    (second,) = works(machine.handle(fx.Timer(TURN), 107.0))
     assert second.manifest == quick
-    (third,) = works(machine.handle(fx.Timer(TURN), 107.5))
+    (third,) = works(machine.handle(fx.Timer(TURN), 108.75))
     assert third.manifest == slow
     assert third.allowed_s >= 20.0
 
@@ -327,7 +327,7 @@ def test_a_round_that_is_over_does_not_wait_for_its_turn() -> None:
     open_(machine, round_of(JOBS[1]), 100.0, budget_s=4.0)
     open_(machine, round_of(JOBS[2]), 100.0, budget_s=4.0)
     hear(machine, CLOUD.note(Close(JOBS[1], "cancelled")), 101.0)
-    (next_,) = works(machine.handle(fx.Timer(TURN), 103.0))
+    (next_,) = works(machine.handle(fx.Timer(TURN), 103.5))
     assert next_.manifest.at.job_id == JOBS[2]
 
 
@@ -375,7 +375,7 @@ def played(plan: Plan, work: Sequence[float], cover_s: float) -> dict[bytes, tup
                 case fx.Work(task=ComputeAnswer(manifest=header) as task):
                     job = header.at.job_id
                     assert busy_s <= task.begun_s <= now_s, "two turns at once"
-                    busy_s = task.until_s
+                    busy_s = task.until_s  # and then it is sealed
                     ends_s = min(now_s + seconds[job], max(now_s, task.until_s))
                     post(ends_s, fx.WorkDone(task, answer_of(job)))
                 case fx.Work(task=SealDummies(manifest=header) as task):
