@@ -468,12 +468,14 @@ class DeviceMachine:
         round_ = self.rounds.of(bytes.fromhex(job)) if job else None
         if round_ is None:
             return []
-        if what == "resend":
-            return round_.resend()
-        out = round_.expired()
-        if out is not None:
-            self.fetches.forget(lambda old: old.kind == "round" and old.at.job_id == round_.job_id)
-        return out or []
+        match what:
+            case "resend":
+                return round_.resend()
+            case "deadline" if (out := round_.expired()) is not None:
+                mine = round_.job_id
+                self.fetches.forget(lambda old: old.kind == "round" and old.at.job_id == mine)
+                return out
+        return []
 
 
 def _is_over(fetched: BroadcastHeader, round_: DeviceRound) -> bool:

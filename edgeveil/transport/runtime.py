@@ -247,6 +247,14 @@ class Runtime:
         self._note_place(self.machine.at)
         self._since_s = 0.0
 
+    def _place_of(self, task: object) -> Place:
+        """Of its manifest, if it has one; else where the machine is, which may go on meanwhile."""
+        at = getattr(getattr(task, "manifest", None), "at", None)
+        return self._named(at) if isinstance(at, ExchangeId) else replace(self._place)
+
+    def _named(self, at: ExchangeId) -> Place:
+        return Place(self._name_job(at.job_id), at.exchange or None)
+
     def _note_place(self, at: ExchangeId | None) -> None:
         if at != self._at:
             self._at = at
@@ -314,7 +322,7 @@ class Runtime:
     async def _perform(self, task: object) -> None:
         loop, here = asyncio.get_running_loop(), contextvars.copy_context()
         executor = self._executor(task) if callable(self._executor) else self._executor
-        here.run(follow, replace(self._place))  # the machine may go on meanwhile
+        here.run(follow, self._place_of(task))
         result = await loop.run_in_executor(executor, here.run, perform, self.host, task, self._log)
         self.post(fx.WorkDone(task, result))
 
