@@ -1,13 +1,13 @@
 """What comes to a device: blobs on their way to it, and the jobs that it knows.
 
 Both are bounded. A blob that stands still gives way to a new one; of too many jobs the oldest ends
-here. A round that comes before its job is kept, and its package fetched, until the job is known or
-the round is over.
+here. A round that comes before its job is kept, each job's newest, and its package fetched, until
+the job is known or the round is over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 from edgeveil.crypto.buckets import bucket_of
@@ -19,7 +19,6 @@ from edgeveil.protocol.messages import (
     BlobPart,
     BroadcastHeader,
     Close,
-    ExchangeId,
     Manifest,
     Offer,
     Signer,
@@ -27,7 +26,7 @@ from edgeveil.protocol.messages import (
 )
 from edgeveil.protocol.transfer import Backoff, Fetch, first_data
 
-AT_ONCE = 8  # blobs under way
+AT_ONCE = 64  # blobs under way, of a round up to two
 
 FetchedBlob = tuple[BroadcastHeader, bytes]
 
@@ -191,7 +190,7 @@ class Fetches:
 
 
 class KnownJobs:
-    """Which jobs a device knows, which have ended, and the round that waits for its job.
+    """Which jobs a device knows, which have ended, and the rounds that wait for their jobs.
 
     Changes `memory` together with the effects that say so. One timer, `want`.
     """
@@ -213,7 +212,7 @@ class KnownJobs:
         self._fetches = fetches
         self._foreign: dict[bytes, bytes] = {}  # of no use to this device -> the package's digest
         self._at_work: dict[bytes, bytes] = {}  # the host opens or learns it -> likewise
-        self._waiting: tuple[Manifest, Offer, float] | None = None  # a round, and until when
+        self._waiting: dict[bytes, tuple[Manifest, Offer, float]] = {}  # rounds, and until when
         self._tries = 0
 
     def check_open(self, job_id: bytes) -> None:
@@ -236,7 +235,7 @@ class KnownJobs:
         """Whether a round of this job can be taken up: the job is known, or of no use here."""
         return job_id in self._memory.jobs or job_id in self._foreign
 
-    # --- a round that waits ---
+    # --- rounds that wait ---
 
     def is_ahead(self, header: BroadcastHeader) -> bool:
         """Whether it is a round of a job that is not known yet."""
@@ -247,11 +246,17 @@ class KnownJobs:
 
         Raises ProtocolError `too_many_fetches`.
         """
-        self._fetches.make_room(offer, round_, self.is_ahead)
-        if self._waiting is not None and self._waiting[0] == round_ and not offer.data:
-            offer = self._waiting[1]
+        job_id = round_.at.job_id
+        self._fetches.make_room(
+            offer, round_, lambda old: self.is_ahead(old) and old.at.job_id == job_id
+        )
+        before = self._waiting.pop(job_id, None)
+        if before is not None and before[0] == round_ and not offer.data:
+            offer = before[1]
         until_s = now_s + round_.deadline_s + round_.grace_s
-        self._waiting, self._tries = (round_, offer, until_s), 0
+        self._waiting[job_id], self._tries = (round_, offer, until_s), 0
+        if len(self._waiting) > self._settings.jobs:
+            self._give_up(next(iter(self._waiting)))
         out = self.want_again(now_s)
         if offer.data or self._fetches.has(round_):
             return out
@@ -259,40 +264,45 @@ class KnownJobs:
         return [*out, fx.SetTimer("repair", self._settings.repair_s)]
 
     def want_again(self, now_s: float) -> list[fx.Effect]:
-        """Ask for its job, unless that is coming, ever more rarely until the round is over."""
-        if self._waiting is None or now_s > self._waiting[2]:
-            self._waiting = None
-            self._fetches.forget(self.is_ahead)
+        """Ask for jobs that are not coming, ever more rarely until the rounds are over."""
+        for job_id in [job for job, (_, _, until_s) in self._waiting.items() if now_s > until_s]:
+            self._give_up(job_id)
+        if not self._waiting:
             return []
-        job_id, settings = self._waiting[0].at.job_id, self._settings
+        settings = self._settings
         wait_s = self._backoff.wait_s(settings.resend_s, self._tries, settings.waits_cap_s)
         self._tries += 1
-        timer = fx.SetTimer("want", wait_s)
-        if job_id in self._at_work or self._fetches.brings_job(job_id):
-            return [timer]
-        return [fx.Send(fx.ProxyAddress(), self._signer.note(Want(job_id))), timer]
+        wanted = [
+            Want(job_id)
+            for job_id in self._waiting
+            if not (job_id in self._at_work or self._fetches.brings_job(job_id))
+        ]
+        notes = [fx.Send(fx.ProxyAddress(), self._signer.note(want)) for want in wanted]
+        return [*notes, fx.SetTimer("want", wait_s)]
+
+    def _give_up(self, job_id: bytes) -> None:
+        del self._waiting[job_id]
+        self._fetches.forget(lambda old: self.is_ahead(old) and old.at.job_id == job_id)
 
     def released(self, job_id: bytes) -> Offer | None:
         """The round that waited for this job, once."""
-        if self._waiting is None or self._waiting[0].at.job_id != job_id:
-            return None
-        (_, offer, _), self._waiting = self._waiting, None
-        return offer
+        waiting = self._waiting.pop(job_id, None)
+        return None if waiting is None else waiting[1]
 
     # --- what becomes of a job ---
 
-    def learned(self, job_id: bytes, at: ExchangeId | None) -> list[fx.Effect]:
+    def learned(self, job_id: bytes, at_hand: Set[bytes]) -> list[fx.Effect]:
         """The host holds the job. Of more than `settings.jobs` the oldest one ends here.
 
-        Its end was not heard, or the cloud runs too many at once; that of `at` is not taken.
+        Its end was not heard, or the cloud runs too many at once; one with a round `at_hand` is
+        not taken.
         """
         self._at_work.pop(job_id, None)
         if job_id in self._memory.closed:  # it ended while the host was at it
             return [fx.Persist(JobClosed(job_id, "forgotten"))]
         self._foreign.pop(job_id, None)
         self._memory.jobs[job_id] = None
-        kept = {job_id, at.job_id if at else job_id}
-        others = [job for job in self._memory.jobs if job not in kept]
+        others = [job for job in self._memory.jobs if job != job_id and job not in at_hand]
         surplus = max(0, len(self._memory.jobs) - self._settings.jobs)
         return [effect for job in others[:surplus] for effect in self._end(job, "forgotten")]
 

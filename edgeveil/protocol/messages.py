@@ -122,6 +122,14 @@ class ExchangeId(msgspec.Struct, frozen=True, array_like=True):
         return self.exchange.to_bytes(4, "big") + self.attempt.to_bytes(4, "big")
 
 
+_JOB_DIGITS = 12
+
+
+def short_name(job_id: bytes) -> str:
+    """What lines call a job whose name the process does not know."""
+    return job_id.hex()[:_JOB_DIGITS]
+
+
 class Group(msgspec.Struct, frozen=True, array_like=True):
     """One segment that a device may upload: its name and its public, padded plaintext size."""
 

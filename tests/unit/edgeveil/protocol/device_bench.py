@@ -21,6 +21,7 @@ from protocol_kit import (
 from edgeveil.crypto.keys import SealingKey
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceMachine
+from edgeveil.protocol.device_round import timer_name
 from edgeveil.protocol.device_tasks import (
     ComputeAnswer,
     DeviceMemory,
@@ -62,7 +63,12 @@ def done(machine: DeviceMachine, task: object, result: object) -> list[fx.Effect
 
 
 def fire(machine: DeviceMachine, name: str) -> list[fx.Effect]:
-    return machine.handle(fx.Timer(name), 0.0)
+    return machine.handle(own(name) if name in ("resend", "deadline") else fx.Timer(name), 0.0)
+
+
+def own(name: str, job: bytes = JOB) -> fx.Timer:
+    """A timer of the job's own."""
+    return fx.Timer(timer_name(name, job))
 
 
 def work_on(machine: DeviceMachine, header: Manifest, data: bytes = MODEL) -> list[fx.Effect]:
@@ -81,4 +87,5 @@ def upload(machine: DeviceMachine, header: Manifest | None = None) -> list[fx.Ef
 def snapshot(machine: DeviceMachine) -> object:
     """Everything that a refused message must leave alone."""
     memory = copy.deepcopy(machine.memory)
-    return machine.state, machine.round.manifest, memory, list(machine.fetches.under_way)
+    rounds = [(one.state, one.manifest) for one in machine.rounds if not one.is_over]
+    return rounds, memory, list(machine.fetches.under_way)
