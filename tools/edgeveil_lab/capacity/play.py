@@ -54,6 +54,7 @@ _LOG = logging.getLogger("edgeveil.capacity")
 _NOWHERE = {"url": "mqtt://127.0.0.1:1"}
 _LATENCY_S = 0.001
 _NO_LIMIT = 1 << 40
+_LATEST_S = 30 * 86400.0  # of virtual time: nothing moves any more
 _ASIDE = 1.2  # devices that are played, for each that a round asks
 
 
@@ -133,7 +134,9 @@ class Party:
 class PlayedDevice:
     """A device that rounds may ask: the real machine, which answers with noise."""
 
-    def __init__(self, play: FleetPlay, shared: SharedWork, cloud: VerifyKey, proxy: VerifyKey):
+    def __init__(
+        self, play: FleetPlay, shared: SharedWork, cloud: VerifyKey, proxy: VerifyKey
+    ) -> None:
         self.signing, self.opening = SigningKey.generate(), OpeningKey.generate()
         self.id = self.signing.public().fingerprint()
         self.play = play
@@ -255,7 +258,7 @@ class FleetPlay:
     def run(self, until: Callable[[], bool]) -> None:
         """Play until the condition holds. Raises JobFailed where nothing is left to happen."""
         while not until():
-            if not self._queue:
+            if not self._queue or self.now_s > _LATEST_S:
                 raise JobFailed("the fleet came to a stand")
             self.now_s, number, to, event = heapq.heappop(self._queue)
             if isinstance(event, fx.Timer) and to.timers.get(event.name) != number:
@@ -363,8 +366,7 @@ class FleetPlay:
         store, wanted = self.cloud_role.store, len(self.devices)
         self.run(
             lambda: (
-                len(self.proxy_role.machine.online) == wanted
-                and store.roster_mark() is not None
+                len(self.proxy_role.machine.online) == wanted and store.roster_mark() is not None
             )
         )
 
@@ -373,10 +375,8 @@ class FleetPlay:
         store = self.cloud_role.store
         self.job = store.submit_job(job.job, job.canonical(), job.digest()).id
         self.cloud_role.control.start(store.job(self.job))
-        self.run(self._sealing_round)
-
-    def _sealing_round(self) -> bool:
-        return self.proxy_role.machine.open_rounds > 0
+        memory = self.proxy_role.machine.memory
+        self.run(lambda: any(one.header.kind == "job" for one in memory.kept.values()))
 
     def _committed(self, number: int) -> None:
         store = self.cloud_role.store
@@ -431,9 +431,7 @@ def _admit(path: Path, played: Any, devices: int) -> None:
     registry.admit_many(_enrolment(one) for one in played)
     registry.close()
     others = devices - len(played)
-    rows = (
-        (os.urandom(8).hex(), os.urandom(32), os.urandom(32), "", 0.0) for _ in range(others)
-    )
+    rows = ((os.urandom(8).hex(), os.urandom(32), os.urandom(32), "", 0.0) for _ in range(others))
     with closing(sqlite3.connect(path)) as db, db:
         db.executemany("INSERT INTO device VALUES (?, ?, ?, ?, ?, NULL, 0)", rows)
         db.execute("UPDATE roster SET epoch = epoch + 1")
@@ -446,6 +444,9 @@ def _enrolment(device: PlayedDevice) -> Any:
 
 
 def _rows(path: Path) -> Counter[str]:
+    found = Counter[str]()
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
-        names = [n for (n,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        return Counter({n: int(db.execute(f'SELECT count(*) FROM "{n}"').fetchone()[0]) for n in names})  # noqa: S608
+        for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            query = f'SELECT count(*) FROM "{name}"'  # noqa: S608 - a name of the store's own
+            found[name] = int(db.execute(query).fetchone()[0])
+    return found

@@ -23,7 +23,7 @@ class PartyTally:
     received: Counter[str] = field(default_factory=Counter)
     received_bytes: int = 0
     stored: Counter[str] = field(default_factory=Counter)
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def send(self, kind: str, size_bytes: int, copies: int = 1) -> None:
         """So many messages of one kind left."""
@@ -42,7 +42,7 @@ class PartyTally:
         try:
             yield
         finally:
-            self.seconds[what] += time.process_time() - start
+            self.seconds[what] = self.seconds.get(what, 0.0) + time.process_time() - start
 
     @property
     def busy_s(self) -> float:
@@ -57,7 +57,7 @@ class PartyTally:
             self.received - before.received,
             self.received_bytes - before.received_bytes,
             self.stored - before.stored,
-            self.seconds - before.seconds,
+            {what: s - before.seconds.get(what, 0.0) for what, s in self.seconds.items()},
         )
 
     def copy(self) -> PartyTally:

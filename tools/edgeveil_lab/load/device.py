@@ -257,7 +257,9 @@ class NoiseWorker:
                 case SealReport(manifest=manifest):
                     said = ReleaseOutcome.IN_USE.to_bytes() if self._released else b""
                     membership = self._released or os.urandom(32)
-                    return MadeReport(self._sealing.seal_segment(manifest, HEALTH, membership, said))
+                    return MadeReport(
+                        self._sealing.seal_segment(manifest, HEALTH, membership, said)
+                    )
                 case ApplyStatement():
                     return StatementApplied(left=False)
         except ProtocolError as error:
