@@ -25,7 +25,7 @@ from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.methods.noise_only import as_summed_steps, steps_of_one
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol import sealed as sealing
+from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.device import DeviceMachine
 from edgeveil.protocol.device_tasks import (
     AdoptRelease,
@@ -67,7 +67,7 @@ from edgeveil.protocol.messages import (
     encode,
 )
 from edgeveil.protocol.release_health import HEALTH, ReleaseOutcome
-from edgeveil.protocol.sealed import decode_package
+from edgeveil.protocol.sealed import Sealing, decode_package, segment_mark
 from edgeveil.protocol.transfer import Assembly
 from edgeveil.transport.link import Topics
 from edgeveil.transport.mqtt_packets import Login, encoded_topic
@@ -223,10 +223,17 @@ class NoiseWorker:
     is what it reports.
     """
 
-    __slots__ = ("_device", "_membership", "_opening", "_released", "_shared", "total")
+    __slots__ = ("_device", "_membership", "_opening", "_released", "_sealing", "_shared", "total")
 
-    def __init__(self, shared: SharedWork, opening: OpeningKey, device: str) -> None:
+    def __init__(
+        self,
+        shared: SharedWork,
+        opening: OpeningKey,
+        device: str,
+        sealing: Sealing = real_sealing,
+    ) -> None:
         self._shared, self._opening, self._device = shared, opening, device
+        self._sealing = sealing
         self._membership = self._released = b""
         self.total = 0.0
 
@@ -235,7 +242,7 @@ class NoiseWorker:
         try:
             match task:
                 case FindStanza(manifest=manifest, stanzas=stanzas):
-                    return StanzaLook(sealing.is_listed(self._opening, manifest, stanzas))
+                    return StanzaLook(self._sealing.is_listed(self._opening, manifest, stanzas))
                 case OpenPackage(manifest=manifest, blob=blob):
                     return self._open(manifest, blob)
                 case InstallJob(manifest=manifest, package=package):
@@ -250,7 +257,9 @@ class NoiseWorker:
                 case SealReport(manifest=manifest):
                     said = ReleaseOutcome.IN_USE.to_bytes() if self._released else b""
                     membership = self._released or os.urandom(32)
-                    return MadeReport(sealing.seal_segment(manifest, HEALTH, membership, said))
+                    return MadeReport(
+                        self._sealing.seal_segment(manifest, HEALTH, membership, said)
+                    )
                 case ApplyStatement():
                     return StatementApplied(left=False)
         except ProtocolError as error:
@@ -260,7 +269,7 @@ class NoiseWorker:
         return fx.WorkFailed("unknown_task")
 
     def _open(self, manifest: Manifest, blob: bytes) -> OpenedPackage:
-        opened = sealing.open_broadcast(self._opening, manifest, blob)
+        opened = self._sealing.open_broadcast(self._opening, manifest, blob)
         if manifest.kind == "release":
             self._released = b""
         chance = self._shared.chance.random()
@@ -288,11 +297,11 @@ class NoiseWorker:
             noise = values
             self.total = sum(float(np.frombuffer(n, "<f4").sum(dtype=np.float64)) for n in noise)
         sealed = [
-            sealing.seal_segment(manifest, group, membership, one)
+            self._sealing.seal_segment(manifest, group, membership, one)
             for one, group in zip(noise, manifest.groups, strict=True)
         ]
         groups, sizes = tuple(range(len(sealed))), tuple(map(len, sealed))
-        marks = tuple(sealing.segment_mark(membership, segment) for segment in sealed)
+        marks = tuple(segment_mark(membership, segment) for segment in sealed)
         return SealedAnswer(groups, sizes, b"".join(sealed), marks, dummy, seed=sealed_seed)
 
     def _mask(
