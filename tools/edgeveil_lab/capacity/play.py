@@ -7,7 +7,7 @@ is counted, and what their hello costs is measured on those that are played.
 
 Each party is one queue: it takes its next message when it is done with the one before, and is as
 long at it as the processor was, here, just now. A broker is a line of so many bytes a second.
-Packages and segments are not encrypted (`PlainSealing`), but have their real sizes; signatures are
+Packages and segments are not encrypted (`SizedSealing`), but have their real sizes; signatures are
 real.
 """
 
@@ -29,6 +29,7 @@ from typing import Any
 
 import yaml
 
+from edgeveil.crypto.buckets import bucket_of
 from edgeveil.crypto.keys import OpeningKey, SigningKey, VerifyKey
 from edgeveil.errors import JobFailed
 from edgeveil.jobs import parse_job
@@ -39,11 +40,11 @@ from edgeveil.protocol.messages import Message, Note, PeerKeys, Signer, decode_b
 from edgeveil.protocol.messages import decode as decoded
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.proxy import ProxySite
-from edgeveil.testing import PlainSealing
 from edgeveil.transport.process import own_signing_key
 from edgeveil.transport.runtime import perform
 from edgeveil_cloud.role import STORE_FILE, CloudChance
 from edgeveil_cloud.role import build as build_cloud
+from edgeveil_lab.capacity.sized_sealing import SizedSealing
 from edgeveil_lab.capacity.tally import PartyTally
 from edgeveil_lab.load.device import NoiseWorker, SharedVerifyKey, SharedWork
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
@@ -55,6 +56,7 @@ _NOWHERE = {"url": "mqtt://127.0.0.1:1"}
 _LATENCY_S = 0.001
 _NO_LIMIT = 1 << 40
 _LATEST_S = 30 * 86400.0  # of virtual time: nothing moves any more
+_INSERT = "INSERT INTO device (id, identity, sealing, note, admitted_s) VALUES (?, ?, ?, ?, ?)"
 _ASIDE = 1.2  # devices that are played, for each that a round asks
 
 
@@ -145,8 +147,9 @@ class PlayedDevice:
             PeerKeys.pinned(cloud=cloud, proxy=proxy),
             DeviceMemory(),
             DeviceSettings(packet_bytes=play.shape.packet_bytes, blob_bytes=_NO_LIMIT),
+            sealing=(self.opening.public(),),
         )
-        self.worker = NoiseWorker(shared, self.opening, self.id, PlainSealing())
+        self.worker = NoiseWorker(shared, self.opening, self.id, SizedSealing())
         self.timers: dict[str, int] = {}
 
     def take(self, event: fx.Event) -> None:
@@ -180,7 +183,7 @@ class FleetPlay:
         self._numbers = itertools.count()
         self._lines = Counter[str]()  # until when a broker's line is taken
         self.edge, self.crowd, self.answering = PartyTally(), PartyTally(), PartyTally()
-        self.rounds: list[dict[str, Any]] = []
+        self._buckets: dict[int, dict[int, list[PlayedDevice]]] = {}  # by level
         self._chance = Random(7)  # noqa: S311 - which of those played a round asks
         self._set_up()
 
@@ -230,7 +233,7 @@ class FleetPlay:
             cloud_site,
             random=CloudChance(choose=self._choose),
             link=self.cloud.join,
-            sealing=PlainSealing(),
+            sealing=SizedSealing(),
         )
         self.stores = {
             "cloud": (state["cloud"] / STORE_FILE,),
@@ -265,7 +268,7 @@ class FleetPlay:
                 continue
             to.take(event)
 
-    def _line(self, broker: str, at_s: float, size_bytes: int) -> float:
+    def _line(self, broker: str, at_s: float, size_bytes: float) -> float:
         """When bytes that come to a broker now have left it."""
         begin_s = max(at_s, self._lines[broker])
         self._lines[broker] = begin_s + size_bytes / self.shape.broker_bytes_per_s  # type: ignore[assignment]
@@ -293,6 +296,12 @@ class FleetPlay:
             self.answering.receive(kind, size)
             heard = [self.devices[to.id]]
             due_s = self._line("edge", at_s, size)
+        elif isinstance(to, fx.BucketAddress):
+            if not to.index:  # each device hears one of them
+                self.edge.send(kind, size, self.shape.devices)
+                self.crowd.receive(kind, size)
+            heard = self._of_bucket(to)
+            due_s = self._line("edge", at_s, size * self.shape.devices / to.level)
         else:
             self.edge.send(kind, size, self.shape.devices)
             self.crowd.receive(kind, size)
@@ -300,6 +309,15 @@ class FleetPlay:
             due_s = self._line("edge", at_s, size * self.shape.devices)
         for device in heard:
             self.post(device, fx.MessageReceived(fx.ProxyAddress(), message), due_s)
+
+    def _of_bucket(self, to: fx.BucketAddress) -> list[PlayedDevice]:
+        if to.level not in self._buckets:
+            dealt: dict[int, list[PlayedDevice]] = {}
+            for one in self.devices.values():
+                index = bucket_of(one.opening.public(), to.level)
+                dealt.setdefault(index, []).append(one)
+            self._buckets[to.level] = dealt
+        return self._buckets[to.level].get(to.index, [])
 
     def from_device(self, device: PlayedDevice, message: Message) -> None:
         """A device's frame to the proxy."""
@@ -433,7 +451,7 @@ def _admit(path: Path, played: Any, devices: int) -> None:
     others = devices - len(played)
     rows = ((os.urandom(8).hex(), os.urandom(32), os.urandom(32), "", 0.0) for _ in range(others))
     with closing(sqlite3.connect(path)) as db, db:
-        db.executemany("INSERT INTO device VALUES (?, ?, ?, ?, ?, NULL, 0)", rows)
+        db.executemany(_INSERT, rows)
         db.execute("UPDATE roster SET epoch = epoch + 1")
 
 
