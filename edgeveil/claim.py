@@ -18,7 +18,6 @@ from edgeveil.crypto.labels import CLAIM, CLAIM_ANSWER
 from edgeveil.enrolment import Enrolment, EnrolmentError
 from edgeveil.errors import CryptoError, EdgeVeilError
 
-UP, DOWN = "edgeveil/v1/claim/up", "edgeveil/v1/claim/down"
 USER = "claim"  # at the broker, of every box that has no certificate of its own yet
 MESSAGE_BYTES = 8192
 _PREFIX = "evclaim1-"

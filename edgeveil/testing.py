@@ -368,9 +368,17 @@ class PlainSealing:
     """
 
     def seal_broadcast(
-        self, terms: Terms, package: bytes, recipients: Sequence[SealingKey], part_bytes: int
+        self,
+        terms: Terms,
+        package: bytes,
+        recipients: Sequence[SealingKey],
+        part_bytes: int,
+        level: int = 1,
     ) -> tuple[Manifest, bytes, bytes]:
-        """The manifest, the recipients' keys followed by the package, the membership tag."""
+        """The manifest, the recipients' keys followed by the package, the membership tag.
+
+        One bucket, whatever `level` says: all that are in it are found at once.
+        """
         keys = b"".join(key.to_bytes() for key in recipients)
         data = keys + package
         manifest = terms.manifest(
@@ -381,7 +389,7 @@ class PlainSealing:
             commitment=bytes(32),
             part_bytes=part_bytes,
         )
-        return manifest, data, _membership(manifest)
+        return manifest, data, self.membership(manifest)
 
     def open_broadcast(
         self, key: OpeningKey, manifest: Manifest, data: bytes
@@ -389,7 +397,11 @@ class PlainSealing:
         """(package, membership tag) for one that is listed, None for anybody else."""
         if not self.is_listed(key, manifest, data):
             return None
-        return data[manifest.stanza_bytes :], _membership(manifest)
+        return data[manifest.stanza_bytes :], self.membership(manifest)
+
+    def membership(self, manifest: Manifest) -> bytes:
+        """The tag of a broadcast, which anybody can tell."""
+        return hashlib.sha256(_TAG + manifest.cloud_key + manifest.package_digest).digest()
 
     def is_listed(self, key: OpeningKey, manifest: Manifest, stanzas: bytes) -> bool:
         """Whether the key stands among those that a broadcast is for."""
@@ -418,10 +430,6 @@ class PlainSealing:
         tag = _segment_tag(at, job_digest, group, membership)
         fits = len(sealed) == SEAL_OVERHEAD_BYTES + group.padded_bytes
         return sealed[SEAL_OVERHEAD_BYTES:] if fits and sealed.startswith(tag) else None
-
-
-def _membership(manifest: Manifest) -> bytes:
-    return hashlib.sha256(_TAG + manifest.cloud_key + manifest.package_digest).digest()
 
 
 def _segment_tag(at: ExchangeId, job_digest: bytes, group: Group, membership: bytes) -> bytes:

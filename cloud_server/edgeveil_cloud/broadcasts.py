@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgeveil.crypto.buckets import bucket_bytes, bucket_level, fitting
 from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.errors import JobFailed
 from edgeveil.jobs.plan import Plan
@@ -107,8 +108,12 @@ def seal_round(
     sequence: int,
     part_bytes: int,
     sealing: Sealing = real_sealing,
+    level: int = 1,
 ) -> tuple[Manifest, bytes, RoundSecret]:
-    """The round's manifest and blob, and the secret that will open its answers."""
+    """The round's manifest and blob, and the secret that will open its answers.
+
+    `level`: in how many buckets the stanzas are.
+    """
     opening = OpeningKey.generate()
     exchange, job = context.exchange, context.job
     terms = Terms(
@@ -129,7 +134,7 @@ def seal_round(
     )
     keys = [SealingKey(raw) for raw in recipients]
     plain = encode_package(round_package(context, state))
-    manifest, data, membership = sealing.seal_broadcast(terms, plain, keys, part_bytes)
+    manifest, data, membership = sealing.seal_broadcast(terms, plain, keys, part_bytes, level)
     return manifest, data, RoundSecret(opening, membership, tuple(recipients))
 
 
@@ -172,6 +177,7 @@ class Sealer:
         self._limits, self._marks, self._clock = limits, marks, clock
         self._sealing, self._choose = sealing, choose
         self._cohort: tuple[bytes, ...] = ()
+        self.buckets = False  # whether every device looks for its stanza in a bucket
 
     def job(self, entry: JobEntry) -> Broadcast:
         """The job and its graph, for every enrolled device: rounds select among these."""
@@ -208,8 +214,9 @@ class Sealer:
             sequence,
             self._limits.part_bytes,
             self._sealing,
+            self._level(len(recipients)),
         )
-        if len(recipients) < len(self._store.enrolled()):
+        if manifest.buckets == 1 and len(recipients) < len(self._store.enrolled()):
             manifest = in_pieces(manifest, data)
         self._store.put_round_key(entry.id, task.exchange, task.attempt, secret.to_bytes())
         self._marks.times_s = {"seal": started_s, "sealed": self._clock()}
@@ -283,6 +290,19 @@ class Sealer:
         self._store.rollouts.count(sequence, counted)
         return ReportsCounted()
 
+    def _level(self, recipients: int) -> int:
+        """In how many buckets stanzas are: in one for devices of an earlier version, and where
+        packets are too small for others."""
+        level = bucket_level(recipients) if self.buckets else 1
+        fits = bucket_bytes(recipients, level) <= self._limits.part_bytes
+        return level if fits else 1
+
+    def _fitting(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Without those that crowd a bucket, whichever of them chance leaves out."""
+        if not self.buckets or not fitting(keys)[1]:
+            return list(keys)
+        return fitting(self._choose(keys, len(keys)))[0]
+
     def _check_roster(self) -> None:
         problem = self._store.roster_problem()
         if problem:
@@ -302,7 +322,7 @@ class Sealer:
         **terms_of_it: Any,
     ) -> tuple[Manifest, bytes, bytes]:
         """Manifest, blob and membership tag of what is sealed whole, beside the rounds."""
-        keys = [SealingKey(raw) for raw in recipients]
+        keys = [SealingKey(raw) for raw in self._fitting(recipients)]
         if not keys:
             raise TooFewDevices(
                 "no device is enrolled",
@@ -320,7 +340,7 @@ class Sealer:
         plain = encode_package(package)
         limits = self._limits
         manifest, data, membership = self._sealing.seal_broadcast(
-            terms, plain, keys, limits.part_bytes
+            terms, plain, keys, limits.part_bytes, self._level(len(keys))
         )
         if len(data) > limits.blob_bytes:
             raise JobFailed(
@@ -340,7 +360,7 @@ class Sealer:
         first = self._store.round_key(entry.id, task.exchange, 1)
         if first is None:
             cohort = [key for key in self._cohort if key in enrolled]
-            return select(plan, cohort, self._choose)
+            return self._fitting(select(plan, cohort, self._choose))
         asked = RoundSecret.from_bytes(first).recipients
         again = [key for key in asked if key in enrolled]
         if len(again) < len(asked) and self._store.any_opened(entry.id, task.exchange):

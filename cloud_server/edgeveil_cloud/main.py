@@ -6,6 +6,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 from edgeveil import logs
+from edgeveil.errors import UsageError
 from edgeveil.protocol import effects as fx
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.transport.http import (
@@ -79,6 +80,9 @@ class _CloudProcess:
 
     def __init__(self, site: CloudSite, executor: ThreadPoolExecutor) -> None:
         self._site, self._executor = site, executor
+        if site.cells:
+            fix = "leave cells out: a cloud serves one cell, without a name, as yet"
+            raise UsageError("cannot serve these cells", where="cells", fix=fix)
         self.metrics = Metrics()
         self.runtime: Runtime
         self.session: RuntimeLink

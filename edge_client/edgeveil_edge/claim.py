@@ -15,12 +15,13 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from edgeveil.claim import DOWN, UP, ClaimAnswer, ClaimError, ClaimRequest, claim_key
+from edgeveil.claim import ClaimAnswer, ClaimError, ClaimRequest, claim_key
 from edgeveil.crypto.authorities import key_pem, new_key
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import BrokerError, CryptoError, UsageError
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.storage import write_durably
+from edgeveil.transport.link import Topics
 from edgeveil.transport.mqtt_link import MqttLink, link_settings
 from edgeveil.transport.process import OwnFolder
 from edgeveil.trust.believed import believed_keys
@@ -136,14 +137,15 @@ async def _asked(site: EdgeSite, shown: TlsFiles, request: bytes, device_id: str
 
     broker = site.broker.model_copy(update=dict(zip(("cert_file", "key_file"), shown, strict=True)))
     settings = link_settings(broker, f"claim-{device_id}", site.limits.packet_bytes)
+    topics = Topics(site.cell)
     link = MqttLink(settings, on_message=on_message)
-    await link.subscribe([DOWN])
+    await link.subscribe([topics.claims_down])
     await link.connect_or_raise()
     running = asyncio.ensure_future(link.run_forever())
     try:
         while True:
             try:
-                await link.publish(UP, request)
+                await link.publish(topics.claims_up, request)
                 answer = await asyncio.wait_for(_answer(heard, proxy, device_id), ANSWER_S)
             except (TimeoutError, BrokerError):
                 answer = ClaimAnswer(device_id, "waiting", "nobody answers")
@@ -172,7 +174,7 @@ async def _answer(heard: asyncio.Queue[bytes], proxy: VerifyKey, device_id: str)
 
 def _proxy_key(site: EdgeSite) -> VerifyKey:
     trust = HeldTrust(site.state_dir, site.trust_file) if site.trust_file else None
-    found = believed_keys(trust, proxy=site.proxy_key_file).proxy
+    found = believed_keys(trust, proxy=site.proxy_key_file, cell=site.cell).proxy
     if found is None:
         fix = "take the newest trust.json from who keeps the root"
         raise UsageError("nobody is believed to be the proxy", where=site.name, fix=fix)

@@ -11,6 +11,10 @@ and records, and runs nothing on them; it is told each of these before a questio
 worker (`compute_worker`), a fork of the child, computes, and knows what the child knew as it was
 forked: so whatever the child learns gives the worker up. A worker that is late or dead is replaced
 within milliseconds, so that the next round is answered as promptly as ever.
+
+How long an answer takes must not show in what comes after it either. Answers are asked for in turns
+whose ends are public (`device_rounds.py`); a trial, of which others hear, begins when the time of
+the answer before has passed, whether that was there sooner or not.
 """
 
 from __future__ import annotations
@@ -59,7 +63,8 @@ class ComputeProcess:
         self._met: set[str] = set()
         self._trials: dict[tuple[bytes, bytes, bool, str, int], JobTrial] = {}
         self._number = 0
-        self._closed = False
+        self._closed = threading.Event()
+        self._answers_until_s = -math.inf  # the public end of the newest answer's work
         self._turn = threading.Lock()
         self._ended: deque[bytes] = deque()  # jobs to forget once nothing is under way
 
@@ -72,7 +77,7 @@ class ComputeProcess:
 
     def start(self) -> None:
         """Start the child ahead of its first task, unless it is there."""
-        if self._closed:
+        if self._closed.is_set():
             raise ProtocolError("stopping")
         if self._child is not None and self._child.poll() is None:
             return
@@ -93,7 +98,7 @@ class ComputeProcess:
                 start_new_session=True,  # Ctrl-C is for the starter, which ends its child
             )
         self._control = ours
-        if self._closed:  # meanwhile
+        if self._closed.is_set():  # meanwhile
             raise self._lost()
 
     def end(self) -> None:
@@ -111,7 +116,7 @@ class ComputeProcess:
 
     def close(self) -> None:
         """End them for good; what waits for an answer raises ProtocolError `stopping`."""
-        self._closed = True
+        self._closed.set()
         child = self._child
         if child is not None:
             _kill(child)
@@ -120,6 +125,7 @@ class ComputeProcess:
 
     def try_job(self, device: RemoteComputer, job: TaughtJob, *, trains: bool) -> JobTrial:
         """See `Compute.try_job`. Devices of one kind have one trial."""
+        self._let_answers_end()
         with self._alone():
             return self._trial(device, job, trains)
 
@@ -155,6 +161,7 @@ class ComputeProcess:
 
     def try_release(self, onnx: bytes) -> str:
         """See `Compute.try_release`; ended after RELEASE_TRIAL_S."""
+        self._let_answers_end()
         with self._alone():
             return self._try_release(onnx)
 
@@ -176,6 +183,7 @@ class ComputeProcess:
 
     def read_ahead(self, device: RemoteComputer, share: float) -> None:
         """Let the child read the device's records before a round asks for them."""
+        self._let_answers_end()
         with suppress(ProtocolError), self._alone():
             self._meet(device)
             self._tell(wire.ReadRecords(device.name, share))
@@ -189,8 +197,16 @@ class ComputeProcess:
         """
         if not isinstance(one.noise, DerivedRandom):
             raise PrivacyError("only derived noise can be drawn in another process")
+        if one.until_s < math.inf:
+            self._answers_until_s = max(self._answers_until_s, one.until_s)
         with self._alone():
             return self._answer(device, one, one.noise)
+
+    def _let_answers_end(self) -> None:
+        """Wait for the time that answers may take, and not for them."""
+        while (left_s := self._answers_until_s - self._clock()) > 0:
+            if self._closed.wait(left_s):
+                return
 
     def _answer(
         self, device: RemoteComputer, one: Computation, noise: DerivedRandom
@@ -347,7 +363,7 @@ class ComputeProcess:
 
     def _lost(self) -> ProtocolError:
         self.end()
-        reason = "stopping" if self._closed else "no_computing"
+        reason = "stopping" if self._closed.is_set() else "no_computing"
         return ProtocolError(reason, "the computing process has ended")
 
     # --- the worker ---
@@ -389,7 +405,7 @@ class ComputeProcess:
         except TimeoutError:
             raise
         except (EOFError, OSError):
-            if self._closed:
+            if self._closed.is_set():
                 raise ProtocolError("stopping") from None
             raise EOFError from None
 

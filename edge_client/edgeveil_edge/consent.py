@@ -27,6 +27,7 @@ def limits_of(policy: Policy) -> Limits:
         accept_unprotected=policy.accept_unprotected,
         max_collusion_epsilon_per_job=policy.collusion_epsilon_per_job,
         lifetime_collusion_epsilon=policy.collusion_epsilon_in_all,
+        max_jobs=policy.max_jobs,
     )
 
 

@@ -15,7 +15,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,7 @@ from edgeveil.sites.files import load_site
 from edgeveil.transport.process import first_of
 from edgeveil_edge.compute_process import ComputeProcess
 from edgeveil_edge.identity import DeviceIdentity
-from edgeveil_edge.main import DeviceProcess
+from edgeveil_edge.main import DeviceProcess, Lanes
 from edgeveil_edge.predict import RELEASES, Predictions, predict, stale_since
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_edge.spending import as_plain
@@ -249,12 +248,12 @@ class Device:
         self, given: Records | None, computing: ComputeProcess, ready: threading.Event
     ) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgeveil-work") as executor:
-            process = DeviceProcess(self.site, executor, computing, records=given, say=self._hear)
+        with Lanes() as lanes:
+            process = DeviceProcess(self.site, lanes, computing, records=given, say=self._hear)
             self._process, self._id = process, process.device.id
             if self._paused:  # else as its owner said at the box
                 self._tell_paused()
-            executor.submit(process.device.host.warm_up)
+            lanes.trials.submit(process.device.host.warm_up)
             ready.set()
             try:
                 await first_of(self._stop, process.run())

@@ -38,7 +38,7 @@ from edgeveil.protocol.device_tasks import (
     StanzaLook,
     StatementApplied,
 )
-from edgeveil.protocol.messages import Behind, Manifest, ReleaseStatement
+from edgeveil.protocol.messages import Behind, Manifest, ReleaseStatement, short_name
 from edgeveil.protocol.release_health import HEALTH, ReleaseOutcome, wants_reports
 from edgeveil.protocol.sealed import (
     JobPackage,
@@ -61,13 +61,13 @@ _MEMBERSHIP_BYTES = 32
 _SLUG = re.compile(r"[a-z_]{1,40}")
 # What the owner reads on the console, and whether the log warns of it too.
 _LINES = {
-    "counted": (False, "round {round}: {counted} of {segments} counted"),
-    "declined": (True, "round {round} declined: {why}"),
+    "counted": (False, "job {job}, round {round}: {counted} of {segments} counted"),
+    "declined": (True, "job {job}, round {round} declined: {why}"),
     "failed_work": (True, "work for the cloud failed: {why}"),
     "release_withdrawn": (True, "the cloud withdrew the release that was in use"),
     "model_installed": (False, "the job's final model is in use; try edgeveil predict"),
     "trust_changed": (False, "the root's delegations, version {version}, are in use"),
-    "uncovered": (True, "round {round} is not covered: {why}"),
+    "uncovered": (True, "job {job}, round {round} is not covered: {why}"),
     "unheard": (True, "the proxy does not answer; has its operator admitted this device?"),
     "upload_refused": (True, ""),
 }
@@ -111,7 +111,7 @@ class DeviceHost:
         self.releases.follow(site.policy.on_expired_release)
         self.unheard = False  # whether the proxy did not know it, once
         self._stale = ""  # what the owner was told of a release that is not renewed
-        self._membership: dict[bytes, bytes] = {}
+        self._memberships: dict[bytes, tuple[bytes, bytes]] = {}  # job -> its newest round's
 
     @property
     def moment(self) -> Callable[[], float]:
@@ -129,12 +129,14 @@ class DeviceHost:
         if isinstance(item, JobClosed):  # the ledger first: a reservation must not outlive its job
             self._ledger.close_job(item.job_id.hex())
             self._work.forget(item.job_id)
+            self._memberships.pop(item.job_id, None)
             train, infer = self._ledger.spent(), self._ledger.spent(purpose=INFER)
             policy, alone = self.site.policy, ""
             if train.if_colluding is not None:
                 alone = f", if all others collude {policy.collusion_epsilon_in_all:g}"
             self._say(
-                f"a job ended, {item.status}; spent on '{self.site.data.name}' so far:"
+                f"job {short_name(item.job_id)} ended, {item.status};"
+                f" spent on '{self.site.data.name}' so far:"
                 f" training: {train} (limit ε = {policy.lifetime_epsilon:g}{alone});"
                 f" inference: {infer} (limit ε = {policy.max_inference_epsilon:g})"
             )
@@ -166,14 +168,15 @@ class DeviceHost:
             case InstallJob(manifest=manifest, package=package):
                 return self._learn(manifest, package)
             case fx.TakeTrust(metadata=metadata):
-                return take_trust(self._trust, metadata)
+                return take_trust(self._trust, metadata, self.site.cell)
             case ComputeAnswer() | InstallRelease() if self._trust and self._trust.problem:
                 self._say(f"nothing is done for the cloud: {self._trust.problem}")
                 released = isinstance(task, InstallRelease)
                 return fx.WorkFailed("trust_expired") if released else NoAnswer(self._trust.problem)
             case ComputeAnswer(manifest=manifest, package=RoundPackage() as package):
-                membership = self._membership.get(manifest.blob.digest)
-                return self._work.answer(task, package, membership)
+                blob, membership = self._memberships.get(manifest.at.job_id, (b"", b""))
+                newest = membership if blob == manifest.blob.digest else None
+                return self._work.answer(task, package, newest)
             case SealDummies(manifest=manifest, round_key=round_key):
                 return self._work.dummies(manifest, round_key)
             case InstallRelease(manifest=manifest, package=package):
@@ -206,9 +209,8 @@ class DeviceHost:
             if wants_reports(manifest):
                 self._note_fate(manifest, membership)
             return OpenedPackage(decode_package(package), chance)
-        # A release may be opened while a round waits for its work.
-        self._membership = {manifest.blob.digest: membership}
-        return OpenedPackage(decode_package(package), chance, self._work.budget_s(manifest))
+        self._memberships[manifest.at.job_id] = manifest.blob.digest, membership
+        return OpenedPackage(decode_package(package), chance, *self._work.times_s(manifest))
 
     def _learn(self, manifest: Manifest, package: JobPackage) -> Installation:
         if hashlib.sha256(package.job).digest() != manifest.job_digest:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from edgeveil.crypto.keys import OpeningKey, SigningKey
+from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
 from edgeveil.enrolment import Enrolment
 from edgeveil.errors import UsageError
@@ -41,6 +41,12 @@ class DeviceIdentity:
         """The same without the opening key before, which nothing is sealed to any more."""
         (state_dir / BEFORE_FILE).unlink(missing_ok=True)
         return replace(self, opening_before=None)
+
+    @property
+    def sealing_keys(self) -> tuple[SealingKey, ...]:
+        """What the cloud may seal to: also the key before, while the proxy may not know the new."""
+        keys = (self.opening, self.opening_before)
+        return tuple(key.public() for key in keys if key is not None)
 
     def enrolment(self) -> Enrolment:
         """The public halves, signed, for the proxy's operator."""

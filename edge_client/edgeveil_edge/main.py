@@ -7,9 +7,10 @@ import datetime
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from edgeveil import logs, plugins
 from edgeveil.data.records import Records
@@ -17,7 +18,17 @@ from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs import Job
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.device_round import DEVICE_STATES
+from edgeveil.protocol.device_tasks import (
+    AdoptRelease,
+    ApplyStatement,
+    ComputeAnswer,
+    InstallJob,
+    InstallRelease,
+    SealReport,
+)
 from edgeveil.protocol.messages import Bye, encode
+from edgeveil.sites.broker_profiles import PROFILES
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.transport.link import Topics, Will
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
@@ -64,11 +75,10 @@ async def _claim(site: EdgeSite, stop: asyncio.Event) -> int:
 
 
 async def _run(sites: Sequence[EdgeSite], computing: ComputeProcess, stop: asyncio.Event) -> int:
-    # One worker: the devices of a process share its cores, and torch uses them well alone.
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgeveil-work") as executor:
-        devices = [DeviceProcess(site, executor, computing) for site in sites]
+    with Lanes() as lanes:
+        devices = [DeviceProcess(site, lanes, computing) for site in sites]
         for device in devices:
-            executor.submit(device.device.host.warm_up)
+            lanes.trials.submit(device.device.host.warm_up)
         tell_ready()
         LOG.info("running", extra={"devices": len(devices)})
         try:
@@ -80,16 +90,51 @@ async def _run(sites: Sequence[EdgeSite], computing: ComputeProcess, stop: async
     return 0
 
 
+_OWN_TOPICS = 2  # beside those of its buckets
+
+
+class Lanes:
+    """The threads of a process's devices: what reads records holds up nothing else.
+
+    How long it takes may tell about them, and so would whatever waits for its end. Three lanes, in
+    each one task after the other: `records`, for rounds' answers; `trials`, which wait for the
+    computing process too, and whatever else puts a release in use or gives it up; `others`. One
+    thread computes: the devices of a process share its cores, and torch uses them well alone.
+    """
+
+    def __init__(self) -> None:
+        self.records, self.trials, self.others = (
+            ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"edgeveil-{name}")
+            for name in ("records", "trials", "others")
+        )
+
+    def of(self, task: object) -> Executor:
+        """Where a task is done."""
+        match task:
+            case ComputeAnswer():
+                return self.records
+            case InstallJob() | InstallRelease() | AdoptRelease() | ApplyStatement() | SealReport():
+                return self.trials
+        return self.others
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for lane in (self.records, self.trials, self.others):
+            lane.shutdown()
+
+
 _PAUSED = "paused"  # a fact of the device's store
 
 
 class DeviceProcess:
-    """One device on its link; several share a process, its executor and its computing child."""
+    """One device on its link; several share a process, its lanes and its computing child."""
 
     def __init__(
         self,
         site: EdgeSite,
-        executor: ThreadPoolExecutor,
+        lanes: Lanes,
         computing: ComputeProcess,
         *,
         records: Records | None = None,
@@ -99,7 +144,7 @@ class DeviceProcess:
         """`records` stand in place of the site's data source, `say` in place of the console,
         `sensors` in place of this machine's."""
         self._folder = OwnFolder(site.state_dir)
-        self._executor, self._computing = executor, computing
+        self._lanes, self._computing = lanes, computing
         self.site = site
         self.session: RuntimeLink
         self.runtime: Runtime
@@ -125,17 +170,27 @@ class DeviceProcess:
         up = topics.device_up(device.id)
         # Signed beforehand, so that the broker can say it for us when the link breaks.
         will = Will(up, encode(device.signer.note(Bye(device.id))))
+        settings = link_settings(device.site.broker, device.id, packet_bytes, will)
+        # An access list of before has no rule for buckets: the device then asks for its stanzas.
+        buckets = self._buckets(device, topics)
         self.session = RuntimeLink(
-            link_settings(device.site.broker, device.id, packet_bytes, will),
-            [topics.all_down, topics.device_down(device.id)],
+            replace(settings, optional_topics=frozenset(buckets)),
+            [topics.all_down, topics.device_down(device.id), *buckets],
             fx.ProxyAddress(),
             lambda _to: up,
             topics.sender_of,
         )
         self.runtime = Runtime(
-            device.machine, device.host, self.session.publish, self._executor, LOG, packet_bytes
+            device.machine, device.host, self.session.publish, self._lanes.of, LOG, packet_bytes
         )
         return self.runtime
+
+    def _buckets(self, device: DeviceRole, topics: Topics) -> list[str]:
+        """Where its stanzas come; nothing where the broker does not allow so many subscriptions,
+        which makes the device ask for them."""
+        found = topics.buckets(device.identity.sealing_keys)
+        most = PROFILES[device.site.broker.profile].subscriptions
+        return found if most is None or len(found) + _OWN_TOPICS <= most else []
 
     def _compute(self, site: EdgeSite, identity: DeviceIdentity) -> RemoteComputer:
         return RemoteComputer(
@@ -191,9 +246,32 @@ class DeviceProcess:
             "problems": self._problems,
             "connected": self.session.link.connected,
             "last_counted_round": counted[-1].round if counted else None,
+            "jobs": self._jobs([one["job"] for one in spent.get("jobs", ()) if one["open"]]),
+            "max_jobs": self.site.policy.max_jobs,
             "release": current.version if current else None,
             "budget": {key: spent.get(key) for key in ("training", "inference", "left")},
         }
+
+    def _jobs(self, taken_up: Sequence[str]) -> list[dict[str, Any]]:
+        """How each of the jobs stands that the device takes part in."""
+        rounds = {one.job_id.hex(): one for one in self.device.machine.rounds}
+        counted = {
+            one.job_id.hex(): one.round
+            for one in self.device.store.receipts()
+            if one.state == "counted"
+        }
+        told = []
+        for job in taken_up:
+            here = rounds.get(job)
+            told.append(
+                {
+                    "job": job,
+                    "state": here.state.value if here else DEVICE_STATES.start.value,
+                    "round": here.at.exchange if here and here.at else None,
+                    "last_counted_round": counted.get(job),
+                }
+            )
+        return told
 
     async def _obey(self, command: str) -> dict[str, Any]:
         if command == "pause":
@@ -207,7 +285,7 @@ class DeviceProcess:
         loop = asyncio.get_running_loop()
         while True:
             await loop.run_in_executor(
-                self._executor, self.device.host.look_at_release, time.time()
+                self._lanes.trials, self.device.host.look_at_release, time.time()
             )
             await asyncio.sleep(RELEASE_LOOK_S)
 

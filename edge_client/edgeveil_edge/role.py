@@ -6,6 +6,7 @@ a link of its own.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
@@ -48,7 +49,11 @@ class DeviceRole:
         self.ledger = Ledger(site.state_dir / LEDGER_FILE, site.data.name)
         self.signer = Signer(self.id, identity.signing)
         trust = HeldTrust(site.state_dir, site.trust_file) if site.trust_file else None
-        keys = believed_keys(trust, cloud=site.cloud_key_file, proxy=site.proxy_key_file)
+        keys = believed_keys(
+            trust, cloud=site.cloud_key_file, proxy=site.proxy_key_file, cell=site.cell
+        )
+        own = identity.opening.public().to_bytes()
+        self.store.enter_cell(site.cell, self.id, own, time.time())
         memory = self.store.load()
         if keys.epoch > memory.epoch:  # it heard of it in another way, as from its owner
             self.store.store(CloudEpoch(keys.epoch))
@@ -76,6 +81,7 @@ class DeviceRole:
                 require_cover=site.policy.require_cover,
             ),
             data_set_tag(site.data.name),
+            identity.sealing_keys,
         )
 
     def close(self) -> None:

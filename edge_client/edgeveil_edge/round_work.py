@@ -31,7 +31,7 @@ from edgeveil.protocol.device_round import WORK_SHARE
 from edgeveil.protocol.device_tasks import ComputeAnswer, NoAnswer, SealedAnswer
 from edgeveil.protocol.mask_seeds import MaskedVector, masked_vectors, seal_seed
 from edgeveil.protocol.masked_sums import masked_segment
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Group, Manifest
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Group, Manifest, short_name
 from edgeveil.protocol.release_health import ReleaseOutcome
 from edgeveil.protocol.sealed import (
     ReleasePackage,
@@ -83,12 +83,15 @@ class RoundWork:
         if job is not None:
             self._compute.forget(job)
 
-    def budget_s(self, manifest: Manifest) -> float:
-        """The time budget of the job's rounds; 0 for a job that is not known here."""
+    def times_s(self, manifest: Manifest) -> tuple[float, float]:
+        """The time budget of the job's rounds, and what its trial says that an answer needs; 0 for
+        a job that is not known here, or not tried yet."""
         try:
-            return self._job(manifest).plan.job.round.time_budget_s
+            budget_s = self._job(manifest).plan.job.round.time_budget_s
         except ProtocolError:
-            return 0.0
+            return 0.0, 0.0
+        trial = self._trial(manifest.at.job_id)
+        return budget_s, trial.needed_s if trial else 0.0
 
     def take_up(self, manifest: Manifest) -> None:
         """Play a new job on made-up records, unless the owner refuses it anyway.
@@ -106,7 +109,7 @@ class RoundWork:
         found = self._compute.try_job(job, trains=self.site.role == "train")
         why = found.refused or self._too_slow(found, job.plan.job.round.time_budget_s * WORK_SHARE)
         if why:
-            self._say(f"a job is declined: {why}")
+            self._say(f"a job is declined, {short_name(job_id)}: {why}")
         else:  # those of the start may have been of another share, or gone with a job
             self._warn(job.plan)
             self._compute.read_ahead(self._share(job.plan.job.data.evaluation_share))
@@ -308,11 +311,12 @@ class RoundWork:
                 self._noise_for(self._question(manifest)),
                 task.until_s,
                 task.allowed_s,
-                task.begun_s + manifest.deadline_s,
+                task.closes_s,
             )
         )
         if found.without:
-            self._say(f"round {manifest.at.exchange} is answered without records: {found.without}")
+            at = f"job {short_name(manifest.at.job_id)}, round {manifest.at.exchange}"
+            self._say(f"{at} is answered without records: {found.without}")
         self._store.put_fact("evaluation_share", repr(context.job.data.evaluation_share))
         check_price(price, found.parts)
         return release(self._ledger, manifest, list(found.parts), self.site.limits.memory_bytes)

@@ -42,22 +42,30 @@ from edgeveil.protocol.messages import (
 )
 from edgeveil.storage import SqliteFile
 
-_VERSION = 1  # of the schema
+_VERSION = 2  # of the schema
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS seen (job BLOB PRIMARY KEY, round INTEGER, attempt INTEGER, digest BLOB,
   settled INTEGER);
 CREATE TABLE IF NOT EXISTS jobs (job BLOB PRIMARY KEY, canonical BLOB, graph BLOB);
 CREATE TABLE IF NOT EXISTS backbones (job BLOB, graph BLOB);
 CREATE TABLE IF NOT EXISTS closed (job BLOB PRIMARY KEY, status TEXT);
-CREATE TABLE IF NOT EXISTS outbox (one INTEGER PRIMARY KEY CHECK (one = 1),
-  job BLOB, round INTEGER, attempt INTEGER, header BLOB, marks BLOB, data BLOB,
-  dummy INTEGER, held INTEGER);
+CREATE TABLE IF NOT EXISTS outbox (job BLOB PRIMARY KEY, round INTEGER, attempt INTEGER,
+  header BLOB, marks BLOB, data BLOB, dummy INTEGER, held INTEGER);
 CREATE TABLE IF NOT EXISTS answered (job BLOB, round INTEGER, attempt INTEGER,
   PRIMARY KEY (job, round, attempt));
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT);
 CREATE TABLE IF NOT EXISTS receipts (job BLOB, round INTEGER, attempt INTEGER, state TEXT,
   segment_hashes BLOB, PRIMARY KEY (job, round, attempt));
 """
+_STEPS = {
+    1: """
+CREATE TABLE uploads (job BLOB PRIMARY KEY, round INTEGER, attempt INTEGER,
+  header BLOB, marks BLOB, data BLOB, dummy INTEGER, held INTEGER);
+INSERT INTO uploads SELECT job, round, attempt, header, marks, data, dummy, held FROM outbox;
+DROP TABLE outbox;
+ALTER TABLE uploads RENAME TO outbox;
+"""
+}
 RECEIPTS_KEPT = 1000
 _HASH_BYTES = 32
 
@@ -100,7 +108,7 @@ class DeviceStore:
     """
 
     def __init__(self, path: Path | str, receipts_kept: int = RECEIPTS_KEPT) -> None:
-        self._file = SqliteFile(path, "the device's store", _SCHEMA, version=_VERSION)
+        self._file = SqliteFile(path, "the device's store", _SCHEMA, version=_VERSION, steps=_STEPS)
         self._receipts_kept = receipts_kept
 
     def close(self) -> None:
@@ -125,7 +133,7 @@ class DeviceStore:
                 case OutboxPut(at=at) as put:
                     kept = (_encode(put.header), b"".join(put.marks), put.data, put.dummy, put.held)
                     db.execute(
-                        "INSERT OR REPLACE INTO outbox VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)",
+                        "INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                         (at.job_id, at.exchange, at.attempt, *kept),
                     )
                     counted = ("answered", str(put.upload.number))
@@ -133,10 +141,10 @@ class DeviceStore:
                     _add_receipt(db, put, self._receipts_kept)
                     _count(db, put)
                 case OutboxHeld(at=at):
-                    db.execute("UPDATE outbox SET held = 1")
+                    db.execute("UPDATE outbox SET held = 1 WHERE job = ?", (at.job_id,))
                     _hold_receipt(db, at)
                 case OutboxDrop(at=at, outcome=outcome):
-                    db.execute("DELETE FROM outbox")
+                    db.execute("DELETE FROM outbox WHERE job = ?", (at.job_id,))
                     db.execute(
                         "UPDATE seen SET settled = 1 WHERE job = ? AND round = ? AND attempt = ?",
                         (at.job_id, at.exchange, at.attempt),
@@ -210,16 +218,17 @@ class DeviceStore:
             if new:
                 device, sealing, number = json.loads(new)
                 memory.new_sealing = NewSealingKey(device, bytes.fromhex(sealing), number)
-            row = db.execute(
+            rows = db.execute(
                 "SELECT job, round, attempt, header, marks, data, dummy, held FROM outbox"
-            ).fetchone()
-        if row:
-            signed = msgspec.msgpack.decode(row[3], type=Envelope)
+                " ORDER BY rowid"
+            ).fetchall()
+        for job, number, attempt, header, marks, data, dummy, held in rows:
+            signed = msgspec.msgpack.decode(header, type=Envelope)
             upload = decode_header(signed)
             if isinstance(upload, Upload):
-                marks = _hashes(row[4])
-                at, dummy, held = ExchangeId(*row[:3]), bool(row[6]), bool(row[7])
-                memory.outbox = OutboxPut(at, signed, upload, marks, row[5], dummy, held)
+                at = ExchangeId(job, number, attempt)
+                item = OutboxPut(at, signed, upload, _hashes(marks), data, bool(dummy), bool(held))
+                memory.uploads[job] = item
         return memory
 
     def put_job(
@@ -251,6 +260,15 @@ class DeviceStore:
         number = max(int(now_s), int(self.fact("sealing_number") or 0) + 1)
         self.put_fact("sealing_number", str(number))
         self.put_fact("new_sealing", json.dumps([device, sealing.hex(), number]))
+
+    def enter_cell(self, cell: str, device: str, sealing: bytes, now_s: float) -> None:
+        """Its proxy is to hear of the sealing key, where that is another proxy than before and the
+        key is not the one that the device enrolled with."""
+        if cell == (self.fact("cell") or ""):
+            return
+        if self.fact("sealing_number"):
+            self.tell_sealing(device, sealing, now_s)
+        self.put_fact("cell", cell)
 
     def fact(self, name: str) -> str | None:
         """A remembered value, or None."""

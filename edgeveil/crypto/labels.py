@@ -17,9 +17,12 @@ ADMIN_ACTION = b"edgeveil/v1/admin-action"
 BUNDLE = b"edgeveil/v1/bundle"
 CLAIM = b"edgeveil/v1/claim"
 CLAIM_ANSWER = b"edgeveil/v1/claim-answer"
+MOVE = b"edgeveil/v1/move"
+PROXY_RUNS = b"edgeveil/v1/proxy-runs"
 
 # Sealing contexts (HPKE `info`) and the chunked stream.
 CONTENT_KEY = b"edgeveil/v1/content-key"
+BUCKET = b"edgeveil/v1/bucket"
 SEGMENT = b"edgeveil/v1/segment"
 MEMBERSHIP = b"edgeveil/v1/membership"
 MODEL_STREAM = b"edgeveil/v1/model-stream"

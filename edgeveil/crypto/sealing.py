@@ -76,8 +76,13 @@ def stanza_area_bytes(recipients: int) -> int:
     return KEY_BYTES + stanza_count(recipients) * STANZA_BYTES
 
 
-def seal_stanzas(content_key: ContentKey, recipients: Sequence[SealingKey], info: bytes) -> bytes:
-    """The whole area, `stanza_area_bytes(len(recipients))` bytes.
+def seal_stanzas(
+    content_key: ContentKey,
+    recipients: Sequence[SealingKey],
+    info: bytes,
+    count: int | None = None,
+) -> bytes:
+    """The whole area: `count` stanzas (None: `stanza_count`), those beyond the recipients dummies.
 
     Raises CryptoError when a recipient's key is unusable.
     """
@@ -89,7 +94,7 @@ def seal_stanzas(content_key: ContentKey, recipients: Sequence[SealingKey], info
     ]
     dummies = [
         os.urandom(TAG_BYTES) + seal(thrown_away, info, os.urandom(KEY_BYTES))
-        for _ in range(stanza_count(len(recipients)) - len(recipients))
+        for _ in range((count or stanza_count(len(recipients))) - len(recipients))
     ]
     return b"".join([public.to_bytes(), *sorted(stanzas + dummies)])
 

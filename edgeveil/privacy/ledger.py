@@ -116,6 +116,11 @@ class Account:
     jobs: dict[str, JobAccount] = field(default_factory=dict)
 
     @property
+    def open_jobs(self) -> tuple[str, ...]:
+        """The jobs that the data set takes part in now."""
+        return tuple(job for job, entry in self.jobs.items() if entry.is_open)
+
+    @property
     def untold(self) -> bool:
         """Whether a copy of the device answered nobody knows what."""
         return _UNTOLD.job_id in self.jobs
@@ -191,7 +196,8 @@ class Ledger:
     Beside `path` stand the chain's key and head (`.key`, `.head`), made with a new ledger. Writes
     survive a power cut (`synchronous=FULL`) before they return. Files that cannot be used, or are
     not as this device wrote them, raise `PrivacyError`: without its history there is no price, so
-    nothing may go out. Several ledgers may be open on one file, in one process or more.
+    nothing may go out. Several ledgers may be open on one file, in one process or more, and threads
+    may share one: of jobs that ask at once each sees what those before it reserved.
     """
 
     def __init__(self, path: Path | str, dataset: str) -> None:
@@ -223,6 +229,10 @@ class Ledger:
         Reads no record and changes nothing. Other jobs count with all they reserved while open,
         then with what they spent. A job's request may not change once it is open.
         """
+        with self._file.guard():
+            return self._checked(request, limits)
+
+    def _checked(self, request: JobRequest, limits: Limits) -> Quote:
         if self._account().untold:
             raise PrivacyError(
                 f"what a copy of this device answered of '{self.dataset}' is not known, so nothing"
@@ -242,13 +252,16 @@ class Ledger:
     def open_job(self, request: JobRequest, limits: Limits) -> Quote:
         """`check`, and reserve the whole price durably, so that the job need not stop midway.
 
-        Raises `PrivacyError` for a job that was closed.
+        Raises `PrivacyError` for a job that was closed, and for a new one while
+        `limits.max_jobs` are open.
         """
         with self._written() as db:
             known = self._account().jobs.get(request.job_id)
             if known is not None and not known.is_open:
                 raise PrivacyError(f"job {request.job_id} was closed on this device")
-            quote = self.check(request, limits)
+            if known is None:
+                _require_place(self._account(), limits)
+            quote = self._checked(request, limits)
             if known is None:
                 opened = Change(self.dataset, "opened", request.job_id, body=request.to_json())
                 self._chain.append(db, opened)
@@ -259,10 +272,11 @@ class Ledger:
 
         For the moment before data is read; `commit` checks again.
         """
-        entry = self._account().jobs.get(job_id)
-        if entry is None or not entry.is_open:
-            raise PrivacyError(f"job {job_id} is not open for '{self.dataset}'")
-        entry.request.admit(entry.events, events)
+        with self._file.guard():
+            entry = self._account().jobs.get(job_id)
+            if entry is None or not entry.is_open:
+                raise PrivacyError(f"job {job_id} is not open for '{self.dataset}'")
+            entry.request.admit(entry.events, events)
 
     def commit(
         self,
@@ -345,8 +359,9 @@ class Ledger:
     def deposit(self, job_id: str = "") -> bytes:
         """An open job's request, for this device's own eyes: `DEPOSIT_BYTES` that look the same
         whatever they hold, or none."""
-        entry = self._account().jobs.get(job_id)
-        return sealed_deposit(self._chain.deposit_key(), entry.request if entry else None)
+        with self._file.guard():
+            entry = self._account().jobs.get(job_id)
+            return sealed_deposit(self._chain.deposit_key(), entry.request if entry else None)
 
     def count_elsewhere(self, job_id: str, deposit: bytes) -> None:
         """A copy of this device answered this job: all that its `deposit` reserved counts here.
@@ -378,12 +393,14 @@ class Ledger:
 
     def answered(self, job_id: str) -> bool:
         """Whether anything was released in this job."""
-        entry = self._account().jobs.get(job_id)
-        return entry is not None and bool(entry.releases)
+        with self._file.guard():
+            entry = self._account().jobs.get(job_id)
+            return entry is not None and bool(entry.releases)
 
     def spent(self, job_id: str | None = None, purpose: str = TRAIN) -> Guarantee:
         """What was spent: see `Account.spent`."""
-        return self._account().spent(job_id, purpose)
+        with self._file.guard():
+            return self._account().spent(job_id, purpose)
 
     @contextmanager
     def _written(self) -> Iterator[sqlite3.Connection]:
@@ -413,6 +430,17 @@ class Ledger:
             release.events,
             release.payload_sha256,
             _MADE_BY_LEDGER,
+        )
+
+
+def _require_place(account: Account, limits: Limits) -> None:
+    taken = len(account.open_jobs)
+    if limits.max_jobs is not None and taken >= limits.max_jobs:
+        raise PrivacyError(
+            f"the device takes part in {taken} jobs already, the owner allows {limits.max_jobs} at"
+            " once",
+            where="policy.max_jobs",
+            fix="it is taken up when one of them has ended; or raise it",
         )
 
 

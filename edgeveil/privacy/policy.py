@@ -24,7 +24,8 @@ class Limits:
     `max_epsilon_per_job`, `lifetime_epsilon` and `lifetime_delta` bound training, in the jobs' own
     unit where all have one, else per record; `max_inference_epsilon` bounds the inference uploads
     of the data set's whole life. The two of collusion bound what training costs if all others
-    collude; None: as much as if they do not.
+    collude; None: as much as if they do not. `max_jobs` bounds the jobs that are open at once;
+    None: as many as there is budget for.
     """
 
     max_epsilon_per_job: float
@@ -35,6 +36,7 @@ class Limits:
     accept_unprotected: bool = False
     max_collusion_epsilon_per_job: float | None = None
     lifetime_collusion_epsilon: float | None = None
+    max_jobs: int | None = None
 
 
 @dataclass(frozen=True)

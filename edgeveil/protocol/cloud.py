@@ -767,8 +767,9 @@ class CloudArrivals:
     def _keep(self, roster: Fetch[Roster]) -> list[fx.Effect]:
         data, header = roster.assembly.finish(), roster.header
         self._roster, self._newest = None, RosterMark(header.lineage, header.epoch)
+        kept = RosterKept(header.epoch, data, header.lineage, header.expires_s, header.knows)
         return [
-            fx.Persist(RosterKept(header.epoch, data, header.lineage, header.expires_s)),
+            fx.Persist(kept),
             self.ack(header.blob.digest, "held"),
             fx.Report("roster", {"enrolled": len(data) // KEY_BYTES}),
         ]

@@ -253,6 +253,7 @@ class RosterKept:
     keys: bytes
     lineage: str = ""
     expires_s: float = 0.0
+    knows: int = 0  # what all these devices know, as `Hello` says it
 
 
 @dataclass(frozen=True)

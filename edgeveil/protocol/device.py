@@ -3,8 +3,8 @@
 Theory of operation. The work itself (opening stanzas, pricing, training, sealing) is done by the
 host, which tells the result; the machines decide what is fresh, what is answered, and when to send
 again. This one takes what comes and gives it to whose business it is: jobs and blobs on their way
-to `device_jobs.py`, the round at hand, whose states and guards stand there, to `device_round.py`,
-what is said of releases beside them to `device_releases.py`.
+to `device_jobs.py`, the rounds at hand, one of each job, to `device_rounds.py`, their states and
+guards to `device_round.py`, what is said of releases beside them to `device_releases.py`.
 
 Three kinds of broadcast come from the cloud, each signed, each fetched as a blob and opened by the
 host. A *job* is for every enrolled device and is learnt once. A *round* is for those who can open
@@ -27,12 +27,15 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 
+from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device_jobs import FetchedBlob, Fetches, KnownJobs
+from edgeveil.protocol.device_jobs import FetchedBlob, FetchedStanzas, Fetches, KnownJobs
 from edgeveil.protocol.device_releases import DeviceReleases
-from edgeveil.protocol.device_round import DeviceRound, DeviceState, Outbox
+from edgeveil.protocol.device_round import DEVICE_STATES, DeviceRound, DeviceState
+from edgeveil.protocol.device_rounds import TURN, DeviceRounds
 from edgeveil.protocol.device_tasks import (
     AdoptRelease,
     ApplyStatement,
@@ -58,6 +61,7 @@ from edgeveil.protocol.device_tasks import (
     StatementApplied,
 )
 from edgeveil.protocol.messages import (
+    KNOWS_BUCKETS,
     Ack,
     Behind,
     BlobPart,
@@ -99,16 +103,18 @@ class DeviceMachine:
         memory: DeviceMemory,
         settings: DeviceSettings | None = None,
         data_set: bytes = b"",
+        sealing: Sequence[SealingKey] = (),
     ) -> None:
-        """`data_set` is the tag of its data (`data_set_tag`); empty: it takes releases for any."""
+        """`data_set` is the tag of its data (`data_set_tag`); empty: it takes releases for any.
+        `sealing`: see `Fetches`."""
         self._data_set = data_set
         self.signer, self.keys = signer, keys
         self.memory, self.settings = memory, settings or DeviceSettings()
         self._now_s = 0.0
         self._newest_release = memory.release_sequence  # heard of, perhaps not yet in use
         backoff = Backoff(signer.name)
-        self.fetches = Fetches(self.settings, backoff)
-        self.round = DeviceRound(signer, memory, self.settings, backoff)
+        self.fetches = Fetches(self.settings, backoff, sealing)
+        self.rounds = DeviceRounds(signer, memory, self.settings, backoff)
         self._releases = DeviceReleases(signer, memory, self.settings, backoff)
         self._jobs = KnownJobs(signer, memory, self.settings, backoff, self.fetches)
         self._greeting = DeviceGreeting(signer, memory, self.settings, backoff, keys.versions)
@@ -116,18 +122,19 @@ class DeviceMachine:
 
     @property
     def at(self) -> ExchangeId | None:
-        """The round that it fetches, works on or has an upload of."""
-        return self.round.at
+        """The round that something happened to last: fetched, worked on, or with an upload."""
+        last = self.rounds.last
+        return last.at if last else None
 
     @property
     def state(self) -> DeviceState:
         """Where it stands in that round."""
-        return self.round.state
+        last = self.rounds.last
+        return last.state if last else DEVICE_STATES.start
 
-    @property
-    def outbox(self) -> Outbox:
-        """Its upload."""
-        return self.round.outbox
+    def hears(self, bucket: fx.BucketAddress) -> bool:
+        """Whether this is a bucket in which it looks for stanzas."""
+        return self.fetches.looks_in(bucket.level, bucket.index)
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         """Take an event; hostile or stale input ends as one `Refuse`."""
@@ -138,13 +145,13 @@ class DeviceMachine:
             return [fx.Refuse(error.reason)]
 
     def _leave_if_free(self) -> list[fx.Effect]:
-        return [] if self.round.under_way else self._greeting.leave()
+        return [] if self.rounds.under_way else self._greeting.leave()
 
     def _handle(self, event: fx.Event) -> list[fx.Effect]:
         match event:
             case fx.PeerConnected():
                 key = [] if self._greeting.away else self._tell_key()
-                again = [*self.round.connected(), *self._releases.connected()]
+                again = [*self.rounds.connected(), *self._releases.connected()]
                 return [*key, *self._greeting.begin(), *again]
             case fx.MessageReceived(message=Offer() as offer):
                 return self._offer(offer)
@@ -152,7 +159,8 @@ class DeviceMachine:
                 taken = self.fetches.part(part, self._jobs.is_ahead)
                 return taken if isinstance(taken, list) else self._complete(taken)
             case fx.MessageReceived(message=Need() as need):
-                return self.outbox.need(need)
+                asked = self.rounds.with_upload(need.blob)
+                return asked.outbox.need(need) if asked else []
             case fx.MessageReceived(message=Note(body=envelope)):
                 return self._note(envelope)
             case fx.MessageReceived(message=TrustMetadata() as metadata):
@@ -223,13 +231,15 @@ class DeviceMachine:
         header = self.keys.cloud_header(offer.header)
         if not isinstance(header, Manifest | Commit):
             raise ProtocolError("unexpected_header")
-        if isinstance(header, Commit) and not self.outbox.awaits(header.at):
+        round_ = self.rounds.of(header.at.job_id)
+        if isinstance(header, Commit) and not (round_ and round_.outbox.awaits(header.at)):
             return []
         check_fetchable(offer, header.blob, self.settings.blob_bytes)
         if isinstance(header, Commit):
             return self._fetch(offer, header)
         check_pieces(header, self.settings.blob_bytes)
-        if not self._greeting.is_there and (header.kind != "round" or header.at != self.at):
+        at_hand = header.kind == "round" and round_ is not None and header.at == round_.at
+        if not self._greeting.is_there and not at_hand:
             return []  # what is open by then comes again after the next hello
         if header.kind == "release":
             return self._release(offer, header)
@@ -259,20 +269,15 @@ class DeviceMachine:
 
     def _round(self, offer: Offer, manifest: Manifest) -> list[fx.Effect]:
         mark = ManifestMark(manifest.at, hashlib.sha256(offer.header.payload).digest())
-        if self.round.is_new(mark):
-            self.round.check_key(manifest)
-            self.fetches.make_room(offer, manifest, self._is_over)
-            return [*self.round.begin(manifest, mark, self._now_s), *self._fetch(offer, manifest)]
-        if self.state is DeviceState.FETCHING and self.fetches.has(manifest):
+        round_ = self.rounds.take_up(manifest.at.job_id)
+        if round_.is_new(mark):
+            self.rounds.keys.check(manifest)
+            self.fetches.make_room(offer, manifest, over=lambda old: _is_over(old, round_))
+            return [*round_.begin(manifest, mark, self._now_s), *self._fetch(offer, manifest)]
+        if round_.state is DeviceState.FETCHING and self.fetches.has(manifest):
             # A repeated offer may carry the blob that the first one lacked.
             return self._complete(self.fetches.offer(offer, manifest))
         return []
-
-    def _is_over(self, fetched: BroadcastHeader) -> bool:
-        """Whether a fetch ends when a newer round comes; not the record of the last answer."""
-        if isinstance(fetched, Commit):
-            return not self.outbox.is_for(fetched.at)
-        return fetched.kind == "round"
 
     # --- fetching ---
 
@@ -281,24 +286,30 @@ class DeviceMachine:
         complete = self.fetches.offer(offer, header)
         return [fx.SetTimer("repair", self.settings.repair_s), *self._complete(complete)]
 
-    def _complete(self, complete: FetchedBlob | None) -> list[fx.Effect]:
+    def _complete(self, complete: FetchedBlob | FetchedStanzas | None) -> list[fx.Effect]:
         match complete:
             case (Commit() as commit, data):
-                return self.round.committed(commit, data)
-            case (Manifest() as manifest, stanzas) if len(stanzas) < manifest.blob.size_bytes:
+                answered = self.rounds.of(commit.at.job_id)
+                return answered.committed(commit, data) if answered else []
+            case FetchedStanzas(manifest=manifest, stanzas=stanzas):
                 if self._covers(manifest):
                     return self._go_on(manifest, stanzas)
                 return [fx.Work(FindStanza(manifest, stanzas))]
             case (Manifest(kind="round") as manifest, data):
-                return self.round.complete(manifest, data, self._now_s)
+                round_ = self.rounds.of(manifest.at.job_id)
+                return round_.complete(manifest, data, self._now_s) if round_ else []
             case (Manifest() as manifest, data):
                 self._jobs.complete(manifest)
                 return [fx.Work(OpenPackage(manifest, data))]
         return []
 
     def _covers(self, manifest: Manifest) -> bool:
-        """Whether even who finds no stanza fetches the stream."""
-        return manifest.kind == "round" and self.round.cover.on
+        """Whether even who finds no stanza fetches the stream: of a release, that nobody sees whom
+        a canary has."""
+        if manifest.kind == "release":
+            return True
+        round_ = self.rounds.of(manifest.at.job_id) if manifest.kind == "round" else None
+        return round_ is not None and round_.cover.on
 
     def _go_on(self, manifest: Manifest, stanzas: bytes) -> list[fx.Effect]:
         rest = self.fetches.go_on(manifest, stanzas)
@@ -319,19 +330,19 @@ class DeviceMachine:
                 self.fetches.forget(lambda old: old == manifest)
                 return [*self._not_for_me(manifest), *_failed(reason)]
             case OpenPackage(manifest=manifest), OpenedPackage() as opened:
-                self.round.fix_moment(manifest, opened)
+                if round_ := self.rounds.of(manifest.at.job_id):
+                    round_.fix_window(manifest, opened)
                 return self._opened(manifest, opened.package)
             case (OpenPackage() | InstallJob()) as work, fx.WorkFailed(reason=reason):
                 return [*self._not_for_me(work.manifest), *_failed(reason)]
             case InstallJob(manifest=manifest), Installation():
-                out = self._jobs.learned(manifest.at.job_id, self.at)
+                out = self._jobs.learned(manifest.at.job_id, self.rounds.at_hand)
                 return out + self._go_on_with(manifest.at.job_id)
-            case (ComputeAnswer() | SealDummies()) as work, SealedAnswer() as sealed:
-                return self.round.sealed(work.manifest, sealed, self._now_s)
-            case ComputeAnswer(manifest=manifest), NoAnswer(why=why) | fx.WorkFailed(reason=why):
-                return self.round.declined(manifest, why)
-            case SealDummies(manifest=manifest), NoAnswer(why=why) | fx.WorkFailed(reason=why):
-                return self.round.uncovered(manifest, why)
+            case ComputeAnswer() as work, answer:
+                after = self._answered(work.manifest, answer)
+                return after + self.rounds.worked(work, answer, self._now_s)
+            case SealDummies(manifest=manifest), answer:
+                return self._answered(manifest, answer, dummies=True)
             case InstallRelease(manifest=manifest), Installation():
                 self._in_use(manifest)
                 report = fx.Report("model_installed", {"job_id": manifest.at.job_id.hex()})
@@ -353,6 +364,21 @@ class DeviceMachine:
                 return _failed(reason)
         return []
 
+    def _answered(
+        self, manifest: Manifest, answer: object, *, dummies: bool = False
+    ) -> list[fx.Effect]:
+        round_ = self.rounds.of(manifest.at.job_id)
+        match answer:
+            case _ if round_ is None:
+                return []
+            case SealedAnswer() as sealed:
+                return round_.sealed(manifest, sealed, self._now_s)
+            case NoAnswer(why=why) | fx.WorkFailed(reason=why):
+                return (
+                    round_.uncovered(manifest, why) if dummies else round_.declined(manifest, why)
+                )
+        return []
+
     def _in_use(self, release: Manifest) -> None:
         if release.sequence >= self.memory.release_sequence:
             self.memory.release_sequence = release.sequence
@@ -368,13 +394,14 @@ class DeviceMachine:
         if manifest.kind == "release" and isinstance(package, ReleasePackage):
             fresh = manifest.sequence >= self._newest_release
             return [fx.Work(InstallRelease(manifest, package))] if fresh else []
-        return self.round.opened(manifest, package)
+        return self.rounds.opened(manifest, package, self._now_s)
 
     def _not_for_me(self, manifest: Manifest) -> list[fx.Effect]:
         if manifest.kind == "release":
             return self._releases.settled(manifest)
         if manifest.kind != "job":
-            return self.round.not_for_me(manifest)
+            round_ = self.rounds.of(manifest.at.job_id)
+            return round_.not_for_me(manifest) if round_ else []
         self._jobs.of_no_use(manifest)
         return self._go_on_with(manifest.at.job_id)
 
@@ -402,10 +429,10 @@ class DeviceMachine:
                 told = self._greeting.is_said(behind.hello)
                 return [fx.Work(CountElsewhere(behind))] if told else []
             case Cover() as cover:
-                self.round.cover.asked(cover)
+                self.rounds.cover_asked(cover)
                 return []
             case RoundKey() as key:
-                self.round.told_key(key)
+                self.rounds.keys.told(key)
                 return []
             case Ack() as ack:
                 if self._key_told(ack):
@@ -414,7 +441,10 @@ class DeviceMachine:
                 if reported is not None:
                     return reported
                 heard = self._greeting.heard(ack.blob)
-                return self.round.acknowledged(ack) if heard is None else heard
+                if heard is not None:
+                    return heard
+                sent = self.rounds.with_upload(ack.blob)
+                return sent.acknowledged(ack) if sent else []
         raise ProtocolError("unexpected_body")
 
     def _close(self, close: Close) -> list[fx.Effect]:
@@ -423,14 +453,15 @@ class DeviceMachine:
             return []
         self.fetches.forget(lambda old: old.kind != "release" and old.at.job_id == close.job_id)
         what = {"job_id": close.job_id.hex(), "status": close.status}
-        return [*self.round.job_closed(close.job_id), *ended, fx.Report("job_closed", what)]
+        round_ = self.rounds.of(close.job_id)
+        return [*(round_.job_closed() if round_ else []), *ended, fx.Report("job_closed", what)]
 
     # --- timers ---
 
     def _hello(self) -> list[fx.Effect]:
         if self._greeting.away:
             return []
-        missed = self.round.offer_again() if self._greeting.answers_here() else []
+        missed = self.rounds.offer_again() if self._greeting.answers_here() else []
         return [*self._tell_key(), *self._greeting.hello(), *missed]
 
     def _timer(self, name: str) -> list[fx.Effect]:
@@ -443,14 +474,29 @@ class DeviceMachine:
                 return self._releases.tell()
             case "want":
                 return self._jobs.want_again(self._now_s)
+            case _ if name == TURN:
+                return self.rounds.next_turn(self._now_s)
+        what, _, job = name.partition("/")
+        round_ = self.rounds.of(bytes.fromhex(job)) if job else None
+        if round_ is None:
+            return []
+        match what:
             case "resend":
-                return self.round.resend()
-            case "deadline" if (out := self.round.expired()) is not None:
-                self.fetches.forget(
-                    lambda old: old.kind == "round" and not self._jobs.is_ahead(old)
-                )
+                return round_.resend()
+            case "deadline" if (out := round_.expired()) is not None:
+                mine = round_.job_id
+                self.fetches.forget(lambda old: old.kind == "round" and old.at.job_id == mine)
                 return out
         return []
+
+
+def _is_over(fetched: BroadcastHeader, round_: DeviceRound) -> bool:
+    """Whether a fetch ends with this round; not the record of the last answer."""
+    if fetched.at.job_id != round_.job_id:
+        return False
+    if isinstance(fetched, Commit):
+        return not round_.outbox.is_for(fetched.at)
+    return fetched.kind == "round"
 
 
 def _failed(reason: str) -> list[fx.Effect]:
@@ -504,7 +550,8 @@ class DeviceGreeting:
         if self.away:
             return []
         self._greeted = True
-        hello = Hello(self._signer.name, *self.versions, self._memory.answered)
+        answered = self._memory.answered
+        hello = Hello(self._signer.name, *self.versions, answered, KNOWS_BUCKETS)
         note = self._signer.note(hello)
         self._said = hashlib.sha256(note.body.payload).digest()
         settings = self._settings

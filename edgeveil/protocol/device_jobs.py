@@ -1,33 +1,44 @@
 """What comes to a device: blobs on their way to it, and the jobs that it knows.
 
 Both are bounded. A blob that stands still gives way to a new one; of too many jobs the oldest ends
-here. A round that comes before its job is kept, and its package fetched, until the job is known or
-the round is over.
+here. A round that comes before its job is kept, each job's newest, and its package fetched, until
+the job is known or the round is over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
 
+from edgeveil.crypto.buckets import bucket_of
+from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device_tasks import CLOSED_KEPT, DeviceMemory, DeviceSettings, JobClosed
 from edgeveil.protocol.messages import (
-    Blob,
     BlobPart,
     BroadcastHeader,
     Close,
-    ExchangeId,
     Manifest,
     Offer,
     Signer,
     Want,
 )
-from edgeveil.protocol.transfer import Backoff, Fetch, first_data, pieces_of
+from edgeveil.protocol.transfer import Backoff, Fetch, first_data
 
-AT_ONCE = 8  # blobs under way
+AT_ONCE = 64  # blobs under way, of a round up to two
 
 FetchedBlob = tuple[BroadcastHeader, bytes]
+
+
+@dataclass(frozen=True)
+class FetchedStanzas:
+    """What is to be looked through before the rest of a manifest in pieces is of use."""
+
+    manifest: Manifest
+    stanzas: bytes
+
+
 HeaderTest = Callable[[BroadcastHeader], bool]
 
 
@@ -39,8 +50,12 @@ class Fetches:
     handed out with them as one blob, once they are found to be of use (`go_on`).
     """
 
-    def __init__(self, settings: DeviceSettings, backoff: Backoff) -> None:
-        self._settings, self._backoff = settings, backoff
+    def __init__(
+        self, settings: DeviceSettings, backoff: Backoff, sealing: Sequence[SealingKey] = ()
+    ) -> None:
+        """`sealing` are the keys that this device's stanzas are sealed to: it looks in the buckets
+        of these alone (none: in all)."""
+        self._settings, self._backoff, self._sealing = settings, backoff, sealing
         self.under_way: dict[bytes, Fetch[BroadcastHeader]] = {}
 
     def make_room(
@@ -71,13 +86,13 @@ class Fetches:
         """Whether the blob, or a piece of it, is under way."""
         return any(fetch.header == header for fetch in self.under_way.values())
 
-    def offer(self, offer: Offer, header: BroadcastHeader) -> FetchedBlob | None:
+    def offer(self, offer: Offer, header: BroadcastHeader) -> FetchedBlob | FetchedStanzas | None:
         """Begin a fetch that there is room for, or go on with it; complete if all is in the offer.
 
         Raises ProtocolError `bad_part` or `bad_digest`.
         """
-        if not offer.data and (pieces := pieces_of(header)):
-            return self._offer_pieces(offer, header, *pieces)
+        if not offer.data and isinstance(header, Manifest) and header.pieces:
+            return self._offer_pieces(offer, header)
         digest = header.blob.digest
         fetch = self.under_way.get(digest) or Fetch(offer, header, self._settings.blob_bytes)
         self.under_way[digest] = fetch
@@ -85,22 +100,33 @@ class Fetches:
             fetch.add(part)
         return self._finish(fetch) if fetch.assembly.complete else None
 
-    def _offer_pieces(
-        self, offer: Offer, header: BroadcastHeader, stanzas: Blob, stream: Blob
-    ) -> FetchedBlob | None:
+    def _offer_pieces(self, offer: Offer, header: Manifest) -> FetchedBlob | FetchedStanzas | None:
+        stanzas, stream = header.pieces
         if not self.has(header):
             for piece in (stanzas, stream):
-                self.under_way[piece.digest] = Fetch(
+                self.under_way[piece.digest] = Fetch[BroadcastHeader](
                     offer,
                     header,
                     self._settings.blob_bytes,
                     blob=piece,
                     idle=piece is stream,
+                    only=self._buckets(header) if piece is stanzas else None,
                 )
         front = self.under_way.get(stanzas.digest)
         return self._finish(front) if front and front.assembly.complete else None
 
-    def go_on(self, manifest: Manifest, stanzas: bytes) -> FetchedBlob | list[fx.Effect]:
+    def looks_in(self, level: int, index: int) -> bool:
+        """Whether stanzas for this device may be in that bucket."""
+        return any(bucket_of(key, level) == index for key in self._sealing)
+
+    def _buckets(self, manifest: Manifest) -> frozenset[int] | None:
+        if manifest.buckets == 1 or not self._sealing:
+            return None
+        return frozenset(bucket_of(key, manifest.buckets) for key in self._sealing)
+
+    def go_on(
+        self, manifest: Manifest, stanzas: bytes
+    ) -> FetchedBlob | FetchedStanzas | list[fx.Effect]:
         """The stream is of use: the whole blob, or what to ask for. Nothing where it was given up.
 
         Raises ProtocolError `bad_digest`.
@@ -117,7 +143,7 @@ class Fetches:
 
     def part(
         self, part: BlobPart, stays: Callable[[BroadcastHeader], bool]
-    ) -> FetchedBlob | list[fx.Effect]:
+    ) -> FetchedBlob | FetchedStanzas | list[fx.Effect]:
         """Take a part: the whole blob, unless it `stays`, or what to ask for next."""
         fetch = self.under_way.get(part.blob)
         if fetch is None:
@@ -154,16 +180,17 @@ class Fetches:
         """Stop fetching what is over: a fetch that cannot end must not take a place for good."""
         self.under_way = {d: f for d, f in self.under_way.items() if not over(f.header)}
 
-    def _finish(self, fetch: Fetch[BroadcastHeader]) -> FetchedBlob:
+    def _finish(self, fetch: Fetch[BroadcastHeader]) -> FetchedBlob | FetchedStanzas:
         data, header = fetch.before + fetch.assembly.finish(), fetch.header
         del self.under_way[fetch.blob.digest]
-        if len(data) == header.blob.size_bytes:
-            self.forget(lambda old: old == header)  # its pieces, where it came as a whole
+        if isinstance(header, Manifest) and fetch.blob in header.pieces[:1]:
+            return FetchedStanzas(header, data)
+        self.forget(lambda old: old == header)  # its pieces, where it came as a whole
         return header, data
 
 
 class KnownJobs:
-    """Which jobs a device knows, which have ended, and the round that waits for its job.
+    """Which jobs a device knows, which have ended, and the rounds that wait for their jobs.
 
     Changes `memory` together with the effects that say so. One timer, `want`.
     """
@@ -185,7 +212,7 @@ class KnownJobs:
         self._fetches = fetches
         self._foreign: dict[bytes, bytes] = {}  # of no use to this device -> the package's digest
         self._at_work: dict[bytes, bytes] = {}  # the host opens or learns it -> likewise
-        self._waiting: tuple[Manifest, Offer, float] | None = None  # a round, and until when
+        self._waiting: dict[bytes, tuple[Manifest, Offer, float]] = {}  # rounds, and until when
         self._tries = 0
 
     def check_open(self, job_id: bytes) -> None:
@@ -208,7 +235,7 @@ class KnownJobs:
         """Whether a round of this job can be taken up: the job is known, or of no use here."""
         return job_id in self._memory.jobs or job_id in self._foreign
 
-    # --- a round that waits ---
+    # --- rounds that wait ---
 
     def is_ahead(self, header: BroadcastHeader) -> bool:
         """Whether it is a round of a job that is not known yet."""
@@ -219,11 +246,17 @@ class KnownJobs:
 
         Raises ProtocolError `too_many_fetches`.
         """
-        self._fetches.make_room(offer, round_, self.is_ahead)
-        if self._waiting is not None and self._waiting[0] == round_ and not offer.data:
-            offer = self._waiting[1]
+        job_id = round_.at.job_id
+        self._fetches.make_room(
+            offer, round_, lambda old: self.is_ahead(old) and old.at.job_id == job_id
+        )
+        before = self._waiting.pop(job_id, None)
+        if before is not None and before[0] == round_ and not offer.data:
+            offer = before[1]
         until_s = now_s + round_.deadline_s + round_.grace_s
-        self._waiting, self._tries = (round_, offer, until_s), 0
+        self._waiting[job_id], self._tries = (round_, offer, until_s), 0
+        if len(self._waiting) > self._settings.jobs:
+            self._give_up(next(iter(self._waiting)))
         out = self.want_again(now_s)
         if offer.data or self._fetches.has(round_):
             return out
@@ -231,40 +264,45 @@ class KnownJobs:
         return [*out, fx.SetTimer("repair", self._settings.repair_s)]
 
     def want_again(self, now_s: float) -> list[fx.Effect]:
-        """Ask for its job, unless that is coming, ever more rarely until the round is over."""
-        if self._waiting is None or now_s > self._waiting[2]:
-            self._waiting = None
-            self._fetches.forget(self.is_ahead)
+        """Ask for jobs that are not coming, ever more rarely until the rounds are over."""
+        for job_id in [job for job, (_, _, until_s) in self._waiting.items() if now_s > until_s]:
+            self._give_up(job_id)
+        if not self._waiting:
             return []
-        job_id, settings = self._waiting[0].at.job_id, self._settings
+        settings = self._settings
         wait_s = self._backoff.wait_s(settings.resend_s, self._tries, settings.waits_cap_s)
         self._tries += 1
-        timer = fx.SetTimer("want", wait_s)
-        if job_id in self._at_work or self._fetches.brings_job(job_id):
-            return [timer]
-        return [fx.Send(fx.ProxyAddress(), self._signer.note(Want(job_id))), timer]
+        wanted = [
+            Want(job_id)
+            for job_id in self._waiting
+            if not (job_id in self._at_work or self._fetches.brings_job(job_id))
+        ]
+        notes = [fx.Send(fx.ProxyAddress(), self._signer.note(want)) for want in wanted]
+        return [*notes, fx.SetTimer("want", wait_s)]
+
+    def _give_up(self, job_id: bytes) -> None:
+        del self._waiting[job_id]
+        self._fetches.forget(lambda old: self.is_ahead(old) and old.at.job_id == job_id)
 
     def released(self, job_id: bytes) -> Offer | None:
         """The round that waited for this job, once."""
-        if self._waiting is None or self._waiting[0].at.job_id != job_id:
-            return None
-        (_, offer, _), self._waiting = self._waiting, None
-        return offer
+        waiting = self._waiting.pop(job_id, None)
+        return None if waiting is None else waiting[1]
 
     # --- what becomes of a job ---
 
-    def learned(self, job_id: bytes, at: ExchangeId | None) -> list[fx.Effect]:
+    def learned(self, job_id: bytes, at_hand: Set[bytes]) -> list[fx.Effect]:
         """The host holds the job. Of more than `settings.jobs` the oldest one ends here.
 
-        Its end was not heard, or the cloud runs too many at once; that of `at` is not taken.
+        Its end was not heard, or the cloud runs too many at once; one with a round `at_hand` is
+        not taken.
         """
         self._at_work.pop(job_id, None)
         if job_id in self._memory.closed:  # it ended while the host was at it
             return [fx.Persist(JobClosed(job_id, "forgotten"))]
         self._foreign.pop(job_id, None)
         self._memory.jobs[job_id] = None
-        kept = {job_id, at.job_id if at else job_id}
-        others = [job for job in self._memory.jobs if job not in kept]
+        others = [job for job in self._memory.jobs if job != job_id and job not in at_hand]
         surplus = max(0, len(self._memory.jobs) - self._settings.jobs)
         return [effect for job in others[:surplus] for effect in self._end(job, "forgotten")]
 

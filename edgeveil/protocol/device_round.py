@@ -1,14 +1,15 @@
-"""The round that a device last heard of: from its manifest to what became of the answer.
+"""The round of a job that a device last heard of: from its manifest to what became of the answer.
 
-Theory of operation. One round at a time, in the states of `DEVICE_STATES`. A manifest that is new
+Theory of operation. Of each job one round at a time, in the states of `DEVICE_STATES`; those of
+different jobs know nothing of each other (`device_rounds.py`). A manifest that is new
 (`is_new`: neither older than what was seen of its job, nor a second text of the same, nor settled)
-ends whatever round was there, from any state, and is on disk before anything of it is opened, so
-that a restart refuses what was refused before. Where not everybody is selected the stanzas come
-first, and who finds none is done. When the package is complete the host opens it; from
-that moment, and before a record is read, it is fixed when an answer leaves (`Moment`): a moment
-that followed from the work would show how long that took, and so tell about the records. Who is not
-selected is done; who is, consents and computes, or declines. Outcomes of work for a manifest that
-is not the one at hand any more are dropped.
+ends whatever round of the job was there, from any state, and is on disk before anything of it is
+opened, so that a restart refuses what was refused before. Where not everybody is selected the
+stanzas come first, and who finds none is done. When the package is complete the host opens it; from
+that moment, and before a record of its is read, it is fixed when an answer leaves (`Moment`): a
+moment that followed from the work would show how long that took, and so tell about the records. Who
+is not selected is done; who is, consents and computes when its turn has come, or declines. Outcomes
+of work for a manifest that is not the one at hand any more are dropped.
 
 An answer is on disk before it is sent, sent until the proxy acknowledges it, and kept until the
 cloud's record of the round says whether it was counted (`Outbox`). Under cover traffic nobody is
@@ -53,6 +54,7 @@ from edgeveil.protocol.messages import (
     RoundKey,
     Signer,
     Upload,
+    short_name,
 )
 from edgeveil.protocol.sealed import Package, RoundPackage
 from edgeveil.protocol.transfer import Backoff, answer_need, describe, part_bytes, sends
@@ -93,25 +95,72 @@ DEVICE_STATES = StateTable(
 )
 
 
+def timer_name(what: str, job_id: bytes) -> str:
+    """The name of a job's own timer."""
+    return f"{what}/{job_id.hex()}"
+
+
+class RoundKeys:
+    """The proxy's keys of rounds that it will offer next, each job's newest, of so many jobs."""
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs, self._keys = jobs, dict[bytes, RoundKey]()
+
+    def told(self, key: RoundKey) -> None:
+        """The proxy's key of a round that it will offer next."""
+        self._keys.pop(key.at.job_id, None)
+        self._keys[key.at.job_id] = key
+        while len(self._keys) > self._jobs:
+            del self._keys[next(iter(self._keys))]
+
+    def of(self, manifest: Manifest) -> RoundKey | None:
+        """The key of this round, if it was told."""
+        known = self._keys.get(manifest.at.job_id)
+        return known if known is not None and known.at == manifest.at else None
+
+    def check(self, manifest: Manifest) -> None:
+        """Raise ProtocolError `no_round_key` for a masked round whose key was not told."""
+        if manifest.masked and not self.of(manifest):
+            raise ProtocolError("no_round_key")
+
+
 class DeviceRound:
-    """State, manifest and upload. Two timers: `deadline` and the outbox's `resend`."""
+    """State, manifest and upload of a job's round.
+
+    Two timers of the job's own (`timer_name`): `deadline` and the outbox's `resend`.
+    """
 
     def __init__(
-        self, signer: Signer, memory: DeviceMemory, settings: DeviceSettings, backoff: Backoff
+        self,
+        job_id: bytes,
+        signer: Signer,
+        memory: DeviceMemory,
+        settings: DeviceSettings,
+        backoff: Backoff,
+        cover: CoverTraffic,
+        keys: RoundKeys,
     ) -> None:
+        self.job_id = job_id
         self._signer, self._memory, self._settings = signer, memory, settings
         self.state = DEVICE_STATES.start
         self.manifest: Manifest | None = None
-        self.outbox = Outbox(signer, memory, settings, backoff)
-        self.cover = CoverTraffic()
+        self.outbox = Outbox(job_id, signer, memory, settings, backoff)
+        self.cover, self._round_keys = cover, keys
+        self._window = AnswerWindow()
         self._moment = Moment()
-        self._round_keys: dict[bytes, RoundKey] = {}  # of the proxy's, each job's newest
+        self._package: RoundPackage | None = None  # that waits for its turn
+        self._deadline = timer_name("deadline", job_id)
 
     @property
     def at(self) -> ExchangeId | None:
         """The round that the device fetches, works on or has an upload of."""
         item = self.outbox.item
         return self.manifest.at if self.manifest else item.at if item else None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left of it."""
+        return self.state is DeviceState.IDLE and self.outbox.item is None
 
     @property
     def under_way(self) -> bool:
@@ -135,22 +184,6 @@ class DeviceRound:
 
     # --- the manifest ---
 
-    def told_key(self, key: RoundKey) -> None:
-        """The proxy's key of a round that it will offer next."""
-        self._round_keys.pop(key.at.job_id, None)
-        self._round_keys[key.at.job_id] = key
-        while len(self._round_keys) > self._settings.jobs:
-            del self._round_keys[next(iter(self._round_keys))]
-
-    def _round_key(self, manifest: Manifest) -> RoundKey | None:
-        known = self._round_keys.get(manifest.at.job_id)
-        return known if known is not None and known.at == manifest.at else None
-
-    def check_key(self, manifest: Manifest) -> None:
-        """Raise ProtocolError `no_round_key` for a masked round whose key was not told."""
-        if manifest.masked and not self._round_key(manifest):
-            raise ProtocolError("no_round_key")
-
     def is_new(self, mark: ManifestMark) -> bool:
         """Whether to take this round up; False while at it, and once it is settled.
 
@@ -172,11 +205,11 @@ class DeviceRound:
         known = self._memory.seen.get(manifest.at.job_id) == mark
         self._step("manifest")
         self._memory.seen[manifest.at.job_id] = mark
-        self.manifest = manifest
+        self.manifest, self._package = manifest, None
         self.cover.heard_of(now_s)
         out: list[fx.Effect] = [] if known else [fx.Persist(mark)]
-        out += [*self.outbox.drop(), fx.CancelTimer("resend")]
-        return [*out, fx.SetTimer("deadline", manifest.deadline_s + manifest.grace_s)]
+        out += [*self.outbox.drop(), fx.CancelTimer(self.outbox.timer)]
+        return [*out, fx.SetTimer(self._deadline, manifest.deadline_s + manifest.grace_s)]
 
     def complete(self, manifest: Manifest, data: bytes, now_s: float) -> list[fx.Effect]:
         """The package is here."""
@@ -186,13 +219,14 @@ class DeviceRound:
 
     # --- outcomes of the host's work ---
 
-    def fix_moment(self, manifest: Manifest, opened: OpenedPackage) -> None:
-        """Say when the answer to the package leaves, whatever it will be."""
+    def fix_window(self, manifest: Manifest, opened: OpenedPackage) -> None:
+        """Say what the moment of the answer to the package follows from, whatever it will be."""
         if manifest == self.manifest:
-            self._moment = self.cover.moment(opened.budget_s, opened.chance)
+            self._window = self.cover.window(manifest, opened)
+            self._moment = self._window.moment(self._window.begun_s)
 
     def opened(self, manifest: Manifest, package: Package) -> list[fx.Effect]:
-        """The package is for this device: consent and work."""
+        """The package is for this device: consent and work, once its turn has come."""
         if manifest.kind != "round" or not isinstance(package, RoundPackage):
             return [*self.not_for_me(manifest), fx.Refuse("malformed_package")]
         if manifest != self.manifest:
@@ -200,12 +234,40 @@ class DeviceRound:
         self._step("opened")
         if self._settings.require_cover and not self.cover.on:
             return self.uncovered(manifest, "policy.require_cover, and the proxy asks for no cover")
-        begun_s, allowed_s = self._moment.begun_s, self._moment.allowed_s
-        task = ComputeAnswer(manifest, package, begun_s, allowed_s)
-        told = self._round_key(manifest)
+        self._package = package
+        return []
+
+    # --- its turn ---
+
+    @property
+    def due_s(self) -> float | None:
+        """When its work on records must have ended at the latest; None where none waits."""
+        return None if self._package is None else self._window.due_s
+
+    def has_time(self, free_s: float) -> bool:
+        """Whether work that begins then, and not as the package comes, is worth beginning."""
+        window = self._window
+        if free_s <= window.begun_s:
+            return True  # the job's own trial tells
+        return window.moment(free_s).allowed_s >= max(window.needed_s, LEAST_WORK_S)
+
+    def begin_work(self, free_s: float) -> ComputeAnswer:
+        """Consent and work, from the package's coming on, or from when the box is free."""
+        manifest, package, self._package = self.manifest, self._package, None
+        if manifest is None or package is None:
+            raise ProtocolError("no_work_waits")
+        self._moment = found = self._window.moment(max(free_s, self._window.begun_s))
+        closes_s = self._window.closes_s
+        task = ComputeAnswer(manifest, package, found.begun_s, found.allowed_s, closes_s)
+        told = self._round_keys.of(manifest)
         if told is not None:
             task = replace(task, round_key=told.key, proxy_memory=told.memory)
-        return [fx.Work(task)]
+        return task
+
+    def out_of_time(self) -> list[fx.Effect]:
+        """Others' work leaves too little time: what follows from public moments alone."""
+        manifest, self._package = self.manifest, None
+        return [] if manifest is None else self.declined(manifest, BUSY)
 
     def not_for_me(self, manifest: Manifest) -> list[fx.Effect]:
         """Not selected, or not to be opened: nothing to do but to cover those who were."""
@@ -218,7 +280,7 @@ class DeviceRound:
 
     def declined(self, manifest: Manifest, why: str) -> list[fx.Effect]:
         """Selected, and nothing will be sent; under cover not even that."""
-        report = fx.Report("declined", {"round": manifest.at.exchange, "why": why})
+        report = fx.Report("declined", {**place(manifest.at), "why": why})
         if manifest != self.manifest:
             return [report]
         if self.cover.on:
@@ -231,14 +293,14 @@ class DeviceRound:
 
     def _answer_with_dummies(self, manifest: Manifest) -> list[fx.Effect]:
         self._step("covering")
-        told = self._round_key(manifest)
+        told = self._round_keys.of(manifest)
         return [fx.Work(SealDummies(manifest, b"" if told is None else told.key))]
 
     def uncovered(self, manifest: Manifest, why: str) -> list[fx.Effect]:
         """No dummy can be sent either; a note would say that there was nothing else to send."""
         if manifest == self.manifest:
             self._step("declined")
-        return [fx.Report("uncovered", {"round": manifest.at.exchange, "why": why})]
+        return [fx.Report("uncovered", {**place(manifest.at), "why": why})]
 
     def sealed(self, manifest: Manifest, sealed: SealedAnswer, now_s: float) -> list[fx.Effect]:
         """An answer is ready: keep it and send it, at its moment."""
@@ -253,16 +315,14 @@ class DeviceRound:
     def acknowledged(self, ack: Ack) -> list[fx.Effect]:
         """The proxy holds the upload, or never will."""
         item = self.outbox.item
-        if item is None or item.upload.blob.digest != ack.blob:
-            return []
-        if self.state is not DeviceState.UPLOADING:
+        if item is None or self.state is not DeviceState.UPLOADING:
             return []
         if ack.status == "held":
             self._step("held")
-            return [fx.CancelTimer("resend"), *self.outbox.held()]
+            return [fx.CancelTimer(self.outbox.timer), *self.outbox.held()]
         self._step("refused")
-        what = {"round": item.at.exchange, "why": ack.reason or ack.status}
-        out = [fx.CancelTimer("resend"), *self.outbox.drop("refused")]
+        what = {**place(item.at), "why": ack.reason or ack.status}
+        out = [fx.CancelTimer(self.outbox.timer), *self.outbox.drop("refused")]
         return out if item.dummy else [*out, fx.Report("upload_refused", what)]
 
     def committed(self, commit: Commit, marks: bytes) -> list[fx.Effect]:
@@ -272,24 +332,25 @@ class DeviceRound:
             late = self.outbox.late(commit.at)
             return [] if late is None else self._settled(late, marks, late=True)
         self._step("closed")
-        return [fx.CancelTimer("resend"), *self._settled(item, marks, late=False)]
+        return [fx.CancelTimer(self.outbox.timer), *self._settled(item, marks, late=False)]
 
     def _settled(self, item: OutboxPut, marks: bytes, *, late: bool) -> list[fx.Effect]:
         found, segments = counted(item, marks), len(item.marks)
         outcome: Outcome = "counted" if found == segments else "missing"
         record: list[fx.Effect] = [fx.Persist(LateRecord(item.at, outcome))]
         out = record if late else self.outbox.drop(outcome)
-        what = {"round": item.at.exchange, "segments": segments, "counted": found}
+        what = {**place(item.at), "segments": segments, "counted": found}
         return out if item.dummy else [*out, fx.Report("counted", what)]
 
-    def job_closed(self, job_id: bytes) -> list[fx.Effect]:
-        """The job of this round, if it is the one, has ended."""
-        # After a restart the upload may be all that is left of the round.
-        if self.at is None or self.at.job_id != job_id:
-            return []
+    def job_closed(self) -> list[fx.Effect]:
+        """The job has ended."""
         self._step("closed")
-        self.manifest = None
-        return [*self.outbox.drop(), fx.CancelTimer("resend"), fx.CancelTimer("deadline")]
+        self.manifest = self._package = None
+        return [
+            *self.outbox.drop(),
+            fx.CancelTimer(self.outbox.timer),
+            fx.CancelTimer(self._deadline),
+        ]
 
     # --- timers ---
 
@@ -302,7 +363,12 @@ class DeviceRound:
         if not DEVICE_STATES.allows(self.state, "expired"):
             return None
         self._step("expired")
-        return [fx.CancelTimer("resend"), *self.outbox.drop()]
+        return [fx.CancelTimer(self.outbox.timer), *self.outbox.drop()]
+
+
+def place(at: ExchangeId) -> dict[str, object]:
+    """What a report on a round says of it: its job's short name, and its number."""
+    return {"job": short_name(at.job_id), "round": at.exchange}
 
 
 # --- when an answer leaves ------------------------------------------------------------------
@@ -311,6 +377,10 @@ class DeviceRound:
 # is there only because the work was ended; what comes after is for leaving, spread by chance, so
 # that a fleet's uploads do not come all at once.
 WORK_SHARE, LEAVE_SHARE = 3 / 4, 7 / 8
+
+
+LEAST_WORK_S = 0.001  # a turn of no time is none
+BUSY = "the box computes for other jobs for too long"
 
 
 @dataclass(frozen=True)
@@ -327,25 +397,48 @@ class Moment:
         return max(0.0, self.leaves_s - now_s)
 
 
-def moment(begun_s: float, budget_s: float, cover_s: float, chance: float) -> Moment:
-    """The moment of an answer to a package that came at `begun_s`.
+@dataclass(frozen=True)
+class AnswerWindow:
+    """What the moment of an answer follows from, all of it there before a record is read.
 
-    `budget_s` is the job's (0: a job that is not known here), `cover_s` the window of cover traffic
-    (0: there is none), `chance` a draw from [0, 1). Under cover all answers and dummies leave in
-    the window's second half, so its first half is all there is for work.
+    The package came at `begun_s`. `budget_s` is the job's (0: a job that is not known here),
+    `cover_s` the window of cover traffic (0: there is none), `chance` a draw from [0, 1). The round
+    closes at `closes_s`, and an answer takes this box `needed_s` on made-up records.
     """
-    if cover_s:
-        half_s = cover_s / 2
-        allowed_s = min(budget_s or half_s, half_s) * WORK_SHARE
-        return Moment(begun_s, allowed_s, begun_s + half_s + chance * half_s)
-    if not budget_s:
-        return Moment(begun_s, math.inf, begun_s)
-    leaves = LEAVE_SHARE + chance * (1 - LEAVE_SHARE)
-    return Moment(begun_s, budget_s * WORK_SHARE, begun_s + budget_s * leaves)
+
+    begun_s: float = 0.0
+    budget_s: float = 0.0
+    cover_s: float = 0.0
+    chance: float = 0.0
+    closes_s: float = math.inf
+    needed_s: float = 0.0
+
+    def moment(self, start_s: float) -> Moment:
+        """The moment of an answer whose work begins at `start_s`, not before `begun_s`.
+
+        Under cover all answers and dummies leave in the window's second half, so its first half is
+        all there is for work, whenever it begins; without it the moment moves with the beginning.
+        """
+        if self.cover_s:
+            half_s = self.cover_s / 2
+            least_s = min(self.budget_s or half_s, half_s)
+            until_s = min(start_s + least_s * WORK_SHARE, self.begun_s + half_s * WORK_SHARE)
+            leaves_s = self.begun_s + half_s + self.chance * half_s
+            return Moment(start_s, max(0.0, until_s - start_s), leaves_s)
+        if not self.budget_s:
+            return Moment(start_s, math.inf, start_s)
+        span_s = max(0.0, min(self.budget_s, self.closes_s - start_s))
+        leaves = LEAVE_SHARE + self.chance * (1 - LEAVE_SHARE)
+        return Moment(start_s, span_s * WORK_SHARE, start_s + span_s * leaves)
+
+    @property
+    def due_s(self) -> float:
+        """When work on records must have ended at the latest."""
+        return self.begun_s + self.cover_s / 2 * WORK_SHARE if self.cover_s else self.closes_s
 
 
 class CoverTraffic:
-    """Cover traffic, as the proxy asked for it last.
+    """Cover traffic, as the proxy asked for it last; each round begins with a copy.
 
     Nothing is kept: the proxy says so after each hello and before each round.
 
@@ -381,9 +474,16 @@ class CoverTraffic:
         left_s = max(0.0, manifest.deadline_s - (now_s - self._heard_s))
         self._begun_s, self._span_s = now_s, min(self._window_s, left_s / 2)
 
-    def moment(self, budget_s: float, chance: float) -> Moment:
-        """When an answer to the package at hand leaves, also where there is no cover."""
-        return moment(self._begun_s, budget_s, self._span_s, chance)
+    def window(self, manifest: Manifest, opened: OpenedPackage) -> AnswerWindow:
+        """What the moment of an answer to the package at hand follows from."""
+        return AnswerWindow(
+            self._begun_s,
+            opened.budget_s,
+            self._span_s,
+            opened.chance,
+            self._heard_s + manifest.deadline_s,
+            opened.needed_s,
+        )
 
 
 # --- the upload ------------------------------------------------------------------------------
@@ -394,14 +494,20 @@ INLINE_PACKET_BYTES = 16384
 
 
 class Outbox:
-    """A device's one upload: sends what `memory.outbox` holds.
+    """A job's one upload: sends what `memory.uploads` holds of it.
 
     Changes it together with the `Persist` that says so.
     """
 
     def __init__(
-        self, signer: Signer, memory: DeviceMemory, settings: DeviceSettings, backoff: Backoff
+        self,
+        job_id: bytes,
+        signer: Signer,
+        memory: DeviceMemory,
+        settings: DeviceSettings,
+        backoff: Backoff,
     ) -> None:
+        self._job_id, self.timer = job_id, timer_name("resend", job_id)
         self._signer, self._memory, self._settings = signer, memory, settings
         self._backoff, self._resends = backoff, 0
         self._waiting: tuple[ExchangeId, SealedAnswer] | None = None  # until its moment under cover
@@ -410,7 +516,7 @@ class Outbox:
     @property
     def item(self) -> OutboxPut | None:
         """The upload, if there is one."""
-        return self._memory.outbox
+        return self._memory.uploads.get(self._job_id)
 
     def is_for(self, at: ExchangeId) -> bool:
         """Whether the upload is this round's."""
@@ -424,7 +530,7 @@ class Outbox:
         """
         if after_s > 0:
             self._waiting = at, sealed
-            return [fx.SetTimer("resend", after_s)]
+            return [fx.SetTimer(self.timer, after_s)]
         self._waiting = None
         blob = describe(sealed.data, part_bytes(self._settings.packet_bytes))
         self._memory.answered += self._memory.answered >= 0
@@ -432,7 +538,7 @@ class Outbox:
         upload = Upload(at, sealed.groups, blob, number, sealed.deposit, sealed.seed)
         header = self._signer.header(upload)
         item = OutboxPut(at, header, upload, sealed.marks, sealed.data, sealed.dummy)
-        self._memory.outbox, self._resends = item, 0
+        self._memory.uploads[self._job_id], self._resends = item, 0
         return [fx.Persist(item), *self.send()]
 
     def send(self) -> list[fx.Effect]:
@@ -447,7 +553,7 @@ class Outbox:
         to, blob = fx.ProxyAddress(), item.upload.blob
         whole_bytes = min(settings.packet_bytes, INLINE_PACKET_BYTES)
         packets = sends(to, item.header, blob, item.data, whole_bytes, push=False)
-        return [*packets, fx.SetTimer("resend", wait_s)]
+        return [*packets, fx.SetTimer(self.timer, wait_s)]
 
     def send_again(self) -> list[fx.Effect]:
         """What waits for its moment; or the same once more, and the next time later."""
@@ -459,7 +565,7 @@ class Outbox:
     def need(self, need: Need) -> list[fx.Effect]:
         """Parts that the proxy asks for; raises ProtocolError `bad_index`."""
         item = self.item
-        if item is None or item.upload.blob.digest != need.blob:
+        if item is None:
             return []
         return answer_need(fx.ProxyAddress(), need, item.upload.blob, item.data)
 
@@ -478,17 +584,18 @@ class Outbox:
         """The proxy acknowledged the upload: it is kept until it was counted."""
         if self.item is None or self.item.held:
             return []
-        self._memory.outbox = replace(self.item, held=True)
+        self._memory.uploads[self._job_id] = replace(self.item, held=True)
         return [fx.Persist(OutboxHeld(self.item.at))]
 
     def drop(self, outcome: Outcome = "dropped") -> list[fx.Effect]:
         """The upload is not needed any more, and its attempt is not taken up again."""
         self._waiting = None
-        if self.item is None:
+        item = self._memory.uploads.pop(self._job_id, None)
+        if item is None:
             return []
-        if self.item.held and outcome == "dropped":
-            self._last = replace(self.item, data=b"")
-        at, self._memory.outbox = self.item.at, None
+        if item.held and outcome == "dropped":
+            self._last = replace(item, data=b"")
+        at = item.at
         seen = self._memory.seen.get(at.job_id)
         if seen is not None and seen.at == at:
             self._memory.seen[at.job_id] = replace(seen, settled=True)

@@ -47,13 +47,14 @@ class StanzaLook:
 class OpenedPackage:
     """The package, or None where no stanza was for this device.
 
-    `chance` in [0, 1) and the job's `budget_s` (0: not known) fix the moment at which what follows
-    leaves; both are there before any record is read.
+    `chance` in [0, 1), the job's `budget_s` (0: not known) and what its trial took fix the moment
+    at which what follows leaves; all are there before any record is read for it.
     """
 
     package: Package | None
     chance: float = 0.0
     budget_s: float = 0.0
+    needed_s: float = 0.0  # for an answer, on made-up records
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ class Installation:
 class ComputeAnswer:
     """Consent, infer, train, price, seal; outcome `SealedAnswer` or `NoAnswer`.
 
-    What has read records ends `allowed_s` after `begun_s` (the machine's time) at the latest.
+    What has read records ends `allowed_s` after `begun_s` (the machine's time) at the latest; at
+    `closes_s` nobody waits for an answer any more.
     `round_key` is the proxy's of this round, where segments are masked, and `proxy_memory` names
     its memory.
     """
@@ -82,6 +84,7 @@ class ComputeAnswer:
     package: Package
     begun_s: float = 0.0
     allowed_s: float = math.inf
+    closes_s: float = math.inf
     round_key: bytes = b""
     proxy_memory: bytes = b""
 
@@ -284,7 +287,7 @@ class DeviceMemory:
     report_due: Manifest | None = None
     reported: int = -1  # the sequence of the release that was reported on last
     epoch: int = 0  # of the cloud's keys, in which these numbers were said
-    outbox: OutboxPut | None = None
+    uploads: dict[bytes, OutboxPut] = field(default_factory=dict)  # by job
     new_sealing: NewSealingKey | None = None  # that the proxy is to be told of
     answered: int = -1  # the number of the newest answer, dummies among them; -1: none is counted
 

@@ -37,6 +37,14 @@ class AllDevices:
 
 
 @dataclass(frozen=True)
+class BucketAddress:
+    """The devices of one bucket of `level` (`edgeveil.crypto.buckets`), by one publication."""
+
+    level: int
+    index: int
+
+
+@dataclass(frozen=True)
 class ProxyAddress:
     """The proxy of a cell, from either side; `cell` is empty where the fleet has no named cells."""
 
@@ -48,7 +56,7 @@ class CloudAddress:
     """The cloud."""
 
 
-Address = DeviceAddress | AllDevices | ProxyAddress | CloudAddress
+Address = DeviceAddress | AllDevices | BucketAddress | ProxyAddress | CloudAddress
 
 
 # --- events ------------------------------------------------------------------------------

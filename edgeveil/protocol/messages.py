@@ -122,6 +122,14 @@ class ExchangeId(msgspec.Struct, frozen=True, array_like=True):
         return self.exchange.to_bytes(4, "big") + self.attempt.to_bytes(4, "big")
 
 
+_JOB_DIGITS = 12
+
+
+def short_name(job_id: bytes) -> str:
+    """What lines call a job whose name the process does not know."""
+    return job_id.hex()[:_JOB_DIGITS]
+
+
 class Group(msgspec.Struct, frozen=True, array_like=True):
     """One segment that a device may upload: its name and its public, padded plaintext size."""
 
@@ -155,7 +163,8 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
     uploads are then dealt into `sets`, each of which is summed by itself. `data_set` is that of a
     release, as a tag (`data_set_tag`; empty: by a cloud of an earlier version). `pieces`, where not
     everybody is selected, are the blob's stanzas and its stream, each as a blob of its own: who
-    finds no stanza needs no stream.
+    finds no stanza needs no stream. Where there are several `buckets`, each is a part of the first
+    piece, and a device needs that of its own key alone (`edgeveil.crypto.buckets`).
     """
 
     kind: Literal["job", "round", "release"]
@@ -180,6 +189,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
     sets: Annotated[int, Meta(ge=1, le=MOST_SETS)] = 1
     data_set: Annotated[bytes, Meta(max_length=DATA_SET_TAG_BYTES)] = b""
     pieces: Annotated[tuple[Blob, ...], Meta(max_length=2)] = ()
+    buckets: Annotated[int, Meta(ge=1, le=65536)] = 1
 
 
 def data_set_tag(name: str) -> bytes:
@@ -242,13 +252,15 @@ class Roster(msgspec.Struct, frozen=True, array_like=True, tag="roster"):
     """The public sealing keys of all admitted devices, sorted, and nothing else about them.
 
     `epoch` grows with every change of one registry, which `lineage` names (empty: by a proxy of an
-    earlier version). From `expires_s` on (seconds since 1970; 0: never) it is stale.
+    earlier version). From `expires_s` on (seconds since 1970; 0: never) it is stale. `knows` is
+    what each of these devices knows, as its hello says.
     """
 
     epoch: Annotated[int, Meta(ge=0, le=2**62)]
     blob: Blob
     lineage: Annotated[str, Meta(pattern=r"^([0-9a-f]{32})?\Z")] = ""
     expires_s: Annotated[float, Meta(ge=0, le=2**40)] = 0.0
+    knows: Count = 0
 
 
 class MaskSums(msgspec.Struct, frozen=True, array_like=True, tag="masksums"):
@@ -281,13 +293,18 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 
     With the versions of the root and the delegations that it knows: the proxy sends newer ones.
     Zeros where it pins keys one by one, or is of an earlier version. `answered` is the number of
-    its newest answer; below zero, it does not count them.
+    its newest answer; below zero, it does not count them. `knows` grows with what may be said to it
+    alone: from 1 on, stanzas in buckets.
     """
 
     device: DeviceId
     root_version: Count = 0
     trust_version: Count = 0
     answered: Answers = -1
+    knows: Count = 0
+
+
+KNOWS_BUCKETS = 1  # what a hello of this version says that the device knows
 
 
 class Here(msgspec.Struct, frozen=True, array_like=True, tag="here"):

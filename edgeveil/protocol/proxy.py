@@ -20,6 +20,7 @@ from edgeveil.crypto.labels import BODY
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
+    KNOWS_BUCKETS,
     Ack,
     Behind,
     BlobPart,
@@ -53,6 +54,7 @@ from edgeveil.protocol.proxy_rounds import ProxyRounds, ProxyUploads
 from edgeveil.protocol.proxy_tasks import (
     Answered,
     AnswersFrom,
+    DeviceKnows,
     DeviceRegistry,
     FindAnswered,
     KeepBroadcast,
@@ -188,15 +190,18 @@ class ProxyMachine:
 
     def _roster_changed(self) -> list[fx.Effect]:
         known = self.registry.verify_key
-        self.online -= {device for device in self.online if known(device) is None}
+        gone = {device for device in self.online if known(device) is None}
+        self.online -= gone
         self.rounds.attendance.keep(self.registry.admitted())
-        return self._send_roster()
+        return [*self._send_roster(), *([self._presence()] if gone else [])]
 
     def _send_roster(self) -> list[fx.Effect]:
         epoch, keys = self.registry.roster()
         blob = describe(keys, part_bytes(self.settings.packet_bytes))
         registry = self.registry
-        header = Roster(epoch, blob, registry.lineage, registry.roster_expires_s())
+        earlier = self.memory.earlier.intersection(registry.admitted())
+        knows = 0 if earlier else KNOWS_BUCKETS
+        header = Roster(epoch, blob, registry.lineage, registry.roster_expires_s(), knows)
         self._roster = (self.signer.header(header), header, keys)
         again = fx.SetTimer("roster_again", self.settings.roster_again_s)
         return [*self._offer_roster(push=True), again]
@@ -324,7 +329,18 @@ class ProxyMachine:
         coming = self.uploads.came(device, now_s)
         # What is withdrawn is known before a release is: none comes back by an old copy of it.
         kept = [*self.releases.welcome(device), *self.serving.welcome(device, self.rounds.open)]
-        return [*heard, *kept, *coming, self._presence()]
+        return [*heard, *self._knows(hello), *kept, *coming, self._presence()]
+
+    def _knows(self, hello: Hello) -> list[fx.Effect]:
+        """The cloud speaks as the earliest of its devices understands."""
+        earlier = hello.knows < KNOWS_BUCKETS
+        if earlier == (hello.device in self.memory.earlier):
+            return []
+        before = bool(self.memory.earlier)
+        change = self.memory.earlier.add if earlier else self.memory.earlier.discard
+        change(hello.device)
+        told = self._send_roster() if before != bool(self.memory.earlier) else []
+        return [fx.Persist(DeviceKnows(hello.device, earlier=earlier)), *told]
 
     def _presence(self) -> fx.Effect:
         return fx.Report("devices_online", {"count": len(self.online)})

@@ -355,20 +355,29 @@ class Serving:
     def pass_on(self, to: fx.Address, kept: KeptBroadcast) -> list[fx.Effect]:
         """The broadcast's offer; to all at once, the whole of one that is small.
 
-        Of one that is not for everybody only its stanzas go to all, unless all cover for those who
-        need the rest, or the whole is so small that it does not matter.
+        Of a round that is not for everybody only its stanzas go to all, unless all cover for those
+        who need the rest, or the whole is so small that it does not matter. Of stanzas in buckets
+        each device gets its own bucket.
         """
-        blob, limit, key = kept.header.blob, self._context.settings, self._key(to, kept)
-        pushed, packet_bytes = [(blob, kept.data)], limit.packet_bytes
+        header, limit, key = kept.header, self._context.settings, self._key(to, kept)
+        pushed, packet_bytes = [(header.blob, kept.data)], limit.packet_bytes
         if pieces := _pieces(kept):
-            pushed = pieces if limit.cover_window_s else pieces[:1]
+            for_all = header.kind != "round" or limit.cover_window_s
+            pushed = pieces if for_all else pieces[:1]
             packet_bytes = min(packet_bytes, UNSELECTED_BYTES)
         if fits_offer(kept.signed, kept.data, packet_bytes):
             return [*key, fx.Send(to, Offer(kept.signed, kept.data[:]))]
         out: list[fx.Effect] = [*key, fx.Send(to, Offer(kept.signed))]
+        if not isinstance(to, fx.AllDevices):
+            return out
+        level = header.buckets if isinstance(header, Manifest) else 1
         for piece, data in pushed:
-            if isinstance(to, fx.AllDevices) and piece.size_bytes <= limit.push_bytes:
-                out += [fx.Send(to, part) for part in parts(piece, data)]
+            bucketed = level > 1 and piece is pushed[0][0]
+            if bucketed or piece.size_bytes <= limit.push_bytes:
+                out += [
+                    fx.Send(fx.BucketAddress(level, part.index) if bucketed else to, part)
+                    for part in parts(piece, data)
+                ]
         return out
 
     def _key(self, to: fx.Address, kept: KeptBroadcast) -> list[fx.Effect]:

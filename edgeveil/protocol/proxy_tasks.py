@@ -146,6 +146,14 @@ class AnswersFrom:
 
 
 @dataclass(frozen=True)
+class DeviceKnows:
+    """Whether a device is of an earlier version, which looks for its stanza among all."""
+
+    device: str
+    earlier: bool
+
+
+@dataclass(frozen=True)
 class FindAnswered:
     """What jobs has this identity answered after answer number `since`; at most so many.
 
@@ -347,6 +355,7 @@ class ProxyMemory:
     ended: dict[bytes, Note] = field(default_factory=dict)
     statement: Note | None = None  # on releases
     answered: dict[str, int] = field(default_factory=dict)  # by device, its newest answer's number
+    earlier: set[str] = field(default_factory=set)  # devices of an earlier version (`DeviceKnows`)
     unmasked: dict[tuple[bytes, int], RoundUnmasked] = field(default_factory=dict)  # by exchange
     summed: set[bytes] = field(default_factory=set)  # jobs never to be unmasked (again)
     name: bytes = b""  # another one where all this was lost, or put back from a backup

@@ -9,7 +9,7 @@ a tag that only those can compute who opened that broadcast.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from edgeveil.crypto.buckets import bucket_of, seal_buckets
 from edgeveil.crypto.keys import ContentKey, OpeningKey, SealingKey
 from edgeveil.crypto.labels import (
     CONTENT_KEY,
@@ -167,7 +168,12 @@ class Sealing(Protocol):
     """
 
     def seal_broadcast(
-        self, terms: Terms, package: bytes, recipients: Sequence[SealingKey], part_bytes: int
+        self,
+        terms: Terms,
+        package: bytes,
+        recipients: Sequence[SealingKey],
+        part_bytes: int,
+        level: int = 1,
     ) -> tuple[Manifest, bytes, bytes]: ...
 
     def open_broadcast(
@@ -199,12 +205,23 @@ def _context(label: bytes, terms: Terms | Manifest, package_digest: bytes) -> by
 
 
 def seal_broadcast(
-    terms: Terms, package: bytes, recipients: Sequence[SealingKey], part_bytes: int
+    terms: Terms,
+    package: bytes,
+    recipients: Sequence[SealingKey],
+    part_bytes: int,
+    level: int = 1,
 ) -> tuple[Manifest, bytes, bytes]:
-    """The unsigned manifest, the blob, and the membership tag that only recipients can compute."""
+    """The unsigned manifest, the blob, and the membership tag that only recipients can compute.
+
+    The stanzas are in `level` buckets; from two on the manifest names its pieces.
+    """
     content_key = ContentKey.generate()
     digest = hashlib.sha256(package).digest()
-    stanzas = seal_stanzas(content_key, recipients, _context(CONTENT_KEY, terms, digest))
+    info = _context(CONTENT_KEY, terms, digest)
+    if level > 1:
+        stanzas = seal_buckets(content_key, recipients, info, level)
+    else:
+        stanzas = seal_stanzas(content_key, recipients, info)
     stream = seal_stream(content_key, _context(MODEL_STREAM, terms, digest), package)
     data = stanzas + stream
     manifest = terms.manifest(
@@ -212,26 +229,30 @@ def seal_broadcast(
         data,
         selected=len(recipients),
         stanza_bytes=len(stanzas),
-        commitment=commit(content_key, _context(CONTENT_KEY, terms, digest)),
+        commitment=commit(content_key, info),
         part_bytes=part_bytes,
     )
+    if level > 1:
+        manifest = in_pieces(msgspec.structs.replace(manifest, buckets=level), data)
     return manifest, data, _membership(content_key, manifest)
 
 
 def open_broadcast(key: OpeningKey, manifest: Manifest, data: bytes) -> tuple[bytes, bytes] | None:
     """(package, membership tag) for a recipient, None for anybody else.
 
-    Raises ProtocolError `wrong_commitment`, `broken_stream` or `wrong_package`.
+    `data` is the blob, or in place of all its buckets those that this device looks in. Raises
+    ProtocolError `wrong_commitment`, `broken_stream` or `wrong_package`.
     """
     info, view = _context(CONTENT_KEY, manifest, manifest.package_digest), memoryview(data)
-    content_key = open_stanzas(key, info, view[: manifest.stanza_bytes])
+    front = front_bytes(manifest, len(view))
+    content_key = _content_key(key, info, manifest, view[:front])
     if content_key is None:
         return None
     if not commits_to(manifest.commitment, content_key, info):
         raise ProtocolError("wrong_commitment")
     stream_context = _context(MODEL_STREAM, manifest, manifest.package_digest)
     try:
-        package = open_stream(content_key, stream_context, view[manifest.stanza_bytes :])
+        package = open_stream(content_key, stream_context, view[front:])
     except CryptoError:
         raise ProtocolError("broken_stream") from None
     same = hashlib.sha256(package).digest() == manifest.package_digest
@@ -241,15 +262,45 @@ def open_broadcast(key: OpeningKey, manifest: Manifest, data: bytes) -> tuple[by
 
 
 def is_listed(key: OpeningKey, manifest: Manifest, stanzas: bytes) -> bool:
-    """Whether a stanza is for this key."""
+    """Whether a stanza is for this key; `stanzas` are all, or those of some buckets."""
     info = _context(CONTENT_KEY, manifest, manifest.package_digest)
-    return open_stanzas(key, info, stanzas) is not None
+    return _content_key(key, info, manifest, memoryview(stanzas)) is not None
+
+
+def front_bytes(manifest: Manifest, size_bytes: int) -> int:
+    """How much of so many bytes of a broadcast is ahead of its stream."""
+    if manifest.buckets == 1:
+        return manifest.stanza_bytes
+    return max(0, size_bytes - manifest.blob.size_bytes + manifest.stanza_bytes)
+
+
+def areas_for(key: SealingKey, manifest: Manifest, stanzas: memoryview) -> Iterator[memoryview]:
+    """What to look through for a key: of several buckets its own, or each that is there."""
+    if manifest.buckets == 1:
+        yield stanzas
+        return
+    size = manifest.stanza_bytes // manifest.buckets
+    if len(stanzas) == manifest.stanza_bytes:
+        start = size * bucket_of(key, manifest.buckets)
+        yield stanzas[start : start + size]
+        return
+    for start in range(0, len(stanzas), max(1, size)):
+        yield stanzas[start : start + size]
+
+
+def _content_key(
+    key: OpeningKey, info: bytes, manifest: Manifest, stanzas: memoryview
+) -> ContentKey | None:
+    areas = areas_for(key.public(), manifest, stanzas)
+    found = (open_stanzas(key, info, area) for area in areas)
+    return next((one for one in found if one is not None), None)
 
 
 def in_pieces(manifest: Manifest, data: bytes) -> Manifest:
     """The manifest of a broadcast that is not for everybody: its stanzas may be had alone."""
     at, part_bytes = manifest.stanza_bytes, manifest.blob.part_bytes
-    pieces = describe(data[:at], part_bytes), describe(data[at:], part_bytes)
+    front_part = part_bytes if manifest.buckets == 1 else at // manifest.buckets
+    pieces = describe(data[:at], front_part), describe(data[at:], part_bytes)
     return msgspec.structs.replace(manifest, pieces=pieces)
 
 

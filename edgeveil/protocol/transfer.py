@@ -72,12 +72,20 @@ class Assembly:
     Memory grows with what arrives, never with what a header claims; a claim above
     `limit_bytes` is refused with ProtocolError `oversized_blob`, one cut into crumbs with
     `tiny_parts`. With `keep=False` parts are checked and marked alone: whoever calls `add` puts
-    their bytes where they belong, and there is no `finish`.
+    their bytes where they belong, and there is no `finish`. With `only` some parts are all that is
+    wanted; the blob's digest says nothing about them.
     """
 
-    def __init__(self, blob: Blob, limit_bytes: int, *, keep: bool = True) -> None:
+    def __init__(
+        self,
+        blob: Blob,
+        limit_bytes: int,
+        *,
+        keep: bool = True,
+        only: frozenset[int] | None = None,
+    ) -> None:
         check_claim(blob, limit_bytes)
-        self.blob, self._keep = blob, keep
+        self.blob, self._keep, self._only = blob, keep, only
         self._pieces: dict[int, bytes] = {}
         self._lowest_missing = 0
 
@@ -88,13 +96,16 @@ class Assembly:
     def add(self, message: BlobPart) -> bool:
         """Take a part; True when the blob is complete. Raises `bad_part` and changes nothing."""
         check_part(self.blob, message)
+        if self._only is not None and message.index not in self._only:
+            return self.complete
         self._pieces.setdefault(message.index, message.data if self._keep else b"")
         return self.complete
 
     @property
     def complete(self) -> bool:
         """Every part is there."""
-        return len(self._pieces) == self.blob.parts
+        wanted = self.blob.parts if self._only is None else len(self._only)
+        return len(self._pieces) == wanted
 
     @property
     def held_bytes(self) -> int:
@@ -118,10 +129,12 @@ class Assembly:
         while self._lowest_missing in self._pieces:
             self._lowest_missing += 1
         wanted: list[int] = []
-        for index in range(max(start, self._lowest_missing), self.blob.parts):
+        begin = max(start, self._lowest_missing)
+        every = range(begin, self.blob.parts)
+        for index in every if self._only is None else sorted(self._only):
             if len(wanted) == count:
                 break
-            if index not in self._pieces:
+            if index >= begin and index not in self._pieces:
                 wanted.append(index)
         return Need(self.blob.digest, tuple(wanted))
 
@@ -131,7 +144,12 @@ class Assembly:
         self._lowest_missing = 0
 
     def finish(self) -> bytes:
-        """The whole blob; raises `bad_digest` (and forgets the parts) if it is not the one."""
+        """The whole blob; raises `bad_digest` (and forgets the parts) if it is not the one.
+
+        Of some parts alone: these, in their order.
+        """
+        if self._only is not None:
+            return b"".join(self._pieces[index] for index in sorted(self._only))
         data = b"".join(self._pieces[index] for index in range(self.blob.parts))
         if hashlib.sha256(data).digest() != self.blob.digest:
             self.forget()
@@ -223,12 +241,13 @@ class Fetch(Generic[H]):
         credit: int = NEED_LIMIT,
         blob: Blob | None = None,
         idle: bool = False,
+        only: frozenset[int] | None = None,
     ) -> None:
         self._credit = credit
         self.offer, self.header = offer, header
         self.blob, self.idle = blob or header.blob, idle
         self.before = b""  # the piece ahead of this one
-        self.assembly = Assembly(self.blob, limit_bytes, keep=keep)
+        self.assembly = Assembly(self.blob, limit_bytes, keep=keep, only=only)
         self._asked: set[int] = set()  # and not come yet
         self._next = 0  # below it, everything was asked for since the last silence
         self._pulling = self._heard = False
@@ -303,6 +322,8 @@ def check_pieces(manifest: Manifest, limit_bytes: int) -> None:
         raise ProtocolError("malformed")
     for piece in manifest.pieces:
         check_claim(piece, limit_bytes)
+    if manifest.buckets > 1 and (not sizes or manifest.pieces[0].parts != manifest.buckets):
+        raise ProtocolError("malformed")
 
 
 def first_data(offer: Offer, blob: Blob) -> Iterable[BlobPart]:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from edgeveil.settings.base import Block, Mix, PortNumber, SitePath, refuse
 from edgeveil.sites.broker_profiles import ProfileName
-from edgeveil.sites.links import ByteLimit, PacketBytes
+from edgeveil.sites.links import ByteLimit, Cell, PacketBytes
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -55,6 +55,9 @@ class BrokerSite(Block):
     """File of `name:password` lines; null: everybody may connect, from this machine alone."""
     acl: Literal["edge", "cloud"] | None = None
     """Deny-by-default access list of that side; null: everybody may read and write everything."""
+    cells: tuple[Cell, ...] = ()
+    """The cells that meet at this broker, for its access list; empty: the fleet has no named
+    cells. An empty name beside others is the cell without one."""
     tls: BrokerTls | None = None
     """TLS of the listener; null: plain TCP."""
     limits: BrokerLimits = BrokerLimits()
@@ -87,6 +90,10 @@ class BrokerSite(Block):
             yield Mix(
                 ("websockets_port", "port"), f"{self.port} is the port of plain MQTT; take another"
             )
+        if self.cells and self.acl is None:
+            yield Mix(("cells", "acl"), "there is no access list for them; add acl, or drop cells")
+        if len(set(self.cells)) < len(self.cells):
+            yield Mix(("cells",), "names a cell twice; name each once")
         if self.users_file is not None or ca_file is not None:
             return
         if self.acl is not None:

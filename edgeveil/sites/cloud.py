@@ -13,6 +13,7 @@ from edgeveil.sites.data import DataSource, data_mixes
 from edgeveil.sites.links import (
     BrokerLink,
     ByteLimit,
+    Cell,
     CloudHttp,
     Log,
     PacketBytes,
@@ -72,6 +73,17 @@ class ReleaseValidity(Block):
         return self
 
 
+class CloudCell(Block):
+    """A cell that the cloud serves."""
+
+    name: Cell
+    """As in the cell's topics; empty: the cell without a name."""
+    broker: BrokerLink | None = None
+    """Its cloud-side broker; null: the one that the cells share."""
+    proxy_key_file: SitePath | None = Field(default=None, examples=["../site/keys/north.pub"])
+    """Its proxy's public Ed25519 key, where it is pinned; else `trust_file`."""
+
+
 class CloudSite(Block):
     """The cloud process: runs jobs, never sees who sent what."""
 
@@ -85,6 +97,10 @@ class CloudSite(Block):
     """The proxy's public Ed25519 key, where it is pinned; else `trust_file`."""
     trust_file: SitePath | None = Field(default=None, examples=["../site/trust.json"])
     """What the fleet's offline root delegates, from `edgeveil trust`; newer ones come by wire."""
+    cells: tuple[CloudCell, ...] = Field(default=(), max_length=64)
+    """The cells of the fleet; empty: it has one, without a name."""
+    moves_file: SitePath | None = Field(default=None, examples=["../site/moves.jsonl"])
+    """Which cell each moved device belongs to, from `edgeveil site apply`; null: none was moved."""
     http: CloudHttp = CloudHttp()
     """Status and control."""
     test_data: DataSource | None = None
@@ -109,7 +125,15 @@ class CloudSite(Block):
 
     def _mixes(self) -> Iterator[Mix]:
         yield from http_mixes(self.http)
-        yield from trust_mixes(self.trust_file, proxy_key_file=self.proxy_key_file)
+        if not self.cells:
+            yield from trust_mixes(self.trust_file, proxy_key_file=self.proxy_key_file)
+        for number, cell in enumerate(self.cells):
+            at = f"cells.{number}"
+            yield from trust_mixes(self.trust_file, **{f"{at}.proxy_key_file": cell.proxy_key_file})
+            if cell.broker is not None:
+                yield from broker_mixes(cell.broker, f"{at}.broker", self.limits.packet_bytes)
+        if len({cell.name for cell in self.cells}) < len(self.cells):
+            yield Mix(("cells",), "names a cell twice; name each once")
         yield from broker_mixes(self.broker, "broker", self.limits.packet_bytes)
         if self.test_data is not None:
             yield from data_mixes(self.test_data, "test_data")

@@ -35,7 +35,7 @@ class EdgeLimits(Block):
     fetch_bytes: ByteLimit = 1 << 29
     """Packages on their way at once, all together."""
     outbox_bytes: ByteLimit = 1 << 28
-    """Disk for a sealed upload that waits for the proxy."""
+    """Disk for a job's sealed upload that waits for the proxy."""
     memory_bytes: ByteLimit = 1 << 26
     """What a job may keep here from round to round, for itself alone."""
     jobs: int = Field(default=32, ge=1, le=10**4)

@@ -105,6 +105,9 @@ class Policy(Block):
     """
     min_devices: int = Field(default=5, ge=1)
     """Fewest devices a round must select; hiding among fewer is refused."""
+    max_jobs: int = Field(default=4, ge=1)
+    """Most jobs that the device takes part in at once, each with its budget reserved, from its
+    first answer to the job's end. One more is declined until there is a place again."""
     max_budget_s: float = Field(default=120.0, gt=0, le=86400)
     """Longest time budget of a job's rounds (`round.budget_s`), in seconds."""
     require_cover: bool = False

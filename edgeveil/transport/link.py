@@ -7,14 +7,23 @@ most seven levels; no message is retained, and no device subscribes with a wildc
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
+from edgeveil.crypto.buckets import LEVELS, bucket_of
+from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import BrokerError
-from edgeveil.protocol.effects import Address, AllDevices, CloudAddress, DeviceAddress, ProxyAddress
+from edgeveil.protocol.effects import (
+    Address,
+    AllDevices,
+    BucketAddress,
+    CloudAddress,
+    DeviceAddress,
+    ProxyAddress,
+)
 from edgeveil.sites.addresses import BrokerAddress, HttpProxy
 from edgeveil.sites.broker_profiles import PROFILES, BrokerProfile
 
@@ -102,7 +111,8 @@ class LinkSettings:
     `protocol` is 5 or 4 (MQTT 3.1.1); with 5 the link falls back to 4 by itself. `packet_bytes`
     bounds one whole packet. The window bounds what is sent and not acknowledged, the inbox what
     is received and not handled; `profile` narrows both, and paces. After the n-th failure the
-    link waits a random time up to min(`backoff_cap_s`, `backoff_base_s` · 2ⁿ).
+    link waits a random time up to min(`backoff_cap_s`, `backoff_base_s` · 2ⁿ). It does without
+    those of `optional_topics` whose subscription the broker refuses.
     """
 
     url: str | tuple[str, ...]
@@ -118,6 +128,7 @@ class LinkSettings:
     keepalive_s: int = 60
     packet_bytes: int = 65536
     will: Will | None = None
+    optional_topics: frozenset[str] = frozenset()
     window_messages: int = 64
     window_bytes: int = 4 * 1024 * 1024
     inbox_bytes: int = 16 * 1024 * 1024
@@ -152,10 +163,30 @@ class Topics:
         """What all topics of the cell begin with."""
         return f"{ROOT}/c/{self.cell}" if self.cell else ROOT
 
+    @property
+    def proxy_id(self) -> str:
+        """The client id of the cell's proxy. No name of a cell has a dot: so it is never that of a
+        further connection, `proxy-1`."""
+        return f"proxy.{self.cell}" if self.cell else "proxy"
+
     @cached_property
     def all_down(self) -> str:
         """Where all devices listen."""
         return f"{self.root}/all/down"
+
+    def bucket(self, level: int, index: int) -> str:
+        """Where the devices of a bucket listen."""
+        return f"{self.root}/b/{level}/{index}"
+
+    @cached_property
+    def any_bucket(self) -> str:
+        """All of them, for access lists."""
+        return f"{self.root}/b/+/+"
+
+    def buckets(self, keys: Iterable[SealingKey]) -> list[str]:
+        """Where the devices listen whose stanzas are sealed to these keys."""
+        places = {(level, bucket_of(key, level)) for key in keys for level in LEVELS}
+        return [self.bucket(*place) for place in sorted(places)]
 
     @cached_property
     def devices_up(self) -> str:
@@ -172,6 +203,21 @@ class Topics:
         """Where the cloud listens."""
         return f"{self.root}/cloud/in"
 
+    @cached_property
+    def claims_up(self) -> str:
+        """Where boxes with a claim ask to be admitted."""
+        return f"{self.root}/claim/up"
+
+    @cached_property
+    def claims_down(self) -> str:
+        """Where the proxy answers them."""
+        return f"{self.root}/claim/down"
+
+    @cached_property
+    def proxies(self) -> str:
+        """Where the cell's proxy hears of another process that runs in its name."""
+        return f"{self.root}/proxy"
+
     def device_up(self, device: str) -> str:
         """Where this device speaks."""
         return f"{self.root}/d/{device}/up"
@@ -185,8 +231,9 @@ class Topics:
         return re.compile(rf"{re.escape(self.root)}/d/([0-9a-f]{{16}})/up")
 
     @cached_property
-    def _down(self) -> re.Pattern[str]:
-        return re.compile(rf"{re.escape(self.root)}/d/[0-9a-f]{{16}}/down")
+    def _to_devices(self) -> re.Pattern[str]:
+        root = re.escape(self.root)
+        return re.compile(rf"{root}/d/[0-9a-f]{{16}}/down|{root}/b/[0-9]{{1,5}}/[0-9]{{1,5}}")
 
     def sender_of(self, topic: str) -> Address | None:
         """Who may publish here, by the brokers' access lists; None for a foreign topic."""
@@ -196,11 +243,13 @@ class Topics:
             return CloudAddress()
         if match := self._up.fullmatch(topic):
             return DeviceAddress(match[1])
-        by_proxy = topic == self.all_down or self._down.fullmatch(topic)
+        by_proxy = topic == self.all_down or self._to_devices.fullmatch(topic)
         return ProxyAddress(self.cell) if by_proxy else None
 
     def of_proxy(self, to: Address) -> str:
         """Where the proxy publishes for this address."""
         if isinstance(to, AllDevices):
             return self.all_down
+        if isinstance(to, BucketAddress):
+            return self.bucket(to.level, to.index)
         return self.device_down(to.id) if isinstance(to, DeviceAddress) else self.cloud_in

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.device import DeviceMachine
 from edgeveil.protocol.messages import Message, decode, encode
 from edgeveil.transport.runtime import Host, perform
 
@@ -147,10 +148,8 @@ class MemoryNet:
         return PendingWork(task, node.working)
 
     def _send(self, sender: fx.Address, to: fx.Address, frame: bytes) -> None:
-        if isinstance(to, fx.AllDevices):
-            targets = [
-                node for node in self.nodes.values() if isinstance(node.address, fx.DeviceAddress)
-            ]
+        if isinstance(to, fx.AllDevices | fx.BucketAddress):
+            targets = [node for node in self.nodes.values() if _listens(node, to)]
         else:
             targets = [self.nodes[to]] if to in self.nodes else []
         message = self._decoded(frame)
@@ -169,3 +168,11 @@ class MemoryNet:
             return decode(frame, self.packet_bytes)
         except ProtocolError as error:
             return error
+
+
+def _listens(node: Node, to: fx.AllDevices | fx.BucketAddress) -> bool:
+    if not isinstance(node.address, fx.DeviceAddress):
+        return False
+    if isinstance(to, fx.AllDevices):
+        return True
+    return isinstance(node.machine, DeviceMachine) and node.machine.hears(to)

@@ -97,6 +97,8 @@ class MqttConnection:
         self._packet_bytes = settings.packet_bytes
         self._profile = settings.profile
         self._answer: asyncio.Future[tuple[int, Properties]] = loop.create_future()
+        self._optional = settings.optional_topics
+        self.refused_topics = 0  # of those that may be
         self._subacks: dict[int, asyncio.Future[list[ReasonCode]]] = {}
         self._unacknowledged: dict[int, int] = {}
         self._refused_reasons: set[int] = set()
@@ -165,8 +167,11 @@ class MqttConnection:
         finally:
             self._subacks.pop(mid, None)
         for topic, code in zip(topics, codes, strict=False):
-            if code.is_failure:
+            if not code.is_failure:
+                continue
+            if topic not in self._optional:
                 raise dialling.subscription_refused(topic, self._address)
+            self.refused_topics += 1
 
     async def publish(self, topic: str, payload: bytes, qos: int) -> None:
         """Hand over one message. Raises LinkDown, ProtocolError("oversized_packet")."""

@@ -77,6 +77,7 @@ class MqttLink:
         self.on_state: StateHandler = on_state or (lambda connected, reason: None)
         self.counters = LinkCounters()
         self._settings, self._addresses = settings, settings.addresses
+        self._told_refused = False  # that the broker does not allow all topics
         self._at = 0  # of the addresses: the one in use, or to be tried next
         self._uniform = uniform or secrets.SystemRandom().uniform
         self._protocols = (MQTT_5, MQTT_3_1_1) if settings.protocol == MQTT_5 else (MQTT_3_1_1,)
@@ -220,6 +221,9 @@ class MqttLink:
         except BaseException:
             session.end("subscription failed")
             raise
+        if session.refused_topics and not self._told_refused:
+            self._told_refused = True
+            _LOG.warning("subscriptions_refused", extra={"topics": session.refused_topics})
         if self._closing.is_set():
             session.finish()
             raise LinkDown("the link is closed", where=str(self._address))

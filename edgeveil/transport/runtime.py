@@ -22,14 +22,13 @@ from typing import Any, Protocol
 from edgeveil.errors import EdgeVeilError, ProtocolError
 from edgeveil.logs import Place, follow
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import ExchangeId, decode, encode
+from edgeveil.protocol.messages import ExchangeId, decode, encode, short_name
 from edgeveil.transport.flow import SendWindow
 from edgeveil.transport.link import LinkDown
 
 INBOX_EVENTS = 4096
 INBOX_BYTES = 16 * 1024 * 1024
 TOGETHER_EVENTS = 64  # waiting events whose stores share one write to the disk
-_JOB_DIGITS = 12
 
 Publish = Callable[[fx.Address, bytes], Awaitable[None]]
 _Queued = tuple[bool, int, fx.Event, int]  # whether it waits behind others, its number; its bytes
@@ -91,13 +90,10 @@ class OpenGate:
         """Not noted."""
 
 
-def short_name(job_id: bytes) -> str:
-    """What log lines call a job whose name the process does not know."""
-    return job_id.hex()[:_JOB_DIGITS]
-
-
 class Runtime:
     """One machine with its host and its way out.
+
+    Work is done in `executor`, or in the one that it names for a task.
 
     Log lines of what runs after `follow_logs`, and of the machine's work, name its job and round;
     `name_job` says what a job is called. `gate` is asked before a frame is decoded, and told what
@@ -109,7 +105,7 @@ class Runtime:
         machine: fx.Machine,
         host: Host,
         publish: Publish,
-        executor: Executor | None,
+        executor: Executor | Callable[[object], Executor] | None,
         log: logging.Logger,
         packet_bytes: int,
         name_job: Callable[[bytes], str] = short_name,
@@ -251,6 +247,14 @@ class Runtime:
         self._note_place(self.machine.at)
         self._since_s = 0.0
 
+    def _place_of(self, task: object) -> Place:
+        """Of its manifest, if it has one; else where the machine is, which may go on meanwhile."""
+        at = getattr(getattr(task, "manifest", None), "at", None)
+        return self._named(at) if isinstance(at, ExchangeId) else replace(self._place)
+
+    def _named(self, at: ExchangeId) -> Place:
+        return Place(self._name_job(at.job_id), at.exchange or None)
+
     def _note_place(self, at: ExchangeId | None) -> None:
         if at != self._at:
             self._at = at
@@ -317,10 +321,9 @@ class Runtime:
 
     async def _perform(self, task: object) -> None:
         loop, here = asyncio.get_running_loop(), contextvars.copy_context()
-        here.run(follow, replace(self._place))  # the machine may go on meanwhile
-        result = await loop.run_in_executor(
-            self._executor, here.run, perform, self.host, task, self._log
-        )
+        executor = self._executor(task) if callable(self._executor) else self._executor
+        here.run(follow, self._place_of(task))
+        result = await loop.run_in_executor(executor, here.run, perform, self.host, task, self._log)
         self.post(fx.WorkDone(task, result))
 
 

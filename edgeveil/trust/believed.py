@@ -14,9 +14,14 @@ from edgeveil.trust.metadata import TrustError
 
 
 def believed_keys(
-    trust: HeldTrust | None, *, cloud: Path | None = None, proxy: Path | None = None
+    trust: HeldTrust | None,
+    *,
+    cloud: Path | None = None,
+    proxy: Path | None = None,
+    cell: str = "",
 ) -> PeerKeys:
-    """What the root delegates, where there is one; else the keys that these files pin."""
+    """What the root delegates, where there is one, the proxy's key and registry being those of
+    `cell`; else the keys that these files pin. Raises TrustError `unknown_cell`."""
     if trust is None:
         return PeerKeys.pinned(
             cloud=peer_key(cloud, "the cloud") if cloud else None,
@@ -27,25 +32,36 @@ def believed_keys(
     if said is None:
         return PeerKeys(versions=versions)
     jobs, releases = said.roles["cloud-jobs"], said.roles["cloud-releases"]
-    return PeerKeys(
-        jobs.key,
-        said.roles["proxy-rosters"].key,
-        releases.key,
-        jobs.epoch + releases.epoch,
-        said.lineage,
-        versions,
-    )
+    held = said.proxy_of(cell)
+    epoch = jobs.epoch + releases.epoch
+    return PeerKeys(jobs.key, held.rosters.key, releases.key, epoch, held.lineage, versions)
 
 
-def take_trust(trust: HeldTrust | None, metadata: TrustMetadata) -> PeerKeys | fx.WorkFailed | None:
+def take_trust(
+    trust: HeldTrust | None, metadata: TrustMetadata, cell: str = ""
+) -> PeerKeys | fx.WorkFailed | None:
     """Go forward to what came over the wire; None where it is known."""
     if trust is None:
         return fx.WorkFailed("unexpected_metadata")
     try:
         changed = trust.take(metadata.roots, metadata.delegations)
+        return believed_keys(trust, cell=cell) if changed else None
     except TrustError as error:
         return fx.WorkFailed(error.reason)
-    return believed_keys(trust) if changed else None
+
+
+def check_own_cell(trust: HeldTrust, cell: str, key: VerifyKey) -> None:
+    """Raise TrustError `another_cell` where the root says that a proxy's key is another cell's."""
+    theirs = trust.delegated.cell_of(key) if trust.delegated else None
+    if theirs not in (None, cell):
+        named, said = (
+            f"cell '{one}'" if one else "the cell without a name" for one in (theirs, cell)
+        )
+        raise TrustError(
+            "another_cell",
+            f"this proxy's key is that of {named}, and its site file says {said}",
+            fix="correct cell, or install the bundle of this cell's proxy",
+        )
 
 
 def delegated_key(state_dir: Path, name: str, wanted: VerifyKey) -> SigningKey:

@@ -57,6 +57,11 @@ class TrustBundle:
                 where=str(path),
                 fix=_HOLD_FIX,
             ) from None
+        return cls.parse(raw, path)
+
+    @classmethod
+    def parse(cls, raw: bytes, path: Path = Path("trust.json")) -> TrustBundle:
+        """The bytes of such a file. Raises TrustError `malformed_metadata`."""
         try:
             found = json.loads(raw) if len(raw) <= BUNDLE_BYTES else None
         except (ValueError, RecursionError):

@@ -4,12 +4,14 @@ Two kinds of documents, made and judged by python-tuf's metadata API. The *root*
 and how many of them must sign; version N + 1 is signed by as many of version N's too. The
 *delegations* (TUF's top-level `targets`, signed by the root's keys) name the one key that speaks
 for each online role, the lineage of the proxy's registry, and the certificate authorities of both
-broker domains. TUF's `timestamp` and `snapshot` roles are the root's and unused: freshness comes
-from the delegations' own expiry, and from the rosters'.
+broker domains; where a fleet has named cells, the same of each cell's proxy, and the key that
+moves devices between them. These stand in fields of their own, which parties of before pass over:
+they go on with the cell without a name. TUF's `timestamp` and `snapshot` roles are the root's and
+unused: freshness comes from the delegations' own expiry, and from the rosters'.
 
 A role's `epoch` grows whenever its key is replaced: sequence numbers count within one, so that a
-rotation ends what a leaked key has said. `TrustedMetadata` is what a party has verified; it only
-ever goes forward.
+rotation ends what a leaked key has said. A cell is never taken out again, so that no epoch begins
+anew. `TrustedMetadata` is what a party has verified; it only ever goes forward.
 """
 
 from __future__ import annotations
@@ -38,12 +40,15 @@ from tuf.api.serialization import DeserializationError
 from tuf.api.serialization.json import JSONSerializer
 
 from edgeveil.crypto.keys import SigningKey, VerifyKey
-from edgeveil.errors import EdgeVeilError
+from edgeveil.errors import CryptoError, EdgeVeilError
 
 ROLES = ("cloud-jobs", "cloud-releases", "proxy-rosters")
 DOMAINS = ("edge", "cloud")
+MOST_CELLS = 64
 DOCUMENT_BYTES = 32 << 10
 _LINEAGE = re.compile(r"[0-9a-f]{32}")
+CELL = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+_AUTHORITY = re.compile(r"authorities/((?:edge|cloud)(?:-[a-z0-9][a-z0-9-]{0,31})?)\.pem")
 _COMPACT = JSONSerializer(compact=True)
 
 
@@ -66,15 +71,46 @@ class RoleKey:
 
 
 @dataclass(frozen=True)
+class CellProxy:
+    """Who speaks for a cell's proxy, and the lineage of its registry (32 hexadecimal digits; empty:
+    the first one seen)."""
+
+    rosters: RoleKey
+    lineage: str = ""
+
+
+@dataclass(frozen=True)
 class Delegated:
-    """What the delegations say. `lineage` is that of the proxy's registry (32 hexadecimal digits;
-    empty: the first one seen), `authorities` holds PEM certificates by broker domain."""
+    """What the delegations say. `lineage` is that of the unnamed cell's registry, `authorities`
+    holds PEM certificates by broker domain (`edge`, of a cell's own broker `edge-north`), `cells`
+    the proxies of named cells, and `site` whoever moves devices between cells; None: nobody does.
+    """
 
     version: int
     expires: datetime
     roles: Mapping[str, RoleKey]
     lineage: str = ""
     authorities: Mapping[str, str] = field(default_factory=dict)
+    cells: Mapping[str, CellProxy] = field(default_factory=dict)
+    site: RoleKey | None = None
+
+    def proxy_of(self, cell: str) -> CellProxy:
+        """A cell's proxy. Raises TrustError `unknown_cell`."""
+        if not cell:
+            return CellProxy(self.roles["proxy-rosters"], self.lineage)
+        if cell not in self.cells:
+            raise TrustError(
+                "unknown_cell",
+                f"the root names no cell '{cell}'; it names {', '.join(self.cells) or 'none'}",
+                fix="correct cell in the site file, or have the root name it: edgeveil trust cell",
+            )
+        return self.cells[cell]
+
+    def cell_of(self, key: VerifyKey) -> str | None:
+        """The cell whose proxy speaks with this key."""
+        return next(
+            (one for one in ("", *self.cells) if self.proxy_of(one).rosters.key == key), None
+        )
 
 
 class TrustedMetadata:
@@ -180,8 +216,9 @@ class TrustedMetadata:
                     "metadata_rollback",
                     f"delegations {found.version} do not follow delegations {held.version}",
                 )
-            for name, role in held.roles.items():
-                if found.roles[name].epoch < role.epoch:
+            after = _role_keys(found)
+            for name, role in _role_keys(held).items():
+                if name not in after or after[name].epoch < role.epoch:
                     raise TrustError("metadata_rollback", f"the epoch of {name} goes back")
         _check_time("delegations", found.expires, now)
         self._targets, self.delegated, self.document = signed, found, raw
@@ -213,20 +250,29 @@ def make_delegations(said: Delegated) -> Metadata[Targets]:
     """Unsigned delegations."""
     roles = {}
     for name, role in said.roles.items():
-        more: dict[str, Any] = {"epoch": role.epoch}
+        own: dict[str, Any] = {"epoch": role.epoch}
         if name == "proxy-rosters":
-            more["lineage"] = said.lineage
+            own["lineage"] = said.lineage
         keyid = _tuf_key(role.key).keyid
-        roles[name] = DelegatedRole(name, [keyid], 1, True, [], None, more)
+        roles[name] = DelegatedRole(name, [keyid], 1, True, [], None, own)
     keys: dict[str, Key] = {
-        key.keyid: key for key in (_tuf_key(role.key) for role in said.roles.values())
+        key.keyid: key for key in (_tuf_key(role.key) for role in _role_keys(said).values())
     }
+    more = {}
+    if said.cells:
+        more["cells"] = {
+            name: {**_plain_role(cell.rosters), "lineage": cell.lineage}
+            for name, cell in said.cells.items()
+        }
+    if said.site is not None:
+        more["site"] = _plain_role(said.site)
     files = {}
     for domain, pem in said.authorities.items():
         path = f"authorities/{domain}.pem"
         files[path] = TargetFile.from_data(path, pem.encode("ascii"))
         files[path].unrecognized_fields["custom"] = {"pem": pem}
-    return Metadata(Targets(said.version, None, said.expires, files, Delegations(keys, roles)))
+    delegations = Delegations(keys, roles)
+    return Metadata(Targets(said.version, None, said.expires, files, delegations, more))
 
 
 def sign_document(document: Metadata[Any], key: SigningKey) -> None:
@@ -324,20 +370,54 @@ def _delegated(said: Targets) -> Delegated:
     try:
         found = {name: _role_key(delegations, role) for name, role in roles.items()}
         lineage = roles["proxy-rosters"].unrecognized_fields["lineage"]
-        files = {domain: said.targets.get(f"authorities/{domain}.pem") for domain in DOMAINS}
-        pems = {domain: _pem(file) for domain, file in files.items() if file is not None}
-    except (KeyError, TypeError, ValueError, RepositoryError):
+        named = ((_AUTHORITY.fullmatch(path), file) for path, file in said.targets.items())
+        pems = {match[1]: _pem(file) for match, file in named if match}
+        cells = _cells(delegations, said.unrecognized_fields.get("cells", {}))
+        site = said.unrecognized_fields.get("site")
+        mover = None if site is None else _named_key(delegations, site)
+    except (KeyError, TypeError, ValueError, AttributeError, RepositoryError):
         raise TrustError("malformed_metadata", "a role or authority is not in order") from None
-    if not isinstance(lineage, str) or not (not lineage or _LINEAGE.fullmatch(lineage)):
-        raise TrustError("malformed_metadata", "the lineage is not 32 hexadecimal digits")
-    return Delegated(said.version, said.expires, found, lineage, pems)
+    for one in (lineage, *(cell.lineage for cell in cells.values())):
+        if not isinstance(one, str) or not (not one or _LINEAGE.fullmatch(one)):
+            raise TrustError("malformed_metadata", "the lineage is not 32 hexadecimal digits")
+    made = Delegated(said.version, said.expires, found, lineage, pems, cells, mover)
+    proxies = [made.proxy_of(cell).rosters.key for cell in ("", *cells)]
+    if len(set(proxies)) < len(proxies):  # what one says of its cell would count for the other
+        raise TrustError("malformed_metadata", "two cells have one key")
+    return made
+
+
+def _cells(delegations: Delegations, said: Mapping[str, Any]) -> dict[str, CellProxy]:
+    if len(said) > MOST_CELLS or not all(CELL.fullmatch(name) for name in said):
+        raise ValueError
+    return {
+        name: CellProxy(_named_key(delegations, one), one["lineage"]) for name, one in said.items()
+    }
+
+
+def _role_keys(said: Delegated) -> dict[str, RoleKey]:
+    """All of them; a cell's and the site's under names that no role of TUF's has."""
+    cells = {f"cell {name}": cell.rosters for name, cell in said.cells.items()}
+    return {**said.roles, **cells, **({"site": said.site} if said.site else {})}
+
+
+def _plain_role(role: RoleKey) -> dict[str, Any]:
+    return {"keyid": _tuf_key(role.key).keyid, "epoch": role.epoch}
+
+
+def _named_key(delegations: Delegations, said: Mapping[str, Any]) -> RoleKey:
+    return _with_epoch(delegations, said["keyid"], said["epoch"])
 
 
 def _role_key(delegations: Delegations, role: DelegatedRole) -> RoleKey:
-    epoch = role.unrecognized_fields["epoch"]
-    if type(epoch) is not int or not 0 <= epoch < 2**31 or len(role.keyids) != 1:
+    (keyid,) = role.keyids
+    return _with_epoch(delegations, keyid, role.unrecognized_fields["epoch"])
+
+
+def _with_epoch(delegations: Delegations, keyid: str, epoch: object) -> RoleKey:
+    if type(epoch) is not int or not 0 <= epoch < 2**31:
         raise ValueError
-    return RoleKey(_verify_key(delegations.keys[role.keyids[0]]), epoch)
+    return RoleKey(_verify_key(delegations.keys[keyid]), epoch)
 
 
 def _pem(file: TargetFile) -> str:
@@ -353,9 +433,12 @@ def _tuf_key(key: VerifyKey) -> SSlibKey:
 
 
 def _verify_key(key: Any) -> VerifyKey:
-    if key.keytype != "ed25519":
-        raise ValueError
-    return VerifyKey(bytes.fromhex(key.keyval["public"]))
+    try:
+        if key.keytype != "ed25519":
+            raise ValueError
+        return VerifyKey(bytes.fromhex(key.keyval["public"]))
+    except (KeyError, TypeError, ValueError, CryptoError):
+        raise TrustError("malformed_metadata", "a key is no Ed25519 key") from None
 
 
 def now_utc() -> datetime:

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from edgeveil.claim import DOWN, UP
 from edgeveil.crypto.authorities import Authority
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import BrokerError
 from edgeveil.sites.proxy import ClaimDeskSettings, ProxySite
+from edgeveil.transport.link import Topics
 from edgeveil.transport.mqtt_link import MqttLink, link_settings
 from edgeveil_proxy.claims import CLAIMS_FILE, ClaimBook, ClaimDesk
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
@@ -37,18 +37,21 @@ class ClaimLink:
             approved_by_operator=settings.admit == "operator",
             per_minute=settings.per_minute,
         )
-        link = link_settings(site.edge_broker, "proxy-claims", site.limits.packet_bytes)
+        self._topics = topics = Topics(site.cell)
+        link = link_settings(
+            site.edge_broker, f"{topics.proxy_id}-claims", site.limits.packet_bytes
+        )
         self._link = MqttLink(link, on_message=self._answer)
 
     async def _answer(self, _topic: str, payload: bytes) -> None:
         answer = await asyncio.to_thread(self._desk.answer, payload)
         if answer is not None:
             with suppress(BrokerError):  # it is asked again
-                await self._link.publish(DOWN, answer)
+                await self._link.publish(self._topics.claims_down, answer)
 
     async def run(self) -> None:
         """Until cancelled."""
-        await self._link.subscribe([UP])
+        await self._link.subscribe([self._topics.claims_up])
         await self._link.run_forever()
 
     async def close(self) -> None:

@@ -3,17 +3,22 @@
     {"enrolment": {…}, "note": "box-1", "revoked": false}
 
 One object a line. It only ever adds: a device that is not in it stays as it is, and one that the
-operator revoked here is not admitted again.
+operator revoked here is not admitted again. A device that was moved between cells has a further
+key, `move`, with the site's note (`edgeveil.trust.moves`): it is admitted where the note says, and
+dropped elsewhere.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgeveil.enrolment import Enrolment, EnrolmentError
-from edgeveil_proxy.registry import NOTE_CHARACTERS, Registry
+from edgeveil.trust.metadata import RoleKey
+from edgeveil.trust.moves import Move
+from edgeveil_proxy.registry import NOTE_CHARACTERS, MovedDevice, Registry
 
 FILE_BYTES = 256 << 20
 _FIX = "make it again: edgeveil site apply"
@@ -27,6 +32,7 @@ class PlannedDevice:
     enrolment: Enrolment
     note: str
     revoked: bool
+    move: Move | None = None
 
     def to_line(self) -> str:
         """As it stands in the file."""
@@ -34,6 +40,7 @@ class PlannedDevice:
             "enrolment": json.loads(self.enrolment.to_line()),
             "note": self.note,
             "revoked": self.revoked,
+            **({"move": self.move.to_plain()} if self.move else {}),
         }
         return json.dumps(said) + "\n"
 
@@ -56,25 +63,40 @@ def _line(line: bytes, where: str) -> PlannedDevice:
         said = json.loads(line)
     except (ValueError, RecursionError):
         raise EnrolmentError("is no JSON object", where=where, fix=_FIX) from None
-    if not isinstance(said, dict) or set(said) != _KEYS:
+    if not isinstance(said, dict) or set(said) - {"move"} != _KEYS:
         wanted = ", ".join(sorted(_KEYS))
         raise EnrolmentError(f"must have the keys {wanted}", where=where, fix=_FIX)
     note, revoked = said["note"], said["revoked"]
     if not isinstance(note, str) or len(note) > NOTE_CHARACTERS or not isinstance(revoked, bool):
         raise EnrolmentError("has an unusable note or revoked", where=where, fix=_FIX)
     enrolment = Enrolment.from_json(json.dumps(said["enrolment"]).encode(), where)
-    return PlannedDevice(enrolment, note, revoked)
+    move = Move.from_plain(said["move"], where) if "move" in said else None
+    if move is not None and move.sealing != enrolment.sealing:
+        raise EnrolmentError("has another device's move", where=where, fix=_FIX)
+    return PlannedDevice(enrolment, note, revoked, move)
 
 
 class DevicesFile:
-    """Brings a registry up to what the file says, when it has changed."""
+    """Brings a registry up to what the file says, when it has changed.
 
-    def __init__(self, path: Path, registry: Registry) -> None:
-        self._path, self._registry = path, registry
+    `cell` is the proxy's; `site` gives the key that signs moves, as the root names it now.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        registry: Registry,
+        cell: str = "",
+        site: Callable[[], RoleKey | None] = lambda: None,
+    ) -> None:
+        self._path, self._registry, self._cell, self._site = path, registry, cell, site
         self._taken = (0, 0)
 
     def look(self) -> bool:
-        """Take it up if it is another than at the last look; whether it was. EnrolmentError."""
+        """Take it up if it is another than at the last look; whether it was.
+
+        Raises EnrolmentError, or TrustError for a move that the site did not sign.
+        """
         try:
             found = self._path.stat()
             stamp = (found.st_mtime_ns, found.st_size)
@@ -83,12 +105,31 @@ class DevicesFile:
         if stamp == self._taken and stamp != (0, 0):
             return False
         planned = read_devices(self._path)
+        moved = self._moved(planned)
         self._taken = stamp
         known = {device.device_id for device in self._registry.devices(revoked=True)}
-        new = [one for one in planned if one.enrolment.device_id not in known and not one.revoked]
+        there = [one for one in planned if not one.revoked and one.move is None]
+        new = [one for one in there if one.enrolment.device_id not in known]
         notes = {one.enrolment.device_id: one.note for one in new}
         if new:
             self._registry.admit_many([one.enrolment for one in new], notes=notes)
+        if moved:
+            self._registry.follow_moves(moved)
         out = [one.enrolment.device_id for one in planned if one.revoked]
         self._registry.revoke_many(out)
         return True
+
+    def _moved(self, planned: list[PlannedDevice]) -> list[MovedDevice]:
+        """Those whose move changes something here. What was followed needs no signature any more:
+        a proxy goes on with its file while the site's key is being replaced."""
+        moved = [one for one in planned if one.move is not None and not one.revoked]
+        followed, found = self._registry.followed_moves() if moved else {}, []
+        for one in moved:
+            move, device = one.move, one.enrolment.device_id
+            if move is None or followed.get(device) == move.order:
+                continue
+            here = move.cell == self._cell
+            if here or device in followed:
+                move.verify(self._site())
+                found.append(MovedDevice(one.enrolment, one.note, move.order, here))
+        return found

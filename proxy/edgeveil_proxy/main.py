@@ -37,6 +37,7 @@ from edgeveil.transport.process import OwnFolder, first_of, run_until_stopped
 from edgeveil.transport.runtime import Runtime
 from edgeveil.transport.service_manager import tell_ready
 from edgeveil.trust.watch import TrustWatch
+from edgeveil_proxy.alone import AloneInCell
 from edgeveil_proxy.role import LOG, ProxyRole, build
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class _ProxyProcess:
         self._folder = OwnFolder(site.state_dir)
         packet_bytes, topics = site.limits.packet_bytes, Topics(site.cell)
         self.edge = RuntimeLink(
-            link_settings(site.edge_broker, "proxy", packet_bytes),
+            link_settings(site.edge_broker, topics.proxy_id, packet_bytes),
             [topics.devices_up],
             fx.AllDevices(),
             topics.of_proxy,
@@ -65,13 +66,14 @@ class _ProxyProcess:
             site.edge_broker.links,
         )
         self.cloud = RuntimeLink(
-            link_settings(site.cloud_broker, "proxy", packet_bytes),
+            link_settings(site.cloud_broker, topics.proxy_id, packet_bytes),
             [topics.cloud_out],
             fx.CloudAddress(),
             topics.of_proxy,
             topics.sender_of,
             site.cloud_broker.links,
         )
+        self.alone = AloneInCell(site, lambda: self.proxy.machine.signer.key)
         self.metrics = Metrics()
         self.runtime: Runtime
         self.proxy = build(site, link=self._join)
@@ -141,6 +143,7 @@ class _ProxyProcess:
                 self.cloud.link.run_forever(),
                 self.runtime.run(),
                 self._watch_registry(),
+                self.alone.run(),
                 *([self.trust.run()] if self.trust else []),
                 *([self.claims.run()] if self.claims else []),
             )
@@ -148,6 +151,7 @@ class _ProxyProcess:
             await http.stop()
             await self.edge.link.close()
             await self.cloud.link.close()
+            await self.alone.close()
             if self.claims is not None:
                 await self.claims.close()
             self.proxy.close()

@@ -23,7 +23,7 @@ from edgeveil.storage import SqliteFile
 REGISTRY_FILE = "registry.sqlite"
 NOTE_CHARACTERS = 200
 ROSTER_VALID_S = 24 * 3600.0
-_VERSION = 2
+_VERSION = 3
 
 _SCHEMA = """
 CREATE TABLE device (
@@ -33,7 +33,9 @@ CREATE TABLE device (
   note TEXT NOT NULL,
   admitted_s REAL NOT NULL,
   revoked_s REAL,
-  sealing_number INTEGER NOT NULL DEFAULT 0
+  sealing_number INTEGER NOT NULL DEFAULT 0,
+  move_order INTEGER NOT NULL DEFAULT -1,
+  moved_away INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE TABLE roster (epoch INTEGER NOT NULL, lineage TEXT NOT NULL) STRICT;
 INSERT INTO roster VALUES (0, lower(hex(randomblob(16))));
@@ -45,6 +47,10 @@ _STEPS = {
 ALTER TABLE roster ADD COLUMN lineage TEXT NOT NULL DEFAULT '';
 UPDATE roster SET lineage = lower(hex(randomblob(16)));
 ALTER TABLE device ADD COLUMN sealing_number INTEGER NOT NULL DEFAULT 0;
+""",
+    2: """
+ALTER TABLE device ADD COLUMN move_order INTEGER NOT NULL DEFAULT -1;
+ALTER TABLE device ADD COLUMN moved_away INTEGER NOT NULL DEFAULT 0;
 """,
 }
 
@@ -68,6 +74,16 @@ class AdmittedDevice:
     def active(self) -> bool:
         """Whether the device may take part."""
         return self.revoked_s is None
+
+
+@dataclass(frozen=True)
+class MovedDevice:
+    """A device that was moved, to this cell (`here`) or away from it; `order` grows with each."""
+
+    enrolment: Enrolment
+    note: str
+    order: int
+    here: bool
 
 
 class Registry:
@@ -209,7 +225,7 @@ class Registry:
             db.execute("UPDATE device SET revoked_s = NULL WHERE id = ?", (device,))
         else:
             db.execute(
-                "INSERT INTO device VALUES (?, ?, ?, ?, ?, NULL, 0)",
+                "INSERT INTO device VALUES (?, ?, ?, ?, ?, NULL, 0, -1, 0)",
                 (device, enrolment.identity.to_bytes(), sealing, note, self._now_s()),
             )
         return True
@@ -264,6 +280,62 @@ class Registry:
                 db.execute("UPDATE roster SET epoch = epoch + 1")
         return max(0, out)
 
+    def followed_moves(self) -> dict[str, int]:
+        """Of each device that is known here, the order of the move that was followed last; -1: of
+        none."""
+        with self._file.guard() as db:
+            return dict(db.execute("SELECT id, move_order FROM device").fetchall())
+
+    def follow_moves(self, moved: Iterable[MovedDevice]) -> int:
+        """Admit who moved here and drop who moved away, in one transaction; how many changed.
+
+        Who comes back is the device of before, with its newest sealing key; who was revoked here
+        stays out. Raises EnrolmentError, and changes nothing: a move that is older than the one
+        followed last, and as `admit` does.
+        """
+        changed = 0
+        with self._change() as db:
+            query = "SELECT count(*) FROM device WHERE revoked_s IS NULL"
+            active = int(db.execute(query).fetchone()[0])
+            for one in moved:
+                by = self._follow(db, one, room=self._limit - active)
+                active, changed = active + by, changed + abs(by)
+            if changed:
+                db.execute("UPDATE roster SET epoch = epoch + 1")
+        return changed
+
+    def _follow(self, db: sqlite3.Connection, one: MovedDevice, *, room: int) -> int:
+        """By how many the active devices grew."""
+        device = one.enrolment.device_id
+        row = db.execute(
+            "SELECT move_order, revoked_s IS NULL, moved_away FROM device WHERE id = ?", (device,)
+        ).fetchone()
+        if row is None and not one.here:
+            return 0
+        by = 0
+        if row is None:
+            one.enrolment.verify()
+            by = int(self._admit(db, one.enrolment, one.note, room=room, again=False))
+        else:
+            order, active, away = row
+            if order > one.order:
+                raise EnrolmentError(
+                    f"an older move of device {device} than the one that was followed",
+                    fix="install the newest bundle of this cell's proxy",
+                )
+            if order == one.order:
+                return 0
+            if active and not one.here:
+                query = "UPDATE device SET revoked_s = ?, moved_away = 1 WHERE id = ?"
+                db.execute(query, (self._now_s(), device))
+                by = -1
+            elif one.here and away:
+                query = "UPDATE device SET revoked_s = NULL, moved_away = 0 WHERE id = ?"
+                db.execute(query, (device,))
+                by = 1
+        db.execute("UPDATE device SET move_order = ? WHERE id = ?", (one.order, device))
+        return by
+
     # --- inside ---
 
     def _load(self) -> None:
@@ -271,7 +343,7 @@ class Registry:
             self._epoch, self.lineage = db.execute("SELECT epoch, lineage FROM roster").fetchone()
             rows = db.execute("SELECT * FROM device").fetchall()
         entries = (
-            AdmittedDevice(i, VerifyKey(v), SealingKey(s), n, a, r) for i, v, s, n, a, r, _ in rows
+            AdmittedDevice(i, VerifyKey(v), SealingKey(s), n, a, r) for i, v, s, n, a, r, *_ in rows
         )
         self._entries = {entry.device_id: entry for entry in entries}
 

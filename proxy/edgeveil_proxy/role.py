@@ -32,7 +32,7 @@ from edgeveil.protocol.proxy_tasks import (
 from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.process import own_signing_key
 from edgeveil.transport.runtime import Runner
-from edgeveil.trust.believed import believed_keys, delegated_key, take_trust
+from edgeveil.trust.believed import believed_keys, check_own_cell, delegated_key, take_trust
 from edgeveil.trust.bundle import HeldTrust
 from edgeveil_proxy.conduct import DeviceConduct
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
@@ -40,6 +40,7 @@ from edgeveil_proxy.shuffle import Shuffle
 from edgeveil_proxy.spool import SPOOL_FILE, Spool
 
 if TYPE_CHECKING:
+    from edgeveil.trust.metadata import RoleKey
     from edgeveil_proxy.devices_file import DevicesFile
 
 LOG = logging.getLogger("edgeveil.proxy")
@@ -48,16 +49,16 @@ LOG = logging.getLogger("edgeveil.proxy")
 class ProxyRole:
     """A proxy that is ready to run. Its folder is `site.state_dir`; one process owns it."""
 
-    address = fx.ProxyAddress()
     runner: Runner
 
     def __init__(self, site: ProxySite, clock: Callable[[], float], random: Shuffle) -> None:
         limits = site.limits
-        self.site = site
+        self.site, self.address = site, fx.ProxyAddress(site.cell)
         key = own_signing_key(site.state_dir, "proxy")  # makes the folder
         self.trust = HeldTrust(site.state_dir, site.trust_file) if site.trust_file else None
-        keys = believed_keys(self.trust, cloud=site.cloud_key_file)
-        if keys.proxy is not None:
+        keys = believed_keys(self.trust, cloud=site.cloud_key_file, cell=site.cell)
+        if self.trust is not None and keys.proxy is not None:
+            check_own_cell(self.trust, site.cell, key.public())
             key = delegated_key(site.state_dir, "proxy", keys.proxy)
         signer = Signer("proxy", key)
         self.registry = Registry(site.state_dir / REGISTRY_FILE, limit=limits.devices)
@@ -65,7 +66,7 @@ class ProxyRole:
         if site.devices_file is not None:
             from edgeveil_proxy.devices_file import DevicesFile  # only where a plan has one
 
-            self._planned = DevicesFile(site.devices_file, self.registry)
+            self._planned = DevicesFile(site.devices_file, self.registry, site.cell, self._site_key)
             self._planned.look()
         self.spool = Spool(site.state_dir / SPOOL_FILE)
         self.host = ProxyHost(
@@ -106,6 +107,11 @@ class ProxyRole:
                 LOG.error("devices_file_refused", extra={"problem": str(error)})
             self.plan_problem = str(error)
 
+    def _site_key(self) -> RoleKey | None:
+        """Who moves devices between cells, as the root names it now."""
+        said = self.trust.delegated if self.trust else None
+        return said.site if said else None
+
     def _set_aside(self, device: str) -> None:
         """No round waits for a device whose messages are dropped."""
         self.runner.post(fx.Command(SetAside(device)))
@@ -115,12 +121,12 @@ class ProxyRole:
         self.runner.post(fx.Command(self._believe()))
 
     def _take(self, metadata: TrustMetadata) -> object:
-        taken = take_trust(self.trust, metadata)
+        taken = take_trust(self.trust, metadata, self.site.cell)
         return self._believe() if isinstance(taken, PeerKeys) else taken
 
     def _believe(self) -> PeerKeys:
         """Speak with the key that the root names by now, where this machine has it."""
-        keys = believed_keys(self.trust)
+        keys = believed_keys(self.trust, cell=self.site.cell)
         if keys.proxy is not None:
             try:
                 self.machine.signer.use(delegated_key(self.site.state_dir, "proxy", keys.proxy))

@@ -36,6 +36,7 @@ from edgeveil.protocol.proxy_tasks import (
     BatchKept,
     BroadcastDropped,
     BroadcastPart,
+    DeviceKnows,
     FindAnswered,
     HeldUpload,
     JobEnded,
@@ -60,7 +61,7 @@ from edgeveil.storage import FileData, SqliteFile, StorageError, sync_folder
 from edgeveil_proxy.shuffle import MaskedStream, PiecedData, Shuffle, shuffle_round
 
 SPOOL_FILE = "spool.sqlite"
-_VERSION = 5  # of the tables below
+_VERSION = 6  # of the tables below
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS kept (number INTEGER PRIMARY KEY AUTOINCREMENT,
   digest BLOB UNIQUE, job BLOB, kind TEXT, signed BLOB);
@@ -96,7 +97,11 @@ _NAMED = """
 CREATE TABLE memory (one INTEGER PRIMARY KEY CHECK (one = 1), name BLOB);
 INSERT INTO memory VALUES (1, randomblob(16));
 """
-_STEPS = {1: _ANSWERED, 2: _MASKS, 3: _PIECES, 4: _NAMED}
+# Devices that look for their stanzas among all.
+_EARLIER = """
+CREATE TABLE earlier (device TEXT PRIMARY KEY) WITHOUT ROWID;
+"""
+_STEPS = {1: _ANSWERED, 2: _MASKS, 3: _PIECES, 4: _NAMED, 5: _EARLIER}
 _DELIVERED = "UPDATE batches SET delivered = 1, seeds = x'', pieces = x''"
 _UNMASKED = "SELECT job, round, attempt, question FROM unmasked WHERE job = ? AND round = ?"
 _SINCE = b""  # in place of a job
@@ -117,7 +122,7 @@ class Spool:
         self._file = SqliteFile(
             path,
             "the spool",
-            _SCHEMA + _ANSWERED + _MASKS + _PIECES + _NAMED,
+            _SCHEMA + "".join(_STEPS.values()),
             secure_delete=True,
             version=_VERSION,
             steps=_STEPS,
@@ -173,7 +178,7 @@ class Spool:
             case _:
                 with self._file.transaction() as db:
                     self._change(db, item)
-                self._emptied |= not isinstance(item, UploadKept | AnswersFrom)
+                self._emptied |= not isinstance(item, UploadKept | AnswersFrom | DeviceKnows)
 
     def _change(self, db: sqlite3.Connection, item: object) -> None:
         match item:
@@ -190,6 +195,10 @@ class Spool:
             case AnswersFrom(device=device, number=number):
                 row = (device, _SINCE, number, b"")
                 db.execute("INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?)", row)
+            case DeviceKnows(device=device, earlier=True):
+                db.execute("INSERT OR IGNORE INTO earlier VALUES (?)", (device,))
+            case DeviceKnows(device=device):
+                db.execute("DELETE FROM earlier WHERE device = ?", (device,))
             case BatchKept(at=at, signed=signed, seeds=seeds, pieces=pieces):
                 places = _encode(pieces) if pieces else b""
                 db.execute(
@@ -426,6 +435,7 @@ class Spool:
             memory.ended[job] = msgspec.msgpack.decode(note, type=Note)
         counts = "SELECT device, max(number) FROM answered GROUP BY device"
         memory.answered = dict(db.execute(counts).fetchall())
+        memory.earlier.update(device for (device,) in db.execute("SELECT device FROM earlier"))
         for (note,) in db.execute("SELECT note FROM statement"):
             memory.statement = msgspec.msgpack.decode(note, type=Note)
         (memory.name,) = db.execute("SELECT name FROM memory").fetchone()

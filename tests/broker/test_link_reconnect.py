@@ -8,8 +8,8 @@ import signal
 import pytest
 from broker_harness import DOWN, UP, WAIT_S, Ear, linked, make_link
 
-from edgeveil.errors import BrokerError
-from edgeveil.transport.link import LinkDown, LinkSettings, Will
+from edgeveil.errors import BrokerError, ProtocolError
+from edgeveil.transport.link import LinkDown, LinkSettings, Topics, Will
 from edgeveil.transport.mqtt_link import MqttLink
 from edgeveil_tools.site.brokers import free_port
 
@@ -151,6 +151,39 @@ def test_a_foreign_subscription_gets_nothing(broker, protocol, foreign):
             await asyncio.sleep(0.1)
             heard = [ada_ear.messages.get_nowait()[0] for _ in range(ada_ear.messages.qsize())]
             assert set(heard) <= {DOWN.format("ada")}  # its own, repeated by overlapping filters
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def test_a_refused_subscription_that_may_be_missing_ends_no_session(broker, protocol):
+    async def play():
+        topics, optional = [DOWN.format("bob"), DOWN.format("ada")], {DOWN.format("bob")}
+        async with (
+            linked(broker, "proxy", protocol=protocol) as (proxy, _),
+            linked(
+                broker, "ada", topics, protocol=protocol, optional_topics=frozenset(optional)
+            ) as (_, ear),
+        ):
+            await proxy.publish(DOWN.format("ada"), b"for ada")
+            assert await ear.message() == (DOWN.format("ada"), b"for ada")
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def test_a_device_hears_its_bucket_and_speaks_in_none(broker, protocol):
+    bucket, other = Topics().bucket(16, 3), Topics().bucket(16, 4)
+
+    async def play():
+        async with (
+            linked(broker, "proxy", protocol=protocol) as (proxy, _),
+            linked(broker, "ada", [bucket], protocol=protocol) as (_, ear),
+            linked(broker, "bob", protocol=protocol) as (bob, _),
+        ):
+            with contextlib.suppress(BrokerError, ProtocolError):
+                await bob.publish(bucket, b"forged")
+            await proxy.publish(other, b"of others")
+            await proxy.publish(bucket, b"its own")
+            assert await ear.message() == (bucket, b"its own")
 
     asyncio.run(asyncio.wait_for(play(), 60))
 

@@ -10,6 +10,7 @@ from tests.fuzz.target import Target
 MODULES = {
     "wire": ("frame", "inner", "package", "tensors", "assembly", "fetch", "topic"),
     "sealed": ("stream", "stanzas", "broadcast", "segment", "enrolment", "key_file", "ledger"),
+    "trusted": ("delegations", "devices"),
     "files": ("idx", "mnist", "emnist", "csv", "npz", "users", "fleet"),
     "datasets": ("cifar", "parquet", "picture"),
     "graphs": ("onnx_wire", "graph_check", "backbone"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.trust.bundle import TrustBundle
@@ -29,13 +30,17 @@ def trust_file(
     days: float = 180,
     version: int = 1,
     now: datetime | None = None,
+    **more: Any,
 ) -> Path:
-    """The root names `keys` for their roles, any others for the rest, for so many days."""
+    """The root names `keys` for their roles, any others for the rest, for so many days.
+
+    `more`: further fields of the delegations, as `cells`.
+    """
     now = now or now_utc()
     root = make_root(1, [ROOT.public()], 1, datetime(2100, 1, 1, tzinfo=now.tzinfo))
     nobody = SigningKey(bytes([78]) * 32).public()
     roles = {role: RoleKey((keys or {}).get(role, nobody), version - 1) for role in ROLES}
-    said = make_delegations(Delegated(version, now + timedelta(days=days) + HOUR, roles))
+    said = make_delegations(Delegated(version, now + timedelta(days=days) + HOUR, roles, **more))
     for document in (root, said):
         sign_document(document, ROOT)
     path.write_text(TrustBundle((document_bytes(root),), document_bytes(said)).to_text())

@@ -177,7 +177,7 @@ def check_clean(site: CrashSite, job: str) -> None:
         (model,) = (box.site.state_dir / "releases").rglob("model.onnx")
         assert model.read_bytes() == release.onnx
         memory = box.store.load()
-        assert memory.outbox is None
+        assert not memory.uploads
         assert not memory.jobs
     left = site.proxy.spool.load()
     assert not left.uploads

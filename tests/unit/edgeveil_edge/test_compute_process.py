@@ -155,6 +155,31 @@ def child(process: ComputeProcess) -> psutil.Process:
 # --- what comes back ----------------------------------------------------------------------------
 
 
+def test_a_trial_waits_for_the_time_of_an_answer_and_not_for_the_answer(process, tmp_path) -> None:
+    """When it ended, and with it a job's arrival, would tell how long records took."""
+    far = remote(process, tmp_path, records(tmp_path / "own.npz"))
+    far.answer(computation(taught(), until_s=3.0))
+    process._answers_until_s, process._clock = 1.0, (now := Clock())
+    tried = threading.Thread(
+        target=far.try_job, args=(taught(job="other"),), kwargs={"trains": True}
+    )
+    tried.start()
+    tried.join(1.5)
+    assert tried.is_alive() and len(process._known) == 1
+    now.seconds = 2.0
+    tried.join()
+    assert len(process._known) == 2
+
+
+class Clock:
+    """Stands still until it is moved; waits of real time see it again."""
+
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
 def test_records_are_read_ahead_of_the_first_question(process, tmp_path) -> None:
     path = records(tmp_path / "own.npz")
     far = remote(process, tmp_path, path)

@@ -438,15 +438,19 @@ def test_the_owner_is_told_and_the_log_never_names_the_box(
     device: Device, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, "edgeveil.edge"):
-        device.host.report(fx.Report("declined", {"round": 3, "why": "policy.min_devices: few"}))
+        device.host.report(
+            fx.Report("declined", {"job": "4a4a", "round": 3, "why": "policy.min_devices: few"})
+        )
         device.host.report(fx.Report("unheard", {"tries": 3}))
-        device.host.report(fx.Report("counted", {"round": 3, "segments": 2, "counted": 2}))
+        device.host.report(
+            fx.Report("counted", {"job": "4a4a", "round": 3, "segments": 2, "counted": 2})
+        )
         sealed = Round(PLAN, FIRST, device.keys())
         device.answer(sealed)
         device.host.store(OutboxDrop(sealed.manifest.at, "dropped"))
-    assert device.said[0] == "round 3 declined: policy.min_devices: few"
+    assert device.said[0] == "job 4a4a, round 3 declined: policy.min_devices: few"
     assert "admitted" in device.said[1]
-    assert device.said[2:] == ["round 3: 2 of 2 counted"]
+    assert device.said[2:] == ["job 4a4a, round 3: 2 of 2 counted"]
     assert [r.levelno for r in caplog.records] == [logging.WARNING] * 2 + [logging.DEBUG]
     assert not any(device.site.name in str(record.__dict__) for record in caplog.records)
 

@@ -25,6 +25,7 @@ from edgeveil.jobs import compile_job
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceMachine
+from edgeveil.protocol.device_round import timer_name
 from edgeveil.protocol.device_tasks import DeviceSettings, OutboxPut, SealedAnswer
 from edgeveil.protocol.messages import (
     SEAL_OVERHEAD_BYTES,
@@ -144,7 +145,9 @@ def live(folder: Path, rounds: dict[tuple[int, int], Round], chance: Random, bea
                 log = logging.getLogger("life")
                 events.append(fx.WorkDone(effect.task, perform(device.host, effect.task, log)))
         if not events:  # all was said and nothing came of it: as after a lost link
-            events.append(fx.Timer("resend"))  # the moment of an answer that waits for it
+            events.append(
+                fx.Timer(timer_name("resend", JOB_ID))
+            )  # the moment of an answer that waits for it
             events += [fx.MessageReceived(fx.ProxyAddress(), message) for message in world.offer()]
             time.sleep(0.001)
 
@@ -158,7 +161,10 @@ def check(folder: Path, rounds: dict[tuple[int, int], Round]) -> None:
             offered.setdefault((int(number), int(attempt)), set()).add(digest)
     assert all(len(digests) == 1 for digests in offered.values()), "an upload changed under way"
     store = DeviceStore(folder / "device.sqlite")
-    receipts, item = {(r.round, r.attempt): r for r in store.receipts()}, store.load().outbox
+    receipts, item = (
+        {(r.round, r.attempt): r for r in store.receipts()},
+        store.load().uploads.get(JOB_ID),
+    )
     store.close()
     account = read_ledger(folder / LEDGER_FILE).account("bench")
     job_entry = account.jobs.get(JOB_ID.hex())

@@ -56,7 +56,7 @@ def test_an_upload_has_its_receipt_as_soon_as_it_is_kept(store: DeviceStore) -> 
     assert store.receipts() == [UploadReceipt(JOB, 1, 1, "stored", HASHES)]
     store.store(OutboxHeld(item().at))
     assert state(store) == "held"
-    assert store.load().outbox == replace(item(), held=True)
+    assert store.load().uploads.get(JOB) == replace(item(), held=True)
 
 
 ENDS: list[tuple[bool, Outcome, str]] = [
@@ -80,7 +80,7 @@ def test_what_was_acknowledged_is_never_called_refused_or_dropped(
         store.store(OutboxHeld(item().at))
     store.store(OutboxDrop(item().at, outcome))
     assert state(store) == said
-    assert store.load().outbox is None
+    assert not store.load().uploads
 
 
 @pytest.mark.parametrize("outcome", ["counted", "dropped"])
@@ -111,7 +111,7 @@ def test_a_late_record_settles_a_receipt_and_leaves_the_outbox(store: DeviceStor
     store.store(item(2))
     store.store(LateRecord(item().at, "counted"))
     assert [receipt.state for receipt in store.receipts()] == ["counted", "stored"]
-    assert store.load().outbox == item(2)
+    assert store.load().uploads.get(JOB) == item(2)
 
 
 def test_the_newest_receipts_are_kept(store: DeviceStore) -> None:
@@ -123,7 +123,7 @@ def test_the_newest_receipts_are_kept(store: DeviceStore) -> None:
 def test_a_dummy_has_no_receipt_and_stays_a_dummy(store: DeviceStore) -> None:
     store.store(item(dummy=True))
     store.store(OutboxHeld(item().at))
-    kept = store.load().outbox
+    kept = store.load().uploads.get(JOB)
     assert kept is not None
     assert kept.dummy
     store.store(OutboxDrop(item().at, "missing"))
@@ -136,7 +136,7 @@ def test_receipt_and_outbox_change_together_or_not_at_all(store: DeviceStore) ->
     )
     with pytest.raises(Exception, match="full"):
         store.store(item())
-    assert store.load().outbox is None
+    assert not store.load().uploads
 
 
 def test_what_is_stored_together_is_there_together(tmp_path: Path) -> None:

@@ -70,6 +70,19 @@ def test_the_proxy_is_told_until_it_has_heard(tmp_path: Path) -> None:
     assert device.store.load().new_sealing.number == 1001, "also where the clock stepped back"
 
 
+def test_the_proxy_of_another_cell_is_told_of_a_renewed_key(tmp_path: Path) -> None:
+    device = Device(tmp_path)
+    store, name = device.store, device.identity.device_id
+    store.enter_cell("north", name, device.key, 900.0)
+    assert store.load().new_sealing is None, "it enrolled with this key"
+    store.tell_sealing(name, device.key, 1000.0)
+    store.store(SealingKeyTold())
+    store.enter_cell("north", name, device.key, 1100.0)
+    assert store.load().new_sealing is None, "this proxy has heard of it"
+    store.enter_cell("south", name, device.key, 1200.0)
+    assert store.load().new_sealing == NewSealingKey(name, device.key, 1200)
+
+
 def test_the_registry_takes_newer_keys_alone(tmp_path: Path) -> None:
     first, second = Device(tmp_path / "a"), Device(tmp_path / "b")
     registry = Registry(tmp_path / "registry.sqlite")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from edgeveil.protocol.device_tasks import (
     JobClosed,
     ManifestMark,
     OutboxDrop,
+    OutboxHeld,
     OutboxPut,
 )
 from edgeveil.protocol.messages import ExchangeId, Signer, Upload, check_signature
@@ -28,8 +30,8 @@ KEY = SigningKey.generate()
 SIGNER = Signer(KEY.public().fingerprint(), KEY)
 
 
-def outbox(round_: int = 3, data: bytes = b"sealed" * 40) -> OutboxPut:
-    at = ExchangeId(JOB, round_, 1)
+def outbox(round_: int = 3, data: bytes = b"sealed" * 40, job: bytes = JOB) -> OutboxPut:
+    at = ExchangeId(job, round_, 1)
     upload = Upload(at, (0, 2), describe(data, 1024))
     return OutboxPut(at, SIGNER.header(upload), upload, (b"1" * 32, b"2" * 32), data)
 
@@ -81,9 +83,9 @@ def test_each_item_is_there_after_a_kill(path: Path) -> None:
     item = outbox()
     store.store(item)
     memory = reopened(path)
-    assert memory.outbox == item
+    assert memory.uploads == {JOB: item}
     check_signature(
-        memory.outbox.header, SIGNER.name, KEY.public(), HEADER
+        memory.uploads[JOB].header, SIGNER.name, KEY.public(), HEADER
     )  # still as it was signed
     store.close()
 
@@ -99,13 +101,17 @@ def test_the_newest_manifest_of_each_job_is_kept(path: Path) -> None:
     store.close()
 
 
-def test_the_outbox_holds_one_upload(path: Path) -> None:
+def test_the_outbox_holds_one_upload_of_each_job(path: Path) -> None:
     store = DeviceStore(path)
     store.store(outbox(3))
+    store.store(outbox(8, job=OTHER))
     store.store(outbox(4, b"newer" * 9))
-    assert reopened(path).outbox == outbox(4, b"newer" * 9)
+    newer, other = outbox(4, b"newer" * 9), outbox(8, job=OTHER)
+    assert reopened(path).uploads == {JOB: newer, OTHER: other}
+    store.store(OutboxHeld(ExchangeId(OTHER, 8, 1)))
+    assert reopened(path).uploads == {JOB: newer, OTHER: replace(other, held=True)}
     store.store(OutboxDrop(ExchangeId(JOB, 4, 1), "dropped"))
-    assert reopened(path).outbox is None
+    assert reopened(path).uploads == {OTHER: replace(other, held=True)}
     store.close()
 
 

@@ -3,16 +3,19 @@
 import asyncio
 import json
 import stat
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import is_dataclass
 
 import pytest
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import UsageError
+from edgeveil.privacy.laplace_mechanism import softmax_event
+from edgeveil.privacy.policy import JobRequest, Limits
+from edgeveil.protocol import device_tasks
 from edgeveil_edge import main as main_module
 from edgeveil_edge.compute_process import ComputeProcess
 from edgeveil_edge.control import CONTROL_FILE, ControlSocket, ask
-from edgeveil_edge.main import DeviceProcess
+from edgeveil_edge.main import DeviceProcess, Lanes
 from edgeveil_tools.cli import main
 from tests.unit.edgeveil_edge.edge_kit import site
 from tests.unit.edgeveil_edge.test_conditions import WELL, replace
@@ -109,8 +112,8 @@ def running(own, box, work):
 
     async def run():
         computing = ComputeProcess()
-        with ThreadPoolExecutor(max_workers=1) as executor:
-            process = DeviceProcess(own, executor, computing, say=lambda _: None, sensors=box)
+        with Lanes() as lanes:
+            process = DeviceProcess(own, lanes, computing, say=lambda _: None, sensors=box)
             living = asyncio.ensure_future(process.run())
             while not (own.state_dir / CONTROL_FILE).exists():
                 await asyncio.wait([living], timeout=0.01)
@@ -143,7 +146,8 @@ def test_a_pause_holds_over_a_restart_until_it_is_taken_back(own):
     running(own, WELL, lambda _: ask(own.state_dir, "status")["state"] == "running" or 1 / 0)
 
 
-def test_what_it_waits_for_is_told(own, capsys, monkeypatch):
+def written(own):
+    """Its site file."""
     path = own.state_dir / "edge.yaml"
     path.write_text(
         f"""edge:
@@ -155,7 +159,11 @@ def test_what_it_waits_for_is_told(own, capsys, monkeypatch):
   data: {{name: bench, source: digits}}
 """
     )
+    return path
 
+
+def test_what_it_waits_for_is_told(own, capsys, monkeypatch):
+    path = written(own)
     monkeypatch.setattr(main_module, "self_check", lambda _site: [])  # of this very machine
 
     def status(process):
@@ -169,6 +177,8 @@ def test_what_it_waits_for_is_told(own, capsys, monkeypatch):
             "problems": [],
             "connected": False,
             "last_counted_round": None,
+            "jobs": [],
+            "max_jobs": 4,
             "release": None,
             "budget": {"training": None, "inference": None, "left": None},
         }
@@ -176,7 +186,37 @@ def test_what_it_waits_for_is_told(own, capsys, monkeypatch):
         shown = capsys.readouterr().out
         assert "waiting for charging: the box runs on battery" in shown
         assert "last counted round: none yet" in shown
+        assert "takes part in: 0 of at most 4 jobs" in shown
 
     running(own, replace(WELL, charge=(50.0, False)), status)
     assert main(["edge", "status", "--config", str(path)]) == 2
     assert "no device runs" in capsys.readouterr().err
+
+
+def test_its_owner_is_told_of_each_job_that_the_device_takes_part_in(own, capsys):
+    path = written(own)
+    jobs = [bytes((number,)) * 16 for number in range(3)]
+
+    def status(process):
+        for job in jobs[:2]:
+            request = JobRequest(job.hex(), 1e-5, (softmax_event(10, 4.0),))
+            process.device.ledger.open_job(request, Limits(1, 1, 1e-4, 100))
+        process.device.ledger.close_job(jobs[0].hex())
+        process.device.machine.rounds.take_up(jobs[1])
+        told = ask(own.state_dir, "status")
+        at = {"state": "idle", "round": None, "last_counted_round": None}
+        assert told["jobs"] == [{"job": jobs[1].hex(), **at}]
+        assert main(["edge", "status", "--config", str(path)]) == 0
+        assert f"job {jobs[1].hex()[:12]}: idle, round -;" in capsys.readouterr().out
+
+    running(own, WELL, status)
+
+
+def test_what_reads_records_has_a_lane_of_its_own():
+    made_here = [one for one in vars(device_tasks).values() if is_dataclass(one)]
+    tasks = [one for one in made_here if one.__module__ == device_tasks.__name__]
+    with Lanes() as lanes:
+        where = {made.__name__: lanes.of(made.__new__(made)) for made in tasks}
+        assert [name for name, lane in where.items() if lane is lanes.records] == ["ComputeAnswer"]
+        assert where["InstallJob"] is where["InstallRelease"] is lanes.trials
+        assert where["FindStanza"] is where["OpenPackage"] is where["SealDummies"] is lanes.others

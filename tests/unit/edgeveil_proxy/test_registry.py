@@ -202,7 +202,7 @@ def test_a_registry_of_the_first_version_goes_on_and_is_copied_before(path):
     assert len(lineage) == 32
     registry.close()
     assert Registry(path).lineage == lineage
-    with sqlite3.connect(path.with_name(f"{path.name}.before-2")) as copy:
+    with sqlite3.connect(path.with_name(f"{path.name}.before-3")) as copy:
         assert copy.execute("PRAGMA user_version").fetchone() == (1,)
         assert copy.execute("SELECT count(*) FROM device").fetchone() == (2,)
     copy.close()

@@ -33,6 +33,7 @@ from edgeveil.protocol.proxy_tasks import (
     BatchKept,
     BroadcastDropped,
     BroadcastPart,
+    DeviceKnows,
     HeldUpload,
     JobEnded,
     ProxyMemory,
@@ -84,11 +85,20 @@ def test_a_spool_of_before_gets_its_name_when_it_is_brought_up(path: Path) -> No
     spool.store(first)
     spool.close()
     with closing(sqlite3.connect(path)) as db:
-        db.executescript("DROP TABLE memory; PRAGMA user_version = 4;")
+        db.executescript("DROP TABLE memory; DROP TABLE earlier; PRAGMA user_version = 4;")
     memory = reopened(path)
     assert len(memory.name) == 16
     assert memory.unmasked == {(JOB, 1): first}
     assert reopened(path).name == memory.name
+
+
+def test_devices_of_an_earlier_version_stay_known(path: Path) -> None:
+    spool = Spool(path)
+    spool.store(DeviceKnows("0" * 16, earlier=True))
+    spool.store(DeviceKnows("1" * 16, earlier=True))
+    spool.store(DeviceKnows("0" * 16, earlier=False))
+    assert reopened(path).earlier == {"1" * 16}
+    spool.close()
 
 
 def test_each_item_is_there_after_a_kill_right_behind_it(path: Path) -> None:

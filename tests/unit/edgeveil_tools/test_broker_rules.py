@@ -69,6 +69,41 @@ def test_the_edge_side(user, access, topic, allowed):
     assert allows(rules_for("edge"), user, access, topic) is allowed
 
 
+@pytest.mark.parametrize(
+    ("acl", "user", "access", "topic", "allowed"),
+    [
+        ("edge", "ada", "write", "edgeveil/v1/c/north/d/ada/up", True),
+        ("edge", "ada", "read", "edgeveil/v1/c/north/all/down", True),
+        ("edge", "ada", "read", "edgeveil/v1/c/north/claim/down", True),
+        ("edge", "ada", "write", "edgeveil/v1/c/south/d/bob/up", False),
+        ("edge", "ada", "read", "edgeveil/v1/c/+/all/down", False),
+        ("edge", "ada", "write", "edgeveil/v1/c/east/d/ada/up", False),
+        ("edge", "ada", "write", "edgeveil/v1/d/ada/up", False),
+        ("edge", "proxy-north", "read", "edgeveil/v1/c/north/d/+/up", True),
+        ("edge", "proxy-north", "write", "edgeveil/v1/c/north/all/down", True),
+        ("edge", "proxy-north", "read", "edgeveil/v1/c/south/d/+/up", False),
+        ("edge", "proxy-north", "write", "edgeveil/v1/c/south/all/down", False),
+        ("edge", "proxy-north", "write", "edgeveil/v1/c/south/d/ada/down", False),
+        ("edge", "proxy-north", "read", "edgeveil/v1/c/south/claim/up", False),
+        ("edge", "proxy", "read", "edgeveil/v1/d/+/up", False),
+        ("cloud", "proxy-north", "write", "edgeveil/v1/c/north/cloud/in", True),
+        ("cloud", "proxy-north", "write", "edgeveil/v1/c/south/cloud/in", False),
+        ("cloud", "proxy-north", "read", "edgeveil/v1/c/south/cloud/out", False),
+        ("cloud", "cloud", "write", "edgeveil/v1/c/south/cloud/out", True),
+        ("cloud", "cloud", "read", "edgeveil/v1/c/+/cloud/in", False),
+    ],
+)
+def test_two_cells_at_one_broker(acl, user, access, topic, allowed):
+    assert allows(rules_for(acl, ("north", "south")), user, access, topic) is allowed
+
+
+def test_a_cell_without_a_name_stands_beside_others():
+    both = rules_for("edge", ("", "north"))
+    assert allows(both, "proxy", "read", "edgeveil/v1/d/+/up")
+    assert allows(both, "proxy-north", "read", "edgeveil/v1/c/north/d/+/up")
+    assert not allows(both, "proxy", "read", "edgeveil/v1/c/north/d/+/up")
+
+
 def test_the_wiretap_reads_and_never_writes():
     rules = rules_for("edge", wiretap=True)
     assert allows(rules, "wiretap", "read", "#")

@@ -13,7 +13,7 @@ from edgeveil.sites.policy import Policy
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.site.broker_rules import password_matches, read_users
-from edgeveil_tools.site.provision import SitePlan, commands, guide, provision
+from edgeveil_tools.site.provision import CellPorts, SitePlan, commands, guide, provision
 
 
 @pytest.fixture
@@ -239,3 +239,35 @@ def test_a_profile_is_in_every_link_and_in_force_at_the_brokers(folder):
 def test_mosquitto_enforces_no_profile(folder):
     with pytest.raises(ConfigError, match="mosquitto enforces none"):
         provision(small(folder, profile="aws_iot", engine="mosquitto"))
+
+
+CELLS = {"north": CellPorts(21001, 21002, 21003), "south": CellPorts(21011, 21012, 21013)}
+
+
+def test_each_cell_has_a_broker_a_proxy_and_its_turn_of_devices(folder):
+    site = provision(small(folder, devices=5, cells=CELLS, tls=True, websockets=True))
+    for path in (*site.brokers.values(), site.cloud, *site.proxies.values(), *site.edges):
+        load_site(path)
+    assert list(site.brokers) == ["edge-north", "edge-south", "cloud"]
+    edges = [load_site(path) for path in site.edges]
+    assert [edge.cell for edge in edges] == ["north", "south", "north", "south", "north"]
+    for cell, config in site.proxies.items():
+        proxy, broker = load_site(config), load_site(site.brokers[f"edge-{cell}"])
+        assert (proxy.cell, broker.cells) == (cell, (cell,))
+        mine = {one.broker.username: one for one in edges if one.cell == cell}
+        assert set(read_users(broker.users_file)) == {f"proxy-{cell}", *mine}
+        registry = Registry(proxy.state_dir / REGISTRY_FILE)
+        assert set(registry.admitted()) == set(mine)
+        registry.close()
+        for edge in mine.values():
+            key = VerifyKey.load(edge.proxy_key_file)
+            assert key == SigningKey.load(proxy.state_dir / "proxy.key").public()
+            assert edge.broker.url == proxy.edge_broker.url
+    cloud = load_site(site.cloud)
+    assert [cell.name for cell in cloud.cells] == ["north", "south"]
+    users = read_users(load_site(site.brokers["cloud"]).users_file)
+    assert set(users) == {"cloud", "proxy-north", "proxy-south"}
+    said = guide(site)
+    assert "the proxy of south" in said and "the broker of the edge side of north" in said
+    assert "c/south/" in (folder / "mosquitto" / "edge-south.acl").read_text()
+    assert "c/north/" not in (folder / "mosquitto" / "edge-south.acl").read_text()

@@ -176,6 +176,62 @@ def written(path: Path, count: int = 4) -> tuple[list[bytes], SigningKey]:
     return path.read_bytes().splitlines(), key
 
 
+def test_cells_come_and_are_rotated_and_recovered_one_by_one(
+    root: Root, keys: dict[str, Path], tmp_path: Path, capsys
+):
+    for name in ("north", "south", "site"):
+        keys[name] = tmp_path / f"{name}.pub"
+        SigningKey.generate().public().save(keys[name])
+    assert root.init("--cell", f"north={keys['north']}") == 0
+    party = root.believed()
+    assert root("cell", "south", keys["south"]) == 0
+    assert root("rotate", "site", keys["site"]) == 0
+    assert root("rotate", "proxy-rosters", keys["next"], "--cell", "north") == 0
+    assert root("recover", "registry", "5f" * 16, "--cell", "south") == 0
+    bundle = root.bundle()
+    party.take(bundle.roots, bundle.delegations, now_utc())
+    found = party.delegated
+    assert found.cell_of(VerifyKey.load(keys["next"])) == "north"
+    assert found.cell_of(VerifyKey.load(keys["rosters"])) == ""
+    north, south = found.cells["north"], found.cells["south"]
+    assert (north.rosters.epoch, north.lineage) == (1, "")
+    assert (south.rosters.epoch, south.lineage, found.lineage) == (0, "5f" * 16, "")
+    assert found.site.key == VerifyKey.load(keys["site"]) and found.site.epoch == 0
+    assert root("revoke", "proxy-rosters", "--cell", "south") == 0
+    assert root.believed().delegated.cell_of(VerifyKey.load(keys["south"])) is None
+    capsys.readouterr()
+    assert root("show", "--json") == 0
+    shown = json.loads(capsys.readouterr().out)["delegations"]
+    assert shown["cells"]["south"]["epoch"] == 1 and shown["site"]["epoch"] == 0
+    assert root("show") == 0
+    assert "cell north" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (("rotate", "proxy-rosters", "next", "--cell", "east"), "names no cell 'east'"),
+        (("rotate", "cloud-jobs", "next", "--cell", "north"), "cloud-jobs is of no cell"),
+        (("rotate", "proxy-rosters", "rosters", "--cell", "north"), "another cell's key too"),
+        (("rotate", "proxy-rosters", "jobs", "--cell", "north"), "the cloud's key too"),
+        (("cell", "north", "next"), "names this cell already"),
+        (("cell", "south", "rosters"), "another cell's key too"),
+        (("cell", "South", "next"), "no name for a cell"),
+        (("recover", "registry", "5f" * 16, "--cell", "east"), "names no cell 'east'"),
+    ],
+)
+def test_what_no_cell_may_be_is_refused(root: Root, keys: dict[str, Path], capsys, command, told):
+    keys["north"] = keys["next"].with_name("north.pub")
+    SigningKey.generate().public().save(keys["north"])
+    assert root.init("--cell", f"north={keys['north']}") == 0
+    before = root.bundle()
+    keys.pop("north")
+    given = [keys.get(word, word) for word in command]
+    assert root(*given) == 2
+    assert told in capsys.readouterr().err
+    assert root.bundle() == before
+
+
 @pytest.mark.parametrize("change", ["edit", "drop", "swap", "other key", "garbage"])
 def test_every_change_of_the_log_is_found(tmp_path: Path, change: str):
     path = tmp_path / "audit.jsonl"

@@ -25,7 +25,7 @@ from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.methods.noise_only import as_summed_steps, steps_of_one
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol import sealed as sealing
+from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.device import DeviceMachine
 from edgeveil.protocol.device_tasks import (
     AdoptRelease,
@@ -67,7 +67,7 @@ from edgeveil.protocol.messages import (
     encode,
 )
 from edgeveil.protocol.release_health import HEALTH, ReleaseOutcome
-from edgeveil.protocol.sealed import decode_package
+from edgeveil.protocol.sealed import Sealing, decode_package, segment_mark
 from edgeveil.protocol.transfer import Assembly
 from edgeveil.transport.link import Topics
 from edgeveil.transport.mqtt_packets import Login, encoded_topic
@@ -223,10 +223,17 @@ class NoiseWorker:
     is what it reports.
     """
 
-    __slots__ = ("_device", "_membership", "_opening", "_released", "_shared", "total")
+    __slots__ = ("_device", "_membership", "_opening", "_released", "_sealing", "_shared", "total")
 
-    def __init__(self, shared: SharedWork, opening: OpeningKey, device: str) -> None:
+    def __init__(
+        self,
+        shared: SharedWork,
+        opening: OpeningKey,
+        device: str,
+        sealing: Sealing = real_sealing,
+    ) -> None:
         self._shared, self._opening, self._device = shared, opening, device
+        self._sealing = sealing
         self._membership = self._released = b""
         self.total = 0.0
 
@@ -235,7 +242,7 @@ class NoiseWorker:
         try:
             match task:
                 case FindStanza(manifest=manifest, stanzas=stanzas):
-                    return StanzaLook(sealing.is_listed(self._opening, manifest, stanzas))
+                    return StanzaLook(self._sealing.is_listed(self._opening, manifest, stanzas))
                 case OpenPackage(manifest=manifest, blob=blob):
                     return self._open(manifest, blob)
                 case InstallJob(manifest=manifest, package=package):
@@ -250,7 +257,9 @@ class NoiseWorker:
                 case SealReport(manifest=manifest):
                     said = ReleaseOutcome.IN_USE.to_bytes() if self._released else b""
                     membership = self._released or os.urandom(32)
-                    return MadeReport(sealing.seal_segment(manifest, HEALTH, membership, said))
+                    return MadeReport(
+                        self._sealing.seal_segment(manifest, HEALTH, membership, said)
+                    )
                 case ApplyStatement():
                     return StatementApplied(left=False)
         except ProtocolError as error:
@@ -260,7 +269,7 @@ class NoiseWorker:
         return fx.WorkFailed("unknown_task")
 
     def _open(self, manifest: Manifest, blob: bytes) -> OpenedPackage:
-        opened = sealing.open_broadcast(self._opening, manifest, blob)
+        opened = self._sealing.open_broadcast(self._opening, manifest, blob)
         if manifest.kind == "release":
             self._released = b""
         chance = self._shared.chance.random()
@@ -288,11 +297,11 @@ class NoiseWorker:
             noise = values
             self.total = sum(float(np.frombuffer(n, "<f4").sum(dtype=np.float64)) for n in noise)
         sealed = [
-            sealing.seal_segment(manifest, group, membership, one)
+            self._sealing.seal_segment(manifest, group, membership, one)
             for one, group in zip(noise, manifest.groups, strict=True)
         ]
         groups, sizes = tuple(range(len(sealed))), tuple(map(len, sealed))
-        marks = tuple(sealing.segment_mark(membership, segment) for segment in sealed)
+        marks = tuple(segment_mark(membership, segment) for segment in sealed)
         return SealedAnswer(groups, sizes, b"".join(sealed), marks, dummy, seed=sealed_seed)
 
     def _mask(
@@ -357,13 +366,16 @@ class LoadDevice:
         self.id: str = signing.public().fingerprint()
         self._setup, self._shared, self._slow_bytes_per_s = setup, shared, slow_bytes_per_s
         self._signer = Signer(self.id, signing)
+        opening = OpeningKey(member.opening)
+        self._sealing = (opening.public(),)
         self.machine = DeviceMachine(
             self._signer,
             PeerKeys.pinned(cloud=setup.cloud_key, proxy=setup.proxy_key),
             DeviceMemory(),
             DeviceSettings(packet_bytes=setup.packet_bytes, blob_bytes=1 << 40),
+            sealing=self._sealing,
         )
-        self._worker = NoiseWorker(shared, OpeningKey(member.opening), self.id)
+        self._worker = NoiseWorker(shared, opening, self.id)
         self._password = member.password
         self._topic = encoded_topic(TOPICS.device_up(self.id))
         self._loop = asyncio.get_running_loop()
@@ -392,7 +404,7 @@ class LoadDevice:
         self.answered.clear()
         self._dialled_s, counters = self._loop.time(), self._shared.counters
         counters.first_dial_s = counters.first_dial_s or self._shared.now_s()
-        topics = (TOPICS.all_down, TOPICS.device_down(self.id))
+        topics = (TOPICS.all_down, TOPICS.device_down(self.id), *TOPICS.buckets(self._sealing))
         self._client = BareClient(
             self, login, setup.protocol, topics, self._topic, self._slow_bytes_per_s
         )
@@ -530,14 +542,16 @@ class LoadDevice:
 
     def _queue(self, task: object) -> None:
         if isinstance(task, FindStanza):
-            front = task.manifest.pieces[0].digest
-            task = FindStanza(task.manifest, self._shared.blob(front, task.stanzas))
+            if task.manifest.buckets == 1:
+                front = task.manifest.pieces[0].digest
+                task = FindStanza(task.manifest, self._shared.blob(front, task.stanzas))
         elif isinstance(task, OpenPackage):
             manifest = task.manifest
             if manifest.kind == "round":
                 row = self._shared.counters.round(manifest.at)
                 row.began_s = row.began_s or self._shared.now_s()
-            task = OpenPackage(manifest, self._shared.blob(manifest.blob.digest, task.blob))
+            if manifest.buckets == 1:
+                task = OpenPackage(manifest, self._shared.blob(manifest.blob.digest, task.blob))
         self._setup.queue(self, task)
 
     def _send(self, message: object) -> None:

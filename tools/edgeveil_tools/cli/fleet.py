@@ -76,6 +76,8 @@ def _add_init(parts: Subparsers) -> None:
     text = "public name of the brokers, default 127.0.0.1"
     init.add_argument("--host", default="127.0.0.1", metavar="NAME", help=text)
     init.add_argument("--devices", type=int, default=3, metavar="N", help="default 3")
+    text = "cells, each with a proxy of its own: north,south; none: one without a name"
+    init.add_argument("--cells", default="", metavar="NAME,NAME", help=text)
 
 
 def _add_devices(parts: Subparsers) -> None:
@@ -92,6 +94,21 @@ def _add_devices(parts: Subparsers) -> None:
     more.add_argument("--host", default="", metavar="HOST", help="host name of its machine")
     text = "value of a further column of the table; may stand several times"
     more.add_argument("--set", action="append", default=[], metavar="COLUMN=VALUE", help=text)
+    move = _part(
+        parts,
+        "move",
+        "move a device to another cell, and apply",
+        _move,
+        keys=True,
+        about=(
+            "Its keys, ledger and budgets stay on the box: its next bundle names the new cell and\n"
+            "its broker. The old cell's proxy drops it, the new one's admits it, by a signed note\n"
+            "whose number grows. Hand over the bundles that changed, the new proxy's first."
+        ),
+        examples="edgeveil site move clinics box-0007 --to south",
+    )
+    move.add_argument("name", metavar="NAME", help="its name, or its id")
+    move.add_argument("--to", required=True, metavar="CELL", help="one of the plan's cells")
     revoke = _part(
         parts,
         "revoke",
@@ -138,6 +155,8 @@ def _add_certificates(parts: Subparsers) -> None:
     )
     rotate.add_argument("what", choices=_AUTHORITIES, metavar="WHAT", help=", ".join(_AUTHORITIES))
     rotate.add_argument("--finish", action="store_true", help="the second step")
+    text = "of this cell's own broker or claims; else of those that cells share"
+    rotate.add_argument("--cell", default="", metavar="CELL", help=text)
 
 
 def _add_install(parts: Subparsers) -> None:
@@ -186,7 +205,11 @@ def _init(args: argparse.Namespace) -> int:
     name = re.sub(r"[^A-Za-z0-9]+", "-", folder.absolute().name).strip("-")[:64] or "fleet"
     template = Path(__file__).parents[1] / "templates" / PLAN_FILE
     text = template.read_text("utf-8").format(
-        name=name, host=args.host, devices=args.devices, min_devices=min(5, args.devices)
+        name=name,
+        host=args.host,
+        devices=args.devices,
+        min_devices=min(5, args.devices),
+        cells=_cells_text(args.cells),
     )
     with writing(folder, "name a folder that you may write to"):
         if folder.exists() and any(folder.iterdir()):
@@ -204,6 +227,13 @@ def _init(args: argparse.Namespace) -> int:
     return 0
 
 
+def _cells_text(names: str) -> str:
+    """The plan's line of cells; where there are none, how to write one."""
+    if not names:
+        return "# cells: {north: {}, south: {}}     # each with a proxy of its own"
+    return f"cells: {{{', '.join(f'{name.strip()}: {{}}' for name in names.split(','))}}}"
+
+
 def _open(args: argparse.Namespace, *, new: bool = False) -> FleetSite:
     from edgeveil_tools.site.fleet_site import FleetSite
 
@@ -215,12 +245,31 @@ def _plan(args: argparse.Namespace) -> int:
 
     from edgeveil_tools.site.fleet_site import FleetSite
 
-    changes = FleetSite(args.dir, lambda _path: None).changes()
+    site = FleetSite(args.dir, lambda _path: None)
+    changes = site.changes()
     if args.json:
         print(json.dumps([vars(one) for one in changes], indent=2))
-    else:
-        _show(changes)
+        return 0
+    _show_cells(site)
+    _show(changes)
     return 0
+
+
+def _show_cells(site: FleetSite) -> None:
+    rows = site.cells()
+    if not any(row.cell for row in rows):
+        return
+    head = ("cell", "devices", "floor", "edge broker", "cloud broker")
+    lines = [
+        (row.cell or "(none)", str(row.devices), str(row.floor), row.edge_broker, row.cloud_broker)
+        for row in rows
+    ]
+    widths = [max(len(line[at]) for line in (head, *lines)) for at in range(len(head))]
+    for line in (head, *lines):
+        print(
+            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+        )
+    print()
 
 
 def _apply(args: argparse.Namespace) -> int:
@@ -260,6 +309,10 @@ def _show(changes: list[PartyChange]) -> None:
 
 
 def _hand_over(site: FleetSite, changes: list[PartyChange]) -> None:
+    if site.awaits_root:
+        root = site.folder / "trust"
+        print(f"\nThe root has to sign what the plan adds: edgeveil trust sign {root}, with the")
+        print("missing keys; then apply again. Until then parties of a further cell do not start.")
     if not any(change.what in ("new", "changed", "renewed") for change in changes):
         return
     print(f"\nHand each party its folder of {site.bundles}; its COMMANDS.md says what to do there.")
@@ -282,6 +335,13 @@ def _add_device(args: argparse.Namespace) -> int:
     return 0
 
 
+def _move(args: argparse.Namespace) -> int:
+    site = _open(args)
+    changes = site.move(args.name, args.to, _show, _progress)
+    _hand_over(site, changes)
+    return 0
+
+
 def _revoke(args: argparse.Namespace) -> int:
     site = _open(args)
     changes = site.revoke(args.name)
@@ -300,7 +360,7 @@ def _renew(args: argparse.Namespace) -> int:
 
 def _rotate(args: argparse.Namespace) -> int:
     site = _open(args)
-    domain = args.what.removesuffix("-authority")
+    domain = args.what.removesuffix("-authority") + (f"-{args.cell}" if args.cell else "")
     changes = site.finish_rotation(domain) if args.finish else site.rotate_authority(domain)
     _show(changes)
     _hand_over(site, changes)
@@ -323,7 +383,8 @@ def _status(args: argparse.Namespace) -> int:
             f"certificate until {row['certificate_ends'][:10]}" if row["certificate_ends"] else ""
         )
         device = row["device"] or ""
-        print(f"{row['name']:<20} {row['kind']:<7} {device:<16} {state:<18} {ends}".rstrip())
+        cell = f"{row['cell']:<12} " if any(one["cell"] for one in rows) else ""
+        print(f"{row['name']:<20} {row['kind']:<7} {cell}{device:<16} {state:<18} {ends}".rstrip())
     if not rows:
         print("nothing was applied yet: edgeveil site apply DIR")
     return 0
@@ -334,6 +395,7 @@ def _row(party: Party) -> dict[str, Any]:
     return {
         "name": party.name,
         "kind": party.kind,
+        "cell": party.cell,
         "device": party.device_id,
         "revoked": party.revoked,
         "certificate_ends": ends.isoformat() if ends else None,

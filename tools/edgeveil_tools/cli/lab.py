@@ -1,5 +1,5 @@
-"""The laboratory's commands: `edgeveil table | compare | reproduce | loadtest | chaos | audit |
-attack`."""
+"""The laboratory's commands: `edgeveil table | compare | reproduce | loadtest | capacity | chaos |
+audit | attack`."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ def add(commands: Subparsers) -> None:
     _add_compare(commands)
     _add_reproduce(commands)
     _add_load(commands)
+    _add_capacity(commands)
     _add_chaos(commands)
     _add_privacy(commands)
 
@@ -321,6 +322,65 @@ def _sharing(args: argparse.Namespace) -> RemoteGenerators:
             fix="add --join-token FILE and copy that file to them",
         )
     return RemoteGenerators((host.strip("[]"), int(port)), args.remote, args.join_token)
+
+
+def _add_capacity(commands: Subparsers) -> None:
+    made = command(
+        commands,
+        "capacity",
+        "play a fleet of any size, and say what each party bears",
+        about=(
+            "Plays the real cloud and proxy, with their stores, for every device of the fleet;\n"
+            "the devices that a round asks are real too, all others only listen. Time is virtual:\n"
+            "each party is as long at a message as this machine's processor was. No broker runs\n"
+            "and nothing is encrypted; messages, bytes and rows are those of a site. Says for\n"
+            "each phase who bears most of it."
+        ),
+        examples=(
+            "edgeveil capacity --devices 10000 --selected 1000\n"
+            "edgeveil capacity --devices 1000,10000,100000 --out out/capacity --json"
+        ),
+    )
+    made.add_argument(
+        "--devices", type=_sizes, default=(10_000,), metavar="N[,N…]", help="default 10000"
+    )
+    made.add_argument("--selected", type=int, default=100, metavar="S", help="default 100")
+    made.add_argument("--rounds", type=int, default=2, metavar="R", help="default 2")
+    made.add_argument(
+        "--upload-bytes", type=int, default=65536, metavar="BYTES", help="default 65536"
+    )
+    made.add_argument(
+        "--package-bytes", type=int, default=65536, metavar="BYTES", help="default 65536"
+    )
+    made.add_argument(
+        "--out", type=Path, default=Path("out/capacity"), metavar="DIR", help="default out/capacity"
+    )
+    made.add_argument("--json", action="store_true", help="print capacity.json, the rest to stderr")
+    made.set_defaults(handler=_capacity, extra="lab")
+
+
+def _capacity(args: argparse.Namespace) -> int:
+    from edgeveil_lab.capacity.command import CapacityOptions, capacity
+
+    return capacity(
+        CapacityOptions(
+            args.devices,
+            args.selected,
+            args.rounds,
+            args.upload_bytes,
+            args.package_bytes,
+            args.out,
+            args.json,
+        )
+    )
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """Numbers of devices, smallest first."""
+    found = tuple(sorted({int(one) for one in text.split(",")}))
+    if found[0] < 1:
+        raise ValueError
+    return found
 
 
 def _add_chaos(commands: Subparsers) -> None:

@@ -677,6 +677,13 @@ def _control(args: argparse.Namespace) -> int:
     print(f"{told['name']}: {told['state']}{waiting}")
     print(f"connected: {'yes' if told['connected'] else 'no'}")
     print(f"last counted round: {'none yet' if counted is None else counted}")
+    print(f"takes part in: {len(told['jobs'])} of at most {told['max_jobs']} jobs")
+    for job in told["jobs"]:
+        last = job["last_counted_round"]
+        print(
+            f"  job {job['job'][:12]}: {job['state']}, round {job['round'] or '-'};"
+            f" last counted: {'none yet' if last is None else last}"
+        )
     print(f"release in use: {told['release'] or 'none yet'}")
     for purpose in ("training", "inference"):
         if budget[purpose] is None:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from edgeveil_tools.cli.common import Subparsers, command, print_audit
 
 if TYPE_CHECKING:
-    from edgeveil.crypto.keys import SigningKey
+    from edgeveil.crypto.keys import SigningKey, VerifyKey
     from edgeveil.trust.metadata import Delegated, TrustedMetadata
     from edgeveil_tools.site.trust_folder import Passphrase, Published, TrustFolder
 
 _ROLES = ("cloud-jobs", "cloud-releases", "proxy-rosters")
 _DOMAINS = ("edge", "cloud")
+_SITE = "site"
 
 
 def add(commands: Subparsers) -> None:
@@ -53,6 +54,10 @@ def add(commands: Subparsers) -> None:
     for domain in _DOMAINS:
         text = f"certificates that vouch for the {domain} broker and its clients"
         init.add_argument(f"--{domain}-authority", type=Path, metavar="PEM", help=text)
+    text = "a named cell and its proxy's key; may stand several times"
+    init.add_argument("--cell", action="append", default=[], metavar="NAME=KEY.pub", help=text)
+    text = "who moves devices between cells: site.pub of edgeveil site"
+    init.add_argument("--site", type=Path, metavar="KEY.pub", help=text)
     _root_options(init)
     _days(init)
     init.set_defaults(handler=_init)
@@ -72,13 +77,15 @@ def add(commands: Subparsers) -> None:
         examples=(
             "edgeveil trust rotate root cloud-jobs cloud-next.pub\n"
             "edgeveil trust rotate root edge-authority new-ca.pem\n"
-            "edgeveil trust rotate root root --keys 3 --threshold 2"
+            "edgeveil trust rotate root root --keys 3 --threshold 2\n"
+            "edgeveil trust rotate root proxy-rosters proxy-next.pub --cell north"
         ),
     )
     _folder(rotate)
-    what = (*_ROLES, *(f"{domain}-authority" for domain in _DOMAINS), "root")
+    what = (*_ROLES, _SITE, *(f"{domain}-authority" for domain in _DOMAINS), "root")
     rotate.add_argument("what", choices=what, metavar="WHAT", help=", ".join(what))
     rotate.add_argument("file", type=Path, nargs="?", metavar="FILE", help="KEY.pub, or PEM")
+    _cell(rotate)
     _root_options(rotate)
     _days(rotate)
     rotate.set_defaults(handler=_rotate)
@@ -90,7 +97,9 @@ def add(commands: Subparsers) -> None:
         examples="edgeveil trust revoke root cloud-releases",
     )
     _folder(revoke)
-    revoke.add_argument("role", choices=_ROLES, metavar="ROLE", help=", ".join(_ROLES))
+    roles = (*_ROLES, _SITE)
+    revoke.add_argument("role", choices=roles, metavar="ROLE", help=", ".join(roles))
+    _cell(revoke)
     passphrase_options(revoke)
     _days(revoke)
     revoke.set_defaults(handler=_revoke)
@@ -111,9 +120,23 @@ def add(commands: Subparsers) -> None:
     _folder(recover)
     recover.add_argument("what", choices=("registry", "without"), metavar="registry|without")
     recover.add_argument("name", metavar="NAME", help="the lineage, or the lost key's fingerprint")
+    _cell(recover)
     passphrase_options(recover)
     _days(recover)
     recover.set_defaults(handler=_recover)
+    cell = command(
+        parts,
+        "cell",
+        "name a further cell, and its proxy's key",
+        about="A fleet's plan does so by itself: edgeveil site apply.",
+        examples="edgeveil trust cell root east east-proxy.pub",
+    )
+    _folder(cell)
+    cell.add_argument("name", metavar="NAME", help="small letters, digits and '-'")
+    cell.add_argument("file", type=Path, metavar="KEY.pub")
+    passphrase_options(cell)
+    _days(cell)
+    cell.set_defaults(handler=_add_cell)
     renew = command(parts, "renew", "the same for longer, before it expires")
     _folder(renew)
     passphrase_options(renew)
@@ -137,6 +160,11 @@ def add(commands: Subparsers) -> None:
 
 def _folder(made: argparse.ArgumentParser) -> None:
     made.add_argument("dir", type=Path, metavar="DIR", help="the root's folder")
+
+
+def _cell(made: argparse.ArgumentParser) -> None:
+    text = "of this cell; else of the one without a name"
+    made.add_argument("--cell", default="", metavar="NAME", help=text)
 
 
 def passphrase_options(made: argparse.ArgumentParser) -> None:
@@ -227,6 +255,8 @@ def _init(args: argparse.Namespace) -> int:
         roles,
         {domain: _pem(file) for domain, file in files.items() if file is not None},
         asks(args, new=True),
+        cells=_given_cells(args.cell),
+        site=VerifyKey.load(args.site) if args.site else None,
         root_days=args.root_days,
         days=args.days,
     )
@@ -234,6 +264,37 @@ def _init(args: argparse.Namespace) -> int:
     print(f"\nHand {made.bundle_file} to every party (trust_file in its site file).")
     print(f"Keep {args.dir / 'keys'} off the network, and a copy of it elsewhere.")
     return 0
+
+
+def _given_cells(texts: list[str]) -> dict[str, VerifyKey]:
+    from edgeveil.crypto.keys import VerifyKey
+    from edgeveil.errors import UsageError
+
+    found = {}
+    for text in texts:
+        name, sign, path = text.partition("=")
+        if not sign:
+            raise UsageError("is no NAME=KEY.pub", where=text, fix="write north=proxy.pub")
+        _check_name(name)
+        found[name] = VerifyKey.load(Path(path))
+    return found
+
+
+def _check_name(cell: str) -> None:
+    from edgeveil.errors import UsageError
+    from edgeveil.trust.metadata import CELL
+
+    if not CELL.fullmatch(cell):
+        fix = "use 1 to 32 small letters, digits and '-', not '-' first"
+        raise UsageError("is no name for a cell", where=cell[:64], fix=fix)
+
+
+def _add_cell(args: argparse.Namespace) -> int:
+    from edgeveil.crypto.keys import VerifyKey
+
+    _check_name(args.name)
+    folder, key = _open(args), VerifyKey.load(args.file)
+    return _told(folder, folder.extend({args.name: key}, days=args.days))
 
 
 def _pem(path: Path) -> str:
@@ -268,16 +329,18 @@ def _rotate(args: argparse.Namespace) -> int:
         return _told(folder, folder.new_root(public, args.threshold, "rotate", **days))
     if args.file is None:
         raise UsageError("names no file", where=args.what, fix="add the new KEY.pub or PEM")
-    if args.what in _ROLES:
+    if args.what in (*_ROLES, _SITE):
         new = VerifyKey.load(args.file)
-        return _told(folder, folder.rotate_role(args.what, new, days=args.days))
-    domain = args.what.removesuffix("-authority")
+        return _told(folder, folder.rotate_role(args.what, new, cell=args.cell, days=args.days))
+    domain = args.what.removesuffix("-authority") + (f"-{args.cell}" if args.cell else "")
+    if args.cell:
+        folder.delegated().proxy_of(args.cell)  # refuses what is no cell
     return _told(folder, folder.set_authority(domain, _pem(args.file), days=args.days))
 
 
 def _revoke(args: argparse.Namespace) -> int:
     folder = _open(args)
-    return _told(folder, folder.revoke_role(args.role, days=args.days))
+    return _told(folder, folder.revoke_role(args.role, cell=args.cell, days=args.days))
 
 
 def _recover(args: argparse.Namespace) -> int:
@@ -291,7 +354,7 @@ def _recover(args: argparse.Namespace) -> int:
         if not re.fullmatch(r"[0-9a-f]{32}", args.name):
             fix = "copy what `edgeveil proxy lineage` prints"
             raise UsageError("is no lineage of 32 hexadecimal digits", where=args.name, fix=fix)
-        return _told(folder, folder.set_lineage(args.name, days=args.days))
+        return _told(folder, folder.set_lineage(args.name, cell=args.cell, days=args.days))
     keys, threshold = root_keys(folder.trusted().roots[-1])
     left = [key for key in keys if key.fingerprint() != args.name]
     if len(left) == len(keys):
@@ -382,6 +445,15 @@ def _plain(found: TrustedMetadata) -> dict[str, Any]:
             "roles": roles,
             "lineage": said.lineage,
             "authorities": sorted(said.authorities),
+            "cells": {
+                name: {
+                    "key": one.rosters.key.fingerprint(),
+                    "epoch": one.rosters.epoch,
+                    "lineage": one.lineage,
+                }
+                for name, one in said.cells.items()
+            },
+            "site": said.site and {"key": said.site.key.fingerprint(), "epoch": said.site.epoch},
         }
     return plain
 
@@ -411,10 +483,19 @@ def _delegated_lines(said: Delegated | None) -> list[str]:
         f"  authority of the {domain} broker: {hashlib.sha256(pem.encode()).hexdigest()[:16]}"
         for domain, pem in sorted(said.authorities.items())
     ]
+    cells = [
+        f"  cell {name:<10} {one.rosters.key.fingerprint()}  epoch {one.rosters.epoch}"
+        f"  registry {one.lineage or 'the first one that is seen'}"
+        for name, one in said.cells.items()
+    ]
+    site = said.site
+    movers = [f"  {_SITE:<15} {site.key.fingerprint()}  epoch {site.epoch}"] if site else []
     return [
         f"delegations {said.version}, until {said.expires:%Y-%m-%d}",
         *roles,
+        *movers,
         f"  registry        {said.lineage or 'the first one that is seen'}",
+        *cells,
         *authorities,
     ]
 

@@ -27,7 +27,7 @@ from edgeveil_tools.local.run_log import Listener, RunLog, RunReporter, unheard
 from edgeveil_tools.local.simulated import FleetInMemory, FleetOfWorkers, FleetPlayers, engine_of
 from edgeveil_tools.result import write_whole
 from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, choose_engine, free_ports
-from edgeveil_tools.site.provision import SIDES, Ports, Site, provision
+from edgeveil_tools.site.provision import Ports, Site, provision
 
 START_S = 60.0
 START_PER_DEVICE_S = 0.5
@@ -115,7 +115,7 @@ class FleetProcesses:
         self._run = run
         self._brokers: dict[str, BrokerProcess] = {}
         self._broker_name, self._protocol = "", int(run.settings.protocol)
-        self._proxy_url = ""
+        self._proxy_urls: list[str] = []
         self._hops: dict[str, int] = {}
         self._stop = threading.Event()
 
@@ -144,11 +144,11 @@ class FleetProcesses:
         self._run.children.stop()
         if self._run.reference:
             self._run.reference.stop()
-        for side, broker in self._brokers.items():
+        for domain, broker in self._brokers.items():
             broker.stop()
             with suppress(OSError):
-                raw = (self._run.folder / f"broker-{side}" / "broker.log").read_bytes()
-                (self._run.out / "logs" / f"broker-{side}.log").write_bytes(raw)
+                raw = (self._run.folder / f"broker-{domain}" / "broker.log").read_bytes()
+                (self._run.out / "logs" / f"broker-{domain}.log").write_bytes(raw)
 
     def facts(self) -> dict[str, Any]:
         """See `FleetPlayers`."""
@@ -167,33 +167,36 @@ class FleetProcesses:
             protocol=self._protocol,
             upload_bytes=self._run.log.plan.upload_bytes,
         )
-        self._proxy_url = f"http://{plan.host}:{ports.proxy_http}"
+        pages = [plan.ports_of(cell).proxy_http for cell in plan.cell_names]
+        self._proxy_urls = [f"http://{plan.host}:{port}" for port in pages]
         return provision(plan)
 
     def _start_brokers(self, site: Site) -> None:
         plan, shown = site.plan, []
-        for side in SIDES:
+        for domain in site.brokers:
             broker = BrokerProcess(
                 BrokerPlan(
                     engine=plan.engine,  # type: ignore[arg-type]
-                    port=getattr(plan.ports, side),
-                    acl=side,  # type: ignore[arg-type]
+                    port=plan.port(domain),
+                    acl=domain.partition("-")[0],  # type: ignore[arg-type]
+                    cells=plan.cells_at(domain),
                     max_queued_bytes=plan.queued_bytes,
                 ),
-                self._run.folder / f"broker-{side}",
-                users_file=self._run.folder / "passwords" / f"{side}-broker.users",
+                self._run.folder / f"broker-{domain}",
+                users_file=self._run.folder / "passwords" / f"{domain}-broker.users",
             )
-            self._brokers[side] = broker
+            self._brokers[domain] = broker
             broker.start()
-            self._run.children.count(f"broker-{side}", broker.pid)
-            shown.append(f"{side} side {plan.host}:{broker.port}")
-        self._broker_name = self._brokers["edge"].name
+            self._run.children.count(f"broker-{domain}", broker.pid)
+            shown.append(f"{domain} side {plan.host}:{broker.port}")
+        self._broker_name = self._brokers["cloud"].name
         how = "tuned" if plan.engine == "mosquitto" else "MQTT 3.1.1"
         self._run.progress.note(f"Brokers: {self._broker_name} ({how}), {', '.join(shown)}")
 
     def _start_processes(self, site: Site) -> None:
         self._run.children.start("cloud", ["cloud", "--config", str(site.cloud)])
-        self._run.children.start("proxy", ["proxy", "--config", str(site.proxy)])
+        for config in site.proxies.values():
+            self._run.children.start(config.stem, ["proxy", "--config", str(config)])
         workers = min(self._run.settings.workers or WORKERS, len(site.edges))
         for number in range(workers):
             configs = [a for e in site.edges[number::workers] for a in ("--config", str(e))]
@@ -258,18 +261,20 @@ class FleetProcesses:
     def _look(self) -> None:
         """Check the children, the proxy's status and the memory."""
         self._run.children.check()
-        for side, broker in self._brokers.items():
+        for domain, broker in self._brokers.items():
             if not broker.running():
-                raise JobFailed(f"the broker of the {side} side ended by itself")
+                raise JobFailed(f"the broker of the {domain} side ended by itself")
         view = self._run.progress.view
         view.memory_bytes = self._run.memory.look()
         with suppress(OSError):
-            status = get_json(self._proxy_url, "/status")
-            view.online = int(status.get("online", 0))
+            pages = [get_json(url, "/status") for url in self._proxy_urls]
+            view.online = sum(int(page.get("online", 0)) for page in pages)
             self._hops = {
-                _HOPS[k]: int(v) for k, v in status.get("bytes", {}).items() if k in _HOPS
+                hop: sum(int(page.get("bytes", {}).get(key, 0)) for page in pages)
+                for key, hop in _HOPS.items()
             }
-            open_round = status.get("round") or {}
-            view.uploads = int(open_round.get("uploads", view.uploads))
-            view.declined = int(open_round.get("declined", view.declined))
+            rounds = [page.get("round") or {} for page in pages]
+            for what in ("uploads", "declined"):
+                counts = [int(one[what]) for one in rounds if what in one]
+                setattr(view, what, sum(counts) if counts else getattr(view, what))
         self._run.log.look()

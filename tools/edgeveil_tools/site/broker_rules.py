@@ -10,12 +10,13 @@ import binascii
 import hashlib
 import hmac
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from edgeveil.errors import BrokerError, UsageError
+from edgeveil.transport.link import Topics
 
 Access = Literal["read", "write"]
 
@@ -34,33 +35,55 @@ class Rule:
     topic: str
 
 
-RULES: dict[str, tuple[Rule, ...]] = {
-    "edge": (
-        Rule(None, "write", "edgeveil/v1/d/%u/up"),
-        Rule(None, "read", "edgeveil/v1/d/%u/down"),
-        Rule(None, "read", "edgeveil/v1/all/down"),
-        Rule(None, "write", "edgeveil/v1/claim/up"),  # devices renew what came with a claim
-        Rule(None, "read", "edgeveil/v1/claim/down"),
-        Rule("proxy", "read", "edgeveil/v1/claim/up"),
-        Rule("proxy", "write", "edgeveil/v1/claim/down"),
-        Rule("proxy", "read", "edgeveil/v1/d/+/up"),
-        Rule("proxy", "write", "edgeveil/v1/d/+/down"),
-        Rule("proxy", "write", "edgeveil/v1/all/down"),
-    ),
-    "cloud": (
-        Rule("cloud", "write", "edgeveil/v1/cloud/out"),
-        Rule("cloud", "read", "edgeveil/v1/cloud/in"),
-        Rule("proxy", "write", "edgeveil/v1/cloud/in"),
-        Rule("proxy", "read", "edgeveil/v1/cloud/out"),
-    ),
-}
+def proxy_user(cell: str) -> str:
+    """The proxy's name at the brokers: `proxy`, of a named cell `proxy-north`."""
+    return f"proxy-{cell}" if cell else "proxy"
 
 
-def rules_for(acl: str | None, *, wiretap: bool = False) -> tuple[Rule, ...] | None:
-    """The access list of that side; None when there is none. `wiretap` adds a reader of all."""
+def _edge_rules(cell: str) -> tuple[Rule, ...]:
+    topics, proxy = Topics(cell), proxy_user(cell)
+    return (
+        Rule(None, "write", topics.device_up("%u")),
+        Rule(None, "read", topics.device_down("%u")),
+        Rule(None, "read", topics.all_down),
+        Rule(None, "read", topics.any_bucket),
+        Rule(None, "write", topics.claims_up),  # devices renew what came with a claim
+        Rule(None, "read", topics.claims_down),
+        Rule(proxy, "read", topics.claims_up),
+        Rule(proxy, "write", topics.claims_down),
+        Rule(proxy, "read", topics.devices_up),
+        Rule(proxy, "write", topics.device_down("+")),
+        Rule(proxy, "write", topics.all_down),
+        Rule(proxy, "write", topics.any_bucket),
+        Rule(proxy, "read", topics.proxies),
+        Rule(proxy, "write", topics.proxies),
+    )
+
+
+def _cloud_rules(cell: str) -> tuple[Rule, ...]:
+    topics, proxy = Topics(cell), proxy_user(cell)
+    return (
+        Rule("cloud", "write", topics.cloud_out),
+        Rule("cloud", "read", topics.cloud_in),
+        Rule(proxy, "write", topics.cloud_in),
+        Rule(proxy, "read", topics.cloud_out),
+    )
+
+
+def rules_for(
+    acl: str | None, cells: Sequence[str] = ("",), *, wiretap: bool = False
+) -> tuple[Rule, ...] | None:
+    """The access list of that side, for these cells; None when there is none.
+
+    Patterns know a device's id and not its cell: where cells share a broker, a device may speak in
+    its own name in each, and hear what all of a cell's devices hear, which is sealed. A proxy and
+    its topics are its cell's alone. `wiretap` adds a reader of all.
+    """
     if acl is None:
         return None
-    return RULES[acl] + ((Rule(WIRETAP, "read", "#"),) if wiretap else ())
+    rules = _edge_rules if acl == "edge" else _cloud_rules
+    found = tuple(rule for cell in cells for rule in rules(cell))
+    return (*found, Rule(WIRETAP, "read", "#")) if wiretap else found
 
 
 def allows(rules: tuple[Rule, ...], user: str, access: Access, topic: str) -> bool:

@@ -58,7 +58,8 @@ class ListenerTls:
 
 @dataclass(frozen=True)
 class BrokerPlan:
-    """What to start. `port` None: a free one. `acl` `edge` or `cloud`; None: no access list.
+    """What to start. `port` None: a free one. `acl` `edge` or `cloud`, for these `cells`; None: no
+    access list.
 
     `websockets_port`: of a second listener, WebSockets with the same TLS; 0: a free one.
     `enforce_profile`: end the connection of a client beyond that managed service's limits (amqtt).
@@ -70,6 +71,7 @@ class BrokerPlan:
     port: int | None = None
     websockets_port: int | None = None
     acl: Literal["edge", "cloud"] | None = None
+    cells: tuple[str, ...] = ("",)
     tls: ListenerTls | None = None
     packet_bytes: int = 65536
     max_queued_bytes: int = 1 << 26
@@ -361,7 +363,7 @@ class BrokerProcess:
 
     def _mosquitto(self) -> list[str]:
         plan, lines = self._plan, []
-        rules = rules_for(plan.acl, wiretap=plan.wiretap)
+        rules = rules_for(plan.acl, plan.cells, wiretap=plan.wiretap)
         if rules is not None:
             write_private(self._directory / "acl", acl_text(rules))
             lines.append(f"acl_file {self._directory / 'acl'}")
@@ -383,7 +385,7 @@ class BrokerProcess:
             raise BrokerError(
                 "amqtt cannot demand client certificates", fix="use mosquitto, or leave ca_file out"
             )
-        rules = rules_for(plan.acl, wiretap=plan.wiretap)
+        rules = rules_for(plan.acl, plan.cells, wiretap=plan.wiretap)
         settings = {
             "host": plan.host,
             "port": self.port,
@@ -426,6 +428,7 @@ def run_broker(site: BrokerSite) -> int:
         port=site.port,
         websockets_port=site.websockets_port,
         acl=site.acl,
+        cells=site.cells or ("",),
         tls=tls,
         packet_bytes=site.limits.packet_bytes,
         max_queued_bytes=site.limits.max_queued_bytes,

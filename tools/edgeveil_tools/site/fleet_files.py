@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,27 @@ import yaml
 from edgeveil.enrolment import Enrolment
 from edgeveil.errors import UsageError
 from edgeveil.sites.files import site_of
+from edgeveil.trust.bundle import TrustBundle
+from edgeveil.trust.metadata import TrustedMetadata
+from edgeveil.trust.moves import Move, write_moves
 from edgeveil_proxy.devices_file import PlannedDevice
 from edgeveil_tools.site.bundles import digest
-from edgeveil_tools.site.fleet_plan import IMAGE, DevicePlan, FleetPlan, HostAndPort, PlannedBroker
+from edgeveil_tools.site.fleet_plan import (
+    IMAGE,
+    SIDES,
+    DevicePlan,
+    FleetPlan,
+    HostAndPort,
+    Hosted,
+    of_cell,
+)
 from edgeveil_tools.site.fleet_record import Party
 
 Settings = dict[str, Any]
 SITE_FILE, POLICY_FILE, DEVICES_FILE = "edgeveil.yaml", "policy.yaml", "devices.jsonl"
 TRUST_FILE = "trust/trust.json"
 CLAIMS_CA, CLAIM_FILE = "tls/claims-ca.crt", "state/claim"
-DOMAINS = ("edge", "cloud")
+MOVES_FILE = "moves.jsonl"
 TO_BE_MADE = "to be made\n"
 
 
@@ -38,49 +50,89 @@ class Facts:
     trust: bytes
     parties: Mapping[str, Party]
 
-    @property
-    def claims_authority(self) -> str:
-        """The newest authority of claims, PEM: the one that the proxy signs with. TO_BE_MADE where
-        an apply has yet to make it."""
-        newest, end, _ = self.authorities["claims"].partition("-----END CERTIFICATE-----\n")
+    @cached_property
+    def trusted(self) -> TrustedMetadata | None:
+        """What the root says in `trust`, once it is there."""
+        return TrustBundle.parse(self.trust).verified() if self.trust else None
+
+    @cached_property
+    def moves(self) -> list[Move]:
+        """The newest note of every device that was ever moved."""
+        return [Move.from_plain(one.move) for one in self.parties.values() if one.move]
+
+    def claims_authority(self, cell: str) -> str:
+        """The newest authority of a cell's claims, PEM: the one that its proxy signs with.
+        TO_BE_MADE where an apply has yet to make it."""
+        pems = self.authorities[of_cell("claims", cell)]
+        newest, end, _ = pems.partition("-----END CERTIFICATE-----\n")
         return newest + end
 
-    @property
-    def claims_key(self) -> str:
+    def claims_key(self, cell: str) -> str:
         """Where its key lies at the proxy: what is given once is never replaced."""
-        pem = self.claims_authority
+        pem = self.claims_authority(cell)
         number = "new" if pem == TO_BE_MADE else digest(pem.encode())[:8]
         return f"tls/claims-ca-{number}.key"
 
 
-def domains_of(plan: FleetPlan, party: Party) -> tuple[str, ...]:
-    """The broker domains that a party belongs to."""
+def domains_of(plan: FleetPlan, party: Party) -> dict[str, str]:
+    """The broker domains that a party belongs to, by the names that its files have for them."""
     if party.kind == "broker":
-        return (party.name.removeprefix("broker-"),)
-    return {"cloud": ("cloud",), "proxy": DOMAINS, "edge": ("edge",)}[party.kind]
+        domain = party.name.removeprefix("broker-")
+        return {side_of(domain): domain}
+    if party.kind == "cloud":
+        cells = {cell: plan.domain("cloud", cell) for cell in plan.cell_names}
+        own = {f"cloud-{cell}": domain for cell, domain in cells.items() if domain != "cloud"}
+        return {**({"cloud": "cloud"} if "cloud" in cells.values() else {}), **own}
+    sides = SIDES if party.kind == "proxy" else ("edge",)
+    return {side: plan.domain(side, party.cell) for side in sides}
 
 
 def tls_keys(plan: FleetPlan, party: Party) -> dict[str, str]:
     """Where the party's private TLS keys lie in its bundle, by domain."""
+    domains = domains_of(plan, party)
     if party.kind == "broker":
-        return dict.fromkeys(domains_of(plan, party), "tls/broker.key")
+        return dict.fromkeys(domains.values(), "tls/broker.key")
     if plan.authentication == "passwords":
         return {}
-    if party.name == IMAGE:
-        return {"claims": "tls/claim.key"}
-    return {domain: f"tls/{domain}.key" for domain in domains_of(plan, party)}
+    if is_image(party):
+        return {of_cell("claims", party.cell): "tls/claim.key"}
+    return {domain: f"tls/{side_of(name)}.key" for name, domain in domains.items()}
 
 
-def password_domains(plan: FleetPlan, party: Party) -> tuple[str, ...]:
-    """The domains at whose broker the party logs in with a password."""
+def password_domains(plan: FleetPlan, party: Party) -> dict[str, str]:
+    """The domains at whose broker the party logs in with a password, and the password's file."""
     if plan.authentication == "certificates" or party.kind == "broker":
-        return ()
-    return domains_of(plan, party)
+        return {}
+    domains = domains_of(plan, party).items()
+    return {domain: f"passwords/{side_of(name)}" for name, domain in domains}
 
 
-def broker_of(plan: FleetPlan, domain: str) -> PlannedBroker:
-    """The broker of one domain."""
-    return plan.edge_broker if domain == "edge" else plan.cloud_broker
+def side_of(domain: str) -> str:
+    """`edge` or `cloud`. A party has one key and one password for all its brokers of a side: so it
+    can be moved between them, and nobody but itself has to know either."""
+    return domain.partition("-")[0]
+
+
+def is_image(party: Party) -> bool:
+    """Whether it serves boxes that come with a claim."""
+    return party.kind == "edge" and party.name == of_cell(IMAGE, party.cell)
+
+
+def believes(plan: FleetPlan, party: Party, facts: Facts) -> str:
+    """A digest of what the root tells a party, its end aside: where that is as before, its bundle
+    stays as it is, and newer metadata come by wire."""
+    trusted = facts.trusted
+    if trusted is None or party.kind == "broker":
+        return ""
+    said = trusted.delegated
+    if said is None:
+        return digest(facts.trust)
+    cells = plan.cell_names if party.kind == "cloud" else (party.cell,)
+    proxies = [said.proxy_of(cell) for cell in cells if not cell or cell in said.cells]
+    of_cells = [said.roles["cloud-jobs"], said.roles["cloud-releases"], *proxies]
+    known = [said.authorities.get(domain, "") for domain in domains_of(plan, party).values()]
+    told = (trusted.roots, of_cells, known, None if party.kind == "edge" else said.site)
+    return digest(repr(told).encode())
 
 
 def given_policy(plan: FleetPlan) -> bytes:
@@ -100,28 +152,31 @@ def files_of(
         files |= _broker_files(plan, party, facts)
         return files
     files[TRUST_FILE] = facts.trust
-    for domain in domains_of(plan, party):
-        broker = broker_of(plan, domain)
+    for name, domain in domains_of(plan, party).items():
+        broker = plan.broker(domain)
         if broker.own:
-            files[f"tls/{domain}-ca.crt"] = facts.authorities[domain].encode()
+            files[f"tls/{name}-ca.crt"] = facts.authorities[domain].encode()
         elif broker.ca_file is not None:
-            files[f"tls/{domain}-ca.crt"] = _read(broker.ca_file)
+            files[f"tls/{name}-ca.crt"] = _read(broker.ca_file)
         if domain in party.certificates:
-            files[f"tls/{domain}.crt"] = party.certificates[domain].encode()
-    if party.name == IMAGE:
-        files["tls/claim.crt"] = party.certificates["claims"].encode()
+            files[f"tls/{name}.crt"] = party.certificates[domain].encode()
+    if is_image(party):
+        files["tls/claim.crt"] = party.certificates[of_cell("claims", party.cell)].encode()
     if party.kind == "proxy":
-        files[DEVICES_FILE] = _devices(facts)
+        files[DEVICES_FILE] = _devices(facts, party.cell)
         if plan.devices.claims is not None:
-            files[CLAIMS_CA] = facts.claims_authority.encode()
+            files[CLAIMS_CA] = facts.claims_authority(party.cell).encode()
+    if party.kind == "cloud" and facts.moves:
+        files[MOVES_FILE] = write_moves(facts.moves)
     return files
 
 
 def _broker_files(plan: FleetPlan, party: Party, facts: Facts) -> dict[str, bytes]:
-    (domain,) = domains_of(plan, party)
+    ((side, domain),) = domains_of(plan, party).items()
     files = {"tls/broker.crt": party.certificates[domain].encode()}
     if plan.authentication == "certificates":
-        who = [domain, *(["claims"] if domain == "edge" and plan.devices.claims else [])]
+        claims = plan.cells_at(domain) if side == "edge" and plan.devices.claims else ()
+        who = [domain, *(of_cell("claims", cell) for cell in claims)]
         files["tls/clients-ca.crt"] = "".join(facts.authorities[one] for one in who).encode()
         files["tls/revoked.pem"] = "".join(facts.revocations[one] for one in who).encode()
         return files
@@ -134,13 +189,17 @@ def _broker_files(plan: FleetPlan, party: Party, facts: Facts) -> dict[str, byte
     return files
 
 
-def _devices(facts: Facts) -> bytes:
+def _devices(facts: Facts, cell: str) -> bytes:
+    """Those of the cell, and those that have left it."""
     lines = [
         PlannedDevice(
-            Enrolment.from_json(one.enrolment.encode()), one.name, not one.active
+            Enrolment.from_json(one.enrolment.encode()),
+            one.name,
+            not one.active,
+            Move.from_plain(one.move) if one.move else None,
         ).to_line()
         for one in facts.parties.values()
-        if one.enrolment is not None
+        if one.enrolment is not None and cell in (one.cell, *one.left)
     ]
     return "".join(lines).encode()
 
@@ -149,7 +208,7 @@ def _settings(plan: FleetPlan, party: Party, device: DevicePlan | None, facts: F
     if party.kind == "broker":
         return {"broker": _broker(plan, party)}
     if party.kind == "cloud":
-        return {"cloud": _cloud(plan, party)}
+        return {"cloud": _cloud(plan, party, facts)}
     if party.kind == "proxy":
         return {"proxy": _proxy(plan, party, facts)}
     if device is None:
@@ -158,15 +217,16 @@ def _settings(plan: FleetPlan, party: Party, device: DevicePlan | None, facts: F
 
 
 def _broker(plan: FleetPlan, party: Party) -> Settings:
-    (domain,) = domains_of(plan, party)
-    broker = broker_of(plan, domain)
+    ((side, domain),) = domains_of(plan, party).items()
+    broker = plan.broker(domain)
     place = HostAndPort.parse(broker.listen or "")
     tls: Settings = {"cert_file": "tls/broker.crt", "key_file": "tls/broker.key"}
     settings: Settings = {
         "engine": broker.engine,
         "host": place.host,
         "port": place.port,
-        "acl": domain,
+        "acl": side,
+        **({"cells": list(plan.cells_at(domain))} if plan.cells else {}),
         "tls": tls,
         "limits": broker.limits.model_dump(mode="json"),
     }
@@ -176,11 +236,20 @@ def _broker(plan: FleetPlan, party: Party) -> Settings:
     return {**settings, "users_file": "passwords/users"}
 
 
-def _cloud(plan: FleetPlan, party: Party) -> Settings:
+def _cloud(plan: FleetPlan, party: Party, facts: Facts) -> Settings:
     cloud = plan.cloud
     data = cloud.test_data
+    names = domains_of(plan, party)
+    links = {domain: _link(plan, party, name, domain) for name, domain in names.items()}
+    cells = [
+        {"name": cell, **({"broker": links[domain]} if domain != "cloud" else {})}
+        for cell in plan.cells
+        for domain in [plan.domain("cloud", cell)]
+    ]
     return {
-        "broker": _link(plan, party, "cloud"),
+        "broker": next(iter(links.values())),
+        **({"cells": cells} if cells else {}),
+        **({"moves_file": MOVES_FILE} if facts.moves else {}),
         "state_dir": "state",
         "trust_file": TRUST_FILE,
         "http": cloud.http.model_dump(mode="json"),
@@ -191,14 +260,15 @@ def _cloud(plan: FleetPlan, party: Party) -> Settings:
 
 
 def _proxy(plan: FleetPlan, party: Party, facts: Facts) -> Settings:
-    proxy = plan.proxy
+    proxy, domains = plan.proxy_of(party.cell), domains_of(plan, party)
     return {
-        "edge_broker": _link(plan, party, "edge"),
-        "cloud_broker": _link(plan, party, "cloud"),
+        "edge_broker": _link(plan, party, "edge", domains["edge"]),
+        "cloud_broker": _link(plan, party, "cloud", domains["cloud"]),
+        **({"cell": party.cell} if party.cell else {}),
         "state_dir": "state",
         "trust_file": TRUST_FILE,
         "devices_file": DEVICES_FILE,
-        "claims": _claim_desk(plan, facts),
+        "claims": _claim_desk(plan, party, facts),
         "http": proxy.http.model_dump(mode="json"),
         "min_batch_floor": proxy.min_batch_floor,
         "cover_traffic": proxy.cover_traffic,
@@ -207,13 +277,13 @@ def _proxy(plan: FleetPlan, party: Party, facts: Facts) -> Settings:
     }
 
 
-def _claim_desk(plan: FleetPlan, facts: Facts) -> Settings | None:
+def _claim_desk(plan: FleetPlan, party: Party, facts: Facts) -> Settings | None:
     claims = plan.devices.claims
     if claims is None:
         return None
     return {
         "authority_cert_file": CLAIMS_CA,
-        "authority_key_file": facts.claims_key,
+        "authority_key_file": facts.claims_key(party.cell),
         "certificate_days": plan.certificate_days,
         **claims.model_dump(mode="json"),
     }
@@ -232,7 +302,8 @@ def _edge(plan: FleetPlan, party: Party, device: DevicePlan) -> Settings:
     return {
         "name": party.name,
         "role": device.role,
-        "broker": _link(plan, party, "edge"),
+        "broker": _link(plan, party, "edge", plan.domain("edge", party.cell)),
+        **({"cell": party.cell} if party.cell else {}),
         "state_dir": "state",
         "trust_file": TRUST_FILE,
         "data": device.data,
@@ -243,15 +314,15 @@ def _edge(plan: FleetPlan, party: Party, device: DevicePlan) -> Settings:
     }
 
 
-def _link(plan: FleetPlan, party: Party, domain: str) -> Settings:
-    broker = broker_of(plan, domain)
+def _link(plan: FleetPlan, party: Party, name: str, domain: str) -> Settings:
+    broker = plan.broker(domain)
     link: Settings = {"url": broker.address, "profile": broker.profile}
     if broker.own or broker.ca_file is not None:
-        link["ca_file"] = f"tls/{domain}-ca.crt"
+        link["ca_file"] = f"tls/{name}-ca.crt"
     if plan.authentication == "certificates":
-        return {**link, "cert_file": f"tls/{domain}.crt", "key_file": f"tls/{domain}.key"}
+        return {**link, "cert_file": f"tls/{name}.crt", "key_file": f"tls/{side_of(name)}.key"}
     user = party.device_id or party.name
-    return {**link, "username": user, "password_file": f"passwords/{domain}"}
+    return {**link, "username": user, "password_file": f"passwords/{side_of(name)}"}
 
 
 def commands(plan: FleetPlan, party: Party) -> str:
@@ -266,7 +337,7 @@ def commands(plan: FleetPlan, party: Party) -> str:
         "",
         f"    edgeveil site install . {place}",
     ]
-    if party.name == IMAGE:
+    if is_image(party):
         lines += [f"    cp CLAIM {place}/{CLAIM_FILE}   # of edgeveil proxy claims add NAME"]
     if kind == "plain":
         lines += [f"    edgeveil {role} --config {place}/{SITE_FILE}"]
@@ -278,24 +349,25 @@ def commands(plan: FleetPlan, party: Party) -> str:
 
 def host_kind(plan: FleetPlan, party: Party) -> str:
     """How a party is installed."""
-    hosted = {
-        "broker-edge": plan.edge_broker.host_kind,
-        "broker-cloud": plan.cloud_broker.host_kind,
-        "cloud": plan.cloud.host_kind,
-        "proxy": plan.proxy.host_kind,
-    }
-    return hosted.get(party.name, plan.devices.host_kind)
+    hosted = _hosted(plan, party)
+    return hosted.host_kind if hosted is not None else plan.devices.host_kind
 
 
 def host(plan: FleetPlan, party: Party, device: DevicePlan | None) -> str | None:
     """The machine that a party's bundle is for, where the plan says."""
-    hosts = {
-        "broker-edge": plan.edge_broker.host,
-        "broker-cloud": plan.cloud_broker.host,
-        "cloud": plan.cloud.host,
-        "proxy": plan.proxy.host,
-    }
-    return device.host if device is not None else hosts.get(party.name)
+    if device is not None:
+        return device.host
+    hosted = _hosted(plan, party)
+    return hosted.host if hosted is not None else None
+
+
+def _hosted(plan: FleetPlan, party: Party) -> Hosted | None:
+    """What the plan says of the machine of one that is no device."""
+    if party.kind == "broker":
+        return plan.broker(party.name.removeprefix("broker-"))
+    if party.kind == "proxy":
+        return plan.proxy_of(party.cell)
+    return plan.cloud if party.kind == "cloud" else None
 
 
 def _check(kind: str, settings: Settings, name: str) -> None:

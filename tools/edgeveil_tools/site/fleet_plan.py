@@ -2,7 +2,11 @@
 
 What listens and what others call it stand apart; devices come by list, from a table (CSV), or by
 count; what all devices share is a template, whose `{name}`, `{number}` and further columns of the
-table are filled in for each.
+table are filled in for each. A fleet of several cells has an edge side for each: what a cell's
+block does not say is as the blocks beside `cells` do.
+
+A *domain* is one broker and who may connect to it: `edge` and `cloud`, which cells without a broker
+of their own share, and `edge-north`.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from edgeveil.sites.cloud import CloudLimits
 from edgeveil.sites.conditions import Conditions
 from edgeveil.sites.data import DataSource, DeviceData
 from edgeveil.sites.edge import EdgeLimits
-from edgeveil.sites.links import CloudHttp, Log, ProxyHttp
+from edgeveil.sites.links import Cell, CloudHttp, Log, ProxyHttp
 from edgeveil.sites.policy import Policy
 from edgeveil.sites.proxy import ProxyLimits
 from edgeveil.storage import write_durably
@@ -40,7 +44,8 @@ PLAN_FILE = "fleet.yaml"
 MOST_DEVICES = 100_000
 TABLE_BYTES = 64 << 20
 IMAGE = "image"
-RESERVED = ("cloud", "proxy", "broker-edge", "broker-cloud", IMAGE)
+SIDES = ("edge", "cloud")
+MOST_CELLS = 64
 
 _ROLES: dict[str, Literal["train", "infer"]] = {"train": "train", "infer": "infer"}
 _HOST_NAME = re.compile(r"([A-Za-z0-9_-]+\.)*[A-Za-z0-9_-]*[A-Za-z_-][A-Za-z0-9_-]*\.?")
@@ -160,6 +165,12 @@ class PlannedBroker(Hosted):
         """Whether the plan makes it."""
         return self.url is None
 
+    def instead_of(self, shared: PlannedBroker) -> PlannedBroker:
+        """This one; what it does not say is as at `shared`, but for whose it is and where."""
+        apart = ("listen", "public", "also", "url", "ca_file", "profile", "host")
+        kept = {key: getattr(shared, key) for key in type(self).model_fields if key not in apart}
+        return self.model_copy(update={**kept, **_said(self)})
+
     @property
     def address(self) -> str:
         """The URL in its clients' files."""
@@ -202,11 +213,24 @@ class PlannedProxy(Hosted):
     """Console."""
 
 
+class PlannedCell(Block):
+    """One cell. A key that one of its blocks does not say is as in the block beside `cells`."""
+
+    edge_broker: PlannedBroker | None = None
+    """The broker that its devices and its proxy use; null: the one that cells share."""
+    cloud_broker: PlannedBroker | None = None
+    """The broker that its proxy and the cloud use; null: the one that cells share."""
+    proxy: PlannedProxy | None = None
+    """Its proxy."""
+
+
 class ListedDevice(Block):
     """One device of `list`; what it does not say is as for all."""
 
     name: PartyName
     """What the fleet calls it; unique."""
+    cell: Cell | None = None
+    """Its cell; null: as `devices.cell` says."""
     role: Literal["train", "infer"] | None = None
     """`train` or `infer`."""
     host: str | None = Field(default=None, min_length=1, max_length=255)
@@ -234,8 +258,11 @@ class PlannedDevices(Block):
     list: tuple[ListedDevice, ...] = Field(default=(), max_length=MOST_DEVICES)
     """Devices one by one."""
     csv: SitePath | None = Field(default=None, examples=["devices.csv"])
-    """A table with a first line of column names: `name`, and where it is wanted `role`, `host` and
-    further ones for the template. `edgeveil site add-device` adds to it."""
+    """A table with a first line of column names: `name`, and where it is wanted `role`, `host`,
+    `cell` and further ones for the template. `edgeveil site add-device` adds to it."""
+    cell: Cell | None = None
+    """The cell of each that says none itself; null: it stays where it is, and a new one comes to
+    the cell with the fewest."""
     claims: PlannedClaims | None = None
     """Further devices enrol over the wire, each with a one-time claim; null: none does."""
     host_kind: HostKind = "plain"
@@ -284,8 +311,55 @@ class FleetPlan(Block):
     """The cloud."""
     proxy: PlannedProxy = PlannedProxy()
     """The proxy."""
+    cells: dict[Cell, PlannedCell] = Field(
+        default={}, max_length=MOST_CELLS, examples=[{"north": {}, "south": {}}]
+    )
+    """Cells by name, each with a proxy of its own; empty: one cell without a name. That one may
+    stand among others as `""`."""
     devices: PlannedDevices
     """The devices."""
+
+    @property
+    def cell_names(self) -> tuple[str, ...]:
+        """All cells, in their order; the one without a name is empty."""
+        return tuple(self.cells) or ("",)
+
+    def domain(self, side: str, cell: str) -> str:
+        """The domain of a cell's devices, or of its cloud side."""
+        own = self.cells.get(cell)
+        return f"{side}-{cell}" if own and getattr(own, f"{side}_broker") else side
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """All that there are, shared ones first."""
+        found = [self.domain(side, cell) for side in SIDES for cell in self.cell_names]
+        return tuple(dict.fromkeys(sorted(found, key=lambda domain: domain not in SIDES)))
+
+    def cells_at(self, domain: str) -> tuple[str, ...]:
+        """The cells that meet there."""
+        side = domain.partition("-")[0]
+        return tuple(cell for cell in self.cell_names if self.domain(side, cell) == domain)
+
+    def broker(self, domain: str) -> PlannedBroker:
+        """The broker of a domain."""
+        side, _, cell = domain.partition("-")
+        shared: PlannedBroker = getattr(self, f"{side}_broker")
+        own: PlannedBroker | None = getattr(self.cells[cell], f"{side}_broker") if cell else None
+        return shared if own is None else own.instead_of(shared)
+
+    def proxy_of(self, cell: str) -> PlannedProxy:
+        """A cell's proxy."""
+        own = self.cells[cell].proxy if cell in self.cells else None
+        return self.proxy if own is None else self.proxy.model_copy(update=_said(own))
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The names of all parties but devices, in the order of their making."""
+        brokers = [f"broker-{domain}" for domain in self.domains if self.broker(domain).own]
+        proxies = [of_cell("proxy", cell) for cell in self.cell_names]
+        claims = self.devices.claims is not None
+        images = [of_cell(IMAGE, cell) for cell in self.cell_names if claims]
+        return (*brokers, "cloud", *proxies, *images)
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -295,6 +369,12 @@ class FleetPlan(Block):
     def _mixes(self) -> Iterator[Mix]:
         for at, broker in (("edge_broker", self.edge_broker), ("cloud_broker", self.cloud_broker)):
             yield from self._broker_mixes(at, broker)
+        for cell in self.cells:
+            yield from self._cell_mixes(cell)
+        known = self.devices.cell
+        if known is not None and known not in self.cell_names:
+            text = f"there is no cell '{known}'; add it to cells, or use one of them"
+            yield Mix(("devices.cell", "cells"), text)
         yield from self._claim_mixes()
         if self.renew_days >= self.certificate_days:
             text = f"would renew every time, as they hold {self.certificate_days} days; lower it"
@@ -303,9 +383,23 @@ class FleetPlan(Block):
             text = f"{self.root.keys} keys cannot sign so often; lower it, or raise root.keys"
             yield Mix(("root.threshold", "root.keys"), text)
 
+    def _cell_mixes(self, cell: str) -> Iterator[Mix]:
+        said = self.cells[cell].model_fields_set
+        if not cell and said:
+            text = "is of the cell without a name, whose blocks stand beside cells; move it there"
+            yield Mix((f"cells..{min(said)}",), text)
+            return
+        for side in SIDES:
+            if (domain := self.domain(side, cell)) != side:
+                yield from self._broker_mixes(f"cells.{cell}.{side}_broker", self.broker(domain))
+
     def _claim_mixes(self) -> Iterator[Mix]:
         if self.devices.claims is None:
             return
+        if len(self.cells_at("edge")) > 1:
+            text = "who signs boxes' certificates could sign one for another cell's proxy at a"
+            text += " broker that cells share; give each cell an edge_broker, or drop claims"
+            yield Mix(("devices.claims", "cells"), text)
         if self.authentication == "passwords":
             text = "a claim is answered with a certificate; drop it, or set certificates"
             yield Mix(("devices.claims", "authentication"), text)
@@ -328,14 +422,25 @@ class FleetPlan(Block):
             yield Mix((f"{at}.url", f"{at}.listen"), "is another's broker; drop listen and public")
 
 
+def of_cell(name: str, cell: str) -> str:
+    """What a cell's party is called: `proxy`, of a named cell `proxy-north`."""
+    return f"{name}-{cell}" if cell else name
+
+
+def _said(block: Block) -> dict[str, Any]:
+    """The keys that the file has."""
+    return {key: getattr(block, key) for key in block.model_fields_set}
+
+
 @dataclass(frozen=True)
 class DevicePlan:
-    """One device, its data block filled in."""
+    """One device, its data block filled in. `cell` None: the plan does not say."""
 
     name: str
     role: Literal["train", "infer"]
     host: str | None
     data: dict[str, Any]
+    cell: str | None = None
 
 
 def load_plan(folder: Path) -> FleetPlan:
@@ -361,13 +466,14 @@ def devices_of(plan: FleetPlan, where: str) -> list[DevicePlan]:
     found: list[DevicePlan] = []
     rows = list(_rows(plan.devices, where))
     names: set[str] = set()
+    reserved = {"cloud", "proxy", *(f"broker-{side}" for side in SIDES), IMAGE, *plan.servers}
     for number, row in enumerate(rows, 1):
         name = row.values["name"]
         place = row.place
         if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?", name):
             fix = "use letters, digits, '.', '-' and '_'"
             raise UsageError(f"'{name[:64]}' is no name for a device", where=place, fix=fix)
-        if name in names or name in RESERVED:
+        if name in names or name in reserved:
             taken = "two parties have this name"
             raise UsageError(f"{taken}: {name}", where=place, fix="name one of them otherwise")
         names.add(name)
@@ -380,7 +486,12 @@ def devices_of(plan: FleetPlan, where: str) -> list[DevicePlan]:
         template = row.data if row.data is not None else plan.devices.data
         data = _filled(template, facts, place)
         _check_data(data, f"{place}, device {name}")
-        found.append(DevicePlan(name, role, row.values.get("host") or None, data))
+        cell = row.values.get("cell") or plan.devices.cell
+        if cell is not None and cell not in plan.cell_names:
+            known = ", ".join(one for one in plan.cell_names if one) or "none"
+            fix = f"add it to cells, or use one of them: {known}"
+            raise UsageError(f"there is no cell '{cell[:64]}'", where=f"{place} ({name})", fix=fix)
+        found.append(DevicePlan(name, role, row.values.get("host") or None, data, cell))
     if not found and plan.devices.claims is None:
         fix = "set devices.count, devices.list, devices.csv or devices.claims"
         raise UsageError("has no devices", where=where, fix=fix)
@@ -397,6 +508,7 @@ class _Row:
 def _rows(devices: PlannedDevices, where: str) -> Iterator[_Row]:
     for one in devices.list:
         values = {"name": one.name, "role": one.role or "", "host": one.host or ""}
+        values["cell"] = one.cell or ""
         yield _Row(f"{where} devices.list", values, one.data)
     if devices.csv is not None:
         yield from _table(devices.csv)

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 
@@ -24,7 +25,9 @@ class Party:
     """What is known of one party: nothing secret.
 
     `certificates` by broker domain (PEM), `issues` how many of each there were; `word` is its
-    password's hash; `files` and `text` are what its last bundle held, digests and site file.
+    password's hash; `files` and `text` are what its last bundle held, digests and site file, and
+    `believes` a digest of what the root told it. A device is in `cell` and was in those of `left`
+    before; `move` is its newest note, as JSON has it.
     """
 
     name: str
@@ -38,6 +41,10 @@ class Party:
     sequence: int = 0
     files: Mapping[str, str] = field(default_factory=dict)
     text: str = ""
+    believes: str = ""
+    cell: str = ""
+    left: tuple[str, ...] = ()
+    move: Mapping[str, Any] | None = None
 
     @property
     def active(self) -> bool:
@@ -53,7 +60,8 @@ class Party:
 
 @dataclass(frozen=True)
 class PartyChange:
-    """What an apply does to one party: `new`, `changed`, `renewed`, `revoked`, `unplanned`."""
+    """What an apply does to one party: `new`, `moved`, `changed`, `renewed`, `revoked`,
+    `unplanned`."""
 
     name: str
     what: str

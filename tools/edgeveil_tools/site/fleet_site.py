@@ -22,9 +22,10 @@ import os
 import re
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from edgeveil.crypto.keys import OpeningKey, SigningKey, VerifyKey
 from edgeveil.enrolment import Enrolment
 from edgeveil.errors import UsageError
 from edgeveil.transport.process import own_signing_key
+from edgeveil.trust.moves import Move
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_tools.site.broker_rules import hash_password
 from edgeveil_tools.site.bundles import (
@@ -62,12 +64,13 @@ from edgeveil_tools.site.fleet_files import (
     TO_BE_MADE,
     TRUST_FILE,
     Facts,
-    broker_of,
+    believes,
     files_of,
     given_policy,
     host,
     host_kind,
     password_domains,
+    side_of,
     tls_keys,
 )
 from edgeveil_tools.site.fleet_plan import (
@@ -78,6 +81,7 @@ from edgeveil_tools.site.fleet_plan import (
     added_to_table,
     devices_of,
     load_plan,
+    of_cell,
 )
 from edgeveil_tools.site.fleet_record import FleetRecord, Party, PartyChange
 from edgeveil_tools.site.trust_folder import (
@@ -89,12 +93,22 @@ from edgeveil_tools.site.trust_folder import (
 )
 
 RECORD, SITE_KEY, PUBLIC_KEY = "record.json", "site.key", "site.pub"
-DOMAINS = ("edge", "cloud")
 _ROLES = {"cloud": ("cloud", "releases"), "proxy": ("proxy",)}
 _SECRET_WORD_BYTES = 24
 _DEVICE_ID = re.compile(r"[0-9a-f]{16}")
 Progress = Callable[[int, int], None]
 Told = Callable[[list[PartyChange]], None]
+
+
+@dataclass(frozen=True)
+class PlannedCellRow:
+    """A line of the table of cells."""
+
+    cell: str
+    devices: int
+    edge_broker: str
+    cloud_broker: str
+    floor: int
 
 
 class FleetSite:
@@ -105,6 +119,10 @@ class FleetSite:
         self._record = FleetRecord.load(folder / RECORD)
         self._authorities: dict[str, Authority] = {}
         self._key: SigningKey | None = None
+        self._to: dict[str, str] = {}  # devices that are to move, by name
+        self.awaits_root = (
+            False  # what the plan adds is not signed by enough of the root's keys yet
+        )
 
     # --- what is there ---
 
@@ -138,6 +156,21 @@ class FleetSite:
         finally:
             os.close(handle)
 
+    def cells(self) -> list[PlannedCellRow]:
+        """What the plan says of each cell, and how many devices it comes to there."""
+        plan, devices = self._planned()
+        counts = Counter(one.cell for one in devices)
+        return [
+            PlannedCellRow(
+                cell,
+                counts[cell],
+                plan.broker(plan.domain("edge", cell)).address,
+                plan.broker(plan.domain("cloud", cell)).address,
+                plan.proxy_of(cell).min_batch_floor,
+            )
+            for cell in plan.cell_names
+        ]
+
     def changes(self) -> list[PartyChange]:
         """What `apply` would do, in the order of the plan."""
         return self._changes(*self._planned())
@@ -146,13 +179,24 @@ class FleetSite:
         found = self._news(plan, devices)
         planned = {device.name: device for device in devices}
         facts = self._facts_with([one.name for one in found if one.what == "new"], plan, planned)
+        found += self._moving(plan, devices)
         ending = set(self._ending(plan))
         for party in self._still(plan, devices):
             if party.name in ending:
                 found.append(PartyChange(party.name, "renewed"))
-            files = files_of(plan, party, planned.get(party.name), facts)
-            if {path: digest(raw) for path, raw in files.items()} != dict(party.files):
+            after = facts.parties[party.name]
+            files = files_of(plan, after, planned.get(party.name), facts)
+            if self._digests(plan, after, files, facts) != dict(party.files):
                 found.append(PartyChange(party.name, "changed", _difference(party, files)))
+        return found
+
+    def _digests(
+        self, plan: FleetPlan, party: Party, files: Mapping[str, bytes], facts: Facts
+    ) -> dict[str, str]:
+        """Of the party's files; metadata that tell it nothing new are those of before."""
+        found = {path: digest(raw) for path, raw in files.items()}
+        if TRUST_FILE in party.files and party.believes == believes(plan, party, facts):
+            found[TRUST_FILE] = party.files[TRUST_FILE]
         return found
 
     # --- changes ---
@@ -184,6 +228,35 @@ class FleetSite:
             with added_to_table(load_plan(self.folder), values):
                 return self._apply(told, progress)
 
+    def move(
+        self,
+        name: str,
+        to: str,
+        told: Told = lambda _changes: None,
+        progress: Progress = lambda _done, _all: None,
+    ) -> list[PartyChange]:
+        """A device to another cell, and what an apply makes of it."""
+        with self.alone():
+            plan = load_plan(self.folder)
+            devices = {one.name: one for one in devices_of(plan, str(self.folder / PLAN_FILE))}
+            party = self._record.parties.get(name) or self._by_device(name)
+            where = str(self.folder / PLAN_FILE)
+            if party is None or not party.active or party.name not in devices:
+                what, fix = f"there is no device '{name[:64]}'", "see edgeveil site status"
+                raise UsageError(what, where=where, fix=fix)
+            if to not in plan.cell_names:
+                fix = f"use one of {', '.join(one or '(none)' for one in plan.cell_names)}"
+                raise UsageError(f"there is no cell '{to[:64]}'", where=where, fix=fix)
+            if party.cell == to:
+                what = f"{party.name} is in this cell already"
+                raise UsageError(what, where=to or "--to", fix="name another cell")
+            if devices[party.name].cell not in (None, to):
+                what = f"the plan says where {party.name} is: {devices[party.name].cell}"
+                fix = "change its cell there (devices.list, the table, or devices.cell), and apply"
+                raise UsageError(what, where=where, fix=fix)
+            self._to = {party.name: to}
+            return self._apply(told, progress)
+
     def _apply(self, told: Told, progress: Progress) -> list[PartyChange]:
         plan, devices = self._planned()
         told(self._changes(plan, devices))
@@ -196,6 +269,7 @@ class FleetSite:
             self._make(plan, name, by_name.get(name))
             progress(number, total)
         self._trust(plan)
+        done += self._move(plan, devices)
         for name in self._ending(plan):
             self._certify(plan, name)
             done.append(PartyChange(name, "renewed"))
@@ -224,7 +298,8 @@ class FleetSite:
                 raise UsageError(what, fix=fix)
             now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
             self._record.parties[party.name] = replace(party, revoked=now)
-            self._list_revoked(*(one for one in self._record.authorities if one != "cloud"))
+            every = (one for one in self._record.authorities if side_of(one) != "cloud")
+            self._list_revoked(*(party.issues or every))
             self._log("revoke", {"name": party.name, "device": party.device_id})
             self._record.save(self.folder / RECORD)
         return [PartyChange(party.name, "revoked"), *self.apply()]
@@ -284,7 +359,7 @@ class FleetSite:
 
     def _check_rotates(self, plan: FleetPlan, domain: str) -> None:
         if domain not in self._record.authorities:
-            fix = "set devices.claims, and apply"
+            fix = f"name one of {', '.join(self._record.authorities)}; or plan it, and apply"
             where = str(self.folder / PLAN_FILE)
             raise UsageError(f"the fleet has no {domain} authority yet", where=where, fix=fix)
 
@@ -306,12 +381,42 @@ class FleetSite:
             raise UsageError(
                 "is gone, and who is in place has pinned it", where=str(trust), fix=fix
             )
-        return plan, devices_of(plan, str(self.folder / PLAN_FILE))
+        return plan, self._placed(plan, devices_of(plan, str(self.folder / PLAN_FILE)))
+
+    def _placed(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[DevicePlan]:
+        """All with their cells: where the plan does not say, as before, and new ones where the
+        fewest are."""
+        held: dict[str, str | None] = {
+            one.name: party.cell
+            for one in devices
+            if (party := self._record.parties.get(one.name)) is not None
+        }
+        silent = [one.name for one in devices if one.cell is None and one.name not in self._to]
+        gone = [
+            name for name in silent if held.get(name, plan.cell_names[0]) not in plan.cell_names
+        ]
+        if gone:
+            where, cell = str(self.folder / PLAN_FILE), held[gone[0]]
+            what = f"{gone[0]} is in the cell " + (f"'{cell}'" if cell else "without a name")
+            fix = (
+                f"edgeveil site move {self.folder} {gone[0]} --to CELL; or keep that cell in cells"
+            )
+            raise UsageError(f"{what}, which the plan no longer has", where=where, fix=fix)
+        cells: dict[str, str | None] = {
+            one.name: one.cell
+            if one.cell is not None
+            else self._to.get(one.name, held.get(one.name))
+            for one in devices
+        }
+        counts: Counter[str | None] = Counter(cell for cell in cells.values() if cell is not None)
+        for name, cell in cells.items():
+            if cell is None:
+                cells[name] = min(plan.cell_names, key=lambda one: counts[one])
+                counts[cells[name]] += 1
+        return [replace(one, cell=cells[one.name]) for one in devices]
 
     def _names(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[str]:
-        own = [f"broker-{domain}" for domain in DOMAINS if broker_of(plan, domain).own]
-        image = [IMAGE] if plan.devices.claims is not None else []
-        return [*own, "cloud", "proxy", *image, *(device.name for device in devices)]
+        return [*plan.servers, *(device.name for device in devices)]
 
     def _news(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[PartyChange]:
         """Who is new, and whom the plan names no more; who was revoked stays out."""
@@ -340,8 +445,7 @@ class FleetSite:
         record = self._record
         record.fleet = plan.name
         self._site_key()
-        claims = ("claims",) if plan.devices.claims is not None else ()
-        for domain in (*DOMAINS, *claims):
+        for domain in _authorities(plan):
             if domain not in record.authorities:
                 self._new_authority(domain)
                 self._list_revoked(domain)
@@ -352,8 +456,8 @@ class FleetSite:
     def _make(self, plan: FleetPlan, name: str, device: DevicePlan | None) -> None:
         """The keys of a new party, in its bundle alone."""
         folder = self.bundles / name
-        kind = _kind(name, device=device is not None)
-        party = Party(name=name, kind=kind)
+        party = _new_party(plan, name, device)
+        kind = party.kind
         if device is not None:
             identity = DeviceIdentity.load_or_create(folder / STATE)
             line = identity.enrolment().to_line()
@@ -363,11 +467,11 @@ class FleetSite:
         for role in _ROLES.get(kind, ()):
             own_signing_key(folder / STATE, role)
         words = {}
-        for domain in password_domains(plan, party):
+        for domain, file in password_domains(plan, party).items():
             word = secrets.token_urlsafe(_SECRET_WORD_BYTES).encode()
-            word = _give(folder / "passwords" / domain, word + b"\n").strip()
+            word = _give(folder / file, word + b"\n").strip()
             words[domain] = hash_password(word.decode())
-            if not broker_of(plan, domain).own:
+            if not plan.broker(domain).own:
                 self._account(domain, party.device_id or name, word.decode())
         self._record.parties[name] = replace(party, words=words)
         for domain, file in tls_keys(plan, party).items():
@@ -396,11 +500,11 @@ class FleetSite:
         issue = party.issues.get(domain, 0)
         authority, days = self._authority(domain), plan.certificate_days
         if party.kind == "broker":
-            names = broker_of(plan, domain).names
+            names = plan.broker(domain).names
             shown = authority.server(name, key, names, days=days)
         else:
             user = party.device_id or party.name
-            if domain == "claims":  # in boxes that nobody visits; it opens nothing but the desk
+            if side_of(domain) == "claims":  # in boxes that nobody visits; it opens the desk alone
                 user, days = "claim", AUTHORITY_DAYS
             shown = authority.client(user, key, issue=issue, days=days)
         pems = {**party.certificates, domain: certificate_pem(shown).decode()}
@@ -408,34 +512,132 @@ class FleetSite:
         self._record.parties[name] = replace(party, certificates=pems, issues=issues)
 
     def _list_revoked(self, *domains: str) -> None:
-        out = [one.device_id for one in self.parties if not one.active and one.device_id]
+        """Of devices that were taken out, and of those whose cell meets elsewhere by now."""
+        known = [one for one in self.parties if one.device_id]
         for domain in domains:
-            names = [] if domain == "cloud" else out
+            names = [
+                one.device_id or ""
+                for one in known
+                if side_of(domain) != "cloud"
+                if not one.active or (domain in one.issues and domain not in one.certificates)
+            ]
             count = len(self._record.authorities[domain])
             lists = [self._authority(domain, at).revocations(names) for at in range(count)]
             self._record.revocations[domain] = b"".join(lists).decode()
 
     def _trust(self, plan: FleetPlan) -> None:
-        """Make the root at the first time; its keys are new, and so are those that it names."""
+        """Make the root at the first time; its keys are new, and so are those that it names. Later
+        it names what came since: further cells, and who moves devices."""
         folder = self.folder / "trust"
         if (folder / BUNDLE_FILE).exists():
+            self._extend_trust(plan)
             return
         scratch = self.folder / ".new-trust"
         shutil.rmtree(scratch, ignore_errors=True)  # an apply was cut short
-        roles = {
-            "cloud-jobs": self.bundles / "cloud" / "state" / "cloud.pub",
-            "cloud-releases": self.bundles / "cloud" / "state" / "releases.pub",
-            "proxy-rosters": self.bundles / "proxy" / "state" / "proxy.pub",
-        }
+        state = self.bundles / "cloud" / STATE
+        proxies = {cell: self._proxy_key(cell) for cell in plan.cell_names}
+        # Where every cell has a name, nobody speaks for the one without.
+        unnamed = proxies.pop("", None) or SigningKey.generate().public()
         TrustFolder.init(
             scratch,
             [SigningKey.generate() for _ in range(plan.root.keys)],
             plan.root.threshold,
-            {role: VerifyKey.load(path) for role, path in roles.items()},
-            {domain: self._record.authorities[domain][0] for domain in DOMAINS},
+            {
+                "cloud-jobs": VerifyKey.load(state / "cloud.pub"),
+                "cloud-releases": VerifyKey.load(state / "releases.pub"),
+                "proxy-rosters": unnamed,
+            },
+            {domain: self._record.authorities[domain][0] for domain in plan.domains},
             self._passphrase,
+            cells=proxies,
+            site=self._site_key().public(),
         )
         scratch.rename(folder)
+
+    def _extend_trust(self, plan: FleetPlan) -> None:
+        folder = TrustFolder(self.folder / "trust", self._passphrase)
+        said = folder.delegated()
+        new = [cell for cell in plan.cells if cell and cell not in said.cells]
+        domains = [domain for domain in plan.domains if domain not in said.authorities]
+        if not new and not domains:
+            return
+        self.awaits_root = True
+        if any((folder.folder / "pending").glob("*.json")):
+            return
+        published = folder.extend(
+            {cell: self._proxy_key(cell) for cell in new},
+            {domain: self._record.authorities[domain][0] for domain in domains},
+            self._site_key().public(),
+        )
+        self.awaits_root = not published.in_effect
+
+    def _proxy_key(self, cell: str) -> VerifyKey:
+        return VerifyKey.load(self.bundles / of_cell("proxy", cell) / STATE / "proxy.pub")
+
+    # --- inside: moving ---
+
+    def _moving(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[PartyChange]:
+        held = self._record.parties
+        return [
+            PartyChange(one.name, "moved", f"- cell: {party.cell}\n+ cell: {one.cell}")
+            for one in devices
+            if (party := held.get(one.name)) is not None and party.active
+            if party.cell != one.cell
+        ]
+
+    def _move(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[PartyChange]:
+        """Devices to their new cells, each with a signed note, and everybody to the brokers that
+        they meet at by now."""
+        moving, wanted = self._moving(plan, devices), {one.name: one for one in devices}
+        site = TrustFolder(self.folder / "trust", self._passphrase).delegated().site
+        own = self._site_key()
+        named = site is not None and site.key == own.public()
+        if moving and not named:
+            raise UsageError(
+                "the root does not name this site's key as the one that moves devices",
+                where=str(self.folder / "trust"),
+                fix=f"edgeveil trust rotate {self.folder / 'trust'} site"
+                f" {self.folder / PUBLIC_KEY}",
+            )
+        for change in moving:
+            party, to = self._record.parties[change.name], wanted[change.name].cell or ""
+            number = (party.move["number"] if party.move else 0) + 1
+            left = tuple(dict.fromkeys((*party.left, party.cell)))
+            self._record.parties[change.name] = replace(
+                party, cell=to, left=left, move={"cell": to, "number": number}
+            )
+        for party in self.parties:
+            if party.move and named and site and party.move.get("epoch") != site.epoch:
+                enrolled = Enrolment.from_json((party.enrolment or "").encode()).sealing
+                cell, number = party.move["cell"], party.move["number"]
+                note = Move.make(own, site.epoch, enrolled, cell, number).to_plain()
+                self._record.parties[party.name] = replace(party, move=note)
+        self._resettle(plan, devices)
+        return moving
+
+    def _resettle(self, plan: FleetPlan, devices: list[DevicePlan]) -> None:
+        """Certificates and accounts of the domains that a party is in by now, and of no other."""
+        left: set[str] = set()
+        for party in self._still(plan, devices):
+            if party.kind == "broker":
+                continue
+            for domain in tls_keys(plan, party):
+                if domain not in party.certificates:
+                    pem = _of_side(party.certificates, domain)
+                    key = x509.load_pem_x509_certificate(pem.encode()).public_key()
+                    self._issue(plan, party.name, domain, key)
+            words = {}
+            for domain in password_domains(plan, party):
+                words[domain] = party.words.get(domain) or _of_side(party.words, domain)
+                if domain not in party.words and not plan.broker(domain).own:
+                    what = f"needs an account at the broker of {domain}, whose password it has"
+                    fix = "set certificates, or revoke it and add a device of another name"
+                    raise UsageError(f"{what} alone", where=party.name, fix=fix)
+            issued = self._record.parties[party.name]
+            kept = {d: issued.certificates[d] for d in tls_keys(plan, party)}
+            left |= set(issued.certificates) - set(kept)
+            self._record.parties[party.name] = replace(issued, certificates=kept, words=words)
+        self._list_revoked(*left)
 
     def _write(
         self, plan: FleetPlan, devices: list[DevicePlan], new: list[str], progress: Progress
@@ -446,16 +648,17 @@ class FleetSite:
         planned, facts = {device.name: device for device in devices}, self._facts()
         for at, party in enumerate(parties):
             files = files_of(plan, party, planned.get(party.name), facts)
-            digests = {path: digest(raw) for path, raw in files.items()}
-            if digests == dict(party.files):
+            if self._digests(plan, party, files, facts) == dict(party.files):
                 continue
+            digests = {path: digest(raw) for path, raw in files.items()}
             if party.name not in fresh:
                 found.append(PartyChange(party.name, "changed", _difference(party, files)))
             folder = self.bundles / party.name
             given = self._given(folder, party)
-            if CLAIMS_CA in digests and facts.claims_key not in party.text:  # the proxy's, to sign
-                secret = _give(folder / facts.claims_key, key_pem(self._authority("claims").key))
-                given[facts.claims_key] = digest(secret)
+            claims_key = facts.claims_key(party.cell) if CLAIMS_CA in digests else ""
+            if claims_key and claims_key not in party.text:  # the proxy's, to sign
+                signer = self._authority(of_cell("claims", party.cell))
+                given[claims_key] = digest(_give(folder / claims_key, key_pem(signer.key)))
             inventory = Inventory(
                 fleet=plan.name,
                 party=party.kind,
@@ -469,7 +672,13 @@ class FleetSite:
             )
             write_bundle(folder, inventory, files, self._site_key())
             text = files["edgeveil.yaml"].decode()
-            record.parties[party.name] = replace(party, files=digests, sequence=number, text=text)
+            record.parties[party.name] = replace(
+                party,
+                files=digests,
+                sequence=number,
+                text=text,
+                believes=believes(plan, party, facts),
+            )
             record.sequence = number
             progress(len(fresh) + at, len(fresh) + len(parties))
         return found
@@ -512,16 +721,22 @@ class FleetSite:
         parties = dict(facts.parties)
         line = Enrolment.make(SigningKey.generate(), OpeningKey.generate()).to_line()
         for name in new:
-            party = Party(name=name, kind=_kind(name, device=name in planned))
+            party = _new_party(plan, name, planned.get(name))
             if name in planned:
                 party = replace(party, device_id=name, enrolment=line)
             words = dict.fromkeys(password_domains(plan, party), "")
             parties[name] = replace(party, words=words)
-        made = {"claims": TO_BE_MADE} if plan.devices.claims is not None else {}
+        left: set[str] = set()  # domains whose lists of revoked certificates grow
+        for name in {*plan.servers, *planned} - set(new):
+            before = parties[name]
+            if before.active and before.kind != "broker":
+                parties[name] = _as_placed(plan, before, planned.get(name))
+                left |= set(before.certificates) - set(parties[name].certificates)
+        made = dict.fromkeys(_authorities(plan), TO_BE_MADE)
         return replace(
             facts,
             authorities={**made, **facts.authorities},
-            revocations={**made, **facts.revocations},
+            revocations={**made, **facts.revocations, **dict.fromkeys(left, TO_BE_MADE)},
             parties=parties,
         )
 
@@ -567,8 +782,36 @@ class FleetSite:
         return next((one for one in self.parties if one.device_id == device_id), None)
 
 
-def _kind(name: str, *, device: bool) -> str:
-    return "edge" if device or name == IMAGE else name.partition("-")[0]
+def _new_party(plan: FleetPlan, name: str, device: DevicePlan | None) -> Party:
+    """One of which nothing is known yet but its place."""
+    if device is not None:
+        return Party(name=name, kind="edge", cell=device.cell or "")
+    what, _, rest = name.partition("-")
+    kind = "edge" if what == IMAGE else what
+    return Party(name=name, kind=kind, cell=rest if what in (IMAGE, "proxy") else "")
+
+
+def _as_placed(plan: FleetPlan, party: Party, device: DevicePlan | None) -> Party:
+    """As it will be where the plan wants it, its certificates made up."""
+    if device is not None and device.cell not in (None, party.cell):
+        sealing = Enrolment.from_json((party.enrolment or "").encode()).sealing
+        note = Move(sealing, device.cell or "", 0, 0, b"").to_plain()
+        left = (*party.left, party.cell)
+        party = replace(party, cell=device.cell or "", left=left, move=note)
+    certificates = {one: party.certificates.get(one, TO_BE_MADE) for one in tls_keys(plan, party)}
+    words = {one: party.words.get(one, "") for one in password_domains(plan, party)}
+    return replace(party, certificates=certificates, words=words)
+
+
+def _authorities(plan: FleetPlan) -> list[str]:
+    """The domains that have an authority, those of claims last."""
+    claims = plan.cell_names if plan.devices.claims is not None else ()
+    return [*plan.domains, *(of_cell("claims", cell) for cell in claims)]
+
+
+def _of_side(found: Mapping[str, str], domain: str) -> str:
+    """What a party has for another broker of the same side."""
+    return next(one for known, one in found.items() if side_of(known) == side_of(domain))
 
 
 def _give(path: Path, content: bytes) -> bytes:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import secrets
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,9 @@ from edgeveil.transport.process import own_signing_key
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.result import writing
-from edgeveil_tools.site.broker_rules import acl_text, rules_for, users_text
+from edgeveil_tools.site.broker_rules import acl_text, proxy_user, rules_for, users_text
 from edgeveil_tools.site.brokers import BrokerPlan, ListenerTls, mosquitto_lines, write_private
+from edgeveil_tools.site.fleet_plan import of_cell
 
 Settings = dict[str, Any]
 SPOOLED_BATCHES = 3  # uploads, the batch made of them, and what is still kept of a round before
@@ -60,8 +62,21 @@ class Ports:
 
 
 @dataclass(frozen=True)
+class CellPorts:
+    """TCP ports of one cell: its edge broker's, and its proxy's page's."""
+
+    edge: int
+    proxy_http: int
+    edge_websockets: int
+
+
+@dataclass(frozen=True)
 class SitePlan:
     """A site of two brokers, a cloud, a proxy and `devices` devices below `folder`.
+
+    With `cells`, each of them has an edge broker and a proxy on ports of its own, and the devices
+    take turns: device k of n belongs to cell k − 1 modulo their number. They share the cloud's
+    broker. What the empty name stands for is a site's one cell.
 
     The last `infer_only` devices only evaluate. Device k of n (from 1) takes share k − 1 of
     the data set `source`. Limits are raised, where the usual ones
@@ -84,6 +99,7 @@ class SitePlan:
     partition: Partition = field(default_factory=Partition)
     classes: int | None = None  # of a source of one's own, where records are dealt by class
     seed: int = 7
+    cells: Mapping[str, CellPorts] = field(default_factory=dict)
     policy: Policy = field(default_factory=Policy)
     min_batch_floor: int = 3
     upload_bytes: int = 0
@@ -103,33 +119,73 @@ class SitePlan:
         """State folder of device `number`, from 1."""
         return self.folder / "state" / f"edge-{number}"
 
-    def broker(self, side: str) -> Settings:
-        """The site file of the broker of one side, `edge` or `cloud`."""
+    @property
+    def cell_names(self) -> tuple[str, ...]:
+        """All cells."""
+        return tuple(self.cells) or ("",)
+
+    def cell_of(self, number: int) -> str:
+        """The cell of device `number`, from 1."""
+        return self.cell_names[(number - 1) % len(self.cell_names)]
+
+    def ports_of(self, cell: str) -> CellPorts:
+        """A cell's ports."""
+        ports = self.ports
+        own = CellPorts(ports.edge, ports.proxy_http, ports.edge_websockets)
+        return self.cells.get(cell, own)
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """The brokers: `edge`, of a named cell `edge-north`, and `cloud`."""
+        return (*(of_cell("edge", cell) for cell in self.cell_names), "cloud")
+
+    def port(self, domain: str, *, websockets: bool = False) -> int:
+        """Where a broker listens."""
+        side, _, cell = domain.partition("-")
+        if side == "cloud":
+            return self.ports.cloud_websockets if websockets else self.ports.cloud
+        ports = self.ports_of(cell)
+        return ports.edge_websockets if websockets else ports.edge
+
+    def broker(self, domain: str) -> Settings:
+        """A broker's site file."""
+        side = domain.partition("-")[0]
         settings: Settings = {
             "engine": self.engine,
             "host": self.host,
-            "port": getattr(self.ports, side),
-            "users_file": f"passwords/{side}-broker.users",
+            "port": self.port(domain),
+            "users_file": f"passwords/{domain}-broker.users",
             "acl": side,
         }
+        if self.cells:
+            settings["cells"] = list(self.cells_at(domain))
         if self.websockets:
-            settings["websockets_port"] = getattr(self.ports, f"{side}_websockets")
+            settings["websockets_port"] = self.port(domain, websockets=True)
         if self.profile != "default":
             settings["enforce_profile"] = self.profile
         if self.tls:
             settings["tls"] = {
-                "cert_file": f"tls/broker-{side}.crt",
-                "key_file": f"tls/broker-{side}.key",
+                "cert_file": f"tls/broker-{domain}.crt",
+                "key_file": f"tls/broker-{domain}.key",
             }
         return {"broker": settings}
 
+    def cells_at(self, domain: str) -> tuple[str, ...]:
+        """The cells that meet at a broker."""
+        side, _, cell = domain.partition("-")
+        return self.cell_names if side == "cloud" else (cell,)
+
     def cloud(self) -> Settings:
         """The cloud's site file."""
+        pinned: Settings = {"proxy_key_file": "keys/proxy.pub"}
+        if self.cells:
+            keys = {cell: f"keys/{of_cell('proxy', cell)}.pub" for cell in self.cells}
+            pinned = {"cells": [{"name": one, "proxy_key_file": key} for one, key in keys.items()]}
         return {
             "cloud": {
                 "broker": self._link("cloud", "cloud", "cloud"),
                 "state_dir": "state/cloud",
-                "proxy_key_file": "keys/proxy.pub",
+                **pinned,
                 "http": {"host": self.host, "port": self.ports.cloud_http},
                 "test_data": self.data(),
                 "allow_python_models": bool(self.policy.allowed_python_models),
@@ -139,15 +195,17 @@ class SitePlan:
             }
         }
 
-    def proxy(self) -> Settings:
-        """The proxy's site file."""
+    def proxy(self, cell: str = "") -> Settings:
+        """A proxy's site file."""
+        user, name = proxy_user(cell), of_cell("proxy", cell)
         return {
             "proxy": {
-                "edge_broker": self._link("edge", "proxy", "proxy-edge"),
-                "cloud_broker": self._link("cloud", "proxy", "proxy-cloud"),
-                "state_dir": "state/proxy",
+                "edge_broker": self._link(of_cell("edge", cell), user, f"{name}-edge"),
+                "cloud_broker": self._link("cloud", user, f"{name}-cloud"),
+                **({"cell": cell} if cell else {}),
+                "state_dir": f"state/{name}",
                 "cloud_key_file": "keys/cloud.pub",
-                "http": {"host": self.host, "port": self.ports.proxy_http},
+                "http": {"host": self.host, "port": self.ports_of(cell).proxy_http},
                 "min_batch_floor": self.min_batch_floor,
                 "limits": self._limits(
                     ProxyLimits(),
@@ -162,14 +220,16 @@ class SitePlan:
 
     def edge(self, number: int, device_id: str, policy: Policy) -> Settings:
         """The site file of device `number`, from 1, whose user name at the broker is its id."""
+        cell = self.cell_of(number)
         return {
             "edge": {
                 "name": f"box-{number}",
                 "role": "infer" if number > self.devices - self.infer_only else "train",
-                "broker": self._link("edge", device_id, f"edge-{number}"),
+                "broker": self._link(of_cell("edge", cell), device_id, f"edge-{number}"),
+                **({"cell": cell} if cell else {}),
                 "state_dir": f"state/edge-{number}",
                 "cloud_key_file": "keys/cloud.pub",
-                "proxy_key_file": "keys/proxy.pub",
+                "proxy_key_file": f"keys/{of_cell('proxy', cell)}.pub",
                 "data": {
                     **self.data(),
                     "shard": {
@@ -207,10 +267,10 @@ class SitePlan:
         packet_bytes: int = getattr(usual, "packet_bytes")  # noqa: B009 - every role's block has it
         return found if most is None or packet_bytes <= most else {**found, "packet_bytes": most}
 
-    def _link(self, side: str, username: str, password: str) -> Settings:
-        address = BrokerAddress(self.host, getattr(self.ports, side), self.tls)
+    def _link(self, domain: str, username: str, password: str) -> Settings:
+        address = BrokerAddress(self.host, self.port(domain), self.tls)
         if self.websockets:
-            port = getattr(self.ports, f"{side}_websockets")
+            port = self.port(domain, websockets=True)
             address = replace(address, port=port, path=WEBSOCKET_PATH)
         link: Settings = {
             "url": address.url,
@@ -219,7 +279,7 @@ class SitePlan:
             "username": username,
             "password_file": f"passwords/{password}",
         }
-        return {**link, "ca_file": f"tls/{side}-ca.crt"} if self.tls else link
+        return {**link, "ca_file": f"tls/{domain}-ca.crt"} if self.tls else link
 
     def _log(self) -> Settings:
         return {"level": "info", "format": self.log_format}
@@ -232,15 +292,21 @@ _DIGITS_FOR_TRAINING = 1437
 
 @dataclass(frozen=True)
 class Site:
-    """The files of a provisioned site. `device_ids` in the order of `edges`."""
+    """The files of a provisioned site. `device_ids` in the order of `edges`; `brokers` and
+    `passwords` by domain, `proxies` by cell."""
 
     plan: SitePlan
     brokers: dict[str, Path]
     cloud: Path
-    proxy: Path
+    proxies: dict[str, Path]
     edges: tuple[Path, ...]
     device_ids: tuple[str, ...]
-    passwords: dict[str, dict[str, str]]  # side -> user -> password
+    passwords: dict[str, dict[str, str]]  # domain -> user -> password
+
+    @property
+    def proxy(self) -> Path:
+        """The proxy, of several cells the first one's."""
+        return next(iter(self.proxies.values()))
 
     @property
     def token_file(self) -> Path:
@@ -279,18 +345,18 @@ def provision(plan: SitePlan, *, force: bool = False) -> Site:
 def _write(plan: SitePlan) -> Site:
     folder = plan.folder
     policies = [_kept_policy(plan, number) for number in range(1, plan.devices + 1)]
-    for role in ("cloud", "proxy"):
-        key = own_signing_key(folder / "state" / role, role)
-        key.public().save(folder / "keys" / f"{role}.pub", overwrite=True)
+    for name in ("cloud", *(of_cell("proxy", cell) for cell in plan.cell_names)):
+        key = own_signing_key(folder / "state" / name, name.partition("-")[0])
+        key.public().save(folder / "keys" / f"{name}.pub", overwrite=True)
     device_ids = _devices(plan)
     passwords = _passwords(plan, device_ids)
     if plan.tls:
         hosts = list(dict.fromkeys(["localhost", "127.0.0.1", plan.host]))
-        make_certificates(folder / "tls", hosts, SIDES)
+        make_certificates(folder / "tls", hosts, plan.domains)
     brokers = {}
-    for side in SIDES:
-        brokers[side] = _site_file(folder / f"broker-{side}.yaml", plan.broker(side))
-        _mosquitto(plan, side)
+    for domain in plan.domains:
+        brokers[domain] = _site_file(folder / f"broker-{domain}.yaml", plan.broker(domain))
+        _mosquitto(plan, domain)
     edges = [
         _site_file(plan.edge_file(number), plan.edge(number, device_id, policy))
         for number, (device_id, policy) in enumerate(
@@ -302,7 +368,10 @@ def _write(plan: SitePlan) -> Site:
         plan=plan,
         brokers=brokers,
         cloud=_site_file(folder / "cloud.yaml", plan.cloud()),
-        proxy=_site_file(folder / "proxy.yaml", plan.proxy()),
+        proxies={
+            cell: _site_file(folder / f"{of_cell('proxy', cell)}.yaml", plan.proxy(cell))
+            for cell in plan.cell_names
+        },
         edges=tuple(edges),
         device_ids=tuple(device_ids),
         passwords=passwords,
@@ -323,34 +392,42 @@ def _site_file(path: Path, settings: dict[str, Any]) -> Path:
 
 
 def _devices(plan: SitePlan) -> list[str]:
-    """Each device makes its keys in its own state folder; the proxy admits them."""
-    registry = Registry(plan.folder / "state" / "proxy" / REGISTRY_FILE)
-    known = {device.device_id for device in registry.devices(revoked=True)}
-    try:
-        found = []
-        for number in range(1, plan.devices + 1):
-            identity = DeviceIdentity.load_or_create(plan.edge_state(number))
-            if identity.device_id not in known:  # who was revoked stays out
-                registry.admit(identity.enrolment(), note=f"provisioned, number {number}")
-            found.append(identity.device_id)
-        return found
-    finally:
-        registry.close()
+    """Each device makes its keys in its own state folder; the proxy of its cell admits them."""
+    numbers = range(1, plan.devices + 1)
+    found = {n: DeviceIdentity.load_or_create(plan.edge_state(n)) for n in numbers}
+    for cell in plan.cell_names:
+        state = plan.folder / "state" / of_cell("proxy", cell)
+        registry = Registry(state / REGISTRY_FILE)
+        known = {device.device_id for device in registry.devices(revoked=True)}
+        try:
+            for number, identity in found.items():
+                # Who was revoked stays out.
+                if plan.cell_of(number) == cell and identity.device_id not in known:
+                    registry.admit(identity.enrolment(), note=f"provisioned, number {number}")
+        finally:
+            registry.close()
+    return [identity.device_id for identity in found.values()]
 
 
 def _passwords(plan: SitePlan, device_ids: list[str]) -> dict[str, dict[str, str]]:
     folder = plan.folder / "passwords"
-    files = {
-        "edge": {"proxy-edge": "proxy"}
-        | {f"edge-{number}": device for number, device in enumerate(device_ids, start=1)},
-        "cloud": {"proxy-cloud": "proxy", "cloud": "cloud"},
-    }
+    files: dict[str, dict[str, str]] = {}
+    for domain in plan.domains:
+        side, cells = domain.partition("-")[0], plan.cells_at(domain)
+        users = {f"{of_cell('proxy', cell)}-{side}": proxy_user(cell) for cell in cells}
+        if side == "cloud":
+            users["cloud"] = "cloud"
+        else:
+            for number, device in enumerate(device_ids, start=1):
+                if plan.cell_of(number) in cells:
+                    users[f"edge-{number}"] = device
+        files[domain] = users
     found: dict[str, dict[str, str]] = {}
-    for side, users in files.items():
-        found[side] = {user: _password(folder / name) for name, user in users.items()}
+    for domain, users in files.items():
+        found[domain] = {user: _password(folder / name) for name, user in users.items()}
         for name, user in users.items():
-            write_private(folder / name, found[side][user] + "\n")
-        write_private(folder / f"{side}-broker.users", users_text(found[side]))
+            write_private(folder / name, found[domain][user] + "\n")
+        write_private(folder / f"{domain}-broker.users", users_text(found[domain]))
     return found
 
 
@@ -359,26 +436,27 @@ def _password(file: Path) -> str:
     return kept or secrets.token_urlsafe(24)
 
 
-def _mosquitto(plan: SitePlan, side: str) -> None:
+def _mosquitto(plan: SitePlan, domain: str) -> None:
     folder = plan.folder.absolute()
     tls = None
     if plan.tls:
-        certificate = folder / "tls" / f"broker-{side}.crt"
+        certificate = folder / "tls" / f"broker-{domain}.crt"
         tls = ListenerTls(certificate, certificate.with_suffix(".key"))
     broker = BrokerPlan(host=plan.host, tls=tls)
-    acl = folder / "mosquitto" / f"{side}.acl"
-    write_private(acl, acl_text(rules_for(side) or ()))
+    acl = folder / "mosquitto" / f"{domain}.acl"
+    rules = rules_for(domain.partition("-")[0], plan.cells_at(domain))
+    write_private(acl, acl_text(rules or ()))
     lines = [
         f"acl_file {acl}",
-        f"password_file {folder / 'passwords' / f'{side}-broker.users'}",
+        f"password_file {folder / 'passwords' / f'{domain}-broker.users'}",
         *mosquitto_lines(
             broker,
-            getattr(plan.ports, side),
+            plan.port(domain),
             open_to_all=False,
-            websockets_port=getattr(plan.ports, f"{side}_websockets") if plan.websockets else None,
+            websockets_port=plan.port(domain, websockets=True) if plan.websockets else None,
         ),
     ]
-    write_private(folder / "mosquitto" / f"{side}.conf", "\n".join(lines) + "\n")
+    write_private(folder / "mosquitto" / f"{domain}.conf", "\n".join(lines) + "\n")
 
 
 def _job(plan: SitePlan) -> None:
@@ -397,14 +475,16 @@ def commands(site: Site, *, mosquitto: bool = False) -> list[tuple[str, str]]:
     """What to start, in this order, each in a terminal of its own: (what, command line)."""
     folder = site.plan.folder
     found = []
-    for side in SIDES:
-        plain = ["mosquitto", "-c", str(folder / "mosquitto" / f"{side}.conf")]
-        own = ["edgeveil", "broker", "--config", str(site.brokers[side])]
-        found.append((f"the broker of the {side} side", shlex.join(plain if mosquitto else own)))
-    found += [
-        ("the cloud", shlex.join(["edgeveil", "cloud", "--config", str(site.cloud)])),
-        ("the proxy", shlex.join(["edgeveil", "proxy", "--config", str(site.proxy)])),
-    ]
+    for domain, config in site.brokers.items():
+        plain = ["mosquitto", "-c", str(folder / "mosquitto" / f"{domain}.conf")]
+        own = ["edgeveil", "broker", "--config", str(config)]
+        side, _, cell = domain.partition("-")
+        what = f"the broker of the {side} side" + (f" of {cell}" if cell else "")
+        found.append((what, shlex.join(plain if mosquitto else own)))
+    found.append(("the cloud", shlex.join(["edgeveil", "cloud", "--config", str(site.cloud)])))
+    for cell, config in site.proxies.items():
+        line = shlex.join(["edgeveil", "proxy", "--config", str(config)])
+        found.append(("the proxy" + (f" of {cell}" if cell else ""), line))
     for number, edge in enumerate(site.edges, start=1):
         line = shlex.join(["edgeveil", "edge", "--config", str(edge)])
         found.append((f"device {number} ({site.device_ids[number - 1]})", line))
@@ -420,7 +500,7 @@ def guide(site: Site) -> str:
         lines += [f"  # {what}", f"  {line}"]
     if plan.profile == "default" and not (plan.websockets and plan.tls):
         lines += ["", "Plain mosquitto serves as well:"]
-        lines += [f"  {line}" for _, line in commands(site, mosquitto=True)[:2]]
+        lines += [f"  {line}" for _, line in commands(site, mosquitto=True)[: len(site.brokers)]]
     job = plan.folder / "job.yaml"
     if job.exists():
         cloud = shlex.quote(str(site.cloud))
@@ -436,9 +516,10 @@ def as_json(site: Site) -> str:
     return json.dumps(
         {
             "folder": str(site.plan.folder),
-            "brokers": {side: str(path) for side, path in site.brokers.items()},
+            "brokers": {domain: str(path) for domain, path in site.brokers.items()},
             "cloud": str(site.cloud),
             "proxy": str(site.proxy),
+            "proxies": {cell: str(path) for cell, path in site.proxies.items()},
             "edges": [str(path) for path in site.edges],
             "device_ids": list(site.device_ids),
             "cloud_url": site.plan.url,

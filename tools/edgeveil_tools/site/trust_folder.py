@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from cryptography.hazmat.primitives import serialization
@@ -30,6 +31,7 @@ from edgeveil.storage import open_to_others, write_durably
 from edgeveil.trust.bundle import TrustBundle
 from edgeveil.trust.metadata import (
     ROLES,
+    CellProxy,
     Delegated,
     RoleKey,
     TrustedMetadata,
@@ -50,6 +52,7 @@ from edgeveil.trust.metadata import (
 ROOT_DAYS, DELEGATION_DAYS = 1825, 180
 BUNDLE_FILE = "trust.json"
 _DELEGATIONS = "delegations.json"
+PROXY_ROLE, SITE_ROLE = "proxy-rosters", "site"
 
 Passphrase = Callable[[Path], bytes | None]
 """Asks for the passphrase of one key file; None: the key is not encrypted."""
@@ -116,15 +119,18 @@ class TrustFolder:
         authorities: Mapping[str, str],
         passphrase: Passphrase,
         *,
+        cells: Mapping[str, VerifyKey] = MappingProxyType({}),
+        site: VerifyKey | None = None,
         root_days: int = ROOT_DAYS,
         days: int = DELEGATION_DAYS,
         now: Callable[[], datetime] = now_utc,
     ) -> TrustFolder:
-        """Make the root and its first delegations."""
+        """Make the root and its first delegations: for `cells` the keys of their proxies, for
+        `site` the one that moves devices between them."""
         made = cls(folder, passphrase, now)
         if folder.exists() and any(folder.iterdir()):
             raise UsageError("is not empty", where=str(folder), fix="name a new folder")
-        _check_apart(roles)
+        _check_apart(roles, cells)
         public = [key.public() for key in keys]
         root = make_root(1, public, threshold, now() + timedelta(days=root_days))
         for name in ("keys", "metadata", "pending"):
@@ -134,6 +140,8 @@ class TrustFolder:
             now() + timedelta(days=days),
             {name: RoleKey(key) for name, key in roles.items()},
             authorities=authorities,
+            cells={name: CellProxy(RoleKey(key)) for name, key in cells.items()},
+            site=RoleKey(site) if site else None,
         )
         for number, key in enumerate(keys, 1):
             save_root_key(folder / "keys" / f"root-{number}.key", key, passphrase)
@@ -141,25 +149,72 @@ class TrustFolder:
         made._log(keys[0], "init", {"threshold": threshold, "keys": len(keys)})
         return made
 
-    def rotate_role(self, role: str, key: VerifyKey, *, days: int = DELEGATION_DAYS) -> Published:
-        """`key` speaks for `role` from now on; what the one before has said is of an old epoch."""
-        held = self.delegated()
-        if role not in ROLES:
-            raise UsageError(f"there is no role '{role}'", fix=f"name one of {', '.join(ROLES)}")
-        if held.roles[role].key == key:
-            raise UsageError("has this key already", where=role, fix="make a new key first")
-        _check_apart({**{name: one.key for name, one in held.roles.items()}, role: key})
-        new = RoleKey(key, held.roles[role].epoch + 1)
-        return self._delegate(
-            "rotate",
-            {"role": role, "key": key.fingerprint()},
-            days,
-            roles={**held.roles, role: new},
-        )
+    def rotate_role(
+        self, role: str, key: VerifyKey, *, cell: str = "", days: int = DELEGATION_DAYS
+    ) -> Published:
+        """`key` speaks for `role` from now on; what the one before has said is of an old epoch.
 
-    def revoke_role(self, role: str, *, days: int = DELEGATION_DAYS) -> Published:
+        Of a named cell the proxy's rosters alone have a key; `site` gets its first one so too.
+        """
+        held = self.delegated()
+        if role not in (*ROLES, SITE_ROLE):
+            known = ", ".join((*ROLES, SITE_ROLE))
+            raise UsageError(f"there is no role '{role}'", fix=f"name one of {known}")
+        if cell and role != PROXY_ROLE:
+            raise UsageError(f"{role} is of no cell", where=f"--cell {cell}", fix="leave it out")
+        before = held.site if role == SITE_ROLE else held.roles[role]
+        if role == PROXY_ROLE:
+            before = held.proxy_of(cell).rosters
+        if before is not None and before.key == key:
+            raise UsageError("has this key already", where=role, fix="make a new key first")
+        new = RoleKey(key, before.epoch + 1 if before else 0)
+        roles, cells = dict(held.roles), dict(held.cells)
+        changed: dict[str, Any] = {}
+        if role == SITE_ROLE:
+            changed["site"] = new
+        elif cell:
+            cells[cell] = CellProxy(new, held.cells[cell].lineage)
+            changed["cells"] = cells
+        else:
+            roles[role] = new
+            changed["roles"] = roles
+        _check_apart(
+            {name: one.key for name, one in roles.items()},
+            {name: one.rosters.key for name, one in cells.items()},
+        )
+        what = {"role": role, "key": key.fingerprint(), **({"cell": cell} if cell else {})}
+        return self._delegate("rotate", what, days, **changed)
+
+    def revoke_role(self, role: str, *, cell: str = "", days: int = DELEGATION_DAYS) -> Published:
         """Nobody speaks for `role` until it is rotated: its key becomes one that nobody has."""
-        return self.rotate_role(role, SigningKey.generate().public(), days=days)
+        return self.rotate_role(role, SigningKey.generate().public(), cell=cell, days=days)
+
+    def extend(
+        self,
+        cells: Mapping[str, VerifyKey],
+        authorities: Mapping[str, str] = MappingProxyType({}),
+        site: VerifyKey | None = None,
+        *,
+        days: int = DELEGATION_DAYS,
+    ) -> Published:
+        """Further cells with their proxies' keys, further authorities (PEM), and who moves devices,
+        where nobody did."""
+        held = self.delegated()
+        named = [cell for cell in cells if cell in held.cells]
+        if named:
+            fix = f"edgeveil trust rotate DIR proxy-rosters KEY.pub --cell {named[0]}"
+            raise UsageError("the root names this cell already", where=named[0], fix=fix)
+        roles = {name: one.key for name, one in held.roles.items()}
+        known = {name: one.rosters.key for name, one in held.cells.items()}
+        _check_apart(roles, {**known, **cells})
+        changed: dict[str, Any] = {
+            "cells": {**held.cells, **{n: CellProxy(RoleKey(key)) for n, key in cells.items()}},
+            "authorities": {**authorities, **held.authorities},
+        }
+        if site is not None and held.site is None:
+            changed["site"] = RoleKey(site)
+        what = {"cells": sorted(cells), "authorities": sorted(authorities)}
+        return self._delegate("extend", what, days, **changed)
 
     def set_authority(self, domain: str, pem: str, *, days: int = DELEGATION_DAYS) -> Published:
         """Certificates (PEM, one or several) that vouch for a domain's broker and clients."""
@@ -168,9 +223,16 @@ class TrustFolder:
             "rotate", {"authority": domain}, days, authorities={**held.authorities, domain: pem}
         )
 
-    def set_lineage(self, lineage: str, *, days: int = DELEGATION_DAYS) -> Published:
-        """Rosters of this registry alone are believed."""
-        return self._delegate("recover", {"registry": lineage}, days, lineage=lineage)
+    def set_lineage(
+        self, lineage: str, *, cell: str = "", days: int = DELEGATION_DAYS
+    ) -> Published:
+        """Rosters of this registry alone are believed, of the cell's."""
+        if not cell:
+            return self._delegate("recover", {"registry": lineage}, days, lineage=lineage)
+        held = self.delegated()
+        proxy = CellProxy(held.proxy_of(cell).rosters, lineage)
+        what = {"registry": lineage, "cell": cell}
+        return self._delegate("recover", what, days, cells={**held.cells, cell: proxy})
 
     def renew(self, *, root_days: int = ROOT_DAYS, days: int = DELEGATION_DAYS) -> Published:
         """The same for longer: a new root and new delegations."""
@@ -305,15 +367,25 @@ class TrustFolder:
             AuditLog(self.folder / AUDIT_FILE, key, self._now).append(action, what)
 
 
-def _check_apart(roles: Mapping[str, VerifyKey]) -> None:
-    """Raise UsageError where the proxy would speak with a key of the cloud's."""
-    rosters = roles["proxy-rosters"]
-    if rosters in (roles["cloud-jobs"], roles["cloud-releases"]):
-        raise UsageError(
-            "is the cloud's key too; who hides senders must not be who reads uploads",
-            where="proxy-rosters",
-            fix="name the proxy's own key: edgeveil proxy keys",
-        )
+def _check_apart(roles: Mapping[str, VerifyKey], cells: Mapping[str, VerifyKey]) -> None:
+    """Raise UsageError where a proxy would speak with a key of the cloud's, or another cell's."""
+    proxies = {
+        PROXY_ROLE: roles[PROXY_ROLE],
+        **{f"cell {name}": key for name, key in cells.items()},
+    }
+    for name, key in proxies.items():
+        if key in (roles["cloud-jobs"], roles["cloud-releases"]):
+            raise UsageError(
+                "is the cloud's key too; who hides senders must not be who reads uploads",
+                where=name,
+                fix="name the proxy's own key: edgeveil proxy keys",
+            )
+        if list(proxies.values()).count(key) > 1:
+            raise UsageError(
+                "is another cell's key too; what one says would count for the other",
+                where=name,
+                fix="name the key of this cell's own proxy: edgeveil proxy keys",
+            )
 
 
 def save_root_key(path: Path, key: SigningKey, passphrase: Passphrase) -> None:

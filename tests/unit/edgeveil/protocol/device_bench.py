@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 from protocol_kit import (
@@ -17,8 +18,10 @@ from protocol_kit import (
     offer,
 )
 
+from edgeveil.crypto.keys import SealingKey
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceMachine
+from edgeveil.protocol.device_round import timer_name
 from edgeveil.protocol.device_tasks import (
     ComputeAnswer,
     DeviceMemory,
@@ -39,13 +42,16 @@ SEALED = SealedAnswer((0, 1, 2), SEALED_BYTES, b"".join(SEGMENTS), MARKS)
 
 
 def device(
-    memory: DeviceMemory | None = None, data_set: bytes = b"", **settings: Any
+    memory: DeviceMemory | None = None,
+    data_set: bytes = b"",
+    sealing: Sequence[SealingKey] = (),
+    **settings: Any,
 ) -> DeviceMachine:
     """A device that knows the job."""
     bounds = DeviceSettings(**({"packet_bytes": PACKET_BYTES} | settings))
     memory = DeviceMemory(jobs={JOB: None}) if memory is None else memory
     keys = PeerKeys.pinned(cloud=CLOUD_KEY, proxy=PROXY_KEY)
-    return DeviceMachine(ME.signer, keys, memory, bounds, data_set)
+    return DeviceMachine(ME.signer, keys, memory, bounds, data_set, sealing)
 
 
 def receive(machine: DeviceMachine, message: Message) -> list[fx.Effect]:
@@ -57,7 +63,12 @@ def done(machine: DeviceMachine, task: object, result: object) -> list[fx.Effect
 
 
 def fire(machine: DeviceMachine, name: str) -> list[fx.Effect]:
-    return machine.handle(fx.Timer(name), 0.0)
+    return machine.handle(own(name) if name in ("resend", "deadline") else fx.Timer(name), 0.0)
+
+
+def own(name: str, job: bytes = JOB) -> fx.Timer:
+    """A timer of the job's own."""
+    return fx.Timer(timer_name(name, job))
 
 
 def work_on(machine: DeviceMachine, header: Manifest, data: bytes = MODEL) -> list[fx.Effect]:
@@ -76,4 +87,5 @@ def upload(machine: DeviceMachine, header: Manifest | None = None) -> list[fx.Ef
 def snapshot(machine: DeviceMachine) -> object:
     """Everything that a refused message must leave alone."""
     memory = copy.deepcopy(machine.memory)
-    return machine.state, machine.round.manifest, memory, list(machine.fetches.under_way)
+    rounds = [(one.state, one.manifest) for one in machine.rounds if not one.is_over]
+    return rounds, memory, list(machine.fetches.under_way)

@@ -169,7 +169,8 @@ def headers(effects: list[fx.Effect]) -> list[Any]:
 
 
 def timers(effects: list[fx.Effect]) -> dict[str, float]:
-    return {effect.name: effect.delay_s for effect in of(effects, fx.SetTimer)}
+    """By name; a job's own without the job."""
+    return {effect.name.partition("/")[0]: effect.delay_s for effect in of(effects, fx.SetTimer)}
 
 
 def reports(effects: list[fx.Effect]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import hashlib
 import pytest
 from device_bench import MODEL, SEALED, device, receive, upload
 from protocol_kit import (
+    JOB,
     PROXY,
     at,
     bodies,
@@ -81,8 +82,8 @@ def test_an_acknowledgement_is_durable() -> None:
     upload(machine)
     out = receive(machine, PROXY.note(Ack(DIGEST, "held")))
     assert stored(out) == [OutboxHeld(at())]
-    assert machine.memory.outbox is not None
-    assert machine.memory.outbox.held
+    assert machine.memory.uploads
+    assert machine.memory.uploads[JOB].held
 
 
 def test_an_acknowledged_upload_is_not_offered_again_after_a_restart() -> None:

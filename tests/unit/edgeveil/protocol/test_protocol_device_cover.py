@@ -7,7 +7,7 @@ import hashlib
 from dataclasses import replace
 
 import pytest
-from device_bench import MODEL, PACKAGE, SEALED, device, done, receive, work_on
+from device_bench import MODEL, PACKAGE, SEALED, device, done, own, receive, work_on
 from protocol_kit import (
     PROXY,
     at,
@@ -62,7 +62,7 @@ def test_who_was_not_selected_answers_with_dummies() -> None:
     machine = covered()
     assert tasks(unselected(machine)) == [SealDummies(HEADER)]
     done(machine, SealDummies(HEADER), DUMMY)
-    (item,) = stored(machine.handle(fx.Timer("resend"), 10.0))
+    (item,) = stored(machine.handle(own("resend"), 10.0))
     assert isinstance(item, OutboxPut)
     assert item.dummy
     assert machine.state is DeviceState.UPLOADING
@@ -193,7 +193,7 @@ def test_nothing_leaves_before_its_moment_though_the_link_comes_back() -> None:
     out = answer(machine, 0.5, 0.0, dummy=True)
     assert stored(out) == []  # nor is it on the disk
     assert headers(machine.handle(fx.PeerConnected(fx.ProxyAddress()), 101.0)) == []
-    out = machine.handle(fx.Timer("resend"), 107.5)
+    out = machine.handle(own("resend"), 107.5)
     assert [type(item) for item in stored(out)] == [OutboxPut]
     (header,) = headers(out)
     assert header.blob.digest == DIGEST
@@ -225,7 +225,7 @@ def test_a_newer_round_displaces_an_answer_that_waits() -> None:
     answer(machine, 0.5, 0.0, dummy=False)
     second = manifest(MODEL, at(2), deadline_s=60.0)
     receive(machine, offer(second, MODEL))
-    out = machine.handle(fx.Timer("resend"), 107.5)
+    out = machine.handle(own("resend"), 107.5)
     assert (stored(out), headers(out)) == ([], [])
 
 
@@ -235,7 +235,7 @@ def test_a_newer_round_displaces_an_answer_that_waits() -> None:
 def uploaded(machine: DeviceMachine) -> None:
     unselected(machine)
     done(machine, SealDummies(HEADER), DUMMY)
-    machine.handle(fx.Timer("resend"), 10.0)
+    machine.handle(own("resend"), 10.0)
 
 
 def test_a_dummy_lives_and_ends_as_an_upload_does_and_the_owner_is_not_told() -> None:
@@ -270,7 +270,7 @@ def test_the_answer_s_form_does_not_tell_dummies_from_true_ones() -> None:
     for dummy in (False, True):
         machine = covered()
         answer(machine, 0.0, 0.0, dummy=dummy)
-        sent.append(messages(machine.handle(fx.Timer("resend"), 105.0), Offer))
+        sent.append(messages(machine.handle(own("resend"), 105.0), Offer))
     (true,), (false,) = sent
     assert len(true.data) == len(false.data)
     assert len(true.header.payload) == len(false.header.payload)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from device_bench import MODEL, PACKAGE, SEALED, device
+from device_bench import MODEL, PACKAGE, SEALED, device, own
 from hypothesis import given
 from hypothesis import strategies as st
 from protocol_kit import headers, manifest, offer, stored, tasks, timers
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_round import LEAVE_SHARE, WORK_SHARE, moment
+from edgeveil.protocol.device_round import LEAVE_SHARE, WORK_SHARE, AnswerWindow
 from edgeveil.protocol.device_tasks import (
     ComputeAnswer,
     OpenedPackage,
@@ -42,7 +42,7 @@ def test_the_length_of_the_work_does_not_show(chance: float) -> None:
         machine, out = worked(work_s, chance, opened_s=opened_s)
         assert (stored(out), headers(out)) == ([], [])  # nor is it on the disk before its moment
         moments.add(round(work_s + timers(out)["resend"], 6))
-        left = machine.handle(fx.Timer("resend"), 104.0)
+        left = machine.handle(own("resend"), 104.0)
         assert [type(item) for item in stored(left)] == [OutboxPut]
         assert len(headers(left)) == 1
     (leaves_s,) = moments
@@ -68,13 +68,24 @@ def test_a_job_that_is_not_known_has_no_moment() -> None:
     st.floats(0, 1e5),
     st.floats(0, 1e5),
     st.floats(0, 1, exclude_max=True),
+    st.floats(0, 1e5),
+    st.floats(0, 2e5),
 )
 def test_work_always_ends_before_the_moment_and_the_moment_within_the_budget(
-    begun_s: float, budget_s: float, cover_s: float, chance: float
+    begun_s: float, budget_s: float, cover_s: float, chance: float, waits_s: float, left_s: float
 ) -> None:
-    found = moment(begun_s, budget_s, cover_s, chance)
-    if budget_s or cover_s:
-        assert begun_s + found.allowed_s <= found.leaves_s + 1e-6
-        assert found.leaves_s <= begun_s + (cover_s or budget_s) + 1e-6
+    """Whenever its turn comes, and the moment before the round closes."""
+    start_s, closes_s = begun_s + waits_s, begun_s + left_s
+    found = AnswerWindow(begun_s, budget_s, cover_s, chance, closes_s).moment(start_s)
+    assert found.begun_s == start_s
+    if cover_s:
+        assert found.allowed_s == 0 or start_s + found.allowed_s <= found.leaves_s + 1e-6
+        assert found.leaves_s <= begun_s + cover_s + 1e-6
+        assert (
+            found.leaves_s == AnswerWindow(begun_s, budget_s, cover_s, chance).moment(0.0).leaves_s
+        )
+    elif budget_s:
+        assert start_s + found.allowed_s <= found.leaves_s + 1e-6
+        assert found.leaves_s <= max(start_s, min(start_s + budget_s, closes_s)) + 1e-6
     else:
-        assert found.wait_s(begun_s) == 0
+        assert found.wait_s(start_s) == 0

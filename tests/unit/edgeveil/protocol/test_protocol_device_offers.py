@@ -204,7 +204,7 @@ def test_a_newer_round_takes_the_place_of_the_one_at_work():
     assert tasks(receive(machine, offer(new, b"newer"))) == [OpenPackage(new, b"newer")]
     assert done(machine, OpenPackage(old, MODEL), OpenedPackage(PACKAGE)) == []
     assert tasks(done(machine, OpenPackage(new, b"newer"), OpenedPackage(PACKAGE))) == [
-        ComputeAnswer(new, PACKAGE)
+        ComputeAnswer(new, PACKAGE, closes_s=60.0)
     ]
 
 
@@ -285,5 +285,5 @@ def test_a_device_says_hello_on_every_connection():
     machine = device()
     for _ in range(2):
         out = machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
-        assert bodies(out, Hello) == [Hello(ME.id)]
+        assert bodies(out, Hello) == [Hello(ME.id, knows=1)]
     assert len(of(out, fx.Send)) == 1

@@ -2,7 +2,7 @@
 
 import pytest
 from device_bench import ME, MODEL, PACKAGE, SEALED, device, done, fire, receive, upload, work_on
-from protocol_kit import PROXY, bodies, headers, manifest, offer, tasks, timers
+from protocol_kit import JOB, PROXY, bodies, headers, manifest, offer, tasks, timers
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceState
@@ -89,7 +89,7 @@ def test_a_proxy_that_comes_is_told_again_what_it_may_have_missed():
     machine = device()
     told(machine, UP)
     upload(machine)
-    again = machine.memory.outbox.upload
+    again = machine.memory.uploads[JOB].upload
     here = receive(machine, PROXY.note(Here(60.0)))
     assert headers(here) == []
     assert timers(here).keys() == {"hello"}
@@ -101,6 +101,6 @@ def test_a_proxy_that_comes_is_not_sent_an_upload_that_it_holds():
     machine = device()
     told(machine, UP)
     upload(machine)
-    receive(machine, PROXY.note(Ack(machine.memory.outbox.upload.blob.digest, "held")))
+    receive(machine, PROXY.note(Ack(machine.memory.uploads[JOB].upload.blob.digest, "held")))
     receive(machine, PROXY.note(Here(60.0)))
     assert headers(fire(machine, "hello")) == []

@@ -15,6 +15,7 @@ from device_bench import (
     device,
     done,
     fire,
+    own,
     receive,
     snapshot,
     upload,
@@ -67,6 +68,7 @@ from edgeveil.protocol.messages import (
 )
 
 DIGEST = hashlib.sha256(SEALED.data).digest()
+NAMED = JOB.hex()[:12]
 
 
 def ack(status, digest=DIGEST, signer=PROXY, reason=""):
@@ -114,7 +116,7 @@ def test_an_upload_is_sent_again_ever_more_rarely_until_acknowledged():
     caps = (5.0, 10.0, 20.0, 30.0, 30.0)
     assert all(cap / 2 < wait <= cap for wait, cap in zip(waits, caps, strict=True))
     out = receive(machine, ack("held"))
-    assert of(out, fx.CancelTimer) == [fx.CancelTimer("resend")]
+    assert of(out, fx.CancelTimer) == [fx.CancelTimer(own("resend").name)]
     assert machine.state is DeviceState.ANSWERED
     assert fire(machine, "resend") == []
 
@@ -164,7 +166,7 @@ def test_the_upload_is_kept_after_the_acknowledgement():
     machine = device()
     upload(machine)
     receive(machine, ack("held"))
-    assert machine.memory.outbox is not None
+    assert machine.memory.uploads
 
 
 @pytest.mark.parametrize("status", ["refused", "closed", "duplicate"])
@@ -173,8 +175,8 @@ def test_a_refused_upload_is_dropped_and_reported(status):
     upload(machine)
     out = receive(machine, ack(status, reason="closed_round"))
     assert stored(out) == [OutboxDrop(at(), "refused")]
-    assert reports(out)["upload_refused"] == {"round": 1, "why": "closed_round"}
-    assert machine.state is DeviceState.IDLE and machine.memory.outbox is None
+    assert reports(out)["upload_refused"] == {"job": NAMED, "round": 1, "why": "closed_round"}
+    assert machine.state is DeviceState.IDLE and not machine.memory.uploads
 
 
 @pytest.mark.parametrize(
@@ -212,9 +214,10 @@ def test_a_commit_says_how_many_segments_were_counted(accepted):
     receive(machine, ack("held"))
     record, data = commit_of(at(), [*SEGMENTS[:accepted], b"another device's"])
     out = receive(machine, offer(record, data))
-    assert reports(out)["counted"] == {"round": 1, "segments": 3, "counted": accepted}
+    told = {"job": NAMED, "round": 1, "segments": 3, "counted": accepted}
+    assert reports(out)["counted"] == told
     outcome = "counted" if accepted == 3 else "missing"
-    assert stored(out) == [OutboxDrop(at(), outcome)] and machine.memory.outbox is None
+    assert stored(out) == [OutboxDrop(at(), outcome)] and not machine.memory.uploads
     assert machine.state is DeviceState.IDLE
     assert receive(machine, offer(record, data)) == []
 
@@ -231,7 +234,7 @@ def test_a_commit_of_another_round_is_not_fetched():
     upload(machine)
     record, data = commit_of(at(1, 2), SEGMENTS)
     assert receive(machine, offer(record, data)) == []
-    assert machine.memory.outbox is not None
+    assert machine.memory.uploads
 
 
 def test_a_forged_commit_is_refused():
@@ -256,14 +259,14 @@ def test_the_deadline_leaves_an_acknowledged_upload_alone():
     machine = device()
     upload(machine)
     receive(machine, ack("held"))
-    assert fire(machine, "deadline") == [] and machine.memory.outbox is not None
+    assert fire(machine, "deadline") == [] and machine.memory.uploads
 
 
 def test_a_newer_round_drops_the_old_upload():
     machine = device()
     upload(machine)
     out = receive(machine, offer(manifest(MODEL, at(2)), MODEL))
-    assert OutboxDrop(at(), "dropped") in stored(out) and machine.memory.outbox is None
+    assert OutboxDrop(at(), "dropped") in stored(out) and not machine.memory.uploads
 
 
 @pytest.mark.parametrize(("accepted", "outcome"), [(3, "counted"), (2, "missing")])
@@ -297,14 +300,14 @@ def test_a_closed_job_drops_the_upload(restarted):
         machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
     out = receive(machine, CLOUD.note(Close(JOB, "cancelled")))
     assert OutboxDrop(at(), "dropped") in stored(out)
-    assert machine.memory.outbox is None and machine.state is DeviceState.IDLE
+    assert not machine.memory.uploads and machine.state is DeviceState.IDLE
 
 
 def test_a_foreign_job_s_end_changes_nothing_here():
     machine = device()
     upload(machine)
     receive(machine, CLOUD.note(Close(b"K" * 16, "failed")))
-    assert machine.state is DeviceState.UPLOADING and machine.memory.outbox is not None
+    assert machine.state is DeviceState.UPLOADING and machine.memory.uploads
 
 
 def test_a_restart_sends_the_same_upload_and_does_no_second_work():

@@ -1,5 +1,6 @@
 """A round that is not for everybody: stanzas first, and the stream for who finds its own."""
 
+import msgspec
 import pytest
 from device_bench import PACKAGE, device, done, fire, receive, snapshot
 from protocol_kit import (
@@ -12,11 +13,14 @@ from protocol_kit import (
     offer,
     parts_of,
     refused,
+    stored,
     tasks,
     timers,
 )
 from proxy_bench import FLEET, cloud_says, proxy, says, to_devices
 
+from edgeveil.crypto.buckets import bucket_level, bucket_of
+from edgeveil.crypto.keys import OpeningKey
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceState
 from edgeveil.protocol.device_tasks import (
@@ -30,10 +34,29 @@ from edgeveil.protocol.device_tasks import (
     SealDummies,
     StanzaLook,
 )
-from edgeveil.protocol.messages import BlobPart, Cover, Hello, Need, Offer
+from edgeveil.protocol.messages import (
+    KNOWS_BUCKETS,
+    BlobPart,
+    Cover,
+    Hello,
+    Here,
+    Need,
+    Offer,
+    Roster,
+    decode_header,
+)
 from edgeveil.protocol.proxy_broadcasts import UNSELECTED_BYTES
-from edgeveil.protocol.sealed import JobPackage, in_pieces
+from edgeveil.protocol.proxy_tasks import DeviceKnows
+from edgeveil.protocol.sealed import (
+    JobPackage,
+    Terms,
+    in_pieces,
+    is_listed,
+    open_broadcast,
+    seal_broadcast,
+)
 from edgeveil.protocol.transfer import FRAME_OVERHEAD_BYTES, NEED_LIMIT, describe, parts
+from edgeveil.protocol.transfer import part as part_of
 
 STANZAS = bytes(range(200)) * 3
 STREAM = b"stream" * 3 * PART_BYTES
@@ -178,9 +201,7 @@ def test_pieces_that_are_not_the_blob_are_refused(pieces):
 
 def test_a_newer_round_ends_both_pieces():
     machine = device(fetch_bytes=len(DATA) + 10)
-    other = b"K" * 16
-    machine.memory.jobs[other] = None
-    newer = manifest(b"y" * len(DATA), at(1, job=other))
+    newer = manifest(b"y" * len(DATA), at(2))
     receive(machine, offer(HEADER))
     assert refused(receive(machine, offer(newer))) == []
     assert machine.at == newer.at
@@ -197,6 +218,151 @@ def test_a_round_before_its_job_is_looked_at_once_the_job_is_known():
     done(machine, OpenPackage(job, b"job"), OpenedPackage(package))
     out = done(machine, InstallJob(job, package), Installation())
     assert tasks(out) == [FindStanza(HEADER, STANZAS)]
+
+
+# --- stanzas in buckets -------------------------------------------------------------------------
+
+KEYS = [OpeningKey.generate() for _ in range(100)]
+BUCKETED, BUCKETS, TAG = seal_broadcast(
+    Terms(
+        "round", at(), 1, b"d" * 32, "train", cloud_key=OpeningKey.generate().public().to_bytes()
+    ),
+    b"model" * 2000,
+    [key.public() for key in KEYS],
+    PART_BYTES,
+    bucket_level(100),
+)
+LEVEL = BUCKETED.buckets
+BUCKET_PARTS = list(parts(BUCKETED.pieces[0], BUCKETS))
+REST_PARTS = list(parts(BUCKETED.pieces[1], BUCKETS[BUCKETED.stanza_bytes :]))
+
+
+def own_bucket(key, level=LEVEL):
+    return bucket_of(key.public(), level)
+
+
+def test_a_device_looks_in_its_bucket_and_fetches_the_stream_alone():
+    machine, own = device(sealing=[KEYS[0].public()]), own_bucket(KEYS[0])
+    receive(machine, offer(BUCKETED))
+    out = [effect for part in BUCKET_PARTS for effect in receive(machine, part)]
+    (look,) = tasks(out)
+    assert look == FindStanza(BUCKETED, BUCKET_PARTS[own].data)
+    assert is_listed(KEYS[0], BUCKETED, look.stanzas)
+    out = done(machine, look, StanzaLook(True))
+    assert needs(out) == [Need(BUCKETED.pieces[1].digest, tuple(range(BUCKETED.pieces[1].parts)))]
+    (opened,) = tasks([e for part in REST_PARTS for e in receive(machine, part)])
+    assert open_broadcast(KEYS[0], BUCKETED, opened.blob) == (b"model" * 2000, TAG)
+    assert open_broadcast(OpeningKey.generate(), BUCKETED, opened.blob) is None
+
+
+def test_a_bucket_that_does_not_come_is_asked_for_and_no_other():
+    machine, own = device(sealing=[KEYS[0].public()]), own_bucket(KEYS[0])
+    receive(machine, offer(BUCKETED))
+    assert needs(fire(machine, "repair")) == [Need(BUCKETED.pieces[0].digest, (own,))]
+    assert tasks(receive(machine, BUCKET_PARTS[own])) == [
+        FindStanza(BUCKETED, BUCKET_PARTS[own].data)
+    ]
+
+
+def test_with_a_new_key_it_looks_in_the_buckets_of_both():
+    new = OpeningKey.generate()
+    while own_bucket(new) == own_bucket(KEYS[0]):
+        new = OpeningKey.generate()
+    machine = device(sealing=[new.public(), KEYS[0].public()])
+    receive(machine, offer(BUCKETED))
+    out = [effect for part in BUCKET_PARTS for effect in receive(machine, part)]
+    (look,) = tasks(out)
+    assert len(look.stanzas) == 2 * len(BUCKET_PARTS[0].data)
+    assert is_listed(KEYS[0], BUCKETED, look.stanzas)
+    assert not is_listed(new, BUCKETED, look.stanzas)
+
+
+def test_who_does_not_know_its_bucket_looks_in_all():
+    machine = device()
+    receive(machine, offer(BUCKETED))
+    (look,) = tasks([effect for part in BUCKET_PARTS for effect in receive(machine, part)])
+    assert len(look.stanzas) == BUCKETED.stanza_bytes
+    assert all(is_listed(key, BUCKETED, look.stanzas) for key in KEYS)
+    assert open_broadcast(KEYS[1], BUCKETED, BUCKETS) == (b"model" * 2000, TAG)
+
+
+def test_a_spoilt_bucket_only_hides_the_round():
+    machine, own = device(sealing=[KEYS[0].public()]), own_bucket(KEYS[0])
+    receive(machine, offer(BUCKETED))
+    other = describe(bytes(len(BUCKET_PARTS[own].data)), len(BUCKET_PARTS[own].data))
+    spoilt = part_of(other, bytes(other.size_bytes), 0)
+    spoilt = BlobPart(BUCKETED.pieces[0].digest, own, spoilt.crc, spoilt.data)
+    (look,) = tasks(receive(machine, spoilt))
+    assert not is_listed(KEYS[0], BUCKETED, look.stanzas)
+    assert done(machine, look, StanzaLook(False)) == []
+    assert machine.state is DeviceState.IDLE
+
+
+@pytest.mark.parametrize("buckets", [2, 16, 65536])
+def test_buckets_that_are_not_the_parts_are_refused(buckets):
+    machine = device()
+    before = snapshot(machine)
+    wrong = msgspec.structs.replace(BUCKETED, buckets=buckets)
+    if buckets == LEVEL:
+        wrong = msgspec.structs.replace(wrong, pieces=())
+    assert receive(machine, CLOUD.offer(wrong)) == [fx.Refuse("malformed")]
+    assert snapshot(machine) == before
+
+
+@pytest.mark.parametrize("kind", ["job", "release"])
+def test_what_is_for_all_goes_to_all_but_the_stanzas(kind):
+    machine = proxy(packet_bytes=1 << 16)
+    level = bucket_level(100)
+    header, data, _ = seal_broadcast(
+        Terms(kind, at(0), 0, b"d" * 32, kind),
+        b"graph" * 4000,
+        [key.public() for key in KEYS],
+        PART_BYTES,
+        level,
+    )
+    out = said(machine, header, data)
+    buckets = [e for e in out if isinstance(e.to, fx.BucketAddress)]
+    assert [(e.to.level, e.to.index, e.message.index) for e in buckets] == [
+        (level, index, index) for index in range(level)
+    ]
+    told = [e.message for e in out if isinstance(e.to, fx.AllDevices)]
+    assert told == [offer(header), *parts(header.pieces[1], data[header.stanza_bytes :])]
+
+
+def test_of_a_round_only_buckets_are_pushed_and_each_may_be_asked_for():
+    machine = proxy()
+    out = said(machine, BUCKETED, BUCKETS)
+    assert [e.message for e in out if isinstance(e.to, fx.AllDevices)] == [offer(BUCKETED)]
+    assert [e.message for e in out if isinstance(e.to, fx.BucketAddress)] == BUCKET_PARTS
+    asked = Need(BUCKETED.pieces[0].digest, (3,))
+    assert messages(says(machine, FLEET[0], asked), BlobPart) == [BUCKET_PARTS[3]]
+
+
+def said(machine, header, data):
+    """What the proxy sends to devices, and to whom, once it has a broadcast."""
+    out = cloud_says(machine, offer(header))
+    out += [e for part in parts_of(header, data) for e in cloud_says(machine, part)]
+    towards = (fx.AllDevices, fx.BucketAddress)
+    return [e for e in out if isinstance(e, fx.Send) and isinstance(e.to, towards)]
+
+
+def test_the_roster_says_what_every_device_knows():
+    machine = proxy()
+    old, new = FLEET[0], FLEET[1]
+    (first,) = rosters(cloud_says(machine, CLOUD.note(Here(0.0))))
+    assert first.knows == KNOWS_BUCKETS
+    out = says(machine, old, old.signer.note(Hello(old.id)))
+    assert [one.knows for one in rosters(out)] == [0]
+    assert DeviceKnows(old.id, earlier=True) in stored(out)
+    assert rosters(says(machine, new, new.signer.note(Hello(new.id, knows=1)))) == []
+    out = says(machine, old, old.signer.note(Hello(old.id, knows=1)))
+    assert [one.knows for one in rosters(out)] == [KNOWS_BUCKETS]
+    assert DeviceKnows(old.id, earlier=False) in stored(out)
+
+
+def rosters(effects):
+    headers = [decode_header(one.header) for one in messages(effects, Offer)]
+    return [one for one in headers if isinstance(one, Roster)]
 
 
 # --- at the proxy -------------------------------------------------------------------------------

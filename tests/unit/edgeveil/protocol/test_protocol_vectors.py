@@ -30,9 +30,9 @@ FILE = json.loads((Path(__file__).parents[3] / "vectors" / "wire.json").read_tex
 VECTORS = FILE["vectors"]
 PACKET_BYTES = 65536
 NEW = {
-    "Manifest": (True, [], 1, b"", []),
-    "Roster": ("", 0.0),
-    "Hello": (0, 0, -1),
+    "Manifest": (True, [], 1, b"", [], 1),
+    "Roster": ("", 0.0, 0),
+    "Hello": (0, 0, -1, 0),
     "Upload": (0, b"", b""),
     "Batch": (b"",),
     "RoundKey": (b"",),
@@ -42,6 +42,7 @@ DIGESTS = {  # of the first so many; who appends vectors appends the digest of a
     78: "9dca94e0b10fcfd5fa5b37906e5956628918f241132a7047cbf8145b67839602",
     80: "954a8e56be1ef8baf9c6246ccf4f6a0563891c3c6b1a640728d949cb273be853",
     81: "cf3818f98c41e5ed0f0d3326c1df0ffebf93daa170d78370a97d501bbc4bfb05",
+    84: "0bba34f6c1e0808f27b45e6be19bf484b1df1027b1d834bc9b878f0f401b5f8e",
 }
 
 

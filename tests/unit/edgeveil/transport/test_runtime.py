@@ -303,6 +303,30 @@ def test_nothing_happens_after_the_end() -> None:
     assert script.seen == [fx.Command("start")]
 
 
+def test_work_of_one_lane_holds_up_none_of_another() -> None:
+    effects: list[fx.Effect] = [fx.Work("slow"), fx.Work("quick")]
+    script, ended = Script(started(effects)), threading.Event()
+
+    def perform(task: object) -> object:
+        return ended.wait(20) if task == "slow" else task
+
+    async def body() -> None:
+        with ThreadPoolExecutor(1) as slow, ThreadPoolExecutor(1) as others:
+            diary = Diary(perform)
+            lane = {"slow": slow, "quick": others}.__getitem__
+            runtime = Runtime(script, diary, diary.publish, lane, LOG, LIMIT)
+            feeding = asyncio.create_task(runtime.run())
+            runtime.post(fx.Command("start"))
+            await until(lambda: len(script.seen) == 2)
+            ended.set()
+            await until(lambda: len(script.seen) == 3)
+            feeding.cancel()
+            await asyncio.wait([feeding])
+
+    asyncio.run(body())
+    assert script.seen[1:] == [fx.WorkDone("quick", "quick"), fx.WorkDone("slow", True)]
+
+
 def test_a_machine_that_is_far_behind_makes_the_link_wait() -> None:
     script, diary = Script(lambda event: []), Diary()
 

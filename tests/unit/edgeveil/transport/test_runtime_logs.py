@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import pytest
 
@@ -64,6 +65,28 @@ class Loud:
         self.done += report.what == "done"
 
 
+@dataclass(frozen=True)
+class Told:
+    """The head of a broadcast, and the task that is about it."""
+
+    at: ExchangeId
+
+    @property
+    def manifest(self) -> Told:
+        return self
+
+
+class Several(Course):
+    """Works for more than one job, and is about the one that it heard of last."""
+
+    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+        match event:
+            case fx.Command(what=int(number)):
+                self.at = ExchangeId(bytes((number,)) * 16, number, 1)
+                return [fx.Work(Told(self.at))]
+        return [fx.Report("done")]
+
+
 async def unsent(_to: fx.Address, _frame: bytes) -> None:
     raise AssertionError
 
@@ -99,3 +122,26 @@ def test_lines_name_job_and_round_until_the_jobs_end(capsys: pytest.CaptureFixtu
         ("done", None, None),
         ("outside", None, None),
     ]
+
+
+def test_work_is_logged_under_its_own_job_whatever_the_machine_heard_since(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logs.setup("info", "json")
+    LOG.setLevel("INFO")
+
+    async def body() -> None:
+        with ThreadPoolExecutor(1) as executor:
+            runtime = Runtime(Several(), host := Loud(), unsent, executor, LOG, 256)
+            for number in (1, 2):
+                runtime.post(fx.Command(number))
+            feeding = asyncio.create_task(runtime.run())
+            while host.done < 2:
+                await asyncio.sleep(0)
+            feeding.cancel()
+            await asyncio.wait([feeding])
+
+    asyncio.run(body())
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    worked = [(line["job"], line["round"]) for line in lines if line["event"].startswith("Told")]
+    assert worked == [("010101010101", 1), ("020202020202", 2)]

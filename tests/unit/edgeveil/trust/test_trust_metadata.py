@@ -13,6 +13,7 @@ from edgeveil.trust.bundle import HeldTrust, TrustBundle
 from edgeveil.trust.metadata import (
     DOCUMENT_BYTES,
     ROLES,
+    CellProxy,
     Delegated,
     RoleKey,
     TrustedMetadata,
@@ -205,6 +206,91 @@ def test_who_is_behind_is_told_exactly_what_is_missing():
     assert trusted.after(2, 1) == ((), said(2))
     assert trusted.after(2, 2) == ((), b"")
     assert trusted.after(0, 0)[0] == (root(), second)
+
+
+# --- cells ---
+
+NORTH, SOUTH, SITE = (SigningKey(bytes([n]) * 32).public() for n in (30, 31, 32))
+
+
+def cells(**changed) -> dict[str, CellProxy]:
+    both = {"north": CellProxy(RoleKey(NORTH), "0a" * 16), "south": CellProxy(RoleKey(SOUTH))}
+    return both | changed
+
+
+def test_each_cell_has_a_proxy_a_registry_and_an_authority_of_its_own():
+    trusted = held(
+        cells=cells(), site=RoleKey(SITE, 2), authorities={"edge": "A", "edge-north": "B"}
+    )
+    found = trusted.delegated
+    assert found.cells == cells() and found.site == RoleKey(SITE, 2)
+    assert found.authorities == {"edge": "A", "edge-north": "B"}
+    assert found.proxy_of("").rosters.key == ROLE_KEYS["proxy-rosters"]
+    assert [found.cell_of(key) for key in (SOUTH, found.proxy_of("").rosters.key, SITE)] == [
+        "south",
+        "",
+        None,
+    ]
+    with pytest.raises(TrustError, match="names no cell 'east'; it names north, south") as caught:
+        found.proxy_of("east")
+    assert caught.value.reason == "unknown_cell"
+
+
+def test_without_cells_the_document_is_the_one_of_before():
+    plain = json.loads(said())["signed"]
+    assert "cells" not in plain and "site" not in plain
+    # What parties of before read of a fleet with cells: roles and authorities, all they know of.
+    signed = json.loads(said(cells=cells(), site=RoleKey(SITE)))["signed"]
+    assert [one["name"] for one in signed["delegations"]["roles"]] == list(ROLES)
+
+
+def test_one_cells_key_is_replaced_and_the_others_stay():
+    trusted = held(cells=cells())
+    trusted.take((), said(2, cells=cells(north=CellProxy(RoleKey(OTHER.public(), 1)))), NOW)
+    assert trusted.delegated.cell_of(OTHER.public()) == "north"
+    assert trusted.delegated.cell_of(NORTH) is None
+    assert trusted.delegated.proxy_of("south") == cells()["south"]
+
+
+@pytest.mark.parametrize(
+    "after",
+    [cells(north=CellProxy(RoleKey(NORTH, 0))), {"south": cells()["south"]}],
+    ids=["an epoch before", "taken out"],
+)
+def test_no_cells_epoch_goes_back(after):
+    trusted = held(cells=cells(north=CellProxy(RoleKey(NORTH, 1))))
+    assert refused(trusted, (), said(2, cells=after)) == "metadata_rollback"
+    sited = held(site=RoleKey(SITE, 1))
+    assert refused(sited, (), said(2, site=RoleKey(SITE, 0))) == "metadata_rollback"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        cells(north=CellProxy(RoleKey(SOUTH))),
+        cells(north=CellProxy(RoleKey(ROLE_KEYS["proxy-rosters"]))),
+        {"North": CellProxy(RoleKey(NORTH))},
+        {"": CellProxy(RoleKey(NORTH))},
+        cells(north=CellProxy(RoleKey(NORTH), "../x")),
+        cells(north=CellProxy(RoleKey(NORTH, -1))),
+    ],
+    ids=["shared key", "the unnamed cell's key", "capitals", "no name", "lineage", "epoch"],
+)
+def test_cells_of_another_form_are_refused(bad):
+    assert refused(held(), (), said(2, cells=bad)) == "malformed_metadata"
+
+
+@pytest.mark.parametrize(
+    "bad", ["x", ["north"], {"north": 3}, {"north": {"keyid": "x", "epoch": 0}}]
+)
+def test_cells_that_are_none_are_refused(bad):
+    made = make_delegations(
+        Delegated(2, NOW + timedelta(days=9), {r: RoleKey(k) for r, k in ROLE_KEYS.items()})
+    )
+    made.signed.unrecognized_fields["cells"] = bad
+    for key in ROOT[:2]:
+        sign_document(made, key)
+    assert refused(held(), (), document_bytes(made)) == "malformed_metadata"
 
 
 # --- on disk ----------------------------------------------------------------------------------

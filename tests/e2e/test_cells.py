@@ -1,0 +1,155 @@
+"""Two cells of one plan: real processes at one shared broker, and at a broker for each."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+
+from edgeveil_tools.cli import main
+from edgeveil_tools.site.brokers import free_ports
+from edgeveil_tools.site.fleet_plan import PLAN_FILE
+from tests.e2e.test_fleet import PlannedFleet
+from tests.kits.live_site import wait_for
+
+BOXES = [f"box-000{number}" for number in range(1, 5)]
+NORTH, SOUTH = BOXES[::2], BOXES[1::2]
+
+
+class CellFleet(PlannedFleet):
+    """Two boxes in each cell, in their places and running. The cloud's machine is not here."""
+
+    def __init__(self, folder: Path, *, own_brokers: bool) -> None:
+        self.site, self.places, self.logs = folder / "site", folder / "places", folder / "logs"
+        for path in (self.places, self.logs):
+            path.mkdir()
+        self.processes, self._told = {}, {}
+        edge, cloud, own, *http = free_ports(5)
+        self.http_of = dict(zip(("north", "south"), http, strict=True))
+        made = ["site", "init", str(self.site), "--devices", "4", "--cells", "north,south"]
+        assert main(made) == 0
+        plan = yaml.safe_load((self.site / PLAN_FILE).read_text())
+        fleet = plan["fleet"]
+        for at, port in (("edge_broker", edge), ("cloud_broker", cloud)):
+            fleet[at] |= {"listen": f"127.0.0.1:{port}", "public": f"localhost:{port}"}
+        for cell, port in self.http_of.items():
+            fleet["cells"][cell] = {"proxy": {"http": {"port": port}}}
+        brokers = ["broker-edge", "broker-cloud"]
+        if own_brokers:
+            listen = {"listen": f"127.0.0.1:{own}", "public": f"localhost:{own}"}
+            fleet["cells"]["south"]["edge_broker"] = listen
+            brokers.append("broker-edge-south")
+        (self.site / PLAN_FILE).write_text(yaml.safe_dump(plan))
+        self.command("apply")
+        self.install(*brokers, "proxy-north", "proxy-south", *BOXES)
+        self.start(*brokers)
+        self.wait_ready(*brokers)
+        self.start("proxy-north", "proxy-south", *BOXES)
+        self.wait_ready("proxy-north", "proxy-south", *BOXES)
+
+    def status(self, cell: str) -> dict:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_of[cell]}/status") as answer:
+            return json.load(answer)
+
+    def wait_online(self, north: int, south: int) -> None:
+        wanted = {"north": north, "south": south}
+        wait_for(
+            lambda: {cell: self.status(cell)["online"] for cell in wanted} == wanted,
+            f"{wanted} online",
+        )
+
+    def restart(self, name: str) -> None:
+        self.processes[name].send_signal(signal.SIGTERM)
+        self.processes[name].wait(30)
+        self.start(name)
+
+    def claims_cell(self, name: str, cell: str) -> None:
+        """By hand, in the party's site file."""
+        path = self.places / name / "edgeveil.yaml"
+        said = yaml.safe_load(path.read_text())
+        next(iter(said.values()))["cell"] = cell
+        path.write_text(yaml.safe_dump(said))
+
+    def ends(self, name: str) -> str:
+        """What a process says that must not go on."""
+        wait_for(lambda: self.processes[name].poll() is not None, f"the end of {name}")
+        assert self.processes[name].returncode == 2
+        assert "Traceback" not in self.log(name)
+        return self.log(name)
+
+
+@pytest.fixture(params=[False, True], ids=["shared broker", "own brokers"])
+def fleet(request: pytest.FixtureRequest, tmp_path: Path):
+    found = CellFleet(tmp_path, own_brokers=request.param)
+    yield found
+    found.end()
+
+
+def test_a_device_is_in_one_cell_and_moves_to_another(fleet: CellFleet) -> None:
+    fleet.wait_online(2, 2)
+    box, state = NORTH[0], fleet.places / NORTH[0] / "state"
+    identity = (state / "identity.key").read_bytes()
+    lost = fleet.log("broker-edge").count("started anew")
+    fleet.command("move", box, "--to", "south")
+    assert (fleet.site / "bundles" / "cloud" / "moves.jsonl").exists()
+    moved = [path.name for path in (fleet.site / "bundles").iterdir() if path.name != "cloud"]
+    assert SOUTH[0] in moved, "its bundle is the one of before"
+    own_brokers = (fleet.places / "broker-edge-south").exists()
+    fleet.install("proxy-south", "proxy-north", *(["broker-edge"] if own_brokers else []))
+    wait_for(lambda: fleet.status("north")["enrolled"] == 1, "the old cell's drop")
+    wait_for(lambda: fleet.status("south")["enrolled"] == 3, "the new cell's admission")
+    if own_brokers:
+        wait_for(lambda: fleet.log("broker-edge").count("started anew") > lost, "the revocation")
+    fleet.install(box)
+    fleet.restart(box)
+    fleet.wait_online(1, 3)
+    assert (state / "identity.key").read_bytes() == identity
+    for name in ("proxy-north", "proxy-south", *BOXES):
+        assert "Traceback" not in fleet.log(name)
+
+
+def test_who_claims_anothers_cell_is_refused_by_name(tmp_path: Path) -> None:
+    fleet = CellFleet(tmp_path, own_brokers=False)
+    try:
+        fleet.wait_online(2, 2)
+        fleet.claims_cell(NORTH[0], "south")
+        fleet.restart(NORTH[0])
+        wait_for(
+            lambda: fleet.status("south")["refused"].get("unknown_signer", 0) > 0, "its refusal"
+        )
+        assert fleet.status("south")["online"] == 2
+        fleet.claims_cell(NORTH[1], "east")
+        fleet.restart(NORTH[1])
+        assert "the root names no cell 'east'; it names north, south" in fleet.ends(NORTH[1])
+        fleet.claims_cell("proxy-north", "south")
+        fleet.restart("proxy-north")
+        said = fleet.ends("proxy-north")
+        assert "that of cell 'north', and its site file says cell 'south'" in said
+        assert fleet.status("south")["online"] == 2, "the other cell goes on"
+    finally:
+        fleet.end()
+
+
+def test_a_second_proxy_of_a_cell_ends_the_first(tmp_path: Path) -> None:
+    fleet = CellFleet(tmp_path, own_brokers=False)
+    try:
+        fleet.wait_online(2, 2)
+        second = fleet.places / "proxy-second"
+        shutil.copytree(fleet.places / "proxy-north", second)
+        for at, wanted in (("port", free_ports(1)[0]),):
+            path = second / "edgeveil.yaml"
+            said = yaml.safe_load(path.read_text())
+            said["proxy"]["http"][at] = wanted
+            path.write_text(yaml.safe_dump(said))
+        fleet.start("proxy-second")
+        said = fleet.ends("proxy-north")
+        assert "another process runs as the proxy of cell 'north'" in said
+        assert fleet.processes["proxy-second"].poll() is None
+        assert fleet.status("south")["online"] == 2, "the other cell goes on"
+    finally:
+        fleet.end()

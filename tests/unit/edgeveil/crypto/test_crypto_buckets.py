@@ -1,0 +1,122 @@
+"""Buckets: where a key's stanza is, how large all are, and that none tells how full it is."""
+
+from __future__ import annotations
+
+import math
+import os
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeveil.crypto.buckets import (
+    CAPACITY,
+    LEVELS,
+    bucket_bytes,
+    bucket_level,
+    bucket_of,
+    bucket_stanzas,
+    fitting,
+    seal_buckets,
+)
+from edgeveil.crypto.keys import ContentKey, OpeningKey, SealingKey
+from edgeveil.crypto.sealing import open_stanzas
+
+INFO = b"edgeveil/v1/content-key\0context"
+
+
+def keys_of(bucket: int, level: int, count: int) -> list[bytes]:
+    """As somebody would look for them who wants to crowd a bucket."""
+    found: list[bytes] = []
+    while len(found) < count:
+        raw = os.urandom(32)
+        if bucket_of(SealingKey(raw), level) == bucket:
+            found.append(raw)
+    return found
+
+
+def test_a_bucket_is_the_published_hash_of_the_key() -> None:
+    # SHA-256("edgeveil/v1/bucket" ‖ NUL ‖ 00000020 ‖ key) begins with 3fd1.
+    found = [bucket_of(SealingKey(bytes(range(32))), level) for level in LEVELS]
+    assert found == [0x3FD1 >> shift for shift in (14, 12, 10, 8, 6, 4, 2, 0)]
+
+
+def test_levels_nest() -> None:
+    for _ in range(100):
+        key = SealingKey(os.urandom(32))
+        places = [bucket_of(key, level) for level in LEVELS]
+        for place, level in zip(places, LEVELS, strict=True):
+            assert 0 <= place < level
+        assert all(a == b >> 2 for a, b in pairwise(places))
+
+
+@pytest.mark.parametrize(
+    ("recipients", "level"),
+    [(1, 1), (64, 1), (65, 4), (96, 4), (97, 16), (1000, 64), (20_000, 1024), (1_000_000, 65_536)],
+)
+def test_the_level_follows_from_how_many_are_asked(recipients: int, level: int) -> None:
+    assert bucket_level(recipients) == level
+
+
+@given(st.integers(65, 1_500_000))
+@settings(deadline=None, max_examples=200)
+def test_a_bucket_is_small_and_hardly_ever_too_small(recipients: int) -> None:
+    level = bucket_level(recipients)
+    stanzas = bucket_stanzas(recipients, level)
+    assert stanzas <= CAPACITY
+    assert bucket_bytes(recipients, level) <= 5664
+    # The exact binomial tail, by its first term and a geometric bound on the others.
+    n, p, k = recipients, 1 / level, stanzas + 1
+    log = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+    term = math.exp(log + k * math.log(p) + (n - k) * math.log1p(-p))
+    ratio = (n - k) * p / ((k + 1) * (1 - p))
+    assert level * term / (1 - ratio) <= 2.0**-20
+
+
+def test_every_recipient_finds_its_stanza_in_its_bucket_and_in_no_other() -> None:
+    recipients = [OpeningKey.generate() for _ in range(100)]
+    content, level = ContentKey.generate(), bucket_level(100)
+    area = seal_buckets(content, [key.public() for key in recipients], INFO, level)
+    size = len(area) // level
+    assert size == bucket_bytes(100, level)
+    buckets = [area[i * size : (i + 1) * size] for i in range(level)]
+    for key in recipients:
+        own = bucket_of(key.public(), level)
+        found = [open_stanzas(key, INFO, bucket) for bucket in buckets]
+        assert [one is not None for one in found] == [i == own for i in range(level)]
+        assert found[own] == content
+    stranger = OpeningKey.generate()
+    assert [open_stanzas(stranger, INFO, bucket) for bucket in buckets] == [None] * level
+
+
+def test_an_empty_bucket_is_as_large_as_a_full_one() -> None:
+    raw = keys_of(3, 4, 40)
+    recipients = [OpeningKey.generate().public() for _ in range(60)]
+    area = seal_buckets(ContentKey.generate(), recipients, INFO, 4)
+    assert len(area) == 4 * bucket_bytes(60, 4)
+    crowded = [SealingKey(one) for one in raw]
+    assert len(seal_buckets(ContentKey.generate(), crowded, INFO, 4)) == 4 * (32 + 40 * 88)
+
+
+def test_who_crowds_a_bucket_is_left_out_of_it_and_harms_nobody_elsewhere() -> None:
+    crowd, others = keys_of(0, 4, 90), [os.urandom(32) for _ in range(5)]
+    level = bucket_level(95)
+    kept, left_out = fitting([*crowd, *others])
+    assert level == 4
+    elsewhere = [one for one in others if bucket_of(SealingKey(one), 4)]
+    assert left_out >= 90 - CAPACITY
+    assert set(elsewhere) <= set(kept)
+    per_bucket = [sum(bucket_of(SealingKey(k), 4) == b for k in kept) for b in range(4)]
+    assert max(per_bucket) == CAPACITY
+
+
+def test_few_are_never_left_out() -> None:
+    crowd = keys_of(0, 4, 64)
+    assert fitting(crowd) == (crowd, 0)
+
+
+def test_more_than_a_bucket_takes_is_refused() -> None:
+    crowd = [SealingKey(one) for one in keys_of(1, 4, 65)]
+    with pytest.raises(ValueError, match="65 recipients"):
+        seal_buckets(ContentKey.generate(), crowd, INFO, 4)

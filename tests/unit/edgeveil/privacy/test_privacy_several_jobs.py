@@ -1,0 +1,249 @@
+"""Several jobs on one ledger: what they reserve and spend together never passes the limits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from fractions import Fraction
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeveil.errors import PrivacyError
+from edgeveil.privacy.events import LaplaceEvent
+from edgeveil.privacy.ledger import Ledger, read_ledger
+from edgeveil.privacy.policy import JobRequest, Limits
+from edgeveil.storage import copy_database
+
+JOBS = ("j1", "j2", "j3")
+ROUND = LaplaceEvent(
+    what="sum",
+    unit="record",
+    sensitivity_steps=1,
+    scale_numerator=2,
+    scale_denominator=1,
+    coordinates=1,
+    grid_bits=0,
+)
+EPSILON = ROUND.epsilon  # 1/2: pure, so that what was not released is free again
+PLANNED = {"j1": 4, "j2": 6, "j3": 3}  # releases; 2, 3 and 1.5 of ε
+RELEASES = 40
+LIFETIME = Fraction(17, 4)  # not all three fit at once; no sum of them meets it exactly
+
+
+def limits(max_jobs: int | None = None) -> Limits:
+    return Limits(10, float(LIFETIME), 1e-4, 10, max_jobs=max_jobs)
+
+
+def request(job: str) -> JobRequest:
+    return JobRequest(job, 1e-6, (ROUND,) * PLANNED[job])
+
+
+class Model:
+    """What the ledger must hold: by job how many releases, and whether it is open."""
+
+    def __init__(self) -> None:
+        self.released: dict[str, int] = {}
+        self.open: set[str] = set()
+
+    def counts(self, job: str) -> int:
+        return PLANNED[job] if job in self.open else self.released.get(job, 0)
+
+    @property
+    def taken(self) -> Fraction:
+        return EPSILON * sum(map(self.counts, self.released))
+
+    def may_open(self, job: str, max_jobs: int) -> bool:
+        if job in self.released:
+            return job in self.open
+        fits = self.taken + EPSILON * PLANNED[job] <= LIFETIME
+        return fits and len(self.open) < max_jobs
+
+
+class CrashError(Exception):
+    """The process ends here."""
+
+
+@contextmanager
+def crash_before_the_end(ledger: Ledger) -> Iterator[None]:
+    """A process that is killed before its transaction is durable."""
+    append = ledger._chain.append
+
+    def cut(*given: object) -> int:
+        append(*given)  # type: ignore[arg-type]
+        raise CrashError
+
+    ledger._chain.append = cut  # type: ignore[method-assign]
+    try:
+        with suppress(CrashError):
+            yield
+    finally:
+        ledger._chain.append = append  # type: ignore[method-assign]
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(("consent", "spend", "end")), st.sampled_from(JOBS), st.booleans()),
+    max_size=24,
+)
+
+
+@given(steps, st.integers(1, 3))
+@settings(deadline=None, max_examples=60)
+def test_whatever_the_order_no_more_is_reserved_or_spent_than_the_owner_allows(
+    plan: list[tuple[str, str, bool]], max_jobs: int
+) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.sqlite"
+        ledger, model = Ledger(path, "digits"), Model()
+        for step, job, crashes in plan:
+            if crashes:
+                with crash_before_the_end(ledger), suppress(PrivacyError):
+                    take(ledger, step, job, max_jobs, model.released.get(job, 0))
+                ledger.close()
+                ledger = Ledger(path, "digits")
+            elif take(ledger, step, job, max_jobs, model.released.get(job, 0)):
+                assert allowed(model, step, job, max_jobs)
+                note(model, step, job)
+            else:
+                assert not allowed(model, step, job, max_jobs)
+            holds(path, ledger, model)
+        ledger.close()
+
+
+def take(ledger: Ledger, step: str, job: str, max_jobs: int, released: int) -> bool:
+    try:
+        if step == "consent":
+            ledger.open_job(request(job), limits(max_jobs))
+        elif step == "spend":
+            ledger.commit(job, released + 1, [ROUND], os.urandom(8))
+        else:
+            ledger.close_job(job)
+    except PrivacyError:
+        return False
+    return True
+
+
+def allowed(model: Model, step: str, job: str, max_jobs: int) -> bool:
+    if step == "consent":
+        return model.may_open(job, max_jobs)
+    if step == "spend":
+        return job in model.open and model.released[job] < PLANNED[job]
+    return True
+
+
+def note(model: Model, step: str, job: str) -> None:
+    if step == "consent":
+        model.open.add(job)
+        model.released.setdefault(job, 0)
+    elif step == "spend":
+        model.released[job] += 1
+    else:
+        model.open.discard(job)
+
+
+def holds(path: Path, ledger: Ledger, model: Model) -> None:
+    account = read_ledger(path).account("digits")
+    assert set(account.open_jobs) == model.open
+    assert {job: len(entry.releases) for job, entry in account.jobs.items()} == model.released
+    spent = EPSILON * sum(model.released.values())
+    assert ledger.spent().epsilon == pytest.approx(float(spent), abs=1e-12)
+    counted = sum(len(entry.counting.events) for entry in account.jobs.values())
+    assert counted * EPSILON == model.taken <= LIFETIME
+
+
+@pytest.mark.parametrize("several_files", [False, True])
+def test_of_jobs_that_ask_at_once_one_takes_the_last_of_the_budget(
+    tmp_path: Path, several_files: bool
+) -> None:
+    """Threads of one device, or processes on one file: each has a connection of its own then."""
+    path = tmp_path / "ledger.sqlite"
+    ledger = Ledger(path, "digits")
+    ledgers = [Ledger(path, "digits") if several_files else ledger for _ in range(8)]
+    ready, opened = threading.Barrier(8), list[int]()
+
+    def ask(number: int) -> None:
+        ready.wait()
+        with suppress(PrivacyError):
+            ledgers[number].open_job(JobRequest(f"job{number}", 1e-6, (ROUND,) * 3), limits())
+            opened.append(number)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(opened) == 2  # 1.5 of ε each, and 4.25 in all
+    assert set(read_ledger(path).account("digits").open_jobs) == {f"job{n}" for n in opened}
+
+
+def test_a_place_is_free_again_when_a_job_has_ended(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite", "digits")
+    ledger.open_job(request("j1"), limits(1))
+    with pytest.raises(PrivacyError, match="takes part in 1 jobs already") as caught:
+        ledger.open_job(request("j3"), limits(1))
+    assert caught.value.where == "policy.max_jobs"
+    ledger.open_job(request("j1"), limits(1))  # it has its own
+    ledger.close_job("j1")
+    ledger.open_job(request("j3"), limits(1))
+
+
+def test_threads_read_what_others_write(tmp_path: Path) -> None:
+    """A link is taken in once, whoever sees it first."""
+    ledger = Ledger(tmp_path / "ledger.sqlite", "digits")
+    ledger.open_job(JobRequest("j1", 1e-6, (ROUND,) * RELEASES), Limits(50, 50, 1e-4, 10))
+    faults, done = list[BaseException](), threading.Event()
+
+    def read() -> None:
+        try:
+            while not done.is_set():
+                assert ledger.spent("j1").epsilon < 20.5
+                ledger.deposit("j1")
+        except BaseException as error:
+            faults.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    other = Ledger(tmp_path / "ledger.sqlite", "digits")
+    for number in range(RELEASES):
+        other.commit("j1", number, [ROUND], b"noised")
+    done.set()
+    for reader in readers:
+        reader.join()
+    assert faults == []
+    assert ledger.spent("j1").epsilon == pytest.approx(20.0)
+
+
+def test_a_restored_copy_answers_in_none_of_the_jobs_that_were_answered_since(
+    tmp_path: Path,
+) -> None:
+    """Both deposits count whole, so that both fit beside what is left, or neither of the next."""
+    path, copy = tmp_path / "ledger.sqlite", tmp_path / "copy.sqlite"
+    ledger = Ledger(path, "digits")
+    ledger.open_job(request("j1"), limits())
+    copy_database(path, copy)
+    for suffix in (".key", ".head"):
+        shutil.copy(path.with_suffix(suffix), copy.with_suffix(suffix))
+    ledger.open_job(request("j3"), limits())
+    for job in ("j1", "j3"):
+        ledger.commit(job, 1, [ROUND], b"noised")
+    deposits = {job: ledger.deposit(job) for job in ("j1", "j3")}
+
+    restored = Ledger(copy, "digits")
+    for job, deposit in deposits.items():
+        restored.count_elsewhere(job, deposit)
+    for job in deposits:
+        with pytest.raises(PrivacyError, match="closed"):
+            restored.open_job(request(job), limits())
+        with pytest.raises(PrivacyError, match="not open"):
+            restored.commit(job, 1, [ROUND], b"drawn anew")
+    reserved = EPSILON * (PLANNED["j1"] + PLANNED["j3"])
+    assert restored.spent().epsilon == pytest.approx(float(reserved))
+    with pytest.raises(PrivacyError, match="lifetime_epsilon"):
+        restored.open_job(request("j2"), limits())

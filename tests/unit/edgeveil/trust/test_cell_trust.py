@@ -1,0 +1,127 @@
+"""A cell's proxy is believed in its own cell, and a device is where the newest note says."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from edgeveil.crypto.keys import OpeningKey, SigningKey
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.messages import TrustMetadata
+from edgeveil.trust.believed import believed_keys, check_own_cell, take_trust
+from edgeveil.trust.bundle import HeldTrust
+from edgeveil.trust.metadata import CellProxy, Delegated, RoleKey, TrustError, now_utc
+from edgeveil.trust.moves import Move, moved_cells, read_moves, write_moves
+from tests.kits.trust_files import trust_file
+
+NORTH, SOUTH, SITE, THIEF = (SigningKey(bytes([n]) * 32) for n in (40, 41, 42, 43))
+CELLS = {
+    "north": CellProxy(RoleKey(NORTH.public()), "0a" * 16),
+    "south": CellProxy(RoleKey(SOUTH.public())),
+}
+BOX, WARD = (OpeningKey(bytes([n]) * 32).public() for n in (50, 51))
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> HeldTrust:
+    given = trust_file(tmp_path / "trust.json", cells=CELLS, site=RoleKey(SITE.public()))
+    return HeldTrust(tmp_path, given)
+
+
+def test_everybody_believes_the_proxy_of_the_own_cell(held: HeldTrust):
+    keys = {cell: believed_keys(held, cell=cell) for cell in ("", "north", "south")}
+    assert keys["north"].proxy == NORTH.public() and keys["north"].lineage == "0a" * 16
+    assert keys["south"].proxy == SOUTH.public() and keys["south"].lineage == ""
+    assert keys[""].proxy not in (NORTH.public(), SOUTH.public())
+    assert len({one.cloud for one in keys.values()}) == 1
+    with pytest.raises(TrustError) as caught:
+        believed_keys(held, cell="east")
+    assert caught.value.reason == "unknown_cell"
+
+
+def test_a_rotation_of_one_cell_is_told_to_that_cell(tmp_path: Path, held: HeldTrust):
+    later = CELLS | {"north": CellProxy(RoleKey(THIEF.public(), 1))}
+    (tmp_path / "later").mkdir()
+    given = trust_file(tmp_path / "2", cells=later, site=RoleKey(SITE.public()), version=2)
+    newer = HeldTrust(tmp_path / "later", given)
+    metadata = TrustMetadata((), newer.metadata.document)
+    keys = take_trust(held, metadata, "south")
+    assert keys.proxy == SOUTH.public() and keys.versions == (1, 2)
+    assert believed_keys(held, cell="north").proxy == THIEF.public()
+    assert take_trust(held, metadata, "east") is None, "nothing is new"
+
+
+def test_who_claims_a_cell_that_there_is_not_hears_it_by_wire(tmp_path: Path):
+    (tmp_path / "a").mkdir()
+    held = HeldTrust(tmp_path / "a", trust_file(tmp_path / "1", cells=CELLS))
+    newer = HeldTrust(tmp_path, trust_file(tmp_path / "2", cells=CELLS, version=2))
+    told = take_trust(held, TrustMetadata((), newer.metadata.document), "east")
+    assert told == fx.WorkFailed("unknown_cell")
+
+
+def test_a_proxy_that_claims_anothers_cell_is_told_so(held: HeldTrust):
+    check_own_cell(held, "north", NORTH.public())
+    check_own_cell(held, "north", THIEF.public())  # a next key may be there: delegated_key judges
+    with pytest.raises(
+        TrustError, match="that of cell 'north', and its site file says cell 'south'"
+    ):
+        check_own_cell(held, "south", NORTH.public())
+
+
+# --- moves ---
+
+
+def said(**changed) -> Delegated:
+    return Delegated(
+        1, now_utc() + timedelta(days=9), {}, **{"site": RoleKey(SITE.public())} | changed
+    )
+
+
+def move(cell: str = "south", number: int = 1, *, sealing=BOX, key=SITE, epoch: int = 0) -> Move:
+    return Move.make(key, epoch, sealing, cell, number)
+
+
+def test_the_newest_note_says_where_a_device_belongs():
+    notes = [move("south", 1), move("north", 3), move("east", 2), move("south", 1, sealing=WARD)]
+    wanted = {BOX.to_bytes(): "north", WARD.to_bytes(): "south"}
+    for order in (notes, notes[::-1]):
+        assert moved_cells(order, said()) == wanted
+    assert moved_cells([], said()) == {}
+
+
+def test_notes_of_nobody_count_for_nothing():
+    assert moved_cells([move(key=THIEF)], said()) == {}
+    assert moved_cells([move()], said(site=None)) == {}
+    forged = Move(BOX, "north", 0, 9, move().signature)
+    assert moved_cells([forged, move()], said()) == {BOX.to_bytes(): "south"}
+
+
+def test_a_new_key_repairs_a_number_that_was_run_ahead():
+    ahead = move("east", 2**31 - 1)
+    new = RoleKey(THIEF.public(), 1)
+    again = move("south", 2, key=THIEF, epoch=1)
+    assert moved_cells([ahead, again], said(site=new)) == {BOX.to_bytes(): "south"}
+    assert again.order > ahead.order
+    with pytest.raises(TrustError) as caught:
+        ahead.verify(new)
+    assert caught.value.reason == "old_epoch"
+
+
+def test_a_file_of_notes_is_read_back(tmp_path: Path):
+    path = tmp_path / "moves.jsonl"
+    notes = [move(), move("", 4, sealing=WARD)]
+    path.write_bytes(write_moves(notes))
+    assert read_moves(path) == notes
+
+
+@pytest.mark.parametrize(
+    "change", [{"cell": "South"}, {"number": -1}, {"number": True}, {"sealing": "00"}, {"more": 1}]
+)
+def test_a_note_of_another_form_is_refused(tmp_path: Path, change: dict):
+    path = tmp_path / "moves.jsonl"
+    path.write_text(json.dumps(move().to_plain() | change) + "\n")
+    with pytest.raises(TrustError, match=r"moves\.jsonl:1"):
+        read_moves(path)

@@ -1,0 +1,71 @@
+"""Fleets that are played: what each party bears, and that it is what the protocol promises."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edgeveil.errors import UsageError
+from edgeveil_lab.capacity.command import CapacityOptions, capacity
+from edgeveil_lab.capacity.play import FleetPlay, FleetShape
+
+UNSELECTED_BYTES = 8 << 10
+RECORD_BYTES = 32  # for each segment that was counted
+
+
+def played(folder: Path, devices: int, selected: int) -> dict:
+    play = FleetPlay(FleetShape(devices, selected, 2, values=2000, package_values=4000), folder)
+    try:
+        return play.play()
+    finally:
+        play.close()
+
+
+@pytest.mark.parametrize(("devices", "selected"), [(300, 20), (300, 120), (2000, 500)])
+def test_who_is_not_asked_hears_little_however_many_there_are(tmp_path, devices, selected):
+    phases = played(tmp_path, devices, selected)
+    for name in ("round 1", "round 2"):
+        heard = phases[name]["parties"]["each device"]
+        assert 0 < heard["bytes_in"] <= UNSELECTED_BYTES + RECORD_BYTES * selected
+    # The job and the model come with one bucket, not with a stanza for each device.
+    assert phases["announce"]["parties"]["each device"]["bytes_in"] < 2 * UNSELECTED_BYTES
+
+
+def test_every_upload_is_handed_over_once_and_every_round_committed(tmp_path):
+    phases = played(tmp_path, 200, 80)
+    last = phases["round 2"]["parties"]
+    assert last["proxy"]["received"]["offer"] >= 80
+    assert last["cloud"]["rows"]["exchanges"] == 1
+    assert last["cloud"]["bytes_in"] >= 80 * 4 * 2000
+    assert phases["release"]["parties"]["cloud"]["rows"]["releases"] == 1
+    assert all(phases[name]["parties"]["proxy"]["busy_s"] > 0 for name in phases)
+
+
+def options(out: Path, *devices: int, as_json: bool = True) -> CapacityOptions:
+    return CapacityOptions(devices, 10, 1, 4096, 4096, out, as_json)
+
+
+def test_the_command_writes_what_it_prints_and_draws_curves(tmp_path, capsys):
+    assert capacity(options(tmp_path, 50, 100)) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == json.loads((tmp_path / "capacity.json").read_text())
+    assert [fleet["shape"]["devices"] for fleet in told["fleets"]] == [50, 100]
+    assert (tmp_path / "capacity.png").read_bytes().startswith(b"\x89PNG")
+    for fleet in told["fleets"]:
+        assert {one["waits_for"]["who"] for one in fleet["phases"].values()} <= {
+            *("cloud", "proxy", "edge broker's line"),
+        }
+        assert fleet["rows"]["cloud"]["enrolled_keys"] == fleet["shape"]["devices"]
+
+
+def test_the_table_names_every_phase(tmp_path, capsys):
+    assert capacity(options(tmp_path, 50, as_json=False)) == 0
+    told = capsys.readouterr().out
+    assert all(word in told for word in ("come", "announce", "round 1", "release", "most is"))
+
+
+def test_a_round_cannot_ask_more_than_there_are(tmp_path):
+    with pytest.raises(UsageError, match="cannot ask 10 of 5"):
+        capacity(options(tmp_path, 5))

@@ -1,0 +1,399 @@
+"""A plan of several cells: who gets what, what one change touches, and moves between cells."""
+
+import json
+import shutil
+
+import pytest
+import yaml
+from cryptography import x509
+
+from edgeveil.crypto.authorities import serial_number
+from edgeveil.crypto.keys import SigningKey, VerifyKey
+from edgeveil.errors import ConfigError, UsageError
+from edgeveil.sites.files import load_site
+from edgeveil.trust.bundle import TrustBundle
+from edgeveil.trust.moves import moved_cells, read_moves
+from edgeveil_proxy.devices_file import read_devices
+from edgeveil_tools.cli import main
+from edgeveil_tools.site.bundles import install
+from edgeveil_tools.site.fleet_plan import PLAN_FILE
+from edgeveil_tools.site.fleet_site import FleetSite
+from edgeveil_tools.site.trust_folder import TrustFolder
+
+OWN = {
+    "edge_broker": {"listen": "0.0.0.0:8885", "public": "south.example:8885"},
+    "cloud_broker": {"listen": "0.0.0.0:8886", "public": "south.example:8886"},
+    "proxy": {"min_batch_floor": 7},
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = ["site", "init", str(tmp_path / "site"), "--devices", "4", "--cells", "north,south"]
+    assert main(made) == 0
+    return tmp_path / "site"
+
+
+def opened(folder):
+    return FleetSite(folder, lambda _path: None)
+
+
+def plan(folder, **changes):
+    said = yaml.safe_load((folder / PLAN_FILE).read_text())
+    for key, value in changes.items():
+        block = said["fleet"].setdefault(key, {})
+        said["fleet"][key] = block | value if isinstance(value, dict) else value
+    (folder / PLAN_FILE).write_text(yaml.safe_dump(said, sort_keys=False))
+
+
+def site_of(folder, name):
+    return load_site(folder / "bundles" / name / "edgeveil.yaml")
+
+
+def party(folder, name):
+    return next(one for one in opened(folder).parties if one.name == name)
+
+
+def changed(done):
+    return {one.name for one in done}
+
+
+def test_each_cell_has_a_proxy_and_its_own_devices(folder):
+    opened(folder).apply()
+    names = [one.name for one in opened(folder).parties]
+    assert names[:5] == ["broker-edge", "broker-cloud", "cloud", "proxy-north", "proxy-south"]
+    for number in range(1, 5):
+        cell = ("south", "north")[number % 2]
+        assert site_of(folder, f"box-000{number}").cell == cell
+    for cell in ("north", "south"):
+        assert site_of(folder, f"proxy-{cell}").cell == cell
+        lines = read_devices(folder / "bundles" / f"proxy-{cell}" / "devices.jsonl")
+        boxes = {"north": ["box-0001", "box-0003"], "south": ["box-0002", "box-0004"]}
+        assert [line.note for line in lines] == boxes[cell]
+        shown = x509.load_pem_x509_certificate(
+            party(folder, f"proxy-{cell}").certificates["edge"].encode()
+        )
+        assert shown.subject.rfc4514_string() == f"CN=proxy-{cell}"
+    assert site_of(folder, "broker-edge").cells == ("north", "south")
+    assert [one.name for one in site_of(folder, "cloud").cells] == ["north", "south"]
+
+
+def test_the_root_names_each_cells_proxy_and_who_moves_devices(folder):
+    opened(folder).apply()
+    said = TrustFolder(folder / "trust", lambda _path: None).delegated()
+    for cell in ("north", "south"):
+        key = VerifyKey.load(folder / "bundles" / f"proxy-{cell}" / "state" / "proxy.pub")
+        assert said.cell_of(key) == cell
+    assert said.site.key == VerifyKey.load(folder / "site.pub")
+    for name in ("box-0001", "proxy-south", "cloud"):
+        given = TrustBundle.load(folder / "bundles" / name / "trust" / "trust.json").verified()
+        assert given.delegated == said
+
+
+def test_a_cell_with_brokers_of_its_own_has_authorities_of_its_own(folder):
+    plan(folder, cells={"south": OWN})
+    opened(folder).apply()
+    assert site_of(folder, "broker-edge").cells == ("north",)
+    assert site_of(folder, "broker-edge-south").cells == ("south",)
+    assert site_of(folder, "broker-edge-south").limits == site_of(folder, "broker-edge").limits
+    assert site_of(folder, "proxy-south").min_batch_floor == 7
+    assert site_of(folder, "proxy-north").min_batch_floor == 3
+    cloud = site_of(folder, "cloud")
+    assert cloud.broker.url == "mqtts://127.0.0.1:8884"
+    assert [one.broker and one.broker.url for one in cloud.cells] == [
+        None,
+        "mqtts://south.example:8886",
+    ]
+    bundles = folder / "bundles"
+    north = x509.load_pem_x509_certificate((bundles / "box-0001/tls/edge-ca.crt").read_bytes())
+    south = x509.load_pem_x509_certificate((bundles / "box-0002/tls/edge-ca.crt").read_bytes())
+    shown = x509.load_pem_x509_certificate((bundles / "box-0002/tls/edge.crt").read_bytes())
+    shown.verify_directly_issued_by(south)
+    with pytest.raises(ValueError, match=r"[Ii]ssuer"):
+        shown.verify_directly_issued_by(north)
+    said = TrustFolder(folder / "trust", lambda _path: None).delegated()
+    assert set(said.authorities) == {"edge", "cloud", "edge-south", "cloud-south"}
+
+
+@pytest.mark.parametrize("authentication", ["certificates", "passwords"])
+def test_one_cells_change_touches_its_own_bundles(folder, authentication):
+    plan(folder, authentication=authentication, cells={"south": OWN})
+    opened(folder).apply()
+    plan(folder, cells={"south": OWN | {"proxy": {"min_batch_floor": 9}}})
+    assert changed(opened(folder).apply()) == {"proxy-south"}
+    plan(folder, devices={"list": [{"name": "ward", "cell": "south"}]})
+    theirs = {"ward", "proxy-south"}
+    theirs |= {"broker-edge-south"} if authentication == "passwords" else set()
+    shards = {"box-0001", "box-0002", "box-0003", "box-0004"}  # the template counts all devices
+    assert changed(opened(folder).apply()) - shards == theirs
+    new = SigningKey.generate().public()
+    TrustFolder(folder / "trust", lambda _path: None).rotate_role(
+        "proxy-rosters", new, cell="south"
+    )
+    touched = {"proxy-south", "cloud", "ward", "box-0002", "box-0004"}
+    assert changed(opened(folder).apply()) == touched
+    assert opened(folder).changes() == []
+
+
+def test_who_is_in_a_cell_stays_there_until_the_plan_says_otherwise(folder):
+    opened(folder).apply()
+    before = {one.name: one.cell for one in opened(folder).parties}
+    plan(folder, devices={"list": [{"name": "first"}, {"name": "next"}]})
+    opened(folder).apply()
+    after = {one.name: one.cell for one in opened(folder).parties}
+    assert {name: after[name] for name in before} == before
+    assert sorted(after[name] for name in ("first", "next")) == ["north", "south"]
+    plan(folder, cells={"east": {}}, devices={"count": 6})
+    opened(folder).apply()
+    cells = {one.name: one.cell for one in opened(folder).parties}
+    assert (cells["box-0005"], cells["box-0006"]) == ("east", "east")
+
+
+def test_a_table_says_the_cell(folder):
+    plan(folder, devices={"csv": "boxes.csv", "count": 0})
+    (folder / "boxes.csv").write_text("name,cell\nquay,south\nward,north\nany,\n")
+    opened(folder).apply()
+    cells = {one.name: one.cell for one in opened(folder).parties if one.device_id}
+    assert cells == {"quay": "south", "ward": "north", "any": "north"}
+    (folder / "boxes.csv").write_text("name,cell\nquay,east\n")
+    with pytest.raises(UsageError, match="no cell 'east'") as caught:
+        opened(folder).changes()
+    assert "boxes.csv:2 (quay)" in caught.value.where and "north, south" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"devices": {"cell": "east"}}, "devices.cell: there is no cell 'east'"),
+        ({"cells": {"North": {}}}, "cells.North"),
+        ({"cells": {"": {"proxy": {}}}}, "whose blocks stand beside cells"),
+        ({"cells": {"south": {"edge_broker": {"listen": "0.0.0.0:1"}}}}, "one's own broker needs"),
+        (
+            {"devices": {"claims": {}, "data": {"name": "a", "source": "digits"}}},
+            "for another cell's",
+        ),
+    ],
+)
+def test_what_cannot_be_is_told_with_its_key(folder, changes, told):
+    plan(folder, **changes)
+    with pytest.raises(ConfigError) as caught:
+        opened(folder).changes()
+    assert told in str(caught.value) and PLAN_FILE in str(caught.value)
+
+
+def test_claims_are_of_a_cell_with_a_broker_of_its_own(folder):
+    own = {"listen": "0.0.0.0:8887", "public": "north.example:8887"}
+    data = {"name": "digits", "source": "digits"}
+    plan(folder, cells={"south": OWN, "north": {"edge_broker": own}})
+    plan(folder, devices={"claims": {"admit": "at_once"}, "data": data})
+    opened(folder).apply()
+    assert site_of(folder, "image-south").cell == "south"
+    roots = set()
+    for cell in ("north", "south"):
+        desk = site_of(folder, f"proxy-{cell}").claims
+        assert desk.authority_key_file.exists()
+        roots.add(desk.authority_cert_file.read_bytes())
+        clients = (
+            folder / "bundles" / f"broker-edge-{cell}" / "tls" / "clients-ca.crt"
+        ).read_bytes()
+        assert desk.authority_cert_file.read_bytes() in clients
+    assert len(roots) == 2
+
+
+def test_an_unnamed_cell_goes_on_beside_named_ones(tmp_path):
+    folder = tmp_path / "site"
+    assert main(["site", "init", str(folder), "--devices", "2"]) == 0
+    opened(folder).apply()
+    before = party(folder, "box-0001").text
+    plan(folder, cells={"": {}, "north": {}})
+    done = opened(folder).apply()
+    assert {one.name for one in done if one.what == "new"} == {"proxy-north"}
+    assert party(folder, "box-0001").text == before
+    assert site_of(folder, "broker-edge").cells == ("", "north")
+    assert TrustFolder(folder / "trust", lambda _path: None).delegated().cells.keys() == {"north"}
+    opened(folder).move("box-0001", "north")
+    assert site_of(folder, "box-0001").cell == "north"
+    plan(folder, cells={"north": {}})
+    said = yaml.safe_load((folder / PLAN_FILE).read_text())
+    del said["fleet"]["cells"][""]
+    (folder / PLAN_FILE).write_text(yaml.safe_dump(said))
+    with pytest.raises(UsageError, match="box-0002 is in the cell without a name, which the plan"):
+        opened(folder).changes()
+    done = opened(folder).move("box-0002", "north")
+    assert ("unplanned", "proxy") in {(one.what, one.name) for one in done}
+
+
+def test_a_further_cell_waits_until_enough_root_keys_have_named_it(folder, tmp_path):
+    plan(folder, root={"keys": 2, "threshold": 2})
+    opened(folder).apply()
+    away = tmp_path / "root-2.key"
+    (folder / "trust" / "keys" / "root-2.key").rename(away)
+    plan(folder, cells={"east": {}})
+    for _ in range(2):
+        site = opened(folder)
+        site.apply()
+        assert site.awaits_root
+    away.rename(folder / "trust" / "keys" / "root-2.key")
+    TrustFolder(folder / "trust", lambda _path: None).sign()
+    site = opened(folder)
+    assert {"proxy-east", "cloud"} <= changed(site.apply()) and not site.awaits_root
+    given = folder / "bundles" / "proxy-east" / "trust" / "trust.json"
+    assert "east" in TrustBundle.load(given).verified().delegated.cells
+
+
+# --- moves ---
+
+
+def placed(folder, name, place):
+    install(folder / "bundles" / name, place)
+    return place
+
+
+def test_a_device_moves_with_its_keys_and_by_a_signed_note(folder, tmp_path):
+    plan(folder, cells={"south": OWN})
+    opened(folder).apply()
+    place = placed(folder, "box-0001", tmp_path / "box")
+    kept = {p: p.read_bytes() for p in (place / "state").rglob("*") if p.is_file()}
+    kept[place / "tls" / "edge.key"] = (place / "tls" / "edge.key").read_bytes()
+    shutil.rmtree(folder / "bundles")
+    told = []
+    done = opened(folder).move("box-0001", "south", told.extend)
+    assert (done[0].what, done[0].name) == ("moved", "box-0001")
+    assert {(one.what, one.name) for one in done} == {(one.what, one.name) for one in told}
+    assert changed(done) == {"box-0001", "proxy-north", "proxy-south", "cloud", "broker-edge"}
+    placed(folder, "box-0001", place)
+    site = load_site(place / "edgeveil.yaml")
+    assert (site.cell, site.broker.url) == ("south", "mqtts://south.example:8885")
+    assert {path: path.read_bytes() for path in kept} == kept
+
+    box = party(folder, "box-0001")
+    listed = x509.load_pem_x509_crl(
+        (folder / "bundles" / "broker-edge" / "tls" / "revoked.pem").read_bytes()
+    )
+    assert listed.get_revoked_certificate_by_serial_number(serial_number(box.device_id, 0))
+    said = TrustFolder(folder / "trust", lambda _path: None).delegated()
+    moves = read_moves(folder / "bundles" / "cloud" / "moves.jsonl")
+    (line,) = (
+        one
+        for one in read_devices(folder / "bundles" / "proxy-north" / "devices.jsonl")
+        if one.note == "box-0001"
+    )
+    assert moved_cells(moves, said) == {line.enrolment.sealing.to_bytes(): "south"}
+    text = (folder / "bundles" / "cloud" / "moves.jsonl").read_text()
+    assert box.device_id not in text and "box-0001" not in text
+    assert line.move == moves[0] and not line.revoked
+    there = read_devices(folder / "bundles" / "proxy-south" / "devices.jsonl")
+    assert line in there and opened(folder).changes() == []
+
+
+def test_each_move_has_a_higher_number(folder):
+    opened(folder).apply()
+    for number, to in enumerate(("south", "north", "south"), 1):
+        opened(folder).move("box-0001", to)
+        (move,) = read_moves(folder / "bundles" / "cloud" / "moves.jsonl")
+        assert (move.number, move.cell) == (number, to)
+    assert party(folder, "box-0001").certificates.keys() == {"edge"}, "both share one broker"
+
+
+def test_the_plan_moves_a_device_too(folder):
+    plan(folder, devices={"count": 0, "list": [{"name": "ward", "cell": "north"}, {"name": "bed"}]})
+    opened(folder).apply()
+    plan(folder, devices={"list": [{"name": "ward", "cell": "south"}, {"name": "bed"}]})
+    before = opened(folder).changes()
+    assert (before[0].what, before[0].name) == ("moved", "ward")
+    assert before[0].difference == "- cell: north\n+ cell: south"
+    assert opened(folder).apply()[0] == before[0]
+    with pytest.raises(UsageError, match="the plan says where ward is") as caught:
+        opened(folder).move("ward", "north")
+    assert "change its cell there" in caught.value.fix
+
+
+def test_who_moved_and_is_revoked_is_out_of_both(folder):
+    opened(folder).apply()
+    opened(folder).move("box-0001", "south")
+    opened(folder).revoke("box-0001")
+    for cell in ("north", "south"):
+        lines = read_devices(folder / "bundles" / f"proxy-{cell}" / "devices.jsonl")
+        assert [line.revoked for line in lines if line.note == "box-0001"] == [True]
+
+
+@pytest.mark.parametrize(
+    ("name", "to", "told"),
+    [
+        ("box-0009", "south", "there is no device 'box-0009'"),
+        ("proxy-north", "south", "there is no device"),
+        ("box-0001", "east", "there is no cell 'east'"),
+        ("box-0001", "", "there is no cell ''"),
+        ("box-0001", "north", "is in this cell already"),
+    ],
+)
+def test_a_move_that_cannot_be_is_refused(folder, capsys, name, to, told):
+    opened(folder).apply()
+    before = (folder / "record.json").read_bytes()
+    assert main(["site", "move", str(folder), name, "--to", to, "--no-passphrase"]) == 2
+    assert told in capsys.readouterr().err
+    assert (folder / "record.json").read_bytes() == before
+
+
+def test_without_a_key_that_the_root_names_nobody_is_moved(folder):
+    opened(folder).apply()
+    other = SigningKey.generate().public()
+    TrustFolder(folder / "trust", lambda _path: None).rotate_role("site", other)
+    with pytest.raises(UsageError, match="does not name this site's key") as caught:
+        opened(folder).move("box-0001", "south")
+    assert "edgeveil trust rotate" in caught.value.fix
+    assert party(folder, "box-0001").cell == "north"
+
+
+def test_notes_are_signed_anew_with_the_key_that_the_root_names_alone(folder):
+    opened(folder).apply()
+    opened(folder).move("box-0001", "south")
+    (before,) = read_moves(folder / "bundles" / "cloud" / "moves.jsonl")
+    root = TrustFolder(folder / "trust", lambda _path: None)
+    root.rotate_role("site", SigningKey.generate().public())
+    opened(folder).apply()
+    assert read_moves(folder / "bundles" / "cloud" / "moves.jsonl") == [before]
+
+
+def test_a_cell_that_gets_a_broker_of_its_own_takes_its_devices_along(folder):
+    opened(folder).apply()
+    keys = {
+        name: x509.load_pem_x509_certificate(party(folder, name).certificates["edge"].encode())
+        for name in ("box-0002", "proxy-south")
+    }
+    plan(folder, cells={"south": {"edge_broker": OWN["edge_broker"]}})
+    touched = {"broker-edge-south", "broker-edge", "proxy-south", "cloud", "box-0002", "box-0004"}
+    done = changed(opened(folder).apply())
+    assert touched - {"cloud"} <= done <= touched
+    for name, before in keys.items():
+        shown = party(folder, name).certificates
+        after = x509.load_pem_x509_certificate(shown["edge-south"].encode())
+        assert "edge" not in shown and after.public_key() == before.public_key()
+    said = TrustFolder(folder / "trust", lambda _path: None).delegated()
+    assert set(said.authorities) == {"edge", "cloud", "edge-south"}
+    assert opened(folder).changes() == []
+
+
+def test_a_new_site_key_signs_all_notes_anew(folder):
+    opened(folder).apply()
+    opened(folder).move("box-0001", "south")
+    root = TrustFolder(folder / "trust", lambda _path: None)
+    root.revoke_role("site")
+    root.rotate_role("site", VerifyKey.load(folder / "site.pub"))
+    opened(folder).apply()
+    (move,) = read_moves(folder / "bundles" / "cloud" / "moves.jsonl")
+    assert (move.epoch, move.number) == (2, 1)
+    move.verify(root.delegated().site)
+
+
+def test_the_plan_is_shown_as_a_table_of_cells(folder, capsys):
+    plan(folder, cells={"south": OWN})
+    assert main(["site", "plan", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = next(n for n, line in enumerate(lines) if line.startswith("cell"))
+    assert lines[at + 1].split()[:3] == ["north", "2", "3"]
+    assert lines[at + 2].split()[:4] == ["south", "2", "7", "mqtts://south.example:8885"]
+    opened(folder).apply()
+    assert main(["site", "status", str(folder), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["cell"] for row in rows if row["kind"] == "edge"} == {"north", "south"}

@@ -1,0 +1,1 @@
+"""How large a fleet may become: every party's messages, bytes, rows and seconds, played out."""
