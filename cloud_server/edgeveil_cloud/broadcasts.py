@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgeveil.crypto.buckets import bucket_bytes, bucket_level, fitting
+from edgeveil.crypto.buckets import CAPACITY, bucket_bytes, fitting
 from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.errors import JobFailed
 from edgeveil.jobs.plan import Plan
@@ -108,12 +108,10 @@ def seal_round(
     sequence: int,
     part_bytes: int,
     sealing: Sealing = real_sealing,
-    level: int = 1,
+    *,
+    bucketed: bool = False,
 ) -> tuple[Manifest, bytes, RoundSecret]:
-    """The round's manifest and blob, and the secret that will open its answers.
-
-    `level`: in how many buckets the stanzas are.
-    """
+    """The round's manifest and blob, and the secret that will open its answers."""
     opening = OpeningKey.generate()
     exchange, job = context.exchange, context.job
     terms = Terms(
@@ -134,7 +132,9 @@ def seal_round(
     )
     keys = [SealingKey(raw) for raw in recipients]
     plain = encode_package(round_package(context, state))
-    manifest, data, membership = sealing.seal_broadcast(terms, plain, keys, part_bytes, level)
+    manifest, data, membership = sealing.seal_broadcast(
+        terms, plain, keys, part_bytes, bucketed=bucketed
+    )
     return manifest, data, RoundSecret(opening, membership, tuple(recipients))
 
 
@@ -214,7 +214,7 @@ class Sealer:
             sequence,
             self._limits.part_bytes,
             self._sealing,
-            self._level(len(recipients)),
+            bucketed=self._bucketed,
         )
         if manifest.buckets == 1 and len(recipients) < len(self._store.enrolled()):
             manifest = in_pieces(manifest, data)
@@ -290,18 +290,16 @@ class Sealer:
         self._store.rollouts.count(sequence, counted)
         return ReportsCounted()
 
-    def _level(self, recipients: int) -> int:
-        """In how many buckets stanzas are: in one for devices of an earlier version, and where
-        packets are too small for others."""
-        level = bucket_level(recipients) if self.buckets else 1
-        fits = bucket_bytes(recipients, level) <= self._limits.part_bytes
-        return level if fits else 1
+    @property
+    def _bucketed(self) -> bool:
+        """Not for devices of an earlier version, nor where packets are too small for a bucket."""
+        return self.buckets and bucket_bytes(CAPACITY) <= self._limits.part_bytes
 
     def _fitting(self, keys: Sequence[bytes]) -> list[bytes]:
         """Without those that crowd a bucket, whichever of them chance leaves out."""
-        if not self.buckets or not fitting(keys)[1]:
+        if not self._bucketed or len(fitting(keys)) == len(keys):
             return list(keys)
-        return fitting(self._choose(keys, len(keys)))[0]
+        return fitting(self._choose(keys, len(keys)))
 
     def _check_roster(self) -> None:
         problem = self._store.roster_problem()
@@ -340,7 +338,7 @@ class Sealer:
         plain = encode_package(package)
         limits = self._limits
         manifest, data, membership = self._sealing.seal_broadcast(
-            terms, plain, keys, limits.part_bytes, self._level(len(keys))
+            terms, plain, keys, limits.part_bytes, bucketed=self._bucketed
         )
         if len(data) > limits.blob_bytes:
             raise JobFailed(

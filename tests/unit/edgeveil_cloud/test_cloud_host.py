@@ -29,7 +29,7 @@ from edgeveil.protocol.cloud_tasks import (
     SealRound,
     TooFewUploads,
 )
-from edgeveil.protocol.messages import Batch, ExchangeId
+from edgeveil.protocol.messages import KNOWS_BUCKETS, Batch, ExchangeId
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud import commit_round
@@ -50,11 +50,13 @@ OPEN = {
 class Desk:
     """A cloud's host with one running job."""
 
-    def __init__(self, store: Store, wanted: Job | None = None, devices: int = 4) -> None:
+    def __init__(
+        self, store: Store, wanted: Job | None = None, devices: int = 4, part_bytes: int = 4096
+    ) -> None:
         self.store = store
         rng = np.random.default_rng(5)
         test = Records(rng.uniform(0, 1, (20, 4)).astype(np.float32), rng.integers(0, 3, 20))
-        self.host = CloudHost(store, test, BroadcastLimits(4096), clock=lambda: 0.0)
+        self.host = CloudHost(store, test, BroadcastLimits(part_bytes), clock=lambda: 0.0)
         self.batches: dict[bytes, bytes] = {}
         if not store.enrolled():
             self.host.store(RosterKept(1, b"".join(public_keys(devices))))
@@ -564,3 +566,23 @@ def test_reports_become_events_of_the_running_job_alone(tmp_path: Path) -> None:
     desk.host.store(JobStatus(desk.wire, "failed"))
     desk.host.report(fx.Report("batch", {"round": 2, "uploads": 3}))
     assert len(desk.events("batch")) == 1
+
+
+@pytest.mark.parametrize("knows", [0, KNOWS_BUCKETS])
+def test_stanzas_are_in_buckets_once_every_device_looks_there(knows: int) -> None:
+    keys = public_keys(100)
+    desk = Desk(Store(), part_bytes=8192)
+    desk.host.store(RosterKept(2, b"".join(keys), knows=knows))
+    for task in (SealJob(desk.wire), SealRound(desk.wire, 1, 1)):
+        asked = desk.host.perform(task)
+        assert isinstance(asked, Broadcast)
+        assert (asked.manifest.buckets > 1) == bool(knows)
+        assert asked.manifest.selected == 100
+
+
+def test_a_packet_too_small_for_a_bucket_has_one_area() -> None:
+    desk = Desk(Store())
+    desk.host.store(RosterKept(2, b"".join(public_keys(100)), knows=KNOWS_BUCKETS))
+    asked = desk.host.perform(SealJob(desk.wire))
+    assert isinstance(asked, Broadcast)
+    assert asked.manifest.buckets == 1
