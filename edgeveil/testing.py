@@ -240,7 +240,7 @@ class MemoryFleet:
         self.net.run(self.enrolled)
         for graph in read_backbones(job.features).values():
             self.store.put_backbone(graph)
-        entry = self.store.submit_job(job.job, job.canonical(), job.digest())
+        entry = self.store.submit_job(job.job, job.canonical(), job.digest(), priority=job.priority)
         self.cloud.control.start(entry)
         return entry.id
 

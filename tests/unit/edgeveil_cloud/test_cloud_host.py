@@ -108,7 +108,7 @@ class Desk:
         """Do a task; the parts of a batch come before it."""
         if isinstance(task, Absorb):
             digest = task.batch.blob.digest
-            self.host.store(BatchPart(digest, 0, self.batches[digest]))
+            self.host.store(BatchPart(digest, 0, self.batches[digest], self.wire))
         return self.host.perform(task)
 
     def commit(self, index: int) -> RoundCommit:
@@ -514,7 +514,7 @@ def test_a_reason_with_its_own_way_out_gets_no_other(desk: Desk) -> None:
         raise TooFewDevices("no device is enrolled", fix="admit devices at the proxy")
 
     desk.host._perform = few
-    blocked = desk.host.perform(object())
+    blocked = desk.host.perform(SealJob(desk.wire))
     desk.host.store(JobStatus(desk.wire, "paused", blocked.reason))
     assert desk.store.job(desk.id).reason == (
         "no device is enrolled. admit devices at the proxy; then: edgeveil job resume " + desk.id
@@ -554,18 +554,19 @@ def test_the_release_is_the_model_of_the_last_commit(desk: Desk) -> None:
     assert desk.perform(SealRelease(desk.wire)).manifest.sequence > sealed.manifest.sequence  # type: ignore[attr-defined]
 
 
-def test_reports_become_events_of_the_running_job_alone(tmp_path: Path) -> None:
+def test_reports_become_events_of_the_job_that_they_are_about(tmp_path: Path) -> None:
     desk = Desk(Store(f"sqlite:///{tmp_path / 'cloud.sqlite'}"))
+    other = desk.store.submit_job("other", b"{}", bytes(32)).id
     desk.host.report(fx.Report("batch", {"round": 1, "uploads": 3}))
     assert desk.events("batch") == []
-    desk.host.report(fx.Report("job_started", {"job_id": desk.wire.hex(), "rounds": 4}))
-    desk.host.report(fx.Report("batch", {"round": 1, "uploads": 3}))
-    desk.host.report(fx.Report("held", {"round": 1}))
+    for job_id, number in ((desk.wire, 1), (wire_id(other), 7)):
+        at = ExchangeId(job_id, number, 1)
+        desk.host.report(fx.Report("batch", {"round": number, "uploads": 3}, at))
+        desk.host.report(fx.Report("held", {"round": number}, at))
     assert desk.events("batch") == [{"round": 1, "uploads": 3}]
     assert desk.events("held") == []
-    desk.host.store(JobStatus(desk.wire, "failed"))
-    desk.host.report(fx.Report("batch", {"round": 2, "uploads": 3}))
-    assert len(desk.events("batch")) == 1
+    told = [dict(one.data) for one in desk.store.events_after(0, other) if one.type == "batch"]
+    assert told == [{"round": 7, "uploads": 3}]
 
 
 @pytest.mark.parametrize("knows", [0, KNOWS_BUCKETS])
