@@ -245,16 +245,8 @@ class PlainGroup:
             if part.total is not None:
                 total = part.total if total is None else total.join(part.total)
 
-<<<<<<< HEAD
         self.reader.run(slices, take)
         return OpenedSegments([one for part in found for one in part], total)
-=======
-    def array(self, plain: bytes) -> Array:
-        """The tensor, on the same memory; halves are widened, since no sum of them is exact."""
-        dtype = np.dtype(self.spec.dtype).newbyteorder("<")
-        found = np.frombuffer(plain[: self.spec.byte_count], dtype).reshape(self.spec.shape)
-        return found.astype(np.float32) if self.spec.dtype == "float16" else found
->>>>>>> main
 
     def likely_grids(self, offsets: Sequence[int]) -> Grids | None:
         """On which a sum of all these is likely to be exact, by a look at the first ones; the
