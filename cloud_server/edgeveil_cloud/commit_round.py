@@ -29,7 +29,7 @@ from edgeveil.protocol.messages import Batch, Commit, ExchangeId
 from edgeveil.protocol.sealed import Sealing, pack_tensors
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud.broadcasts import MarksOfJobs, TooFewDevices
-from edgeveil_cloud.compute import Workers
+from edgeveil_cloud.compute import WorkerProcesses
 from edgeveil_cloud.evaluation import Evaluation, clusters, mean_softmax
 from edgeveil_cloud.round_report import (
     Recorder,
@@ -186,7 +186,7 @@ class RoundCommitter:
         recorder: Recorder | None,
         part_bytes: int,
         random_bytes: RandomBytes,
-        workers: Workers | None = None,
+        workers: WorkerProcesses | None = None,
     ) -> None:
         self._workers = workers
         self._store, self._jobs, self._evaluation = store, jobs, evaluation

@@ -48,7 +48,7 @@ from edgeveil_cloud.broadcasts import (
     draw,
 )
 from edgeveil_cloud.commit_round import RoundCommitter
-from edgeveil_cloud.compute import ComputeError, Workers
+from edgeveil_cloud.compute import ComputeError, WorkerProcesses
 from edgeveil_cloud.evaluation import Evaluation
 from edgeveil_cloud.round_report import Recorder, job_summary
 from edgeveil_cloud.store import Store
@@ -84,7 +84,7 @@ class CloudHost:
         recorder: Recorder | None = None,
         random_bytes: RandomBytes = os_random,
         valid_s: float = ReleaseValidity().valid_s,
-        workers: Workers | None = None,
+        workers: WorkerProcesses | None = None,
     ) -> None:
         self._store, self._clock = store, clock
         self.jobs = StoredJobs(store)

@@ -32,7 +32,7 @@ from edgeveil.protocol.mask_seeds import masked_vectors
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Batch, Blob, ExchangeId, Group
 from edgeveil.protocol.sealed import Sealing, segment_mark
 from edgeveil.protocol.transfer import Data
-from edgeveil_cloud.compute import BatchFile, Workers
+from edgeveil_cloud.compute import BatchFile, WorkerProcesses
 from edgeveil_cloud.open_segments import (
     AddedUploads,
     Found,
@@ -173,7 +173,7 @@ class Reader:
 
     opening: RoundOpening
     data: Data
-    workers: Workers | None = None
+    workers: WorkerProcesses | None = None
 
     def mark(self, offset: int, size_bytes: int) -> bytes:
         """Of the sealed segment there; only its ends are read for it."""
@@ -193,7 +193,7 @@ class Reader:
         workers, whole = self.workers, max(1, count)
         if workers is None or self.opening.sealing is not real_sealing:
             return whole
-        if not isinstance(self.data, BatchFile) or workers.count < 1:
+        if not isinstance(self.data, BatchFile):
             return whole
         if count * (size_bytes + _OPENING_BYTES) < workers.least_bytes:
             return whole
@@ -348,7 +348,7 @@ def validate_batch(
     sealing: Sealing = real_sealing,
     kept_bytes: int = KEPT_BYTES,
     front: MaskedUploads | None = None,
-    workers: Workers | None = None,
+    workers: WorkerProcesses | None = None,
 ) -> ValidatedBatch:
     """Open and validate every segment; a group with more than `selected` valid ones is void. Those
     under masks are added up on the way, and so are those that the job's rule adds up: no two of
@@ -420,7 +420,7 @@ class MaskedUploads:
         secret: RoundSecret,
         at: ExchangeId,
         sealing: Sealing,
-        workers: Workers | None = None,
+        workers: WorkerProcesses | None = None,
     ) -> None:
         self.opening = RoundOpening(
             secret.opening, secret.membership, at, context.job.digest(), sealing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -45,10 +45,9 @@ class ComputeAt(Block):
 
     engine: Literal["local", "ray"] = "local"
     """`local`: processes on this machine, started for the first large batch. `ray`: a Ray cluster,
-    which sees what the cloud sees of a round; it is the cloud operator's own."""
-    workers: Literal["auto"] | Annotated[int, Field(ge=0, le=1024)] = "auto"
-    """How many; 0: the cloud's own process alone. `auto`: one for each processor, at most 8, none
-    where there is one only; of a Ray cluster as many as it has processors, at most 64."""
+    which sees what the cloud sees of a round and its key; it is the cloud operator's own."""
+    workers: int = Field(default=0, ge=0, le=256)
+    """How many open a batch's segments, each on one processor; 0: the cloud's own process alone."""
     address: str | None = Field(default=None, pattern=r"^\S{1,300}$", examples=["10.0.0.1:6379"])
     """HOST:PORT of the head of `engine: ray`; null: a Ray of the cloud's own on this machine."""
 
@@ -57,7 +56,7 @@ class ComputeAt(Block):
         if self.address is not None and self.engine != "ray":
             raise ValueError("address names a Ray cluster; set engine: ray")
         if self.engine == "ray" and self.workers == 0:
-            raise ValueError("engine: ray needs workers; leave them out, or set engine: local")
+            raise ValueError("engine: ray needs workers; say how many processors it may use")
         return self
 
 

@@ -3,12 +3,13 @@
 Each is a program of its own (`edgeveil_cloud.compute.worker`), started when there is first work
 for it. Nothing of a batch is in it between two slices, so that what one leaves undone is done by
 another. It hears of its starter's end, however it ended, by the end of the socket between them.
-With a Ray address there is one process, which hands slices on to the cluster: Ray ends the process
-of whoever loses its cluster, and that must not be the cloud.
+On Ray there is one process, which hands slices on to the cluster: Ray ends the process of whoever
+loses its cluster, and that must not be the cloud.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -23,11 +24,17 @@ from multiprocessing.connection import wait
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from edgeveil.errors import EdgeVeilError, UsageError
+from edgeveil.ray_cluster import ClusterAway
 from edgeveil_cloud.compute import channel
 from edgeveil_cloud.open_segments import RoundOpening, Slice
 
+LOG = logging.getLogger("edgeveil.cloud")
 LEAST_BYTES = 32 << 20  # opened here in a tenth of a second
 TRIES = 3  # of one slice
+_NO_START = (
+    "cloud.compute",
+    "see what it wrote to the console, or set engine: local and workers: 0",
+)
 START_S = 120.0  # until a worker says that it is there; Ray may have to be started for it
 AWAY_S = 60.0  # for a cluster to come back while a round waits
 
@@ -46,23 +53,27 @@ class BatchFile(Protocol):
 
 
 @dataclass(frozen=True)
-class Ready:
-    """A worker is there, for so many slices at a time."""
-
-    slots: int
+class WorkerReady:
+    """A worker is there."""
 
 
 @dataclass(frozen=True)
-class Refused:
-    """It cannot work here."""
+class WorkerRefusal:
+    """It cannot work here, or, where that may pass, not now."""
 
     what: str
     where: str
     fix: str
+    passes: bool = False
+
+    @classmethod
+    def of(cls, error: EdgeVeilError) -> WorkerRefusal:
+        """What a worker met."""
+        return cls(error.what, error.where, error.fix, isinstance(error, ClusterAway))
 
 
 @dataclass(frozen=True)
-class Failed:
+class SliceFailure:
     """A slice did not come to its end."""
 
     why: str
@@ -87,13 +98,23 @@ class _Process:
 
 
 class WorkerProcesses:
-    """See `edgeveil_cloud.compute.Workers`. `count` 0 leaves it to the Ray cluster."""
+    """Open slices of a batch side by side, `count` of them at a time. With `on_ray` slices go on to
+    Ray, to the cluster at `address` or to one that is started on this machine.
+
+    For calls from any thread, one batch after the other. Fewer than `least_bytes` of sealed
+    segments are not worth the way to a worker.
+    """
 
     def __init__(
-        self, count: int, ray_address: str | None = None, least_bytes: int = LEAST_BYTES
+        self,
+        count: int,
+        *,
+        on_ray: bool = False,
+        address: str | None = None,
+        least_bytes: int = LEAST_BYTES,
     ) -> None:
         self.count, self.least_bytes = count, least_bytes
-        self._ray_address = ray_address
+        self._on_ray, self._address = on_ray, address
         self._there: list[_Process] = []
         self._turn, self._stopping = threading.Lock(), threading.Event()
 
@@ -103,7 +124,8 @@ class WorkerProcesses:
         return [one.process.pid for one in self._there]
 
     def start(self) -> None:
-        """Start them ahead of the first slice. Raises UsageError where they cannot work."""
+        """Start them ahead of the first slice. Raises UsageError where they cannot work, and
+        ClusterAway where they may later."""
         with self._turn:
             self._start()
 
@@ -114,7 +136,10 @@ class WorkerProcesses:
         slices: Sequence[Slice[Result]],
         take: Callable[[int, Result], None],
     ) -> None:
-        """See `Workers`."""
+        """Open all of them; `take` gets each one's number and result, in the order of their ends.
+
+        Raises ComputeError where a slice ended its worker again and again, or nothing can work.
+        """
         with self._turn:
             try:
                 _Work(self, opening, data, slices, take).do()
@@ -123,7 +148,7 @@ class WorkerProcesses:
                 raise
 
     def close(self) -> None:
-        """See `Workers`."""
+        """End them, whatever they do."""
         self._stopping.set()
         for one in list(self._there):
             one.process.kill()  # who waits for it hears so
@@ -135,7 +160,7 @@ class WorkerProcesses:
 
         Raises ComputeError.
         """
-        begun_s, pause_s = time.monotonic(), 0.5
+        begun_s, pause_s, told = time.monotonic(), 0.5, False
         while True:
             if self._stopping.is_set():
                 raise ComputeError("the cloud is stopping")
@@ -143,8 +168,12 @@ class WorkerProcesses:
                 self._start()
                 return self._there
             except UsageError as error:
-                if self._ray_address is None or time.monotonic() - begun_s > AWAY_S:
+                passes = isinstance(error, ClusterAway)
+                if not passes or time.monotonic() - begun_s > AWAY_S:
                     raise ComputeError(error.what, where=error.where, fix=error.fix) from None
+                if not told:
+                    told = True
+                    LOG.warning("compute_away", extra={"reason": str(error), "wait_s": AWAY_S})
             self._stopping.wait(pause_s)
             pause_s = min(2 * pause_s, 5.0)
 
@@ -155,9 +184,10 @@ class WorkerProcesses:
 
     def _start(self) -> None:
         for one in list(self._there):
-            if one.process.poll() is not None:  # it had nothing to do for long
+            # One that had nothing to do for long; of others the end is heard, with what they did.
+            if not one.under_way and one.process.poll() is not None:
                 self.drop(one)
-        processes = 1 if self._ray_address else self.count
+        processes = 1 if self._on_ray else self.count
         new = [self._launched() for _ in range(processes - len(self._there))]
         self._there += new
         for one in new:
@@ -166,19 +196,17 @@ class WorkerProcesses:
                 said = channel.hear(one.socket)
                 one.socket.settimeout(None)
             except (EOFError, OSError):
-                said = Refused(f"a worker does not start ({self.drop(one)})", "cloud.compute", "")
-            if isinstance(said, Refused):
+                said = WorkerRefusal(f"a worker does not start ({self.drop(one)})", *_NO_START)
+            if isinstance(said, WorkerRefusal):
                 self._end()
-                raise UsageError(said.what, where=said.where, fix=said.fix)
-            one.slots = said.slots
-        if new:
-            self.count = sum(one.slots for one in self._there)
+                kind = ClusterAway if said.passes else UsageError
+                raise kind(said.what, where=said.where, fix=said.fix)
 
     def _launched(self) -> _Process:
         ours, theirs = socket.socketpair()
         with theirs:
-            more = [self._ray_address, str(self.count)] if self._ray_address else []
-            module = "edgeveil_cloud.compute." + ("on_ray" if more else "worker")
+            more = [str(self.count), self._address or ""] if self._on_ray else []
+            module = "edgeveil_cloud.compute." + ("on_ray" if self._on_ray else "worker")
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, str(theirs.fileno()), *more],
                 stdin=subprocess.DEVNULL,
@@ -191,7 +219,7 @@ class WorkerProcesses:
                     "OMP_NUM_THREADS": "1",
                 },
             )
-        return _Process(process, ours, 1)
+        return _Process(process, ours, self.count if self._on_ray else 1)
 
     def _end(self) -> None:
         for one in list(self._there):
@@ -244,7 +272,9 @@ class _Work:
             self._lost(one)
             return
         one.under_way.discard(number)
-        if isinstance(result, Failed):
+        if isinstance(result, WorkerRefusal):
+            raise ComputeError(result.what, where=result.where, fix=result.fix)
+        if isinstance(result, SliceFailure):
             self._again(number, result.why)
             return
         self._left -= 1
@@ -252,6 +282,7 @@ class _Work:
 
     def _lost(self, one: _Process) -> None:
         how = self._pool.drop(one)
+        LOG.warning("worker_ended", extra={"how": how, "slices": len(one.under_way)})
         for number in sorted(one.under_way):
             self._again(number, how)
 
@@ -259,7 +290,7 @@ class _Work:
         self._tries[number] += 1
         if self._tries[number] >= TRIES:
             raise ComputeError(
-                f"{TRIES} workers ended at the same uploads, the last by {why}",
+                f"some uploads could not be opened in {TRIES} tries, the last ended with {why}",
                 where="cloud.compute",
                 fix="where memory ran out ask for fewer workers, or workers: 0",
             )

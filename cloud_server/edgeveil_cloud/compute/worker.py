@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgeveil.storage import FileData
 from edgeveil_cloud.compute import channel
-from edgeveil_cloud.compute.processes import Failed, Ready
+from edgeveil_cloud.compute.processes import SliceFailure, WorkerReady
 from edgeveil_cloud.open_segments import RoundOpening
 
 IDLE_S = 300.0  # without work it ends; another one is there in half a second
@@ -18,7 +18,7 @@ IDLE_S = 300.0  # without work it ends; another one is there in half a second
 
 def serve(starter: socket.socket) -> None:
     """One slice after the other. Raises EOFError or OSError at the starter's end."""
-    channel.say(starter, Ready(1))
+    channel.say(starter, WorkerReady())
     while True:
         starter.settimeout(IDLE_S)
         number, told, of = channel.hear(starter)
@@ -27,7 +27,7 @@ def serve(starter: socket.socket) -> None:
         try:
             result = of.opened(RoundOpening.heard(told), data)
         except Exception as error:  # its text could quote what was opened
-            result = Failed(type(error).__name__)
+            result = SliceFailure(type(error).__name__)
         data.close()
         channel.say(starter, (number, result))
         del result
