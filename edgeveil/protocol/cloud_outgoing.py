@@ -1,4 +1,4 @@
-"""What the cloud says until the proxy confirms it: a broadcast, the ends of jobs."""
+"""What the cloud says until a cell's proxy confirms it: a broadcast, the ends of jobs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ class OutgoingBroadcast:
     """The broadcast that is offered until the proxy holds it, at most one; one timer."""
 
     def __init__(
-        self, signer: Signer, releases: Signer, settings: CloudSettings, timer: str
+        self, cell: str, signer: Signer, releases: Signer, settings: CloudSettings, timer: str
     ) -> None:
+        self._proxy = fx.ProxyAddress(cell)
         self._signer, self._releases, self._settings = signer, releases, settings
         self._timer = timer
         self._manifest: Manifest | None = None
@@ -38,7 +39,7 @@ class OutgoingBroadcast:
         signer = self._releases if self._manifest.kind == "release" else self._signer
         signed, packet_bytes = signer.header(self._manifest), self._settings.packet_bytes
         blob = self._manifest.blob
-        packets = sends(fx.ProxyAddress(), signed, blob, self._data, packet_bytes, push=push)
+        packets = sends(self._proxy, signed, blob, self._data, packet_bytes, push=push)
         return [*packets, fx.SetTimer(self._timer, self._settings.resend_s)]
 
     @property
@@ -54,7 +55,7 @@ class OutgoingBroadcast:
         """The parts asked for. Raises ProtocolError `unknown_blob` or `bad_index`."""
         if self._manifest is None or not self.is_blob(need.blob):
             raise ProtocolError("unknown_blob")
-        return answer_need(fx.ProxyAddress(), need, self._manifest.blob, self._data)
+        return answer_need(self._proxy, need, self._manifest.blob, self._data)
 
 
 class JobEnds:
@@ -62,8 +63,9 @@ class JobEnds:
     one timer, `close`, for all.
     """
 
-    def __init__(self, signer: Signer, settings: CloudSettings) -> None:
-        self._signer, self._settings = signer, settings
+    def __init__(self, cell: str, signer: Signer, settings: CloudSettings) -> None:
+        self._proxy, self._signer, self._settings = fx.ProxyAddress(cell), signer, settings
+        self._timer = timer_name("close", cell=cell)
         self._open: dict[bytes, Note] = {}
         self._wait_s = settings.resend_s
 
@@ -86,13 +88,13 @@ class JobEnds:
         if not self._open:
             return []
         wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, self._settings.close_cap_s)
-        notes = [fx.Send(fx.ProxyAddress(), note) for note in self._open.values()]
-        return [*notes, fx.SetTimer(timer_name("close"), wait_s)]
+        notes = [fx.Send(self._proxy, note) for note in self._open.values()]
+        return [*notes, fx.SetTimer(self._timer, wait_s)]
 
     def confirmed(self, digest: bytes) -> list[fx.Effect] | None:
         """The proxy acknowledged a note of this digest; None if it is none of these."""
         for job_id, note in self._open.items():
             if hashlib.sha256(note.body.payload).digest() == digest:
                 del self._open[job_id]
-                return [] if self._open else [fx.CancelTimer(timer_name("close"))]
+                return [] if self._open else [fx.CancelTimer(self._timer)]
         return None

@@ -149,7 +149,9 @@ def _finish_proxy(task: object, tape: Tape) -> object:
 def _cloud(data: bytes) -> None:
     tape = Tape(data)
     settings = ct.CloudSettings(PACKET_BYTES, blob_bytes=1 << 13, spool_bytes=1 << 13)
-    machine = CloudMachine(signer("cloud"), m.PeerKeys.pinned(proxy=public_key("proxy")), settings)
+    machine = CloudMachine(
+        signer("cloud"), {"": m.PeerKeys.pinned(proxy=public_key("proxy"))}, settings
+    )
     play = Play(machine, tape, _finish_cloud)
     start = fx.Command(ct.StartJob(JOB, 1, 1, exchanges=2, retries=2))
     play.run([fx.PeerConnected(fx.ProxyAddress()), start], (fx.ProxyAddress(),))
