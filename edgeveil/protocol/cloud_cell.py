@@ -14,8 +14,8 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud_arrivals import BatchArrival, acknowledged
 from edgeveil.protocol.cloud_masks import MaskArrivals
 from edgeveil.protocol.cloud_outgoing import OutgoingBroadcast
-from edgeveil.protocol.cloud_tasks import Broadcast, CellRecord, CloudSettings, timer_name
-from edgeveil.protocol.messages import Batch, Manifest, Shortfall, Signer, Unmask
+from edgeveil.protocol.cloud_tasks import Broadcast, CloudSettings, timer_name
+from edgeveil.protocol.messages import Batch, Commit, Manifest, Shortfall, Signer, Unmask
 from edgeveil.protocol.transfer import sends
 
 
@@ -114,12 +114,12 @@ class CellCourse:
         """Its timers end."""
         return [self._cancel("watchdog"), self._cancel("resend")]
 
-    def tell(self, record: CellRecord) -> list[fx.Effect]:
+    def tell(self, commit: Commit, data: bytes) -> list[fx.Effect]:
         """What counted of its uploads; the proxy may forget the batch."""
         out = [*self.masks.drop(), *self.arrival.acknowledge(), *self.arrival.drop()]
         self.out.drop()
-        signed, packet_bytes = self._signer.header(record.commit), self._settings.packet_bytes
-        return [*out, *sends(self.proxy, signed, record.commit.blob, record.data, packet_bytes)]
+        signed, packet_bytes = self._signer.header(commit), self._settings.packet_bytes
+        return [*out, *sends(self.proxy, signed, commit.blob, data, packet_bytes)]
 
     def wait(self) -> fx.SetTimer:
         """Its silence counts anew."""

@@ -44,7 +44,6 @@ from edgeveil.protocol.cloud_tasks import (
     AskUnmask,
     Broadcast,
     Broadcasts,
-    CellRecord,
     CloudSettings,
     JobStatus,
     Obstacle,
@@ -66,6 +65,7 @@ from edgeveil.protocol.messages import (
     Arrived,
     Batch,
     BlobPart,
+    Commit,
     ExchangeId,
     MaskSums,
     Need,
@@ -294,8 +294,8 @@ class JobCourse:
                 return self._pause(reason)
             case Broadcasts(by_cell=by_cell):
                 return self._sealed(by_cell)
-            case RoundCommit(by_cell=records):
-                return self._committed(records)
+            case RoundCommit(commit=commit, data=data):
+                return self._committed(commit, data)
             case AskUnmask(unmasks=unmasks):
                 return self._ask_unmask(unmasks)
             case TooFewUploads(reason=reason, answers=answers):
@@ -336,13 +336,13 @@ class JobCourse:
                 out += cell.leave()
         return out
 
-    def _committed(self, records: Mapping[str, CellRecord]) -> list[fx.Effect]:
+    def _committed(self, commit: Commit, data: bytes) -> list[fx.Effect]:
         last = self.exchange >= self.start.exchanges
         self._step("committed_last" if last else "committed")
         out: list[fx.Effect] = []
         for cell in self.cells.values():
-            if cell.cell in records:
-                out += cell.tell(records[cell.cell])
+            if cell.stand is not Stand.OUT:
+                out += cell.tell(commit, data)
             cell.stand = Stand.OUT
         self.retries_left, self.attempt = self.start.retries, 1
         if last:

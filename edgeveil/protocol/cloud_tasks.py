@@ -190,18 +190,11 @@ class TakeMasks:
 
 
 @dataclass(frozen=True)
-class CellRecord:
-    """What counted of a cell's uploads; `data` names the accepted ciphertexts by hash."""
+class RoundCommit:
+    """The round is committed; the record names the accepted ciphertexts of all cells by hash."""
 
     commit: Commit
     data: bytes
-
-
-@dataclass(frozen=True)
-class RoundCommit:
-    """The round is committed; the record of each cell whose devices were asked."""
-
-    by_cell: Mapping[str, CellRecord]
 
 
 @dataclass(frozen=True)

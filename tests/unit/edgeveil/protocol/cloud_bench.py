@@ -25,7 +25,6 @@ from edgeveil.protocol.cloud_tasks import (
     Absorb,
     Broadcast,
     Broadcasts,
-    CellRecord,
     CloudSettings,
     RoundCommit,
     SealJob,
@@ -133,4 +132,4 @@ def absorb(machine: CloudMachine, where: ExchangeId | None = None) -> list[fx.Ef
     where = where or at()
     hand_over(machine, where)
     record, data = commit_of(where, [b"a", b"b"])
-    return done(machine, absorbing(where), RoundCommit({"": CellRecord(record, data)}))
+    return done(machine, absorbing(where), RoundCommit(record, data))

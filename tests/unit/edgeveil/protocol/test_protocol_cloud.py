@@ -45,7 +45,6 @@ from edgeveil.protocol.cloud_tasks import (
     Absorb,
     Broadcast,
     Broadcasts,
-    CellRecord,
     JobStatus,
     ReleaseHeld,
     RoundCommit,
@@ -78,7 +77,7 @@ def test_a_batch_is_acknowledged_only_after_the_commit():
     machine = waiting()
     assert messages(hand_over(machine), object) == []
     record, data = commit_of(at(), [b"x"])
-    out = done(machine, Absorb({"": batch()[0]}), RoundCommit({"": CellRecord(record, data)}))
+    out = done(machine, Absorb({"": batch()[0]}), RoundCommit(record, data))
     assert bodies(out, Ack) == [Ack(batch()[0].blob.digest, "held")]
     assert record in headers(out)
 

@@ -54,7 +54,6 @@ from edgeveil.protocol.cloud_tasks import (
     Broadcast,
     Broadcasts,
     CancelJob,
-    CellRecord,
     CloudSettings,
     JobStatus,
     Obstacle,
@@ -82,7 +81,7 @@ from edgeveil.protocol.transfer import describe
 CHOSEN = Unmask(at(), batch()[0].blob.digest, b"\x07")
 QUESTION = hashlib.sha256(encode_inner(CHOSEN)).digest()
 MASKS = b"sums of masks " * 300
-COMMIT = RoundCommit({"": CellRecord(*commit_of(at(), [b"x"]))})
+COMMIT = RoundCommit(*commit_of(at(), [b"x"]))
 
 
 def unmasking(machine: CloudMachine | None = None) -> CloudMachine:

@@ -16,7 +16,6 @@ from edgeveil.protocol.cloud_tasks import (
     BatchDropped,
     BatchPart,
     CancelJob,
-    CellRecord,
     JobStatus,
     RoundCommit,
     SealJob,
@@ -124,9 +123,7 @@ def test_a_batch_waits_while_others_leave_no_room_and_the_proxy_counts_as_there(
     assert state(machine, OTHER) is CloudState.WAITING
     for part in parts_of(first, data):
         receive(machine, part)
-    done(
-        machine, Absorb({"": first}), RoundCommit({"": CellRecord(*commit_of(where(JOB), [b"a"]))})
-    )
+    done(machine, Absorb({"": first}), RoundCommit(*commit_of(where(JOB), [b"a"])))
     assert messages(receive(machine, offer(second, b"", PROXY)), Need)
 
 

@@ -284,7 +284,7 @@ def test_a_round_under_way_is_announced_and_asked_anew_with_no_retry_spent():
 def test_other_metadata_alone_disturb_no_round():
     machine = cloud()
     machine.courses[JOB].state = CloudState.WAITING
-    same = replace(OWN, jobs=LEAKED, peers=replace(UNDER_ROOT, versions=(1, 2)))
+    same = replace(OWN, jobs=LEAKED, peers={"": replace(UNDER_ROOT, versions=(1, 2))})
     machine.handle(fx.Command(same), 0.0)
     assert machine.courses[JOB].state is CloudState.WAITING and machine.courses[JOB].attempt == 1
 
