@@ -10,8 +10,7 @@ from round_kit import CENTRE, TRAIN, CloudRound, job, public_keys
 
 from edgeveil.errors import JobFailed
 from edgeveil.jobs import compile_job
-from edgeveil.jobs.plan import Plan
-from edgeveil.jobs.plan import MOST_SUMMED, SOFTMAX
+from edgeveil.jobs.plan import MOST_SUMMED, SOFTMAX, Plan
 from edgeveil.protocol.sealed import segment_mark
 from edgeveil_cloud.broadcasts import TooManyDevices, select
 from edgeveil_cloud.commit_round import aggregate

@@ -459,7 +459,7 @@ def test_a_round_without_masks_opens_nothing_early(desk: SecureDesk) -> None:
     plain.host.store(BatchPart(STREAM, 0, data, plain.wire))
     header = Batch(made.manifest.at, 0, 0, (), describe(b"", 4096), STREAM)
     assert plain.host.perform(OpenArrived(header)) is None
-    under_way = plain.host._spool_of(plain.wire).under_way
+    under_way = plain.host._spool_of(plain.wire, "").under_way
     assert under_way is not None
     assert under_way.front is not None
     assert under_way.front.opened == 0
