@@ -600,6 +600,8 @@ class JobCourse:
 
     def timer(self, what: str, cell: str) -> list[fx.Effect]:
         """One of its own ran out."""
+        if what == "enough":
+            return self._close()
         of_it = self.cells[cell]
         match what:
             case "resend":
@@ -610,8 +612,6 @@ class JobCourse:
                 return of_it.masks.send()
             case "watchdog":
                 return self._silent(of_it) if of_it.awaited else []
-            case "enough":
-                return self._close()
         return []
 
     def _close(self) -> list[fx.Effect]:
