@@ -45,8 +45,17 @@ class CellCourse:
     """One job in one cell. `joined`: its proxy holds the job, so that rounds may ask there."""
 
     def __init__(
-        self, cell: str, signer: Signer, releases: Signer, settings: CloudSettings, job_id: bytes
+        self,
+        cell: str,
+        signer: Signer,
+        releases: Signer,
+        settings: CloudSettings,
+        job_id: bytes,
+        *,
+        alone: bool,
     ) -> None:
+        """`alone`: there is no other cell, so that nobody waits for this one in vain."""
+        self._alone = alone
         self.cell, self.proxy = cell, fx.ProxyAddress(cell)
         self._signer, self._settings, self._job_id = signer, settings, job_id
         resend = timer_name("resend", job_id, cell)
@@ -124,7 +133,8 @@ class CellCourse:
     def wait(self) -> fx.SetTimer:
         """Its silence counts anew."""
         margin_s, of_it = self._settings.proxy_margin_s, self.manifest
-        round_s = of_it.deadline_s + of_it.grace_s if of_it else 0.0
+        held = self._alone or self.stand is Stand.HELD
+        round_s = of_it.deadline_s + of_it.grace_s if of_it and held else 0.0
         return fx.SetTimer(timer_name("watchdog", self._job_id, self.cell), round_s + margin_s)
 
     def send(self) -> list[fx.Effect]:

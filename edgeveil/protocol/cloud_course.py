@@ -156,7 +156,14 @@ class JobCourse:
         # After the commit under way: the key that announced it is gone.
         self._announce_again = False
         self.cells = {
-            cell: CellCourse(cell, context.signer, context.releases, context.settings, start.job_id)
+            cell: CellCourse(
+                cell,
+                context.signer,
+                context.releases,
+                context.settings,
+                start.job_id,
+                alone=len(context.ends) == 1,
+            )
             for cell in context.ends
         }
 

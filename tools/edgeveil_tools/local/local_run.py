@@ -212,8 +212,8 @@ def _cell_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
     if trainers >= job.round.min_batch > of_a_cell:
         yield Mix(
             ("round.min_batch", "local_run.cells"),
-            f"a batch of a cell needs {job.round.min_batch} uploads (round.min_batch) and a cell of "
-            f"{run.cells} has {of_a_cell} training devices; play more devices or fewer cells",
+            f"a batch of a cell needs {job.round.min_batch} uploads (round.min_batch) and each of "
+            f"{run.cells} cells has {of_a_cell} training devices; play more devices or fewer cells",
         )
 
 
