@@ -30,6 +30,7 @@ import re
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.beside import FetchBeside, PutBeside
 from edgeveil.protocol.device_jobs import FetchedBlob, Fetches, KnownJobs
 from edgeveil.protocol.device_releases import DeviceReleases
 from edgeveil.protocol.device_round import DeviceRound, DeviceState, Outbox
@@ -60,6 +61,7 @@ from edgeveil.protocol.device_tasks import (
 from edgeveil.protocol.messages import (
     Ack,
     Behind,
+    BlobAt,
     BlobPart,
     BroadcastHeader,
     Bye,
@@ -161,6 +163,11 @@ class DeviceMachine:
                 return self._timer(name)
             case fx.WorkDone(task=fx.TakeTrust(), result=result):
                 return self._taken(result)
+            case fx.WorkDone(task=FetchBeside() as carried, result=result):
+                came = self.fetches.came_beside(carried, result, self._jobs.is_ahead)
+                return came if isinstance(came, list) else self._complete(came)
+            case fx.WorkDone(task=PutBeside() as carried, result=result):
+                return self.outbox.laid_down(carried, result)
             case fx.WorkDone(task=task, result=result):
                 return self._done(task, result)
             case fx.Command(what="leave"):
@@ -279,7 +286,8 @@ class DeviceMachine:
     def _fetch(self, offer: Offer, header: BroadcastHeader) -> list[fx.Effect]:
         self.fetches.make_room(offer, header)
         complete = self.fetches.offer(offer, header)
-        return [fx.SetTimer("repair", self.settings.repair_s), *self._complete(complete)]
+        timer = fx.SetTimer("repair", self.settings.repair_s)
+        return [timer, *self.fetches.ask(header), *self._complete(complete)]
 
     def _complete(self, complete: FetchedBlob | None) -> list[fx.Effect]:
         match complete:
@@ -407,6 +415,10 @@ class DeviceMachine:
             case RoundKey() as key:
                 self.round.told_key(key)
                 return []
+            case BlobAt(put=True) as at:
+                return self.outbox.lay_down(at)
+            case BlobAt() as at:
+                return self.fetches.lies_at(at)
             case Ack() as ack:
                 if self._key_told(ack):
                     return [fx.Persist(SealingKeyTold())]

@@ -11,9 +11,11 @@ from collections.abc import Callable
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.beside import LEAST_BYTES, FetchBeside, begin_fetch, end_fetch
 from edgeveil.protocol.device_tasks import CLOSED_KEPT, DeviceMemory, DeviceSettings, JobClosed
 from edgeveil.protocol.messages import (
     Blob,
+    BlobAt,
     BlobPart,
     BroadcastHeader,
     Close,
@@ -79,7 +81,9 @@ class Fetches:
         if not offer.data and (pieces := pieces_of(header)):
             return self._offer_pieces(offer, header, *pieces)
         digest = header.blob.digest
-        fetch = self.under_way.get(digest) or Fetch(offer, header, self._settings.blob_bytes)
+        fetch = self.under_way.get(digest) or Fetch(
+            offer, header, self._settings.blob_bytes, beside=self._may_come_beside(offer)
+        )
         self.under_way[digest] = fetch
         for part in first_data(offer, header.blob):
             fetch.add(part)
@@ -96,9 +100,37 @@ class Fetches:
                     self._settings.blob_bytes,
                     blob=piece,
                     idle=piece is stream,
+                    beside=self._may_come_beside(offer) and piece.size_bytes >= LEAST_BYTES,
                 )
         front = self.under_way.get(stanzas.digest)
         return self._finish(front) if front and front.assembly.complete else None
+
+    def _may_come_beside(self, offer: Offer) -> bool:
+        return offer.beside and bool(self._settings.blob_urls)
+
+    def ask(self, header: BroadcastHeader) -> list[fx.Effect]:
+        """What of it does not come by itself is asked for at once."""
+        fetches = [one for one in self.under_way.values() if one.header == header and one.beside]
+        needs = [need for one in fetches if (need := one.next_need(timer=False))]
+        return [fx.Send(fx.ProxyAddress(), need) for need in needs]
+
+    def lies_at(self, at: BlobAt) -> list[fx.Effect]:
+        """A blob that was asked for may be had beside the broker. Raises ProtocolError
+        `foreign_url`."""
+        fetch = self.under_way.get(at.blob)
+        return [] if fetch is None else begin_fetch(fetch, at, self._settings.blob_urls)
+
+    def came_beside(
+        self, task: FetchBeside, result: object, stays: HeaderTest
+    ) -> FetchedBlob | list[fx.Effect]:
+        """It has come, or did not: the whole blob, unless it `stays`, or what follows."""
+        fetch = self.under_way.get(task.blob.digest)
+        if fetch is None:
+            return []
+        failed = end_fetch(fetch, result)
+        if fetch.assembly.complete and not fetch.idle and not stays(fetch.header):
+            return self._finish(fetch)
+        return failed
 
     def go_on(self, manifest: Manifest, stanzas: bytes) -> FetchedBlob | list[fx.Effect]:
         """The stream is of use: the whole blob, or what to ask for. Nothing where it was given up.
