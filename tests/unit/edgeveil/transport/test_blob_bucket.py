@@ -7,9 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from edgeveil.errors import ProtocolError, UsageError
 from edgeveil.protocol import effects as fx
@@ -34,6 +32,10 @@ TO = fx.ProxyAddress()
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
+    pytest.importorskip("moto", reason="no server speaks S3: pip install '.[s3-tests]'")
+    import boto3
+    from moto.server import ThreadedMotoServer
+
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
