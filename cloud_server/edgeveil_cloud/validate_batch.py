@@ -173,9 +173,10 @@ class SegmentOpener:
         )
 
     def array(self, plain: bytes) -> Array:
-        """The tensor, on the same memory."""
+        """The tensor, on the same memory; halves are widened, since no sum of them is exact."""
         dtype = np.dtype(self.spec.dtype).newbyteorder("<")
-        return np.frombuffer(plain[: self.spec.byte_count], dtype).reshape(self.spec.shape)
+        found = np.frombuffer(plain[: self.spec.byte_count], dtype).reshape(self.spec.shape)
+        return found.astype(np.float32) if self.spec.dtype == "float16" else found
 
     def again(self, offset: int) -> Array:
         """A segment that was valid before."""

@@ -300,6 +300,17 @@ def _stages(plan: Plan) -> Iterator[Mix]:
                 f"'{name}' decides where training starts and keeps what it led to, so nothing may "
                 "have changed the update yet; put it first",
             )
+        if stage.wire != "float32" and index < len(stages) - 1:
+            yield Mix(
+                (at, "update"),
+                f"'{name}' is how values travel, so nothing may change them any more; put it last",
+            )
+        if stage.wire != "float32" and job.aggregation.secure:
+            yield Mix(
+                (at, "aggregation.secure"),
+                f"what is summed under masks travels as integers, not as {stage.wire}; "
+                f"leave '{name}' out, or aggregation.secure",
+            )
         if getattr(job.update[index], "quantile", None) is not None and not job.aggregation.secure:
             yield Mix(
                 (f"{at}.quantile", "aggregation.secure"),

@@ -57,7 +57,7 @@ class SegmentSpec:
 
     name: str
     shape: tuple[int, ...]
-    dtype: str  # "float32" | "float64" | "int64"
+    dtype: str  # "float16" | "float32" | "float64" | "int64"
     bits: int = 0
 
     @property

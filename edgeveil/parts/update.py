@@ -87,7 +87,8 @@ class Stage(Protocol):
     an un-noised trainer then has no event of its own. `chooses`: it sets values to 0, and which
     follows from what it is given. `leads`: it must stand first, beside what the trainer made.
     `remembers`: what the device keeps follows from its upload, so that the next one tells of it.
-    `shares`: where uploads are summed, devices can share its noise.
+    `shares`: where uploads are summed, devices can share its noise. `wire` is the type in which
+    values travel after it; any but float32 stands last.
     """
 
     protects: bool
@@ -95,6 +96,7 @@ class Stage(Protocol):
     leads: bool
     remembers: bool
     shares: bool
+    wire: str
 
     @property
     def grid(self) -> FixedPoint | None:
@@ -125,12 +127,12 @@ class Stage(Protocol):
         ...
 
 
-def specs_of(network: Network, *, whole: bool) -> tuple[SegmentSpec, ...]:
-    """float32: one segment a weight, or `update` with all values in the weights' order."""
+def specs_of(network: Network, *, whole: bool, wire: str = "float32") -> tuple[SegmentSpec, ...]:
+    """One segment a weight, or `update` with all values in the weights' order, of type `wire`."""
     if not whole:
-        return tuple(SegmentSpec(w.name, w.shape, "float32") for w in network.weights)
+        return tuple(SegmentSpec(w.name, w.shape, wire) for w in network.weights)
     size = sum(int(np.prod(w.shape)) for w in network.weights)
-    return (SegmentSpec(WHOLE, (size,), "float32"),)
+    return (SegmentSpec(WHOLE, (size,), wire),)
 
 
 def segments_of(
@@ -191,6 +193,7 @@ class BaseStage:
     leads = False
     remembers = False
     shares = False
+    wire: str = "float32"
 
     @property
     def grid(self) -> FixedPoint | None:

@@ -201,6 +201,8 @@ def reason(names, *, unproven):
         return "would each spend the whole of privacy.epsilon"
     if second.leads:
         return "put it first"
+    if first.wire != "float32":
+        return "put it last"
     if unproven:
         return ""
     if first.chooses and second.protects:

@@ -91,6 +91,11 @@ class Pipeline:
         return self.setting.stages[-1] if self.setting.stages else None
 
     @property
+    def wire(self) -> str:
+        """The type in which values travel where they are not summed."""
+        return self._last.wire if self._last else "float32"
+
+    @property
     def grid(self) -> FixedPoint:
         """How the update travels where updates are summed."""
         return (self._last.grid if self._last else None) or USUAL_GRID
@@ -152,7 +157,7 @@ class UpdateDevice:
         random_bytes: RandomBytes = os_random,
         processor: str = "auto",
     ) -> Answer:
-        """The update's segments: float32, or integers where they are summed.
+        """The update's segments: float32 or what it is cast to, or integers where they are summed.
 
         Tensors named `kept/…` are this device's own.
 
@@ -179,7 +184,8 @@ class UpdateDevice:
                 segments[WITHIN] = steps[size:]
         else:
             update = self._stages.apply(task, update)
-            segments |= segments_of(network, update, whole=setting.whole)
+            sent = segments_of(network, update, whole=setting.whole)
+            segments |= {name: array.astype(self._stages.wire) for name, array in sent.items()}
         return Answer(segments, self.price(exchange), task.memory)
 
     def _clip_norm(self, tensors: Tensors) -> float:
@@ -247,8 +253,9 @@ class UpdateCloud:
         )
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
-        """In the form that the job's `proxy.shuffle` asks for: float32, or summed integers."""
-        specs = specs_of(self._network, whole=self.setting.whole)
+        """In the form that the job's `proxy.shuffle` asks for: numbers, or summed integers."""
+        wire = "float32" if self.setting.summed else Pipeline(self.setting).wire
+        specs = specs_of(self._network, whole=self.setting.whole, wire=wire)
         summed, largest = self.setting.summed, self._grid.largest
         if not summed:
             return specs

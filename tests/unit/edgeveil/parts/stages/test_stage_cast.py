@@ -1,0 +1,73 @@
+"""Values in half precision: what travels, what is refused, and that the cloud adds up more than
+halves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgeveil.data.records import Records
+from edgeveil.errors import ConfigError
+from edgeveil.jobs import Job, compile_job
+from edgeveil.parts.methods import METHODS
+from edgeveil.privacy.sampler import SeededRandom
+
+
+def plan(update, *, secure=False):
+    return compile_job(
+        Job.model_validate(
+            {
+                "job": "halves",
+                "data": {
+                    "source": "digits",
+                    "classes": 10,
+                    "input_shape": (64,),
+                    "nominal_records": 30,
+                },
+                "model": {"name": "mlp", "hidden": (128,)},
+                "train": {"method": "sgd", "rounds": 2},
+                "update": tuple(update),
+                "proxy": {"shuffle": "whole"},
+                "aggregation": {"name": "fedavg", "secure": secure},
+                "privacy": {"accept_unproven": True, "epsilon": 8.0, "delta": 1e-5},
+            }
+        )
+    )
+
+
+CAST = {"name": "cast", "dtype": "float16"}
+
+
+def answer(made):
+    exchange = made.exchanges[0]
+    setting, train = made.setting, made.job.train
+    device = METHODS[train.method].device(train, setting)
+    cloud = METHODS[train.method].cloud(train, setting)
+    package = cloud.package(cloud.initial_state(), exchange)
+    rng = np.random.default_rng(1)
+    records = Records(rng.random((30, 64), np.float32), rng.integers(0, 10, 30))
+    return device.answer(exchange, package, records, SeededRandom(1), "cpu").segments["update"]
+
+
+def test_an_upload_has_half_the_bytes_and_the_rounded_values():
+    whole, half = plan([]), plan([CAST])
+    sent, rounded = answer(whole), answer(half)
+    assert rounded.dtype == np.float16
+    assert np.array_equal(rounded, sent.astype(np.float16))
+    assert np.count_nonzero(rounded) > 0
+    bytes_up = [sum(s.byte_count for s in one.segments(one.exchanges[0])) for one in (whole, half)]
+    assert bytes_up == [4 * sent.size, 2 * sent.size]
+
+
+def test_after_noise_it_costs_nothing():
+    noised = {"name": "gradient_gaussian", "clip_norm": 1.0}
+    prices = [
+        METHODS["sgd"].device(made.job.train, made.setting).price(made.exchanges[0])
+        for made in (plan([noised]), plan([noised, CAST]))
+    ]
+    assert prices[0] == prices[1]
+
+
+def test_sums_under_masks_have_no_halves():
+    with pytest.raises(ConfigError, match="travels as integers"):
+        plan([CAST], secure=True)
