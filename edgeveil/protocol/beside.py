@@ -16,6 +16,7 @@ no such prefix, asks for parts over the broker, which every holder goes on sendi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urlsplit
@@ -25,6 +26,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Blob, BlobAt, BlobPut, Note, Signer
 from edgeveil.protocol.transfer import Data, Fetch, H
 
+_SLUG = re.compile(r"[a-z_]{1,40}")
 LEAST_BYTES = 1 << 20  # of a blob that goes beside the broker
 MOST_FAILURES = 3  # of one blob, then it goes over the broker
 
@@ -103,6 +105,12 @@ class PutTaken:
     """What was put into the store is in its place, checked and durable, and gone from the store."""
 
 
+def why_not(result: object) -> str:
+    """The reason of such a failure in one word; a sentence may quote a path, and counts as none."""
+    reason = result.reason if isinstance(result, fx.WorkFailed) else ""
+    return reason if _SLUG.fullmatch(reason) else "failed"
+
+
 # --- which URLs count --------------------------------------------------------------------------
 
 
@@ -149,7 +157,7 @@ def end_fetch(fetch: Fetch[H], result: object) -> list[fx.Effect]:
         return []
     fetch.failures += 1
     fetch.beside = fetch.failures < MOST_FAILURES
-    why = _why(result)
+    why = why_not(result)
     over = [] if fetch.beside else [fx.Report("over_the_broker", {"why": why})]
     return [fx.Refuse(f"beside_{why}"), *over]
 
@@ -187,7 +195,7 @@ class LayingDown:
         self._blob = digest
         if isinstance(result, LaidDown):
             return True, [fx.Send(self._to, self._signer.note(BlobPut(digest)))]
-        why = _why(result)
+        why = why_not(result)
         over = [] if self.takes(task.blob) else [fx.Report("over_the_broker", {"why": why})]
         return False, [fx.Refuse(f"beside_{why}"), *over]
 
@@ -257,7 +265,7 @@ class ShownBlobs:
         # Whoever hears of it late still has half of the time.
         shown.until_s = now_s + self._expires_s / 2
         if not isinstance(result, BlobShown):
-            return [fx.Report("store_failed", {"why": _why(result)})]
+            return [fx.Report("store_failed", {"why": why_not(result)})]
         at = BlobAt(task.blob.digest, result.url, put=False, expires_s=self._expires_s)
         shown.note = self._signer.note(at)
         return [fx.Send(to, shown.note) for to in told]
@@ -315,7 +323,7 @@ class PutGrants:
             return []
         if not isinstance(result, PutGranted):
             del self._by_sender[task.sender]
-            return [fx.Report("store_failed", {"why": _why(result)})]
+            return [fx.Report("store_failed", {"why": why_not(result)})]
         at = BlobAt(task.blob.digest, result.url, put=True, expires_s=self._expires_s)
         grant.name, grant.note = result.name, self._signer.note(at)
         return [fx.Send(task.sender, grant.note)]
@@ -323,7 +331,3 @@ class PutGrants:
     def forget(self, sender: fx.Address) -> None:
         """It is here, came in another way, or is of no use."""
         self._by_sender.pop(sender, None)
-
-
-def _why(result: object) -> str:
-    return result.reason if isinstance(result, fx.WorkFailed) else "no_place"

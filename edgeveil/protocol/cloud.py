@@ -39,7 +39,7 @@ from typing import Literal
 from edgeveil.crypto.keys import KEY_BYTES, SigningKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.beside import GrantPut, PutGrants, PutTaken, ShowBlob
+from edgeveil.protocol.beside import GrantPut, PutGrants, PutTaken, ShowBlob, why_not
 from edgeveil.protocol.cloud_masks import MaskArrivals
 from edgeveil.protocol.cloud_outgoing import JobEnds, OutgoingBroadcast
 from edgeveil.protocol.cloud_releases import CloudReleases
@@ -696,8 +696,7 @@ class CloudArrivals:
         if isinstance(result, PutTaken):
             batch.assembly.fill(b"")
             return []
-        reason = result.reason if isinstance(result, fx.WorkFailed) else "failed"
-        return [fx.Refuse(f"beside_{reason}")]
+        return [fx.Refuse(f"beside_{why_not(result)}")]
 
     def stream(self, arrived: Arrived) -> list[fx.Effect]:
         """The front of a batch that is not whole yet, as far as it is there.

@@ -43,6 +43,7 @@ from edgeveil.protocol.beside import (
     PutGrant,
     PutGrants,
     PutTaken,
+    why_not,
 )
 from edgeveil.protocol.effects import StateTable
 from edgeveil.protocol.mask_seeds import open_seed
@@ -750,8 +751,7 @@ class ProxyUploads:
             return []
         self._forget_beside(task.device)
         if not isinstance(result, PutTaken):
-            reason = result.reason if isinstance(result, fx.WorkFailed) else "failed"
-            return [fx.Refuse(f"beside_{reason}")]
+            return [fx.Refuse(f"beside_{why_not(result)}")]
         if not self._takes(collection, task.device) or task.device in collection.uploads:
             return self._refuse(task.device, task.blob.digest, "closed", "closed_round")
         return self._hold(collection, task.device, arrival)

@@ -341,6 +341,15 @@ def test_what_is_not_the_upload_counts_for_nothing_and_it_is_asked_for_anew():
     assert again == grant
 
 
+def test_a_sentence_of_the_disk_is_no_reason_that_is_counted():
+    machine, header = large_round()
+    (grant,) = tasks(put_offer(machine, header))
+    machine.handle(fx.WorkDone(grant, PutGranted("n" * 64, URL)), 0.0)
+    (take,) = tasks(says(machine, FLEET[0], FLEET[0].signer.note(BlobPut(header.blob.digest))))
+    out = machine.handle(fx.WorkDone(take, fx.WorkFailed("/var/x: no room")), 0.0)
+    assert refused(out) == ["beside_failed"]
+
+
 def test_nobody_says_that_anothers_upload_lies_there():
     machine, header = large_round()
     (grant,) = tasks(put_offer(machine, header))
