@@ -13,6 +13,7 @@ from edgeveil.data.records import Records
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
+from edgeveil.protocol.beside import GrantPut, PutTaken, ShowBlob
 from edgeveil.protocol.cloud_tasks import (
     RESUME,
     Absorb,
@@ -30,12 +31,14 @@ from edgeveil.protocol.cloud_tasks import (
     SealPublication,
     SealRelease,
     SealRound,
+    TakeBatch,
     TakeMasks,
     pause_advice,
 )
 from edgeveil.protocol.messages import KNOWS_BUCKETS
 from edgeveil.protocol.sealed import Sealing
 from edgeveil.sites.cloud import ReleaseValidity
+from edgeveil.transport.blob_store import StoreBeside, taken
 from edgeveil_cloud.broadcasts import (
     BroadcastLimits,
     Choose,
@@ -80,7 +83,9 @@ class CloudHost:
         recorder: Recorder | None = None,
         random_bytes: RandomBytes = os_random,
         valid_s: float = ReleaseValidity().valid_s,
+        blobs: StoreBeside | None = None,
     ) -> None:
+        self._blobs = blobs
         self._store, self._clock = store, clock
         self.jobs = StoredJobs(store)
         self._spool = BatchSpool(spool_dir)
@@ -188,6 +193,16 @@ class CloudHost:
                 return self._committer.commit(
                     batch, lambda: spooled.whole(batch.blob, batch.stream)
                 )
+            case ShowBlob() if self._blobs:
+                return self._blobs.show(task)
+            case GrantPut() if self._blobs:
+                return self._blobs.grant(task)
+            case TakeBatch() if self._blobs:
+                offset = 0
+                for block in taken(self._blobs, task.name, task.blob):
+                    self._spool.put(BatchPart(task.blob.digest, offset, block))
+                    offset += len(block)
+                return PutTaken()
             case OpenArrived(batch=batch):
                 if (under_way := self._spool.under_way) is not None:
                     self._committer.open_arrived(batch, under_way)

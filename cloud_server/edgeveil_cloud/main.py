@@ -9,6 +9,7 @@ from edgeveil import logs
 from edgeveil.errors import UsageError
 from edgeveil.protocol import effects as fx
 from edgeveil.sites.cloud import CloudSite
+from edgeveil.transport.blob_store import sweep_forever
 from edgeveil.transport.http import (
     STUCK_S,
     Health,
@@ -61,14 +62,21 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
         http = HttpThread()
         await http.start(app, at)
         warn_of_plain_http(at, LOG)
+        blobs = process.cloud.blobs
         try:
+            if blobs is not None:
+                await blobs.start()
             await link.connect_or_raise()
             tell_ready()
             LOG.info("running", extra={"http": http.url, "enrolled": store.counts().enrolled})
             watch = [process.trust.run()] if process.trust else []
+            if blobs is not None:
+                watch.append(sweep_forever(blobs))
             await first_of(stop, link.run_forever(), process.runtime.run(), control.run(), *watch)
         finally:
             await http.stop()
+            if blobs is not None:
+                await blobs.stop()
             await link.close()
             process.cloud.close()
     LOG.info("stopped")

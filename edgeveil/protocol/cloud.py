@@ -39,6 +39,7 @@ from typing import Literal
 from edgeveil.crypto.keys import KEY_BYTES, SigningKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.beside import GrantPut, PutGrants, PutTaken, ShowBlob, why_not
 from edgeveil.protocol.cloud_masks import MaskArrivals
 from edgeveil.protocol.cloud_outgoing import JobEnds, OutgoingBroadcast
 from edgeveil.protocol.cloud_releases import CloudReleases
@@ -67,6 +68,7 @@ from edgeveil.protocol.cloud_tasks import (
     SealRelease,
     SealRound,
     StartJob,
+    TakeBatch,
     TakeMasks,
     TooFewUploads,
 )
@@ -76,6 +78,7 @@ from edgeveil.protocol.messages import (
     Arrived,
     Batch,
     BlobPart,
+    BlobPut,
     Commit,
     Envelope,
     ExchangeId,
@@ -223,6 +226,7 @@ class CloudMachine:
         self.settings = settings or CloudSettings()
         self.state = CLOUD_STATES.start
         self.job: RunningJob | None = None
+        self._now_s = 0.0
         self._out = OutgoingBroadcast(signer, self._releases, self.settings)
         self._arrivals = CloudArrivals(signer, self.settings, roster)
         self._masks = MaskArrivals(signer, self.settings)
@@ -236,6 +240,7 @@ class CloudMachine:
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         """Take an event; hostile or stale input ends as one `Refuse`."""
+        self._now_s = now_s
         try:
             return self._handle(event)
         except ProtocolError as error:
@@ -275,6 +280,13 @@ class CloudMachine:
                 return self.releases.sealed(task, result)
             case fx.WorkDone(task=CountReports() as task, result=result):
                 return self.releases.counted(task, result)
+            case fx.WorkDone(task=ShowBlob() as task, result=result):
+                published = self.releases.shown(task, result, self._now_s)
+                return published or self._out.shown.done(task, result, self._now_s)
+            case fx.WorkDone(task=GrantPut() as task, result=result):
+                return self._arrivals.may_be_put(task, result)
+            case fx.WorkDone(task=TakeBatch() as task, result=result):
+                return self._arrived(self._arrivals.taken(task, result))
             case fx.WorkDone(task=OpenArrived()):
                 return self._arrivals.opened()
             case fx.WorkDone(task=task, result=result):
@@ -374,10 +386,10 @@ class CloudMachine:
 
     def _answer(self, need: Need) -> list[fx.Effect]:
         """A proxy that asks for parts is there, however long the broadcast takes."""
-        published = self.releases.answer(need)
+        published = self.releases.answer(need, self._now_s)
         if published is not None:
             return published
-        out = self._out.answer(need)
+        out = self._out.answer(need, self._now_s)
         return [*out, fx.SetTimer("watchdog", self.job.patience_s)] if self.job else out
 
     def _held(self, job: RunningJob) -> list[fx.Effect]:
@@ -490,7 +502,7 @@ class CloudMachine:
             return [] if self._may_be_summed(header.at) else [closed]
         if not expected:
             return []  # being absorbed: the acknowledgement follows the commit
-        return self._arrived(self._arrivals.batch(offer, header))
+        return self._arrived(self._arrivals.batch(offer, header, self._now_s))
 
     def _may_be_summed(self, at: ExchangeId) -> bool:
         """Whether the host may hold sums of this attempt, for which the proxy keeps the seeds."""
@@ -514,6 +526,8 @@ class CloudMachine:
         if isinstance(body, Arrived):
             expected = body.at == self.at and self._may("batch")
             return self._arrivals.stream(body) if expected else []
+        if isinstance(body, BlobPut):
+            return self._arrivals.is_put(body)
         if isinstance(body, ReleaseReports):
             return self.releases.reports(body, hashlib.sha256(envelope.payload).digest())
         if not isinstance(body, Ack):
@@ -601,6 +615,7 @@ class CloudArrivals:
         self._at_work = self._more = False  # the host opens what came of a stream; more came since
         self._roster: Fetch[Roster] | None = None
         self._newest = newest  # an older roster would bring revoked devices back
+        self._grants = PutGrants(signer, settings.beside_bytes, settings.beside_s)
 
     @property
     def whole_batch(self) -> Batch | None:
@@ -635,9 +650,9 @@ class CloudArrivals:
             return ""
         return "replayed_roster" if header.epoch < newest.epoch else ""
 
-    def batch(self, offer: Offer, header: Batch) -> list[fx.Effect]:
+    def batch(self, offer: Offer, header: Batch, now_s: float) -> list[fx.Effect]:
         """The batch of the round under way is offered (again). A large one is pulled at once, and
-        one of which the front is there already."""
+        one of which the front is there already; or it is put where this cloud says."""
         batch, settings = self._batch, self._settings
         new = batch is None or batch.header != header
         known = new and self._continues(offer, header)
@@ -645,6 +660,11 @@ class CloudArrivals:
             batch = self._stream if known else None
             batch = batch or self._fetch(offer, header)
             self._batch, self._stream = batch, None
+        if offer.beside and not header.stream and self._grants.takes(header.blob):
+            batch.on_its_way = True
+            told = self._grants.offered(fx.ProxyAddress(), header.blob, now_s)
+            return [*told, self._look_again(), self._watch()]  # who offers it is there
+        batch.on_its_way = False
         out: list[fx.Effect] = []
         for part in first_data(offer, header.blob):
             out += self._put_away(batch, part)
@@ -653,6 +673,30 @@ class CloudArrivals:
         elif new and (header.stream or header.blob.size_bytes > settings.push_bytes):
             out += _asked(batch.next_need(timer=True))
         return [*out, self._look_again(), self._watch()] if new else [*out, self._look_again()]
+
+    def may_be_put(self, task: GrantPut, result: object) -> list[fx.Effect]:
+        """The store has a place for the batch."""
+        return self._grants.granted(task, result)
+
+    def is_put(self, put: BlobPut) -> list[fx.Effect]:
+        """The proxy says that the batch lies in the store: take it from there."""
+        grant = self._grants.get(fx.ProxyAddress(), put.blob)
+        expected = self._batch is not None and self._batch.header.blob.digest == put.blob
+        if grant is None or grant.taking or not grant.name or not expected:
+            return []
+        grant.taking = True
+        return [fx.Work(TakeBatch(grant.blob, grant.name))]
+
+    def taken(self, task: TakeBatch, result: object) -> list[fx.Effect]:
+        """The batch is on the disk; or what was put there was not it, and it is offered again."""
+        self._grants.forget(fx.ProxyAddress())
+        batch = self._batch
+        if batch is None or batch.header.blob.digest != task.blob.digest:
+            return []
+        if isinstance(result, PutTaken):
+            batch.assembly.fill(b"")
+            return []
+        return [fx.Refuse(f"beside_{why_not(result)}")]
 
     def stream(self, arrived: Arrived) -> list[fx.Effect]:
         """The front of a batch that is not whole yet, as far as it is there.
@@ -725,7 +769,7 @@ class CloudArrivals:
         pulling = self._batch is not None and not self._batch.assembly.complete
         if self._batch is not None and pulling:
             out += _asked(self._batch.next_need(timer=True))
-            if not self._batch.idle_looks:
+            if not self._batch.idle_looks and not self._batch.on_its_way:
                 # The round is closed: only silence counts from now on, however long the way is.
                 out.append(self._watch())
         return [*out, self._look_again()] if pulling or self._roster is not None else out

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.beside import ShowBlob
 from edgeveil.protocol.cloud_outgoing import OutgoingBroadcast
 from edgeveil.protocol.cloud_tasks import (
     Broadcast,
@@ -71,9 +72,14 @@ class CloudReleases:
             *self._out.offer(result.manifest, result.data),
         ]
 
-    def answer(self, need: Need) -> list[fx.Effect] | None:
+    def answer(self, need: Need, now_s: float) -> list[fx.Effect] | None:
         """The parts asked for; None where they are of no publication."""
-        return self._out.answer(need) if self._out.is_blob(need.blob) else None
+        return self._out.answer(need, now_s) if self._out.is_blob(need.blob) else None
+
+    def shown(self, task: ShowBlob, result: object, now_s: float) -> list[fx.Effect] | None:
+        """A publication is in the store; None where it is none."""
+        mine = self._out.is_blob(task.blob.digest)
+        return self._out.shown.done(task, result, now_s) if mine else None
 
     def send(self) -> list[fx.Effect]:
         """Say all that is not confirmed (again)."""

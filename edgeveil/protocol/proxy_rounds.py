@@ -36,6 +36,15 @@ from msgspec import structs
 from edgeveil.crypto.keys import MaskSeed
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.beside import (
+    GrantPut,
+    LayingDown,
+    PutBeside,
+    PutGrant,
+    PutGrants,
+    PutTaken,
+    why_not,
+)
 from edgeveil.protocol.effects import StateTable
 from edgeveil.protocol.mask_seeds import open_seed
 from edgeveil.protocol.messages import (
@@ -43,7 +52,9 @@ from edgeveil.protocol.messages import (
     Ack,
     Batch,
     Blob,
+    BlobAt,
     BlobPart,
+    BlobPut,
     ExchangeId,
     Manifest,
     Need,
@@ -63,6 +74,7 @@ from edgeveil.protocol.proxy_tasks import (
     ShuffledBatch,
     ShuffleRound,
     StreamUploads,
+    TakePut,
     UploadKept,
     UploadPart,
     UploadsDropped,
@@ -316,6 +328,7 @@ class ProxyRounds:
         self.arrivals = UploadArrivals(settings.credit_bytes, settings.credit_patience_s)
         self.attendance = Attendance(settings.stalled_rounds)
         self.streams = RoundStreams(context)
+        self._beside = LayingDown(context.signer, fx.CloudAddress(), settings.blob_urls)
         self._restore()
 
     def _restore(self) -> None:
@@ -522,10 +535,33 @@ class ProxyRounds:
         limit, blob = self._context.settings, kept.batch.blob
         # What has a stream is there already, for the most part: the cloud asks for the rest.
         push = push and blob.size_bytes <= limit.push_bytes and not kept.batch.stream
+        beside = self._beside.takes(blob) and not kept.batch.stream
         packets = sends(
-            fx.CloudAddress(), kept.signed, blob, kept.data, limit.packet_bytes, push=push
+            fx.CloudAddress(),
+            kept.signed,
+            blob,
+            kept.data,
+            limit.packet_bytes,
+            push=push,
+            beside=beside,
         )
         return [*packets, _set("handover", at, limit.resend_s)]
+
+    def lay_down(self, at: BlobAt) -> list[fx.Effect]:
+        """The cloud says where to put a batch. Raises ProtocolError `foreign_url`."""
+        for kept in self._context.memory.batches.values():
+            if kept.batch.blob.digest == at.blob:
+                return self._beside.lay_down(at, kept.batch.blob, kept.data)
+        return []
+
+    def laid_down(self, task: PutBeside, result: object) -> list[fx.Effect]:
+        """A batch lies where the cloud said, or could not be put there: it is offered again."""
+        lies, out = self._beside.laid_down(task, result)
+        batches = self._context.memory.batches.items()
+        known = [at for at, kept in batches if kept.batch.blob.digest == task.blob.digest]
+        if not known:
+            return []
+        return out if lies else [*out, *self._hand_over(known[0], push=False)]
 
     def _short(self, at: ExchangeId) -> list[fx.Effect]:
         """Tell it, and again later: the longer the cloud has no use for it, the later."""
@@ -603,6 +639,9 @@ class ProxyUploads:
 
     def __init__(self, context: ProxyContext, rounds: ProxyRounds) -> None:
         self._context, self._rounds = context, rounds
+        settings = context.settings
+        self._grants = PutGrants(context.signer, settings.beside_bytes, settings.beside_s)
+        self._beside: dict[str, UploadArrival] = {}  # of admitted devices, each one's newest
 
     def offer(self, device: str, offer: Offer, now_s: float) -> list[fx.Effect]:
         """A device offers its upload, perhaps with the whole blob inside."""
@@ -664,11 +703,58 @@ class ProxyUploads:
     ) -> list[fx.Effect]:
         data = whole(header.blob, offer.data) if offer.data else b""
         arrivals, arrival = self._rounds.arrivals, UploadArrival(offer.header, header, seed)
+        if offer.beside and self._grants.takes(header.blob):
+            arrivals.forget(device)
+            self._beside[device] = arrival
+            collection.slot(device)  # its room on the disk is promised
+            return self._grants.offered(fx.DeviceAddress(device), header.blob, now_s)
+        self._forget_beside(device)
         if not data:
             return arrivals.begin(device, arrival, now_s)
         arrivals.forget(device)
         put = self._put(collection, device, 0, data)
         return [put, *self._hold(collection, device, arrival), *arrivals.deal(now_s)]
+
+    # --- beside the broker ---
+
+    def _forget_beside(self, device: str) -> None:
+        self._beside.pop(device, None)
+        self._grants.forget(fx.DeviceAddress(device))
+
+    def may_be_put(self, task: GrantPut, result: object) -> list[fx.Effect]:
+        """The store has a place for an upload."""
+        return self._grants.granted(task, result)
+
+    def is_put(self, device: str, put: BlobPut) -> list[fx.Effect]:
+        """A device says that its upload lies in the store: take it from there."""
+        grant, arrival = self._granted(device, put.blob)
+        if grant is None or arrival is None or grant.taking or not grant.name:
+            return []
+        collection = self._rounds.collections.get(arrival.header.at)
+        if collection is None or not self._takes(collection, device):
+            return self._refuse(device, put.blob, "closed", "closed_round")
+        grant.taking = True
+        offset = collection.slot(device) * collection.slot_bytes
+        return [fx.Work(TakePut(arrival.header.at, device, grant.blob, grant.name, offset))]
+
+    def _granted(self, device: str, digest: bytes) -> tuple[PutGrant | None, UploadArrival | None]:
+        grant = self._grants.get(fx.DeviceAddress(device), digest)
+        return grant, self._beside.get(device)
+
+    def taken(self, task: TakePut, result: object) -> list[fx.Effect]:
+        """An upload is in its place, or what was put there was not it: it is offered again."""
+        grant, arrival = self._granted(task.device, task.blob.digest)
+        collection = self._rounds.collections.get(task.at)
+        if collection is None or collection.state is CollectionState.DELIVERED:
+            return [fx.Persist(RoundDropped(task.at))]  # its file was perhaps made anew
+        if grant is None or arrival is None or arrival.header.at != task.at:
+            return []
+        self._forget_beside(task.device)
+        if not isinstance(result, PutTaken):
+            return [fx.Refuse(f"beside_{why_not(result)}")]
+        if not self._takes(collection, task.device) or task.device in collection.uploads:
+            return self._refuse(task.device, task.blob.digest, "closed", "closed_round")
+        return self._hold(collection, task.device, arrival)
 
     @staticmethod
     def _takes(collection: Collection, device: str) -> bool:
