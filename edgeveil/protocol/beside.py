@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from edgeveil.errors import ProtocolError
@@ -86,10 +87,14 @@ class BlobShown:
 
 @dataclass(frozen=True)
 class GrantPut:
-    """Let `sender` put a blob of this size there. Outcome `PutGranted` or `WorkFailed`."""
+    """Let `sender` put a blob of this size there, for this job.
+
+    Outcome `PutGranted` or `WorkFailed`.
+    """
 
     blob: Blob
     sender: fx.Address
+    job_id: bytes
 
 
 @dataclass(frozen=True)
@@ -163,7 +168,8 @@ def end_fetch(fetch: Fetch[H], result: object) -> list[fx.Effect]:
 
 
 class LayingDown:
-    """One blob at a time on its way to another's store, and how often that failed."""
+    """One blob at a time on its way to another's store, and how often that failed. Whoever has
+    several at once has one of these for each."""
 
     def __init__(self, signer: Signer, to: fx.Address, prefixes: tuple[str, ...]) -> None:
         self._signer, self._to, self._prefixes = signer, to, prefixes
@@ -258,6 +264,11 @@ class ShownBlobs:
         shown.at_work = True
         return [fx.Work(ShowBlob(blob, data))]
 
+    def awaits(self, task: ShowBlob) -> bool:
+        """Whether this was asked for here."""
+        shown = self._shown.get(task.blob.digest)
+        return shown is not None and shown.at_work
+
     def done(self, task: ShowBlob, result: object, now_s: float) -> list[fx.Effect]:
         """It is in the store, or could not be put there: then who waits asks again."""
         shown = self._shown.setdefault(task.blob.digest, _Shown())
@@ -279,42 +290,53 @@ class ShownBlobs:
 # --- a store's holder: what may be put there ---------------------------------------------------
 
 
+A = TypeVar("A")
+
+
 @dataclass
-class PutGrant:
-    """One blob that somebody may put into the store; `name` is what the store calls it."""
+class PutGrant(Generic[A]):
+    """One blob that somebody may put into the store; `name` is what the store calls it, `arrival`
+    what its holder knows of it."""
 
     blob: Blob
+    arrival: A
+    until_s: float
     name: str = ""
     note: Note | None = None
-    until_s: float = 0.0
+    failed: bool = False
     taking: bool = False
 
 
-class PutGrants:
-    """Blobs that others may put into the store, at most one of each of them."""
+class PutGrants(Generic[A]):
+    """Blobs that others may put into the store, at most one of each sender for each job."""
 
     def __init__(self, signer: Signer, least_bytes: int, expires_s: float) -> None:
         self._signer, self._least_bytes, self._expires_s = signer, least_bytes, expires_s
-        self._by_sender: dict[fx.Address, PutGrant] = {}
+        self._by_sender: dict[fx.Address, dict[bytes, PutGrant[A]]] = {}
 
-    def takes(self, blob: Blob) -> bool:
-        """Whether this blob may come beside the broker."""
+    def takes(self, sender: fx.Address, blob: Blob, now_s: float) -> bool:
+        """Whether this blob may come beside the broker; not where the store failed for it."""
+        grant = self.get(sender, blob.digest)
+        if grant is not None and grant.failed and now_s < grant.until_s:
+            return False
         return 0 < self._least_bytes <= blob.size_bytes
 
-    def get(self, sender: fx.Address, digest: bytes) -> PutGrant | None:
+    def get(self, sender: fx.Address, digest: bytes) -> PutGrant[A] | None:
         """The grant of this sender for this blob."""
-        grant = self._by_sender.get(sender)
-        return grant if grant is not None and grant.blob.digest == digest else None
+        grants = self._by_sender.get(sender, {}).values()
+        return next((grant for grant in grants if grant.blob.digest == digest), None)
 
-    def offered(self, sender: fx.Address, blob: Blob, now_s: float) -> list[fx.Effect]:
+    def offered(
+        self, sender: fx.Address, job_id: bytes, blob: Blob, arrival: A, now_s: float
+    ) -> list[fx.Effect]:
         """Say where to put it, again where that was said before."""
         grant = self.get(sender, blob.digest)
-        if grant is not None and (grant.taking or (grant.note is None and now_s < grant.until_s)):
-            return []
-        if grant is not None and grant.note is not None and now_s < grant.until_s:
-            return [fx.Send(sender, grant.note)]
-        self._by_sender[sender] = PutGrant(blob, until_s=now_s + self._expires_s / 2)
-        return [fx.Work(GrantPut(blob, sender))]
+        if grant is not None and (grant.taking or now_s < grant.until_s):
+            grant.arrival = arrival
+            return [fx.Send(sender, grant.note)] if grant.note and not grant.taking else []
+        until_s = now_s + self._expires_s / 2
+        self._by_sender.setdefault(sender, {})[job_id] = PutGrant(blob, arrival, until_s)
+        return [fx.Work(GrantPut(blob, sender, job_id))]
 
     def granted(self, task: GrantPut, result: object) -> list[fx.Effect]:
         """The store has a place for it."""
@@ -322,12 +344,20 @@ class PutGrants:
         if grant is None:
             return []
         if not isinstance(result, PutGranted):
-            del self._by_sender[task.sender]
+            grant.failed = True
             return [fx.Report("store_failed", {"why": why_not(result)})]
         at = BlobAt(task.blob.digest, result.url, put=True, expires_s=self._expires_s)
         grant.name, grant.note = result.name, self._signer.note(at)
         return [fx.Send(task.sender, grant.note)]
 
-    def forget(self, sender: fx.Address) -> None:
+    def forget(self, sender: fx.Address, job_id: bytes) -> None:
         """It is here, came in another way, or is of no use."""
-        self._by_sender.pop(sender, None)
+        grants = self._by_sender.get(sender, {})
+        grants.pop(job_id, None)
+        if not grants:
+            self._by_sender.pop(sender, None)
+
+    def end(self, job_id: bytes) -> None:
+        """No blob is of use to this job's round any more."""
+        for sender in list(self._by_sender):
+            self.forget(sender, job_id)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.beside import ShowBlob
 from edgeveil.protocol.cloud_outgoing import OutgoingBroadcast
 from edgeveil.protocol.cloud_tasks import (
     Broadcast,
@@ -23,6 +22,7 @@ from edgeveil.protocol.cloud_tasks import (
     ReleaseHeld,
     ReportsCounted,
     SealPublication,
+    timer_name,
 )
 from edgeveil.protocol.messages import (
     Ack,
@@ -39,7 +39,7 @@ class CloudReleases:
 
     def __init__(self, signer: Signer, releases: Signer, settings: CloudSettings) -> None:
         self._signer, self._releases, self._settings = signer, releases, settings
-        self._out = OutgoingBroadcast(signer, releases, settings, timer="release")
+        self.outgoing = OutgoingBroadcast(signer, releases, settings, timer_name("release"))
         self._asked: PublishRelease | None = None
         self._statement: tuple[ReleaseStatement, Note] | None = None
         self._wait_s = settings.resend_s
@@ -69,25 +69,20 @@ class CloudReleases:
         what = {"selected": result.manifest.selected}
         return [
             fx.Report("release_published", what),
-            *self._out.offer(result.manifest, result.data),
+            *self.outgoing.offer(result.manifest, result.data),
         ]
 
     def answer(self, need: Need, now_s: float) -> list[fx.Effect] | None:
         """The parts asked for; None where they are of no publication."""
-        return self._out.answer(need, now_s) if self._out.is_blob(need.blob) else None
-
-    def shown(self, task: ShowBlob, result: object, now_s: float) -> list[fx.Effect] | None:
-        """A publication is in the store; None where it is none."""
-        mine = self._out.is_blob(task.blob.digest)
-        return self._out.shown.done(task, result, now_s) if mine else None
+        return self.outgoing.answer(need, now_s) if self.outgoing.is_blob(need.blob) else None
 
     def send(self) -> list[fx.Effect]:
         """Say all that is not confirmed (again)."""
-        return [*self._out.send(), *self.tell()]
+        return [*self.outgoing.send(), *self.tell()]
 
     def resend(self) -> list[fx.Effect]:
         """The timer `release`."""
-        return self._out.send()
+        return self.outgoing.send()
 
     # --- reports ---
 
@@ -115,11 +110,11 @@ class CloudReleases:
             return []
         wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, self._settings.close_cap_s)
         note = self._statement[1]
-        return [fx.Send(fx.ProxyAddress(), note), fx.SetTimer("statement", wait_s)]
+        return [fx.Send(fx.ProxyAddress(), note), fx.SetTimer(timer_name("statement"), wait_s)]
 
     def sign_anew(self) -> list[fx.Effect]:
         """The keys have changed."""
-        return [*self._out.send(), *(self.state(self._statement[0]) if self._statement else [])]
+        return [*self.outgoing.send(), *(self.state(self._statement[0]) if self._statement else [])]
 
     # --- the proxy's word ---
 
@@ -129,13 +124,13 @@ class CloudReleases:
             digest = hashlib.sha256(self._statement[1].body.payload).digest()
             if digest == ack.blob:
                 self._statement = None
-                return [fx.CancelTimer("statement")]
-        if not self._out.is_blob(ack.blob):
+                return [fx.CancelTimer(timer_name("statement"))]
+        if not self.outgoing.is_blob(ack.blob):
             return None
-        sequence = self._out.sequence
-        self._out.drop()
+        sequence = self.outgoing.sequence
+        self.outgoing.drop()
         self._asked = None
-        out: list[fx.Effect] = [fx.CancelTimer("release")]
+        out: list[fx.Effect] = [fx.CancelTimer(timer_name("release"))]
         if ack.status == "held":
             return [fx.Persist(ReleaseHeld(sequence)), *out]
         return [*out, fx.Report("release_refused", {"why": ack.reason})]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from edgeveil.protocol.messages import Batch, Blob, Commit, ExchangeId, Manifest, Unmask
+from edgeveil.protocol.beside import GrantPut
+from edgeveil.protocol.messages import Batch, Commit, ExchangeId, Manifest, Unmask
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,7 @@ class TakeBatch:
     Outcome `PutTaken` or `WorkFailed`; either way it is gone from the store.
     """
 
-    blob: Blob
+    batch: Batch
     name: str
 
 
@@ -235,17 +236,20 @@ class TakeBatch:
 class BatchPart:
     """Bytes of the batch with this digest, or with a stream of this name. They need not survive
     the process: a cloud that starts again asks for the round anew. Another digest takes the place
-    of the batch before it.
+    of the job's batch before it.
     """
 
     digest: bytes
     offset: int
     data: bytes = field(repr=False)
+    job_id: bytes = b""
 
 
 @dataclass(frozen=True)
 class BatchDropped:
-    """The batch under way is not needed any more."""
+    """The batch under way of this job is not needed any more."""
+
+    job_id: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -291,7 +295,7 @@ class CloudSettings:
 
     packet_bytes: int = 65536
     blob_bytes: int = 256 << 20  # a roster
-    spool_bytes: int = 1 << 30  # a batch
+    spool_bytes: int = 1 << 30  # the batches of all jobs
     resend_s: float = 3.0
     repair_s: float = 1.0
     proxy_margin_s: float = 30.0  # beyond a round's own deadline, before the proxy counts as lost
@@ -299,6 +303,25 @@ class CloudSettings:
     push_bytes: int = 16 << 20  # larger broadcasts are pulled, with bounded credit
     beside_bytes: int = 0  # of blobs from this size on the proxy is told where they lie; 0: of none
     beside_s: float = 3600.0  # for so long a URL is good
+
+
+def timer_name(what: str, job_id: bytes = b"") -> str:
+    """What a timer of the cloud's machine is called; those that are of no job have none in it."""
+    return f"{what}/{job_id.hex()}" if job_id else what
+
+
+def job_of(task: object) -> bytes | None:
+    """The job that a task of the cloud's is about."""
+    match task:
+        case SealJob(job_id) | SealRelease(job_id) | SealPublication(job_id) | SealRound(job_id):
+            return job_id
+        case Absorb(batch) | OpenArrived(batch) | TakeBatch(batch):
+            return batch.at.job_id
+        case TakeMasks(at) | CountReports(at):
+            return at.job_id
+        case GrantPut(job_id=job_id):
+            return job_id
+    return None
 
 
 # --- what to do before a paused job is resumed ----------------------------------------------

@@ -40,7 +40,6 @@ from edgeveil.protocol.beside import (
     GrantPut,
     LayingDown,
     PutBeside,
-    PutGrant,
     PutGrants,
     PutTaken,
     why_not,
@@ -328,7 +327,10 @@ class ProxyRounds:
         self.arrivals = UploadArrivals(settings.credit_bytes, settings.credit_patience_s)
         self.attendance = Attendance(settings.stalled_rounds)
         self.streams = RoundStreams(context)
-        self._beside = LayingDown(context.signer, fx.CloudAddress(), settings.blob_urls)
+        self.grants = PutGrants[UploadArrival](
+            context.signer, settings.beside_bytes, settings.beside_s
+        )
+        self._laying: dict[ExchangeId, LayingDown] = {}  # of batches
         self._restore()
 
     def _restore(self) -> None:
@@ -386,7 +388,8 @@ class ProxyRounds:
         elif not collection.cover and manifest.selected >= len(admitted):
             collection.due.update(admitted)
             self._set_aside_stalled(collection)
-        report = fx.Report("round_open", {"round": manifest.at.exchange, "phase": manifest.phase})
+        what = {"round": manifest.at.exchange, "phase": manifest.phase}
+        report = fx.Report("round_open", what, manifest.at)
         asked = self._context.cover(fx.AllDevices())
         return [_set("deadline", manifest.at, manifest.deadline_s), report, *asked]
 
@@ -442,15 +445,20 @@ class ProxyRounds:
     def drop(self, at: ExchangeId) -> list[fx.Effect]:
         """End a round: its uploads and its batch are of no use any more."""
         self._context.memory.batches.pop(at, None)
+        self._laying.pop(at, None)
         collection = self.collections.get(at)
         self.streams.end(at)
         if collection:
-            self.arrivals.end(at)
+            self._end_arrivals(at)
             self._context.memory.delivered.add(at)  # so that it stays closed after a restart
             collection.forget_ciphertext()
             collection.step("dropped")
         timers = [_cancel(what, at) for what in _TIMERS]
         return [fx.Persist(RoundDropped(at)), *timers]
+
+    def _end_arrivals(self, at: ExchangeId) -> None:
+        self.arrivals.end(at)
+        self.grants.end(at.job_id)
 
     # --- closing a round ---
 
@@ -465,7 +473,7 @@ class ProxyRounds:
             # With cover traffic the moment is chance: nobody is late before the window is over.
             grace_s = collection.manifest.grace_s + self._context.settings.cover_window_s
             return [_set("grace", at, grace_s)]
-        self.arrivals.end(at)
+        self._end_arrivals(at)
         if collection.state is not CollectionState.SHORT:
             # A round that was short tells of the fleet, not of single devices.
             self.attendance.missed(collection.due)
@@ -487,7 +495,7 @@ class ProxyRounds:
             together=collection.masked,
             streamed=collection.streamed,
         )
-        return fx.Work(task)
+        return fx.Work(task, task.at)
 
     def streamed(self, task: StreamUploads, result: object) -> list[fx.Effect]:
         """More uploads are in a round's stream."""
@@ -501,7 +509,7 @@ class ProxyRounds:
             # Its round went meanwhile, and this file was perhaps not there yet to be dropped.
             return [] if at in memory.batches else [fx.Persist(RoundDropped(at))]
         if not isinstance(result, ShuffledBatch):  # perhaps the disk is full: try until it is not
-            failed = fx.Report("shuffle_failed", {"round": at.exchange})
+            failed = fx.Report("shuffle_failed", {"round": at.exchange}, at)
             return [failed, _set("shuffle", at, settings.resend_s)]
         blob = Blob(result.digest, len(result.data), part_bytes(settings.packet_bytes))
         answers = (len(collection.uploads), len(collection.declined))
@@ -535,7 +543,7 @@ class ProxyRounds:
         limit, blob = self._context.settings, kept.batch.blob
         # What has a stream is there already, for the most part: the cloud asks for the rest.
         push = push and blob.size_bytes <= limit.push_bytes and not kept.batch.stream
-        beside = self._beside.takes(blob) and not kept.batch.stream
+        beside = self._laid(at).takes(blob) and not kept.batch.stream
         packets = sends(
             fx.CloudAddress(),
             kept.signed,
@@ -547,21 +555,25 @@ class ProxyRounds:
         )
         return [*packets, _set("handover", at, limit.resend_s)]
 
-    def lay_down(self, at: BlobAt) -> list[fx.Effect]:
+    def _laid(self, at: ExchangeId) -> LayingDown:
+        urls = self._context.settings.blob_urls
+        new = LayingDown(self._context.signer, fx.CloudAddress(), urls)
+        return self._laying.setdefault(at, new)
+
+    def lay_down(self, told: BlobAt) -> list[fx.Effect]:
         """The cloud says where to put a batch. Raises ProtocolError `foreign_url`."""
-        for kept in self._context.memory.batches.values():
-            if kept.batch.blob.digest == at.blob:
-                return self._beside.lay_down(at, kept.batch.blob, kept.data)
+        for at, kept in self._context.memory.batches.items():
+            if kept.batch.blob.digest == told.blob:
+                return self._laid(at).lay_down(told, kept.batch.blob, kept.data)
         return []
 
     def laid_down(self, task: PutBeside, result: object) -> list[fx.Effect]:
         """A batch lies where the cloud said, or could not be put there: it is offered again."""
-        lies, out = self._beside.laid_down(task, result)
-        batches = self._context.memory.batches.items()
-        known = [at for at, kept in batches if kept.batch.blob.digest == task.blob.digest]
-        if not known:
-            return []
-        return out if lies else [*out, *self._hand_over(known[0], push=False)]
+        for at, kept in self._context.memory.batches.items():
+            if kept.batch.blob.digest == task.blob.digest:
+                lies, out = self._laid(at).laid_down(task, result)
+                return out if lies else [*out, *self._hand_over(at, push=False)]
+        return []
 
     def _short(self, at: ExchangeId) -> list[fx.Effect]:
         """Tell it, and again later: the longer the cloud has no use for it, the later."""
@@ -595,6 +607,7 @@ class ProxyRounds:
                 if ack.status == "closed" and kept.seeds:
                     return [_cancel("handover", at)]
                 del memory.batches[at]
+                self._laying.pop(at, None)
                 memory.delivered.add(at)
                 if at in self.collections:
                     self.collections[at].step("held_by_cloud")
@@ -639,9 +652,6 @@ class ProxyUploads:
 
     def __init__(self, context: ProxyContext, rounds: ProxyRounds) -> None:
         self._context, self._rounds = context, rounds
-        settings = context.settings
-        self._grants = PutGrants(context.signer, settings.beside_bytes, settings.beside_s)
-        self._beside: dict[str, UploadArrival] = {}  # of admitted devices, each one's newest
 
     def offer(self, device: str, offer: Offer, now_s: float) -> list[fx.Effect]:
         """A device offers its upload, perhaps with the whole blob inside."""
@@ -703,12 +713,14 @@ class ProxyUploads:
     ) -> list[fx.Effect]:
         data = whole(header.blob, offer.data) if offer.data else b""
         arrivals, arrival = self._rounds.arrivals, UploadArrival(offer.header, header, seed)
-        if offer.beside and self._grants.takes(header.blob):
-            arrivals.forget(device)
-            self._beside[device] = arrival
+        grants, job_id, who = self._rounds.grants, header.at.job_id, fx.DeviceAddress(device)
+        if offer.beside and grants.takes(who, header.blob, now_s):
+            under_way = arrivals.get(device)
+            if under_way is not None and under_way.header.at.job_id == job_id:
+                arrivals.forget(device)
             collection.slot(device)  # its room on the disk is promised
-            return self._grants.offered(fx.DeviceAddress(device), header.blob, now_s)
-        self._forget_beside(device)
+            return grants.offered(who, job_id, header.blob, arrival, now_s)
+        grants.forget(who, job_id)
         if not data:
             return arrivals.begin(device, arrival, now_s)
         arrivals.forget(device)
@@ -717,44 +729,38 @@ class ProxyUploads:
 
     # --- beside the broker ---
 
-    def _forget_beside(self, device: str) -> None:
-        self._beside.pop(device, None)
-        self._grants.forget(fx.DeviceAddress(device))
-
     def may_be_put(self, task: GrantPut, result: object) -> list[fx.Effect]:
         """The store has a place for an upload."""
-        return self._grants.granted(task, result)
+        return self._rounds.grants.granted(task, result)
 
     def is_put(self, device: str, put: BlobPut) -> list[fx.Effect]:
         """A device says that its upload lies in the store: take it from there."""
-        grant, arrival = self._granted(device, put.blob)
-        if grant is None or arrival is None or grant.taking or not grant.name:
+        grant = self._rounds.grants.get(fx.DeviceAddress(device), put.blob)
+        if grant is None or grant.taking or not grant.name:
             return []
-        collection = self._rounds.collections.get(arrival.header.at)
+        at = grant.arrival.header.at
+        collection = self._rounds.collections.get(at)
         if collection is None or not self._takes(collection, device):
             return self._refuse(device, put.blob, "closed", "closed_round")
         grant.taking = True
         offset = collection.slot(device) * collection.slot_bytes
-        return [fx.Work(TakePut(arrival.header.at, device, grant.blob, grant.name, offset))]
-
-    def _granted(self, device: str, digest: bytes) -> tuple[PutGrant | None, UploadArrival | None]:
-        grant = self._grants.get(fx.DeviceAddress(device), digest)
-        return grant, self._beside.get(device)
+        return [fx.Work(TakePut(at, device, grant.blob, grant.name, offset))]
 
     def taken(self, task: TakePut, result: object) -> list[fx.Effect]:
         """An upload is in its place, or what was put there was not it: it is offered again."""
-        grant, arrival = self._granted(task.device, task.blob.digest)
+        grants, who = self._rounds.grants, fx.DeviceAddress(task.device)
+        grant = grants.get(who, task.blob.digest)
         collection = self._rounds.collections.get(task.at)
         if collection is None or collection.state is CollectionState.DELIVERED:
             return [fx.Persist(RoundDropped(task.at))]  # its file was perhaps made anew
-        if grant is None or arrival is None or arrival.header.at != task.at:
+        if grant is None or grant.arrival.header.at != task.at:
             return []
-        self._forget_beside(task.device)
+        grants.forget(who, task.at.job_id)
         if not isinstance(result, PutTaken):
             return [fx.Refuse(f"beside_{why_not(result)}")]
         if not self._takes(collection, task.device) or task.device in collection.uploads:
             return self._refuse(task.device, task.blob.digest, "closed", "closed_round")
-        return self._hold(collection, task.device, arrival)
+        return self._hold(collection, task.device, grant.arrival)
 
     @staticmethod
     def _takes(collection: Collection, device: str) -> bool:
@@ -854,4 +860,4 @@ class ProxyUploads:
             "declined": len(collection.declined),
             "selected": collection.manifest.selected,
         }
-        return fx.Report("answered", counts)
+        return fx.Report("answered", counts, collection.manifest.at)

@@ -19,6 +19,7 @@ from protocol_kit import (
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
+from edgeveil.protocol.cloud_course import CloudState
 from edgeveil.protocol.cloud_tasks import (
     Absorb,
     Broadcast,
@@ -28,10 +29,12 @@ from edgeveil.protocol.cloud_tasks import (
     SealRelease,
     SealRound,
     StartJob,
+    timer_name,
 )
 from edgeveil.protocol.messages import Ack, Batch, ExchangeId, Manifest, Message, PeerKeys
 from edgeveil.protocol.transfer import describe
 
+OTHER = b"K" * 16
 START = StartJob(JOB, 1, 1, exchanges=2, retries=1)
 
 
@@ -52,8 +55,14 @@ def done(machine: CloudMachine, task: object, result: object) -> list[fx.Effect]
     return machine.handle(fx.WorkDone(task, result), 0.0)
 
 
-def fire(machine: CloudMachine, name: str) -> list[fx.Effect]:
-    return machine.handle(fx.Timer(name), 0.0)
+def fire(machine: CloudMachine, name: str, job: bytes = JOB) -> list[fx.Effect]:
+    beside = name in ("close", "release", "statement", "roster")
+    return machine.handle(fx.Timer(timer_name(name, b"" if beside else job)), 0.0)
+
+
+def state(machine: CloudMachine, job: bytes = JOB) -> CloudState:
+    """Where the job stands; `IDLE` if it does not run."""
+    return machine.courses[job].state if job in machine.courses else CloudState.IDLE
 
 
 def ack(header: Any, status: str = "held", reason: str = "") -> Message:
@@ -97,6 +106,16 @@ def waiting(machine: CloudMachine | None = None, what: StartJob = START) -> Clou
     start(machine, what)
     broadcast(machine, SealJob(JOB))
     broadcast(machine, SealRound(JOB, what.exchange, what.attempt))
+    return machine
+
+
+def both_waiting(**settings: Any) -> CloudMachine:
+    """Two jobs that wait for their first batches."""
+    machine = cloud(**settings)
+    for job in (JOB, OTHER):
+        start(machine, StartJob(job, 1, 1, exchanges=1, retries=1))
+        broadcast(machine, SealJob(job))
+        broadcast(machine, SealRound(job, 1, 1))
     return machine
 
 

@@ -6,10 +6,14 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
+import cloud_bench
+import msgspec
 import pytest
-from device_bench import ME, PACKAGE, SEALED, device, done, fire, receive
+from cloud_bench import OTHER, both_waiting
+from device_bench import ME, PACKAGE, SEALED, device, done, fire, own, receive
 from protocol_kit import (
     CLOUD,
+    JOB,
     PART_BYTES,
     PROXY,
     at,
@@ -40,7 +44,19 @@ from edgeveil.protocol.beside import (
     ShowBlob,
     is_allowed,
 )
-from edgeveil.protocol.device_tasks import ComputeAnswer, OpenedPackage, OpenPackage
+from edgeveil.protocol.cloud_tasks import (
+    Absorb,
+    BatchDropped,
+    Broadcast,
+    CancelJob,
+    PublishRelease,
+    SealJob,
+    SealPublication,
+    SealRelease,
+    StartJob,
+    TakeBatch,
+)
+from edgeveil.protocol.device_tasks import ComputeAnswer, DeviceMemory, OpenedPackage, OpenPackage
 from edgeveil.protocol.messages import (
     SEAL_OVERHEAD_BYTES,
     Ack,
@@ -52,6 +68,7 @@ from edgeveil.protocol.messages import (
     Offer,
     Upload,
     decode_body,
+    decode_header,
 )
 from edgeveil.protocol.proxy_tasks import KeepBroadcast, TakePut, UploadKept
 from edgeveil.protocol.transfer import describe
@@ -192,11 +209,15 @@ def test_only_the_proxy_says_where_a_blob_is():
 
 def uploading(**settings):
     machine = device(**({"blob_urls": (PREFIX,)} | settings))
-    header = manifest(b"model", groups=(Group("layer0", LEAST_BYTES),))
+    return machine, answered(machine, JOB, LARGE)
+
+
+def answered(machine, job: bytes, data: bytes):
+    header = manifest(b"model", at(job=job), groups=(Group("layer0", LEAST_BYTES),))
     receive(machine, offer(header, b"model"))
     done(machine, OpenPackage(header, b"model"), OpenedPackage(PACKAGE))
-    answer = replace(SEALED, groups=(0,), sizes=(len(LARGE),), data=LARGE, marks=(bytes(32),))
-    return machine, done(machine, ComputeAnswer(header, PACKAGE), answer)
+    answer = replace(SEALED, groups=(0,), sizes=(len(data),), data=data, marks=(bytes(32),))
+    return done(machine, ComputeAnswer(header, PACKAGE), answer)
 
 
 def test_an_upload_is_laid_down_and_said_to_lie_there_until_it_is_acknowledged():
@@ -204,14 +225,14 @@ def test_an_upload_is_laid_down_and_said_to_lie_there_until_it_is_acknowledged()
     (sent,) = messages(out, Offer)
     assert sent.beside and not sent.data
     (task,) = tasks(receive(machine, told(put=True)))
-    assert task == PutBeside(machine.outbox.item.upload.blob, URL, 60.0, LARGE)
+    assert task == PutBeside(machine.memory.uploads[JOB].upload.blob, URL, 60.0, LARGE)
     assert not messages(fire(machine, "resend"), Offer)  # it is on its way
     (put,) = bodies(done(machine, task, LaidDown()), BlobPut)
     assert put.blob == task.blob.digest
     (again,) = messages(fire(machine, "resend"), Offer)  # the proxy said nothing: once more
     assert again.beside
     receive(machine, PROXY.note(Ack(put.blob, "held")))
-    assert machine.outbox.item.held
+    assert machine.memory.uploads[JOB].held
 
 
 def test_an_upload_that_cannot_be_laid_down_goes_over_the_broker():
@@ -223,7 +244,7 @@ def test_an_upload_that_cannot_be_laid_down_goes_over_the_broker():
         (sent,) = messages(out, Offer)
         assert sent.beside == (left > 0)
     assert "over_the_broker" in reports(out)
-    digest = machine.outbox.item.upload.blob.digest
+    digest = machine.memory.uploads[JOB].upload.blob.digest
     assert len(messages(receive(machine, Need(digest, (0, 1))), BlobPart)) == 2
 
 
@@ -233,6 +254,25 @@ def test_an_upload_is_put_to_no_foreign_url_and_still_answered_in_parts():
     assert refused(out) == ["foreign_url"] and not tasks(out)
     (sent,) = messages(fire(machine, "resend"), Offer)
     assert not sent.beside
+
+
+def test_uploads_of_two_jobs_are_each_laid_down_for_its_own_round():
+    machine = device(DeviceMemory(jobs={JOB: None, OTHER: None}), blob_urls=(PREFIX,))
+    data = {JOB: LARGE, OTHER: LARGE[::-1]}
+    for job in data:
+        answered(machine, job, data[job])
+    carried = {}
+    for job in (OTHER, JOB):
+        (carried[job],) = tasks(receive(machine, told(data=data[job], put=True)))
+        assert carried[job].data == data[job]
+    out = done(machine, carried[JOB], fx.WorkFailed("expired"))
+    (sent,) = messages(out, Offer)  # the other is still on its way
+    assert decode_header(sent.header).at.job_id == JOB
+    assert not messages(machine.handle(own("resend", OTHER), 0.0), Offer)
+    (put,) = bodies(done(machine, carried[OTHER], LaidDown()), BlobPut)
+    assert put.blob == hashlib.sha256(data[OTHER]).digest()
+    receive(machine, PROXY.note(Ack(put.blob, "held")))
+    assert machine.memory.uploads[OTHER].held and not machine.memory.uploads[JOB].held
 
 
 # --- the proxy ---
@@ -308,6 +348,10 @@ def upload(fill: int = 1) -> Upload:
     return Upload(at(), (0,), describe(bytes((fill,)) * size_bytes, PART_BYTES))
 
 
+def replace_at(header: Upload, job: bytes) -> Upload:
+    return msgspec.structs.replace(header, at=at(job=job))
+
+
 def put_offer(machine, header, who=FLEET[0]):
     return says(machine, who, replaced(offer(header, signer=who.signer), beside=True))
 
@@ -315,7 +359,7 @@ def put_offer(machine, header, who=FLEET[0]):
 def test_an_upload_is_taken_from_the_store_durable_before_it_is_acknowledged():
     machine, header = large_round()
     (grant,) = tasks(put_offer(machine, header))
-    assert grant == GrantPut(header.blob, fx.DeviceAddress(FLEET[0].id))
+    assert grant == GrantPut(header.blob, fx.DeviceAddress(FLEET[0].id), JOB)
     assert put_offer(machine, header) == []  # the store is asked once
     out = machine.handle(fx.WorkDone(grant, PutGranted("n" * 64, URL)), 0.0)
     assert [at_.put for at_ in bodies(out, BlobAt)] == [True]
@@ -366,6 +410,36 @@ def test_an_upload_that_goes_over_the_broker_after_all_is_taken_there():
     assert need.blob == header.blob.digest
 
 
+def test_a_device_puts_uploads_of_two_jobs_at_once():
+    machine, mine = large_round()
+    machine.hold_work = False
+    groups = (Group("layer0", LEAST_BYTES),)
+    model = b"sealed model too"
+    cloud_says(machine, offer(manifest(model, at(job=OTHER), groups=groups), model))
+    machine.hold_work = True
+    theirs = replace_at(upload(2), OTHER)
+    takes = {}
+    for header in (mine, theirs):
+        (grant,) = tasks(put_offer(machine, header))
+        machine.handle(fx.WorkDone(grant, PutGranted(header.blob.digest.hex(), URL)), 0.0)
+    for header in (mine, theirs):
+        put = FLEET[0].signer.note(BlobPut(header.blob.digest))
+        (takes[header.at],) = tasks(says(machine, FLEET[0], put))
+        assert takes[header.at].at == header.at
+    for task in takes.values():
+        out = machine.handle(fx.WorkDone(task, PutTaken()), 0.0)
+        assert [ack.blob for ack in bodies(out, Ack)] == [task.blob.digest]
+
+
+def test_a_store_without_a_place_for_an_upload_has_it_come_in_parts():
+    machine, header = large_round()
+    (grant,) = tasks(put_offer(machine, header))
+    out = machine.handle(fx.WorkDone(grant, fx.WorkFailed("x")), 0.0)
+    assert "store_failed" in reports(out)
+    (need,) = messages(put_offer(machine, header), Need)
+    assert need.blob == header.blob.digest
+
+
 def test_granted_room_counts_against_the_spool():
     machine, header = large_round(spool_bytes=LEAST_BYTES + 48)
     assert tasks(put_offer(machine, header))
@@ -392,3 +466,123 @@ def test_a_device_cannot_send_the_proxy_to_a_url():
     cloud_says(machine, replaced(offer(header), beside=True))
     note = FLEET[0].signer.note(BlobAt(header.blob.digest, URL, False, 60.0))
     assert refused(says(machine, FLEET[0], note)) == ["unexpected_body"]
+
+
+def test_batches_of_two_jobs_go_to_the_clouds_store_each_and_one_that_fails_in_parts():
+    machine = proxy(blob_urls=(PREFIX,), push_bytes=1, min_batch_floor=1)
+    groups = (Group("layer0", LEAST_BYTES),)
+    header = {}
+    for number, job in enumerate((JOB, OTHER)):
+        model = b"model of %d" % number
+        asked = manifest(model, at(job=job), groups=groups, selected=1, min_batch=1, quorum=1)
+        cloud_says(machine, offer(asked, model))
+        data = bytes((number,)) * (LEAST_BYTES + SEAL_OVERHEAD_BYTES)
+        sent = Upload(at(job=job), (0,), describe(data, PART_BYTES))
+        says(machine, FLEET[0], offer(sent, b"", FLEET[0].signer))
+        for part in parts_of(sent, data):
+            out = says(machine, FLEET[0], part)
+        (offered,) = to_cloud(out)
+        assert offered.beside
+        header[job] = decode_header(offered.header)
+    machine.hold_work = True
+    for left in reversed(range(MOST_FAILURES)):
+        put = {
+            job: tasks(cloud_says(machine, CLOUD.note(BlobAt(batch.blob.digest, URL, True, 60.0))))
+            for job, batch in header.items()
+        }
+        # Both are on their way at once; the failures of one count for it alone.
+        assert [task.blob for job in put for task in put[job]] == [
+            batch.blob for batch in header.values()
+        ]
+        for job, (task,) in put.items():
+            out = machine.handle(fx.WorkDone(task, fx.WorkFailed("expired")), 0.0)
+            (again,) = to_cloud(out)
+            assert again.beside == (left > 0) and decode_header(again.header).at.job_id == job
+
+
+# --- the cloud's store ---
+
+
+def test_each_jobs_broadcast_is_shown_by_its_own_course():
+    machine = cloud_bench.cloud(beside_bytes=LEAST_BYTES, push_bytes=1)
+    headers, shown = {}, {}
+    for job in (JOB, OTHER):
+        cloud_bench.start(machine, StartJob(job, 1, 1, exchanges=1, retries=1))
+        headers[job], out = cloud_bench.seal(machine, SealJob(job), LEAST_BYTES)
+        (sent,) = messages(out, Offer)
+        assert sent.beside and not messages(out, BlobPart)
+        need = Need(headers[job].blob.digest, (0,), True)
+        (shown[job],) = tasks(cloud_bench.receive(machine, need))
+        assert shown[job].blob == headers[job].blob
+    # One that is held meanwhile takes its bytes back; the other is told of all the same.
+    cloud_bench.receive(machine, cloud_bench.ack(headers[JOB]))
+    assert len(shown[JOB].data) == 0 and len(shown[OTHER].data) == LEAST_BYTES
+    (told_,) = bodies(cloud_bench.done(machine, shown[OTHER], BlobShown(URL)), BlobAt)
+    assert told_.blob == headers[OTHER].blob.digest
+    cloud_bench.receive(machine, cloud_bench.ack(headers[OTHER]))
+    cloud_bench.done(machine, shown[JOB], BlobShown(URL))
+
+
+def beside_batch(job: bytes):
+    header, data = cloud_bench.batch(at(job=job), fill=job[:1], size=LEAST_BYTES)
+    return header, replaced(offer(header, signer=PROXY), beside=True), data
+
+
+def put_to_cloud(machine, job: bytes):
+    header, sent, _ = beside_batch(job)
+    (grant,) = tasks(cloud_bench.receive(machine, sent))
+    assert grant == GrantPut(header.blob, fx.ProxyAddress(), job)
+    granted = cloud_bench.done(machine, grant, PutGranted(job.hex(), URL))
+    assert [one.put for one in bodies(granted, BlobAt)] == [True]
+    (take,) = tasks(cloud_bench.receive(machine, PROXY.note(BlobPut(header.blob.digest))))
+    assert take == TakeBatch(header, job.hex())
+    return take
+
+
+def test_batches_of_two_jobs_are_taken_from_the_store_each_by_its_own_course():
+    machine = both_waiting(beside_bytes=LEAST_BYTES, push_bytes=1)
+    mine, theirs = put_to_cloud(machine, JOB), put_to_cloud(machine, OTHER)
+    assert tasks(cloud_bench.done(machine, theirs, PutTaken())) == [Absorb(theirs.batch)]
+    assert tasks(cloud_bench.done(machine, mine, PutTaken())) == [Absorb(mine.batch)]
+
+
+def test_what_is_not_the_batch_is_asked_for_anew_and_at_last_in_parts():
+    machine = both_waiting(beside_bytes=LEAST_BYTES, push_bytes=1)
+    header, _, data = beside_batch(JOB)
+    take = put_to_cloud(machine, JOB)
+    out = cloud_bench.done(machine, take, fx.WorkFailed("wrong_bytes"))
+    assert refused(out) == ["beside_wrong_bytes"] and not tasks(out)
+    assert not messages(cloud_bench.fire(machine, "repair"), Need)
+    assert put_to_cloud(machine, JOB) == take
+    cloud_bench.receive(machine, offer(header, signer=PROXY))  # it gave up the store
+    assert messages(cloud_bench.fire(machine, "repair"), Need)
+    out = [one for part in parts_of(header, data) for one in cloud_bench.receive(machine, part)]
+    assert tasks(out) == [Absorb(header)]
+
+
+def test_a_store_without_a_place_for_a_batch_has_it_come_in_parts():
+    machine = both_waiting(beside_bytes=LEAST_BYTES, push_bytes=1)
+    header, sent, _ = beside_batch(JOB)
+    (grant,) = tasks(cloud_bench.receive(machine, sent))
+    assert "store_failed" in reports(cloud_bench.done(machine, grant, fx.WorkFailed("x")))
+    assert not tasks(cloud_bench.receive(machine, sent))
+    (need,) = messages(cloud_bench.fire(machine, "repair"), Need)
+    assert need.blob == header.blob.digest
+
+
+def test_what_was_taken_of_a_job_that_ended_is_dropped_and_others_stand():
+    machine = both_waiting(beside_bytes=LEAST_BYTES, push_bytes=1)
+    mine, theirs = put_to_cloud(machine, JOB), put_to_cloud(machine, OTHER)
+    machine.handle(fx.Command(CancelJob(JOB)), 0.0)
+    assert stored(cloud_bench.done(machine, mine, PutTaken())) == [BatchDropped(JOB)]
+    assert tasks(cloud_bench.done(machine, theirs, PutTaken())) == [Absorb(theirs.batch)]
+
+
+def test_the_clouds_publication_is_shown_too():
+    machine = cloud_bench.cloud(beside_bytes=LEAST_BYTES, push_bytes=1)
+    machine.handle(fx.Command(PublishRelease(JOB)), 0.0)
+    header, data = cloud_bench.sealed(SealRelease(JOB), LEAST_BYTES)
+    cloud_bench.done(machine, SealPublication(JOB), Broadcast(header, data))
+    (task,) = tasks(cloud_bench.receive(machine, Need(header.blob.digest, (0,), True)))
+    (told_,) = bodies(cloud_bench.done(machine, task, BlobShown(URL)), BlobAt)
+    assert told_.blob == header.blob.digest

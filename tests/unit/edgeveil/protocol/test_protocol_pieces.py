@@ -19,7 +19,7 @@ from protocol_kit import (
 )
 from proxy_bench import FLEET, cloud_says, proxy, says, to_devices
 
-from edgeveil.crypto.buckets import bucket_level, bucket_of
+from edgeveil.crypto.buckets import bucket_of
 from edgeveil.crypto.keys import OpeningKey
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceState
@@ -230,7 +230,7 @@ BUCKETED, BUCKETS, TAG = seal_broadcast(
     b"model" * 2000,
     [key.public() for key in KEYS],
     PART_BYTES,
-    bucket_level(100),
+    bucketed=True,
 )
 LEVEL = BUCKETED.buckets
 BUCKET_PARTS = list(parts(BUCKETED.pieces[0], BUCKETS))
@@ -312,18 +312,17 @@ def test_buckets_that_are_not_the_parts_are_refused(buckets):
 @pytest.mark.parametrize("kind", ["job", "release"])
 def test_what_is_for_all_goes_to_all_but_the_stanzas(kind):
     machine = proxy(packet_bytes=1 << 16)
-    level = bucket_level(100)
     header, data, _ = seal_broadcast(
         Terms(kind, at(0), 0, b"d" * 32, kind),
         b"graph" * 4000,
         [key.public() for key in KEYS],
         PART_BYTES,
-        level,
+        bucketed=True,
     )
     out = said(machine, header, data)
     buckets = [e for e in out if isinstance(e.to, fx.BucketAddress)]
     assert [(e.to.level, e.to.index, e.message.index) for e in buckets] == [
-        (level, index, index) for index in range(level)
+        (LEVEL, index, index) for index in range(LEVEL)
     ]
     told = [e.message for e in out if isinstance(e.to, fx.AllDevices)]
     assert told == [offer(header), *parts(header.pieces[1], data[header.stanza_bytes :])]

@@ -72,7 +72,7 @@ def test_a_blob_is_had_by_a_signed_url_without_the_credentials(tmp_path, endpoin
 
 def test_a_blob_is_put_by_a_signed_url_and_taken_once(tmp_path, endpoint, client):
     store = bucket(tmp_path, endpoint)
-    grant = store.grant(GrantPut(BLOB, TO))
+    grant = store.grant(GrantPut(BLOB, TO, b"J" * 16))
     assert is_allowed(grant.url, [f"{endpoint}/fleet/blobs/"])
     assert client.carry(PutBeside(BLOB, grant.url, 20.0, DATA)) == LaidDown()
     assert b"".join(taken(store, grant.name, BLOB)) == DATA
@@ -85,7 +85,7 @@ def test_a_blob_is_put_by_a_signed_url_and_taken_once(tmp_path, endpoint, client
 )
 def test_what_is_not_the_blob_is_not_taken(tmp_path, endpoint, client, put, why):
     store = bucket(tmp_path, endpoint)
-    grant = store.grant(GrantPut(BLOB, TO))
+    grant = store.grant(GrantPut(BLOB, TO, b"J" * 16))
     other = describe(put, 65024)
     assert client.carry(PutBeside(other, grant.url, 20.0, put)) == LaidDown()
     with pytest.raises(ProtocolError, match=why):

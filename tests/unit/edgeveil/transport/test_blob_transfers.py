@@ -92,10 +92,10 @@ def test_what_is_shown_may_be_had_and_names_nobody(tmp_path: Path, client: BlobC
 
 def test_what_is_put_is_taken_once_and_gone(tmp_path: Path, client: BlobClient):
     with serving(tmp_path / "b") as store:
-        grant = store.grant(GrantPut(BLOB, TO))
+        grant = store.grant(GrantPut(BLOB, TO, b"J" * 16))
         with pytest.raises(Exception, match="not_there"):
             list(taken(store, grant.name, BLOB))
-        grant = store.grant(GrantPut(BLOB, TO))
+        grant = store.grant(GrantPut(BLOB, TO, b"J" * 16))
         assert put(client, grant.url) == LaidDown()
         assert fetch(client, grant.url) == fx.WorkFailed("expired")
         assert b"".join(taken(store, grant.name, BLOB)) == DATA
@@ -106,14 +106,14 @@ def test_what_is_put_is_taken_once_and_gone(tmp_path: Path, client: BlobClient):
 @pytest.mark.parametrize("size_bytes", [len(DATA) - 1, len(DATA) + 1])
 def test_no_other_size_is_put(tmp_path: Path, client: BlobClient, size_bytes: int):
     with serving(tmp_path / "b") as store:
-        grant = store.grant(GrantPut(BLOB, TO))
+        grant = store.grant(GrantPut(BLOB, TO, b"J" * 16))
         assert put(client, grant.url, (DATA + b"x")[:size_bytes]) == fx.WorkFailed("wrong_size")
         assert list((tmp_path / "b").iterdir()) == []
 
 
 def test_other_bytes_of_the_same_size_are_not_taken(tmp_path: Path, client: BlobClient):
     with serving(tmp_path / "b") as store:
-        grant = store.grant(GrantPut(BLOB, TO))
+        grant = store.grant(GrantPut(BLOB, TO, b"J" * 16))
         assert put(client, grant.url, DATA[:-1] + b"x") == LaidDown()
         with pytest.raises(Exception, match="wrong_bytes"):
             list(taken(store, grant.name, BLOB))
@@ -123,7 +123,7 @@ def test_other_bytes_of_the_same_size_are_not_taken(tmp_path: Path, client: Blob
 def test_a_url_ends_and_what_lay_there_is_swept(tmp_path: Path, client: BlobClient):
     clock = Clock()
     with serving(tmp_path / "b", clock=clock) as store:
-        shown, grant = store.show(ShowBlob(BLOB, DATA)), store.grant(GrantPut(BLOB, TO))
+        shown, grant = store.show(ShowBlob(BLOB, DATA)), store.grant(GrantPut(BLOB, TO, b"J" * 16))
         assert put(client, grant.url) == LaidDown()
         clock.now_s = 60.0
         assert fetch(client, shown.url) == fx.WorkFailed("expired")
