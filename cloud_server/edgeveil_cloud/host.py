@@ -13,6 +13,7 @@ from edgeveil.data.records import Records
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
+from edgeveil.protocol.beside import GrantPut, PutTaken, ShowBlob
 from edgeveil.protocol.cloud_tasks import (
     RESUME,
     Absorb,
@@ -30,6 +31,7 @@ from edgeveil.protocol.cloud_tasks import (
     SealPublication,
     SealRelease,
     SealRound,
+    TakeBatch,
     TakeMasks,
     job_of,
     pause_advice,
@@ -37,6 +39,7 @@ from edgeveil.protocol.cloud_tasks import (
 from edgeveil.protocol.messages import KNOWS_BUCKETS, Batch
 from edgeveil.protocol.sealed import Sealing
 from edgeveil.sites.cloud import ReleaseValidity
+from edgeveil.transport.blob_store import StoreBeside, taken
 from edgeveil_cloud.broadcasts import (
     BroadcastLimits,
     Choose,
@@ -84,7 +87,9 @@ class CloudHost:
         random_bytes: RandomBytes = os_random,
         valid_s: float = ReleaseValidity().valid_s,
         moved: Callable[[], Mapping[bytes, str]] = dict,
+        blobs: StoreBeside | None = None,
     ) -> None:
+        self._blobs = blobs
         self._store, self._clock, self._moved = store, clock, moved
         self.jobs = StoredJobs(store)
         self._spool_dir = spool_dir
@@ -198,6 +203,15 @@ class CloudHost:
         except OSError as error:
             return Obstacle(f"the disk cannot be used ({error.strerror or type(error).__name__})")
 
+    def _take(self, blobs: StoreBeside, task: TakeBatch) -> PutTaken:
+        """What the proxy put there, to where parts of the batch would go."""
+        job_id, blob, offset = task.batch.at.job_id, task.batch.blob, 0
+        spool = self._spool_of(job_id, task.cell)
+        for block in taken(blobs, task.name, blob):
+            spool.put(BatchPart(blob.digest, offset, block, job_id, task.cell))
+            offset += len(block)
+        return PutTaken()
+
     def _perform(self, task: object) -> object:
         match task:
             case SealJob(job_id=job_id, cells=cells):
@@ -206,6 +220,12 @@ class CloudHost:
                 return self._sealer.round(task)
             case Absorb(batches=batches):
                 return self._committer.commit(batches, self._whole)
+            case ShowBlob() if self._blobs:
+                return self._blobs.show(task)
+            case GrantPut() if self._blobs:
+                return self._blobs.grant(task)
+            case TakeBatch() if self._blobs:
+                return self._take(self._blobs, task)
             case OpenArrived(batch=batch, cell=cell):
                 spooled = self._spool_of(batch.at.job_id, cell)
                 if (under_way := spooled.under_way) is not None:

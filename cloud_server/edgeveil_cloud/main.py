@@ -8,6 +8,7 @@ from functools import partial
 
 from edgeveil import logs
 from edgeveil.sites.cloud import CloudSite
+from edgeveil.transport.blob_store import sweep_forever
 from edgeveil.transport.http import (
     STUCK_S,
     Health,
@@ -61,15 +62,22 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
         http = HttpThread()
         await http.start(app, at)
         warn_of_plain_http(at, LOG)
+        blobs = process.cloud.blobs
         try:
+            if blobs is not None:
+                await blobs.start()
             for cell, why in (await links.connect_or_raise()).items():
                 LOG.warning("cell_unreachable", extra={"cell": cell, "reason": why})
             tell_ready()
             LOG.info("running", extra={"http": http.url, "enrolled": store.counts().enrolled})
             watch = [process.trust.run()] if process.trust else []
+            if blobs is not None:
+                watch.append(sweep_forever(blobs))
             await first_of(stop, links.run_forever(), process.runtime.run(), control.run(), *watch)
         finally:
             await http.stop()
+            if blobs is not None:
+                await blobs.stop()
             await links.close()
             process.cloud.close()
     LOG.info("stopped")

@@ -23,6 +23,7 @@ from edgeveil.protocol.messages import PeerKeys, Signer, TrustMetadata
 from edgeveil.protocol.sealed import Sealing
 from edgeveil.protocol.transfer import part_bytes
 from edgeveil.sites.cloud import CloudSite
+from edgeveil.transport.blob_store import open_store
 from edgeveil.transport.process import own_signing_key
 from edgeveil.transport.runtime import Runner
 from edgeveil.trust.believed import believed_keys, delegated_key
@@ -75,11 +76,14 @@ class CloudRole:
                 packet_bytes=limits.packet_bytes,
                 blob_bytes=limits.blob_bytes,
                 spool_bytes=limits.spool_bytes,
+                beside_bytes=site.blobs.least_bytes if site.blobs else 0,
+                beside_s=site.blobs.expires_s if site.blobs else CloudSettings.beside_s,
             ),
             releases=Signer("cloud", releases) if self.trust else None,
             rosters=self.store.roster_marks(),
             metadata=metadata,
         )
+        self.blobs = open_store(site.blobs, site.state_dir)
         self.host = CloudHost(
             self.store,
             held_records(site.test_data) if site.test_data else None,
@@ -92,6 +96,7 @@ class CloudRole:
             random_bytes=random.random_bytes,
             valid_s=site.releases.valid_s,
             moved=self._moved,
+            blobs=self.blobs,
         )
 
     def _moved(self) -> dict[bytes, str]:

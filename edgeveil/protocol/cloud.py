@@ -29,11 +29,13 @@ from dataclasses import dataclass
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.beside import GrantPut, ShowBlob
 from edgeveil.protocol.cloud_arrivals import BatchArrival, RosterArrival, acknowledged
 from edgeveil.protocol.cloud_course import CourseContext, JobCourse
 from edgeveil.protocol.cloud_outgoing import JobEnds
 from edgeveil.protocol.cloud_releases import CloudReleases
 from edgeveil.protocol.cloud_tasks import (
+    BatchDropped,
     CancelJob,
     CloudSettings,
     CountReports,
@@ -44,6 +46,7 @@ from edgeveil.protocol.cloud_tasks import (
     RosterRefused,
     SealPublication,
     StartJob,
+    TakeBatch,
     job_of,
     timer_of,
 )
@@ -52,6 +55,7 @@ from edgeveil.protocol.messages import (
     Arrived,
     Batch,
     BlobPart,
+    BlobPut,
     Envelope,
     ExchangeId,
     Here,
@@ -104,6 +108,7 @@ class CloudMachine:
         the root's."""
         self.signer, self.keys, self._metadata = signer, dict(keys), metadata
         self.heard: set[str] = set()
+        self._now_s = 0.0
         self._releases = releases or signer
         self.settings = settings or CloudSettings()
         self.courses: dict[bytes, JobCourse] = {}
@@ -124,6 +129,7 @@ class CloudMachine:
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         """Take an event; hostile or stale input ends as one `Refuse`."""
+        self._now_s = now_s
         try:
             out = self._handle(event)
         except ProtocolError as error:
@@ -158,6 +164,8 @@ class CloudMachine:
                 return self.releases.sealed(task, result)
             case fx.WorkDone(task=CountReports() as task, result=result):
                 return self.releases.counted(task, result)
+            case fx.WorkDone(task=ShowBlob() as task, result=result):
+                return self._shown(task, result)
             case fx.WorkDone(task=task, result=result):
                 return self._done(task, result)
         return []
@@ -193,10 +201,25 @@ class CloudMachine:
     def _done(self, task: object, result: object) -> list[fx.Effect]:
         course = self.courses.get(job_of(task) or b"")
         if course is None:
+            if isinstance(task, TakeBatch):  # written since the job ended
+                return [fx.Persist(BatchDropped(task.batch.at.job_id, task.cell))]
             return []
-        if isinstance(task, OpenArrived):
-            return course.opened(task)
+        match task:
+            case OpenArrived():
+                return course.opened(task)
+            case GrantPut(sender=fx.ProxyAddress(cell=cell)):
+                return course.cells[cell].arrival.may_be_put(task, result)
+            case TakeBatch():
+                return course.taken(task, result)
         return course.done(task, result) if course.awaits(task) else []
+
+    def _shown(self, task: ShowBlob, result: object) -> list[fx.Effect]:
+        """A broadcast lies in the store, or a publication; cells may have the same one."""
+        of_jobs = [one for course in self.courses.values() for one in course.cells.values()]
+        outgoing = [*self.releases.outgoing, *(one.out for one in of_jobs)]
+        asked = [one for one in outgoing if one.shown.awaits(task)]
+        of_it = next((one for one in asked if one.lends(task)), asked[0] if asked else None)
+        return of_it.shown.done(task, result, self._now_s) if of_it else []
 
     # --- whom it believes, and with which keys it speaks ---
 
@@ -222,14 +245,17 @@ class CloudMachine:
     # --- messages ---
 
     def _answer(self, cell: str, need: Need) -> list[fx.Effect]:
-        """The parts asked for. Raises ProtocolError `unknown_blob` or `bad_index`."""
-        published = self.releases.answer(cell, need)
+        """The parts asked for, or where they lie.
+
+        Raises ProtocolError `unknown_blob` or `bad_index`.
+        """
+        published = self.releases.answer(cell, need, self._now_s)
         if published is not None:
             return published
         course = self._course(lambda one: one.offers(cell, need.blob))
         if course is None:
             raise ProtocolError("unknown_blob")
-        return course.answer(cell, need)
+        return course.answer(cell, need, self._now_s)
 
     def _offer(self, cell: str, offer: Offer) -> list[fx.Effect]:
         header = verified_header(offer.header, "proxy", self.keys[cell].proxy)
@@ -275,7 +301,7 @@ class CloudMachine:
             claimed_bytes = sum(one.claimed_bytes for one in others)
             if size_bytes > self.settings.spool_bytes - claimed_bytes:
                 out += [effect for one in others for effect in one.drop_stream()]
-        return [*out, *course.batch(cell, offer, header, left_bytes)]
+        return [*out, *course.batch(cell, offer, header, left_bytes, self._now_s)]
 
     def _stream(self, cell: str, arrived: Arrived) -> list[fx.Effect]:
         course = self.courses.get(arrived.at.job_id)
@@ -296,6 +322,9 @@ class CloudMachine:
                 return course.short(cell, body) if course else []
             case Arrived():
                 return self._stream(cell, body)
+            case BlobPut():
+                course = self._course(lambda one: one.knows(cell, body.blob))
+                return course.is_put(cell, body) if course else []
             case ReleaseReports():
                 note = hashlib.sha256(envelope.payload).digest()
                 return self.releases.reports(cell, body, note)

@@ -7,6 +7,7 @@ from typing import Literal
 from edgeveil.crypto.keys import KEY_BYTES
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.beside import GrantPut, PutGrants, PutTaken, why_not
 from edgeveil.protocol.cloud_tasks import (
     BatchDropped,
     BatchPart,
@@ -14,6 +15,7 @@ from edgeveil.protocol.cloud_tasks import (
     OpenArrived,
     RosterKept,
     RosterMark,
+    TakeBatch,
     timer_name,
 )
 from edgeveil.protocol.messages import (
@@ -21,6 +23,7 @@ from edgeveil.protocol.messages import (
     Arrived,
     Batch,
     BlobPart,
+    BlobPut,
     Envelope,
     Need,
     Offer,
@@ -136,6 +139,7 @@ class BatchArrival:
         self._batch: Fetch[Batch] | None = None  # its bytes go to the host
         self._stream: Fetch[Batch] | None = None  # the front of one that is not whole yet
         self._at_work = self._more = False  # the host opens what came of a stream; more came since
+        self._grants = PutGrants[Batch](signer, settings.beside_bytes, settings.beside_s)
 
     @property
     def whole_batch(self) -> Batch | None:
@@ -161,9 +165,9 @@ class BatchArrival:
             return False
         return digest in (under_way.header.blob.digest, under_way.header.stream)
 
-    def batch(self, offer: Offer, header: Batch) -> list[fx.Effect]:
+    def batch(self, offer: Offer, header: Batch, now_s: float) -> list[fx.Effect]:
         """The batch of the round under way is offered (again). A large one is pulled at once, and
-        one of which the front is there already."""
+        one of which the front is there already; or it is put where this cloud says."""
         batch, settings = self._batch, self._settings
         new = batch is None or batch.header != header
         known = new and self._continues(offer, header)
@@ -171,6 +175,12 @@ class BatchArrival:
             batch = self._stream if known else None
             batch = batch or self._fetch(offer, header)
             self._batch, self._stream = batch, None
+        proxy, blob = self._proxy, header.blob
+        if offer.beside and not header.stream and self._grants.takes(proxy, blob, now_s):
+            batch.on_its_way = True
+            told = self._grants.offered(proxy, self._job_id, blob, header, now_s)
+            return [*told, self._look_again(), self.watch()]  # who offers it is there
+        batch.on_its_way = False
         out: list[fx.Effect] = []
         for part in first_data(offer, header.blob):
             out += self._put_away(batch, part)
@@ -179,6 +189,31 @@ class BatchArrival:
         elif new and (header.stream or header.blob.size_bytes > settings.push_bytes):
             out += asked(self._proxy, batch.next_need(timer=True))
         return [*out, self._look_again(), self.watch()] if new else [*out, self._look_again()]
+
+    def may_be_put(self, task: GrantPut, result: object) -> list[fx.Effect]:
+        """The store has a place for the batch."""
+        return self._grants.granted(task, result)
+
+    def is_put(self, put: BlobPut) -> list[fx.Effect]:
+        """The proxy says that the batch lies in the store: take it from there."""
+        grant = self._grants.get(self._proxy, put.blob)
+        if grant is None or grant.taking or not grant.name:
+            return []
+        grant.taking = True
+        return [fx.Work(TakeBatch(grant.arrival, grant.name, self._proxy.cell))]
+
+    def taken(self, task: TakeBatch, result: object) -> list[fx.Effect]:
+        """The batch is on the disk; or what was put there was not it, and it is offered again."""
+        batch = self._batch
+        if batch is None or batch.header != task.batch:
+            # Its round went meanwhile, and what was written since is of no use.
+            other = batch or self._stream
+            return [] if other else [fx.Persist(BatchDropped(self._job_id, self._proxy.cell))]
+        self._grants.end(self._job_id)
+        if isinstance(result, PutTaken):
+            batch.assembly.fill(b"")
+            return []
+        return [fx.Refuse(f"beside_{why_not(result)}")]
 
     def stream(self, arrived: Arrived) -> list[fx.Effect]:
         """The front of a batch that is not whole yet, as far as it is there.
@@ -220,7 +255,7 @@ class BatchArrival:
         if batch is None or batch.assembly.complete:
             return []
         out = asked(self._proxy, batch.next_need(timer=True))
-        if not batch.idle_looks:
+        if not batch.idle_looks and not batch.on_its_way:
             # The round is closed: only silence counts from now on, however long the way is.
             out.append(self.watch())
         return [*out, self._look_again()]
@@ -236,6 +271,7 @@ class BatchArrival:
         """Forget the batch, here and on the disk."""
         batch = self._batch or self._stream
         self._batch = self._stream = None
+        self._grants.end(self._job_id)
         return [] if batch is None else [fx.Persist(BatchDropped(self._job_id, self._proxy.cell))]
 
     def drop_stream(self) -> list[fx.Effect]:

@@ -55,6 +55,7 @@ from edgeveil.protocol.cloud_tasks import (
     SealRelease,
     SealRound,
     StartJob,
+    TakeBatch,
     TakeMasks,
     TooFewUploads,
     timer_name,
@@ -65,6 +66,7 @@ from edgeveil.protocol.messages import (
     Arrived,
     Batch,
     BlobPart,
+    BlobPut,
     Commit,
     ExchangeId,
     MaskSums,
@@ -409,10 +411,10 @@ class JobCourse:
         """Whether this is the digest of the broadcast that the cell is offered."""
         return self.cells[cell].out.is_blob(digest)
 
-    def answer(self, cell: str, need: Need) -> list[fx.Effect]:
+    def answer(self, cell: str, need: Need, now_s: float) -> list[fx.Effect]:
         """A proxy that asks for parts is there, however long the broadcast takes."""
         of_it = self.cells[cell]
-        out = of_it.out.answer(need)
+        out = self._at_work(of_it.out.answer(need, now_s))
         return [*out, of_it.wait()] if of_it.stand is Stand.OFFERED else out
 
     def hears(self, cell: str, ack: Ack) -> bool:
@@ -448,7 +450,9 @@ class JobCourse:
         asked = of_it.manifest is not None and of_it.manifest.at == self.at
         return header.at == self.at and self._may("batch") and open_to and asked
 
-    def batch(self, cell: str, offer: Offer, header: Batch, room_bytes: int) -> list[fx.Effect]:
+    def batch(
+        self, cell: str, offer: Offer, header: Batch, room_bytes: int, now_s: float
+    ) -> list[fx.Effect]:
         """The proxy offers a batch; `room_bytes` of the disk are left by others.
 
         Raises ProtocolError where it cannot be fetched.
@@ -468,12 +472,21 @@ class JobCourse:
         if size_bytes > room_bytes:
             # It is offered again, and other batches go: the proxy is not silent meanwhile.
             return [fx.Refuse("spool_full"), of_it.arrival.watch()]
-        return self._arrived(of_it, of_it.arrival.batch(offer, header))
+        return self._arrived(of_it, of_it.arrival.batch(offer, header, now_s))
 
     def _may_be_summed(self, at: ExchangeId) -> bool:
         """Whether the host may hold sums of this attempt, for which the proxy keeps the seeds."""
         same = at.exchange == self.exchange
         return same and self.state in (_S.SEALING_JOB, _S.ANNOUNCING, _S.SEALING)
+
+    def is_put(self, cell: str, put: BlobPut) -> list[fx.Effect]:
+        """The proxy says that the batch lies in the store."""
+        return self._at_work(self.cells[cell].arrival.is_put(put))
+
+    def taken(self, task: TakeBatch, result: object) -> list[fx.Effect]:
+        """The batch was taken from the store, or what lay there was not it."""
+        of_it = self.cells[task.cell]
+        return self._arrived(of_it, of_it.arrival.taken(task, result))
 
     def stream(self, cell: str, arrived: Arrived, room_bytes: int) -> list[fx.Effect]:
         """The front of a batch that is not whole yet. As `BatchArrival.stream`."""

@@ -6,6 +6,7 @@ import hashlib
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.beside import LentData, ShowBlob, ShownBlobs
 from edgeveil.protocol.cloud_tasks import CloudSettings, timer_name
 from edgeveil.protocol.messages import Close, Manifest, Need, Note, Signer, decode_body
 from edgeveil.protocol.transfer import answer_need, sends
@@ -21,16 +22,19 @@ class OutgoingBroadcast:
         self._signer, self._releases, self._settings = signer, releases, settings
         self._timer = timer
         self._manifest: Manifest | None = None
-        self._data = b""
+        self._data = LentData(b"")
+        self.shown = ShownBlobs(signer, settings.beside_bytes, settings.beside_s)
 
     def offer(self, manifest: Manifest, data: bytes) -> list[fx.Effect]:
         """Begin with this one, in place of the one before."""
-        self._manifest, self._data = manifest, data
+        self.drop()
+        self._manifest, self._data = manifest, LentData(data)
         return self.send(push=manifest.blob.size_bytes <= self._settings.push_bytes)
 
     def drop(self) -> None:
         """The proxy holds it, or nobody needs it any more."""
-        self._manifest, self._data = None, b""
+        self._data.take_back()
+        self._manifest = None
 
     def send(self, *, push: bool = False) -> list[fx.Effect]:
         """Say it (again); the proxy asks for parts that did not come with the first offer."""
@@ -39,7 +43,15 @@ class OutgoingBroadcast:
         signer = self._releases if self._manifest.kind == "release" else self._signer
         signed, packet_bytes = signer.header(self._manifest), self._settings.packet_bytes
         blob = self._manifest.blob
-        packets = sends(self._proxy, signed, blob, self._data, packet_bytes, push=push)
+        packets = sends(
+            self._proxy,
+            signed,
+            blob,
+            self._data,
+            packet_bytes,
+            push=push,
+            beside=self.shown.takes(blob),
+        )
         return [*packets, fx.SetTimer(self._timer, self._settings.resend_s)]
 
     @property
@@ -51,10 +63,21 @@ class OutgoingBroadcast:
         """Whether this is the digest of the broadcast under way."""
         return self._manifest is not None and self._manifest.blob.digest == digest
 
-    def answer(self, need: Need) -> list[fx.Effect]:
-        """The parts asked for. Raises ProtocolError `unknown_blob` or `bad_index`."""
+    def lends(self, task: ShowBlob) -> bool:
+        """Whether these are the bytes that a store is to show."""
+        return task.data is self._data
+
+    def answer(self, need: Need, now_s: float) -> list[fx.Effect]:
+        """The parts asked for, or where they lie.
+
+        Raises ProtocolError `unknown_blob` or `bad_index`.
+        """
         if self._manifest is None or not self.is_blob(need.blob):
             raise ProtocolError("unknown_blob")
+        if need.beside:
+            told = self.shown.answer(self._proxy, self._manifest.blob, self._data, now_s)
+            if told is not None:
+                return told
         return answer_need(self._proxy, need, self._manifest.blob, self._data)
 
 

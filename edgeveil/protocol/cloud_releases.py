@@ -74,10 +74,15 @@ class CloudReleases:
             out += self._cells[cell].out.offer(one.manifest, one.data)
         return out
 
-    def answer(self, cell: str, need: Need) -> list[fx.Effect] | None:
+    def answer(self, cell: str, need: Need, now_s: float) -> list[fx.Effect] | None:
         """The parts asked for; None where they are of no publication."""
         out = self._cells[cell].out
-        return out.answer(need) if out.is_blob(need.blob) else None
+        return out.answer(need, now_s) if out.is_blob(need.blob) else None
+
+    @property
+    def outgoing(self) -> list[OutgoingBroadcast]:
+        """What each cell is offered."""
+        return [cell.out for cell in self._cells.values()]
 
     def send(self, cell: str) -> list[fx.Effect]:
         """Say all that is not confirmed (again)."""

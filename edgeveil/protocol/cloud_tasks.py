@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from edgeveil.protocol.beside import GrantPut
 from edgeveil.protocol.messages import Batch, Commit, ExchangeId, Manifest, Unmask
 
 ONE_CELL = ("",)  # of a fleet without named cells
@@ -251,6 +252,18 @@ class Obstacle:
 
 
 @dataclass(frozen=True)
+class TakeBatch:
+    """What the proxy put into the store, as `name`, goes where the parts of a batch go.
+
+    Outcome `PutTaken` or `WorkFailed`; either way it is gone from the store.
+    """
+
+    batch: Batch
+    name: str
+    cell: str = ""
+
+
+@dataclass(frozen=True)
 class BatchPart:
     """Bytes of the batch with this digest, or with a stream of this name. They need not survive
     the process: a cloud that starts again asks for the round anew. Another digest takes the place
@@ -323,6 +336,8 @@ class CloudSettings:
     proxy_margin_s: float = 30.0  # beyond a round's own deadline, before the proxy counts as lost
     close_cap_s: float = 60.0  # between two announcements of a job's end
     push_bytes: int = 16 << 20  # larger broadcasts are pulled, with bounded credit
+    beside_bytes: int = 0  # of blobs from this size on the proxy is told where they lie; 0: of none
+    beside_s: float = 3600.0  # for so long a URL is good
 
 
 def timer_name(what: str, job_id: bytes = b"", cell: str = "") -> str:
@@ -344,10 +359,12 @@ def job_of(task: object) -> bytes | None:
     match task:
         case SealJob(job_id) | SealRelease(job_id) | SealPublication(job_id) | SealRound(job_id):
             return job_id
-        case OpenArrived(batch):
+        case OpenArrived(batch) | TakeBatch(batch):
             return batch.at.job_id
         case Absorb(at=at) | TakeMasks(at) | CountReports(at):
             return at.job_id
+        case GrantPut(job_id=job_id):
+            return job_id
     return None
 
 

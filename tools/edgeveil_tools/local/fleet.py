@@ -18,6 +18,7 @@ from typing import Any
 from edgeveil.errors import EdgeVeilError, JobFailed
 from edgeveil.jobs import Job
 from edgeveil.parts.features import read_backbones
+from edgeveil.protocol.beside import LEAST_BYTES
 from edgeveil_tools.cloud_client import Cloud, get_json
 from edgeveil_tools.local.children import Children, MemoryPeak, tail
 from edgeveil_tools.local.job import site_of, submitted
@@ -157,7 +158,12 @@ class FleetProcesses:
     # --- start ---
 
     def _provision(self) -> Site:
-        run, ports = self._run.settings, Ports(*free_ports(4))
+        run = self._run.settings
+        edge, cloud, cloud_http, proxy_http, *blobs = free_ports(6)
+        ports = Ports(
+            edge, cloud, cloud_http, proxy_http, proxy_blobs=blobs[0], cloud_blobs=blobs[1]
+        )
+        upload_bytes = self._run.log.plan.upload_bytes
         names = [f"cell-{number}" for number in range(1, run.cells + 1)] if run.cells > 1 else []
         cells = {name: CellPorts(*free_ports(3)) for name in names}
         engine = choose_engine(run.broker)
@@ -168,7 +174,8 @@ class FleetProcesses:
             cells=cells,
             engine=engine,
             protocol=self._protocol,
-            upload_bytes=self._run.log.plan.upload_bytes,
+            upload_bytes=upload_bytes,
+            blobs=upload_bytes >= LEAST_BYTES and not cells,
         )
         pages = [plan.ports_of(cell).proxy_http for cell in plan.cell_names]
         self._proxy_urls = [f"http://{plan.host}:{port}" for port in pages]

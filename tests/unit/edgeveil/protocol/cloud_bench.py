@@ -36,6 +36,7 @@ from edgeveil.protocol.cloud_tasks import (
 from edgeveil.protocol.messages import Ack, Batch, ExchangeId, Manifest, Message, PeerKeys
 from edgeveil.protocol.transfer import describe
 
+OTHER = b"K" * 16
 START = StartJob(JOB, 1, 1, exchanges=2, retries=1)
 
 
@@ -107,6 +108,16 @@ def waiting(machine: CloudMachine | None = None, what: StartJob = START) -> Clou
     start(machine, what)
     broadcast(machine, SealJob(JOB))
     broadcast(machine, SealRound(JOB, what.exchange, what.attempt))
+    return machine
+
+
+def both_waiting(**settings: Any) -> CloudMachine:
+    """Two jobs that wait for their first batches."""
+    machine = cloud(**settings)
+    for job in (JOB, OTHER):
+        start(machine, StartJob(job, 1, 1, exchanges=1, retries=1))
+        broadcast(machine, SealJob(job))
+        broadcast(machine, SealRound(job, 1, 1))
     return machine
 
 
