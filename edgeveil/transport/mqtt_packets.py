@@ -106,7 +106,10 @@ def packet(first: int, body: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Login:
-    """What a device says when it connects. `will` is (topic, payload), QoS 1."""
+    """What a device says when it connects. `will` is (topic, payload), QoS 1.
+
+    Without `clean` the broker keeps its session (MQTT 5: until it disconnects).
+    """
 
     client_id: str
     username: str | None
@@ -114,11 +117,12 @@ class Login:
     will: tuple[str, bytes] | None
     keepalive_s: int
     packet_bytes: int
+    clean: bool = True
 
 
 def connect(login: Login, protocol: int) -> bytes:
-    """CONNECT with a clean start."""
-    flags = 0x02
+    """CONNECT."""
+    flags = 0x02 if login.clean else 0
     properties = b""
     tail = _text(login.client_id)
     if protocol == MQTT_5:
@@ -140,13 +144,15 @@ def connect(login: Login, protocol: int) -> bytes:
     return packet(0x10, head + properties + tail)
 
 
-def subscribe(packet_id: int, topics: tuple[str, ...], protocol: int) -> bytes:
-    """SUBSCRIBE to all topics with QoS 1."""
+def subscribe(packet_id: int, topics: tuple[str, ...], protocol: int, qos: int = 1) -> bytes:
+    """SUBSCRIBE to all topics with this QoS."""
     head = packet_id.to_bytes(2, "big") + (b"\0" if protocol == MQTT_5 else b"")
-    return packet(0x82, head + b"".join(_text(topic) + b"\1" for topic in topics))
+    return packet(0x82, head + b"".join(_text(topic) + bytes((qos,)) for topic in topics))
 
 
-def publish_head(topic: bytes, payload_bytes: int, packet_id: int, protocol: int) -> bytes:
+def publish_head(
+    topic: bytes, payload_bytes: int, packet_id: int, protocol: int, *, retain: bool = False
+) -> bytes:
     """All of a PUBLISH before its payload; `packet_id` 0 means QoS 0.
 
     `topic` is encoded already, with its length in front (`encoded_topic`).
@@ -154,7 +160,7 @@ def publish_head(topic: bytes, payload_bytes: int, packet_id: int, protocol: int
     identifier = packet_id.to_bytes(2, "big") if packet_id else b""
     properties = b"\0" if protocol == MQTT_5 else b""
     size = len(topic) + len(identifier) + len(properties) + payload_bytes
-    first = bytes((0x32 if packet_id else 0x30,))
+    first = bytes(((0x32 if packet_id else 0x30) | retain,))
     return first + _length(size) + topic + identifier + properties
 
 

@@ -20,7 +20,7 @@ from edgeveil.errors import INTERRUPTED, EdgeVeilError, UsageError
 from edgeveil.transport.mqtt_link import read_password
 from edgeveil_lab.load.display import LoadMetrics, LoadView, show_result
 from edgeveil_lab.load.first_dial import dial_brokers, dial_site
-from edgeveil_lab.load.generator import on_fast_loop, raise_files_limit
+from edgeveil_lab.load.connections import on_fast_loop, raise_files_limit
 from edgeveil_lab.load.options import option_of
 from edgeveil_lab.load.raw_relay import RawDevice, RawSite, ratio, run_raw
 from edgeveil_lab.load.report import write_load_report
