@@ -106,10 +106,7 @@ def packet(first: int, body: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Login:
-    """What a device says when it connects. `will` is (topic, payload), QoS 1.
-
-    Without `clean` the broker keeps its session (MQTT 5: until it disconnects).
-    """
+    """What a device says when it connects. `will` is (topic, payload), QoS 1."""
 
     client_id: str
     username: str | None
@@ -117,12 +114,11 @@ class Login:
     will: tuple[str, bytes] | None
     keepalive_s: int
     packet_bytes: int
-    clean: bool = True
 
 
 def connect(login: Login, protocol: int) -> bytes:
-    """CONNECT."""
-    flags = 0x02 if login.clean else 0
+    """CONNECT with a clean start."""
+    flags = 0x02
     properties = b""
     tail = _text(login.client_id)
     if protocol == MQTT_5:
@@ -150,9 +146,7 @@ def subscribe(packet_id: int, topics: tuple[str, ...], protocol: int, qos: int =
     return packet(0x82, head + b"".join(_text(topic) + bytes((qos,)) for topic in topics))
 
 
-def publish_head(
-    topic: bytes, payload_bytes: int, packet_id: int, protocol: int, *, retain: bool = False
-) -> bytes:
+def publish_head(topic: bytes, payload_bytes: int, packet_id: int, protocol: int) -> bytes:
     """All of a PUBLISH before its payload; `packet_id` 0 means QoS 0.
 
     `topic` is encoded already, with its length in front (`encoded_topic`).
@@ -160,7 +154,7 @@ def publish_head(
     identifier = packet_id.to_bytes(2, "big") if packet_id else b""
     properties = b"\0" if protocol == MQTT_5 else b""
     size = len(topic) + len(identifier) + len(properties) + payload_bytes
-    first = bytes(((0x32 if packet_id else 0x30) | retain,))
+    first = bytes((0x32 if packet_id else 0x30,))
     return first + _length(size) + topic + identifier + properties
 
 

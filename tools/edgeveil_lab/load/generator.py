@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable

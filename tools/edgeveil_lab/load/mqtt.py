@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -51,7 +52,6 @@ class Manner:
 
     slow_bytes_per_s: int = 0
     subscribe_qos: int = 1
-    retain: bool = False
     window: int = _WINDOW_MESSAGES
     on_ack: Callable[[float, int], None] | None = None
 
@@ -205,7 +205,7 @@ class BareClient(asyncio.Protocol):
                 packet_id, code = packets.read_puback(body)
                 sent_s = self._in_flight.pop(packet_id, None)
                 if sent_s is not None and self._manner.on_ack is not None:
-                    self._manner.on_ack(self._heard_s - sent_s, code)
+                    self._manner.on_ack(time.monotonic() - sent_s, code)
                 if self._queue and not self._sending:
                     self._drain()
             case packets.CONNACK:
@@ -241,10 +241,8 @@ class BareClient(asyncio.Protocol):
             frame, qos = self._queue.popleft()
             packet_id = self._packet_id() if qos else 0
             if qos:
-                self._in_flight[packet_id] = self._loop.time()
-            head = packets.publish_head(
-                self._up_topic, len(frame), packet_id, self._protocol, retain=self._manner.retain
-            )
+                self._in_flight[packet_id] = time.monotonic()  # uvloop's own stands still in a turn
+            head = packets.publish_head(self._up_topic, len(frame), packet_id, self._protocol)
             if self._slow_bytes_per_s:
                 self._sending = True
                 self._trickle(memoryview(head + frame))
