@@ -87,8 +87,9 @@ def run(options: LoadOptions, sharing: RemoteGenerators, *, as_json: bool) -> in
     results: list[dict[str, Any]] = []
     failure: BaseException | None = None
     try:
-        for count in options.counts:
-            one = options.model_copy(update={"devices": count, "sweep": ()})
+        for one in options.tests:
+            if options.versus is not None:
+                console.print(f"broker {one.broker}", markup=False, highlight=False)
             result, failure = _play(one, sharing, console, spans=bool(options.sweep))
             results.append(result)
             if failure is not None:
@@ -214,6 +215,8 @@ def _keep(
     result = results[-1]
     if options.sweep:
         result = {**result, "sweep": results}
+    elif len(results) > 1:
+        result = {**results[0], "versus": results[1]}
     if options.out is not None:
         with writing(options.out):
             write_json(options.out / "load.json", result)

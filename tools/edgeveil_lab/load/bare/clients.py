@@ -54,6 +54,7 @@ def sent_ns(payload: bytes) -> int | None:
 class BareCounters:
     """Of one broker, over all its turns. `expected`: what subscribers of ours should receive."""
 
+    clients: int = 0
     connected: int = 0
     connects: int = 0
     sent: int = 0
@@ -284,6 +285,7 @@ class BareLoad:
         """Until each has had its answer, good or bad."""
         clients, counters = self._all, self.counters
         before = counters.connects
+        counters.clients += len(clients)
         await self.dialler.bring(clients)
         waiting, heard_s = list(clients), time.monotonic()
         while waiting:

@@ -181,7 +181,7 @@ def broker_result(
     return {
         "broker": str(BrokerAddress.parse(url)),
         "protocol": version,
-        "clients": options.connections,
+        "clients": counters.clients,
         "connects": counters.connects,
         "connects_per_s": rate(counters.connects, counters.connecting_s),
         "connect_s": _without_jitter(counters, "connect_s"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -14,11 +14,18 @@ from rich.text import Text
 from edgeveil.sites.addresses import BrokerAddress
 from edgeveil_lab.load.bare.clients import Show
 from edgeveil_lab.load.bare.options import BareOptions
-from edgeveil_lab.load.display import ms, rate, shortened
+from edgeveil_lab.load.display import (
+    PERCENTILES,
+    Figure,
+    measured,
+    ms,
+    rate,
+    shortened,
+    side_by_side,
+)
 from edgeveil_tools.display import LiveDisplay
 
 Result = Mapping[str, Any]
-PERCENTILES = ("p50", "p95", "p99", "max")
 LATENCIES = (
     ("connect_s", "until connected"),
     ("ack_s", "until acknowledged"),
@@ -28,71 +35,27 @@ LATENCIES = (
 # --- the result ---
 
 
-class Figure(NamedTuple):
-    """A row: its name, each broker's cell, and the first one's value over the second's."""
-
-    name: str
-    cells: tuple[str, ...]
-    ratio: float | None = None
-
-
 def figures(result: Result) -> Iterator[Figure]:
     """The rows of the table; what was not measured at any broker is left out."""
     brokers = result["brokers"]
-
-    def row(name: str, values: list[float | None], shown: Callable[[float | None], str]) -> Figure:
-        return Figure(name, tuple(map(shown, values)), _ratio(values))
-
+    connected = (f"{one['connects']:,} of {one['clients']:,}" for one in brokers)
     yield Figure("MQTT", tuple("5" if one["protocol"] == 5 else "3.1.1" for one in brokers))
-    yield Figure(
-        "connected", tuple(f"{b['connects']:,} of {b['clients']:,}" for b in _turned(result))
-    )
-    rates = (
+    yield Figure("connected", tuple(connected))
+    for key, name in (
         ("connects_per_s", "connections a second"),
         ("sent_per_s", "messages sent a second"),
         ("acknowledged_per_s", "acknowledged a second"),
         ("received_per_s", "received a second"),
-    )
-    for key, name in rates:
-        values = [one[key] for one in brokers]
-        if any(value is not None for value in values):
-            yield row(name, values, rate)
+    ):
+        yield from measured(name, [one[key] for one in brokers], rate)
     for way in ("up", "down"):
-        values = [one["mb_per_s"][way] for one in brokers]
-        if any(values):
-            yield row(f"MB a second, {way}", values, rate)
+        yield from measured(f"MB a second, {way}", [b["mb_per_s"][way] for b in brokers], rate)
     for key, name in LATENCIES:
         for percentile in PERCENTILES:
-            values = [one[key][percentile] for one in brokers]
-            if any(value is not None for value in values):
-                yield row(f"{name}, {percentile}", values, ms)
+            yield from measured(f"{name}, {percentile}", [b[key][percentile] for b in brokers], ms)
     if any(one["received_per_s"] is not None and one["sent"] for one in brokers):
         yield Figure("lost", tuple(f"{one['lost']:,}" for one in brokers))
     yield Figure("failures", tuple(shortened(one["failures"]) for one in brokers))
-
-
-def _turned(result: Result) -> Iterator[Mapping[str, Any]]:
-    """Each broker's connections, of all its turns."""
-    order = result["order"]
-    for url, one in zip(urls(result), result["brokers"], strict=True):
-        yield {**one, "clients": one["clients"] * max(1, order.count(url))}
-
-
-def urls(result: Result) -> list[str]:
-    """The brokers as they were named."""
-    options = result["options"]
-    return [url for url in (options["broker"], options["versus"]) if url is not None]
-
-
-def _ratio(values: list[float | None]) -> float | None:
-    if len(values) != 2 or values[0] is None or not values[1]:
-        return None
-    return values[0] / values[1]
-
-
-def ratio_text(value: float | None) -> str:
-    """`1.24`, nothing without one."""
-    return "" if value is None else f"{value:.2f}"
 
 
 def notes(result: Result) -> Iterator[str]:
@@ -112,20 +75,11 @@ def order_text(result: Result) -> str:
 
 def show_bare_result(console: Console, result: Result) -> None:
     """Print the table."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(result["mode"])
-    for one in result["brokers"]:
-        table.add_column(one["broker"], justify="right")
-    compared = len(result["brokers"]) > 1
-    if compared:
-        table.add_column("first : second", justify="right")
-    for figure in figures(result):
-        cells = [*figure.cells, *([ratio_text(figure.ratio)] if compared else [])]
-        table.add_row(figure.name, *map(Text, cells))
+    names = [one["broker"] for one in result["brokers"]]
     console.print()
-    console.print(table)
-    if compared:
-        console.print(Text(order_text(result)), soft_wrap=True)
+    console.print(side_by_side(result["mode"], names, figures(result)))
+    if order := order_text(result):
+        console.print(Text(order), soft_wrap=True)
     for note in notes(result):
         console.print(Text(note, style="yellow"), soft_wrap=True)
     console.print()
