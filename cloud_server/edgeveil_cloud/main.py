@@ -66,7 +66,9 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
             tell_ready()
             LOG.info("running", extra={"http": http.url, "enrolled": store.counts().enrolled})
             watch = [process.trust.run()] if process.trust else []
-            await first_of(stop, link.run_forever(), process.runtime.run(), control.run(), *watch)
+            await first_of(
+                stop, process.session.run(), process.runtime.run(), control.run(), *watch
+            )
         finally:
             await http.stop()
             await link.close()

@@ -256,10 +256,17 @@ class CloudMachine:
                 return self.releases.state(said)
             case fx.Command(what=OwnKeys() as keys):
                 return self._rekeyed(keys)
+            case fx.PeerSilent():
+                return [self._here()]
             case fx.PeerConnected():
-                here = fx.Send(fx.ProxyAddress(), self.signer.note(Here(0.0)))
                 beside = [*self._ends.send(), *self.releases.send()]
-                return [*self._tell_trust(), here, *self._out.send(), *self._masks.send(), *beside]
+                return [
+                    *self._tell_trust(),
+                    self._here(),
+                    *self._out.send(),
+                    *self._masks.send(),
+                    *beside,
+                ]
             case fx.MessageReceived(message=Offer() as offer):
                 return self._offer(offer)
             case fx.MessageReceived(message=BlobPart() as part):
@@ -280,6 +287,10 @@ class CloudMachine:
             case fx.WorkDone(task=task, result=result):
                 return self._done(task, result)
         return []
+
+    def _here(self) -> fx.Effect:
+        """What the proxy answers with its roster."""
+        return fx.Send(fx.ProxyAddress(), self.signer.note(Here(0.0)))
 
     def _step(self, happened: str) -> None:
         self.state = CLOUD_STATES.step(self.state, happened)

@@ -78,6 +78,10 @@ class SpreadLink:
         """Keep all up until `close`."""
         await asyncio.gather(*(link.run_forever() for link in self._links))
 
+    def renew(self, reason: str) -> None:
+        """The one that listens."""
+        self._links[0].renew(reason)
+
     async def close(self) -> None:
         """End all for good."""
         await asyncio.gather(*(link.close() for link in self._links))
