@@ -240,7 +240,7 @@ class MemoryFleet:
         self.net.run(self.enrolled)
         for graph in read_backbones(job.features).values():
             self.store.put_backbone(graph)
-        entry = self.store.submit_job(job.job, job.canonical(), job.digest())
+        entry = self.store.submit_job(job.job, job.canonical(), job.digest(), priority=job.priority)
         self.cloud.control.start(entry)
         return entry.id
 
@@ -373,23 +373,28 @@ class PlainSealing:
         package: bytes,
         recipients: Sequence[SealingKey],
         part_bytes: int,
-        level: int = 1,
+        *,
+        bucketed: bool = False,
     ) -> tuple[Manifest, bytes, bytes]:
-        """The manifest, the recipients' keys followed by the package, the membership tag.
+        """The manifest, what lists the recipients followed by the package, the membership tag.
 
-        One bucket, whatever `level` says: all that are in it are found at once.
+        In one bucket, whatever is asked for: all that are in it are found at once.
         """
-        keys = b"".join(key.to_bytes() for key in recipients)
-        data = keys + package
+        front = self.front(recipients)
+        data = front + package
         manifest = terms.manifest(
             package,
             data,
             selected=len(recipients),
-            stanza_bytes=len(keys),
+            stanza_bytes=len(front),
             commitment=bytes(32),
             part_bytes=part_bytes,
         )
         return manifest, data, self.membership(manifest)
+
+    def front(self, recipients: Sequence[SealingKey]) -> bytes:
+        """In the stanzas' place: the recipients' keys."""
+        return b"".join(key.to_bytes() for key in recipients)
 
     def open_broadcast(
         self, key: OpeningKey, manifest: Manifest, data: bytes

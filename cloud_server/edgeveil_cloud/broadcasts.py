@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgeveil.crypto.buckets import bucket_bytes, bucket_level, fitting
+from edgeveil.crypto.buckets import CAPACITY, bucket_bytes, fitting
 from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.errors import JobFailed
 from edgeveil.jobs.plan import Plan
@@ -108,12 +108,10 @@ def seal_round(
     sequence: int,
     part_bytes: int,
     sealing: Sealing = real_sealing,
-    level: int = 1,
+    *,
+    bucketed: bool = False,
 ) -> tuple[Manifest, bytes, RoundSecret]:
-    """The round's manifest and blob, and the secret that will open its answers.
-
-    `level`: in how many buckets the stanzas are.
-    """
+    """The round's manifest and blob, and the secret that will open its answers."""
     opening = OpeningKey.generate()
     exchange, job = context.exchange, context.job
     terms = Terms(
@@ -134,7 +132,9 @@ def seal_round(
     )
     keys = [SealingKey(raw) for raw in recipients]
     plain = encode_package(round_package(context, state))
-    manifest, data, membership = sealing.seal_broadcast(terms, plain, keys, part_bytes, level)
+    manifest, data, membership = sealing.seal_broadcast(
+        terms, plain, keys, part_bytes, bucketed=bucketed
+    )
     return manifest, data, RoundSecret(opening, membership, tuple(recipients))
 
 
@@ -150,10 +150,25 @@ class BroadcastLimits:
 
 @dataclass
 class RoundMarks:
-    """When the machine reported the phases of the round under way, and what was sent for it."""
+    """When the machine reported the phases of a job's round under way, and what was sent for it."""
 
     times_s: dict[str, float] = field(default_factory=dict)
     sent_bytes: int = 0
+
+
+class MarksOfJobs:
+    """The marks of each job that runs, by its id on the wire."""
+
+    def __init__(self) -> None:
+        self._by_job: dict[bytes, RoundMarks] = {}
+
+    def of(self, job_id: bytes) -> RoundMarks:
+        """The job's; empty at first."""
+        return self._by_job.setdefault(job_id, RoundMarks())
+
+    def forget(self, job_id: bytes) -> None:
+        """The job runs no more."""
+        self._by_job.pop(job_id, None)
 
 
 class Sealer:
@@ -165,7 +180,7 @@ class Sealer:
         jobs: StoredJobs,
         evaluation: Evaluation,
         limits: BroadcastLimits,
-        marks: RoundMarks,
+        marks: MarksOfJobs,
         clock: Callable[[], float],
         sealing: Sealing,
         choose: Choose,
@@ -176,13 +191,13 @@ class Sealer:
         self._store, self._jobs, self._evaluation = store, jobs, evaluation
         self._limits, self._marks, self._clock = limits, marks, clock
         self._sealing, self._choose = sealing, choose
-        self._cohort: tuple[bytes, ...] = ()
+        self._cohorts: dict[str, tuple[bytes, ...]] = {}  # whom each running job was announced to
         self.buckets = False  # whether every device looks for its stanza in a bucket
 
     def job(self, entry: JobEntry) -> Broadcast:
         """The job and its graph, for every enrolled device: rounds select among these."""
         self._check_roster()
-        self._cohort = self._store.enrolled()
+        self._cohorts[entry.id] = self._store.enrolled()
         plan = self._jobs.plan(entry)
         plan.check_backbones()
         self._evaluation.check(plan)
@@ -214,14 +229,19 @@ class Sealer:
             sequence,
             self._limits.part_bytes,
             self._sealing,
-            self._level(len(recipients)),
+            bucketed=self._bucketed,
         )
         if manifest.buckets == 1 and len(recipients) < len(self._store.enrolled()):
             manifest = in_pieces(manifest, data)
         self._store.put_round_key(entry.id, task.exchange, task.attempt, secret.to_bytes())
-        self._marks.times_s = {"seal": started_s, "sealed": self._clock()}
-        self._marks.sent_bytes = len(data)
+        marks = self._marks.of(task.job_id)
+        marks.times_s = {"seal": started_s, "sealed": self._clock()}
+        marks.sent_bytes = len(data)
         return Broadcast(manifest, data)
+
+    def forget(self, job: str) -> None:
+        """The job runs no more; whoever starts it announces it first."""
+        self._cohorts.pop(job, None)
 
     def release(self, entry: JobEntry) -> Broadcast:
         """The final model, kept and sealed for the devices that get it first."""
@@ -290,18 +310,16 @@ class Sealer:
         self._store.rollouts.count(sequence, counted)
         return ReportsCounted()
 
-    def _level(self, recipients: int) -> int:
-        """In how many buckets stanzas are: in one for devices of an earlier version, and where
-        packets are too small for others."""
-        level = bucket_level(recipients) if self.buckets else 1
-        fits = bucket_bytes(recipients, level) <= self._limits.part_bytes
-        return level if fits else 1
+    @property
+    def _bucketed(self) -> bool:
+        """Not for devices of an earlier version, nor where packets are too small for a bucket."""
+        return self.buckets and bucket_bytes(CAPACITY) <= self._limits.part_bytes
 
     def _fitting(self, keys: Sequence[bytes]) -> list[bytes]:
         """Without those that crowd a bucket, whichever of them chance leaves out."""
-        if not self.buckets or not fitting(keys)[1]:
+        if not self._bucketed or len(fitting(keys)) == len(keys):
             return list(keys)
-        return fitting(self._choose(keys, len(keys)))[0]
+        return fitting(self._choose(keys, len(keys)))
 
     def _check_roster(self) -> None:
         problem = self._store.roster_problem()
@@ -340,7 +358,7 @@ class Sealer:
         plain = encode_package(package)
         limits = self._limits
         manifest, data, membership = self._sealing.seal_broadcast(
-            terms, plain, keys, limits.part_bytes, self._level(len(keys))
+            terms, plain, keys, limits.part_bytes, bucketed=self._bucketed
         )
         if len(data) > limits.blob_bytes:
             raise JobFailed(
@@ -359,7 +377,7 @@ class Sealer:
         enrolled = set(self._store.enrolled())
         first = self._store.round_key(entry.id, task.exchange, 1)
         if first is None:
-            cohort = [key for key in self._cohort if key in enrolled]
+            cohort = [key for key in self._cohorts.get(entry.id, ()) if key in enrolled]
             return self._fitting(select(plan, cohort, self._choose))
         asked = RoundSecret.from_bytes(first).recipients
         again = [key for key in asked if key in enrolled]

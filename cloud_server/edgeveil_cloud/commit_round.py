@@ -28,7 +28,7 @@ from edgeveil.protocol.mask_seeds import dealt
 from edgeveil.protocol.messages import Batch, Commit, ExchangeId
 from edgeveil.protocol.sealed import Sealing, pack_tensors
 from edgeveil.protocol.transfer import describe
-from edgeveil_cloud.broadcasts import RoundMarks, TooFewDevices
+from edgeveil_cloud.broadcasts import MarksOfJobs, TooFewDevices
 from edgeveil_cloud.evaluation import Evaluation, clusters, mean_softmax
 from edgeveil_cloud.round_report import (
     Recorder,
@@ -179,7 +179,7 @@ class RoundCommitter:
         store: Store,
         jobs: StoredJobs,
         evaluation: Evaluation,
-        marks: RoundMarks,
+        marks: MarksOfJobs,
         clock: Callable[[], float],
         sealing: Sealing,
         recorder: Recorder | None,
@@ -299,12 +299,13 @@ class RoundCommitter:
             sent = context.plan.cloud.package(before, context.exchange)
             model = self._evaluation.weights(context.plan, state)
             self._recorder.keep(context, sent, valid.arrays, model)
-        timeline = round_timeline(self._marks.times_s, started_s, self._clock())
+        marks = self._marks.of(batch.at.job_id)
+        timeline = round_timeline(marks.times_s, started_s, self._clock())
         told = Told(
             batch.at.attempt,
             uploads,
             batch.declined,
-            self._marks.sent_bytes,
+            marks.sent_bytes,
             batch.blob.size_bytes,
             timeline,
         )

@@ -1,4 +1,4 @@
-"""The job queue's driver: what HTTP asks for, and which job the machine runs next."""
+"""The job queue's driver: what HTTP asks for, and which jobs the machine runs next."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from edgeveil.jobs import Job, parse_plan
 from edgeveil.parts.features import backbone_digests, match_backbones
 from edgeveil.parts.models import runs_python
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud import CloudMachine, CloudState
+from edgeveil.protocol.cloud import CloudMachine
+from edgeveil.protocol.cloud_course import CloudState
 from edgeveil.protocol.cloud_tasks import CancelJob, RepeatEnd, StartJob
 from edgeveil.sites.cloud import ReleaseValidity
 from edgeveil.transport.runtime import Runner
@@ -29,7 +30,11 @@ TELL_AGAIN = 16  # as many ends as a proxy keeps
 
 
 class Control:
-    """Submits, cancels, resumes and starts jobs; one runs at a time, in the order they came."""
+    """Submits, cancels, resumes and starts jobs: at most `running` at once, the most urgent first.
+
+    A job that waits for devices holds up none behind it. What ran when the process ended goes on,
+    however many.
+    """
 
     def __init__(
         self,
@@ -39,6 +44,7 @@ class Control:
         runner: Runner,
         queue: int,
         *,
+        running: int = 1,
         python_models: bool = False,
         validity: ReleaseValidity | None = None,
     ) -> None:
@@ -48,9 +54,10 @@ class Control:
             store, host.jobs, machine, runner, validity or ReleaseValidity()
         )
         self._poke = asyncio.Event()
-        self._waiting: tuple[str, int] | None = None
-        self._given = ""  # the job that the machine was given last
-        self._cancelled = ""  # the running job that was to be cancelled last
+        self._most = running
+        self._waiting: dict[str, int] = {}  # jobs that lack devices, and how many there were
+        self._given: set[str] = set()  # the jobs that the machine was given, while they run
+        self._cancelled: set[str] = set()  # running jobs that are to be cancelled
         self._rehearsed = b""  # the job that was found possible last
 
     def check(self, job_yaml: str) -> None:
@@ -68,7 +75,11 @@ class Control:
         """
         job = self._read(job_yaml)
         entry = self._store.submit_job(
-            job.job, job.canonical(), job.digest(), queue_limit=self._queue
+            job.job,
+            job.canonical(),
+            job.digest(),
+            queue_limit=self._queue,
+            priority=job.priority,
         )
         self._poke.set()
         return entry.id
@@ -96,8 +107,8 @@ class Control:
         """Cancel a job that has not ended. Raises UnknownJob, or StoreError if it has."""
         entry = self._store.job(job)
         # A job that ran before a restart may wait for devices now, unknown to the machine.
-        if entry.status == "running" and job == self._given:
-            self._cancelled = job
+        if entry.status == "running" and job in self._given:
+            self._cancelled.add(job)
             self._runner.post(fx.Command(CancelJob(wire_id(job))))
             return
         self._store.cancel(job)
@@ -107,8 +118,7 @@ class Control:
     def resume(self, job: str) -> None:
         """Let a paused job go on at its round. Raises UnknownJob, or StoreError if it is not."""
         self._store.resume(job)
-        if job == self._given:
-            self._given = ""
+        self._given.discard(job)
         self._poke.set()
 
     def releases(self, job: str | None = None) -> list[dict[str, Any]]:
@@ -127,12 +137,21 @@ class Control:
 
     def status(self) -> Mapping[str, Any]:
         """What the cloud does now; counts only."""
-        job, counts = self._machine.job, self._store.counts()
+        counts = self._store.counts()
+        jobs = [
+            {
+                "job": self._host.jobs.name(course.job_id),
+                "state": course.state.value,
+                "round": course.exchange,
+                "attempt": course.attempt,
+            }
+            for course in self._machine.courses.values()
+        ]
+        first = jobs[0] if jobs else {"state": CloudState.IDLE.value, "job": None, "round": None}
         return {
             "time_s": time.time(),
-            "state": self._machine.state.value,
-            "job": self._host.jobs.name(job.start.job_id) if job else None,
-            "round": job.exchange if job else None,
+            **{name: first[name] for name in ("state", "job", "round")},  # of the oldest
+            "jobs": jobs,
             "enrolled": counts.enrolled,
             "queued": counts.jobs.get("queued", 0),
             "paused": counts.jobs.get("paused", 0),
@@ -140,7 +159,7 @@ class Control:
         }
 
     async def run(self) -> None:
-        """Start the next job whenever none runs, until cancelled."""
+        """Start the next jobs whenever there is room, until cancelled."""
         self.tell_ends()
         while True:
             self.look()
@@ -154,27 +173,30 @@ class Control:
             self._runner.post(fx.Command(RepeatEnd(wire_id(old.id), old.status)))
 
     def look(self) -> None:
-        """Start the next job if none runs; see to the releases of those before."""
+        """Start what there is room for; see to the releases of jobs before."""
         self.rollouts.look()
-        if self._machine.state is not CloudState.IDLE:
-            return
-        if self._cancelled:
-            self._cancel_paused()
-        entry = self._store.next_job()
-        if entry is not None and self._ready(entry):
-            self.start(entry)
+        self._cancel_paused()
+        entries = self._store.next_jobs()
+        self._given &= {entry.id for entry in entries if entry.status == "running"}
+        for entry in entries:
+            room = entry.status == "running" or len(self._given) < self._most
+            if entry.id not in self._given and room and self._ready(entry):
+                self.start(entry)
 
     def start(self, entry: JobEntry) -> None:
-        """Give a job to the machine, which runs none."""
-        self._given = entry.id
+        """Give a job to the machine."""
+        self._given.add(entry.id)
         self._store.set_status(entry.id, "running")
         self._runner.post(fx.Command(self._start(entry)))
 
     def _cancel_paused(self) -> None:
         """A job may have paused before the machine heard that it is cancelled."""
-        job, self._cancelled = self._cancelled, ""
-        if self._store.job(job).status == "paused":
-            self.cancel(job)
+        for job in list(self._cancelled):
+            status = self._store.job(job).status
+            if status != "running":
+                self._cancelled.discard(job)
+            if status == "paused":
+                self.cancel(job)
 
     def _ready(self, entry: JobEntry) -> bool:
         """Whether to start it now. A job that this version cannot plan fails, and not the cloud."""
@@ -184,7 +206,7 @@ class Control:
             LOG.error("job_unreadable", extra={"job": entry.id})
             self._store.set_status(entry.id, "failed", f"the stored job cannot be read: {error}")
             return False
-        return entry.id != self._given and self._enough_devices(entry)
+        return self._enough_devices(entry)
 
     def _enough_devices(self, entry: JobEntry) -> bool:
         """Whether the job can select as many as it asks for; said once while it cannot."""
@@ -193,11 +215,13 @@ class Control:
         if isinstance(job.selection.devices, int):
             wanted = max(wanted, job.selection.devices)
         enrolled = self._store.counts().enrolled
-        if enrolled < wanted and self._waiting != (entry.id, enrolled):
-            self._waiting = (entry.id, enrolled)
+        if enrolled < wanted and self._waiting.get(entry.id) != enrolled:
+            self._waiting[entry.id] = enrolled
             data = {"enrolled": enrolled, "wanted": wanted}
             self._store.append_event(entry.id, "job_waiting", data)
             LOG.warning("job_waiting", extra={"job": entry.id, **data})
+        if enrolled >= wanted:
+            self._waiting.pop(entry.id, None)
         return enrolled >= wanted
 
     def _start(self, entry: JobEntry) -> StartJob:

@@ -24,6 +24,7 @@ from edgeveil.privacy.events import LaplaceEvent
 from edgeveil.privacy.laplace_mechanism import SOFTMAX_BITS, noise_law
 
 LOG = logging.getLogger("edgeveil.cloud")
+_TESTS_KEPT = 8  # of jobs that run beside each other
 
 
 class Evaluation:
@@ -34,7 +35,9 @@ class Evaluation:
 
     def __init__(self, test: Records | None) -> None:
         self._test = test if test is not None and len(test) else None
-        self._held: dict[tuple[bytes, int | None, int | None], HeldOutTest] = {}  # of one graph
+        self._held: dict[
+            tuple[bytes, int | None, int | None], HeldOutTest
+        ] = {}  # by graph and records
         self._said = False
 
     def check(self, plan: Plan) -> None:
@@ -84,9 +87,9 @@ class Evaluation:
         return held.tested(self.weights(plan, state))
 
     def _on(self, test: Records, graph: bytes, part: slice) -> HeldOutTest:
-        if any(key[0] != graph for key in self._held):
-            self._held.clear()
         key = graph, part.start, part.stop
+        if key not in self._held and len(self._held) >= _TESTS_KEPT:
+            self._held.clear()
         if key not in self._held:
             self._held[key] = HeldOutTest(graph, test.x[part], test.y[part])
         return self._held[key]

@@ -31,6 +31,7 @@ from edgeveil.protocol.cloud_tasks import (
     SealRelease,
     SealRound,
     TakeMasks,
+    job_of,
     pause_advice,
 )
 from edgeveil.protocol.messages import KNOWS_BUCKETS
@@ -39,7 +40,7 @@ from edgeveil.sites.cloud import ReleaseValidity
 from edgeveil_cloud.broadcasts import (
     BroadcastLimits,
     Choose,
-    RoundMarks,
+    MarksOfJobs,
     Sealer,
     TooFewDevices,
     TooManyDevices,
@@ -56,6 +57,7 @@ from edgeveil_cloud.validate_batch import BatchSpool
 
 LOG = logging.getLogger("edgeveil.cloud")
 EVENTS = ("job_started", "batch", "round_repeated", "all_declined")  # what a job's events tell
+MARKS = ("held", "batch")  # of a round's phases
 
 _NAMED = 5  # paused jobs in a reason
 
@@ -63,7 +65,7 @@ _NAMED = 5  # paused jobs in a reason
 class CloudHost:
     """The cloud's work; everything it decides is in the store before the machine goes on.
 
-    `spool_dir` holds the batch under way (None: the system's folder for temporary files).
+    `spool_dir` holds the batches under way (None: the system's folder for temporary files).
     `random_bytes` is what aggregation rules draw from; a release is stale after `valid_s`.
     """
 
@@ -83,8 +85,9 @@ class CloudHost:
     ) -> None:
         self._store, self._clock = store, clock
         self.jobs = StoredJobs(store)
-        self._spool = BatchSpool(spool_dir)
-        self._marks = RoundMarks()
+        self._spool_dir = spool_dir
+        self._spools: dict[bytes, BatchSpool] = {}  # of each job, its batch under way
+        self._marks = MarksOfJobs()
         evaluation = self.evaluation = Evaluation(test)
         self.limits = limits
         self._sealer = Sealer(
@@ -101,17 +104,16 @@ class CloudHost:
             limits.part_bytes,
             random_bytes,
         )
-        self._running = ""  # the job that reports are about
-        self._all_declined = False  # in the round that the job ended with
-        self._advised = ""  # the last reason that came with its own way out
+        self._all_declined: set[bytes] = set()  # jobs whose last round it was
+        self._advised: dict[bytes, str] = {}  # the last reason that came with its own way out
 
     def store(self, item: object) -> None:
         """Durable before the next effect; a batch's parts are on the disk, and need not last."""
         match item:
-            case BatchPart():
-                self._spool.put(item)
-            case BatchDropped():
-                self._spool.drop()
+            case BatchPart(job_id=job_id):
+                self._spool_of(job_id).put(item)
+            case BatchDropped(job_id=job_id):
+                self._spools.pop(job_id, None)
             case RosterKept(keys=keys) as roster:
                 self._store.set_enrolled({keys[i : i + 32] for i in range(0, len(keys), 32)})
                 self._store.take_roster(RosterMark(roster.lineage, roster.epoch), roster.expires_s)
@@ -124,18 +126,21 @@ class CloudHost:
                 self._left(item)
 
     def _left(self, left: JobStatus) -> None:
-        entry = self.jobs.entry(left.job_id)
-        self._running = ""
+        entry, job_id = self.jobs.entry(left.job_id), left.job_id
+        self._marks.forget(job_id)
+        self._sealer.forget(entry.id)
+        advised, all_declined = self._advised.pop(job_id, ""), job_id in self._all_declined
+        self._all_declined.discard(job_id)
         if entry.ended:
             return
         if left.status == "paused":
-            why = f"{self._why(left.reason)}; {self._next_step(entry.id, left.reason)}"
+            why = f"{self._why(left.reason)}; {self._next_step(entry.id, left.reason, advised)}"
             answers = {"answers": left.answers.to_dict()} if left.answers else None
             self._store.set_status(entry.id, "paused", why, answers)
             return
         plan = self.jobs.plan(entry)
         reason = left.reason or (plan.stop_note if left.status == "completed" else "")
-        data = job_summary(self._store, plan, entry.id, self._all_declined)
+        data = job_summary(self._store, plan, entry.id, all_declined)
         self._store.set_status(entry.id, left.status, reason, data)  # type: ignore[arg-type]
 
     def _why(self, reason: str) -> str:
@@ -146,10 +151,9 @@ class CloudHost:
         named = ", ".join(paused[:_NAMED]) + ", …" * (len(paused) > _NAMED)
         return f"{reason}; paused jobs keep their broadcasts there, resume or cancel them: {named}"
 
-    def _next_step(self, job: str, reason: str) -> str:
+    def _next_step(self, job: str, reason: str, advised: str) -> str:
         """What its operator does; a reason that says its own way out needs no other."""
-        told = self._advised == reason
-        first = "" if told else f"{pause_advice(reason)}, "
+        first = "" if advised == reason else f"{pause_advice(reason)}, "
         return f"{first}{RESUME}{job}"
 
     def together(self) -> AbstractContextManager[None]:
@@ -159,20 +163,26 @@ class CloudHost:
     def report(self, report: fx.Report) -> None:
         """Into the log, and into the job's events where a person follows the job."""
         data: Mapping[str, Any] = report.data
-        self._marks.times_s[report.what] = self._clock()
         LOG.info(report.what, extra=dict(data))
-        if report.what == "job_started":
-            self._running = self.jobs.name(bytes.fromhex(data["job_id"]))
-        if self._running and report.what in EVENTS:
-            self._store.append_event(self._running, report.what, dict(data))
-        self._all_declined = report.what == "all_declined"
+        if report.at is None:
+            return
+        job_id = report.at.job_id
+        if report.what in EVENTS:
+            self._store.append_event(self.jobs.name(job_id), report.what, dict(data))
+        if report.what in MARKS:
+            self._marks.of(job_id).times_s[report.what] = self._clock()
+        if report.what == "all_declined":
+            self._all_declined.add(job_id)
+
+    def _spool_of(self, job_id: bytes) -> BatchSpool:
+        return self._spools.setdefault(job_id, BatchSpool(self._spool_dir))
 
     def perform(self, task: object) -> object:
-        """Do one task of the running job. What may be different later is `Obstacle`."""
+        """Do one task of a running job. What may be different later is `Obstacle`."""
         try:
             return self._perform(task)
         except (TooFewDevices, TooManyDevices, UnknownAdmissions, StoreError) as error:
-            self._advised = str(error) if error.fix else ""
+            self._advised[job_of(task) or b""] = str(error) if error.fix else ""
             return Obstacle(str(error))
         except OSError as error:
             return Obstacle(f"the disk cannot be used ({error.strerror or type(error).__name__})")
@@ -184,12 +194,13 @@ class CloudHost:
             case SealRound():
                 return self._sealer.round(task)
             case Absorb(batch=batch):
-                spooled = self._spool
+                spooled = self._spool_of(batch.at.job_id)
                 return self._committer.commit(
                     batch, lambda: spooled.whole(batch.blob, batch.stream)
                 )
             case OpenArrived(batch=batch):
-                if (under_way := self._spool.under_way) is not None:
+                spooled = self._spool_of(batch.at.job_id)
+                if (under_way := spooled.under_way) is not None:
                     self._committer.open_arrived(batch, under_way)
                 return None
             case TakeMasks():

@@ -28,6 +28,7 @@ from edgeveil.trust.watch import TrustWatch
 from edgeveil_cloud.host import LOG
 from edgeveil_cloud.http import ControlDesk, HttpThread, make_app
 from edgeveil_cloud.http_token import Scope, TokenFolder
+from edgeveil_cloud.job_turns import JobTurns
 from edgeveil_cloud.metrics import CloudMetrics
 from edgeveil_cloud.role import CloudRole, build
 from edgeveil_cloud.store_tables import StoreError
@@ -110,7 +111,7 @@ class _CloudProcess:
             cloud.machine,
             MeteredHost(cloud.host, self.metrics, counts.watch),
             self.session.publish,
-            self._executor,
+            JobTurns(self._executor, cloud.host.jobs.weight).of,
             LOG,
             packet_bytes,
             name_job=cloud.host.jobs.name,

@@ -15,7 +15,7 @@ from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.privacy.policy import Quote
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
-from edgeveil.protocol.cloud_tasks import Absorb, Broadcast, RoundCommit, SealRound
+from edgeveil.protocol.cloud_tasks import Absorb, Broadcast, JobStatus, RoundCommit, SealRound
 from edgeveil.protocol.release_health import ReleaseOutcome
 from edgeveil.transport.metrics import Metrics, gauge
 from edgeveil_cloud.host import CloudHost
@@ -38,8 +38,7 @@ class CloudMetrics(Collector):
         self, metrics: Metrics, store: Store, host: CloudHost, machine: CloudMachine
     ) -> None:
         self._store, self._host, self._machine = store, host, machine
-        self._round: tuple[bytes, int] | None = None
-        self._since_s = 0.0
+        self._rounds_since: dict[bytes, tuple[int, float]] = {}  # by job: its round, since when
         self._asked: dict[bytes, int] = {}  # the newest round that a job's devices were asked for
         self._priced: dict[bytes, tuple[int, str, Quote]] = {}
         registry = metrics.registry
@@ -62,15 +61,17 @@ class CloudMetrics(Collector):
         """Hear what passes the machine's host."""
         match thing:
             case fx.WorkDone(task=SealRound(job_id=job_id, exchange=number), result=Broadcast()):
-                if self._round != (job_id, number):
-                    self._round, self._since_s = (job_id, number), time.monotonic()
+                if self._rounds_since.get(job_id, (-1,))[0] != number:
+                    self._rounds_since[job_id] = number, time.monotonic()
                     self._ask(job_id, number)
             case fx.WorkDone(task=Absorb(), result=RoundCommit(commit=commit)):
                 self._rounds.labels("committed").inc()
                 self._segments.inc(commit.accepted)
-                if self._round == (commit.at.job_id, commit.at.exchange):
-                    self._seconds.observe(time.monotonic() - self._since_s)
-                self._round = None
+                number, since_s = self._rounds_since.pop(commit.at.job_id, (-1, 0.0))
+                if number == commit.at.exchange:
+                    self._seconds.observe(time.monotonic() - since_s)
+            case JobStatus(job_id=job_id):
+                self._rounds_since.pop(job_id, None)
             case fx.Report(what="round_repeated"):
                 self._rounds.labels("repeated").inc()
 
@@ -95,8 +96,11 @@ class CloudMetrics(Collector):
             for outcome in ReleaseOutcome:
                 family.add_metric([rollout.job, outcome.value], outcomes.get(outcome.value, 0))
         yield family
-        at = self._machine.at
-        yield gauge("current_round", "Round of the running job; 0: none.", at.exchange if at else 0)
+        courses = list(self._machine.courses.values())
+        oldest = courses[0].exchange if courses else 0
+        yield gauge("current_round", "Round of the job that has run longest; 0: none.", oldest)
+        rounds = {self._host.jobs.name(one.job_id): float(one.exchange) for one in courses}
+        yield gauge("job_round", "Round of each job that runs.", rounds, "job")
         family = GaugeMetricFamily("edgeveil_epsilon_spent", _EPSILON, labels=["job", "kind"])
         for job, kind, epsilon in self._prices():
             family.add_metric([job, kind], epsilon)

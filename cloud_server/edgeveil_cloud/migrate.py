@@ -23,7 +23,11 @@ from edgeveil_cloud.store_tables import StoreError
 REVISIONS = Path(__file__).parent / "migrations"
 FIRST = "0001"
 _ALONE = threading.Lock()  # Alembic keeps what it works on in its module
-_EARLIER = {"0001": 2, "0002": 3}  # `info.version` of revisions that other programs wrote
+_EARLIER = {
+    "0001": 2,
+    "0002": 3,
+    "0003": 4,
+}  # `info.version` of what other programs wrote
 
 
 def migrate(db: sa.Connection, folder: Path = REVISIONS) -> None:

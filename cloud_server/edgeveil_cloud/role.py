@@ -155,6 +155,7 @@ def build(
         role.machine,
         role.runner,
         site.limits.jobs_queued,
+        running=site.limits.jobs_running,
         python_models=site.allow_python_models,
         validity=site.releases,
     )

@@ -18,7 +18,7 @@ from typing import Any
 
 from edgeveil.jobs.job import ReleaseRollout
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud import CloudMachine, CloudState
+from edgeveil.protocol.cloud import CloudMachine
 from edgeveil.protocol.cloud_tasks import PublishRelease
 from edgeveil.protocol.messages import RELEASES_NAMED, ReleaseStatement
 from edgeveil.protocol.release_health import ReleaseOutcome
@@ -161,7 +161,7 @@ class RolloutDriver:
     # --- what is published ---
 
     def _publish(self, found: tuple[Rollout, ...], now_s: float) -> None:
-        sealing = self._machine.state in (CloudState.SEALING_RELEASE, CloudState.RELEASING)
+        sealing = any(course.releasing for course in self._machine.courses.values())
         waits = now_s < self._asked_at + PUBLISH_AGAIN_S
         if sealing or waits or self._machine.releases.publishing:
             return

@@ -159,7 +159,9 @@ def _plain(guarantee: Guarantee) -> dict[str, Any]:
 
 
 class Recorder:
-    """Writes into `folder`, one job at a time; a job's first exchange clears what was there."""
+    """Writes one job into `folder`: the one that began last, whose first exchange clears what was
+    there. Exchanges of others that run beside it are not written.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -183,10 +185,13 @@ class Recorder:
             parts["model"] = model
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            canonical = context.job.canonical()
+            if exchange.index > 1 and not self._is_of(canonical):
+                return
             if exchange.index == 1:
                 for old in self.folder.glob("*.safetensors"):
                     old.unlink()
-            (self.folder / JOB).write_bytes(context.job.canonical())
+            (self.folder / JOB).write_bytes(canonical)
             for kind, tensors in parts.items():
                 (self.folder / file_name(exchange, kind)).write_bytes(pack_tensors(tensors))
         except OSError as error:
@@ -195,6 +200,11 @@ class Recorder:
                 where=str(error.filename or self.folder),
                 fix="make room, or leave out cloud.record_dir",
             ) from error
+
+    def _is_of(self, canonical: bytes) -> bool:
+        """Whether nothing of another job is there."""
+        path = self.folder / JOB
+        return not path.exists() or path.read_bytes() == canonical
 
 
 def file_name(exchange: Exchange, kind: str) -> str:

@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import sqlalchemy as sa
 
+from edgeveil.jobs.job import Priority
 from edgeveil.protocol.cloud_tasks import RosterMark
 from edgeveil_cloud import store_tables as tables
 from edgeveil_cloud.database import MEMORY, forget_old_pages, open_engine, transaction
@@ -73,12 +74,19 @@ class Store:
     # --- jobs: submitted, taken up, moved on, ended ---
 
     def submit_job(
-        self, name: str, canonical: bytes, digest: bytes, *, queue_limit: int = 100
+        self,
+        name: str,
+        canonical: bytes,
+        digest: bytes,
+        *,
+        queue_limit: int = 100,
+        priority: Priority = "normal",
     ) -> JobEntry:
         """Queue a job under a new id. StoreError if `queue_limit` jobs already wait."""
         # Drawn outside, so that a commit whose answer was lost is found when it is tried again.
         job = f"{name}-{secrets.token_hex(4)}"
-        row = {"id": job, "name": name, "canonical": canonical, "digest": digest}
+        row: dict[str, Any] = {"id": job, "name": name, "canonical": canonical, "digest": digest}
+        row["priority"] = priority
         return self._submit(job, row, queue_limit)
 
     @transaction
@@ -100,16 +108,17 @@ class Store:
         return _entry(db, job)
 
     @transaction
-    def next_job(self, db: sa.Connection) -> JobEntry | None:
-        """The job to work on: one that was running (after a restart), else the oldest queued."""
+    def next_jobs(self, db: sa.Connection) -> tuple[JobEntry, ...]:
+        """The jobs to work on: those that run, then those queued, the most urgent first, of equally
+        urgent ones the oldest."""
         table = tables.jobs
+        urgency = sa.case({"high": 0, "normal": 1}, value=table.c.priority, else_=2)
         query = (
             sa.select(table)
             .where(table.c.status.in_(("queued", "running")))
-            .order_by(sa.case((table.c.status == "running", 0), else_=1), table.c.number)
+            .order_by(sa.case((table.c.status == "running", 0), else_=1), urgency, table.c.number)
         )
-        row = db.execute(query.limit(1)).mappings().first()
-        return _entry_of(row) if row else None
+        return tuple(_entry_of(row) for row in db.execute(query).mappings())
 
     @transaction
     def jobs(self, db: sa.Connection) -> tuple[JobEntry, ...]:

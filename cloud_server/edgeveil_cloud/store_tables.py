@@ -12,6 +12,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from edgeveil.errors import EdgeVeilError
+from edgeveil.jobs.job import Priority
 
 Status = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
 
@@ -58,6 +59,7 @@ class JobEntry:
     submitted_at: float
     started_at: float | None
     ended_at: float | None
+    priority: Priority = "normal"
 
     @property
     def ended(self) -> bool:
@@ -144,7 +146,7 @@ class StoredRelease:
 
 # --- tables ---
 
-VERSION = 4
+VERSION = 5
 
 metadata = sa.MetaData()
 _serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
@@ -164,6 +166,7 @@ jobs = sa.Table(
     sa.Column("submitted_at", sa.Float, nullable=False),
     sa.Column("started_at", sa.Float),
     sa.Column("ended_at", sa.Float),
+    sa.Column("priority", sa.String(8), nullable=False, server_default="normal"),
 )
 
 exchanges = sa.Table(

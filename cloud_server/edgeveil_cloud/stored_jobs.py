@@ -8,12 +8,13 @@ from __future__ import annotations
 import hashlib
 from functools import lru_cache
 
-from edgeveil.errors import JobFailed
+from edgeveil.errors import EdgeVeilError, JobFailed
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Array
 from edgeveil.parts.features import backbone_digests
 from edgeveil.protocol.sealed import unpack_tensors
+from edgeveil_cloud.job_turns import WEIGHTS
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobEntry, LastCommit
 
@@ -29,6 +30,7 @@ class StoredJobs:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._names: dict[bytes, str] = {}  # wire id -> id
+        self._weights: dict[bytes, float] = {}
         self._plan_of = lru_cache(maxsize=8)(self._made)
         self._graph_of = lru_cache(maxsize=8)(lambda canonical: self._plan_of(canonical).graph())
 
@@ -44,6 +46,15 @@ class StoredJobs:
     def entry(self, job_id: bytes) -> JobEntry:
         """The stored job of a wire id; raises JobFailed."""
         return self._store.job(self.name(job_id))
+
+    def weight(self, job_id: bytes) -> float:
+        """Of the cloud's time that is for jobs; by a job's wire id, of any thread."""
+        if job_id not in self._weights:
+            try:
+                self._weights[job_id] = WEIGHTS[self.entry(job_id).priority]
+            except EdgeVeilError:
+                return WEIGHTS["normal"]
+        return self._weights[job_id]
 
     def plan(self, entry: JobEntry) -> Plan:
         """The plan of a stored job; raises ProtocolError for bytes that are none."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
@@ -24,12 +25,17 @@ _OVERFULL = 2.0**-20  # the chance that any bucket of a broadcast has more than 
 _DRAWN_BITS = 16
 
 
-def bucket_level(recipients: int) -> int:
-    """How many buckets a broadcast to so many has; 1: it fits into one."""
-    if recipients <= CAPACITY:
+def bucket_level(keys: Sequence[SealingKey]) -> int:
+    """How many buckets a broadcast to these keys has: the fewest with 24 on average and in none
+    more than 64; 1: all fit into one."""
+    if len(keys) <= CAPACITY:
         return 1
-    enough = (level for level in LEVELS if recipients <= _USUAL * level)
-    return next(enough, LEVELS[-1])
+    large = [level for level in LEVELS if len(keys) <= _USUAL * level] or [LEVELS[-1]]
+    return next((level for level in large if max(_loads(keys, level)) <= CAPACITY), LEVELS[-1])
+
+
+def _loads(keys: Sequence[SealingKey], level: int) -> Iterable[int]:
+    return Counter(bucket_of(key, level) for key in keys).values()
 
 
 def bucket_of(key: SealingKey, level: int) -> int:
@@ -45,42 +51,37 @@ def bucket_stanzas(recipients: int, level: int) -> int:
     The smallest k with level · P[Poisson(recipients / level) > k] ≤ 2^-20, at most 64; the Poisson
     tail bounds the binomial one up to a factor that the rounding up to k covers many times.
     """
-    mean, most = recipients / level, CAPACITY
+    mean = recipients / level
     logs = [k * math.log(mean) - mean - math.lgamma(k + 1) for k in range(4 * CAPACITY)]
     tail = 0.0
     for k in reversed(range(4 * CAPACITY)):
         tail += math.exp(logs[k])  # P[more than k - 1]
         if level * tail > _OVERFULL:
-            return min(k, most)
-    return most
+            return min(k, CAPACITY)
+    return CAPACITY
 
 
-def bucket_bytes(recipients: int, level: int) -> int:
-    """Bytes of each bucket."""
-    return KEY_BYTES + bucket_stanzas(recipients, level) * STANZA_BYTES
+def bucket_bytes(stanzas: int) -> int:
+    """Bytes of a bucket of so many stanzas."""
+    return KEY_BYTES + stanzas * STANZA_BYTES
 
 
-def fitting(keys: Iterable[bytes]) -> tuple[list[bytes], int]:
-    """Those of the keys that fit into the buckets of a broadcast to all of them, and how many are
-    left out.
+def fitting(keys: Iterable[bytes]) -> list[bytes]:
+    """Those of the keys for which there is a level where no bucket has more than 64.
 
-    More than 64 in a bucket come by chance about once in 10^10 broadcasts. They are the work of
-    devices that looked for keys of one bucket, and it is their bucket that they crowd: of its keys
-    the first 64 in the order given, which chance draws, are kept. So that whom a round asks stays
-    uniform but for them.
+    More than 64 in one of the most buckets that there may be do not come by chance. They are the
+    work of devices that looked for keys of one bucket, and it is their bucket that they crowd: of
+    its keys the first 64 in the order given are kept. So that whom a round asks stays uniform but
+    for them, where chance made that order.
     """
-    asked = list(keys)
-    level = bucket_level(len(asked))
-    if level == 1:
-        return asked, 0
-    room = [CAPACITY] * level
+    room = Counter[int]()
     kept: list[bytes] = []
-    for raw in asked:
-        bucket = bucket_of(SealingKey(raw), level)
-        if room[bucket]:
-            room[bucket] -= 1
+    for raw in keys:
+        bucket = bucket_of(SealingKey(raw), LEVELS[-1])
+        room[bucket] += 1
+        if room[bucket] <= CAPACITY:
             kept.append(raw)
-    return kept, len(asked) - len(kept)
+    return kept
 
 
 def seal_buckets(
@@ -88,14 +89,11 @@ def seal_buckets(
 ) -> bytes:
     """`level` areas one after the other, all of one size; each as `seal_stanzas` makes it.
 
-    Where a bucket has more recipients than is usual (2^-20), all become as large as that one, at
-    most 64 stanzas. Raises CryptoError for an unusable key, ValueError for more.
+    Where a bucket has more recipients than is usual (2^-20), all become as large as that one.
+    Raises CryptoError for an unusable key.
     """
     dealt: list[list[SealingKey]] = [[] for _ in range(level)]
     for key in recipients:
         dealt[bucket_of(key, level)].append(key)
-    fullest = max(map(len, dealt))
-    if fullest > CAPACITY:
-        raise ValueError(f"{fullest} recipients of one bucket")
-    size = max(bucket_stanzas(len(recipients), level), fullest)
+    size = max(bucket_stanzas(len(recipients), level), *map(len, dealt))
     return b"".join(seal_stanzas(content_key, keys, info, size) for keys in dealt)

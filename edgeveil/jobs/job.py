@@ -34,6 +34,9 @@ StageBlock = Annotated[StageParameters, OneOf(STAGES)]
 AggregationBlock = Annotated[RuleParameters, OneOf(AGGREGATIONS)]
 
 
+Priority = Literal["low", "normal", "high"]
+
+
 class JobData(Block):
     """What the devices' records look like. All of it is public."""
 
@@ -243,6 +246,10 @@ class Job(Block):
         default=ReleaseRollout(), exclude_if=says_nothing(ReleaseRollout())
     )
     """Who gets the final model first."""
+    priority: Priority = Field(default="normal", exclude=True)
+    """Which of several jobs the cloud starts first, and whose work it does more of: a `high` one
+    has twice the share of a `normal` one, that twice the share of a `low` one. Devices hear nothing
+    of it."""
 
     @property
     def rounds(self) -> int:

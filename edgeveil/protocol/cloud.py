@@ -1,86 +1,58 @@
-"""The cloud's machine: one job at a time, one exchange after the other, each committed once.
+"""The cloud's machine: several jobs beside each other, and what there is once for all of them.
 
-Theory of operation. A job is announced to all enrolled devices, then played exchange by exchange,
-then its model is released; `CLOUD_STATES` has the whole course. Each of the three begins with the
-host sealing a broadcast (`Work`), which is offered to the proxy again and again until the proxy
-says that it holds it. After an exchange's broadcast the proxy's batch is awaited, pulled part by
-part to the host's disk, and given to the host to open, aggregate and commit (`Absorb`). Only then
-is the batch acknowledged: the proxy keeps it until the round is durable here.
+Theory of operation. Each job that runs has a course of its own (`JobCourse`), which knows nothing
+of the others: a job that waits, pauses or ends holds nobody up. What comes is told to the course
+that it is about: batches and notes by the job that they name, parts and requests by the digest of
+their blob, timers by their name, outcomes of work by their task. What is about no job that runs
+is answered here: its batches are of no use.
 
-A round under masks takes one step more. What the host opens are sums that say nothing yet; once
-they are durable the proxy is asked for the masks of the uploads in them (`MaskArrivals`), again and
-again until it answers. There is no way back from there: the exchange is never asked for again, also
-not after a restart, which finds the kept sums when it would seal the round anew.
+Beside the jobs, and in any state of theirs, stand the roster, which the proxy hands over when it
+changes, the ends of jobs, which are told until the proxy confirms them (`JobEnds`), and what
+follows a release (`CloudReleases`).
 
-What moves a job on is an outcome of the host's work, a word of the proxy, or silence. Only outcomes
-of the attempt under way count (`RunningJob.awaits`), and only messages that the state allows. Where
-an attempt brings too few uploads it is repeated, at most `retries` times for each exchange, with
-the same devices and noise. After that, or where something stands in the way that others must mend,
-the job pauses with its round kept; `end` is for what cannot be mended. `watchdog` is the one timer
-that ends a wait for the proxy: it starts anew with every sign of the proxy, so that a broadcast or
-batch may take as long as it moves.
+Batches of several jobs share the disk that `spool_bytes` bounds. One for which the others leave no
+room waits at the proxy until theirs are committed; what came of batches that are not whole yet
+makes way for it.
 
-Beside the job, and in any state, stand the roster, which the proxy hands over when it changes, and
-the ends of jobs, which are told until the proxy confirms them (`JobEnds`), and what follows a
-release (`CloudReleases`).
-
-Whom the cloud believes, and with which keys it speaks, may change while a job runs, by metadata
-that the offline root signed. What was signed with the key before is believed no more: the job is
+Whom the cloud believes, and with which keys it speaks, may change while jobs run, by metadata
+that the offline root signed. What was signed with the key before is believed no more: each job is
 announced anew, and its round repeated.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
-from typing import Literal
 
-from edgeveil.crypto.keys import KEY_BYTES, SigningKey
+from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_masks import MaskArrivals
-from edgeveil.protocol.cloud_outgoing import JobEnds, OutgoingBroadcast
+from edgeveil.protocol.cloud_arrivals import RosterArrival, acknowledged
+from edgeveil.protocol.cloud_course import CourseContext, JobCourse
+from edgeveil.protocol.cloud_outgoing import JobEnds
 from edgeveil.protocol.cloud_releases import CloudReleases
 from edgeveil.protocol.cloud_tasks import (
-    Absorb,
-    AskUnmask,
-    BatchDropped,
-    BatchPart,
-    Broadcast,
     CancelJob,
     CloudSettings,
     CountReports,
-    JobStatus,
-    Obstacle,
     OpenArrived,
     PublishRelease,
-    ReleaseHeld,
     RepeatEnd,
-    RosterKept,
     RosterMark,
     RosterRefused,
-    RoundAnswers,
-    RoundCommit,
-    SealJob,
     SealPublication,
-    SealRelease,
-    SealRound,
     StartJob,
-    TakeMasks,
-    TooFewUploads,
+    job_of,
 )
-from edgeveil.protocol.effects import StateTable
 from edgeveil.protocol.messages import (
     Ack,
     Arrived,
     Batch,
     BlobPart,
-    Commit,
     Envelope,
     ExchangeId,
     Here,
-    Manifest,
     MaskSums,
     Need,
     Note,
@@ -92,105 +64,10 @@ from edgeveil.protocol.messages import (
     Shortfall,
     Signer,
     TrustMetadata,
-    Unmask,
     verified_body,
     verified_header,
 )
-from edgeveil.protocol.transfer import (
-    NEED_LIMIT,
-    Fetch,
-    check_claim,
-    check_fetchable,
-    first_data,
-    sends,
-)
-
-
-class CloudState(Enum):
-    """Where the cloud stands in the job it runs."""
-
-    IDLE = "idle"
-    SEALING_JOB = "sealing_job"
-    ANNOUNCING = "announcing"
-    SEALING = "sealing"
-    BROADCASTING = "broadcasting"
-    WAITING = "waiting"
-    ABSORBING = "absorbing"
-    UNMASKING = "unmasking"
-    SEALING_RELEASE = "sealing_release"
-    RELEASING = "releasing"
-
-
-_S = CloudState
-_WAITING_ON = (_S.ANNOUNCING, _S.UNMASKING, _S.RELEASING)  # nothing else can be done meanwhile
-_RUNNING = [state for state in CloudState if state is not _S.IDLE]
-CLOUD_STATES = StateTable(
-    _S.IDLE,
-    {
-        (_S.IDLE, "start"): _S.SEALING_JOB,
-        (_S.SEALING_JOB, "sealed"): _S.ANNOUNCING,
-        (_S.ANNOUNCING, "held"): _S.SEALING,
-        (_S.ANNOUNCING, "held_all_committed"): _S.SEALING_RELEASE,
-        (_S.SEALING, "sealed"): _S.BROADCASTING,
-        (_S.BROADCASTING, "held"): _S.WAITING,
-        (_S.BROADCASTING, "batch"): _S.ABSORBING,
-        (_S.WAITING, "batch"): _S.ABSORBING,
-        (_S.ABSORBING, "committed"): _S.SEALING,
-        (_S.ABSORBING, "committed_last"): _S.SEALING_RELEASE,
-        (_S.ABSORBING, "summed"): _S.UNMASKING,
-        (_S.SEALING, "summed"): _S.UNMASKING,
-        (_S.UNMASKING, "committed"): _S.SEALING,
-        (_S.UNMASKING, "committed_last"): _S.SEALING_RELEASE,
-        (_S.SEALING_RELEASE, "sealed"): _S.RELEASING,
-        (_S.RELEASING, "held"): _S.IDLE,
-    }
-    | {(s, "repeat"): _S.SEALING for s in (_S.BROADCASTING, _S.WAITING, _S.ABSORBING)}
-    | {(s, "rekeyed"): _S.SEALING_JOB for s in (_S.SEALING, _S.BROADCASTING, _S.WAITING)}
-    | {(s, how): _S.IDLE for how in ("pause", "end") for s in _RUNNING},
-)
-
-
-@dataclass
-class RunningJob:
-    """One job from its start to its end: the exchange and attempt it is at, the retries left."""
-
-    start: StartJob
-    exchange: int
-    attempt: int
-    retries_left: int
-    selected: int = 0  # by the newest broadcast
-    patience_s: float = 0.0  # with the proxy, from each sign that the broadcast moves on
-    announce_again: bool = False  # after the commit under way: the key that announced it is gone
-
-    @property
-    def at(self) -> ExchangeId:
-        """The attempt under way."""
-        return ExchangeId(self.start.job_id, self.exchange, self.attempt)
-
-    @property
-    def sealing(self) -> SealRound:
-        """The task of sealing this attempt's model."""
-        return SealRound(self.start.job_id, self.exchange, self.attempt)
-
-    def awaits(self, task: object) -> bool:
-        """Whether the outcome of this task still matters: it belongs to the attempt under way."""
-        match task:
-            case SealJob(job_id=job_id) | SealRelease(job_id=job_id):
-                return job_id == self.start.job_id
-            case SealRound():
-                return task == self.sealing
-            case Absorb(batch=batch):
-                return batch.at == self.at
-            case TakeMasks(at=at):
-                return at == self.at
-        return False
-
-
-ALL_DECLINED = (
-    "all {} selected devices declined: a policy or a spent budget does not allow this job, or the "
-    "boxes are too slow for it; each device's console says why"
-)
-_SILENT = "the proxy did not answer in time"
+from edgeveil.protocol.transfer import check_fetchable
 
 
 @dataclass(frozen=True)
@@ -204,7 +81,7 @@ class OwnKeys:
 
 
 class CloudMachine:
-    """One cloud behind one proxy."""
+    """One cloud behind one proxy. `courses` are the jobs that run, by their id, oldest first."""
 
     def __init__(
         self,
@@ -221,33 +98,37 @@ class CloudMachine:
         self.signer, self.keys, self._metadata = signer, keys, metadata
         self._releases = releases or signer
         self.settings = settings or CloudSettings()
-        self.state = CLOUD_STATES.start
-        self.job: RunningJob | None = None
-        self._out = OutgoingBroadcast(signer, self._releases, self.settings)
-        self._arrivals = CloudArrivals(signer, self.settings, roster)
-        self._masks = MaskArrivals(signer, self.settings)
+        self.courses: dict[bytes, JobCourse] = {}
+        self._roster = RosterArrival(signer, self.settings, roster)
         self._ends = JobEnds(signer, self.settings)
+        self._context = CourseContext(signer, self._releases, self.settings, self._ends)
         self.releases = CloudReleases(signer, self._releases, self.settings)
 
     @property
     def at(self) -> ExchangeId | None:
-        """The running job, its exchange and attempt."""
-        return self.job.at if self.job else None
+        """The job that runs alone, its exchange and attempt; what is about one of several says so
+        itself."""
+        courses = list(self.courses.values())
+        return courses[0].at if len(courses) == 1 else None
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         """Take an event; hostile or stale input ends as one `Refuse`."""
         try:
-            return self._handle(event)
+            out = self._handle(event)
         except ProtocolError as error:
             return [fx.Refuse(error.reason)]
+        self.courses = {job: course for job, course in self.courses.items() if not course.over}
+        return out
 
     def _handle(self, event: fx.Event) -> list[fx.Effect]:
         match event:
             case fx.Command(what=StartJob() as start):
-                return self._start(start)
+                course = self.courses.get(start.job_id) or JobCourse(start, self._context)
+                out = course.begin()
+                self.courses[start.job_id] = course
+                return out
             case fx.Command(what=CancelJob(job_id=job_id)):
-                running = self.job is not None and self.job.start.job_id == job_id
-                return self._end("cancelled", "cancelled by the operator") if running else []
+                return self.courses[job_id].cancel() if job_id in self.courses else []
             case fx.Command(what=RepeatEnd(job_id=job_id, status=status)):
                 return self._ends.tell(job_id, status)
             case fx.Command(what=PublishRelease() as asked):
@@ -259,19 +140,14 @@ class CloudMachine:
             case fx.PeerSilent():
                 return [self._here()]
             case fx.PeerConnected():
+                jobs = [one for course in self.courses.values() for one in course.send()]
                 beside = [*self._ends.send(), *self.releases.send()]
-                return [
-                    *self._tell_trust(),
-                    self._here(),
-                    *self._out.send(),
-                    *self._masks.send(),
-                    *beside,
-                ]
+                return [*self._tell_trust(), self._here(), *jobs, *beside]
             case fx.MessageReceived(message=Offer() as offer):
                 return self._offer(offer)
             case fx.MessageReceived(message=BlobPart() as part):
-                taken = self._masks.part(part)
-                return self._arrived(self._arrivals.part(part)) if taken is None else taken
+                of_it = self._course(lambda course: course.knows(part.blob))
+                return of_it.part(part) if of_it else self._roster.part(part)
             case fx.MessageReceived(message=Need() as need):
                 return self._answer(need)
             case fx.MessageReceived(message=Note(body=envelope)):
@@ -282,8 +158,6 @@ class CloudMachine:
                 return self.releases.sealed(task, result)
             case fx.WorkDone(task=CountReports() as task, result=result):
                 return self.releases.counted(task, result)
-            case fx.WorkDone(task=OpenArrived()):
-                return self._arrivals.opened()
             case fx.WorkDone(task=task, result=result):
                 return self._done(task, result)
         return []
@@ -292,11 +166,16 @@ class CloudMachine:
         """What the proxy answers with its roster."""
         return fx.Send(fx.ProxyAddress(), self.signer.note(Here(0.0)))
 
-    def _step(self, happened: str) -> None:
-        self.state = CLOUD_STATES.step(self.state, happened)
+    def _course(self, about: Callable[[JobCourse], bool]) -> JobCourse | None:
+        return next((one for one in self.courses.values() if about(one)), None)
 
-    def _may(self, happen: str) -> bool:
-        return CLOUD_STATES.allows(self.state, happen)
+    def _done(self, task: object, result: object) -> list[fx.Effect]:
+        course = self.courses.get(job_of(task) or b"")
+        if course is None:
+            return []
+        if isinstance(task, OpenArrived):
+            return course.opened(task)
+        return course.done(task, result) if course.awaits(task) else []
 
     # --- whom it believes, and with which keys it speaks ---
 
@@ -314,483 +193,107 @@ class CloudMachine:
         if not changed:
             return out
         out += [*self._ends.sign_anew(), *self.releases.sign_anew()]
-        if self.job is None:
-            return out
-        if not self._may("rekeyed"):
-            # Nothing that was signed is needed any more, or it is offered again with the new key.
-            self.job.announce_again = self.state in (CloudState.ABSORBING, CloudState.UNMASKING)
-            return [*out, *self._out.send(), *self._masks.send()]
-        self.job.attempt += 1
-        return [*out, *self._announce_again(self.job)]
-
-    def _announce_again(self, job: RunningJob) -> list[fx.Effect]:
-        self._step("rekeyed")
-        job.announce_again = False
-        self._out.drop()
-        cancelled = [fx.CancelTimer("watchdog"), fx.CancelTimer("resend")]
-        return [*self._arrivals.drop_batch(), *cancelled, fx.Work(SealJob(job.start.job_id))]
-
-    # --- a job's course ---
-
-    def _start(self, start: StartJob) -> list[fx.Effect]:
-        self._step("start")
-        self.job = RunningJob(start, start.exchange, start.attempt, start.retries)
-        what = {"job_id": start.job_id.hex(), "rounds": start.exchanges}
-        return [fx.Report("job_started", what), fx.Work(SealJob(start.job_id))]
-
-    def _done(self, task: object, result: object) -> list[fx.Effect]:
-        job = self.job
-        if job is None or not job.awaits(task):
-            return []
-        match result:
-            case fx.WorkFailed(reason=reason) | Obstacle(reason=reason) if isinstance(task, Absorb):
-                # Not acknowledged: the proxy still has it, and drops it with the next attempt.
-                return self._repeat(job, reason)
-            case fx.WorkFailed(reason=reason):
-                return self._end("failed", reason)
-            case Obstacle(reason=reason):
-                return self._pause(job, reason)
-            case Broadcast(manifest=manifest, data=data):
-                return self._sealed(job, manifest, data)
-            case RoundCommit(commit=commit, data=data):
-                return self._committed(job, commit, data)
-            case AskUnmask(unmask=unmask):
-                return self._ask_unmask(job, unmask)
-            case TooFewUploads(reason=reason, answers=answers):
-                return self._arrivals.acknowledge_batch() + self._repeat(job, reason, answers)
-        return []
-
-    def _ask_unmask(self, job: RunningJob, unmask: Unmask) -> list[fx.Effect]:
-        self._step("summed")
-        job.attempt = unmask.at.attempt
-        report = fx.Report("unmasking", {"round": job.exchange})
-        watchdog = fx.SetTimer("watchdog", self.settings.proxy_margin_s)
-        return [report, *self._masks.ask(unmask), watchdog]
-
-    def _sealed(self, job: RunningJob, manifest: Manifest, data: bytes) -> list[fx.Effect]:
-        self._step("sealed")
-        job.selected = manifest.selected
-        job.patience_s = manifest.deadline_s + manifest.grace_s + self.settings.proxy_margin_s
-        what = {
-            "round": manifest.at.exchange,
-            "kind": manifest.kind,
-            "selected": manifest.selected,
-            "attempt": manifest.at.attempt,
-        }
-        return [
-            fx.Report("broadcast", what),
-            *self._out.offer(manifest, data),
-            fx.SetTimer("watchdog", job.patience_s),
-        ]
-
-    def _answer(self, need: Need) -> list[fx.Effect]:
-        """A proxy that asks for parts is there, however long the broadcast takes."""
-        published = self.releases.answer(need)
-        if published is not None:
-            return published
-        out = self._out.answer(need)
-        return [*out, fx.SetTimer("watchdog", self.job.patience_s)] if self.job else out
-
-    def _held(self, job: RunningJob) -> list[fx.Effect]:
-        """The proxy holds the broadcast."""
-        released = self.state is CloudState.RELEASING
-        # A job may be taken up again after its last commit and before its release.
-        announced = self.state is CloudState.ANNOUNCING
-        trained = announced and job.exchange > job.start.exchanges
-        self._step("held_all_committed" if trained else "held")
-        sequence = self._out.sequence
-        self._out.drop()
-        if announced:
-            job.retries_left = job.start.retries
-        if released:
-            return [fx.Persist(ReleaseHeld(sequence)), *self._leave(job, "completed", "")]
-        report = fx.Report("held", {"round": job.exchange})
-        out: list[fx.Effect] = [fx.CancelTimer("resend"), report]
-        if trained:
-            return [*out, fx.Work(SealRelease(job.start.job_id))]
-        if self.state is CloudState.SEALING:
-            return [*out, fx.Work(job.sealing)]
-        # The proxy's deadline runs from here, not from the sealing.
-        return [*out, fx.SetTimer("watchdog", job.patience_s)]
-
-    def _committed(self, job: RunningJob, commit: Commit, data: bytes) -> list[fx.Effect]:
-        last = job.exchange >= job.start.exchanges
-        self._step("committed_last" if last else "committed")
-        out = [*self._masks.drop(), *self._arrivals.acknowledge_batch()]
-        signed = self.signer.header(commit)
-        out += sends(fx.ProxyAddress(), signed, commit.blob, data, self.settings.packet_bytes)
-        self._out.drop()
-        job.retries_left, job.attempt = job.start.retries, 1
-        if last:
-            return [*out, fx.Work(SealRelease(job.start.job_id))]
-        job.exchange += 1
-        if job.announce_again:
-            return [*out, *self._announce_again(job)]
-        return [*out, fx.Work(job.sealing)]
-
-    def _repeat(
-        self, job: RunningJob, reason: str, answers: RoundAnswers | None = None
-    ) -> list[fx.Effect]:
-        if job.retries_left <= 0:
-            return self._pause(job, reason, answers)
-        self._step("repeat")
-        job.retries_left -= 1
-        job.attempt += 1
-        self._out.drop()
-        what = {"round": job.exchange, "attempt": job.attempt, "why": reason, **_told(answers)}
-        report = fx.Report("round_repeated", what)
-        if job.announce_again:
-            return [report, *self._announce_again(job)]
-        return [*self._arrivals.drop_batch(), report, fx.Work(job.sealing)]
-
-    def _pause(
-        self, job: RunningJob, reason: str, answers: RoundAnswers | None = None
-    ) -> list[fx.Effect]:
-        """Others are missing: the job keeps its round and its devices until somebody resumes it."""
-        self._step("pause")
-        return self._leave(job, "paused", reason, answers)
-
-    def _end(self, status: str, reason: str) -> list[fx.Effect]:
-        if self.job is None:
-            return []
-        self._step("end")
-        return self._leave(self.job, status, reason)
-
-    def _leave(
-        self, job: RunningJob, status: str, reason: str, answers: RoundAnswers | None = None
-    ) -> list[fx.Effect]:
-        """The job runs no more; unless it is only paused, its end is told."""
-        job_id, self.job = job.start.job_id, None
-        self._out.drop()
-        told = self._ends.tell(job_id, status) if status != "paused" else []
-        return [
-            *self._arrivals.drop_batch(),
-            *self._masks.drop(),
-            fx.CancelTimer("watchdog"),
-            fx.CancelTimer("resend"),
-            fx.Persist(JobStatus(job_id, status, reason, answers)),
-            *told,
-            fx.Report("job_" + status, {"job_id": job_id.hex(), "reason": reason}),
-        ]
+        return out + [one for course in self.courses.values() for one in course.rekeyed()]
 
     # --- messages ---
 
+    def _answer(self, need: Need) -> list[fx.Effect]:
+        """The parts asked for. Raises ProtocolError `unknown_blob` or `bad_index`."""
+        published = self.releases.answer(need)
+        if published is not None:
+            return published
+        course = self._course(lambda one: one.offers(need.blob))
+        if course is None:
+            raise ProtocolError("unknown_blob")
+        return course.answer(need)
+
     def _offer(self, offer: Offer) -> list[fx.Effect]:
         header = verified_header(offer.header, "proxy", self.keys.proxy)
-        if isinstance(header, MaskSums):
-            return self._masks.offer(offer, header)
-        if not isinstance(header, Roster | Batch):
-            raise ProtocolError("unexpected_header")
-        expected = isinstance(header, Batch) and header.at == self.at and self._may("batch")
-        size_bytes, most_bytes = header.blob.size_bytes, self.settings.spool_bytes
-        if self.job is not None and expected and size_bytes > most_bytes:
-            # Another attempt would bring as much.
-            why = f"the batch has {size_bytes} bytes, limits.spool_bytes is {most_bytes}"
-            return self._pause(self.job, why)
-        self._arrivals.check(offer, header)
-        if isinstance(header, Roster):
-            refused = self._arrivals.why_no_roster(header, self.keys.lineage)
-            if refused:
-                # A replay changes nothing: the newest roster stands.
-                replayed = refused == "replayed_roster"
-                told = [] if replayed else [fx.Persist(RosterRefused(refused, header.lineage))]
-                return [*told, fx.Refuse(refused)]
-            return self._arrivals.roster(offer, header)
-        if header.at != self.at:
-            closed = self._arrivals.ack(header.blob.digest, "closed")
-            return [] if self._may_be_summed(header.at) else [closed]
-        if not expected:
-            return []  # being absorbed: the acknowledgement follows the commit
-        return self._arrived(self._arrivals.batch(offer, header))
+        match header:
+            case MaskSums(at=at):
+                course = self.courses.get(at.job_id)
+                told = acknowledged(self.signer, header.blob.digest, "held")
+                return course.masks(offer, header) if course else [told]
+            case Batch(at=at):
+                course = self.courses.get(at.job_id)
+                if course is not None:
+                    return self._batch(course, offer, header)
+                check_fetchable(offer, header.blob, self.settings.spool_bytes)
+                return [acknowledged(self.signer, header.blob.digest, "closed")]
+            case Roster():
+                return self._offer_roster(offer, header)
+        raise ProtocolError("unexpected_header")
 
-    def _may_be_summed(self, at: ExchangeId) -> bool:
-        """Whether the host may hold sums of this attempt, for which the proxy keeps the seeds."""
-        job = self.job
-        same = job is not None and (at.job_id, at.exchange) == (job.start.job_id, job.exchange)
-        return same and self.state in (_S.SEALING_JOB, _S.ANNOUNCING, _S.SEALING)
+    def _offer_roster(self, offer: Offer, header: Roster) -> list[fx.Effect]:
+        self._roster.check(offer, header)
+        refused = self._roster.why_not(header, self.keys.lineage)
+        if not refused:
+            return self._roster.offer(offer, header)
+        # A replay changes nothing: the newest roster stands.
+        replayed = refused == "replayed_roster"
+        told = [] if replayed else [fx.Persist(RosterRefused(refused, header.lineage))]
+        return [*told, fx.Refuse(refused)]
 
-    def _arrived(self, out: list[fx.Effect]) -> list[fx.Effect]:
-        batch = self._arrivals.whole_batch
-        if batch is None or not self._may("batch"):
-            return out
-        self._step("batch")
-        report = fx.Report("batch", {"round": batch.at.exchange, "uploads": batch.uploads})
-        cancel = [fx.CancelTimer("resend"), fx.CancelTimer("watchdog")]
-        return [*out, report, *cancel, fx.Work(Absorb(batch))]
+    def _batch(self, course: JobCourse, offer: Offer, header: Batch) -> list[fx.Effect]:
+        """Where it fits beside other jobs' batches, though not beside what came of others that are
+        not whole yet, those make way."""
+        others = [one.arrival for one in self.courses.values() if one is not course]
+        left_bytes = self.settings.spool_bytes - sum(one.batch_bytes for one in others)
+        out, size_bytes = list[fx.Effect](), header.blob.size_bytes
+        if course.takes(header) and size_bytes <= left_bytes:
+            claimed_bytes = sum(one.claimed_bytes for one in others)
+            if size_bytes > self.settings.spool_bytes - claimed_bytes:
+                out += [effect for one in others for effect in one.drop_stream()]
+        return [*out, *course.batch(offer, header, left_bytes)]
+
+    def _stream(self, arrived: Arrived) -> list[fx.Effect]:
+        course = self.courses.get(arrived.at.job_id)
+        if course is None:
+            return []
+        others = [one.arrival for one in self.courses.values() if one is not course]
+        left_bytes = self.settings.spool_bytes - sum(one.claimed_bytes for one in others)
+        # What no room could hold is refused as such, whatever others have.
+        impossible = arrived.blob.size_bytes > self.settings.spool_bytes
+        return course.stream(arrived, arrived.blob.size_bytes if impossible else left_bytes)
 
     def _note(self, envelope: Envelope) -> list[fx.Effect]:
         body = verified_body(envelope, "proxy", self.keys.proxy)
-        if isinstance(body, Shortfall):
-            return self._short(body)
-        if isinstance(body, Arrived):
-            expected = body.at == self.at and self._may("batch")
-            return self._arrivals.stream(body) if expected else []
-        if isinstance(body, ReleaseReports):
-            return self.releases.reports(body, hashlib.sha256(envelope.payload).digest())
-        if not isinstance(body, Ack):
-            raise ProtocolError("unexpected_body")
-        confirmed = self._ends.confirmed(body.blob)
+        match body:
+            case Shortfall(at=at):
+                course = self.courses.get(at.job_id)
+                return course.short(body) if course else []
+            case Arrived():
+                return self._stream(body)
+            case ReleaseReports():
+                return self.releases.reports(body, hashlib.sha256(envelope.payload).digest())
+            case Ack():
+                return self._ack(body)
+        raise ProtocolError("unexpected_body")
+
+    def _ack(self, ack: Ack) -> list[fx.Effect]:
+        confirmed = self._ends.confirmed(ack.blob)
         if confirmed is not None:
             return confirmed
-        published = self.releases.confirmed(body)
+        published = self.releases.confirmed(ack)
         if published is not None:
             return published
-        if self.job is not None and body.blob == self._masks.question:
-            return self._pause(self.job, f"the proxy refused to unmask: {body.reason}")
-        if self.job is None or not self._out.is_blob(body.blob):
-            return []
-        if body.status == "held":
-            return self._held(self.job) if self._may("held") else []
-        return self._pause(self.job, f"the proxy refused the broadcast: {body.reason}")
-
-    def _short(self, short: Shortfall) -> list[fx.Effect]:
-        """The round ended at the proxy below the floor."""
-        job = self.job
-        if job is None or short.at != job.at or not self._may("batch"):
-            return []
-        if job.attempt == 1 and not short.uploads and short.declined >= job.selected:
-            # Nothing was released, and asking again at once would change no owner's mind.
-            what = {"round": job.exchange, "declined": short.declined}
-            report = fx.Report("all_declined", what)
-            return [report, *self._end("failed", ALL_DECLINED.format(short.declined))]
-        answers = RoundAnswers(job.selected, short.uploads, short.declined)
-        return self._repeat(job, f"{answers}: below the minimum", answers)
+        course = self._course(lambda one: one.hears(ack))
+        return course.acknowledged(ack) if course else []
 
     # --- timers ---
 
     def _timer(self, name: str) -> list[fx.Effect]:
-        match name:
-            case "resend":
-                return self._out.send()
+        what, _, job = name.partition("/")
+        course = self.courses.get(bytes.fromhex(job))
+        if course is not None:
+            return course.timer(what)
+        match what:
             case "close":
                 return self._ends.send()
             case "release":
                 return self.releases.resend()
             case "statement":
                 return self.releases.tell()
-            case "repair":
-                return self._arrivals.look()
-            case "unmask":
-                return self._masks.send()
-            case "watchdog" if self.job is not None:
-                if self.state in (CloudState.BROADCASTING, CloudState.WAITING):
-                    return self._repeat(self.job, _SILENT)
-                if self.state in _WAITING_ON:
-                    return self._wait_again(self.job)
+            case "roster":
+                return self._roster.look()
         return []
-
-    def _wait_again(self, job: RunningJob) -> list[fx.Effect]:
-        """The same is offered or asked on; each further wait takes one of the retries."""
-        if job.retries_left <= 0:
-            return self._pause(job, _SILENT)
-        job.retries_left -= 1
-        return [*self._out.send(), fx.SetTimer("watchdog", self.settings.proxy_margin_s)]
-
-
-def _told(answers: RoundAnswers | None) -> dict[str, object]:
-    return {} if answers is None else {"answers": answers.to_dict()}
-
-
-# --- what passes between cloud and proxy -----------------------------------------------------
-
-
-BATCH_CREDIT = 256  # parts under way from the proxy: they go to the disk, not into memory
-BATCH_CREDIT_BYTES = 16 << 20
-
-
-class CloudArrivals:
-    """The roster and one batch, as far as they are there. The timer `repair` asks for what is
-    missing; `watchdog` starts anew whenever a part of the batch has come.
-    """
-
-    def __init__(
-        self, signer: Signer, settings: CloudSettings, newest: RosterMark | None = None
-    ) -> None:
-        self._signer, self._settings = signer, settings
-        self._batch: Fetch[Batch] | None = None  # its bytes go to the host
-        self._stream: Fetch[Batch] | None = None  # the front of one that is not whole yet
-        self._at_work = self._more = False  # the host opens what came of a stream; more came since
-        self._roster: Fetch[Roster] | None = None
-        self._newest = newest  # an older roster would bring revoked devices back
-
-    @property
-    def whole_batch(self) -> Batch | None:
-        """The batch, once every part of it was handed to the host."""
-        batch = self._batch
-        return batch.header if batch and batch.assembly.complete else None
-
-    def check(self, offer: Offer, header: Roster | Batch) -> None:
-        """Raise ProtocolError, before anything is changed, unless this can be fetched."""
-        if isinstance(header, Batch):
-            check_fetchable(offer, header.blob, self._settings.spool_bytes)
-            return
-        check_fetchable(offer, header.blob, self._settings.blob_bytes)
-        if header.blob.size_bytes % KEY_BYTES:
-            raise ProtocolError("malformed")
-
-    def why_no_roster(self, header: Roster, named: str) -> str:
-        """Why this roster is not taken, or ""; `named` is the lineage that the root names.
-
-        Another registry is one that was rebuilt: its numbers begin anew, and it may have forgotten
-        who was revoked. Somebody must vouch for it.
-        """
-        newest = self._newest
-        if named:
-            if header.lineage != named:
-                return "foreign_registry"
-            if newest is None or newest.lineage != named:
-                return ""
-        elif newest is not None and newest.lineage and header.lineage != newest.lineage:
-            return "foreign_registry"
-        if newest is None or newest.lineage != header.lineage:
-            return ""
-        return "replayed_roster" if header.epoch < newest.epoch else ""
-
-    def batch(self, offer: Offer, header: Batch) -> list[fx.Effect]:
-        """The batch of the round under way is offered (again). A large one is pulled at once, and
-        one of which the front is there already."""
-        batch, settings = self._batch, self._settings
-        new = batch is None or batch.header != header
-        known = new and self._continues(offer, header)
-        if batch is None or new:
-            batch = self._stream if known else None
-            batch = batch or self._fetch(offer, header)
-            self._batch, self._stream = batch, None
-        out: list[fx.Effect] = []
-        for part in first_data(offer, header.blob):
-            out += self._put_away(batch, part)
-        if known:
-            out += _asked(batch.next_need(timer=False))
-        elif new and (header.stream or header.blob.size_bytes > settings.push_bytes):
-            out += _asked(batch.next_need(timer=True))
-        return [*out, self._look_again(), self._watch()] if new else [*out, self._look_again()]
-
-    def stream(self, arrived: Arrived) -> list[fx.Effect]:
-        """The front of a batch that is not whole yet, as far as it is there.
-
-        Raises ProtocolError `oversized_blob`, `tiny_parts` or `malformed`.
-        """
-        blob = arrived.blob
-        check_claim(blob, self._settings.spool_bytes)
-        if blob.size_bytes % blob.part_bytes or not blob.size_bytes:
-            raise ProtocolError("malformed")
-        if self._batch is not None:
-            return []  # it has all of it
-        header = Batch(arrived.at, 0, 0, (), blob, blob.digest)
-        offer = Offer(Envelope("proxy", b"", bytes(64)))
-        stream = self._stream
-        if stream is None or stream.header.stream != header.stream:
-            stream = self._stream = self._fetch(offer, header)
-            stream.grow(offer, header)
-        elif blob.size_bytes <= stream.header.blob.size_bytes:
-            return []  # said before
-        else:
-            stream.grow(offer, header)
-        return _asked(stream.next_need(timer=False))
-
-    def opened(self) -> list[fx.Effect]:
-        """What was there is opened; go on if more is by now."""
-        self._at_work, more, self._more = False, self._more, False
-        batch = self._batch or self._stream
-        return self._open(batch.header) if more and batch and batch.header.stream else []
-
-    def _fetch(self, offer: Offer, header: Batch) -> Fetch[Batch]:
-        most_bytes = self._settings.spool_bytes
-        credit = min(BATCH_CREDIT, max(NEED_LIMIT, BATCH_CREDIT_BYTES // header.blob.part_bytes))
-        return Fetch(offer, header, most_bytes, keep=False, credit=credit)
-
-    def _continues(self, offer: Offer, header: Batch) -> bool:
-        """Whether what came of a stream is the front of this batch."""
-        stream = self._stream
-        if stream is None or stream.header.stream != header.stream:
-            return False
-        try:
-            stream.grow(offer, header)
-        except ProtocolError:
-            return False
-        return True
-
-    def roster(self, offer: Offer, header: Roster) -> list[fx.Effect]:
-        """A roster is offered (again)."""
-        if self._roster is None or self._roster.header != header:
-            self._roster = Fetch(offer, header, self._settings.blob_bytes)
-        complete = False
-        for part in first_data(offer, header.blob):
-            complete = self._roster.add(part)
-        return self._keep(self._roster) if complete else [self._look_again()]
-
-    def part(self, part: BlobPart) -> list[fx.Effect]:
-        """A part of either; others are ignored."""
-        batch, roster = self._batch or self._stream, self._roster
-        if batch is not None and part.blob in (batch.header.blob.digest, batch.header.stream):
-            return self._put_away(batch, part)
-        if roster is None or roster.header.blob.digest != part.blob:
-            return []
-        return self._keep(roster) if roster.add(part) else _asked(roster.next_need(timer=False))
-
-    def look(self) -> list[fx.Effect]:
-        """The timer: ask for what did not come."""
-        out: list[fx.Effect] = []
-        if self._roster is not None:
-            out += _asked(self._roster.next_need(timer=True))
-        pulling = self._batch is not None and not self._batch.assembly.complete
-        if self._batch is not None and pulling:
-            out += _asked(self._batch.next_need(timer=True))
-            if not self._batch.idle_looks:
-                # The round is closed: only silence counts from now on, however long the way is.
-                out.append(self._watch())
-        return [*out, self._look_again()] if pulling or self._roster is not None else out
-
-    def acknowledge_batch(self) -> list[fx.Effect]:
-        """The cloud has no more use for the batch; the proxy may forget it."""
-        if self._batch is None:
-            return []
-        told = self.ack(self._batch.header.blob.digest, "held")
-        return [*self.drop_batch(), told]
-
-    def drop_batch(self) -> list[fx.Effect]:
-        """Forget the batch, here and on the disk."""
-        batch = self._batch or self._stream
-        self._batch = self._stream = None
-        return [] if batch is None else [fx.Persist(BatchDropped())]
-
-    def ack(self, digest: bytes, status: Literal["held", "closed"]) -> fx.Effect:
-        """Tell the proxy what became of what it offered."""
-        return fx.Send(fx.ProxyAddress(), self._signer.note(Ack(digest, status)))
-
-    def _put_away(self, batch: Fetch[Batch], part: BlobPart) -> list[fx.Effect]:
-        """A part of the batch: to its place on the disk, once. What is streamed is opened there."""
-        again, blob, stream = part.index in batch.assembly, batch.header.blob, batch.header.stream
-        batch.add(part)
-        if again:
-            return []
-        kept = BatchPart(stream or blob.digest, part.index * blob.part_bytes, part.data)
-        opening = self._open(batch.header) if stream else []
-        return [fx.Persist(kept), *opening, *_asked(batch.next_need(timer=False))]
-
-    def _open(self, batch: Batch) -> list[fx.Effect]:
-        if self._at_work:
-            self._more = True
-            return []
-        self._at_work = True
-        return [fx.Work(OpenArrived(batch))]
-
-    def _keep(self, roster: Fetch[Roster]) -> list[fx.Effect]:
-        data, header = roster.assembly.finish(), roster.header
-        self._roster, self._newest = None, RosterMark(header.lineage, header.epoch)
-        kept = RosterKept(header.epoch, data, header.lineage, header.expires_s, header.knows)
-        return [
-            fx.Persist(kept),
-            self.ack(header.blob.digest, "held"),
-            fx.Report("roster", {"enrolled": len(data) // KEY_BYTES}),
-        ]
-
-    def _watch(self) -> fx.SetTimer:
-        return fx.SetTimer("watchdog", self._settings.proxy_margin_s)
-
-    def _look_again(self) -> fx.SetTimer:
-        return fx.SetTimer("repair", self._settings.repair_s)
-
-
-def _asked(need: Need | None) -> list[fx.Effect]:
-    return [fx.Send(fx.ProxyAddress(), need)] if need else []

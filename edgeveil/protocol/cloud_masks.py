@@ -6,7 +6,7 @@ import hashlib
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_tasks import CloudSettings, TakeMasks
+from edgeveil.protocol.cloud_tasks import CloudSettings, TakeMasks, timer_name
 from edgeveil.protocol.messages import (
     Ack,
     BlobPart,
@@ -20,10 +20,10 @@ from edgeveil.protocol.transfer import Fetch, check_fetchable, first_data
 
 
 class MaskArrivals:
-    """At most one question. The timer `unmask` says it again until the answer is whole."""
+    """At most one question of a job. The timer `unmask` says it again until the answer is whole."""
 
-    def __init__(self, signer: Signer, settings: CloudSettings) -> None:
-        self._signer, self._settings = signer, settings
+    def __init__(self, signer: Signer, settings: CloudSettings, job_id: bytes) -> None:
+        self._signer, self._settings, self._job_id = signer, settings, job_id
         self._asked: Unmask | None = None
         self._answer: Fetch[MaskSums] | None = None
 
@@ -36,7 +36,7 @@ class MaskArrivals:
         """The answer was used, or nobody needs it any more."""
         self._asked, answer, self._answer = None, self._answer, None
         told = [self._ack(answer.header)] if answer else []
-        return [fx.CancelTimer("unmask"), *told]
+        return [fx.CancelTimer(timer_name("unmask", self._job_id)), *told]
 
     @property
     def question(self) -> bytes:
@@ -47,7 +47,7 @@ class MaskArrivals:
         """Say it (again), or ask for what is missing of the answer."""
         if self._asked is None:
             return []
-        again = fx.SetTimer("unmask", self._settings.resend_s)
+        again = fx.SetTimer(timer_name("unmask", self._job_id), self._settings.resend_s)
         if self._answer is None:
             return [fx.Send(fx.ProxyAddress(), self._signer.note(self._asked)), again]
         need = self._answer.next_need(timer=True)
@@ -69,6 +69,10 @@ class MaskArrivals:
             complete = self._answer.add(part)
         return self._whole(self._answer) if complete else []
 
+    def knows(self, digest: bytes) -> bool:
+        """Whether parts of this name are of the answer."""
+        return self._answer is not None and self._answer.header.blob.digest == digest
+
     def part(self, part: BlobPart) -> list[fx.Effect] | None:
         """A part of the answer; None if it is of something else."""
         answer = self._answer
@@ -88,7 +92,8 @@ class MaskArrivals:
             self._answer = None
             raise
         work = fx.Work(TakeMasks(answer.header.at, data))
-        return [fx.CancelTimer("unmask"), fx.CancelTimer("watchdog"), work]
+        timers = [fx.CancelTimer(timer_name(what, self._job_id)) for what in ("unmask", "watchdog")]
+        return [*timers, work]
 
     def _ack(self, header: MaskSums) -> fx.Effect:
         return fx.Send(fx.ProxyAddress(), self._signer.note(Ack(header.blob.digest, "held")))

@@ -6,7 +6,7 @@ import hashlib
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_tasks import CloudSettings
+from edgeveil.protocol.cloud_tasks import CloudSettings, timer_name
 from edgeveil.protocol.messages import Close, Manifest, Need, Note, Signer, decode_body
 from edgeveil.protocol.transfer import answer_need, sends
 
@@ -15,7 +15,7 @@ class OutgoingBroadcast:
     """The broadcast that is offered until the proxy holds it, at most one; one timer."""
 
     def __init__(
-        self, signer: Signer, releases: Signer, settings: CloudSettings, timer: str = "resend"
+        self, signer: Signer, releases: Signer, settings: CloudSettings, timer: str
     ) -> None:
         self._signer, self._releases, self._settings = signer, releases, settings
         self._timer = timer
@@ -87,12 +87,12 @@ class JobEnds:
             return []
         wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, self._settings.close_cap_s)
         notes = [fx.Send(fx.ProxyAddress(), note) for note in self._open.values()]
-        return [*notes, fx.SetTimer("close", wait_s)]
+        return [*notes, fx.SetTimer(timer_name("close"), wait_s)]
 
     def confirmed(self, digest: bytes) -> list[fx.Effect] | None:
         """The proxy acknowledged a note of this digest; None if it is none of these."""
         for job_id, note in self._open.items():
             if hashlib.sha256(note.body.payload).digest() == digest:
                 del self._open[job_id]
-                return [] if self._open else [fx.CancelTimer("close")]
+                return [] if self._open else [fx.CancelTimer(timer_name("close"))]
         return None

@@ -22,6 +22,7 @@ from edgeveil.protocol.cloud_tasks import (
     ReleaseHeld,
     ReportsCounted,
     SealPublication,
+    timer_name,
 )
 from edgeveil.protocol.messages import (
     Ack,
@@ -38,7 +39,7 @@ class CloudReleases:
 
     def __init__(self, signer: Signer, releases: Signer, settings: CloudSettings) -> None:
         self._signer, self._releases, self._settings = signer, releases, settings
-        self._out = OutgoingBroadcast(signer, releases, settings, timer="release")
+        self._out = OutgoingBroadcast(signer, releases, settings, timer_name("release"))
         self._asked: PublishRelease | None = None
         self._statement: tuple[ReleaseStatement, Note] | None = None
         self._wait_s = settings.resend_s
@@ -109,7 +110,7 @@ class CloudReleases:
             return []
         wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, self._settings.close_cap_s)
         note = self._statement[1]
-        return [fx.Send(fx.ProxyAddress(), note), fx.SetTimer("statement", wait_s)]
+        return [fx.Send(fx.ProxyAddress(), note), fx.SetTimer(timer_name("statement"), wait_s)]
 
     def sign_anew(self) -> list[fx.Effect]:
         """The keys have changed."""
@@ -123,13 +124,13 @@ class CloudReleases:
             digest = hashlib.sha256(self._statement[1].body.payload).digest()
             if digest == ack.blob:
                 self._statement = None
-                return [fx.CancelTimer("statement")]
+                return [fx.CancelTimer(timer_name("statement"))]
         if not self._out.is_blob(ack.blob):
             return None
         sequence = self._out.sequence
         self._out.drop()
         self._asked = None
-        out: list[fx.Effect] = [fx.CancelTimer("release")]
+        out: list[fx.Effect] = [fx.CancelTimer(timer_name("release"))]
         if ack.status == "held":
             return [fx.Persist(ReleaseHeld(sequence)), *out]
         return [*out, fx.Report("release_refused", {"why": ack.reason})]

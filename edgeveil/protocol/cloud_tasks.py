@@ -224,17 +224,20 @@ class Obstacle:
 class BatchPart:
     """Bytes of the batch with this digest, or with a stream of this name. They need not survive
     the process: a cloud that starts again asks for the round anew. Another digest takes the place
-    of the batch before it.
+    of the job's batch before it.
     """
 
     digest: bytes
     offset: int
     data: bytes = field(repr=False)
+    job_id: bytes = b""
 
 
 @dataclass(frozen=True)
 class BatchDropped:
-    """The batch under way is not needed any more."""
+    """The batch under way of this job is not needed any more."""
+
+    job_id: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -280,12 +283,29 @@ class CloudSettings:
 
     packet_bytes: int = 65536
     blob_bytes: int = 256 << 20  # a roster
-    spool_bytes: int = 1 << 30  # a batch
+    spool_bytes: int = 1 << 30  # the batches of all jobs
     resend_s: float = 3.0
     repair_s: float = 1.0
     proxy_margin_s: float = 30.0  # beyond a round's own deadline, before the proxy counts as lost
     close_cap_s: float = 60.0  # between two announcements of a job's end
     push_bytes: int = 16 << 20  # larger broadcasts are pulled, with bounded credit
+
+
+def timer_name(what: str, job_id: bytes = b"") -> str:
+    """What a timer of the cloud's machine is called; those that are of no job have none in it."""
+    return f"{what}/{job_id.hex()}" if job_id else what
+
+
+def job_of(task: object) -> bytes | None:
+    """The job that a task of the cloud's is about."""
+    match task:
+        case SealJob(job_id) | SealRelease(job_id) | SealPublication(job_id) | SealRound(job_id):
+            return job_id
+        case Absorb(batch) | OpenArrived(batch):
+            return batch.at.job_id
+        case TakeMasks(at) | CountReports(at):
+            return at.job_id
+    return None
 
 
 # --- what to do before a paused job is resumed ----------------------------------------------

@@ -161,9 +161,13 @@ class Persist:
 
 @dataclass(frozen=True)
 class Work:
-    """Something slow or random, done by the host off the event loop; comes back as `WorkDone`."""
+    """Something slow or random, done by the host off the event loop; comes back as `WorkDone`.
+
+    `at` is what it is about, where the machine itself is about several jobs.
+    """
 
     task: object
+    at: ExchangeId | None = None
 
 
 @dataclass(frozen=True)
@@ -175,10 +179,14 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Report:
-    """Something a person may want to see. Never holds a secret, a sample or a device's name."""
+    """Something a person may want to see. Never holds a secret, a sample or a device's name.
+
+    `at` is what it is about, where the machine itself is about several jobs.
+    """
 
     what: str
     data: Mapping[str, object] = field(default_factory=dict)
+    at: ExchangeId | None = None
 
 
 Effect = Send | SetTimer | CancelTimer | Persist | Work | Refuse | Report

@@ -320,10 +320,8 @@ def _data_set(header: BroadcastHeader) -> bytes:
 
 # --- to devices ------------------------------------------------------------------------------
 
-# What every device gets of a round that is not for all of them: within this, the whole; and of it
-# for the round's record.
+# What every device gets of a round that is not for all of them: within this, the whole.
 UNSELECTED_BYTES = 8192
-RECORD_BYTES = 1280
 _ORDER = {"job": 0, "round": 1, "release": 2, "commit": 3}
 
 
@@ -359,16 +357,14 @@ class Serving:
 
         Of a round that is not for everybody only its stanzas go to all, unless all cover for those
         who need the rest, or the whole is so small that it does not matter. Of stanzas in buckets
-        each device gets its own bucket. Of such a round's record those ask for it who answered.
+        each device gets its own bucket.
         """
         header, limit, key = kept.header, self._context.settings, self._key(to, kept)
         pushed, packet_bytes = [(header.blob, kept.data)], limit.packet_bytes
         if pieces := _pieces(kept):
             for_all = header.kind != "round" or limit.cover_window_s
             pushed = pieces if for_all else pieces[:1]
-            packet_bytes = min(packet_bytes, UNSELECTED_BYTES - RECORD_BYTES)
-        elif self._of_some(header):
-            pushed, packet_bytes = [], min(packet_bytes, RECORD_BYTES)
+            packet_bytes = min(packet_bytes, UNSELECTED_BYTES)
         if fits_offer(kept.signed, kept.data, packet_bytes):
             return [*key, fx.Send(to, Offer(kept.signed, kept.data[:]))]
         out: list[fx.Effect] = [*key, fx.Send(to, Offer(kept.signed))]
@@ -383,14 +379,6 @@ class Serving:
                     for part in parts(piece, data)
                 ]
         return out
-
-    def _of_some(self, header: BroadcastHeader) -> bool:
-        """Whether it is the record of a round that was not for everybody, and both are kept."""
-        if not isinstance(header, Commit) or self._context.settings.cover_window_s:
-            return False
-        kept = self._context.memory.kept
-        rounds = (one.header for one in kept.values() if one.header.at == header.at)
-        return header.blob.digest in kept and any(pieces_of(one) for one in rounds)
 
     def _key(self, to: fx.Address, kept: KeptBroadcast) -> list[fx.Effect]:
         """What the seeds of a masked round are sealed to, ahead of it."""

@@ -373,7 +373,8 @@ class ProxyRounds:
         elif not collection.cover and manifest.selected >= len(admitted):
             collection.due.update(admitted)
             self._set_aside_stalled(collection)
-        report = fx.Report("round_open", {"round": manifest.at.exchange, "phase": manifest.phase})
+        what = {"round": manifest.at.exchange, "phase": manifest.phase}
+        report = fx.Report("round_open", what, manifest.at)
         asked = self._context.cover(fx.AllDevices())
         return [_set("deadline", manifest.at, manifest.deadline_s), report, *asked]
 
@@ -474,7 +475,7 @@ class ProxyRounds:
             together=collection.masked,
             streamed=collection.streamed,
         )
-        return fx.Work(task)
+        return fx.Work(task, task.at)
 
     def streamed(self, task: StreamUploads, result: object) -> list[fx.Effect]:
         """More uploads are in a round's stream."""
@@ -488,7 +489,7 @@ class ProxyRounds:
             # Its round went meanwhile, and this file was perhaps not there yet to be dropped.
             return [] if at in memory.batches else [fx.Persist(RoundDropped(at))]
         if not isinstance(result, ShuffledBatch):  # perhaps the disk is full: try until it is not
-            failed = fx.Report("shuffle_failed", {"round": at.exchange})
+            failed = fx.Report("shuffle_failed", {"round": at.exchange}, at)
             return [failed, _set("shuffle", at, settings.resend_s)]
         blob = Blob(result.digest, len(result.data), part_bytes(settings.packet_bytes))
         answers = (len(collection.uploads), len(collection.declined))
@@ -768,4 +769,4 @@ class ProxyUploads:
             "declined": len(collection.declined),
             "selected": collection.manifest.selected,
         }
-        return fx.Report("answered", counts)
+        return fx.Report("answered", counts, collection.manifest.at)

@@ -94,7 +94,7 @@ class RoundStreams:
         stream.at_work = False
         if not isinstance(result, StreamedUploads):  # they come with a later lot, or the batch
             stream.waiting[:0] = task.uploads
-            return [fx.Report("stream_failed", {"round": task.at.exchange})]
+            return [fx.Report("stream_failed", {"round": task.at.exchange}, task.at)]
         stream.there = result
         told: list[fx.Effect] = []
         if (blob := self._blob(result)).size_bytes:
@@ -132,4 +132,4 @@ class RoundStreams:
             collection.masked,
             keep_order=not collection.manifest.shuffled,
         )
-        return [fx.Work(task)]
+        return [fx.Work(task, task.at)]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from edgeveil.crypto.buckets import bucket_of, seal_buckets
+from edgeveil.crypto.buckets import bucket_level, bucket_of, seal_buckets
 from edgeveil.crypto.keys import ContentKey, OpeningKey, SealingKey
 from edgeveil.crypto.labels import (
     CONTENT_KEY,
@@ -173,7 +173,8 @@ class Sealing(Protocol):
         package: bytes,
         recipients: Sequence[SealingKey],
         part_bytes: int,
-        level: int = 1,
+        *,
+        bucketed: bool = False,
     ) -> tuple[Manifest, bytes, bytes]: ...
 
     def open_broadcast(
@@ -209,15 +210,17 @@ def seal_broadcast(
     package: bytes,
     recipients: Sequence[SealingKey],
     part_bytes: int,
-    level: int = 1,
+    *,
+    bucketed: bool = False,
 ) -> tuple[Manifest, bytes, bytes]:
     """The unsigned manifest, the blob, and the membership tag that only recipients can compute.
 
-    The stanzas are in `level` buckets; from two on the manifest names its pieces.
+    `bucketed`: of many recipients the stanzas are in buckets, and the manifest names its pieces.
     """
     content_key = ContentKey.generate()
     digest = hashlib.sha256(package).digest()
     info = _context(CONTENT_KEY, terms, digest)
+    level = bucket_level(recipients) if bucketed else 1
     if level > 1:
         stanzas = seal_buckets(content_key, recipients, info, level)
     else:

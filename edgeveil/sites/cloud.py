@@ -31,7 +31,10 @@ class CloudLimits(Block):
     blob_bytes: ByteLimit = 1 << 28
     """Largest model package in all its chunks together."""
     spool_bytes: ByteLimit = 1 << 30
-    """Disk for the batch under way: all uploads of one round together."""
+    """Disk for the batches under way: all uploads of one round of each job that runs. A batch for
+    which others leave no room waits at the proxy."""
+    jobs_running: int = Field(default=4, ge=1, le=64)
+    """Jobs that run at once; the others wait in the queue."""
     jobs_queued: int = Field(default=100, ge=1, le=10**6)
     """Jobs that may wait."""
 

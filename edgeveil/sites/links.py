@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
@@ -48,8 +49,23 @@ def _parsed(parse: Callable[[str], object], url: str) -> None:
         raise ValueError(f"{error.what}{got}; {error.fix}") from None
 
 
+def _cell(name: str) -> str:
+    if name and not _CELL.fullmatch(name):
+        usual = re.sub("[^a-z0-9-]", "-", name.lower()).strip("-")[:32]
+        hint = f"write {usual}" if usual else "write north, for example"
+        raise ValueError(
+            f"must be small letters, digits and hyphens, 32 at most, got '{name[:64]}'; {hint}"
+        )
+    return name
+
+
+_CELL = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+Cell = Annotated[
+    str,
+    AfterValidator(_cell),
+    WithJsonSchema({"type": "string", "pattern": rf"^({_CELL.pattern})?$"}),
+]
 MOST_ADDRESSES = 8
-Cell = Annotated[str, Field(pattern=r"^([a-z0-9][a-z0-9-]{0,31})?$")]
 _URL_CHARACTERS = 300
 BrokerUrl = Annotated[str, Field(max_length=_URL_CHARACTERS), AfterValidator(_broker_url)]
 BrokerUrls = Annotated[

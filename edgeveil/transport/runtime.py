@@ -13,9 +13,9 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -255,6 +255,17 @@ class Runtime:
     def _named(self, at: ExchangeId) -> Place:
         return Place(self._name_job(at.job_id), at.exchange or None)
 
+    @contextmanager
+    def _about(self, at: ExchangeId | None) -> Iterator[None]:
+        """Lines inside are about this, and not where the machine is."""
+        before = replace(self._place)
+        if at is not None:
+            self._place.job, self._place.round = self._name_job(at.job_id), at.exchange or None
+        try:
+            yield
+        finally:
+            self._place.job, self._place.round = before.job, before.round
+
     def _note_place(self, at: ExchangeId | None) -> None:
         if at != self._at:
             self._at = at
@@ -293,14 +304,15 @@ class Runtime:
                 self._timers[name] = loop.call_later(delay_s, self._fire, name)
             case fx.CancelTimer(name=name):
                 self._cancel(name)
-            case fx.Work(task=task):
-                job = asyncio.create_task(self._perform(task))
+            case fx.Work() as work:
+                job = asyncio.create_task(self._perform(work))
                 self._working.add(job)
                 job.add_done_callback(self._working.discard)
             case fx.Refuse(reason=reason):
                 self.refusals.add(reason)
             case fx.Report() as report:
-                self.host.report(report)
+                with self._about(report.at):
+                    self.host.report(report)
 
     async def _send(self, to: fx.Address, frame: bytes) -> None:
         try:
@@ -319,10 +331,10 @@ class Runtime:
         if timer:
             timer.cancel()
 
-    async def _perform(self, task: object) -> None:
-        loop, here = asyncio.get_running_loop(), contextvars.copy_context()
+    async def _perform(self, work: fx.Work) -> None:
+        task, loop, here = work.task, asyncio.get_running_loop(), contextvars.copy_context()
         executor = self._executor(task) if callable(self._executor) else self._executor
-        here.run(follow, self._place_of(task))
+        here.run(follow, self._named(work.at) if work.at else self._place_of(task))
         result = await loop.run_in_executor(executor, here.run, perform, self.host, task, self._log)
         self.post(fx.WorkDone(task, result))
 

@@ -169,7 +169,7 @@ def test_a_cloud_keeps_its_jobs_and_goes_on(cloud: Path, facts: dict) -> None:
     assert found == {facts["done"]: "completed", facts["waiting"]: "running"}
     assert [one.uploads for one in store.exchanges(facts["done"])] == [5] * 4
     assert store.release(facts["done"]) is not None
-    following = store.next_job()
+    following = store.next_jobs()[0]
     assert following is not None
     assert following.id == facts["waiting"]
     assert store.cancel(facts["waiting"]).status == "cancelled"

@@ -83,14 +83,14 @@ def test_the_queue_has_an_end(store):
 
 
 def test_jobs_are_worked_on_in_order_and_a_running_one_is_resumed_first(store):
-    assert store.next_job() is None
+    assert store.next_jobs() == ()
     first, second, third = (submitted(store) for _ in range(3))
-    assert store.next_job().id == first
+    assert store.next_jobs()[0].id == first
     store.set_status(second, "running")
-    assert store.next_job().id == second
+    assert store.next_jobs()[0].id == second
     store.set_status(second, "completed")
     store.cancel(first)
-    assert store.next_job().id == third
+    assert store.next_jobs()[0].id == third
 
 
 def test_an_unknown_job_is_named(store):
@@ -142,13 +142,13 @@ def test_a_paused_job_waits_for_nobody_and_keeps_what_it_needs(store):
     store.put_round_key(job, 2, 1, KEY)
     store.set_status(job, "paused", "no device answered")
     assert (store.job(job).reason, store.job(job).ended_at) == ("no device answered", None)
-    assert store.next_job().id == other
+    assert store.next_jobs()[0].id == other
     assert store.round_key(job, 2, 1) == KEY
     with pytest.raises(StoreError, match="paused"):
         store.commit_exchange(job, exchange(2), b"")
     assert store.resume(job).status == "queued"
     assert store.job(job).reason == ""
-    assert store.next_job().id == job  # it came before the other one
+    assert store.next_jobs()[0].id == job  # it came before the other one
     assert store.set_status(job, "running").started_at == store.job(job).started_at
     types = [event.type for event in store.events_after(0, job)]
     assert types[-3:] == ["job_paused", "job_resumed", "job_running"]

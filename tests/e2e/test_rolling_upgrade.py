@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
+from edgeveil.sites.files import load_site
+from edgeveil_proxy.registry import REGISTRY_FILE
 from tests.kits.earlier_code import earlier_code
 from tests.kits.live_site import LiveSite, wait_for
 
 pytestmark = pytest.mark.slow
 DEVICES = 5
+_REGISTRY_OF_BEFORE = """
+ALTER TABLE device DROP COLUMN move_order;
+ALTER TABLE device DROP COLUMN moved_away;
+PRAGMA user_version = 2;
+"""
 ROUNDS = 24
 
 
@@ -24,8 +33,18 @@ class UpgradedSite(LiveSite):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, devices=DEVICES)
         self._earlier = earlier_code(folder / "earlier")
+        self._as_earlier_code_leaves_it()
         self.configs = {"cloud": self.site.cloud, "proxy": self.site.proxy}
         self.configs |= {f"edge-{n}": path for n, path in enumerate(self.site.edges, start=1)}
+
+    def _as_earlier_code_leaves_it(self) -> None:
+        """The site was made by today's code: without what earlier code would not have written."""
+        for path in self.site.edges:
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            path.write_text("".join(one for one in lines if "max_jobs" not in one), "utf-8")
+        registry = load_site(self.site.proxy).state_dir / REGISTRY_FILE
+        with closing(sqlite3.connect(registry)) as db:
+            db.executescript(_REGISTRY_OF_BEFORE)
 
     def begin(self, name: str, *, earlier: bool) -> None:
         command = [sys.executable, "-m", "edgeveil_tools.cli", name.split("-")[0], "--config"]

@@ -93,6 +93,9 @@ def test_wiretap_on_both_brokers_finds_nothing_it_must_not(tmp_path: Path) -> No
             for topic, payload in frames:
                 assert not any(secret in payload for secret in secrets), (side, topic)
                 assert len(payload) <= 65536
+                if topic == Topics().proxies:  # no message: random bytes and their signature
+                    assert len(payload) <= 128
+                    continue
                 # Whatever is large is ciphertext, hashes or keys: nothing that could be packed.
                 data = getattr(decode(payload, 65536), "data", b"")
                 if len(data) >= 256:

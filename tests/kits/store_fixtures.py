@@ -10,10 +10,12 @@ import gzip
 import json
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.sites.files import load_site
+from edgeveil_edge.store import DeviceStore
 from edgeveil_tools.cli import main
 from edgeveil_tools.site.state_backup import back_up
 from tests.kits.live_site import LiveSite, wait_for
@@ -27,10 +29,13 @@ def make(folder: Path, scratch: Path) -> None:
         live.start_all()
         done = live.submit(rounds=2, every=1)
         assert live.finish(done)["status"] == "completed"
-        revoked = live.site.device_ids[-1]
-        assert main(["proxy", "revoke", "--config", str(live.site.proxy), revoked]) == 0
+        device = live.plan.edge_state(1) / "device.sqlite"
+        wait_for(lambda: _has_release(device), "its release on the device")
         live.stop("edge")
         live.stop("proxy")
+        # The cloud hears nothing of it, and starts the second job.
+        revoked = live.site.device_ids[-1]
+        assert main(["proxy", "revoke", "--config", str(live.site.proxy), revoked]) == 0
         waiting = live.submit(rounds=2, every=0)
         wait_for(lambda: live.client.job(waiting)["status"] == "running", "the second job's start")
         live.stop("cloud")
@@ -51,6 +56,11 @@ def make(folder: Path, scratch: Path) -> None:
             "inference_epsilon": account.spent(purpose="infer").epsilon,
         }
         (folder / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def _has_release(device: Path) -> bool:
+    with closing(DeviceStore(device)) as kept:
+        return kept.load().release_sequence > 0
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any, get_args
 import msgspec
 
 from edgeveil.errors import UsageError
-from edgeveil.protocol import cloud, device_round, proxy_rounds
+from edgeveil.protocol import cloud_course, device_round, proxy_rounds
 from edgeveil.protocol import messages as m
 from edgeveil.protocol.cloud_tasks import CloudSettings
 from edgeveil.protocol.device_tasks import DeviceSettings
@@ -27,7 +27,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 TABLES: dict[str, StateTable[Any]] = {
     "device": device_round.DEVICE_STATES,
     "collection": proxy_rounds.COLLECTION_STATES,
-    "cloud": cloud.CLOUD_STATES,
+    "cloud": cloud_course.CLOUD_STATES,
 }
 SHARED = m.Envelope | m.Blob | m.ExchangeId | m.Group | m.MaskedGroup
 FAMILIES = {

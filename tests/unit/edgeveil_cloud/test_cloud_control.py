@@ -15,7 +15,8 @@ from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import ConfigError
 from edgeveil.jobs import Job
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud import CloudMachine, CloudState
+from edgeveil.protocol.cloud import CloudMachine
+from edgeveil.protocol.cloud_course import CloudState, JobCourse
 from edgeveil.protocol.cloud_tasks import RepeatEnd
 from edgeveil.protocol.messages import Close, Note, PeerKeys, Signer, decode, decode_body
 from edgeveil.protocol.sealed import pack_tensors
@@ -41,7 +42,7 @@ round: {min_batch: 3}
 class Cloud:
     """A cloud without a broker: what it would publish is kept."""
 
-    def __init__(self, store: Store, devices: int = 4, queue: int = 10) -> None:
+    def __init__(self, store: Store, devices: int = 4, queue: int = 10, running: int = 1) -> None:
         self.store = store
         self.sent: list[object] = []
         store.set_enrolled({*store.enrolled(), *public_keys(devices)})
@@ -50,7 +51,7 @@ class Cloud:
         self.machine = CloudMachine(Signer("cloud", key), PeerKeys.pinned(proxy=proxy.public()))
         log = logging.getLogger("edgeveil.test")
         self.runtime = Runtime(self.machine, self.host, self._publish, None, log, 65536)
-        self.control = Control(store, self.host, self.machine, self.runtime, queue)
+        self.control = Control(store, self.host, self.machine, self.runtime, queue, running=running)
         self._look, self._looks = self.control.look, 0
         self.control.look = self._counted_look  # type: ignore[method-assign]
 
@@ -94,7 +95,12 @@ class Cloud:
         await self.until(lambda: self._looks >= before + 2)
 
     def runs(self, entry: str) -> bool:
-        return self.machine.job is not None and self.control.status()["job"] == entry
+        return wire_id(entry) in self.machine.courses
+
+    def course(self) -> JobCourse:
+        """That of the job that runs alone."""
+        (course,) = self.machine.courses.values()
+        return course
 
     def status(self, entry: str) -> str:
         return self.store.job(entry).status
@@ -146,6 +152,7 @@ def test_the_status_counts_and_names_the_running_job(store: Store) -> None:
         "state": "idle",
         "job": None,
         "round": None,
+        "jobs": [],
         "enrolled": 4,
         "queued": 2,
         "paused": 0,
@@ -153,10 +160,14 @@ def test_the_status_counts_and_names_the_running_job(store: Store) -> None:
     }
 
     async def scene() -> None:
-        await cloud.until(lambda: cloud.machine.state is CloudState.ANNOUNCING)
+        await cloud.until(
+            lambda: cloud.runs(first) and cloud.course().state is CloudState.ANNOUNCING
+        )
         said = cloud.control.status()
         assert (said["job"], said["round"], said["queued"]) == (first, 1, 1)
         assert said["state"] == "announcing"
+        one = {"job": first, "state": "announcing", "round": 1, "attempt": 1}
+        assert said["jobs"] == [one]
 
     cloud.play(scene)
 
@@ -217,7 +228,7 @@ def test_a_job_is_cancelled_before_the_machine_has_heard_of_it(store: Store) -> 
         await asyncio.wait([looking, machine])
 
     asyncio.run(asyncio.wait_for(scene(), 20))
-    assert cloud.machine.job is None
+    assert not cloud.machine.courses
 
 
 def test_a_queued_job_is_cancelled_without_touching_the_running_one(store: Store) -> None:
@@ -245,6 +256,59 @@ def test_what_is_over_or_unknown_cannot_be_cancelled(store: Store) -> None:
         cloud.control.cancel(entry)
     with pytest.raises(UnknownJob):
         cloud.control.cancel("none")
+
+
+# --- beside each other ---
+
+
+def test_so_many_jobs_run_at_once_the_most_urgent_first(store: Store) -> None:
+    cloud = Cloud(store, running=2)
+    low, normal, high = (
+        store.submit_job(p, job().canonical(), job().digest(), priority=p).id  # type: ignore[arg-type]
+        for p in ("low", "normal", "high")
+    )
+
+    async def scene() -> None:
+        await cloud.until(lambda: cloud.runs(high) and cloud.runs(normal))
+        await cloud.looked_again()
+        assert cloud.status(low) == "queued" and len(cloud.control.status()["jobs"]) == 2
+        pause(cloud, high)
+        await cloud.until(lambda: cloud.runs(low))
+        assert cloud.runs(normal)
+
+    cloud.play(scene)
+
+
+def test_a_job_that_waits_for_devices_holds_up_none_behind_it(store: Store) -> None:
+    cloud = Cloud(store)
+    large, small = cloud.submit(job(selection={"devices": 5})), cloud.submit()
+
+    async def scene() -> None:
+        await cloud.until(lambda: cloud.runs(small))
+        assert cloud.status(large) == "queued"
+
+    cloud.play(scene)
+    assert "job_waiting" in cloud.types(large)
+
+
+def test_all_that_ran_when_the_process_ended_go_on(store: Store) -> None:
+    entries = [Cloud(store).submit() for _ in range(3)]
+    for entry in entries:
+        store.set_status(entry, "running")
+    again = Cloud(store, devices=0)
+
+    async def scene() -> None:
+        await again.until(lambda: all(map(again.runs, entries)))
+
+    again.play(scene)
+
+
+def test_the_priority_of_a_job_file_is_kept_and_devices_hear_nothing_of_it(store: Store) -> None:
+    cloud = Cloud(store)
+    urgent = store.job(cloud.control.submit(YAML + "priority: high\n"))
+    usual = store.job(cloud.control.submit(YAML))
+    assert (urgent.priority, usual.priority) == ("high", "normal")
+    assert urgent.canonical == usual.canonical
 
 
 # --- waiting for devices ----------------------------------------------------------------------
@@ -297,9 +361,8 @@ def test_a_running_job_that_waits_after_a_restart_can_be_cancelled(store: Store)
 
 def pause(cloud: Cloud, entry: str) -> None:
     """As the machine does it."""
-    job = cloud.machine.job
-    assert job is not None
-    for effect in cloud.machine._pause(job, "no device answered"):
+    course = cloud.machine.courses.pop(wire_id(entry))
+    for effect in course._pause("no device answered"):
         if isinstance(effect, fx.Persist):
             cloud.host.store(effect.item)
 
@@ -337,7 +400,7 @@ def test_a_job_that_was_given_last_can_be_resumed_too(store: Store) -> None:
             pause(cloud, entry)
             cloud.control.resume(entry)
         await cloud.until(lambda: cloud.runs(entry))
-        assert cloud.machine.job is not None and cloud.machine.job.attempt == 4
+        assert cloud.course().attempt == 4
 
     cloud.play(scene)
     assert cloud.types(entry).count("job_resumed") == 3
@@ -353,7 +416,7 @@ def test_a_paused_job_stays_so_over_a_restart(store: Store) -> None:
     async def scene() -> None:
         await again.looked_again()
         assert store.job(entry).status == "paused"
-        assert again.machine.state is CloudState.IDLE
+        assert not again.machine.courses
         again.control.resume(entry)
         await again.until(lambda: again.runs(entry))
 
@@ -419,8 +482,7 @@ def test_a_job_goes_on_behind_its_last_commit_with_an_attempt_not_used_before(
         await again.until(lambda: again.runs(entry))
 
     again.play(scene)
-    assert again.machine.job is not None
-    start = again.machine.job.start
+    start = again.course().start
     assert (start.exchange, start.attempt, start.exchanges) == (2, 3, 4)
     assert again.status(waiting) == "queued"
 

@@ -29,7 +29,7 @@ from edgeveil.protocol.cloud_tasks import (
     SealRound,
     TooFewUploads,
 )
-from edgeveil.protocol.messages import Batch, ExchangeId
+from edgeveil.protocol.messages import KNOWS_BUCKETS, Batch, ExchangeId
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud import commit_round
@@ -50,11 +50,13 @@ OPEN = {
 class Desk:
     """A cloud's host with one running job."""
 
-    def __init__(self, store: Store, wanted: Job | None = None, devices: int = 4) -> None:
+    def __init__(
+        self, store: Store, wanted: Job | None = None, devices: int = 4, part_bytes: int = 4096
+    ) -> None:
         self.store = store
         rng = np.random.default_rng(5)
         test = Records(rng.uniform(0, 1, (20, 4)).astype(np.float32), rng.integers(0, 3, 20))
-        self.host = CloudHost(store, test, BroadcastLimits(4096), clock=lambda: 0.0)
+        self.host = CloudHost(store, test, BroadcastLimits(part_bytes), clock=lambda: 0.0)
         self.batches: dict[bytes, bytes] = {}
         if not store.enrolled():
             self.host.store(RosterKept(1, b"".join(public_keys(devices))))
@@ -106,7 +108,7 @@ class Desk:
         """Do a task; the parts of a batch come before it."""
         if isinstance(task, Absorb):
             digest = task.batch.blob.digest
-            self.host.store(BatchPart(digest, 0, self.batches[digest]))
+            self.host.store(BatchPart(digest, 0, self.batches[digest], self.wire))
         return self.host.perform(task)
 
     def commit(self, index: int) -> RoundCommit:
@@ -512,7 +514,7 @@ def test_a_reason_with_its_own_way_out_gets_no_other(desk: Desk) -> None:
         raise TooFewDevices("no device is enrolled", fix="admit devices at the proxy")
 
     desk.host._perform = few
-    blocked = desk.host.perform(object())
+    blocked = desk.host.perform(SealJob(desk.wire))
     desk.host.store(JobStatus(desk.wire, "paused", blocked.reason))
     assert desk.store.job(desk.id).reason == (
         "no device is enrolled. admit devices at the proxy; then: edgeveil job resume " + desk.id
@@ -552,15 +554,36 @@ def test_the_release_is_the_model_of_the_last_commit(desk: Desk) -> None:
     assert desk.perform(SealRelease(desk.wire)).manifest.sequence > sealed.manifest.sequence  # type: ignore[attr-defined]
 
 
-def test_reports_become_events_of_the_running_job_alone(tmp_path: Path) -> None:
+def test_reports_become_events_of_the_job_that_they_are_about(tmp_path: Path) -> None:
     desk = Desk(Store(f"sqlite:///{tmp_path / 'cloud.sqlite'}"))
+    other = desk.store.submit_job("other", b"{}", bytes(32)).id
     desk.host.report(fx.Report("batch", {"round": 1, "uploads": 3}))
     assert desk.events("batch") == []
-    desk.host.report(fx.Report("job_started", {"job_id": desk.wire.hex(), "rounds": 4}))
-    desk.host.report(fx.Report("batch", {"round": 1, "uploads": 3}))
-    desk.host.report(fx.Report("held", {"round": 1}))
+    for job_id, number in ((desk.wire, 1), (wire_id(other), 7)):
+        at = ExchangeId(job_id, number, 1)
+        desk.host.report(fx.Report("batch", {"round": number, "uploads": 3}, at))
+        desk.host.report(fx.Report("held", {"round": number}, at))
     assert desk.events("batch") == [{"round": 1, "uploads": 3}]
     assert desk.events("held") == []
-    desk.host.store(JobStatus(desk.wire, "failed"))
-    desk.host.report(fx.Report("batch", {"round": 2, "uploads": 3}))
-    assert len(desk.events("batch")) == 1
+    told = [dict(one.data) for one in desk.store.events_after(0, other) if one.type == "batch"]
+    assert told == [{"round": 7, "uploads": 3}]
+
+
+@pytest.mark.parametrize("knows", [0, KNOWS_BUCKETS])
+def test_stanzas_are_in_buckets_once_every_device_looks_there(knows: int) -> None:
+    keys = public_keys(100)
+    desk = Desk(Store(), part_bytes=8192)
+    desk.host.store(RosterKept(2, b"".join(keys), knows=knows))
+    for task in (SealJob(desk.wire), SealRound(desk.wire, 1, 1)):
+        asked = desk.host.perform(task)
+        assert isinstance(asked, Broadcast)
+        assert (asked.manifest.buckets > 1) == bool(knows)
+        assert asked.manifest.selected == 100
+
+
+def test_a_packet_too_small_for_a_bucket_has_one_area() -> None:
+    desk = Desk(Store())
+    desk.host.store(RosterKept(2, b"".join(public_keys(100)), knows=KNOWS_BUCKETS))
+    asked = desk.host.perform(SealJob(desk.wire))
+    assert isinstance(asked, Broadcast)
+    assert asked.manifest.buckets == 1

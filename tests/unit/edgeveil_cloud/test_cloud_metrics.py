@@ -25,7 +25,7 @@ def spent(name: str) -> dict[str, float]:
     job = load_plan(JOBS / name).job
     entry = store.submit_job(job.job, job.canonical(), job.digest())
     host: Any = SimpleNamespace(jobs=StoredJobs(store))
-    shown = CloudMetrics(Metrics(), store, host, SimpleNamespace(at=None))  # type: ignore[arg-type]
+    shown = CloudMetrics(Metrics(), store, host, SimpleNamespace(courses={}))  # type: ignore[arg-type]
     task, made = object.__new__(SealRound), object.__new__(Broadcast)
     for field, value in {"job_id": wire_id(entry.id), "exchange": 1}.items():
         object.__setattr__(task, field, value)

@@ -13,7 +13,6 @@ from test_cloud_host import Desk
 
 from edgeveil.crypto.keys import OpeningKey
 from edgeveil.jobs.job import ReleaseRollout
-from edgeveil.protocol.cloud import CloudState
 from edgeveil.protocol.cloud_tasks import (
     Broadcast,
     CountReports,
@@ -74,7 +73,7 @@ class Course:
         self.enrol(self.keys)
         self.posted: list[object] = []
         releases = SimpleNamespace(publishing=False)
-        self.machine = SimpleNamespace(state=CloudState.IDLE, releases=releases)
+        self.machine = SimpleNamespace(courses={}, releases=releases)
         runner = Mock()
         runner.post = lambda event: self.posted.append(event.what)
         self.desk = Desk(self.store)
@@ -308,8 +307,8 @@ def test_what_the_machine_is_at_is_not_disturbed():
     course = Course()
     name, _ = course.release(**SOME)
     course.driver.promote(name)
-    course.machine.state = CloudState.RELEASING
+    course.machine.courses = {b"job": SimpleNamespace(releasing=True)}
     assert PublishRelease(course.desk.wire) not in course.look()
-    course.machine.state = CloudState.IDLE
+    course.machine.courses = {}
     course.machine.releases.publishing = True
     assert PublishRelease(course.desk.wire) not in course.look()

@@ -323,7 +323,7 @@ class Streaming:
         self.so_far = Batch(manifest.at, 0, 0, (), describe(b"", 4096), STREAM)
 
     def come(self, start: int, stop: int, name: bytes = STREAM) -> None:
-        self.desk.host.store(BatchPart(name, start, self.data[start:stop]))
+        self.desk.host.store(BatchPart(name, start, self.data[start:stop], self.desk.wire))
 
     def open(self, batch: Batch | None = None) -> None:
         assert self.desk.host.perform(OpenArrived(batch or self.so_far)) is None
@@ -333,7 +333,7 @@ class Streaming:
 
     def opened(self) -> int:
         """How many uploads were looked at before the batch was whole."""
-        under_way = self.desk.host._spool.under_way
+        under_way = self.desk.host._spool_of(self.desk.wire).under_way
         assert under_way is not None
         return under_way.front.opened if under_way.front else 0
 
@@ -403,7 +403,7 @@ def test_a_gap_is_waited_for(desk: SecureDesk) -> None:
 def test_bytes_that_are_replaced_are_opened_anew(desk: SecureDesk) -> None:
     """What was added up of the first ones counts for nothing."""
     streaming = Streaming(desk)
-    desk.host.store(BatchPart(STREAM, 0, bytes(streaming.upload_bytes)))
+    desk.host.store(BatchPart(STREAM, 0, bytes(streaming.upload_bytes), desk.wire))
     streaming.open()
     streaming.come(0, len(streaming.data))
     same_as_at_once(streaming)
@@ -411,7 +411,7 @@ def test_bytes_that_are_replaced_are_opened_anew(desk: SecureDesk) -> None:
 
 def test_another_stream_begins_anew(desk: SecureDesk) -> None:
     streaming = Streaming(desk)
-    desk.host.store(BatchPart(b"o" * 32, 0, streaming.data[: streaming.upload_bytes]))
+    desk.host.store(BatchPart(b"o" * 32, 0, streaming.data[: streaming.upload_bytes], desk.wire))
     streaming.open(replace_stream(streaming.so_far, b"o" * 32))
     assert streaming.opened() == 1
     streaming.come(0, streaming.upload_bytes)
@@ -429,7 +429,7 @@ def test_a_stream_that_is_not_the_batch_s_counts_for_nothing(desk: SecureDesk) -
     streaming = Streaming(desk)
     streaming.come(0, len(streaming.data))
     other = bytes(64)
-    desk.host.store(BatchPart(STREAM, streaming.upload_bytes, other))
+    desk.host.store(BatchPart(STREAM, streaming.upload_bytes, other, desk.wire))
     streaming.open()
     with pytest.raises(ProtocolError, match="bad_digest"):
         streaming.absorb()
@@ -454,10 +454,10 @@ def test_a_round_without_masks_opens_nothing_early(desk: SecureDesk) -> None:
     plain = Desk(Store(), job())
     made = plain.sealed(CENTRE)
     data = b"x" * 500
-    plain.host.store(BatchPart(STREAM, 0, data))
+    plain.host.store(BatchPart(STREAM, 0, data, plain.wire))
     header = Batch(made.manifest.at, 0, 0, (), describe(b"", 4096), STREAM)
     assert plain.host.perform(OpenArrived(header)) is None
-    under_way = plain.host._spool.under_way
+    under_way = plain.host._spool_of(plain.wire).under_way
     assert under_way is not None
     assert under_way.front is not None
     assert under_way.front.opened == 0

@@ -39,7 +39,7 @@ def test_a_killed_process_resumes_at_its_last_commit(tmp_path):
     assert done.returncode == -signal.SIGKILL, done.stderr
     job = done.stdout.strip()
     store = Store(url(tmp_path))
-    assert store.next_job().id == job
+    assert store.next_jobs()[0].id == job
     assert (store.last_commit(job).index, store.last_commit(job).state) == (1, b"state one")
     assert store.round_key(job, 2, 1) == bytes(range(32))
     assert store.round_key(job, 1, 1) is None

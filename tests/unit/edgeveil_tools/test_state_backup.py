@@ -338,7 +338,7 @@ def test_a_proxys_spool_comes_back_without_seeds_and_sums_no_job_it_knew(tmp_pat
     name = spool.load().name
     if of_before:
         with closing(sqlite3.connect(site.state_dir / SPOOL_FILE)) as db:
-            db.executescript("DROP TABLE memory; PRAGMA user_version = 4;")
+            db.executescript("DROP TABLE memory; DROP TABLE earlier; PRAGMA user_version = 4;")
     back_up(site, tmp_path / "proxy.backup")
     spool.store(RoundUnmasked(at, b"question"))  # of which the backup does not know
     spool.close()

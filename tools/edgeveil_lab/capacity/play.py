@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -348,7 +349,7 @@ class FleetPlay:
         return phases
 
     def _phase(self, what: Callable[[], None]) -> dict[str, Any]:
-        before = {name: tally.copy() for name, tally in self.tallies()}
+        before = {name: deepcopy(tally) for name, tally in self.tallies()}
         rows, start_s = self.rows(), self.now_s
         what()
         spent = {name: tally.since(before[name]) for name, tally in self.tallies()}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from edgeveil.crypto.buckets import bucket_bytes, bucket_of
+from edgeveil.crypto.buckets import bucket_bytes, bucket_level, bucket_of, bucket_stanzas
 from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.crypto.sealing import stanza_area_bytes
 from edgeveil.protocol.messages import Manifest
@@ -23,28 +23,26 @@ class SizedSealing(PlainSealing):
         package: bytes,
         recipients: Sequence[SealingKey],
         part_bytes: int,
-        level: int = 1,
+        *,
+        bucketed: bool = False,
     ) -> tuple[Manifest, bytes, bytes]:
-        """See `edgeveil.protocol.sealed.seal_broadcast`."""
+        """See `edgeveil.protocol.sealed.seal_broadcast`; always in buckets."""
+        manifest, data, tag = super().seal_broadcast(terms, package, recipients, part_bytes)
+        level = bucket_level(recipients)
+        if level > 1:
+            manifest = in_pieces(msgspec.structs.replace(manifest, buckets=level), data)
+        return manifest, data, tag
+
+    def front(self, recipients: Sequence[SealingKey]) -> bytes:
+        """The keys of each bucket, filled up to its size."""
+        level, count = bucket_level(recipients), len(recipients)
         dealt: list[list[bytes]] = [[] for _ in range(level)]
         for key in recipients:
             dealt[bucket_of(key, level) if level > 1 else 0].append(key.to_bytes())
-        size = bucket_bytes(len(recipients), level)
-        size = size if level > 1 else stanza_area_bytes(len(recipients))
-        front = b"".join(b"".join(keys).ljust(size, b"\0") for keys in dealt)
-        manifest, _, tag = super().seal_broadcast(terms, package, recipients, part_bytes)
-        data = front + package
-        sized = terms.manifest(
-            package,
-            data,
-            selected=len(recipients),
-            stanza_bytes=len(front),
-            commitment=manifest.commitment,
-            part_bytes=part_bytes,
-        )
+        size = stanza_area_bytes(count)
         if level > 1:
-            sized = in_pieces(msgspec.structs.replace(sized, buckets=level), data)
-        return sized, data, tag
+            size = bucket_bytes(max(bucket_stanzas(count, level), *map(len, dealt)))
+        return b"".join(b"".join(keys).ljust(size, b"\0") for keys in dealt)
 
     def open_broadcast(
         self, key: OpeningKey, manifest: Manifest, data: bytes

@@ -60,17 +60,6 @@ class PartyTally:
             {what: s - before.seconds.get(what, 0.0) for what, s in self.seconds.items()},
         )
 
-    def copy(self) -> PartyTally:
-        """As it stands now."""
-        return PartyTally(
-            self.sent.copy(),
-            self.sent_bytes,
-            self.received.copy(),
-            self.received_bytes,
-            self.stored.copy(),
-            self.seconds.copy(),
-        )
-
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {

@@ -131,7 +131,8 @@ def _refuse_unused(overrides: Overrides, job: Job, run: LocalRun) -> None:
 
 def submitted(job: Job) -> bytes:
     """The job's YAML as the cloud takes it: without `local_run`."""
-    return _yaml(job.model_dump(mode="json"))
+    usual = job.priority == "normal"
+    return _yaml(job.model_dump(mode="json") | ({} if usual else {"priority": job.priority}))
 
 
 def site_of(job: Job, run: LocalRun, folder: Path, record_dir: Path | None = None) -> SitePlan:

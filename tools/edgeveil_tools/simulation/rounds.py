@@ -24,7 +24,7 @@ from edgeveil.parts.exchange import Array
 from edgeveil.parts.features import read_backbones
 from edgeveil.parts.models.softmax_head import bake
 from edgeveil.parts.own_records import held_records
-from edgeveil.protocol.cloud import ALL_DECLINED
+from edgeveil.protocol.cloud_course import ALL_DECLINED
 from edgeveil.protocol.cloud_tasks import RoundAnswers
 from edgeveil.protocol.mask_seeds import dealt
 from edgeveil.protocol.messages import ExchangeId

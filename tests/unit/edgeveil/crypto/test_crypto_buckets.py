@@ -51,21 +51,34 @@ def test_levels_nest() -> None:
         assert all(a == b >> 2 for a, b in pairwise(places))
 
 
+def level_of(recipients: int) -> int:
+    return bucket_level([SealingKey(os.urandom(32)) for _ in range(recipients)])
+
+
 @pytest.mark.parametrize(
     ("recipients", "level"),
-    [(1, 1), (64, 1), (65, 4), (96, 4), (97, 16), (1000, 64), (20_000, 1024), (1_000_000, 65_536)],
+    [(1, 1), (64, 1), (65, 4), (96, 4), (97, 16), (1000, 64), (20_000, 1024)],
 )
 def test_the_level_follows_from_how_many_are_asked(recipients: int, level: int) -> None:
-    assert bucket_level(recipients) == level
+    assert level_of(recipients) == level
+
+
+@pytest.mark.parametrize(("crowd", "others"), [(90, 7), (70, 0), (64, 40)])
+def test_a_crowd_in_a_bucket_is_dealt_over_more_of_them(crowd: int, others: int) -> None:
+    keys = [SealingKey(k) for k in keys_of(0, 4, crowd)]
+    keys += [SealingKey(os.urandom(32)) for _ in range(others)]
+    level = bucket_level(keys)
+    assert level > 1
+    assert max(sum(bucket_of(k, level) == b for k in keys) for b in range(level)) <= CAPACITY
 
 
 @given(st.integers(65, 1_500_000))
 @settings(deadline=None, max_examples=200)
 def test_a_bucket_is_small_and_hardly_ever_too_small(recipients: int) -> None:
-    level = bucket_level(recipients)
+    level = next(one for one in LEVELS if recipients <= 24 * one)
     stanzas = bucket_stanzas(recipients, level)
     assert stanzas <= CAPACITY
-    assert bucket_bytes(recipients, level) <= 5664
+    assert bucket_bytes(stanzas) <= 5664
     # The exact binomial tail, by its first term and a geometric bound on the others.
     n, p, k = recipients, 1 / level, stanzas + 1
     log = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
@@ -76,10 +89,10 @@ def test_a_bucket_is_small_and_hardly_ever_too_small(recipients: int) -> None:
 
 def test_every_recipient_finds_its_stanza_in_its_bucket_and_in_no_other() -> None:
     recipients = [OpeningKey.generate() for _ in range(100)]
-    content, level = ContentKey.generate(), bucket_level(100)
+    content, level = ContentKey.generate(), 16
     area = seal_buckets(content, [key.public() for key in recipients], INFO, level)
     size = len(area) // level
-    assert size == bucket_bytes(100, level)
+    assert size == bucket_bytes(bucket_stanzas(100, level))
     buckets = [area[i * size : (i + 1) * size] for i in range(level)]
     for key in recipients:
         own = bucket_of(key.public(), level)
@@ -94,29 +107,31 @@ def test_an_empty_bucket_is_as_large_as_a_full_one() -> None:
     raw = keys_of(3, 4, 40)
     recipients = [OpeningKey.generate().public() for _ in range(60)]
     area = seal_buckets(ContentKey.generate(), recipients, INFO, 4)
-    assert len(area) == 4 * bucket_bytes(60, 4)
+    assert len(area) == 4 * bucket_bytes(bucket_stanzas(60, 4))
     crowded = [SealingKey(one) for one in raw]
     assert len(seal_buckets(ContentKey.generate(), crowded, INFO, 4)) == 4 * (32 + 40 * 88)
 
 
-def test_who_crowds_a_bucket_is_left_out_of_it_and_harms_nobody_elsewhere() -> None:
-    crowd, others = keys_of(0, 4, 90), [os.urandom(32) for _ in range(5)]
-    level = bucket_level(95)
-    kept, left_out = fitting([*crowd, *others])
-    assert level == 4
-    elsewhere = [one for one in others if bucket_of(SealingKey(one), 4)]
-    assert left_out >= 90 - CAPACITY
-    assert set(elsewhere) <= set(kept)
-    per_bucket = [sum(bucket_of(SealingKey(k), 4) == b for k in kept) for b in range(4)]
-    assert max(per_bucket) == CAPACITY
+def test_who_crowds_the_finest_bucket_is_left_out_of_it_and_harms_nobody_elsewhere() -> None:
+    crowd, others = [bytes(32)] * 90, [os.urandom(32) for _ in range(50)]  # one place, as if ground
+    kept = fitting([*crowd, *others])
+    assert kept.count(bytes(32)) == CAPACITY
+    assert [one for one in kept if one != bytes(32)] == others
+    assert bucket_level([SealingKey(one) for one in kept]) > 1
 
 
 def test_few_are_never_left_out() -> None:
-    crowd = keys_of(0, 4, 64)
-    assert fitting(crowd) == (crowd, 0)
+    crowd = [bytes(32)] * CAPACITY
+    assert fitting(crowd) == crowd
 
 
-def test_more_than_a_bucket_takes_is_refused() -> None:
-    crowd = [SealingKey(one) for one in keys_of(1, 4, 65)]
-    with pytest.raises(ValueError, match="65 recipients"):
-        seal_buckets(ContentKey.generate(), crowd, INFO, 4)
+@given(st.lists(st.integers(0, 40), min_size=65, max_size=300))
+@settings(deadline=None, max_examples=50)
+def test_whatever_fits_can_be_sealed_and_so_can_a_part_of_it(places: list[int]) -> None:
+    """A round is asked for again without those that were revoked meanwhile."""
+    keys = fitting(bytes([place]) * 32 for place in places)
+    for some in (keys, keys[::2], keys[5:]):
+        sealing = [SealingKey(one) for one in some]
+        level = bucket_level(sealing)
+        loads = [bucket_of(key, level) for key in sealing] if level > 1 else []
+        assert all(loads.count(bucket) <= CAPACITY for bucket in set(loads))

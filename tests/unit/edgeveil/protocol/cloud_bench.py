@@ -19,6 +19,7 @@ from protocol_kit import (
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
+from edgeveil.protocol.cloud_course import CloudState
 from edgeveil.protocol.cloud_tasks import (
     Absorb,
     Broadcast,
@@ -28,6 +29,7 @@ from edgeveil.protocol.cloud_tasks import (
     SealRelease,
     SealRound,
     StartJob,
+    timer_name,
 )
 from edgeveil.protocol.messages import Ack, Batch, ExchangeId, Manifest, Message, PeerKeys
 from edgeveil.protocol.transfer import describe
@@ -52,8 +54,14 @@ def done(machine: CloudMachine, task: object, result: object) -> list[fx.Effect]
     return machine.handle(fx.WorkDone(task, result), 0.0)
 
 
-def fire(machine: CloudMachine, name: str) -> list[fx.Effect]:
-    return machine.handle(fx.Timer(name), 0.0)
+def fire(machine: CloudMachine, name: str, job: bytes = JOB) -> list[fx.Effect]:
+    beside = name in ("close", "release", "statement", "roster")
+    return machine.handle(fx.Timer(timer_name(name, b"" if beside else job)), 0.0)
+
+
+def state(machine: CloudMachine, job: bytes = JOB) -> CloudState:
+    """Where the job stands; `IDLE` if it does not run."""
+    return machine.courses[job].state if job in machine.courses else CloudState.IDLE
 
 
 def ack(header: Any, status: str = "held", reason: str = "") -> Message:

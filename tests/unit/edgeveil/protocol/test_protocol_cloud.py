@@ -15,6 +15,7 @@ from cloud_bench import (
     receive,
     seal,
     start,
+    state,
     waiting,
 )
 from protocol_kit import (
@@ -39,7 +40,7 @@ from protocol_kit import (
 )
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud import CloudState
+from edgeveil.protocol.cloud_course import CloudState
 from edgeveil.protocol.cloud_tasks import (
     Absorb,
     Broadcast,
@@ -68,7 +69,7 @@ def test_a_job_goes_from_its_announcement_to_its_release():
     out = broadcast(machine, SealRelease(JOB))
     assert stored(out) == [ReleaseHeld(1), JobStatus(JOB, "completed")]
     assert bodies(out, Close) == [Close(JOB, "completed")]
-    assert machine.state is CloudState.IDLE and machine.job is None
+    assert state(machine) is CloudState.IDLE and JOB not in machine.courses
 
 
 def test_a_batch_is_acknowledged_only_after_the_commit():
@@ -127,7 +128,7 @@ def test_a_batch_of_another_attempt_is_closed(where):
     machine = waiting()
     out = hand_over(machine, where)
     assert tasks(out) == [] and [a.status for a in bodies(out, Ack)] == ["closed"]
-    assert machine.state is CloudState.WAITING
+    assert state(machine) is CloudState.WAITING
 
 
 def test_a_batch_without_a_job_is_closed():
@@ -149,7 +150,7 @@ def test_a_batch_without_a_job_is_closed():
 def test_only_the_proxy_s_own_word_counts(message, reason):
     machine = waiting()
     assert refused(receive(machine, message)) == [reason]
-    assert machine.state is CloudState.WAITING
+    assert state(machine) is CloudState.WAITING
     assert len(tasks(hand_over(machine))) == 1
 
 
@@ -177,13 +178,13 @@ def repeat_by_too_few(machine):
 def test_a_round_is_repeated_as_a_new_attempt_until_the_retries_are_used_up(again):
     machine = waiting()
     out = again(machine)
-    assert tasks(out) == [SealRound(JOB, 1, 2)] and machine.state is CloudState.SEALING
+    assert tasks(out) == [SealRound(JOB, 1, 2)] and state(machine) is CloudState.SEALING
     assert reports(out)["round_repeated"]["attempt"] == 2
     broadcast(machine, SealRound(JOB, 1, 2))
     assert [a.status for a in bodies(hand_over(machine, at(1, 1)), Ack)] == ["closed"]
     out = fire(machine, "watchdog")
     assert stored(out) == [JobStatus(JOB, "paused", "the proxy did not answer in time")]
-    assert bodies(out, Close) == [] and machine.state is CloudState.IDLE
+    assert bodies(out, Close) == [] and state(machine) is CloudState.IDLE
 
 
 def test_too_few_acknowledges_the_batch_all_the_same():
@@ -203,7 +204,7 @@ def test_a_commit_gives_the_next_round_its_retries_back():
 @pytest.mark.parametrize("where", [at(1, 2), at(2), at(job=b"K" * 16)])
 def test_a_shortfall_of_another_attempt_is_ignored(where):
     machine = waiting()
-    assert shortfall(machine, where) == [] and machine.state is CloudState.WAITING
+    assert shortfall(machine, where) == [] and state(machine) is CloudState.WAITING
 
 
 def test_a_shortfall_that_comes_twice_repeats_once():

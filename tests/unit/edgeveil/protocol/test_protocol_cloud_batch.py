@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cloud_bench import batch, cloud, done, fire, hand_over, receive, waiting
+from cloud_bench import batch, cloud, done, fire, hand_over, receive, state, waiting
 from msgspec import structs
 from protocol_kit import (
     JOB,
@@ -19,7 +19,8 @@ from protocol_kit import (
 )
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud import BATCH_CREDIT, BATCH_CREDIT_BYTES, CloudState
+from edgeveil.protocol.cloud_arrivals import BATCH_CREDIT, BATCH_CREDIT_BYTES
+from edgeveil.protocol.cloud_course import CloudState
 from edgeveil.protocol.cloud_tasks import (
     Absorb,
     BatchDropped,
@@ -51,7 +52,7 @@ def asked(effects):
 def test_a_batch_inside_its_offer_is_stored_and_absorbed():
     header, data = batch()
     out = hand_over(waiting())
-    assert stored(out) == [BatchPart(header.blob.digest, 0, data)]
+    assert stored(out) == [BatchPart(header.blob.digest, 0, data, JOB)]
     assert tasks(out) == [Absorb(header)]
 
 
@@ -65,7 +66,7 @@ def test_a_small_batch_is_waited_for_and_its_missing_parts_are_asked_for():
     assert asked(fire(machine, "repair")) == [0, 2]
     receive(machine, pieces[2])
     out = receive(machine, pieces[0])
-    assert stored(out) == [BatchPart(header.blob.digest, 0, pieces[0].data)]
+    assert stored(out) == [BatchPart(header.blob.digest, 0, pieces[0].data, JOB)]
     assert tasks(out) == [Absorb(header)]
     assert receive(machine, pieces[0]) == [] and fire(machine, "repair") == []
 
@@ -89,7 +90,7 @@ def test_each_part_is_stored_at_its_place_and_once():
     machine, header, pieces, _ = pulling()
     out = receive(machine, pieces[3])
     offset = 3 * header.blob.part_bytes
-    assert spooled(out) == [BatchPart(header.blob.digest, offset, pieces[3].data)]
+    assert spooled(out) == [BatchPart(header.blob.digest, offset, pieces[3].data, JOB)]
     assert receive(machine, pieces[3]) == []
 
 
@@ -126,7 +127,7 @@ def test_a_long_pull_is_no_silence_and_a_stalled_one_is():
     header, _ = batch(size=100_000)
     assert "watchdog" not in timers(receive(machine, offer(header, b"", PROXY)))
     out = fire(machine, "watchdog")
-    assert tasks(out) == [SealRound(JOB, 1, 2)] and stored(out) == [BatchDropped()]
+    assert tasks(out) == [SealRound(JOB, 1, 2)] and stored(out) == [BatchDropped(JOB)]
 
 
 def test_a_batch_larger_than_the_spool_pauses_the_job_and_says_why():
@@ -141,7 +142,7 @@ def test_a_batch_larger_than_the_spool_that_nobody_waits_for_is_refused():
     machine = waiting(cloud(spool_bytes=50_000))
     header, _ = batch(at(2), size=100_000)
     assert refused(receive(machine, offer(header, b"", PROXY))) == ["oversized_blob"]
-    assert machine.state is CloudState.WAITING
+    assert state(machine) is CloudState.WAITING
 
 
 def test_a_batch_beyond_the_limit_of_broadcasts_is_taken():
@@ -155,7 +156,7 @@ def test_a_batch_of_no_use_is_dropped_with_its_file(result):
     machine = waiting()
     (task,) = tasks(hand_over(machine))
     out = done(machine, task, result)
-    assert BatchDropped() in stored(out) and tasks(out) == [SealRound(JOB, 1, 2)]
+    assert BatchDropped(JOB) in stored(out) and tasks(out) == [SealRound(JOB, 1, 2)]
 
 
 def test_a_batch_of_the_next_attempt_takes_the_place_of_the_one_before():

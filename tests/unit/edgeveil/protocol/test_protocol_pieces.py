@@ -8,7 +8,6 @@ from protocol_kit import (
     PART_BYTES,
     PROXY,
     at,
-    commit_of,
     manifest,
     messages,
     offer,
@@ -20,7 +19,7 @@ from protocol_kit import (
 )
 from proxy_bench import FLEET, cloud_says, proxy, says, to_devices
 
-from edgeveil.crypto.buckets import bucket_level, bucket_of
+from edgeveil.crypto.buckets import bucket_of
 from edgeveil.crypto.keys import OpeningKey
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceState
@@ -46,7 +45,7 @@ from edgeveil.protocol.messages import (
     Roster,
     decode_header,
 )
-from edgeveil.protocol.proxy_broadcasts import RECORD_BYTES, UNSELECTED_BYTES
+from edgeveil.protocol.proxy_broadcasts import UNSELECTED_BYTES
 from edgeveil.protocol.proxy_tasks import DeviceKnows
 from edgeveil.protocol.sealed import (
     JobPackage,
@@ -231,7 +230,7 @@ BUCKETED, BUCKETS, TAG = seal_broadcast(
     b"model" * 2000,
     [key.public() for key in KEYS],
     PART_BYTES,
-    bucket_level(100),
+    bucketed=True,
 )
 LEVEL = BUCKETED.buckets
 BUCKET_PARTS = list(parts(BUCKETED.pieces[0], BUCKETS))
@@ -313,18 +312,17 @@ def test_buckets_that_are_not_the_parts_are_refused(buckets):
 @pytest.mark.parametrize("kind", ["job", "release"])
 def test_what_is_for_all_goes_to_all_but_the_stanzas(kind):
     machine = proxy(packet_bytes=1 << 16)
-    level = bucket_level(100)
     header, data, _ = seal_broadcast(
         Terms(kind, at(0), 0, b"d" * 32, kind),
         b"graph" * 4000,
         [key.public() for key in KEYS],
         PART_BYTES,
-        level,
+        bucketed=True,
     )
     out = said(machine, header, data)
     buckets = [e for e in out if isinstance(e.to, fx.BucketAddress)]
     assert [(e.to.level, e.to.index, e.message.index) for e in buckets] == [
-        (level, index, index) for index in range(level)
+        (LEVEL, index, index) for index in range(LEVEL)
     ]
     told = [e.message for e in out if isinstance(e.to, fx.AllDevices)]
     assert told == [offer(header), *parts(header.pieces[1], data[header.stanza_bytes :])]
@@ -410,8 +408,7 @@ def test_under_cover_both_pieces_go_to_all():
 @pytest.mark.parametrize("left", [0, 1])
 def test_what_hardly_matters_is_in_the_offer_whole(left):
     machine = proxy(packet_bytes=1 << 16)
-    whole_bytes = UNSELECTED_BYTES - RECORD_BYTES
-    room = whole_bytes - FRAME_OVERHEAD_BYTES - len(offer(LONGER).header.payload) + left
+    room = UNSELECTED_BYTES - FRAME_OVERHEAD_BYTES - len(offer(LONGER).header.payload) + left
     data = LONG[:room]
     header = in_pieces(manifest(data, stanza_bytes=len(STANZAS)), data)
     whole = [offer(header, data)]
@@ -424,23 +421,3 @@ def test_the_proxy_keeps_no_broadcast_whose_pieces_are_not_its_own(pieces):
     wrong = manifest(LONG, stanza_bytes=len(STANZAS), pieces=pieces)
     assert refused(cloud_says(machine, offer(wrong))) == ["malformed"]
     assert machine.cache_bytes == 0
-
-
-@pytest.mark.parametrize("counted", [3, 500])
-def test_the_record_of_a_round_for_some_is_pulled_by_who_answered(counted):
-    machine = proxy(packet_bytes=1 << 16)
-    brought(machine, LONGER, LONG)
-    record, marks = commit_of(LONGER.at, [bytes([k % 256, k // 256]) for k in range(counted)])
-    told = brought(machine, record, marks)
-    assert told == [offer(record, marks if counted == 3 else b"")]
-    asked = Need(record.blob.digest, (0,))
-    (got,) = messages(says(machine, FLEET[0], asked), BlobPart)
-    assert marks.startswith(got.data)
-
-
-def test_the_record_of_a_round_for_all_goes_to_all():
-    machine = proxy()
-    header = manifest(LONG, stanza_bytes=len(STANZAS))
-    brought(machine, header, LONG)
-    record, marks = commit_of(header.at, [bytes([k]) for k in range(100)])
-    assert brought(machine, record, marks) == [offer(record), *parts_of(record, marks)]

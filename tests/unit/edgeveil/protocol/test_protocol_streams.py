@@ -31,7 +31,7 @@ from real_proxy import RealProxy
 
 from edgeveil.crypto.keys import MaskSeed
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud import BATCH_CREDIT
+from edgeveil.protocol.cloud_arrivals import BATCH_CREDIT
 from edgeveil.protocol.cloud_tasks import Absorb, BatchDropped, BatchPart, OpenArrived, SealRound
 from edgeveil.protocol.mask_seeds import seal_seed
 from edgeveil.protocol.messages import (
@@ -328,7 +328,7 @@ def test_the_cloud_asks_for_what_is_new_and_opens_what_came() -> None:
     machine = waiting()
     assert asked(say(machine, arrived(2))) == [0, 1]
     out = receive(machine, part_of(0))
-    assert spooled(out) == [BatchPart(NAME, 0, DATA[:PART_BYTES])]
+    assert spooled(out) == [BatchPart(NAME, 0, DATA[:PART_BYTES], at().job_id)]
     (task,) = tasks(out)
     assert isinstance(task, OpenArrived)
     assert task.batch.counts == ()
@@ -480,7 +480,7 @@ def test_an_attempt_that_comes_to_nothing_takes_its_stream_with_it() -> None:
     say(machine, arrived(3))
     receive(machine, part_of(0))
     out = say(machine, Shortfall(at(), 1, 0))
-    assert stored(out) == [BatchDropped()]
+    assert stored(out) == [BatchDropped(at().job_id)]
     assert SealRound(at().job_id, 1, 2) in tasks(out)
     assert say(machine, arrived(4)) == []
 

@@ -10,7 +10,8 @@ import pytest
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud import CloudMachine, CloudState, OwnKeys
+from edgeveil.protocol.cloud import CloudMachine, OwnKeys
+from edgeveil.protocol.cloud_course import CloudState
 from edgeveil.protocol.cloud_tasks import Broadcast, RosterMark, RosterRefused, SealJob, StartJob
 from edgeveil.protocol.device import DeviceMachine
 from edgeveil.protocol.device_tasks import CloudEpoch, DeviceMemory
@@ -259,19 +260,22 @@ def test_the_proxy_hears_why_before_it_sees_the_new_key():
 
 def test_a_round_under_way_is_announced_and_asked_anew_with_no_retry_spent():
     machine = cloud()
-    machine.state = CloudState.WAITING
-    retries = machine.job.retries_left
+    machine.courses[JOB].state = CloudState.WAITING
+    retries = machine.courses[JOB].retries_left
     out = machine.handle(fx.Command(OWN), 0.0)
-    assert fx.Work(SealJob(JOB)) in out and machine.state is CloudState.SEALING_JOB
-    assert (machine.job.attempt, machine.job.retries_left) == (2, retries)
+    assert (
+        SealJob(JOB) in [one.task for one in out if isinstance(one, fx.Work)]
+        and machine.courses[JOB].state is CloudState.SEALING_JOB
+    )
+    assert (machine.courses[JOB].attempt, machine.courses[JOB].retries_left) == (2, retries)
 
 
 def test_other_metadata_alone_disturb_no_round():
     machine = cloud()
-    machine.state = CloudState.WAITING
+    machine.courses[JOB].state = CloudState.WAITING
     same = replace(OWN, jobs=LEAKED, peers=replace(UNDER_ROOT, versions=(1, 2)))
     machine.handle(fx.Command(same), 0.0)
-    assert machine.state is CloudState.WAITING and machine.job.attempt == 1
+    assert machine.courses[JOB].state is CloudState.WAITING and machine.courses[JOB].attempt == 1
 
 
 def roster(lineage: str, epoch: int) -> Any:
