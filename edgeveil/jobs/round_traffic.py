@@ -42,7 +42,8 @@ def misfits(traffic: RoundTraffic, use: BrokerUse) -> Iterator[tuple[str, str]]:
     profile = PROFILES[use.profile]
     account, name = profile.account, f"{use.where} ({use.profile})"
     elsewhere = "or use a broker without this limit"
-    connections = use.devices + use.links + (1 if use.devices == 0 else 0)
+    # One more: the cloud's own, or at the devices' broker the proxy's that hears of another proxy.
+    connections = use.devices + use.links + 1
     if account.connections is not None and connections > account.connections:
         yield (
             f"{name} takes {account.connections} connections of an account, the fleet has"

@@ -49,6 +49,8 @@ GOLDEN = {
     "update stage": (
         STAGES,
         {
+            "cast": "parts/stages/test_stage_cast.py::"
+            "test_an_upload_has_half_the_bytes_and_the_rounded_values",
             "download_random": "parts/stages/test_stages_download_random.py::"
             "test_a_share_is_the_global_weights_and_the_rest_the_device_s_own",
             "gradient_gaussian": "parts/stages/test_stages_noise.py::"

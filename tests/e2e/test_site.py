@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -155,7 +156,10 @@ def test_policy_refusal_is_told_on_the_console_and_the_job_goes_on(tmp_path: Pat
         job = live.finish(live.submit())
         assert job["status"] == "completed", job["reason"]
         assert {e["uploads"] for e in job["exchanges"]} == {5}
-        assert "box-1: round 1 declined: policy.max_epsilon_per_job" in live.log("edge")
+        assert re.search(
+            "box-1: job [0-9a-f]{12}, round 1 declined: policy.max_epsilon_per_job",
+            live.log("edge"),
+        )
 
 
 def test_job_cancelled_and_the_next_one_runs(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ class FleetShape:
 # --- parties ---
 
 
-class Party:
+class PlayedParty:
     """A real machine and its host; `tally` is its account."""
 
     def __init__(self, name: str, play: FleetPlay, address: fx.Address) -> None:
@@ -89,7 +89,7 @@ class Party:
         self.free_s = self.worker_free_s = 0.0  # of its loop, of what works beside it
         self.timers: dict[str, int] = {}
 
-    def join(self, role: Any) -> Party:
+    def join(self, role: Any) -> PlayedParty:
         """The role's machine and host are this party's."""
         self.machine, self.host = role.machine, role.host
         return self
@@ -180,7 +180,7 @@ class FleetPlay:
     ) -> None:
         self.shape, self._folder, self._say = shape, folder, say
         self.now_s = 0.0
-        self._queue: list[tuple[float, int, Party | PlayedDevice, fx.Event]] = []
+        self._queue: list[tuple[float, int, PlayedParty | PlayedDevice, fx.Event]] = []
         self._numbers = itertools.count()
         self._lines = Counter[str]()  # until when a broker's line is taken
         self.edge, self.crowd, self.answering = PartyTally(), PartyTally(), PartyTally()
@@ -208,7 +208,7 @@ class FleetPlay:
             "blob_bytes": _NO_LIMIT,
             "spool_bytes": _NO_LIMIT,
         }
-        self.proxy = Party("proxy", self, fx.ProxyAddress())
+        self.proxy = PlayedParty("proxy", self, fx.ProxyAddress())
         room = {"upload_bytes": _NO_LIMIT, "cache_bytes": _NO_LIMIT, "devices": 10**7}
         proxy_site = ProxySite.model_validate(
             {
@@ -221,7 +221,7 @@ class FleetPlay:
         )
         with self.proxy.tally.busy("start"):
             self.proxy_role = build_proxy(proxy_site, link=self.proxy.join)
-        self.cloud = Party("cloud", self, fx.CloudAddress())
+        self.cloud = PlayedParty("cloud", self, fx.CloudAddress())
         cloud_site = CloudSite.model_validate(
             {
                 "broker": _NOWHERE,
@@ -252,7 +252,9 @@ class FleetPlay:
 
     # --- the queue ---
 
-    def post(self, to: Party | PlayedDevice, event: fx.Event, at_s: float | None = None) -> int:
+    def post(
+        self, to: PlayedParty | PlayedDevice, event: fx.Event, at_s: float | None = None
+    ) -> int:
         """An event at a moment (None: now); its number."""
         number = next(self._numbers)
         due_s = self.now_s if at_s is None else at_s
@@ -278,7 +280,7 @@ class FleetPlay:
     # --- frames ---
 
     def carry(
-        self, sender: Party, to: fx.Address, message: Message, frame: bytes, at_s: float
+        self, sender: PlayedParty, to: fx.Address, message: Message, frame: bytes, at_s: float
     ) -> None:
         """A party's frame to whoever it is for."""
         kind, size = kind_of(message), len(frame)

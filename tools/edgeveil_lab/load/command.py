@@ -9,7 +9,8 @@ import resource
 import signal
 import socket
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,40 +173,41 @@ def _play(
         generators = Children(logs)
         stack.callback(generators.stop)
         site, target, fleet, password = None, None, None, None
-        if options.starts_site:
-            fleet = LoadFleet.make(options.devices)
-            password = read_password(options.password_file)
-            site = LocalSite(options, fleet, folder, logs)
-            stack.callback(site.stop)
-            with signals(_interrupt, _ENDING):
+        with signals(_interrupt, _ENDING):
+            if options.starts_site:
+                fleet = LoadFleet.make(options.devices)
+                password = read_password(options.password_file)
+                site = LocalSite(options, fleet, folder, logs)
+                stack.callback(site.stop)
                 target = site.start()
-        else:
-            target, fleet, password = running_target(options)
-            stack.callback(dismiss, options, fleet)
-        if target.ca is not None and options.ca is None:
-            options = options.model_copy(update={"ca": target.ca})
-        if not options.starts_site:
-            dial_site(options, target, fleet, password)
-        view = stack.enter_context(LoadView(options, console))
-        watchers: list[Show] = [view.update]
-        if options.prometheus is not None:
-            metrics = LoadMetrics(options.prometheus)
-            stack.callback(metrics.close)
-            watchers.append(metrics.update)
-        session = LoadSession(
-            options,
-            fleet,
-            target,
-            site,
-            generators,
-            lambda sample: _tell(watchers, sample),
-            listen=sharing.listen,
-            remote=sharing.remote,
-            token_file=sharing.token_file or folder / "join.token",
-            password=password,
-            spans=spans,
-        )
-        failure = _until_stopped(session)
+            else:
+                with _deferred(_ENDING):
+                    target, fleet, password = running_target(options)
+                    stack.callback(dismiss, options, fleet)
+            if target.ca is not None and options.ca is None:
+                options = options.model_copy(update={"ca": target.ca})
+            if not options.starts_site:
+                dial_site(options, target, fleet, password)
+            view = stack.enter_context(LoadView(options, console))
+            watchers: list[Show] = [view.update]
+            if options.prometheus is not None:
+                metrics = LoadMetrics(options.prometheus)
+                stack.callback(metrics.close)
+                watchers.append(metrics.update)
+            session = LoadSession(
+                options,
+                fleet,
+                target,
+                site,
+                generators,
+                lambda sample: _tell(watchers, sample),
+                listen=sharing.listen,
+                remote=sharing.remote,
+                token_file=sharing.token_file or folder / "join.token",
+                password=password,
+                spans=spans,
+            )
+            failure = _until_stopped(session)
         result = session.result()
         if failure is None and site is not None and options.compare == "raw":
             view.note("the same bytes through a bare relay")
@@ -237,6 +239,16 @@ def _why(number: int) -> str:
         os.dup2(nowhere, fd)
     os.close(nowhere)
     return HUNG_UP
+
+
+@contextmanager
+def _deferred(numbers: Sequence[signal.Signals]) -> Iterator[None]:
+    """What comes meanwhile is taken up afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _interrupt(number: int, _frame: object) -> None:
