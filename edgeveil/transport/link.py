@@ -31,6 +31,7 @@ MessageHandler = Callable[[str, bytes], Awaitable[None] | None]
 MessageFilter = Callable[[str, bytes], bool]
 StateHandler = Callable[[bool, str], None]
 
+ATTEMPT_S = 20.0  # at an address: short of a node, a cluster takes seconds for each subscription
 _HEADER_BYTES = 1 + 4 + 2 + 2 + 1  # type, length, topic length, packet id, empty properties
 
 
@@ -82,7 +83,7 @@ class Link(Protocol):
         """
         ...
 
-    async def connect_or_raise(self, timeout_s: float = 10.0) -> None:
+    async def connect_or_raise(self, timeout_s: float = ATTEMPT_S) -> None:
         """Connect once. Raises BrokerError that says what failed, where, and the fix."""
         ...
 

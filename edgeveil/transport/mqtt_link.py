@@ -27,6 +27,7 @@ from edgeveil.transport import dialling
 from edgeveil.transport.flow import Inbox
 from edgeveil.transport.hearing import Hearing
 from edgeveil.transport.link import (
+    ATTEMPT_S,
     Link,
     LinkDown,
     LinkSettings,
@@ -41,7 +42,7 @@ from edgeveil.transport.runtime import Runtime
 from edgeveil.transport.spread_link import SpreadLink
 
 _LOG = logging.getLogger("edgeveil.link")
-_ATTEMPT_S, _LONGEST_ATTEMPT_S = 10.0, 40.0  # a cluster that is short of a node may be slow
+_PATIENT_ATTEMPT_S = 40.0  # where all addresses failed just now
 _DIAL_S = 6.0
 _TOLD_S = 0.2  # a step is given up so long before its attempt, to say what it was
 _STEADY_S = 10.0  # a session that held this long clears the count of failures
@@ -153,7 +154,7 @@ class MqttLink:
             raise LinkDown("the link is down: not connected", where=str(self._address))
         await self._session.publish(topic, payload, qos)
 
-    async def connect_or_raise(self, timeout_s: float = _ATTEMPT_S) -> None:
+    async def connect_or_raise(self, timeout_s: float = ATTEMPT_S) -> None:
         """Try each address once, from the one that worked last, each for `timeout_s` at most.
 
         Raises BrokerError that says what failed, where, and the fix, for every address.
@@ -182,9 +183,7 @@ class MqttLink:
         while not self._closing.is_set():
             failures += 1
             try:
-                await self.connect_or_raise(
-                    min(_ATTEMPT_S * 2.0 ** (failures - 1), _LONGEST_ATTEMPT_S)
-                )
+                await self.connect_or_raise(ATTEMPT_S if failures == 1 else _PATIENT_ATTEMPT_S)
             except BrokerError as error:
                 self._say(False, str(error))
             else:

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 DEVICES = 5  # as many as the owners of a provisioned site ask for
 JOB_LIMIT_S = 150.0  # with attempts that fail by their deadline
 SILENCE_S = 30.0  # a tenth of it where an answer is owed, and longer with each try
+ELSEWHERE_S = 125.0  # 20 s at each of the other two nodes, then 40 s, and pauses
 ROUND = 2  # in which the kill comes
 
 
@@ -28,20 +29,20 @@ def being_broadcast(live: ClusteredSite, job: str) -> bool:
     return live.committed(job) >= ROUND - 1
 
 
-def uploads_come(live: ClusteredSite, job: str) -> bool:
+def uploads_come(live: ClusteredSite, job: str, number: int = ROUND) -> bool:
     """The proxy has the first of the round's answers."""
-    return _uploads(live) >= 1 or live.committed(job) >= ROUND
+    return _uploads(live, number) >= 1 or live.committed(job) >= number
 
 
 def handed_over(live: ClusteredSite, job: str) -> bool:
     """All answers are there: the proxy shuffles them and hands the batch over."""
-    return _uploads(live) == DEVICES or live.committed(job) >= ROUND
+    return _uploads(live, ROUND) == DEVICES or live.committed(job) >= ROUND
 
 
-def _uploads(live: ClusteredSite) -> int:
+def _uploads(live: ClusteredSite, number: int) -> int:
     """How many of the round's the proxy holds."""
     now = live.proxy_status().get("round") or {}
-    return now["uploads"] if now.get("index") == ROUND else 0
+    return now["uploads"] if now.get("index") == number else 0
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,11 @@ def test_a_job_goes_on_when_a_node_is_killed(
         theirs = [one for one in live.clients() if live.node_of(one) == node]
         live.cluster.kill(node)
         # Not all of them: two of three nodes take a new subscription only after some tries.
-        wait_for(lambda: any(live.node_of(one) != node for one in theirs), "a client elsewhere")
+        wait_for(
+            lambda: any(live.node_of(one) != node for one in theirs),
+            "a client elsewhere",
+            ELSEWHERE_S,
+        )
         live.cluster.start_node(node)
         live.cluster.wait_ready()
         ended_in_order(live, job)
@@ -79,6 +84,7 @@ def test_a_job_ends_on_two_nodes_once_another_came_back_and_a_second_is_lost(
         live.cluster.start_node(first)
         live.cluster.wait_ready()
         wait_for(lambda: live.committed(job) >= ROUND, "the round's end", JOB_LIMIT_S)
+        wait_for(lambda: uploads_come(live, job, ROUND + 1), "its uploads", JOB_LIMIT_S, 0.005)
         live.cluster.kill(second)
         ended_in_order(live, job)
         assert second not in {live.node_of(one) for one in live.clients()}
