@@ -279,8 +279,8 @@ def subscription_refused(topic: str, address: BrokerAddress) -> BrokerError:
     return BrokerError(
         f"the broker refuses the subscription to {topic}",
         where=str(address),
-        fix="check the broker's access list for this user; a cluster that is short of a node refuses "
-        "some too, for a while",
+        fix="check the broker's access list for this user; a cluster that is short of a node "
+        "refuses some too, for a while",
     )
 
 
