@@ -65,7 +65,7 @@ class CellLinks:
 
     async def run_forever(self) -> None:
         """Keep all up until `close`."""
-        links = [one.link.run_forever() for one in self.sessions.values()]
+        links = [one.run() for one in self.sessions.values()]
         await asyncio.gather(*links, *(one.run() for one in self._queues.values()))
 
     async def close(self) -> None:

@@ -154,6 +154,8 @@ class CloudMachine:
                 return self.releases.state(said)
             case fx.Command(what=OwnKeys() as keys):
                 return self._rekeyed(keys)
+            case fx.PeerSilent(peer=fx.ProxyAddress(cell=cell)) if cell in self.keys:
+                return [self._here(cell)]
             case fx.PeerConnected(peer=fx.ProxyAddress(cell=cell)) if cell in self.keys:
                 return self._connected(cell)
             case fx.MessageReceived(sender=fx.ProxyAddress(cell=cell), message=message):
@@ -171,10 +173,9 @@ class CloudMachine:
         return []
 
     def _connected(self, cell: str) -> list[fx.Effect]:
-        here = fx.Send(fx.ProxyAddress(cell), self.signer.note(Here(0.0)))
         jobs = [one for course in self.courses.values() for one in course.send(cell)]
         beside = [*self._ends[cell].send(), *self.releases.send(cell)]
-        return [*self._tell_trust(cell), here, *jobs, *beside]
+        return [*self._tell_trust(cell), self._here(cell), *jobs, *beside]
 
     def _message(self, cell: str, message: Message) -> list[fx.Effect]:
         match message:
@@ -194,6 +195,10 @@ class CloudMachine:
         self.heard.add(cell)
         for course in self.courses.values():
             course.heard(cell)
+
+    def _here(self, cell: str) -> fx.Effect:
+        """What the proxy answers with its roster."""
+        return fx.Send(fx.ProxyAddress(cell), self.signer.note(Here(0.0)))
 
     def _course(self, about: Callable[[JobCourse], bool]) -> JobCourse | None:
         return next((one for one in self.courses.values() if about(one)), None)

@@ -155,6 +155,8 @@ class DeviceMachine:
                 key = [] if self._greeting.away else self._tell_key()
                 again = [*self.rounds.connected(), *self._releases.connected()]
                 return [*key, *self._greeting.begin(), *again]
+            case fx.PeerSilent():
+                return self._greeting.begin()
             case fx.MessageReceived(message=Offer() as offer):
                 return self._offer(offer)
             case fx.MessageReceived(message=BlobPart() as part):

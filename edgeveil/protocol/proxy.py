@@ -121,8 +121,10 @@ class ProxyMachine:
         match event:
             case fx.PeerConnected(peer=fx.CloudAddress()):
                 return self._send_roster() + self.rounds.report_all()
-            case fx.PeerConnected(peer=fx.AllDevices()):
+            case fx.PeerConnected(peer=fx.AllDevices()) | fx.PeerSilent(peer=fx.AllDevices()):
                 return self._greeting.here()
+            case fx.PeerSilent(peer=fx.CloudAddress()):
+                return self._send_roster()
             case fx.Command(what="started"):
                 return self.rounds.resume()
             case fx.Command(what="roster_changed"):
