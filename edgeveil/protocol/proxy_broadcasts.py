@@ -5,8 +5,9 @@ record, a release. Of each there is one place (`_slot`), and a second, different
 refused as a fork. It comes part by part to the disk; when all is there the host checks the digest
 and makes it durable, and only then is it acknowledged, does a round open, and do devices hear of
 it: identical bytes for all. Only the newest stays (`_supersedes`): a release replaces the one
-before of its data set, a round the job's earlier rounds and their commit, and what is still coming
-in gives way to what supersedes it. Where there is no room for the releases of so many data sets,
+before of its data set, a round the job's earlier rounds, a commit record the job's record before,
+and what is still coming in gives way to what supersedes it. So a record outlives the next round,
+for who was away when it came. Where there is no room for the releases of so many data sets,
 the oldest give way. Devices that come late are told what is kept, and may ask for parts, within
 bounds.
 """
@@ -151,7 +152,8 @@ class Broadcasts:
         if kind != "release" and header.at.job_id in self._context.memory.ended:
             return "closed_job"
         if isinstance(header, Commit):
-            return ""
+            replayed = any(_is_older(header, kept.header) for kept in self._believed())
+            return "replayed_commit" if replayed else ""
         if kind == "release" and self._withdrawn(header):
             return "withdrawn_release"
         if kind != "round":
@@ -218,14 +220,6 @@ class Broadcasts:
         if not isinstance(result, KeptBroadcast):
             reason = result.reason if isinstance(result, fx.WorkFailed) else "bad_digest"
             return [fx.Persist(BroadcastDropped(digest)), fx.Refuse(reason)]
-        at = header.at
-        if isinstance(header, Commit) and (at.exchange, at.attempt) < self._rounds.newest(
-            at.job_id
-        ):
-            # The next round came while this was checked; who is there still hears it.
-            told = [fx.Send(fx.CloudAddress(), self._context.ack(digest, "held"))]
-            passed = self._serving.pass_on(fx.AllDevices(), result)
-            return [*told, *passed, fx.Persist(BroadcastDropped(digest))]
         late = self._why_not(header)
         if late:
             return [fx.Persist(BroadcastDropped(digest)), *self._refuse(digest, late)]
@@ -296,22 +290,25 @@ def _cost_bytes(signed: Envelope, header: BroadcastHeader) -> int:
 
 
 def _overtakes(new: BroadcastHeader, fetch: Fetch[BroadcastHeader]) -> bool:
-    """Whether a fetch is of no use from now on. One that is only being checked may still be."""
+    """Whether a fetch is of no use from now on. One that is only being checked may still be; of a
+    record that the next round finds incomplete the cloud has no more."""
     old = fetch.header
-    return new != old and _supersedes(new, old) and not fetch.assembly.complete
+    gone = new.kind == "round" and old.kind == "commit" and new.at.job_id == old.at.job_id
+    return new != old and (gone or _supersedes(new, old)) and not fetch.assembly.complete
 
 
 def _supersedes(new: BroadcastHeader, old: BroadcastHeader) -> bool:
     """Of a data set only the newest release stays; of a job its announcement, round and commit."""
-    same_job = new.at.job_id == old.at.job_id
-    match new.kind:
-        case "release":
-            return old.kind == "release" and _data_set(new) == _data_set(old)
-        case "job":
-            return same_job and old.kind == "job"
-        case "round":
-            return same_job and old.kind in ("round", "commit")
-    return False
+    if new.kind == "release":
+        return old.kind == "release" and _data_set(new) == _data_set(old)
+    return new.kind == old.kind and new.at.job_id == old.at.job_id
+
+
+def _is_older(commit: Commit, other: BroadcastHeader) -> bool:
+    """Whether the other one is a later record of the same job."""
+    at, later = commit.at, other.at
+    same = isinstance(other, Commit) and at.job_id == later.job_id
+    return same and (at.exchange, at.attempt) < (later.exchange, later.attempt)
 
 
 def _data_set(header: BroadcastHeader) -> bytes:
@@ -322,7 +319,8 @@ def _data_set(header: BroadcastHeader) -> bytes:
 
 # What every device gets of a round that is not for all of them: within this, the whole.
 UNSELECTED_BYTES = 8192
-_ORDER = {"job": 0, "round": 1, "release": 2, "commit": 3}
+# To who comes: a record ends an upload before the next round would take its place.
+_ORDER = {"job": 0, "commit": 1, "round": 2, "release": 3}
 
 
 @dataclass(frozen=True)
