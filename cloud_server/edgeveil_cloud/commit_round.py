@@ -24,10 +24,10 @@ from edgeveil.protocol.cloud_tasks import (
     TakeMasks,
     TooFewUploads,
 )
+from edgeveil.protocol.commit_record import describe_record
 from edgeveil.protocol.mask_seeds import dealt
-from edgeveil.protocol.messages import Batch, Commit, ExchangeId
+from edgeveil.protocol.messages import Batch, ExchangeId
 from edgeveil.protocol.sealed import Sealing, pack_tensors
-from edgeveil.protocol.transfer import describe
 from edgeveil_cloud.broadcasts import MarksOfJobs, TooFewDevices
 from edgeveil_cloud.evaluation import Evaluation, clusters, mean_softmax
 from edgeveil_cloud.round_report import (
@@ -190,6 +190,7 @@ class RoundCommitter:
         self._marks, self._clock, self._sealing = marks, clock, sealing
         self._recorder, self._part_bytes = recorder, part_bytes
         self._random_bytes = random_bytes
+        self.in_pieces = False  # whether the proxy hands out records in pieces
 
     def open_arrived(self, batch: Batch, data: SpooledBatch) -> None:
         """Open and add up what is there of a round's stream. Raises JobFailed or StoreError.
@@ -225,7 +226,7 @@ class RoundCommitter:
             return AskUnmask(KeptSums.from_bytes(kept).unmask)
         opening = self._store.open_batch(entry.id, at.exchange, at.attempt, batch.blob.digest)
         if opening is None:
-            return self._again(entry.id, at)
+            return self._again(entry.id, at, context)
         secret, spooled = _secret_of(opening, context), data()
         valid = validate_batch(
             context,
@@ -263,7 +264,7 @@ class RoundCommitter:
         raw = self._store.kept_sums(entry.id, at.exchange)
         secret = self._store.round_key(entry.id, at.exchange, at.attempt)
         if raw is None or secret is None:
-            return self._again(entry.id, at)
+            return self._again(entry.id, at, context)
         kept = KeptSums.from_bytes(raw)
         try:
             sums = kept.sums(context, task.masks, RoundSecret.from_bytes(secret).membership)
@@ -319,19 +320,23 @@ class RoundCommitter:
             batch.blob.digest,
         )
         if not done:
-            return self._again(entry.id, batch.at)
-        return self._absorbed(batch.at, valid.accepted)
+            return self._again(entry.id, batch.at, context)
+        return self._absorbed(batch.at, valid.accepted, context)
 
-    def _again(self, job: str, at: ExchangeId) -> RoundCommit:
+    def _again(self, job: str, at: ExchangeId, context: RoundContext) -> RoundCommit:
         """The exchange was committed already: what counted is what stands there."""
         last = self._store.last_commit(job)
         if last is None or last.index != at.exchange:
             raise JobFailed(f"exchange {at.exchange} is over")
-        return self._absorbed(at, last.accepted)
+        return self._absorbed(at, last.accepted, context)
 
-    def _absorbed(self, at: ExchangeId, accepted: Sequence[bytes]) -> RoundCommit:
-        hashes = b"".join(sorted(accepted))
-        return RoundCommit(Commit(at, len(accepted), describe(hashes, self._part_bytes)), hashes)
+    def _absorbed(
+        self, at: ExchangeId, accepted: Sequence[bytes], context: RoundContext
+    ) -> RoundCommit:
+        # Each of an upload's segments would be in a piece of its own: then the whole is one.
+        floor = context.min_batch if len(context.groups) == 1 else len(accepted)
+        marks = describe_record(at, accepted, self._part_bytes, floor if self.in_pieces else None)
+        return RoundCommit(*marks)
 
 
 def _secret_of(opening: BatchOpening, context: RoundContext) -> RoundSecret:

@@ -34,7 +34,7 @@ from edgeveil.protocol.cloud_tasks import (
     job_of,
     pause_advice,
 )
-from edgeveil.protocol.messages import KNOWS_BUCKETS
+from edgeveil.protocol.messages import KNOWS_BUCKETS, KNOWS_RECORDS
 from edgeveil.protocol.sealed import Sealing
 from edgeveil.sites.cloud import ReleaseValidity
 from edgeveil_cloud.broadcasts import (
@@ -118,6 +118,7 @@ class CloudHost:
                 self._store.set_enrolled({keys[i : i + 32] for i in range(0, len(keys), 32)})
                 self._store.take_roster(RosterMark(roster.lineage, roster.epoch), roster.expires_s)
                 self._sealer.buckets = roster.knows >= KNOWS_BUCKETS
+                self._committer.in_pieces = roster.knows >= KNOWS_RECORDS
             case RosterRefused(reason=reason, lineage=lineage):
                 self._store.refuse_roster(reason, lineage)
             case ReleaseHeld(sequence=sequence):

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.commit_record import check_record
 from edgeveil.protocol.messages import (
     Blob,
     BlobPart,
@@ -105,6 +106,8 @@ class Broadcasts:
         check_fetchable(offer, header.blob, self._context.settings.blob_bytes)
         if isinstance(header, Manifest):
             check_pieces(header, self._context.settings.blob_bytes)
+        else:
+            check_record(header)
         out = self._forget_fetches(lambda fetch: _overtakes(header, fetch))
         if digest not in self.arriving:
             ended = self._ended(offer.header, header)
@@ -250,7 +253,10 @@ class Broadcasts:
         return [*out, *(fx.Persist(ReleaseReplaced(digest)) for digest in replaced)]
 
     def close(self, close: Close, note: Note) -> list[fx.Effect]:
-        """A job ended: forget all of it but the release, tell the devices, say that we heard."""
+        """A job ended: forget all of it but the release, tell the devices, say that we heard.
+
+        Its last record stays with its end: devices may be about to ask for it.
+        """
         memory, job_id = self._context.memory, close.job_id
         out: list[fx.Effect] = []
         if job_id not in memory.ended:
@@ -259,17 +265,26 @@ class Broadcasts:
             memory.kept = {
                 digest: kept
                 for digest, kept in memory.kept.items()
-                if kept.header.at.job_id != job_id or kept.header.kind == "release"
+                if kept.header.at.job_id != job_id or kept.header.kind in ("release", "commit")
             }
             memory.ended[job_id] = note
             if any(job == job_id for job, _ in memory.unmasked):
                 memory.summed.add(job_id)
                 memory.unmasked = {k: v for k, v in memory.unmasked.items() if k[0] != job_id}
             while len(memory.ended) > self._context.settings.ended_kept:
-                del memory.ended[next(iter(memory.ended))]
+                self._forget_end(next(iter(memory.ended)))
             out += [fx.Persist(JobEnded(job_id, note)), fx.Send(fx.AllDevices(), note)]
         digest = hashlib.sha256(note.body.payload).digest()
         return [*out, fx.Send(fx.CloudAddress(), self._context.ack(digest, "held"))]
+
+    def _forget_end(self, job_id: bytes) -> None:
+        memory = self._context.memory
+        del memory.ended[job_id]
+        memory.kept = {
+            digest: kept
+            for digest, kept in memory.kept.items()
+            if kept.header.at.job_id != job_id or kept.header.kind == "release"
+        }
 
     def repair(self) -> list[fx.Effect]:
         """Ask the cloud for what did not come."""
@@ -317,8 +332,10 @@ def _data_set(header: BroadcastHeader) -> bytes:
 
 # --- to devices ------------------------------------------------------------------------------
 
-# What every device gets of a round that is not for all of them: within this, the whole.
+# What every device gets of a round that is not for all of them, its record among it: within these
+# bounds, the whole of either.
 UNSELECTED_BYTES = 8192
+RECORD_BYTES = 1280
 # To who comes: a record ends an upload before the next round would take its place.
 _ORDER = {"job": 0, "commit": 1, "round": 2, "release": 3}
 
@@ -334,7 +351,7 @@ class _Served:
 
 
 def _pieces(kept: KeptBroadcast) -> list[tuple[Blob, Data]]:
-    """The stanzas and the stream of a broadcast that is not for everybody."""
+    """The stanzas and the stream of a broadcast that is not for everybody, or a record's pieces."""
     found, start = list[tuple[Blob, Data]](), 0
     for piece in pieces_of(kept.header):
         found.append((piece, Piece(kept.data, start, piece.size_bytes)))
@@ -355,14 +372,18 @@ class Serving:
 
         Of a round that is not for everybody only its stanzas go to all, unless all cover for those
         who need the rest, or the whole is so small that it does not matter. Of stanzas in buckets
-        each device gets its own bucket.
+        each device gets its own bucket. Who answered asks for its piece of a record; under cover
+        all get the whole.
         """
         header, limit, key = kept.header, self._context.settings, self._key(to, kept)
         pushed, packet_bytes = [(header.blob, kept.data)], limit.packet_bytes
-        if pieces := _pieces(kept):
+        pieces = _pieces(kept)
+        if pieces and isinstance(header, Manifest):
             for_all = header.kind != "round" or limit.cover_window_s
             pushed = pieces if for_all else pieces[:1]
-            packet_bytes = min(packet_bytes, UNSELECTED_BYTES)
+            packet_bytes = min(packet_bytes, UNSELECTED_BYTES - RECORD_BYTES)
+        elif pieces and not limit.cover_window_s:
+            pushed, packet_bytes = [], min(packet_bytes, RECORD_BYTES)
         if fits_offer(kept.signed, kept.data, packet_bytes):
             return [*key, fx.Send(to, Offer(kept.signed, kept.data[:]))]
         out: list[fx.Effect] = [*key, fx.Send(to, Offer(kept.signed))]
@@ -423,10 +444,13 @@ class Serving:
     def welcome(self, device: str, open_rounds: Container[ExchangeId]) -> list[fx.Effect]:
         """What a device that just came should know, jobs first.
 
-        A round that takes no more uploads is not among it: work for it would be for nothing.
+        A round that takes no more uploads is not among it: work for it would be for nothing; nor is
+        the record of a job that has ended.
         """
         memory, out = self._context.memory, list[fx.Effect]()
         for kept in sorted(memory.kept.values(), key=lambda k: _ORDER[k.header.kind]):
-            if kept.header.kind != "round" or kept.header.at in open_rounds:
+            kind, at = kept.header.kind, kept.header.at
+            closed = kind == "round" and at not in open_rounds
+            if not closed and (kind == "release" or at.job_id not in memory.ended):
                 out += self.pass_on(fx.DeviceAddress(device), kept)
         return out + [fx.Send(fx.DeviceAddress(device), note) for note in memory.ended.values()]

@@ -360,16 +360,17 @@ class Spool:
 
     def _end(self, db: sqlite3.Connection, job_id: bytes, note: Note) -> None:
         self._drop_rounds(db, job_id)
-        self._drop_kept(db, "job = ? AND kind != 'release'", job_id)
+        self._drop_kept(db, "job = ? AND kind NOT IN ('release', 'commit')", job_id)
         found = "SELECT DISTINCT job FROM unmasked WHERE job = ?"
         db.execute(f"INSERT OR IGNORE INTO summed {found}", (job_id,))
         db.execute("DELETE FROM unmasked WHERE job = ?", (job_id,))
         db.execute(
             "INSERT OR REPLACE INTO ended (job, note) VALUES (?, ?)", (job_id, _encode(note))
         )
-        db.execute(
-            "DELETE FROM ended WHERE number <= (SELECT MAX(number) FROM ended) - ?", (ENDED_KEPT,)
-        )
+        old = "FROM ended WHERE number <= (SELECT MAX(number) FROM ended) - ?"
+        for (job,) in db.execute(f"SELECT job {old}", (ENDED_KEPT,)).fetchall():
+            self._drop_kept(db, "job = ? AND kind = 'commit'", job)
+        db.execute(f"DELETE {old}", (ENDED_KEPT,))
 
     def put_back(self) -> None:
         """What one from a backup must change, since it does not know what was unmasked later.

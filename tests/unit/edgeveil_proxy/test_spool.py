@@ -46,7 +46,7 @@ from edgeveil.protocol.proxy_tasks import (
     UploadsDropped,
 )
 from edgeveil.storage import FileData, StorageError
-from edgeveil_proxy.spool import Spool
+from edgeveil_proxy.spool import ENDED_KEPT, Spool
 
 
 @pytest.fixture
@@ -245,13 +245,19 @@ def test_an_ended_job_leaves_its_release_and_its_end(path: Path) -> None:
     upload(spool, 0)
     batch(spool, 1)
     keep(spool, "release", at(0, 9))
+    keep_commit(spool, at())
     for _ in range(2):
         spool.store(JobEnded(JOB, notes[JOB]))
     memory = reopened(path)
-    assert kinds(memory) == [(JOB, "release", 0)]
+    assert kinds(memory) == [(JOB, "release", 0), (JOB, "commit", 1)]
     assert (memory.uploads, memory.batches, memory.delivered) == ([], {}, set())
     assert list(memory.ended.items()) == [(OTHER, notes[OTHER]), (JOB, notes[JOB])]
     assert names(path) == {"kept"}
+    for number in range(ENDED_KEPT):  # with the end goes the last record
+        spool.store(JobEnded(bytes([number]) * 16, notes[JOB]))
+    memory = reopened(path)
+    assert kinds(memory) == [(JOB, "release", 0)] and JOB not in memory.ended
+    assert len(list(path.with_suffix("").iterdir())) == 1
     spool.close()
 
 

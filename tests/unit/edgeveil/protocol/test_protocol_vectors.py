@@ -35,6 +35,7 @@ NEW = {
     "Hello": (0, 0, -1, 0),
     "Upload": (0, b"", b""),
     "Batch": (b"",),
+    "Commit": ([],),
     "RoundKey": (b"",),
 }  # fields that came later: what a frame without them means
 DIGESTS = {  # of the first so many; who appends vectors appends the digest of all
@@ -43,6 +44,7 @@ DIGESTS = {  # of the first so many; who appends vectors appends the digest of a
     80: "954a8e56be1ef8baf9c6246ccf4f6a0563891c3c6b1a640728d949cb273be853",
     81: "cf3818f98c41e5ed0f0d3326c1df0ffebf93daa170d78370a97d501bbc4bfb05",
     84: "0bba34f6c1e0808f27b45e6be19bf484b1df1027b1d834bc9b878f0f401b5f8e",
+    87: "88ae31fccf0cae3d2e2bbbef04e4f37e57372fcc1a70d8dd39b3ccde57f5741c",
 }
 
 
