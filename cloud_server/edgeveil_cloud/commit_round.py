@@ -24,10 +24,10 @@ from edgeveil.protocol.cloud_tasks import (
     TakeMasks,
     TooFewUploads,
 )
+from edgeveil.protocol.commit_record import describe_record
 from edgeveil.protocol.mask_seeds import dealt
-from edgeveil.protocol.messages import Batch, Commit, ExchangeId
+from edgeveil.protocol.messages import Batch, ExchangeId
 from edgeveil.protocol.sealed import Sealing, pack_tensors
-from edgeveil.protocol.transfer import describe
 from edgeveil_cloud.broadcasts import MarksOfJobs, TooFewDevices
 from edgeveil_cloud.evaluation import Evaluation, clusters, mean_softmax
 from edgeveil_cloud.round_report import (
@@ -220,6 +220,7 @@ class RoundCommitter:
         self._marks, self._clock, self._sealing = marks, clock, sealing
         self._recorder, self._part_bytes = recorder, part_bytes
         self._random_bytes = random_bytes
+        self.in_pieces = False  # whether the proxy hands out records in pieces
 
     def open_arrived(self, batch: Batch, data: SpooledBatch, cell: str) -> None:
         """Open and add up what is there of a round's stream in a cell. Raises JobFailed or
@@ -260,7 +261,7 @@ class RoundCommitter:
             digest = batch.blob.digest
             opening = self._store.open_batch(entry.id, at.exchange, at.attempt, digest, cell)
             if opening is None:
-                return self._again(entry.id, at)
+                return self._again(entry.id, at, context)
             secret, spooled, last = _secret_of(opening, context), data(cell, batch), opening.last
             asked += len(secret.recipients)
             valid[cell] = validate_batch(
@@ -325,7 +326,7 @@ class RoundCommitter:
         raw = self._store.kept_sums(entry.id, at.exchange)
         secrets = self._store.round_keys(entry.id, at.exchange, at.attempt)
         if raw is None or not secrets:
-            return self._again(entry.id, at)
+            return self._again(entry.id, at, context)
         all_kept = unpack_kept(raw)
         kept = {cell: all_kept[cell] for cell in task.masks if cell in all_kept}
         try:
@@ -388,19 +389,23 @@ class RoundCommitter:
             [batch.blob.digest for batch in batches],
         )
         if not done:
-            return self._again(entry.id, at)
-        return self._absorbed(at, valid.accepted)
+            return self._again(entry.id, at, context)
+        return self._absorbed(at, valid.accepted, context)
 
-    def _again(self, job: str, at: ExchangeId) -> RoundCommit:
+    def _again(self, job: str, at: ExchangeId, context: RoundContext) -> RoundCommit:
         """The exchange was committed already: what counted is what stands there."""
         last = self._store.last_commit(job)
         if last is None or last.index != at.exchange:
             raise JobFailed(f"exchange {at.exchange} is over")
-        return self._absorbed(at, last.accepted)
+        return self._absorbed(at, last.accepted, context)
 
-    def _absorbed(self, at: ExchangeId, accepted: Sequence[bytes]) -> RoundCommit:
-        hashes = b"".join(sorted(accepted))
-        return RoundCommit(Commit(at, len(accepted), describe(hashes, self._part_bytes)), hashes)
+    def _absorbed(
+        self, at: ExchangeId, accepted: Sequence[bytes], context: RoundContext
+    ) -> RoundCommit:
+        # Each of an upload's segments would be in a piece of its own: then the whole is one.
+        floor = context.min_batch if len(context.groups) == 1 else len(accepted)
+        marks = describe_record(at, accepted, self._part_bytes, floor if self.in_pieces else None)
+        return RoundCommit(*marks)
 
 
 def _secret_of(opening: BatchOpening, context: RoundContext) -> RoundSecret:

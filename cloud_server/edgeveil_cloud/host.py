@@ -36,7 +36,7 @@ from edgeveil.protocol.cloud_tasks import (
     job_of,
     pause_advice,
 )
-from edgeveil.protocol.messages import KNOWS_BUCKETS, Batch
+from edgeveil.protocol.messages import KNOWS_BUCKETS, KNOWS_RECORDS, Batch
 from edgeveil.protocol.sealed import Sealing
 from edgeveil.sites.cloud import ReleaseValidity
 from edgeveil.transport.blob_store import StoreBeside, taken
@@ -94,6 +94,7 @@ class CloudHost:
         self.jobs = StoredJobs(store)
         self._spool_dir = spool_dir
         self._spools: dict[tuple[bytes, str], BatchSpool] = {}  # of each job in each cell
+        self._records: dict[str, bool] = {}  # whether a cell's proxy hands out records in pieces
         self._marks = MarksOfJobs()
         evaluation = self.evaluation = Evaluation(test)
         self.limits = limits
@@ -137,6 +138,8 @@ class CloudHost:
         mark = RosterMark(roster.lineage, roster.epoch)
         self._store.take_roster(mark, roster.expires_s, cell)
         self._sealer.buckets[cell] = roster.knows >= KNOWS_BUCKETS
+        self._records[cell] = roster.knows >= KNOWS_RECORDS
+        self._committer.in_pieces = all(self._records.values())
         if claimed:
             told = {"cell": cell, "devices": claimed}
             LOG.warning("devices_of_another_cell_are_claimed", extra=told)
