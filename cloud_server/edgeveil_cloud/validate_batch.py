@@ -12,7 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import TypeVar, overload
 
@@ -24,7 +24,7 @@ from edgeveil.errors import ProtocolError
 from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation import AGGREGATIONS
-from edgeveil.parts.aggregation.mean import ExactSum, Grids
+from edgeveil.parts.aggregation.mean import ExactSum, Grids, largest_of
 from edgeveil.parts.exchange import TRAIN, Array, SegmentSpec
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud_tasks import BatchPart
@@ -296,12 +296,14 @@ class GroupArrays(Sequence[Array]):
     def added(self, grids: Grids | None) -> ExactSum:
         """See `edgeveil.parts.aggregation.mean.AddedUp`."""
         total = self._total
-        if total is None or not total.same_as_on(grids):
-            gone = [one.offset for one in self._found if one.array is None]
-            total = self._group.opened(gone, adds=True, grids=grids).total
-            total = ExactSum(self._group.spec.count, grids) if total is None else total
-            total.add(one.array for one in self._found if one.array is not None)
-        return total
+        return total if total is not None and total.same_as_on(grids) else self.added_on(grids)
+
+    def added_on(self, grids: Grids | None) -> ExactSum:
+        """Their sum on just these grids; those that are not in memory are opened for it."""
+        gone = [one.offset for one in self._found if one.array is None]
+        total = self._group.opened(gone, adds=True, grids=grids).total
+        total = ExactSum(self._group.spec.count, grids) if total is None else total
+        return total.add(one.array for one in self._found if one.array is not None)
 
     def __len__(self) -> int:
         return len(self._found)
@@ -320,6 +322,58 @@ class GroupArrays(Sequence[Array]):
 
     def _array(self, found: ValidSegment) -> Array:
         return self._opener.again(found.offset) if found.array is None else found.array
+
+
+class JoinedArrays(Sequence[Array]):
+    """The valid arrays of one group in several batches, one after the other."""
+
+    def __init__(self, parts: Sequence[Sequence[Array]]) -> None:
+        self._parts: list[Sequence[Array]] = []
+        for one in parts:
+            self._parts += (
+                one._parts if isinstance(one, JoinedArrays) else [one] if len(one) else []
+            )
+
+    @property
+    def largest(self) -> float:
+        """The largest absolute value in all arrays."""
+        return max(map(largest_of, self._parts), default=0.0)
+
+    def added(self, grids: Grids | None) -> ExactSum:
+        """See `edgeveil.parts.aggregation.mean.AddedUp`. What was added up as it was opened was so
+        on grids of each batch's own, whose sums do not join."""
+        total = ExactSum(np.asarray(self[0]).size, grids)
+        for part in self._parts:
+            if isinstance(part, GroupArrays):
+                total.join(part.added_on(grids))
+            else:
+                total.add(part)
+        return total
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def __iter__(self) -> Iterator[Array]:
+        return chain.from_iterable(self._parts)
+
+    @overload
+    def __getitem__(self, index: int) -> Array: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Array]: ...
+    def __getitem__(self, index: int | slice) -> Array | Sequence[Array]:
+        if isinstance(index, slice):
+            start, stop, _ = index.indices(len(self))
+            found, begin = [], 0
+            for part in self._parts:
+                found.append(part[max(0, start - begin) : max(0, stop - begin)])
+                begin += len(part)
+            return JoinedArrays(found)
+        place = range(len(self))[index]
+        for part in self._parts:
+            if place < len(part):
+                return part[place]
+            place -= len(part)
+        raise IndexError(index)
 
 
 @dataclass

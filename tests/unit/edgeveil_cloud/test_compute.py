@@ -31,6 +31,7 @@ from edgeveil.protocol.masked_sums import masked_segment
 from edgeveil.protocol.messages import Batch
 from edgeveil.sites.cloud import ComputeAt
 from edgeveil_cloud.broadcasts import BroadcastLimits
+from edgeveil_cloud.commit_round import joined
 from edgeveil_cloud.compute import ComputeError, on_ray, processes, workers_of
 from edgeveil_cloud.compute.on_ray import Excerpt, RayTasks, _task
 from edgeveil_cloud.compute.processes import WorkerProcesses
@@ -158,6 +159,18 @@ def masked(of: CloudRound) -> list[list[bytes]]:
 
 def numbers(found: ValidatedBatch) -> list[list[bytes]]:
     return [[one.to_bytes() for one in of_set] for of_set in found.totals]
+
+
+@pytest.mark.parametrize("cancelling", [False, True])
+def test_batches_of_several_cells_are_added_up_to_the_same_bits(cancelling: bool) -> None:
+    of = CloudRound(selected=64)
+    batches = [of.batch(hostile(of, cancelling)), of.batch(of.honest(5)), of.batch(of.honest(4))]
+    with pool(2) as workers:
+        found = [opened(of, *one, workers=workers) for one in batches]
+        for name, arrays in joined(found).arrays.items():
+            one_by_one = list(arrays)
+            assert len(one_by_one) == UPLOADS + 9
+            assert mean({name: arrays})[name].tobytes() == mean({name: one_by_one})[name].tobytes()
 
 
 def test_a_small_batch_is_opened_here_and_starts_nobody() -> None:
