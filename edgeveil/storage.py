@@ -274,11 +274,13 @@ class FileData:
     """A plain file's bytes as a blob's `Data`: only what is sliced is read.
 
     Those of `path` from `offset` on, `size_bytes` of them; None: to its end. The file may be
-    renamed or unlinked meanwhile: it is held open. Raises OSError.
+    renamed or unlinked meanwhile: it is held open. In place of a path an open file's descriptor,
+    which is this one's to close. Raises OSError.
     """
 
-    def __init__(self, path: Path, offset: int = 0, size_bytes: int | None = None) -> None:
-        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    def __init__(self, path: Path | int, offset: int = 0, size_bytes: int | None = None) -> None:
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        self._file = path if isinstance(path, int) else os.open(path, flags)
         self.close = weakref.finalize(self, os.close, self._file)
         self._offset = offset
         self._size_bytes = (

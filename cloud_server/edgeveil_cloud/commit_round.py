@@ -29,6 +29,7 @@ from edgeveil.protocol.mask_seeds import dealt
 from edgeveil.protocol.messages import Batch, ExchangeId
 from edgeveil.protocol.sealed import Sealing, pack_tensors
 from edgeveil_cloud.broadcasts import MarksOfJobs, TooFewDevices
+from edgeveil_cloud.compute import WorkerProcesses
 from edgeveil_cloud.evaluation import Evaluation, clusters, mean_softmax
 from edgeveil_cloud.round_report import (
     Recorder,
@@ -215,7 +216,9 @@ class RoundCommitter:
         recorder: Recorder | None,
         part_bytes: int,
         random_bytes: RandomBytes,
+        workers: WorkerProcesses | None = None,
     ) -> None:
+        self._workers = workers
         self._store, self._jobs, self._evaluation = store, jobs, evaluation
         self._marks, self._clock, self._sealing = marks, clock, sealing
         self._recorder, self._part_bytes = recorder, part_bytes
@@ -231,7 +234,7 @@ class RoundCommitter:
         """
         if data.digest != batch.stream:
             return  # another one came
-        if data.front is None:
+        if data.front is None or data.front.broken:
             at = batch.at
             entry = self._jobs.entry(at.job_id)
             secret = self._store.round_key(entry.id, at.exchange, at.attempt, cell)
@@ -239,7 +242,7 @@ class RoundCommitter:
                 return
             context = RoundContext.of(self._jobs.plan(entry), at.exchange)
             opened = RoundSecret.from_bytes(secret)
-            data.front = MaskedUploads(context, opened, at, self._sealing)
+            data.front = MaskedUploads(context, opened, at, self._sealing, self._workers)
         data.front.open_front(data, data.front_bytes, batch.counts)
 
     def commit(
@@ -272,6 +275,7 @@ class RoundCommitter:
                 len(secret.recipients),
                 self._sealing,
                 front=spooled.front if batch.stream else None,
+                workers=self._workers,
             )
         everything = joined(list(valid.values()))
         try:

@@ -51,6 +51,7 @@ from edgeveil_cloud.broadcasts import (
     draw,
 )
 from edgeveil_cloud.commit_round import RoundCommitter
+from edgeveil_cloud.compute import ComputeError, WorkerProcesses
 from edgeveil_cloud.evaluation import Evaluation
 from edgeveil_cloud.round_report import Recorder, job_summary
 from edgeveil_cloud.store import Store
@@ -70,7 +71,7 @@ class CloudHost:
 
     `spool_dir` holds the batches under way (None: the system's folder for temporary files).
     `random_bytes` is what aggregation rules draw from; a release is stale after `valid_s`. `moved`
-    says to which cell each device was moved.
+    says to which cell each device was moved. `workers` open batches (None: this process).
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class CloudHost:
         valid_s: float = ReleaseValidity().valid_s,
         moved: Callable[[], Mapping[bytes, str]] = dict,
         blobs: StoreBeside | None = None,
+        workers: WorkerProcesses | None = None,
     ) -> None:
         self._blobs = blobs
         self._store, self._clock, self._moved = store, clock, moved
@@ -111,6 +113,7 @@ class CloudHost:
             recorder,
             limits.part_bytes,
             random_bytes,
+            workers,
         )
         self._all_declined: set[bytes] = set()  # jobs whose last round it was
         self._advised: dict[bytes, str] = {}  # the last reason that came with its own way out
@@ -200,7 +203,13 @@ class CloudHost:
         """Do one task of a running job. What may be different later is `Obstacle`."""
         try:
             return self._perform(task)
-        except (TooFewDevices, TooManyDevices, UnknownAdmissions, StoreError) as error:
+        except (
+            TooFewDevices,
+            TooManyDevices,
+            UnknownAdmissions,
+            StoreError,
+            ComputeError,
+        ) as error:
             self._advised[job_of(task) or b""] = str(error) if error.fix else ""
             return Obstacle(str(error))
         except OSError as error:

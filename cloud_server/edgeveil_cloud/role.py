@@ -30,6 +30,7 @@ from edgeveil.trust.believed import believed_keys, delegated_key
 from edgeveil.trust.bundle import HeldTrust
 from edgeveil.trust.moves import moved_cells, read_moves
 from edgeveil_cloud.broadcasts import BroadcastLimits, Choose, draw
+from edgeveil_cloud.compute import workers_of
 from edgeveil_cloud.control import Control
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.round_report import Recorder
@@ -84,6 +85,7 @@ class CloudRole:
             metadata=metadata,
         )
         self.blobs = open_store(site.blobs, site.state_dir)
+        self.workers = workers_of(site.compute)
         self.host = CloudHost(
             self.store,
             held_records(site.test_data) if site.test_data else None,
@@ -97,6 +99,7 @@ class CloudRole:
             valid_s=site.releases.valid_s,
             moved=self._moved,
             blobs=self.blobs,
+            workers=self.workers,
         )
 
     def _moved(self) -> dict[bytes, str]:
@@ -139,7 +142,9 @@ class CloudRole:
             self.runner.post(fx.Command(OwnKeys(jobs, releases, keys, metadata)))
 
     def close(self) -> None:
-        """Close the store."""
+        """End the workers, close the store."""
+        if self.workers is not None:
+            self.workers.close()
         self.store.close()
 
 

@@ -10,32 +10,54 @@ import math
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
-from typing import overload
+from typing import TypeVar, overload
 
 import numpy as np
 
 from edgeveil.crypto.masking import PackedSum, Vector
+from edgeveil.crypto.stream import TAG_BYTES
 from edgeveil.errors import ProtocolError
+from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.parts.aggregation.mean import BLOCK_VALUES, largest, largest_of
-from edgeveil.parts.exchange import Array, SegmentSpec
+from edgeveil.parts.aggregation import AGGREGATIONS
+from edgeveil.parts.aggregation.mean import ExactSum, Grids, largest_of
+from edgeveil.parts.exchange import TRAIN, Array, SegmentSpec
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud_tasks import BatchPart
 from edgeveil.protocol.mask_seeds import masked_vectors
-from edgeveil.protocol.masked_sums import unpadded
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Batch, Blob, ExchangeId, Group
 from edgeveil.protocol.sealed import Sealing, segment_mark
 from edgeveil.protocol.transfer import Data
+from edgeveil_cloud.compute import BatchFile, WorkerProcesses
+from edgeveil_cloud.open_segments import (
+    AddedUploads,
+    Found,
+    MaskedSlice,
+    OpenedSegments,
+    PlainSlice,
+    RoundOpening,
+    SegmentOpener,
+    Slice,
+    Upload,
+    sealed_bytes,
+)
 from edgeveil_cloud.round_secret import RoundSecret
 from edgeveil_cloud.store_tables import StoreError
 
 NORM_FACTOR = 100.0  # a segment this many times the group's median norm is not a noised update
 KEPT_BYTES = 192 << 20  # opened arrays in memory; the others are opened again when they are needed
 _READ_BYTES = 1 << 20
+_SLICE_BYTES = 16 << 20  # what one worker opens at one go
+_OPENING_BYTES = 32 << 10  # an opening costs what so many bytes cost, beside its own
+_LEAST_ADDED = 4  # uploads for one sum, which has to come back
+_LOOKED_AT = 4  # segments, for one that is not zero
+_SPARE_BITS = 3  # others may have values so much larger
+
+Result = TypeVar("Result")
 
 
 # --- on the disk ---
@@ -67,6 +89,10 @@ class SpooledBatch:
         if start == self._hashed:
             self._running.update(data)
             self._hashed += len(data)
+
+    def fileno(self) -> int:
+        """Of the open file; whoever it is handed to reads the batch."""
+        return self._file.fileno()
 
     @property
     def front_bytes(self) -> int:
@@ -142,49 +168,94 @@ class BatchSpool:
 
 
 @dataclass(frozen=True)
-class SegmentOpener:
-    """Opens the segments of one group of a batch."""
+class Reader:
+    """Opens segments of one batch: here, or in workers that can read it."""
 
+    opening: RoundOpening
+    data: Data
+    workers: WorkerProcesses | None = None
+
+    def mark(self, offset: int, size_bytes: int) -> bytes:
+        """Of the sealed segment there; only its ends are read for it."""
+        end = offset + size_bytes
+        ends = self.data[offset : offset + SEAL_OVERHEAD_BYTES] + self.data[end - TAG_BYTES : end]
+        return segment_mark(self.opening.membership, ends)
+
+    def cuts(self, count: int, size_bytes: int) -> list[slice]:
+        """How to share out so many segments or uploads of one size; one cut: they are opened here.
+
+        Sums come back with each slice and are as large as four uploads of float32 numbers.
+        """
+        most = self._shared_out(count, size_bytes)
+        return [slice(start, start + most) for start in range(0, count, most)]
+
+    def _shared_out(self, count: int, size_bytes: int) -> int:
+        workers, whole = self.workers, max(1, count)
+        if workers is None or self.opening.sealing is not real_sealing:
+            return whole
+        if not isinstance(self.data, BatchFile):
+            return whole
+        if count * (size_bytes + _OPENING_BYTES) < workers.least_bytes:
+            return whole
+        often = min(-(-count // (4 * workers.count)), _SLICE_BYTES // size_bytes)
+        return max(1, often, min(_LEAST_ADDED, -(-count // workers.count)))
+
+    def run(self, slices: Sequence[Slice[Result]], take: Callable[[int, Result], None]) -> None:
+        """Open all of them; `take` gets each one's number and result, in any order.
+
+        Raises ComputeError.
+        """
+        if len(slices) > 1 and self.workers is not None and isinstance(self.data, BatchFile):
+            self.workers.run(self.opening, self.data, slices, take)
+            return
+        for number, one in enumerate(slices):
+            take(number, one.opened(self.opening, self.data))
+
+
+@dataclass(frozen=True)
+class PlainGroup:
+    """The segments of one group that is not masked."""
+
+    reader: Reader
     spec: SegmentSpec
     group: Group
-    secret: RoundSecret
-    at: ExchangeId
-    job_digest: bytes
-    data: Data
-    sealing: Sealing
 
     @property
-    def size_bytes(self) -> int:
-        """Of each sealed segment."""
-        return self.group.padded_bytes + SEAL_OVERHEAD_BYTES
+    def opener(self) -> SegmentOpener:
+        """Opens one of them here."""
+        return SegmentOpener(self.spec, self.group, self.reader.opening, self.reader.data)
 
-    def sealed(self, offset: int) -> bytes:
-        """The segment at an offset, as it came."""
-        return self.data[offset : offset + self.size_bytes]
+    def opened(
+        self, offsets: Sequence[int], room: int = 0, adds: bool = False, grids: Grids | None = None
+    ) -> OpenedSegments:
+        """What they are; of `room` of them the arrays, or with `adds` the sum of all valid ones."""
+        slices = list[PlainSlice]()
+        for cut in self.reader.cuts(len(offsets), sealed_bytes(self.group)):
+            part = offsets[cut]
+            slices.append(
+                PlainSlice(self.spec, self.group, part, min(room, len(part)), adds, grids)
+            )
+            room -= min(room, len(part))
+        found: list[list[Found]] = [[] for _ in slices]
+        total: ExactSum | None = None
 
-    def plain(self, sealed: bytes) -> bytes | None:
-        """The padded tensor; None if it was not made for this round."""
-        return self.sealing.open_segment(
-            self.secret.opening,
-            self.at,
-            self.job_digest,
-            self.group,
-            self.secret.membership,
-            sealed,
-        )
+        def take(number: int, part: OpenedSegments) -> None:
+            nonlocal total
+            found[number] = part.found
+            if part.total is not None:
+                total = part.total if total is None else total.join(part.total)
 
-    def array(self, plain: bytes) -> Array:
-        """The tensor, on the same memory; halves are widened, since no sum of them is exact."""
-        dtype = np.dtype(self.spec.dtype).newbyteorder("<")
-        found = np.frombuffer(plain[: self.spec.byte_count], dtype).reshape(self.spec.shape)
-        return found.astype(np.float32) if self.spec.dtype == "float16" else found
+        self.reader.run(slices, take)
+        return OpenedSegments([one for part in found for one in part], total)
 
-    def again(self, offset: int) -> Array:
-        """A segment that was valid before."""
-        plain = self.plain(self.sealed(offset))
-        if plain is None:
-            raise ValueError("a segment changed while it was read")
-        return self.array(plain)
+    def likely_grids(self, offsets: Sequence[int]) -> Grids | None:
+        """On which a sum of all these is likely to be exact, by a look at the first ones; the
+        grids of a mean are known when all were opened."""
+        if np.issubdtype(np.dtype(self.spec.dtype), np.integer):
+            return None
+        looked_at = (self.opener.looked_at(offset)[0].largest for offset in offsets[:_LOOKED_AT])
+        most = next(filter(None, looked_at), 1.0)  # a device without records may send zeros
+        return Grids.of(most, max(1, len(offsets)), _SPARE_BITS)
 
 
 @dataclass(frozen=True)
@@ -201,15 +272,36 @@ class ValidSegment:
 
 
 class GroupArrays(Sequence[Array]):
-    """The valid arrays of one group; what is not in memory is opened each time it is asked for."""
+    """The valid arrays of one group; what is not in memory is opened each time it is asked for.
 
-    def __init__(self, opener: SegmentOpener, found: Sequence[ValidSegment]) -> None:
-        self._opener, self._found = opener, found
+    `total` is their sum, where it was made as they were opened.
+    """
+
+    def __init__(
+        self, group: PlainGroup, found: Sequence[ValidSegment], total: ExactSum | None = None
+    ) -> None:
+        self._group, self._opener = group, group.opener
+        self._found, self._total = found, total
 
     @property
     def largest(self) -> float:
         """The largest absolute value in all arrays; none is opened for it."""
         return max((one.largest for one in self._found), default=0.0)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of the arrays in memory."""
+        return sum(one.array.nbytes for one in self._found if one.array is not None)
+
+    def added(self, grids: Grids | None) -> ExactSum:
+        """See `edgeveil.parts.aggregation.mean.AddedUp`."""
+        total = self._total
+        if total is None or not total.same_as_on(grids):
+            gone = [one.offset for one in self._found if one.array is None]
+            total = self._group.opened(gone, adds=True, grids=grids).total
+            total = ExactSum(self._group.spec.count, grids) if total is None else total
+            total.add(one.array for one in self._found if one.array is not None)
+        return total
 
     def __len__(self) -> int:
         return len(self._found)
@@ -223,7 +315,7 @@ class GroupArrays(Sequence[Array]):
     def __getitem__(self, index: slice) -> GroupArrays: ...
     def __getitem__(self, index: int | slice) -> Array | GroupArrays:
         if isinstance(index, slice):
-            return GroupArrays(self._opener, self._found[index])
+            return GroupArrays(self._group, self._found[index])
         return self._array(self._found[index])
 
     def _array(self, found: ValidSegment) -> Array:
@@ -293,12 +385,15 @@ def validate_batch(
     sealing: Sealing = real_sealing,
     kept_bytes: int = KEPT_BYTES,
     front: MaskedUploads | None = None,
+    workers: WorkerProcesses | None = None,
 ) -> ValidatedBatch:
     """Open and validate every segment; a group with more than `selected` valid ones is void. Those
-    under masks are added up on the way, and no two are in memory.
+    under masks are added up on the way, and so are those that the job's rule adds up: no two of
+    them are in memory.
 
-    Arrays beyond `kept_bytes` are let go and opened again from `data`, which must stay as it is.
-    `front` is what was opened of its stream before, of these bytes.
+    Of others, arrays beyond `kept_bytes` are let go and opened again from `data`, which must stay
+    as it is. `front` is what was opened of its stream before, of these bytes. With `workers` the
+    result is the same. Raises ComputeError.
     """
     result, offset = ValidatedBatch(), 0
     groups, sizes = context.groups, context.segment_bytes
@@ -308,35 +403,46 @@ def validate_batch(
     if not fits or len(masked) > 1:  # each upload has one place in all masked groups
         result.refused["malformed_batch"] += 1
         return result
-    digest = context.job.digest()
     result.masked = max(masked, default=0)
-    if front is None or front.opened > result.masked:
-        front = MaskedUploads(context, secret, batch.at, sealing)
+    if front is None or front.broken or front.opened > result.masked:
+        front = MaskedUploads(context, secret, batch.at, sealing, workers)
     if batch.stream:
         offset = result.masked * front.upload_bytes
         front.open_front(data, offset)
+    reader = Reader(front.opening, data, workers)
     starts: list[int] = []  # of masked groups
     for spec, group, count in zip(context.segments, groups, batch.counts, strict=True):
         if spec.bits:
             starts.append(offset)
-            offset += 0 if batch.stream else count * (group.padded_bytes + SEAL_OVERHEAD_BYTES)
+            offset += 0 if batch.stream else count * sealed_bytes(group)
             continue
-        opener = SegmentOpener(spec, group, secret, batch.at, digest, data, sealing)
-        room = kept_bytes // max(1, spec.byte_count)
-        found = _valid(opener, offset, count, room, result.refused)
-        offset += count * opener.size_bytes
-        found = _of_usual_size(found, result.refused)
+        size = sealed_bytes(group)
+        offsets = range(offset, offset + count * size, size)
+        offset += count * size
+        room = 0 if adds_up(context, spec) else kept_bytes // max(1, spec.byte_count)
+        found, total = _valid(
+            PlainGroup(reader, spec, group), offsets, room, adds_up(context, spec), result.refused
+        )
         if len(found) > selected:
             result.refused["more_than_selected"] += len(found)
-            found = []
-        kept_bytes -= spec.byte_count * sum(one.array is not None for one in found)
-        result.arrays[spec.name] = GroupArrays(opener, found)
+            found, total = [], None
+        arrays = GroupArrays(PlainGroup(reader, spec, group), found, total)
+        kept_bytes -= arrays.kept_bytes
+        result.arrays[spec.name] = arrays
         result.accepted += [one.name for one in found]
     if starts:
         if not batch.stream:
             front.open_groups(data, starts, result.masked)
         front.tell(result, selected)
     return result
+
+
+def adds_up(context: RoundContext, spec: SegmentSpec) -> bool:
+    """Whether a segment's mean over all uploads is all that is asked for: by the job's rule, or in
+    an exchange for which its rule is not defined."""
+    ruled = context.plan.rule.sums or context.exchange.phase == TRAIN
+    part = AGGREGATIONS[context.job.aggregation.name]
+    return spec.name != SOFTMAX and (part.adds_up or not ruled)
 
 
 class MaskedUploads:
@@ -346,72 +452,101 @@ class MaskedUploads:
     """
 
     def __init__(
-        self, context: RoundContext, secret: RoundSecret, at: ExchangeId, sealing: Sealing
+        self,
+        context: RoundContext,
+        secret: RoundSecret,
+        at: ExchangeId,
+        sealing: Sealing,
+        workers: WorkerProcesses | None = None,
     ) -> None:
+        self.opening = RoundOpening(
+            secret.opening, secret.membership, at, context.job.digest(), sealing
+        )
+        self._workers = workers
+        pairs = zip(context.segments, context.groups, strict=True)
+        masked = [(spec, group) for spec, group in pairs if spec.bits]
+        self._specs = tuple(spec for spec, _ in masked)
+        self._groups = tuple(group for _, group in masked)
+        self._sizes = [sealed_bytes(group) for group in self._groups]
         self._vectors = masked_vectors(at, context.groups, context.masked)
-        digest, nothing = context.job.digest(), b""
-        self._openers = [
-            SegmentOpener(spec, group, secret, at, digest, nothing, sealing)
-            for spec, group in zip(context.segments, context.groups, strict=True)
-            if spec.bits
-        ]
-        self._membership = secret.membership
         self._totals = [[PackedSum(one.ring) for one in self._vectors] for _ in range(context.sets)]
         self._seen, self._marks = set[bytes](), list[bytes]()
         self._chosen, self._refused = list[int](), Counter[str]()
         self.opened = 0
+        self.broken = False  # it failed half-way, and sums of some are not those of any
 
     @property
     def upload_bytes(self) -> int:
         """Of all masked segments of one upload."""
-        return sum(one.size_bytes for one in self._openers)
+        return sum(self._sizes)
 
     def open_front(self, data: Data, size_bytes: int, counts: Sequence[int] = ()) -> None:
         """Those of the first bytes that were not opened yet; they stand one after the other.
 
-        As many as `counts` says of their groups, if it says it: others follow.
+        As many as `counts` says of their groups, if it says it: others follow. Raises
+        ComputeError.
         """
-        uploads = size_bytes // self.upload_bytes if self._openers else 0
+        uploads = size_bytes // self.upload_bytes if self._sizes else 0
         if counts:
             said = [counts[one.group] for one in self._vectors if one.group < len(counts)]
             uploads = min([uploads, *said]) if said else 0
-        for index in range(self.opened, uploads):
-            offset, segments = index * self.upload_bytes, list[bytes]()
-            for one in self._openers:
-                segments.append(data[offset : offset + one.size_bytes])
-                offset += one.size_bytes
-            self._open(index, segments)
+        within = list(accumulate(self._sizes[:-1], initial=0))
+        new = range(self.opened, uploads)
+        self._open(
+            data, [(at, tuple(at * self.upload_bytes + start for start in within)) for at in new]
+        )
 
     def open_groups(self, data: Data, starts: Sequence[int], uploads: int) -> None:
-        """So many, whose groups begin at these places."""
-        for index in range(uploads):
-            places = zip(starts, self._openers, strict=True)
-            offsets = [(start + index * one.size_bytes, one.size_bytes) for start, one in places]
-            self._open(index, [data[offset : offset + size] for offset, size in offsets])
+        """So many, whose groups begin at these places. Raises ComputeError."""
+        sized = list(zip(starts, self._sizes, strict=True))
+        self._open(
+            data,
+            [(at, tuple(start + at * size for start, size in sized)) for at in range(uploads)],
+        )
 
-    def _open(self, index: int, segments: Sequence[bytes]) -> None:
-        self.opened = index + 1
-        names = [segment_mark(self._membership, sealed) for sealed in segments]
+    def _open(self, data: Data, uploads: Sequence[Upload]) -> None:
+        reader, self.broken = Reader(self.opening, data, self._workers), True
+        names = [list(map(reader.mark, offsets, self._sizes)) for _, offsets in uploads]
+        repeated = [self._repeats(of_upload) for of_upload in names]
+        new = [one for one, again in zip(uploads, repeated, strict=True) if not again]
+        refusals = iter(self._added(reader, new))
+        for (index, _), of_upload, again in zip(uploads, names, repeated, strict=True):
+            reason = "repeated_segment" if again else next(refusals)
+            if reason:
+                self._refused[reason] += 1
+            else:
+                self._chosen.append(index)
+                self._marks += of_upload
+        self.opened, self.broken = self.opened + len(uploads), False
+
+    def _repeats(self, names: Sequence[bytes]) -> bool:
+        """Whether one of these segments came before; if not, they have come now."""
         if not self._seen.isdisjoint(names):
-            self._refused["repeated_segment"] += 1
-            return
+            return True
         self._seen.update(names)
-        plain = [one.plain(sealed) for one, sealed in zip(self._openers, segments, strict=True)]
-        opened = [one for one in plain if one is not None]
-        if len(opened) < len(plain):
-            self._refused["not_for_this_round"] += 1
-            return
-        try:
-            pairs = zip(self._vectors, opened, strict=True)
-            found = [unpadded(of, one) for of, one in pairs]
-        except ProtocolError as error:
-            self._refused[error.reason] += 1
-            return
-        of_set = self._totals[index % len(self._totals)]  # as `dealt` deals them
-        for total, packed in zip(of_set, found, strict=True):
-            total.add(packed)
-        self._chosen.append(index)
-        self._marks += names
+        return False
+
+    def _added(self, reader: Reader, uploads: Sequence[Upload]) -> list[str]:
+        """Add them up: why each does not count, or ""."""
+        form = self._specs, self._groups, self._vectors, len(self._totals)
+        cuts = reader.cuts(len(uploads), self.upload_bytes)
+        slices = [MaskedSlice(*form, uploads[cut]) for cut in cuts]
+        if len(slices) < 2:
+            return [
+                reason
+                for one in slices
+                for reason in one.add_to(self._totals, self.opening, reader.data)
+            ]
+        refused: list[list[str]] = [[] for _ in slices]
+
+        def take(number: int, part: AddedUploads) -> None:
+            refused[number] = part.refused
+            for of_set, more in zip(self._totals, part.totals, strict=True):
+                for total, other in zip(of_set, more, strict=True):
+                    total.join(other)
+
+        reader.run(slices, take)
+        return [reason for part in refused for reason in part]
 
     def tell(self, result: ValidatedBatch, selected: int) -> None:
         """What they come to."""
@@ -425,43 +560,27 @@ class MaskedUploads:
 
 
 def _valid(
-    opener: SegmentOpener, start: int, count: int, room: int, refused: Counter[str]
-) -> list[ValidSegment]:
-    """The segments of one group that may count; the first `room` of them with their arrays."""
-    found: list[ValidSegment] = []
-    seen: set[bytes] = set()
-    for offset in range(start, start + count * opener.size_bytes, opener.size_bytes):
-        sealed = opener.sealed(offset)
-        name = segment_mark(opener.secret.membership, sealed)
-        if name in seen:
+    group: PlainGroup, offsets: Sequence[int], room: int, adds: bool, refused: Counter[str]
+) -> tuple[list[ValidSegment], ExactSum | None]:
+    """The segments of one group that may count, the first `room` of them with their arrays; with
+    `adds` their sum, unless all that was added up does not count."""
+    names = [group.reader.mark(offset, sealed_bytes(group.group)) for offset in offsets]
+    first = {name: offset for offset, name in zip(reversed(offsets), reversed(names), strict=True)}
+    new = [offset for offset, name in zip(offsets, names, strict=True) if first[name] == offset]
+    grids = group.likely_grids(new) if adds else None
+    opened = group.opened(new, room, adds, grids)
+    found, valid = iter(opened.found), list[ValidSegment]()
+    for offset, name in zip(offsets, names, strict=True):
+        if first[name] != offset:
             refused["repeated_segment"] += 1
             continue
-        seen.add(name)
-        plain = opener.plain(sealed)
-        if plain is None:
-            refused["not_for_this_round"] += 1
-        elif any(plain[opener.spec.byte_count :]):
-            refused["bad_padding"] += 1
+        one = next(found)
+        if one.refused:
+            refused[one.refused] += 1
         else:
-            array = opener.array(plain)
-            most = largest(array)
-            if not math.isfinite(most):
-                refused["not_finite"] += 1
-                continue
-            kept = array if len(found) < room else None
-            found.append(ValidSegment(offset, name, norm(array), most, kept))
-    return found
-
-
-def norm(array: Array) -> float:
-    """L2 norm, infinite where it passes float64."""
-    # Not numpy's: that goes to BLAS, whose threads stand in the way of everybody else here.
-    flat, total = array.ravel(), 0.0
-    with np.errstate(over="ignore"):
-        for start in range(0, flat.size, BLOCK_VALUES):
-            block = flat[start : start + BLOCK_VALUES].astype(np.float64)
-            total += float(np.einsum("i,i->", block, block))
-    return math.sqrt(total)
+            valid.append(ValidSegment(offset, name, one.norm, one.largest, one.array))
+    usual = _of_usual_size(valid, refused)
+    return usual, opened.total if len(usual) == len(valid) else None
 
 
 def _of_usual_size(found: list[ValidSegment], refused: Counter[str]) -> list[ValidSegment]:

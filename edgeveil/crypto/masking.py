@@ -137,6 +137,10 @@ class PackedSum:
         if self._added == _MOST_ADDED:
             self._move()
 
+    def join(self, other: Vector) -> None:
+        """What others came to, added up elsewhere."""
+        self._total.add(other)
+
     def total(self) -> Vector:
         """What was added so far."""
         self._move()

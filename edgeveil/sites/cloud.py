@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -38,6 +38,27 @@ class CloudLimits(Block):
     """Jobs that run at once; the others wait in the queue."""
     jobs_queued: int = Field(default=100, ge=1, le=10**6)
     """Jobs that may wait."""
+
+
+class ComputeAt(Block):
+    """Where the segments of a batch are opened, checked and added up; the result is the same to the
+    bit."""
+
+    engine: Literal["local", "ray"] = "local"
+    """`local`: processes on this machine, started for the first large batch. `ray`: a Ray cluster,
+    which sees what the cloud sees of a round and its key; it is the cloud operator's own."""
+    workers: int = Field(default=0, ge=0, le=256)
+    """How many open a batch's segments, each on one processor; 0: the cloud's own process alone."""
+    address: str | None = Field(default=None, pattern=r"^\S{1,300}$", examples=["10.0.0.1:6379"])
+    """HOST:PORT of the head of `engine: ray`; null: a Ray of the cloud's own on this machine."""
+
+    @model_validator(mode="after")
+    def _meant(self) -> Self:
+        if self.address is not None and self.engine != "ray":
+            raise ValueError("address names a Ray cluster; set engine: ray")
+        if self.engine == "ray" and self.workers == 0:
+            raise ValueError("engine: ray needs workers; say how many processors it may use")
+        return self
 
 
 class ReleaseValidity(Block):
@@ -91,6 +112,8 @@ class CloudSite(Block):
     """Keeps what the cloud sees of a job here, for a demonstration of one's own; null: none."""
     allow_python_models: bool = False
     """Run the installed Python code that a submitted job's `model: {name: python}` names."""
+    compute: ComputeAt = ComputeAt()
+    """Workers that open batches."""
     releases: ReleaseValidity = ReleaseValidity()
     """Renewal of what devices have in use."""
     blobs: BlobStore | None = None

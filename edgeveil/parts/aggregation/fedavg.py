@@ -41,4 +41,5 @@ PART = AggregationPart(
     rule=FedAvg,
     source="McMahan et al. 2017, with equal weights",
     example="aggregation: {name: fedavg}",
+    adds_up=True,
 )

@@ -46,22 +46,28 @@ class Grids:
     fine: float
 
     @classmethod
-    def of(cls, largest: float, count: int) -> Grids:
-        """For `count` finite values with absolute values up to `largest`."""
+    def of(cls, largest: float, count: int, spare_bits: int = 0) -> Grids:
+        """For `count` finite values with absolute values up to `largest`, or 2^spare_bits times
+        that."""
         room = max(1, math.ceil(math.log2(count)))
-        coarse = min(math.frexp(largest)[1] + room, _LARGEST_EXPONENT)
+        coarse = min(math.frexp(largest)[1] + room + spare_bits, _LARGEST_EXPONENT)
         return cls(math.ldexp(1.5, coarse), math.ldexp(1.5, coarse - _DIGITS + room))
+
+    def covers(self, other: Grids) -> bool:
+        """Values for which `other` was chosen have room here; and those that are not rounded here
+        are not rounded there."""
+        return self.coarse >= other.coarse and self.fine >= other.fine
 
 
 class ExactSum:
     """The sum of arrays of `size` values, exact: parts of it add up to the same bits as the whole.
 
     Integers (`grids` None) are summed in int64; each float is cut in two at the grids, and all sums
-    of one half are exact.
+    of one half are exact. `rounded` says whether one was not on the fine grid.
     """
 
     def __init__(self, size: int, grids: Grids | None = None) -> None:
-        self._grids = grids
+        self._grids, self.rounded = grids, False
         shape = (size,) if grids is None else (2, size)
         self._parts: NDArray[Any] = np.zeros(shape, np.int64 if grids is None else np.float64)
 
@@ -73,8 +79,18 @@ class ExactSum:
 
     def join(self, other: ExactSum) -> ExactSum:
         """What another part of the whole came to; it has the same grids."""
-        self._parts = self._parts + other._parts  # not in place: one of them may be read-only
+        if not self._parts.flags.writeable:  # it came from another process
+            self._parts = self._parts.copy()
+        self._parts += other._parts
+        self.rounded |= other.rounded
         return self
+
+    def same_as_on(self, grids: Grids | None) -> bool:
+        """Whether the same numbers come to the same bits of `total` on these grids: where nothing
+        is cut off on either, both are the sum itself, rounded once."""
+        if grids is None or self._grids is None:
+            return grids is self._grids
+        return grids == self._grids or (not self.rounded and self._grids.covers(grids))
 
     @property
     def total(self) -> NDArray[np.float64]:
@@ -104,9 +120,10 @@ class ExactSum:
                 cut -= coarse
                 high[part] += cut
                 rest -= cut
-                rest += fine
-                rest -= fine
-                low[part] += rest
+                kept = rest + fine
+                kept -= fine
+                low[part] += kept
+                self.rounded = self.rounded or not np.array_equal(kept, rest)
 
 
 def mean(stacked: Mapping[str, Sequence[Array]]) -> dict[str, NDArray[np.float64]]:
@@ -128,7 +145,9 @@ def mean(stacked: Mapping[str, Sequence[Array]]) -> dict[str, NDArray[np.float64
             found = arrays.added(grids)
         else:
             found = ExactSum(first.size, grids).add(arrays)
-        result[name] = found.total.reshape(first.shape) / len(arrays)
+        total = found.total
+        total /= len(arrays)
+        result[name] = total.reshape(first.shape)
     return result
 
 

@@ -99,6 +99,8 @@ class AggregationPart(BlockPart):
     rule: type[Any]
     of_groups: bool = False
     """It can combine the means of groups of uploads, where no single one is seen."""
+    adds_up: bool = False
+    """It asks for `mean` of all uploads and looks at none: they are added up as they are opened."""
 
 
 @dataclass(frozen=True)

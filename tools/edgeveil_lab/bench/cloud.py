@@ -35,7 +35,7 @@ from edgeveil.protocol.messages import (
 )
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.transfer import part, part_bytes
-from edgeveil.sites.cloud import CloudSite
+from edgeveil.sites.cloud import CloudSite, ComputeAt
 from edgeveil.storage import FileData
 from edgeveil.transport.runtime import perform
 from edgeveil_cloud.role import build
@@ -56,13 +56,14 @@ round: {{min_batch: 1}}
 class CloudBench:
     """Runs the effects of a cloud's machine as a process would, with the proxy played here."""
 
-    def __init__(self, folder: Path, uploads: int, values: int) -> None:
+    def __init__(self, folder: Path, uploads: int, values: int, compute: ComputeAt) -> None:
         self.folder, self.uploads = folder, uploads
         key = SigningKey.generate()
         key.public().save(folder / "proxy.pub")
         self.proxy = Signer("proxy", key)
         self.refused: Counter[str] = Counter()
         self.seconds: dict[str, float] = {}
+        self.passed_s: dict[str, float] = {}
         self._events: deque[fx.Event] = deque()
         self._offered: Blob | None = None
         self.batch_file = folder / "batch"
@@ -72,6 +73,7 @@ class CloudBench:
                 "state_dir": folder,
                 "proxy_key_file": folder / "proxy.pub",
                 "limits": {"packet_bytes": PACKET_BYTES, "spool_bytes": 1 << 40},
+                "compute": compute,
             }
         )
         self.cloud = build(site, link=lambda _role: self)
@@ -115,6 +117,11 @@ class CloudBench:
             case fx.Report() as report:
                 self.host.report(report)
 
+    def model_digest(self) -> str:
+        """Of the state that the round came to: the same for any number of workers."""
+        last = self.store.last_commit(self.job)
+        return hashlib.sha256(last.state if last else b"").hexdigest()[:16]
+
     def _receive(self, message: object) -> None:
         self._events.append(fx.MessageReceived(fx.ProxyAddress(), message))  # type: ignore[arg-type]
 
@@ -138,9 +145,10 @@ class CloudBench:
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:
-        start = time.process_time()
+        start, begun_s = time.process_time(), time.perf_counter()
         yield
         self.seconds[what] = self.seconds.get(what, 0.0) + time.process_time() - start
+        self.passed_s[what] = self.passed_s.get(what, 0.0) + time.perf_counter() - begun_s
 
 
 def _seal_uploads(
@@ -167,16 +175,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m edgeveil_lab.bench.cloud", description=__doc__)
     parser.add_argument("--uploads", type=int, default=5000, help="devices in the round")
     parser.add_argument("--values", type=int, default=16384, help="float32 values of an upload")
+    parser.add_argument("--workers", type=int, default=0, help="that open the batch; 0: none")
+    parser.add_argument("--ray", metavar="HOST:PORT", help="they are on this Ray; local: a new one")
     args = parser.parse_args()
+    address = None if args.ray == "local" else args.ray
+    compute = ComputeAt(
+        engine="ray" if args.ray else "local", workers=args.workers, address=address
+    )
     start_bytes = peak_bytes()
     with tempfile.TemporaryDirectory() as folder:
-        bench = CloudBench(Path(folder), args.uploads, args.values)
+        bench = CloudBench(Path(folder), args.uploads, args.values, compute)
         bench.run()
-        for what, seconds in bench.seconds.items():
-            print(f"{what:14} {seconds:8.3f} s")
-        taken_s = bench.seconds["BatchPart"] + bench.seconds["Absorb"]
-        print(f"one core       {args.uploads / taken_s:8.0f} uploads/s, written, opened and summed")
-        print(f"memory         {start_bytes >> 20} MiB at start, {peak_bytes() >> 20} MiB peak")
+        model = bench.model_digest()
+        bench.cloud.close()
+    for what, seconds in bench.seconds.items():
+        print(f"{what:14} {seconds:8.3f} s, {bench.passed_s[what]:8.3f} s passed")
+    taken_s = bench.seconds["BatchPart"] + bench.seconds["Absorb"]
+    print(f"one core       {args.uploads / taken_s:8.0f} uploads/s, written, opened and summed")
+    print(f"memory         {start_bytes >> 20} MiB at start, {peak_bytes() >> 20} MiB peak")
+    print(f"model          {model}")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from edgeveil.jobs import Job
 from edgeveil.parts.exchange import Array
 from edgeveil.parts.features import read_backbones
 from edgeveil.protocol.sealed import pack_tensors
+from edgeveil.ray_cluster import check_cluster, imported_ray
 from edgeveil.testing import MemoryFleet, PlainSealing, device_sites
 from edgeveil_tools.local.data import dealt, is_published
 from edgeveil_tools.local.local_run import LocalRun
@@ -85,9 +86,8 @@ def engine_of(job: Job, run: LocalRun, *, keep: bool = False) -> Engine:
 def check_engine(engine: Engine, run: LocalRun) -> None:
     """Raise UsageError where the engine is not there; nothing has started yet."""
     if engine == "ray":
-        from edgeveil_tools.simulation.ray_workers import check_ray
-
-        check_ray(run.ray_address)
+        imported_ray("local_run.engine")
+        check_cluster(run.ray_address, "local_run.ray_address")
 
 
 # --- the parties themselves ---

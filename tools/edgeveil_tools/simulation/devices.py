@@ -30,7 +30,7 @@ from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.protocol.sealed import RoundPackage, pack_tensors, unpack_tensors
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.testing import SimulationSeeds, device_sites
-from edgeveil_cloud.validate_batch import norm
+from edgeveil_cloud.open_segments import norm
 from edgeveil_edge.compute import Computation, Computer, SharedSession, TaughtJob
 from edgeveil_edge.consent import enough, judge, limits_of
 from edgeveil_edge.round_work import (

@@ -6,18 +6,16 @@ cluster needs EdgeVeil of this version, and the records at the same place.
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from typing import Any
 
 from edgeveil.errors import EdgeVeilError, JobFailed, UsageError
+from edgeveil.ray_cluster import imported_ray, join_cluster
 from edgeveil_tools.simulation.devices import SimulatedDevices, SimulatedFleet
 from edgeveil_tools.simulation.workers import LOOK_S, Call
 
-DIAL_S = 5.0
 ROOM_S = 120.0  # until the cluster has room for all actors
 BASE_BYTES = 512 << 20  # of a worker: libraries, model, the records' shares at work
 _KEY = "local_run.ray_address"
@@ -36,7 +34,7 @@ class RayWorkers:
         address: str | None,
         look: Callable[[], object] = lambda: None,
     ) -> None:
-        self.name, self._ray, self._ours = "ray", _ray(), False
+        self.name, self._ray, self._ours = "ray", imported_ray("local_run.engine"), False
         self._actors: list[Any] = []
         self._connect(address)
         memory = BASE_BYTES + 2 * fleet.kept_bytes
@@ -104,26 +102,7 @@ class RayWorkers:
     def _connect(self, address: str | None) -> None:
         if self._ray.is_initialized() and address is None:
             return  # a notebook's own
-        try:
-            self._ray.init(
-                address=address or "local",
-                include_dashboard=None if address else False,
-                log_to_driver=False,
-                logging_level="ERROR",
-                configure_logging=False,
-            )
-        except (ConnectionError, ValueError, TimeoutError) as error:
-            raise UsageError(
-                f"no Ray cluster answers ({_first_line(error)})",
-                where=_KEY,
-                fix="start one with `ray start --head`, or leave the address out",
-            ) from None
-        except RuntimeError as error:
-            raise UsageError(
-                f"this Ray cannot be used ({_first_line(error)})",
-                where=_KEY,
-                fix="install the same Ray and Python as the cluster's",
-            ) from None
+        join_cluster(address, _KEY)
         self._ours = True
 
     def _wait_for_room(self, memory: int, look: Callable[[], object]) -> None:
@@ -172,35 +151,3 @@ class _Actor:
             return getattr(self._devices, name)(*arguments)
         except EdgeVeilError as error:
             return JobFailed(error.what, where=error.where, fix=error.fix)
-
-
-def check_ray(address: str | None) -> None:
-    """Raise UsageError where Ray is not installed, or nobody is at its address: it would itself
-    look for minutes."""
-    _ray()
-    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
-    if address in (None, "auto"):
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), DIAL_S).close()
-    except (OSError, ValueError, OverflowError) as error:
-        raise UsageError(
-            f"no Ray cluster answers at {address} ({_first_line(error)})",
-            where=_KEY,
-            fix="write HOST:PORT of a head that `ray start --head` started, or leave it out",
-        ) from None
-
-
-def _ray() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # tells nobody of its use
-    try:
-        import ray
-    except ImportError:
-        raise UsageError(
-            "Ray is not installed", where="local_run.engine", fix="pip install 'edgeveil[ray]'"
-        ) from None
-    return ray
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:200]

@@ -1,0 +1,155 @@
+"""`python -m edgeveil_cloud.compute.on_ray DESCRIPTOR COUNT ADDRESS`: hands slices on to Ray.
+
+A task gets the sealed bytes of its slice and what opens them, and nothing else of the batch. What
+fails is the starter's to repeat, not Ray's: Ray then keeps no task for it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from edgeveil.errors import UsageError
+from edgeveil.ray_cluster import join_cluster
+from edgeveil.storage import FileData
+from edgeveil_cloud.compute import channel
+from edgeveil_cloud.compute.processes import SliceFailure, WorkerReady, WorkerRefusal
+from edgeveil_cloud.open_segments import Place, RoundOpening
+
+ROOM_S = 120.0  # for one slice: its turn on the cluster, its way there and back
+PROBE_S = 20.0  # for a first look at a machine of the cluster, which others may keep busy
+
+
+class Excerpt:
+    """A batch's `edgeveil.protocol.transfer.Data` of which only some places are there."""
+
+    def __init__(self, places: Iterator[Place], sealed: memoryview) -> None:
+        self._sealed, self._starts, size = sealed, dict[int, int](), 0
+        for offset, size_bytes in places:
+            self._starts[offset] = size
+            size += size_bytes
+
+    def __len__(self) -> int:
+        return len(self._sealed)
+
+    def __getitem__(self, part: slice) -> bytes:
+        start = self._starts[part.start]
+        return bytes(self._sealed[start : start + part.stop - part.start])
+
+
+def opened(told: Any, packed: bytes, sealed: Any) -> object:
+    """On a machine of the cluster: what a slice comes to."""
+    try:
+        of = pickle.loads(packed)  # noqa: S301 - from the cloud, which the cluster runs code of
+        return of.opened(RoundOpening.heard(told), Excerpt(of.places(), memoryview(sealed)))
+    except Exception as error:  # its text could quote what was opened
+        return SliceFailure(type(error).__name__)
+
+
+def _task(own: str) -> Callable[..., object]:
+    """What a machine of the cluster is handed. Defined in here it travels by value, and can tell
+    of a machine that has no EdgeVeil, or another one."""
+
+    def task(*work: Any) -> object:
+        from importlib import metadata
+
+        try:
+            found = metadata.version("edgeveil")
+        except metadata.PackageNotFoundError:
+            found = "none"
+        if found != own or not work:
+            return found
+        from edgeveil_cloud.compute.on_ray import opened
+
+        return opened(*work)
+
+    return task
+
+
+class RayTasks:
+    """The cluster, as far as the cloud needs it. Raises UsageError as `join_cluster` does, or where
+    the first machine that answers has another EdgeVeil."""
+
+    def __init__(self, count: int, address: str | None) -> None:
+        self._ray = join_cluster(address, "cloud.compute", count)
+        self._own = metadata.version("edgeveil")
+        self._task = self._ray.remote(num_cpus=1, max_retries=0)(_task(self._own))
+        with suppress(self._ray.exceptions.RayError):  # busy with others: told when there is work
+            found = self._ray.get(self._task.remote(), timeout=PROBE_S)
+            if found != self._own:
+                refused = self._other(found)
+                raise UsageError(refused.what, where=refused.where, fix=refused.fix)
+
+    def result(self, told: Any, of: Any, data: FileData) -> object:
+        """What a slice comes to, or `SliceFailure`, or `WorkerRefusal`."""
+        sealed = b"".join(data[offset : offset + size] for offset, size in of.places())
+        try:
+            # As an array it goes beside the task, in memory that all tasks of a machine share.
+            under_way = self._task.remote(told, pickle.dumps(of), np.frombuffer(sealed, np.uint8))
+            found: object = self._ray.get(under_way, timeout=ROOM_S)
+        except self._ray.exceptions.GetTimeoutError:
+            self._ray.cancel(under_way, force=True)
+            return WorkerRefusal(
+                f"no machine of the Ray cluster opened some uploads in {ROOM_S:g} s",
+                "cloud.compute.workers",
+                "ask for fewer workers, add machines, or see what else keeps them busy",
+            )
+        except self._ray.exceptions.RayError as error:
+            return SliceFailure(type(error).__name__)
+        return self._other(found) if isinstance(found, str) else found
+
+    def _other(self, found: str) -> WorkerRefusal:
+        return WorkerRefusal(
+            f"a machine of the Ray cluster has EdgeVeil {found}, this one {self._own}",
+            "cloud.compute.address",
+            "install the same version on all machines",
+        )
+
+
+def serve(starter: socket.socket, tasks: RayTasks, count: int) -> None:
+    """So many slices at a time. Raises EOFError or OSError at the starter's end."""
+    speaking = threading.Lock()
+
+    def do(number: int, told: Any, of: Any, data: FileData) -> None:
+        try:
+            result = tasks.result(told, of, data)
+        except Exception as error:
+            result = SliceFailure(type(error).__name__)
+        data.close()
+        with suppress(OSError), speaking:
+            channel.say(starter, (number, result))
+
+    threads = ThreadPoolExecutor(count)
+    while True:
+        number, told, of = channel.hear(starter)
+        threads.submit(do, number, told, of, FileData(channel.hear_file(starter)))
+
+
+def main(starter: socket.socket, count: int, address: str | None) -> None:
+    """Until the starter is gone. Raises EOFError or OSError then."""
+    try:
+        tasks = RayTasks(count, address)
+    except UsageError as error:
+        channel.say(starter, WorkerRefusal.of(error))
+        return
+    channel.say(starter, WorkerReady())
+    serve(starter, tasks, count)
+
+
+if __name__ == "__main__":
+    descriptor, count, address = sys.argv[1:]
+    with suppress(EOFError, OSError), socket.socket(fileno=int(descriptor)) as own:
+        main(own, int(count), address or None)
+    if "ray" in sys.modules:
+        sys.modules["ray"].shutdown()
+    os._exit(0)  # whatever threads still wait for

@@ -1,0 +1,297 @@
+"""Processes of the cloud's own that open segments, and what becomes of one that dies.
+
+Each is a program of its own (`edgeveil_cloud.compute.worker`), started when there is first work
+for it. Nothing of a batch is in it between two slices, so that what one leaves undone is done by
+another. It hears of its starter's end, however it ended, by the end of the socket between them.
+On Ray there is one process, which hands slices on to the cluster: Ray ends the process of whoever
+loses its cluster, and that must not be the cloud.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from edgeveil.errors import EdgeVeilError, UsageError
+from edgeveil.ray_cluster import ClusterAway
+from edgeveil_cloud.compute import channel
+from edgeveil_cloud.open_segments import RoundOpening, Slice
+
+LOG = logging.getLogger("edgeveil.cloud")
+LEAST_BYTES = 32 << 20  # opened here in a tenth of a second
+TRIES = 3  # of one slice
+_NO_START = (
+    "cloud.compute",
+    "see what it wrote to the console, or set engine: local and workers: 0",
+)
+START_S = 120.0  # until a worker says that it is there; Ray may have to be started for it
+AWAY_S = 60.0  # for a cluster to come back while a round waits
+
+Result = TypeVar("Result")
+
+
+class ComputeError(EdgeVeilError):
+    """Segments could not be opened where `cloud.compute` says; it may be different later."""
+
+
+@runtime_checkable
+class BatchFile(Protocol):
+    """A batch in a file: who is handed `fileno` reads it."""
+
+    def fileno(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class WorkerReady:
+    """A worker is there."""
+
+
+@dataclass(frozen=True)
+class WorkerRefusal:
+    """It cannot work here, or, where that may pass, not now."""
+
+    what: str
+    where: str
+    fix: str
+    passes: bool = False
+
+    @classmethod
+    def of(cls, error: EdgeVeilError) -> WorkerRefusal:
+        """What a worker met."""
+        return cls(error.what, error.where, error.fix, isinstance(error, ClusterAway))
+
+
+@dataclass(frozen=True)
+class SliceFailure:
+    """A slice did not come to its end."""
+
+    why: str
+
+
+@dataclass(eq=False)
+class _Process:
+    process: subprocess.Popen[bytes]
+    socket: socket.socket
+    slots: int
+    under_way: set[int] = field(default_factory=set)  # numbers of slices
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    def end(self) -> str:
+        """End it, and say how it ended."""
+        self.process.kill()
+        code = self.process.wait()
+        self.socket.close()
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+class WorkerProcesses:
+    """Open slices of a batch side by side, `count` of them at a time. With `on_ray` slices go on to
+    Ray, to the cluster at `address` or to one that is started on this machine.
+
+    For calls from any thread, one batch after the other. Fewer than `least_bytes` of sealed
+    segments are not worth the way to a worker.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        on_ray: bool = False,
+        address: str | None = None,
+        least_bytes: int = LEAST_BYTES,
+    ) -> None:
+        self.count, self.least_bytes = count, least_bytes
+        self._on_ray, self._address = on_ray, address
+        self._there: list[_Process] = []
+        self._turn, self._stopping = threading.Lock(), threading.Event()
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """Of those that are there now."""
+        return [one.process.pid for one in self._there]
+
+    def start(self) -> None:
+        """Start them ahead of the first slice. Raises UsageError where they cannot work, and
+        ClusterAway where they may later."""
+        with self._turn:
+            self._start()
+
+    def run(
+        self,
+        opening: RoundOpening,
+        data: BatchFile,
+        slices: Sequence[Slice[Result]],
+        take: Callable[[int, Result], None],
+    ) -> None:
+        """Open all of them; `take` gets each one's number and result, in the order of their ends.
+
+        Raises ComputeError where a slice ended its worker again and again, or nothing can work.
+        """
+        with self._turn:
+            try:
+                _Work(self, opening, data, slices, take).do()
+            except BaseException:
+                self._end()  # they would go on with what nobody takes
+                raise
+
+    def close(self) -> None:
+        """End them, whatever they do."""
+        self._stopping.set()
+        for one in list(self._there):
+            one.process.kill()  # who waits for it hears so
+        with self._turn:
+            self._end()
+
+    def started(self) -> Sequence[_Process]:
+        """All of them, those that are missing newly started; waits for a cluster that is away.
+
+        Raises ComputeError.
+        """
+        begun_s, pause_s, told = time.monotonic(), 0.5, False
+        while True:
+            if self._stopping.is_set():
+                raise ComputeError("the cloud is stopping")
+            try:
+                self._start()
+                return self._there
+            except UsageError as error:
+                passes = isinstance(error, ClusterAway)
+                if not passes or time.monotonic() - begun_s > AWAY_S:
+                    raise ComputeError(error.what, where=error.where, fix=error.fix) from None
+                if not told:
+                    told = True
+                    LOG.warning("compute_away", extra={"reason": str(error), "wait_s": AWAY_S})
+            self._stopping.wait(pause_s)
+            pause_s = min(2 * pause_s, 5.0)
+
+    def drop(self, one: _Process) -> str:
+        """It is of no use any more; how it ended."""
+        self._there.remove(one)
+        return one.end()
+
+    def _start(self) -> None:
+        for one in list(self._there):
+            # One that had nothing to do for long; of others the end is heard, with what they did.
+            if not one.under_way and one.process.poll() is not None:
+                self.drop(one)
+        processes = 1 if self._on_ray else self.count
+        new = [self._launched() for _ in range(processes - len(self._there))]
+        self._there += new
+        for one in new:
+            try:
+                one.socket.settimeout(START_S)
+                said = channel.hear(one.socket)
+                one.socket.settimeout(None)
+            except (EOFError, OSError):
+                said = WorkerRefusal(f"a worker does not start ({self.drop(one)})", *_NO_START)
+            if isinstance(said, WorkerRefusal):
+                self._end()
+                kind = ClusterAway if said.passes else UsageError
+                raise kind(said.what, where=said.where, fix=said.fix)
+
+    def _launched(self) -> _Process:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            more = [str(self.count), self._address or ""] if self._on_ray else []
+            module = "edgeveil_cloud.compute." + ("on_ray" if self._on_ray else "worker")
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, str(theirs.fileno()), *more],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for the starter, which ends its workers
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                    "OPENBLAS_NUM_THREADS": "1",
+                    "OMP_NUM_THREADS": "1",
+                },
+            )
+        return _Process(process, ours, self.count if self._on_ray else 1)
+
+    def _end(self) -> None:
+        for one in list(self._there):
+            self.drop(one)
+
+
+class _Work:
+    """One call of `run`."""
+
+    def __init__(
+        self,
+        pool: WorkerProcesses,
+        opening: RoundOpening,
+        data: BatchFile,
+        slices: Sequence[Slice[Any]],
+        take: Callable[[int, Any], None],
+    ) -> None:
+        self._pool, self._told, self._data = pool, opening.told(), data
+        self._slices, self._take = slices, take
+        self._waiting = deque(range(len(slices)))
+        self._tries = [0] * len(slices)
+        self._left = len(slices)
+
+    def do(self) -> None:
+        there = self._pool.started()
+        while self._left:
+            for one in list(there):
+                self._give(one)
+            busy: Any = [one for one in there if one.under_way]
+            ready: Any = wait(busy)
+            for one in ready:
+                self._hear(one)
+            if self._waiting:
+                there = self._pool.started()
+
+    def _give(self, one: _Process) -> None:
+        try:
+            while self._waiting and len(one.under_way) < one.slots:
+                number = self._waiting.popleft()
+                one.under_way.add(number)
+                channel.say(one.socket, (number, self._told, self._slices[number]))
+                channel.say_file(one.socket, self._data.fileno())
+        except OSError:
+            self._lost(one)
+
+    def _hear(self, one: _Process) -> None:
+        try:
+            number, result = channel.hear(one.socket)
+        except (EOFError, OSError):
+            self._lost(one)
+            return
+        one.under_way.discard(number)
+        if isinstance(result, WorkerRefusal):
+            raise ComputeError(result.what, where=result.where, fix=result.fix)
+        if isinstance(result, SliceFailure):
+            self._again(number, result.why)
+            return
+        self._left -= 1
+        self._take(number, result)
+
+    def _lost(self, one: _Process) -> None:
+        how = self._pool.drop(one)
+        LOG.warning("worker_ended", extra={"how": how, "slices": len(one.under_way)})
+        for number in sorted(one.under_way):
+            self._again(number, how)
+
+    def _again(self, number: int, why: str) -> None:
+        self._tries[number] += 1
+        if self._tries[number] >= TRIES:
+            raise ComputeError(
+                f"some uploads could not be opened in {TRIES} tries, the last ended with {why}",
+                where="cloud.compute",
+                fix="where memory ran out ask for fewer workers, or workers: 0",
+            )
+        self._waiting.append(number)

@@ -1,0 +1,47 @@
+"""`python -m edgeveil_cloud.compute.worker DESCRIPTOR`: opens slices until its starter is gone."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from edgeveil.storage import FileData
+from edgeveil_cloud.compute import channel
+from edgeveil_cloud.compute.processes import SliceFailure, WorkerReady
+from edgeveil_cloud.open_segments import RoundOpening
+
+IDLE_S = 300.0  # without work it ends; another one is there in half a second
+
+
+def serve(starter: socket.socket) -> None:
+    """One slice after the other. Raises EOFError or OSError at the starter's end."""
+    channel.say(starter, WorkerReady())
+    while True:
+        starter.settimeout(IDLE_S)
+        number, told, of = channel.hear(starter)
+        starter.settimeout(None)
+        data = FileData(channel.hear_file(starter))
+        try:
+            result = of.opened(RoundOpening.heard(told), data)
+        except Exception as error:  # its text could quote what was opened
+            result = SliceFailure(type(error).__name__)
+        data.close()
+        channel.say(starter, (number, result))
+        del result
+
+
+def stand_back() -> None:
+    """Leave signals to the starter, and be the first to go where memory runs out."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
+
+
+if __name__ == "__main__":
+    stand_back()
+    with suppress(EOFError, OSError), socket.socket(fileno=int(sys.argv[1])) as own:
+        serve(own)

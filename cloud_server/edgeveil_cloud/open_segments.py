@@ -1,0 +1,247 @@
+"""What is done with a few segments of a batch, wherever that is: opened, looked at, added up.
+
+A slice says what to open; it knows neither the round's secret nor where the bytes are. The same
+slice comes to the same result in the cloud's own process and in a worker's, and the results of
+slices come to the same whatever the cuts between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from edgeveil.crypto.keys import OpeningKey
+from edgeveil.crypto.masking import PackedSum, Vector
+from edgeveil.errors import ProtocolError
+from edgeveil.parts.aggregation.mean import BLOCK_VALUES, ExactSum, Grids, largest
+from edgeveil.parts.exchange import Array, SegmentSpec
+from edgeveil.protocol import sealed as real_sealing
+from edgeveil.protocol.mask_seeds import MaskedVector
+from edgeveil.protocol.masked_sums import unpadded
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Group
+from edgeveil.protocol.sealed import Sealing
+from edgeveil.protocol.transfer import Data
+
+Place = tuple[int, int]
+"""Where a sealed segment begins in its batch, and its bytes."""
+Upload = tuple[int, tuple[int, ...]]
+"""Its place among the uploads of its batch, and where its masked segments begin."""
+
+
+@dataclass(frozen=True)
+class RoundOpening:
+    """What opens the segments of one round. Its key refuses to be pickled; `told` is how it goes to
+    a worker, through memory alone."""
+
+    key: OpeningKey
+    membership: bytes = field(repr=False)
+    at: ExchangeId
+    job_digest: bytes
+    sealing: Sealing = real_sealing
+
+    def told(self) -> tuple[bytes, bytes, ExchangeId, bytes]:
+        """For a worker of the cloud's own."""
+        return self.key.to_bytes(), self.membership, self.at, self.job_digest
+
+    @classmethod
+    def heard(cls, told: tuple[bytes, bytes, ExchangeId, bytes]) -> RoundOpening:
+        """In the worker."""
+        return cls(OpeningKey(told[0]), *told[1:])
+
+
+@dataclass(frozen=True)
+class SegmentOpener:
+    """Opens the segments of one group of a batch."""
+
+    spec: SegmentSpec
+    group: Group
+    opening: RoundOpening
+    data: Data
+
+    @property
+    def size_bytes(self) -> int:
+        """Of each sealed segment."""
+        return sealed_bytes(self.group)
+
+    def sealed(self, offset: int) -> bytes:
+        """The segment at an offset, as it came."""
+        return self.data[offset : offset + self.size_bytes]
+
+    def plain(self, sealed: bytes) -> bytes | None:
+        """The padded tensor; None if it was not made for this round."""
+        of = self.opening
+        return of.sealing.open_segment(
+            of.key, of.at, of.job_digest, self.group, of.membership, sealed
+        )
+
+    def array(self, plain: bytes) -> Array:
+        """The tensor, on the same memory; halves are widened, since no sum of them is exact."""
+        dtype = np.dtype(self.spec.dtype).newbyteorder("<")
+        found = np.frombuffer(plain, dtype, self.spec.count).reshape(self.spec.shape)
+        return found.astype(np.float32) if self.spec.dtype == "float16" else found
+
+    def again(self, offset: int) -> Array:
+        """A segment that was valid before."""
+        plain = self.plain(self.sealed(offset))
+        if plain is None:
+            raise ValueError("a segment changed while it was read")
+        return self.array(plain)
+
+    def looked_at(self, offset: int) -> tuple[Found, Array | None]:
+        """What is found at an offset, and the tensor where it may count."""
+        plain = self.plain(self.sealed(offset))
+        if plain is None:
+            return Found("not_for_this_round"), None
+        if any(memoryview(plain)[self.spec.byte_count :]):
+            return Found("bad_padding"), None
+        array = self.array(plain)
+        most = largest(array)
+        if not math.isfinite(most):
+            return Found("not_finite"), None
+        return Found("", norm(array), most), array
+
+
+def sealed_bytes(group: Group) -> int:
+    """Of each sealed segment of a group."""
+    return group.padded_bytes + SEAL_OVERHEAD_BYTES
+
+
+class Found(NamedTuple):
+    """What a segment is: why it does not count, or its L2 norm and its largest absolute value; the
+    tensor where it is kept."""
+
+    refused: str
+    norm: float = 0.0
+    largest: float = 0.0
+    array: Array | None = None
+
+
+# --- slices -----------------------------------------------------------------------------------
+
+
+Result = TypeVar("Result", covariant=True)
+
+
+class Slice(Protocol[Result]):
+    """So many segments of one batch."""
+
+    def places(self) -> Iterator[Place]:
+        """All that is read of the batch, in the order of reading."""
+        ...
+
+    def opened(self, opening: RoundOpening, data: Data) -> Result:
+        """What they come to."""
+        ...
+
+
+@dataclass(frozen=True)
+class OpenedSegments:
+    """One `Found` for each segment, and the sum of those that may count where it was asked for."""
+
+    found: list[Found]
+    total: ExactSum | None
+
+
+@dataclass(frozen=True)
+class PlainSlice:
+    """Segments of one group that is not masked; of the valid ones the first `kept` tensors come
+    back. With `adds` all valid ones are added up, floats on `grids`.
+    """
+
+    spec: SegmentSpec
+    group: Group
+    offsets: Sequence[int]
+    kept: int = 0
+    adds: bool = False
+    grids: Grids | None = None
+
+    def places(self) -> Iterator[Place]:
+        """See `Slice`."""
+        return ((offset, sealed_bytes(self.group)) for offset in self.offsets)
+
+    def opened(self, opening: RoundOpening, data: Data) -> OpenedSegments:
+        """See `Slice`. One tensor is in memory beside what is kept and the sum."""
+        opener, room = SegmentOpener(self.spec, self.group, opening, data), self.kept
+        total = ExactSum(self.spec.count, self.grids) if self.adds else None
+        result = OpenedSegments([], total)
+        for offset in self.offsets:
+            found, array = opener.looked_at(offset)
+            if array is not None:
+                if total is not None:
+                    total.add([array])
+                if room > 0:
+                    room -= 1
+                    found = found._replace(array=array)
+            result.found.append(found)
+        return result
+
+
+@dataclass(frozen=True)
+class AddedUploads:
+    """For each whole upload why it does not count, or ""; for each set of uploads the sums of the
+    others, one of each masked group."""
+
+    refused: list[str]
+    totals: list[list[Vector]]
+
+
+@dataclass(frozen=True)
+class MaskedSlice:
+    """Whole uploads under masks, each in the set that its place deals it to."""
+
+    specs: tuple[SegmentSpec, ...]
+    groups: tuple[Group, ...]
+    vectors: tuple[MaskedVector, ...]
+    sets: int
+    uploads: Sequence[Upload]
+
+    def places(self) -> Iterator[Place]:
+        """See `Slice`."""
+        for _, offsets in self.uploads:
+            for offset, group in zip(offsets, self.groups, strict=True):
+                yield offset, sealed_bytes(group)
+
+    def opened(self, opening: RoundOpening, data: Data) -> AddedUploads:
+        """See `Slice`."""
+        sums = [[PackedSum(one.ring) for one in self.vectors] for _ in range(self.sets)]
+        refused = self.add_to(sums, opening, data)
+        return AddedUploads(refused, [[one.total() for one in of_set] for of_set in sums])
+
+    def add_to(
+        self, sums: Sequence[Sequence[PackedSum]], opening: RoundOpening, data: Data
+    ) -> list[str]:
+        """Add them to sums that there are already; why those do not count that do not, or ""."""
+        of = zip(self.specs, self.groups, strict=True)
+        openers = [SegmentOpener(spec, group, opening, data) for spec, group in of]
+        return [self._add(openers, sums[index % self.sets], at) for index, at in self.uploads]
+
+    def _add(
+        self, openers: Sequence[SegmentOpener], sums: Sequence[PackedSum], offsets: Sequence[int]
+    ) -> str:
+        pairs = zip(openers, offsets, strict=True)
+        plain = [one.plain(one.sealed(offset)) for one, offset in pairs]
+        opened = [one for one in plain if one is not None]
+        if len(opened) < len(plain):
+            return "not_for_this_round"
+        try:
+            found = [unpadded(of, one) for of, one in zip(self.vectors, opened, strict=True)]
+        except ProtocolError as error:
+            return error.reason
+        for total, packed in zip(sums, found, strict=True):
+            total.add(packed)
+        return ""
+
+
+def norm(array: Array) -> float:
+    """L2 norm, infinite where it passes float64."""
+    # Not numpy's: that goes to BLAS, whose threads stand in the way of everybody else here.
+    flat, total = array.ravel(), 0.0
+    with np.errstate(over="ignore"):
+        for start in range(0, flat.size, BLOCK_VALUES):
+            block = flat[start : start + BLOCK_VALUES].astype(np.float64)
+            total += float(np.einsum("i,i->", block, block))
+    return math.sqrt(total)

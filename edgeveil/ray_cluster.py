@@ -1,0 +1,85 @@
+"""Ray, where somebody asked for it: whether it is there, and how a process joins a cluster.
+
+`where` is the key that asked, which errors name.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from edgeveil.errors import UsageError
+
+DIAL_S = 5.0
+
+
+class ClusterAway(UsageError):  # noqa: N818 - as StoreAway
+    """Nobody answers at the cluster's address; that may be different later."""
+
+
+def imported_ray(where: str) -> Any:
+    """Ray itself, which tells nobody of its use. Raises UsageError where it is not installed."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise UsageError(
+            "Ray is not installed", where=where, fix="pip install 'edgeveil[ray]'"
+        ) from None
+    return ray
+
+
+def check_cluster(address: str | None, where: str) -> None:
+    """Raise ClusterAway where nobody is at the address, for whom Ray would look for minutes, and
+    UsageError where it is none."""
+    if address in (None, "auto"):
+        return
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    fix = "write HOST:PORT of a head that `ray start --head` started, or leave it out"
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), DIAL_S).close()
+    except OSError as error:
+        raise ClusterAway(
+            f"no Ray cluster answers at {address} ({brief(error)})", where=where, fix=fix
+        ) from None
+    except (ValueError, OverflowError) as error:
+        raise UsageError(
+            f"{address} is no address of a Ray cluster ({brief(error)})", where=where, fix=fix
+        ) from None
+
+
+def join_cluster(address: str | None, where: str, processors: int | None = None) -> Any:
+    """Ray, connected; without an address one is started here, with so many processors (None: all).
+
+    Raises ClusterAway where none answers, UsageError where it is of another version.
+    """
+    ray = imported_ray(where)
+    check_cluster(address, where)
+    own = {"include_dashboard": False, "num_cpus": processors} if address is None else {}
+    try:
+        ray.init(
+            address=address or "local",
+            log_to_driver=False,
+            logging_level="ERROR",
+            configure_logging=False,
+            **own,
+        )
+    except (ConnectionError, ValueError, TimeoutError) as error:
+        raise ClusterAway(
+            f"no Ray cluster answers ({brief(error)})",
+            where=where,
+            fix="start one with `ray start --head`, or leave the address out",
+        ) from None
+    except (RuntimeError, ray.exceptions.RayError) as error:
+        raise UsageError(
+            f"this Ray cannot be used ({brief(error)})",
+            where=where,
+            fix="install the same Ray and Python as the cluster's, and give it the cluster's token",
+        ) from None
+    return ray
+
+
+def brief(error: Exception) -> str:
+    """What an error says, on one line."""
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,34 @@
+"""Work for a worker that ends it. In a module of its own, which a worker loads at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgeveil_cloud.open_segments import Place, RoundOpening
+
+
+@dataclass(frozen=True)
+class Deadly:
+    """A slice that ends its worker until it has done so `times` times, or waits to be ended."""
+
+    folder: Path
+    number: int
+    times: int
+    waits: bool = False
+
+    def places(self) -> Iterator[Place]:
+        return iter([(100 * self.number, 50)])
+
+    def opened(self, _opening: RoundOpening, data: Any) -> bytes:
+        ends = len(list(self.folder.glob(f"{self.number}-*")))
+        if ends < self.times:
+            (self.folder / f"{self.number}-{ends}").touch()
+            if self.waits:
+                signal.pause()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return bytes(data[100 * self.number : 100 * self.number + 50])

@@ -1,0 +1,402 @@
+"""Batches that workers open: the same bits as in the cloud's own process, whatever befalls them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from deadly_slice import Deadly
+from round_kit import CloudRound, job
+from test_cloud_host import Desk
+from test_secure_rounds import seed
+
+from edgeveil.errors import UsageError
+from edgeveil.jobs.plan import Plan
+from edgeveil.parts.aggregation.mean import mean
+from edgeveil.protocol.cloud_tasks import BatchPart, Obstacle
+from edgeveil.protocol.mask_seeds import masked_vectors
+from edgeveil.protocol.masked_sums import masked_segment
+from edgeveil.protocol.messages import Batch
+from edgeveil.sites.cloud import ComputeAt
+from edgeveil_cloud.broadcasts import BroadcastLimits
+from edgeveil_cloud.compute import ComputeError, on_ray, processes, workers_of
+from edgeveil_cloud.compute.on_ray import Excerpt, RayTasks, _task
+from edgeveil_cloud.compute.processes import WorkerProcesses
+from edgeveil_cloud.host import CloudHost
+from edgeveil_cloud.open_segments import RoundOpening
+from edgeveil_cloud.store import Store
+from edgeveil_cloud.validate_batch import BatchSpool, SpooledBatch, ValidatedBatch, validate_batch
+
+UPLOADS = 13
+
+
+@contextmanager
+def pool(count: int, **more: Any) -> Iterator[WorkerProcesses]:
+    """WorkerProcesses for batches of any size."""
+    found = WorkerProcesses(count, least_bytes=0, **more)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def spooled(batch: Batch, data: bytes) -> SpooledBatch:
+    spool = BatchSpool()
+    spool.put(BatchPart(batch.blob.digest, 0, data))
+    return spool.whole(batch.blob)
+
+
+def hostile(of: CloudRound, cancelling: bool = False) -> list[list[bytes]]:
+    """Uploads of which some do not count. Of the others all but one cancel each other
+    out where they are `cancelling`: the sum is bits that a grid a little too coarse would lose."""
+    rng, groups = np.random.default_rng(4), []
+    for g in range(len(of.manifest.groups)):
+        spec = of.plan.segments(of.exchange)[g]
+        values = rng.normal(size=(UPLOADS, *spec.shape))
+        if cancelling:
+            values[1::2] = -values[:-1:2]
+            values[-1] = np.ldexp(1.0, -80 - np.arange(spec.count).reshape(spec.shape) % 40)
+        sound = [of.segment(g, one.astype(spec.dtype)) for one in values]
+        bad = [
+            of.segment(g, of.array(g, 1.0), membership=b"x" * 32),
+            of.segment(g, of.array(g, np.inf)),
+            of.segment(g, of.array(g, 1e30) if not cancelling else of.array(g, np.nan)),
+            sound[3],
+            os.urandom(len(sound[0])),
+        ]
+        for number, segment in enumerate(bad):
+            sound.insert(3 * number, segment)
+        groups.append(sound)
+    return groups
+
+
+def opened(of: CloudRound, batch: Batch, data: bytes, **more: Any) -> ValidatedBatch:
+    return validate_batch(of.context, of.secret, batch, spooled(batch, data), 64, **more)
+
+
+def bits(found: ValidatedBatch) -> dict[str, list[bytes]]:
+    """Each array that counts, and the means, which are those of the arrays one by one."""
+    result = {}
+    for name, arrays in found.arrays.items():
+        one_by_one = list(arrays)
+        result[name] = [one.tobytes() for one in one_by_one]
+        result[name].append(mean({name: arrays})[name].tobytes())
+        assert result[name][-1] == mean({name: one_by_one})[name].tobytes()
+    return result
+
+
+RULES = {
+    "added up": {"name": "fedavg"},
+    "looked at one by one": {"name": "krum"},
+}
+
+
+@pytest.mark.parametrize("cancelling", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+def test_any_number_of_workers_gives_the_same_bits(rule: str, cancelling: bool) -> None:
+    of = CloudRound(plan=Plan(job(aggregation=RULES[rule])), selected=64)
+    batch, data = of.batch(hostile(of, cancelling))
+    here = opened(of, batch, data)
+    assert {"not_for_this_round", "not_finite", "repeated_segment"} <= set(here.refused)
+    for count in (1, 2, 3):
+        with pool(count) as workers:
+            there = opened(of, batch, data, workers=workers, kept_bytes=200)
+            assert len(workers.pids) == count
+            assert (there.accepted, there.refused) == (here.accepted, here.refused)
+            assert bits(there) == bits(here)
+
+
+@pytest.mark.parametrize("aggregation", [{"name": "fedavg"}, {"name": "median", "groups": 3}])
+def test_any_number_of_workers_gives_the_same_sums_under_masks(aggregation: dict[str, Any]) -> None:
+    wanted = job(
+        aggregation={**aggregation, "secure": True},
+        selection={"devices": 64, "min_devices": 64},
+        round={"min_batch": 12},
+    )
+    of = CloudRound(plan=Plan(wanted), selected=64)
+    groups = masked(of)
+    batch, data = of.batch(groups)
+    here = opened(of, batch, data)
+    assert here.refused == {"not_for_this_round": 2, "repeated_segment": 2}  # and softmax
+    assert len(here.chosen) == UPLOADS
+    for count in (1, 2, 3):
+        with pool(count) as workers:
+            there = opened(of, batch, data, workers=workers)
+            assert len(workers.pids) == count
+        assert (there.accepted, there.refused) == (here.accepted, here.refused)
+        assert there.chosen == here.chosen
+        assert numbers(there) == numbers(here)
+
+
+def masked(of: CloudRound) -> list[list[bytes]]:
+    """Whole uploads; one is not for this round, one comes twice."""
+    vectors = masked_vectors(of.manifest.at, of.manifest.groups, of.manifest.masked)
+    by_group, groups = {one.group: one for one in vectors}, []
+    for g in range(len(of.manifest.groups)):
+        segments = []
+        for device in range(UPLOADS):
+            raw: Any = of.array(g, device)
+            if g in by_group:
+                values = np.random.default_rng(device).integers(-100, 100, by_group[g].ring.count)
+                raw = masked_segment(by_group[g], values, seed(device), of.secret.membership)
+            segments.append(of.segment(g, raw))
+        groups.append([*segments[:5], os.urandom(len(segments[0])), *segments[5:], segments[2]])
+    return groups
+
+
+def numbers(found: ValidatedBatch) -> list[list[bytes]]:
+    return [[one.to_bytes() for one in of_set] for of_set in found.totals]
+
+
+def test_a_small_batch_is_opened_here_and_starts_nobody() -> None:
+    of = CloudRound()
+    batch, data = of.batch(of.honest(5))
+    workers = workers_of(ComputeAt(workers=2))
+    assert isinstance(workers, WorkerProcesses)
+    opened(of, batch, data, workers=workers)
+    assert workers.pids == []
+    assert workers_of(ComputeAt()) is None
+
+
+# --- what befalls them -------------------------------------------------------------------------
+
+
+def deadly(folder: Path, number_of_deaths: dict[int, int]) -> list[Deadly]:
+    return [Deadly(folder, number, number_of_deaths.get(number, 0)) for number in range(6)]
+
+
+DATA = bytes(range(200)) * 3
+OF = CloudRound()
+OPENING = RoundOpening(OF.secret.opening, OF.secret.membership, OF.manifest.at, b"d" * 32)
+
+
+def test_what_a_worker_leaves_undone_is_done_by_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found: dict[int, bytes] = {}
+    with pool(2) as workers:
+        data = in_file(DATA)
+        workers.run(OPENING, data, deadly(tmp_path, {1: 1, 4: 2}), found.__setitem__)
+    assert found == {number: DATA[100 * number : 100 * number + 50] for number in range(6)}
+    assert [one.how for one in caplog.records] == ["SIGKILL"] * 3  # type: ignore[attr-defined]
+    assert OPENING.key.to_bytes().hex() not in caplog.text
+
+
+def test_a_worker_that_ends_while_another_answers_leaves_nothing_undone(tmp_path: Path) -> None:
+    found: dict[int, bytes] = {}
+    slices = [Deadly(tmp_path, number, int(number == 1), waits=True) for number in range(6)]
+    with pool(2) as workers:
+
+        def take(number: int, result: bytes) -> None:
+            if not found:  # the first worker answers, the other one waits to be ended
+                while not (tmp_path / "1-0").exists():
+                    time.sleep(0.01)
+                os.kill(workers.pids[1], signal.SIGKILL)
+                while alive(workers.pids[1]):
+                    time.sleep(0.01)
+            found[number] = result
+
+        workers.run(OPENING, in_file(DATA), slices, take)
+    assert found == {number: DATA[100 * number : 100 * number + 50] for number in range(6)}
+
+
+def in_file(data: bytes) -> SpooledBatch:
+    found = SpooledBatch(b"", None)
+    found.write(0, data)
+    return found
+
+
+def test_a_slice_that_ends_every_worker_is_named_and_the_next_batch_is_opened(
+    tmp_path: Path,
+) -> None:
+    with pool(2) as workers:
+        with pytest.raises(ComputeError, match=r"could not be opened in 3 tries.*SIGKILL") as told:
+            workers.run(OPENING, in_file(DATA), deadly(tmp_path, {2: 9}), lambda *_: None)
+        assert told.value.where
+        assert told.value.fix
+        assert workers.pids == []
+        found: dict[int, bytes] = {}
+        workers.run(OPENING, in_file(DATA), deadly(tmp_path, {}), found.__setitem__)
+        assert len(found) == 6
+
+
+def test_a_worker_that_ended_between_two_batches_is_started_anew() -> None:
+    of = CloudRound(selected=64)
+    batch, data = of.batch(of.honest(UPLOADS))
+    here = opened(of, batch, data)
+    with pool(2) as workers:
+        opened(of, batch, data, workers=workers)
+        first = list(workers.pids)
+        os.kill(first[0], signal.SIGKILL)
+        there = opened(of, batch, data, workers=workers)
+        assert first[1] in workers.pids
+        assert len(set(workers.pids) - set(first)) == 1
+        assert bits(there) == bits(here)
+
+
+def test_a_round_whose_workers_are_gone_is_asked_for_again_and_says_why() -> None:
+    with pool(2) as workers:
+        desk = Desk(Store())
+        desk.host = CloudHost(desk.store, None, BroadcastLimits(4096), workers=workers)
+        task = desk.answers(desk.sealed(), 8)
+        workers.close()
+        assert desk.perform(task) == Obstacle("the cloud is stopping")
+        assert desk.store.exchanges(desk.id) == ()
+
+
+def test_workers_end_with_a_cloud_that_is_killed(tmp_path: Path) -> None:
+    program = """
+        import sys, time
+        from edgeveil_cloud.compute.processes import WorkerProcesses
+        found = WorkerProcesses(2)
+        found.start()
+        print(*found.pids, flush=True)
+        time.sleep(600)
+    """
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as cloud:
+        assert cloud.stdout is not None
+        pids = list(map(int, cloud.stdout.readline().split()))
+        assert len(pids) == 2
+        cloud.kill()
+    until_s = time.monotonic() + 30
+    while any(map(alive, pids)) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    assert not any(map(alive, pids))
+
+
+def alive(pid: int) -> bool:
+    """Not merely unreaped."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def test_a_rounds_key_goes_nowhere_by_chance() -> None:
+    with pytest.raises(TypeError):
+        pickle.dumps(OPENING)
+    assert OPENING.membership.hex() not in repr(OPENING)
+    assert repr(OPENING.membership) not in repr(OPENING)
+
+
+# --- on Ray -------------------------------------------------------------------------------------
+
+
+def test_a_task_is_given_its_own_places_and_no_others() -> None:
+    places = [(300, 50), (10, 20)]
+    sealed = b"".join(DATA[offset : offset + size] for offset, size in places)
+    found = Excerpt(iter(places), memoryview(sealed))
+    assert found[300:350] == DATA[300:350]
+    assert found[10:30] == DATA[10:30]
+    with pytest.raises(KeyError):
+        found[0:10]
+
+
+def test_a_machine_with_another_version_says_so_before_it_opens_anything() -> None:
+    assert _task("9.9.9")("told", b"not looked at", b"") == metadata.version("edgeveil")
+
+
+def test_a_cluster_that_nobody_answers_for_is_waited_for_and_then_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setattr(processes, "AWAY_S", 0.5)
+    workers = workers_of(ComputeAt(engine="ray", workers=2, address="127.0.0.1:1"))
+    assert isinstance(workers, WorkerProcesses)
+    assert "no Ray cluster answers at 127.0.0.1:1" in caplog.records[0].reason  # type: ignore[attr-defined]
+    with pytest.raises(ComputeError, match=r"no Ray cluster answers at 127\.0\.0\.1:1") as told:
+        workers.run(OPENING, in_file(DATA), [], lambda *_: None)
+    assert told.value.where == "cloud.compute"
+    assert "ray start --head" in told.value.fix
+    workers.close()
+
+
+def test_what_cannot_be_a_cluster_is_refused_at_start() -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(UsageError, match="no address of a Ray cluster"):
+        workers_of(ComputeAt(engine="ray", workers=2, address="nowhere"))
+
+
+def test_without_ray_the_cloud_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "ray.py").write_text("raise ImportError")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UsageError, match="Ray is not installed") as told:
+        workers_of(ComputeAt(engine="ray", workers=2))
+    assert "edgeveil[ray]" in told.value.fix
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two nodes on this machine."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        try:
+            found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+        except Exception as error:
+            pytest.skip(f"no Ray node starts here: {error}")
+        try:
+            found.add_node(num_cpus=1)
+            yield found
+        finally:
+            found.shutdown()
+
+
+@pytest.mark.slow
+def test_a_cluster_gives_the_same_bits(cluster: Any) -> None:
+    of = CloudRound(selected=64)
+    batch, data = of.batch(hostile(of))
+    here = opened(of, batch, data)
+    with pool(2, on_ray=True, address=cluster.address) as workers:
+        there = opened(of, batch, data, workers=workers, kept_bytes=200)
+        assert (there.accepted, there.refused) == (here.accepted, here.refused)
+        assert bits(there) == bits(here)
+
+
+@pytest.mark.slow
+def test_what_a_worker_of_the_cluster_leaves_undone_is_done_by_another(
+    cluster: Any, tmp_path: Path
+) -> None:
+    found: dict[int, bytes] = {}
+    with pool(2, on_ray=True, address=cluster.address) as workers:
+        workers.run(OPENING, in_file(DATA), deadly(tmp_path, {1: 1, 4: 2}), found.__setitem__)
+        assert found == {number: DATA[100 * number : 100 * number + 50] for number in range(6)}
+        with pytest.raises(ComputeError, match="WorkerCrashedError"):
+            workers.run(OPENING, in_file(DATA), deadly(tmp_path, {2: 9}), lambda *_: None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["EdgeVeil", "Ray"])
+def test_another_version_on_the_cluster_is_named(
+    cluster: Any, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    if other == "Ray":
+        monkeypatch.setattr(ray, "__version__", "2.44.1")
+    else:
+        monkeypatch.setattr(on_ray.metadata, "version", lambda _name: "9.9.9")
+    try:
+        with pytest.raises(UsageError, match=r"2\.44\.1|EdgeVeil .* this one 9\.9\.9") as told:
+            RayTasks(1, cluster.address)
+    finally:
+        ray.shutdown()
+    assert "install the same" in told.value.fix
