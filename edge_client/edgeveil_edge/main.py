@@ -221,7 +221,7 @@ class DeviceProcess:
         await self.inference.start()
         await self.session.attach(self.runtime, _state_line())
         await asyncio.gather(
-            self.session.link.run_forever(),
+            self.session.run(),
             self.runtime.run(),
             self.presence.run(),
             self._look_at_release(),

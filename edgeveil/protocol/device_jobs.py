@@ -17,6 +17,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.beside import LEAST_BYTES, FetchBeside, begin_fetch, end_fetch
 from edgeveil.protocol.device_tasks import CLOSED_KEPT, DeviceMemory, DeviceSettings, JobClosed
 from edgeveil.protocol.messages import (
+    Blob,
     BlobAt,
     BlobPart,
     BroadcastHeader,
@@ -29,6 +30,7 @@ from edgeveil.protocol.messages import (
 from edgeveil.protocol.transfer import Backoff, Fetch, first_data
 
 AT_ONCE = 64  # blobs under way, of a round up to two
+RECORD_LOOKS = 8  # in which nothing came, before a round's record is given up
 
 FetchedBlob = tuple[BroadcastHeader, bytes]
 
@@ -103,6 +105,15 @@ class Fetches:
         for part in first_data(offer, header.blob):
             fetch.add(part)
         return self._finish(fetch) if fetch.assembly.complete else None
+
+    def pull(self, offer: Offer, header: BroadcastHeader, piece: Blob) -> list[fx.Effect]:
+        """Ask for a piece alone, which is handed out as if it were the blob."""
+        fetch = self.under_way.get(piece.digest) or Fetch(
+            offer, header, self._settings.blob_bytes, blob=piece
+        )
+        self.under_way[piece.digest] = fetch
+        need = fetch.wake(b"")
+        return [fx.Send(fx.ProxyAddress(), need)] if need and need.indices else []
 
     def _offer_pieces(self, offer: Offer, header: Manifest) -> FetchedBlob | FetchedStanzas | None:
         stanzas, stream = header.pieces
@@ -193,7 +204,15 @@ class Fetches:
         return [fx.Send(fx.ProxyAddress(), need)] if need else []
 
     def repair(self) -> list[fx.Effect]:
-        """Ask for what did not come; look again later, ever more rarely while nothing comes."""
+        """Ask for what did not come; look again later, ever more rarely while nothing comes.
+
+        A record that does not come is gone: the proxy keeps a job's newest.
+        """
+        self.under_way = {
+            digest: fetch
+            for digest, fetch in self.under_way.items()
+            if fetch.header.kind != "commit" or fetch.idle_looks < RECORD_LOOKS
+        }
         if not self.under_way:
             return []
         fetches = self.under_way.values()

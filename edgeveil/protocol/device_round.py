@@ -595,9 +595,9 @@ class Outbox:
             return []
         return answer_need(fx.ProxyAddress(), need, item.upload.blob, item.data)
 
-    def awaits(self, at: ExchangeId) -> bool:
-        """Whether a commit record of this round says something about an upload."""
-        return self.is_for(at) or (self._last is not None and self._last.at == at)
+    def awaited(self, at: ExchangeId) -> OutboxPut | None:
+        """The upload that a commit record of this round says something about."""
+        return next((one for one in (self.item, self._last) if one and one.at == at), None)
 
     def late(self, at: ExchangeId) -> OutboxPut | None:
         """The acknowledged upload that a newer round displaced, if it was this round's; once."""

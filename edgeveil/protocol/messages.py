@@ -243,12 +243,21 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     stream: Annotated[bytes, Meta(max_length=32)] = b""
 
 
+MOST_PIECES = 16  # of a round's record
+
+
 class Commit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
-    """The round is closed: the blob lists the mark of every accepted segment, sorted."""
+    """The round is closed: the blob lists the mark of every accepted segment, sorted.
+
+    `pieces` are the blob cut by the first bits of the marks, each as a blob of its own: a device
+    asks for the one in which its mark would stand (`edgeveil.protocol.commit_record`). None: the
+    proxy, or the cloud, is of an earlier version, and the whole is pushed.
+    """
 
     at: ExchangeId
     accepted: Count
     blob: Blob
+    pieces: Annotated[tuple[Blob, ...], Meta(max_length=MOST_PIECES)] = ()
 
     @property
     def kind(self) -> Literal["commit"]:
@@ -261,7 +270,8 @@ class Roster(msgspec.Struct, frozen=True, array_like=True, tag="roster"):
 
     `epoch` grows with every change of one registry, which `lineage` names (empty: by a proxy of an
     earlier version). From `expires_s` on (seconds since 1970; 0: never) it is stale. `knows` is
-    what each of these devices knows, as its hello says.
+    what each of these devices knows, as its hello says; from 2 on, the proxy hands out the pieces
+    of a round's record besides.
     """
 
     epoch: Annotated[int, Meta(ge=0, le=2**62)]
@@ -313,6 +323,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 
 
 KNOWS_BUCKETS = 1  # what a hello of this version says that the device knows
+KNOWS_RECORDS = 2  # what a roster of this version says, where all its devices say as much
 
 
 class Here(msgspec.Struct, frozen=True, array_like=True, tag="here"):

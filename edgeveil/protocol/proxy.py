@@ -22,6 +22,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.beside import FetchBeside, GrantPut, PutBeside, ShowBlob
 from edgeveil.protocol.messages import (
     KNOWS_BUCKETS,
+    KNOWS_RECORDS,
     Ack,
     Behind,
     BlobAt,
@@ -121,8 +122,10 @@ class ProxyMachine:
         match event:
             case fx.PeerConnected(peer=fx.CloudAddress()):
                 return self._send_roster() + self.rounds.report_all()
-            case fx.PeerConnected(peer=fx.AllDevices()):
+            case fx.PeerConnected(peer=fx.AllDevices()) | fx.PeerSilent(peer=fx.AllDevices()):
                 return self._greeting.here()
+            case fx.PeerSilent(peer=fx.CloudAddress()):
+                return self._send_roster()
             case fx.Command(what="started"):
                 return self.rounds.resume()
             case fx.Command(what="roster_changed"):
@@ -214,7 +217,7 @@ class ProxyMachine:
         blob = describe(keys, part_bytes(self.settings.packet_bytes))
         registry = self.registry
         earlier = self.memory.earlier.intersection(registry.admitted())
-        knows = 0 if earlier else KNOWS_BUCKETS
+        knows = 0 if earlier else KNOWS_RECORDS
         header = Roster(epoch, blob, registry.lineage, registry.roster_expires_s(), knows)
         self._roster = (self.signer.header(header), header, keys)
         again = fx.SetTimer("roster_again", self.settings.roster_again_s)

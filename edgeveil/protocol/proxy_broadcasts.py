@@ -5,8 +5,9 @@ record, a release. Of each there is one place (`_slot`), and a second, different
 refused as a fork. It comes part by part to the disk; when all is there the host checks the digest
 and makes it durable, and only then is it acknowledged, does a round open, and do devices hear of
 it: identical bytes for all. Only the newest stays (`_supersedes`): a release replaces the one
-before of its data set, a round the job's earlier rounds and their commit, and what is still coming
-in gives way to what supersedes it. Where there is no room for the releases of so many data sets,
+before of its data set, a round the job's earlier rounds, a commit record the job's record before,
+and what is still coming in gives way to what supersedes it. So a record outlives the next round,
+for who was away when it came. Where there is no room for the releases of so many data sets,
 the oldest give way. Devices that come late are told what is kept, and may ask for parts, within
 bounds.
 """
@@ -21,6 +22,7 @@ from dataclasses import dataclass, replace
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.beside import FetchBeside, ShownBlobs, begin_fetch, end_fetch
+from edgeveil.protocol.commit_record import check_record
 from edgeveil.protocol.messages import (
     Blob,
     BlobAt,
@@ -106,6 +108,8 @@ class Broadcasts:
         check_fetchable(offer, header.blob, self._context.settings.blob_bytes)
         if isinstance(header, Manifest):
             check_pieces(header, self._context.settings.blob_bytes)
+        else:
+            check_record(header)
         out = self._forget_fetches(lambda fetch: _overtakes(header, fetch))
         if digest not in self.arriving:
             ended = self._ended(offer.header, header)
@@ -157,7 +161,8 @@ class Broadcasts:
         if kind != "release" and header.at.job_id in self._context.memory.ended:
             return "closed_job"
         if isinstance(header, Commit):
-            return ""
+            replayed = any(_is_older(header, kept.header) for kept in self._believed())
+            return "replayed_commit" if replayed else ""
         if kind == "release" and self._withdrawn(header):
             return "withdrawn_release"
         if kind != "round":
@@ -240,14 +245,6 @@ class Broadcasts:
         if not isinstance(result, KeptBroadcast):
             reason = result.reason if isinstance(result, fx.WorkFailed) else "bad_digest"
             return [fx.Persist(BroadcastDropped(digest)), fx.Refuse(reason)]
-        at = header.at
-        if isinstance(header, Commit) and (at.exchange, at.attempt) < self._rounds.newest(
-            at.job_id
-        ):
-            # The next round came while this was checked; who is there still hears it.
-            told = [fx.Send(fx.CloudAddress(), self._context.ack(digest, "held"))]
-            passed = self._serving.pass_on(fx.AllDevices(), result)
-            return [*told, *passed, fx.Persist(BroadcastDropped(digest))]
         late = self._why_not(header)
         if late:
             return [fx.Persist(BroadcastDropped(digest)), *self._refuse(digest, late)]
@@ -278,7 +275,10 @@ class Broadcasts:
         return [*out, *(fx.Persist(ReleaseReplaced(digest)) for digest in replaced)]
 
     def close(self, close: Close, note: Note) -> list[fx.Effect]:
-        """A job ended: forget all of it but the release, tell the devices, say that we heard."""
+        """A job ended: forget all of it but the release, tell the devices, say that we heard.
+
+        Its last record stays with its end: devices may be about to ask for it.
+        """
         memory, job_id = self._context.memory, close.job_id
         out: list[fx.Effect] = []
         if job_id not in memory.ended:
@@ -287,17 +287,26 @@ class Broadcasts:
             memory.kept = {
                 digest: kept
                 for digest, kept in memory.kept.items()
-                if kept.header.at.job_id != job_id or kept.header.kind == "release"
+                if kept.header.at.job_id != job_id or kept.header.kind in ("release", "commit")
             }
             memory.ended[job_id] = note
             if any(job == job_id for job, _ in memory.unmasked):
                 memory.summed.add(job_id)
                 memory.unmasked = {k: v for k, v in memory.unmasked.items() if k[0] != job_id}
             while len(memory.ended) > self._context.settings.ended_kept:
-                del memory.ended[next(iter(memory.ended))]
+                self._forget_end(next(iter(memory.ended)))
             out += [fx.Persist(JobEnded(job_id, note)), fx.Send(fx.AllDevices(), note)]
         digest = hashlib.sha256(note.body.payload).digest()
         return [*out, fx.Send(fx.CloudAddress(), self._context.ack(digest, "held"))]
+
+    def _forget_end(self, job_id: bytes) -> None:
+        memory = self._context.memory
+        del memory.ended[job_id]
+        memory.kept = {
+            digest: kept
+            for digest, kept in memory.kept.items()
+            if kept.header.at.job_id != job_id or kept.header.kind == "release"
+        }
 
     def repair(self) -> list[fx.Effect]:
         """Ask the cloud for what did not come."""
@@ -318,22 +327,25 @@ def _cost_bytes(signed: Envelope, header: BroadcastHeader) -> int:
 
 
 def _overtakes(new: BroadcastHeader, fetch: Fetch[BroadcastHeader]) -> bool:
-    """Whether a fetch is of no use from now on. One that is only being checked may still be."""
+    """Whether a fetch is of no use from now on. One that is only being checked may still be; of a
+    record that the next round finds incomplete the cloud has no more."""
     old = fetch.header
-    return new != old and _supersedes(new, old) and not fetch.assembly.complete
+    gone = new.kind == "round" and old.kind == "commit" and new.at.job_id == old.at.job_id
+    return new != old and (gone or _supersedes(new, old)) and not fetch.assembly.complete
 
 
 def _supersedes(new: BroadcastHeader, old: BroadcastHeader) -> bool:
     """Of a data set only the newest release stays; of a job its announcement, round and commit."""
-    same_job = new.at.job_id == old.at.job_id
-    match new.kind:
-        case "release":
-            return old.kind == "release" and _data_set(new) == _data_set(old)
-        case "job":
-            return same_job and old.kind == "job"
-        case "round":
-            return same_job and old.kind in ("round", "commit")
-    return False
+    if new.kind == "release":
+        return old.kind == "release" and _data_set(new) == _data_set(old)
+    return new.kind == old.kind and new.at.job_id == old.at.job_id
+
+
+def _is_older(commit: Commit, other: BroadcastHeader) -> bool:
+    """Whether the other one is a later record of the same job."""
+    at, later = commit.at, other.at
+    same = isinstance(other, Commit) and at.job_id == later.job_id
+    return same and (at.exchange, at.attempt) < (later.exchange, later.attempt)
 
 
 def _data_set(header: BroadcastHeader) -> bytes:
@@ -342,9 +354,12 @@ def _data_set(header: BroadcastHeader) -> bytes:
 
 # --- to devices ------------------------------------------------------------------------------
 
-# What every device gets of a round that is not for all of them: within this, the whole.
+# What every device gets of a round that is not for all of them, its record among it: within these
+# bounds, the whole of either.
 UNSELECTED_BYTES = 8192
-_ORDER = {"job": 0, "round": 1, "release": 2, "commit": 3}
+RECORD_BYTES = 1280
+# To who comes: a record ends an upload before the next round would take its place.
+_ORDER = {"job": 0, "commit": 1, "round": 2, "release": 3}
 
 
 @dataclass(frozen=True)
@@ -358,7 +373,7 @@ class _Served:
 
 
 def _pieces(kept: KeptBroadcast) -> list[tuple[Blob, Data]]:
-    """The stanzas and the stream of a broadcast that is not for everybody."""
+    """The stanzas and the stream of a broadcast that is not for everybody, or a record's pieces."""
     found, start = list[tuple[Blob, Data]](), 0
     for piece in pieces_of(kept.header):
         found.append((piece, Piece(kept.data, start, piece.size_bytes)))
@@ -381,14 +396,18 @@ class Serving:
 
         Of a round that is not for everybody only its stanzas go to all, unless all cover for those
         who need the rest, or the whole is so small that it does not matter. Of stanzas in buckets
-        each device gets its own bucket.
+        each device gets its own bucket. Who answered asks for its piece of a record; under cover
+        all get the whole.
         """
         header, limit, key = kept.header, self._context.settings, self._key(to, kept)
         pushed, packet_bytes = [(header.blob, kept.data)], limit.packet_bytes
-        if pieces := _pieces(kept):
+        pieces = _pieces(kept)
+        if pieces and isinstance(header, Manifest):
             for_all = header.kind != "round" or limit.cover_window_s
             pushed = pieces if for_all else pieces[:1]
-            packet_bytes = min(packet_bytes, UNSELECTED_BYTES)
+            packet_bytes = min(packet_bytes, UNSELECTED_BYTES - RECORD_BYTES)
+        elif pieces and not limit.cover_window_s:
+            pushed, packet_bytes = [], min(packet_bytes, RECORD_BYTES)
         if fits_offer(kept.signed, kept.data, packet_bytes):
             return [*key, fx.Send(to, Offer(kept.signed, kept.data[:]))]
         beside = any(self.shown.takes(piece) for piece, _ in (pieces or pushed))
@@ -455,10 +474,13 @@ class Serving:
     def welcome(self, device: str, open_rounds: Container[ExchangeId]) -> list[fx.Effect]:
         """What a device that just came should know, jobs first.
 
-        A round that takes no more uploads is not among it: work for it would be for nothing.
+        A round that takes no more uploads is not among it: work for it would be for nothing; nor is
+        the record of a job that has ended.
         """
         memory, out = self._context.memory, list[fx.Effect]()
         for kept in sorted(memory.kept.values(), key=lambda k: _ORDER[k.header.kind]):
-            if kept.header.kind != "round" or kept.header.at in open_rounds:
+            kind, at = kept.header.kind, kept.header.at
+            closed = kind == "round" and at not in open_rounds
+            if not closed and (kind == "release" or at.job_id not in memory.ended):
                 out += self.pass_on(fx.DeviceAddress(device), kept)
         return out + [fx.Send(fx.DeviceAddress(device), note) for note in memory.ended.values()]

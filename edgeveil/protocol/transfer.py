@@ -15,7 +15,16 @@ from msgspec import structs
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol.effects import Address, Effect, Send
-from edgeveil.protocol.messages import Blob, BlobPart, Envelope, Header, Manifest, Need, Offer
+from edgeveil.protocol.messages import (
+    Blob,
+    BlobPart,
+    Commit,
+    Envelope,
+    Header,
+    Manifest,
+    Need,
+    Offer,
+)
 
 try:  # zlib's CRC-32, ten times as fast where a processor multiplies without carry
     from isal.isal_zlib import crc32
@@ -337,8 +346,8 @@ def check_fetchable(offer: Offer, blob: Blob, limit_bytes: int) -> None:
 
 
 def pieces_of(header: Header) -> tuple[Blob, ...]:
-    """A manifest's stanzas and its stream, where they may be had apart; else nothing."""
-    return header.pieces if isinstance(header, Manifest) else ()
+    """A manifest's stanzas and its stream, or a record's pieces, where they may be had apart."""
+    return header.pieces if isinstance(header, Manifest | Commit) else ()
 
 
 def check_pieces(manifest: Manifest, limit_bytes: int) -> None:

@@ -101,6 +101,11 @@ class CloudSite(Block):
     log: Log = Log()
     """Console."""
 
+    @property
+    def all_cells(self) -> tuple[CloudCell, ...]:
+        """Its cells; where none is named, the one without a name."""
+        return self.cells or (CloudCell(name="", proxy_key_file=self.proxy_key_file),)
+
     @model_validator(mode="after")
     def _possible(self) -> Self:
         refuse(self._mixes())

@@ -156,8 +156,8 @@ class _ProxyProcess:
             LOG.info("running", extra={"http": http.url, "enrolled": enrolled})
             await first_of(
                 stop,
-                self.edge.link.run_forever(),
-                self.cloud.link.run_forever(),
+                self.edge.run(),
+                self.cloud.run(),
                 self.runtime.run(),
                 self._watch_registry(),
                 self.alone.run(),

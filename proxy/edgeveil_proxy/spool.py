@@ -343,16 +343,15 @@ class Spool:
     # --- rows ---
 
     def _keep(self, db: sqlite3.Connection, kept: KeptBroadcast) -> None:
-        """Store a broadcast; of a job only the newest round stays."""
+        """Store a broadcast; of a job only the newest of each kind stays."""
         header, job_id = kept.header, kept.header.at.job_id
         kind = header.kind
         if kind == "round":
             self._drop_rounds(db, job_id)
-            self._drop_kept(db, "job = ? AND kind IN ('round', 'commit')", job_id)
-        if kind == "job":
-            self._drop_kept(db, "job = ? AND kind = 'job'", job_id)
         if kind == "commit":
-            db.execute("UPDATE kept SET key = x'' WHERE job = ?", (job_id,))
+            self._drop_key(db, header.at)
+        if kind != "release":
+            self._drop_kept(db, "job = ? AND kind = ?", job_id, kind)
         db.execute(
             "INSERT OR REPLACE INTO kept (digest, job, kind, signed, key) VALUES (?, ?, ?, ?, ?)",
             (header.blob.digest, job_id, kind, _encode(kept.signed), _raw(kept.key)),
@@ -360,7 +359,15 @@ class Spool:
         self._files.close(arriving_of(header.blob.digest))
         self._files.spare(kept_of(header.blob.digest))
 
-    def _drop_kept(self, db: sqlite3.Connection, which: str, *values: bytes) -> None:
+    def _drop_key(self, db: sqlite3.Connection, at: ExchangeId) -> None:
+        """A committed round takes no more seeds; the next one's may be there already."""
+        query = "SELECT digest, signed FROM kept WHERE job = ? AND key <> x''"
+        for digest, signed in db.execute(query, (at.job_id,)).fetchall():
+            header = decode_header(msgspec.msgpack.decode(signed, type=Envelope))
+            if isinstance(header, Manifest) and header.at == at:
+                db.execute("UPDATE kept SET key = x'' WHERE digest = ?", (digest,))
+
+    def _drop_kept(self, db: sqlite3.Connection, which: str, *values: bytes | str) -> None:
         for (digest,) in db.execute(f"SELECT digest FROM kept WHERE {which}", values):  # noqa: S608 - constants
             self._files.drop(kept_of(digest))
         db.execute(f"DELETE FROM kept WHERE {which}", values)  # noqa: S608 - constants
@@ -375,16 +382,17 @@ class Spool:
 
     def _end(self, db: sqlite3.Connection, job_id: bytes, note: Note) -> None:
         self._drop_rounds(db, job_id)
-        self._drop_kept(db, "job = ? AND kind != 'release'", job_id)
+        self._drop_kept(db, "job = ? AND kind NOT IN ('release', 'commit')", job_id)
         found = "SELECT DISTINCT job FROM unmasked WHERE job = ?"
         db.execute(f"INSERT OR IGNORE INTO summed {found}", (job_id,))
         db.execute("DELETE FROM unmasked WHERE job = ?", (job_id,))
         db.execute(
             "INSERT OR REPLACE INTO ended (job, note) VALUES (?, ?)", (job_id, _encode(note))
         )
-        db.execute(
-            "DELETE FROM ended WHERE number <= (SELECT MAX(number) FROM ended) - ?", (ENDED_KEPT,)
-        )
+        old = "FROM ended WHERE number <= (SELECT MAX(number) FROM ended) - ?"
+        for (job,) in db.execute(f"SELECT job {old}", (ENDED_KEPT,)).fetchall():
+            self._drop_kept(db, "job = ? AND kind = 'commit'", job)
+        db.execute(f"DELETE {old}", (ENDED_KEPT,))
 
     def put_back(self) -> None:
         """What one from a backup must change, since it does not know what was unmasked later.

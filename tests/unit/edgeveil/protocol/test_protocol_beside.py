@@ -48,6 +48,7 @@ from edgeveil.protocol.cloud_tasks import (
     Absorb,
     BatchDropped,
     Broadcast,
+    Broadcasts,
     CancelJob,
     PublishRelease,
     SealJob,
@@ -542,8 +543,8 @@ def put_to_cloud(machine, job: bytes):
 def test_batches_of_two_jobs_are_taken_from_the_store_each_by_its_own_course():
     machine = both_waiting(beside_bytes=LEAST_BYTES, push_bytes=1)
     mine, theirs = put_to_cloud(machine, JOB), put_to_cloud(machine, OTHER)
-    assert tasks(cloud_bench.done(machine, theirs, PutTaken())) == [Absorb(theirs.batch)]
-    assert tasks(cloud_bench.done(machine, mine, PutTaken())) == [Absorb(mine.batch)]
+    assert tasks(cloud_bench.done(machine, theirs, PutTaken())) == [Absorb({"": theirs.batch})]
+    assert tasks(cloud_bench.done(machine, mine, PutTaken())) == [Absorb({"": mine.batch})]
 
 
 def test_what_is_not_the_batch_is_asked_for_anew_and_at_last_in_parts():
@@ -557,7 +558,7 @@ def test_what_is_not_the_batch_is_asked_for_anew_and_at_last_in_parts():
     cloud_bench.receive(machine, offer(header, signer=PROXY))  # it gave up the store
     assert messages(cloud_bench.fire(machine, "repair"), Need)
     out = [one for part in parts_of(header, data) for one in cloud_bench.receive(machine, part)]
-    assert tasks(out) == [Absorb(header)]
+    assert tasks(out) == [Absorb({"": header})]
 
 
 def test_a_store_without_a_place_for_a_batch_has_it_come_in_parts():
@@ -575,14 +576,15 @@ def test_what_was_taken_of_a_job_that_ended_is_dropped_and_others_stand():
     mine, theirs = put_to_cloud(machine, JOB), put_to_cloud(machine, OTHER)
     machine.handle(fx.Command(CancelJob(JOB)), 0.0)
     assert stored(cloud_bench.done(machine, mine, PutTaken())) == [BatchDropped(JOB)]
-    assert tasks(cloud_bench.done(machine, theirs, PutTaken())) == [Absorb(theirs.batch)]
+    assert tasks(cloud_bench.done(machine, theirs, PutTaken())) == [Absorb({"": theirs.batch})]
 
 
 def test_the_clouds_publication_is_shown_too():
     machine = cloud_bench.cloud(beside_bytes=LEAST_BYTES, push_bytes=1)
     machine.handle(fx.Command(PublishRelease(JOB)), 0.0)
     header, data = cloud_bench.sealed(SealRelease(JOB), LEAST_BYTES)
-    cloud_bench.done(machine, SealPublication(JOB), Broadcast(header, data))
+    sealed = Broadcasts({"": Broadcast(header, data)})
+    cloud_bench.done(machine, SealPublication(JOB), sealed)
     (task,) = tasks(cloud_bench.receive(machine, Need(header.blob.digest, (0,), True)))
     (told_,) = bodies(cloud_bench.done(machine, task, BlobShown(URL)), BlobAt)
     assert told_.blob == header.blob.digest

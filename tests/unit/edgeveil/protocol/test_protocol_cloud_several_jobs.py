@@ -61,7 +61,7 @@ def test_batches_of_two_jobs_that_come_interleaved_are_each_its_own():
                 assert isinstance(kept.item, BatchPart)
                 came[kept.item.job_id].append(kept.item.data)
             absorbed += tasks(out)
-    assert absorbed == [Absorb(sent[OTHER][0]), Absorb(sent[JOB][0])]
+    assert absorbed == [Absorb({"": sent[OTHER][0]}), Absorb({"": sent[JOB][0]})]
     assert {job: b"".join(data) for job, data in came.items()} == {
         job: data for job, (_, data) in sent.items()
     }
@@ -111,7 +111,7 @@ def test_a_job_that_ends_leaves_the_other_its_batch():
     assert [one for one in stored(out) if isinstance(one, BatchDropped)] == [BatchDropped(OTHER)]
     header, data = batch(where(JOB), fill=JOB[:1], size=2500)
     outs = [effect for part in parts_of(header, data) for effect in receive(machine, part)]
-    assert tasks(outs) == [Absorb(header)]
+    assert tasks(outs) == [Absorb({"": header})]
 
 
 def test_a_batch_waits_while_others_leave_no_room_and_the_proxy_counts_as_there():
@@ -125,7 +125,7 @@ def test_a_batch_waits_while_others_leave_no_room_and_the_proxy_counts_as_there(
     assert state(machine, OTHER) is CloudState.WAITING
     for part in parts_of(first, data):
         receive(machine, part)
-    done(machine, Absorb(first), RoundCommit(*commit_of(where(JOB), [b"a"])))
+    done(machine, Absorb({"": first}), RoundCommit(*commit_of(where(JOB), [b"a"])))
     assert messages(receive(machine, offer(second, b"", PROXY)), Need)
 
 

@@ -33,6 +33,7 @@ NEW = {
     "Hello": (0, 0, -1, 0),
     "Upload": (0, b"", b""),
     "Batch": (b"",),
+    "Commit": ([],),
     "RoundKey": (b"",),
     "Offer": (False,),
     "Need": (False,),
@@ -44,6 +45,7 @@ DIGESTS = {  # of the first so many; who appends vectors appends the digest of a
     81: "cf3818f98c41e5ed0f0d3326c1df0ffebf93daa170d78370a97d501bbc4bfb05",
     84: "0bba34f6c1e0808f27b45e6be19bf484b1df1027b1d834bc9b878f0f401b5f8e",
     89: "6676b9ed9048525e5a5b27ed7fda1cc7dfe54aaa34c7d48380faaae5289a03b9",
+    92: "a4fa96931fd4d2b188f748eda569d3802af1dcf077ce54f3c018f2644717291e",
 }
 
 
