@@ -255,12 +255,43 @@ def not_ready(address: BrokerAddress) -> BrokerError:
     )
 
 
+def no_longer(address: BrokerAddress) -> BrokerError:
+    """The error for a broker that took us before, and does not answer as one now."""
+    return BrokerError(
+        "the broker took connections before and takes none now",
+        where=str(address),
+        fix="wait: a broker that starts does so, and a cluster that is short of a node; else look "
+        "at the broker's log",
+    )
+
+
+def no_suback(address: BrokerAddress, timeout_s: float) -> BrokerError:
+    """The error for a broker that took us and leaves our subscriptions without an answer."""
+    return BrokerError(
+        f"the broker took the connection and left our topics without an answer for "
+        f"{timeout_s:.0f} s",
+        where=str(address),
+        fix="wait: a cluster does so while it is short of a node; else look at the broker's log",
+    )
+
+
+def hung_up_on_topics(address: BrokerAddress) -> BrokerError:
+    """The error for a connection that ends while the broker is asked for topics."""
+    return BrokerError(
+        "the broker took the connection and ended it when asked for our topics",
+        where=str(address),
+        fix="look at the broker's log: its access list may lack a topic, or a node of a cluster "
+        "is away that held what this client left there",
+    )
+
+
 def subscription_refused(topic: str, address: BrokerAddress) -> BrokerError:
     """The error for a subscription that the broker's access list forbids."""
     return BrokerError(
         f"the broker refuses the subscription to {topic}",
         where=str(address),
-        fix="check the broker's access list for this user",
+        fix="check the broker's access list for this user; a cluster that is short of a node "
+        "refuses some too, for a while",
     )
 
 
