@@ -32,6 +32,8 @@ from collections.abc import Sequence
 from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.beside import FetchBeside, PutBeside
+from edgeveil.protocol.commit_record import check_record, piece_for
 from edgeveil.protocol.device_jobs import FetchedBlob, FetchedStanzas, Fetches, KnownJobs
 from edgeveil.protocol.device_releases import DeviceReleases
 from edgeveil.protocol.device_round import DEVICE_STATES, DeviceRound, DeviceState
@@ -64,6 +66,7 @@ from edgeveil.protocol.messages import (
     KNOWS_BUCKETS,
     Ack,
     Behind,
+    BlobAt,
     BlobPart,
     BroadcastHeader,
     Bye,
@@ -171,6 +174,13 @@ class DeviceMachine:
                 return self._timer(name)
             case fx.WorkDone(task=fx.TakeTrust(), result=result):
                 return self._taken(result)
+            case fx.WorkDone(task=FetchBeside() as carried, result=result):
+                came = self.fetches.came_beside(carried, result, self._jobs.is_ahead)
+                return came if isinstance(came, list) else self._complete(came)
+            case fx.WorkDone(task=PutBeside() as carried, result=result):
+                digest = carried.blob.digest
+                laying = [one.outbox for one in self.rounds if one.outbox.carried == digest]
+                return [effect for one in laying for effect in one.laid_down(carried, result)]
             case fx.WorkDone(task=task, result=result):
                 return self._done(task, result)
             case fx.Command(what="leave"):
@@ -234,11 +244,9 @@ class DeviceMachine:
         if not isinstance(header, Manifest | Commit):
             raise ProtocolError("unexpected_header")
         round_ = self.rounds.of(header.at.job_id)
-        if isinstance(header, Commit) and not (round_ and round_.outbox.awaits(header.at)):
-            return []
-        check_fetchable(offer, header.blob, self.settings.blob_bytes)
         if isinstance(header, Commit):
-            return self._fetch(offer, header)
+            return self._record(offer, header, round_) if round_ else []
+        check_fetchable(offer, header.blob, self.settings.blob_bytes)
         check_pieces(header, self.settings.blob_bytes)
         at_hand = header.kind == "round" and round_ is not None and header.at == round_.at
         if not self._greeting.is_there and not at_hand:
@@ -286,7 +294,22 @@ class DeviceMachine:
     def _fetch(self, offer: Offer, header: BroadcastHeader) -> list[fx.Effect]:
         self.fetches.make_room(offer, header)
         complete = self.fetches.offer(offer, header)
-        return [fx.SetTimer("repair", self.settings.repair_s), *self._complete(complete)]
+        timer = fx.SetTimer("repair", self.settings.repair_s)
+        return [timer, *self.fetches.ask(header), *self._complete(complete)]
+
+    def _record(self, offer: Offer, commit: Commit, round_: DeviceRound) -> list[fx.Effect]:
+        """Of a record that says what became of an upload: the whole as it is pushed, or the piece
+        that says it."""
+        answer = round_.outbox.awaited(commit.at)
+        if answer is None:
+            return []
+        check_fetchable(offer, commit.blob, self.settings.blob_bytes)
+        check_record(commit)
+        if offer.data or not commit.pieces or round_.cover.on:
+            return self._fetch(offer, commit)
+        self.fetches.make_room(offer, commit)
+        asked = self.fetches.pull(offer, commit, piece_for(commit, answer.marks))
+        return [*asked, fx.SetTimer("repair", self.settings.repair_s)]
 
     def _complete(self, complete: FetchedBlob | FetchedStanzas | None) -> list[fx.Effect]:
         match complete:
@@ -436,6 +459,11 @@ class DeviceMachine:
             case RoundKey() as key:
                 self.rounds.keys.told(key)
                 return []
+            case BlobAt(put=True) as at:
+                laying = self.rounds.with_upload(at.blob)
+                return laying.outbox.lay_down(at) if laying else []
+            case BlobAt() as at:
+                return self.fetches.lies_at(at)
             case Ack() as ack:
                 if self._key_told(ack):
                     return [fx.Persist(SealingKeyTold())]
@@ -453,7 +481,9 @@ class DeviceMachine:
         ended = self._jobs.closed(close)
         if not ended:
             return []
-        self.fetches.forget(lambda old: old.kind != "release" and old.at.job_id == close.job_id)
+        # Its last record may be on its way.
+        kinds, job_id = ("job", "round"), close.job_id
+        self.fetches.forget(lambda old: old.kind in kinds and old.at.job_id == job_id)
         what = {"job_id": close.job_id.hex(), "status": close.status}
         round_ = self.rounds.of(close.job_id)
         return [*(round_.job_closed() if round_ else []), *ended, fx.Report("job_closed", what)]

@@ -62,10 +62,14 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
-    """A blob exists. `data` is the whole blob if it fits in this packet, else empty."""
+    """A blob exists. `data` is the whole blob if it fits in this packet, else empty.
+
+    `beside`: its sender can hand it over beside the broker, and sends no part unasked.
+    """
 
     header: Envelope
     data: bytes = b""
+    beside: bool = False
 
 
 class BlobPart(msgspec.Struct, frozen=True, array_like=True, tag="part"):
@@ -78,10 +82,14 @@ class BlobPart(msgspec.Struct, frozen=True, array_like=True, tag="part"):
 
 
 class Need(msgspec.Struct, frozen=True, array_like=True, tag="need"):
-    """Please send these parts (again). The length bounds the credit one request takes."""
+    """Please send these parts (again). The length bounds the credit one request takes.
+
+    `beside`: or say where the blob lies (`BlobAt`), where that is beside the broker.
+    """
 
     blob: Digest
     indices: Annotated[tuple[Count, ...], Meta(max_length=64)]
+    beside: bool = False
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True, tag="note"):
@@ -235,12 +243,21 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     stream: Annotated[bytes, Meta(max_length=32)] = b""
 
 
+MOST_PIECES = 16  # of a round's record
+
+
 class Commit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
-    """The round is closed: the blob lists the mark of every accepted segment, sorted."""
+    """The round is closed: the blob lists the mark of every accepted segment, sorted.
+
+    `pieces` are the blob cut by the first bits of the marks, each as a blob of its own: a device
+    asks for the one in which its mark would stand (`edgeveil.protocol.commit_record`). None: the
+    proxy, or the cloud, is of an earlier version, and the whole is pushed.
+    """
 
     at: ExchangeId
     accepted: Count
     blob: Blob
+    pieces: Annotated[tuple[Blob, ...], Meta(max_length=MOST_PIECES)] = ()
 
     @property
     def kind(self) -> Literal["commit"]:
@@ -253,7 +270,8 @@ class Roster(msgspec.Struct, frozen=True, array_like=True, tag="roster"):
 
     `epoch` grows with every change of one registry, which `lineage` names (empty: by a proxy of an
     earlier version). From `expires_s` on (seconds since 1970; 0: never) it is stale. `knows` is
-    what each of these devices knows, as its hello says.
+    what each of these devices knows, as its hello says; from 2 on, the proxy hands out the pieces
+    of a round's record besides.
     """
 
     epoch: Annotated[int, Meta(ge=0, le=2**62)]
@@ -305,6 +323,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 
 
 KNOWS_BUCKETS = 1  # what a hello of this version says that the device knows
+KNOWS_RECORDS = 2  # what a roster of this version says, where all its devices say as much
 
 
 class Here(msgspec.Struct, frozen=True, array_like=True, tag="here"):
@@ -468,6 +487,26 @@ class ReleaseStatement(msgspec.Struct, frozen=True, array_like=True, tag="releas
     withdrawn: Sequences
 
 
+MOST_URL_CHARACTERS = 4096
+
+
+class BlobAt(msgspec.Struct, frozen=True, array_like=True, tag="blobat"):
+    """Where the blob may be had beside the broker, by GET; or, with `put`, where its sender may lay
+    it down, by PUT. The URL is a capability: random, of nobody's name, good for `expires_s`.
+    """
+
+    blob: Digest
+    url: Annotated[str, Meta(min_length=8, max_length=MOST_URL_CHARACTERS)]
+    put: bool
+    expires_s: Seconds
+
+
+class BlobPut(msgspec.Struct, frozen=True, array_like=True, tag="blobput"):
+    """The blob lies where the receiver said."""
+
+    blob: Digest
+
+
 Body = (
     NewSealingKey
     | Ack
@@ -487,6 +526,8 @@ Body = (
     | ReleaseReport
     | ReleaseReports
     | ReleaseStatement
+    | BlobAt
+    | BlobPut
 )
 
 

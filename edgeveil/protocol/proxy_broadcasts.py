@@ -5,8 +5,9 @@ record, a release. Of each there is one place (`_slot`), and a second, different
 refused as a fork. It comes part by part to the disk; when all is there the host checks the digest
 and makes it durable, and only then is it acknowledged, does a round open, and do devices hear of
 it: identical bytes for all. Only the newest stays (`_supersedes`): a release replaces the one
-before of its data set, a round the job's earlier rounds and their commit, and what is still coming
-in gives way to what supersedes it. Where there is no room for the releases of so many data sets,
+before of its data set, a round the job's earlier rounds, a commit record the job's record before,
+and what is still coming in gives way to what supersedes it. So a record outlives the next round,
+for who was away when it came. Where there is no room for the releases of so many data sets,
 the oldest give way. Devices that come late are told what is kept, and may ask for parts, within
 bounds.
 """
@@ -20,8 +21,11 @@ from dataclasses import dataclass, replace
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.beside import FetchBeside, ShownBlobs, begin_fetch, end_fetch
+from edgeveil.protocol.commit_record import check_record
 from edgeveil.protocol.messages import (
     Blob,
+    BlobAt,
     BlobPart,
     BroadcastHeader,
     Close,
@@ -104,13 +108,19 @@ class Broadcasts:
         check_fetchable(offer, header.blob, self._context.settings.blob_bytes)
         if isinstance(header, Manifest):
             check_pieces(header, self._context.settings.blob_bytes)
+        else:
+            check_record(header)
         out = self._forget_fetches(lambda fetch: _overtakes(header, fetch))
         if digest not in self.arriving:
             ended = self._ended(offer.header, header)
             if not self._fits(offer.header, header, ended):
                 return [*out, *self._refuse(digest, "cache_full")]
             limit_bytes = self._context.settings.blob_bytes
-            self.arriving[digest] = Fetch(offer, header, limit_bytes, keep=False)
+            beside = offer.beside and bool(self._context.settings.blob_urls)
+            fetch = Fetch(offer, header, limit_bytes, keep=False, beside=beside)
+            self.arriving[digest] = fetch
+            if beside and (need := fetch.next_need(timer=False)):
+                out.append(fx.Send(fx.CloudAddress(), need))
         fetch = self.arriving[digest]
         for part in first_data(offer, header.blob):
             out += self._put(fetch, part)
@@ -151,7 +161,8 @@ class Broadcasts:
         if kind != "release" and header.at.job_id in self._context.memory.ended:
             return "closed_job"
         if isinstance(header, Commit):
-            return ""
+            replayed = any(_is_older(header, kept.header) for kept in self._believed())
+            return "replayed_commit" if replayed else ""
         if kind == "release" and self._withdrawn(header):
             return "withdrawn_release"
         if kind != "round":
@@ -196,6 +207,22 @@ class Broadcasts:
         need = fetch.next_need(timer=False)
         return [*out, fx.Send(fx.CloudAddress(), need)] if need else out
 
+    def lies_at(self, at: BlobAt) -> list[fx.Effect]:
+        """Where a broadcast may be had. Raises ProtocolError `foreign_url`."""
+        fetch = self.arriving.get(at.blob)
+        return [] if fetch is None else begin_fetch(fetch, at, self._context.settings.blob_urls)
+
+    def came_beside(self, task: FetchBeside, result: object) -> list[fx.Effect]:
+        """A broadcast is on the disk, or could not be had there."""
+        fetch = self.arriving.get(task.blob.digest)
+        if fetch is None:
+            known = task.blob.digest in self._context.memory.kept
+            return [] if known else [fx.Persist(BroadcastDropped(task.blob.digest))]
+        failed = end_fetch(fetch, result)
+        if fetch.assembly.complete:
+            return [fx.Work(KeepBroadcast(fetch.offer.header, fetch.header))]
+        return failed
+
     def _put(self, fetch: Fetch[BroadcastHeader], part: BlobPart) -> list[fx.Effect]:
         """A part goes to the disk; the whole is checked there."""
         if part.index in fetch.assembly:
@@ -218,14 +245,6 @@ class Broadcasts:
         if not isinstance(result, KeptBroadcast):
             reason = result.reason if isinstance(result, fx.WorkFailed) else "bad_digest"
             return [fx.Persist(BroadcastDropped(digest)), fx.Refuse(reason)]
-        at = header.at
-        if isinstance(header, Commit) and (at.exchange, at.attempt) < self._rounds.newest(
-            at.job_id
-        ):
-            # The next round came while this was checked; who is there still hears it.
-            told = [fx.Send(fx.CloudAddress(), self._context.ack(digest, "held"))]
-            passed = self._serving.pass_on(fx.AllDevices(), result)
-            return [*told, *passed, fx.Persist(BroadcastDropped(digest))]
         late = self._why_not(header)
         if late:
             return [fx.Persist(BroadcastDropped(digest)), *self._refuse(digest, late)]
@@ -256,7 +275,10 @@ class Broadcasts:
         return [*out, *(fx.Persist(ReleaseReplaced(digest)) for digest in replaced)]
 
     def close(self, close: Close, note: Note) -> list[fx.Effect]:
-        """A job ended: forget all of it but the release, tell the devices, say that we heard."""
+        """A job ended: forget all of it but the release, tell the devices, say that we heard.
+
+        Its last record stays with its end: devices may be about to ask for it.
+        """
         memory, job_id = self._context.memory, close.job_id
         out: list[fx.Effect] = []
         if job_id not in memory.ended:
@@ -265,17 +287,26 @@ class Broadcasts:
             memory.kept = {
                 digest: kept
                 for digest, kept in memory.kept.items()
-                if kept.header.at.job_id != job_id or kept.header.kind == "release"
+                if kept.header.at.job_id != job_id or kept.header.kind in ("release", "commit")
             }
             memory.ended[job_id] = note
             if any(job == job_id for job, _ in memory.unmasked):
                 memory.summed.add(job_id)
                 memory.unmasked = {k: v for k, v in memory.unmasked.items() if k[0] != job_id}
             while len(memory.ended) > self._context.settings.ended_kept:
-                del memory.ended[next(iter(memory.ended))]
+                self._forget_end(next(iter(memory.ended)))
             out += [fx.Persist(JobEnded(job_id, note)), fx.Send(fx.AllDevices(), note)]
         digest = hashlib.sha256(note.body.payload).digest()
         return [*out, fx.Send(fx.CloudAddress(), self._context.ack(digest, "held"))]
+
+    def _forget_end(self, job_id: bytes) -> None:
+        memory = self._context.memory
+        del memory.ended[job_id]
+        memory.kept = {
+            digest: kept
+            for digest, kept in memory.kept.items()
+            if kept.header.at.job_id != job_id or kept.header.kind == "release"
+        }
 
     def repair(self) -> list[fx.Effect]:
         """Ask the cloud for what did not come."""
@@ -296,22 +327,25 @@ def _cost_bytes(signed: Envelope, header: BroadcastHeader) -> int:
 
 
 def _overtakes(new: BroadcastHeader, fetch: Fetch[BroadcastHeader]) -> bool:
-    """Whether a fetch is of no use from now on. One that is only being checked may still be."""
+    """Whether a fetch is of no use from now on. One that is only being checked may still be; of a
+    record that the next round finds incomplete the cloud has no more."""
     old = fetch.header
-    return new != old and _supersedes(new, old) and not fetch.assembly.complete
+    gone = new.kind == "round" and old.kind == "commit" and new.at.job_id == old.at.job_id
+    return new != old and (gone or _supersedes(new, old)) and not fetch.assembly.complete
 
 
 def _supersedes(new: BroadcastHeader, old: BroadcastHeader) -> bool:
     """Of a data set only the newest release stays; of a job its announcement, round and commit."""
-    same_job = new.at.job_id == old.at.job_id
-    match new.kind:
-        case "release":
-            return old.kind == "release" and _data_set(new) == _data_set(old)
-        case "job":
-            return same_job and old.kind == "job"
-        case "round":
-            return same_job and old.kind in ("round", "commit")
-    return False
+    if new.kind == "release":
+        return old.kind == "release" and _data_set(new) == _data_set(old)
+    return new.kind == old.kind and new.at.job_id == old.at.job_id
+
+
+def _is_older(commit: Commit, other: BroadcastHeader) -> bool:
+    """Whether the other one is a later record of the same job."""
+    at, later = commit.at, other.at
+    same = isinstance(other, Commit) and at.job_id == later.job_id
+    return same and (at.exchange, at.attempt) < (later.exchange, later.attempt)
 
 
 def _data_set(header: BroadcastHeader) -> bytes:
@@ -320,9 +354,12 @@ def _data_set(header: BroadcastHeader) -> bytes:
 
 # --- to devices ------------------------------------------------------------------------------
 
-# What every device gets of a round that is not for all of them: within this, the whole.
+# What every device gets of a round that is not for all of them, its record among it: within these
+# bounds, the whole of either.
 UNSELECTED_BYTES = 8192
-_ORDER = {"job": 0, "round": 1, "release": 2, "commit": 3}
+RECORD_BYTES = 1280
+# To who comes: a record ends an upload before the next round would take its place.
+_ORDER = {"job": 0, "commit": 1, "round": 2, "release": 3}
 
 
 @dataclass(frozen=True)
@@ -336,7 +373,7 @@ class _Served:
 
 
 def _pieces(kept: KeptBroadcast) -> list[tuple[Blob, Data]]:
-    """The stanzas and the stream of a broadcast that is not for everybody."""
+    """The stanzas and the stream of a broadcast that is not for everybody, or a record's pieces."""
     found, start = list[tuple[Blob, Data]](), 0
     for piece in pieces_of(kept.header):
         found.append((piece, Piece(kept.data, start, piece.size_bytes)))
@@ -351,29 +388,37 @@ class Serving:
         self._context = context
         self._served: dict[str, _Served] = {}  # of admitted devices alone
         self._wanted: dict[str, float] = {}  # likewise: until when no job is sent again
+        settings = context.settings
+        self.shown = ShownBlobs(context.signer, settings.beside_bytes, settings.beside_s)
 
     def pass_on(self, to: fx.Address, kept: KeptBroadcast) -> list[fx.Effect]:
         """The broadcast's offer; to all at once, the whole of one that is small.
 
         Of a round that is not for everybody only its stanzas go to all, unless all cover for those
         who need the rest, or the whole is so small that it does not matter. Of stanzas in buckets
-        each device gets its own bucket.
+        each device gets its own bucket. Who answered asks for its piece of a record; under cover
+        all get the whole.
         """
         header, limit, key = kept.header, self._context.settings, self._key(to, kept)
         pushed, packet_bytes = [(header.blob, kept.data)], limit.packet_bytes
-        if pieces := _pieces(kept):
+        pieces = _pieces(kept)
+        if pieces and isinstance(header, Manifest):
             for_all = header.kind != "round" or limit.cover_window_s
             pushed = pieces if for_all else pieces[:1]
-            packet_bytes = min(packet_bytes, UNSELECTED_BYTES)
+            packet_bytes = min(packet_bytes, UNSELECTED_BYTES - RECORD_BYTES)
+        elif pieces and not limit.cover_window_s:
+            pushed, packet_bytes = [], min(packet_bytes, RECORD_BYTES)
         if fits_offer(kept.signed, kept.data, packet_bytes):
             return [*key, fx.Send(to, Offer(kept.signed, kept.data[:]))]
-        out: list[fx.Effect] = [*key, fx.Send(to, Offer(kept.signed))]
+        beside = any(self.shown.takes(piece) for piece, _ in (pieces or pushed))
+        out: list[fx.Effect] = [*key, fx.Send(to, Offer(kept.signed, beside=beside))]
         if not isinstance(to, fx.AllDevices):
             return out
         level = header.buckets if isinstance(header, Manifest) else 1
         for piece, data in pushed:
             bucketed = level > 1 and piece is pushed[0][0]
-            if bucketed or piece.size_bytes <= limit.push_bytes:
+            small = piece.size_bytes <= limit.push_bytes and not self.shown.takes(piece)
+            if bucketed or small:
                 out += [
                     fx.Send(fx.BucketAddress(level, part.index) if bucketed else to, part)
                     for part in parts(piece, data)
@@ -393,6 +438,10 @@ class Serving:
         if self._context.registry.verify_key(device) is None:
             raise ProtocolError("unknown_signer")
         blob, data = self._found(need.blob)
+        if need.beside:
+            told = self.shown.answer(fx.DeviceAddress(device), blob, data, now_s)
+            if told is not None:
+                return told
         served = self._served.get(device)
         if served is None or served.blob != need.blob or now_s >= served.until_s:
             served = _Served(need.blob)
@@ -425,10 +474,13 @@ class Serving:
     def welcome(self, device: str, open_rounds: Container[ExchangeId]) -> list[fx.Effect]:
         """What a device that just came should know, jobs first.
 
-        A round that takes no more uploads is not among it: work for it would be for nothing.
+        A round that takes no more uploads is not among it: work for it would be for nothing; nor is
+        the record of a job that has ended.
         """
         memory, out = self._context.memory, list[fx.Effect]()
         for kept in sorted(memory.kept.values(), key=lambda k: _ORDER[k.header.kind]):
-            if kept.header.kind != "round" or kept.header.at in open_rounds:
+            kind, at = kept.header.kind, kept.header.at
+            closed = kind == "round" and at not in open_rounds
+            if not closed and (kind == "release" or at.job_id not in memory.ended):
                 out += self.pass_on(fx.DeviceAddress(device), kept)
         return out + [fx.Send(fx.DeviceAddress(device), note) for note in memory.ended.values()]

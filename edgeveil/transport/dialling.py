@@ -22,6 +22,7 @@ from pathlib import Path
 from edgeveil.errors import BrokerError
 from edgeveil.sites.addresses import BrokerAddress, HttpProxy
 from edgeveil.storage import open_to_others
+from edgeveil.transport.mqtt_packets import MQTT_5
 from edgeveil.transport.websocket import WebSocketRefused, WebSocketStream
 
 _DIALLERS = ThreadPoolExecutor(max_workers=16, thread_name_prefix="edgeveil-dial")
@@ -175,6 +176,7 @@ _X509_IP_MISMATCH = 64
 _X509_UNTRUSTED = (18, 19, 20, 21)  # self-signed, or no issuer found
 
 # CONNACK reason codes of MQTT 5; the client library maps those of 3.1.1 onto them.
+_REFUSALS_OF_311 = {1: UNSUPPORTED_PROTOCOL, 2: 133, 3: 136, 4: 134, 5: 135}
 _REFUSALS = {
     UNSUPPORTED_PROTOCOL: (
         "the broker speaks neither MQTT 5 nor MQTT 3.1.1",
@@ -196,9 +198,18 @@ _REFUSALS = {
 
 def refusal(code: int, address: BrokerAddress) -> BrokerError:
     """The error for a CONNACK with this reason code."""
-    unknown = (f"the broker refused the connection (reason {code})", "look at the broker's log")
-    what, fix = _REFUSALS.get(code, unknown)
+    what, fix = _refusal(code)
     return BrokerError(what, where=str(address), fix=fix)
+
+
+def refusal_words(code: int, protocol: int) -> str:
+    """Why, in words, a CONNACK of MQTT 5 or 4 (3.1.1) has this code."""
+    return _refusal(code if protocol == MQTT_5 else _REFUSALS_OF_311.get(code, code))[0]
+
+
+def _refusal(code: int) -> tuple[str, str]:
+    unknown = (f"the broker refused the connection (reason {code})", "look at the broker's log")
+    return _REFUSALS.get(code, unknown)
 
 
 def silence(address: BrokerAddress, timeout_s: float) -> BrokerError:

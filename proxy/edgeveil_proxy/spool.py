@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,8 +19,10 @@ from msgspec import structs
 
 from edgeveil.crypto.keys import KEY_BYTES, MaskSeed, OpeningKey
 from edgeveil.errors import ProtocolError
+from edgeveil.protocol.beside import PutTaken
 from edgeveil.protocol.messages import (
     Batch,
+    Blob,
     Commit,
     Envelope,
     ExchangeId,
@@ -52,6 +54,7 @@ from edgeveil.protocol.proxy_tasks import (
     ShuffleRound,
     StreamedUploads,
     StreamUploads,
+    TakePut,
     UploadKept,
     UploadPart,
     UploadsDropped,
@@ -283,6 +286,25 @@ class Spool:
         key = OpeningKey.generate() if masked else None
         return KeptBroadcast(task.signed, task.header, data, key)
 
+    def sink(self, blob: Blob) -> BroadcastSink:
+        """Where a broadcast goes that comes beside the broker, as its parts would."""
+        return BroadcastSink(self._files.path(arriving_of(blob.digest)))
+
+    def take(self, task: TakePut, blocks: Iterable[bytes]) -> PutTaken:
+        """Put an upload in its place of the round's file, durably, from these blocks."""
+        place = task.offset
+        path = self._files.path(uploads_of(task.at))
+        with self._told():
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                for block in blocks:
+                    place += os.pwrite(file, block, place)
+                os.fdatasync(file)
+            finally:
+                os.close(file)
+            sync_folder(path.parent)
+        return PutTaken()
+
     def shuffled(self, task: ShuffleRound, shuffle: Shuffle) -> ShuffledBatch:
         """Write a round's batch from its uploads; of one that is streamed, what is not there."""
         names = (uploads_of(task.at), batch_of(task.at))
@@ -321,16 +343,15 @@ class Spool:
     # --- rows ---
 
     def _keep(self, db: sqlite3.Connection, kept: KeptBroadcast) -> None:
-        """Store a broadcast; of a job only the newest round stays."""
+        """Store a broadcast; of a job only the newest of each kind stays."""
         header, job_id = kept.header, kept.header.at.job_id
         kind = header.kind
         if kind == "round":
             self._drop_rounds(db, job_id)
-            self._drop_kept(db, "job = ? AND kind IN ('round', 'commit')", job_id)
-        if kind == "job":
-            self._drop_kept(db, "job = ? AND kind = 'job'", job_id)
         if kind == "commit":
-            db.execute("UPDATE kept SET key = x'' WHERE job = ?", (job_id,))
+            self._drop_key(db, header.at)
+        if kind != "release":
+            self._drop_kept(db, "job = ? AND kind = ?", job_id, kind)
         db.execute(
             "INSERT OR REPLACE INTO kept (digest, job, kind, signed, key) VALUES (?, ?, ?, ?, ?)",
             (header.blob.digest, job_id, kind, _encode(kept.signed), _raw(kept.key)),
@@ -338,7 +359,15 @@ class Spool:
         self._files.close(arriving_of(header.blob.digest))
         self._files.spare(kept_of(header.blob.digest))
 
-    def _drop_kept(self, db: sqlite3.Connection, which: str, *values: bytes) -> None:
+    def _drop_key(self, db: sqlite3.Connection, at: ExchangeId) -> None:
+        """A committed round takes no more seeds; the next one's may be there already."""
+        query = "SELECT digest, signed FROM kept WHERE job = ? AND key <> x''"
+        for digest, signed in db.execute(query, (at.job_id,)).fetchall():
+            header = decode_header(msgspec.msgpack.decode(signed, type=Envelope))
+            if isinstance(header, Manifest) and header.at == at:
+                db.execute("UPDATE kept SET key = x'' WHERE digest = ?", (digest,))
+
+    def _drop_kept(self, db: sqlite3.Connection, which: str, *values: bytes | str) -> None:
         for (digest,) in db.execute(f"SELECT digest FROM kept WHERE {which}", values):  # noqa: S608 - constants
             self._files.drop(kept_of(digest))
         db.execute(f"DELETE FROM kept WHERE {which}", values)  # noqa: S608 - constants
@@ -353,16 +382,17 @@ class Spool:
 
     def _end(self, db: sqlite3.Connection, job_id: bytes, note: Note) -> None:
         self._drop_rounds(db, job_id)
-        self._drop_kept(db, "job = ? AND kind != 'release'", job_id)
+        self._drop_kept(db, "job = ? AND kind NOT IN ('release', 'commit')", job_id)
         found = "SELECT DISTINCT job FROM unmasked WHERE job = ?"
         db.execute(f"INSERT OR IGNORE INTO summed {found}", (job_id,))
         db.execute("DELETE FROM unmasked WHERE job = ?", (job_id,))
         db.execute(
             "INSERT OR REPLACE INTO ended (job, note) VALUES (?, ?)", (job_id, _encode(note))
         )
-        db.execute(
-            "DELETE FROM ended WHERE number <= (SELECT MAX(number) FROM ended) - ?", (ENDED_KEPT,)
-        )
+        old = "FROM ended WHERE number <= (SELECT MAX(number) FROM ended) - ?"
+        for (job,) in db.execute(f"SELECT job {old}", (ENDED_KEPT,)).fetchall():
+            self._drop_kept(db, "job = ? AND kind = 'commit'", job)
+        db.execute(f"DELETE {old}", (ENDED_KEPT,))
 
     def put_back(self) -> None:
         """What one from a backup must change, since it does not know what was unmasked later.
@@ -479,6 +509,28 @@ def _run(db: sqlite3.Connection, statement: str, at: ExchangeId) -> None:
 
 
 # --- the files ---
+
+
+class BroadcastSink:
+    """Takes a broadcast's bytes in their order into its file. Raises OSError."""
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+        self._file = os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0)
+
+    def restart(self) -> None:
+        """From the beginning: it is the same blob, or its digest will say that it is not."""
+        self._file.seek(0)
+
+    def write(self, data: memoryview, /) -> None:
+        """The next bytes."""
+        while data:
+            data = data[self._file.write(data) or 0 :]
+
+    def finish(self) -> bytes:
+        """All of it is there; `Spool.keep` makes it durable."""
+        self._file.close()
+        return b""
 
 
 def uploads_of(at: ExchangeId) -> str:

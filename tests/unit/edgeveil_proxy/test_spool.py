@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from spool_kit import (
     upload,
 )
 
+from edgeveil.crypto.keys import OpeningKey
 from edgeveil.crypto.labels import HEADER
 from edgeveil.protocol.messages import Batch, Close, check_signature
 from edgeveil.protocol.proxy_tasks import (
@@ -44,7 +46,7 @@ from edgeveil.protocol.proxy_tasks import (
     UploadsDropped,
 )
 from edgeveil.storage import FileData, StorageError
-from edgeveil_proxy.spool import Spool
+from edgeveil_proxy.spool import ENDED_KEPT, Spool
 
 
 @pytest.fixture
@@ -193,12 +195,29 @@ def test_of_a_job_the_announcement_the_newest_round_and_its_commit_stay(path: Pa
     keep(spool, where=at(7, job=OTHER))
     keep(spool, where=at(2))
     memory = reopened(path)
-    assert kinds(memory) == [(JOB, "job", 0), (OTHER, "round", 7), (JOB, "round", 2)]
+    record, others = (JOB, "commit", 1), (OTHER, "round", 7)
+    assert kinds(memory) == [(JOB, "job", 0), record, others, (JOB, "round", 2)]
     assert next(iter(memory.kept.values())).header.at.attempt == 2
     assert (memory.uploads, memory.batches) == ([], {})
-    assert len(list(path.with_suffix("").iterdir())) == 3
+    assert len(list(path.with_suffix("").iterdir())) == 4
     keep_commit(spool, at(2))
-    assert kinds(reopened(path))[-1] == (JOB, "commit", 2)
+    newest = [(JOB, "round", 2), (JOB, "commit", 2)]
+    assert kinds(reopened(path)) == [(JOB, "job", 0), others, *newest]
+    assert len(list(path.with_suffix("").iterdir())) == 4
+    spool.close()
+
+
+def test_a_record_that_comes_after_the_next_round_leaves_that_round_its_key(path: Path) -> None:
+    spool = Spool(path)
+    opening = OpeningKey.generate()
+    keep(spool, where=at(1))
+    kept = keep(spool, where=at(2))
+    spool.store(replace(kept, key=opening))
+    keep_commit(spool, at(1))
+    loaded = reopened(path).round_key(at(2))
+    assert loaded is not None and loaded.to_bytes() == opening.to_bytes()
+    keep_commit(spool, at(2))
+    assert reopened(path).round_key(at(2)) is None
     spool.close()
 
 
@@ -226,13 +245,19 @@ def test_an_ended_job_leaves_its_release_and_its_end(path: Path) -> None:
     upload(spool, 0)
     batch(spool, 1)
     keep(spool, "release", at(0, 9))
+    keep_commit(spool, at())
     for _ in range(2):
         spool.store(JobEnded(JOB, notes[JOB]))
     memory = reopened(path)
-    assert kinds(memory) == [(JOB, "release", 0)]
+    assert kinds(memory) == [(JOB, "release", 0), (JOB, "commit", 1)]
     assert (memory.uploads, memory.batches, memory.delivered) == ([], {}, set())
     assert list(memory.ended.items()) == [(OTHER, notes[OTHER]), (JOB, notes[JOB])]
     assert names(path) == {"kept"}
+    for number in range(ENDED_KEPT):  # with the end goes the last record
+        spool.store(JobEnded(bytes([number]) * 16, notes[JOB]))
+    memory = reopened(path)
+    assert kinds(memory) == [(JOB, "release", 0)] and JOB not in memory.ended
+    assert len(list(path.with_suffix("").iterdir())) == 1
     spool.close()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from edgeveil.protocol.commit_record import place_of
 from edgeveil.protocol.messages import ExchangeId
 
 # --- durations in logarithmic buckets: merged without loss, 2 % wide, a few KiB however many ---
@@ -146,8 +147,8 @@ class UploadCounters:
     last_up_s: float | None = None
     rounds: dict[RoundKey, RoundCounters] = field(default_factory=dict)
     _sent: dict[RoundKey, dict[bytes, OfferedUpload]] = field(default_factory=dict)
-    _committed: set[RoundKey] = field(default_factory=set)
-    _accepted: deque[set[bytes]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    _committed: dict[RoundKey, set[int]] = field(default_factory=dict)  # pieces that were read
+    _accepted: dict[RoundKey, set[bytes]] = field(default_factory=dict)  # of the newest rounds
 
     def round(self, at: ExchangeId) -> RoundCounters:
         """The counts of this attempt."""
@@ -213,20 +214,26 @@ class UploadCounters:
         if sent is not None:
             sent.away = False
 
-    def commit(self, at: ExchangeId, hashes: bytes) -> None:
-        """A round's commit record: which of its uploads were counted, each once."""
+    def commit(self, at: ExchangeId, hashes: bytes, place: int = 0, places: int = 1) -> None:
+        """A round's commit record, or one of so many pieces: which of its uploads were counted,
+        each once."""
         key = (at.exchange, at.attempt)
-        if key in self._committed:
+        read = self._committed.setdefault(key, set())
+        if place in read:
             return
-        self._committed.add(key)
+        read.add(place)
         listed = [hashes[i : i + 32] for i in range(0, len(hashes), 32)]
         accepted = set(listed)
-        again = sum(len(accepted & earlier) for earlier in self._accepted)
+        again = sum(len(accepted & earlier) for earlier in self._accepted.values())
         self.repeated += len(listed) - len(accepted) + again
-        self._accepted.append(accepted)
+        self._accepted.setdefault(key, set()).update(accepted)
+        if len(self._accepted) > _REMEMBERED:
+            del self._accepted[next(iter(self._accepted))]
         row, uploads = self.round(at), self._sent.pop(key, {})
         for blob, sent in uploads.items():
-            if accepted.issuperset(sent.hashes):
+            if places > 1 and place_of(sent.hashes[0], places) != place:
+                self._sent.setdefault(key, {})[blob] = sent
+            elif accepted.issuperset(sent.hashes):
                 self.counted += 1
                 row.counted += 1
                 row.counted_sum += sent.total
@@ -234,10 +241,6 @@ class UploadCounters:
                 self.missing += 1
             elif not sent.said:  # its answer may still come
                 self._sent.setdefault(key, {})[blob] = sent
-
-    def committed(self, at: ExchangeId) -> bool:
-        """Whether this attempt's commit record was read."""
-        return (at.exchange, at.attempt) in self._committed
 
     @property
     def offering(self) -> bool:
@@ -265,7 +268,7 @@ class UploadCounters:
         for key in sorted(self.rounds)[:-_REMEMBERED]:
             del self.rounds[key]
             self._sent.pop(key, None)
-            self._committed.discard(key)
+            self._committed.pop(key, None)
         return plain
 
     def _plain(self) -> dict[str, Any]:

@@ -72,7 +72,7 @@ from edgeveil.protocol.transfer import Assembly
 from edgeveil.transport.link import Topics
 from edgeveil.transport.mqtt_packets import Login, encoded_topic
 from edgeveil_lab.load.counters import UploadCounters
-from edgeveil_lab.load.mqtt import BareClient
+from edgeveil_lab.load.mqtt import BareClient, Manner
 from edgeveil_lab.load.sites import FleetMember
 
 TOPICS = Topics()
@@ -98,7 +98,8 @@ class SharedWork:
         self._frames_bytes = 0
         self._blobs: dict[bytes, bytes] = {}
         self._plans: dict[bytes, Plan] = {}
-        self._commits: dict[bytes, tuple[Commit, Assembly]] = {}
+        self._record: Commit | None = None  # the newest
+        self._pieces: dict[bytes, tuple[int, int, Assembly]] = {}  # of it: which, of how many
         pool = np.random.default_rng().standard_normal(
             max(_POOL_BYTES, 2 * payload_bytes) // 4, np.float32
         )
@@ -140,18 +141,23 @@ class SharedWork:
             header = decode_header(message.header)
             if isinstance(header, Manifest) and header.kind == "round":
                 self._forget()
-            if not isinstance(header, Commit) or self.counters.committed(header.at):
+            if not isinstance(header, Commit) or header == self._record:
                 return
+            self._record = header
             if message.data or not header.blob.size_bytes:
                 self.counters.commit(header.at, message.data)
-            else:
-                assembly = Assembly(header.blob, header.blob.size_bytes)
-                self._commits.setdefault(header.blob.digest, (header, assembly))
-        elif isinstance(message, BlobPart) and message.blob in self._commits:
-            header, assembly = self._commits[message.blob]
+                return
+            pieces = [(0, 1, header.blob)]
+            pieces += [(n, len(header.pieces), one) for n, one in enumerate(header.pieces)]
+            self._pieces = {
+                blob.digest: (place, places, Assembly(blob, blob.size_bytes))
+                for place, places, blob in pieces
+            }
+        elif isinstance(message, BlobPart) and self._record and message.blob in self._pieces:
+            place, places, assembly = self._pieces[message.blob]
             if assembly.add(message):
-                del self._commits[message.blob]
-                self.counters.commit(header.at, assembly.finish())
+                del self._pieces[message.blob]
+                self.counters.commit(self._record.at, assembly.finish(), place, places)
 
     def _forget(self) -> None:
         """A new round: what was for the one before hardly comes again."""
@@ -364,7 +370,7 @@ class LoadDevice:
     ) -> None:
         signing = SigningKey(member.signing)
         self.id: str = signing.public().fingerprint()
-        self._setup, self._shared, self._slow_bytes_per_s = setup, shared, slow_bytes_per_s
+        self._setup, self._shared, self._manner = setup, shared, Manner(slow_bytes_per_s)
         self._signer = Signer(self.id, signing)
         opening = OpeningKey(member.opening)
         self._sealing = (opening.public(),)
@@ -405,9 +411,7 @@ class LoadDevice:
         self._dialled_s, counters = self._loop.time(), self._shared.counters
         counters.first_dial_s = counters.first_dial_s or self._shared.now_s()
         topics = (TOPICS.all_down, TOPICS.device_down(self.id), *TOPICS.buckets(self._sealing))
-        self._client = BareClient(
-            self, login, setup.protocol, topics, self._topic, self._slow_bytes_per_s
-        )
+        self._client = BareClient(self, login, setup.protocol, topics, self._topic, self._manner)
         return self._client
 
     @property

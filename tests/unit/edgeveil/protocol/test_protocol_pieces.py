@@ -35,7 +35,7 @@ from edgeveil.protocol.device_tasks import (
     StanzaLook,
 )
 from edgeveil.protocol.messages import (
-    KNOWS_BUCKETS,
+    KNOWS_RECORDS,
     BlobPart,
     Cover,
     Hello,
@@ -45,7 +45,7 @@ from edgeveil.protocol.messages import (
     Roster,
     decode_header,
 )
-from edgeveil.protocol.proxy_broadcasts import UNSELECTED_BYTES
+from edgeveil.protocol.proxy_broadcasts import RECORD_BYTES, UNSELECTED_BYTES
 from edgeveil.protocol.proxy_tasks import DeviceKnows
 from edgeveil.protocol.sealed import (
     JobPackage,
@@ -349,13 +349,13 @@ def test_the_roster_says_what_every_device_knows():
     machine = proxy()
     old, new = FLEET[0], FLEET[1]
     (first,) = rosters(cloud_says(machine, CLOUD.note(Here(0.0))))
-    assert first.knows == KNOWS_BUCKETS
+    assert first.knows == KNOWS_RECORDS
     out = says(machine, old, old.signer.note(Hello(old.id)))
     assert [one.knows for one in rosters(out)] == [0]
     assert DeviceKnows(old.id, earlier=True) in stored(out)
     assert rosters(says(machine, new, new.signer.note(Hello(new.id, knows=1)))) == []
     out = says(machine, old, old.signer.note(Hello(old.id, knows=1)))
-    assert [one.knows for one in rosters(out)] == [KNOWS_BUCKETS]
+    assert [one.knows for one in rosters(out)] == [KNOWS_RECORDS]
     assert DeviceKnows(old.id, earlier=False) in stored(out)
 
 
@@ -408,7 +408,8 @@ def test_under_cover_both_pieces_go_to_all():
 @pytest.mark.parametrize("left", [0, 1])
 def test_what_hardly_matters_is_in_the_offer_whole(left):
     machine = proxy(packet_bytes=1 << 16)
-    room = UNSELECTED_BYTES - FRAME_OVERHEAD_BYTES - len(offer(LONGER).header.payload) + left
+    whole_bytes = UNSELECTED_BYTES - RECORD_BYTES
+    room = whole_bytes - FRAME_OVERHEAD_BYTES - len(offer(LONGER).header.payload) + left
     data = LONG[:room]
     header = in_pieces(manifest(data, stanza_bytes=len(STANZAS)), data)
     whole = [offer(header, data)]

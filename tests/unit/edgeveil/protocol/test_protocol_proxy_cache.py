@@ -65,7 +65,7 @@ def test_a_round_that_was_overtaken_while_it_was_checked_is_not_opened():
     assert [kept.header.at for kept in machine.memory.kept.values()] == [at(1, 2)]
 
 
-def test_a_commit_that_the_next_round_overtakes_is_still_passed_on():
+def test_a_commit_that_the_next_round_overtakes_is_still_passed_on_and_kept():
     machine = proxy()
     open_round(machine)
     machine.hold_work = True
@@ -75,8 +75,46 @@ def test_a_commit_that_the_next_round_overtakes_is_still_passed_on():
     checked(machine, new, b"newer")
     out = checked(machine, commit, data)
     assert to_devices(out) == [offer(record, data)] and acks(out) == [("held", "")]
-    assert stored(out) == [BroadcastDropped(record.blob.digest)]
-    assert list(machine.rounds.collections) == [at(2, 1)]
+    assert machine.memory.kept[record.blob.digest].header == record
+    assert list(machine.rounds.open) == [at(2)]
+
+
+def test_a_record_that_a_later_one_overtakes_while_it_is_checked_is_dropped():
+    machine = proxy()
+    machine.hold_work = True
+    held = [commit_of(at(number), [bytes([number])]) for number in (1, 2)]
+    first, second = (tasks(cloud_says(machine, offer(*one)))[0] for one in held)
+    checked(machine, second, held[1][1])
+    out = checked(machine, first, held[0][1])
+    assert refused(out) == ["replayed_commit"] and to_devices(out) == []
+    assert BroadcastDropped(held[0][0].blob.digest) in stored(out)
+    assert [kept.header for kept in machine.memory.kept.values()] == [held[1][0]]
+
+
+def records(machine):
+    headers = [kept.header for kept in machine.memory.kept.values()]
+    return {header.at for header in headers if header.kind == "commit"}
+
+
+def test_a_record_outlives_the_next_round_and_ends_with_the_next_record():
+    machine = proxy()
+    first, other = commit_of(at(), [b"a"]), commit_of(at(9, job=b"K" * 16), [b"k"])
+    for record in (first, other):
+        cloud_says(machine, offer(*record))
+    open_round(machine, manifest(MODEL, at(2)))
+    assert records(machine) == {at(), other[0].at}
+    cloud_says(machine, offer(*commit_of(at(2), [b"b"])))
+    assert records(machine) == {at(2), other[0].at}
+    assert refused(cloud_says(machine, offer(*first))) == ["replayed_commit"]
+
+
+def test_what_is_missing_of_a_record_when_the_next_round_comes_is_not_asked_for():
+    machine = proxy()
+    record, data = commit_of(at(), [bytes([n]) for n in range(40)])
+    cloud_says(machine, offer(record))
+    cloud_says(machine, parts_of(record, data)[0])
+    open_round(machine, manifest(MODEL, at(2)))
+    assert machine.broadcasts.arriving == {}
 
 
 def test_what_is_checked_when_its_job_ends_is_not_kept():

@@ -1,0 +1,288 @@
+"""A round's record in pieces: each mark in its own, who asks for which, and what the proxy does."""
+
+import hashlib
+
+import msgspec
+import pytest
+from device_bench import MODEL, PACKAGE, device, done, fire, receive, work_on
+from protocol_kit import (
+    CLOUD,
+    JOB,
+    PACKET_BYTES,
+    PROXY,
+    SEALED_BYTES,
+    at,
+    manifest,
+    messages,
+    offer,
+    parts_of,
+    refused,
+    reports,
+    stored,
+)
+from proxy_bench import FLEET, cloud_says, proxy, says, to_devices
+
+from edgeveil.errors import ProtocolError
+from edgeveil.protocol import commit_record
+from edgeveil.protocol.commit_record import check_record, describe_record, piece_for
+from edgeveil.protocol.device_jobs import RECORD_LOOKS
+from edgeveil.protocol.device_tasks import ComputeAnswer, LateRecord, OutboxDrop, SealedAnswer
+from edgeveil.protocol.messages import (
+    MOST_PIECES,
+    Ack,
+    Blob,
+    BlobPart,
+    Close,
+    Commit,
+    Count,
+    Cover,
+    ExchangeId,
+    Hello,
+    Need,
+    Offer,
+)
+from edgeveil.protocol.proxy_broadcasts import RECORD_BYTES
+from edgeveil.protocol.transfer import describe, part_bytes, parts
+
+PART_BYTES = part_bytes(PACKET_BYTES)
+MARKS = [hashlib.sha256(b"mark %d" % number).digest() for number in range(200)]
+MINE, ABSENT = MARKS[7], hashlib.sha256(b"nobody's").digest()
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(commit_record, "PIECE_MARKS", 20)
+
+
+def record(marks=MARKS, floor=3, where=None, size=PART_BYTES):
+    return describe_record(where or at(), marks, size, floor)
+
+
+def piece_bytes(commit: Commit, data: bytes, piece: Blob) -> bytes:
+    start = sum(one.size_bytes for one in commit.pieces[: commit.pieces.index(piece)])
+    return data[start : start + piece.size_bytes]
+
+
+# --- the cut ----------------------------------------------------------------------------------
+
+
+def test_every_mark_stands_in_its_own_piece_and_in_no_other():
+    commit, data = record()
+    assert len(commit.pieces) == 8 and commit.accepted == len(MARKS)
+    assert data == b"".join(sorted(MARKS))
+    cut = [piece_bytes(commit, data, piece) for piece in commit.pieces]
+    assert [describe(piece, PART_BYTES) for piece in cut] == list(commit.pieces)
+    assert b"".join(cut) == data
+    for mark in (*MARKS, ABSENT):
+        found = [n for n, piece in enumerate(cut) if mark in marks_of(piece)]
+        here = commit.pieces.index(piece_for(commit, [mark]))
+        assert found == ([] if mark is ABSENT else [here])
+
+
+def marks_of(piece: bytes) -> list[bytes]:
+    return [piece[i : i + 32] for i in range(0, len(piece), 32)]
+
+
+@pytest.mark.parametrize(("floor", "pieces"), [(1, 8), (30, 4), (60, 2), (150, 1)])
+def test_no_piece_has_fewer_marks_than_the_floor(floor, pieces):
+    commit, _ = record(floor=floor)
+    assert len(commit.pieces) == pieces
+    assert min(piece.size_bytes for piece in commit.pieces) >= 32 * floor
+
+
+def test_a_record_without_a_floor_has_no_pieces_and_one_of_few_marks_is_its_own():
+    assert describe_record(at(), MARKS, PART_BYTES)[0].pieces == ()
+    few, _ = record(MARKS[:30])
+    assert few.pieces == (few.blob,)
+
+
+def test_who_looks_for_marks_in_several_pieces_asks_for_the_whole():
+    commit, _ = record()
+    other = next(mark for mark in MARKS if mark[0] >> 5 != MINE[0] >> 5)
+    assert piece_for(commit, [MINE, other]) == commit.blob
+    assert piece_for(commit, [MINE, MINE]) == piece_for(commit, [MINE])
+
+
+def test_the_largest_offer_is_small():
+    marks = [hashlib.sha256(b"%d" % number).digest() for number in range(5000)]
+    commit, _ = record(marks, size=65536)
+    assert len(commit.pieces) == MOST_PIECES
+    assert len(msgspec.msgpack.encode(offer(commit))) <= 1024 < RECORD_BYTES
+
+
+@pytest.mark.parametrize("these", [(0, 1, 2), (0, 1), (0,) * 8])
+def test_pieces_that_do_not_make_up_the_record_are_refused(these):
+    commit, _ = record()
+    pieces = tuple(commit.pieces[number] for number in these)
+    wrong = msgspec.structs.replace(commit, pieces=pieces)
+    with pytest.raises(ProtocolError, match="malformed"):
+        check_record(wrong)
+    assert refused(cloud_says(proxy(), offer(wrong))) == ["malformed"]
+    assert refused(receive(answered(), offer(wrong))) == ["malformed"]
+
+
+# --- at a device ------------------------------------------------------------------------------
+
+
+def answered(*marks: bytes, cover: bool = False):
+    """A device whose upload, of one segment for each mark, the proxy holds."""
+    machine = device()
+    if cover:
+        receive(machine, PROXY.note(Cover(5.0)))
+    marks = marks or (MINE,)
+    groups = tuple(range(len(marks)))
+    sizes = SEALED_BYTES[: len(marks)]
+    answer = SealedAnswer(groups, sizes, bytes(sum(sizes)), marks, at_once=True)
+    work_on(machine, manifest(MODEL))
+    done(machine, ComputeAnswer(manifest(MODEL), PACKAGE), answer)
+    if cover:
+        fire(machine, "resend")
+    upload = machine.memory.uploads[JOB].upload
+    receive(machine, PROXY.note(Ack(upload.blob.digest, "held")))
+    return machine
+
+
+def came(machine, piece: Blob, data: bytes):
+    return [effect for one in parts(piece, data) for effect in receive(machine, one)]
+
+
+@pytest.mark.parametrize("mark", [MINE, ABSENT])
+def test_a_device_asks_at_once_for_its_piece_and_is_told_by_it(mark):
+    machine = answered(mark)
+    commit, data = record()
+    piece = piece_for(commit, [mark])
+    (asked,) = messages(receive(machine, offer(commit)), Need)
+    assert asked == Need(piece.digest, tuple(range(piece.parts)))
+    out = came(machine, piece, piece_bytes(commit, data, piece))
+    outcome = "counted" if mark is MINE else "missing"
+    assert stored(out) == [OutboxDrop(at(), outcome)]
+    assert reports(out)["counted"]["counted"] == int(mark is MINE)
+    assert machine.fetches.under_way == {}
+
+
+def test_a_piece_of_a_neighbour_or_with_a_changed_mark_tells_nothing():
+    machine = answered()
+    commit, data = record()
+    receive(machine, offer(commit))
+    piece = piece_for(commit, [MINE])
+    other = commit.pieces[commit.pieces.index(piece) - 1]
+    assert came(machine, other, piece_bytes(commit, data, other)) == []
+    mine = piece_bytes(commit, data, piece)
+    for wrong in (mine.replace(MINE, ABSENT), data[-len(mine) :]):
+        lie = msgspec.structs.replace(piece, digest=piece.digest)
+        assert refused(came(machine, lie, wrong)) == ["bad_digest"]
+    assert machine.memory.uploads
+    assert stored(came(machine, piece, mine)) == [OutboxDrop(at(), "counted")]
+
+
+def test_of_several_segments_a_device_asks_for_the_whole():
+    marks = sorted(MARKS)[::80]
+    machine = answered(*marks)
+    commit, data = record()
+    (asked,) = messages(receive(machine, offer(commit)), Need)
+    assert asked.blob == commit.blob.digest
+    out = [e for part in parts_of(commit, data) for e in receive(machine, part)]
+    assert reports(out)["counted"]["counted"] == len(marks) == 3
+
+
+def test_under_cover_a_device_waits_for_the_whole_and_asks_for_no_piece():
+    machine = answered(cover=True)
+    commit, data = record()
+    assert messages(receive(machine, offer(commit)), Need) == []
+    out = [e for part in parts_of(commit, data) for e in receive(machine, part)]
+    assert stored(out) == [OutboxDrop(at(), "counted")]
+    machine = answered(cover=True)
+    receive(machine, offer(commit))
+    (asked,) = messages(fire(machine, "repair"), Need)
+    assert asked.blob == commit.blob.digest
+
+
+def test_who_did_not_answer_asks_for_nothing():
+    assert receive(device(), offer(record()[0])) == []
+
+
+def test_the_last_record_of_a_job_is_taken_after_its_end():
+    machine = answered()
+    commit, data = record()
+    receive(machine, offer(commit))
+    receive(machine, CLOUD.note(Close(JOB, "completed")))
+    piece = piece_for(commit, [MINE])
+    out = came(machine, piece, piece_bytes(commit, data, piece))
+    assert stored(out) == [LateRecord(at(), "counted")]
+
+
+def test_a_record_that_is_gone_is_not_asked_for_for_ever():
+    machine = answered()
+    receive(machine, offer(record()[0]))
+    looks = [messages(fire(machine, "repair"), Need) for _ in range(RECORD_LOOKS + 2)]
+    assert all(looks[:RECORD_LOOKS]) and not any(looks[RECORD_LOOKS:])
+    assert machine.fetches.under_way == {} and machine.memory.uploads
+    assert messages(receive(machine, offer(record()[0])), Need)  # it is offered again
+
+
+class EarlierCommit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
+    """As devices of before read it."""
+
+    at: ExchangeId
+    accepted: Count
+    blob: Blob
+
+
+def test_a_device_of_before_reads_the_whole_record():
+    commit, data = record()
+    read = msgspec.msgpack.decode(offer(commit).header.payload, type=EarlierCommit)
+    assert read == EarlierCommit(commit.at, len(MARKS), describe(data, PART_BYTES))
+    machine = proxy()
+    brought(machine, commit, data)
+    asked = Need(read.blob.digest, tuple(range(read.blob.parts)))
+    told = messages(says(machine, FLEET[0], asked), BlobPart)
+    assert b"".join(part.data for part in told) == data
+
+
+# --- at the proxy -----------------------------------------------------------------------------
+
+
+def brought(machine, commit, data):
+    """What devices hear of it."""
+    out = cloud_says(machine, offer(commit))
+    return to_devices(
+        out + [e for part in parts_of(commit, data) for e in cloud_says(machine, part)]
+    )
+
+
+def test_all_hear_the_offer_and_who_asks_gets_a_piece():
+    machine = proxy()
+    commit, data = record()
+    assert brought(machine, commit, data) == [offer(commit)]
+    for piece in commit.pieces:
+        asked = Need(piece.digest, tuple(range(piece.parts)))
+        got = messages(says(machine, FLEET[0], asked), BlobPart)
+        assert got == list(parts(piece, piece_bytes(commit, data, piece)))
+
+
+@pytest.mark.parametrize("pushed", ["no pieces", "cover"])
+def test_the_whole_record_goes_to_all(pushed):
+    machine = proxy(cover_window_s=5.0 if pushed == "cover" else 0.0)
+    commit, data = record(floor=3 if pushed == "cover" else None)
+    assert brought(machine, commit, data) == [offer(commit), *parts_of(commit, data)]
+
+
+def test_a_small_record_is_in_its_offer():
+    machine = proxy()
+    commit, data = record(MARKS[:10])
+    assert brought(machine, commit, data) == [offer(commit, data)]
+
+
+def test_the_last_record_stays_with_the_job_s_end_for_who_asks():
+    machine = proxy(ended_kept=2)
+    commit, data = record()
+    brought(machine, commit, data)
+    cloud_says(machine, CLOUD.note(Close(JOB, "completed")))
+    hello = FLEET[0].signer.note(Hello(FLEET[0].id, knows=1))
+    assert messages(says(machine, FLEET[0], hello), Offer) == []
+    asked = Need(commit.pieces[0].digest, (0,))
+    assert messages(says(machine, FLEET[0], asked), BlobPart)
+    for number in range(2):
+        cloud_says(machine, CLOUD.note(Close(bytes([number]) * 16, "completed")))
+    assert machine.memory.kept == {} and JOB not in machine.memory.ended
+    assert refused(says(machine, FLEET[1], asked)) == ["unknown_blob"]
