@@ -10,7 +10,7 @@ DRAWN  := edgeveil_tools.protocol_diagrams edgeveil_tools.architecture_page \
 export PATH := $(PATH):/usr/sbin:/usr/local/sbin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all check bench fuzz long docs mosquitto postgresql nats rootfs clean
+.PHONY: help setup run test test-all check bench fuzz long docs mosquitto postgresql nats rabbitmq rootfs clean
 
 help:            ## list all targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -24,7 +24,7 @@ run: $(VENV)/.tools  ## run the quickstart job: brokers, cloud, proxy, 20 device
 test: mosquitto postgresql setup run  ## the quickstart, then all tests but the slow ones, on WORKERS=2 cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not slow'
 
-test-all: mosquitto postgresql nats rootfs setup run  ## the quickstart, then every test, on WORKERS=2 cores
+test-all: mosquitto postgresql nats rabbitmq rootfs setup run  ## the quickstart, then every test, on WORKERS=2 cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 check: $(VENV)/.all  ## ruff, mypy --strict, import-linter; whether `make docs` would change a page
@@ -72,6 +72,12 @@ nats:            # likewise: a broker that forms clusters
 	  if [ "$$(id -u)" = 0 ]; then sudo=; else sudo="sudo -n"; fi; \
 	  { $$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq nats-server; } >/dev/null 2>&1; \
 	} || echo "nats-server could not be installed: the tests of a cluster are skipped" >&2
+
+rabbitmq:        # likewise
+	@ls /usr/lib/rabbitmq/bin/rabbitmq-server >/dev/null 2>&1 || { \
+	  if [ "$$(id -u)" = 0 ]; then sudo=; else sudo="sudo -n"; fi; \
+	  { $$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq rabbitmq-server; } >/dev/null 2>&1; \
+	} || echo "rabbitmq-server could not be installed: the tests of its cluster are skipped" >&2
 
 rootfs:          # likewise: what builds images and bare roots, and plays another processor
 	@{ command -v debootstrap && command -v buildah && command -v qemu-aarch64-static; } >/dev/null 2>&1 || { \

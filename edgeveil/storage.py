@@ -294,6 +294,11 @@ class FileData:
             raise ValueError("a part has no step")
         return os.pread(self._file, max(0, stop - start), self._offset + start)
 
+    @property
+    def is_unlinked(self) -> bool:
+        """Whether no name leads to the file any more: its room is taken for this object alone."""
+        return os.fstat(self._file).st_nlink == 0
+
     def digest(self) -> bytes:
         """SHA-256 of the whole, read a chunk at a time."""
         found = hashlib.sha256()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud_tasks import (
     AskUnmask,
     Broadcast,
+    Broadcasts,
     CountReports,
     ReportsCounted,
     SealRound,
@@ -39,7 +40,7 @@ from edgeveil.selection import how_many, rounded_up, uniform
 from edgeveil_cloud.evaluation import Evaluation
 from edgeveil_cloud.rollout_store import Stage, report_digest
 from edgeveil_cloud.round_secret import RoundSecret
-from edgeveil_cloud.secure_round import KeptSums
+from edgeveil_cloud.secure_round import kept_unmasks
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobEntry
 from edgeveil_cloud.stored_jobs import StoredJobs, wire_id
@@ -66,26 +67,56 @@ def draw(enrolled: Sequence[bytes], count: int) -> list[bytes]:
     return uniform(enrolled, count, None)
 
 
-def select(plan: Plan, enrolled: Sequence[bytes], choose: Choose = draw) -> list[bytes]:
-    """The public keys of a new round. Raises TooFewDevices, TooManyDevices: no sum may leave its
-    ring."""
+Cohorts = Mapping[str, Sequence[bytes]]
+"""The public keys of devices, by their cell."""
+
+
+def select(plan: Plan, enrolled: Cohorts, choose: Choose = draw) -> dict[str, list[bytes]]:
+    """The public keys of a new round, drawn from those of all cells.
+
+    Raises TooFewDevices, TooManyDevices: no sum may leave its ring.
+    """
     asked, floor = plan.job.selection, plan.job.round.min_batch
-    count = how_many(asked.devices, len(enrolled), asked.over_select)
-    least = max(asked.min_devices, floor)
-    if count < least:
+    everybody = [key for cell in enrolled.values() for key in cell]
+    count = how_many(asked.devices, len(everybody), asked.over_select)
+    drawn = choose(everybody, count) if count >= floor else []
+    chosen = {
+        cell: _whole_batch([key for key in drawn if key in of_it], keys, floor, choose)
+        for cell, keys, of_it in ((cell, keys, set(keys)) for cell, keys in enrolled.items())
+    }
+    chosen = {cell: keys for cell, keys in chosen.items() if keys}
+    found, least = sum(map(len, chosen.values())), max(asked.min_devices, floor)
+    if found < least:
+        there = f"{found if chosen else count} devices can be selected"
+        in_each = f", {floor} in each cell that is asked" if len(enrolled) > 1 else ""
         raise TooFewDevices(
-            f"{count} devices can be selected, at least {least} are needed",
+            f"{there}, at least {least} are needed{in_each}",
             where="selection",
             fix="enrol more devices, or lower round.min_batch and selection.min_devices",
         )
     most = plan.setting.summed
-    if most and count > most:
+    largest = max(map(len, chosen.values()))
+    if most and largest > most:
         raise TooManyDevices(
-            f"{count} devices would be selected, and a sum under masks takes at most {most}",
+            f"{largest} devices would be selected, and a sum under masks takes at most {most}",
             where="selection.devices",
             fix="cancel the job, and submit it with a number of devices in place of 'all'",
         )
-    return choose(enrolled, count)
+    return chosen
+
+
+def _whole_batch(
+    drawn: list[bytes], cell: Sequence[bytes], floor: int, choose: Choose
+) -> list[bytes]:
+    """Those drawn in a cell; where they are below the floor of its batch, either as many as the
+    floor asks for or none, so that on average a device is asked as often as in other cells."""
+    if len(drawn) >= floor or not drawn:
+        return drawn
+    if len(cell) < floor or choose(cell[:floor], 1)[0] not in cell[: len(drawn)]:
+        return []
+    first = set(drawn)
+    rest = [key for key in cell if key not in first]
+    return drawn + choose(rest, floor - len(drawn))
 
 
 def round_package(context: RoundContext, state: Mapping[str, Array]) -> RoundPackage:
@@ -191,59 +222,67 @@ class Sealer:
         self._store, self._jobs, self._evaluation = store, jobs, evaluation
         self._limits, self._marks, self._clock = limits, marks, clock
         self._sealing, self._choose = sealing, choose
-        self._cohorts: dict[str, tuple[bytes, ...]] = {}  # whom each running job was announced to
-        self.buckets = False  # whether every device looks for its stanza in a bucket
+        # Whom each running job was announced to, by cell.
+        self._cohorts: dict[str, dict[str, tuple[bytes, ...]]] = {}
+        self.buckets: dict[str, bool] = {}  # whether all devices of a cell look in buckets
 
-    def job(self, entry: JobEntry) -> Broadcast:
+    def job(self, entry: JobEntry, cells: Sequence[str]) -> Broadcasts:
         """The job and its graph, for every enrolled device: rounds select among these."""
-        self._check_roster()
-        self._cohorts[entry.id] = self._store.enrolled()
+        cohorts = self._enrolled(cells)
+        self._cohorts[entry.id] = self._cohorts.get(entry.id, {}) | cohorts
         plan = self._jobs.plan(entry)
         plan.check_backbones()
         self._evaluation.check(plan)
         backbones = tuple(plan.artifacts[one] for one in backbone_digests(plan.job.features))
         package = JobPackage(entry.canonical, self._jobs.graph(entry), backbones)
-        manifest, data, _ = self._sealed(entry, "job", package, self._store.enrolled())
-        return Broadcast(manifest, data)
+        manifest, data, _ = self._sealed(entry, "job", package, cohorts)
+        return Broadcasts(dict.fromkeys(cohorts, Broadcast(manifest, data)))
 
-    def round(self, task: SealRound) -> Broadcast | AskUnmask:
-        """A round's model for the devices selected; the round's secret is kept first.
+    def round(self, task: SealRound) -> Broadcasts | AskUnmask:
+        """A round's model for the devices selected, sealed for each cell by itself; the round's
+        secrets are kept first.
 
         Of one whose masks were asked for, that question again.
         """
         started_s = self._clock()
-        self._check_roster()
+        enrolled = self._enrolled(task.cells)
         entry = self._jobs.entry(task.job_id)
         kept = self._store.kept_sums(entry.id, task.exchange)
         if kept is not None:
-            return AskUnmask(KeptSums.from_bytes(kept).unmask)
+            return AskUnmask(kept_unmasks(kept))
         context = RoundContext.of(self._jobs.plan(entry), task.exchange)
-        recipients = self._recipients(entry, context.plan, task)
-        self._check_size(context, len(recipients))
-        sequence = self._announce(entry, "round", len(recipients), context.exchange.label)
-        manifest, data, secret = seal_round(
-            context,
-            self._jobs.state(entry),
-            recipients,
-            ExchangeId(task.job_id, task.exchange, task.attempt),
-            sequence,
-            self._limits.part_bytes,
-            self._sealing,
-            bucketed=self._bucketed,
-        )
-        if manifest.buckets == 1 and len(recipients) < len(self._store.enrolled()):
-            manifest = in_pieces(manifest, data)
-        self._store.put_round_key(entry.id, task.exchange, task.attempt, secret.to_bytes())
+        recipients = self._recipients(entry, context.plan, task, enrolled)
+        self._check_size(context, sum(map(len, recipients.values())))
+        state, sealed = self._jobs.state(entry), dict[str, Broadcast]()
+        at = ExchangeId(task.job_id, task.exchange, task.attempt)
+        for cell, keys in recipients.items():
+            sequence = self._announce(entry, "round", len(keys), context.exchange.label, cell)
+            manifest, data, secret = seal_round(
+                context,
+                state,
+                keys,
+                at,
+                sequence,
+                self._limits.part_bytes,
+                self._sealing,
+                bucketed=self._bucketed([cell]),
+            )
+            if manifest.buckets == 1 and len(keys) < len(enrolled[cell]):
+                manifest = in_pieces(manifest, data)
+            self._store.put_round_key(
+                entry.id, task.exchange, task.attempt, secret.to_bytes(), cell
+            )
+            sealed[cell] = Broadcast(manifest, data)
         marks = self._marks.of(task.job_id)
         marks.times_s = {"seal": started_s, "sealed": self._clock()}
-        marks.sent_bytes = len(data)
-        return Broadcast(manifest, data)
+        marks.sent_bytes = sum(len(one.data) for one in sealed.values())
+        return Broadcasts(sealed)
 
     def forget(self, job: str) -> None:
         """The job runs no more; whoever starts it announces it first."""
         self._cohorts.pop(job, None)
 
-    def release(self, entry: JobEntry) -> Broadcast:
+    def release(self, entry: JobEntry, cells: Sequence[str]) -> Broadcasts:
         """The final model, kept and sealed for the devices that get it first."""
         from edgeveil.parts.models.softmax_head import bake
 
@@ -251,24 +290,27 @@ class Sealer:
         weights = self._evaluation.weights(plan, self._jobs.state(entry))
         onnx = bake(self._jobs.graph(entry), weights)
         self._store.put_release(entry.id, onnx, pack_tensors(weights))
-        self._check_roster()
-        rollouts, enrolled = self._store.rollouts, self._store.enrolled()
+        cohorts = self._enrolled(cells)
+        rollouts, enrolled = self._store.rollouts, _all_of(cohorts)
         asked, source = plan.job.release, plan.job.data.source
         count = max(asked.canary_floor, rounded_up(len(enrolled), asked.canary_share))
         chosen = self._choose(enrolled, count) if count < len(enrolled) else []
         rollouts.begin(entry.id, source, chosen, self._store.now_s() + self._valid_s)
-        first = [key for key in rollouts.canary(entry.id) if key in enrolled]
-        return self._release(entry, onnx, first)
+        first = set(rollouts.canary(entry.id))
+        canary = {cell: [k for k in keys if k in first] for cell, keys in cohorts.items()}
+        return self._release(entry, onnx, cohorts, canary if _all_of(canary) else {})
 
-    def publication(self, entry: JobEntry) -> Broadcast:
-        """A release, sealed (again) for every enrolled device."""
-        self._check_roster()
+    def publication(self, entry: JobEntry, cells: Sequence[str]) -> Broadcasts:
+        """A release, sealed (again) for every enrolled device of these cells."""
+        cohorts = self._enrolled(cells)
         kept = self._store.release(entry.id)
         if kept is None:
             raise JobFailed("the job has no release")
-        return self._release(entry, kept.onnx, [])
+        return self._release(entry, kept.onnx, cohorts, {})
 
-    def _release(self, entry: JobEntry, onnx: bytes, canary: Sequence[bytes]) -> Broadcast:
+    def _release(
+        self, entry: JobEntry, onnx: bytes, cohorts: Cohorts, canary: Cohorts
+    ) -> Broadcasts:
         """For the canary, or for all; the secret that opens the reports is kept first.
 
         The package's bytes are the same each time: a device that has it need not fetch it again.
@@ -281,7 +323,7 @@ class Sealer:
             entry,
             "release",
             package,
-            canary or self._store.enrolled(),
+            canary or cohorts,
             groups=(HEALTH,),
             deadline_s=plan.job.release.soak_s / 2,
             cloud_key=opening.public().to_bytes(),
@@ -290,7 +332,7 @@ class Sealer:
         secret = RoundSecret(opening, membership).to_bytes()
         stage: Stage = "canary" if canary else "all"
         self._store.rollouts.sent(entry.id, manifest.sequence, stage, manifest.selected, secret)
-        return Broadcast(manifest, data)
+        return Broadcasts(dict.fromkeys(cohorts, Broadcast(manifest, data)))
 
     def count_reports(self, task: CountReports) -> ReportsCounted:
         """Open reports, and count each once; what is not of a device that was asked is dropped."""
@@ -310,42 +352,52 @@ class Sealer:
         self._store.rollouts.count(sequence, counted)
         return ReportsCounted()
 
-    @property
-    def _bucketed(self) -> bool:
+    def _bucketed(self, cells: Iterable[str]) -> bool:
         """Not for devices of an earlier version, nor where packets are too small for a bucket."""
-        return self.buckets and bucket_bytes(CAPACITY) <= self._limits.part_bytes
+        known = all(self.buckets.get(cell, False) for cell in cells)
+        return known and bucket_bytes(CAPACITY) <= self._limits.part_bytes
 
-    def _fitting(self, keys: Sequence[bytes]) -> list[bytes]:
+    def _fitting(self, keys: Sequence[bytes], *, bucketed: bool) -> list[bytes]:
         """Without those that crowd a bucket, whichever of them chance leaves out."""
-        if not self._bucketed or len(fitting(keys)) == len(keys):
+        if not bucketed or len(fitting(keys)) == len(keys):
             return list(keys)
         return fitting(self._choose(keys, len(keys)))
 
-    def _check_roster(self) -> None:
-        problem = self._store.roster_problem()
-        if problem:
-            raise UnknownAdmissions(problem)
+    def _enrolled(self, cells: Sequence[str]) -> dict[str, tuple[bytes, ...]]:
+        """Who is enrolled in those of the cells that can say it.
 
-    def _announce(self, entry: JobEntry, kind: str, selected: int, at: str) -> int:
+        Raises UnknownAdmissions, TooFewDevices where none can.
+        """
+        problems = {cell: self._store.roster_problem(cell) for cell in cells}
+        found = {cell: self._store.enrolled(cell) for cell in cells if not problems[cell]}
+        if not found:
+            raise UnknownAdmissions("; ".join(dict.fromkeys(problems.values())))
+        found = {cell: keys for cell, keys in found.items() if keys}
+        if not found:
+            raise TooFewDevices(
+                "no device is enrolled",
+                fix="admit devices at the proxy: edgeveil proxy admit",
+            )
+        return found
+
+    def _announce(self, entry: JobEntry, kind: str, selected: int, at: str, cell: str = "") -> int:
         """Record a broadcast; the manifest's sequence."""
         data = {"kind": kind, "selected": selected, "round": at}
-        return self._store.announce(entry.id, data)
+        return self._store.announce(entry.id, data | ({"cell": cell} if cell else {}))
 
     def _sealed(
         self,
         entry: JobEntry,
         kind: str,
         package: Package,
-        recipients: Sequence[bytes],
+        recipients: Cohorts,
         **terms_of_it: Any,
     ) -> tuple[Manifest, bytes, bytes]:
-        """Manifest, blob and membership tag of what is sealed whole, beside the rounds."""
-        keys = [SealingKey(raw) for raw in self._fitting(recipients)]
-        if not keys:
-            raise TooFewDevices(
-                "no device is enrolled",
-                fix="admit devices at the proxy: edgeveil proxy admit",
-            )
+        """Manifest, blob and membership tag of what is sealed once for all cells, beside the
+        rounds."""
+        bucketed = self._bucketed(recipients)
+        everybody = self._fitting(_all_of(recipients), bucketed=bucketed)
+        keys = [SealingKey(raw) for raw in everybody]
         sequence = self._announce(entry, kind, len(keys), kind)
         terms = Terms(
             kind=kind,  # type: ignore[arg-type]
@@ -358,7 +410,7 @@ class Sealer:
         plain = encode_package(package)
         limits = self._limits
         manifest, data, membership = self._sealing.seal_broadcast(
-            terms, plain, keys, limits.part_bytes, bucketed=self._bucketed
+            terms, plain, keys, limits.part_bytes, bucketed=bucketed
         )
         if len(data) > limits.blob_bytes:
             raise JobFailed(
@@ -368,28 +420,62 @@ class Sealer:
             )
         return manifest, data, membership
 
-    def _recipients(self, entry: JobEntry, plan: Plan, task: SealRound) -> list[bytes]:
-        """Whom this attempt asks: as the first one did, else newly drawn; never a revoked key.
+    def _recipients(
+        self, entry: JobEntry, plan: Plan, task: SealRound, enrolled: Cohorts
+    ) -> dict[str, list[bytes]]:
+        """Whom this attempt asks: as the first one did, else newly drawn; never a revoked key."""
+        first = self._store.round_keys(entry.id, task.exchange, 1)
+        if not first:
+            announced = self._cohorts.get(entry.id, {})
+            known = {cell: set(keys) for cell, keys in enrolled.items()}
+            cohorts = {
+                cell: [key for key in announced.get(cell, ()) if key in keys]
+                for cell, keys in known.items()
+            }
+            chosen = select(plan, cohorts, self._choose)
+            return {
+                cell: self._fitting(keys, bucketed=self._bucketed([cell]))
+                for cell, keys in chosen.items()
+            }
+        again = {
+            cell: self._asked_again(entry, plan, task, cell, first[cell], enrolled[cell])
+            for cell in enrolled
+            if cell in first
+        }
+        found = {cell: keys for cell, keys in again.items() if isinstance(keys, list)}
+        if not found:
+            raise next(
+                (why for why in again.values() if isinstance(why, TooFewDevices)),
+                TooFewDevices("none of the cells that were asked can be reached"),
+            )
+        return found
+
+    def _asked_again(
+        self,
+        entry: JobEntry,
+        plan: Plan,
+        task: SealRound,
+        cell: str,
+        secret: bytes,
+        enrolled: Sequence[bytes],
+    ) -> list[bytes] | TooFewDevices:
+        """Those of a cell that the first attempt asked, or why they cannot be asked.
 
         The same tensors come again. Next to a batch that was opened, one without some of its
         devices would show which tensors are theirs.
         """
-        enrolled = set(self._store.enrolled())
-        first = self._store.round_key(entry.id, task.exchange, 1)
-        if first is None:
-            cohort = [key for key in self._cohorts.get(entry.id, ()) if key in enrolled]
-            return self._fitting(select(plan, cohort, self._choose))
-        asked = RoundSecret.from_bytes(first).recipients
-        again = [key for key in asked if key in enrolled]
-        if len(again) < len(asked) and self._store.any_opened(entry.id, task.exchange):
-            raise TooFewDevices(
+        known, asked = set(enrolled), RoundSecret.from_bytes(secret).recipients
+        again = [key for key in asked if key in known]
+        opened = self._store.any_opened(entry.id, task.exchange, cell)
+        if len(again) < len(asked) and opened:
+            return TooFewDevices(
                 f"uploads of this round were opened and could not be used, and "
                 f"{len(asked) - len(again)} of its devices are enrolled no longer: to ask the "
                 f"others alone would show whose uploads are missing",
                 fix="admit them again, or cancel the job",
             )
         if len(again) < plan.job.round.min_batch:
-            raise TooFewDevices(
+            return TooFewDevices(
                 f"{len(again)} of the devices selected are still enrolled, at least "
                 f"{plan.job.round.min_batch} are needed",
                 fix="admit them again, or cancel the job",
@@ -405,3 +491,8 @@ class Sealer:
                 where=context.exchange.label,
                 fix="raise limits.spool_bytes at cloud and proxy, or select fewer devices",
             )
+
+
+def _all_of(cohorts: Cohorts) -> list[bytes]:
+    """In the order of their bytes, which says nothing, not even of the cell."""
+    return sorted(key for keys in cohorts.values() for key in keys)

@@ -38,16 +38,20 @@ from edgeveil_cloud.round_report import (
     shown_mean,
 )
 from edgeveil_cloud.round_secret import RoundSecret
-from edgeveil_cloud.secure_round import KeptSums
+from edgeveil_cloud.secure_round import KeptSums, kept_unmasks, pack_kept, unpack_kept
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import BatchOpening, ExchangeRecord, JobEntry
 from edgeveil_cloud.stored_jobs import StoredJobs, state_after
 from edgeveil_cloud.validate_batch import (
+    JoinedArrays,
     MaskedUploads,
     SpooledBatch,
     ValidatedBatch,
     validate_batch,
 )
+
+CellSum = tuple[int, Mapping[str, NDArray[np.int64]]]
+"""How many uploads are in a sum, and its segments."""
 
 
 def aggregate(
@@ -76,7 +80,7 @@ def aggregate(
 def combine_sums(
     context: RoundContext,
     state: Mapping[str, Array],
-    sums: Sequence[tuple[int, Mapping[str, NDArray[np.int64]]]],
+    sums: Sequence[CellSum],
     random_bytes: RandomBytes = os_random,
 ) -> dict[str, Array]:
     """The method's next state, of the exact sums of the sets that uploads were dealt into: how
@@ -97,6 +101,32 @@ def combine_sums(
     combined = plan.rule.combine(Uploads(means, plan.cloud.aim(state, exchange), random_bytes))
     counted = max(1, plan.rule.counted(sets) * uploads // sets)
     return plan.cloud.absorb(state, exchange, combined, counted)
+
+
+def joined(batches: Sequence[ValidatedBatch]) -> ValidatedBatch:
+    """The batches of several cells as one."""
+    if len(batches) == 1:
+        return batches[0]
+    result = ValidatedBatch()
+    for batch in batches:
+        result.accepted += batch.accepted
+        result.refused.update(batch.refused)
+        for name, arrays in batch.arrays.items():
+            before = result.arrays.get(name)
+            result.arrays[name] = arrays if before is None else JoinedArrays([before, arrays])
+    return result
+
+
+def joined_sums(by_cell: Sequence[Sequence[CellSum]]) -> list[CellSum]:
+    """The exact sums of all cells, set by set; integers, so that their order does not matter."""
+    if len(by_cell) == 1:
+        return list(by_cell[0])
+    result: list[CellSum] = []
+    for of_set in zip(*by_cell, strict=True):
+        names = of_set[0][1]
+        sums = {name: np.sum([arrays[name] for _, arrays in of_set], axis=0) for name in names}
+        result.append((sum(uploads for uploads, _ in of_set), sums))
+    return result
 
 
 def check_enough(context: RoundContext, uploads: int, least: int = 1) -> None:
@@ -192,8 +222,9 @@ class RoundCommitter:
         self._random_bytes = random_bytes
         self.in_pieces = False  # whether the proxy hands out records in pieces
 
-    def open_arrived(self, batch: Batch, data: SpooledBatch) -> None:
-        """Open and add up what is there of a round's stream. Raises JobFailed or StoreError.
+    def open_arrived(self, batch: Batch, data: SpooledBatch, cell: str) -> None:
+        """Open and add up what is there of a round's stream in a cell. Raises JobFailed or
+        StoreError.
 
         Whatever comes of it is used with the batch that begins with these very bytes, or not at
         all. Numbers under masks say nothing: which batch it is need not be noted before.
@@ -203,7 +234,7 @@ class RoundCommitter:
         if data.front is None:
             at = batch.at
             entry = self._jobs.entry(at.job_id)
-            secret = self._store.round_key(entry.id, at.exchange, at.attempt)
+            secret = self._store.round_key(entry.id, at.exchange, at.attempt, cell)
             if secret is None:
                 return
             context = RoundContext.of(self._jobs.plan(entry), at.exchange)
@@ -212,49 +243,80 @@ class RoundCommitter:
         data.front.open_front(data, data.front_bytes, batch.counts)
 
     def commit(
-        self, batch: Batch, data: Callable[[], SpooledBatch]
+        self, batches: Mapping[str, Batch], data: Callable[[str, Batch], SpooledBatch]
     ) -> RoundCommit | AskUnmask | TooFewUploads:
-        """Open what `data` gives and commit it; of a round under masks keep the sums.
+        """Open what `data` gives of each cell's batch and commit all; of a round under masks keep
+        the sums.
 
         Raises JobFailed or StoreError.
         """
-        started_s, at = self._clock(), batch.at
+        started_s, at = self._clock(), next(iter(batches.values())).at
         entry = self._jobs.entry(at.job_id)
         context = RoundContext.of(self._jobs.plan(entry), at.exchange)
         kept = self._store.kept_sums(entry.id, at.exchange)
         if kept is not None:
-            return AskUnmask(KeptSums.from_bytes(kept).unmask)
-        opening = self._store.open_batch(entry.id, at.exchange, at.attempt, batch.blob.digest)
-        if opening is None:
-            return self._again(entry.id, at, context)
-        secret, spooled = _secret_of(opening, context), data()
-        valid = validate_batch(
-            context,
-            secret,
-            batch,
-            spooled,
-            len(secret.recipients),
-            self._sealing,
-            front=spooled.front if batch.stream else None,
-        )
+            return AskUnmask(kept_unmasks(kept))
+        valid, asked, last = dict[str, ValidatedBatch](), 0, None
+        for cell, batch in batches.items():
+            digest = batch.blob.digest
+            opening = self._store.open_batch(entry.id, at.exchange, at.attempt, digest, cell)
+            if opening is None:
+                return self._again(entry.id, at, context)
+            secret, spooled, last = _secret_of(opening, context), data(cell, batch), opening.last
+            asked += len(secret.recipients)
+            valid[cell] = validate_batch(
+                context,
+                secret,
+                batch,
+                spooled,
+                len(secret.recipients),
+                self._sealing,
+                front=spooled.front if batch.stream else None,
+            )
+        everything = joined(list(valid.values()))
         try:
             if context.masked:
-                check_enough(context, len(valid.chosen))
-                check_sets(context, valid.chosen)
-                sums = KeptSums.of(batch, valid).to_bytes()
-                kept = self._store.keep_sums(entry.id, at.exchange, at.attempt, sums)
-                return AskUnmask(KeptSums.from_bytes(kept).unmask)
-            before = state_after(opening.last, context.plan)
+                return self._keep_sums(entry, context, at, batches, valid)
+            before = state_after(last, context.plan)
             score = self._evaluation.score(context, self._jobs.graph(entry), before)
-            state, uploads = aggregate(context, before, valid, self._random_bytes, score)
+            state, uploads = aggregate(context, before, everything, self._random_bytes, score)
         except TooFewDevices as error:
-            answers = RoundAnswers(
-                len(secret.recipients), batch.uploads, batch.declined, dict(valid.refused)
-            )
+            uploaded = sum(batch.uploads for batch in batches.values())
+            declined = sum(batch.declined for batch in batches.values())
+            answers = RoundAnswers(asked, uploaded, declined, dict(everything.refused))
             what = f"{error.what} ({answers})"
             why = TooFewDevices(what, where=error.where, fix=error.fix)
             return TooFewUploads(str(why), answers)
-        return self._commit(entry, context, batch, valid, before, state, uploads, started_s)
+        all_of_them = list(batches.values())
+        return self._commit(
+            entry, context, all_of_them, everything, before, state, uploads, started_s
+        )
+
+    def _keep_sums(
+        self,
+        entry: JobEntry,
+        context: RoundContext,
+        at: ExchangeId,
+        batches: Mapping[str, Batch],
+        valid: Mapping[str, ValidatedBatch],
+    ) -> AskUnmask:
+        """The sums of the cells that have enough. Raises TooFewDevices where none has: each sum is
+        seen by itself, so that the floor holds in each."""
+        found, short = dict[str, KeptSums](), list[TooFewDevices]()
+        for cell, of_it in valid.items():
+            try:
+                check_enough(context, len(of_it.chosen))
+                check_sets(context, of_it.chosen)
+            except TooFewDevices as error:
+                short.append(error)
+            else:
+                found[cell] = KeptSums.of(batches[cell], of_it)
+        if not found:
+            raise short[0]
+        sums = pack_kept(found)
+        return AskUnmask(
+            kept_unmasks(self._store.keep_sums(entry.id, at.exchange, at.attempt, sums))
+        )
 
     def finish(self, task: TakeMasks) -> RoundCommit:
         """Take the masks away and commit what was kept. Raises JobFailed or StoreError."""
@@ -262,12 +324,18 @@ class RoundCommitter:
         entry = self._jobs.entry(at.job_id)
         context = RoundContext.of(self._jobs.plan(entry), at.exchange)
         raw = self._store.kept_sums(entry.id, at.exchange)
-        secret = self._store.round_key(entry.id, at.exchange, at.attempt)
-        if raw is None or secret is None:
+        secrets = self._store.round_keys(entry.id, at.exchange, at.attempt)
+        if raw is None or not secrets:
             return self._again(entry.id, at, context)
-        kept = KeptSums.from_bytes(raw)
+        all_kept = unpack_kept(raw)
+        kept = {cell: all_kept[cell] for cell in task.masks if cell in all_kept}
         try:
-            sums = kept.sums(context, task.masks, RoundSecret.from_bytes(secret).membership)
+            by_cell = [
+                of_it.sums(
+                    context, task.masks[cell], RoundSecret.from_bytes(secrets[cell]).membership
+                )
+                for cell, of_it in kept.items()
+            ]
         except ProtocolError:
             raise JobFailed(
                 "the proxy's sums of masks do not fit what devices uploaded, and it gives no others"
@@ -275,20 +343,20 @@ class RoundCommitter:
                 where=context.exchange.label,
                 fix="see that the proxy is sound and of the same version; submit the job anew",
             ) from None
-        last = self._store.last_commit(entry.id)
-        before = state_after(last, context.plan)
+        sums = joined_sums(by_cell)
+        before = state_after(self._store.last_commit(entry.id), context.plan)
         state = combine_sums(context, before, sums, self._random_bytes)
-        valid = kept.valid()
+        valid = joined([of_it.valid() for of_it in kept.values()])
         valid.arrays |= {name: [of_set[name] for _, of_set in sums] for name in sums[0][1]}
-        return self._commit(
-            entry, context, kept.batch, valid, before, state, kept.uploads, started_s
-        )
+        batches = [of_it.batch for of_it in kept.values()]
+        uploads = sum(of_it.uploads for of_it in kept.values())
+        return self._commit(entry, context, batches, valid, before, state, uploads, started_s)
 
     def _commit(
         self,
         entry: JobEntry,
         context: RoundContext,
-        batch: Batch,
+        batches: Sequence[Batch],
         valid: ValidatedBatch,
         before: Mapping[str, Array],
         state: Mapping[str, Array],
@@ -300,14 +368,15 @@ class RoundCommitter:
             sent = context.plan.cloud.package(before, context.exchange)
             model = self._evaluation.weights(context.plan, state)
             self._recorder.keep(context, sent, valid.arrays, model)
-        marks = self._marks.of(batch.at.job_id)
+        at = batches[0].at
+        marks = self._marks.of(at.job_id)
         timeline = round_timeline(marks.times_s, started_s, self._clock())
         told = Told(
-            batch.at.attempt,
+            at.attempt,
             uploads,
-            batch.declined,
+            sum(batch.declined for batch in batches),
             marks.sent_bytes,
-            batch.blob.size_bytes,
+            sum(batch.blob.size_bytes for batch in batches),
             timeline,
         )
         record, event = tell_round(context, self._evaluation, graph, state, valid, told)
@@ -317,11 +386,11 @@ class RoundCommitter:
             pack_tensors(state),
             [("exchange_committed", event)],
             valid.accepted,
-            batch.blob.digest,
+            [batch.blob.digest for batch in batches],
         )
         if not done:
-            return self._again(entry.id, batch.at, context)
-        return self._absorbed(batch.at, valid.accepted, context)
+            return self._again(entry.id, at, context)
+        return self._absorbed(at, valid.accepted, context)
 
     def _again(self, job: str, at: ExchangeId, context: RoundContext) -> RoundCommit:
         """The exchange was committed already: what counted is what stands there."""

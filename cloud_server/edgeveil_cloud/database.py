@@ -6,6 +6,7 @@ One method of the store is one transaction, and a database that went away is wai
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sqlite3
 import threading
@@ -20,6 +21,7 @@ from sqlalchemy.pool import StaticPool
 
 from edgeveil_cloud.store_tables import StoreAway, StoreError
 
+LOG = logging.getLogger("edgeveil.cloud")
 MEMORY = "sqlite://"
 CONNECT_S = 5  # a server that does not take or keep up a connection for so long is away
 AWAY_S = 30.0  # how long a transaction is tried again while the database does not answer
@@ -149,24 +151,34 @@ def transaction(
     @functools.wraps(method)
     def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         end_s, wait_s = time.monotonic() + AWAY_S, _FIRST_WAIT_S
-        try:
-            while True:
+        while True:
+            with self._lock:
                 try:
-                    with self._lock:
-                        with self._engine.begin() as db:
-                            result = method(self, db, *args, **kwargs)
-                        self._committed()
-                        return result
+                    with self._engine.begin() as db:
+                        result = method(self, db, *args, **kwargs)
+                    self._committed()
                 except sa.exc.SQLAlchemyError as error:
-                    self.away = _away(error)
+                    _note(self, error)
                     if not self.away or time.monotonic() + wait_s > end_s:
+                        self.away = False  # nobody waits for it
                         raise _told(error) from error
-                time.sleep(wait_s)
-                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-        finally:
-            self.away = False
+                else:
+                    _note(self, None)
+                    return result
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     return run
+
+
+def _note(database: Database, error: sa.exc.SQLAlchemyError | None) -> None:
+    """How the last transaction went; each change is told once."""
+    away = error is not None and _away(error)
+    if error is not None and away and not database.away:
+        LOG.warning("store_away", extra={"error": cause(error)})
+    elif database.away and not away:
+        LOG.info("store_back")
+    database.away = away
 
 
 def _away(error: sa.exc.SQLAlchemyError) -> bool:

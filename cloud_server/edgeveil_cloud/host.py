@@ -13,6 +13,7 @@ from edgeveil.data.records import Records
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
+from edgeveil.protocol.beside import GrantPut, PutTaken, ShowBlob
 from edgeveil.protocol.cloud_tasks import (
     RESUME,
     Absorb,
@@ -30,13 +31,15 @@ from edgeveil.protocol.cloud_tasks import (
     SealPublication,
     SealRelease,
     SealRound,
+    TakeBatch,
     TakeMasks,
     job_of,
     pause_advice,
 )
-from edgeveil.protocol.messages import KNOWS_BUCKETS, KNOWS_RECORDS
+from edgeveil.protocol.messages import KNOWS_BUCKETS, KNOWS_RECORDS, Batch
 from edgeveil.protocol.sealed import Sealing
 from edgeveil.sites.cloud import ReleaseValidity
+from edgeveil.transport.blob_store import StoreBeside, taken
 from edgeveil_cloud.broadcasts import (
     BroadcastLimits,
     Choose,
@@ -53,7 +56,7 @@ from edgeveil_cloud.round_report import Recorder, job_summary
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import StoreError
 from edgeveil_cloud.stored_jobs import StoredJobs
-from edgeveil_cloud.validate_batch import BatchSpool
+from edgeveil_cloud.validate_batch import BatchSpool, SpooledBatch
 
 LOG = logging.getLogger("edgeveil.cloud")
 EVENTS = ("job_started", "batch", "round_repeated", "all_declined")  # what a job's events tell
@@ -66,7 +69,8 @@ class CloudHost:
     """The cloud's work; everything it decides is in the store before the machine goes on.
 
     `spool_dir` holds the batches under way (None: the system's folder for temporary files).
-    `random_bytes` is what aggregation rules draw from; a release is stale after `valid_s`.
+    `random_bytes` is what aggregation rules draw from; a release is stale after `valid_s`. `moved`
+    says to which cell each device was moved.
     """
 
     def __init__(
@@ -82,11 +86,15 @@ class CloudHost:
         recorder: Recorder | None = None,
         random_bytes: RandomBytes = os_random,
         valid_s: float = ReleaseValidity().valid_s,
+        moved: Callable[[], Mapping[bytes, str]] = dict,
+        blobs: StoreBeside | None = None,
     ) -> None:
-        self._store, self._clock = store, clock
+        self._blobs = blobs
+        self._store, self._clock, self._moved = store, clock, moved
         self.jobs = StoredJobs(store)
         self._spool_dir = spool_dir
-        self._spools: dict[bytes, BatchSpool] = {}  # of each job, its batch under way
+        self._spools: dict[tuple[bytes, str], BatchSpool] = {}  # of each job in each cell
+        self._records: dict[str, bool] = {}  # whether a cell's proxy hands out records in pieces
         self._marks = MarksOfJobs()
         evaluation = self.evaluation = Evaluation(test)
         self.limits = limits
@@ -110,21 +118,31 @@ class CloudHost:
     def store(self, item: object) -> None:
         """Durable before the next effect; a batch's parts are on the disk, and need not last."""
         match item:
-            case BatchPart(job_id=job_id):
-                self._spool_of(job_id).put(item)
-            case BatchDropped(job_id=job_id):
-                self._spools.pop(job_id, None)
-            case RosterKept(keys=keys) as roster:
-                self._store.set_enrolled({keys[i : i + 32] for i in range(0, len(keys), 32)})
-                self._store.take_roster(RosterMark(roster.lineage, roster.epoch), roster.expires_s)
-                self._sealer.buckets = roster.knows >= KNOWS_BUCKETS
-                self._committer.in_pieces = roster.knows >= KNOWS_RECORDS
-            case RosterRefused(reason=reason, lineage=lineage):
-                self._store.refuse_roster(reason, lineage)
-            case ReleaseHeld(sequence=sequence):
-                self._store.rollouts.held(sequence)
+            case BatchPart(job_id=job_id, cell=cell):
+                self._spool_of(job_id, cell).put(item)
+            case BatchDropped(job_id=job_id, cell=cell):
+                self._spools.pop((job_id, cell), None)
+            case RosterKept():
+                self._take_roster(item)
+            case RosterRefused(reason=reason, lineage=lineage, cell=cell):
+                self._store.refuse_roster(reason, lineage, cell)
+            case ReleaseHeld(sequence=sequence, cell=cell):
+                self._store.rollouts.held(sequence, cell)
             case JobStatus():
                 self._left(item)
+
+    def _take_roster(self, roster: RosterKept) -> None:
+        keys, cell = roster.keys, roster.cell
+        enrolled = {keys[i : i + 32] for i in range(0, len(keys), 32)}
+        claimed = self._store.set_enrolled(enrolled, cell, self._moved())
+        mark = RosterMark(roster.lineage, roster.epoch)
+        self._store.take_roster(mark, roster.expires_s, cell)
+        self._sealer.buckets[cell] = roster.knows >= KNOWS_BUCKETS
+        self._records[cell] = roster.knows >= KNOWS_RECORDS
+        self._committer.in_pieces = all(self._records.values())
+        if claimed:
+            told = {"cell": cell, "devices": claimed}
+            LOG.warning("devices_of_another_cell_are_claimed", extra=told)
 
     def _left(self, left: JobStatus) -> None:
         entry, job_id = self.jobs.entry(left.job_id), left.job_id
@@ -175,8 +193,8 @@ class CloudHost:
         if report.what == "all_declined":
             self._all_declined.add(job_id)
 
-    def _spool_of(self, job_id: bytes) -> BatchSpool:
-        return self._spools.setdefault(job_id, BatchSpool(self._spool_dir))
+    def _spool_of(self, job_id: bytes, cell: str) -> BatchSpool:
+        return self._spools.setdefault((job_id, cell), BatchSpool(self._spool_dir))
 
     def perform(self, task: object) -> object:
         """Do one task of a running job. What may be different later is `Obstacle`."""
@@ -188,28 +206,43 @@ class CloudHost:
         except OSError as error:
             return Obstacle(f"the disk cannot be used ({error.strerror or type(error).__name__})")
 
+    def _take(self, blobs: StoreBeside, task: TakeBatch) -> PutTaken:
+        """What the proxy put there, to where parts of the batch would go."""
+        job_id, blob, offset = task.batch.at.job_id, task.batch.blob, 0
+        spool = self._spool_of(job_id, task.cell)
+        for block in taken(blobs, task.name, blob):
+            spool.put(BatchPart(blob.digest, offset, block, job_id, task.cell))
+            offset += len(block)
+        return PutTaken()
+
     def _perform(self, task: object) -> object:
         match task:
-            case SealJob(job_id=job_id):
-                return self._sealer.job(self.jobs.entry(job_id))
+            case SealJob(job_id=job_id, cells=cells):
+                return self._sealer.job(self.jobs.entry(job_id), cells)
             case SealRound():
                 return self._sealer.round(task)
-            case Absorb(batch=batch):
-                spooled = self._spool_of(batch.at.job_id)
-                return self._committer.commit(
-                    batch, lambda: spooled.whole(batch.blob, batch.stream)
-                )
-            case OpenArrived(batch=batch):
-                spooled = self._spool_of(batch.at.job_id)
+            case Absorb(batches=batches):
+                return self._committer.commit(batches, self._whole)
+            case ShowBlob() if self._blobs:
+                return self._blobs.show(task)
+            case GrantPut() if self._blobs:
+                return self._blobs.grant(task)
+            case TakeBatch() if self._blobs:
+                return self._take(self._blobs, task)
+            case OpenArrived(batch=batch, cell=cell):
+                spooled = self._spool_of(batch.at.job_id, cell)
                 if (under_way := spooled.under_way) is not None:
-                    self._committer.open_arrived(batch, under_way)
+                    self._committer.open_arrived(batch, under_way, cell)
                 return None
             case TakeMasks():
                 return self._committer.finish(task)
-            case SealRelease(job_id=job_id):
-                return self._sealer.release(self.jobs.entry(job_id))
-            case SealPublication(job_id=job_id):
-                return self._sealer.publication(self.jobs.entry(job_id))
+            case SealRelease(job_id=job_id, cells=cells):
+                return self._sealer.release(self.jobs.entry(job_id), cells)
+            case SealPublication(job_id=job_id, cells=cells):
+                return self._sealer.publication(self.jobs.entry(job_id), cells)
             case CountReports():
                 return self._sealer.count_reports(task)
         return fx.WorkFailed("unknown task")
+
+    def _whole(self, cell: str, batch: Batch) -> SpooledBatch:
+        return self._spool_of(batch.at.job_id, cell).whole(batch.blob, batch.stream)

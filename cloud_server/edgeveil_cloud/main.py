@@ -1,14 +1,14 @@
-"""The cloud process: one link, one role, one HTTP control."""
+"""The cloud process: a link for each cell, one role, one HTTP control."""
 
 from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from edgeveil import logs
-from edgeveil.errors import UsageError
-from edgeveil.protocol import effects as fx
 from edgeveil.sites.cloud import CloudSite
+from edgeveil.transport.blob_store import sweep_forever
 from edgeveil.transport.http import (
     STUCK_S,
     Health,
@@ -17,14 +17,14 @@ from edgeveil.transport.http import (
     warnings_of,
     writable,
 )
-from edgeveil.transport.link import Topics
 from edgeveil.transport.listener import ListenAt
 from edgeveil.transport.metrics import Linked, MeteredHost, Metrics
-from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
+from edgeveil.transport.mqtt_link import RuntimeLink
 from edgeveil.transport.process import OwnFolder, first_of, own_audit_log, run_until_stopped
 from edgeveil.transport.runtime import Runtime
 from edgeveil.transport.service_manager import tell_ready
 from edgeveil.trust.watch import TrustWatch
+from edgeveil_cloud.cell_links import CellLinks
 from edgeveil_cloud.host import LOG
 from edgeveil_cloud.http import ControlDesk, HttpThread, make_app
 from edgeveil_cloud.http_token import Scope, TokenFolder
@@ -49,9 +49,9 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
     at = ListenAt.of(site.http)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgeveil-work") as executor:
         process = _CloudProcess(site, executor)
-        store, control, link = process.cloud.store, process.cloud.control, process.session.link
+        store, control, links = process.cloud.store, process.cloud.control, process.links
         process.runtime.follow_logs()
-        await process.session.attach(process.runtime, _said)
+        await links.attach(process.runtime, _said)
         tokens = TokenFolder(site.state_dir)
         audit = own_audit_log(site.state_dir, "cloud").append
         clients = {one.name: Scope[one.scope.upper()] for one in site.http.clients}
@@ -62,53 +62,52 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
         http = HttpThread()
         await http.start(app, at)
         warn_of_plain_http(at, LOG)
+        blobs = process.cloud.blobs
         try:
-            await link.connect_or_raise()
+            if blobs is not None:
+                await blobs.start()
+            for cell, why in (await links.connect_or_raise()).items():
+                LOG.warning("cell_unreachable", extra={"cell": cell, "reason": why})
             tell_ready()
             LOG.info("running", extra={"http": http.url, "enrolled": store.counts().enrolled})
             watch = [process.trust.run()] if process.trust else []
-            await first_of(stop, link.run_forever(), process.runtime.run(), control.run(), *watch)
+            if blobs is not None:
+                watch.append(sweep_forever(blobs))
+            await first_of(stop, links.run_forever(), process.runtime.run(), control.run(), *watch)
         finally:
             await http.stop()
-            await link.close()
+            if blobs is not None:
+                await blobs.stop()
+            await links.close()
             process.cloud.close()
     LOG.info("stopped")
     return 0
 
 
 class _CloudProcess:
-    """The role on its link, metered, its work in `executor`."""
+    """The role on its links, metered, its work in `executor`."""
 
     def __init__(self, site: CloudSite, executor: ThreadPoolExecutor) -> None:
         self._site, self._executor = site, executor
-        if site.cells:
-            fix = "leave cells out: a cloud serves one cell, without a name, as yet"
-            raise UsageError("cannot serve these cells", where="cells", fix=fix)
         self.metrics = Metrics()
         self.runtime: Runtime
-        self.session: RuntimeLink
+        self.links = CellLinks(site)
         self.cloud = build(site, link=self._join)
-        self.metrics.registry.register(Linked(self.runtime, {"cloud": self.session}))
+        hops = {
+            f"cloud/{name}" if name else "cloud": one for name, one in self.links.sessions.items()
+        }
+        self.metrics.registry.register(Linked(self.runtime, hops))
         self.trust = TrustWatch(self.cloud, self.cloud.trust, LOG) if self.cloud.trust else None
         if self.trust is not None:
             self.metrics.registry.register(self.trust)
 
     def _join(self, cloud: CloudRole) -> Runtime:
         packet_bytes = self._site.limits.packet_bytes
-        settings = link_settings(self._site.broker, "cloud", packet_bytes)
-        topics = Topics()
-        self.session = RuntimeLink(
-            settings,
-            [topics.cloud_in],
-            fx.ProxyAddress(),
-            lambda _to: topics.cloud_out,
-            topics.sender_of,
-        )
         counts = CloudMetrics(self.metrics, cloud.store, cloud.host, cloud.machine)
         self.runtime = Runtime(
             cloud.machine,
             MeteredHost(cloud.host, self.metrics, counts.watch),
-            self.session.publish,
+            self.links.publish,
             JobTurns(self._executor, cloud.host.jobs.weight).of,
             LOG,
             packet_bytes,
@@ -131,7 +130,10 @@ class _CloudProcess:
         return Health(
             {
                 **({"trust": self.trust.healthy} if self.trust else {}),
-                "broker": lambda: self.session.link.connected,
+                **{
+                    f"broker/{name}" if name else "broker": partial(_connected, one)
+                    for name, one in self.links.sessions.items()
+                },
                 "machine": lambda: self.runtime.step_s < STUCK_S,
                 "store": lambda: False if store.away else probe(),
             },
@@ -139,6 +141,11 @@ class _CloudProcess:
         )
 
 
-def _said(connected: bool, reason: str) -> None:
+def _connected(session: RuntimeLink) -> bool:
+    return session.link.connected
+
+
+def _said(cell: str, connected: bool, reason: str) -> None:
     event = "broker_connected" if connected else "broker_lost"
-    LOG.log(20 if connected else 30, event, extra={"reason": reason})
+    of_it = {"cell": cell} if cell else {}
+    LOG.log(20 if connected else 30, event, extra={**of_it, "reason": reason})

@@ -27,6 +27,7 @@ _EARLIER = {
     "0001": 2,
     "0002": 3,
     "0003": 4,
+    "0004": 5,
 }  # `info.version` of what other programs wrote
 
 

@@ -23,10 +23,12 @@ from edgeveil.protocol.messages import PeerKeys, Signer, TrustMetadata
 from edgeveil.protocol.sealed import Sealing
 from edgeveil.protocol.transfer import part_bytes
 from edgeveil.sites.cloud import CloudSite
+from edgeveil.transport.blob_store import open_store
 from edgeveil.transport.process import own_signing_key
 from edgeveil.transport.runtime import Runner
 from edgeveil.trust.believed import believed_keys, delegated_key
 from edgeveil.trust.bundle import HeldTrust
+from edgeveil.trust.moves import moved_cells, read_moves
 from edgeveil_cloud.broadcasts import BroadcastLimits, Choose, draw
 from edgeveil_cloud.control import Control
 from edgeveil_cloud.host import CloudHost
@@ -74,11 +76,14 @@ class CloudRole:
                 packet_bytes=limits.packet_bytes,
                 blob_bytes=limits.blob_bytes,
                 spool_bytes=limits.spool_bytes,
+                beside_bytes=site.blobs.least_bytes if site.blobs else 0,
+                beside_s=site.blobs.expires_s if site.blobs else CloudSettings.beside_s,
             ),
             releases=Signer("cloud", releases) if self.trust else None,
-            roster=self.store.roster_mark(),
+            rosters=self.store.roster_marks(),
             metadata=metadata,
         )
+        self.blobs = open_store(site.blobs, site.state_dir)
         self.host = CloudHost(
             self.store,
             held_records(site.test_data) if site.test_data else None,
@@ -90,24 +95,37 @@ class CloudRole:
             recorder=Recorder(site.record_dir) if site.record_dir else None,
             random_bytes=random.random_bytes,
             valid_s=site.releases.valid_s,
+            moved=self._moved,
+            blobs=self.blobs,
         )
 
-    def _own_keys(self) -> tuple[SigningKey, SigningKey, PeerKeys, TrustMetadata | None]:
-        """Keys for jobs and for releases, whom to believe, and what the proxy is told of it.
+    def _moved(self) -> dict[bytes, str]:
+        """To which cell each device was moved; nobody without the root's word on who says it."""
+        said = self.trust.delegated if self.trust else None
+        if self.site.moves_file is None or said is None:
+            return {}
+        return moved_cells(read_moves(self.site.moves_file), said)
+
+    def _own_keys(
+        self,
+    ) -> tuple[SigningKey, SigningKey, dict[str, PeerKeys], TrustMetadata | None]:
+        """Keys for jobs and for releases, whom to believe in each cell, and what the proxies are
+        told of it.
 
         Raises UsageError where the root vouches for keys that are not here.
         """
-        folder, keys = (
-            self.site.state_dir,
-            believed_keys(self.trust, proxy=self.site.proxy_key_file),
-        )
-        own = own_signing_key(folder, "cloud")
+        folder = self.site.state_dir
+        by_cell = {
+            cell.name: believed_keys(self.trust, proxy=cell.proxy_key_file, cell=cell.name)
+            for cell in self.site.all_cells
+        }
+        own, keys = own_signing_key(folder, "cloud"), next(iter(by_cell.values()))
         if self.trust is None or keys.cloud is None or keys.releases is None:
-            return own, own, keys, None
+            return own, own, by_cell, None
         metadata = self.trust.metadata
         told = TrustMetadata(metadata.roots[1:][-_ROOTS_TOLD:], metadata.document)
         jobs = delegated_key(folder, "cloud", keys.cloud)
-        return jobs, delegated_key(folder, "releases", keys.releases), keys, told
+        return jobs, delegated_key(folder, "releases", keys.releases), by_cell, told
 
     def take_up_trust(self) -> None:
         """The operator has handed over newer metadata."""
@@ -130,7 +148,12 @@ def limits_of(site: CloudSite) -> BroadcastLimits:
     limits = site.limits
     part = part_bytes(limits.packet_bytes)
     own = BrokerUse("cloud.broker", site.broker.profile, part)
-    return BroadcastLimits(part, limits.blob_bytes, limits.spool_bytes, (own,))
+    cells = [
+        BrokerUse(f"cloud.cells.{number}.broker", cell.broker.profile, part)
+        for number, cell in enumerate(site.cells)
+        if cell.broker is not None
+    ]
+    return BroadcastLimits(part, limits.blob_bytes, limits.spool_bytes, (own, *cells))
 
 
 def build(

@@ -35,7 +35,8 @@ class Rollout:
     started_at: float
     expires_s: float  # as it stands in the package
     sequences: tuple[int, ...] = ()
-    held: bool = False  # the proxy has a broadcast of this stage
+    held: bool = False  # a proxy has a broadcast of this stage
+    cells: tuple[str, ...] = ()  # whose proxies have one
     sent_at: float = 0.0  # when the newest broadcast of this stage was sealed
     reports: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
@@ -96,14 +97,16 @@ class RolloutStore:
     ) -> None:
         """It was sealed under this sequence for so many; `secret` opens its reports."""
         values = {"job": job, "sequence": sequence, "stage": stage, "selected": selected}
-        values |= {"secret": secret, "sent_at": self._now_s(), "held": False}
+        values |= {"secret": secret, "sent_at": self._now_s(), "held": False, "cells": []}
         db.execute(tables.release_broadcasts.insert().values(values))
 
     @transaction
-    def held(self, db: sa.Connection, sequence: int) -> None:
-        """The proxy has it."""
+    def held(self, db: sa.Connection, sequence: int, cell: str = "") -> None:
+        """The cell's proxy has it."""
         table = tables.release_broadcasts
-        db.execute(table.update().where(table.c.sequence == sequence).values(held=True))
+        of_it = table.c.sequence == sequence
+        cells = set(db.scalar(sa.select(table.c.cells).where(of_it)) or ()) | {cell}
+        db.execute(table.update().where(of_it).values(held=True, cells=sorted(cells)))
 
     @transaction
     def move(self, db: sa.Connection, job: str, stage: Stage, reason: str) -> None:
@@ -188,6 +191,7 @@ def _rollout(
         expires_s=row["expires_s"],
         sequences=tuple(one["sequence"] for one in sent),
         held=any(one["held"] for one in of_stage),
+        cells=tuple(sorted({cell for one in of_stage for cell in one["cells"]})),
         sent_at=max((one["sent_at"] for one in of_stage), default=0.0),
         reports={stage: dict(outcomes) for stage, outcomes in counts.items()},
     )

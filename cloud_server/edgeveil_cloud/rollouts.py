@@ -162,9 +162,10 @@ class RolloutDriver:
 
     def _publish(self, found: tuple[Rollout, ...], now_s: float) -> None:
         sealing = any(course.releasing for course in self._machine.courses.values())
-        waits = now_s < self._asked_at + PUBLISH_AGAIN_S
-        if sealing or waits or self._machine.releases.publishing:
+        if sealing or now_s < self._asked_at + PUBLISH_AGAIN_S:
             return
+        releases = self._machine.releases
+        free = [cell for cell in self._machine.keys if not releases.offering(cell)]
         newest_key_at = self._store.rollouts.newest_key_at()
         came = newest_key_at if now_s > newest_key_at + QUIET_S else 0.0
         for data_set in dict.fromkeys(one.data_set for one in found):
@@ -177,9 +178,12 @@ class RolloutDriver:
                 continue  # the proxy keeps one release of a data set: that of the canary, for now
             last = max(newest.sequences, default=-1)
             hidden = any(last < max(one.sequences, default=-1) for one in of_it)
-            if not newest.held or hidden or came >= newest.sent_at:
+            to_all = not newest.held or hidden or came >= newest.sent_at
+            lacking = self._machine.heard - set(newest.cells)  # cells that were silent come back
+            cells = tuple(cell for cell in free if to_all or cell in lacking)
+            if cells:
                 self._asked_at = now_s
-                self._runner.post(fx.Command(PublishRelease(wire_id(newest.job))))
+                self._runner.post(fx.Command(PublishRelease(wire_id(newest.job), cells)))
                 return
 
 

@@ -7,7 +7,7 @@ another batch, or another look at the same, could come to another.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -27,7 +27,8 @@ _MARK_BYTES = 32
 
 
 class KeptSums(msgspec.Struct, frozen=True, array_like=True):
-    """The sums under masks of one batch, the question for their masks, and what else it brought."""
+    """The sums under masks of one cell's batch, the question for their masks, and what else it
+    brought."""
 
     batch: Batch
     unmask: Unmask
@@ -52,15 +53,6 @@ class KeptSums(msgspec.Struct, frozen=True, array_like=True):
             b"".join(valid.accepted),
             dict(valid.refused),
         )
-
-    def to_bytes(self) -> bytes:
-        """For the store."""
-        return msgspec.msgpack.encode(self)
-
-    @classmethod
-    def from_bytes(cls, raw: bytes) -> KeptSums:
-        """From the store."""
-        return msgspec.msgpack.decode(raw, type=cls)
 
     def valid(self) -> ValidatedBatch:
         """The batch again, but for its sums."""
@@ -96,3 +88,19 @@ class KeptSums(msgspec.Struct, frozen=True, array_like=True):
             shaped = {name: numbers.reshape(shapes[name]) for name, numbers in sums.items()}
             result.append((len(members), shaped))
         return result
+
+
+def pack_kept(by_cell: Mapping[str, KeptSums]) -> bytes:
+    """What a round came to in its cells, for the store; of the cell without a name as ever."""
+    return msgspec.msgpack.encode(by_cell if set(by_cell) != {""} else by_cell[""])
+
+
+def unpack_kept(raw: bytes) -> dict[str, KeptSums]:
+    """From the store, by cell."""
+    kept = msgspec.msgpack.decode(raw, type=dict[str, KeptSums] | KeptSums)
+    return {"": kept} if isinstance(kept, KeptSums) else kept
+
+
+def kept_unmasks(raw: bytes) -> dict[str, Unmask]:
+    """Each cell's question for its masks."""
+    return {cell: kept.unmask for cell, kept in unpack_kept(raw).items()}

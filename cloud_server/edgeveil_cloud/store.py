@@ -279,20 +279,36 @@ class Store:
 
     @transaction
     def put_round_key(
-        self, db: sa.Connection, job: str, exchange: int, attempt: int, secret: bytes
+        self,
+        db: sa.Connection,
+        job: str,
+        exchange: int,
+        attempt: int,
+        secret: bytes,
+        cell: str = "",
     ) -> None:
-        """Keep a round's secret HPKE key until its commit; StoreError if another one is kept."""
-        kept = _round_key(db, job, exchange, attempt)
+        """Keep a cell's secret HPKE key of a round until its commit; StoreError if another one is
+        kept."""
+        kept = _round_keys(db, job, exchange, attempt).get(cell)
         if kept is None:
-            row = {"job": job, "exchange": exchange, "attempt": attempt, "secret": secret}
-            db.execute(tables.round_keys.insert().values(row))
+            row = {"job": job, "exchange": exchange, "attempt": attempt, "cell": cell}
+            db.execute(tables.round_keys.insert().values(**row, secret=secret))
         elif not secrets.compare_digest(kept, secret):
             raise StoreError(f"exchange {exchange}, attempt {attempt} has another round key")
 
     @transaction
-    def round_key(self, db: sa.Connection, job: str, exchange: int, attempt: int) -> bytes | None:
-        """The round's secret key; None after the commit."""
-        return _round_key(db, job, exchange, attempt)
+    def round_key(
+        self, db: sa.Connection, job: str, exchange: int, attempt: int, cell: str = ""
+    ) -> bytes | None:
+        """The cell's secret key of a round; None after the commit."""
+        return _round_keys(db, job, exchange, attempt).get(cell)
+
+    @transaction
+    def round_keys(
+        self, db: sa.Connection, job: str, exchange: int, attempt: int
+    ) -> dict[str, bytes]:
+        """The secret keys of an attempt, of each cell that was asked."""
+        return _round_keys(db, job, exchange, attempt)
 
     @transaction
     def next_attempt(self, db: sa.Connection, job: str, exchange: int) -> int:
@@ -310,23 +326,29 @@ class Store:
 
     @transaction
     def open_batch(
-        self, db: sa.Connection, job: str, exchange: int, attempt: int, batch_digest: bytes
+        self,
+        db: sa.Connection,
+        job: str,
+        exchange: int,
+        attempt: int,
+        batch_digest: bytes,
+        cell: str = "",
     ) -> BatchOpening | None:
-        """Note a batch before it is opened, with all that is needed to open and to commit it.
+        """Note a cell's batch before it is opened, with all that is needed to open and to commit
+        it.
 
         None where it stands in a committed exchange already.
         """
         if _absorbed_in(db, job, batch_digest) is not None:
             return None
-        last, secret = _last_commit(db, job), _round_key(db, job, exchange, attempt)
+        last, secret = _last_commit(db, job), _round_keys(db, job, exchange, attempt).get(cell)
         if secret is None:
             return BatchOpening(None, True, last)
         table = tables.openings
-        at = sa.and_(table.c.job == job, table.c.exchange == exchange, table.c.attempt == attempt)
-        noted = db.scalar(sa.select(table.c.digest).where(at))
+        row = {"job": job, "exchange": exchange, "attempt": attempt, "cell": cell}
+        noted = db.scalar(sa.select(table.c.digest).filter_by(**row))
         if noted is None:
-            row = {"job": job, "exchange": exchange, "attempt": attempt, "digest": batch_digest}
-            db.execute(table.insert().values(row))
+            db.execute(table.insert().values(**row, digest=batch_digest))
         first = noted is None or bytes(noted) == batch_digest
         return BatchOpening(secret, first, last)
 
@@ -351,10 +373,10 @@ class Store:
         return _sums(db, job, exchange)
 
     @transaction
-    def any_opened(self, db: sa.Connection, job: str, exchange: int) -> bool:
-        """Whether a batch of this exchange, which has not been committed, was opened."""
+    def any_opened(self, db: sa.Connection, job: str, exchange: int, cell: str = "") -> bool:
+        """Whether a cell's batch of this exchange, which has not been committed, was opened."""
         table = tables.openings
-        query = sa.select(table.c.attempt).where(table.c.job == job, table.c.exchange == exchange)
+        query = sa.select(table.c.attempt).filter_by(job=job, exchange=exchange, cell=cell)
         return db.scalar(query.limit(1)) is not None
 
     def commit_exchange(
@@ -364,19 +386,19 @@ class Store:
         state: bytes,
         events: Sequence[tuple[str, Mapping[str, Any]]] = (),
         accepted: Sequence[bytes] = (),
-        batch_digest: bytes | None = None,
+        batch_digests: Sequence[bytes] = (),
     ) -> bool:
         """Commit one exchange in a single transaction; False if it was committed before.
 
         `state` is the method's state after it (safetensors; only the newest is kept),
-        `accepted` the SHA-256 of each ciphertext counted, `batch_digest` marks the proxy's batch
-        as absorbed, `events` are (type, data). Deletes the round keys of this exchange and all
-        before it. Raises StoreError for a job that does not run, an exchange that is not the
+        `accepted` the SHA-256 of each ciphertext counted, `batch_digests` marks the proxies'
+        batches as absorbed, `events` are (type, data). Deletes the round keys of this exchange and
+        all before it. Raises StoreError for a job that does not run, an exchange that is not the
         next one, or a batch that another exchange has absorbed.
         """
         if any(len(digest) != HASH_BYTES for digest in accepted):
             raise StoreError(f"an accepted hash does not have {HASH_BYTES} bytes")
-        done = self._commit(job, record, state, events, accepted, batch_digest)
+        done = self._commit(job, record, state, events, accepted, batch_digests)
         if done:
             self._forget()
         return done
@@ -390,7 +412,7 @@ class Store:
         state: bytes,
         events: Sequence[tuple[str, Mapping[str, Any]]],
         accepted: Sequence[bytes],
-        batch_digest: bytes | None,
+        batch_digests: Sequence[bytes],
     ) -> bool:
         entry, table = _entry(db, job), tables.exchanges
         newest = sa.select(sa.func.max(table.c.index)).where(table.c.job == job)
@@ -402,7 +424,7 @@ class Store:
                 f"exchange {record.index} of job '{job}' cannot be committed: "
                 f"the job is {entry.status} and its last exchange is {last}"
             )
-        if batch_digest is not None:
+        for batch_digest in batch_digests:
             absorbed = _absorbed_in(db, job, batch_digest)
             if absorbed is not None:
                 raise StoreError(f"this batch was absorbed by exchange {absorbed} of job '{job}'")
@@ -443,48 +465,71 @@ class Store:
     # --- devices, and models ---
 
     @transaction
-    def set_enrolled(self, db: sa.Connection, keys: Collection[bytes]) -> None:
-        """Make exactly these public keys the enrolled ones, in one transaction."""
-        table = tables.enrolled_keys
-        new, old = set(keys), {bytes(key) for key in db.scalars(sa.select(table.c.public_key))}
+    def set_enrolled(
+        self,
+        db: sa.Connection,
+        keys: Collection[bytes],
+        cell: str = "",
+        moved: Mapping[bytes, str] | None = None,
+    ) -> int:
+        """Make exactly these public keys the enrolled ones of a cell, in one transaction.
+
+        A key that another cell has stays there, unless `moved` says that it belongs here; gives
+        how many such keys are claimed.
+        """
+        table, moves, now_s = tables.enrolled_keys, moved or {}, self._now_s()
+        rows = db.execute(sa.select(table.c.public_key, table.c.cell))
+        cell_of = {bytes(key): of_it for key, of_it in rows}
+        old = {key for key, of_it in cell_of.items() if of_it == cell}
+        here = {key for key in keys if moves.get(key, cell) == cell}
+        claimed = {key for key in here - old if key in cell_of and key not in moves}
+        new = here - claimed
         for key in old - new:
             db.execute(table.delete().where(table.c.public_key == key))
-        now_s = self._now_s()
-        added = [{"public_key": key, "added_at": now_s} for key in sorted(new - old)]
+        for key in (new - old) & set(cell_of):  # moved
+            db.execute(table.update().where(table.c.public_key == key).values(cell=cell))
+        added = [
+            {"public_key": key, "added_at": now_s, "cell": cell}
+            for key in sorted(new - set(cell_of))
+        ]
         if added:
             db.execute(table.insert(), added)
+        return len(claimed)
 
     @transaction
-    def take_roster(self, db: sa.Connection, mark: RosterMark, expires_s: float) -> None:
-        """The roster of these numbers is the newest; stale from `expires_s` on (0: never)."""
-        db.execute(tables.roster.delete())
-        new = {"lineage": mark.lineage, "epoch": mark.epoch, "expires_s": expires_s}
-        db.execute(tables.roster.insert().values(**new, refused="", refused_lineage=""))
+    def take_roster(
+        self, db: sa.Connection, mark: RosterMark, expires_s: float, cell: str = ""
+    ) -> None:
+        """The cell's newest roster has these numbers; stale from `expires_s` on (0: never)."""
+        table = tables.roster
+        db.execute(table.delete().where(table.c.cell == cell))
+        new = {"lineage": mark.lineage, "epoch": mark.epoch, "expires_s": expires_s, "cell": cell}
+        db.execute(table.insert().values(**new, refused="", refused_lineage=""))
 
     @transaction
-    def refuse_roster(self, db: sa.Connection, reason: str, lineage: str) -> None:
+    def refuse_roster(self, db: sa.Connection, reason: str, lineage: str, cell: str = "") -> None:
         """A roster was refused; until one is taken, `roster_problem` says so."""
-        change = tables.roster.update().values(refused=reason, refused_lineage=lineage)
-        if not db.execute(change).rowcount:
-            new = {"lineage": "", "epoch": -1, "expires_s": 0.0}
-            new |= {"refused": reason, "refused_lineage": lineage}
-            db.execute(tables.roster.insert().values(**new))
+        table, refused = tables.roster, {"refused": reason, "refused_lineage": lineage}
+        if not db.execute(table.update().where(table.c.cell == cell).values(refused)).rowcount:
+            new = {"lineage": "", "epoch": -1, "expires_s": 0.0, "cell": cell}
+            db.execute(table.insert().values(**new, **refused))
 
     @transaction
     def accept_registry(self, db: sa.Connection) -> None:
-        """Take the next roster of whatever registry it is: its operator vouches for it."""
+        """Take the next roster of whatever registry it is, in each cell: its operator vouches for
+        it."""
         db.execute(tables.roster.delete())
 
     @transaction
-    def roster_mark(self, db: sa.Connection) -> RosterMark | None:
-        """Which roster was taken last; None before the first."""
-        row = db.execute(sa.select(tables.roster)).first()
-        return None if row is None or row.epoch < 0 else RosterMark(row.lineage, row.epoch)
+    def roster_marks(self, db: sa.Connection) -> dict[str, RosterMark]:
+        """Which roster was taken last, of each cell that handed one over."""
+        rows = db.execute(sa.select(tables.roster).where(tables.roster.c.epoch >= 0))
+        return {row.cell: RosterMark(row.lineage, row.epoch) for row in rows}
 
     @transaction
-    def roster_problem(self, db: sa.Connection) -> str:
-        """Why nobody can tell who is admitted now, and what to do; or ""."""
-        row = db.execute(sa.select(tables.roster)).first()
+    def roster_problem(self, db: sa.Connection, cell: str = "") -> str:
+        """Why nobody can tell who is admitted in this cell now, and what to do; or ""."""
+        row = db.execute(sa.select(tables.roster).filter_by(cell=cell)).first()
         if row is None:
             return ""
         if row.refused:
@@ -503,9 +548,11 @@ class Store:
         return ""
 
     @transaction
-    def enrolled(self, db: sa.Connection) -> tuple[bytes, ...]:
-        """All enrolled public keys, in the order of their bytes, which says nothing."""
-        keys = db.scalars(sa.select(tables.enrolled_keys.c.public_key))
+    def enrolled(self, db: sa.Connection, cell: str | None = None) -> tuple[bytes, ...]:
+        """All enrolled public keys (of a cell), in the order of their bytes, which says nothing."""
+        table = tables.enrolled_keys
+        query = sa.select(table.c.public_key)
+        keys = db.scalars(query if cell is None else query.where(table.c.cell == cell))
         return tuple(sorted(bytes(key) for key in keys))
 
     @transaction
@@ -590,13 +637,11 @@ def _absorbed_in(db: sa.Connection, job: str, digest: bytes) -> int | None:
     return db.scalar(query)
 
 
-def _round_key(db: sa.Connection, job: str, exchange: int, attempt: int) -> bytes | None:
+def _round_keys(db: sa.Connection, job: str, exchange: int, attempt: int) -> dict[str, bytes]:
     table = tables.round_keys
-    query = sa.select(table.c.secret).where(
-        table.c.job == job, table.c.exchange == exchange, table.c.attempt == attempt
-    )
-    kept = db.scalar(query)
-    return None if kept is None else bytes(kept)
+    query = sa.select(table.c.cell, table.c.secret)
+    rows = db.execute(query.filter_by(job=job, exchange=exchange, attempt=attempt))
+    return {cell: bytes(secret) for cell, secret in rows}
 
 
 def _backbone(db: sa.Connection, digest: str) -> bytes | None:

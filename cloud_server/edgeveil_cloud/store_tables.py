@@ -146,7 +146,7 @@ class StoredRelease:
 
 # --- tables ---
 
-VERSION = 5
+VERSION = 6
 
 metadata = sa.MetaData()
 _serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
@@ -217,9 +217,10 @@ enrolled_keys = sa.Table(
     metadata,
     sa.Column("public_key", sa.LargeBinary, primary_key=True),
     sa.Column("added_at", sa.Float, nullable=False),
+    sa.Column("cell", sa.String(32), nullable=False, server_default=""),
 )
 
-# One row: the roster taken last, and why a later one was refused ("": none was).
+# One row a cell: the roster taken last, and why a later one was refused ("": none was).
 roster = sa.Table(
     "roster",
     metadata,
@@ -228,6 +229,7 @@ roster = sa.Table(
     sa.Column("expires_s", sa.Float, nullable=False),
     sa.Column("refused", sa.String(64), nullable=False),
     sa.Column("refused_lineage", sa.String(32), nullable=False),
+    sa.Column("cell", sa.String(32), nullable=False, server_default=""),
 )
 
 round_keys = sa.Table(
@@ -236,6 +238,7 @@ round_keys = sa.Table(
     sa.Column("job", sa.ForeignKey("jobs.id"), primary_key=True),
     sa.Column("exchange", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("cell", sa.String(32), primary_key=True),
     sa.Column("secret", sa.LargeBinary, nullable=False),
 )
 
@@ -245,6 +248,7 @@ openings = sa.Table(
     sa.Column("job", sa.ForeignKey("jobs.id"), primary_key=True),
     sa.Column("exchange", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("cell", sa.String(32), primary_key=True),
     sa.Column("digest", sa.LargeBinary, nullable=False),
 )
 
@@ -305,6 +309,7 @@ release_broadcasts = sa.Table(
     sa.Column("secret", sa.LargeBinary, nullable=False),
     sa.Column("sent_at", sa.Float, nullable=False),
     sa.Column("held", sa.Boolean, nullable=False),
+    sa.Column("cells", sa.JSON, nullable=False, server_default="[]"),
 )
 
 release_reports = sa.Table(

@@ -12,6 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import overload
 
@@ -20,7 +21,7 @@ import numpy as np
 from edgeveil.crypto.masking import PackedSum, Vector
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.parts.aggregation.mean import BLOCK_VALUES, largest
+from edgeveil.parts.aggregation.mean import BLOCK_VALUES, largest, largest_of
 from edgeveil.parts.exchange import Array, SegmentSpec
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud_tasks import BatchPart
@@ -227,6 +228,43 @@ class GroupArrays(Sequence[Array]):
 
     def _array(self, found: ValidSegment) -> Array:
         return self._opener.again(found.offset) if found.array is None else found.array
+
+
+class JoinedArrays(Sequence[Array]):
+    """The valid arrays of one group in several batches, one after the other."""
+
+    def __init__(self, parts: Sequence[Sequence[Array]]) -> None:
+        self._parts = [part for part in parts if len(part)]
+
+    @property
+    def largest(self) -> float:
+        """The largest absolute value in all arrays."""
+        return max(map(largest_of, self._parts), default=0.0)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def __iter__(self) -> Iterator[Array]:
+        return chain.from_iterable(self._parts)
+
+    @overload
+    def __getitem__(self, index: int) -> Array: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Array]: ...
+    def __getitem__(self, index: int | slice) -> Array | Sequence[Array]:
+        if isinstance(index, slice):
+            start, stop, _ = index.indices(len(self))
+            found, begin = [], 0
+            for part in self._parts:
+                found.append(part[max(0, start - begin) : max(0, stop - begin)])
+                begin += len(part)
+            return JoinedArrays(found)
+        place = range(len(self))[index]
+        for part in self._parts:
+            if place < len(part):
+                return part[place]
+            place -= len(part)
+        raise IndexError(index)
 
 
 @dataclass

@@ -30,6 +30,7 @@ from edgeveil.protocol.device_tasks import (
 from edgeveil.protocol.messages import Bye, encode
 from edgeveil.sites.broker_profiles import PROFILES
 from edgeveil.sites.edge import EdgeSite
+from edgeveil.transport.blob_client import BlobClient
 from edgeveil.transport.link import Topics, Will
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
 from edgeveil.transport.process import EXIT_S, OwnFolder, first_of, run_until_stopped
@@ -180,8 +181,16 @@ class DeviceProcess:
             lambda _to: up,
             topics.sender_of,
         )
+        blobs = device.site.blobs
+        self._blobs = BlobClient(blobs.ca_file) if blobs else None
         self.runtime = Runtime(
-            device.machine, device.host, self.session.publish, self._lanes.of, LOG, packet_bytes
+            device.machine,
+            device.host,
+            self.session.publish,
+            self._lanes.of,
+            LOG,
+            packet_bytes,
+            blobs=self._blobs,
         )
         return self.runtime
 
@@ -212,7 +221,7 @@ class DeviceProcess:
         await self.inference.start()
         await self.session.attach(self.runtime, _state_line())
         await asyncio.gather(
-            self.session.link.run_forever(),
+            self.session.run(),
             self.runtime.run(),
             self.presence.run(),
             self._look_at_release(),
@@ -316,6 +325,8 @@ class DeviceProcess:
             except TimeoutError:
                 LOG.warning("no_good_bye")
         await self.session.link.close()
+        if self._blobs is not None:
+            self._blobs.close()
         await self._control.stop()
         await self.inference.stop()
         self.device.close()

@@ -79,6 +79,7 @@ class DeviceRole:
                 limits.fetch_bytes,
                 limits.jobs,
                 require_cover=site.policy.require_cover,
+                blob_urls=site.blobs.urls if site.blobs else (),
             ),
             data_set_tag(site.data.name),
             identity.sealing_keys,

@@ -1,4 +1,4 @@
-"""What comes from the proxy to the cloud: a roster, and of each running job one batch."""
+"""What comes from a cell's proxy to the cloud: a roster, and of each running job one batch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Literal
 from edgeveil.crypto.keys import KEY_BYTES
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.beside import GrantPut, PutGrants, PutTaken, why_not
 from edgeveil.protocol.cloud_tasks import (
     BatchDropped,
     BatchPart,
@@ -14,6 +15,7 @@ from edgeveil.protocol.cloud_tasks import (
     OpenArrived,
     RosterKept,
     RosterMark,
+    TakeBatch,
     timer_name,
 )
 from edgeveil.protocol.messages import (
@@ -21,6 +23,7 @@ from edgeveil.protocol.messages import (
     Arrived,
     Batch,
     BlobPart,
+    BlobPut,
     Envelope,
     Need,
     Offer,
@@ -39,23 +42,25 @@ BATCH_CREDIT = 256  # parts under way from the proxy: they go to the disk, not i
 BATCH_CREDIT_BYTES = 16 << 20
 
 
-def acknowledged(signer: Signer, digest: bytes, status: Literal["held", "closed"]) -> fx.Effect:
+def acknowledged(
+    to: fx.ProxyAddress, signer: Signer, digest: bytes, status: Literal["held", "closed"]
+) -> fx.Effect:
     """Tells the proxy what became of what it offered."""
-    return fx.Send(fx.ProxyAddress(), signer.note(Ack(digest, status)))
+    return fx.Send(to, signer.note(Ack(digest, status)))
 
 
-def asked(need: Need | None) -> list[fx.Effect]:
+def asked(of: fx.ProxyAddress, need: Need | None) -> list[fx.Effect]:
     """The request, if there is one."""
-    return [fx.Send(fx.ProxyAddress(), need)] if need else []
+    return [fx.Send(of, need)] if need else []
 
 
 class RosterArrival:
-    """The roster, as far as it is there. The timer `roster` asks for what is missing."""
+    """A cell's roster, as far as it is there. The timer `roster` asks for what is missing."""
 
     def __init__(
-        self, signer: Signer, settings: CloudSettings, newest: RosterMark | None = None
+        self, cell: str, signer: Signer, settings: CloudSettings, newest: RosterMark | None = None
     ) -> None:
-        self._signer, self._settings = signer, settings
+        self._proxy, self._signer, self._settings = fx.ProxyAddress(cell), signer, settings
         self._roster: Fetch[Roster] | None = None
         self._newest = newest  # an older roster would bring revoked devices back
 
@@ -97,38 +102,44 @@ class RosterArrival:
         roster = self._roster
         if roster is None or roster.header.blob.digest != part.blob:
             return []
-        return self._keep(roster) if roster.add(part) else asked(roster.next_need(timer=False))
+        if roster.add(part):
+            return self._keep(roster)
+        return asked(self._proxy, roster.next_need(timer=False))
 
     def look(self) -> list[fx.Effect]:
         """The timer: ask for what did not come."""
         if self._roster is None:
             return []
-        return [*asked(self._roster.next_need(timer=True)), self._look_again()]
+        return [*asked(self._proxy, self._roster.next_need(timer=True)), self._look_again()]
 
     def _keep(self, roster: Fetch[Roster]) -> list[fx.Effect]:
         data, header = roster.assembly.finish(), roster.header
         self._roster, self._newest = None, RosterMark(header.lineage, header.epoch)
-        kept = RosterKept(header.epoch, data, header.lineage, header.expires_s, header.knows)
+        cell, digest = self._proxy.cell, header.blob.digest
+        kept = RosterKept(header.epoch, data, header.lineage, header.expires_s, header.knows, cell)
+        told = {"enrolled": len(data) // KEY_BYTES} | ({"cell": cell} if cell else {})
         return [
             fx.Persist(kept),
-            acknowledged(self._signer, header.blob.digest, "held"),
-            fx.Report("roster", {"enrolled": len(data) // KEY_BYTES}),
+            acknowledged(self._proxy, self._signer, digest, "held"),
+            fx.Report("roster", told),
         ]
 
     def _look_again(self) -> fx.SetTimer:
-        return fx.SetTimer(timer_name("roster"), self._settings.repair_s)
+        return fx.SetTimer(timer_name("roster", cell=self._proxy.cell), self._settings.repair_s)
 
 
 class BatchArrival:
-    """One job's batch, as far as it is there. The timer `repair` asks for what is missing;
-    `watchdog` starts anew whenever a part has come.
+    """One job's batch of one cell, as far as it is there. The timer `repair` asks for what is
+    missing; `watchdog` starts anew whenever a part has come.
     """
 
-    def __init__(self, signer: Signer, settings: CloudSettings, job_id: bytes) -> None:
-        self._signer, self._settings, self._job_id = signer, settings, job_id
+    def __init__(self, cell: str, signer: Signer, settings: CloudSettings, job_id: bytes) -> None:
+        self._proxy, self._signer, self._settings = fx.ProxyAddress(cell), signer, settings
+        self._job_id = job_id
         self._batch: Fetch[Batch] | None = None  # its bytes go to the host
         self._stream: Fetch[Batch] | None = None  # the front of one that is not whole yet
         self._at_work = self._more = False  # the host opens what came of a stream; more came since
+        self._grants = PutGrants[Batch](signer, settings.beside_bytes, settings.beside_s)
 
     @property
     def whole_batch(self) -> Batch | None:
@@ -154,9 +165,9 @@ class BatchArrival:
             return False
         return digest in (under_way.header.blob.digest, under_way.header.stream)
 
-    def batch(self, offer: Offer, header: Batch) -> list[fx.Effect]:
+    def batch(self, offer: Offer, header: Batch, now_s: float) -> list[fx.Effect]:
         """The batch of the round under way is offered (again). A large one is pulled at once, and
-        one of which the front is there already."""
+        one of which the front is there already; or it is put where this cloud says."""
         batch, settings = self._batch, self._settings
         new = batch is None or batch.header != header
         known = new and self._continues(offer, header)
@@ -164,14 +175,45 @@ class BatchArrival:
             batch = self._stream if known else None
             batch = batch or self._fetch(offer, header)
             self._batch, self._stream = batch, None
+        proxy, blob = self._proxy, header.blob
+        if offer.beside and not header.stream and self._grants.takes(proxy, blob, now_s):
+            batch.on_its_way = True
+            told = self._grants.offered(proxy, self._job_id, blob, header, now_s)
+            return [*told, self._look_again(), self.watch()]  # who offers it is there
+        batch.on_its_way = False
         out: list[fx.Effect] = []
         for part in first_data(offer, header.blob):
             out += self._put_away(batch, part)
         if known:
-            out += asked(batch.next_need(timer=False))
+            out += asked(self._proxy, batch.next_need(timer=False))
         elif new and (header.stream or header.blob.size_bytes > settings.push_bytes):
-            out += asked(batch.next_need(timer=True))
+            out += asked(self._proxy, batch.next_need(timer=True))
         return [*out, self._look_again(), self.watch()] if new else [*out, self._look_again()]
+
+    def may_be_put(self, task: GrantPut, result: object) -> list[fx.Effect]:
+        """The store has a place for the batch."""
+        return self._grants.granted(task, result)
+
+    def is_put(self, put: BlobPut) -> list[fx.Effect]:
+        """The proxy says that the batch lies in the store: take it from there."""
+        grant = self._grants.get(self._proxy, put.blob)
+        if grant is None or grant.taking or not grant.name:
+            return []
+        grant.taking = True
+        return [fx.Work(TakeBatch(grant.arrival, grant.name, self._proxy.cell))]
+
+    def taken(self, task: TakeBatch, result: object) -> list[fx.Effect]:
+        """The batch is on the disk; or what was put there was not it, and it is offered again."""
+        batch = self._batch
+        if batch is None or batch.header != task.batch:
+            # Its round went meanwhile, and what was written since is of no use.
+            other = batch or self._stream
+            return [] if other else [fx.Persist(BatchDropped(self._job_id, self._proxy.cell))]
+        self._grants.end(self._job_id)
+        if isinstance(result, PutTaken):
+            batch.assembly.fill(b"")
+            return []
+        return [fx.Refuse(f"beside_{why_not(result)}")]
 
     def stream(self, arrived: Arrived) -> list[fx.Effect]:
         """The front of a batch that is not whole yet, as far as it is there.
@@ -194,7 +236,7 @@ class BatchArrival:
             return []  # said before
         else:
             stream.grow(offer, header)
-        return asked(stream.next_need(timer=False))
+        return asked(self._proxy, stream.next_need(timer=False))
 
     def opened(self) -> list[fx.Effect]:
         """What was there is opened; go on if more is by now."""
@@ -212,8 +254,8 @@ class BatchArrival:
         batch = self._batch
         if batch is None or batch.assembly.complete:
             return []
-        out = asked(batch.next_need(timer=True))
-        if not batch.idle_looks:
+        out = asked(self._proxy, batch.next_need(timer=True))
+        if not batch.idle_looks and not batch.on_its_way:
             # The round is closed: only silence counts from now on, however long the way is.
             out.append(self.watch())
         return [*out, self._look_again()]
@@ -222,14 +264,15 @@ class BatchArrival:
         """The cloud has no more use for the batch; the proxy may forget it."""
         if self._batch is None:
             return []
-        told = acknowledged(self._signer, self._batch.header.blob.digest, "held")
+        told = acknowledged(self._proxy, self._signer, self._batch.header.blob.digest, "held")
         return [*self.drop(), told]
 
     def drop(self) -> list[fx.Effect]:
         """Forget the batch, here and on the disk."""
         batch = self._batch or self._stream
         self._batch = self._stream = None
-        return [] if batch is None else [fx.Persist(BatchDropped(self._job_id))]
+        self._grants.end(self._job_id)
+        return [] if batch is None else [fx.Persist(BatchDropped(self._job_id, self._proxy.cell))]
 
     def drop_stream(self) -> list[fx.Effect]:
         """Forget the front of a batch that is not whole yet: it comes again with the batch."""
@@ -237,7 +280,7 @@ class BatchArrival:
 
     def watch(self) -> fx.SetTimer:
         """There is a sign of the proxy: its silence counts anew."""
-        return fx.SetTimer(timer_name("watchdog", self._job_id), self._settings.proxy_margin_s)
+        return self._timer("watchdog", self._settings.proxy_margin_s)
 
     def _fetch(self, offer: Offer, header: Batch) -> Fetch[Batch]:
         most_bytes = self._settings.spool_bytes
@@ -262,16 +305,19 @@ class BatchArrival:
         if again:
             return []
         place = part.index * blob.part_bytes
-        kept = BatchPart(stream or blob.digest, place, part.data, self._job_id)
+        kept = BatchPart(stream or blob.digest, place, part.data, self._job_id, self._proxy.cell)
         opening = self._open(batch.header) if stream else []
-        return [fx.Persist(kept), *opening, *asked(batch.next_need(timer=False))]
+        return [fx.Persist(kept), *opening, *asked(self._proxy, batch.next_need(timer=False))]
 
     def _open(self, batch: Batch) -> list[fx.Effect]:
         if self._at_work:
             self._more = True
             return []
         self._at_work = True
-        return [fx.Work(OpenArrived(batch))]
+        return [fx.Work(OpenArrived(batch, self._proxy.cell))]
 
     def _look_again(self) -> fx.SetTimer:
-        return fx.SetTimer(timer_name("repair", self._job_id), self._settings.repair_s)
+        return self._timer("repair", self._settings.repair_s)
+
+    def _timer(self, what: str, delay_s: float) -> fx.SetTimer:
+        return fx.SetTimer(timer_name(what, self._job_id, self._proxy.cell), delay_s)

@@ -2,41 +2,48 @@
 
 Theory of operation. `CLOUD_STATES` has the whole course. The job is announced to all enrolled
 devices, then played exchange by exchange, then its model is released. Each of the three begins with
-the host sealing a broadcast (`Work`), which is offered to the proxy again and again until the proxy
-says that it holds it. After an exchange's broadcast the proxy's batch is awaited, pulled part by
-part to the host's disk, and given to the host to open, aggregate and commit (`Absorb`). Only then
-is the batch acknowledged: the proxy keeps it until the round is durable here.
+the host sealing broadcasts (`Work`), one for each cell, which are offered to the cells' proxies
+again and again until each says that it holds its own. After an exchange's broadcast the proxies'
+batches are awaited, pulled part by part to the host's disk, and given to the host to open,
+aggregate and commit together (`Absorb`). Only then are they acknowledged: a proxy keeps its batch
+until the round is durable here.
 
-A round under masks takes one step more. What the host opens are sums that say nothing yet; once
-they are durable the proxy is asked for the masks of the uploads in them (`MaskArrivals`), again and
-again until it answers. There is no way back from there: the exchange is never asked for again, also
-not after a restart, which finds the kept sums when it would seal the round anew.
+A round under masks takes one step more. What the host opens are sums that say nothing yet, one of
+each cell; once they are durable each proxy is asked for the masks of the uploads in its own
+(`MaskArrivals`), again and again until it answers. There is no way back from there: the exchange is
+never asked for again, also not after a restart, which finds the kept sums when it would seal the
+round anew.
 
-What moves a job on is an outcome of the host's work, a word of the proxy, or silence. Only outcomes
-of the attempt under way count (`JobCourse.awaits`), and only messages that the state allows. Where
-an attempt brings too few uploads it is repeated, at most `retries` times for each exchange, with
-the same devices and noise. After that, or where something stands in the way that others must mend,
-the job pauses with its round kept; `end` is for what cannot be mended. `watchdog` is the one timer
-that ends a wait for the proxy: it starts anew with every sign of the proxy about this job, so that
-a broadcast or batch may take as long as it moves.
+What moves a job on is an outcome of the host's work, or where its cells stand (`CellCourse`), which
+changes by the words of their proxies and by their silence. A step ends when no cell is awaited any
+more: with what came, if anything did. A cell that is silent, that refuses, or that has not come
+when the others' uploads make a quorum of all, costs its own devices only; it is asked again from
+the exchange after it has been heard and holds the job. Only outcomes of the attempt under way count
+(`JobCourse.awaits`), and only messages that the state allows. Where an attempt brings too few
+uploads it is repeated, at most `retries` times for each exchange, with the same devices and noise.
+After that, or where something stands in the way that others must mend, the job pauses with its
+round kept; `end` is for what cannot be mended. `watchdog` is the one timer that ends a wait for a
+proxy: it starts anew with every sign of it about this job, so that a broadcast or batch may take as
+long as it moves.
 
 Courses know nothing of each other. Each has timers of its own, named by its job.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_arrivals import BatchArrival, acknowledged
-from edgeveil.protocol.cloud_masks import MaskArrivals
-from edgeveil.protocol.cloud_outgoing import JobEnds, OutgoingBroadcast
+from edgeveil.protocol.cloud_cell import CellCourse, Stand
+from edgeveil.protocol.cloud_outgoing import JobEnds
 from edgeveil.protocol.cloud_tasks import (
     Absorb,
     AskUnmask,
     Broadcast,
+    Broadcasts,
     CloudSettings,
     JobStatus,
     Obstacle,
@@ -48,6 +55,7 @@ from edgeveil.protocol.cloud_tasks import (
     SealRelease,
     SealRound,
     StartJob,
+    TakeBatch,
     TakeMasks,
     TooFewUploads,
     timer_name,
@@ -58,9 +66,9 @@ from edgeveil.protocol.messages import (
     Arrived,
     Batch,
     BlobPart,
+    BlobPut,
     Commit,
     ExchangeId,
-    Manifest,
     MaskSums,
     Need,
     Offer,
@@ -68,7 +76,7 @@ from edgeveil.protocol.messages import (
     Signer,
     Unmask,
 )
-from edgeveil.protocol.transfer import check_fetchable, sends
+from edgeveil.protocol.transfer import check_fetchable
 
 
 class CloudState(Enum):
@@ -120,16 +128,17 @@ ALL_DECLINED = (
     "boxes are too slow for it; each device's console says why"
 )
 _SILENT = "the proxy did not answer in time"
+_SLOW = "the other cells had a quorum of all devices before it answered"
 
 
 @dataclass(frozen=True)
 class CourseContext:
-    """What all courses share: who signs, the bounds, and whom the ends of jobs are told."""
+    """What all courses share: who signs, the bounds, and by cell whom the ends of jobs are told."""
 
     signer: Signer
     releases: Signer
     settings: CloudSettings
-    ends: JobEnds
+    ends: Mapping[str, JobEnds]
 
 
 class JobCourse:
@@ -146,16 +155,19 @@ class JobCourse:
             start.attempt,
             start.retries,
         )
-        self.selected = 0  # by the newest broadcast
-        self._patience_s = 0.0  # with the proxy, from each sign that the broadcast moves on
-        self._announce_again = (
-            False  # after the commit under way: the key that announced it is gone
-        )
-        signer, settings, job_id = context.signer, context.settings, start.job_id
-        resend = timer_name("resend", job_id)
-        self._out = OutgoingBroadcast(signer, context.releases, settings, resend)
-        self.arrival = BatchArrival(signer, settings, job_id)
-        self._masks = MaskArrivals(signer, settings, job_id)
+        # After the commit under way: the key that announced it is gone.
+        self._announce_again = False
+        self.cells = {
+            cell: CellCourse(
+                cell,
+                context.signer,
+                context.releases,
+                context.settings,
+                start.job_id,
+                alone=len(context.ends) == 1,
+            )
+            for cell in context.ends
+        }
 
     @property
     def job_id(self) -> bytes:
@@ -169,8 +181,9 @@ class JobCourse:
 
     @property
     def sealing(self) -> SealRound:
-        """The task of sealing this attempt's model."""
-        return SealRound(self.job_id, self.exchange, self.attempt)
+        """The task of sealing this attempt's model, for the cells that hold the job."""
+        joined = tuple(one.cell for one in self.cells.values() if one.joined)
+        return SealRound(self.job_id, self.exchange, self.attempt, joined or tuple(self.cells))
 
     @property
     def over(self) -> bool:
@@ -182,6 +195,16 @@ class JobCourse:
         """Its release is being sealed, or offered."""
         return self.state in (_S.SEALING_RELEASE, _S.RELEASING)
 
+    @property
+    def claimed_bytes(self) -> int:
+        """The disk that its batches need, or what is there of their fronts."""
+        return sum(one.arrival.claimed_bytes for one in self.cells.values())
+
+    @property
+    def batch_bytes(self) -> int:
+        """The disk that its batches need."""
+        return sum(one.arrival.batch_bytes for one in self.cells.values())
+
     def awaits(self, task: object) -> bool:
         """Whether the outcome of this task still matters: it belongs to the attempt under way."""
         match task:
@@ -189,9 +212,7 @@ class JobCourse:
                 return job_id == self.job_id
             case SealRound():
                 return task == self.sealing
-            case Absorb(batch=batch):
-                return batch.at == self.at
-            case TakeMasks(at=at):
+            case Absorb(at=at) | TakeMasks(at=at):
                 return at == self.at
         return False
 
@@ -207,11 +228,8 @@ class JobCourse:
     def _report(self, what: str, **data: Any) -> fx.Report:
         return fx.Report(what, data, self.at)
 
-    def _timer(self, what: str, delay_s: float) -> fx.SetTimer:
-        return fx.SetTimer(timer_name(what, self.job_id), delay_s)
-
-    def _cancel(self, what: str) -> fx.CancelTimer:
-        return fx.CancelTimer(timer_name(what, self.job_id))
+    def _where(self, *stands: Stand) -> list[CellCourse]:
+        return [one for one in self.cells.values() if one.stand in stands]
 
     # --- its beginning, its end ---
 
@@ -219,7 +237,11 @@ class JobCourse:
         """Have it announced. Raises ProtocolError `illegal_transition` for one that runs."""
         self._step("start")
         what = {"job_id": self.job_id.hex(), "rounds": self.start.exchanges}
-        return [self._report("job_started", **what), self._work(SealJob(self.job_id))]
+        return [self._report("job_started", **what), self._work(self._announcement)]
+
+    @property
+    def _announcement(self) -> SealJob:
+        return SealJob(self.job_id, tuple(self.cells))
 
     def cancel(self) -> list[fx.Effect]:
         """The operator ends it."""
@@ -230,16 +252,17 @@ class JobCourse:
         if not self._may("rekeyed"):
             # Nothing that was signed is needed any more, or it is offered again with the new key.
             self._announce_again = self.state in (_S.ABSORBING, _S.UNMASKING)
-            return self.send()
+            return [one for cell in self.cells for one in self.send(cell)]
         self.attempt += 1
         return self._announce_anew()
 
     def _announce_anew(self) -> list[fx.Effect]:
         self._step("rekeyed")
         self._announce_again = False
-        self._out.drop()
-        cancelled = [self._cancel("watchdog"), self._cancel("resend")]
-        return [*self.arrival.drop(), *cancelled, self._work(SealJob(self.job_id))]
+        return [*self._all_leave(), self._work(self._announcement)]
+
+    def _all_leave(self) -> list[fx.Effect]:
+        return [one for cell in self.cells.values() for one in cell.leave()]
 
     def _pause(self, reason: str, answers: RoundAnswers | None = None) -> list[fx.Effect]:
         """Others are missing: the job keeps its round and its devices until somebody resumes it."""
@@ -254,15 +277,11 @@ class JobCourse:
         self, status: str, reason: str, answers: RoundAnswers | None = None
     ) -> list[fx.Effect]:
         """The job runs no more; unless it is only paused, its end is told."""
-        self._out.drop()
-        told = self._context.ends.tell(self.job_id, status) if status != "paused" else []
+        ends = self._context.ends.values() if status != "paused" else ()
         return [
-            *self.arrival.drop(),
-            *self._masks.drop(),
-            self._cancel("watchdog"),
-            self._cancel("resend"),
+            *self._all_leave(),
             fx.Persist(JobStatus(self.job_id, status, reason, answers)),
-            *told,
+            *[one for end in ends for one in end.tell(self.job_id, status)],
             self._report("job_" + status, job_id=self.job_id.hex(), reason=reason),
         ]
 
@@ -270,71 +289,77 @@ class JobCourse:
 
     def done(self, task: object, result: object) -> list[fx.Effect]:
         """An outcome that is awaited."""
+        if isinstance(task, SealJob) and self.state is not _S.SEALING_JOB:
+            joining = [self.cells[cell] for cell in task.cells if self.cells[cell].joining]
+            if joining:
+                return self._offer_job(joining, result)
         match result:
             case fx.WorkFailed(reason=reason) | Obstacle(reason=reason) if isinstance(task, Absorb):
-                # Not acknowledged: the proxy still has it, and drops it with the next attempt.
+                # Not acknowledged: the proxies still have it, and drop it with the next attempt.
                 return self._repeat(reason)
             case fx.WorkFailed(reason=reason):
                 return self._end("failed", reason)
             case Obstacle(reason=reason):
                 return self._pause(reason)
-            case Broadcast(manifest=manifest, data=data):
-                return self._sealed(manifest, data)
+            case Broadcasts(by_cell=by_cell):
+                return self._sealed(by_cell)
             case RoundCommit(commit=commit, data=data):
                 return self._committed(commit, data)
-            case AskUnmask(unmask=unmask):
-                return self._ask_unmask(unmask)
+            case AskUnmask(unmasks=unmasks):
+                return self._ask_unmask(unmasks)
             case TooFewUploads(reason=reason, answers=answers):
-                return self.arrival.acknowledge() + self._repeat(reason, answers)
+                told = [one for cell in self.cells.values() for one in cell.arrival.acknowledge()]
+                return told + self._repeat(reason, answers)
         return []
 
-    def opened(self, _task: OpenArrived) -> list[fx.Effect]:
+    def opened(self, task: OpenArrived) -> list[fx.Effect]:
         """The host opened what was there of a stream."""
-        return self._at_work(self.arrival.opened())
+        return self._at_work(self.cells[task.cell].arrival.opened())
 
     def _at_work(self, out: list[fx.Effect]) -> list[fx.Effect]:
         """With the place that work of the arrival is about."""
         return [self._work(one.task) if isinstance(one, fx.Work) else one for one in out]
 
-    def _ask_unmask(self, unmask: Unmask) -> list[fx.Effect]:
+    def _ask_unmask(self, unmasks: Mapping[str, Unmask]) -> list[fx.Effect]:
         self._step("summed")
-        self.attempt = unmask.at.attempt
-        report = self._report("unmasking", round=self.exchange)
-        watchdog = self._timer("watchdog", self._context.settings.proxy_margin_s)
-        return [report, *self._masks.ask(unmask), watchdog]
+        self.attempt = next(iter(unmasks.values())).at.attempt
+        out: list[fx.Effect] = [self._report("unmasking", round=self.exchange)]
+        for cell in self.cells.values():
+            asked = unmasks.get(cell.cell)
+            out += cell.ask(asked) if asked else cell.leave()
+        return out
 
-    def _sealed(self, manifest: Manifest, data: bytes) -> list[fx.Effect]:
+    def _sealed(self, by_cell: Mapping[str, Broadcast]) -> list[fx.Effect]:
         self._step("sealed")
-        self.selected = manifest.selected
-        margin_s = self._context.settings.proxy_margin_s
-        self._patience_s = manifest.deadline_s + manifest.grace_s + margin_s
-        report = self._report(
-            "broadcast",
-            round=manifest.at.exchange,
-            kind=manifest.kind,
-            selected=manifest.selected,
-            attempt=manifest.at.attempt,
-        )
-        watchdog = self._timer("watchdog", self._patience_s)
-        return [report, *self._out.offer(manifest, data), watchdog]
+        first = next(iter(by_cell.values())).manifest
+        at, kind = first.at, first.kind
+        # A job and a release are one broadcast for all cells.
+        asked = [one.manifest.selected for one in by_cell.values()]
+        selected = sum(asked) if kind == "round" else first.selected
+        what = {"round": at.exchange, "kind": kind, "selected": selected, "attempt": at.attempt}
+        out: list[fx.Effect] = [self._report("broadcast", **what)]
+        for cell in self.cells.values():
+            if cell.cell in by_cell:
+                out += cell.offer(by_cell[cell.cell])
+            elif not cell.joining:
+                out += cell.leave()
+        return out
 
     def _committed(self, commit: Commit, data: bytes) -> list[fx.Effect]:
         last = self.exchange >= self.start.exchanges
         self._step("committed_last" if last else "committed")
-        out = [*self._masks.drop(), *self.arrival.acknowledge()]
-        signed, packet_bytes = (
-            self._context.signer.header(commit),
-            self._context.settings.packet_bytes,
-        )
-        out += sends(fx.ProxyAddress(), signed, commit.blob, data, packet_bytes)
-        self._out.drop()
+        out: list[fx.Effect] = []
+        for cell in self.cells.values():
+            if cell.stand is not Stand.OUT:
+                out += cell.tell(commit, data)
+            cell.stand = Stand.OUT
         self.retries_left, self.attempt = self.start.retries, 1
         if last:
-            return [*out, self._work(SealRelease(self.job_id))]
+            return [*out, self._work(SealRelease(self.job_id, tuple(self.cells)))]
         self.exchange += 1
         if self._announce_again:
             return [*out, *self._announce_anew()]
-        return [*out, self._work(self.sealing)]
+        return [*out, *self._join(), self._work(self.sealing)]
 
     def _repeat(self, reason: str, answers: RoundAnswers | None = None) -> list[fx.Effect]:
         if self.retries_left <= 0:
@@ -342,155 +367,288 @@ class JobCourse:
         self._step("repeat")
         self.retries_left -= 1
         self.attempt += 1
-        self._out.drop()
         told = {} if answers is None else {"answers": answers.to_dict()}
         what = {"round": self.exchange, "attempt": self.attempt, "why": reason, **told}
         report = self._report("round_repeated", **what)
         if self._announce_again:
             return [report, *self._announce_anew()]
-        return [*self.arrival.drop(), report, self._work(self.sealing)]
+        left = [one for cell in self.cells.values() if not cell.joining for one in cell.leave()]
+        return [*left, report, *self._join(), self._work(self.sealing)]
 
-    # --- what the proxy says ---
+    # --- cells that come back ---
 
-    def send(self) -> list[fx.Effect]:
+    def _join(self) -> list[fx.Effect]:
+        """Cells that do not hold the job, and were heard: it is sealed for them beside rounds."""
+        late = [one for one in self.cells.values() if one.heard and not one.joined]
+        late = [one for one in late if not one.joining]
+        for cell in late:
+            cell.joining = True
+        return [self._work(SealJob(self.job_id, tuple(one.cell for one in late)))] if late else []
+
+    def _offer_job(self, joining: list[CellCourse], result: object) -> list[fx.Effect]:
+        """What cannot be sealed now is tried again after the next exchange."""
+        by_cell = result.by_cell if isinstance(result, Broadcasts) else {}
+        out: list[fx.Effect] = []
+        for cell in joining:
+            offered = by_cell.get(cell.cell)
+            if offered is None:
+                cell.joining = False
+            else:
+                out += cell.out.offer(offered.manifest, offered.data)
+        return out
+
+    # --- what a proxy says ---
+
+    def send(self, cell: str) -> list[fx.Effect]:
         """Say all that is not confirmed (again)."""
-        return [*self._out.send(), *self._masks.send()]
+        return self.cells[cell].send()
 
-    def offers(self, digest: bytes) -> bool:
-        """Whether this is the digest of the broadcast under way."""
-        return self._out.is_blob(digest)
+    def heard(self, cell: str) -> None:
+        """There is a sign of its proxy."""
+        self.cells[cell].heard = True
 
-    def answer(self, need: Need) -> list[fx.Effect]:
+    def offers(self, cell: str, digest: bytes) -> bool:
+        """Whether this is the digest of the broadcast that the cell is offered."""
+        return self.cells[cell].out.is_blob(digest)
+
+    def answer(self, cell: str, need: Need, now_s: float) -> list[fx.Effect]:
         """A proxy that asks for parts is there, however long the broadcast takes."""
-        return [*self._out.answer(need), self._timer("watchdog", self._patience_s)]
+        of_it = self.cells[cell]
+        out = self._at_work(of_it.out.answer(need, now_s))
+        return [*out, of_it.wait()] if of_it.stand is Stand.OFFERED else out
 
-    def hears(self, ack: Ack) -> bool:
+    def hears(self, cell: str, ack: Ack) -> bool:
         """Whether the proxy's word is about this job's broadcast, or its question."""
-        return ack.blob == self._masks.question or self.offers(ack.blob)
+        return ack.blob == self.cells[cell].masks.question or self.offers(cell, ack.blob)
 
-    def acknowledged(self, ack: Ack) -> list[fx.Effect]:
+    def acknowledged(self, cell: str, ack: Ack) -> list[fx.Effect]:
         """It holds the broadcast, or will not; or it gives no masks."""
-        if ack.blob == self._masks.question:
-            return self._pause(f"the proxy refused to unmask: {ack.reason}")
-        if ack.status == "held":
-            return self._held() if self._may("held") else []
-        return self._pause(f"the proxy refused the broadcast: {ack.reason}")
+        of_it = self.cells[cell]
+        if ack.blob == of_it.masks.question:
+            return self._gone(of_it, f"the proxy refused to unmask: {ack.reason}")
+        if of_it.joining:
+            of_it.joining, of_it.joined = False, ack.status == "held"
+            of_it.out.drop()
+            return of_it.rest()
+        if of_it.stand is not Stand.OFFERED:
+            return []
+        if ack.status != "held":
+            return self._gone(of_it, f"the proxy refused the broadcast: {ack.reason}")
+        sequence = of_it.out.sequence
+        out = of_it.hold()
+        if self.state is CloudState.RELEASING:
+            out = [fx.Persist(ReleaseHeld(sequence, cell)), *out]
+        of_it.joined = True
+        if not self._may("batch"):
+            out += of_it.rest()
+        return [*out, *self._move()]
 
-    def _held(self) -> list[fx.Effect]:
-        """The proxy holds the broadcast."""
-        released = self.state is CloudState.RELEASING
-        # A job may be taken up again after its last commit and before its release.
-        announced = self.state is CloudState.ANNOUNCING
-        trained = announced and self.exchange > self.start.exchanges
-        self._step("held_all_committed" if trained else "held")
-        sequence = self._out.sequence
-        self._out.drop()
-        if announced:
-            self.retries_left = self.start.retries
-        if released:
-            return [fx.Persist(ReleaseHeld(sequence)), *self._leave("completed", "")]
-        out: list[fx.Effect] = [self._cancel("resend"), self._report("held", round=self.exchange)]
-        if trained:
-            return [*out, self._work(SealRelease(self.job_id))]
-        if self.state is CloudState.SEALING:
-            return [*out, self._work(self.sealing)]
-        # The proxy's deadline runs from here, not from the sealing.
-        return [*out, self._timer("watchdog", self._patience_s)]
-
-    def takes(self, header: Batch) -> bool:
+    def takes(self, cell: str, header: Batch) -> bool:
         """Whether this is the batch, or the front of it, of the attempt under way."""
-        return header.at == self.at and self._may("batch")
+        of_it = self.cells[cell]
+        open_to = of_it.stand in (Stand.OFFERED, Stand.HELD, Stand.GONE)
+        asked = of_it.manifest is not None and of_it.manifest.at == self.at
+        return header.at == self.at and self._may("batch") and open_to and asked
 
-    def batch(self, offer: Offer, header: Batch, room_bytes: int) -> list[fx.Effect]:
-        """The proxy offers a batch; `room_bytes` of the disk are left by other jobs.
+    def batch(
+        self, cell: str, offer: Offer, header: Batch, room_bytes: int, now_s: float
+    ) -> list[fx.Effect]:
+        """The proxy offers a batch; `room_bytes` of the disk are left by others.
 
         Raises ProtocolError where it cannot be fetched.
         """
         settings, size_bytes = self._context.settings, header.blob.size_bytes
-        if self.takes(header) and size_bytes > settings.spool_bytes:
+        takes, of_it = self.takes(cell, header), self.cells[cell]
+        if takes and size_bytes > settings.spool_bytes:
             # Another attempt would bring as much.
             return self._pause(
                 f"the batch has {size_bytes} bytes, limits.spool_bytes is {settings.spool_bytes}"
             )
         check_fetchable(offer, header.blob, settings.spool_bytes)
         if header.at != self.at:
-            closed = acknowledged(self._context.signer, header.blob.digest, "closed")
-            return [] if self._may_be_summed(header.at) else [closed]
-        if not self._may("batch"):
+            return [] if self._may_be_summed(header.at) else [of_it.closed(header.blob.digest)]
+        if not takes:
             return []  # being absorbed: the acknowledgement follows the commit
         if size_bytes > room_bytes:
-            # It is offered again, and other jobs' batches go: the proxy is not silent meanwhile.
-            return [fx.Refuse("spool_full"), self.arrival.watch()]
-        return self._arrived(self.arrival.batch(offer, header))
+            # It is offered again, and other batches go: the proxy is not silent meanwhile.
+            return [fx.Refuse("spool_full"), of_it.arrival.watch()]
+        return self._arrived(of_it, of_it.arrival.batch(offer, header, now_s))
 
     def _may_be_summed(self, at: ExchangeId) -> bool:
         """Whether the host may hold sums of this attempt, for which the proxy keeps the seeds."""
         same = at.exchange == self.exchange
         return same and self.state in (_S.SEALING_JOB, _S.ANNOUNCING, _S.SEALING)
 
-    def stream(self, arrived: Arrived, room_bytes: int) -> list[fx.Effect]:
+    def is_put(self, cell: str, put: BlobPut) -> list[fx.Effect]:
+        """The proxy says that the batch lies in the store."""
+        return self._at_work(self.cells[cell].arrival.is_put(put))
+
+    def taken(self, task: TakeBatch, result: object) -> list[fx.Effect]:
+        """The batch was taken from the store, or what lay there was not it."""
+        of_it = self.cells[task.cell]
+        return self._arrived(of_it, of_it.arrival.taken(task, result))
+
+    def stream(self, cell: str, arrived: Arrived, room_bytes: int) -> list[fx.Effect]:
         """The front of a batch that is not whole yet. As `BatchArrival.stream`."""
         if arrived.at != self.at or not self._may("batch"):
             return []
-        if arrived.blob.size_bytes > room_bytes:
+        if arrived.blob.size_bytes > room_bytes or not self.cells[cell].awaited:
             return []  # it comes with the batch
-        return self._at_work(self.arrival.stream(arrived))
+        return self._at_work(self.cells[cell].arrival.stream(arrived))
 
-    def knows(self, digest: bytes) -> bool:
+    def knows(self, cell: str, digest: bytes) -> bool:
         """Whether parts of this name belong to it."""
-        return self._masks.knows(digest) or self.arrival.knows(digest)
+        of_it = self.cells[cell]
+        return of_it.masks.knows(digest) or of_it.arrival.knows(digest)
 
-    def part(self, part: BlobPart) -> list[fx.Effect]:
+    def part(self, cell: str, part: BlobPart) -> list[fx.Effect]:
         """A part of the batch, or of the sums of masks."""
-        taken = self._masks.part(part)
-        return self._at_work(self._arrived(self.arrival.part(part)) if taken is None else taken)
+        of_it = self.cells[cell]
+        taken = of_it.masks.part(part)
+        if taken is None:
+            return self._arrived(of_it, of_it.arrival.part(part))
+        return self._unmasked(of_it, taken)
 
-    def masks(self, offer: Offer, header: MaskSums) -> list[fx.Effect]:
+    def masks(self, cell: str, offer: Offer, header: MaskSums) -> list[fx.Effect]:
         """The proxy offers sums of masks. Raises ProtocolError where they cannot be fetched."""
-        return self._at_work(self._masks.offer(offer, header))
+        return self._unmasked(self.cells[cell], self.cells[cell].masks.offer(offer, header))
 
-    def _arrived(self, out: list[fx.Effect]) -> list[fx.Effect]:
-        batch, out = self.arrival.whole_batch, self._at_work(out)
-        if batch is None or not self._may("batch"):
+    def _unmasked(self, cell: CellCourse, out: list[fx.Effect]) -> list[fx.Effect]:
+        if cell.masks.masks is None or cell.stand is not Stand.ASKED:
             return out
-        self._step("batch")
-        report = self._report("batch", round=batch.at.exchange, uploads=batch.uploads)
-        cancel = [self._cancel("resend"), self._cancel("watchdog")]
-        return [*out, report, *cancel, self._work(Absorb(batch))]
+        return [*out, *cell.come(), *self._move()]
 
-    def short(self, short: Shortfall) -> list[fx.Effect]:
+    def _arrived(self, cell: CellCourse, out: list[fx.Effect]) -> list[fx.Effect]:
+        out = self._at_work(out)
+        if cell.batch is None or not self.takes(cell.cell, cell.batch):
+            return out
+        return [*out, *cell.come(), *self._move()]
+
+    def short(self, cell: str, short: Shortfall) -> list[fx.Effect]:
         """The round ended at the proxy below the floor."""
-        if short.at != self.at or not self._may("batch"):
+        of_it = self.cells[cell]
+        waits = of_it.stand in (Stand.OFFERED, Stand.HELD)
+        if short.at != self.at or not self._may("batch") or not waits:
             return []
-        if self.attempt == 1 and not short.uploads and short.declined >= self.selected:
+        return [*of_it.fall_short(short), *self._move()]
+
+    # --- where the cells stand ---
+
+    def _gone(self, cell: CellCourse, reason: str) -> list[fx.Effect]:
+        """The step goes on without it, if there are others."""
+        out = cell.go(reason)
+        cell.joined = cell.heard = False
+        if len(self.cells) > 1:
+            out.append(self._report("cell_gone", round=self.exchange, why=reason, **cell.about()))
+        return [*out, *self._move()]
+
+    def _move(self) -> list[fx.Effect]:
+        """The step ends once no cell is awaited."""
+        if self._may("batch"):
+            return self._round_moves()
+        waits_for = Stand.ASKED if self.state is _S.UNMASKING else Stand.OFFERED
+        if self.state not in _WAITING_ON or self._where(waits_for):
+            return []
+        if self.state is _S.UNMASKING:
+            masks = {one.cell: one.masks.masks for one in self._where(Stand.CAME)}
+            there = {cell: of_it for cell, of_it in masks.items() if of_it is not None}
+            return [self._work(TakeMasks(self.at, there))] if there else self._pause(self._why())
+        if not self._where(Stand.HELD):
+            return self._pause(self._why())
+        if self.state is _S.RELEASING:
+            self._step("held")
+            return self._leave("completed", "")
+        # A job may be taken up again after its last commit and before its release.
+        trained = self.exchange > self.start.exchanges
+        self._step("held_all_committed" if trained else "held")
+        self.retries_left = self.start.retries
+        held = self._report("held", round=self.exchange)
+        if trained:
+            return [held, self._work(SealRelease(self.job_id, tuple(self.cells)))]
+        return [held, self._work(self.sealing)]
+
+    def _why(self) -> str:
+        """Why no cell has what the step needs: a refusal says more than silence."""
+        reasons = [one.reason for one in self._where(Stand.GONE)]
+        return next((one for one in reasons if one != _SILENT), _SILENT)
+
+    def _round_moves(self) -> list[fx.Effect]:
+        out: list[fx.Effect] = []
+        offered, held = self._where(Stand.OFFERED), self._where(Stand.HELD)
+        if held and not offered and self._may("held"):
+            self._step("held")
+            out.append(self._report("held", round=self.exchange))
+        came = self._where(Stand.CAME)
+        if not offered and not held:
+            return [*out, *(self._absorb(came) if came else self._nothing_came())]
+        if came and self._quorum(came):
+            grace_s = max(one.manifest.grace_s for one in came if one.manifest)
+            out.append(fx.SetTimer(timer_name("enough", self.job_id), grace_s))
+        return out
+
+    def _quorum(self, came: list[CellCourse]) -> bool:
+        """Whether what came is enough of all that were asked, in all cells."""
+        asked = [one.manifest for one in self.cells.values() if one.stand is not Stand.OUT]
+        needed = sum(one.quorum for one in asked if one is not None)
+        return sum(one.batch.uploads for one in came if one.batch) >= needed
+
+    def _absorb(self, came: list[CellCourse]) -> list[fx.Effect]:
+        batches = {one.cell: one.batch for one in came if one.batch is not None}
+        self._step("batch")
+        uploads = sum(batch.uploads for batch in batches.values())
+        report = self._report("batch", round=self.exchange, uploads=uploads)
+        cancel = fx.CancelTimer(timer_name("enough", self.job_id))
+        return [report, cancel, self._work(Absorb(batches))]
+
+    def _nothing_came(self) -> list[fx.Effect]:
+        short = [one.shortfall for one in self.cells.values() if one.stand is Stand.SHORT]
+        if not short:
+            why = self._why()
+            return self._repeat(why) if why == _SILENT else self._pause(why)
+        asked = [one.manifest for one in self.cells.values() if one.stand is not Stand.OUT]
+        selected = sum(one.selected for one in asked if one is not None)
+        uploads = sum(one.uploads for one in short if one is not None)
+        declined = sum(one.declined for one in short if one is not None)
+        if self.attempt == 1 and not uploads and declined >= selected:
             # Nothing was released, and asking again at once would change no owner's mind.
-            report = self._report("all_declined", round=self.exchange, declined=short.declined)
-            return [report, *self._end("failed", ALL_DECLINED.format(short.declined))]
-        answers = RoundAnswers(self.selected, short.uploads, short.declined)
+            report = self._report("all_declined", round=self.exchange, declined=declined)
+            return [report, *self._end("failed", ALL_DECLINED.format(declined))]
+        answers = RoundAnswers(selected, uploads, declined)
         return self._repeat(f"{answers}: below the minimum", answers)
 
     # --- timers ---
 
-    def timer(self, what: str) -> list[fx.Effect]:
+    def timer(self, what: str, cell: str) -> list[fx.Effect]:
         """One of its own ran out."""
+        if what == "enough":
+            return self._close()
+        of_it = self.cells[cell]
         match what:
             case "resend":
-                return self._out.send()
+                return of_it.out.send()
             case "repair":
-                return self.arrival.look()
+                return self._at_work(of_it.arrival.look())
             case "unmask":
-                return self._masks.send()
+                return of_it.masks.send()
             case "watchdog":
-                if self.state in (CloudState.BROADCASTING, CloudState.WAITING):
-                    return self._repeat(_SILENT)
-                if self.state in _WAITING_ON:
-                    return self._wait_again()
+                return self._silent(of_it) if of_it.awaited else []
         return []
 
-    def _wait_again(self) -> list[fx.Effect]:
-        """The same is offered or asked on; each further wait takes one of the retries."""
-        if self.retries_left <= 0:
-            return self._pause(_SILENT)
-        self.retries_left -= 1
-        watchdog = self._timer("watchdog", self._context.settings.proxy_margin_s)
-        return [*self._out.send(), watchdog]
+    def _close(self) -> list[fx.Effect]:
+        """The others make a quorum: who has not come is not waited for."""
+        if not self._may("batch"):
+            return []
+        out: list[fx.Effect] = []
+        for slow in self._where(Stand.OFFERED, Stand.HELD):
+            out += self._gone(slow, _SLOW)
+        return out
+
+    def _silent(self, cell: CellCourse) -> list[fx.Effect]:
+        """The same is offered or asked on, unless others answered; each further wait takes one of
+        the retries. A round is not waited for twice."""
+        others = self._where(Stand.HELD, Stand.CAME)
+        if self.state not in _WAITING_ON or others or self.retries_left <= 0:
+            return self._gone(cell, _SILENT)
+        waiting = self._where(Stand.OFFERED, Stand.ASKED)
+        self.retries_left -= cell is waiting[0]
+        return [*cell.out.send(), cell.arrival.watch()]

@@ -1,4 +1,4 @@
-"""The cloud's one question for sums of masks, and the answer on its way."""
+"""The cloud's one question for sums of masks to a cell's proxy, and the answer on its way."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_tasks import CloudSettings, TakeMasks, timer_name
+from edgeveil.protocol.cloud_tasks import CloudSettings, timer_name
 from edgeveil.protocol.messages import (
     Ack,
     BlobPart,
@@ -20,23 +20,27 @@ from edgeveil.protocol.transfer import Fetch, check_fetchable, first_data
 
 
 class MaskArrivals:
-    """At most one question of a job. The timer `unmask` says it again until the answer is whole."""
+    """At most one question of a job. The timer `unmask` says it again until the answer is whole;
+    then it is in `masks`.
+    """
 
-    def __init__(self, signer: Signer, settings: CloudSettings, job_id: bytes) -> None:
-        self._signer, self._settings, self._job_id = signer, settings, job_id
+    def __init__(self, cell: str, signer: Signer, settings: CloudSettings, job_id: bytes) -> None:
+        self._proxy, self._signer, self._settings = fx.ProxyAddress(cell), signer, settings
+        self._timer = timer_name("unmask", job_id, cell)
         self._asked: Unmask | None = None
         self._answer: Fetch[MaskSums] | None = None
+        self.masks: bytes | None = None
 
     def ask(self, unmask: Unmask) -> list[fx.Effect]:
         """Begin with this question."""
-        self._asked, self._answer = unmask, None
+        self._asked, self._answer, self.masks = unmask, None, None
         return self.send()
 
     def drop(self) -> list[fx.Effect]:
         """The answer was used, or nobody needs it any more."""
-        self._asked, answer, self._answer = None, self._answer, None
+        self._asked, answer, self._answer, self.masks = None, self._answer, None, None
         told = [self._ack(answer.header)] if answer else []
-        return [fx.CancelTimer(timer_name("unmask", self._job_id)), *told]
+        return [fx.CancelTimer(self._timer), *told]
 
     @property
     def question(self) -> bytes:
@@ -45,15 +49,15 @@ class MaskArrivals:
 
     def send(self) -> list[fx.Effect]:
         """Say it (again), or ask for what is missing of the answer."""
-        if self._asked is None:
+        if self._asked is None or self.masks is not None:
             return []
-        again = fx.SetTimer(timer_name("unmask", self._job_id), self._settings.resend_s)
+        again = fx.SetTimer(self._timer, self._settings.resend_s)
         if self._answer is None:
-            return [fx.Send(fx.ProxyAddress(), self._signer.note(self._asked)), again]
+            return [fx.Send(self._proxy, self._signer.note(self._asked)), again]
         need = self._answer.next_need(timer=True)
         if self._answer.idle_looks > 1:  # the proxy may have begun anew and know of no answer
             self._answer = None
-        return [fx.Send(fx.ProxyAddress(), need), again] if need else [again]
+        return [fx.Send(self._proxy, need), again] if need else [again]
 
     def offer(self, offer: Offer, header: MaskSums) -> list[fx.Effect]:
         """An answer is offered (again). One to another question is of no use here."""
@@ -62,8 +66,8 @@ class MaskArrivals:
         check_fetchable(offer, header.blob, self._settings.blob_bytes)
         if self._answer is None or self._answer.header != header:
             self._answer = Fetch(offer, header, self._settings.blob_bytes)
-        if self._answer.assembly.complete:
-            return []  # it is being used
+        if self.masks is not None:
+            return []  # they are being used
         complete = False
         for part in first_data(offer, header.blob):
             complete = self._answer.add(part)
@@ -83,17 +87,15 @@ class MaskArrivals:
         if answer.add(part):
             return self._whole(answer)
         need = answer.next_need(timer=False)
-        return [fx.Send(fx.ProxyAddress(), need)] if need else []
+        return [fx.Send(self._proxy, need)] if need else []
 
     def _whole(self, answer: Fetch[MaskSums]) -> list[fx.Effect]:
         try:
-            data = answer.assembly.finish()
+            self.masks = answer.assembly.finish()
         except ProtocolError:
             self._answer = None
             raise
-        work = fx.Work(TakeMasks(answer.header.at, data))
-        timers = [fx.CancelTimer(timer_name(what, self._job_id)) for what in ("unmask", "watchdog")]
-        return [*timers, work]
+        return [fx.CancelTimer(self._timer)]
 
     def _ack(self, header: MaskSums) -> fx.Effect:
-        return fx.Send(fx.ProxyAddress(), self._signer.note(Ack(header.blob.digest, "held")))
+        return fx.Send(self._proxy, self._signer.note(Ack(header.blob.digest, "held")))

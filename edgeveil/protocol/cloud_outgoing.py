@@ -1,4 +1,4 @@
-"""What the cloud says until the proxy confirms it: a broadcast, the ends of jobs."""
+"""What the cloud says until a cell's proxy confirms it: a broadcast, the ends of jobs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.beside import LentData, ShowBlob, ShownBlobs
 from edgeveil.protocol.cloud_tasks import CloudSettings, timer_name
 from edgeveil.protocol.messages import Close, Manifest, Need, Note, Signer, decode_body
 from edgeveil.protocol.transfer import answer_need, sends
@@ -15,21 +16,25 @@ class OutgoingBroadcast:
     """The broadcast that is offered until the proxy holds it, at most one; one timer."""
 
     def __init__(
-        self, signer: Signer, releases: Signer, settings: CloudSettings, timer: str
+        self, cell: str, signer: Signer, releases: Signer, settings: CloudSettings, timer: str
     ) -> None:
+        self._proxy = fx.ProxyAddress(cell)
         self._signer, self._releases, self._settings = signer, releases, settings
         self._timer = timer
         self._manifest: Manifest | None = None
-        self._data = b""
+        self._data = LentData(b"")
+        self.shown = ShownBlobs(signer, settings.beside_bytes, settings.beside_s)
 
     def offer(self, manifest: Manifest, data: bytes) -> list[fx.Effect]:
         """Begin with this one, in place of the one before."""
-        self._manifest, self._data = manifest, data
+        self.drop()
+        self._manifest, self._data = manifest, LentData(data)
         return self.send(push=manifest.blob.size_bytes <= self._settings.push_bytes)
 
     def drop(self) -> None:
         """The proxy holds it, or nobody needs it any more."""
-        self._manifest, self._data = None, b""
+        self._data.take_back()
+        self._manifest = None
 
     def send(self, *, push: bool = False) -> list[fx.Effect]:
         """Say it (again); the proxy asks for parts that did not come with the first offer."""
@@ -38,7 +43,15 @@ class OutgoingBroadcast:
         signer = self._releases if self._manifest.kind == "release" else self._signer
         signed, packet_bytes = signer.header(self._manifest), self._settings.packet_bytes
         blob = self._manifest.blob
-        packets = sends(fx.ProxyAddress(), signed, blob, self._data, packet_bytes, push=push)
+        packets = sends(
+            self._proxy,
+            signed,
+            blob,
+            self._data,
+            packet_bytes,
+            push=push,
+            beside=self.shown.takes(blob),
+        )
         return [*packets, fx.SetTimer(self._timer, self._settings.resend_s)]
 
     @property
@@ -50,11 +63,22 @@ class OutgoingBroadcast:
         """Whether this is the digest of the broadcast under way."""
         return self._manifest is not None and self._manifest.blob.digest == digest
 
-    def answer(self, need: Need) -> list[fx.Effect]:
-        """The parts asked for. Raises ProtocolError `unknown_blob` or `bad_index`."""
+    def lends(self, task: ShowBlob) -> bool:
+        """Whether these are the bytes that a store is to show."""
+        return task.data is self._data
+
+    def answer(self, need: Need, now_s: float) -> list[fx.Effect]:
+        """The parts asked for, or where they lie.
+
+        Raises ProtocolError `unknown_blob` or `bad_index`.
+        """
         if self._manifest is None or not self.is_blob(need.blob):
             raise ProtocolError("unknown_blob")
-        return answer_need(fx.ProxyAddress(), need, self._manifest.blob, self._data)
+        if need.beside:
+            told = self.shown.answer(self._proxy, self._manifest.blob, self._data, now_s)
+            if told is not None:
+                return told
+        return answer_need(self._proxy, need, self._manifest.blob, self._data)
 
 
 class JobEnds:
@@ -62,8 +86,9 @@ class JobEnds:
     one timer, `close`, for all.
     """
 
-    def __init__(self, signer: Signer, settings: CloudSettings) -> None:
-        self._signer, self._settings = signer, settings
+    def __init__(self, cell: str, signer: Signer, settings: CloudSettings) -> None:
+        self._proxy, self._signer, self._settings = fx.ProxyAddress(cell), signer, settings
+        self._timer = timer_name("close", cell=cell)
         self._open: dict[bytes, Note] = {}
         self._wait_s = settings.resend_s
 
@@ -86,13 +111,13 @@ class JobEnds:
         if not self._open:
             return []
         wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, self._settings.close_cap_s)
-        notes = [fx.Send(fx.ProxyAddress(), note) for note in self._open.values()]
-        return [*notes, fx.SetTimer(timer_name("close"), wait_s)]
+        notes = [fx.Send(self._proxy, note) for note in self._open.values()]
+        return [*notes, fx.SetTimer(self._timer, wait_s)]
 
     def confirmed(self, digest: bytes) -> list[fx.Effect] | None:
         """The proxy acknowledged a note of this digest; None if it is none of these."""
         for job_id, note in self._open.items():
             if hashlib.sha256(note.body.payload).digest() == digest:
                 del self._open[job_id]
-                return [] if self._open else [fx.CancelTimer(timer_name("close"))]
+                return [] if self._open else [fx.CancelTimer(self._timer)]
         return None

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from edgeveil.protocol.beside import GrantPut
 from edgeveil.protocol.messages import Batch, Commit, ExchangeId, Manifest, Unmask
+
+ONE_CELL = ("",)  # of a fleet without named cells
 
 
 @dataclass(frozen=True)
@@ -39,68 +42,76 @@ class RepeatEnd:
 
 @dataclass(frozen=True)
 class SealJob:
-    """Seal the job and its graph to all enrolled keys.
+    """Seal the job and its graph to all enrolled keys of these cells.
 
-    Outcome `Broadcast`, `Obstacle` or `WorkFailed`.
+    Outcome `Broadcasts`, `Obstacle` or `WorkFailed`.
     """
 
     job_id: bytes
+    cells: tuple[str, ...] = ONE_CELL
 
 
 @dataclass(frozen=True)
 class SealRound:
-    """Select, make the round's key, seal the model.
+    """Select among the devices of these cells, make the keys of the round, seal the model.
 
-    Outcome `Broadcast`, `Obstacle` or `WorkFailed`; `AskUnmask` where the exchange came as far as
+    Outcome `Broadcasts`, `Obstacle` or `WorkFailed`; `AskUnmask` where the exchange came as far as
     that before, as it is asked no second time.
     """
 
     job_id: bytes
     exchange: int
     attempt: int
+    cells: tuple[str, ...] = field(default=ONE_CELL, compare=False)
 
 
 @dataclass(frozen=True)
 class SealRelease:
     """Seal the final model, to a canary's keys or to all enrolled ones, as the job says.
 
-    Outcome `Broadcast`, `Obstacle` or `WorkFailed`.
+    Outcome `Broadcasts`, `Obstacle` or `WorkFailed`.
     """
 
     job_id: bytes
+    cells: tuple[str, ...] = ONE_CELL
 
 
 @dataclass(frozen=True)
 class PublishRelease:
-    """Bring the release of this job, which has ended, to all enrolled devices."""
+    """Bring the release of this job, which has ended, to all enrolled devices of these cells."""
 
     job_id: bytes
+    cells: tuple[str, ...] = ONE_CELL
 
 
 @dataclass(frozen=True)
 class SealPublication:
-    """Seal a release to all enrolled keys; outcome `Broadcast`, `Obstacle` or `WorkFailed`."""
+    """Seal a release to all enrolled keys of these cells; outcome `Broadcasts`, `Obstacle` or
+    `WorkFailed`."""
 
     job_id: bytes
+    cells: tuple[str, ...] = ONE_CELL
 
 
 @dataclass(frozen=True)
 class ReleaseHeld:
-    """The proxy holds the release broadcast of this sequence."""
+    """The proxy of this cell holds the release broadcast of this sequence."""
 
     sequence: int
+    cell: str = ""
 
 
 @dataclass(frozen=True)
 class CountReports:
     """Open devices' reports on a release and count each once; outcome `ReportsCounted`.
 
-    `note` is the digest of what handed them over.
+    `note` is the digest of what handed them over, in this cell.
     """
 
     at: ExchangeId
     sealed: tuple[bytes, ...]
     note: bytes
+    cell: str = ""
 
 
 @dataclass(frozen=True)
@@ -117,14 +128,27 @@ class Broadcast:
 
 
 @dataclass(frozen=True)
+class Broadcasts:
+    """What each cell is sent; a cell that is not named has no device for it."""
+
+    by_cell: Mapping[str, Broadcast]
+
+
+@dataclass(frozen=True)
 class Absorb:
-    """Check, open, validate, aggregate, evaluate, commit the batch whose parts were stored.
+    """Check, open, validate, aggregate, evaluate, commit the batches whose parts were stored, one
+    of each cell.
 
     Outcome `RoundCommit`, `TooFewUploads`, `Obstacle` or `WorkFailed`; for a round under masks
     `AskUnmask`. The host commits in one transaction and does nothing the second time.
     """
 
-    batch: Batch
+    batches: Mapping[str, Batch]
+
+    @property
+    def at(self) -> ExchangeId:
+        """The attempt that they belong to."""
+        return next(iter(self.batches.values())).at
 
 
 @dataclass(frozen=True)
@@ -136,32 +160,39 @@ class OpenArrived:
     """
 
     batch: Batch
+    cell: str = ""
 
 
 @dataclass(frozen=True)
 class AskUnmask:
-    """The uploads that count were added up under their masks, and that is durable; the proxy has
-    the masks. `unmask.at` is the attempt that it came to.
+    """The uploads that count were added up under their masks, and that is durable; the proxy of
+    each cell has the masks of its own. `at` is the attempt that it came to.
     """
 
-    unmask: Unmask
+    unmasks: Mapping[str, Unmask]
+
+    @property
+    def at(self) -> ExchangeId:
+        """The same of all."""
+        return next(iter(self.unmasks.values())).at
 
 
 @dataclass(frozen=True)
 class TakeMasks:
-    """Take these sums of masks away, check the sums, aggregate, evaluate, commit.
+    """Take these sums of masks away, check the sums, aggregate, evaluate, commit. What was kept
+    of a cell whose masks are not here is of no use any more.
 
     Outcome `RoundCommit`, `Obstacle` or `WorkFailed`: wrong sums end the job, as a round is
     unmasked but once.
     """
 
     at: ExchangeId
-    masks: bytes = field(repr=False)
+    masks: Mapping[str, bytes] = field(repr=False)
 
 
 @dataclass(frozen=True)
 class RoundCommit:
-    """The round is committed; the record names the accepted ciphertexts by hash."""
+    """The round is committed; the record names the accepted ciphertexts of all cells by hash."""
 
     commit: Commit
     data: bytes
@@ -221,6 +252,18 @@ class Obstacle:
 
 
 @dataclass(frozen=True)
+class TakeBatch:
+    """What the proxy put into the store, as `name`, goes where the parts of a batch go.
+
+    Outcome `PutTaken` or `WorkFailed`; either way it is gone from the store.
+    """
+
+    batch: Batch
+    name: str
+    cell: str = ""
+
+
+@dataclass(frozen=True)
 class BatchPart:
     """Bytes of the batch with this digest, or with a stream of this name. They need not survive
     the process: a cloud that starts again asks for the round anew. Another digest takes the place
@@ -231,13 +274,15 @@ class BatchPart:
     offset: int
     data: bytes = field(repr=False)
     job_id: bytes = b""
+    cell: str = ""
 
 
 @dataclass(frozen=True)
 class BatchDropped:
-    """The batch under way of this job is not needed any more."""
+    """The batch under way of this job in this cell is not needed any more."""
 
     job_id: bytes = b""
+    cell: str = ""
 
 
 @dataclass(frozen=True)
@@ -257,6 +302,7 @@ class RosterKept:
     lineage: str = ""
     expires_s: float = 0.0
     knows: int = 0  # what all these devices know, as `Hello` says it
+    cell: str = ""
 
 
 @dataclass(frozen=True)
@@ -265,6 +311,7 @@ class RosterRefused:
 
     reason: str
     lineage: str
+    cell: str = ""
 
 
 @dataclass(frozen=True)
@@ -289,11 +336,22 @@ class CloudSettings:
     proxy_margin_s: float = 30.0  # beyond a round's own deadline, before the proxy counts as lost
     close_cap_s: float = 60.0  # between two announcements of a job's end
     push_bytes: int = 16 << 20  # larger broadcasts are pulled, with bounded credit
+    beside_bytes: int = 0  # of blobs from this size on the proxy is told where they lie; 0: of none
+    beside_s: float = 3600.0  # for so long a URL is good
 
 
-def timer_name(what: str, job_id: bytes = b"") -> str:
-    """What a timer of the cloud's machine is called; those that are of no job have none in it."""
+def timer_name(what: str, job_id: bytes = b"", cell: str = "") -> str:
+    """What a timer of the cloud's machine is called, with the job and the cell that it is of."""
+    if cell:
+        return f"{what}/{job_id.hex()}/{cell}"
     return f"{what}/{job_id.hex()}" if job_id else what
+
+
+def timer_of(name: str) -> tuple[str, bytes, str]:
+    """(what, job, cell) of a timer's name."""
+    what, _, of_it = name.partition("/")
+    job, _, cell = of_it.partition("/")
+    return what, bytes.fromhex(job), cell
 
 
 def job_of(task: object) -> bytes | None:
@@ -301,10 +359,12 @@ def job_of(task: object) -> bytes | None:
     match task:
         case SealJob(job_id) | SealRelease(job_id) | SealPublication(job_id) | SealRound(job_id):
             return job_id
-        case Absorb(batch) | OpenArrived(batch):
+        case OpenArrived(batch) | TakeBatch(batch):
             return batch.at.job_id
-        case TakeMasks(at) | CountReports(at):
+        case Absorb(at=at) | TakeMasks(at) | CountReports(at):
             return at.job_id
+        case GrantPut(job_id=job_id):
+            return job_id
     return None
 
 

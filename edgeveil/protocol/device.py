@@ -32,6 +32,7 @@ from collections.abc import Sequence
 from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.beside import FetchBeside, PutBeside
 from edgeveil.protocol.commit_record import check_record, piece_for
 from edgeveil.protocol.device_jobs import FetchedBlob, FetchedStanzas, Fetches, KnownJobs
 from edgeveil.protocol.device_releases import DeviceReleases
@@ -65,6 +66,7 @@ from edgeveil.protocol.messages import (
     KNOWS_BUCKETS,
     Ack,
     Behind,
+    BlobAt,
     BlobPart,
     BroadcastHeader,
     Bye,
@@ -154,6 +156,8 @@ class DeviceMachine:
                 key = [] if self._greeting.away else self._tell_key()
                 again = [*self.rounds.connected(), *self._releases.connected()]
                 return [*key, *self._greeting.begin(), *again]
+            case fx.PeerSilent():
+                return self._greeting.begin()
             case fx.MessageReceived(message=Offer() as offer):
                 return self._offer(offer)
             case fx.MessageReceived(message=BlobPart() as part):
@@ -170,6 +174,13 @@ class DeviceMachine:
                 return self._timer(name)
             case fx.WorkDone(task=fx.TakeTrust(), result=result):
                 return self._taken(result)
+            case fx.WorkDone(task=FetchBeside() as carried, result=result):
+                came = self.fetches.came_beside(carried, result, self._jobs.is_ahead)
+                return came if isinstance(came, list) else self._complete(came)
+            case fx.WorkDone(task=PutBeside() as carried, result=result):
+                digest = carried.blob.digest
+                laying = [one.outbox for one in self.rounds if one.outbox.carried == digest]
+                return [effect for one in laying for effect in one.laid_down(carried, result)]
             case fx.WorkDone(task=task, result=result):
                 return self._done(task, result)
             case fx.Command(what="leave"):
@@ -283,7 +294,8 @@ class DeviceMachine:
     def _fetch(self, offer: Offer, header: BroadcastHeader) -> list[fx.Effect]:
         self.fetches.make_room(offer, header)
         complete = self.fetches.offer(offer, header)
-        return [fx.SetTimer("repair", self.settings.repair_s), *self._complete(complete)]
+        timer = fx.SetTimer("repair", self.settings.repair_s)
+        return [timer, *self.fetches.ask(header), *self._complete(complete)]
 
     def _record(self, offer: Offer, commit: Commit, round_: DeviceRound) -> list[fx.Effect]:
         """Of a record that says what became of an upload: the whole as it is pushed, or the piece
@@ -447,6 +459,11 @@ class DeviceMachine:
             case RoundKey() as key:
                 self.rounds.keys.told(key)
                 return []
+            case BlobAt(put=True) as at:
+                laying = self.rounds.with_upload(at.blob)
+                return laying.outbox.lay_down(at) if laying else []
+            case BlobAt() as at:
+                return self.fetches.lies_at(at)
             case Ack() as ack:
                 if self._key_told(ack):
                     return [fx.Persist(SealingKeyTold())]

@@ -14,9 +14,11 @@ from edgeveil.crypto.buckets import bucket_of
 from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.beside import LEAST_BYTES, FetchBeside, begin_fetch, end_fetch
 from edgeveil.protocol.device_tasks import CLOSED_KEPT, DeviceMemory, DeviceSettings, JobClosed
 from edgeveil.protocol.messages import (
     Blob,
+    BlobAt,
     BlobPart,
     BroadcastHeader,
     Close,
@@ -96,7 +98,9 @@ class Fetches:
         if not offer.data and isinstance(header, Manifest) and header.pieces:
             return self._offer_pieces(offer, header)
         digest = header.blob.digest
-        fetch = self.under_way.get(digest) or Fetch(offer, header, self._settings.blob_bytes)
+        fetch = self.under_way.get(digest) or Fetch(
+            offer, header, self._settings.blob_bytes, beside=self._may_come_beside(offer)
+        )
         self.under_way[digest] = fetch
         for part in first_data(offer, header.blob):
             fetch.add(part)
@@ -122,9 +126,39 @@ class Fetches:
                     blob=piece,
                     idle=piece is stream,
                     only=self._buckets(header) if piece is stanzas else None,
+                    beside=self._may_come_beside(offer)
+                    and piece.size_bytes >= LEAST_BYTES
+                    and not (piece is stanzas and header.buckets > 1),
                 )
         front = self.under_way.get(stanzas.digest)
         return self._finish(front) if front and front.assembly.complete else None
+
+    def _may_come_beside(self, offer: Offer) -> bool:
+        return offer.beside and bool(self._settings.blob_urls)
+
+    def ask(self, header: BroadcastHeader) -> list[fx.Effect]:
+        """What of it does not come by itself is asked for at once."""
+        fetches = [one for one in self.under_way.values() if one.header == header and one.beside]
+        needs = [need for one in fetches if (need := one.next_need(timer=False))]
+        return [fx.Send(fx.ProxyAddress(), need) for need in needs]
+
+    def lies_at(self, at: BlobAt) -> list[fx.Effect]:
+        """A blob that was asked for may be had beside the broker. Raises ProtocolError
+        `foreign_url`."""
+        fetch = self.under_way.get(at.blob)
+        return [] if fetch is None else begin_fetch(fetch, at, self._settings.blob_urls)
+
+    def came_beside(
+        self, task: FetchBeside, result: object, stays: HeaderTest
+    ) -> FetchedBlob | FetchedStanzas | list[fx.Effect]:
+        """It has come, or did not: the whole blob, unless it `stays`, or what follows."""
+        fetch = self.under_way.get(task.blob.digest)
+        if fetch is None:
+            return []
+        failed = end_fetch(fetch, result)
+        if fetch.assembly.complete and not fetch.idle and not stays(fetch.header):
+            return self._finish(fetch)
+        return failed
 
     def looks_in(self, level: int, index: int) -> bool:
         """Whether stanzas for this device may be in that bucket."""

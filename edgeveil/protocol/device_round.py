@@ -27,6 +27,7 @@ from enum import Enum
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.beside import LayingDown, PutBeside
 from edgeveil.protocol.device_tasks import (
     ComputeAnswer,
     DeviceMemory,
@@ -45,6 +46,7 @@ from edgeveil.protocol.device_tasks import (
 from edgeveil.protocol.effects import StateTable
 from edgeveil.protocol.messages import (
     Ack,
+    BlobAt,
     Commit,
     Cover,
     Decline,
@@ -512,6 +514,7 @@ class Outbox:
         self._backoff, self._resends = backoff, 0
         self._waiting: tuple[ExchangeId, SealedAnswer] | None = None  # until its moment under cover
         self._last: OutboxPut | None = None
+        self._beside = LayingDown(signer, fx.ProxyAddress(), settings.blob_urls)
 
     @property
     def item(self) -> OutboxPut | None:
@@ -552,13 +555,36 @@ class Outbox:
         wait_s = self._backoff.wait_s(settings.resend_s, self._resends, settings.waits_cap_s)
         to, blob = fx.ProxyAddress(), item.upload.blob
         whole_bytes = min(settings.packet_bytes, INLINE_PACKET_BYTES)
-        packets = sends(to, item.header, blob, item.data, whole_bytes, push=False)
+        beside = self._beside.takes(blob)
+        packets = sends(to, item.header, blob, item.data, whole_bytes, push=False, beside=beside)
         return [*packets, fx.SetTimer(self.timer, wait_s)]
+
+    def lay_down(self, at: BlobAt) -> list[fx.Effect]:
+        """The proxy says where to put the upload. Raises ProtocolError `foreign_url`."""
+        item = self.item
+        if item is None or item.held:
+            return []
+        return self._beside.lay_down(at, item.upload.blob, item.data)
+
+    @property
+    def carried(self) -> bytes:
+        """The digest of what is on its way beside the broker; empty: nothing is."""
+        return self._beside.carried
+
+    def laid_down(self, task: PutBeside, result: object) -> list[fx.Effect]:
+        """The upload lies where the proxy said, or could not be put there: it is offered again."""
+        lies, out = self._beside.laid_down(task, result)
+        item = self.item
+        if item is None or item.upload.blob.digest != task.blob.digest or item.held:
+            return []
+        return out if lies else [*out, *self.send_again()]
 
     def send_again(self) -> list[fx.Effect]:
         """What waits for its moment; or the same once more, and the next time later."""
         if self._waiting is not None:
             return self.put(*self._waiting)
+        if self._beside.carried:  # it is on its way beside the broker
+            return [fx.SetTimer(self.timer, self._settings.resend_s)]
         self._resends += 1
         return self.send()
 

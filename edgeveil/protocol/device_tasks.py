@@ -307,3 +307,4 @@ class DeviceSettings:
     resend_s: float = 5.0
     waits_cap_s: float = 30.0
     require_cover: bool = False  # the owner's word: without cover traffic nothing is answered
+    blob_urls: tuple[str, ...] = ()  # prefixes of URLs that blobs may be had from, or put to

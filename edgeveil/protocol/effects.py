@@ -70,6 +70,13 @@ class PeerConnected:
 
 
 @dataclass(frozen=True)
+class PeerSilent:
+    """The link towards this peer is up, and nothing came by it for long: ask for a sign."""
+
+    peer: Address
+
+
+@dataclass(frozen=True)
 class MessageReceived:
     """A message came; `sender` is what the broker's topic says, not yet proven."""
 
@@ -106,7 +113,7 @@ class Command:
     what: object
 
 
-Event = PeerConnected | MessageReceived | Timer | WorkDone | Command
+Event = PeerConnected | PeerSilent | MessageReceived | Timer | WorkDone | Command
 
 
 # --- effects ------------------------------------------------------------------------------

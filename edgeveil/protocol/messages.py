@@ -62,10 +62,14 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
-    """A blob exists. `data` is the whole blob if it fits in this packet, else empty."""
+    """A blob exists. `data` is the whole blob if it fits in this packet, else empty.
+
+    `beside`: its sender can hand it over beside the broker, and sends no part unasked.
+    """
 
     header: Envelope
     data: bytes = b""
+    beside: bool = False
 
 
 class BlobPart(msgspec.Struct, frozen=True, array_like=True, tag="part"):
@@ -78,10 +82,14 @@ class BlobPart(msgspec.Struct, frozen=True, array_like=True, tag="part"):
 
 
 class Need(msgspec.Struct, frozen=True, array_like=True, tag="need"):
-    """Please send these parts (again). The length bounds the credit one request takes."""
+    """Please send these parts (again). The length bounds the credit one request takes.
+
+    `beside`: or say where the blob lies (`BlobAt`), where that is beside the broker.
+    """
 
     blob: Digest
     indices: Annotated[tuple[Count, ...], Meta(max_length=64)]
+    beside: bool = False
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True, tag="note"):
@@ -479,6 +487,26 @@ class ReleaseStatement(msgspec.Struct, frozen=True, array_like=True, tag="releas
     withdrawn: Sequences
 
 
+MOST_URL_CHARACTERS = 4096
+
+
+class BlobAt(msgspec.Struct, frozen=True, array_like=True, tag="blobat"):
+    """Where the blob may be had beside the broker, by GET; or, with `put`, where its sender may lay
+    it down, by PUT. The URL is a capability: random, of nobody's name, good for `expires_s`.
+    """
+
+    blob: Digest
+    url: Annotated[str, Meta(min_length=8, max_length=MOST_URL_CHARACTERS)]
+    put: bool
+    expires_s: Seconds
+
+
+class BlobPut(msgspec.Struct, frozen=True, array_like=True, tag="blobput"):
+    """The blob lies where the receiver said."""
+
+    blob: Digest
+
+
 Body = (
     NewSealingKey
     | Ack
@@ -498,6 +526,8 @@ Body = (
     | ReleaseReport
     | ReleaseReports
     | ReleaseStatement
+    | BlobAt
+    | BlobPut
 )
 
 

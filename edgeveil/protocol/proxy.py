@@ -19,12 +19,15 @@ from edgeveil.crypto.keys import DEPOSIT_BYTES
 from edgeveil.crypto.labels import BODY
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.beside import FetchBeside, GrantPut, PutBeside, ShowBlob
 from edgeveil.protocol.messages import (
     KNOWS_BUCKETS,
     KNOWS_RECORDS,
     Ack,
     Behind,
+    BlobAt,
     BlobPart,
+    BlobPut,
     Bye,
     Close,
     Decline,
@@ -67,6 +70,7 @@ from edgeveil.protocol.proxy_tasks import (
     ShuffleRound,
     StreamUploads,
     SumMasks,
+    TakePut,
     TrustDocuments,
 )
 from edgeveil.protocol.transfer import answer_need, describe, part_bytes, sends
@@ -118,8 +122,10 @@ class ProxyMachine:
         match event:
             case fx.PeerConnected(peer=fx.CloudAddress()):
                 return self._send_roster() + self.rounds.report_all()
-            case fx.PeerConnected(peer=fx.AllDevices()):
+            case fx.PeerConnected(peer=fx.AllDevices()) | fx.PeerSilent(peer=fx.AllDevices()):
                 return self._greeting.here()
+            case fx.PeerSilent(peer=fx.CloudAddress()):
+                return self._send_roster()
             case fx.Command(what="started"):
                 return self.rounds.resume()
             case fx.Command(what="roster_changed"):
@@ -134,6 +140,16 @@ class ProxyMachine:
                 return self.rounds.shuffled(task, result)
             case fx.WorkDone(task=StreamUploads() as task, result=result):
                 return self.rounds.streamed(task, result)
+            case fx.WorkDone(task=ShowBlob() as task, result=result):
+                return self.serving.shown.done(task, result, now_s)
+            case fx.WorkDone(task=FetchBeside() as task, result=result):
+                return self.broadcasts.came_beside(task, result)
+            case fx.WorkDone(task=PutBeside() as task, result=result):
+                return self.rounds.laid_down(task, result)
+            case fx.WorkDone(task=GrantPut() as task, result=result):
+                return self.uploads.may_be_put(task, result)
+            case fx.WorkDone(task=TakePut() as task, result=result):
+                return self.uploads.taken(task, result)
             case fx.WorkDone(task=SumMasks() as task, result=result):
                 return self.masks.summed(task, result)
             case fx.WorkDone(task=FindAnswered() as task, result=Answered() as found):
@@ -259,6 +275,9 @@ class ProxyMachine:
                     return self.releases.stated(body, note)
                 if isinstance(body, Ack):
                     return self._cloud_ack(body)
+                if isinstance(body, BlobAt):
+                    lay = self.rounds.lay_down if body.put else self.broadcasts.lies_at
+                    return lay(body)
                 if isinstance(body, Unmask):
                     return self.masks.unmask(body, signed)
                 if isinstance(body, Close):
@@ -319,6 +338,8 @@ class ProxyMachine:
                 return self.serving.want(device, job_id, now_s)
             case Decline(at=at):
                 return self.uploads.decline(device, at, now_s)
+            case BlobPut() as put:
+                return self.uploads.is_put(device, put)
             case ReleaseReport() as report:
                 return self.releases.report(device, report, note)
         raise ProtocolError("unexpected_body")

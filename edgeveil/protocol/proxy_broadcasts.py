@@ -22,9 +22,11 @@ from itertools import chain
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.beside import FetchBeside, ShownBlobs, begin_fetch, end_fetch
 from edgeveil.protocol.commit_record import check_record
 from edgeveil.protocol.messages import (
     Blob,
+    BlobAt,
     BlobPart,
     BroadcastHeader,
     Close,
@@ -115,7 +117,11 @@ class Broadcasts:
             if not self._fits(offer.header, header, ended):
                 return [*out, *self._refuse(digest, "cache_full")]
             limit_bytes = self._context.settings.blob_bytes
-            self.arriving[digest] = Fetch(offer, header, limit_bytes, keep=False)
+            beside = offer.beside and bool(self._context.settings.blob_urls)
+            fetch = Fetch(offer, header, limit_bytes, keep=False, beside=beside)
+            self.arriving[digest] = fetch
+            if beside and (need := fetch.next_need(timer=False)):
+                out.append(fx.Send(fx.CloudAddress(), need))
         fetch = self.arriving[digest]
         for part in first_data(offer, header.blob):
             out += self._put(fetch, part)
@@ -201,6 +207,22 @@ class Broadcasts:
         out = self._put(fetch, part)
         need = fetch.next_need(timer=False)
         return [*out, fx.Send(fx.CloudAddress(), need)] if need else out
+
+    def lies_at(self, at: BlobAt) -> list[fx.Effect]:
+        """Where a broadcast may be had. Raises ProtocolError `foreign_url`."""
+        fetch = self.arriving.get(at.blob)
+        return [] if fetch is None else begin_fetch(fetch, at, self._context.settings.blob_urls)
+
+    def came_beside(self, task: FetchBeside, result: object) -> list[fx.Effect]:
+        """A broadcast is on the disk, or could not be had there."""
+        fetch = self.arriving.get(task.blob.digest)
+        if fetch is None:
+            known = task.blob.digest in self._context.memory.kept
+            return [] if known else [fx.Persist(BroadcastDropped(task.blob.digest))]
+        failed = end_fetch(fetch, result)
+        if fetch.assembly.complete:
+            return [fx.Work(KeepBroadcast(fetch.offer.header, fetch.header))]
+        return failed
 
     def _put(self, fetch: Fetch[BroadcastHeader], part: BlobPart) -> list[fx.Effect]:
         """A part goes to the disk; the whole is checked there."""
@@ -366,6 +388,8 @@ class Serving:
         self._context = context
         self._served: dict[str, _Served] = {}  # of admitted devices alone
         self._wanted: dict[str, float] = {}  # likewise: until when no job is sent again
+        settings = context.settings
+        self.shown = ShownBlobs(context.signer, settings.beside_bytes, settings.beside_s)
 
     def pass_on(self, to: fx.Address, kept: KeptBroadcast) -> list[fx.Effect]:
         """The broadcast's offer; to all at once, the whole of one that is small.
@@ -386,13 +410,15 @@ class Serving:
             pushed, packet_bytes = [], min(packet_bytes, RECORD_BYTES)
         if fits_offer(kept.signed, kept.data, packet_bytes):
             return [*key, fx.Send(to, Offer(kept.signed, kept.data[:]))]
-        out: list[fx.Effect] = [*key, fx.Send(to, Offer(kept.signed))]
+        beside = any(self.shown.takes(piece) for piece, _ in (pieces or pushed))
+        out: list[fx.Effect] = [*key, fx.Send(to, Offer(kept.signed, beside=beside))]
         if not isinstance(to, fx.AllDevices):
             return out
         level = header.buckets if isinstance(header, Manifest) else 1
         for piece, data in pushed:
             bucketed = level > 1 and piece is pushed[0][0]
-            if bucketed or piece.size_bytes <= limit.push_bytes:
+            small = piece.size_bytes <= limit.push_bytes and not self.shown.takes(piece)
+            if bucketed or small:
                 out += [
                     fx.Send(fx.BucketAddress(level, part.index) if bucketed else to, part)
                     for part in parts(piece, data)
@@ -412,6 +438,10 @@ class Serving:
         if self._context.registry.verify_key(device) is None:
             raise ProtocolError("unknown_signer")
         blob, data = self._found(need.blob)
+        if need.beside:
+            told = self.shown.answer(fx.DeviceAddress(device), blob, data, now_s)
+            if told is not None:
+                return told
         served = self._served.get(device)
         if served is None or served.blob != need.blob or now_s >= served.until_s:
             served = _Served(need.blob)

@@ -36,6 +36,14 @@ from msgspec import structs
 from edgeveil.crypto.keys import MaskSeed
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.beside import (
+    GrantPut,
+    LayingDown,
+    PutBeside,
+    PutGrants,
+    PutTaken,
+    why_not,
+)
 from edgeveil.protocol.effects import StateTable
 from edgeveil.protocol.mask_seeds import open_seed
 from edgeveil.protocol.messages import (
@@ -43,7 +51,9 @@ from edgeveil.protocol.messages import (
     Ack,
     Batch,
     Blob,
+    BlobAt,
     BlobPart,
+    BlobPut,
     ExchangeId,
     Manifest,
     Need,
@@ -63,6 +73,7 @@ from edgeveil.protocol.proxy_tasks import (
     ShuffledBatch,
     ShuffleRound,
     StreamUploads,
+    TakePut,
     UploadKept,
     UploadPart,
     UploadsDropped,
@@ -316,6 +327,10 @@ class ProxyRounds:
         self.arrivals = UploadArrivals(settings.credit_bytes, settings.credit_patience_s)
         self.attendance = Attendance(settings.stalled_rounds)
         self.streams = RoundStreams(context)
+        self.grants = PutGrants[UploadArrival](
+            context.signer, settings.beside_bytes, settings.beside_s
+        )
+        self._laying: dict[ExchangeId, LayingDown] = {}  # of batches
         self._restore()
 
     def _restore(self) -> None:
@@ -430,15 +445,20 @@ class ProxyRounds:
     def drop(self, at: ExchangeId) -> list[fx.Effect]:
         """End a round: its uploads and its batch are of no use any more."""
         self._context.memory.batches.pop(at, None)
+        self._laying.pop(at, None)
         collection = self.collections.get(at)
         self.streams.end(at)
         if collection:
-            self.arrivals.end(at)
+            self._end_arrivals(at)
             self._context.memory.delivered.add(at)  # so that it stays closed after a restart
             collection.forget_ciphertext()
             collection.step("dropped")
         timers = [_cancel(what, at) for what in _TIMERS]
         return [fx.Persist(RoundDropped(at)), *timers]
+
+    def _end_arrivals(self, at: ExchangeId) -> None:
+        self.arrivals.end(at)
+        self.grants.end(at.job_id)
 
     # --- closing a round ---
 
@@ -453,7 +473,7 @@ class ProxyRounds:
             # With cover traffic the moment is chance: nobody is late before the window is over.
             grace_s = collection.manifest.grace_s + self._context.settings.cover_window_s
             return [_set("grace", at, grace_s)]
-        self.arrivals.end(at)
+        self._end_arrivals(at)
         if collection.state is not CollectionState.SHORT:
             # A round that was short tells of the fleet, not of single devices.
             self.attendance.missed(collection.due)
@@ -523,10 +543,37 @@ class ProxyRounds:
         limit, blob = self._context.settings, kept.batch.blob
         # What has a stream is there already, for the most part: the cloud asks for the rest.
         push = push and blob.size_bytes <= limit.push_bytes and not kept.batch.stream
+        beside = self._laid(at).takes(blob) and not kept.batch.stream
         packets = sends(
-            fx.CloudAddress(), kept.signed, blob, kept.data, limit.packet_bytes, push=push
+            fx.CloudAddress(),
+            kept.signed,
+            blob,
+            kept.data,
+            limit.packet_bytes,
+            push=push,
+            beside=beside,
         )
         return [*packets, _set("handover", at, limit.resend_s)]
+
+    def _laid(self, at: ExchangeId) -> LayingDown:
+        urls = self._context.settings.blob_urls
+        new = LayingDown(self._context.signer, fx.CloudAddress(), urls)
+        return self._laying.setdefault(at, new)
+
+    def lay_down(self, told: BlobAt) -> list[fx.Effect]:
+        """The cloud says where to put a batch. Raises ProtocolError `foreign_url`."""
+        for at, kept in self._context.memory.batches.items():
+            if kept.batch.blob.digest == told.blob:
+                return self._laid(at).lay_down(told, kept.batch.blob, kept.data)
+        return []
+
+    def laid_down(self, task: PutBeside, result: object) -> list[fx.Effect]:
+        """A batch lies where the cloud said, or could not be put there: it is offered again."""
+        for at, kept in self._context.memory.batches.items():
+            if kept.batch.blob.digest == task.blob.digest:
+                lies, out = self._laid(at).laid_down(task, result)
+                return out if lies else [*out, *self._hand_over(at, push=False)]
+        return []
 
     def _short(self, at: ExchangeId) -> list[fx.Effect]:
         """Tell it, and again later: the longer the cloud has no use for it, the later."""
@@ -560,6 +607,7 @@ class ProxyRounds:
                 if ack.status == "closed" and kept.seeds:
                     return [_cancel("handover", at)]
                 del memory.batches[at]
+                self._laying.pop(at, None)
                 memory.delivered.add(at)
                 if at in self.collections:
                     self.collections[at].step("held_by_cloud")
@@ -665,11 +713,54 @@ class ProxyUploads:
     ) -> list[fx.Effect]:
         data = whole(header.blob, offer.data) if offer.data else b""
         arrivals, arrival = self._rounds.arrivals, UploadArrival(offer.header, header, seed)
+        grants, job_id, who = self._rounds.grants, header.at.job_id, fx.DeviceAddress(device)
+        if offer.beside and grants.takes(who, header.blob, now_s):
+            under_way = arrivals.get(device)
+            if under_way is not None and under_way.header.at.job_id == job_id:
+                arrivals.forget(device)
+            collection.slot(device)  # its room on the disk is promised
+            return grants.offered(who, job_id, header.blob, arrival, now_s)
+        grants.forget(who, job_id)
         if not data:
             return arrivals.begin(device, arrival, now_s)
         arrivals.forget(device)
         put = self._put(collection, device, 0, data)
         return [put, *self._hold(collection, device, arrival), *arrivals.deal(now_s)]
+
+    # --- beside the broker ---
+
+    def may_be_put(self, task: GrantPut, result: object) -> list[fx.Effect]:
+        """The store has a place for an upload."""
+        return self._rounds.grants.granted(task, result)
+
+    def is_put(self, device: str, put: BlobPut) -> list[fx.Effect]:
+        """A device says that its upload lies in the store: take it from there."""
+        grant = self._rounds.grants.get(fx.DeviceAddress(device), put.blob)
+        if grant is None or grant.taking or not grant.name:
+            return []
+        at = grant.arrival.header.at
+        collection = self._rounds.collections.get(at)
+        if collection is None or not self._takes(collection, device):
+            return self._refuse(device, put.blob, "closed", "closed_round")
+        grant.taking = True
+        offset = collection.slot(device) * collection.slot_bytes
+        return [fx.Work(TakePut(at, device, grant.blob, grant.name, offset))]
+
+    def taken(self, task: TakePut, result: object) -> list[fx.Effect]:
+        """An upload is in its place, or what was put there was not it: it is offered again."""
+        grants, who = self._rounds.grants, fx.DeviceAddress(task.device)
+        grant = grants.get(who, task.blob.digest)
+        collection = self._rounds.collections.get(task.at)
+        if collection is None or collection.state is CollectionState.DELIVERED:
+            return [fx.Persist(RoundDropped(task.at))]  # its file was perhaps made anew
+        if grant is None or grant.arrival.header.at != task.at:
+            return []
+        grants.forget(who, task.at.job_id)
+        if not isinstance(result, PutTaken):
+            return [fx.Refuse(f"beside_{why_not(result)}")]
+        if not self._takes(collection, task.device) or task.device in collection.uploads:
+            return self._refuse(task.device, task.blob.digest, "closed", "closed_round")
+        return self._hold(collection, task.device, grant.arrival)
 
     @staticmethod
     def _takes(collection: Collection, device: str) -> bool:

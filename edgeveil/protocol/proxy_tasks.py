@@ -13,6 +13,7 @@ from edgeveil.protocol.mask_seeds import MaskedVector
 from edgeveil.protocol.messages import (
     Ack,
     Batch,
+    Blob,
     BroadcastHeader,
     Cover,
     Envelope,
@@ -331,6 +332,20 @@ class SummedMasks:
     data: bytes
 
 
+@dataclass(frozen=True)
+class TakePut:
+    """What a device put into the store, as `name`, goes to `offset` of its round's file, durably.
+
+    Outcome `PutTaken` or `WorkFailed`; either way it is gone from the store.
+    """
+
+    at: ExchangeId
+    device: str
+    blob: Blob
+    name: str
+    offset: int
+
+
 # --- what the process tells -----------------------------------------------------------------
 
 
@@ -392,6 +407,9 @@ class ProxySettings:
     cover_window_s: float = 0.0  # 0: no cover traffic
     roster_again_s: float = 6 * 3600.0  # a roster is signed anew long before it is stale
     stalled_rounds: int = 3  # left unanswered in a row, before a device is waited for no more
+    beside_bytes: int = 0  # of blobs from this size on devices are told where they lie; 0: of none
+    beside_s: float = 3600.0  # for so long a URL is good
+    blob_urls: tuple[str, ...] = ()  # prefixes of URLs of the cloud's store
 
 
 @dataclass

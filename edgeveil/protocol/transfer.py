@@ -11,6 +11,8 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
+from msgspec import structs
+
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol.effects import Address, Effect, Send
 from edgeveil.protocol.messages import (
@@ -96,11 +98,12 @@ class Assembly:
         check_claim(blob, limit_bytes)
         self.blob, self._keep, self._only = blob, keep, only
         self._pieces: dict[int, bytes] = {}
+        self._whole: bytes | None = None
         self._lowest_missing = 0
 
     def __contains__(self, index: int) -> bool:
         """Whether part `index` has come."""
-        return index in self._pieces
+        return self._whole is not None or index in self._pieces
 
     def add(self, message: BlobPart) -> bool:
         """Take a part; True when the blob is complete. Raises `bad_part` and changes nothing."""
@@ -114,7 +117,13 @@ class Assembly:
     def complete(self) -> bool:
         """Every part is there."""
         wanted = self.blob.parts if self._only is None else len(self._only)
-        return len(self._pieces) == wanted
+        return self._whole is not None or len(self._pieces) == wanted
+
+    def fill(self, data: bytes) -> None:
+        """All of it has come in another way, and was checked; nothing of it where it went to a
+        file."""
+        self._pieces.clear()
+        self._whole = data
 
     @property
     def held_bytes(self) -> int:
@@ -150,6 +159,7 @@ class Assembly:
     def forget(self) -> None:
         """Nothing has come: what did was not the blob."""
         self._pieces.clear()
+        self._whole = None
         self._lowest_missing = 0
 
     def finish(self) -> bytes:
@@ -159,6 +169,8 @@ class Assembly:
         """
         if self._only is not None:
             return b"".join(self._pieces[index] for index in sorted(self._only))
+        if self._whole is not None:
+            return self._whole
         data = b"".join(self._pieces[index] for index in range(self.blob.parts))
         if hashlib.sha256(data).digest() != self.blob.digest:
             self.forget()
@@ -213,11 +225,23 @@ def fits_offer(signed: Envelope, data: Data, packet_bytes: int) -> bool:
 
 
 def sends(
-    to: Address, signed: Envelope, blob: Blob, data: Data, packet_bytes: int, *, push: bool = True
+    to: Address,
+    signed: Envelope,
+    blob: Blob,
+    data: Data,
+    packet_bytes: int,
+    *,
+    push: bool = True,
+    beside: bool = False,
 ) -> list[Effect]:
-    """An offer with the blob inline if it fits one packet, else the offer and (if `push`) parts."""
+    """An offer with the blob inline if it fits one packet, else the offer and (if `push`) parts.
+
+    One that can go `beside` the broker is only offered.
+    """
     if fits_offer(signed, data, packet_bytes):
         return [Send(to, Offer(signed, data[:]))]
+    if beside:
+        return [Send(to, Offer(signed, beside=True))]
     pieces = parts(blob, data) if push else ()
     return [Send(to, Offer(signed)), *(Send(to, piece) for piece in pieces)]
 
@@ -237,7 +261,9 @@ class Fetch(Generic[H]):
     missing ones are asked for, at most `NEED_LIMIT` at a time and `credit` in all; the next request
     follows as soon as half a limit is free again, so that the sender never waits for us. With
     `keep=False` the bytes are the caller's to put away. `blob` is the header's unless it is a piece
-    of it; while it is `idle` it takes what comes and asks for nothing.
+    of it; while it is `idle` it takes what comes and asks for nothing. With `beside` its first
+    requests say that it may come beside the broker; while it is `on_its_way` there, nothing is
+    asked for.
     """
 
     def __init__(
@@ -251,21 +277,24 @@ class Fetch(Generic[H]):
         blob: Blob | None = None,
         idle: bool = False,
         only: frozenset[int] | None = None,
+        beside: bool = False,
     ) -> None:
         self._credit = credit
+        self.beside, self.on_its_way, self.failures = beside, False, 0
         self.offer, self.header = offer, header
         self.blob, self.idle = blob or header.blob, idle
         self.before = b""  # the piece ahead of this one
         self.assembly = Assembly(self.blob, limit_bytes, keep=keep, only=only)
         self._asked: set[int] = set()  # and not come yet
         self._next = 0  # below it, everything was asked for since the last silence
-        self._pulling = self._heard = False
+        self._pulling, self._heard = beside, False
         self.idle_looks = 0
 
     def add(self, message: BlobPart) -> bool:
         """Take a part; True when the blob is complete."""
         done = self.assembly.add(message)
         self._heard, self.idle_looks = True, 0
+        self.beside = False  # it comes over the broker
         self._asked.discard(message.index)
         return done
 
@@ -282,7 +311,7 @@ class Fetch(Generic[H]):
 
     def next_need(self, *, timer: bool) -> Need | None:
         """What to ask for now: with half of the credit free, or when a timer saw nothing new."""
-        if self.assembly.complete or self.idle:
+        if self.assembly.complete or self.idle or self.on_its_way:
             return None
         if timer:
             if self._heard:
@@ -306,7 +335,7 @@ class Fetch(Generic[H]):
         if need.indices:
             self._asked.update(need.indices)
             self._next = need.indices[-1] + 1
-        return need
+        return structs.replace(need, beside=True) if self.beside else need
 
 
 def check_fetchable(offer: Offer, blob: Blob, limit_bytes: int) -> None:

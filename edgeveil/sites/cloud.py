@@ -9,6 +9,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from edgeveil.settings.base import Block, Mix, SitePath, refuse
+from edgeveil.sites.blobs import BlobStore, blob_mixes
 from edgeveil.sites.data import DataSource, data_mixes
 from edgeveil.sites.links import (
     BrokerLink,
@@ -92,10 +93,18 @@ class CloudSite(Block):
     """Run the installed Python code that a submitted job's `model: {name: python}` names."""
     releases: ReleaseValidity = ReleaseValidity()
     """Renewal of what devices have in use."""
+    blobs: BlobStore | None = None
+    """A store from which the proxy gets large packages and to which it puts large batches; null:
+    all goes over the broker."""
     limits: CloudLimits = CloudLimits()
     """Bounds."""
     log: Log = Log()
     """Console."""
+
+    @property
+    def all_cells(self) -> tuple[CloudCell, ...]:
+        """Its cells; where none is named, the one without a name."""
+        return self.cells or (CloudCell(name="", proxy_key_file=self.proxy_key_file),)
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -114,5 +123,6 @@ class CloudSite(Block):
         if len({cell.name for cell in self.cells}) < len(self.cells):
             yield Mix(("cells",), "names a cell twice; name each once")
         yield from broker_mixes(self.broker, "broker", self.limits.packet_bytes)
+        yield from blob_mixes(self.blobs, "blobs")
         if self.test_data is not None:
             yield from data_mixes(self.test_data, "test_data")

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from edgeveil.plugins import installed
 from edgeveil.settings.base import Block, Mix, PortNumber, SitePath, refuse
+from edgeveil.sites.blobs import BlobAccess
 from edgeveil.sites.conditions import Conditions
 from edgeveil.sites.data import DeviceData, data_mixes
 from edgeveil.sites.links import (
@@ -123,6 +124,9 @@ class EdgeSite(Block):
     """When the box has time."""
     inference: Inference = Inference()
     """Predictions for programs on this box."""
+    blobs: BlobAccess | None = None
+    """Where large packages may come from and large uploads go beside the broker; null: all goes
+    over the broker."""
     limits: EdgeLimits = EdgeLimits()
     """Bounds."""
     log: Log = Log()

@@ -121,6 +121,9 @@ class BrokerLink(Block):
     """Seconds of silence after which the link is checked."""
     backoff_cap_s: float = Field(default=60.0, ge=0.1, le=3600)
     """Longest pause before a lost link is tried again; each pause is drawn at random below it."""
+    silence_s: float = Field(default=600.0, ge=5, le=3600)
+    """Seconds without a message after which the other side is asked for a sign, a tenth of them
+    where a question was repeated; without a word the link is made anew, at the next address."""
 
     @property
     def urls(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from edgeveil.settings.base import Block, Mix, SitePath, refuse
+from edgeveil.sites.blobs import BlobAccess, BlobStore, blob_mixes
 from edgeveil.sites.links import (
     BrokerLink,
     ByteLimit,
@@ -115,6 +116,11 @@ class ProxySite(Block):
     tell who was selected. Costs an upload per device and round."""
     cover_window_s: float = Field(default=10, gt=0, le=86400)
     """Seconds over which devices spread their answers under cover traffic."""
+    blobs: BlobStore | None = None
+    """A store from which devices get large packages and to which they put large uploads; null: all
+    goes over the broker."""
+    cloud_blobs: BlobAccess | None = None
+    """The cloud's store, likewise; null: all goes over the cloud's broker."""
     limits: ProxyLimits = ProxyLimits()
     """Bounds."""
     log: Log = Log()
@@ -130,6 +136,7 @@ class ProxySite(Block):
         yield from trust_mixes(self.trust_file, cloud_key_file=self.cloud_key_file)
         yield from broker_mixes(self.edge_broker, "edge_broker", self.limits.packet_bytes)
         yield from broker_mixes(self.cloud_broker, "cloud_broker", self.limits.packet_bytes)
+        yield from blob_mixes(self.blobs, "blobs")
         if self.cloud_broker.links > 2:
             yield Mix(
                 ("cloud_broker.links",),

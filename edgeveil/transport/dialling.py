@@ -22,6 +22,7 @@ from pathlib import Path
 from edgeveil.errors import BrokerError
 from edgeveil.sites.addresses import BrokerAddress, HttpProxy
 from edgeveil.storage import open_to_others
+from edgeveil.transport.mqtt_packets import MQTT_5
 from edgeveil.transport.websocket import WebSocketRefused, WebSocketStream
 
 _DIALLERS = ThreadPoolExecutor(max_workers=16, thread_name_prefix="edgeveil-dial")
@@ -175,6 +176,7 @@ _X509_IP_MISMATCH = 64
 _X509_UNTRUSTED = (18, 19, 20, 21)  # self-signed, or no issuer found
 
 # CONNACK reason codes of MQTT 5; the client library maps those of 3.1.1 onto them.
+_REFUSALS_OF_311 = {1: UNSUPPORTED_PROTOCOL, 2: 133, 3: 136, 4: 134, 5: 135}
 _REFUSALS = {
     UNSUPPORTED_PROTOCOL: (
         "the broker speaks neither MQTT 5 nor MQTT 3.1.1",
@@ -196,9 +198,18 @@ _REFUSALS = {
 
 def refusal(code: int, address: BrokerAddress) -> BrokerError:
     """The error for a CONNACK with this reason code."""
-    unknown = (f"the broker refused the connection (reason {code})", "look at the broker's log")
-    what, fix = _REFUSALS.get(code, unknown)
+    what, fix = _refusal(code)
     return BrokerError(what, where=str(address), fix=fix)
+
+
+def refusal_words(code: int, protocol: int) -> str:
+    """Why, in words, a CONNACK of MQTT 5 or 4 (3.1.1) has this code."""
+    return _refusal(code if protocol == MQTT_5 else _REFUSALS_OF_311.get(code, code))[0]
+
+
+def _refusal(code: int) -> tuple[str, str]:
+    unknown = (f"the broker refused the connection (reason {code})", "look at the broker's log")
+    return _REFUSALS.get(code, unknown)
 
 
 def silence(address: BrokerAddress, timeout_s: float) -> BrokerError:
@@ -244,12 +255,43 @@ def not_ready(address: BrokerAddress) -> BrokerError:
     )
 
 
+def no_longer(address: BrokerAddress) -> BrokerError:
+    """The error for a broker that took us before, and does not answer as one now."""
+    return BrokerError(
+        "the broker took connections before and takes none now",
+        where=str(address),
+        fix="wait: a broker that starts does so, and a cluster that is short of a node; else look "
+        "at the broker's log",
+    )
+
+
+def no_suback(address: BrokerAddress, timeout_s: float) -> BrokerError:
+    """The error for a broker that took us and leaves our subscriptions without an answer."""
+    return BrokerError(
+        f"the broker took the connection and left our topics without an answer for "
+        f"{timeout_s:.0f} s",
+        where=str(address),
+        fix="wait: a cluster does so while it is short of a node; else look at the broker's log",
+    )
+
+
+def hung_up_on_topics(address: BrokerAddress) -> BrokerError:
+    """The error for a connection that ends while the broker is asked for topics."""
+    return BrokerError(
+        "the broker took the connection and ended it when asked for our topics",
+        where=str(address),
+        fix="look at the broker's log: its access list may lack a topic, or a node of a cluster "
+        "is away that held what this client left there",
+    )
+
+
 def subscription_refused(topic: str, address: BrokerAddress) -> BrokerError:
     """The error for a subscription that the broker's access list forbids."""
     return BrokerError(
         f"the broker refuses the subscription to {topic}",
         where=str(address),
-        fix="check the broker's access list for this user",
+        fix="check the broker's access list for this user; a cluster that is short of a node "
+        "refuses some too, for a while",
     )
 
 

@@ -31,6 +31,7 @@ MessageHandler = Callable[[str, bytes], Awaitable[None] | None]
 MessageFilter = Callable[[str, bytes], bool]
 StateHandler = Callable[[bool, str], None]
 
+ATTEMPT_S = 20.0  # at an address: short of a node, a cluster takes seconds for each subscription
 _HEADER_BYTES = 1 + 4 + 2 + 2 + 1  # type, length, topic length, packet id, empty properties
 
 
@@ -82,12 +83,16 @@ class Link(Protocol):
         """
         ...
 
-    async def connect_or_raise(self, timeout_s: float = 10.0) -> None:
+    async def connect_or_raise(self, timeout_s: float = ATTEMPT_S) -> None:
         """Connect once. Raises BrokerError that says what failed, where, and the fix."""
         ...
 
     async def run_forever(self) -> None:
         """Keep the link up until `close`, waiting longer and at random after each failure."""
+        ...
+
+    def renew(self, reason: str) -> None:
+        """End the connection; `run_forever` makes another, at the next address."""
         ...
 
     async def close(self) -> None:
@@ -108,15 +113,19 @@ class LinkSettings:
     """How to reach a broker and what bounds to keep.
 
     `url` is one address or several, tried in turn, all through `http_proxy` where there is one.
+    `client_suffix` follows the client id; where there is one, the link draws another after a broker
+    took the connection and not the client: it may hold what a lost node left of the one before.
     `protocol` is 5 or 4 (MQTT 3.1.1); with 5 the link falls back to 4 by itself. `packet_bytes`
     bounds one whole packet. The window bounds what is sent and not acknowledged, the inbox what
     is received and not handled; `profile` narrows both, and paces. After the n-th failure the
-    link waits a random time up to min(`backoff_cap_s`, `backoff_base_s` · 2ⁿ). It does without
+    link waits a random time up to min(`backoff_cap_s`, `backoff_base_s` · 2ⁿ). After `silence_s`
+    without a message it is looked whether the link still hears (`hearing.py`). It does without
     those of `optional_topics` whose subscription the broker refuses.
     """
 
     url: str | tuple[str, ...]
     client_id: str
+    client_suffix: str = ""
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     ca_file: Path | None = None
@@ -134,6 +143,7 @@ class LinkSettings:
     inbox_bytes: int = 16 * 1024 * 1024
     backoff_base_s: float = 0.5
     backoff_cap_s: float = 60.0
+    silence_s: float = 600.0
 
     @property
     def addresses(self) -> tuple[BrokerAddress, ...]:

@@ -50,6 +50,7 @@ _PACKETS_PER_WAKE = 32  # likewise
 _VERSION_REFUSED = b"\x01"  # the return code of a CONNACK of MQTT 3.1.1, its last byte
 _FAILURE = 0x80  # reason codes from here on
 _SUBACK_S = 10.0
+_SUBSCRIBE_TRIES, _SUBSCRIBE_AGAIN_S = 4, 0.5
 _PACE_S = 1.0
 _UNLIMITED = 1 << 62
 _RECEIVE_MESSAGES = 256  # how many the broker may send before we acknowledge (MQTT 5)
@@ -147,13 +148,26 @@ class MqttConnection:
         """The largest packet that both sides take."""
         return self._packet_bytes
 
-    async def subscribe(self, topics: Sequence[str]) -> None:
-        """Subscribe with QoS 1 and wait for the answer. Raises BrokerError, LinkDown."""
+    async def subscribe(self, topics: Sequence[str], answer_s: float = _SUBACK_S) -> None:
+        """Subscribe with QoS 1 and wait for the answers. Raises BrokerError, LinkDown.
+
+        A topic that is refused is asked for again: a cluster that is short of a node refuses some
+        for no lasting reason.
+        """
+        end_s = self._loop.time() + answer_s
         at_once = self._profile.topics_per_subscribe or len(topics)
         for begin in range(0, len(topics), at_once):
-            await self._subscribe(topics[begin : begin + at_once])
+            refused: Sequence[str] = topics[begin : begin + at_once]
+            for tries_left in reversed(range(_SUBSCRIBE_TRIES)):
+                refused = await self._subscribe(refused, end_s - self._loop.time())
+                if not refused:
+                    break
+                if not tries_left or self._loop.time() + _SUBSCRIBE_AGAIN_S >= end_s:
+                    raise dialling.subscription_refused(refused[0], self._address)
+                await asyncio.sleep(_SUBSCRIBE_AGAIN_S)
 
-    async def _subscribe(self, topics: Sequence[str]) -> None:
+    async def _subscribe(self, topics: Sequence[str], answer_s: float) -> list[str]:
+        """Those that are refused, without the ones that may be."""
         result, mid = self._client.subscribe([(topic, 1) for topic in topics])
         if result != MQTTErrorCode.MQTT_ERR_SUCCESS or mid is None:
             raise self._down()
@@ -161,17 +175,15 @@ class MqttConnection:
         self._subacks[mid] = answer
         try:
             with self.intake.awaiting():
-                codes = await asyncio.wait_for(answer, _SUBACK_S)
+                codes = await asyncio.wait_for(answer, answer_s)
         except TimeoutError:
-            raise dialling.silence(self._address, _SUBACK_S) from None
+            raise dialling.no_suback(self._address, answer_s) from None
         finally:
             self._subacks.pop(mid, None)
-        for topic, code in zip(topics, codes, strict=False):
-            if not code.is_failure:
-                continue
-            if topic not in self._optional:
-                raise dialling.subscription_refused(topic, self._address)
-            self.refused_topics += 1
+        refused = [topic for topic, code in zip(topics, codes, strict=False) if code.is_failure]
+        wanted = [topic for topic in refused if topic not in self._optional]
+        self.refused_topics += len(refused) - len(wanted)
+        return wanted
 
     async def publish(self, topic: str, payload: bytes, qos: int) -> None:
         """Hand over one message. Raises LinkDown, ProtocolError("oversized_packet")."""
@@ -246,7 +258,7 @@ class MqttConnection:
                 self._address, settings.http_proxy, context, settings.packet_bytes, timeout_s
             ),
             CallbackAPIVersion.VERSION2,
-            client_id=settings.client_id,
+            client_id=settings.client_id + settings.client_suffix,
             clean_session=clean,
             manual_ack=True,  # by the intake
             protocol=MQTTProtocolVersion(self.protocol),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,7 +25,9 @@ from edgeveil.sites.links import BrokerLink
 from edgeveil.storage import open_to_others
 from edgeveil.transport import dialling
 from edgeveil.transport.flow import Inbox
+from edgeveil.transport.hearing import Hearing
 from edgeveil.transport.link import (
+    ATTEMPT_S,
     Link,
     LinkDown,
     LinkSettings,
@@ -39,11 +42,13 @@ from edgeveil.transport.runtime import Runtime
 from edgeveil.transport.spread_link import SpreadLink
 
 _LOG = logging.getLogger("edgeveil.link")
-_ATTEMPT_S = 10.0
+_PATIENT_ATTEMPT_S = 40.0  # where all addresses failed just now
 _DIAL_S = 6.0
+_TOLD_S = 0.2  # a step is given up so long before its attempt, to say what it was
 _STEADY_S = 10.0  # a session that held this long clears the count of failures
 _GOODBYE_S = 1.0
 _YIELD_EVERY = 32
+_LISTEN_S = 1.0
 
 Uniform = Callable[[float, float], float]
 
@@ -77,6 +82,7 @@ class MqttLink:
         self.on_state: StateHandler = on_state or (lambda connected, reason: None)
         self.counters = LinkCounters()
         self._settings, self._addresses = settings, settings.addresses
+        self._took_us: set[BrokerAddress] = set()
         self._told_refused = False  # that the broker does not allow all topics
         self._at = 0  # of the addresses: the one in use, or to be tried next
         self._uniform = uniform or secrets.SystemRandom().uniform
@@ -148,7 +154,7 @@ class MqttLink:
             raise LinkDown("the link is down: not connected", where=str(self._address))
         await self._session.publish(topic, payload, qos)
 
-    async def connect_or_raise(self, timeout_s: float = _ATTEMPT_S) -> None:
+    async def connect_or_raise(self, timeout_s: float = ATTEMPT_S) -> None:
         """Try each address once, from the one that worked last, each for `timeout_s` at most.
 
         Raises BrokerError that says what failed, where, and the fix, for every address.
@@ -177,7 +183,7 @@ class MqttLink:
         while not self._closing.is_set():
             failures += 1
             try:
-                await self.connect_or_raise()
+                await self.connect_or_raise(ATTEMPT_S if failures == 1 else _PATIENT_ATTEMPT_S)
             except BrokerError as error:
                 self._say(False, str(error))
             else:
@@ -186,6 +192,12 @@ class MqttLink:
                     await asyncio.shield(self._session.lost)
                     failures = 0 if loop.time() - since_s >= _STEADY_S else failures
             await self._pause_after(failures)
+
+    def renew(self, reason: str) -> None:
+        """End the connection; `run_forever` makes another, at the next address."""
+        if self._session is not None and self.connected:
+            self._session.end(reason)
+            self._at = (self._at + 1) % len(self._addresses)
 
     async def close(self) -> None:
         """End the link for good; what is unacknowledged gets one second more."""
@@ -214,12 +226,17 @@ class MqttLink:
     async def _connect(self, timeout_s: float) -> None:
         if self._closing.is_set():
             raise LinkDown("the link is closed", where=str(self._address))
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + timeout_s - _TOLD_S
         session = await self._log_in(timeout_s)
         try:
             if self._topics:
-                await session.subscribe(list(self._topics))
-        except BaseException:
+                await session.subscribe(list(self._topics), end_s - loop.time())
+        except BaseException as error:
             session.end("subscription failed")
+            self._come_as_another()
+            if isinstance(error, LinkDown):
+                raise dialling.hung_up_on_topics(self._address) from None
             raise
         if session.refused_topics and not self._told_refused:
             self._told_refused = True
@@ -228,11 +245,13 @@ class MqttLink:
             session.finish()
             raise LinkDown("the link is closed", where=str(self._address))
         self._session = session
+        self._took_us.add(self._address)
         self.counters.connections += 1
         if self._dispatcher is None:
             self._dispatcher = asyncio.create_task(self._dispatch())
         self._say(True, self._greeting(session.protocol))
-        session.lost.add_done_callback(lambda lost: self._on_lost(session, lost))
+        address = self._address
+        session.lost.add_done_callback(lambda lost: self._on_lost(session, address, lost))
 
     async def _log_in(self, timeout_s: float) -> MqttConnection:
         """A session in the newest protocol version that the broker answers to."""
@@ -252,8 +271,12 @@ class MqttLink:
                 await session.open(dial_s, dial_s if last else dial_s / 2)
             except VersionNotSpoken as outcome:
                 session.end("not spoken")
+                if last and not outcome.certain:
+                    self._come_as_another()
                 not_yet = refused and not outcome.certain
                 fault = dialling.not_ready(self._address) if not_yet else outcome.fault
+                if self._address in self._took_us and self._settings.cert_file is None:
+                    fault = dialling.no_longer(self._address)
                 refused = refused or outcome.certain
                 if outcome.certain and not last and len(self._addresses) == 1:
                     self._protocols = (MQTT_3_1_1,)
@@ -264,6 +287,11 @@ class MqttLink:
             return session
         raise cast(BrokerError, fault)
 
+    def _come_as_another(self) -> None:
+        """A cluster refuses who left a queue, or a session, on a node that is lost."""
+        if self._settings.client_suffix:
+            self._settings = replace(self._settings, client_suffix=_suffix())
+
     def _greeting(self, protocol: int) -> str:
         if protocol == MQTT_5:
             return f"connected to {self._address} (MQTT 5)"
@@ -271,9 +299,11 @@ class MqttLink:
             return f"connected to {self._address} (MQTT 3.1.1: the broker does not speak MQTT 5)"
         return f"connected to {self._address} (MQTT 3.1.1)"
 
-    def _on_lost(self, session: MqttConnection, lost: asyncio.Future[str]) -> None:
+    def _on_lost(
+        self, session: MqttConnection, address: BrokerAddress, lost: asyncio.Future[str]
+    ) -> None:
         if self._session is session:
-            self._say(False, f"{self._address}: {lost.result()}")
+            self._say(False, f"{address}: {lost.result()}")
 
     def _say(self, connected: bool, reason: str) -> None:
         if self._said == (connected, reason):
@@ -337,7 +367,8 @@ def link_settings(
     profile = PROFILES[broker.profile]
     return LinkSettings(
         url=broker.url,
-        client_id=client_id if profile.stable_client_id else f"{client_id}-{secrets.token_hex(4)}",
+        client_id=client_id,
+        client_suffix="" if profile.stable_client_id else _suffix(),
         username=broker.username,
         password=read_password(broker.password_file),
         ca_file=broker.ca_file,
@@ -348,9 +379,14 @@ def link_settings(
         protocol=broker.protocol,
         keepalive_s=broker.keepalive_s,
         backoff_cap_s=broker.backoff_cap_s,
+        silence_s=broker.silence_s,
         packet_bytes=packet_bytes,
         will=will,
     )
+
+
+def _suffix() -> str:
+    return f"-{secrets.token_hex(4)}"
 
 
 def _spread(settings: LinkSettings, connections: int) -> SpreadLink:
@@ -423,23 +459,29 @@ class RuntimeLink:
         """
         self.link: Link = MqttLink(settings) if connections == 1 else _spread(settings, connections)
         self.bytes: Counter[str] = Counter()
+        self._runtime: Runtime | None = None
+        self._hearing = Hearing(settings.silence_s, secrets.SystemRandom().uniform)
         self._topics, self._peer, self._topic_of = topics, peer, topic_of
         self._sender_of = lru_cache(maxsize=1024)(sender_of)
 
     async def attach(self, runtime: Runtime, on_state: Callable[[bool, str], None]) -> None:
         """Route the link's messages and states into the runtime."""
+        self._runtime = runtime
 
         def takes(topic: str, payload: bytes) -> bool:
             self.bytes["in"] += len(payload)
+            self._hearing.heard(time.monotonic())
             return runtime.takes(self._sender_of(topic), payload)
 
         async def on_message(topic: str, payload: bytes) -> None:
             if (sender := self._sender_of(topic)) is not None:
                 await runtime.receive(sender, payload)
+                self._hearing.heard(time.monotonic())  # who is far behind reads nothing meanwhile
 
         def state(connected: bool, reason: str) -> None:
             on_state(connected, reason)
             if connected:
+                self._hearing.connected(time.monotonic())
                 runtime.post(fx.PeerConnected(self._peer))
 
         self.link.takes, self.link.on_message, self.link.on_state = takes, on_message, state
@@ -449,3 +491,21 @@ class RuntimeLink:
         """Send a frame where this address listens."""
         self.bytes["out"] += len(frame)
         await self.link.publish(self._topic_of(to), frame)
+        self._hearing.said(time.monotonic(), frame)
+
+    async def run(self) -> None:
+        """Keep the link up and hearing until it is closed."""
+        listens = asyncio.ensure_future(self._listen())
+        try:
+            await self.link.run_forever()
+        finally:
+            listens.cancel()
+
+    async def _listen(self) -> None:
+        while True:
+            await asyncio.sleep(_LISTEN_S)
+            due = self._hearing.due(time.monotonic()) if self.link.connected else None
+            if due == "ask" and self._runtime is not None:
+                self._runtime.post(fx.PeerSilent(self._peer))
+            elif due == "renew":
+                self.link.renew("nothing comes by this connection")

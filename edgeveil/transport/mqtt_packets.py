@@ -140,10 +140,10 @@ def connect(login: Login, protocol: int) -> bytes:
     return packet(0x10, head + properties + tail)
 
 
-def subscribe(packet_id: int, topics: tuple[str, ...], protocol: int) -> bytes:
-    """SUBSCRIBE to all topics with QoS 1."""
+def subscribe(packet_id: int, topics: tuple[str, ...], protocol: int, qos: int = 1) -> bytes:
+    """SUBSCRIBE to all topics with this QoS."""
     head = packet_id.to_bytes(2, "big") + (b"\0" if protocol == MQTT_5 else b"")
-    return packet(0x82, head + b"".join(_text(topic) + b"\1" for topic in topics))
+    return packet(0x82, head + b"".join(_text(topic) + bytes((qos,)) for topic in topics))
 
 
 def publish_head(topic: bytes, payload_bytes: int, packet_id: int, protocol: int) -> bytes:

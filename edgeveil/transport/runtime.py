@@ -17,14 +17,18 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from edgeveil.errors import EdgeVeilError, ProtocolError
 from edgeveil.logs import Place, follow
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.beside import Carriage
 from edgeveil.protocol.messages import ExchangeId, decode, encode, short_name
 from edgeveil.transport.flow import SendWindow
 from edgeveil.transport.link import LinkDown
+
+if TYPE_CHECKING:
+    from edgeveil.transport.blob_client import BlobClient
 
 INBOX_EVENTS = 4096
 INBOX_BYTES = 16 * 1024 * 1024
@@ -97,7 +101,7 @@ class Runtime:
 
     Log lines of what runs after `follow_logs`, and of the machine's work, name its job and round;
     `name_job` says what a job is called. `gate` is asked before a frame is decoded, and told what
-    was refused later.
+    was refused later. `blobs` carries what goes beside the broker.
     """
 
     def __init__(
@@ -110,12 +114,14 @@ class Runtime:
         packet_bytes: int,
         name_job: Callable[[bytes], str] = short_name,
         gate: Gate | None = None,
+        blobs: BlobClient | None = None,
     ) -> None:
         self.machine, self.host, self._publish = machine, host, publish
         self._executor, self._log, self._packet_bytes = executor, log, packet_bytes
         self.refusals = Refusals(log)
         self._place, self._name_job = Place(), name_job
         self._gate: Gate = OpenGate() if gate is None else gate
+        self._blobs = blobs
         self._at: ExchangeId | None = None
         self._since_s = 0.0
         self._events: asyncio.PriorityQueue[_Queued] = asyncio.PriorityQueue()
@@ -335,8 +341,20 @@ class Runtime:
         task, loop, here = work.task, asyncio.get_running_loop(), contextvars.copy_context()
         executor = self._executor(task) if callable(self._executor) else self._executor
         here.run(follow, self._named(work.at) if work.at else self._place_of(task))
-        result = await loop.run_in_executor(executor, here.run, perform, self.host, task, self._log)
+        if isinstance(task, Carriage):
+            result = await self._carry(task)
+        else:
+            result = await loop.run_in_executor(
+                executor, here.run, perform, self.host, task, self._log
+            )
         self.post(fx.WorkDone(task, result))
+
+    async def _carry(self, task: Carriage) -> object:
+        """Beside the line of the host's work: it waits for a network."""
+        if self._blobs is None:
+            return fx.WorkFailed("no_route")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._blobs.executor, self._blobs.carry, task)
 
 
 def perform(host: Host, task: object, log: logging.Logger) -> object:

@@ -11,7 +11,7 @@ import asyncio
 import zlib
 from collections.abc import Sequence
 
-from edgeveil.transport.link import Link, MessageFilter, MessageHandler, StateHandler
+from edgeveil.transport.link import ATTEMPT_S, Link, MessageFilter, MessageHandler, StateHandler
 
 
 class SpreadLink:
@@ -69,7 +69,7 @@ class SpreadLink:
         """As `Link`; only its own connection has to be up."""
         await self._speaker(topic).publish(topic, payload, qos)
 
-    async def connect_or_raise(self, timeout_s: float = 10.0) -> None:
+    async def connect_or_raise(self, timeout_s: float = ATTEMPT_S) -> None:
         """Connect all once, each within the time. Raises BrokerError of the first that fails."""
         for link in self._links:
             await link.connect_or_raise(timeout_s)
@@ -77,6 +77,10 @@ class SpreadLink:
     async def run_forever(self) -> None:
         """Keep all up until `close`."""
         await asyncio.gather(*(link.run_forever() for link in self._links))
+
+    def renew(self, reason: str) -> None:
+        """The one that listens."""
+        self._links[0].renew(reason)
 
     async def close(self) -> None:
         """End all for good."""

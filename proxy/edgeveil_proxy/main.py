@@ -41,6 +41,8 @@ from edgeveil_proxy.alone import AloneInCell
 from edgeveil_proxy.role import LOG, ProxyRole, build
 
 if TYPE_CHECKING:
+    from edgeveil.transport.blob_client import BlobClient
+    from edgeveil.transport.blob_store import StoreBeside
     from edgeveil_proxy.claim_link import ClaimLink
 
 ROSTER_CHECK_S = 1.0
@@ -98,6 +100,7 @@ class _ProxyProcess:
 
     def _join(self, proxy: ProxyRole) -> Runtime:
         """Its frames go over the two links, and its host is metered."""
+        self._blobs = self._client(proxy)
         host = MeteredHost(proxy.host, self.metrics, ProxyMetrics(self.metrics, proxy).watch)
         self.runtime = Runtime(
             proxy.machine,
@@ -107,8 +110,17 @@ class _ProxyProcess:
             LOG,
             self.site.limits.packet_bytes,
             gate=proxy.conduct,
+            blobs=self._blobs,
         )
         return self.runtime
+
+    def _client(self, proxy: ProxyRole) -> BlobClient | None:
+        store = self.site.cloud_blobs
+        if store is None:
+            return None
+        from edgeveil.transport.blob_client import BlobClient
+
+        return BlobClient(store.ca_file, proxy.spool.sink)
 
     def _claim_desk(self, settings: ClaimDeskSettings) -> ClaimLink:
         from edgeveil_proxy.claim_link import ClaimLink  # where nobody claims, none of it is loaded
@@ -130,7 +142,12 @@ class _ProxyProcess:
         }
         http = await serve_pages(pages, self._at)
         warn_of_plain_http(self._at, LOG)
+        store = self.proxy.blobs
         try:
+            sweeping = []
+            if store is not None:
+                await store.start()
+                sweeping.append(_sweep(store))
             await self.edge.link.connect_or_raise()
             await self.cloud.link.connect_or_raise()
             self.runtime.post(fx.Command("started"))
@@ -139,19 +156,24 @@ class _ProxyProcess:
             LOG.info("running", extra={"http": http.url, "enrolled": enrolled})
             await first_of(
                 stop,
-                self.edge.link.run_forever(),
-                self.cloud.link.run_forever(),
+                self.edge.run(),
+                self.cloud.run(),
                 self.runtime.run(),
                 self._watch_registry(),
                 self.alone.run(),
+                *sweeping,
                 *([self.trust.run()] if self.trust else []),
                 *([self.claims.run()] if self.claims else []),
             )
         finally:
             await http.stop()
+            if store is not None:
+                await store.stop()
             await self.edge.link.close()
             await self.cloud.link.close()
             await self.alone.close()
+            if self._blobs is not None:
+                self._blobs.close()
             if self.claims is not None:
                 await self.claims.close()
             self.proxy.close()
@@ -186,6 +208,12 @@ class _ProxyProcess:
             status["misbehaving"] = self.proxy.conduct.misbehaving()
             status["refused_by_device"] = self.proxy.conduct.refused_by_device()
         return PageContent.of_json(status)
+
+
+async def _sweep(store: StoreBeside) -> None:
+    from edgeveil.transport.blob_store import sweep_forever
+
+    await sweep_forever(store)
 
 
 def _said(hop: str) -> Callable[[bool, str], None]:

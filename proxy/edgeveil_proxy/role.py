@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import EdgeVeilError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.beside import GrantPut, ShowBlob
 from edgeveil.protocol.messages import PeerKeys, Signer, TrustMetadata
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_tasks import (
@@ -28,6 +29,7 @@ from edgeveil.protocol.proxy_tasks import (
     StreamUploads,
     SumMasks,
     SummedMasks,
+    TakePut,
 )
 from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.process import own_signing_key
@@ -40,6 +42,7 @@ from edgeveil_proxy.shuffle import Shuffle
 from edgeveil_proxy.spool import SPOOL_FILE, Spool
 
 if TYPE_CHECKING:
+    from edgeveil.transport.blob_store import StoreBeside
     from edgeveil.trust.metadata import RoleKey
     from edgeveil_proxy.devices_file import DevicesFile
 
@@ -69,8 +72,9 @@ class ProxyRole:
             self._planned = DevicesFile(site.devices_file, self.registry, site.cell, self._site_key)
             self._planned.look()
         self.spool = Spool(site.state_dir / SPOOL_FILE)
+        self.blobs = _own_store(site)
         self.host = ProxyHost(
-            self.spool, random, lambda metadata: self._take(metadata), self.registry
+            self.spool, random, lambda metadata: self._take(metadata), self.registry, self.blobs
         )
         self.machine = ProxyMachine(
             signer,
@@ -159,6 +163,14 @@ def build(
     return role
 
 
+def _own_store(site: ProxySite) -> StoreBeside | None:
+    if site.blobs is None:
+        return None
+    from edgeveil.transport.blob_store import open_store  # where there is none, nothing is loaded
+
+    return open_store(site.blobs, site.state_dir)
+
+
 def machine_settings(site: ProxySite) -> ProxySettings:
     """The machine's bounds, of those in the site file."""
     limits = site.limits
@@ -174,6 +186,9 @@ def machine_settings(site: ProxySite) -> ProxySettings:
         min_batch_floor=site.min_batch_floor,
         stalled_rounds=limits.stalled_rounds,
         lot_bytes=limits.lot_bytes,
+        beside_bytes=site.blobs.least_bytes if site.blobs else 0,
+        beside_s=site.blobs.expires_s if site.blobs else ProxySettings.beside_s,
+        blob_urls=site.cloud_blobs.urls if site.cloud_blobs else (),
     )
 
 
@@ -186,9 +201,10 @@ class ProxyHost:
         shuffle: Shuffle,
         take_trust: Callable[[TrustMetadata], object] = lambda _metadata: None,
         registry: Registry | None = None,
+        blobs: StoreBeside | None = None,
     ) -> None:
         self._spool, self._shuffle, self._take_trust = spool, shuffle, take_trust
-        self._registry = registry
+        self._registry, self._blobs = registry, blobs
         self.online = 0
         self.round: dict[str, Any] = {}
 
@@ -220,6 +236,14 @@ class ProxyHost:
                 return SummedMasks(b"".join(mask_sums(vectors, seeds) for seeds in sets))
             case FindAnswered():
                 return self._spool.answered(task)
+            case ShowBlob() if self._blobs:
+                return self._blobs.show(task)
+            case GrantPut() if self._blobs:
+                return self._blobs.grant(task)
+            case TakePut() if self._blobs:
+                from edgeveil.transport.blob_store import taken
+
+                return self._spool.take(task, taken(self._blobs, task.name, task.blob))
             case fx.TakeTrust(metadata=metadata):
                 return self._take_trust(metadata)
         return fx.WorkFailed("no_such_work")

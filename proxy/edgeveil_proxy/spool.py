@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,8 +19,10 @@ from msgspec import structs
 
 from edgeveil.crypto.keys import KEY_BYTES, MaskSeed, OpeningKey
 from edgeveil.errors import ProtocolError
+from edgeveil.protocol.beside import PutTaken
 from edgeveil.protocol.messages import (
     Batch,
+    Blob,
     Commit,
     Envelope,
     ExchangeId,
@@ -52,6 +54,7 @@ from edgeveil.protocol.proxy_tasks import (
     ShuffleRound,
     StreamedUploads,
     StreamUploads,
+    TakePut,
     UploadKept,
     UploadPart,
     UploadsDropped,
@@ -283,6 +286,25 @@ class Spool:
         key = OpeningKey.generate() if masked else None
         return KeptBroadcast(task.signed, task.header, data, key)
 
+    def sink(self, blob: Blob) -> BroadcastSink:
+        """Where a broadcast goes that comes beside the broker, as its parts would."""
+        return BroadcastSink(self._files.path(arriving_of(blob.digest)))
+
+    def take(self, task: TakePut, blocks: Iterable[bytes]) -> PutTaken:
+        """Put an upload in its place of the round's file, durably, from these blocks."""
+        place = task.offset
+        path = self._files.path(uploads_of(task.at))
+        with self._told():
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                for block in blocks:
+                    place += os.pwrite(file, block, place)
+                os.fdatasync(file)
+            finally:
+                os.close(file)
+            sync_folder(path.parent)
+        return PutTaken()
+
     def shuffled(self, task: ShuffleRound, shuffle: Shuffle) -> ShuffledBatch:
         """Write a round's batch from its uploads; of one that is streamed, what is not there."""
         names = (uploads_of(task.at), batch_of(task.at))
@@ -487,6 +509,28 @@ def _run(db: sqlite3.Connection, statement: str, at: ExchangeId) -> None:
 
 
 # --- the files ---
+
+
+class BroadcastSink:
+    """Takes a broadcast's bytes in their order into its file. Raises OSError."""
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+        self._file = os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0)
+
+    def restart(self) -> None:
+        """From the beginning: it is the same blob, or its digest will say that it is not."""
+        self._file.seek(0)
+
+    def write(self, data: memoryview, /) -> None:
+        """The next bytes."""
+        while data:
+            data = data[self._file.write(data) or 0 :]
+
+    def finish(self) -> bytes:
+        """All of it is there; `Spool.keep` makes it durable."""
+        self._file.close()
+        return b""
 
 
 def uploads_of(at: ExchangeId) -> str:

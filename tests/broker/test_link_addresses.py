@@ -44,6 +44,37 @@ def test_where_none_works_each_is_named_with_its_reason(broker):
     assert "no-word" not in text
 
 
+def test_a_link_that_is_made_anew_goes_to_the_next_address(engine, tmp_path):
+    brokers = [
+        BrokerProcess(
+            BrokerPlan(engine=engine, acl="edge"), tmp_path / str(number), users=PASSWORDS
+        )
+        for number in range(2)
+    ]
+    for process in brokers:
+        process.start()
+
+    async def play():
+        ear = Ear()
+        urls = tuple(process.url for process in brokers)
+        link = make_link(brokers[0], "ada", ear=ear, url=urls, **SOON)
+        link.renew("not up yet")  # nothing to end
+        running = asyncio.ensure_future(link.run_forever())
+        for broker in brokers:
+            assert f":{broker.port} " in (await ear.state())[1]
+            link.renew("nothing comes")
+            assert await ear.state() == (False, f"127.0.0.1:{broker.port}: nothing comes")
+        assert f":{brokers[0].port} " in (await ear.state())[1]
+        await link.close()
+        await running
+
+    try:
+        asyncio.run(asyncio.wait_for(play(), HANG_S))
+    finally:
+        for process in brokers:
+            process.stop()
+
+
 def test_a_link_moves_on_when_its_broker_ends_and_keeps_its_subscriptions(engine, tmp_path):
     brokers = [
         BrokerProcess(

@@ -109,6 +109,57 @@ def test_a_broker_that_takes_no_connections_yet_is_told_as_such_and_tried_again(
     assert asyncio.run(with_peer(answer, play, **soon)) == [5, 4, 4, 4]
 
 
+def test_a_broker_that_took_us_before_is_not_told_as_something_else():
+    answers = [ACCEPTED_4, None, bytes([0x20, 2, 0, 1])]
+
+    async def play(link, ear):
+        await link.connect_or_raise()
+        for _ in answers[1:]:
+            link.renew("again")
+            with pytest.raises(BrokerError, match="took connections before and takes none now"):
+                await link.connect_or_raise()
+
+    turns = iter(answers)
+    assert asyncio.run(with_peer(lambda _: next(turns), play, protocol=4)) == [4, 4, 4]
+
+
+def test_a_client_whose_topics_end_the_connection_comes_under_another_id():
+    """As RabbitMQ 3.10 does while the node is away that holds the queue of the client before."""
+    ids = []
+
+    async def serve(reader, writer):
+        head = await reader.read(4096)
+        ids.append(head[14 : 14 + int.from_bytes(head[12:14], "big")].decode())
+        writer.write(ACCEPTED_4)
+        if len(ids) == 2:
+            subscribe = await reader.read(4096)
+            writer.write(bytes([0x90, 3]) + subscribe[2:4] + b"\x01")
+            await reader.read()
+        else:
+            await reader.read(1)
+        writer.close()
+
+    async def play(suffix):
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        link = MqttLink(LinkSettings(url, "x", client_suffix=suffix, protocol=4))
+        await link.subscribe(["t"])
+        with pytest.raises(BrokerError, match="ended it when asked for our topics"):
+            await link.connect_or_raise()
+        await link.connect_or_raise()
+        await link.close()
+        server.close()
+
+    asyncio.run(asyncio.wait_for(play("-1"), 60))
+    first, second = ids
+    assert first == "x-1"
+    assert second.startswith("x-")
+    assert second != first
+    ids.clear()
+    asyncio.run(asyncio.wait_for(play(""), 60))
+    assert ids == ["x", "x"]  # a service that knows clients by their id sees the same
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [
@@ -236,7 +287,7 @@ def test_many_packets_in_one_tls_record_are_all_read(pki, inbox_bytes):
 def test_a_broker_that_never_answers_a_subscription_is_told():
     async def play(link, ear):
         await link.subscribe(["t"])
-        with pytest.raises(BrokerError, match="no answer to MQTT"):
+        with pytest.raises(BrokerError, match="left our topics without an answer"):
             await link.connect_or_raise(1.0)
         assert not link.connected
 

@@ -11,7 +11,7 @@ from broker_harness import DOWN, PASSWORDS, UP, linked, listener_tls
 from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.transport.mqtt_packets import Login, encoded_topic
 from edgeveil.transport.websocket import WebSocketRefused
-from edgeveil_lab.load.mqtt import BareClient
+from edgeveil_lab.load.mqtt import BareClient, Manner
 from edgeveil_lab.load.websocket import dial
 from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess
 
@@ -52,7 +52,7 @@ def context_of(address, pki):
 def bare(owner, slow_bytes_per_s=0):
     login = Login("ada", "ada", PASSWORDS["ada"], None, 60, 65536)
     up = encoded_topic(UP.format("ada"))
-    return BareClient(owner, login, 4, (DOWN.format("ada"),), up, slow_bytes_per_s)
+    return BareClient(owner, login, 4, (DOWN.format("ada"),), up, Manner(slow_bytes_per_s))
 
 
 def played(scenario):

@@ -221,9 +221,9 @@ def test_a_commit_is_read_back_and_only_the_newest_state_is_kept(store):
 
 def test_committing_again_changes_nothing(store):
     job = running(store)
-    assert store.commit_exchange(job, exchange(1), b"one", [("round", {})], [], b"b" * 32)
+    assert store.commit_exchange(job, exchange(1), b"one", [("round", {})], [], [b"b" * 32])
     events = store.events_after(0)
-    assert not store.commit_exchange(job, exchange(1), b"other", [("round", {})], [], b"b" * 32)
+    assert not store.commit_exchange(job, exchange(1), b"other", [("round", {})], [], [b"b" * 32])
     assert store.last_commit(job).state == b"one"
     assert store.events_after(0) == events
 
@@ -243,11 +243,11 @@ def test_commits_come_in_order_and_only_to_a_running_job(store):
 def test_a_batch_is_absorbed_once_and_the_refusal_undoes_everything(store):
     job, batch = running(store), b"b" * 32
     assert store.open_batch(job, 1, 1, batch) is not None
-    store.commit_exchange(job, exchange(1), b"one", batch_digest=batch)
+    store.commit_exchange(job, exchange(1), b"one", batch_digests=[batch])
     assert store.open_batch(job, 1, 1, batch) is None
     store.put_round_key(job, 2, 1, KEY)
     with pytest.raises(StoreError, match="absorbed by exchange 1"):
-        store.commit_exchange(job, exchange(2), b"two", [("round", {})], batch_digest=batch)
+        store.commit_exchange(job, exchange(2), b"two", [("round", {})], batch_digests=[batch])
     assert store.last_commit(job).state == b"one"
     assert store.round_key(job, 2, 1) == KEY
     assert [event.type for event in store.events_after(0)].count("round") == 0

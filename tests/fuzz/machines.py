@@ -149,7 +149,9 @@ def _finish_proxy(task: object, tape: Tape) -> object:
 def _cloud(data: bytes) -> None:
     tape = Tape(data)
     settings = ct.CloudSettings(PACKET_BYTES, blob_bytes=1 << 13, spool_bytes=1 << 13)
-    machine = CloudMachine(signer("cloud"), m.PeerKeys.pinned(proxy=public_key("proxy")), settings)
+    machine = CloudMachine(
+        signer("cloud"), {"": m.PeerKeys.pinned(proxy=public_key("proxy"))}, settings
+    )
     play = Play(machine, tape, _finish_cloud)
     start = fx.Command(ct.StartJob(JOB, 1, 1, exchanges=2, retries=2))
     play.run([fx.PeerConnected(fx.ProxyAddress()), start], (fx.ProxyAddress(),))
@@ -170,14 +172,16 @@ def _finish_cloud(task: object, tape: Tape) -> object:
             return _sealed("job", m.ExchangeId(job, 0, 1), tape)
         case ct.SealRelease(job_id=job):
             return _sealed("release", m.ExchangeId(job, 0, 2), tape)
-        case ct.Absorb(batch=batch) if tape.number(4):
-            return ct.RoundCommit(m.Commit(batch.at, 1, describe(bytes(32), PART_BYTES)), bytes(32))
+        case ct.Absorb(at=at) if tape.number(4):
+            return ct.RoundCommit(m.Commit(at, 1, describe(bytes(32), PART_BYTES)), bytes(32))
     return ct.TooFewUploads("too few")
 
 
-def _sealed(kind: str, at: m.ExchangeId, tape: Tape) -> ct.Broadcast:
+def _sealed(kind: str, at: m.ExchangeId, tape: Tape) -> ct.Broadcasts:
     text = tape.choice(TEXTS[1:])
-    return ct.Broadcast(manifest(kind, at, 1, describe(text, PART_BYTES)), text)
+    return ct.Broadcasts(
+        {"": ct.Broadcast(manifest(kind, at, 1, describe(text, PART_BYTES)), text)}
+    )
 
 
 def _tapes() -> Iterable[bytes]:

@@ -1,21 +1,32 @@
-"""A live site whose two broker addresses are the nodes of one NATS cluster."""
+"""A live site whose two broker addresses are the nodes of one cluster."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import yaml
 
+from tests.kits.broker_cluster import BrokerCluster
 from tests.kits.live_site import LiveSite, wait_for
-from tests.kits.nats_cluster import NatsCluster, user_name
+from tests.kits.nats_cluster import NatsCluster
+
+Start = Callable[[Path, Mapping[str, Mapping[str, str]]], BrokerCluster]
 
 
 class ClusteredSite(LiveSite):
     """Cloud, proxy and devices; each link has the addresses of all nodes, its own first."""
 
-    def __init__(self, folder: Path, devices: int = 5) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        devices: int = 5,
+        cluster: Start = NatsCluster,
+        silence_s: float = 600,
+    ) -> None:
         super().__init__(folder, devices=devices)
-        self.cluster = NatsCluster(folder / "nats", self.site.passwords)
+        self._silence_s = silence_s
+        self.cluster = cluster(folder / "cluster", self.site.passwords)
         self.brokers = {}
         for number, path in enumerate((self.site.cloud, self.site.proxy, *self.site.edges)):
             self._address_cluster(path, number)
@@ -74,5 +85,6 @@ class ClusteredSite(LiveSite):
         for key, side in sides.get(role, both).items():
             link = block[key]
             link["url"] = urls[first:] + urls[:first]
-            link["username"] = user_name(side, link["username"])
+            link["username"] = self.cluster.user_name(side, link["username"])
+            link["silence_s"] = self._silence_s
         path.write_text(yaml.safe_dump(settings))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from edgeveil.sites.broker_profiles import ProfileName
 from edgeveil.sites.policy import Policy
 from edgeveil_tools.cloud_client import Cloud
 from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, ListenerTls, free_ports
-from edgeveil_tools.site.provision import Ports, SitePlan, provision
+from edgeveil_tools.site.provision import CellPorts, Ports, SitePlan, provision
 
 WAIT_S = 60.0
 BLOCK_TORCH = """import sys
@@ -52,14 +53,19 @@ class LiveSite:
         websockets: bool = False,
         profile: ProfileName = "default",
         enforced: ProfileName | None = None,
+        cells: int = 0,
     ) -> None:
-        """`enforced` by the brokers; without it they enforce the links' own `profile`."""
+        """`enforced` by the brokers; without it they enforce the links' own `profile`. So many
+        `cells`, named `cell-1` and on, each with an edge broker and a proxy; 0: one without name.
+        """
         ports = Ports(*free_ports(6))
+        named = {f"cell-{number}": CellPorts(*free_ports(3)) for number in range(1, cells + 1)}
         self.plan = SitePlan(
             folder / "site",
             devices=devices,
             infer_only=infer_only,
             ports=ports,
+            cells=named,
             engine=engine,
             protocol=protocol,
             tls=tls,
@@ -71,19 +77,20 @@ class LiveSite:
         self.logs = folder / "logs"
         self.logs.mkdir()
         self.brokers: dict[str, BrokerProcess] = {}
-        for side in ("edge", "cloud"):
-            certificate = folder / "site" / "tls" / f"broker-{side}.crt"
+        for domain in self.plan.domains:
+            certificate = folder / "site" / "tls" / f"broker-{domain}.crt"
             broker = BrokerPlan(
                 engine=engine,
-                port=getattr(ports, side),
-                websockets_port=getattr(ports, f"{side}_websockets") if websockets else None,
-                acl=side,
+                port=self.plan.port(domain),
+                websockets_port=self.plan.port(domain, websockets=True) if websockets else None,
+                acl=domain.partition("-")[0],
+                cells=self.plan.cells_at(domain),
                 tls=ListenerTls(certificate, certificate.with_suffix(".key")) if tls else None,
                 enforce_profile=enforced or (None if profile == "default" else profile),
                 wiretap=True,
             )
-            users = {**self.site.passwords[side], "wiretap": "tap-word"}
-            self.brokers[side] = BrokerProcess(broker, folder / side, users=users)
+            users = {**self.site.passwords[domain], "wiretap": "tap-word"}
+            self.brokers[domain] = BrokerProcess(broker, folder / domain, users=users)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> LiveSite:
@@ -128,14 +135,24 @@ class LiveSite:
     def start_all(self) -> None:
         """Everything, the devices in one process, and wait until they are there."""
         self.start("cloud", self.site.cloud)
-        self.start("proxy", self.site.proxy)
+        for cell in self.plan.cell_names:
+            self.start_proxy(cell)
         self.start("edge", *self.site.edges)
         self.wait_ready()
+
+    def start_proxy(self, cell: str = "") -> None:
+        """That of a cell."""
+        self.start(f"proxy-{cell}" if cell else "proxy", self.site.proxies[cell])
 
     def wait_ready(self) -> None:
         """The cloud's control answers and every device has said hello."""
         wait_for(self.answers, "the cloud's start")
-        wait_for(lambda: self.proxy_status().get("online") == self.plan.devices, "all hellos")
+        wait_for(lambda: self.online() == self.plan.devices, "all hellos")
+
+    def online(self, *cells: str) -> int:
+        """Devices online in these cells; in all of them where none is named."""
+        of_it = cells or self.plan.cell_names
+        return sum(self.proxy_status(cell).get("online", 0) for cell in of_it)
 
     def answers(self) -> bool:
         """Whether the cloud's control takes requests."""
@@ -145,14 +162,15 @@ class LiveSite:
             return False
         return True
 
-    def proxy_status(self) -> dict:
-        """The proxy's status page; empty while it does not answer."""
+    def proxy_status(self, cell: str = "") -> dict:
+        """The status page of a cell's proxy; empty while it does not answer."""
         import json
         from urllib.error import URLError
         from urllib.request import urlopen
 
         try:
-            with urlopen(f"http://127.0.0.1:{self.plan.ports.proxy_http}/status") as answer:
+            port = self.plan.ports_of(cell).proxy_http
+            with urlopen(f"http://127.0.0.1:{port}/status") as answer:
                 return json.loads(answer.read())
         except (URLError, ConnectionError):
             return {}
@@ -162,9 +180,13 @@ class LiveSite:
         """The cloud's HTTP control."""
         return Cloud(self.plan.url, self.site.token_file)
 
-    def submit(self, rounds: int = 3, every: int = 2) -> str:
-        """Queue the site's own job with so many rounds, evaluating `every` so many (0: never)."""
+    def submit(self, rounds: int = 3, every: int = 2, **numbers: int) -> str:
+        """Queue the site's own job with so many rounds, evaluating `every` so many (0: never), and
+        other `numbers` of the file changed by their keys.
+        """
         text = (self.plan.folder / "job.yaml").read_text()
+        for key, number in numbers.items():
+            text = re.sub(rf"\b{key}: \d+", f"{key}: {number}", text)
         text = text.replace("rounds: 15", f"rounds: {rounds}")
         text = text.replace("every_rounds: 5", f"every_rounds: {every}")
         return self.client.submit_yaml(text.encode())

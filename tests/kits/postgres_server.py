@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -36,6 +37,15 @@ class PostgresServer:
     def stop(self) -> None:
         """As a crash would: connections are cut."""
         self._ctl("stop", "-w", "-m", "immediate")
+
+    def restart(self) -> None:
+        """The same, and at once again."""
+        self._ctl("restart", "-w", "-m", "immediate", "-l", str(self._folder / "log"))
+
+    def kill(self) -> None:
+        """`kill -9` of the process above all others, which end when they see it."""
+        pid = int((self._folder / "data" / "postmaster.pid").read_text().split()[0])
+        os.kill(pid, signal.SIGKILL)
 
     def _ctl(self, what: str, *more: str) -> None:
         self._run("pg_ctl", what, "-D", str(self._folder / "data"), *more)

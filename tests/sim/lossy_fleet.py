@@ -128,7 +128,9 @@ class LossyFleet:
                     signer, PeerKeys.pinned(cloud=cloud), self._registry, memory, bounds
                 )
         limits = CloudSettings(packet_bytes, push_bytes=push_bytes)
-        return CloudMachine(Signer("cloud", self._cloud_key), PeerKeys.pinned(proxy=proxy), limits)
+        return CloudMachine(
+            Signer("cloud", self._cloud_key), {"": PeerKeys.pinned(proxy=proxy)}, limits
+        )
 
     def run(self, limit_s: float = 20_000.0) -> str:
         """Run the job to its end; processes that crash are started again. The job's status."""

@@ -15,6 +15,7 @@ from edgeveil.protocol.cloud_tasks import (
     BatchDropped,
     BatchPart,
     Broadcast,
+    Broadcasts,
     JobStatus,
     RosterKept,
     RoundCommit,
@@ -219,13 +220,13 @@ class CloudHost(Crashing):
                 return self._to_all("release", ReleasePackage("sim", bytes(SMALL_BYTES)))
             case SealRound(exchange=number, attempt=attempt):
                 return self._seal_round(ExchangeId(JOB, number, attempt))
-            case Absorb(batch=batch):
+            case Absorb(batches={"": batch}):
                 return self._absorb(
                     batch.at, batch.counts, whole(batch.blob, bytes(self._batch[1]))
                 )
         return fx.WorkFailed("unknown task")
 
-    def _to_all(self, kind: str, package: JobPackage | ReleasePackage) -> Broadcast:
+    def _to_all(self, kind: str, package: JobPackage | ReleasePackage) -> Broadcasts:
         self.sequence += 1
         at = ExchangeId(JOB, 0, self.sequence)
         terms = Terms(kind, at, self.sequence, DIGEST, kind)  # type: ignore[arg-type]
@@ -233,9 +234,9 @@ class CloudHost(Crashing):
         manifest, data, _ = seal_broadcast(
             terms, plain, self.keys, part_bytes(self._sizes.packet_bytes)
         )
-        return Broadcast(manifest, data)
+        return Broadcasts({"": Broadcast(manifest, data)})
 
-    def _seal_round(self, at: ExchangeId) -> Broadcast:
+    def _seal_round(self, at: ExchangeId) -> Broadcasts:
         self.sequence += 1
         shift = self.sequence % len(self.keys)
         chosen = (self.keys[shift:] + self.keys[:shift])[: self._count]
@@ -263,7 +264,7 @@ class CloudHost(Crashing):
             manifest = in_pieces(manifest, data)
         self._secrets[at.exchange, at.attempt] = (opening, tag)
         self.selected[at.exchange, at.attempt] = {key.to_bytes() for key in chosen}
-        return Broadcast(manifest, data)
+        return Broadcasts({"": Broadcast(manifest, data)})
 
     def _absorb(
         self, at: ExchangeId, counts: tuple[int, ...], data: bytes

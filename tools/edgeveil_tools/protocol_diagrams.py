@@ -105,8 +105,10 @@ def _sized(what: str, least: int | None, most: int | None) -> str:
     return f"{what} {most}" if least == most else f"{what} {least or 0}..{_number(most)} long"
 
 
-def _number(value: float) -> str:
+def _number(value: float | tuple[str, ...]) -> str:
     """Powers of two by name; everything else in figures."""
+    if isinstance(value, tuple):
+        return ", ".join(value) or "none"
     for exponent in (20, 24, 26, 28, 29, 30, 31, 32, 40, 62):
         if value in (2**exponent, 2**exponent - 1):
             return f"2^{exponent}" + ("−1" if value == 2**exponent - 1 else "")

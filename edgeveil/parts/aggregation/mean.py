@@ -123,7 +123,7 @@ def mean(stacked: Mapping[str, Sequence[Array]]) -> dict[str, NDArray[np.float64
             raise JobFailed(f"no valid upload of segment '{name}'")
         first = np.asarray(arrays[0])
         whole = np.issubdtype(first.dtype, np.integer)
-        grids = None if whole else Grids.of(_largest_of(arrays), len(arrays))
+        grids = None if whole else Grids.of(largest_of(arrays), len(arrays))
         if isinstance(arrays, AddedUp):
             found = arrays.added(grids)
         else:
@@ -132,7 +132,7 @@ def mean(stacked: Mapping[str, Sequence[Array]]) -> dict[str, NDArray[np.float64
     return result
 
 
-def _largest_of(arrays: Sequence[Array]) -> float:
+def largest_of(arrays: Sequence[Array]) -> float:
     return arrays.largest if isinstance(arrays, Measured) else max(map(largest, arrays))
 
 

@@ -48,7 +48,9 @@ class Cloud:
         store.set_enrolled({*store.enrolled(), *public_keys(devices)})
         self.host = CloudHost(store, None, BroadcastLimits(4096))
         key, proxy = SigningKey.generate(), SigningKey.generate()
-        self.machine = CloudMachine(Signer("cloud", key), PeerKeys.pinned(proxy=proxy.public()))
+        self.machine = CloudMachine(
+            Signer("cloud", key), {"": PeerKeys.pinned(proxy=proxy.public())}
+        )
         log = logging.getLogger("edgeveil.test")
         self.runtime = Runtime(self.machine, self.host, self._publish, None, log, 65536)
         self.control = Control(store, self.host, self.machine, self.runtime, queue, running=running)

@@ -72,8 +72,9 @@ class Course:
         self.keys = [OpeningKey.generate() for _ in range(devices)]
         self.enrol(self.keys)
         self.posted: list[object] = []
-        releases = SimpleNamespace(publishing=False)
-        self.machine = SimpleNamespace(courses={}, releases=releases)
+        self.offering: set[str] = set()  # cells
+        releases = SimpleNamespace(offering=self.offering.__contains__)
+        self.machine = SimpleNamespace(courses={}, releases=releases, keys={"": None}, heard={""})
         runner = Mock()
         runner.post = lambda event: self.posted.append(event.what)
         self.desk = Desk(self.store)
@@ -310,5 +311,5 @@ def test_what_the_machine_is_at_is_not_disturbed():
     course.machine.courses = {b"job": SimpleNamespace(releasing=True)}
     assert PublishRelease(course.desk.wire) not in course.look()
     course.machine.courses = {}
-    course.machine.releases.publishing = True
+    course.offering.add("")
     assert PublishRelease(course.desk.wire) not in course.look()

@@ -10,7 +10,7 @@ from round_kit import CENTRE, TRAIN, CloudRound, job, public_keys
 
 from edgeveil.errors import JobFailed
 from edgeveil.jobs import compile_job
-from edgeveil.jobs.plan import MOST_SUMMED, SOFTMAX
+from edgeveil.jobs.plan import MOST_SUMMED, SOFTMAX, Plan
 from edgeveil.protocol.sealed import segment_mark
 from edgeveil_cloud.broadcasts import TooManyDevices, select
 from edgeveil_cloud.commit_round import aggregate
@@ -180,14 +180,19 @@ def test_a_batch_of_nothing_is_too_few(opened: ValidatedBatch) -> None:
 # --- selection and sealing --------------------------------------------------------------------
 
 
+def chosen_of(plan: Plan, keys: list[bytes]) -> list[bytes]:
+    """Whom a round asks in a fleet of one cell."""
+    return select(plan, {"": keys})[""]
+
+
 def test_a_selection_has_the_asked_number_of_different_keys() -> None:
     keys = public_keys(8)
     plan = compile_job(job(selection={"devices": 4, "over_select": 1.5}))
-    chosen = {tuple(select(plan, keys)) for _ in range(20)}
+    chosen = {tuple(chosen_of(plan, keys)) for _ in range(20)}
     assert {len(set(c)) for c in chosen} == {6}
     assert all(set(c) <= set(keys) for c in chosen)
     assert len({frozenset(c) for c in chosen}) > 1
-    assert sorted(select(compile_job(job()), keys)) == sorted(keys)
+    assert sorted(chosen_of(compile_job(job()), keys)) == sorted(keys)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +200,7 @@ def test_a_selection_has_the_asked_number_of_different_keys() -> None:
 )
 def test_too_few_enrolled_devices_are_named_with_the_fix(changes: dict[str, Any]) -> None:
     with pytest.raises(JobFailed, match="4 devices can be selected, at least 5") as caught:
-        select(compile_job(job(**changes)), public_keys(4))
+        chosen_of(compile_job(job(**changes)), public_keys(4))
     assert caught.value.fix
 
 
@@ -204,19 +209,19 @@ def test_no_more_devices_are_selected_than_a_sum_under_masks_has_room_for() -> N
     rule = {"name": "fedavg", "secure": True}
     everybody = compile_job(job(aggregation=rule, selection={"devices": "all"}))
     keys = [number.to_bytes(32, "big") for number in range(MOST_SUMMED + 1)]
-    assert len(select(everybody, keys[:MOST_SUMMED])) == MOST_SUMMED
+    assert len(chosen_of(everybody, keys[:MOST_SUMMED])) == MOST_SUMMED
     with pytest.raises(TooManyDevices, match=r"16385 devices would be selected.*at most 16384"):
-        select(everybody, keys)
+        chosen_of(everybody, keys)
     some = compile_job(job(aggregation=rule, selection={"devices": 9, "over_select": 1.25}))
     for plan in (everybody, some):
-        assert len(select(plan, keys[:12])) <= plan.setting.summed
+        assert len(chosen_of(plan, keys[:12])) <= plan.setting.summed
         for exchange in plan.planned:
             for spec in plan.segments(exchange):
                 if spec.bits and spec.name != SOFTMAX:
                     budget = plan.device.budget  # type: ignore[attr-defined]
                     largest = budget.largest(exchange.phase, plan.setting.nominal_records)
                     assert plan.setting.summed * largest < 2 ** (spec.bits - 1)
-    assert len(select(compile_job(job(selection={"devices": "all"})), keys)) == len(keys)
+    assert len(chosen_of(compile_job(job(selection={"devices": "all"})), keys)) == len(keys)
 
 
 def test_a_manifest_states_the_jobs_terms_and_a_fresh_key() -> None:

@@ -39,7 +39,7 @@ from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.host import CloudHost
-from edgeveil_cloud.secure_round import KeptSums
+from edgeveil_cloud.secure_round import KeptSums, pack_kept, unpack_kept
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.validate_batch import SegmentOpener, validate_batch
 
@@ -87,7 +87,7 @@ class SecureDesk(Desk):
         counts = tuple(map(len, groups))
         header = Batch(broadcast.manifest.at, len(uploads), 0, counts, describe(data, 4096))
         self.batches[header.blob.digest] = data
-        return Absorb(header)
+        return Absorb({"": header})
 
     def answers(self, broadcast: Broadcast, count: int = UPLOADS, value: float = 1.0) -> Absorb:
         membership = self.secret(broadcast.manifest.at).membership
@@ -104,11 +104,11 @@ class SecureDesk(Desk):
     def masks(self, broadcast: Broadcast, devices: list[int]) -> TakeMasks:
         manifest = broadcast.manifest
         vectors = masked_vectors(manifest.at, manifest.groups, manifest.masked)
-        return TakeMasks(manifest.at, mask_sums(vectors, list(map(seed, devices))))
+        return TakeMasks(manifest.at, {"": mask_sums(vectors, list(map(seed, devices)))})
 
     def kept(self, index: int = CENTRE) -> KeptSums | None:
         raw = self.store.kept_sums(self.id, index)
-        return raw if raw is None else KeptSums.from_bytes(raw)
+        return raw if raw is None else unpack_kept(raw)[""]
 
     def again(self) -> SecureDesk:
         """A new process on the same store."""
@@ -125,10 +125,10 @@ def desk() -> SecureDesk:
 
 def test_a_batch_is_added_up_and_kept_and_nothing_committed(desk: SecureDesk) -> None:
     _, found = desk.asked()
-    assert chosen_of(found.unmask.chosen, UPLOADS) == [0, 1, 2]
+    assert chosen_of(found.unmasks[""].chosen, UPLOADS) == [0, 1, 2]
     kept = desk.kept()
     assert kept is not None
-    assert kept.unmask == found.unmask
+    assert {"": kept.unmask} == found.unmasks
     assert kept.uploads == UPLOADS
     assert desk.store.exchanges(desk.id) == ()
 
@@ -211,7 +211,9 @@ def test_kept_sums_come_back_from_their_bytes(desk: SecureDesk) -> None:
     desk.asked()
     kept = desk.kept()
     assert kept is not None
-    assert KeptSums.from_bytes(kept.to_bytes()) == kept
+    assert unpack_kept(pack_kept({"": kept})) == {"": kept}
+    by_cell = {"north": kept, "south": kept}
+    assert unpack_kept(pack_kept(by_cell)) == by_cell
 
 
 # --- what is chosen ---
@@ -239,7 +241,7 @@ def test_an_upload_that_is_not_whole_is_not_chosen(desk: SecureDesk, how: str) -
     broadcast = desk.sealed(CENTRE)
     found = desk.perform(spoiled(desk, broadcast, how))
     assert isinstance(found, AskUnmask)
-    assert chosen_of(found.unmask.chosen, 4) == [0, 2, 3]
+    assert chosen_of(found.unmasks[""].chosen, 4) == [0, 2, 3]
     done = desk.perform(desk.masks(broadcast, [0, 2, 3]))
     assert isinstance(done, RoundCommit)
     assert done.commit.accepted == 3
@@ -265,9 +267,9 @@ def test_a_batch_whose_masked_groups_differ_in_number_is_void(desk: SecureDesk) 
     """The proxy's mistake: places of one group would not be those of the other."""
     broadcast = desk.sealed(CENTRE)
     good = desk.answers(broadcast)
-    wrong = msgspec.structs.replace(good.batch, counts=(2,))
-    desk.batches[wrong.blob.digest] = desk.batches[good.batch.blob.digest]
-    assert isinstance(desk.perform(Absorb(wrong)), TooFewUploads)
+    wrong = msgspec.structs.replace(good.batches[""], counts=(2,))
+    desk.batches[wrong.blob.digest] = desk.batches[good.batches[""].blob.digest]
+    assert isinstance(desk.perform(Absorb({"": wrong})), TooFewUploads)
 
 
 def test_the_softmax_rows_wait_with_the_sums(desk: SecureDesk) -> None:
@@ -329,11 +331,11 @@ class Streaming:
         assert self.desk.host.perform(OpenArrived(batch or self.so_far)) is None
 
     def absorb(self) -> Any:
-        return self.desk.host.perform(Absorb(self.batch))
+        return self.desk.host.perform(Absorb({"": self.batch}))
 
     def opened(self) -> int:
         """How many uploads were looked at before the batch was whole."""
-        under_way = self.desk.host._spool_of(self.desk.wire).under_way
+        under_way = self.desk.host._spool_of(self.desk.wire, "").under_way
         assert under_way is not None
         return under_way.front.opened if under_way.front else 0
 
@@ -342,7 +344,7 @@ def same_as_at_once(streaming: Streaming) -> None:
     """Sums, choice and marks are those of a batch in the other form, opened at once."""
     found = streaming.absorb()
     assert isinstance(found, AskUnmask), found
-    assert chosen_of(found.unmask.chosen, UPLOADS) == [0, 1, 2]
+    assert chosen_of(found.unmasks[""].chosen, UPLOADS) == [0, 1, 2]
     kept = streaming.desk.kept(streaming.batch.at.exchange)
     assert kept is not None
     manifest = streaming.broadcast.manifest
@@ -444,7 +446,7 @@ def test_a_batch_of_fewer_uploads_than_its_stream_had_is_opened_by_itself(
     streaming.come(0, len(streaming.data))
     streaming.open()
     short = msgspec.structs.replace(streaming.batch, counts=(2, 3))
-    found = streaming.desk.host.perform(Absorb(short))
+    found = streaming.desk.host.perform(Absorb({"": short}))
     assert isinstance(found, TooFewUploads)
     assert "malformed" in found.reason
     assert desk.kept(TRAIN) is None
@@ -457,7 +459,7 @@ def test_a_round_without_masks_opens_nothing_early(desk: SecureDesk) -> None:
     plain.host.store(BatchPart(STREAM, 0, data, plain.wire))
     header = Batch(made.manifest.at, 0, 0, (), describe(b"", 4096), STREAM)
     assert plain.host.perform(OpenArrived(header)) is None
-    under_way = plain.host._spool_of(plain.wire).under_way
+    under_way = plain.host._spool_of(plain.wire, "").under_way
     assert under_way is not None
     assert under_way.front is not None
     assert under_way.front.opened == 0

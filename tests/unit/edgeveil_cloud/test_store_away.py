@@ -43,8 +43,9 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_a_restart_is_waited_out_and_nothing_is_lost_or_doubled(
-    server: PostgresServer, store: Store
+    server: PostgresServer, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     job = store.submit_job("away", b"{}", bytes(32)).id
     store.set_status(job, "running")
     server.stop()
@@ -56,6 +57,7 @@ def test_a_restart_is_waited_out_and_nothing_is_lost_or_doubled(
     assert last is not None and last.state == b"one"
     types = [event.type for event in store.events_after(0, job)]
     assert types == ["job_submitted", "job_running", "round"]
+    assert [line.message for line in caplog.records] == ["store_away", "store_back"]
 
 
 def test_connections_that_broke_meanwhile_are_replaced(

@@ -21,7 +21,7 @@ DIGEST = b"d" * 32
 ADDED = """
 from alembic import op
 import sqlalchemy as sa
-revision, down_revision = "0005", "0004"
+revision, down_revision = "0006", "0005"
 def upgrade():
     op.add_column("jobs", sa.Column("colour", sa.Text, server_default="blue"))
 """
@@ -39,7 +39,7 @@ def store_at(path: Path) -> Store:
 def later_revisions(folder: Path, script: str) -> Path:
     """The revisions of a later program, in a folder of their own."""
     shutil.copytree(REVISIONS, folder)
-    (folder / "versions" / "v0005_later.py").write_text(script)
+    (folder / "versions" / "v0006_later.py").write_text(script)
     return folder
 
 
@@ -78,13 +78,19 @@ def test_an_autogenerate_diff_would_be_seen(path: Path) -> None:
     engine.dispose()
 
 
-LATER = ["v0002_rollouts.py", "v0003_unmaskings.py", "v0004_priorities.py"]
+LATER = ["v0002_rollouts.py", "v0003_unmaskings.py", "v0004_priorities.py", "v0005_cells.py"]
 
 
 @pytest.mark.parametrize(
     ("version", "numbered"),
-    [(2, True), (2, False), (3, True), (4, True)],
-    ids=["first revision", "before revisions", "second revision", "third revision"],
+    [(2, True), (2, False), (3, True), (4, True), (5, True)],
+    ids=[
+        "first revision",
+        "before revisions",
+        "second revision",
+        "third revision",
+        "fourth revision",
+    ],
 )
 def test_an_earlier_store_is_taken_up_with_its_jobs(
     path: Path, tmp_path: Path, version: int, numbered: bool
@@ -105,9 +111,9 @@ def test_an_earlier_store_is_taken_up_with_its_jobs(
     again = store_at(path)
     assert [entry.id for entry in again.jobs()] == ["a"]
     again.close()
-    assert rows(path, "SELECT version_num FROM alembic_version") == [("0004",)]
+    assert rows(path, "SELECT version_num FROM alembic_version") == [("0005",)]
     assert rows(path, "SELECT version FROM info") == [(VERSION,)]
-    assert rows(tmp_path / "cloud.sqlite.before-0004", "SELECT version FROM info") == [(version,)]
+    assert rows(tmp_path / "cloud.sqlite.before-0005", "SELECT version FROM info") == [(version,)]
 
 
 def test_before_an_upgrade_the_store_is_copied(path: Path, tmp_path: Path) -> None:
@@ -116,7 +122,7 @@ def test_before_an_upgrade_the_store_is_copied(path: Path, tmp_path: Path) -> No
     store.close()
     upgrade_with(path, later_revisions(tmp_path / "later", ADDED))
     assert rows(path, "SELECT id, colour FROM jobs") == [(job, "blue")]
-    copy = tmp_path / "cloud.sqlite.before-0005"
+    copy = tmp_path / "cloud.sqlite.before-0006"
     assert copy.stat().st_mode & 0o777 == 0o600
     kept = store_at(copy)  # the copy is a whole store of this program
     assert [entry.id for entry in kept.jobs()] == [job]
@@ -127,7 +133,7 @@ def test_a_later_store_is_refused_by_name_and_left_alone(path: Path, tmp_path: P
     store_at(path).close()
     upgrade_with(path, later_revisions(tmp_path / "later", ADDED))
     before = path.read_bytes()
-    with pytest.raises(StoreError, match=r"version 0005, this program knows 0004.*install"):
+    with pytest.raises(StoreError, match=r"version 0006, this program knows 0005.*install"):
         store_at(path)
     assert path.read_bytes() == before
 

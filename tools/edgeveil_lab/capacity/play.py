@@ -386,9 +386,7 @@ class FleetPlay:
             self.post(device, fx.PeerConnected(fx.ProxyAddress()))
         store, wanted = self.cloud_role.store, len(self.devices)
         self.run(
-            lambda: (
-                len(self.proxy_role.machine.online) == wanted and store.roster_mark() is not None
-            )
+            lambda: len(self.proxy_role.machine.online) == wanted and bool(store.roster_marks())
         )
 
     def _announce(self) -> None:

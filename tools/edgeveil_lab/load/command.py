@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import resource
 import signal
 import socket
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +15,10 @@ from rich.console import Console
 
 from edgeveil.errors import INTERRUPTED, EdgeVeilError, UsageError
 from edgeveil.transport.mqtt_link import read_password
+from edgeveil_lab.load.connections import check_files, check_ports, raise_files_limit
 from edgeveil_lab.load.display import LoadMetrics, LoadView, show_result
+from edgeveil_lab.load.endings import ENDING, deferred, interrupt, tell_hang_up, until_stopped
 from edgeveil_lab.load.first_dial import dial_brokers, dial_site
-from edgeveil_lab.load.generator import on_fast_loop, raise_files_limit
 from edgeveil_lab.load.options import option_of
 from edgeveil_lab.load.raw_relay import RawDevice, RawSite, ratio, run_raw
 from edgeveil_lab.load.report import write_load_report
@@ -32,38 +29,6 @@ from edgeveil_lab.load.sites import LoadFleet, LocalSite, dismiss, running_targe
 from edgeveil_tools.local.children import Children, scratch
 from edgeveil_tools.local.run import signals
 from edgeveil_tools.result import write_json, writing
-
-# --- what one machine allows: open files and outgoing ports ---
-
-_SPARE_FILES = 100
-_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-
-
-def check_files(connections: int, limit: int) -> None:
-    """Raise UsageError unless a process may hold so many connections."""
-    needed = connections + _SPARE_FILES
-    if resource.RLIM_INFINITY != limit < needed:
-        raise UsageError(
-            f"{connections} connections need {needed} open files, {limit} are allowed",
-            where="ulimit -n",
-            fix=f"raise the hard limit (ulimit -Hn {needed}), or play fewer devices",
-        )
-
-
-def check_ports(connections: int) -> None:
-    """Raise UsageError unless the system has a port for each connection to one broker."""
-    try:
-        low, high = (int(word) for word in _PORT_RANGE.read_text("ascii").split())
-    except (OSError, ValueError):
-        return
-    if connections > high - low + 1:
-        raise UsageError(
-            f"{connections} connections to one broker need as many ports, there are"
-            f" {high - low + 1}",
-            where=str(_PORT_RANGE),
-            fix="widen it (sysctl net.ipv4.ip_local_port_range='1024 65535'),"
-            " or play the rest from another host",
-        )
 
 
 def check_address(listen: tuple[str, int]) -> None:
@@ -122,8 +87,9 @@ def run(options: LoadOptions, sharing: RemoteGenerators, *, as_json: bool) -> in
     results: list[dict[str, Any]] = []
     failure: BaseException | None = None
     try:
-        for count in options.counts:
-            one = options.model_copy(update={"devices": count, "sweep": ()})
+        for one in options.tests:
+            if options.versus is not None:
+                console.print(f"broker {one.broker}", markup=False, highlight=False)
             result, failure = _play(one, sharing, console, spans=bool(options.sweep))
             results.append(result)
             if failure is not None:
@@ -131,11 +97,10 @@ def run(options: LoadOptions, sharing: RemoteGenerators, *, as_json: bool) -> in
     except KeyboardInterrupt as stop:
         failure = stop
     if results:
-        with signals(signal.SIG_IGN, _ENDING):
+        with signals(signal.SIG_IGN, ENDING):
             _keep(options, results, console, as_json=as_json)
     if isinstance(failure, KeyboardInterrupt):
-        if HUNG_UP in failure.args:
-            print(f"edgeveil: loadtest: {HUNG_UP}; all was ended", file=sys.stderr, flush=True)
+        tell_hang_up(failure)
         return INTERRUPTED
     if failure is not None:
         raise failure
@@ -166,14 +131,14 @@ def _play(
 ) -> tuple[dict[str, Any], BaseException | None]:
     """One count of devices: its result, and what ended it early."""
     # A second Ctrl-C must not leave children behind; stopping takes a few seconds at most.
-    with signals(signal.SIG_IGN, _ENDING), ExitStack() as stack:
+    with signals(signal.SIG_IGN, ENDING), ExitStack() as stack:
         folder = stack.enter_context(scratch(keep=False, in_memory=False))
         logs = (options.out or folder) / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         generators = Children(logs)
         stack.callback(generators.stop)
         site, target, fleet, password = None, None, None, None
-        with signals(_interrupt, _ENDING):
+        with signals(interrupt, ENDING):
             if options.starts_site:
                 fleet = LoadFleet.make(options.devices)
                 password = read_password(options.password_file)
@@ -181,7 +146,7 @@ def _play(
                 stack.callback(site.stop)
                 target = site.start()
             else:
-                with _deferred(_ENDING):
+                with deferred(ENDING):
                     target, fleet, password = running_target(options)
                     stack.callback(dismiss, options, fleet)
             if target.ca is not None and options.ca is None:
@@ -207,90 +172,26 @@ def _play(
                 password=password,
                 spans=spans,
             )
-            failure = _until_stopped(session)
+            failure = until_stopped(session.run())
+        if failure is not None:
+            session.measured.reason = str(failure)
+            session.measured.interrupted = isinstance(failure, KeyboardInterrupt)
         result = session.result()
         if failure is None and site is not None and options.compare == "raw":
             view.note("the same bytes through a bare relay")
             generators.stop()
             site.children.stop()
             try:
-                with signals(_interrupt, _ENDING):
+                with signals(interrupt, ENDING):
                     _compare(options, site, result)
             except (EdgeVeilError, KeyboardInterrupt) as stop:
                 failure = stop
         return result, failure
 
 
-HUNG_UP = "the terminal hung up (SIGHUP)"
-_ENDING = [signal.SIGINT, signal.SIGTERM]
-if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
-    _ENDING.append(signal.SIGHUP)
-
-
-_TERMINALS = [fd for fd in (1, 2) if os.isatty(fd)]
-
-
-def _why(number: int) -> str:
-    """The reason that this signal ends a test for; a terminal that is gone is left."""
-    if number != signal.SIGHUP:
-        return "interrupted"
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for fd in _TERMINALS:  # writing there would fail from now on
-        os.dup2(nowhere, fd)
-    os.close(nowhere)
-    return HUNG_UP
-
-
-@contextmanager
-def _deferred(numbers: Sequence[signal.Signals]) -> Iterator[None]:
-    """What comes meanwhile is taken up afterwards."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _interrupt(number: int, _frame: object) -> None:
-    raise KeyboardInterrupt(_why(number))
-
-
 def _tell(watchers: list[Show], sample: dict[str, Any]) -> None:
     for watcher in watchers:
         watcher(sample)
-
-
-def _until_stopped(session: LoadSession) -> BaseException | None:
-    """Run it on a loop of its own; Ctrl-C and SIGTERM end it in good order."""
-    failure: list[BaseException] = []
-
-    async def body() -> int:
-        task = asyncio.ensure_future(session.run())
-        loop = asyncio.get_running_loop()
-
-        def end(number: int) -> None:
-            task.cancel(_why(number))
-
-        for number in _ENDING:
-            loop.add_signal_handler(number, end, number)
-        try:
-            await task
-        except asyncio.CancelledError as stop:
-            why = str(stop) or _why(signal.SIGINT)
-            failure.append(KeyboardInterrupt(why))
-            session.measured.reason, session.measured.interrupted = why, True
-        except EdgeVeilError as error:
-            failure.append(error)
-            session.measured.reason = str(error)
-        return 0
-
-    try:
-        on_fast_loop(body())
-    except KeyboardInterrupt as stop:  # once more, while the loop was closing
-        failure.append(stop)
-    for number in _ENDING:  # the loop left them at their defaults
-        signal.signal(number, signal.SIG_IGN)
-    return failure[0] if failure else None
 
 
 def _compare(options: LoadOptions, site: LocalSite, result: dict[str, Any]) -> None:
@@ -314,6 +215,8 @@ def _keep(
     result = results[-1]
     if options.sweep:
         result = {**result, "sweep": results}
+    elif len(results) > 1:
+        result = {**results[0], "versus": results[1]}
     if options.out is not None:
         with writing(options.out):
             write_json(options.out / "load.json", result)

@@ -18,9 +18,9 @@ _AGAIN_S = 0.3
 
 def dial_brokers(options: LoadOptions, password: str | None) -> None:
     """Dial the brokers that cloud and proxy of our own will use. Raises BrokerError."""
-    for url in (options.broker, options.cloud_broker):
+    for url in (options.broker, options.versus, options.cloud_broker):
         if url is not None:
-            asyncio.run(_dial(_settings(options, url, options.user, password), options.protocol))
+            dial(_settings(options, url, options.user, password), options.protocol)
 
 
 def dial_site(
@@ -37,7 +37,8 @@ def dial_site(
     end_s = time.monotonic() + DIAL_S
     while True:
         try:
-            return asyncio.run(_dial(settings, options.protocol))
+            dial(settings, options.protocol)
+            return
         except BrokerError:
             if options.site is None or time.monotonic() + _AGAIN_S >= end_s:
                 raise
@@ -60,15 +61,24 @@ def _settings(
     )
 
 
-async def _dial(settings: LinkSettings, protocol: int) -> None:
+def dial(settings: LinkSettings, protocol: int | None) -> int:
+    """Connect once; the MQTT version that was spoken, 5 or 4.
+
+    Raises BrokerError, also where another one than `protocol` is spoken.
+    """
+    return asyncio.run(_dial(settings, protocol))
+
+
+async def _dial(settings: LinkSettings, protocol: int | None) -> int:
     link = MqttLink(settings)
     try:
         await link.connect_or_raise(DIAL_S)
-        if link.protocol != protocol:
+        if protocol not in (None, link.protocol):
             raise BrokerError(
                 "the broker speaks MQTT 3.1.1 alone",
                 where=str(settings.addresses[0]),
                 fix="add --protocol 4",
             )
+        return link.protocol or settings.protocol
     finally:
         await link.close()

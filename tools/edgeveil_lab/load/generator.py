@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib.util
 import os
-import resource
 import signal
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -23,13 +21,12 @@ from edgeveil.errors import UsageError
 from edgeveil.protocol.device_tasks import ComputeAnswer
 from edgeveil.protocol.messages import ExchangeId
 from edgeveil.sites.addresses import BrokerAddress
-from edgeveil.transport.dialling import client_context, dial_fault
-from edgeveil.transport.process import keep_heap
+from edgeveil.transport.dialling import client_context
+from edgeveil_lab.load.connections import Dialler, on_fast_loop, raise_files_limit
 from edgeveil_lab.load.counters import LoadMeter
 from edgeveil_lab.load.device import DeviceSetup, LoadDevice, SharedVerifyKey, SharedWork
 from edgeveil_lab.load.leader import FleetShare, GeneratorReport, JoinRequest, LeaderReply
 from edgeveil_lab.load.scenario import LoadOptions
-from edgeveil_lab.load.websocket import dial
 
 # --- work, one device after the other on the loop ---
 
@@ -93,80 +90,6 @@ class Turns:
             self._sealed.popleft()()
         if self._sealed:
             asyncio.get_running_loop().call_soon(self._answer)
-
-
-# --- connections at a rate, a bounded number at a time ---
-
-_AT_ONCE = 32  # brokers queue about 100 connections: one that finds no place waits for a second
-_TIMEOUT_S = 30.0
-_STEP_S = 0.01
-
-
-class Dialler:
-    """First connections keep to `rate_per_s` (None: as they can); later ones come as they come."""
-
-    def __init__(
-        self, address: BrokerAddress, context: ssl.SSLContext | None, rate_per_s: float | None
-    ) -> None:
-        self._address, self._context, self._rate_per_s = address, context, rate_per_s
-        self._waiting: deque[LoadDevice] = deque()
-        self._open: set[asyncio.Task[None]] = set()
-        self._host = address.host
-
-    async def resolve(self) -> None:
-        """Look the name up once for all devices. Raises BrokerError."""
-        loop, address = asyncio.get_running_loop(), self._address
-        try:
-            found = await loop.getaddrinfo(address.host, address.port, type=1)
-        except OSError as error:
-            raise dial_fault(error, address) from None
-        self._host = str(found[0][4][0])
-
-    async def bring(self, devices: list[LoadDevice]) -> None:
-        """Let all of them connect, evenly at the rate."""
-        loop = asyncio.get_running_loop()
-        began_s, sent = loop.time(), 0
-        while sent < len(devices):
-            elapsed_s = loop.time() - began_s
-            rate = self._rate_per_s
-            due = len(devices) if rate is None else min(len(devices), 1 + int(elapsed_s * rate))
-            while sent < due:
-                devices[sent].connect()
-                sent += 1
-            await asyncio.sleep(_STEP_S)
-
-    def dial(self, device: LoadDevice) -> None:
-        """Connect this device as soon as there is room."""
-        self._waiting.append(device)
-        self._fill()
-
-    async def stop(self) -> None:
-        """Dial no more."""
-        self._waiting.clear()
-        for task in list(self._open):
-            task.cancel()
-        await asyncio.gather(*self._open, return_exceptions=True)
-
-    def _fill(self) -> None:
-        while self._waiting and len(self._open) < _AT_ONCE:
-            task = asyncio.create_task(self._connect(self._waiting.popleft()))
-            self._open.add(task)
-            task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._open.discard(task)
-        self._fill()
-
-    async def _connect(self, device: LoadDevice) -> None:
-        try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                await dial(device.client, self._address, self._context, self._host)
-        except (OSError, TimeoutError) as error:
-            device.on_down(dial_fault(error, self._address).what)
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_TIMEOUT_S):
-                await device.answered.wait()
 
 
 # --- one share of the devices, on one event loop ---
@@ -302,24 +225,6 @@ _SAID_CHARACTERS = 100
 def run_generator(url: str, token: str, *, local: bool) -> int:
     """Join the leader at `url` and do as it says; 0 when it says stop. Raises EdgeVeilError."""
     return on_fast_loop(_GeneratorProcess(url, token, local).run())
-
-
-def on_fast_loop(main: Coroutine[Any, Any, int]) -> int:
-    """Run it on uvloop where that is installed."""
-    keep_heap()
-    if importlib.util.find_spec("uvloop") is None:
-        return asyncio.run(main)
-    import uvloop
-
-    return int(uvloop.run(main))
-
-
-def raise_files_limit() -> int:
-    """Raise the soft limit of open files to the hard one; what it is now."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard
 
 
 class _GeneratorProcess:

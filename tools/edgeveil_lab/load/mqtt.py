@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 from edgeveil.errors import ProtocolError
 from edgeveil.transport import mqtt_packets as packets
+from edgeveil.transport.dialling import refusal_words
 
 _WINDOW_MESSAGES = 64  # unacknowledged messages of one device, unless the broker allows fewer
 _SLOW_BUFFER_BYTES = 16384
 _SLICE_S = 0.1  # of a slow link
+_BUFFERED_BYTES = 64 * 1024  # what the socket does not take yet
 _HEADER_BYTES = 64 * 1024  # above a packet's limit: room for topic and properties
 
 
@@ -37,8 +42,25 @@ class Owner(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Manner:
+    """How a connection sends and hears; all connections of a test may share one.
+
+    `slow_bytes_per_s` 0 means as fast as it goes, else each way so slow. `on_ack` gets the seconds
+    since a message of QoS 1 was sent and the reason code of its acknowledgement.
+    """
+
+    slow_bytes_per_s: int = 0
+    subscribe_qos: int = 1
+    window: int = _WINDOW_MESSAGES
+    on_ack: Callable[[float, int], None] | None = None
+
+
+_USUAL = Manner()
+
+
 class BareClient(asyncio.Protocol):
-    """One connection. `slow_bytes_per_s` 0 means as fast as it goes, else each way so slow."""
+    """One connection. Without topics it is up as soon as the broker takes the login."""
 
     __slots__ = (
         "_framer",
@@ -47,6 +69,7 @@ class BareClient(asyncio.Protocol):
         "_in_flight",
         "_login",
         "_loop",
+        "_manner",
         "_next_id",
         "_owner",
         "_protocol",
@@ -70,17 +93,17 @@ class BareClient(asyncio.Protocol):
         protocol: int,
         topics: tuple[str, ...],
         up_topic: bytes,
-        slow_bytes_per_s: int = 0,
+        manner: Manner = _USUAL,
     ) -> None:
         self._owner, self._login, self._protocol = owner, login, protocol
         self._topics, self._up_topic = topics, up_topic
-        self._slow_bytes_per_s = slow_bytes_per_s
+        self._manner, self._slow_bytes_per_s = manner, manner.slow_bytes_per_s
         self._framer = packets.PacketCutter(login.packet_bytes + _HEADER_BYTES)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._queue: deque[tuple[bytes, int]] = deque()
-        self._in_flight: set[int] = set()
-        self._window, self._next_id = _WINDOW_MESSAGES, 0
+        self._in_flight: dict[int, float] = {}  # packet id: when it was sent
+        self._window, self._next_id = manner.window, 0
         self._sending, self._held_back = False, b""
         self._heard_s = self._sent_s = self._loop.time()
         self.up = False
@@ -96,6 +119,22 @@ class BareClient(asyncio.Protocol):
         if not self._sending:
             self._drain()
         return True
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a message would leave at once: nothing waits for the window or the socket."""
+        return (
+            self.up
+            and self._transport is not None
+            and not self._queue
+            and len(self._in_flight) < self._window
+            and self._transport.get_write_buffer_size() < _BUFFERED_BYTES
+        )
+
+    @property
+    def unacknowledged(self) -> int:
+        """Messages of QoS 1 that were sent or wait, and are not acknowledged yet."""
+        return len(self._queue) + len(self._in_flight)
 
     def cut(self) -> None:
         """Break the connection without a goodbye: the broker sends the will."""
@@ -163,24 +202,37 @@ class BareClient(asyncio.Protocol):
                     self._write(packets.puback(packet_id))
                 self._owner.on_frame(body[at:])
             case packets.PUBACK:
-                self._in_flight.discard(int.from_bytes(body[:2], "big"))
+                packet_id, code = packets.read_puback(body)
+                sent_s = self._in_flight.pop(packet_id, None)
+                if sent_s is not None and self._manner.on_ack is not None:
+                    self._manner.on_ack(time.monotonic() - sent_s, code)
                 if self._queue and not self._sending:
                     self._drain()
             case packets.CONNACK:
                 code, in_flight = packets.read_connack(body, self._protocol)
                 if code:
-                    self._end(f"refused, reason {code}")
+                    self._end(refusal_words(code, self._protocol))
                     return
                 self._window = min(self._window, in_flight)
-                self._write(packets.subscribe(self._packet_id(), self._topics, self._protocol))
+                if self._topics:
+                    self._subscribe()
+                else:
+                    self._come_up()
             case packets.SUBACK:
                 if any(code >= 0x80 for code in body[-len(self._topics) :]):
                     self._end("subscription refused")
                     return
-                self.up = True
-                self._owner.on_up()
+                self._come_up()
             case packets.DISCONNECT:
                 self._end(f"broker says goodbye, reason {body[0] if body else 0}")
+
+    def _subscribe(self) -> None:
+        qos = self._manner.subscribe_qos
+        self._write(packets.subscribe(self._packet_id(), self._topics, self._protocol, qos))
+
+    def _come_up(self) -> None:
+        self.up = True
+        self._owner.on_up()
 
     def _drain(self) -> None:
         """Send what waits, as far as the window and a slow link allow."""
@@ -189,7 +241,7 @@ class BareClient(asyncio.Protocol):
             frame, qos = self._queue.popleft()
             packet_id = self._packet_id() if qos else 0
             if qos:
-                self._in_flight.add(packet_id)
+                self._in_flight[packet_id] = time.monotonic()  # uvloop's own stands still in a turn
             head = packets.publish_head(self._up_topic, len(frame), packet_id, self._protocol)
             if self._slow_bytes_per_s:
                 self._sending = True

@@ -103,7 +103,7 @@ def option_table() -> dict[str, Row]:
     def metavar(key: str, node: Schema) -> str:
         if node.get("format") == "path":
             return "DIR" if key in ("out", "site") else "FILE"
-        if key in ("cloud", "proxy_http") or key.endswith("broker"):
+        if key in ("cloud", "proxy_http", "versus") or key.endswith("broker"):
             return "URL"
         if key.endswith("_s"):
             return "X" if key.endswith("_per_s") else "S"

@@ -46,7 +46,7 @@ from edgeveil.transport.mqtt_link import MqttLink, link_settings
 from edgeveil.transport.mqtt_packets import Login, encoded_topic
 from edgeveil.transport.process import keep_heap
 from edgeveil_lab.load import paho_relay
-from edgeveil_lab.load.generator import on_fast_loop
+from edgeveil_lab.load.connections import on_fast_loop
 from edgeveil_lab.load.mqtt import BareClient
 from edgeveil_lab.load.processes import ProcessWatch
 from edgeveil_lab.load.scenario import LoadOptions

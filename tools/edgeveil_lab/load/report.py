@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,18 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
-from edgeveil_lab.load.display import mib, ms, per_upload, rate, shortened, warnings
+from edgeveil_lab.load.display import (
+    broker_names,
+    mib,
+    ms,
+    parts_of,
+    per_upload,
+    rate,
+    ratio_text,
+    shortened,
+    versus_figures,
+    warnings,
+)
 from edgeveil_lab.load.run_log import FLAT_MIB_PER_HOUR, drifts
 from edgeveil_tools.pages import write_page
 from edgeveil_tools.report.plots import (
@@ -267,6 +278,85 @@ def _or_nan(value: float | None) -> float:
     return np.nan if value is None else value
 
 
+# --- brokers side by side ---
+
+Curves = Sequence[tuple[str, Sequence[Result]]]  # each broker's name and samples
+_COLOURS = (BLUE, ORANGE)
+
+
+def curves_plot(brokers: Curves, panels: Sequence[tuple[str, str]]) -> str:
+    """Panels (key, title) over time, a line for each turn of each broker; "" for less than two
+    samples. A panel where nothing happened is left out.
+    """
+    samples = [sample for _, series in brokers for sample in series]
+    shown = [(key, title) for key, title in panels if any(sample[key] for sample in samples)]
+    if not shown or max(len(series) for _, series in brokers) < 2:
+        return ""
+    with svg_figure(WIDTH, 0.6 + 1.5 * len(shown), "curves") as (figure, done):
+        drawn = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
+        for axes, (key, title) in zip(drawn, shown, strict=True):
+            for (name, series), colour in zip(brokers, _COLOURS, strict=False):
+                label = name
+                for turn in turns(series):
+                    times, values = [s["t_s"] for s in turn], [s[key] for s in turn]
+                    axes.plot(times, values, color=colour, label=label, linewidth=1.4)
+                    label = ""
+            axes.set_title(title)
+            axes.set_ylim(bottom=0)
+            axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
+            axes.grid(axis="y")
+        drawn[0].legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2)
+        drawn[-1].set_xlabel("seconds")
+    return done[0]
+
+
+def turns(series: Sequence[Result]) -> Iterator[Sequence[Result]]:
+    """The samples of each turn: its time begins anew."""
+    begin = 0
+    for at in range(1, len(series) + 1):
+        if at == len(series) or series[at]["t_s"] <= series[at - 1]["t_s"]:
+            yield series[begin:at]
+            begin = at
+
+
+def percentiles_plot(names: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) -> str:
+    """Rows (name, each broker's seconds) as bars beside each other; "" without any."""
+    if not rows:
+        return ""
+    height = 0.8 / len(names)
+    size = 0.6 + 0.17 * len(rows) * (1 + len(names))
+    with svg_figure(WIDTH, size, "percentiles") as (figure, done):
+        axes = figure.add_subplot()
+        for number, (name, colour) in enumerate(zip(names, _COLOURS, strict=False)):
+            for place, (_, values) in enumerate(rows):
+                y = place + height * (number - (len(names) - 1) / 2)
+                label = "" if place else name
+                axes.barh(y, values[number], height=0.9 * height, color=colour, label=label)
+                axes.annotate(
+                    ms(values[number]), (values[number], y), (4, 0),
+                    textcoords="offset points", va="center", fontsize=7.5,
+                )  # fmt: skip
+        axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+        axes.invert_yaxis()
+        axes.set_xscale("log")
+        axes.set_xlabel("seconds")
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, handlelength=1.0)
+        axes.grid(axis="x")
+    return done[0]
+
+
+_VERSUS = (
+    ("connected", "devices connected"),
+    ("uploads_per_s", "uploads acknowledged a second"),
+    ("bytes_up", "bytes a second up"),
+)
+
+
+def _versus_plot(result: Result) -> str:
+    series = [one["series"] for one in parts_of(result)]
+    return curves_plot(list(zip(broker_names(result), series, strict=True)), _VERSUS)
+
+
 # --- the page ---
 
 _FILTERS: dict[str, Callable[..., str]] = {
@@ -276,11 +366,12 @@ _FILTERS: dict[str, Callable[..., str]] = {
     "size": byte_text,
     "reasons": shortened,
     "per_upload": per_upload,
+    "ratio": ratio_text,
 }
 
 
 def write_load_report(result: Result, path: Path) -> None:
-    """Write the page. Of a sweep the largest count is shown in full."""
+    """Write the page. Of a sweep the largest count is shown in full, of two brokers the first."""
     sweep = result.get("sweep") or []
     shown = sweep[-1] if sweep else result
     pictures = {
@@ -291,11 +382,14 @@ def write_load_report(result: Result, path: Path) -> None:
         "raw": raw_plot(shown),
         "cost": cost_plot(sweep),
         "sweep": sweep_plot(sweep),
+        "versus": _versus_plot(result) if result.get("versus") else "",
     }
     content = {
         "result": shown,
         "options": shown["options"],
         "sweep": sweep,
+        "brokers": broker_names(result) if result.get("versus") else [],
+        "versus": list(versus_figures(result)) if result.get("versus") else [],
         "uploads": sum(row["uploads"] for row in shown["rounds"]),
         "pictures": {name: Markup(svg) for name, svg in pictures.items()},  # noqa: S704 - our own
         "warnings": list(warnings(result)),

@@ -96,6 +96,8 @@ class LoadOptions(Block):
     everything is."""
     cloud_broker: BrokerUrl | None = Field(default=None, examples=["mqtt://127.0.0.1:1884"])
     """With a broker alone: the broker between cloud and proxy; none: one is started here."""
+    versus: BrokerUrl | None = Field(default=None, examples=["mqtt://127.0.0.1:2883"])
+    """With a broker alone: another one, to be measured after it with the same load."""
     cloud: str | None = Field(default=None, max_length=300, examples=["http://127.0.0.1:8701"])
     """Address of the running cloud's control page."""
     token_file: SitePath | None = None
@@ -148,6 +150,14 @@ class LoadOptions(Block):
     def counts(self) -> tuple[int, ...]:
         """The device counts to measure, one or several."""
         return self.sweep or (self.devices,)
+
+    @property
+    def tests(self) -> Iterator[Self]:
+        """What to play one after the other: a test for each count, or for each of two brokers."""
+        for count in self.counts:
+            yield self.model_copy(update={"devices": count, "sweep": (), "versus": None})
+        if self.versus is not None:
+            yield self.model_copy(update={"broker": self.versus, "versus": None})
 
     @property
     def asked(self) -> int:
@@ -239,6 +249,11 @@ def _site_mixes(options: LoadOptions) -> Iterator[Mix]:
         )
     if options.cloud_broker is not None and (options.broker is None or named):
         yield Mix(("cloud_broker", "broker"), "goes with a broker alone; leave it out")
+    if options.versus is not None:
+        if options.broker is None or named:
+            yield Mix(("versus", "broker"), "is compared with a broker alone; name that one")
+        if options.sweep:
+            yield Mix(("versus", "sweep"), "two brokers are measured at one count of devices")
     if options.sweep and not options.starts_site:
         yield Mix(
             ("sweep", "broker", "site"), "a sweep starts a fresh site for each count; name none"

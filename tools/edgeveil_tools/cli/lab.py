@@ -14,6 +14,7 @@ from edgeveil.errors import UsageError
 from edgeveil_tools.cli.common import Subparsers, add_engine, command
 
 if TYPE_CHECKING:
+    from edgeveil_lab.load.bare.options import Mode
     from edgeveil_lab.load.command import RemoteGenerators
 
 _LOAD_ABOUT = """\
@@ -35,7 +36,32 @@ edgeveil loadtest --devices 5000 --broker mqtt://edge:1883 --cloud http://cloud:
     --proxy-http http://proxy:8702 --token-file http.token --fleet load.fleet --keys keys \\
     --listen 10.0.0.5:9000 --remote 2 --join-token join.token
 edgeveil loadtest --join http://10.0.0.5:9000 --join-token join.token
+plain MQTT, of a broker alone:
+edgeveil loadtest pub --broker mqtt://edge:1883 -c 1000 -s 64 -q 1
 """
+
+_BARE_ABOUT = """\
+Plain MQTT at any broker, none of EdgeVeil in it. Letters are those of emqtt-bench, and of MQTTX
+where it has the same: its -im is -I here, its -S is -s, its -I (client id) does not exist. -h is
+help, so the broker is a URL; a password stands in a file. With --versus the same load goes to
+two brokers in turns: one table, one page. All clients are connected before the first message.
+"""
+_BARE_MODES: dict[Mode, tuple[str, str]] = {
+    "pub": (
+        "clients publish, each at its interval or as fast as it may",
+        "edgeveil loadtest pub --broker mqtt://edge:1883 -c 1000 -R 500 -I 1000 -s 64 -q 1\n"
+        "edgeveil loadtest pub -c 100 -I 0 -q 1 -F 20 -L 100000 --subscribers 100\n"
+        "edgeveil loadtest pub --broker mqtt://a:1883 --versus mqtt://b:1883 -c 1000 --out out/ab",
+    ),
+    "sub": (
+        "clients subscribe, and hear what others publish",
+        "edgeveil loadtest sub --broker mqtt://edge:1883 -c 1000 -t load/%i -q 1 -d 60",
+    ),
+    "conn": (
+        "clients connect, and are held",
+        "edgeveil loadtest conn --broker mqtts://edge:8883 --ca ca.crt -c 10000 -R 1000 -d 60",
+    ),
+}
 
 
 def add(commands: Subparsers) -> None:
@@ -267,6 +293,17 @@ def _add_load(commands: Subparsers) -> None:
     )
     load.add_argument("--local", action="store_true", help=argparse.SUPPRESS)
     load.set_defaults(handler=_loadtest, extra="lab")
+    modes = load.add_subparsers(
+        title="bare load, without devices of EdgeVeil", metavar="[pub | sub | conn]"
+    )
+    for mode, (text, examples) in _BARE_MODES.items():
+        made = command(
+            modes, mode, text, about=f"{text.capitalize()}.\n{_BARE_ABOUT}", examples=examples
+        )
+        made.later = partial(_add_bare_options, mode)
+        made.add_argument(
+            "--json", action="store_true", default=argparse.SUPPRESS, help="print load.json"
+        )
 
 
 def _add_load_options(parser: argparse.ArgumentParser) -> None:
@@ -275,7 +312,27 @@ def _add_load_options(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser)
 
 
+def _add_bare_options(mode: Mode, parser: argparse.ArgumentParser) -> None:
+    from edgeveil_lab.load.bare.options import add_arguments
+
+    add_arguments(parser, mode)
+
+
 def _loadtest(args: argparse.Namespace) -> int:
+    from edgeveil_lab.load.bare import options as bare_options
+    from edgeveil_lab.load.options import chosen, resolve
+
+    bare = bare_options.chosen(args)
+    if bare is not None:
+        if chosen(args):
+            raise UsageError(
+                "its options stand behind the mode, in front of it are those of devices",
+                where=f"edgeveil loadtest {bare.mode}",
+                fix=f"see edgeveil loadtest {bare.mode} --help",
+            )
+        from edgeveil_lab.load.bare.command import run_bare
+
+        return run_bare(bare, as_json=args.json)
     if args.join:
         from edgeveil_lab.load.generator import run_generator
         from edgeveil_lab.load.leader import join_token
@@ -287,8 +344,6 @@ def _loadtest(args: argparse.Namespace) -> int:
                 fix="copy the file that the leader made, and name it",
             )
         return run_generator(args.join, join_token(args.join_token), local=args.local)
-    from edgeveil_lab.load.options import chosen, resolve
-
     options = resolve(args.scenario, chosen(args))
     if args.make_fleet is not None:
         from edgeveil_lab.load.sites import write_fleet

@@ -102,6 +102,9 @@ def _add_run(commands: Subparsers) -> None:
     run.add_argument("--devices", type=int, metavar="N", help="devices to play")
     run.add_argument("--workers", type=int, metavar="N", help="processes that host them")
     run.add_argument(
+        "--cells", type=int, metavar="N", help="each with an edge broker and a proxy of its own"
+    )
+    run.add_argument(
         "--seed", type=int, metavar="N", help="of the dealing of records; simulated: of the noise"
     )
     run.add_argument(
@@ -142,6 +145,7 @@ def _run(args: argparse.Namespace) -> int:
         protocol=args.protocol,
         devices=args.devices,
         workers=args.workers,
+        cells=args.cells,
         seed=args.seed,
         simulate=args.simulate,
         engine=args.engine,

@@ -18,6 +18,7 @@ from typing import Any
 from edgeveil.errors import EdgeVeilError, JobFailed
 from edgeveil.jobs import Job
 from edgeveil.parts.features import read_backbones
+from edgeveil.protocol.beside import LEAST_BYTES
 from edgeveil_tools.cloud_client import Cloud, get_json
 from edgeveil_tools.local.children import Children, MemoryPeak, tail
 from edgeveil_tools.local.job import site_of, submitted
@@ -27,7 +28,7 @@ from edgeveil_tools.local.run_log import Listener, RunLog, RunReporter, unheard
 from edgeveil_tools.local.simulated import FleetInMemory, FleetOfWorkers, FleetPlayers, engine_of
 from edgeveil_tools.result import write_whole
 from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, choose_engine, free_ports
-from edgeveil_tools.site.provision import Ports, Site, provision
+from edgeveil_tools.site.provision import CellPorts, Ports, Site, provision
 
 START_S = 60.0
 START_PER_DEVICE_S = 0.5
@@ -157,15 +158,24 @@ class FleetProcesses:
     # --- start ---
 
     def _provision(self) -> Site:
-        run, ports = self._run.settings, Ports(*free_ports(4))
+        run = self._run.settings
+        edge, cloud, cloud_http, proxy_http, *blobs = free_ports(6)
+        ports = Ports(
+            edge, cloud, cloud_http, proxy_http, proxy_blobs=blobs[0], cloud_blobs=blobs[1]
+        )
+        upload_bytes = self._run.log.plan.upload_bytes
+        names = [f"cell-{number}" for number in range(1, run.cells + 1)] if run.cells > 1 else []
+        cells = {name: CellPorts(*free_ports(3)) for name in names}
         engine = choose_engine(run.broker)
         self._protocol = 4 if engine == "amqtt" else int(run.protocol)
         plan = replace(
             self._run.site,
             ports=ports,
+            cells=cells,
             engine=engine,
             protocol=self._protocol,
-            upload_bytes=self._run.log.plan.upload_bytes,
+            upload_bytes=upload_bytes,
+            blobs=upload_bytes >= LEAST_BYTES and not cells,
         )
         pages = [plan.ports_of(cell).proxy_http for cell in plan.cell_names]
         self._proxy_urls = [f"http://{plan.host}:{port}" for port in pages]
@@ -202,7 +212,8 @@ class FleetProcesses:
             configs = [a for e in site.edges[number::workers] for a in ("--config", str(e))]
             self._run.children.start(f"worker-{number + 1}", ["edge", *configs], threads=1)
         what = f"{workers} workers with {len(site.edges)} devices"
-        self._run.progress.doing(f"starting a cloud, a proxy and {what}")
+        proxies = "a proxy" if len(site.proxies) == 1 else f"{len(site.proxies)} proxies"
+        self._run.progress.doing(f"starting a cloud, {proxies} and {what}")
 
     def _wait_for_devices(self, site: Site) -> None:
         """Until all devices are online at the proxy and known to the cloud."""

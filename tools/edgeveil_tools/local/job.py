@@ -40,6 +40,7 @@ class Overrides:
     protocol: int | None = None
     devices: int | None = None
     workers: int | None = None
+    cells: int | None = None
     seed: int | None = None
     simulate: bool | None = None
     engine: str | None = None

@@ -52,6 +52,8 @@ class LocalRun(Block):
     """Devices to play, each with its own keys, connection and records."""
     workers: int | None = Field(default=None, ge=1, le=256, examples=[2])
     """Processes that host the devices; null: 2, in a simulation one for each processor."""
+    cells: int = Field(default=1, ge=1, le=64)
+    """Cells, each with an edge broker and a proxy of its own; the devices take turns."""
     seed: int = Field(default=7, ge=0, lt=1 << 63)
     """Seed of the dealing of records, and where `simulate` is true of the noise. Never of keys."""
     simulate: bool = False
@@ -179,6 +181,8 @@ def _run_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
             f"{trainers} training devices, so no round could ever close; raise local_run.devices "
             "or lower round.min_batch",
         )
+    if run.cells > 1:
+        yield from _cell_mixes(job, run)
     yield from _source_mixes(job, run)
     split = run.partition
     if split.kind == "n_class" and split.classes_per_device > job.data.classes:
@@ -193,6 +197,23 @@ def _run_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
             ("aggregation.validation_records", "local_run.test_records"),
             f"{scored} records score uploads and others test the model, but there are {tested}; "
             "ask for fewer, or raise local_run.test_records",
+        )
+
+
+def _cell_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
+    """Cells that could never hand over a batch."""
+    if run.simulate:
+        yield Mix(
+            ("local_run.cells", "local_run.simulate"),
+            "a simulation has one cell; leave cells out, or set simulate: false",
+        )
+    trainers = run.devices - run.infer_only
+    of_a_cell = trainers // run.cells
+    if trainers >= job.round.min_batch > of_a_cell:
+        yield Mix(
+            ("round.min_batch", "local_run.cells"),
+            f"a batch of a cell needs {job.round.min_batch} uploads (round.min_batch) and each of "
+            f"{run.cells} cells has {of_a_cell} training devices; play more devices or fewer cells",
         )
 
 

@@ -53,6 +53,7 @@ class RunOptions(TypedDict, total=False):
     out: str | Path | None
     devices: int | None
     workers: int | None
+    cells: int | None
     engine: Literal["auto", "faithful", "processes", "ray"] | None
     ray_address: str | None
     seed: int | None
@@ -74,6 +75,7 @@ def run(
     simulate: bool | None = None,
     devices: int | None = None,
     workers: int | None = None,
+    cells: int | None = None,
     engine: Literal["auto", "faithful", "processes", "ray"] | None = None,
     ray_address: str | None = None,
     seed: int | None = None,
@@ -95,6 +97,7 @@ def run(
                it shows what learning comes to and protects nobody; None: as the job says
     devices    devices to play; None, as below: as the job's `local_run` says
     workers    processes that host them
+    cells      cells to divide them into, each with an edge broker and a proxy of its own
     engine     what simulates, the same model bit for bit: `faithful`, all parties in one process;
                `processes`, rounds alone over worker processes; `ray`, the same on a Ray cluster
     ray_address the cluster's address; None: a Ray that is started here
@@ -125,6 +128,7 @@ def run(
             protocol=protocol,
             devices=devices,
             workers=workers,
+            cells=cells,
             seed=seed,
             simulate=simulate,
             engine=engine,
@@ -165,6 +169,7 @@ async def run_async(
                 protocol=more.get("protocol"),
                 devices=more.get("devices"),
                 workers=more.get("workers"),
+                cells=more.get("cells"),
                 seed=more.get("seed"),
                 simulate=simulate,
                 engine=more.get("engine"),

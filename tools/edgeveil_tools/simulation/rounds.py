@@ -184,7 +184,7 @@ class SimulatedRounds:
     def _selected(self) -> list[int]:
         everybody = range(1, self._site.devices + 1)
         keys = [number.to_bytes(_NUMBER_BYTES, "big") for number in everybody]
-        chosen = select(self._plan, keys, self._seeds.choose)
+        chosen = select(self._plan, {"": keys}, self._seeds.choose)[""]
         return sorted(int.from_bytes(key, "big") for key in chosen)
 
     def _round(

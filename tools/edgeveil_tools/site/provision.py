@@ -59,6 +59,8 @@ class Ports:
     proxy_http: int = 8702
     edge_websockets: int = 21885
     cloud_websockets: int = 21886
+    proxy_blobs: int = 8703
+    cloud_blobs: int = 8704
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class SitePlan:
     the data set `source`. Limits are raised, where the usual ones
     are too small, so that all devices may upload `upload_bytes` in one round. With `websockets` the
     brokers listen for them too, and every link uses them; with a `profile` every link keeps to it
-    and the brokers enforce it.
+    and the brokers enforce it. With `blobs` what is large goes beside them, over plain HTTP.
     """
 
     folder: Path
@@ -105,6 +107,7 @@ class SitePlan:
     upload_bytes: int = 0
     log_format: str = "text"
     record_dir: Path | None = None  # absolute; where the cloud keeps what it sees
+    blobs: bool = False
 
     @property
     def url(self) -> str:
@@ -189,6 +192,7 @@ class SitePlan:
                 "http": {"host": self.host, "port": self.ports.cloud_http},
                 "test_data": self.data(),
                 "allow_python_models": bool(self.policy.allowed_python_models),
+                **self._store("cloud_blobs"),
                 "limits": self._limits(CloudLimits(), spool_bytes=self._batch_bytes),
                 "record_dir": None if self.record_dir is None else str(self.record_dir),
                 "log": self._log(),
@@ -207,6 +211,8 @@ class SitePlan:
                 "cloud_key_file": "keys/cloud.pub",
                 "http": {"host": self.host, "port": self.ports_of(cell).proxy_http},
                 "min_batch_floor": self.min_batch_floor,
+                **self._store("proxy_blobs"),
+                **self._access("cloud_blobs", "cloud_blobs"),
                 "limits": self._limits(
                     ProxyLimits(),
                     blob_bytes=self._batch_bytes,
@@ -241,6 +247,7 @@ class SitePlan:
                     },
                 },
                 "policy": policy.model_dump(mode="json", exclude_none=True),
+                **self._access("blobs", "proxy_blobs"),
                 "limits": self._limits(EdgeLimits(), outbox_bytes=self.upload_bytes),
                 "log": self._log(),
             }
@@ -259,6 +266,20 @@ class SitePlan:
     def data(self) -> Settings:
         """The data set, as the cloud tests on it and a device takes its share of it."""
         return self.source.model_dump(mode="json", exclude_none=True)
+
+    def _store(self, port: str) -> Settings:
+        """The block of a party that serves large blobs."""
+        if not self.blobs:
+            return {}
+        served = {"host": self.host, "port": getattr(self.ports, port)}
+        return {"blobs": {"url": self._blobs_url(port), "serve": served}}
+
+    def _access(self, key: str, port: str) -> Settings:
+        """The block of a party that goes to such a store."""
+        return {key: {"urls": [self._blobs_url(port)]}} if self.blobs else {}
+
+    def _blobs_url(self, port: str) -> str:
+        return f"http://{self.host}:{getattr(self.ports, port)}/"
 
     def _limits(self, usual: Block, **wanted: int) -> Settings:
         """The usual limits of a role, or what is wanted where that is more; packets that fit."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from protocol_kit import (
     CLOUD,
     JOB,
@@ -23,6 +24,7 @@ from edgeveil.protocol.cloud_course import CloudState
 from edgeveil.protocol.cloud_tasks import (
     Absorb,
     Broadcast,
+    Broadcasts,
     CloudSettings,
     RoundCommit,
     SealJob,
@@ -34,12 +36,13 @@ from edgeveil.protocol.cloud_tasks import (
 from edgeveil.protocol.messages import Ack, Batch, ExchangeId, Manifest, Message, PeerKeys
 from edgeveil.protocol.transfer import describe
 
+OTHER = b"K" * 16
 START = StartJob(JOB, 1, 1, exchanges=2, retries=1)
 
 
 def cloud(**settings: Any) -> CloudMachine:
     bounds = CloudSettings(**({"packet_bytes": PACKET_BYTES} | settings))
-    return CloudMachine(CLOUD, PeerKeys.pinned(proxy=PROXY_KEY), bounds)
+    return CloudMachine(CLOUD, {"": PeerKeys.pinned(proxy=PROXY_KEY)}, bounds)
 
 
 def start(machine: CloudMachine, what: StartJob = START) -> list[fx.Effect]:
@@ -84,7 +87,7 @@ def sealed(task: object, size: int = 30) -> tuple[Manifest, bytes]:
 
 def seal(machine: CloudMachine, task: object, size: int = 30) -> tuple[Manifest, list[fx.Effect]]:
     header, data = sealed(task, size)
-    return header, done(machine, task, Broadcast(header, data))
+    return header, done(machine, task, Broadcasts({"": Broadcast(header, data)}))
 
 
 def broadcast(machine: CloudMachine, task: object) -> list[fx.Effect]:
@@ -108,9 +111,31 @@ def waiting(machine: CloudMachine | None = None, what: StartJob = START) -> Clou
     return machine
 
 
+def both_waiting(**settings: Any) -> CloudMachine:
+    """Two jobs that wait for their first batches."""
+    machine = cloud(**settings)
+    for job in (JOB, OTHER):
+        start(machine, StartJob(job, 1, 1, exchanges=1, retries=1))
+        broadcast(machine, SealJob(job))
+        broadcast(machine, SealRound(job, 1, 1))
+    return machine
+
+
+def selecting(machine: CloudMachine, devices: int) -> None:
+    """The round under way asked so many."""
+    of_it = machine.courses[JOB].cells[""]
+    assert of_it.manifest is not None
+    of_it.manifest = msgspec.structs.replace(of_it.manifest, selected=devices)
+
+
 def hand_over(machine: CloudMachine, where: ExchangeId | None = None) -> list[fx.Effect]:
     header, data = batch(where)
     return receive(machine, offer(header, data, PROXY))
+
+
+def absorbing(where: ExchangeId | None = None) -> Absorb:
+    """The task that a batch leads to."""
+    return Absorb({"": batch(where)[0]})
 
 
 def absorb(machine: CloudMachine, where: ExchangeId | None = None) -> list[fx.Effect]:
@@ -118,4 +143,4 @@ def absorb(machine: CloudMachine, where: ExchangeId | None = None) -> list[fx.Ef
     where = where or at()
     hand_over(machine, where)
     record, data = commit_of(where, [b"a", b"b"])
-    return done(machine, Absorb(batch(where)[0]), RoundCommit(record, data))
+    return done(machine, absorbing(where), RoundCommit(record, data))

@@ -44,6 +44,7 @@ from edgeveil.protocol.cloud_course import CloudState
 from edgeveil.protocol.cloud_tasks import (
     Absorb,
     Broadcast,
+    Broadcasts,
     JobStatus,
     ReleaseHeld,
     RoundCommit,
@@ -62,7 +63,7 @@ def test_a_job_goes_from_its_announcement_to_its_release():
     assert tasks(start(machine)) == [SealJob(JOB)]
     assert tasks(broadcast(machine, SealJob(JOB))) == [SealRound(JOB, 1, 1)]
     assert tasks(broadcast(machine, SealRound(JOB, 1, 1))) == []
-    assert tasks(hand_over(machine)) == [Absorb(batch()[0])]
+    assert tasks(hand_over(machine)) == [Absorb({"": batch()[0]})]
     assert tasks(absorb(machine)) == [SealRound(JOB, 2, 1)]
     broadcast(machine, SealRound(JOB, 2, 1))
     assert tasks(absorb(machine, at(2))) == [SealRelease(JOB)]
@@ -76,7 +77,7 @@ def test_a_batch_is_acknowledged_only_after_the_commit():
     machine = waiting()
     assert messages(hand_over(machine), object) == []
     record, data = commit_of(at(), [b"x"])
-    out = done(machine, Absorb(batch()[0]), RoundCommit(record, data))
+    out = done(machine, Absorb({"": batch()[0]}), RoundCommit(record, data))
     assert bodies(out, Ack) == [Ack(batch()[0].blob.digest, "held")]
     assert record in headers(out)
 
@@ -109,7 +110,7 @@ def test_a_batch_may_come_before_the_acknowledgement():
     start(machine)
     broadcast(machine, SealJob(JOB))
     header, _ = seal(machine, SealRound(JOB, 1, 1))
-    assert tasks(hand_over(machine)) == [Absorb(batch()[0])]
+    assert tasks(hand_over(machine)) == [Absorb({"": batch()[0]})]
     assert receive(machine, ack(header)) == []
     assert tasks(absorb(machine)) == [SealRound(JOB, 2, 1)]
 
@@ -171,7 +172,7 @@ def repeat_by_silence(machine):
 
 def repeat_by_too_few(machine):
     hand_over(machine)
-    return done(machine, Absorb(batch()[0]), TooFewUploads("1 valid upload"))
+    return done(machine, Absorb({"": batch()[0]}), TooFewUploads("1 valid upload"))
 
 
 @pytest.mark.parametrize("again", [repeat_by_shortfall, repeat_by_silence, repeat_by_too_few])
@@ -232,7 +233,9 @@ def test_the_watchdog_waits_for_the_round_s_own_deadline():
     broadcast(machine, SealJob(JOB))
     task = SealRound(JOB, 1, 1)
     header = manifest(b"m", deadline_s=60.0, grace_s=5.0)
-    assert timers(done(machine, task, Broadcast(header, b"m")))["watchdog"] == 95.0
+    assert (
+        timers(done(machine, task, Broadcasts({"": Broadcast(header, b"m")})))["watchdog"] == 95.0
+    )
     assert timers(receive(machine, ack(header)))["watchdog"] == 95.0
 
 

@@ -53,7 +53,7 @@ def test_a_batch_inside_its_offer_is_stored_and_absorbed():
     header, data = batch()
     out = hand_over(waiting())
     assert stored(out) == [BatchPart(header.blob.digest, 0, data, JOB)]
-    assert tasks(out) == [Absorb(header)]
+    assert tasks(out) == [Absorb({"": header})]
 
 
 def test_a_small_batch_is_waited_for_and_its_missing_parts_are_asked_for():
@@ -67,7 +67,7 @@ def test_a_small_batch_is_waited_for_and_its_missing_parts_are_asked_for():
     receive(machine, pieces[2])
     out = receive(machine, pieces[0])
     assert stored(out) == [BatchPart(header.blob.digest, 0, pieces[0].data, JOB)]
-    assert tasks(out) == [Absorb(header)]
+    assert tasks(out) == [Absorb({"": header})]
     assert receive(machine, pieces[0]) == [] and fire(machine, "repair") == []
 
 
@@ -81,7 +81,7 @@ def test_a_large_batch_is_pulled_at_once_with_many_parts_always_under_way():
         out = receive(machine, pieces[index])
         wanted += asked(out)
         open_at_once.append(len(wanted))
-    assert came == list(range(len(pieces))) and tasks(out) == [Absorb(header)]
+    assert came == list(range(len(pieces))) and tasks(out) == [Absorb({"": header})]
     assert max(open_at_once) <= BATCH_CREDIT
     assert min(open_at_once[:-BATCH_CREDIT]) >= NEED_LIMIT // 2
 
@@ -168,7 +168,7 @@ def test_a_batch_of_the_next_attempt_takes_the_place_of_the_one_before():
     receive(machine, offer(second, b"", PROXY))
     assert receive(machine, parts_of(first, data)[1]) == []
     out = [receive(machine, part) for part in parts_of(second, other)][-1]
-    assert tasks(out) == [Absorb(second)]
+    assert tasks(out) == [Absorb({"": second})]
     assert isinstance(out, list) and not any(isinstance(e, fx.Refuse) for e in out)
 
 

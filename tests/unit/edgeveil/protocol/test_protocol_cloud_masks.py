@@ -52,6 +52,7 @@ from edgeveil.protocol.cloud_tasks import (
     Absorb,
     AskUnmask,
     Broadcast,
+    Broadcasts,
     CancelJob,
     CloudSettings,
     JobStatus,
@@ -87,7 +88,7 @@ def unmasking(machine: CloudMachine | None = None) -> CloudMachine:
     """The host has kept its sums; the proxy is asked."""
     machine = waiting(machine)
     offer_batch(machine)
-    done(machine, Absorb(batch()[0]), AskUnmask(CHOSEN))
+    done(machine, Absorb({"": batch()[0]}), AskUnmask({"": CHOSEN}))
     assert state(machine) is CloudState.UNMASKING
     return machine
 
@@ -116,7 +117,7 @@ def asked(effects: list[fx.Effect]) -> list[Unmask]:
 def test_it_asks_once_the_sums_are_kept_and_acknowledges_no_batch() -> None:
     machine = waiting()
     offer_batch(machine)
-    out = done(machine, Absorb(batch()[0]), AskUnmask(CHOSEN))
+    out = done(machine, Absorb({"": batch()[0]}), AskUnmask({"": CHOSEN}))
     assert state(machine) is CloudState.UNMASKING
     assert asked(out) == [CHOSEN]
     assert bodies(out, Ack) == []
@@ -154,7 +155,7 @@ def test_the_masks_are_taken_when_the_last_part_is_there() -> None:
     for part in reversed(parts[1:]):
         assert tasks(receive(machine, part)) == []
     out = receive(machine, parts[0])
-    assert tasks(out) == [TakeMasks(at(), MASKS)]
+    assert tasks(out) == [TakeMasks(at(), {"": MASKS})]
     cancelled = {effect.name.partition("/")[0] for effect in of(out, fx.CancelTimer)}
     assert {"unmask", "watchdog"} <= cancelled
     assert receive(machine, parts[0]) == []
@@ -163,7 +164,7 @@ def test_the_masks_are_taken_when_the_last_part_is_there() -> None:
 
 def test_a_small_answer_comes_within_its_offer() -> None:
     out = receive(unmasking(), offer(sums(b"small"), b"small", PROXY))
-    assert tasks(out) == [TakeMasks(at(), b"small")]
+    assert tasks(out) == [TakeMasks(at(), {"": b"small"})]
 
 
 def test_missing_parts_are_asked_for_and_then_the_question_anew() -> None:
@@ -178,7 +179,7 @@ def test_missing_parts_are_asked_for_and_then_the_question_anew() -> None:
     silent = [fire(machine, "unmask") for _ in range(3)]
     assert any(asked(out) == [CHOSEN] for out in silent)  # a proxy that began anew knows no answer
     assert all("unmask" in timers(out) for out in silent)
-    assert tasks(answer(machine)) == [TakeMasks(at(), MASKS)]
+    assert tasks(answer(machine)) == [TakeMasks(at(), {"": MASKS})]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +193,7 @@ def test_an_answer_to_another_question_is_acknowledged_and_left(changes: dict) -
     assert bodies(out, Ack) == [Ack(header.blob.digest, "held")]
     for part in parts_of(header, MASKS):
         assert tasks(receive(machine, part)) == []
-    assert tasks(answer(machine)) == [TakeMasks(at(), MASKS)]
+    assert tasks(answer(machine)) == [TakeMasks(at(), {"": MASKS})]
 
 
 def test_an_answer_that_nobody_asked_for_is_left() -> None:
@@ -210,7 +211,7 @@ def test_bytes_that_are_not_those_of_the_digest_are_dropped_and_asked_for_again(
     outs = [receive(machine, part) for part in (changed[0], *good[1:])]
     assert refused(outs[-1]) == ["bad_digest"]
     assert asked(fire(machine, "unmask")) == [CHOSEN]
-    assert tasks(answer(machine)) == [TakeMasks(at(), MASKS)]
+    assert tasks(answer(machine)) == [TakeMasks(at(), {"": MASKS})]
 
 
 def test_an_answer_of_another_signer_is_refused() -> None:
@@ -224,7 +225,7 @@ def test_an_answer_of_another_signer_is_refused() -> None:
 def test_with_the_commit_answer_and_batch_are_acknowledged() -> None:
     machine = unmasking()
     answer(machine)
-    out = done(machine, TakeMasks(at(), MASKS), COMMIT)
+    out = done(machine, TakeMasks(at(), {"": MASKS}), COMMIT)
     assert state(machine) is CloudState.SEALING
     told = {told.blob: told.status for told in bodies(out, Ack)}
     assert told == {sums().blob.digest: "held", batch()[0].blob.digest: "held"}
@@ -235,16 +236,16 @@ def test_with_the_commit_answer_and_batch_are_acknowledged() -> None:
 def test_the_last_sums_lead_to_the_release() -> None:
     machine = waiting(what=StartJob(JOB, 1, 1, exchanges=1, retries=1))
     offer_batch(machine)
-    done(machine, Absorb(batch()[0]), AskUnmask(CHOSEN))
+    done(machine, Absorb({"": batch()[0]}), AskUnmask({"": CHOSEN}))
     answer(machine)
-    done(machine, TakeMasks(at(), MASKS), COMMIT)
+    done(machine, TakeMasks(at(), {"": MASKS}), COMMIT)
     assert state(machine) is CloudState.SEALING_RELEASE
 
 
 def test_wrong_sums_end_the_job() -> None:
     machine = unmasking()
     answer(machine)
-    out = done(machine, TakeMasks(at(), MASKS), fx.WorkFailed("the proxy's sums do not fit"))
+    out = done(machine, TakeMasks(at(), {"": MASKS}), fx.WorkFailed("the proxy's sums do not fit"))
     assert stored(out)[-1] == JobStatus(JOB, "failed", "the proxy's sums do not fit")
     assert state(machine) is CloudState.IDLE
 
@@ -252,18 +253,18 @@ def test_wrong_sums_end_the_job() -> None:
 def test_an_obstacle_pauses_and_the_question_can_be_asked_again() -> None:
     machine = unmasking()
     answer(machine)
-    out = done(machine, TakeMasks(at(), MASKS), Obstacle("the disk is full"))
+    out = done(machine, TakeMasks(at(), {"": MASKS}), Obstacle("the disk is full"))
     assert stored(out)[-1].status == "paused"  # type: ignore[attr-defined]
     resumed = resume(machine)
     assert asked(resumed) == [CHOSEN]
-    assert tasks(answer(machine)) == [TakeMasks(at(), MASKS)]
+    assert tasks(answer(machine)) == [TakeMasks(at(), {"": MASKS})]
 
 
 def resume(machine: CloudMachine) -> list[fx.Effect]:
     """The job goes on; the host finds its sums in place of a round to seal."""
     start(machine, START)
     broadcast(machine, SealJob(JOB))
-    return done(machine, SealRound(JOB, 1, 1), AskUnmask(CHOSEN))
+    return done(machine, SealRound(JOB, 1, 1), AskUnmask({"": CHOSEN}))
 
 
 def test_a_refusal_pauses_the_job_with_the_reason_and_advice() -> None:
@@ -304,7 +305,7 @@ def test_work_that_ends_after_the_cancellation_is_of_no_use() -> None:
     machine = unmasking()
     answer(machine)
     machine.handle(fx.Command(CancelJob(JOB)), 0.0)
-    assert done(machine, TakeMasks(at(), MASKS), COMMIT) == []
+    assert done(machine, TakeMasks(at(), {"": MASKS}), COMMIT) == []
 
 
 # --- never a second choice ---
@@ -328,11 +329,11 @@ def test_a_restart_asks_for_the_kept_sums_under_their_own_attempt() -> None:
     machine = cloud()
     start(machine, StartJob(JOB, 1, 3, exchanges=2, retries=1))
     broadcast(machine, SealJob(JOB))
-    out = done(machine, SealRound(JOB, 1, 3), AskUnmask(CHOSEN))
+    out = done(machine, SealRound(JOB, 1, 3), AskUnmask({"": CHOSEN}))
     assert asked(out) == [CHOSEN]
     assert machine.at == at()
-    assert tasks(answer(machine)) == [TakeMasks(at(), MASKS)]
-    assert tasks(done(machine, TakeMasks(at(), MASKS), COMMIT)) == [SealRound(JOB, 2, 1)]
+    assert tasks(answer(machine)) == [TakeMasks(at(), {"": MASKS})]
+    assert tasks(done(machine, TakeMasks(at(), {"": MASKS}), COMMIT)) == [SealRound(JOB, 2, 1)]
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2], ids=["sealing_job", "announcing", "sealing"])
@@ -342,7 +343,7 @@ def test_a_batch_is_not_closed_while_the_host_may_hold_its_sums(steps: int) -> N
     start(machine, StartJob(JOB, 1, 2, exchanges=2, retries=1))
     if steps:
         header, data = sealed(SealJob(JOB))
-        done(machine, SealJob(JOB), Broadcast(header, data))
+        done(machine, SealJob(JOB), Broadcasts({"": Broadcast(header, data)}))
         if steps == 2:
             receive(machine, ack(header))
     assert state(machine).value == ["sealing_job", "announcing", "sealing"][steps]
@@ -362,15 +363,15 @@ def test_with_a_new_key_the_same_question_is_signed_anew_and_then_the_job_told()
     fresh, releases = (Signer("cloud", signing_key(number)) for number in (75, 76))
     peers = PeerKeys.pinned(proxy=PROXY_KEY)
     bounds = CloudSettings(packet_bytes=PACKET_BYTES)
-    machine = unmasking(CloudMachine(fresh, peers, bounds, releases=releases))
+    machine = unmasking(CloudMachine(fresh, {"": peers}, bounds, releases=releases))
     jobs = signing_key(77)
-    own = OwnKeys(jobs, signing_key(78), replace(peers, epoch=1), TrustMetadata((), b""))
+    own = OwnKeys(jobs, signing_key(78), {"": replace(peers, epoch=1)}, TrustMetadata((), b""))
     out = machine.handle(fx.Command(own), 0.0)
     assert asked(out) == [CHOSEN]
     for note in messages(out, Note):
         check_signature(note.body, "cloud", jobs.public(), BODY)
     assert state(machine) is CloudState.UNMASKING
     answer(machine)
-    out = done(machine, TakeMasks(at(), MASKS), COMMIT)
+    out = done(machine, TakeMasks(at(), {"": MASKS}), COMMIT)
     assert tasks(out) == [SealJob(JOB)]
     assert state(machine) is CloudState.SEALING_JOB

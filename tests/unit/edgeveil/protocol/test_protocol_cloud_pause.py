@@ -13,6 +13,7 @@ from cloud_bench import (
     hand_over,
     receive,
     seal,
+    selecting,
     start,
     state,
     waiting,
@@ -101,7 +102,7 @@ def test_a_refused_broadcast_pauses():
 
 def test_devices_that_all_decline_still_end_the_job():
     machine = waiting(what=ONCE)
-    machine.courses[JOB].selected = 3
+    selecting(machine, 3)
     out = receive(machine, PROXY.note(Shortfall(at(), 0, 3)))
     assert stored(out)[0].status == "failed" and len(bodies(out, Close)) == 1
 

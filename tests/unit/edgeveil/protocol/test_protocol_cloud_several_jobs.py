@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from cloud_bench import absorb, batch, broadcast, cloud, done, fire, receive, seal, start, state
+from cloud_bench import (
+    OTHER,
+    absorb,
+    batch,
+    both_waiting,
+    broadcast,
+    cloud,
+    done,
+    fire,
+    receive,
+    seal,
+    start,
+    state,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from protocol_kit import JOB, PROXY, bodies, commit_of, messages, of, offer, parts_of, stored, tasks
@@ -25,19 +38,8 @@ from edgeveil.protocol.cloud_tasks import (
 )
 from edgeveil.protocol.messages import Ack, BlobPart, ExchangeId, Need, Shortfall
 
-OTHER = b"K" * 16
 THIRD = b"L" * 16
 JOBS = (JOB, OTHER, THIRD)
-
-
-def both(**settings: object) -> CloudMachine:
-    """Two jobs that wait for their first batches."""
-    machine = cloud(**settings)
-    for job in (JOB, OTHER):
-        start(machine, StartJob(job, 1, 1, exchanges=1, retries=1))
-        broadcast(machine, SealJob(job))
-        broadcast(machine, SealRound(job, 1, 1))
-    return machine
 
 
 def where(job: bytes, attempt: int = 1) -> ExchangeId:
@@ -45,7 +47,7 @@ def where(job: bytes, attempt: int = 1) -> ExchangeId:
 
 
 def test_batches_of_two_jobs_that_come_interleaved_are_each_its_own():
-    machine = both(push_bytes=1)
+    machine = both_waiting(push_bytes=1)
     sent = {job: batch(where(job), fill=job[:1], size=2500) for job in (JOB, OTHER)}
     for header, _ in sent.values():
         receive(machine, offer(header, b"", PROXY))
@@ -59,14 +61,14 @@ def test_batches_of_two_jobs_that_come_interleaved_are_each_its_own():
                 assert isinstance(kept.item, BatchPart)
                 came[kept.item.job_id].append(kept.item.data)
             absorbed += tasks(out)
-    assert absorbed == [Absorb(sent[OTHER][0]), Absorb(sent[JOB][0])]
+    assert absorbed == [Absorb({"": sent[OTHER][0]}), Absorb({"": sent[JOB][0]})]
     assert {job: b"".join(data) for job, data in came.items()} == {
         job: data for job, (_, data) in sent.items()
     }
 
 
 def test_one_pauses_while_the_other_ends():
-    machine = both()
+    machine = both_waiting()
     fire(machine, "watchdog", OTHER)
     broadcast(machine, SealRound(OTHER, 1, 2))
     paused = receive(machine, PROXY.note(Shortfall(where(OTHER, 2), 0, 0)))
@@ -81,7 +83,7 @@ def test_one_pauses_while_the_other_ends():
 
 
 def test_timers_and_effects_name_their_job():
-    machine = both()
+    machine = both_waiting()
     out = fire(machine, "watchdog", OTHER)
     assert tasks(out) == [SealRound(OTHER, 1, 2)]
     about = {one.at for one in out if isinstance(one, fx.Report | fx.Work)}
@@ -90,7 +92,7 @@ def test_timers_and_effects_name_their_job():
 
 
 def test_the_proxy_is_given_the_parts_of_whichever_broadcast_it_asks_for():
-    machine = both()
+    machine = both_waiting()
     heads = {}
     for job in (JOB, OTHER):
         fire(machine, "watchdog", job)
@@ -102,18 +104,18 @@ def test_the_proxy_is_given_the_parts_of_whichever_broadcast_it_asks_for():
 
 
 def test_a_job_that_ends_leaves_the_other_its_batch():
-    machine = both(push_bytes=1)
+    machine = both_waiting(push_bytes=1)
     for job in (JOB, OTHER):
         receive(machine, offer(batch(where(job), fill=job[:1], size=2500)[0], b"", PROXY))
     out = machine.handle(fx.Command(CancelJob(OTHER)), 0.0)
     assert [one for one in stored(out) if isinstance(one, BatchDropped)] == [BatchDropped(OTHER)]
     header, data = batch(where(JOB), fill=JOB[:1], size=2500)
     outs = [effect for part in parts_of(header, data) for effect in receive(machine, part)]
-    assert tasks(outs) == [Absorb(header)]
+    assert tasks(outs) == [Absorb({"": header})]
 
 
 def test_a_batch_waits_while_others_leave_no_room_and_the_proxy_counts_as_there():
-    machine = both(push_bytes=1, spool_bytes=4000)
+    machine = both_waiting(push_bytes=1, spool_bytes=4000)
     first, data = batch(where(JOB), size=2500)
     second, _ = batch(where(OTHER), fill=b"b", size=2500)
     receive(machine, offer(first, b"", PROXY))
@@ -123,12 +125,12 @@ def test_a_batch_waits_while_others_leave_no_room_and_the_proxy_counts_as_there(
     assert state(machine, OTHER) is CloudState.WAITING
     for part in parts_of(first, data):
         receive(machine, part)
-    done(machine, Absorb(first), RoundCommit(*commit_of(where(JOB), [b"a"])))
+    done(machine, Absorb({"": first}), RoundCommit(*commit_of(where(JOB), [b"a"])))
     assert messages(receive(machine, offer(second, b"", PROXY)), Need)
 
 
 def test_what_is_about_no_job_that_runs_is_closed_and_changes_nothing():
-    machine = both()
+    machine = both_waiting()
     out = receive(machine, offer(batch(where(THIRD))[0], b"a" * 90, PROXY))
     assert [ack.status for ack in bodies(out, Ack)] == ["closed"]
     assert receive(machine, PROXY.note(Shortfall(where(THIRD), 1, 1))) == []
@@ -137,7 +139,7 @@ def test_what_is_about_no_job_that_runs_is_closed_and_changes_nothing():
 
 @pytest.mark.parametrize("job", [JOB, OTHER])
 def test_an_outcome_that_comes_twice_is_refused_for_its_job_alone(job):
-    machine = both()
+    machine = both_waiting()
     _, out = seal(machine, SealRound(job, 1, 1))
     assert [one.reason for one in of(out, fx.Refuse)] == ["illegal_transition"]
     assert [state(machine, one) for one in (JOB, OTHER)] == [CloudState.WAITING] * 2

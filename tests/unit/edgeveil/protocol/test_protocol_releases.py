@@ -27,6 +27,7 @@ from proxy_bench import FLEET, cloud_says, proxy, says, to_cloud, to_devices
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud_tasks import (
     Broadcast,
+    Broadcasts,
     CountReports,
     Obstacle,
     PublishRelease,
@@ -386,13 +387,15 @@ def test_a_publication_is_offered_beside_the_job_until_it_is_held():
     assert tasks(machine.handle(asked, 0.0)) == [SealPublication(JOB)]
     assert machine.handle(asked, 0.0) == []  # one at a time
     header, data = seal(machine, SealRelease(JOB))[0], repr(SealRelease(JOB)).encode()
-    out = machine.handle(fx.WorkDone(SealPublication(JOB), Broadcast(header, data)), 0.0)
+    out = machine.handle(
+        fx.WorkDone(SealPublication(JOB), Broadcasts({"": Broadcast(header, data)})), 0.0
+    )
     assert headers(out) == [header]
     assert headers(machine.handle(fx.Timer("release"), 0.0)) == [header]
     out = told(machine, PROXY.note(Ack(header.blob.digest, "held")))
     assert stored(out) == [ReleaseHeld(header.sequence)]
     assert not headers(machine.handle(fx.Timer("release"), 0.0))
-    assert not machine.releases.publishing
+    assert not machine.releases.offering("")
 
 
 @pytest.mark.parametrize("refusal", [Obstacle("no roster"), fx.WorkFailed("disk")])
@@ -400,7 +403,7 @@ def test_what_cannot_be_sealed_now_may_be_asked_for_again(refusal):
     machine = cloud()
     machine.handle(fx.Command(PublishRelease(JOB)), 0.0)
     machine.handle(fx.WorkDone(SealPublication(JOB), refusal), 0.0)
-    assert not machine.releases.publishing
+    assert not machine.releases.offering("")
 
 
 def test_reports_are_acknowledged_once_they_are_counted():

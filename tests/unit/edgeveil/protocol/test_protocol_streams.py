@@ -387,7 +387,7 @@ def test_with_the_batch_only_the_rest_is_asked_for() -> None:
         assert all(item.digest == NAME for item in spooled(out))
         absorbed += [task for task in tasks(out) if isinstance(task, Absorb)]
     assert seen == set(range(10, 41))
-    assert absorbed == [Absorb(batch_of())]
+    assert absorbed == [Absorb({"": batch_of()})]
 
 
 def test_parts_on_their_way_when_the_batch_comes_count_under_either_name() -> None:

@@ -11,6 +11,7 @@ import pytest
 from edgeveil.errors import BrokerError, UsageError
 from edgeveil.protocol import effects as fx
 from edgeveil.sites.links import BrokerLink
+from edgeveil.transport import mqtt_link
 from edgeveil.transport.dialling import client_context
 from edgeveil.transport.link import (
     LinkSettings,
@@ -90,15 +91,16 @@ def test_settings_take_the_first_line_of_the_password_file(tmp_path: Path) -> No
 
 
 def test_two_sessions_of_one_role_do_not_push_each_other_off_the_broker() -> None:
-    first, second = (link_settings(broker(), "cloud", 8192).client_id for _ in range(2))
-    assert first != second
-    assert first.startswith("cloud-")
+    first, second = (link_settings(broker(), "cloud", 8192) for _ in range(2))
+    assert first.client_id == second.client_id == "cloud"
+    assert first.client_suffix != second.client_suffix
 
 
 @pytest.mark.parametrize("profile", ["aws_iot", "event_grid"])
 def test_a_service_that_knows_clients_by_their_id_sees_the_same_at_each_start(profile: str) -> None:
     same = broker(profile=profile, keepalive_s=60)
-    assert {link_settings(same, "cloud", 8192).client_id for _ in range(2)} == {"cloud"}
+    every = [link_settings(same, "cloud", 8192) for _ in range(2)]
+    assert {(one.client_id, one.client_suffix) for one in every} == {("cloud", "")}
 
 
 @pytest.mark.parametrize("content", [b"", b"\nsecret\n", b"caf\xe9\n"])
@@ -154,6 +156,8 @@ class Wire:
     connected = True
 
     def __init__(self) -> None:
+        self.over = asyncio.Event()
+        self.renewed: list[str] = []
         self.topics: list[str] = []
         self.sent: list[tuple[str, bytes]] = []
 
@@ -162,6 +166,13 @@ class Wire:
 
     async def publish(self, topic: str, payload: bytes, qos: int = 1) -> None:
         self.sent.append((topic, payload))
+
+    async def run_forever(self) -> None:
+        await self.over.wait()
+
+    def renew(self, reason: str) -> None:
+        self.renewed.append(reason)
+        self.over.set()
 
 
 class Ear:
@@ -211,6 +222,40 @@ def test_a_link_routes_what_is_taken_states_and_publications() -> None:
     assert states == [(True, ""), (False, "gone")]
     assert wire.sent == [(TOPICS.device_down(ID), b"123")]
     assert session.bytes == {"in": 11, "out": 3}
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_link_that_hears_nothing_asks_and_is_made_anew_without_an_answer(
+    monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    monkeypatch.setattr(mqtt_link, "_LISTEN_S", 0.01)
+    settings = LinkSettings("mqtt://127.0.0.1:1", "x", silence_s=0.2)
+    session = RuntimeLink(
+        settings, [TOPICS.cloud_in], fx.ProxyAddress(), TOPICS.of_proxy, TOPICS.sender_of
+    )
+    session.link = wire = Wire()  # type: ignore[assignment]
+
+    class Asked(Ear):
+        def post(self, event: fx.Event) -> None:
+            super().post(event)
+            if isinstance(event, fx.PeerSilent):
+                tasks.append(asyncio.ensure_future(session.publish(fx.CloudAddress(), b"here")))
+                if answers:
+                    wire.takes(TOPICS.cloud_out, b"roster")
+                if answers and len(tasks) == 3:
+                    wire.over.set()
+
+    ear, tasks = Asked(), list[asyncio.Future[None]]()
+
+    async def scene() -> None:
+        await session.attach(ear, lambda up, why: None)  # type: ignore[arg-type]
+        wire.on_state(True, "")
+        wire.takes(TOPICS.cloud_out, b"the first word")
+        await asyncio.wait_for(session.run(), 60)
+
+    asyncio.run(scene())
+    assert ear.heard.count(fx.PeerSilent(fx.ProxyAddress())) == (3 if answers else 1)
+    assert wire.renewed == ([] if answers else ["nothing comes by this connection"])
 
 
 def test_a_cell_has_topics_of_its_own() -> None:

@@ -12,7 +12,14 @@ from edgeveil.crypto.keys import SigningKey
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine, OwnKeys
 from edgeveil.protocol.cloud_course import CloudState
-from edgeveil.protocol.cloud_tasks import Broadcast, RosterMark, RosterRefused, SealJob, StartJob
+from edgeveil.protocol.cloud_tasks import (
+    Broadcast,
+    Broadcasts,
+    RosterMark,
+    RosterRefused,
+    SealJob,
+    StartJob,
+)
 from edgeveil.protocol.device import DeviceMachine
 from edgeveil.protocol.device_tasks import CloudEpoch, DeviceMemory
 from edgeveil.protocol.messages import (
@@ -240,13 +247,17 @@ def test_metadata_that_do_not_fit_one_packet_come_in_order():
 
 
 def cloud(state: str = "waiting") -> CloudMachine:
-    machine = CloudMachine(Signer("cloud", LEAKED), UNDER_ROOT, releases=Signer("cloud", RELEASES))
+    machine = CloudMachine(
+        Signer("cloud", LEAKED), {"": UNDER_ROOT}, releases=Signer("cloud", RELEASES)
+    )
     machine.handle(fx.Command(StartJob(JOB, 1, 1, 4, 2)), 0.0)
-    machine.handle(fx.WorkDone(SealJob(JOB), Broadcast(manifest(1, "job"), b"sealed")), 0.0)
+    machine.handle(
+        fx.WorkDone(SealJob(JOB), Broadcasts({"": Broadcast(manifest(1, "job"), b"sealed")})), 0.0
+    )
     return machine
 
 
-OWN = OwnKeys(NEW, RELEASES, ROTATED, METADATA)
+OWN = OwnKeys(NEW, RELEASES, {"": ROTATED}, METADATA)
 
 
 def test_the_proxy_hears_why_before_it_sees_the_new_key():
@@ -273,7 +284,7 @@ def test_a_round_under_way_is_announced_and_asked_anew_with_no_retry_spent():
 def test_other_metadata_alone_disturb_no_round():
     machine = cloud()
     machine.courses[JOB].state = CloudState.WAITING
-    same = replace(OWN, jobs=LEAKED, peers=replace(UNDER_ROOT, versions=(1, 2)))
+    same = replace(OWN, jobs=LEAKED, peers={"": replace(UNDER_ROOT, versions=(1, 2))})
     machine.handle(fx.Command(same), 0.0)
     assert machine.courses[JOB].state is CloudState.WAITING and machine.courses[JOB].attempt == 1
 
@@ -301,7 +312,9 @@ A, B = "aa" * 16, "bb" * 16
 )
 def test_whose_roster_counts(named, newest, lineage, epoch, reason):
     keys = replace(UNDER_ROOT, lineage=named)
-    machine = CloudMachine(Signer("cloud", LEAKED), keys, roster=newest)
+    machine = CloudMachine(
+        Signer("cloud", LEAKED), {"": keys}, rosters={"": newest} if newest else None
+    )
     out = told(machine, roster(lineage, epoch))
     assert refusals(out) == ([reason] if reason else [])
     stored = [e.item for e in out if isinstance(e, fx.Persist)]

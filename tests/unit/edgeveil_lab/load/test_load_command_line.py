@@ -85,6 +85,14 @@ def test_several_counts_are_a_sweep():
     assert resolved("--devices 100").counts == (100,)
 
 
+def test_two_brokers_are_two_tests():
+    found = list(resolved("--broker mqtt://a --versus mqtt://b --devices 7").tests)
+    assert [(one.broker, one.versus, one.devices) for one in found] == [
+        ("mqtt://a", None, 7), ("mqtt://b", None, 7),
+    ]  # fmt: skip
+    assert [one.devices for one in resolved("--devices 7,9").tests] == [7, 9]
+
+
 def test_all_problems_are_said_at_once_by_the_options_names():
     found = problems("--rounds 9999 --drop 2 --payload-bytes 66 --broker x --cert y")
     assert [line.split(": ")[1] for line in found] == [
@@ -106,6 +114,9 @@ def test_all_problems_are_said_at_once_by_the_options_names():
         ("--site s --compare raw", "name no running site"),
         ("--compare raw --drop 0.1 --reconnect-storm", "leave out drop, reconnect_storm"),
         ("--compare raw --qos 0", "set qos: 1"),
+        ("--versus mqtt://b", "a broker alone"),
+        ("--site s --versus mqtt://b", "a broker alone"),
+        ("--broker mqtt://a --versus mqtt://b --devices 1,2", "one count of devices"),
         ("--password-file p", "set user"),
         ("--minutes 1 --devices 1,2", "a sweep plays rounds"),
     ],

@@ -32,12 +32,41 @@ def paged(found, tmp_path):
     return path.read_text()
 
 
+def beside():
+    """A test at two brokers, of which the second is half as fast."""
+    first, second = result(), result()
+    first["environment"]["broker"] = "mqtt://one:1883"
+    second["environment"]["broker"] = "mqtt://other:1883"
+    second["uploads_per_s"], second["latency_s"] = 312.5, dict.fromkeys(second["latency_s"])
+    return {**first, "versus": second}
+
+
 def swept():
     each = [result(devices) for devices in (100, 500, 2000)]
     return {**each[-1], "sweep": each}
 
 
 # --- the table ---
+
+
+def test_two_brokers_stand_side_by_side():
+    lines = printed(beside()).splitlines()
+    assert re.search(r"one:1883 +other:1883 +first : second", lines[1])
+    assert any(re.search(r"^uploads a second +625 +312 +2.00 *$", line) for line in lines)
+    assert any(re.search(r"^counted after, p50 +1.40 s +– *$", line) for line in lines)
+
+
+def test_a_loss_at_the_second_broker_is_told():
+    found = beside()
+    found["versus"]["lost"] = 3
+    assert "2,000 devices: 3 lost" in printed(found)
+
+
+def test_the_page_shows_both_brokers(tmp_path):
+    page = paged(beside(), tmp_path)
+    for text in ("Beside other:1883", "first : second", "Both brokers over time"):
+        assert text in page
+    assert "Beside" not in paged(result(), tmp_path)
 
 
 def test_the_table_says_what_was_reached_and_what_it_took():

@@ -1,0 +1,114 @@
+"""Stores of blobs beside the brokers: who holds one, and who goes to one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field
+
+from edgeveil.settings.base import Block, Mix, PortNumber, SitePath
+from edgeveil.sites.links import HttpTls
+
+
+def _prefix(url: str) -> str:
+    """A URL that others begin with. Raises ValueError."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    fine = parts.scheme in ("http", "https") and parts.hostname and port != 0
+    plain = not (parts.query or parts.fragment or parts.username or parts.password)
+    if not fine or not plain or not parts.path.endswith("/") or not url.isprintable():
+        raise ValueError(f"must be like https://blobs.example.org/, got '{url[:64]}'")
+    if parts.scheme == "http" and not _is_near(parts.hostname or ""):
+        raise ValueError("must be https: over http others on the way learn who fetches what")
+    return url
+
+
+def _is_near(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+UrlPrefix = Annotated[str, Field(min_length=8, max_length=300), AfterValidator(_prefix)]
+
+
+class BlobAccess(Block):
+    """A store of another's that large blobs come from and go to."""
+
+    urls: tuple[UrlPrefix, ...] = Field(
+        min_length=1, max_length=16, examples=[["https://blobs.example.org/"]]
+    )
+    """What URLs in it begin with, up to a slash; no other is ever asked."""
+    ca_file: SitePath | None = None
+    """PEM file of the authorities that may vouch for it; none: the system's."""
+
+
+class BlobServe(Block):
+    """A store that this process serves itself."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
+    """Address to listen on; the default is reachable from this machine alone."""
+    port: PortNumber = 8703
+    """TCP port."""
+    tls: HttpTls | None = None
+    """Speak HTTPS; none: plain HTTP, as behind a server that ends TLS."""
+
+
+class BlobBucket(Block):
+    """A bucket at S3, or at what speaks like it, at Google's or at Azure's."""
+
+    url: str = Field(pattern=r"^(s3|gs|az)://\S+$", max_length=300, examples=["s3://fleet/blobs"])
+    """`s3://bucket/folder`, `gs://…` or `az://…`."""
+    options_file: SitePath | None = None
+    """YAML file with what the store needs beside that, such as region, endpoint,
+    access_key_id, secret_access_key; for this user's eyes only. None: as the environment says."""
+
+
+class BlobStore(Block):
+    """Large blobs go beside the broker, through a store of this side's own."""
+
+    url: UrlPrefix | None = Field(default=None, examples=["https://blobs.example.org/"])
+    """What others reach `serve` by."""
+    serve: BlobServe | None = None
+    """The process serves them itself, from its state folder."""
+    bucket: BlobBucket | None = None
+    """They lie in a bucket, reached by signed URLs."""
+    least_bytes: int = Field(default=1 << 20, ge=65536, le=1 << 40)
+    """Smaller ones go over the broker."""
+    expires_s: float = Field(default=3600.0, ge=60, le=7 * 86400)
+    """Seconds for which a URL is good."""
+
+
+def blob_mixes(store: BlobStore | None, at: str) -> Iterator[Mix]:
+    """Impossible mixes of one such block at key `at`."""
+    if store is None:
+        return
+    if (store.serve is None) == (store.bucket is None):
+        yield Mix((f"{at}.serve", f"{at}.bucket"), "blobs are served, or lie in a bucket; name one")
+    if (store.serve is None) != (store.url is None):
+        yield Mix((f"{at}.url", f"{at}.serve"), "url is what others reach serve by; give both")
+
+
+def bucket_options(path: Path | None) -> dict[str, str]:
+    """What a bucket's options file says. Raises UsageError."""
+    if path is None:
+        return {}
+    import yaml
+
+    from edgeveil.errors import UsageError
+
+    try:
+        found = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError):
+        found = None
+    if not isinstance(found, dict):
+        raise UsageError("no options can be read", where=str(path), fix="write key: value lines")
+    return {str(key): str(value) for key, value in found.items()}

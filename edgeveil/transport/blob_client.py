@@ -1,0 +1,258 @@
+"""Blobs over HTTP, for whoever goes to another's store: GET with resumption, PUT, no redirects.
+
+Of the standard library alone, so that a device loads nothing for it, and in threads, since TLS,
+hashing and disks block. A connection goes to the URL's own host and to no other: a redirect is a
+failure. What comes is counted and hashed on its way; more than was said is not read, and what was
+broken off goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
+
+from edgeveil.errors import ProtocolError
+from edgeveil.protocol.beside import Carriage, FetchBeside, FetchedBeside, LaidDown, PutBeside
+from edgeveil.protocol.effects import WorkFailed
+from edgeveil.protocol.messages import Blob
+from edgeveil.transport.dialling import client_context
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+AT_ONCE = 4  # transfers of one process
+SILENT_S = 20.0  # without a byte, then a connection is given up
+TRIES = 4  # in a row that bring nothing
+FIRST_PAUSE_S = 0.5  # between them, doubled each time
+BLOCK_BYTES = 1 << 18
+
+_PARTIAL, _OK, _NO_RANGE = 206, 200, 416
+_EXPIRED = (401, 403, 404, 410)
+
+
+class Sink(Protocol):
+    """Takes a blob's bytes in their order."""
+
+    def restart(self) -> None:
+        """What came counts no more: it comes again from the beginning."""
+
+    def write(self, data: memoryview, /) -> object:
+        """The next bytes."""
+
+    def finish(self) -> bytes:
+        """All is there, and it is the blob; the whole, or nothing where that lies in a file."""
+
+
+class MemorySink:
+    """In memory, which grows with what comes."""
+
+    def __init__(self) -> None:
+        self._held = io.BytesIO()
+
+    def restart(self) -> None:
+        """Empty."""
+        self._held = io.BytesIO()
+
+    def write(self, data: memoryview, /) -> object:
+        """The next bytes."""
+        return self._held.write(data)
+
+    def finish(self) -> bytes:
+        """The whole, not copied."""
+        return self._held.getvalue()
+
+
+class _Broken(Exception):  # noqa: N818 - an outcome
+    """The connection, or the store for a moment."""
+
+
+class BlobClient:
+    """Carries blobs to and from stores, at most `AT_ONCE` at a time, each in a thread."""
+
+    def __init__(
+        self,
+        ca_file: Path | None = None,
+        sink: Callable[[Blob], Sink] = lambda _blob: MemorySink(),
+        *,
+        silent_s: float = SILENT_S,
+        first_pause_s: float = FIRST_PAUSE_S,
+    ) -> None:
+        """`ca_file` as in a broker's block; raises BrokerError where it cannot be read. `sink`
+        makes what takes a blob that is fetched."""
+        self._context = client_context(ca_file, None, None) if ca_file is not None else None
+        self._sink, self._silent_s, self._first_pause_s = sink, silent_s, first_pause_s
+        self.executor = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="edgeveil-blobs")
+        self._ended = threading.Event()
+        self._open: set[HTTPConnection] = set()
+
+    def close(self) -> None:
+        """End what is under way."""
+        self._ended.set()
+        for connection in list(self._open):
+            with suppress(OSError, AttributeError):
+                connection.sock.shutdown(2)
+        self.executor.shutdown(wait=False, cancel_futures=True)
+
+    def carry(self, task: Carriage) -> FetchedBeside | LaidDown | WorkFailed:
+        """Do one; a failure has one of a few reasons, none of which quotes a URL."""
+        until_s = time.monotonic() + task.within_s
+        try:
+            if isinstance(task, FetchBeside):
+                return FetchedBeside(self._fetch(task, until_s))
+            self._put(task, until_s)
+            return LaidDown()
+        except ProtocolError as error:
+            return WorkFailed(error.reason)
+        except (OSError, ValueError, HTTPException):  # of the disk, or of what the other side says
+            return WorkFailed("failed")
+
+    # --- getting ---
+
+    def _fetch(self, task: FetchBeside, until_s: float) -> bytes:
+        size_bytes, sink = task.blob.size_bytes, self._sink(task.blob)
+        digest, got, failed = hashlib.sha256(), 0, 0
+        block = memoryview(bytearray(BLOCK_BYTES))
+        while got < size_bytes:
+            before = got
+            try:
+                with self._answer("GET", task.url, _range(got)) as answer:
+                    if _begins_anew(answer, got, size_bytes):
+                        sink.restart()
+                        digest, got, before = hashlib.sha256(), 0, 0
+                    while count := _read(answer, block):
+                        if got + count > size_bytes:
+                            raise ProtocolError("wrong_size")
+                        digest.update(block[:count])
+                        sink.write(block[:count])
+                        got += count
+                        self._check_time(until_s)
+            except _Broken:
+                pass
+            if got < size_bytes:
+                failed = 0 if got > before else failed + 1
+                self._pause(failed, until_s)
+        if digest.digest() != task.blob.digest:
+            raise ProtocolError("wrong_bytes")
+        return sink.finish()
+
+    # --- putting ---
+
+    def _put(self, task: PutBeside, until_s: float) -> None:
+        failed = 0
+        while True:
+            try:
+                with self._answer("PUT", task.url, {}, task, until_s):
+                    return
+            except _Broken:
+                failed += 1
+                self._pause(failed, until_s)
+
+    # --- one request ---
+
+    @contextmanager
+    def _answer(
+        self,
+        method: str,
+        url: str,
+        headers: dict[str, str],
+        body: PutBeside | None = None,
+        until_s: float = 0.0,
+    ) -> Iterator[HTTPResponse]:
+        """What the store says. Raises _Broken, or ProtocolError for what is said for good."""
+        parts = urlsplit(url)
+        connection = self._connection(parts.scheme, parts.hostname or "", parts.port)
+        target = parts.path + (f"?{parts.query}" if parts.query else "")
+        self._open.add(connection)
+        try:
+            connection.putrequest(method, target, skip_accept_encoding=True)
+            for name, value in headers.items():
+                connection.putheader(name, value)
+            if body is not None:
+                connection.putheader("Content-Length", str(body.blob.size_bytes))
+            connection.endheaders()
+            if body is not None:
+                self._send(connection, body, until_s)
+            answer = connection.getresponse()
+            _check(answer.status)
+            yield answer
+        except (OSError, HTTPException) as error:
+            if isinstance(error, ssl.SSLCertVerificationError):
+                raise ProtocolError("untrusted_store") from None
+            raise _Broken from None
+        finally:
+            self._open.discard(connection)
+            connection.close()
+
+    def _send(self, connection: HTTPConnection, body: PutBeside, until_s: float) -> None:
+        try:
+            for start in range(0, body.blob.size_bytes, BLOCK_BYTES):
+                connection.send(body.data[start : start + BLOCK_BYTES])
+                self._check_time(until_s)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it may have said why before it hung up
+
+    def _connection(self, scheme: str, host: str, port: int | None) -> HTTPConnection:
+        if scheme == "http":
+            return HTTPConnection(host, port, timeout=self._silent_s)
+        if self._context is None:
+            self._context = client_context(None, None, None)
+        return HTTPSConnection(host, port, timeout=self._silent_s, context=self._context)
+
+    def _pause(self, failed: int, until_s: float) -> None:
+        """Before the next try; raises ProtocolError `unreachable` where there is none."""
+        if failed >= TRIES:
+            raise ProtocolError("unreachable")
+        self._check_time(until_s)
+        self._ended.wait(self._first_pause_s * 2 ** max(0, failed - 1))
+        self._check_time(until_s)
+
+    def _check_time(self, until_s: float) -> None:
+        if self._ended.is_set() or time.monotonic() > until_s:
+            raise ProtocolError("ended")
+
+
+def _range(got: int) -> dict[str, str]:
+    return {"Range": f"bytes={got}-"} if got else {}
+
+
+def _read(answer: HTTPResponse, block: memoryview) -> int:
+    """Bytes of the next block; 0 at the end, also at one that came too early."""
+    return answer.readinto(block)
+
+
+def _begins_anew(answer: HTTPResponse, got: int, size_bytes: int) -> bool:
+    """Whether the answer has the whole blob where the rest was asked for.
+
+    Raises ProtocolError `wrong_size` before a byte is read of what has another size.
+    """
+    anew = bool(got) and answer.status == _OK
+    said, start = answer.headers.get("Content-Length"), 0 if anew else got
+    if answer.status == _PARTIAL:
+        told = answer.headers.get("Content-Range", "")
+        if not told.startswith(f"bytes {got}-"):
+            raise ProtocolError("wrong_range")
+    if said is not None and (not said.isdecimal() or int(said) != size_bytes - start):
+        raise ProtocolError("wrong_size")
+    return anew
+
+
+def _check(status: int) -> None:
+    if status in (_OK, 201, 204, _PARTIAL):
+        return
+    if status in _EXPIRED:
+        raise ProtocolError("expired")
+    if 300 <= status < 400:
+        raise ProtocolError("redirected")
+    if status >= 500 or status in (408, 429):
+        raise _Broken
+    raise ProtocolError("wrong_size" if status == 413 else "refused")

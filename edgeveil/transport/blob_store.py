@@ -1,0 +1,360 @@
+"""A party's own store of blobs beside the broker: files that it serves itself, or a bucket.
+
+Others reach either by URLs alone, each a capability: 32 random bytes that name nobody, or a
+signature of the store's that ends by itself. What lies there is ciphertext.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from edgeveil.errors import ProtocolError, UsageError
+from edgeveil.protocol.beside import BlobShown, GrantPut, PutGranted, ShowBlob
+from edgeveil.protocol.messages import Blob
+from edgeveil.protocol.transfer import Data
+from edgeveil.sites.blobs import BlobBucket, BlobStore, bucket_options
+from edgeveil.storage import FileData
+from edgeveil.transport.http import serve, warn_of_plain_http
+from edgeveil.transport.listener import ListenAt, server_context
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+_LOG = logging.getLogger("edgeveil.blobs")
+_BLOCK_BYTES = 1 << 18
+_SILENT_S = 30.0  # without a byte of what is put
+_SWEEP_S = 600.0
+
+
+class StoreBeside(Protocol):
+    """Where blobs lie for others. Every method may take long, and may be called in any thread."""
+
+    def show(self, task: ShowBlob) -> BlobShown:
+        """Let the blob be had."""
+
+    def grant(self, task: GrantPut) -> PutGranted:
+        """Let a blob be put there."""
+
+    def blocks(self, name: str, size_bytes: int) -> Iterator[bytes]:
+        """What was put there as `name`. Raises ProtocolError `not_there` or `wrong_size`."""
+
+    def forget(self, name: str) -> None:
+        """What was put there as `name` is of no use any more."""
+
+    def sweep(self) -> None:
+        """Remove what nobody will ask for."""
+
+    async def start(self) -> None:
+        """Be there for others. Raises UsageError."""
+
+    async def stop(self) -> None:
+        """Be there no more."""
+
+
+def open_store(site: BlobStore | None, state_dir: Path) -> StoreBeside | None:
+    """The store of a site file's block. Raises UsageError."""
+    if site is None:
+        return None
+    if site.bucket is not None:
+        return BucketStore(site.bucket, site.expires_s)
+    if site.serve is None or site.url is None:  # the schema says so
+        raise UsageError("blobs need a store", fix="add serve or bucket")
+    served = site.serve
+    tls = server_context(served.tls.cert_file, served.tls.key_file, None) if served.tls else None
+    at = ListenAt(served.host, served.port, tls=tls)
+    return ServedStore(state_dir / "blobs", site.url, at, site.expires_s)
+
+
+def taken(store: StoreBeside, name: str, blob: Blob) -> Iterator[bytes]:
+    """What was put into the store as `name`, and nothing but the blob; then it is gone from there.
+
+    Raises ProtocolError `not_there`, `wrong_size` or `wrong_bytes`, the last after all was read.
+    """
+    digest, left_bytes = hashlib.sha256(), blob.size_bytes
+    try:
+        for block in store.blocks(name, blob.size_bytes):
+            left_bytes -= len(block)
+            if left_bytes < 0:
+                raise ProtocolError("wrong_size")
+            digest.update(block)
+            yield block
+        if digest.digest() != blob.digest:
+            raise ProtocolError("wrong_bytes")
+    finally:
+        store.forget(name)
+
+
+async def sweep_forever(store: StoreBeside) -> None:
+    """Until cancelled."""
+    while True:
+        await asyncio.sleep(_SWEEP_S)
+        try:
+            await asyncio.to_thread(store.sweep)
+        except Exception as error:  # a bucket's client has errors of its own; the next time
+            _LOG.warning("not_swept", extra={"error": type(error).__name__})
+
+
+# --- served from here --------------------------------------------------------------------------
+
+
+@dataclass
+class _Capability:
+    size_bytes: int
+    until_s: float
+    data: Data | None = None  # of one that may be had
+    busy: bool = False
+
+    @property
+    def is_gone(self) -> bool:
+        """What may be had was removed, and is kept for this alone."""
+        if isinstance(self.data, FileData):
+            return self.data.is_unlinked
+        return self.data is not None and len(self.data) < self.size_bytes
+
+
+class ServedStore:
+    """GET with ranges from where blobs lie anyway, and PUT into a folder, over HTTP(S).
+
+    The URLs are known to this process alone: after a restart there are none, what was put is
+    removed, and whoever asks is given another.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        url: str,
+        at: ListenAt,
+        expires_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder, self._url, self._at = folder, url, at
+        self._expires_s, self._clock = expires_s, clock
+        self._lock = threading.Lock()
+        self._named: dict[str, _Capability] = {}
+        self._server: Any = None
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for left in folder.iterdir():
+            left.unlink()
+
+    @property
+    def port(self) -> int:
+        """The TCP port that it listens on."""
+        return int(self._server.port)
+
+    def show(self, task: ShowBlob) -> BlobShown:
+        """A name for where the blob lies; nothing is copied."""
+        return BlobShown(self._url + self._add(task.blob.size_bytes, task.data))
+
+    def grant(self, task: GrantPut) -> PutGranted:
+        """A name to put it under."""
+        name = self._add(task.blob.size_bytes, None)
+        return PutGranted(name, self._url + name)
+
+    def _add(self, size_bytes: int, data: Data | None) -> str:
+        self.sweep()
+        name = secrets.token_hex(32)
+        with self._lock:
+            self._named[name] = _Capability(size_bytes, self._clock() + self._expires_s, data)
+        return name
+
+    def blocks(self, name: str, size_bytes: int) -> Iterator[bytes]:
+        """From the file that was put."""
+        try:
+            data = FileData(self._folder / name)
+        except OSError:
+            raise ProtocolError("not_there") from None
+        if len(data) != size_bytes:
+            raise ProtocolError("wrong_size")
+        yield from _read_blocks(data)
+
+    def forget(self, name: str) -> None:
+        """The name and the file."""
+        with self._lock:
+            self._named.pop(name, None)
+        with suppress(FileNotFoundError):
+            (self._folder / name).unlink()
+
+    def sweep(self) -> None:
+        """What is expired, and what lay in files that are gone."""
+        now_s = self._clock()
+        with self._lock:
+            over = [n for n, one in self._named.items() if now_s >= one.until_s or one.is_gone]
+        for name in over:
+            self.forget(name)
+
+    async def start(self) -> None:
+        """Listen."""
+        from aiohttp import web
+
+        app = web.Application()
+        app.router.add_get("/{folder:.*}{name:[0-9a-f]{64}}", self._get)
+        app.router.add_put("/{folder:.*}{name:[0-9a-f]{64}}", self._put)
+        self._server = await serve(app, self._at)
+        warn_of_plain_http(self._at, _LOG)
+
+    async def stop(self) -> None:
+        """Hang up."""
+        if self._server is not None:
+            await self._server.stop()
+
+    def _found(self, request: web.Request, *, put: bool) -> _Capability:
+        from aiohttp import web
+
+        with self._lock:
+            found = self._named.get(request.match_info["name"])
+        fine = found is not None and self._clock() < found.until_s and (found.data is None) == put
+        if found is None or not fine:
+            raise web.HTTPNotFound  # also of one that is for the other method
+        return found
+
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        from aiohttp import web
+
+        found = self._found(request, put=False)
+        size_bytes, data = found.size_bytes, found.data
+        try:
+            asked = request.http_range
+        except ValueError:
+            raise web.HTTPRequestRangeNotSatisfiable from None
+        start, stop, _ = asked.indices(size_bytes)
+        if start >= stop:
+            raise web.HTTPRequestRangeNotSatisfiable
+        whole = (start, stop) == (0, size_bytes)
+        response = web.StreamResponse(status=200 if whole else 206)
+        response.content_length = stop - start
+        response.content_type = "application/octet-stream"
+        response.headers["Accept-Ranges"] = "bytes"
+        if not whole:
+            response.headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size_bytes}"
+        await response.prepare(request)
+        if request.method == "HEAD" or data is None:
+            return response
+        for place in range(start, stop, _BLOCK_BYTES):
+            block = data[place : min(place + _BLOCK_BYTES, stop)]
+            if not block:
+                raise ConnectionResetError("the blob was removed meanwhile")
+            async with asyncio.timeout(_SILENT_S):
+                await response.write(block)
+        return response
+
+    async def _put(self, request: web.Request) -> web.Response:
+        from aiohttp import web
+
+        found = self._found(request, put=True)
+        if request.content_length is None:
+            raise web.HTTPLengthRequired
+        if request.content_length != found.size_bytes:
+            raise web.HTTPRequestEntityTooLarge(found.size_bytes, request.content_length)
+        if found.busy:
+            raise web.HTTPConflict
+        found.busy = True
+        try:
+            await self._receive(request, self._folder / request.match_info["name"])
+        finally:
+            found.busy = False
+        return web.Response(status=201)
+
+    async def _receive(self, request: web.Request, path: Path) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        file = os.fdopen(os.open(path, flags, 0o600), "wb", buffering=_BLOCK_BYTES)
+        try:
+            while True:
+                async with asyncio.timeout(_SILENT_S):
+                    block = await request.content.readany()
+                if not block:
+                    return
+                file.write(block)
+        finally:
+            file.close()
+
+
+# --- a bucket ------------------------------------------------------------------------------------
+
+
+class BucketStore:
+    """S3, or what speaks like it, Google's or Azure's, by obstore; URLs are signed for a while.
+
+    A bucket's own rule should remove what is older too: a process that is gone sweeps nothing.
+    """
+
+    def __init__(self, bucket: BlobBucket, expires_s: float) -> None:
+        """Raises UsageError where obstore is not installed, or cannot use the options."""
+        try:
+            import obstore
+            from obstore.store import from_url
+        except ImportError:
+            raise UsageError(
+                "a bucket needs obstore", fix="pip install 'edgeveil[blobs]'"
+            ) from None
+        self._obstore, self._expires = obstore, timedelta(seconds=expires_s)
+        options: Any = bucket_options(bucket.options_file)
+        near = options.get("endpoint", "").startswith("http://")
+        try:
+            self._store: Any = from_url(
+                bucket.url, config=options, client_options={"allow_http": near}
+            )
+        except Exception as error:
+            raise UsageError(
+                "the bucket's options cannot be used", where=bucket.url, fix=str(error)[:200]
+            ) from None
+
+    def show(self, task: ShowBlob) -> BlobShown:
+        """Copied there, under a name of its own."""
+        name = secrets.token_hex(32)
+        self._obstore.put(self._store, name, _read_blocks(task.data))
+        return BlobShown(self._signed("GET", name))
+
+    def grant(self, task: GrantPut) -> PutGranted:
+        """A signed URL; how much comes is looked at before it is taken."""
+        name = secrets.token_hex(32)
+        return PutGranted(name, self._signed("PUT", name))
+
+    def _signed(self, method: Literal["GET", "PUT"], name: str) -> str:
+        return str(self._obstore.sign(self._store, method, name, self._expires))
+
+    def blocks(self, name: str, size_bytes: int) -> Iterator[bytes]:
+        """As they come from the bucket."""
+        try:
+            found = self._obstore.get(self._store, name)
+        except FileNotFoundError:
+            raise ProtocolError("not_there") from None
+        if found.meta["size"] != size_bytes:
+            raise ProtocolError("wrong_size")
+        for block in found.stream(min_chunk_size=_BLOCK_BYTES):
+            yield bytes(block)
+
+    def forget(self, name: str) -> None:
+        """Removed."""
+        with suppress(FileNotFoundError):
+            self._obstore.delete(self._store, name)
+
+    def sweep(self) -> None:
+        """What no URL leads to any more."""
+        before = datetime.now(UTC) - self._expires
+        for batch in self._obstore.list(self._store):
+            for one in batch:
+                if one["last_modified"] < before:
+                    self.forget(one["path"])
+
+    async def start(self) -> None:
+        """It is there."""
+
+    async def stop(self) -> None:
+        """It stays."""
+
+
+def _read_blocks(data: Data) -> Iterator[bytes]:
+    for start in range(0, len(data), _BLOCK_BYTES):
+        yield data[start : start + _BLOCK_BYTES]

@@ -1,0 +1,148 @@
+"""A cloud whose store is on PostgreSQL, and a server that goes away in every phase of a job."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+import yaml
+
+from edgeveil.privacy.ledger import LEDGER_FILE
+from edgeveil_cloud.role import STORE_FILE
+from edgeveil_cloud.store_tables import metadata
+from edgeveil_lab.chaos import checks
+from edgeveil_lab.chaos.evidence import collect, tap_ledger, tap_spool
+from edgeveil_proxy.spool import SPOOL_FILE
+from tests.kits.live_site import LiveSite, wait_for
+from tests.kits.postgres_server import PostgresServer, postgres_server
+
+pytestmark = pytest.mark.slow
+DEVICES = 5
+END_S = 120.0
+RESTART_S = 20.0  # of a server whose processes have yet to see that the first one is gone
+
+
+class StoredElsewhere(LiveSite):
+    """A live site with its store at a server; brokers, proxy and devices as ever."""
+
+    def __init__(self, folder: Path, server: PostgresServer) -> None:
+        super().__init__(folder, devices=DEVICES)
+        self.server = server
+        settings = yaml.safe_load(self.site.cloud.read_text())
+        settings["cloud"]["store_url"] = server.url
+        self.site.cloud.write_text(yaml.safe_dump(settings))
+
+    def begin(self) -> str:
+        """All processes and a job; returns when it is queued."""
+        self.start_all()
+        state = self.plan.folder / "state"
+        tap_spool(state / "proxy" / SPOOL_FILE)
+        for number in range(1, DEVICES + 1):
+            tap_ledger(self.plan.edge_state(number) / LEDGER_FILE)
+        return self.submit(rounds=3, every=0)
+
+    def wait_said(self, *words: str) -> None:
+        """Until a line of the cloud's log has all of these."""
+
+        def said() -> bool:
+            lines = self.log("cloud").splitlines()
+            return any(all(word in line for word in words) for line in lines)
+
+        wait_for(said, f"the cloud's line with {words}", every_s=0.002)
+
+    def health(self) -> dict[str, object]:
+        """What the cloud says of itself."""
+        try:
+            with urllib.request.urlopen(f"{self.plan.url}/healthz", timeout=10) as answer:
+                return dict(json.load(answer))
+        except urllib.error.HTTPError as error:
+            return dict(json.load(error))
+
+    def copy_store(self) -> None:
+        """To the file in which a cloud without a server has it."""
+        path = self.plan.folder / "state" / "cloud" / STORE_FILE
+        with closing(sqlite3.connect(path)):
+            copy = sa.create_engine(f"sqlite:///{path}")
+        there = sa.create_engine(self.server.url.replace("postgresql", "postgresql+psycopg"))
+        metadata.create_all(copy)
+        with there.connect() as source, copy.begin() as target:
+            for table in metadata.sorted_tables:
+                if rows := [dict(row._mapping) for row in source.execute(table.select())]:
+                    target.execute(table.insert(), rows)
+        for engine in (there, copy):
+            engine.dispose()
+
+
+def away_and_back(live: StoredElsewhere, stop: Callable[[], None]) -> None:
+    """The server is gone until the cloud has said so, and then comes back."""
+    stop()
+    wait_for(lambda: live.health().get("parts") == ["store"], "the store's absence on /healthz")
+    end_s = time.monotonic() + RESTART_S
+    while True:
+        with suppress(Exception):
+            live.server.start()
+            break
+        assert time.monotonic() < end_s, "the server does not start again"
+        time.sleep(0.2)
+    wait_for(lambda: live.health() == {"status": "ok"}, "a sound cloud again")
+
+
+def held_commit(live: StoredElsewhere) -> Iterator[None]:
+    """Hold the next commit of an exchange up inside its transaction, until the server is gone."""
+    engine = sa.create_engine(
+        live.server.url.replace("postgresql", "postgresql+psycopg"), poolclass=sa.pool.NullPool
+    )
+    with engine.connect() as holder:
+        holder.execute(sa.text("LOCK TABLE exchanges IN SHARE MODE"))
+        waiting = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        yield
+        wait_for(lambda: holder.execute(waiting).scalar(), "a commit under way", every_s=0.01)
+        yield
+        holder.invalidate()
+
+
+def test_a_job_ends_whenever_the_server_goes_away(tmp_path: Path) -> None:
+    with postgres_server() as server, StoredElsewhere(tmp_path, server) as live:
+        job = live.begin()
+        away_and_back(live, server.stop)  # while the job is sealed
+        live.wait_said("held", "round=1")
+        away_and_back(live, server.kill)  # while its answers are waited for
+        live.wait_said("batch", "round=2")
+        server.restart()  # while they are taken in
+        commit = held_commit(live)
+        next(commit)
+        next(commit)
+        away_and_back(live, server.kill)  # in the midst of a commit
+        next(commit, None)
+        live.wait_said("kind=release")
+        away_and_back(live, server.stop)  # while the model goes out
+        wait_for(lambda: live.client.job(job)["ended_at"], "the job's end", END_S)
+        wait_for(lambda: live.log("edge").count("final model is in use") == DEVICES, "the release")
+        for name in list(live.processes):
+            live.stop(name)
+        live.copy_store()
+        found, log = collect(live.site, live.logs), live.log("cloud")
+    assert [one.status for one in found.jobs] == ["completed"]
+    kept = (
+        checks.rounds_intact,
+        checks.counted_once,
+        checks.acknowledged_counted,
+        checks.ledgers_exact,
+        checks.models_same,
+    )
+    for check in kept:
+        seen = checks.outcome(check, check(found, checks.ChaosFacts()))
+        assert seen.looked, seen.name
+        assert not seen.violations, (seen.name, seen.violations)
+    told = [line for line in log.splitlines() if "store_away" in line or "store_back" in line]
+    assert ["store_away" in line for line in told] == [True, False] * (len(told) // 2)
+    assert 4 <= len(told) // 2 <= 5  # once for each time, of which a restart may pass unseen
+    assert "Traceback" not in log

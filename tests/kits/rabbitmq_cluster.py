@@ -1,0 +1,154 @@
+"""Three nodes of RabbitMQ in one cluster, with its MQTT plug-in; virtual hosts are the sides.
+
+Nothing of the machine's own RabbitMQ is used but its programs: ports, names, cookie, port mapper
+and files are the cluster's. Users, permissions and topic permissions are those of docs/brokers.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from edgeveil_tools.site.broker_rules import rules_for
+from edgeveil_tools.site.brokers import free_ports
+from tests.kits.broker_cluster import NODES, BrokerCluster, end
+
+PROGRAMS = Path("/usr/lib/rabbitmq/bin")  # /usr/sbin has a wrapper that changes user and folder
+_SALT_BYTES = 4
+_LEFT_MS = 600_000  # a queue without a client goes: a lost node brings those of before back
+_ANY_LEVEL = r"[^.#]+"  # of a routing key: of a subscription, `*` too
+_CLIENT = r"[.0-9a-z-]*"  # what stands behind a user's name in its client ids
+
+
+class RabbitCluster(BrokerCluster):
+    """Users of both sides are of one list, so each begins with its side, and its host with it."""
+
+    def __init__(self, folder: Path, users: Mapping[str, Mapping[str, str]]) -> None:
+        if not (PROGRAMS / "rabbitmq-server").exists():
+            pytest.skip("rabbitmq-server is not installed")
+        super().__init__(folder, users, ports=2)  # MQTT, the other nodes
+        self._mapper_port = free_ports(1)[0]
+        self._mapper: subprocess.Popen[bytes] | None = None
+
+    def user_name(self, side: str, user: str) -> str:
+        return f"{side}:{side}-{user}"
+
+    def start(self) -> None:
+        self.folder.mkdir(parents=True)
+        definitions = json.dumps(self._definitions(), indent=1)
+        (self.folder / "definitions.json").write_text(definitions)
+        (self.folder / "plugins").write_text("[rabbitmq_mqtt].\n")
+        cookie = self.folder / ".erlang.cookie"
+        cookie.write_text(os.urandom(20).hex())
+        cookie.chmod(0o400)
+        mapper = ["epmd", "-address", "127.0.0.1", "-port", str(self._mapper_port)]
+        self._mapper = self.spawn("epmd.log", mapper, {})
+        for node in range(NODES):  # at the same time, 3.10 may elect nobody to watch client ids
+            self.start_node(node)
+            self.wait_ready()
+
+    def stop(self) -> None:
+        super().stop()
+        if self._mapper is not None:
+            end(self._mapper)
+
+    def command(self, node: int) -> Sequence[str | Path]:
+        config = self.folder / f"{node}.conf"
+        config.write_text("\n".join([*self._config(node), ""]))
+        return [PROGRAMS / "rabbitmq-server"]
+
+    def environment(self, node: int) -> Mapping[str, str]:
+        return {
+            "HOME": str(self.folder),  # of the cookie
+            "ERL_EPMD_PORT": str(self._mapper_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_CONF_ENV_FILE": os.devnull,
+            "RABBITMQ_NODENAME": _name(node),
+            "RABBITMQ_DIST_PORT": str(self.ports[node][1]),
+            "RABBITMQ_MNESIA_BASE": str(self.folder / f"store-{node}"),
+            "RABBITMQ_LOG_BASE": str(self.folder / f"logs-{node}"),
+            "RABBITMQ_LOGS": "-",
+            "RABBITMQ_CONFIG_FILE": str(self.folder / f"{node}"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "plugins"),
+            "RABBITMQ_PID_FILE": str(self.folder / f"{node}.pid"),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1",
+            "RABBITMQ_ALLOW_INPUT": "1",  # the process started is the broker, without a shell above
+            "RABBITMQ_SERVER_START_ARGS": "-noinput",
+        }
+
+    def _config(self, node: int) -> Iterator[str]:
+        yield "listeners.tcp = none"
+        yield f"mqtt.listeners.tcp.1 = 127.0.0.1:{self.ports[node][0]}"
+        yield "mqtt.allow_anonymous = false"
+        yield "mqtt.tcp_listen_options.nodelay = true"
+        yield f"load_definitions = {self.folder / 'definitions.json'}"
+        yield "cluster_formation.peer_discovery_backend = classic_config"
+        for other in range(NODES):
+            yield f"cluster_formation.classic_config.nodes.{other + 1} = {_name(other)}"
+        yield "cluster_partition_handling = pause_minority"
+
+    def _definitions(self) -> dict[str, object]:
+        found: dict[str, list[object]] = {
+            "users": [],
+            "vhosts": [{"name": side} for side in self.users],
+            "policies": [
+                {
+                    "vhost": side,
+                    "name": "edgeveil",
+                    "pattern": "^mqtt-subscription-",
+                    "apply-to": "queues",
+                    "definition": {"expires": _LEFT_MS},
+                }
+                for side in self.users
+            ],
+            "permissions": [],
+            "topic_permissions": [],
+        }
+        for side, users in self.users.items():
+            for user, password in users.items():
+                name = f"{side}-{user}"
+                queue = f"mqtt-subscription-{re.escape(user)}{_CLIENT}qos[01]"
+                found["users"].append(
+                    {
+                        "name": name,
+                        "password_hash": _hashed(password),
+                        "hashing_algorithm": "rabbit_password_hashing_sha256",
+                        "tags": "",
+                    }
+                )
+                own = {"user": name, "vhost": side}
+                either = f"^({queue}|amq\\.topic)$"
+                found["permissions"].append(
+                    {**own, "configure": f"^{queue}$", "write": either, "read": either}
+                )
+                topics = {access: _allowed(side, user, access) for access in ("read", "write")}
+                found["topic_permissions"].append({**own, "exchange": "amq.topic", **topics})
+        return found
+
+
+def _name(node: int) -> str:
+    return f"node-{node}@localhost"
+
+
+def _allowed(side: str, user: str, access: str) -> str:
+    """The routing keys of the topics that the side's access list gives this user."""
+    topics = [
+        rule.topic.replace("%u", user)
+        for rule in rules_for(side) or ()
+        if rule.access == access and rule.user in (None, user)
+    ]
+    keys = [re.escape(topic).replace("/", r"\.").replace(r"\+", _ANY_LEVEL) for topic in topics]
+    return f"^({'|'.join(keys)})$" if keys else "^$"
+
+
+def _hashed(password: str) -> str:
+    salt = os.urandom(_SALT_BYTES)
+    return base64.b64encode(salt + hashlib.sha256(salt + password.encode()).digest()).decode()

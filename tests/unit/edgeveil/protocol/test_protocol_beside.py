@@ -1,0 +1,590 @@
+"""Blobs beside the broker, as the machines decide on them: who is told what, and when parts come
+over the broker after all."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import cloud_bench
+import msgspec
+import pytest
+from cloud_bench import OTHER, both_waiting
+from device_bench import ME, PACKAGE, SEALED, device, done, fire, own, receive
+from protocol_kit import (
+    CLOUD,
+    JOB,
+    PART_BYTES,
+    PROXY,
+    at,
+    bodies,
+    manifest,
+    messages,
+    offer,
+    parts_of,
+    refused,
+    reports,
+    stored,
+    tasks,
+)
+from proxy_bench import FLEET, cloud_says, open_round, proxy, says, to_cloud, to_devices
+
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.beside import (
+    LEAST_BYTES,
+    MOST_FAILURES,
+    BlobShown,
+    FetchBeside,
+    FetchedBeside,
+    GrantPut,
+    LaidDown,
+    PutBeside,
+    PutGranted,
+    PutTaken,
+    ShowBlob,
+    is_allowed,
+)
+from edgeveil.protocol.cloud_tasks import (
+    Absorb,
+    BatchDropped,
+    Broadcast,
+    Broadcasts,
+    CancelJob,
+    PublishRelease,
+    SealJob,
+    SealPublication,
+    SealRelease,
+    StartJob,
+    TakeBatch,
+)
+from edgeveil.protocol.device_tasks import ComputeAnswer, DeviceMemory, OpenedPackage, OpenPackage
+from edgeveil.protocol.messages import (
+    SEAL_OVERHEAD_BYTES,
+    Ack,
+    BlobAt,
+    BlobPart,
+    BlobPut,
+    Group,
+    Need,
+    Offer,
+    Upload,
+    decode_body,
+    decode_header,
+)
+from edgeveil.protocol.proxy_tasks import KeepBroadcast, TakePut, UploadKept
+from edgeveil.protocol.transfer import describe
+
+PREFIX = "https://blobs.example.org/f/"
+URL = PREFIX + "0f" * 32
+LARGE = bytes(range(256)) * (LEAST_BYTES // 256)
+
+
+# --- which URLs count ---
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://blobs.example.org/f/x",
+        "https://blobs.example.org:8443/f/x",
+        "https://blobs.example.org.evil.org/f/x",
+        "https://blobs.example.org@evil.org/f/x",
+        "https://user@blobs.example.org/f/x",
+        "https://blobs.example.org/g/x",
+        "https://blobs.example.org/f/../g/x",
+        "https://blobs.example.org/f/%2e%2e/g/x",
+        "https://blobs.example.org/f/..%2Fg",
+        "https://blobs.example.org/f/",
+        "https://blobs.example.org/f",
+        "https://blobs.example.org/f/x#y",
+        "https://blobs.example.org/f/x y",
+        "https://blobs.example.org/f/x\r\nHost: evil.org",
+        "https://blobs.example.org\\@evil.org/f/x",
+        "https://169.254.169.254/f/x",
+        "https://[::1/f/x",
+        "//blobs.example.org/f/x",
+        "file:///f/x",
+        "",
+    ],
+)
+def test_a_url_that_is_not_below_a_named_prefix_does_not_count(url: str):
+    assert not is_allowed(url, [PREFIX])
+
+
+def test_a_url_below_one_of_the_prefixes_counts_with_its_signature():
+    signed = PREFIX + "name?X-Amz-Expires=60&X-Amz-Signature=ab%2Fcd"
+    assert is_allowed(signed, ["https://other.example.org/", PREFIX])
+    assert not is_allowed(signed, [])
+
+
+# --- a device and a package ---
+
+
+def large_offer():
+    header = manifest(LARGE)
+    return header, replaced(offer(header), beside=True)
+
+
+def replaced(sent: Offer, **changes):
+    return Offer(sent.header, sent.data, **changes)
+
+
+def told(url: str = URL, *, data: bytes = LARGE, put: bool = False):
+    return PROXY.note(BlobAt(hashlib.sha256(data).digest(), url, put, 60.0))
+
+
+def test_a_device_asks_at_once_and_opens_what_came_beside_the_broker():
+    machine = device(blob_urls=(PREFIX,))
+    header, sent = large_offer()
+    (need,) = messages(receive(machine, sent), Need)
+    assert need.beside
+    (task,) = tasks(receive(machine, told()))
+    assert task == FetchBeside(header.blob, URL, 60.0)
+    # Nothing is asked for while it comes, and a second answer begins nothing.
+    assert not messages(fire(machine, "repair"), Need)
+    assert not tasks(receive(machine, told()))
+    assert tasks(done(machine, task, FetchedBeside(LARGE))) == [OpenPackage(header, LARGE)]
+
+
+def test_a_device_whose_site_names_no_store_asks_for_parts():
+    machine = device()
+    _, sent = large_offer()
+    assert not messages(receive(machine, sent), Need)
+    (need,) = messages(fire(machine, "repair"), Need)
+    assert not need.beside
+    assert not tasks(receive(machine, told()))
+
+
+def test_a_foreign_url_is_refused_and_the_package_comes_in_parts():
+    machine = device(blob_urls=(PREFIX,))
+    header, sent = large_offer()
+    receive(machine, sent)
+    out = receive(machine, told("https://10.0.0.1/f/x"))
+    assert refused(out) == ["foreign_url"] and not tasks(out)
+    (need,) = messages(fire(machine, "repair"), Need)
+    assert not need.beside
+    for part in parts_of(header, LARGE):
+        out = receive(machine, part)
+    assert tasks(out) == [OpenPackage(header, LARGE)]
+
+
+def test_after_some_failures_the_package_comes_in_parts_and_that_is_told_once():
+    machine = device(blob_urls=(PREFIX,))
+    header, sent = large_offer()
+    receive(machine, sent)
+    said = []
+    for left in reversed(range(MOST_FAILURES)):
+        (task,) = tasks(receive(machine, told()))
+        out = done(machine, task, fx.WorkFailed("unreachable"))
+        assert refused(out) == ["beside_unreachable"]
+        said += reports(out)
+        (need,) = messages(fire(machine, "repair"), Need)
+        assert need.beside == (left > 0)
+    assert said == ["over_the_broker"]
+    assert not tasks(receive(machine, told()))
+    for part in parts_of(header, LARGE):
+        out = receive(machine, part)
+    assert tasks(out) == [OpenPackage(header, LARGE)]
+
+
+def test_what_comes_for_a_round_that_is_over_is_dropped():
+    machine = device(blob_urls=(PREFIX,))
+    _, sent = large_offer()
+    receive(machine, sent)
+    (task,) = tasks(receive(machine, told()))
+    fire(machine, "deadline")
+    assert done(machine, task, FetchedBeside(LARGE)) == []
+
+
+def test_only_the_proxy_says_where_a_blob_is():
+    machine = device(blob_urls=(PREFIX,))
+    _, sent = large_offer()
+    receive(machine, sent)
+    at_ = decode_body(told().body)
+    assert refused(receive(machine, ME.signer.note(at_))) == ["unknown_signer"]
+    assert refused(receive(machine, CLOUD.note(at_))) == ["unexpected_body"]
+
+
+# --- a device and its upload ---
+
+
+def uploading(**settings):
+    machine = device(**({"blob_urls": (PREFIX,)} | settings))
+    return machine, answered(machine, JOB, LARGE)
+
+
+def answered(machine, job: bytes, data: bytes):
+    header = manifest(b"model", at(job=job), groups=(Group("layer0", LEAST_BYTES),))
+    receive(machine, offer(header, b"model"))
+    done(machine, OpenPackage(header, b"model"), OpenedPackage(PACKAGE))
+    answer = replace(SEALED, groups=(0,), sizes=(len(data),), data=data, marks=(bytes(32),))
+    return done(machine, ComputeAnswer(header, PACKAGE), answer)
+
+
+def test_an_upload_is_laid_down_and_said_to_lie_there_until_it_is_acknowledged():
+    machine, out = uploading()
+    (sent,) = messages(out, Offer)
+    assert sent.beside and not sent.data
+    (task,) = tasks(receive(machine, told(put=True)))
+    assert task == PutBeside(machine.memory.uploads[JOB].upload.blob, URL, 60.0, LARGE)
+    assert not messages(fire(machine, "resend"), Offer)  # it is on its way
+    (put,) = bodies(done(machine, task, LaidDown()), BlobPut)
+    assert put.blob == task.blob.digest
+    (again,) = messages(fire(machine, "resend"), Offer)  # the proxy said nothing: once more
+    assert again.beside
+    receive(machine, PROXY.note(Ack(put.blob, "held")))
+    assert machine.memory.uploads[JOB].held
+
+
+def test_an_upload_that_cannot_be_laid_down_goes_over_the_broker():
+    machine, _ = uploading()
+    for left in reversed(range(MOST_FAILURES)):
+        (task,) = tasks(receive(machine, told(put=True)))
+        out = done(machine, task, fx.WorkFailed("expired"))
+        assert refused(out) == ["beside_expired"]
+        (sent,) = messages(out, Offer)
+        assert sent.beside == (left > 0)
+    assert "over_the_broker" in reports(out)
+    digest = machine.memory.uploads[JOB].upload.blob.digest
+    assert len(messages(receive(machine, Need(digest, (0, 1))), BlobPart)) == 2
+
+
+def test_an_upload_is_put_to_no_foreign_url_and_still_answered_in_parts():
+    machine, _ = uploading()
+    out = receive(machine, told("https://127.0.0.1/admin", put=True))
+    assert refused(out) == ["foreign_url"] and not tasks(out)
+    (sent,) = messages(fire(machine, "resend"), Offer)
+    assert not sent.beside
+
+
+def test_uploads_of_two_jobs_are_each_laid_down_for_its_own_round():
+    machine = device(DeviceMemory(jobs={JOB: None, OTHER: None}), blob_urls=(PREFIX,))
+    data = {JOB: LARGE, OTHER: LARGE[::-1]}
+    for job in data:
+        answered(machine, job, data[job])
+    carried = {}
+    for job in (OTHER, JOB):
+        (carried[job],) = tasks(receive(machine, told(data=data[job], put=True)))
+        assert carried[job].data == data[job]
+    out = done(machine, carried[JOB], fx.WorkFailed("expired"))
+    (sent,) = messages(out, Offer)  # the other is still on its way
+    assert decode_header(sent.header).at.job_id == JOB
+    assert not messages(machine.handle(own("resend", OTHER), 0.0), Offer)
+    (put,) = bodies(done(machine, carried[OTHER], LaidDown()), BlobPut)
+    assert put.blob == hashlib.sha256(data[OTHER]).digest()
+    receive(machine, PROXY.note(Ack(put.blob, "held")))
+    assert machine.memory.uploads[OTHER].held and not machine.memory.uploads[JOB].held
+
+
+# --- the proxy ---
+
+
+def holding(**settings):
+    return proxy(**({"beside_bytes": LEAST_BYTES, "push_bytes": 64 << 20} | settings))
+
+
+def keep_large(machine, header):
+    machine.hold_work = True
+    cloud_says(machine, offer(header))
+    for part in parts_of(header, LARGE):
+        out = cloud_says(machine, part)
+    (task,) = tasks(out)
+    assert isinstance(task, KeepBroadcast)
+    return machine.handle(fx.WorkDone(task, machine.disk.perform(task, machine.shuffle)), 0.0)
+
+
+def test_a_large_broadcast_is_offered_and_shown_once_for_all_who_ask():
+    machine, header = holding(), manifest(LARGE)
+    assert to_devices(keep_large(machine, header)) == [replaced(offer(header), beside=True)]
+    need = Need(header.blob.digest, (0,), True)
+    (task,) = tasks(says(machine, FLEET[0], need))
+    assert isinstance(task, ShowBlob) and task.blob == header.blob
+    assert says(machine, FLEET[1], need) == []  # it waits with the first
+    out = machine.handle(fx.WorkDone(task, BlobShown(URL)), 0.0)
+    assert [e.to.id for e in out] == [FLEET[0].id, FLEET[1].id]
+    assert len({e.message for e in out}) == 1  # the URL is nobody's own
+    assert bodies(says(machine, FLEET[2], need), BlobAt) == [
+        BlobAt(header.blob.digest, URL, False, machine.settings.beside_s)
+    ]
+    # A device of before asks for parts, and gets them.
+    assert len(messages(says(machine, FLEET[3], Need(header.blob.digest, (0, 1))), BlobPart)) == 2
+
+
+def test_a_url_that_would_end_soon_is_not_told_any_more():
+    machine, header = holding(), manifest(LARGE)
+    keep_large(machine, header)
+    need = Need(header.blob.digest, (0,), True)
+    (task,) = tasks(says(machine, FLEET[0], need))
+    machine.handle(fx.WorkDone(task, BlobShown(URL)), 0.0)
+    later = machine.settings.beside_s / 2
+    assert tasks(says(machine, FLEET[0], need, later)) == [task]
+
+
+def test_a_store_that_fails_is_told_and_parts_are_sent():
+    machine, header = holding(), manifest(LARGE)
+    keep_large(machine, header)
+    need = Need(header.blob.digest, (0,), True)
+    (task,) = tasks(says(machine, FLEET[0], need))
+    assert "store_failed" in reports(machine.handle(fx.WorkDone(task, fx.WorkFailed("x")), 0.0))
+    assert len(messages(says(machine, FLEET[0], need), BlobPart)) == 1
+
+
+def test_a_stranger_is_shown_nothing():
+    machine, header = holding(), manifest(LARGE)
+    keep_large(machine, header)
+    asked = fx.MessageReceived(fx.DeviceAddress("f" * 16), Need(header.blob.digest, (0,), True))
+    assert refused(machine.handle(asked, 0.0)) == ["unknown_signer"]
+
+
+def large_round(**settings):
+    machine = holding(**settings)
+    groups = (Group("layer0", LEAST_BYTES),)
+    open_round(machine, manifest(b"sealed model", groups=groups))
+    machine.hold_work = True
+    return machine, upload()
+
+
+def upload(fill: int = 1) -> Upload:
+    size_bytes = LEAST_BYTES + SEAL_OVERHEAD_BYTES
+    return Upload(at(), (0,), describe(bytes((fill,)) * size_bytes, PART_BYTES))
+
+
+def replace_at(header: Upload, job: bytes) -> Upload:
+    return msgspec.structs.replace(header, at=at(job=job))
+
+
+def put_offer(machine, header, who=FLEET[0]):
+    return says(machine, who, replaced(offer(header, signer=who.signer), beside=True))
+
+
+def test_an_upload_is_taken_from_the_store_durable_before_it_is_acknowledged():
+    machine, header = large_round()
+    (grant,) = tasks(put_offer(machine, header))
+    assert grant == GrantPut(header.blob, fx.DeviceAddress(FLEET[0].id), JOB)
+    assert put_offer(machine, header) == []  # the store is asked once
+    out = machine.handle(fx.WorkDone(grant, PutGranted("n" * 64, URL)), 0.0)
+    assert [at_.put for at_ in bodies(out, BlobAt)] == [True]
+    assert bodies(put_offer(machine, header), BlobAt) == bodies(out, BlobAt)  # told again
+    put = FLEET[0].signer.note(BlobPut(header.blob.digest))
+    (take,) = tasks(says(machine, FLEET[0], put))
+    assert take == TakePut(at(), FLEET[0].id, header.blob, "n" * 64, 0)
+    assert says(machine, FLEET[0], put) == [] and put_offer(machine, header) == []
+    out = machine.handle(fx.WorkDone(take, PutTaken()), 0.0)
+    assert isinstance(stored(out)[0], UploadKept)
+    assert [ack.status for ack in bodies(out, Ack)] == ["held"]
+    assert out.index(next(e for e in out if isinstance(e, fx.Persist))) == 0
+
+
+def test_what_is_not_the_upload_counts_for_nothing_and_it_is_asked_for_anew():
+    machine, header = large_round()
+    (grant,) = tasks(put_offer(machine, header))
+    machine.handle(fx.WorkDone(grant, PutGranted("n" * 64, URL)), 0.0)
+    (take,) = tasks(says(machine, FLEET[0], FLEET[0].signer.note(BlobPut(header.blob.digest))))
+    out = machine.handle(fx.WorkDone(take, fx.WorkFailed("wrong_bytes")), 0.0)
+    assert refused(out) == ["beside_wrong_bytes"] and not stored(out)
+    (again,) = tasks(put_offer(machine, header))
+    assert again == grant
+
+
+def test_a_sentence_of_the_disk_is_no_reason_that_is_counted():
+    machine, header = large_round()
+    (grant,) = tasks(put_offer(machine, header))
+    machine.handle(fx.WorkDone(grant, PutGranted("n" * 64, URL)), 0.0)
+    (take,) = tasks(says(machine, FLEET[0], FLEET[0].signer.note(BlobPut(header.blob.digest))))
+    out = machine.handle(fx.WorkDone(take, fx.WorkFailed("/var/x: no room")), 0.0)
+    assert refused(out) == ["beside_failed"]
+
+
+def test_nobody_says_that_anothers_upload_lies_there():
+    machine, header = large_round()
+    (grant,) = tasks(put_offer(machine, header))
+    machine.handle(fx.WorkDone(grant, PutGranted("n" * 64, URL)), 0.0)
+    other = FLEET[1].signer.note(BlobPut(header.blob.digest))
+    assert says(machine, FLEET[1], other) == []
+    assert refused(says(machine, FLEET[0], other)) == ["unknown_signer"]
+
+
+def test_an_upload_that_goes_over_the_broker_after_all_is_taken_there():
+    machine, header = large_round()
+    put_offer(machine, header)
+    (need,) = messages(says(machine, FLEET[0], offer(header, signer=FLEET[0].signer)), Need)
+    assert need.blob == header.blob.digest
+
+
+def test_a_device_puts_uploads_of_two_jobs_at_once():
+    machine, mine = large_round()
+    machine.hold_work = False
+    groups = (Group("layer0", LEAST_BYTES),)
+    model = b"sealed model too"
+    cloud_says(machine, offer(manifest(model, at(job=OTHER), groups=groups), model))
+    machine.hold_work = True
+    theirs = replace_at(upload(2), OTHER)
+    takes = {}
+    for header in (mine, theirs):
+        (grant,) = tasks(put_offer(machine, header))
+        machine.handle(fx.WorkDone(grant, PutGranted(header.blob.digest.hex(), URL)), 0.0)
+    for header in (mine, theirs):
+        put = FLEET[0].signer.note(BlobPut(header.blob.digest))
+        (takes[header.at],) = tasks(says(machine, FLEET[0], put))
+        assert takes[header.at].at == header.at
+    for task in takes.values():
+        out = machine.handle(fx.WorkDone(task, PutTaken()), 0.0)
+        assert [ack.blob for ack in bodies(out, Ack)] == [task.blob.digest]
+
+
+def test_a_store_without_a_place_for_an_upload_has_it_come_in_parts():
+    machine, header = large_round()
+    (grant,) = tasks(put_offer(machine, header))
+    out = machine.handle(fx.WorkDone(grant, fx.WorkFailed("x")), 0.0)
+    assert "store_failed" in reports(out)
+    (need,) = messages(put_offer(machine, header), Need)
+    assert need.blob == header.blob.digest
+
+
+def test_granted_room_counts_against_the_spool():
+    machine, header = large_round(spool_bytes=LEAST_BYTES + 48)
+    assert tasks(put_offer(machine, header))
+    assert refused(put_offer(machine, upload(2), FLEET[1])) == ["spool_full"]
+
+
+# --- the proxy and the cloud's store ---
+
+
+def test_the_proxy_gets_a_broadcast_from_the_clouds_store():
+    machine, header = proxy(blob_urls=(PREFIX,)), manifest(LARGE)
+    machine.hold_work = True
+    (need,) = to_cloud(cloud_says(machine, replaced(offer(header), beside=True)))
+    assert need.beside
+    at_ = CLOUD.note(BlobAt(header.blob.digest, URL, False, 60.0))
+    (task,) = tasks(cloud_says(machine, at_))
+    assert task == FetchBeside(header.blob, URL, 60.0)
+    (keep,) = tasks(machine.handle(fx.WorkDone(task, FetchedBeside()), 0.0))
+    assert isinstance(keep, KeepBroadcast) and keep.header == header
+
+
+def test_a_device_cannot_send_the_proxy_to_a_url():
+    machine, header = proxy(blob_urls=(PREFIX,)), manifest(LARGE)
+    cloud_says(machine, replaced(offer(header), beside=True))
+    note = FLEET[0].signer.note(BlobAt(header.blob.digest, URL, False, 60.0))
+    assert refused(says(machine, FLEET[0], note)) == ["unexpected_body"]
+
+
+def test_batches_of_two_jobs_go_to_the_clouds_store_each_and_one_that_fails_in_parts():
+    machine = proxy(blob_urls=(PREFIX,), push_bytes=1, min_batch_floor=1)
+    groups = (Group("layer0", LEAST_BYTES),)
+    header = {}
+    for number, job in enumerate((JOB, OTHER)):
+        model = b"model of %d" % number
+        asked = manifest(model, at(job=job), groups=groups, selected=1, min_batch=1, quorum=1)
+        cloud_says(machine, offer(asked, model))
+        data = bytes((number,)) * (LEAST_BYTES + SEAL_OVERHEAD_BYTES)
+        sent = Upload(at(job=job), (0,), describe(data, PART_BYTES))
+        says(machine, FLEET[0], offer(sent, b"", FLEET[0].signer))
+        for part in parts_of(sent, data):
+            out = says(machine, FLEET[0], part)
+        (offered,) = to_cloud(out)
+        assert offered.beside
+        header[job] = decode_header(offered.header)
+    machine.hold_work = True
+    for left in reversed(range(MOST_FAILURES)):
+        put = {
+            job: tasks(cloud_says(machine, CLOUD.note(BlobAt(batch.blob.digest, URL, True, 60.0))))
+            for job, batch in header.items()
+        }
+        # Both are on their way at once; the failures of one count for it alone.
+        assert [task.blob for job in put for task in put[job]] == [
+            batch.blob for batch in header.values()
+        ]
+        for job, (task,) in put.items():
+            out = machine.handle(fx.WorkDone(task, fx.WorkFailed("expired")), 0.0)
+            (again,) = to_cloud(out)
+            assert again.beside == (left > 0) and decode_header(again.header).at.job_id == job
+
+
+# --- the cloud's store ---
+
+
+def test_each_jobs_broadcast_is_shown_by_its_own_course():
+    machine = cloud_bench.cloud(beside_bytes=LEAST_BYTES, push_bytes=1)
+    headers, shown = {}, {}
+    for job in (JOB, OTHER):
+        cloud_bench.start(machine, StartJob(job, 1, 1, exchanges=1, retries=1))
+        headers[job], out = cloud_bench.seal(machine, SealJob(job), LEAST_BYTES)
+        (sent,) = messages(out, Offer)
+        assert sent.beside and not messages(out, BlobPart)
+        need = Need(headers[job].blob.digest, (0,), True)
+        (shown[job],) = tasks(cloud_bench.receive(machine, need))
+        assert shown[job].blob == headers[job].blob
+    # One that is held meanwhile takes its bytes back; the other is told of all the same.
+    cloud_bench.receive(machine, cloud_bench.ack(headers[JOB]))
+    assert len(shown[JOB].data) == 0 and len(shown[OTHER].data) == LEAST_BYTES
+    (told_,) = bodies(cloud_bench.done(machine, shown[OTHER], BlobShown(URL)), BlobAt)
+    assert told_.blob == headers[OTHER].blob.digest
+    cloud_bench.receive(machine, cloud_bench.ack(headers[OTHER]))
+    cloud_bench.done(machine, shown[JOB], BlobShown(URL))
+
+
+def beside_batch(job: bytes):
+    header, data = cloud_bench.batch(at(job=job), fill=job[:1], size=LEAST_BYTES)
+    return header, replaced(offer(header, signer=PROXY), beside=True), data
+
+
+def put_to_cloud(machine, job: bytes):
+    header, sent, _ = beside_batch(job)
+    (grant,) = tasks(cloud_bench.receive(machine, sent))
+    assert grant == GrantPut(header.blob, fx.ProxyAddress(), job)
+    granted = cloud_bench.done(machine, grant, PutGranted(job.hex(), URL))
+    assert [one.put for one in bodies(granted, BlobAt)] == [True]
+    (take,) = tasks(cloud_bench.receive(machine, PROXY.note(BlobPut(header.blob.digest))))
+    assert take == TakeBatch(header, job.hex())
+    return take
+
+
+def test_batches_of_two_jobs_are_taken_from_the_store_each_by_its_own_course():
+    machine = both_waiting(beside_bytes=LEAST_BYTES, push_bytes=1)
+    mine, theirs = put_to_cloud(machine, JOB), put_to_cloud(machine, OTHER)
+    assert tasks(cloud_bench.done(machine, theirs, PutTaken())) == [Absorb({"": theirs.batch})]
+    assert tasks(cloud_bench.done(machine, mine, PutTaken())) == [Absorb({"": mine.batch})]
+
+
+def test_what_is_not_the_batch_is_asked_for_anew_and_at_last_in_parts():
+    machine = both_waiting(beside_bytes=LEAST_BYTES, push_bytes=1)
+    header, _, data = beside_batch(JOB)
+    take = put_to_cloud(machine, JOB)
+    out = cloud_bench.done(machine, take, fx.WorkFailed("wrong_bytes"))
+    assert refused(out) == ["beside_wrong_bytes"] and not tasks(out)
+    assert not messages(cloud_bench.fire(machine, "repair"), Need)
+    assert put_to_cloud(machine, JOB) == take
+    cloud_bench.receive(machine, offer(header, signer=PROXY))  # it gave up the store
+    assert messages(cloud_bench.fire(machine, "repair"), Need)
+    out = [one for part in parts_of(header, data) for one in cloud_bench.receive(machine, part)]
+    assert tasks(out) == [Absorb({"": header})]
+
+
+def test_a_store_without_a_place_for_a_batch_has_it_come_in_parts():
+    machine = both_waiting(beside_bytes=LEAST_BYTES, push_bytes=1)
+    header, sent, _ = beside_batch(JOB)
+    (grant,) = tasks(cloud_bench.receive(machine, sent))
+    assert "store_failed" in reports(cloud_bench.done(machine, grant, fx.WorkFailed("x")))
+    assert not tasks(cloud_bench.receive(machine, sent))
+    (need,) = messages(cloud_bench.fire(machine, "repair"), Need)
+    assert need.blob == header.blob.digest
+
+
+def test_what_was_taken_of_a_job_that_ended_is_dropped_and_others_stand():
+    machine = both_waiting(beside_bytes=LEAST_BYTES, push_bytes=1)
+    mine, theirs = put_to_cloud(machine, JOB), put_to_cloud(machine, OTHER)
+    machine.handle(fx.Command(CancelJob(JOB)), 0.0)
+    assert stored(cloud_bench.done(machine, mine, PutTaken())) == [BatchDropped(JOB)]
+    assert tasks(cloud_bench.done(machine, theirs, PutTaken())) == [Absorb({"": theirs.batch})]
+
+
+def test_the_clouds_publication_is_shown_too():
+    machine = cloud_bench.cloud(beside_bytes=LEAST_BYTES, push_bytes=1)
+    machine.handle(fx.Command(PublishRelease(JOB)), 0.0)
+    header, data = cloud_bench.sealed(SealRelease(JOB), LEAST_BYTES)
+    sealed = Broadcasts({"": Broadcast(header, data)})
+    cloud_bench.done(machine, SealPublication(JOB), sealed)
+    (task,) = tasks(cloud_bench.receive(machine, Need(header.blob.digest, (0,), True)))
+    (told_,) = bodies(cloud_bench.done(machine, task, BlobShown(URL)), BlobAt)
+    assert told_.blob == header.blob.digest

@@ -1,0 +1,407 @@
+"""Several cells at one cloud: a step ends once no cell is awaited, with what came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cloud_bench import batch, done, sealed, start, state
+from protocol_kit import (
+    CLOUD,
+    JOB,
+    PACKET_BYTES,
+    PART_BYTES,
+    at,
+    bodies,
+    commit_of,
+    headers,
+    manifest,
+    of,
+    offer,
+    reports,
+    signing_key,
+    stored,
+    tasks,
+)
+
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.cloud import CloudMachine
+from edgeveil.protocol.cloud_course import CloudState
+from edgeveil.protocol.cloud_tasks import (
+    Absorb,
+    AskUnmask,
+    Broadcast,
+    Broadcasts,
+    CloudSettings,
+    JobStatus,
+    ReleaseHeld,
+    RosterKept,
+    RoundCommit,
+    SealJob,
+    SealRelease,
+    SealRound,
+    StartJob,
+    TakeMasks,
+    timer_name,
+)
+from edgeveil.protocol.messages import (
+    Ack,
+    Batch,
+    Commit,
+    Manifest,
+    MaskSums,
+    Message,
+    PeerKeys,
+    Roster,
+    Shortfall,
+    Signer,
+    Unmask,
+)
+from edgeveil.protocol.transfer import describe
+
+NORTH, SOUTH = "north", "south"
+CELLS = (NORTH, SOUTH)
+PROXIES = {cell: Signer("proxy", signing_key(50 + n)) for n, cell in enumerate(CELLS)}
+ANNOUNCE = SealJob(JOB, CELLS)
+ROUND = SealRound(JOB, 1, 1)
+ONCE = StartJob(JOB, 1, 1, exchanges=1, retries=1)
+
+
+def cells_cloud(**settings: Any) -> CloudMachine:
+    keys = {
+        cell: PeerKeys.pinned(proxy=signing_key(50 + n).public()) for n, cell in enumerate(CELLS)
+    }
+    return CloudMachine(CLOUD, keys, CloudSettings(packet_bytes=PACKET_BYTES, **settings))
+
+
+def hear(machine: CloudMachine, cell: str, message: Message) -> list[fx.Effect]:
+    return machine.handle(fx.MessageReceived(fx.ProxyAddress(cell), message), 0.0)
+
+
+def note(cell: str, body: Any) -> Message:
+    return PROXIES[cell].note(body)
+
+
+def fire(machine: CloudMachine, name: str, cell: str) -> list[fx.Effect]:
+    return machine.handle(fx.Timer(timer_name(name, JOB, cell)), 0.0)
+
+
+def seal(
+    machine: CloudMachine, task: Any, cells: tuple[str, ...] = CELLS, **changes: Any
+) -> tuple[dict[str, Manifest], list[fx.Effect]]:
+    """Sealed for these cells; of a round each has another package."""
+    made = {}
+    for cell in cells:
+        _, data = sealed(task)
+        data = data + (cell.encode() if isinstance(task, SealRound) else b"")
+        kind = {SealJob: "job", SealRelease: "release"}.get(type(task), "round")
+        where = at(task.exchange, task.attempt) if kind == "round" else at(0, 1)
+        made[cell] = Broadcast(manifest(data, where, kind=kind, **changes), data)
+    manifests = {cell: one.manifest for cell, one in made.items()}
+    return manifests, done(machine, task, Broadcasts(made))
+
+
+def hold(machine: CloudMachine, cell: str, header: Manifest) -> list[fx.Effect]:
+    return hear(machine, cell, note(cell, Ack(header.blob.digest, "held")))
+
+
+def spread(machine: CloudMachine, task: Any, **changes: Any) -> list[fx.Effect]:
+    """Sealed, and held by both proxies."""
+    found, out = seal(machine, task, **changes)
+    for cell, header in found.items():
+        out = hold(machine, cell, header)
+    return out
+
+
+def waiting(what: StartJob = ONCE, **changes: Any) -> CloudMachine:
+    """Both cells hold the first round's broadcast."""
+    machine = cells_cloud()
+    start(machine, what)
+    spread(machine, ANNOUNCE)
+    spread(machine, ROUND, **changes)
+    assert state(machine) is CloudState.WAITING
+    return machine
+
+
+def of_cell(cell: str) -> tuple[Batch, bytes]:
+    return batch(fill=cell[:1].encode())
+
+
+def come(machine: CloudMachine, cell: str) -> list[fx.Effect]:
+    header, data = of_cell(cell)
+    return hear(machine, cell, offer(header, data, PROXIES[cell]))
+
+
+def both_batches() -> Absorb:
+    return Absorb({cell: of_cell(cell)[0] for cell in CELLS})
+
+
+def receivers(effects: list[fx.Effect], kind: type) -> set[str]:
+    """The cells that are sent a header of this kind, or a note with such a body."""
+    found = set()
+    for one in of(effects, fx.Send):
+        told = headers([one]) + bodies([one], kind)
+        if any(isinstance(body, kind) for body in told):
+            found.add(one.to.cell)  # type: ignore[union-attr]
+    return found
+
+
+# --- one step in all cells ---
+
+
+def test_a_job_goes_on_once_all_cells_hold_it():
+    machine = cells_cloud()
+    assert tasks(start(machine, ONCE)) == [ANNOUNCE]
+    found, out = seal(machine, ANNOUNCE)
+    assert receivers(out, Manifest) == set(CELLS)
+    assert tasks(hold(machine, NORTH, found[NORTH])) == []
+    (task,) = tasks(hold(machine, SOUTH, found[SOUTH]))
+    assert task == ROUND and task.cells == CELLS
+
+
+def test_batches_of_all_cells_are_absorbed_at_once_and_each_is_acknowledged():
+    machine = waiting()
+    assert tasks(come(machine, NORTH)) == []
+    out = come(machine, SOUTH)
+    assert tasks(out) == [both_batches()]
+    assert reports(out)["batch"] == {"round": 1, "uploads": 6}
+    record, data = commit_of(at(), [b"x"])
+    out = done(machine, both_batches(), RoundCommit(record, data))
+    assert receivers(out, Commit) == receivers(out, Ack) == set(CELLS)
+    assert tasks(out) == [SealRelease(JOB, CELLS)]
+
+
+def test_a_cell_without_devices_has_no_part_in_a_round():
+    machine = cells_cloud()
+    start(machine, ONCE)
+    spread(machine, ANNOUNCE)
+    found, out = seal(machine, ROUND, (SOUTH,))
+    assert receivers(out, Manifest) == {SOUTH}
+    hold(machine, SOUTH, found[SOUTH])
+    assert tasks(come(machine, SOUTH)) == [Absorb({SOUTH: of_cell(SOUTH)[0]})]
+
+
+def test_parts_of_a_batch_are_kept_by_cell():
+    out = come(waiting(), SOUTH)
+    assert [item.cell for item in stored(out)] == [SOUTH]
+
+
+# --- a cell that is silent, refuses, or is slow ---
+
+
+def test_a_silent_cell_costs_its_own_devices_only():
+    machine = waiting()
+    come(machine, NORTH)
+    out = fire(machine, "watchdog", SOUTH)
+    assert tasks(out) == [Absorb({NORTH: of_cell(NORTH)[0]})]
+    assert reports(out)["cell_gone"]["cell"] == SOUTH
+    late = come(machine, SOUTH)
+    assert tasks(late) == [] and bodies(late, Ack) == []
+
+
+def test_it_is_told_the_record_and_that_its_batch_is_of_no_use():
+    machine = waiting(StartJob(JOB, 1, 1, exchanges=2, retries=1))
+    come(machine, NORTH)
+    fire(machine, "watchdog", SOUTH)
+    record, data = commit_of(at(), [b"x"])
+    absorbed = Absorb({NORTH: of_cell(NORTH)[0]})
+    out = done(machine, absorbed, RoundCommit(record, data))
+    assert receivers(out, Commit) == set(CELLS)
+    assert [one.status for one in bodies(come(machine, SOUTH), Ack)] == ["closed"]
+
+
+def test_it_is_asked_again_once_it_was_heard_and_holds_the_job():
+    machine = waiting(StartJob(JOB, 1, 1, exchanges=3, retries=1))
+    come(machine, NORTH)
+    fire(machine, "watchdog", SOUTH)
+    absorbed, (record, data) = Absorb({NORTH: of_cell(NORTH)[0]}), commit_of(at(), [b"x"])
+    come(machine, SOUTH)  # it is there again
+    out = done(machine, absorbed, RoundCommit(record, data))
+    again, next_round = tasks(out)
+    assert again == SealJob(JOB, (SOUTH,))
+    assert next_round == SealRound(JOB, 2, 1) and next_round.cells == (NORTH,)
+    found, out = seal(machine, again, (SOUTH,))
+    assert receivers(out, Manifest) == {SOUTH}
+    hold(machine, SOUTH, found[SOUTH])
+    assert machine.courses[JOB].sealing.cells == CELLS
+
+
+def test_while_it_is_silent_nothing_is_sealed_for_it():
+    machine = waiting(StartJob(JOB, 1, 1, exchanges=3, retries=1))
+    come(machine, NORTH)
+    fire(machine, "watchdog", SOUTH)
+    absorbed, (record, data) = Absorb({NORTH: of_cell(NORTH)[0]}), commit_of(at(), [b"x"])
+    (task,) = tasks(done(machine, absorbed, RoundCommit(record, data)))
+    assert task.cells == (NORTH,)
+
+
+def test_a_cell_that_refuses_the_broadcast_does_not_stop_the_others():
+    machine = cells_cloud()
+    start(machine, ONCE)
+    spread(machine, ANNOUNCE)
+    found, _ = seal(machine, ROUND)
+    refusal = Ack(found[SOUTH].blob.digest, "refused", "spool_full")
+    hear(machine, SOUTH, note(SOUTH, refusal))
+    hold(machine, NORTH, found[NORTH])
+    assert tasks(come(machine, NORTH)) == [Absorb({NORTH: of_cell(NORTH)[0]})]
+
+
+def test_where_all_refuse_the_job_pauses_with_the_reason():
+    machine = cells_cloud()
+    start(machine, ONCE)
+    found, _ = seal(machine, ANNOUNCE)
+    out: list[fx.Effect] = []
+    for cell in CELLS:
+        refusal = Ack(found[cell].blob.digest, "refused", "cache_full")
+        out = hear(machine, cell, note(cell, refusal))
+    (status,) = [item for item in stored(out) if isinstance(item, JobStatus)]
+    assert status.status == "paused" and "cache_full" in status.reason
+
+
+def test_where_all_are_silent_the_round_is_repeated_in_all_cells():
+    machine = waiting()
+    assert tasks(fire(machine, "watchdog", NORTH)) == []
+    (task,) = tasks(fire(machine, "watchdog", SOUTH))
+    assert task == SealRound(JOB, 1, 2) and task.cells == CELLS
+
+
+def test_an_announcement_waits_for_a_silent_cell_once_where_another_holds_it():
+    machine = cells_cloud()
+    start(machine, ONCE)
+    found, _ = seal(machine, ANNOUNCE)
+    hold(machine, NORTH, found[NORTH])
+    (task,) = tasks(fire(machine, "watchdog", SOUTH))
+    assert task == ROUND and task.cells == (NORTH,)
+
+
+def test_a_quorum_of_all_closes_the_round_after_its_grace():
+    machine = waiting(quorum=1)
+    out = come(machine, NORTH)
+    grace = [one for one in of(out, fx.SetTimer) if one.name.startswith("enough")]
+    assert [one.delay_s for one in grace] == [5.0]
+    out = machine.handle(fx.Timer(grace[0].name), 0.0)
+    assert tasks(out) == [Absorb({NORTH: of_cell(NORTH)[0]})]
+    assert reports(out)["cell_gone"]["cell"] == SOUTH
+
+
+def test_below_a_quorum_of_all_nothing_closes_early():
+    out = come(waiting(quorum=4), NORTH)
+    assert not [one for one in of(out, fx.SetTimer) if one.name.startswith("enough")]
+
+
+def test_a_cell_that_fell_short_is_done_without():
+    machine = waiting()
+    assert tasks(hear(machine, SOUTH, note(SOUTH, Shortfall(at(), 1, 1)))) == []
+    assert tasks(come(machine, NORTH)) == [Absorb({NORTH: of_cell(NORTH)[0]})]
+
+
+def test_where_all_fall_short_the_counts_of_all_are_told():
+    machine = waiting()
+    hear(machine, SOUTH, note(SOUTH, Shortfall(at(), 1, 1)))
+    out = hear(machine, NORTH, note(NORTH, Shortfall(at(), 2, 0)))
+    told = reports(out)["round_repeated"]["answers"]
+    assert (told["selected"], told["uploaded"], told["declined"]) == (8, 3, 1)
+    assert tasks(out) == [SealRound(JOB, 1, 2)]
+
+
+def test_only_where_all_of_all_cells_decline_the_job_fails():
+    machine = waiting()
+    hear(machine, SOUTH, note(SOUTH, Shortfall(at(), 0, 4)))
+    out = hear(machine, NORTH, note(NORTH, Shortfall(at(), 0, 4)))
+    (status,) = [item for item in stored(out) if isinstance(item, JobStatus)]
+    assert status.status == "failed" and "all 8" in status.reason
+
+
+# --- masks ---
+
+ASKED = {
+    cell: Unmask(at(), of_cell(cell)[0].blob.digest, bytes([7 + n])) for n, cell in enumerate(CELLS)
+}
+
+
+def unmasking() -> CloudMachine:
+    machine = waiting()
+    come(machine, NORTH)
+    come(machine, SOUTH)
+    out = done(machine, both_batches(), AskUnmask(ASKED))
+    assert receivers(out, Unmask) == set(CELLS)
+    return machine
+
+
+def tell_masks(machine: CloudMachine, cell: str) -> list[fx.Effect]:
+    question = machine.courses[JOB].cells[cell].masks.question
+    data = b"masks of " + cell.encode()
+    header = MaskSums(at(), question, describe(data, PART_BYTES))
+    return hear(machine, cell, offer(header, data, PROXIES[cell]))
+
+
+def test_each_proxy_gives_the_masks_of_its_own_cell():
+    machine = unmasking()
+    assert tasks(tell_masks(machine, NORTH)) == []
+    masks = {cell: b"masks of " + cell.encode() for cell in CELLS}
+    assert tasks(tell_masks(machine, SOUTH)) == [TakeMasks(at(), masks)]
+
+
+def test_the_sum_of_a_cell_that_gives_no_masks_is_left_out():
+    machine = unmasking()
+    tell_masks(machine, NORTH)
+    assert tasks(fire(machine, "watchdog", SOUTH)) == [TakeMasks(at(), {NORTH: b"masks of north"})]
+
+
+def test_one_cell_s_masks_are_no_answer_for_the_other():
+    machine = unmasking()
+    question = machine.courses[JOB].cells[NORTH].masks.question
+    header = MaskSums(at(), question, describe(b"m", PART_BYTES))
+    out = hear(machine, SOUTH, offer(header, b"m", PROXIES[SOUTH]))
+    assert tasks(out) == [] and machine.courses[JOB].cells[SOUTH].masks.masks is None
+
+
+# --- the release ---
+
+
+def test_a_job_ends_with_the_cells_that_hold_its_release():
+    machine = waiting()
+    come(machine, NORTH)
+    come(machine, SOUTH)
+    record, data = commit_of(at(), [b"x"])
+    done(machine, both_batches(), RoundCommit(record, data))
+    found, _ = seal(machine, SealRelease(JOB, CELLS), sequence=9)
+    out = hold(machine, NORTH, found[NORTH])
+    assert stored(out) == [ReleaseHeld(9, NORTH)]
+    out = fire(machine, "watchdog", SOUTH)
+    assert JobStatus(JOB, "completed") in stored(out)
+    assert state(machine) is CloudState.IDLE
+
+
+# --- whom it believes ---
+
+
+def test_a_proxy_speaks_for_its_own_cell_alone():
+    machine = waiting()
+    header, data = of_cell(SOUTH)
+    out = hear(machine, NORTH, offer(header, data, PROXIES[SOUTH]))
+    assert [one.reason for one in of(out, fx.Refuse)] == ["forged"]
+    assert machine.courses[JOB].cells[NORTH].batch is None
+
+
+def test_a_cell_that_nobody_named_is_not_heard():
+    header, data = of_cell(SOUTH)
+    assert hear(waiting(), "west", offer(header, data, PROXIES[SOUTH])) == []
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_roster_is_that_of_its_cell(cell):
+    keys = b"k" * 32
+    header = Roster(3, describe(keys, PART_BYTES))
+    out = hear(cells_cloud(), cell, offer(header, keys, PROXIES[cell]))
+    (kept,) = stored(out)
+    assert isinstance(kept, RosterKept) and (kept.cell, kept.keys) == (cell, keys)
+
+
+def test_what_comes_up_is_told_what_it_lacks_and_the_others_nothing():
+    machine = cells_cloud()
+    start(machine, ONCE)
+    seal(machine, ANNOUNCE)
+    out = machine.handle(fx.PeerConnected(fx.ProxyAddress(SOUTH)), 0.0)
+    assert {one.to.cell for one in of(out, fx.Send)} == {SOUTH}  # type: ignore[union-attr]
+    assert receivers(out, Manifest) == {SOUTH}

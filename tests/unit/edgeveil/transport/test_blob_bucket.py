@@ -1,0 +1,105 @@
+"""A bucket as the store, at a server that speaks S3: signed URLs, their end, and what is swept."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgeveil.errors import ProtocolError, UsageError
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.beside import (
+    FetchBeside,
+    FetchedBeside,
+    GrantPut,
+    LaidDown,
+    PutBeside,
+    ShowBlob,
+    is_allowed,
+)
+from edgeveil.protocol.transfer import describe
+from edgeveil.sites.blobs import BlobBucket
+from edgeveil.transport.blob_client import BlobClient
+from edgeveil.transport.blob_store import BucketStore, taken
+
+DATA = os.urandom((6 << 20) + 7)  # more than one part of an S3 upload
+BLOB = describe(DATA, 65024)
+TO = fx.ProxyAddress()
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    pytest.importorskip("moto", reason="no server speaks S3: pip install '.[s3-tests]'")
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    names = {"aws_access_key_id": "them", "aws_secret_access_key": "secret"}
+    client = boto3.client("s3", endpoint_url=url, region_name="us-east-1", **names)
+    client.create_bucket(Bucket="fleet")
+    yield url
+    server.stop()
+
+
+def bucket(folder: Path, endpoint: str, expires_s: float = 600.0) -> BucketStore:
+    options = folder / "s3.yaml"
+    options.write_text(
+        f"endpoint: {endpoint}\nregion: us-east-1\naccess_key_id: them\nsecret_access_key: secret\n"
+    )
+    return BucketStore(BlobBucket(url="s3://fleet/blobs", options_file=options), expires_s)
+
+
+@pytest.fixture
+def client() -> Iterator[BlobClient]:
+    made = BlobClient(silent_s=5.0, first_pause_s=0.01)
+    yield made
+    made.close()
+
+
+def test_a_blob_is_had_by_a_signed_url_without_the_credentials(tmp_path, endpoint, client):
+    store = bucket(tmp_path, endpoint)
+    url = store.show(ShowBlob(BLOB, DATA)).url
+    assert is_allowed(url, [f"{endpoint}/fleet/blobs/"])
+    assert "secret" not in url
+    assert client.carry(FetchBeside(BLOB, url, 20.0)) == FetchedBeside(DATA)
+
+
+def test_a_blob_is_put_by_a_signed_url_and_taken_once(tmp_path, endpoint, client):
+    store = bucket(tmp_path, endpoint)
+    grant = store.grant(GrantPut(BLOB, TO, b"J" * 16))
+    assert is_allowed(grant.url, [f"{endpoint}/fleet/blobs/"])
+    assert client.carry(PutBeside(BLOB, grant.url, 20.0, DATA)) == LaidDown()
+    assert b"".join(taken(store, grant.name, BLOB)) == DATA
+    with pytest.raises(ProtocolError, match="not_there"):
+        list(taken(store, grant.name, BLOB))
+
+
+@pytest.mark.parametrize(
+    ("put", "why"), [(DATA + b"x", "wrong_size"), (DATA[:-1] + b"x", "wrong_bytes")]
+)
+def test_what_is_not_the_blob_is_not_taken(tmp_path, endpoint, client, put, why):
+    store = bucket(tmp_path, endpoint)
+    grant = store.grant(GrantPut(BLOB, TO, b"J" * 16))
+    other = describe(put, 65024)
+    assert client.carry(PutBeside(other, grant.url, 20.0, put)) == LaidDown()
+    with pytest.raises(ProtocolError, match=why):
+        list(taken(store, grant.name, BLOB))
+
+
+def test_what_no_url_leads_to_is_swept(tmp_path, endpoint, client):
+    store = bucket(tmp_path, endpoint, expires_s=1.0)
+    url = store.show(ShowBlob(BLOB, DATA)).url
+    time.sleep(2.1)  # the store's own clock, in whole seconds
+    store.sweep()
+    assert client.carry(FetchBeside(BLOB, url, 20.0)) == fx.WorkFailed("expired")
+
+
+def test_options_that_cannot_be_read_are_told(tmp_path):
+    with pytest.raises(UsageError, match="no options"):
+        BucketStore(BlobBucket(url="s3://fleet/x", options_file=tmp_path / "none"), 60.0)

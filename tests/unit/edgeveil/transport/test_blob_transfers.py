@@ -1,0 +1,309 @@
+"""Blobs over HTTP: our client and our store, and stores that break, lie or stall."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.beside import (
+    FetchBeside,
+    FetchedBeside,
+    GrantPut,
+    LaidDown,
+    PutBeside,
+    ShowBlob,
+)
+from edgeveil.protocol.transfer import describe
+from edgeveil.storage import FileData
+from edgeveil.transport.blob_client import TRIES, BlobClient
+from edgeveil.transport.blob_store import ServedStore, taken
+from edgeveil.transport.listener import ListenAt, server_context
+from tests.kits.certificates import issue
+
+DATA = os.urandom((1 << 20) + 4321)
+BLOB = describe(DATA, 65024)
+TO = fx.ProxyAddress()
+
+
+@pytest.fixture
+def client() -> Iterator[BlobClient]:
+    made = BlobClient(silent_s=1.0, first_pause_s=0.01)
+    yield made
+    made.close()
+
+
+# --- our own store ---
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@contextmanager
+def serving(folder: Path, tls=None, clock: Clock | None = None) -> Iterator[ServedStore]:
+    """A store on a loop of its own."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    scheme = "https" if tls else "http"
+    at = ListenAt("127.0.0.1", port, tls=tls)
+    store = ServedStore(folder, f"{scheme}://127.0.0.1:{port}/b/", at, 60.0, clock or Clock())
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(store.start(), loop).result(10)
+        yield store
+    finally:
+        asyncio.run_coroutine_threadsafe(store.stop(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def fetch(client: BlobClient, url: str, blob=BLOB) -> object:
+    return client.carry(FetchBeside(blob, url, 20.0))
+
+
+def put(client: BlobClient, url: str, data: bytes = DATA) -> object:
+    return client.carry(PutBeside(describe(data, 65024), url, 20.0, data))
+
+
+def test_what_is_shown_may_be_had_and_names_nobody(tmp_path: Path, client: BlobClient):
+    (tmp_path / "kept").write_bytes(b"before" + DATA)
+    with serving(tmp_path / "b") as store:
+        url = store.show(ShowBlob(BLOB, FileData(tmp_path / "kept", 6))).url
+        assert fetch(client, url) == FetchedBeside(DATA)
+        assert url != store.show(ShowBlob(BLOB, DATA)).url
+        assert put(client, url) == fx.WorkFailed("expired")  # it is for the other method
+
+
+def test_what_is_put_is_taken_once_and_gone(tmp_path: Path, client: BlobClient):
+    with serving(tmp_path / "b") as store:
+        grant = store.grant(GrantPut(BLOB, TO, b"J" * 16))
+        with pytest.raises(Exception, match="not_there"):
+            list(taken(store, grant.name, BLOB))
+        grant = store.grant(GrantPut(BLOB, TO, b"J" * 16))
+        assert put(client, grant.url) == LaidDown()
+        assert fetch(client, grant.url) == fx.WorkFailed("expired")
+        assert b"".join(taken(store, grant.name, BLOB)) == DATA
+        assert list((tmp_path / "b").iterdir()) == []
+        assert put(client, grant.url) == fx.WorkFailed("expired")
+
+
+@pytest.mark.parametrize("size_bytes", [len(DATA) - 1, len(DATA) + 1])
+def test_no_other_size_is_put(tmp_path: Path, client: BlobClient, size_bytes: int):
+    with serving(tmp_path / "b") as store:
+        grant = store.grant(GrantPut(BLOB, TO, b"J" * 16))
+        assert put(client, grant.url, (DATA + b"x")[:size_bytes]) == fx.WorkFailed("wrong_size")
+        assert list((tmp_path / "b").iterdir()) == []
+
+
+def test_other_bytes_of_the_same_size_are_not_taken(tmp_path: Path, client: BlobClient):
+    with serving(tmp_path / "b") as store:
+        grant = store.grant(GrantPut(BLOB, TO, b"J" * 16))
+        assert put(client, grant.url, DATA[:-1] + b"x") == LaidDown()
+        with pytest.raises(Exception, match="wrong_bytes"):
+            list(taken(store, grant.name, BLOB))
+        assert list((tmp_path / "b").iterdir()) == []
+
+
+def test_a_url_ends_and_what_lay_there_is_swept(tmp_path: Path, client: BlobClient):
+    clock = Clock()
+    with serving(tmp_path / "b", clock=clock) as store:
+        shown, grant = store.show(ShowBlob(BLOB, DATA)), store.grant(GrantPut(BLOB, TO, b"J" * 16))
+        assert put(client, grant.url) == LaidDown()
+        clock.now_s = 60.0
+        assert fetch(client, shown.url) == fx.WorkFailed("expired")
+        store.sweep()
+        assert list((tmp_path / "b").iterdir()) == []
+
+
+def test_a_file_that_is_gone_is_held_open_for_nobody(tmp_path: Path, client: BlobClient):
+    (tmp_path / "kept").write_bytes(DATA)
+    with serving(tmp_path / "b") as store:
+        url = store.show(ShowBlob(BLOB, FileData(tmp_path / "kept"))).url
+        (tmp_path / "kept").unlink()
+        store.sweep()
+        assert fetch(client, url) == fx.WorkFailed("expired")
+
+
+def test_what_a_process_before_left_is_removed(tmp_path: Path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "old").write_bytes(b"x")
+    with serving(tmp_path / "b"):
+        assert list((tmp_path / "b").iterdir()) == []
+
+
+def test_tls_is_verified(tmp_path: Path):
+    ca = issue(tmp_path, "ca")
+    issue(tmp_path, "store", issuer=ca, hosts=("127.0.0.1",))
+    issue(tmp_path, "other")
+    tls = server_context(tmp_path / "store.crt", tmp_path / "store.key", None)
+    with serving(tmp_path / "b", tls) as store:
+        url = store.show(ShowBlob(BLOB, DATA)).url
+        for authority, found in (("ca", FetchedBeside(DATA)), ("other", None)):
+            client = BlobClient(tmp_path / f"{authority}.crt", first_pause_s=0.01)
+            assert fetch(client, url) == (found or fx.WorkFailed("untrusted_store"))
+            client.close()
+
+
+# --- stores that are not sound ---
+
+
+class Odd(http.server.BaseHTTPRequestHandler):
+    """Answers the n-th request as the n-th of `answers` says, the last one for good."""
+
+    answers: list[Callable[[Odd], None]]
+    seen: list[str]
+
+    def do_GET(self) -> None:
+        self.seen.append(self.headers.get("Range", ""))
+        turn = min(len(self.seen), len(self.answers)) - 1
+        self.answers[turn](self)
+
+    def do_PUT(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *_args: object) -> None:
+        pass
+
+    def say(self, status: int, body: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        for name, value in ({"Content_Length": str(len(body))} | headers).items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@contextmanager
+def odd(*answers: Callable[[Odd], None]) -> Iterator[tuple[str, list[str]]]:
+    seen: list[str] = []
+    kind = type("It", (Odd,), {"answers": list(answers), "seen": seen})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/b/x", seen
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def cut(handler: Odd) -> None:
+    """Half of it, then hang up."""
+    start = _start(handler)
+    half = DATA[start : start + (len(DATA) - start) // 2]
+    size, kept = len(DATA) - start, f"bytes {start}-{len(DATA) - 1}/{len(DATA)}"
+    handler.say(206 if start else 200, half, Content_Length=str(size), Content_Range=kept)
+    handler.close_connection = True
+
+
+def rest(handler: Odd) -> None:
+    start = _start(handler)
+    kept = f"bytes {start}-{len(DATA) - 1}/{len(DATA)}"
+    handler.say(206 if start else 200, DATA[start:], Content_Range=kept)
+
+
+def stall(handler: Odd) -> None:
+    handler.say(200, DATA[:1000], Content_Length=str(len(DATA)))
+    threading.Event().wait(1.5)
+    handler.close_connection = True
+
+
+def _start(handler: Odd) -> int:
+    return int((handler.headers.get("Range") or "bytes=0-")[6:-1])
+
+
+def test_what_was_broken_off_goes_on_where_it_ended(client: BlobClient):
+    with odd(cut, cut, rest) as (url, seen):
+        assert fetch(client, url) == FetchedBeside(DATA)
+        half = len(DATA) // 2
+        assert seen == ["", f"bytes={half}-", f"bytes={half + (len(DATA) - half) // 2}-"]
+
+
+def test_a_store_that_knows_no_ranges_begins_anew(client: BlobClient):
+    with odd(cut, lambda handler: handler.say(200, DATA)) as (url, _):
+        assert fetch(client, url) == FetchedBeside(DATA)
+
+
+def test_a_store_that_stalls_is_left_and_asked_again(client: BlobClient):
+    with odd(stall, rest) as (url, seen):
+        assert fetch(client, url) == FetchedBeside(DATA)
+        assert len(seen) == 2
+
+
+def test_a_store_that_is_busy_for_a_moment_is_asked_again(client: BlobClient):
+    with odd(lambda handler: handler.say(503), rest) as (url, _):
+        assert fetch(client, url) == FetchedBeside(DATA)
+    with odd(lambda handler: handler.say(503), lambda handler: handler.say(200)) as (url, _):
+        assert put(client, url, b"small") == LaidDown()
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (lambda h: h.say(200, DATA[:-1] + b"x"), "wrong_bytes"),
+        (lambda h: h.say(200, DATA + b"x"), "wrong_size"),
+        (lambda h: h.say(200, b"", Content_Length=str(1 << 50)), "wrong_size"),
+        (lambda h: h.say(403), "expired"),
+        (lambda h: h.say(404), "expired"),
+        (lambda h: h.say(302, Location="http://127.0.0.1/"), "redirected"),
+        (lambda h: h.say(400), "refused"),
+        (lambda h: h.say(500), "unreachable"),
+        (lambda h: h.wfile.write(b"nonsense\r\n\r\n"), "unreachable"),
+        (lambda h: h.say(206, DATA, Content_Range="bytes 7-8/9"), "wrong_range"),
+    ],
+)
+def test_what_is_wrong_is_named(client: BlobClient, answer: Callable[[Odd], None], why: str):
+    with odd(answer) as (url, seen):
+        assert fetch(client, url) == fx.WorkFailed(why)
+        assert len(seen) == (TRIES if why == "unreachable" else 1)
+
+
+def test_an_endless_body_without_a_length_is_not_read_to_its_end(client: BlobClient):
+    def endless(handler: Odd) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        try:
+            while True:
+                handler.wfile.write(bytes(1 << 16))
+        except OSError:
+            handler.close_connection = True
+
+    with odd(endless) as (url, _):
+        assert fetch(client, url) == fx.WorkFailed("wrong_size")
+
+
+def test_a_client_that_is_closed_ends_what_is_under_way():
+    client = BlobClient(silent_s=60.0)
+    held = threading.Event()
+
+    def hold(handler: Odd) -> None:
+        handler.say(200, DATA[:1000], Content_Length=str(len(DATA)))
+        handler.wfile.flush()
+        held.set()
+        threading.Event().wait(1.0)
+
+    with odd(hold) as (url, _):
+        under_way = client.executor.submit(fetch, client, url)
+        held.wait(10)
+        client.close()
+        assert under_way.result(10) == fx.WorkFailed("ended")
+
+
+def test_nothing_listens(client: BlobClient):
+    assert fetch(client, "http://127.0.0.1:9/b/x") == fx.WorkFailed("unreachable")

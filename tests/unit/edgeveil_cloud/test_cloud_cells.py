@@ -1,0 +1,254 @@
+"""A round in several cells at the cloud's host: whom it asks, what it seals, what it adds up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from round_kit import job, public_keys
+from test_cloud_host import Desk
+
+from edgeveil.jobs import compile_job
+from edgeveil.protocol.cloud_tasks import (
+    Absorb,
+    BatchPart,
+    Broadcast,
+    Broadcasts,
+    Obstacle,
+    ReleaseHeld,
+    RosterKept,
+    RosterRefused,
+    RoundCommit,
+    SealJob,
+    SealRelease,
+    SealRound,
+    TooFewUploads,
+)
+from edgeveil_cloud.broadcasts import TooFewDevices, TooManyDevices, select
+from edgeveil_cloud.store import Store
+from edgeveil_cloud.validate_batch import JoinedArrays
+
+NORTH, SOUTH = "north", "south"
+CELLS = (NORTH, SOUTH)
+KEYS = public_keys(9)
+COHORTS = {NORTH: KEYS[:5], SOUTH: KEYS[5:]}
+
+
+def rosters(desk: Desk, cohorts: dict[str, list[bytes]] = COHORTS) -> Desk:
+    desk.store.set_enrolled([])
+    for cell, keys in cohorts.items():
+        desk.host.store(RosterKept(1, b"".join(keys), cell=cell))
+    return desk
+
+
+# --- selection over all, floors in each ---
+
+
+def chosen(devices: object, cohorts: dict[str, list[bytes]], **changes: Any) -> dict[str, int]:
+    plan = compile_job(job(selection={"devices": devices}, **changes))
+    return {cell: len(keys) for cell, keys in select(plan, cohorts).items()}
+
+
+def test_all_devices_of_all_cells_are_asked():
+    assert chosen("all", COHORTS) == {NORTH: 5, SOUTH: 4}
+
+
+def test_each_cell_that_is_asked_has_a_whole_batch_or_none():
+    cohorts = {NORTH: public_keys(40), SOUTH: public_keys(80)[40:]}
+    for _ in range(40):
+        found = chosen(6, cohorts)
+        assert all(count >= 3 for count in found.values()) and found
+
+
+def test_on_average_devices_of_all_cells_are_asked_as_often():
+    """A small cell is not left out: rounded up as often as its share says, else down."""
+    keys = public_keys(44)
+    cohorts = {NORTH: keys[:40], SOUTH: keys[40:]}
+    plan = compile_job(job(selection={"devices": 11}))
+    asked: Counter[str] = Counter()
+    rounds = 3000
+    for _ in range(rounds):
+        for cell, of_it in select(plan, cohorts).items():
+            asked[cell] += len(of_it)
+    # South's mean is 1 a round, in lots of 3 or 4: its standard error here is 0.026.
+    assert abs(asked[SOUTH] / rounds - 1.0) < 0.13
+    assert abs(asked[NORTH] / rounds - 10.0) < 0.13
+
+
+def test_a_cell_below_the_floor_is_not_asked():
+    assert chosen("all", {NORTH: KEYS[:5], SOUTH: KEYS[5:7]}) == {NORTH: 5}
+
+
+def test_where_no_cell_has_a_batch_it_is_said_with_the_floor():
+    with pytest.raises(TooFewDevices, match="3 in each cell that is asked"):
+        chosen("all", {NORTH: KEYS[:2], SOUTH: KEYS[2:4]})
+
+
+def test_a_sum_under_masks_is_that_of_a_cell():
+    plan = compile_job(
+        job(aggregation={"name": "fedavg", "secure": True}, selection={"devices": "all"})
+    )
+    keys = [number.to_bytes(32, "big") for number in range(20000)]
+    found = select(plan, {NORTH: keys[:10000], SOUTH: keys[10000:]})
+    assert {cell: len(of_it) for cell, of_it in found.items()} == {NORTH: 10000, SOUTH: 10000}
+    with pytest.raises(TooManyDevices):
+        select(plan, {NORTH: keys})
+
+
+# --- what is sealed ---
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return rosters(Desk(Store()))
+
+
+def sealed(desk: Desk, index: int = 1, attempt: int = 1) -> dict[str, Broadcast]:
+    announced = desk.host.perform(SealJob(desk.wire, CELLS))
+    assert isinstance(announced, Broadcasts) and set(announced.by_cell) == set(CELLS)
+    found = desk.host.perform(SealRound(desk.wire, index, attempt, CELLS))
+    assert isinstance(found, Broadcasts)
+    return dict(found.by_cell)
+
+
+def test_a_round_has_a_key_and_a_broadcast_for_each_cell(desk: Desk):
+    north, south = sealed(desk).values()
+    assert (north.manifest.selected, south.manifest.selected) == (5, 4)
+    assert north.manifest.cloud_key != south.manifest.cloud_key
+    assert north.manifest.sequence != south.manifest.sequence
+    assert set(desk.store.round_keys(desk.id, 1, 1)) == set(CELLS)
+
+
+def test_another_attempt_asks_the_same_devices_in_each_cell(desk: Desk):
+    first = sealed(desk)
+    again = sealed(desk, attempt=2)
+    assert {c: b.manifest.selected for c, b in first.items()} == {
+        c: b.manifest.selected for c, b in again.items()
+    }
+    desk.host.perform(SealRound(desk.wire, 1, 3, (SOUTH,)))
+    assert set(desk.store.round_keys(desk.id, 1, 3)) == {SOUTH}
+
+
+def test_a_cell_whose_roster_is_refused_is_done_without(desk: Desk):
+    desk.host.store(RosterRefused("foreign_registry", "ab" * 16, SOUTH))
+    found = desk.host.perform(SealJob(desk.wire, CELLS))
+    assert isinstance(found, Broadcasts) and set(found.by_cell) == {NORTH}
+    desk.host.store(RosterRefused("foreign_registry", "ab" * 16, NORTH))
+    blocked = desk.host.perform(SealJob(desk.wire, CELLS))
+    assert isinstance(blocked, Obstacle) and "accept-registry" in blocked.reason
+
+
+# --- rosters ---
+
+
+def test_a_device_that_two_cells_claim_stays_where_it_was(desk: Desk, caplog):
+    desk.host.store(RosterKept(2, b"".join([*KEYS[5:], KEYS[0]]), cell=SOUTH))
+    assert KEYS[0] in desk.store.enrolled(NORTH)
+    assert KEYS[0] not in desk.store.enrolled(SOUTH)
+    (line,) = [one for one in caplog.records if "claimed" in one.getMessage()]
+    assert (line.cell, line.devices) == (SOUTH, 1)
+    assert KEYS[0].hex() not in caplog.text
+
+
+def test_a_device_that_was_moved_belongs_to_its_new_cell_alone(desk: Desk):
+    moved = {KEYS[0]: SOUTH}
+    assert desk.store.set_enrolled([*KEYS[5:], KEYS[0]], SOUTH, moved) == 0
+    assert KEYS[0] in desk.store.enrolled(SOUTH) and KEYS[0] not in desk.store.enrolled(NORTH)
+    desk.store.set_enrolled(KEYS[:5], NORTH, moved)  # the old proxy has not heard yet
+    assert KEYS[0] in desk.store.enrolled(SOUTH) and KEYS[0] not in desk.store.enrolled(NORTH)
+
+
+# --- one commit ---
+
+
+def answers(desk: Desk, found: dict[str, Broadcast], **counts: int) -> Absorb:
+    """Batches of the cells; the uploads' values go on from one to the next: 1, 2, 3, …"""
+    batches, before, key_of = {}, 0, desk.store.round_key
+    for cell, count in counts.items():
+        raw = key_of(desk.id, found[cell].manifest.at.exchange, 1, cell)
+        desk.store.round_key = lambda *_, raw=raw: raw  # type: ignore[assignment, method-assign]
+        batch = desk.answers(found[cell], count, value=1.0 + before).batches[""]
+        before += count
+        data = desk.batches[batch.blob.digest]
+        desk.host.store(BatchPart(batch.blob.digest, 0, data, desk.wire, cell))
+        batches[cell] = batch
+    desk.store.round_key = key_of  # type: ignore[method-assign]
+    return Absorb(batches)
+
+
+def test_the_uploads_of_all_cells_are_one_commit(desk: Desk):
+    found = sealed(desk)
+    task = answers(desk, found, north=5, south=4)
+    done = desk.host.perform(task)
+    assert isinstance(done, RoundCommit)
+    (record,) = desk.store.exchanges(desk.id)
+    assert record.uploads == 9
+    assert done.commit.accepted == 9 * len(found[NORTH].manifest.groups)
+    assert desk.host.perform(task) == done  # said again, not absorbed again
+    digests = [batch.blob.digest for batch in task.batches.values()]
+    assert [desk.store.open_batch(desk.id, 1, 1, digest) for digest in digests] == [None, None]
+
+
+@pytest.mark.parametrize("north", [3, 5, 6])
+def test_which_cell_an_upload_came_from_changes_no_bit_of_the_model(north: int):
+    """Nine uploads of two cells give the model that they give in one."""
+    states = []
+    for cohorts in ({NORTH: KEYS[:north], SOUTH: KEYS[north:]}, {NORTH: KEYS}):
+        desk = rosters(Desk(Store()), cohorts)
+        desk.host.perform(SealJob(desk.wire, tuple(cohorts)))
+        found = desk.host.perform(SealRound(desk.wire, 1, 1, tuple(cohorts)))
+        assert isinstance(found, Broadcasts)
+        counts = {cell: len(keys) for cell, keys in cohorts.items()}
+        task = answers(desk, dict(found.by_cell), **counts)
+        assert isinstance(desk.host.perform(task), RoundCommit)
+        states.append(desk.host.jobs.state(desk.store.job(desk.id)))
+    assert states[0].keys() == states[1].keys() != set()
+    for name in states[0]:
+        assert states[0][name].tobytes() == states[1][name].tobytes()
+
+
+def test_a_cell_s_batch_is_opened_with_its_own_key_alone(desk: Desk):
+    found = sealed(desk)
+    task = answers(desk, found, north=5)
+    crossed = Absorb({SOUTH: task.batches[NORTH]})
+    data = desk.batches[task.batches[NORTH].blob.digest]
+    desk.host.store(BatchPart(task.batches[NORTH].blob.digest, 0, data, desk.wire, SOUTH))
+    refused = desk.host.perform(crossed)
+    assert isinstance(refused, TooFewUploads)
+    assert refused.answers is not None
+    assert set(refused.answers.void) == {"not_for_this_round"}
+
+
+# --- what is kept of a release ---
+
+
+def test_a_release_is_one_broadcast_for_all_cells_and_who_holds_it_is_known(desk: Desk):
+    for index in (1, 2, 3, 4):
+        found = sealed(desk, index)
+        assert isinstance(desk.host.perform(answers(desk, found, north=5, south=4)), RoundCommit)
+    released = desk.host.perform(SealRelease(desk.wire, CELLS))
+    assert isinstance(released, Broadcasts)
+    assert released.by_cell[NORTH] is released.by_cell[SOUTH]
+    sequence = released.by_cell[NORTH].manifest.sequence
+    desk.host.store(ReleaseHeld(sequence, NORTH))
+    (rollout,) = desk.store.rollouts.all()
+    assert rollout.held and rollout.cells == (NORTH,)
+    desk.host.store(ReleaseHeld(sequence, SOUTH))
+    assert desk.store.rollouts.all()[0].cells == CELLS
+
+
+# --- arrays of several batches ---
+
+
+def test_joined_arrays_are_read_as_one_sequence():
+    arrays = [np.full(2, float(n)) for n in range(7)]
+    joined = JoinedArrays([arrays[:3], [], arrays[3:]])
+    assert len(joined) == 7 and joined.largest == 6.0
+    assert [one[0] for one in joined] == [one[0] for one in arrays]
+    for start, stop in ((0, 7), (2, 5), (3, 3), (4, 99), (1, -1)):
+        assert [a[0] for a in joined[start:stop]] == [a[0] for a in arrays[start:stop]]
+    assert joined[-1][0] == 6.0 and joined[3][0] == 3.0
+    with pytest.raises(IndexError):
+        joined[7]
