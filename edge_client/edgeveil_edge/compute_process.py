@@ -34,7 +34,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
 
 from edgeveil.data.records import Records
-from edgeveil.errors import PrivacyError, ProtocolError
+from edgeveil.errors import EdgeVeilError, PrivacyError, ProtocolError
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge import compute_worker as wire
@@ -42,6 +42,7 @@ from edgeveil_edge.compute import Computation, ComputedAnswer, Half, JobTrial, T
 from edgeveil_edge.compute_child import Forked
 
 RELEASE_TRIAL_S = 60.0  # for the import of ONNX Runtime on a slow box too
+_LATE_S = 0.05  # for what lies there
 TRIAL_S = 180.0  # for the imports of a slow box too; a graph that never ends is ended then
 
 
@@ -59,6 +60,8 @@ class ComputeProcess:
         self._child: subprocess.Popen[bytes] | Forked | None = None
         self._control: socket.socket | None = None
         self._connection: Connection | None = None  # to the worker
+        self._owed: set[Half] = set()  # by the worker, of the newest question, and too late
+        self._owed_number = 0
         self._known: set[bytes] = set()
         self._met: set[str] = set()
         self._trials: dict[tuple[bytes, bytes, bool, str, int], JobTrial] = {}
@@ -253,8 +256,10 @@ class ComputeProcess:
             without.append("it was not done within the round's time budget")
         except EOFError:
             without.append("the computing process ended with the records")
-        if missing and in_time:  # else it had no time at all, and is not to blame
+        if missing and in_time:
             self.replace_worker()
+        elif missing:  # it had no time at all, and is not to blame
+            self._owed, self._owed_number = missing, self._number
         return without
 
     def forget(self, job: TaughtJob) -> None:
@@ -351,6 +356,7 @@ class ComputeProcess:
 
     def _drop_worker(self) -> None:
         """Speak to it no more; the child ends it when it makes the next one."""
+        self._owed = set()
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -370,6 +376,7 @@ class ComputeProcess:
 
     def _send(self, request: wire.Request) -> None:
         """To the worker, or to another one where it has ended by itself meanwhile."""
+        self._take_late()
         raw = wire.encode(request)
         try:
             try:
@@ -379,6 +386,18 @@ class ComputeProcess:
                 self._fork().send_bytes(raw)
         except OSError:
             raise self._lost() from None
+
+    def _take_late(self) -> None:
+        """Take, and forget, what the worker did too late; one that still is at it is given up.
+
+        With more in both ways than a pipe holds each of the two would wait for the other to read.
+        """
+        try:
+            while self._owed:
+                late = self._reply(self._owed_number, self._clock() + _LATE_S)
+                self._owed -= set(late.parts)
+        except (TimeoutError, EOFError, EdgeVeilError):
+            self._drop_worker()
 
     def _reply(self, number: int, until_s: float) -> wire.AnswerHalves:
         """The next halves of an answer. Raises as `_receive`, and what the worker refused with."""

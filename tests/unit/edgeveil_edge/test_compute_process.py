@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -310,6 +311,37 @@ def test_a_box_that_is_late_with_the_empty_answer_sends_that_late(
     nobody = Computer(site(tmp_path, records(tmp_path / "none.npz", 0)), SPLIT_KEY)
     assert tensors(found) == tensors(nobody.answer(computation(taught())))
     assert "not done within" in found.without
+
+
+def test_a_worker_that_was_late_with_a_large_answer_is_asked_again(
+    process, tmp_path, monkeypatch
+) -> None:
+    """It may still have to hand over more than a pipe holds while it is asked as much."""
+    large = taught(
+        features=(),
+        model={"name": "mlp", "hidden": [500, 500]},
+        train={"method": "sgd", "rounds": 2},
+        privacy={"epsilon": 8.0, "accept_unproven": True},
+        unsupervised={"every_rounds": 0},
+    )
+    far = remote(process, tmp_path, records(tmp_path / "own.npz"))
+    assert far.answer(computation(large)).without == ""
+    plain = process._blank
+
+    def preempted(*asked: Any) -> Any:
+        blank = plain(*asked)
+        assert process._connection is not None
+        assert process._connection.poll(30)
+        return blank
+
+    with monkeypatch.context() as patched:
+        patched.setattr(process, "_blank", preempted)
+        assert "not done within" in far.answer(computation(large, until_s=0.0)).without
+    found = queue.SimpleQueue[ComputedAnswer]()
+    thread = threading.Thread(target=lambda: found.put(far.answer(computation(large, 2))))
+    thread.start()
+    assert found.get(timeout=60).without == ""
+    thread.join()
 
 
 def test_what_evaluation_records_do_changes_no_training_answer(tmp_path, monkeypatch) -> None:
