@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +18,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # And nohup ignores the hang-up of a terminal.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ports_of_this_worker() -> Iterator[None]:
+    """Test processes beside each other choose from different ones: a server may take up its port
+    long after it was chosen."""
+    from edgeveil_tools.site import brokers
+
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(brokers, "_SERVER_PORTS", brokers._SERVER_PORTS[number::count])
+        yield
 
 
 @pytest.fixture

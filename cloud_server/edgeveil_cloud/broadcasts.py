@@ -18,7 +18,7 @@ from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud_tasks import (
     AskUnmask,
     Broadcast,
-    Broadcasts,
+    CellBroadcasts,
     CountReports,
     ReportsCounted,
     SealRound,
@@ -226,7 +226,7 @@ class Sealer:
         self._cohorts: dict[str, dict[str, tuple[bytes, ...]]] = {}
         self.buckets: dict[str, bool] = {}  # whether all devices of a cell look in buckets
 
-    def job(self, entry: JobEntry, cells: Sequence[str]) -> Broadcasts:
+    def job(self, entry: JobEntry, cells: Sequence[str]) -> CellBroadcasts:
         """The job and its graph, for every enrolled device: rounds select among these."""
         cohorts = self._enrolled(cells)
         self._cohorts[entry.id] = self._cohorts.get(entry.id, {}) | cohorts
@@ -236,9 +236,9 @@ class Sealer:
         backbones = tuple(plan.artifacts[one] for one in backbone_digests(plan.job.features))
         package = JobPackage(entry.canonical, self._jobs.graph(entry), backbones)
         manifest, data, _ = self._sealed(entry, "job", package, cohorts)
-        return Broadcasts(dict.fromkeys(cohorts, Broadcast(manifest, data)))
+        return CellBroadcasts(dict.fromkeys(cohorts, Broadcast(manifest, data)))
 
-    def round(self, task: SealRound) -> Broadcasts | AskUnmask:
+    def round(self, task: SealRound) -> CellBroadcasts | AskUnmask:
         """A round's model for the devices selected, sealed for each cell by itself; the round's
         secrets are kept first.
 
@@ -276,13 +276,13 @@ class Sealer:
         marks = self._marks.of(task.job_id)
         marks.times_s = {"seal": started_s, "sealed": self._clock()}
         marks.sent_bytes = sum(len(one.data) for one in sealed.values())
-        return Broadcasts(sealed)
+        return CellBroadcasts(sealed)
 
     def forget(self, job: str) -> None:
         """The job runs no more; whoever starts it announces it first."""
         self._cohorts.pop(job, None)
 
-    def release(self, entry: JobEntry, cells: Sequence[str]) -> Broadcasts:
+    def release(self, entry: JobEntry, cells: Sequence[str]) -> CellBroadcasts:
         """The final model, kept and sealed for the devices that get it first."""
         from edgeveil.parts.models.softmax_head import bake
 
@@ -300,7 +300,7 @@ class Sealer:
         canary = {cell: [k for k in keys if k in first] for cell, keys in cohorts.items()}
         return self._release(entry, onnx, cohorts, canary if _all_of(canary) else {})
 
-    def publication(self, entry: JobEntry, cells: Sequence[str]) -> Broadcasts:
+    def publication(self, entry: JobEntry, cells: Sequence[str]) -> CellBroadcasts:
         """A release, sealed (again) for every enrolled device of these cells."""
         cohorts = self._enrolled(cells)
         kept = self._store.release(entry.id)
@@ -310,7 +310,7 @@ class Sealer:
 
     def _release(
         self, entry: JobEntry, onnx: bytes, cohorts: Cohorts, canary: Cohorts
-    ) -> Broadcasts:
+    ) -> CellBroadcasts:
         """For the canary, or for all; the secret that opens the reports is kept first.
 
         The package's bytes are the same each time: a device that has it need not fetch it again.
@@ -332,7 +332,7 @@ class Sealer:
         secret = RoundSecret(opening, membership).to_bytes()
         stage: Stage = "canary" if canary else "all"
         self._store.rollouts.sent(entry.id, manifest.sequence, stage, manifest.selected, secret)
-        return Broadcasts(dict.fromkeys(cohorts, Broadcast(manifest, data)))
+        return CellBroadcasts(dict.fromkeys(cohorts, Broadcast(manifest, data)))
 
     def count_reports(self, task: CountReports) -> ReportsCounted:
         """Open reports, and count each once; what is not of a device that was asked is dropped."""

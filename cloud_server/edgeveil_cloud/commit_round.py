@@ -408,8 +408,8 @@ class RoundCommitter:
     ) -> RoundCommit:
         # Each of an upload's segments would be in a piece of its own: then the whole is one.
         floor = context.min_batch if len(context.groups) == 1 else len(accepted)
-        marks = describe_record(at, accepted, self._part_bytes, floor if self.in_pieces else None)
-        return RoundCommit(*marks)
+        least = floor if self.in_pieces else None
+        return RoundCommit(*describe_record(at, accepted, self._part_bytes, least))
 
 
 def _secret_of(opening: BatchOpening, context: RoundContext) -> RoundSecret:

@@ -87,9 +87,9 @@ class CloudHost:
         recorder: Recorder | None = None,
         random_bytes: RandomBytes = os_random,
         valid_s: float = ReleaseValidity().valid_s,
-        workers: WorkerProcesses | None = None,
         moved: Callable[[], Mapping[bytes, str]] = dict,
         blobs: StoreBeside | None = None,
+        workers: WorkerProcesses | None = None,
     ) -> None:
         self._blobs = blobs
         self._store, self._clock, self._moved = store, clock, moved

@@ -15,7 +15,7 @@ from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.privacy.policy import Quote
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
-from edgeveil.protocol.cloud_tasks import Absorb, Broadcasts, JobStatus, RoundCommit, SealRound
+from edgeveil.protocol.cloud_tasks import Absorb, CellBroadcasts, JobStatus, RoundCommit, SealRound
 from edgeveil.protocol.release_health import ReleaseOutcome
 from edgeveil.transport.metrics import Metrics, gauge
 from edgeveil_cloud.host import CloudHost
@@ -60,7 +60,9 @@ class CloudMetrics(Collector):
     def watch(self, thing: object) -> None:
         """Hear what passes the machine's host."""
         match thing:
-            case fx.WorkDone(task=SealRound(job_id=job_id, exchange=number), result=Broadcasts()):
+            case fx.WorkDone(
+                task=SealRound(job_id=job_id, exchange=number), result=CellBroadcasts()
+            ):
                 if self._rounds_since.get(job_id, (-1,))[0] != number:
                     self._rounds_since[job_id] = number, time.monotonic()
                     self._ask(job_id, number)

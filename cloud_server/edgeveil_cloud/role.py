@@ -84,8 +84,8 @@ class CloudRole:
             rosters=self.store.roster_marks(),
             metadata=metadata,
         )
-        self.workers = workers_of(site.compute)
         self.blobs = open_store(site.blobs, site.state_dir)
+        self.workers = workers_of(site.compute)
         self.host = CloudHost(
             self.store,
             held_records(site.test_data) if site.test_data else None,
@@ -97,9 +97,9 @@ class CloudRole:
             recorder=Recorder(site.record_dir) if site.record_dir else None,
             random_bytes=random.random_bytes,
             valid_s=site.releases.valid_s,
-            workers=self.workers,
             moved=self._moved,
             blobs=self.blobs,
+            workers=self.workers,
         )
 
     def _moved(self) -> dict[bytes, str]:

@@ -328,11 +328,10 @@ class JoinedArrays(Sequence[Array]):
     """The valid arrays of one group in several batches, one after the other."""
 
     def __init__(self, parts: Sequence[Sequence[Array]]) -> None:
-        self._parts: list[Sequence[Array]] = []
-        for one in parts:
-            self._parts += (
-                one._parts if isinstance(one, JoinedArrays) else [one] if len(one) else []
-            )
+        self._parts = list[Sequence[Array]]()
+        for part in parts:
+            found = part._parts if isinstance(part, JoinedArrays) else [part]
+            self._parts += [one for one in found if len(one)]
 
     @property
     def largest(self) -> float:

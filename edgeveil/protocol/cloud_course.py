@@ -43,7 +43,7 @@ from edgeveil.protocol.cloud_tasks import (
     Absorb,
     AskUnmask,
     Broadcast,
-    Broadcasts,
+    CellBroadcasts,
     CloudSettings,
     JobStatus,
     Obstacle,
@@ -301,7 +301,7 @@ class JobCourse:
                 return self._end("failed", reason)
             case Obstacle(reason=reason):
                 return self._pause(reason)
-            case Broadcasts(by_cell=by_cell):
+            case CellBroadcasts(by_cell=by_cell):
                 return self._sealed(by_cell)
             case RoundCommit(commit=commit, data=data):
                 return self._committed(commit, data)
@@ -387,7 +387,7 @@ class JobCourse:
 
     def _offer_job(self, joining: list[CellCourse], result: object) -> list[fx.Effect]:
         """What cannot be sealed now is tried again after the next exchange."""
-        by_cell = result.by_cell if isinstance(result, Broadcasts) else {}
+        by_cell = result.by_cell if isinstance(result, CellBroadcasts) else {}
         out: list[fx.Effect] = []
         for cell in joining:
             offered = by_cell.get(cell.cell)

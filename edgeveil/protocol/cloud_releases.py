@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud_outgoing import OutgoingBroadcast
 from edgeveil.protocol.cloud_tasks import (
-    Broadcasts,
+    CellBroadcasts,
     CloudSettings,
     CountReports,
     PublishRelease,
@@ -65,7 +65,7 @@ class CloudReleases:
         if self._asked is None or self._asked.job_id != task.job_id:
             return []
         self._asked = None
-        if not isinstance(result, Broadcasts):
+        if not isinstance(result, CellBroadcasts):
             why = getattr(result, "reason", "")
             return [fx.Report("release_waits", {"why": why})]
         of_it = next(iter(result.by_cell.values())).manifest

@@ -44,7 +44,7 @@ class RepeatEnd:
 class SealJob:
     """Seal the job and its graph to all enrolled keys of these cells.
 
-    Outcome `Broadcasts`, `Obstacle` or `WorkFailed`.
+    Outcome `CellBroadcasts`, `Obstacle` or `WorkFailed`.
     """
 
     job_id: bytes
@@ -55,8 +55,8 @@ class SealJob:
 class SealRound:
     """Select among the devices of these cells, make the keys of the round, seal the model.
 
-    Outcome `Broadcasts`, `Obstacle` or `WorkFailed`; `AskUnmask` where the exchange came as far as
-    that before, as it is asked no second time.
+    Outcome `CellBroadcasts`, `Obstacle` or `WorkFailed`; `AskUnmask` where the exchange came as far
+    as that before, as it is asked no second time.
     """
 
     job_id: bytes
@@ -69,7 +69,7 @@ class SealRound:
 class SealRelease:
     """Seal the final model, to a canary's keys or to all enrolled ones, as the job says.
 
-    Outcome `Broadcasts`, `Obstacle` or `WorkFailed`.
+    Outcome `CellBroadcasts`, `Obstacle` or `WorkFailed`.
     """
 
     job_id: bytes
@@ -86,7 +86,7 @@ class PublishRelease:
 
 @dataclass(frozen=True)
 class SealPublication:
-    """Seal a release to all enrolled keys of these cells; outcome `Broadcasts`, `Obstacle` or
+    """Seal a release to all enrolled keys of these cells; outcome `CellBroadcasts`, `Obstacle` or
     `WorkFailed`."""
 
     job_id: bytes
@@ -128,7 +128,7 @@ class Broadcast:
 
 
 @dataclass(frozen=True)
-class Broadcasts:
+class CellBroadcasts:
     """What each cell is sent; a cell that is not named has no device for it."""
 
     by_cell: Mapping[str, Broadcast]

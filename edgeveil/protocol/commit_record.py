@@ -19,7 +19,6 @@ from edgeveil.errors import ProtocolError
 from edgeveil.protocol.messages import MOST_PIECES, Blob, Commit, ExchangeId
 from edgeveil.protocol.transfer import describe
 
-MARK_BYTES = 32
 PIECE_MARKS = 256  # of a piece on average, at least: fewer would save less than naming them costs
 
 

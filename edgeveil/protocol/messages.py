@@ -250,8 +250,8 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
     """The round is closed: the blob lists the mark of every accepted segment, sorted.
 
     `pieces` are the blob cut by the first bits of the marks, each as a blob of its own: a device
-    asks for the one in which its mark would stand (`edgeveil.protocol.commit_record`). None: the
-    proxy, or the cloud, is of an earlier version, and the whole is pushed.
+    asks for the one in which its mark would stand (`edgeveil.protocol.commit_record`). None: a
+    party of an earlier version takes part, and the whole is pushed.
     """
 
     at: ExchangeId

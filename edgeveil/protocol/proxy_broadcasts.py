@@ -18,6 +18,7 @@ import hashlib
 from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
@@ -372,13 +373,12 @@ class _Served:
     before: frozenset[int] = frozenset()
 
 
-def _pieces(kept: KeptBroadcast) -> list[tuple[Blob, Data]]:
+def _pieces(kept: KeptBroadcast) -> Iterator[tuple[Blob, Data]]:
     """The stanzas and the stream of a broadcast that is not for everybody, or a record's pieces."""
-    found, start = list[tuple[Blob, Data]](), 0
+    start = 0
     for piece in pieces_of(kept.header):
-        found.append((piece, Piece(kept.data, start, piece.size_bytes)))
+        yield piece, Piece(kept.data, start, piece.size_bytes)
         start += piece.size_bytes
-    return found
 
 
 class Serving:
@@ -401,7 +401,7 @@ class Serving:
         """
         header, limit, key = kept.header, self._context.settings, self._key(to, kept)
         pushed, packet_bytes = [(header.blob, kept.data)], limit.packet_bytes
-        pieces = _pieces(kept)
+        pieces = list(_pieces(kept))
         if pieces and isinstance(header, Manifest):
             for_all = header.kind != "round" or limit.cover_window_s
             pushed = pieces if for_all else pieces[:1]
@@ -456,8 +456,8 @@ class Serving:
 
     def _found(self, digest: bytes) -> tuple[Blob, Data]:
         """A kept blob, or a piece of one. Raises ProtocolError `unknown_blob`."""
-        for kept in self._context.memory.kept.values():
-            for blob, data in ((kept.header.blob, kept.data), *_pieces(kept)):
+        for kept in reversed(self._context.memory.kept.values()):  # all ask for the newest
+            for blob, data in chain(((kept.header.blob, kept.data),), _pieces(kept)):
                 if blob.digest == digest:
                     return blob, data
         raise ProtocolError("unknown_blob")

@@ -40,6 +40,11 @@ def test_name_protocols_and_a_clean_end(broker):
         socket.create_connection(("127.0.0.1", broker.port), timeout=1).close()
 
 
+def test_a_port_is_not_chosen_twice_while_its_server_is_yet_to_listen(monkeypatch):
+    monkeypatch.setattr(brokers, "_SERVER_PORTS", brokers._SERVER_PORTS[:120])
+    assert len({free_port() for _ in range(20)}) == 20
+
+
 def test_a_taken_port_is_named_with_the_fix(engine, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -70,10 +70,10 @@ def test_clients_connect_and_are_held(capsys, broker, account):
 @pytest.mark.parametrize("qos", [0, 1])
 def test_what_clients_publish_reaches_its_subscriber(capsys, broker, account, tmp_path, qos):
     load = ("-c", 5, "-I", 20, "-L", 100, "-s", 64, "-q", qos, "-t", "t/%u/%i/%c")
-    beside = ("--subscribers", 7, "--out", tmp_path / "out")  # two topics have two readers
+    beside = ("--subscribers", 10, "--out", tmp_path / "out")  # each topic has two
     found = measured(capsys, "pub", "--broker", broker.url, *account, *load, *beside)
     [one] = found["brokers"]
-    assert (one["connects"], one["sent"], one["received"]) == (12, 100, 140)
+    assert (one["connects"], one["sent"], one["received"]) == (15, 100, 200)
     assert (one["lost"], one["failures"]) == (0, {})
     assert one["acknowledged"] == (100 if qos else 0)
     assert one["end_to_end_s"]["p50"] > 0 and (one["ack_s"]["p50"] is None) == (qos == 0)
@@ -105,7 +105,7 @@ def test_subscribers_hear_what_others_publish(capsys, broker, account):
     finally:
         heard.set()
         thread.join()
-    assert one["received"] > 0 and one["received"] % 2 == 0 and one["received_per_s"] > 0
+    assert one["received"] > 0 and one["received_per_s"] > 0
     assert one["end_to_end_s"]["p50"] is None and one["failures"] == {}
 
 

@@ -21,6 +21,7 @@ import pytest
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.enrolment import Enrolment, EnrolmentError
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger, read_ledger
+from edgeveil.protocol.messages import Manifest
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.proxy import ProxySite
@@ -148,7 +149,8 @@ def test_a_proxy_keeps_its_devices_and_who_was_revoked(proxy: Path, facts: dict)
     assert registry.admit(Enrolment.make(SigningKey.generate(), OpeningKey.generate()))
     registry.close()
     spool = Spool(proxy / "spool.sqlite")
-    (kept,) = spool.load().kept.values()
+    # A spool of the newest versions keeps the job's last record, too.
+    (kept,) = [one for one in spool.load().kept.values() if isinstance(one.header, Manifest)]
     assert kept.header.kind == "release"  # for devices that come later
     spool.close()
 

@@ -177,9 +177,9 @@ def _finish_cloud(task: object, tape: Tape) -> object:
     return ct.TooFewUploads("too few")
 
 
-def _sealed(kind: str, at: m.ExchangeId, tape: Tape) -> ct.Broadcasts:
+def _sealed(kind: str, at: m.ExchangeId, tape: Tape) -> ct.CellBroadcasts:
     text = tape.choice(TEXTS[1:])
-    return ct.Broadcasts(
+    return ct.CellBroadcasts(
         {"": ct.Broadcast(manifest(kind, at, 1, describe(text, PART_BYTES)), text)}
     )
 

@@ -15,7 +15,7 @@ from edgeveil.protocol.cloud_tasks import (
     BatchDropped,
     BatchPart,
     Broadcast,
-    Broadcasts,
+    CellBroadcasts,
     JobStatus,
     RosterKept,
     RoundCommit,
@@ -226,7 +226,7 @@ class CloudHost(Crashing):
                 )
         return fx.WorkFailed("unknown task")
 
-    def _to_all(self, kind: str, package: JobPackage | ReleasePackage) -> Broadcasts:
+    def _to_all(self, kind: str, package: JobPackage | ReleasePackage) -> CellBroadcasts:
         self.sequence += 1
         at = ExchangeId(JOB, 0, self.sequence)
         terms = Terms(kind, at, self.sequence, DIGEST, kind)  # type: ignore[arg-type]
@@ -234,9 +234,9 @@ class CloudHost(Crashing):
         manifest, data, _ = seal_broadcast(
             terms, plain, self.keys, part_bytes(self._sizes.packet_bytes)
         )
-        return Broadcasts({"": Broadcast(manifest, data)})
+        return CellBroadcasts({"": Broadcast(manifest, data)})
 
-    def _seal_round(self, at: ExchangeId) -> Broadcasts:
+    def _seal_round(self, at: ExchangeId) -> CellBroadcasts:
         self.sequence += 1
         shift = self.sequence % len(self.keys)
         chosen = (self.keys[shift:] + self.keys[:shift])[: self._count]
@@ -264,7 +264,7 @@ class CloudHost(Crashing):
             manifest = in_pieces(manifest, data)
         self._secrets[at.exchange, at.attempt] = (opening, tag)
         self.selected[at.exchange, at.attempt] = {key.to_bytes() for key in chosen}
-        return Broadcasts({"": Broadcast(manifest, data)})
+        return CellBroadcasts({"": Broadcast(manifest, data)})
 
     def _absorb(
         self, at: ExchangeId, counts: tuple[int, ...], data: bytes

@@ -14,7 +14,7 @@ from edgeveil.crypto.keys import OpeningKey
 from edgeveil.errors import DataError, JobFailed
 from edgeveil.jobs import load_job
 from edgeveil.parts.features.onnx import MAX_BACKBONE_BYTES, sha256_hex
-from edgeveil.protocol.cloud_tasks import Broadcasts, SealJob
+from edgeveil.protocol.cloud_tasks import CellBroadcasts, SealJob
 from edgeveil.protocol.sealed import JobPackage, decode_package, open_broadcast
 from edgeveil.transport.http import serve
 from edgeveil_cloud.broadcasts import BroadcastLimits
@@ -86,7 +86,7 @@ def test_devices_get_the_job_with_its_backbone_and_a_graph_that_holds_it(
     store.put_backbone(BACKBONE)
     entry = idle_control(store).submit(sent)
     sealed = CloudHost(store, None, BroadcastLimits(4096)).perform(SealJob(wire_id(entry)))
-    assert isinstance(sealed, Broadcasts)
+    assert isinstance(sealed, CellBroadcasts)
     out = sealed.by_cell[""]
     opened = open_broadcast(key, out.manifest, out.data)
     assert opened is not None

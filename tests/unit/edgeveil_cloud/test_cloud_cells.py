@@ -15,7 +15,7 @@ from edgeveil.protocol.cloud_tasks import (
     Absorb,
     BatchPart,
     Broadcast,
-    Broadcasts,
+    CellBroadcasts,
     Obstacle,
     ReleaseHeld,
     RosterKept,
@@ -107,9 +107,9 @@ def desk() -> Desk:
 
 def sealed(desk: Desk, index: int = 1, attempt: int = 1) -> dict[str, Broadcast]:
     announced = desk.host.perform(SealJob(desk.wire, CELLS))
-    assert isinstance(announced, Broadcasts) and set(announced.by_cell) == set(CELLS)
+    assert isinstance(announced, CellBroadcasts) and set(announced.by_cell) == set(CELLS)
     found = desk.host.perform(SealRound(desk.wire, index, attempt, CELLS))
-    assert isinstance(found, Broadcasts)
+    assert isinstance(found, CellBroadcasts)
     return dict(found.by_cell)
 
 
@@ -134,7 +134,7 @@ def test_another_attempt_asks_the_same_devices_in_each_cell(desk: Desk):
 def test_a_cell_whose_roster_is_refused_is_done_without(desk: Desk):
     desk.host.store(RosterRefused("foreign_registry", "ab" * 16, SOUTH))
     found = desk.host.perform(SealJob(desk.wire, CELLS))
-    assert isinstance(found, Broadcasts) and set(found.by_cell) == {NORTH}
+    assert isinstance(found, CellBroadcasts) and set(found.by_cell) == {NORTH}
     desk.host.store(RosterRefused("foreign_registry", "ab" * 16, NORTH))
     blocked = desk.host.perform(SealJob(desk.wire, CELLS))
     assert isinstance(blocked, Obstacle) and "accept-registry" in blocked.reason
@@ -199,7 +199,7 @@ def test_which_cell_an_upload_came_from_changes_no_bit_of_the_model(north: int):
         desk = rosters(Desk(Store()), cohorts)
         desk.host.perform(SealJob(desk.wire, tuple(cohorts)))
         found = desk.host.perform(SealRound(desk.wire, 1, 1, tuple(cohorts)))
-        assert isinstance(found, Broadcasts)
+        assert isinstance(found, CellBroadcasts)
         counts = {cell: len(keys) for cell, keys in cohorts.items()}
         task = answers(desk, dict(found.by_cell), **counts)
         assert isinstance(desk.host.perform(task), RoundCommit)
@@ -229,7 +229,7 @@ def test_a_release_is_one_broadcast_for_all_cells_and_who_holds_it_is_known(desk
         found = sealed(desk, index)
         assert isinstance(desk.host.perform(answers(desk, found, north=5, south=4)), RoundCommit)
     released = desk.host.perform(SealRelease(desk.wire, CELLS))
-    assert isinstance(released, Broadcasts)
+    assert isinstance(released, CellBroadcasts)
     assert released.by_cell[NORTH] is released.by_cell[SOUTH]
     sequence = released.by_cell[NORTH].manifest.sequence
     desk.host.store(ReleaseHeld(sequence, NORTH))

@@ -20,7 +20,7 @@ from edgeveil.protocol.cloud_tasks import (
     Absorb,
     BatchPart,
     Broadcast,
-    Broadcasts,
+    CellBroadcasts,
     JobStatus,
     Obstacle,
     RosterKept,
@@ -50,7 +50,7 @@ OPEN = {
 
 def alone(outcome: object) -> object:
     """What is sealed for the cell without a name; any other outcome as it is."""
-    return outcome.by_cell[""] if isinstance(outcome, Broadcasts) else outcome
+    return outcome.by_cell[""] if isinstance(outcome, CellBroadcasts) else outcome
 
 
 class Desk:

@@ -10,7 +10,7 @@ import pytest
 
 from edgeveil.jobs import load_plan
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_tasks import Broadcasts, SealRound
+from edgeveil.protocol.cloud_tasks import CellBroadcasts, SealRound
 from edgeveil.transport.metrics import Metrics
 from edgeveil_cloud.metrics import CloudMetrics
 from edgeveil_cloud.store import Store
@@ -26,7 +26,7 @@ def spent(name: str) -> dict[str, float]:
     entry = store.submit_job(job.job, job.canonical(), job.digest())
     host: Any = SimpleNamespace(jobs=StoredJobs(store))
     shown = CloudMetrics(Metrics(), store, host, SimpleNamespace(courses={}))  # type: ignore[arg-type]
-    task, made = object.__new__(SealRound), object.__new__(Broadcasts)
+    task, made = object.__new__(SealRound), object.__new__(CellBroadcasts)
     for field, value in {"job_id": wire_id(entry.id), "exchange": 1}.items():
         object.__setattr__(task, field, value)
     shown.watch(fx.WorkDone(task, made))

@@ -194,8 +194,8 @@ def measured(
 
 
 def ratio_text(value: float | None) -> str:
-    """`1.24`, nothing without one."""
-    return "" if value is None else f"{value:.2f}"
+    """`1.24`, `0.0037`; nothing without one."""
+    return "" if value is None else f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
 def side_by_side(title: str, names: Sequence[str], figures: Iterable[Figure]) -> Table:

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -164,16 +165,20 @@ def _engine_of(plan: BrokerPlan) -> Literal["amqtt", "mosquitto"]:
 
 
 _SERVER_PORTS = range(22_000, 32_000)
+_CHOSEN = deque[int](maxlen=200)  # of late by this process; their servers may not listen yet
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nobody uses at this moment.
+    """A TCP port that nobody uses at this moment, nor was it chosen here of late.
 
     Below those that systems give to outgoing connections (from 32768 on Linux, 49152 elsewhere):
     one of these could take it before its server listens. Raises OSError if none is free.
     """
     for port in secrets.SystemRandom().sample(_SERVER_PORTS, 100):
+        if port in _CHOSEN:
+            continue
         with suppress(OSError), socket.create_server((host, port)):
+            _CHOSEN.append(port)
             return port
     raise OSError(errno.EADDRINUSE, f"no free port on {host}")
 

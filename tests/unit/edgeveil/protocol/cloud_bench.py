@@ -24,7 +24,7 @@ from edgeveil.protocol.cloud_course import CloudState
 from edgeveil.protocol.cloud_tasks import (
     Absorb,
     Broadcast,
-    Broadcasts,
+    CellBroadcasts,
     CloudSettings,
     RoundCommit,
     SealJob,
@@ -87,7 +87,7 @@ def sealed(task: object, size: int = 30) -> tuple[Manifest, bytes]:
 
 def seal(machine: CloudMachine, task: object, size: int = 30) -> tuple[Manifest, list[fx.Effect]]:
     header, data = sealed(task, size)
-    return header, done(machine, task, Broadcasts({"": Broadcast(header, data)}))
+    return header, done(machine, task, CellBroadcasts({"": Broadcast(header, data)}))
 
 
 def broadcast(machine: CloudMachine, task: object) -> list[fx.Effect]:

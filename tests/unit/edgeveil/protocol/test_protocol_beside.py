@@ -48,8 +48,8 @@ from edgeveil.protocol.cloud_tasks import (
     Absorb,
     BatchDropped,
     Broadcast,
-    Broadcasts,
     CancelJob,
+    CellBroadcasts,
     PublishRelease,
     SealJob,
     SealPublication,
@@ -583,7 +583,7 @@ def test_the_clouds_publication_is_shown_too():
     machine = cloud_bench.cloud(beside_bytes=LEAST_BYTES, push_bytes=1)
     machine.handle(fx.Command(PublishRelease(JOB)), 0.0)
     header, data = cloud_bench.sealed(SealRelease(JOB), LEAST_BYTES)
-    sealed = Broadcasts({"": Broadcast(header, data)})
+    sealed = CellBroadcasts({"": Broadcast(header, data)})
     cloud_bench.done(machine, SealPublication(JOB), sealed)
     (task,) = tasks(cloud_bench.receive(machine, Need(header.blob.digest, (0,), True)))
     (told_,) = bodies(cloud_bench.done(machine, task, BlobShown(URL)), BlobAt)

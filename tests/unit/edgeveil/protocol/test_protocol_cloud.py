@@ -44,7 +44,7 @@ from edgeveil.protocol.cloud_course import CloudState
 from edgeveil.protocol.cloud_tasks import (
     Absorb,
     Broadcast,
-    Broadcasts,
+    CellBroadcasts,
     JobStatus,
     ReleaseHeld,
     RoundCommit,
@@ -234,7 +234,8 @@ def test_the_watchdog_waits_for_the_round_s_own_deadline():
     task = SealRound(JOB, 1, 1)
     header = manifest(b"m", deadline_s=60.0, grace_s=5.0)
     assert (
-        timers(done(machine, task, Broadcasts({"": Broadcast(header, b"m")})))["watchdog"] == 95.0
+        timers(done(machine, task, CellBroadcasts({"": Broadcast(header, b"m")})))["watchdog"]
+        == 95.0
     )
     assert timers(receive(machine, ack(header)))["watchdog"] == 95.0
 

@@ -31,7 +31,7 @@ from edgeveil.protocol.cloud_tasks import (
     Absorb,
     AskUnmask,
     Broadcast,
-    Broadcasts,
+    CellBroadcasts,
     CloudSettings,
     JobStatus,
     ReleaseHeld,
@@ -98,7 +98,7 @@ def seal(
         where = at(task.exchange, task.attempt) if kind == "round" else at(0, 1)
         made[cell] = Broadcast(manifest(data, where, kind=kind, **changes), data)
     manifests = {cell: one.manifest for cell, one in made.items()}
-    return manifests, done(machine, task, Broadcasts(made))
+    return manifests, done(machine, task, CellBroadcasts(made))
 
 
 def hold(machine: CloudMachine, cell: str, header: Manifest) -> list[fx.Effect]:

@@ -46,8 +46,8 @@ from edgeveil.protocol.cloud_tasks import (
     Absorb,
     AskUnmask,
     Broadcast,
-    Broadcasts,
     CancelJob,
+    CellBroadcasts,
     JobStatus,
     RepeatEnd,
     RosterKept,
@@ -237,7 +237,7 @@ def test_outcomes_of_other_attempts_are_ignored():
     machine = waiting()
     shortfall(machine)
     stale = manifest(b"m")
-    assert done(machine, SealRound(JOB, 1, 1), Broadcasts({"": Broadcast(stale, b"m")})) == []
+    assert done(machine, SealRound(JOB, 1, 1), CellBroadcasts({"": Broadcast(stale, b"m")})) == []
     record, data = commit_of(at(), [b"x"])
     assert done(machine, Absorb({"": batch()[0]}), RoundCommit(record, data)) == []
     assert state(machine) is CloudState.SEALING
@@ -246,7 +246,7 @@ def test_outcomes_of_other_attempts_are_ignored():
 def test_an_outcome_that_comes_twice_is_refused_and_changes_nothing():
     machine = waiting()
     task = SealRound(JOB, 1, 1)
-    assert refused(done(machine, task, Broadcasts({"": Broadcast(manifest(b"m"), b"m")}))) == [
+    assert refused(done(machine, task, CellBroadcasts({"": Broadcast(manifest(b"m"), b"m")}))) == [
         "illegal_transition"
     ]
     assert state(machine) is CloudState.WAITING

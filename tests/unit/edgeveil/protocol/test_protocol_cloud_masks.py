@@ -52,8 +52,8 @@ from edgeveil.protocol.cloud_tasks import (
     Absorb,
     AskUnmask,
     Broadcast,
-    Broadcasts,
     CancelJob,
+    CellBroadcasts,
     CloudSettings,
     JobStatus,
     Obstacle,
@@ -343,7 +343,7 @@ def test_a_batch_is_not_closed_while_the_host_may_hold_its_sums(steps: int) -> N
     start(machine, StartJob(JOB, 1, 2, exchanges=2, retries=1))
     if steps:
         header, data = sealed(SealJob(JOB))
-        done(machine, SealJob(JOB), Broadcasts({"": Broadcast(header, data)}))
+        done(machine, SealJob(JOB), CellBroadcasts({"": Broadcast(header, data)}))
         if steps == 2:
             receive(machine, ack(header))
     assert state(machine).value == ["sealing_job", "announcing", "sealing"][steps]

@@ -27,7 +27,7 @@ from proxy_bench import FLEET, cloud_says, proxy, says, to_cloud, to_devices
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud_tasks import (
     Broadcast,
-    Broadcasts,
+    CellBroadcasts,
     CountReports,
     Obstacle,
     PublishRelease,
@@ -388,7 +388,7 @@ def test_a_publication_is_offered_beside_the_job_until_it_is_held():
     assert machine.handle(asked, 0.0) == []  # one at a time
     header, data = seal(machine, SealRelease(JOB))[0], repr(SealRelease(JOB)).encode()
     out = machine.handle(
-        fx.WorkDone(SealPublication(JOB), Broadcasts({"": Broadcast(header, data)})), 0.0
+        fx.WorkDone(SealPublication(JOB), CellBroadcasts({"": Broadcast(header, data)})), 0.0
     )
     assert headers(out) == [header]
     assert headers(machine.handle(fx.Timer("release"), 0.0)) == [header]

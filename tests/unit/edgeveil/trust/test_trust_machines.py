@@ -14,7 +14,7 @@ from edgeveil.protocol.cloud import CloudMachine, OwnKeys
 from edgeveil.protocol.cloud_course import CloudState
 from edgeveil.protocol.cloud_tasks import (
     Broadcast,
-    Broadcasts,
+    CellBroadcasts,
     RosterMark,
     RosterRefused,
     SealJob,
@@ -252,7 +252,8 @@ def cloud(state: str = "waiting") -> CloudMachine:
     )
     machine.handle(fx.Command(StartJob(JOB, 1, 1, 4, 2)), 0.0)
     machine.handle(
-        fx.WorkDone(SealJob(JOB), Broadcasts({"": Broadcast(manifest(1, "job"), b"sealed")})), 0.0
+        fx.WorkDone(SealJob(JOB), CellBroadcasts({"": Broadcast(manifest(1, "job"), b"sealed")})),
+        0.0,
     )
     return machine
 

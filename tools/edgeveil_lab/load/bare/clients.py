@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
 import secrets
 import ssl
@@ -139,11 +140,18 @@ class PlainClient:
             keepalive_s=options.keepalive_s,
             packet_bytes=MOST_BODY_BYTES,
         )
+        manner = Manner(
+            subscribe_qos=options.qos, window=options.inflight, on_ack=self._acknowledged
+        )
         self._dialled_s = time.monotonic()
         self.connection = BareClient(
-            self, login, load.protocol, self._topics, self._up_topic, load.manner
+            self, login, load.protocol, self._topics, self._up_topic, manner
         )
         return self.connection
+
+    def _acknowledged(self, took_s: float, code: int) -> None:
+        self._load.counters.ack(took_s, code)
+        self._load.next_of(self)
 
     def on_up(self) -> None:
         """The broker took the login, and the subscription of one that listens."""
@@ -172,8 +180,9 @@ class PlainClient:
             connection.cut()
 
     def on_frame(self, payload: bytes) -> None:
-        """A message."""
-        self._load.counters.receive(payload)
+        """A message; what comes before all are connected is not of the load."""
+        if self._load.phase != "connecting":
+            self._load.counters.receive(payload)
 
     def tick(self, now_s: float) -> None:
         """Now and then: keep the connection alive, add up its bytes."""
@@ -219,9 +228,7 @@ class BareLoad:
         self._url, self.phase, self.leaving = url, "connecting", False
         self._began_s = 0.0  # of the phase's figures
         self.dialler = Dialler(BrokerAddress.parse(url), context, options.rate_per_s)
-        self.manner = Manner(
-            subscribe_qos=options.qos, window=options.inflight, on_ack=counters.ack
-        )
+        self._most, self._flowing = math.inf, False
         self._speakers, self._listeners = self._clients()
         self._filler = os.urandom(options.size_bytes)
         gc.collect()  # many lasting objects: looking through them again and again takes a core
@@ -322,33 +329,63 @@ class BareLoad:
             )
 
     async def _publish(self) -> None:
-        """Each at its interval, evenly spread over it; or in turn, whoever's window has room."""
+        """Until the limit, the end of the time, or nobody is left who could."""
         options, counters = self.options, self.counters
-        interval_s, began_s = options.message_interval_ms / 1000, time.monotonic()
-        end_s = began_s + seconds_or_forever(options.duration_s)
-        most = counters.sent + options.limit if options.limit else float("inf")
+        self._most = counters.sent + options.limit if options.limit else math.inf
+        end_s = time.monotonic() + seconds_or_forever(options.duration_s)
+        if options.message_interval_ms:
+            await self._publish_at_intervals(end_s)
+        else:
+            await self._publish_in_flow(end_s)
+
+    async def _publish_at_intervals(self, end_s: float) -> None:
+        """Each client at its own, evenly spread over it."""
+        interval_s, now_s = self.options.message_interval_ms / 1000, time.monotonic()
         step_s = interval_s / len(self._speakers)
-        turns = deque((began_s + at * step_s, one) for at, one in enumerate(self._speakers))
-        while turns and counters.sent < most and (now_s := time.monotonic()) < end_s:
+        turns = deque((now_s + at * step_s, one) for at, one in enumerate(self._speakers))
+        while turns and self.counters.sent < self._most and (now_s := time.monotonic()) < end_s:
             self._check()
-            slice_s, sent = now_s + _SLICE_S, counters.sent
-            for _ in range(len(turns)):
-                due_s, client = turns[0]
-                if due_s > now_s or now_s > slice_s or counters.sent >= most:
-                    break
-                turns.popleft()
-                if client.connection is None:
-                    continue
-                turns.append((due_s + interval_s, client))
-                if client.connection.has_room:
-                    client.connection.publish(stamped(self._filler, time.time_ns()), options.qos)
-                    counters.sent += 1
-                    counters.expected += client.readers
-                    counters.last_s = now_s
-                elif interval_s:
-                    counters.held_back += 1
+            slice_s = now_s + _SLICE_S
+            while turns and turns[0][0] <= now_s < slice_s and self.counters.sent < self._most:
+                due_s, client = turns.popleft()
+                if client.connection is not None:
+                    turns.append((due_s + interval_s, client))
+                    self.counters.held_back += not self._send(client)
                 now_s = time.monotonic()
-            await asyncio.sleep(0 if counters.sent > sent else _STEP_S)
+            await asyncio.sleep(0 if now_s >= slice_s else _STEP_S)
+
+    async def _publish_in_flow(self, end_s: float) -> None:
+        """As fast as windows let them: each acknowledgement brings the client's next message."""
+        flowing, acknowledged = deque(self._speakers), self.options.qos > 0
+        self._flowing = True
+        while self.counters.sent < self._most and (now_s := time.monotonic()) < end_s:
+            self._check()
+            slice_s, sent = now_s + _SLICE_S, self.counters.sent
+            for _ in range(len(flowing)):
+                client = flowing.popleft()
+                if self._send(client) or (client.connection is not None and not acknowledged):
+                    flowing.append(client)
+                if time.monotonic() >= slice_s:
+                    break
+            moved = flowing and self.counters.sent > sent
+            await asyncio.sleep(0 if moved else _STEP_S)
+        self._flowing = False
+
+    def next_of(self, client: PlainClient) -> None:
+        """The broker acknowledged a message of this client."""
+        if self._flowing:
+            self._send(client)
+
+    def _send(self, client: PlainClient) -> bool:
+        """Publish one more, if the client's window has room and the limit is not reached."""
+        counters, connection = self.counters, client.connection
+        if connection is None or not connection.has_room or counters.sent >= self._most:
+            return False
+        connection.publish(stamped(self._filler, time.time_ns()), self.options.qos)
+        counters.sent += 1
+        counters.expected += client.readers
+        counters.last_s = time.monotonic()
+        return True
 
     async def _drain(self) -> None:
         """Until all is acknowledged and received, or nothing moves any more."""
