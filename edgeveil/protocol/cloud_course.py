@@ -195,16 +195,6 @@ class JobCourse:
         """Its release is being sealed, or offered."""
         return self.state in (_S.SEALING_RELEASE, _S.RELEASING)
 
-    @property
-    def claimed_bytes(self) -> int:
-        """The disk that its batches need, or what is there of their fronts."""
-        return sum(one.arrival.claimed_bytes for one in self.cells.values())
-
-    @property
-    def batch_bytes(self) -> int:
-        """The disk that its batches need."""
-        return sum(one.arrival.batch_bytes for one in self.cells.values())
-
     def awaits(self, task: object) -> bool:
         """Whether the outcome of this task still matters: it belongs to the attempt under way."""
         match task:
