@@ -9,6 +9,7 @@ from typing import Any
 from edgeveil.crypto.buckets import CAPACITY, bucket_bytes, fitting
 from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.errors import JobFailed
+from edgeveil.jobs.buffered_rounds import closing_uploads
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.jobs.round_traffic import BrokerUse
@@ -141,8 +142,10 @@ def seal_round(
     sealing: Sealing = real_sealing,
     *,
     bucketed: bool = False,
+    in_all: int | None = None,
 ) -> tuple[Manifest, bytes, RoundSecret]:
-    """The round's manifest and blob, and the secret that will open its answers."""
+    """The round's manifest and blob, and the secret that will open its answers; `in_all` devices
+    are asked in all cells (None: there is one)."""
     opening = OpeningKey.generate()
     exchange, job = context.exchange, context.job
     terms = Terms(
@@ -152,9 +155,9 @@ def seal_round(
         job_digest=job.digest(),
         phase=exchange.phase,
         min_batch=context.min_batch,
-        quorum=rounded_up(len(recipients), job.round.quorum),
+        quorum=closing_uploads(job.round, len(recipients), in_all or len(recipients)),
         deadline_s=job.round.deadline_s,
-        grace_s=job.round.grace_s,
+        grace_s=0.0 if job.round.mode == "buffered" else job.round.grace_s,
         groups=context.groups,
         cloud_key=opening.public().to_bytes(),
         shuffled=context.shuffled,
@@ -252,7 +255,8 @@ class Sealer:
             return AskUnmask(kept_unmasks(kept))
         context = RoundContext.of(self._jobs.plan(entry), task.exchange)
         recipients = self._recipients(entry, context.plan, task, enrolled)
-        self._check_size(context, sum(map(len, recipients.values())))
+        in_all = sum(map(len, recipients.values()))
+        self._check_size(context, in_all)
         state, sealed = self._jobs.state(entry), dict[str, Broadcast]()
         at = ExchangeId(task.job_id, task.exchange, task.attempt)
         for cell, keys in recipients.items():
@@ -266,6 +270,7 @@ class Sealer:
                 self._limits.part_bytes,
                 self._sealing,
                 bucketed=self._bucketed([cell]),
+                in_all=in_all,
             )
             if manifest.buckets == 1 and len(keys) < len(enrolled[cell]):
                 manifest = in_pieces(manifest, data)

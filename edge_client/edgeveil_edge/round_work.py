@@ -1,7 +1,8 @@
 """One round on a device: consent, work, price, seal; or dummies that cover those who do.
 
 The noised tensors and their events are committed to the ledger in one transaction; sealing takes
-the receipt. A repeated attempt finds the tensors in the ledger and seals those again.
+the receipt. A repeated attempt finds the tensors in the ledger and seals those again, and so does a
+buffered round that an earlier one's update was late for.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from edgeveil.crypto.keys import MaskSeed
 from edgeveil.errors import CryptoError, DataError, PrivacyError, ProtocolError, UsageError
 from edgeveil.jobs import compile_canonical
+from edgeveil.jobs.buffered_rounds import late_exchanges, own_budget_s, staleness_weight
 from edgeveil.jobs.job import JobData
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.round_context import RoundContext
@@ -55,6 +57,14 @@ _MEMBERSHIP_BYTES = 32
 _FURTHER_ATTEMPTS = 3  # beyond the job's own, for a cloud that pauses or starts again
 
 
+@dataclass(frozen=True)
+class LateUpdate:
+    """An earlier round's release, and what it weighs in this one."""
+
+    held: tuple[Receipt, bytes]
+    weight: float
+
+
 class RoundWork:
     """What a device computes for rounds; its plans are kept between them."""
 
@@ -87,11 +97,12 @@ class RoundWork:
         """The time budget of the job's rounds, and what its trial says that an answer needs; 0 for
         a job that is not known here, or not tried yet."""
         try:
-            budget_s = self._job(manifest).plan.job.round.time_budget_s
+            round_ = self._job(manifest).plan.job.round
         except ProtocolError:
             return 0.0, 0.0
         trial = self._trial(manifest.at.job_id)
-        return budget_s, trial.needed_s if trial else 0.0
+        needed_s = trial.needed_s if trial else 0.0
+        return own_budget_s(round_, needed_s, WORK_SHARE), needed_s
 
     def take_up(self, manifest: Manifest) -> None:
         """Play a new job on made-up records, unless the owner refuses it anyway.
@@ -230,14 +241,34 @@ class RoundWork:
             consent(self.site, job.plan, manifest, self._ledger)
             self._check_memory(task)
             self._check_trial(task)
-            earlier = self._ledger.recall(manifest.at.job_id.hex(), manifest.at.exchange)
-            if earlier is None:
-                earlier = self._release(task, job, context, package, price)
+            held = self._ledger.recall(manifest.at.job_id.hex(), manifest.at.exchange)
+            late = None if held else self._late(manifest, job.plan)
+            if held is None:
+                held = late.held if late else self._release(task, job, context, package, price)
         except (PrivacyError, DataError, UsageError) as error:
             return NoAnswer(str(error))
-        sealed = seal_release(*earlier, context, manifest, membership, self._sealing, masks)
+        weight = late.weight if late else 1.0
+        sealed = seal_release(*held, context, manifest, membership, self._sealing, masks, weight)
         deposit = self._ledger.deposit(manifest.at.job_id.hex())
-        return replace(sealed, at_once=not price, deposit=deposit)
+        return replace(sealed, at_once=late is not None or not price, deposit=deposit)
+
+    def _late(self, manifest: Manifest, plan: Plan) -> LateUpdate | None:
+        """This device's newest update, where it was too late for its round and may go with this one
+        (`buffered_rounds`). It is looked at in no record, so this one is not paid for."""
+        at, job_id = manifest.at, manifest.at.job_id.hex()
+        for earlier in late_exchanges(plan, at.exchange):
+            held = self._ledger.recall(job_id, earlier.index)
+            if held is None:
+                continue
+            if self._store.was_taken(at.job_id, earlier.index, at.exchange):
+                return None
+            weight = staleness_weight(plan.job.round, at.exchange - earlier.index)
+            self._say(
+                f"job {short_name(at.job_id)}, round {at.exchange} is answered with the update of"
+                f" round {earlier.index}, which was late for its own: it weighs {weight:.2f}"
+            )
+            return LateUpdate(held, weight)
+        return None
 
     def dummies(self, manifest: Manifest, round_key: bytes) -> SealedAnswer | NoAnswer:
         """What an answer of this device would look like, under a membership that nobody has.
@@ -498,21 +529,33 @@ def seal_release(
     membership: bytes,
     sealing: Sealing = real_sealing,
     masks: Masks | None = None,
+    weight: float = 1.0,
 ) -> SealedAnswer:
-    """Each segment, masked where it is summed, sealed to the round's cloud key.
+    """Each segment, masked where it is summed, sealed to the round's cloud key; times its `weight`
+    where it is late.
 
     Raises PrivacyError without the ledger's receipt.
     """
     if not receipt.covers(payload):
         raise PrivacyError("the ledger's receipt is for other tensors")
     groups, sealed = [], []
-    for index, array in wire_arrays(context, unpack_tensors(payload)).items():
+    for index, array in wire_arrays(context, weighed(unpack_tensors(payload), weight)).items():
         spec, group = context.segments[index], manifest.groups[index]
         groups.append(index)
         tensor = masks.applied(index, array, membership) if masks and spec.bits else array.tobytes()
         sealed.append(sealing.seal_segment(manifest, group, membership, tensor))
     answer = _joined(groups, sealed, membership)
     return replace(answer, seed=masks.seed_for(groups)) if masks else answer
+
+
+def weighed(segments: Tensors, weight: float) -> Tensors:
+    """An update times its weight."""
+    if weight == 1.0:
+        return segments
+    return {
+        name: (array.astype(np.float64) * weight).astype(array.dtype)
+        for name, array in segments.items()
+    }
 
 
 def wire_arrays(context: RoundContext, segments: Tensors) -> dict[int, Array]:

@@ -81,7 +81,7 @@ _RELEASE_MARKS = (
 _encode = msgspec.msgpack.encode
 _headers = msgspec.msgpack.Decoder(Manifest)
 
-ReceiptState = Literal["stored", "held", "counted", "missing", "refused", "dropped"]
+ReceiptState = Literal["stored", "held", "counted", "missing", "late", "refused", "dropped"]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,8 @@ class UploadReceipt:
 
     `stored`: not acknowledged yet. `held`: the proxy acknowledged it, and no commit record was
     seen. `counted`, `missing`: it was acknowledged, and the commit record lists all of its
-    segments, or not all. `refused`: by the proxy. `dropped`: given up without an acknowledgement.
+    segments, or not all. `late`: it was not acknowledged, and the record lists none of it.
+    `refused`: by the proxy. `dropped`: given up without an acknowledgement.
     """
 
     job_id: bytes
@@ -187,6 +188,17 @@ class DeviceStore:
                 (at.job_id, at.exchange, at.attempt),
             ).fetchone()
         return int(row[0])
+
+    def was_taken(self, job_id: bytes, since: int, before: int) -> bool:
+        """Whether the proxy took an upload of these rounds, or may have: it neither refused it, nor
+        does the round's record show that it did not count."""
+        with self._file.guard() as db:
+            row = db.execute(
+                "SELECT 1 FROM receipts WHERE job = ? AND round >= ? AND round < ?"
+                " AND state NOT IN ('refused', 'late') LIMIT 1",
+                (job_id, since, before),
+            ).fetchone()
+        return row is not None
 
     def receipts(self) -> list[UploadReceipt]:
         """What became of the newest uploads, the oldest of them first."""
@@ -329,10 +341,10 @@ def _end_receipt(db: sqlite3.Connection, at: ExchangeId, outcome: Outcome) -> No
     """The device is done with it. What was acknowledged is never called refused or dropped."""
     match outcome:
         case "counted":
-            _set_receipt(db, at, "counted", "stored", "held")
+            _set_receipt(db, at, "counted", "stored", "held", "dropped")
         case "missing":
             _set_receipt(db, at, "missing", "held")
-            _set_receipt(db, at, "dropped", "stored")
+            _set_receipt(db, at, "late", "stored", "dropped")
         case _:
             _set_receipt(db, at, outcome, "stored")
 

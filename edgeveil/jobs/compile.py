@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from edgeveil.crypto.ring import Ring
 from edgeveil.errors import CryptoError, DataError, PrivacyError, ProtocolError, UsageError
+from edgeveil.jobs import buffered_rounds
 from edgeveil.jobs.job import Job
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.parts.aggregation import AGGREGATIONS
@@ -65,6 +66,7 @@ def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
     if refused:
         raise ImpossibleMixError([*mixes, *refused])
     plan = Plan(job)
+    mixes += buffered_rounds.impossible(plan)
     secure = [*_secure(plan), *_of_the_method(plan)]
     mixes += secure or list(_stages(plan)) or [*_own_bases(job), *_prices(plan, fleet)]
     if mixes:
@@ -225,8 +227,8 @@ def _selected(job: Job) -> Iterator[Mix]:
 
 def _participations(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
     limit, wanted = job.privacy.max_participations, job.selection.devices
-    if limit is None or limit >= job.rounds:
-        return
+    if limit is None or limit >= job.rounds or job.round.mode == "buffered":
+        return  # a buffered round takes the answers of some, and a late one trains in none
     if wanted != "all":
         selected = rounded_up(wanted, job.selection.over_select)
         if fleet is None or selected < fleet.devices:

@@ -99,11 +99,21 @@ class Selection(Block):
 
 
 LARGEST_DEFAULT_BUDGET_S = 60.0
+MOST_STALE = 16  # rounds
 
 
 class Round(Block):
-    """When a round closes."""
+    """When a round closes, and what becomes of uploads that are late."""
 
+    mode: Literal["sync", "buffered"] = Field(default="sync", exclude_if=says_nothing("sync"))
+    """`sync`: an upload counts in its own round or not at all. `buffered` (FedBuff): a round closes
+    with its first `buffer` uploads, and a device that is late sends its update in a later one."""
+    buffer: int | None = Field(default=None, ge=1, le=10**6, exclude_if=says_nothing(None))
+    """Uploads that close a buffered round at once; null: the quorum's share of the selected."""
+    max_staleness: int = Field(default=8, ge=1, le=MOST_STALE, exclude_if=says_nothing(8))
+    """How many rounds late an update may be; an older one is dropped, paid for in vain."""
+    staleness_exponent: float = Field(default=0.5, ge=0, le=10, exclude_if=says_nothing(0.5))
+    """An update that is τ rounds late is weighed by (1 + τ) to the power of minus this."""
     deadline_s: Seconds = 30.0
     """Seconds from the broadcast after which the round closes with what has come."""
     budget_s: Seconds | None = Field(default=None, examples=[0.5])
@@ -113,7 +123,8 @@ class Round(Block):
     quorum: float = Field(default=0.8, gt=0, le=1)
     """Share of the wanted devices whose uploads close the round early."""
     grace_s: float = Field(default=2.0, ge=0, le=3600)
-    """Seconds that the round stays open for late uploads once the quorum is there."""
+    """Seconds that the round stays open for late uploads once the quorum is there; a buffered round
+    closes at once."""
     min_batch: int = Field(default=5, ge=1, le=10**6)
     """Fewest uploads the proxy ever hands over in one shuffled batch."""
     retries: int = Field(default=2, ge=0, le=100)

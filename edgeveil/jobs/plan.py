@@ -241,6 +241,12 @@ class Plan:
             for which, guarantee in (("training:", quote.training), ("inference:", quote.inference))
             if guarantee.notes
         ]
+        late = self.job.round
+        if late.mode == "buffered" and self.adds_noise:
+            found.append(
+                "round.mode: buffered: a device pays for each round that it trains in, also where "
+                f"its update is more than {late.max_staleness} rounds late and of no use"
+            )
         if given is not None and not self.adds_noise:
             found.append(
                 f"privacy.epsilon: {given:g} means nothing here, for training with method "

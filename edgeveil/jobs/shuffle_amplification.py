@@ -7,8 +7,9 @@ keep to the protocol and tell nobody, so there is no cover traffic, whose dummie
 under masks the cloud sees one sum of them, which has no order, and not those of several groups,
 which are dealt by places in a stream that is shuffled lot by lot; the cloud keeps to the protocol,
 does not collude with the proxy or with devices, and never gets two batches of one round, whose
-difference would name uploads. The first four follow from the job, the
-others are said beside the figure. Each device's own noise holds without any of this.
+difference would name uploads. Nor are rounds buffered: an update that is late is weighed, and does
+not hide among those that are not. The first four and the last follow from the job, the others are
+said beside the figure. Each device's own noise holds without any of this.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class ShuffleCredit:
 def shuffled(plan: Plan) -> tuple[ShuffleCredit, ...]:
     """What a job's shuffle earns its training and its inference; () where it earns nothing."""
     job = plan.job
-    if job.proxy.shuffle == "none" or plan.sets > 1:
+    if job.proxy.shuffle == "none" or plan.sets > 1 or job.round.mode == "buffered":
         return ()
     prices = [(e, plan.device.price(e)) for e in plan.exchanges]
     trained = [price for e, price in prices if e.number <= job.max_participations]

@@ -600,7 +600,7 @@ class Outbox:
         return next((one for one in (self.item, self._last) if one and one.at == at), None)
 
     def late(self, at: ExchangeId) -> OutboxPut | None:
-        """The acknowledged upload that a newer round displaced, if it was this round's; once."""
+        """The upload that a newer round displaced, if it was this round's; once."""
         if self._last is None or self._last.at != at:
             return None
         item, self._last = self._last, None
@@ -619,7 +619,7 @@ class Outbox:
         item = self._memory.uploads.pop(self._job_id, None)
         if item is None:
             return []
-        if item.held and outcome == "dropped":
+        if outcome == "dropped":  # the round's record may still say what became of it
             self._last = replace(item, data=b"")
         at = item.at
         seen = self._memory.seen.get(at.job_id)

@@ -65,7 +65,7 @@ ENDS: list[tuple[bool, Outcome, str]] = [
     (True, "refused", "held"),
     (True, "dropped", "held"),
     (False, "counted", "counted"),
-    (False, "missing", "dropped"),
+    (False, "missing", "late"),
     (False, "refused", "refused"),
     (False, "dropped", "dropped"),
 ]
@@ -112,6 +112,34 @@ def test_a_late_record_settles_a_receipt_and_leaves_the_outbox(store: DeviceStor
     store.store(LateRecord(item().at, "counted"))
     assert [receipt.state for receipt in store.receipts()] == ["counted", "stored"]
     assert store.load().uploads.get(JOB) == item(2)
+
+
+@pytest.mark.parametrize(("outcome", "said"), [("counted", "counted"), ("missing", "late")])
+def test_a_late_record_tells_what_became_of_an_upload_that_was_given_up(
+    store: DeviceStore, outcome: Outcome, said: str
+) -> None:
+    """The acknowledgement was lost, or the upload was too late: only the record tells."""
+    store.store(item())
+    store.store(OutboxDrop(item().at, "dropped"))
+    assert store.was_taken(JOB, 1, 2)
+    store.store(LateRecord(item().at, outcome))
+    assert state(store) == said
+    assert store.was_taken(JOB, 1, 2) is (outcome == "counted")
+
+
+@pytest.mark.parametrize(("held", "outcome", "said"), ENDS)
+def test_only_what_the_proxy_never_took_was_not_taken(
+    store: DeviceStore, held: bool, outcome: Outcome, said: str
+) -> None:
+    assert not store.was_taken(JOB, 1, 2)
+    store.store(item())
+    assert store.was_taken(JOB, 1, 2)
+    if held:
+        store.store(OutboxHeld(item().at))
+    store.store(OutboxDrop(item().at, outcome))
+    assert store.was_taken(JOB, 1, 2) is (said not in ("late", "refused"))
+    assert not store.was_taken(JOB, 2, 9)
+    assert not store.was_taken(b"other job", 1, 2)
 
 
 def test_the_newest_receipts_are_kept(store: DeviceStore) -> None:

@@ -72,6 +72,8 @@ def engine_of(job: Job, run: LocalRun, *, keep: bool = False) -> Engine:
     why = ""
     if keep:
         why = "keeps no keys, ledgers or stores"
+    elif job.round.mode == "buffered":
+        why = "plays no device that is late (round.mode: buffered)"
     elif job.aggregation.groups > 1:
         why = "deals no uploads into groups as they stream in (aggregation.groups)"
     if run.engine == "auto":

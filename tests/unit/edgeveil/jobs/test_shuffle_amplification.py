@@ -48,6 +48,10 @@ def test_a_device_s_segments_count_together():
     "changes",
     [
         {"proxy": {"shuffle": "none"}},
+        {  # a late update is weighed: it hides among the late ones alone
+            "round": {"min_batch": 1000, "mode": "buffered"},
+            "unsupervised": {"every_rounds": 0},
+        },
         {  # what stays on a device follows from its own upload: the next one is told by it
             "update": (TWO, {"name": "stc", "share": 0.5}),
             "unsupervised": {"every_rounds": 0},

@@ -1,0 +1,119 @@
+"""Buffered rounds: each closes with its first uploads, and a late update goes with a later round.
+
+FedBuff (Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation",
+algorithm 1): the server adds the mean of K updates, each learned from the model that its client had
+last and divided by a root of its staleness τ. Here a round closes with its first `round.buffer`
+uploads, and its mean is over all that it counts. A device that is late keeps its update, and
+answers the next round that asks it with that, times (1 + τ)^-a, where τ counts the rounds between
+the two. It learns from the newest model again in the round after.
+
+The device weighs its own update, so that a batch holds nothing that says which uploads are late, or
+how late: neither cloud nor proxy learns it. A device that weighs another way does no more harm than
+one that sends another update.
+
+*Its price.* A late update is what was released and paid for in its own round, times a number that
+no record had a part in: post-processing, which is free (Dwork and Roth 2014, proposition 2.1). It
+is sent on only where the proxy never took it, so it counts once at most. A round that a device
+trained in is paid for also where the update comes too late to be of use.
+
+What fast boxes need to be faster is a moment of their own: the time budget of an answer follows
+from the job's trial on made-up records, and from no record (`own_budget_s`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from edgeveil.jobs.job import Round
+from edgeveil.parts.exchange import TRAIN, Exchange
+from edgeveil.selection import rounded_up
+from edgeveil.settings.base import Mix
+
+if TYPE_CHECKING:
+    from edgeveil.jobs.plan import Plan
+
+TRIAL_MARGIN = 2.0  # work on records may take so many times what the trial took
+LEAST_BUDGET_S = 1.0
+
+
+def staleness_weight(round_: Round, staleness: int) -> float:
+    """What an update is multiplied by that is so many rounds late."""
+    return float((1 + staleness) ** -round_.staleness_exponent)
+
+
+def late_exchanges(plan: Plan, index: int) -> Iterator[Exchange]:
+    """The exchanges whose update may still go with exchange `index`, the newest first."""
+    if plan.job.round.mode == "buffered":
+        oldest = max(1, index - plan.job.round.max_staleness)
+        yield from (e for e in plan.exchanges[oldest - 1 : index - 1][::-1] if e.phase == TRAIN)
+
+
+def closing_uploads(round_: Round, asked: int, in_all: int) -> int:
+    """How many uploads close a round early in a cell where `asked` devices of `in_all` are."""
+    if round_.mode == "sync" or round_.buffer is None:
+        return rounded_up(asked, round_.quorum)
+    return -(-asked * min(round_.buffer, in_all) // in_all)
+
+
+def own_budget_s(round_: Round, needed_s: float, work_share: float) -> float:
+    """A box's time budget for an answer that takes it `needed_s` on made-up records (0: not known),
+    where work on records may take `work_share` of it."""
+    if round_.mode == "sync" or not needed_s:
+        return round_.time_budget_s
+    own_s = max(LEAST_BUDGET_S, TRIAL_MARGIN * needed_s / work_share)
+    return min(round_.time_budget_s, own_s)
+
+
+def impossible(plan: Plan) -> Iterator[Mix]:
+    """Why the job's rounds cannot be buffered, or what it says of a buffer that it has not."""
+    job, round_ = plan.job, plan.job.round
+    if round_.mode == "sync":
+        for key in sorted(
+            {"buffer", "max_staleness", "staleness_exponent"} & round_.model_fields_set
+        ):
+            yield Mix(
+                (f"round.{key}", "round.mode"),
+                "is for buffered rounds alone; set round.mode: buffered, or leave it out",
+            )
+        return
+    if round_.buffer is not None and round_.buffer < round_.min_batch:
+        yield Mix(
+            ("round.buffer", "round.min_batch"),
+            f"a round would close with {round_.buffer} uploads, and the proxy hands over "
+            f"{round_.min_batch} or more; set at least {round_.min_batch}",
+        )
+    asked = job.selection.devices
+    selected = asked if isinstance(asked, str) else rounded_up(asked, job.selection.over_select)
+    if round_.buffer is not None and not isinstance(selected, str) and round_.buffer > selected:
+        yield Mix(
+            ("round.buffer", "selection.devices", "selection.over_select"),
+            f"only {selected} devices are selected, so no round would close with "
+            f"{round_.buffer} uploads; set at most {selected}, or select more devices",
+        )
+    if job.aggregation.secure:
+        yield Mix(
+            ("round.mode", "aggregation.secure"),
+            "a late update is masked for a sum that was made without it; leave secure out, or "
+            "round.mode: buffered",
+        )
+    elif job.aggregation.name != "fedavg":
+        yield Mix(
+            ("round.mode", "aggregation.name"),
+            "updates weighed by how late they are have a mean, and rules that compare them would "
+            f"take the late ones for outliers; use fedavg, '{job.aggregation.name}' looks at each",
+        )
+    if job.infer_every:
+        yield Mix(
+            ("round.mode", "unsupervised"),
+            "a late update comes without the inferences that others of its batch send, and would "
+            "be told by that; set unsupervised.eval_type to NOT_EVAL, or leave the block out",
+        )
+    train = next(one for one in plan.planned if one.phase == TRAIN)
+    aim = plan.cloud.aim(plan.cloud.initial_state(), train)
+    if aim is None or not aim.change:
+        yield Mix(
+            ("round.mode", "train.method"),
+            f"what method '{job.train.method}' uploads is no change of the model, so one that is "
+            "late cannot be added to a newer model; use for example sgd or dp_sgd",
+        )

@@ -1,0 +1,118 @@
+"""Buffered rounds over a whole fleet: late updates go on once, weighed, and cost nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgeveil.protocol.sealed import unpack_tensors
+from edgeveil.sites.policy import Policy
+from edgeveil_cloud.stored_jobs import StoredJobs, wire_id
+from edgeveil_edge.store import trial_name
+from tests.kits.fleet import Fleet, small_job
+
+DEVICES, BUFFER, ROUNDS = 6, 3, 6
+OWNERS = Policy(allowed_methods=("dp_sgd",))
+LATE = {"mode": "buffered", "buffer": BUFFER, "deadline_s": 60.0, "budget_s": 4.0, "min_batch": 3}
+
+
+def buffered_job(*, rounds: int = ROUNDS, **round_: object):
+    return small_job(
+        features=(),
+        model={"name": "mlp", "hidden": (), "input_scale": 16.0},
+        train={"method": "dp_sgd", "rounds": rounds, "local_steps": 2, "sampling_rate": 0.5},
+        unsupervised={"every_rounds": 0},
+        round={**LATE, **round_},
+    )
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    return Fleet(tmp_path, DEVICES, policy=OWNERS)
+
+
+def sent(box, job_id: bytes, exchange: int) -> bool:
+    """The proxy acknowledged an upload of this device in this round."""
+    states = {(r.job_id, r.round): r.state for r in box.store.receipts()}
+    return states.get((job_id, exchange)) in ("held", "counted")
+
+
+def test_the_model_is_fedbuffs_of_what_was_released(fleet: Fleet) -> None:
+    job = fleet.submit(buffered_job())
+    job_id, jobs = wire_id(job), StoredJobs(fleet.store)
+    known = {name: np.array(a, np.float64) for name, a in jobs.state(jobs.entry(job_id)).items()}
+    used: list[tuple[str, int]] = []
+    stale: list[int] = []
+    for exchange in range(1, ROUNDS + 1):
+        fleet.net.run(lambda at=exchange: len(fleet.store.exchanges(job)) >= at)
+        came = []
+        for box in fleet.devices:
+            if not sent(box, job_id, exchange):
+                continue
+            of = max(e for e in range(1, exchange + 1) if box.ledger.recall(job_id.hex(), e))
+            used.append((box.id, of))
+            stale.append(exchange - of)
+            update = unpack_tensors(box.ledger.recall(job_id.hex(), of)[1])
+            weight = (1 + exchange - of) ** -0.5
+            came.append(
+                {n: (a.astype(np.float64) * weight).astype(a.dtype) for n, a in update.items()}
+            )
+        assert len(came) == BUFFER
+        found = jobs.state(jobs.entry(job_id))
+        for name in came[0]:
+            mean = np.mean([one[name].astype(np.float64) for one in came], axis=0)
+            known[name] = known[name] + mean
+            np.testing.assert_allclose(found[name], known[name], rtol=1e-5, atol=1e-6)
+    assert len(used) == len(set(used)), "an update went on twice"
+    assert 0 in stale and max(stale) >= 1
+    assert fleet.finish(job) == "completed"
+
+
+def test_a_late_update_is_paid_for_once(fleet: Fleet) -> None:
+    job = fleet.submit(buffered_job())
+    assert fleet.finish(job) == "completed"
+    printed = fleet.store.events_after(0, job)[-1].data["privacy"]["training"]["epsilon"]
+    answered = 0
+    for box in fleet.devices:
+        counted = [r for r in box.store.receipts() if r.state == "counted"]
+        answered += len(counted)
+        assert box.ledger.spent().epsilon <= printed
+    assert answered == BUFFER * ROUNDS
+
+
+@pytest.mark.parametrize("most", [8, 1])
+def test_boxes_that_are_slow_have_a_say_and_hold_up_nobody(tmp_path: Path, most: int) -> None:
+    """An answer takes them four rounds: it counts then, unless the job bounds how late it may be.
+
+    What a box needs is what its trial says, as where trials are real.
+    """
+    fleet = Fleet(tmp_path, DEVICES, policy=OWNERS)
+    slow = fleet.devices[:2]
+    job = fleet.submit(buffered_job(rounds=12, buffer=4, budget_s=20.0, max_staleness=most))
+    trial = trial_name(wire_id(job))
+    fleet.net.run(lambda: all(box.store.fact(trial) for box in fleet.devices))
+    for box in fleet.devices:
+        needed_s = 1.5 if box in slow else 0.1
+        box.store.put_fact(trial, json.dumps({"needed_s": needed_s, "refused": ""}))
+    begun_s = fleet.net.now_s
+    assert fleet.finish(job) == "completed"
+    counted = [sum(r.state == "counted" for r in box.store.receipts()) for box in slow]
+    assert all(counted) if most == 8 else not any(counted)
+    # Ten rounds and more, each of a fast box's second: nobody waited for a slow one's three.
+    assert fleet.net.now_s - begun_s < 12 * 1.5
+
+
+def test_what_is_too_stale_is_dropped(tmp_path: Path) -> None:
+    """With a staleness of 1 nobody sends an update that is two rounds late."""
+    lines: list[str] = []
+    fleet = Fleet(tmp_path, 9, say=lines.append, policy=OWNERS)
+    job = fleet.submit(buffered_job(max_staleness=1))
+    assert fleet.finish(job) == "completed"
+    told = [line for line in lines if "is answered with the update of round" in line]
+    assert told
+    for line in told:
+        now, then = line.split("round ")[1].split(" ")[0], line.split("of round ")[1].split(",")[0]
+        assert int(now) - int(then) == 1

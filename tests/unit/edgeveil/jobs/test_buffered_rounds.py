@@ -1,0 +1,111 @@
+"""Buffered rounds: what late updates weigh, when a round closes, which jobs cannot have them."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs.buffered_rounds import (
+    closing_uploads,
+    late_exchanges,
+    own_budget_s,
+    staleness_weight,
+)
+from edgeveil.jobs.job import Round
+from edgeveil.settings.base import ImpossibleMixError
+
+BUFFERED = {"mode": "buffered", "buffer": 6, "min_batch": 3}
+PLAIN = {
+    "job": "late",
+    "data": {"source": "bench", "classes": 3, "input_shape": (4,), "nominal_records": 30},
+    "model": {"name": "mlp", "hidden": ()},
+    "train": {"method": "dp_sgd", "rounds": 8},
+    "privacy": {"epsilon": 2.0},
+    "round": BUFFERED,
+}
+
+
+def plan_of(**changes):
+    return compile_job(Job.model_validate({**PLAIN, **changes}))
+
+
+def test_the_weight_is_fedbuffs():
+    assert [staleness_weight(Round(), late) for late in (0, 3, 8)] == [1, 0.5, pytest.approx(1 / 3)]
+    assert staleness_weight(Round(staleness_exponent=0), 7) == 1
+
+
+def test_only_rounds_that_are_not_too_old_are_taken_up():
+    plan = plan_of(round={**BUFFERED, "max_staleness": 3})
+    assert [e.index for e in late_exchanges(plan, 6)] == [5, 4, 3]
+    assert [e.index for e in late_exchanges(plan, 2)] == [1]
+    assert not list(late_exchanges(plan, 1))
+    assert not list(late_exchanges(plan_of(round={"min_batch": 3}), 6))
+
+
+@pytest.mark.parametrize(
+    ("asked", "in_all", "closes"),
+    [((20,), 20, [6]), ((10, 10), 20, [3, 3]), ((15, 5), 20, [5, 2]), ((4,), 4, [4])],
+)
+def test_the_buffer_is_shared_among_cells(asked, in_all, closes):
+    """Together they never close with fewer than the buffer, nor wait for more than there are."""
+    round_ = Round(mode="buffered", buffer=6)
+    found = [closing_uploads(round_, one, in_all) for one in asked]
+    assert found == closes
+    assert min(6, in_all) <= sum(found) < min(6, in_all) + len(found)
+
+
+def test_without_a_buffer_the_quorum_closes():
+    assert closing_uploads(Round(mode="buffered", quorum=0.5), 20, 20) == 10
+    assert closing_uploads(Round(), 20, 20) == 16
+
+
+def test_a_fast_box_has_a_time_of_its_own():
+    """It follows from the trial, stays within the job's, and is the job's where none is known."""
+    round_ = Round(mode="buffered", budget_s=20, deadline_s=60)
+    assert own_budget_s(round_, 3.0, 0.75) == 8.0
+    assert own_budget_s(round_, 0.001, 0.75) == 1.0
+    assert own_budget_s(round_, 60.0, 0.75) == 20.0
+    assert own_budget_s(round_, 0.0, 0.75) == 20.0
+    assert own_budget_s(Round(budget_s=20, deadline_s=60), 3.0, 0.75) == 20.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "why"),
+    [
+        ({"round": {"buffer": 6}}, "round.buffer", "is for buffered rounds alone"),
+        ({"round": {"max_staleness": 8}}, "round.max_staleness", "is for buffered rounds alone"),
+        ({"round": {**BUFFERED, "buffer": 2}}, "round.buffer", "hands over 3 or more"),
+        ({"selection": {"devices": 5}}, "round.buffer", "only 5 devices are selected"),
+        ({"aggregation": {"name": "fedavg", "secure": True}}, "round.mode", "leave secure out"),
+        ({"aggregation": {"name": "median"}}, "round.mode", "'median' looks at each"),
+        (
+            {
+                "unsupervised": {"every_rounds": 2},
+                "encrypt": {"laplace_eval": {"laplace_eval_eps": 1}},
+            },
+            "round.mode",
+            "would be told by that",
+        ),
+        (
+            {"model": None, "features": ({"name": "identity"},), "train": {"method": "fm"}},
+            "round.mode",
+            "no change of the model",
+        ),
+    ],
+)
+def test_what_cannot_be_buffered_is_refused_by_its_key(changes, key, why):
+    with pytest.raises(ImpossibleMixError) as caught:
+        plan_of(**changes)
+    assert any(mix.paths[0] == key and why in mix.text for mix in caught.value.mixes)
+
+
+def test_jobs_of_before_keep_their_digest():
+    job = Job.model_validate({**PLAIN, "round": {"min_batch": 3}})
+    assert b"buffer" not in job.canonical() and b"stale" not in job.canonical()
+    late = Job.model_validate(PLAIN)
+    assert Job.from_canonical(late.canonical()) == late
+
+
+def test_a_person_reads_what_lateness_costs():
+    assert any("round.mode: buffered" in note for note in plan_of().notes)
+    assert not any("buffered" in note for note in plan_of(round={"min_batch": 3}).notes)
