@@ -13,7 +13,7 @@ from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Array
 from edgeveil.parts.features import backbone_digests
-from edgeveil.protocol.sealed import unpack_tensors
+from edgeveil.protocol.sealed import tensor_views
 from edgeveil_cloud.job_turns import WEIGHTS
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobEntry, LastCommit
@@ -77,5 +77,5 @@ class StoredJobs:
 
 
 def state_after(last: LastCommit | None, plan: Plan) -> dict[str, Array]:
-    """The method's state after a commit; None: before the first."""
-    return unpack_tensors(last.state) if last else plan.cloud.initial_state()
+    """The method's state after a commit, to be read alone; None: before the first."""
+    return tensor_views(last.state) if last else plan.cloud.initial_state()
