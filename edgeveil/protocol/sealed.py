@@ -12,7 +12,6 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Literal, Protocol
 
 import msgspec
@@ -90,12 +89,28 @@ _decoder: msgspec.msgpack.Decoder[Package] = msgspec.msgpack.Decoder(Package)
 
 def encode_package(package: Package) -> bytearray:
     """The plaintext that is sealed."""
-    fields = msgspec.structs.astuple(package)
-    parts = chain.from_iterable(one if isinstance(one, tuple) else (one,) for one in fields)
-    size_bytes = sum(len(part) for part in parts if isinstance(part, bytes))
-    buffer = bytearray(size_bytes + _ROOM_BYTES)  # one that grows would take half as much again
-    _encoder.encode_into(package, buffer)
+    return encode_at_once(_encoder, package)
+
+
+def encode_at_once(encoder: msgspec.msgpack.Encoder, message: msgspec.Struct) -> bytearray:
+    """The bytes of a message with large fields, in a buffer that is as large as they are: one that
+    grows would take half as much again."""
+    buffer = bytearray(_large_bytes(message) + _ROOM_BYTES)
+    encoder.encode_into(message, buffer)
     return buffer
+
+
+def _large_bytes(value: object) -> int:
+    match value:
+        case bytes() | bytearray() | memoryview():
+            return len(value)
+        case msgspec.Struct():
+            return sum(map(_large_bytes, msgspec.structs.astuple(value)))
+        case dict():
+            return sum(map(_large_bytes, value.values()))
+        case tuple() | list():
+            return sum(map(_large_bytes, value))
+    return 0
 
 
 def decode_package(plaintext: bytes) -> Package:
