@@ -42,7 +42,7 @@ from edgeveil_cloud.round_secret import RoundSecret
 from edgeveil_cloud.secure_round import KeptSums, kept_unmasks, pack_kept, unpack_kept
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import BatchOpening, ExchangeRecord, JobEntry
-from edgeveil_cloud.stored_jobs import StoredJobs, state_after
+from edgeveil_cloud.stored_jobs import StateWhenAsked, StoredJobs, state_after
 from edgeveil_cloud.validate_batch import (
     JoinedArrays,
     MaskedUploads,
@@ -283,7 +283,7 @@ class RoundCommitter:
         try:
             if context.masked:
                 return self._keep_sums(entry, context, at, batches, valid)
-            before = self._jobs.state(entry)  # not before uploads have been added up: it is large
+            before = StateWhenAsked(self._jobs, entry)
             score = self._evaluation.score(context, self._jobs.graph(entry), before)
             state, uploads = aggregate(context, before, everything, self._random_bytes, score)
         except TooFewDevices as error:

@@ -6,7 +6,8 @@ A plan and a graph are made once for a job; their backbones come from the store.
 from __future__ import annotations
 
 import hashlib
-from functools import lru_cache
+from collections.abc import Iterator, Mapping
+from functools import cached_property, lru_cache
 
 from edgeveil.errors import EdgeVeilError, JobFailed
 from edgeveil.jobs import compile_canonical
@@ -74,6 +75,26 @@ class StoredJobs:
     def state(self, entry: JobEntry) -> dict[str, Array]:
         """The method's state after the last commit."""
         return state_after(self._store.last_commit(entry.id), self.plan(entry))
+
+
+class StateWhenAsked(Mapping[str, Array]):
+    """A job's state, which is read when it is looked at: not beside the sum that it is moved by."""
+
+    def __init__(self, jobs: StoredJobs, entry: JobEntry) -> None:
+        self._jobs, self._entry = jobs, entry
+
+    @cached_property
+    def _state(self) -> dict[str, Array]:
+        return self._jobs.state(self._entry)
+
+    def __getitem__(self, name: str) -> Array:
+        return self._state[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state)
+
+    def __len__(self) -> int:
+        return len(self._state)
 
 
 def state_after(last: LastCommit | None, plan: Plan) -> dict[str, Array]:
