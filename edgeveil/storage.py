@@ -56,7 +56,9 @@ class SqliteFile:
 
     Safe to share between threads. Every method raises `error` in place of an `sqlite3.Error`;
     `damaged_fix` is what to do about a file that is no database. With `rollback_journal` there is
-    no write-ahead log beside the file; with `secure_delete` what is deleted is overwritten. With
+    no write-ahead log beside the file; with `secure_delete` what is deleted is overwritten. A
+    statement that is kept for its next use keeps the values of its last one; without
+    `keep_statements` none is, for rows as large as a model. With
     `version` a new file gets this number. One of an earlier version is copied to
     `<file>.before-<version>` and brought up by `steps`, all of them or none: `steps[n]` are the
     statements that lead from version n to the next. One of another version is refused unread.
@@ -72,6 +74,7 @@ class SqliteFile:
         damaged_fix: str = _DAMAGED,
         rollback_journal: bool = False,
         secure_delete: bool = False,
+        keep_statements: bool = True,
         version: int | None = None,
         steps: Mapping[int, str] | None = None,
     ) -> None:
@@ -83,7 +86,11 @@ class SqliteFile:
             self._opened = _identity(path)
             # Autocommit: transactions begin and end in `transaction` alone.
             self.db = sqlite3.connect(
-                path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+                path,
+                timeout=BUSY_S,
+                isolation_level=None,
+                check_same_thread=False,
+                cached_statements=128 if keep_statements else 0,
             )
             self._prepare(schema, rollback_journal, secure_delete, version, steps or {})
 

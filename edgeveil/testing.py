@@ -32,7 +32,7 @@ from edgeveil.privacy.derived import NoiseFor
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Group, Manifest
-from edgeveil.protocol.sealed import Sealing, Terms
+from edgeveil.protocol.sealed import Plaintext, Sealing, Terms, filled
 from edgeveil.selection import uniform
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.data import DataSource, Partition
@@ -370,7 +370,7 @@ class PlainSealing:
     def seal_broadcast(
         self,
         terms: Terms,
-        package: bytes,
+        package: Plaintext,
         recipients: Sequence[SealingKey],
         part_bytes: int,
         *,
@@ -381,7 +381,7 @@ class PlainSealing:
         In one bucket, whatever is asked for: all that are in it are found at once.
         """
         front = self.front(recipients)
-        data = front + package
+        data = b"".join((front, package))
         manifest = terms.manifest(
             package,
             data,
@@ -415,12 +415,12 @@ class PlainSealing:
         return any(stanzas[start : start + KEY_BYTES] == own for start in starts)
 
     def seal_segment(
-        self, manifest: Manifest, group: Group, membership: bytes, tensor: bytes
+        self, manifest: Manifest, group: Group, membership: bytes, tensor: Plaintext
     ) -> bytes:
         """As many bytes as a sealed segment has: tag, chance (equal tensors differ), tensor."""
         tag = _segment_tag(manifest.at, manifest.job_digest, group, membership)
         head = tag + os.urandom(SEAL_OVERHEAD_BYTES - len(tag))
-        return head + tensor.ljust(group.padded_bytes, b"\0")
+        return b"".join((head, filled(tensor, group.padded_bytes)))
 
     def open_segment(
         self,

@@ -293,8 +293,10 @@ class Sealer:
 
         plan = self._jobs.plan(entry)
         weights = self._evaluation.weights(plan, self._jobs.state(entry))
-        onnx = bake(self._jobs.graph(entry), weights)
-        self._store.put_release(entry.id, onnx, pack_tensors(weights))
+        onnx, packed = bake(self._jobs.graph(entry), weights), pack_tensors(weights)
+        del weights  # as large as what is stored
+        self._store.put_release(entry.id, onnx, packed)
+        del packed
         cohorts = self._enrolled(cells)
         rollouts, enrolled = self._store.rollouts, _all_of(cohorts)
         asked, source = plan.job.release, plan.job.data.source

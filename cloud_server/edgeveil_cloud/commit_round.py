@@ -42,12 +42,13 @@ from edgeveil_cloud.round_secret import RoundSecret
 from edgeveil_cloud.secure_round import KeptSums, kept_unmasks, pack_kept, unpack_kept
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import BatchOpening, ExchangeRecord, JobEntry
-from edgeveil_cloud.stored_jobs import StoredJobs, state_after
+from edgeveil_cloud.stored_jobs import StateWhenAsked, StoredJobs, state_after
 from edgeveil_cloud.validate_batch import (
     JoinedArrays,
     MaskedUploads,
     SpooledBatch,
     ValidatedBatch,
+    looks_at_none,
     validate_batch,
 )
 
@@ -73,8 +74,9 @@ def aggregate(
     check_enough(context, uploads, plan.rule.least if ruled else 1)
     if not ruled:
         return plan.cloud.absorb(state, exchange, mean(training), uploads), uploads
-    found = Uploads(training, plan.cloud.aim(state, exchange), random_bytes, score)
-    combined = plan.rule.combine(found)
+    # A rule that looks at no upload turns them towards nothing either.
+    aim = None if looks_at_none(context) else plan.cloud.aim(state, exchange)
+    combined = plan.rule.combine(Uploads(training, aim, random_bytes, score))
     return plan.cloud.absorb(state, exchange, combined, plan.rule.counted(uploads)), uploads
 
 
@@ -259,13 +261,13 @@ class RoundCommitter:
         kept = self._store.kept_sums(entry.id, at.exchange)
         if kept is not None:
             return AskUnmask(kept_unmasks(kept))
-        valid, asked, last = dict[str, ValidatedBatch](), 0, None
+        valid, asked = dict[str, ValidatedBatch](), 0
         for cell, batch in batches.items():
             digest = batch.blob.digest
             opening = self._store.open_batch(entry.id, at.exchange, at.attempt, digest, cell)
             if opening is None:
                 return self._again(entry.id, at, context)
-            secret, spooled, last = _secret_of(opening, context), data(cell, batch), opening.last
+            secret, spooled = _secret_of(opening, context), data(cell, batch)
             asked += len(secret.recipients)
             valid[cell] = validate_batch(
                 context,
@@ -281,7 +283,7 @@ class RoundCommitter:
         try:
             if context.masked:
                 return self._keep_sums(entry, context, at, batches, valid)
-            before = state_after(last, context.plan)
+            before = StateWhenAsked(self._jobs, entry)
             score = self._evaluation.score(context, self._jobs.graph(entry), before)
             state, uploads = aggregate(context, before, everything, self._random_bytes, score)
         except TooFewDevices as error:

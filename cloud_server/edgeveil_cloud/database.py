@@ -69,9 +69,9 @@ def _sqlite(url: sa.URL) -> sa.Engine:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         path.chmod(0o600)
-    engine = sa.create_engine(
-        url, poolclass=StaticPool, connect_args={"check_same_thread": False, "timeout": 10}
-    )
+    # A statement that is kept for its next use keeps the values of its last one: a model, a secret.
+    options = {"check_same_thread": False, "timeout": 10, "cached_statements": 0}
+    engine = sa.create_engine(url, poolclass=StaticPool, connect_args=options)
 
     @sa.event.listens_for(engine, "connect")
     def prepare(connection: Any, _record: Any) -> None:

@@ -177,6 +177,7 @@ class PlainSlice:
                     room -= 1
                     found = found._replace(array=array)
             result.found.append(found)
+            del array  # before the next one is opened beside it
         return result
 
 

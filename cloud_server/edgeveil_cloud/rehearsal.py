@@ -47,7 +47,7 @@ from edgeveil.protocol.sealed import (
     RoundPackage,
     encode_package,
     pack_tensors,
-    unpack_tensors,
+    tensor_views,
 )
 from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.commit_round import aggregate
@@ -181,7 +181,7 @@ class _Rehearsal:
             batch = ValidatedBatch({name: [array] * least for name, array in upload.items()})
             score = self._evaluation.score(context, graph, self._state)
             state, _ = aggregate(context, self._state, batch, os_random, score)
-            self._state = unpack_tensors(pack_tensors(state))
+            self._state = tensor_views(pack_tensors(state))
         with _stage("the test of a model", self._network):
             self._evaluation.tested(context, graph, self._state)
 
@@ -191,17 +191,19 @@ class _Rehearsal:
         plan, x = self._plan, self._test.x[:RECORDS]
         weights = self._evaluation.weights(plan, self._state)
         onnx = bake(graph, weights)
-        unpack_tensors(pack_tensors(weights))
+        tensor_views(pack_tensors(weights))
         if len(onnx) > MAX_GRAPH_BYTES:
             raise DataError(
                 f"has {len(onnx)} bytes, a device takes {MAX_GRAPH_BYTES}",
                 fix="learn a smaller model",
             )
         self._check_blob("the final model", ReleasePackage(plan.job.job, onnx))
+        wanted = OnnxModel(graph).probabilities(x, weights)
+        weights = self._state = {}  # a session holds a model three times while it is opened
         model = OnnxModel(onnx)
         if model.weight_names:
             raise DataError(f"lacks the weights {sorted(model.weight_names)}")
-        wanted, found = OnnxModel(graph).probabilities(x, weights), model.probabilities(x, {})
+        found = model.probabilities(x, {})
         if not np.allclose(found, wanted, rtol=0, atol=_FAR, equal_nan=True):
             raise DataError("gives other values than the model that was learned")
 
@@ -266,10 +268,12 @@ class _Rehearsal:
 
 def _made_up(specs: tuple[SegmentSpec, ...]) -> dict[str, Array]:
     """Small values of the public form."""
-    chance = np.random.default_rng(0)
-    return {
-        spec.name: (chance.standard_normal(spec.shape) * 1e-3).astype(spec.dtype) for spec in specs
-    }
+    chance, result = np.random.default_rng(0), dict[str, Array]()
+    for spec in specs:
+        values = chance.standard_normal(spec.shape, np.float32)
+        values *= np.float32(1e-3)
+        result[spec.name] = values.astype(spec.dtype, copy=False)
+    return result
 
 
 @contextmanager

@@ -98,7 +98,7 @@ class RolloutStore:
         """It was sealed under this sequence for so many; `secret` opens its reports."""
         values = {"job": job, "sequence": sequence, "stage": stage, "selected": selected}
         values |= {"secret": secret, "sent_at": self._now_s(), "held": False, "cells": []}
-        db.execute(tables.release_broadcasts.insert().values(values))
+        db.execute(tables.release_broadcasts.insert(), values)
 
     @transaction
     def held(self, db: sa.Connection, sequence: int, cell: str = "") -> None:

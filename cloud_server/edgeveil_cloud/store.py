@@ -5,6 +5,9 @@ Theory of operation. Each method is one transaction, and everything a round chan
 method that is tried again after its answer was lost finds what it did before. A round's secret is
 there from before its broadcast until its commit, and is then overwritten; before a batch is opened
 that is noted (`open_batch`), so that no other batch of the attempt ever is.
+
+Secrets and models are given beside a statement (`execute(insert, row)`), never in it (`values`):
+SQLAlchemy keeps its statements, and with them the first values that stood in each.
 """
 
 from __future__ import annotations
@@ -292,7 +295,7 @@ class Store:
         kept = _round_keys(db, job, exchange, attempt).get(cell)
         if kept is None:
             row = {"job": job, "exchange": exchange, "attempt": attempt, "cell": cell}
-            db.execute(tables.round_keys.insert().values(**row, secret=secret))
+            db.execute(tables.round_keys.insert(), {**row, "secret": secret})
         elif not secrets.compare_digest(kept, secret):
             raise StoreError(f"exchange {exchange}, attempt {attempt} has another round key")
 
@@ -334,23 +337,22 @@ class Store:
         batch_digest: bytes,
         cell: str = "",
     ) -> BatchOpening | None:
-        """Note a cell's batch before it is opened, with all that is needed to open and to commit
-        it.
+        """Note a cell's batch before it is opened, with what is needed to open it.
 
         None where it stands in a committed exchange already.
         """
         if _absorbed_in(db, job, batch_digest) is not None:
             return None
-        last, secret = _last_commit(db, job), _round_keys(db, job, exchange, attempt).get(cell)
+        secret = _round_keys(db, job, exchange, attempt).get(cell)
         if secret is None:
-            return BatchOpening(None, True, last)
+            return BatchOpening(None, True)
         table = tables.openings
         row = {"job": job, "exchange": exchange, "attempt": attempt, "cell": cell}
         noted = db.scalar(sa.select(table.c.digest).filter_by(**row))
         if noted is None:
             db.execute(table.insert().values(**row, digest=batch_digest))
         first = noted is None or bytes(noted) == batch_digest
-        return BatchOpening(secret, first, last)
+        return BatchOpening(secret, first)
 
     @transaction
     def keep_sums(
@@ -364,7 +366,7 @@ class Store:
         if found is not None:
             return found
         row = {"job": job, "exchange": exchange, "attempt": attempt, "sums": sums}
-        db.execute(tables.unmaskings.insert().values(row))
+        db.execute(tables.unmaskings.insert(), row)
         return sums
 
     @transaction
@@ -439,7 +441,8 @@ class Store:
         }
         db.execute(table.insert().values(job=job, **values))
         db.execute(tables.states.delete().where(tables.states.c.job == job))
-        db.execute(tables.states.insert().values(job=job, index=record.index, tensors=state))
+        row = {"job": job, "index": record.index, "tensors": state}
+        db.execute(tables.states.insert(), row)
         for done in (tables.round_keys, tables.openings, tables.unmaskings):
             db.execute(done.delete().where(done.c.job == job, done.c.exchange <= record.index))
         for kind, data in events:
@@ -561,7 +564,7 @@ class Store:
         table = tables.releases
         _entry(db, job)
         db.execute(table.delete().where(table.c.job == job))
-        db.execute(table.insert().values(job=job, onnx=onnx, safetensors=safetensors))
+        db.execute(table.insert(), {"job": job, "onnx": onnx, "safetensors": safetensors})
 
     @transaction
     def release(self, db: sa.Connection, job: str) -> StoredRelease | None:
@@ -577,7 +580,7 @@ class Store:
         """Keep a feature extractor under its SHA-256 (hex), which is returned; twice is once."""
         digest = hashlib.sha256(graph).hexdigest()
         if _backbone(db, digest) is None:
-            db.execute(tables.backbones.insert().values(digest=digest, graph=graph))
+            db.execute(tables.backbones.insert(), {"digest": digest, "graph": graph})
         return digest
 
     @transaction

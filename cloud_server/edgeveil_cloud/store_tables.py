@@ -124,15 +124,14 @@ class LastCommit:
 
 @dataclass(frozen=True)
 class BatchOpening:
-    """What a batch is opened and committed with.
+    """What a batch is opened with.
 
     `secret` is the round's (None: gone with a commit), `first` False where another batch of the
-    attempt was opened, `last` the commit that this one follows (None: there is none yet).
+    attempt was opened.
     """
 
     secret: bytes | None = field(repr=False)
     first: bool
-    last: LastCommit | None
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,15 @@ A plan and a graph are made once for a job; their backbones come from the store.
 from __future__ import annotations
 
 import hashlib
-from functools import lru_cache
+from collections.abc import Iterator, Mapping
+from functools import cached_property, lru_cache
 
 from edgeveil.errors import EdgeVeilError, JobFailed
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Array
 from edgeveil.parts.features import backbone_digests
-from edgeveil.protocol.sealed import unpack_tensors
+from edgeveil.protocol.sealed import tensor_views
 from edgeveil_cloud.job_turns import WEIGHTS
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobEntry, LastCommit
@@ -76,6 +77,26 @@ class StoredJobs:
         return state_after(self._store.last_commit(entry.id), self.plan(entry))
 
 
+class StateWhenAsked(Mapping[str, Array]):
+    """A job's state, which is read when it is looked at: not beside the sum that it is moved by."""
+
+    def __init__(self, jobs: StoredJobs, entry: JobEntry) -> None:
+        self._jobs, self._entry = jobs, entry
+
+    @cached_property
+    def _state(self) -> dict[str, Array]:
+        return self._jobs.state(self._entry)
+
+    def __getitem__(self, name: str) -> Array:
+        return self._state[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state)
+
+    def __len__(self) -> int:
+        return len(self._state)
+
+
 def state_after(last: LastCommit | None, plan: Plan) -> dict[str, Array]:
-    """The method's state after a commit; None: before the first."""
-    return unpack_tensors(last.state) if last else plan.cloud.initial_state()
+    """The method's state after a commit, to be read alone; None: before the first."""
+    return tensor_views(last.state) if last else plan.cloud.initial_state()

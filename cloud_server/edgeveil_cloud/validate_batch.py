@@ -294,8 +294,9 @@ class GroupArrays(Sequence[Array]):
         return sum(one.array.nbytes for one in self._found if one.array is not None)
 
     def added(self, grids: Grids | None) -> ExactSum:
-        """See `edgeveil.parts.aggregation.mean.AddedUp`."""
-        total = self._total
+        """See `edgeveil.parts.aggregation.mean.AddedUp`. The one that was made on the way is given
+        away, and is not there a second time."""
+        total, self._total = self._total, None
         return total if total is not None and total.same_as_on(grids) else self.added_on(grids)
 
     def added_on(self, grids: Grids | None) -> ExactSum:
@@ -457,8 +458,12 @@ def adds_up(context: RoundContext, spec: SegmentSpec) -> bool:
     """Whether a segment's mean over all uploads is all that is asked for: by the job's rule, or in
     an exchange for which its rule is not defined."""
     ruled = context.plan.rule.sums or context.exchange.phase == TRAIN
-    part = AGGREGATIONS[context.job.aggregation.name]
-    return spec.name != SOFTMAX and (part.adds_up or not ruled)
+    return spec.name != SOFTMAX and (looks_at_none(context) or not ruled)
+
+
+def looks_at_none(context: RoundContext) -> bool:
+    """Whether the job's rule asks for the mean of all uploads alone."""
+    return AGGREGATIONS[context.job.aggregation.name].adds_up
 
 
 class MaskedUploads:

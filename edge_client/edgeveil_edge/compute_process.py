@@ -329,7 +329,8 @@ class ComputeProcess:
         raw = wire.encode(request)
         try:
             control = self._require(self._control)
-            control.sendall(len(raw).to_bytes(8, "big") + raw)
+            control.sendall(len(raw).to_bytes(8, "big"))
+            control.sendall(raw)
             size = int.from_bytes(_whole(control, 8), "big")
             return wire.decode_reply(_whole(control, size))
         except OSError:

@@ -26,7 +26,13 @@ from edgeveil.parts.methods import trains_model
 from edgeveil.parts.own_records import take
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.events import event_from_dict, to_dict
-from edgeveil.protocol.sealed import RoundPackage, pack_tensors, unpack_tensors
+from edgeveil.protocol.sealed import (
+    RoundPackage,
+    encode_at_once,
+    pack_tensors,
+    tensor_views,
+    unpack_tensors,
+)
 from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge.compute import (
     Computation,
@@ -130,8 +136,8 @@ class TrialReport(msgspec.Struct, frozen=True, tag="tried"):
 class HalfAnswer(msgspec.Struct, frozen=True):
     """One mechanism's noised tensors, their events, and what the device keeps to itself."""
 
-    segments: bytes
-    kept: bytes
+    segments: memoryview  # of the message that it came in, and not a copy
+    kept: memoryview
     events: tuple[dict[str, str | int | float | bool | None], ...]
 
 
@@ -157,14 +163,14 @@ Learned = TeachJob | IntroduceDevice | ReadRecords | ForgetJob | LoadModules
 Request = Learned | TryJob | TryRelease | AskAnswer
 Reply = RequestDone | TrialReport | AnswerHalves | Refusal
 
-_encode = msgspec.msgpack.Encoder().encode
+_encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
-def encode(message: Request | Reply) -> bytes:
+def encode(message: Request | Reply) -> bytearray:
     """The bytes of a message."""
-    return _encode(message)
+    return encode_at_once(_encoder, message)
 
 
 def decode_request(raw: bytes) -> Request:
@@ -217,13 +223,14 @@ def given_load(raw: bytes) -> LoadRecords:
 def part_of(answer: Answer) -> HalfAnswer:
     """One half's answer as it travels."""
     events = tuple(to_dict(event) for event in answer.events)
-    return HalfAnswer(pack_tensors(answer.segments), pack_tensors(answer.kept), events)
+    segments, kept = pack_tensors(answer.segments), pack_tensors(answer.kept)
+    return HalfAnswer(memoryview(segments), memoryview(kept), events)
 
 
 def answer_of(part: HalfAnswer) -> Answer:
-    """The inverse of `part_of`; raises ProtocolError, PrivacyError."""
+    """The inverse of `part_of`, its arrays to be read alone; raises ProtocolError, PrivacyError."""
     events = tuple(event_from_dict(event) for event in part.events)
-    return Answer(unpack_tensors(part.segments), events, unpack_tensors(part.kept))
+    return Answer(tensor_views(part.segments), events, tensor_views(part.kept))
 
 
 def refusal_of(number: int, error: Exception) -> Refusal:
@@ -271,7 +278,7 @@ class ComputeServer:
         """Whether this request is about a job, so that libraries may be loaded for it."""
         return isinstance(decode_request(raw), TeachJob)
 
-    def learn(self, raw: bytes) -> bytes:
+    def learn(self, raw: bytes) -> bytearray:
         """Take in what workers should know; the reply says that it is there, or why not."""
         request = decode_request(raw)
         try:

@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from secrets import SystemRandom
 
+from msgspec import structs
+
 from edgeveil.errors import DataError, EdgeVeilError, ProtocolError
 from edgeveil.parts.features import match_backbones
 from edgeveil.privacy.derived import NoiseFor, noise_from
@@ -112,6 +114,9 @@ class DeviceHost:
         self.unheard = False  # whether the proxy did not know it, once
         self._stale = ""  # what the owner was told of a release that is not renewed
         self._memberships: dict[bytes, tuple[bytes, bytes]] = {}  # job -> its newest round's
+        self._packages: dict[
+            bytes, RoundPackage
+        ] = {}  # job -> its newest round's, until it is used
 
     @property
     def moment(self) -> Callable[[], float]:
@@ -130,6 +135,7 @@ class DeviceHost:
             self._ledger.close_job(item.job_id.hex())
             self._work.forget(item.job_id)
             self._memberships.pop(item.job_id, None)
+            self._packages.pop(item.job_id, None)
             train, infer = self._ledger.spent(), self._ledger.spent(purpose=INFER)
             policy, alone = self.site.policy, ""
             if train.if_colluding is not None:
@@ -174,9 +180,12 @@ class DeviceHost:
                 released = isinstance(task, InstallRelease)
                 return fx.WorkFailed("trust_expired") if released else NoAnswer(self._trust.problem)
             case ComputeAnswer(manifest=manifest, package=RoundPackage() as package):
-                blob, membership = self._memberships.get(manifest.at.job_id, (b"", b""))
-                newest = membership if blob == manifest.blob.digest else None
-                return self._work.answer(task, package, newest)
+                job_id = manifest.at.job_id
+                blob, membership = self._memberships.get(job_id, (b"", b""))
+                if blob != manifest.blob.digest:
+                    return self._work.answer(task, package, None)
+                # Held by nobody else: it goes when it was used, before its answer is sealed.
+                return self._work.answer(task, self._packages.pop(job_id, package), membership)
             case SealDummies(manifest=manifest, round_key=round_key):
                 return self._work.dummies(manifest, round_key)
             case InstallRelease(manifest=manifest, package=package):
@@ -209,8 +218,13 @@ class DeviceHost:
             if wants_reports(manifest):
                 self._note_fate(manifest, membership)
             return OpenedPackage(decode_package(package), chance)
-        self._memberships[manifest.at.job_id] = manifest.blob.digest, membership
-        return OpenedPackage(decode_package(package), chance, *self._work.times_s(manifest))
+        decoded, job_id = decode_package(package), manifest.at.job_id
+        self._memberships[job_id] = manifest.blob.digest, membership
+        if isinstance(decoded, RoundPackage):
+            # The machine holds what it says, and not the model, for as long as it answers.
+            self._packages[job_id] = decoded
+            decoded = structs.replace(decoded, tensors=b"", model=b"")
+        return OpenedPackage(decoded, chance, *self._work.times_s(manifest))
 
     def _learn(self, manifest: Manifest, package: JobPackage) -> Installation:
         if hashlib.sha256(package.job).digest() != manifest.job_digest:

@@ -36,11 +36,13 @@ from edgeveil.protocol.masked_sums import masked_segment
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Group, Manifest, short_name
 from edgeveil.protocol.release_health import ReleaseOutcome
 from edgeveil.protocol.sealed import (
+    Plaintext,
     ReleasePackage,
     RoundPackage,
     Sealing,
     pack_tensors,
     segment_mark,
+    tensor_views,
     unpack_tensors,
 )
 from edgeveil.sites.edge import EdgeSite
@@ -243,8 +245,11 @@ class RoundWork:
             self._check_trial(task)
             held = self._ledger.recall(manifest.at.job_id.hex(), manifest.at.exchange)
             late = None if held else self._late(manifest, job.plan)
+            held = late.held if late else held
+            parts = [] if held else self._computed(task, job, context, package, price)
+            del package  # a model is not held beside its answer
             if held is None:
-                held = late.held if late else self._release(task, job, context, package, price)
+                held = release(self._ledger, manifest, parts, self.site.limits.memory_bytes)
         except (PrivacyError, DataError, UsageError) as error:
             return NoAnswer(str(error))
         weight = late.weight if late else 1.0
@@ -322,14 +327,15 @@ class RoundWork:
         if why:
             raise PrivacyError(why)
 
-    def _release(
+    def _computed(
         self,
         task: ComputeAnswer,
         job: TaughtJob,
         context: RoundContext,
         package: RoundPackage,
         price: tuple[Event, ...],
-    ) -> tuple[Receipt, bytes]:
+    ) -> list[Answer]:
+        """What the ledger admits, at the price that the job says."""
         manifest, trains = task.manifest, self.site.role == "train"
         self._ledger.admit(manifest.at.job_id.hex(), price)
         found = self._compute.answer(
@@ -350,7 +356,7 @@ class RoundWork:
             self._say(f"{at} is answered without records: {found.without}")
         self._store.put_fact("evaluation_share", repr(context.job.data.evaluation_share))
         check_price(price, found.parts)
-        return release(self._ledger, manifest, list(found.parts), self.site.limits.memory_bytes)
+        return list(found.parts)
 
     def _question(self, manifest: Manifest) -> Question:
         """What is asked: the same in every attempt that brings the same package."""
@@ -445,7 +451,7 @@ def own_answers(context: RoundContext, released: Callable[[int], bytes | None]) 
                 where="features",
                 fix="start a new job, or use ldp_fpca",
             )
-        result |= unpack_tensors(payload)
+        result |= tensor_views(payload)
     return result
 
 
@@ -492,12 +498,15 @@ def release(
 ) -> tuple[Receipt, bytes]:
     """Commit the events, the tensors and what is kept; what may be sealed the ledger holds.
 
-    Raises PrivacyError where more than `memory_bytes` would be kept.
+    `parts` are used up. Raises PrivacyError where more than `memory_bytes` would be kept.
     """
-    segments = {name: array for part in parts for name, array in part.segments.items()}
     events = [event for part in parts for event in part.events]
+    kept = _packed(parts, memory_bytes)
+    payload = pack_tensors({name: a for part in parts for name, a in part.segments.items()})
+    parts.clear()  # as large as the payload, which SQLite copies twice
     job_id, index = manifest.at.job_id.hex(), manifest.at.exchange
-    ledger.commit(job_id, index, events, pack_tensors(segments), _packed(parts, memory_bytes))
+    ledger.commit(job_id, index, events, payload, kept)
+    del payload
     held = ledger.recall(job_id, index)
     if held is None:
         raise PrivacyError("the ledger lost a release")
@@ -539,10 +548,13 @@ def seal_release(
     if not receipt.covers(payload):
         raise PrivacyError("the ledger's receipt is for other tensors")
     groups, sealed = [], []
-    for index, array in wire_arrays(context, weighed(unpack_tensors(payload), weight)).items():
+    for index, array in wire_arrays(context, weighed(tensor_views(payload), weight)).items():
         spec, group = context.segments[index], manifest.groups[index]
         groups.append(index)
-        tensor = masks.applied(index, array, membership) if masks and spec.bits else array.tobytes()
+        if masks and spec.bits:
+            tensor: Plaintext = masks.applied(index, array, membership)
+        else:
+            tensor = array.reshape(-1).view(np.uint8).data
         sealed.append(sealing.seal_segment(manifest, group, membership, tensor))
     answer = _joined(groups, sealed, membership)
     return replace(answer, seed=masks.seed_for(groups)) if masks else answer

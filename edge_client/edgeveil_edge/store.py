@@ -109,7 +109,14 @@ class DeviceStore:
     """
 
     def __init__(self, path: Path | str, receipts_kept: int = RECEIPTS_KEPT) -> None:
-        self._file = SqliteFile(path, "the device's store", _SCHEMA, version=_VERSION, steps=_STEPS)
+        self._file = SqliteFile(
+            path,
+            "the device's store",
+            _SCHEMA,
+            version=_VERSION,
+            steps=_STEPS,
+            keep_statements=False,  # an upload may be large
+        )
         self._receipts_kept = receipts_kept
 
     def close(self) -> None:

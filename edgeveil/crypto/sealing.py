@@ -26,7 +26,7 @@ SEAL_OVERHEAD_BYTES = 48
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 
 
-def seal(public: SealingKey, info: bytes, plaintext: bytes) -> bytes:
+def seal(public: SealingKey, info: bytes, plaintext: bytes | bytearray | memoryview) -> bytes:
     """`plaintext` for the owner of `public` alone, 48 bytes longer, under a fresh ephemeral key.
 
     Raises CryptoError when `public` is no usable X25519 key (a point of low order).

@@ -38,9 +38,15 @@ def stream_bytes(plaintext_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> int:
 
 
 def seal_stream(
-    content_key: ContentKey, context: bytes, plaintext: bytes, chunk_bytes: int = CHUNK_BYTES
+    content_key: ContentKey,
+    context: bytes,
+    plaintext: bytes | bytearray | memoryview,
+    chunk_bytes: int = CHUNK_BYTES,
+    *,
+    front: bytes = b"",
 ) -> bytes:
-    """`plaintext` as a stream of `stream_bytes(len(plaintext), chunk_bytes)` bytes.
+    """`plaintext` as a stream of `stream_bytes(len(plaintext), chunk_bytes)` bytes, behind `front`,
+    which is put there as it is: joined later, a large stream would be there twice.
 
     Raises CryptoError for a chunk size outside 1..2^24.
     """
@@ -49,7 +55,7 @@ def seal_stream(
     salt = os.urandom(SALT_BYTES)
     aead = _aead(content_key, salt, chunk_bytes)
     view, stream = memoryview(plaintext), BytesIO()  # one growing buffer: a package may be large
-    stream.write(salt + chunk_bytes.to_bytes(4, "big"))
+    stream.write(front + salt + chunk_bytes.to_bytes(4, "big"))
     starts = range(0, max(1, len(plaintext)), chunk_bytes)
     for position, start in enumerate(starts):
         nonce = _nonce(position, last=position == len(starts) - 1)

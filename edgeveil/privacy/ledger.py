@@ -478,6 +478,7 @@ def _open(path: Path) -> SqliteFile:
         error=PrivacyError,
         version=_VERSION,
         secure_delete=True,  # what a device keeps to itself holds no noise
+        keep_statements=False,  # what is released may be large
         damaged_fix="restore it from a backup; a new file would forget what was spent",
     )
 

@@ -9,6 +9,7 @@ a tag that only those can compute who opened that broadcast.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -17,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import load
 
 from edgeveil.crypto.buckets import bucket_level, bucket_of, seal_buckets
 from edgeveil.crypto.keys import ContentKey, OpeningKey, SealingKey
@@ -79,14 +80,37 @@ class ReleasePackage(msgspec.Struct, frozen=True, array_like=True, tag="release"
 
 
 Package = JobPackage | RoundPackage | ReleasePackage
+Plaintext = bytes | bytearray | memoryview
+_ROOM_BYTES = 1024  # for what stands around large fields
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Package] = msgspec.msgpack.Decoder(Package)
 
 
-def encode_package(package: Package) -> bytes:
+def encode_package(package: Package) -> bytearray:
     """The plaintext that is sealed."""
-    return _encoder.encode(package)
+    return encode_at_once(_encoder, package)
+
+
+def encode_at_once(encoder: msgspec.msgpack.Encoder, message: msgspec.Struct) -> bytearray:
+    """The bytes of a message with large fields, in a buffer that is as large as they are: one that
+    grows would take half as much again."""
+    buffer = bytearray(_large_bytes(message) + _ROOM_BYTES)
+    encoder.encode_into(message, buffer)
+    return buffer
+
+
+def _large_bytes(value: object) -> int:
+    match value:
+        case bytes() | bytearray() | memoryview():
+            return len(value)
+        case msgspec.Struct():
+            return sum(map(_large_bytes, msgspec.structs.astuple(value)))
+        case dict():
+            return sum(map(_large_bytes, value.values()))
+        case tuple() | list():
+            return sum(map(_large_bytes, value))
+    return 0
 
 
 def decode_package(plaintext: bytes) -> Package:
@@ -97,9 +121,86 @@ def decode_package(plaintext: bytes) -> Package:
         raise ProtocolError("malformed_package") from None
 
 
+_TYPES = {  # of safetensors, in the order in which it lays tensors down
+    np.dtype(name): said
+    for name, said in {
+        "uint64": "U64",
+        "int64": "I64",
+        "float64": "F64",
+        "float32": "F32",
+        "uint32": "U32",
+        "int32": "I32",
+        "float16": "F16",
+        "uint16": "U16",
+        "int16": "I16",
+        "int8": "I8",
+        "uint8": "U8",
+        "bool": "BOOL",
+    }.items()
+}
+_ORDER = {dtype: place for place, dtype in enumerate(_TYPES)}
+_DTYPES = {said: dtype.newbyteorder("<") for dtype, said in _TYPES.items()}
+_LENGTH_BYTES = _ALIGNMENT_BYTES = 8
+
+
+class _Placed(msgspec.Struct):
+    """Where a tensor stands, in safetensors' own header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+_places: msgspec.json.Decoder[dict[str, _Placed]] = msgspec.json.Decoder(dict[str, _Placed])
+
+
 def pack_tensors(tensors: Mapping[str, NDArray[np.generic]]) -> bytes:
-    """Named arrays as safetensors (C order, little-endian)."""
-    return bytes(save({name: np.ascontiguousarray(array) for name, array in tensors.items()}))
+    """Named arrays as safetensors (C order, little-endian); ValueError for other than real numbers.
+
+    The same bytes as the library's `save`, which makes them twice.
+    """
+    named = sorted(
+        ((name, _laid_out(array)) for name, array in tensors.items()),
+        key=lambda one: (_ORDER[one[1].dtype], one[0]),
+    )
+    placed, end = dict[str, _Placed](), 0
+    for name, array in named:
+        start, end = end, end + array.nbytes
+        placed[name] = _Placed(_TYPES[array.dtype], array.shape, (start, end))
+    header = msgspec.json.encode(placed)
+    header += b" " * (-len(header) % _ALIGNMENT_BYTES)
+    views = [array.reshape(-1).view(np.uint8).data for _, array in named]
+    return b"".join([len(header).to_bytes(_LENGTH_BYTES, "little"), header, *views])
+
+
+def _laid_out(array: NDArray[np.generic]) -> NDArray[np.generic]:
+    dtype = array.dtype.newbyteorder("<")
+    if dtype not in _TYPES:
+        raise ValueError(f"tensors are real numbers, not {dtype}")
+    return np.ascontiguousarray(array, dtype)
+
+
+def tensor_views(data: bytes | memoryview) -> dict[str, NDArray[np.generic]]:
+    """The arrays of `pack_tensors`, where they lie in its bytes, and so not to be written to.
+
+    For what this program packed itself; raises ProtocolError `malformed_tensors` for anything else.
+    """
+    view = memoryview(data)
+    begin = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "little")
+    found, end = dict[str, NDArray[np.generic]](), 0
+    try:
+        for name, one in _places.decode(view[_LENGTH_BYTES:begin]).items():
+            start, end = end, one.data_offsets[1]
+            dtype, count = _DTYPES[one.dtype], math.prod(one.shape)
+            whole = one.data_offsets[0] == start and end - start == count * dtype.itemsize
+            if not whole or min(one.shape, default=0) < 0:
+                raise ProtocolError("malformed_tensors")
+            found[name] = np.frombuffer(view, dtype, count, begin + start).reshape(one.shape)
+    except (msgspec.DecodeError, ValueError, KeyError, OverflowError, RecursionError):
+        raise ProtocolError("malformed_tensors") from None
+    if begin + end != len(view):
+        raise ProtocolError("malformed_tensors")
+    return found
 
 
 def unpack_tensors(data: bytes) -> dict[str, NDArray[np.generic]]:
@@ -141,7 +242,7 @@ class Terms:
 
     def manifest(
         self,
-        package: bytes,
+        package: Plaintext,
         data: bytes,
         *,
         selected: int,
@@ -170,7 +271,7 @@ class Sealing(Protocol):
     def seal_broadcast(
         self,
         terms: Terms,
-        package: bytes,
+        package: Plaintext,
         recipients: Sequence[SealingKey],
         part_bytes: int,
         *,
@@ -184,7 +285,7 @@ class Sealing(Protocol):
     def is_listed(self, key: OpeningKey, manifest: Manifest, stanzas: bytes) -> bool: ...
 
     def seal_segment(
-        self, manifest: Manifest, group: Group, membership: bytes, tensor: bytes
+        self, manifest: Manifest, group: Group, membership: bytes, tensor: Plaintext
     ) -> bytes: ...
 
     def open_segment(
@@ -207,7 +308,7 @@ def _context(label: bytes, terms: Terms | Manifest, package_digest: bytes) -> by
 
 def seal_broadcast(
     terms: Terms,
-    package: bytes,
+    package: Plaintext,
     recipients: Sequence[SealingKey],
     part_bytes: int,
     *,
@@ -225,8 +326,8 @@ def seal_broadcast(
         stanzas = seal_buckets(content_key, recipients, info, level)
     else:
         stanzas = seal_stanzas(content_key, recipients, info)
-    stream = seal_stream(content_key, _context(MODEL_STREAM, terms, digest), package)
-    data = stanzas + stream
+    stream_context = _context(MODEL_STREAM, terms, digest)
+    data = seal_stream(content_key, stream_context, package, front=stanzas)
     manifest = terms.manifest(
         package,
         data,
@@ -303,7 +404,8 @@ def in_pieces(manifest: Manifest, data: bytes) -> Manifest:
     """The manifest of a broadcast that is not for everybody: its stanzas may be had alone."""
     at, part_bytes = manifest.stanza_bytes, manifest.blob.part_bytes
     front_part = part_bytes if manifest.buckets == 1 else at // manifest.buckets
-    pieces = describe(data[:at], front_part), describe(data[at:], part_bytes)
+    view = memoryview(data)
+    pieces = describe(view[:at], front_part), describe(view[at:], part_bytes)
     return msgspec.structs.replace(manifest, pieces=pieces)
 
 
@@ -323,11 +425,20 @@ def padded(byte_count: int) -> int:
     return -(-byte_count // PAD_TO_BYTES) * PAD_TO_BYTES
 
 
+def filled(tensor: Plaintext, size_bytes: int) -> Plaintext:
+    """The tensor, with zeros behind it up to so many bytes; copied only for these."""
+    if len(tensor) == size_bytes:
+        return tensor
+    result = bytearray(size_bytes)
+    result[: len(tensor)] = tensor
+    return result
+
+
 def _segment_info(at: ExchangeId, job_digest: bytes, group: Group, membership: bytes) -> bytes:
     return context(SEGMENT, at.job_id, at.numbers, job_digest, group.name.encode(), membership)
 
 
-def seal_segment(manifest: Manifest, group: Group, membership: bytes, tensor: bytes) -> bytes:
+def seal_segment(manifest: Manifest, group: Group, membership: bytes, tensor: Plaintext) -> bytes:
     """One segment to the round's cloud key, with an ephemeral key of its own, padded.
 
     Raises ProtocolError `wrong_size` if the tensor is larger than its public size.
@@ -335,8 +446,7 @@ def seal_segment(manifest: Manifest, group: Group, membership: bytes, tensor: by
     if len(tensor) > group.padded_bytes:
         raise ProtocolError("wrong_size")
     info = _segment_info(manifest.at, manifest.job_digest, group, membership)
-    filled = tensor.ljust(group.padded_bytes, b"\0")
-    return seal(SealingKey(manifest.cloud_key), info, filled)
+    return seal(SealingKey(manifest.cloud_key), info, filled(tensor, group.padded_bytes))
 
 
 def open_segment(

@@ -59,7 +59,7 @@ class Piece:
         return self._data[self._start + begin : self._start + max(begin, end)]
 
 
-def describe(data: bytes, part_bytes: int) -> Blob:
+def describe(data: bytes | memoryview, part_bytes: int) -> Blob:
     """The blob's digest and measures."""
     return Blob(hashlib.sha256(data).digest(), len(data), part_bytes)
 

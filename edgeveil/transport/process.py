@@ -23,7 +23,7 @@ EXIT_S = 3.0
 LOCK_FILE = "process.lock"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt(3)
-_KEPT_BYTES = _LARGE_BYTES = 32 << 20
+_LARGE_BYTES, _KEPT_BYTES = 2 << 20, 32 << 20
 
 
 class OwnFolder:
@@ -101,7 +101,8 @@ def keep_heap(large_bytes: int = _LARGE_BYTES, kept_bytes: int = _KEPT_BYTES) ->
     """Keep blocks below `large_bytes` on the heap, and `kept_bytes` of it free; only with glibc.
 
     By default glibc gives blocks of a packet's size back to the system and takes them anew each
-    time; the page faults cost more than all else that is done with a packet of 256 KiB.
+    time; the page faults cost more than all else that is done with a packet of 256 KiB. A model,
+    on the other hand, would leave holes on the heap as large as itself, and stays off it.
     """
     if sys.platform != "linux":
         return

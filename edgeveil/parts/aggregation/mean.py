@@ -29,7 +29,8 @@ class Measured(Protocol):
 
 @runtime_checkable
 class AddedUp(Protocol):
-    """Arrays that are added up where they are held: `added` is the `ExactSum` of all of them."""
+    """Arrays that are added up where they are held: `added` is the `ExactSum` of all of them, for
+    the caller to use up."""
 
     def added(self, grids: Grids | None) -> ExactSum: ...
 
@@ -68,8 +69,11 @@ class ExactSum:
 
     def __init__(self, size: int, grids: Grids | None = None) -> None:
         self._grids, self.rounded = grids, False
-        shape = (size,) if grids is None else (2, size)
-        self._parts: NDArray[Any] = np.zeros(shape, np.int64 if grids is None else np.float64)
+        self._parts: list[NDArray[Any]] = (
+            [np.zeros(size, np.int64)]
+            if grids is None
+            else [np.zeros(size, np.float64), np.zeros(size, np.float64)]
+        )
 
     def add(self, arrays: Iterable[Array]) -> ExactSum:
         """These too, one after the other."""
@@ -79,9 +83,11 @@ class ExactSum:
 
     def join(self, other: ExactSum) -> ExactSum:
         """What another part of the whole came to; it has the same grids."""
-        if not self._parts.flags.writeable:  # it came from another process
-            self._parts = self._parts.copy()
-        self._parts += other._parts
+        # One that came from another process may be read alone.
+        own = [part if part.flags.writeable else part.copy() for part in self._parts]
+        for part, more in zip(own, other._parts, strict=True):
+            part += more
+        self._parts = own
         self.rounded |= other.rounded
         return self
 
@@ -92,23 +98,29 @@ class ExactSum:
             return grids is self._grids
         return grids == self._grids or (not self.rounded and self._grids.covers(grids))
 
-    @property
-    def total(self) -> NDArray[np.float64]:
-        """The sum of all, (size,)."""
-        if self._grids is None:
-            return self._parts.astype(np.float64)
-        high, low = self._parts
-        with np.errstate(over="ignore", invalid="ignore"):
-            return high + low  # type: ignore[no-any-return]
-
-    @property
     def integers(self) -> NDArray[np.int64]:
         """The sum of integers, (size,)."""
-        return self._parts
+        (whole,) = self._parts
+        return whole
+
+    def divided(self, count: int) -> NDArray[np.float64]:
+        """The mean of `count` arrays, (size,), where the sum has been: that is used up by it, since
+        a large one beside it would be twice an upload more."""
+        first, *low = self._parts
+        self._parts = []
+        if not first.flags.writeable:
+            first = first.copy()
+        total = first.view(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start in range(0, total.size, BLOCK_VALUES):
+                part = slice(start, start + BLOCK_VALUES)
+                total[part] = first[part] + low[0][part] if low else first[part].astype(np.float64)
+            total /= count
+        return total
 
     def _take(self, flat: Array) -> None:
         if self._grids is None:
-            self._parts += flat.astype(np.int64)
+            self._parts[0] += flat.astype(np.int64, copy=False)
             return
         coarse, fine = self._grids.coarse, self._grids.fine
         high, low = self._parts
@@ -138,17 +150,20 @@ def mean(stacked: Mapping[str, Sequence[Array]]) -> dict[str, NDArray[np.float64
     for name, arrays in stacked.items():
         if len(arrays) == 0:
             raise JobFailed(f"no valid upload of segment '{name}'")
-        first = np.asarray(arrays[0])
-        whole = np.issubdtype(first.dtype, np.integer)
+        shape, dtype = _form(arrays[0])
+        whole = np.issubdtype(dtype, np.integer)
         grids = None if whole else Grids.of(largest_of(arrays), len(arrays))
         if isinstance(arrays, AddedUp):
             found = arrays.added(grids)
         else:
-            found = ExactSum(first.size, grids).add(arrays)
-        total = found.total
-        total /= len(arrays)
-        result[name] = total.reshape(first.shape)
+            found = ExactSum(math.prod(shape), grids).add(arrays)
+        result[name] = found.divided(len(arrays)).reshape(shape)
     return result
+
+
+def _form(array: Array) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    found = np.asarray(array)
+    return found.shape, found.dtype
 
 
 def largest_of(arrays: Sequence[Array]) -> float:

@@ -66,11 +66,16 @@ class NodeList:
 
 def serialise(graph: Any) -> bytes:
     """The model of one graph; the checker's error for a graph that is none."""
-    import onnx
     from onnx import helper
 
     opset = [helper.make_opsetid("", OPSET)]
-    model = helper.make_model(graph, opset_imports=opset, ir_version=IR_VERSION)
-    onnx.checker.check_model(model)
+    return checked(helper.make_model(graph, opset_imports=opset, ir_version=IR_VERSION))
+
+
+def checked(model: Any) -> bytes:
+    """The bytes of a model, of its weights too; the checker's error for one that is none."""
+    import onnx
+
     data: bytes = model.SerializeToString()
+    onnx.checker.check_model(data)  # given the model it would make its bytes once more
     return data

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
 from edgeveil.parts.adaptive_clip import CLIP_NORM, LARGEST, SMALLEST, WITHIN, AdaptiveClip
+from edgeveil.parts.aggregation.mean import BLOCK_VALUES
 from edgeveil.parts.exchange import (
     KEPT,
     TRAIN,
@@ -289,15 +290,24 @@ class UpdateCloud:
             bit = float(np.asarray(mean[WITHIN], np.float64)[0])
             new[CLIP_NORM] = np.array([self._clip.moved(norm, bit)])
         for weight in self._network.weights:
-            moved = np.asarray(state[weight.name], np.float64) + step * np.nan_to_num(
-                update[weight.name]
-            )
-            new[weight.name] = np.clip(moved, -LARGEST_WEIGHT, LARGEST_WEIGHT).astype(np.float32)
+            new[weight.name] = _moved(np.asarray(state[weight.name]), update[weight.name], step)
         return new
 
     def model(self, state: Tensors) -> dict[str, Array]:
         """The weights, as the network's graph names them."""
         return {w.name: np.asarray(state[w.name]) for w in self._network.weights}
+
+
+def _moved(before: Array, update: NDArray[np.float64], step: float) -> NDArray[np.float32]:
+    """Weights after so many steps of an update, a few values at a time: what is computed with
+    takes no memory of a model's size."""
+    after = np.empty(before.shape, np.float32)
+    old, change, new = before.reshape(-1), update.reshape(-1), after.reshape(-1)
+    for start in range(0, new.size, BLOCK_VALUES):
+        part = slice(start, start + BLOCK_VALUES)
+        moved = old[part].astype(np.float64) + step * np.nan_to_num(change[part])
+        new[part] = np.clip(moved, -LARGEST_WEIGHT, LARGEST_WEIGHT)
+    return after
 
 
 def trainer_part(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgeveil.errors import DataError
 from edgeveil.parts.features.feature_map import FeatureMap, Float64
-from edgeveil.parts.features.onnx_nodes import serialise
+from edgeveil.parts.features.onnx_nodes import checked, serialise
 from edgeveil.privacy.grid import row_norms
 
 WEIGHTS = ("centre", "radius", "weight")
@@ -75,21 +75,23 @@ def bake(graph_bytes: bytes, weights: Mapping[str, NDArray[np.generic]]) -> byte
     Raises `DataError` if a weight is missing or has another shape than the graph's input.
     """
     import onnx
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import TensorProto, helper
 
-    graph = onnx.load_model_from_string(graph_bytes).graph
+    model = onnx.load_model_from_string(graph_bytes)  # `serialise` made it
+    graph = model.graph
     for given in [i for i in graph.input if i.name != "x"]:
         shape = tuple(dim.dim_value for dim in given.type.tensor_type.shape.dim)
         array = weights.get(given.name)
         if array is None or array.shape != shape:
             found = "missing" if array is None else f"of shape {array.shape}"
             raise DataError(f"weight '{given.name}' is {found}, the graph needs {shape}")
-        values = np.ascontiguousarray(array, dtype=np.float32)
-        graph.initializer.append(numpy_helper.from_array(values, given.name))
+        # Put there at once: a tensor that is made first and appended is a model's size more.
+        kept = graph.initializer.add(name=given.name, dims=shape, data_type=TensorProto.FLOAT)
+        kept.raw_data = np.ascontiguousarray(array, dtype="<f4").tobytes()
         graph.input.remove(given)
     graph.node.append(helper.make_node("ArgMax", ["probabilities"], ["label"], axis=1, keepdims=0))
     graph.output.append(helper.make_tensor_value_info("label", TensorProto.INT64, ["N"]))
-    return serialise(graph)
+    return checked(model)
 
 
 def probabilities(

@@ -124,12 +124,12 @@ def test_what_is_released_is_what_the_ledger_held_first(device: Device) -> None:
 
 def test_a_release_that_was_not_reserved_is_refused(device: Device) -> None:
     sealed = Round(PLAN, CENTRE, device.keys())
-    parts = [Answer({"centre": np.arange(4)}, PLAN.device.price(sealed.exchange))]
+    part = Answer({"centre": np.arange(4)}, PLAN.device.price(sealed.exchange))
     with pytest.raises(PrivacyError, match="not open"):
-        answers.release(device.ledger, sealed.manifest, parts)
+        answers.release(device.ledger, sealed.manifest, [part])
     consent(device.site, PLAN, sealed.manifest, device.ledger)
     with pytest.raises(PrivacyError, match="reserved 1 times"):
-        answers.release(device.ledger, sealed.manifest, [parts[0], parts[0]])
+        answers.release(device.ledger, sealed.manifest, [part, part])
     assert device.ledger.spent().epsilon == 0
 
 

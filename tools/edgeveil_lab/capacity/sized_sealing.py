@@ -10,7 +10,7 @@ from edgeveil.crypto.buckets import bucket_bytes, bucket_level, bucket_of, bucke
 from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.crypto.sealing import stanza_area_bytes
 from edgeveil.protocol.messages import Manifest
-from edgeveil.protocol.sealed import Terms, front_bytes, in_pieces
+from edgeveil.protocol.sealed import Plaintext, Terms, front_bytes, in_pieces
 from edgeveil.testing import PlainSealing
 
 
@@ -20,7 +20,7 @@ class SizedSealing(PlainSealing):
     def seal_broadcast(
         self,
         terms: Terms,
-        package: bytes,
+        package: Plaintext,
         recipients: Sequence[SealingKey],
         part_bytes: int,
         *,

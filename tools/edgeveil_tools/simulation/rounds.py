@@ -327,7 +327,7 @@ class HeldArrays(Sequence[Array]):
 
     def integers(self) -> NDArray[np.int64]:
         """The sum of integers, in their shape."""
-        return self.added(None).integers.reshape(self[0].shape)
+        return self.added(None).integers().reshape(self[0].shape)
 
     def __len__(self) -> int:
         return len(self._numbers)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from protocol_kit import CLOUD, CLOUD_KEY, PROXY_KEY, manifest, signing_key
+from safetensors.numpy import save
 
 from edgeveil.crypto.labels import HEADER
 from edgeveil.errors import ProtocolError
@@ -30,6 +31,7 @@ from edgeveil.protocol.sealed import (
     decode_package,
     encode_package,
     pack_tensors,
+    tensor_views,
     unpack_tensors,
 )
 
@@ -231,7 +233,7 @@ def test_a_credit_above_the_limit_is_refused():
 
 @given(st.binary(max_size=200))
 def test_random_packages_and_tensors_are_read_or_refused(data):
-    for read in (decode_package, unpack_tensors):
+    for read in (decode_package, unpack_tensors, tensor_views):
         try:
             read(data)
         except ProtocolError as error:
@@ -251,7 +253,28 @@ def test_tensors_survive():
 
 def test_tensors_are_real_numbers():
     with pytest.raises(ProtocolError, match="malformed_tensors"):
-        unpack_tensors(pack_tensors({"w": np.ones(3, np.complex64)}))
+        unpack_tensors(save({"w": np.ones(3, np.complex64)}))
+    with pytest.raises(ValueError, match="real numbers, not complex64"):
+        pack_tensors({"w": np.ones(3, np.complex64)})
+
+
+REAL = ["bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))]
+REAL += ["float16", "float32", "float64"]
+SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+ARRAYS = st.builds(lambda kind, shape: np.ones(shape, kind), st.sampled_from(REAL), SHAPES)
+
+
+@settings(max_examples=200)
+@given(st.dictionaries(st.text('ab/é"', max_size=4), ARRAYS, max_size=6))
+def test_tensors_are_packed_as_the_library_packs_them_and_read_where_they_lie(tensors):
+    packed = pack_tensors(tensors)
+    assert packed == save({name: np.ascontiguousarray(one) for name, one in tensors.items()})
+    views, copies = tensor_views(packed), unpack_tensors(packed)
+    assert views.keys() == copies.keys()
+    for name, view in views.items():
+        assert (view.dtype, view.shape) == (copies[name].dtype, copies[name].shape)
+        assert view.tobytes() == copies[name].tobytes()
+        assert not view.flags.owndata and not view.flags.writeable
 
 
 @settings(max_examples=300)
@@ -263,6 +286,10 @@ def test_damaged_tensors_are_read_or_refused(data):
     for damaged in (bytes(file), bytes(file[:position])):
         try:
             unpack_tensors(damaged)
+        except ProtocolError as error:
+            assert error.reason == "malformed_tensors"
+        try:
+            tensor_views(damaged)
         except ProtocolError as error:
             assert error.reason == "malformed_tensors"
 
