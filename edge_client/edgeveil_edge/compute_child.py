@@ -29,6 +29,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
+from edgeveil.heap import keep_heap
 from edgeveil.own_process import declare_own
 from edgeveil.subnormals import flush_subnormals
 
@@ -45,6 +46,7 @@ def serve(control: socket.socket) -> None:
     """Serve until the socket is closed, which is also when the starter ends."""
     declare_own()
     flush_subnormals()
+    keep_heap()
     os.nice(NICE)
     # Read as torch is loaded: threads that spin for each other crawl on a busy box.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

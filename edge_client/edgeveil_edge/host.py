@@ -114,9 +114,7 @@ class DeviceHost:
         self.unheard = False  # whether the proxy did not know it, once
         self._stale = ""  # what the owner was told of a release that is not renewed
         self._memberships: dict[bytes, tuple[bytes, bytes]] = {}  # job -> its newest round's
-        self._packages: dict[
-            bytes, RoundPackage
-        ] = {}  # job -> its newest round's, until it is used
+        self._given: dict[bytes, tuple[bytes, bytes]] = {}  # its tensors and model, until used
 
     @property
     def moment(self) -> Callable[[], float]:
@@ -135,7 +133,7 @@ class DeviceHost:
             self._ledger.close_job(item.job_id.hex())
             self._work.forget(item.job_id)
             self._memberships.pop(item.job_id, None)
-            self._packages.pop(item.job_id, None)
+            self._given.pop(item.job_id, None)
             train, infer = self._ledger.spent(), self._ledger.spent(purpose=INFER)
             policy, alone = self.site.policy, ""
             if train.if_colluding is not None:
@@ -184,8 +182,8 @@ class DeviceHost:
                 blob, membership = self._memberships.get(job_id, (b"", b""))
                 if blob != manifest.blob.digest:
                     return self._work.answer(task, package, None)
-                # Held by nobody else: it goes when it was used, before its answer is sealed.
-                return self._work.answer(task, self._packages.pop(job_id, package), membership)
+                # Held by nobody else: they go when they were used, before the answer is sealed.
+                return self._work.answer(task, self._whole(job_id, package), membership)
             case SealDummies(manifest=manifest, round_key=round_key):
                 return self._work.dummies(manifest, round_key)
             case InstallRelease(manifest=manifest, package=package):
@@ -222,9 +220,13 @@ class DeviceHost:
         self._memberships[job_id] = manifest.blob.digest, membership
         if isinstance(decoded, RoundPackage):
             # The machine holds what it says, and not the model, for as long as it answers.
-            self._packages[job_id] = decoded
+            self._given[job_id] = decoded.tensors, decoded.model
             decoded = structs.replace(decoded, tensors=b"", model=b"")
         return OpenedPackage(decoded, chance, *self._work.times_s(manifest))
+
+    def _whole(self, job_id: bytes, package: RoundPackage) -> RoundPackage:
+        tensors, model = self._given.pop(job_id, (b"", b""))
+        return structs.replace(package, tensors=tensors, model=model)
 
     def _learn(self, manifest: Manifest, package: JobPackage) -> Installation:
         if hashlib.sha256(package.job).digest() != manifest.job_digest:

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import fcntl
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from edgeveil.audit_log import OwnAuditLog
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import UsageError
+from edgeveil.heap import keep_heap
 from edgeveil.transport.listener import raise_file_limit
 from edgeveil.transport.service_manager import keep_alive, tell_stopping
 
 EXIT_S = 3.0
 LOCK_FILE = "process.lock"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt(3)
-_LARGE_BYTES, _KEPT_BYTES = 2 << 20, 32 << 20
 
 
 class OwnFolder:
@@ -95,21 +91,6 @@ def peer_key(path: Path, whose: str) -> VerifyKey:
             fix=f"copy {whose}'s .pub file to this place",
         )
     return VerifyKey.load(path)
-
-
-def keep_heap(large_bytes: int = _LARGE_BYTES, kept_bytes: int = _KEPT_BYTES) -> None:
-    """Keep blocks below `large_bytes` on the heap, and `kept_bytes` of it free; only with glibc.
-
-    By default glibc gives blocks of a packet's size back to the system and takes them anew each
-    time; the page faults cost more than all else that is done with a packet of 256 KiB. A model,
-    on the other hand, would leave holes on the heap as large as itself, and stays off it.
-    """
-    if sys.platform != "linux":
-        return
-    with suppress(OSError, AttributeError):
-        library = ctypes.CDLL(None)
-        library.mallopt(_TRIM_THRESHOLD, kept_bytes)
-        library.mallopt(_MMAP_THRESHOLD, large_bytes)
 
 
 def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[object, object, int]]) -> int:

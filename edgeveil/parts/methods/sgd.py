@@ -80,8 +80,9 @@ class Sgd:
                 chosen = torch.as_tensor(batch).to(processor)
                 loss = cross_entropy(task.network.logits(weights, x[chosen]), y[chosen])
                 steps.take(loss + self._penalty(weights, anchor))
+        # In place: what was trained is not needed beside what changed.
         return {
-            name: (value.detach() - anchor[name]).cpu().numpy() for name, value in weights.items()
+            name: value.detach().sub_(anchor[name]).cpu().numpy() for name, value in weights.items()
         }
 
     def _penalty(

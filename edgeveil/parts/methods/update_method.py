@@ -186,7 +186,8 @@ class UpdateDevice:
         else:
             update = self._stages.apply(task, update)
             sent = segments_of(network, update, whole=setting.whole)
-            segments |= {name: array.astype(self._stages.wire) for name, array in sent.items()}
+            wire = self._stages.wire
+            segments |= {name: array.astype(wire, copy=False) for name, array in sent.items()}
         return Answer(segments, self.price(exchange), task.memory)
 
     def _clip_norm(self, tensors: Tensors) -> float:

@@ -1,9 +1,9 @@
-"""`python -m edgeveil_lab.bench.memory JOB`: the peak memory of each process of a real run.
+"""`python -m edgeveil_lab.bench.memory JOB`: peak memory and processor time of a real run.
 
 Runs `edgeveil run JOB`, each device in a process of its own, and looks at all processes below it
 every 50 ms. A phase ends where the run says that a round is over. Figures are the kernel's marks
 (`VmHWM`), which are set back where a phase begins; each is of the largest process of its kind.
-Linux alone.
+Processor's seconds are of all processes of a kind. Linux alone.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ class Peaks:
 
     phases: list[str] = field(default_factory=lambda: [_FIRST])
     found: dict[tuple[str, str], int] = field(default_factory=dict)
+    cpu_s: dict[tuple[str, str], float] = field(default_factory=dict)
+    _cpu_before_s: dict[psutil.Process, float] = field(default_factory=dict)
     _watched: dict[psutil.Process, str] = field(default_factory=dict)
 
     def look(self, root: psutil.Process) -> None:
@@ -47,9 +49,14 @@ class Peaks:
                 if (kind := kind_of(process)) in KINDS:
                     self._watched[process] = kind
         for process, kind in list(self._watched.items()):
-            with suppress(OSError):
-                at = self.phases[-1], kind
+            at = self.phases[-1], kind
+            with suppress(OSError, psutil.Error):
                 self.found[at] = max(self.found.get(at, 0), peak_rss_bytes(process.pid) or 0)
+                used = process.cpu_times()
+                used_s = used.user + used.system
+                before_s = self._cpu_before_s.get(process, 0.0)
+                self.cpu_s[at] = self.cpu_s.get(at, 0.0) + used_s - before_s
+                self._cpu_before_s[process] = used_s
 
     def begin(self, phase: str) -> None:
         """A phase is over; marks begin anew at what each process holds now."""
@@ -59,12 +66,17 @@ class Peaks:
                 Path(f"/proc/{process.pid}/clear_refs").write_text(_CLEAR_PEAK)
 
     def table(self) -> Iterator[str]:
-        """One line a phase, in MiB."""
+        """One line a phase: MiB of the largest process, and processor's seconds of all."""
         width = max(map(len, self.phases))
         yield " " * width + "".join(f"{kind:>20}" for kind in KINDS)
         for phase in self.phases:
-            peaks = (self.found.get((phase, kind)) for kind in KINDS)
-            shown = (f"{peak >> 20:,}" if peak else "-" for peak in peaks)
+            places = [(phase, kind) for kind in KINDS]
+            shown = (
+                f"{self.found[at] >> 20:,} MiB, {self.cpu_s.get(at, 0.0):.1f} s"
+                if self.found.get(at)
+                else "-"
+                for at in places
+            )
             yield phase.ljust(width) + "".join(f"{one:>20}" for one in shown)
 
 
@@ -122,7 +134,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         peaks = measure(args.job, args.devices, Path(folder))
-    print("\npeak memory of the largest process of each kind, MiB")
+    print("\nof each kind: peak memory of the largest process, processor's seconds of all")
     print("\n".join(peaks.table()))
     print(
         f"load of the machine at the end: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"

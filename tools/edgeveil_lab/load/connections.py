@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edgeveil.errors import UsageError
+from edgeveil.heap import keep_heap
 from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.transport.dialling import dial_fault
-from edgeveil.transport.process import keep_heap
 from edgeveil_lab.load.mqtt import BareClient
 from edgeveil_lab.load.websocket import dial
 

@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import BrokerError, EdgeVeilError, JobFailed
+from edgeveil.heap import keep_heap
 from edgeveil.protocol.messages import (
     SEAL_OVERHEAD_BYTES,
     ExchangeId,
@@ -44,7 +45,6 @@ from edgeveil.transport.dialling import client_context
 from edgeveil.transport.link import LinkSettings, Topics
 from edgeveil.transport.mqtt_link import MqttLink, link_settings
 from edgeveil.transport.mqtt_packets import Login, encoded_topic
-from edgeveil.transport.process import keep_heap
 from edgeveil_lab.load import paho_relay
 from edgeveil_lab.load.connections import on_fast_loop
 from edgeveil_lab.load.mqtt import BareClient

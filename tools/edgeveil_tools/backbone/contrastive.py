@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
+from edgeveil.heap import keep_heap
 from edgeveil.parts.features.onnx_nodes import NodeList
 from edgeveil.parts.features.pictures import narrowed
 from edgeveil.parts.features.procedural_pictures import procedural_pictures
-from edgeveil.transport.process import keep_heap
 from edgeveil_tools.backbone.graph import folded, written
 
 SIDE, DRAWN_SIDE = 32, 48  # of what it takes, and of what views are cut from

@@ -1,0 +1,18 @@
+"""How much memory a piece of work takes at most: arrays and bytes of Python's own, counted."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """The most that was held at once beside what was there before; what `work` returns counts."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

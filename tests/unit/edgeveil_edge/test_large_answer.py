@@ -1,0 +1,78 @@
+"""How many models a device's own process holds at once while it answers with a large one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from edge_kit import Device, Round
+
+from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs.plan import Plan
+from edgeveil.parts.exchange import Answer
+from edgeveil.parts.methods.noise_only import NOISE
+from edgeveil.protocol.device_tasks import SealedAnswer
+from edgeveil.protocol.sealed import pack_tensors, tensor_views
+from edgeveil_edge.compute import Computation, ComputedAnswer, JobTrial, TaughtJob
+from edgeveil_edge.compute_worker import AskAnswer, decode_request, encode
+from tests.kits.memory_peak import peak_bytes
+
+VALUES = 1 << 20
+MODEL_BYTES = 4 * VALUES
+
+
+def plan(values: int = VALUES) -> Plan:
+    train = {"method": "noise_only", "rounds": 2, "values": values, "package_values": values}
+    job = {
+        "job": "large",
+        "data": {"source": "bench", "classes": 2, "input_shape": (1,), "nominal_records": 1},
+        "features": ({"name": "identity"},),
+        "train": train,
+        "privacy": {"epsilon": 1.0},
+    }
+    return compile_job(Job.model_validate(job))
+
+
+class FromAnotherProcess:
+    """Answers as a computing process does: with arrays that lie in its message."""
+
+    def answer(self, one: Computation) -> ComputedAnswer:
+        (spec,) = one.job.plan.cloud.segments(one.exchange)
+        packed = pack_tensors({NOISE: np.ones(spec.shape, spec.dtype)})
+        return ComputedAnswer((Answer(tensor_views(packed), ()),))
+
+    def try_job(self, job: TaughtJob, *, trains: bool) -> JobTrial:
+        return JobTrial()
+
+    def read_ahead(self, share: float) -> None:
+        """No record is read."""
+
+    def try_release(self, onnx: bytes) -> str:
+        return ""
+
+    def forget(self, job: TaughtJob) -> None:
+        """Nothing is kept."""
+
+
+@pytest.mark.parametrize("values", [VALUES, VALUES + 3])  # of a segment's size, and to be padded
+def test_an_answer_is_made_with_three_models_beside_the_broadcast(
+    tmp_path: Path, values: int
+) -> None:
+    large = plan(values)
+    policy = {"min_devices": 3, "allowed_methods": ("noise_only",)}
+    device = Device(tmp_path, compute=lambda _site, _own: FromAnotherProcess(), policy=policy)
+    device.knows(large)
+    sealed = Round(large, 1, device.keys())
+    found: list[object] = []
+    peak = peak_bytes(lambda: found.append(device.answer(sealed)))
+    assert isinstance(found[0], SealedAnswer)
+    assert found[0].sizes == (sealed.manifest.groups[0].padded_bytes + 48,)
+    assert peak < 3.2 * MODEL_BYTES
+
+
+def test_a_question_takes_one_buffer_of_its_own_size() -> None:
+    tensors = bytes(MODEL_BYTES)
+    asked = AskAnswer(1, "device", b"digest", 1, tensors, b"", b"", True, bytes(32), 1.0)
+    assert peak_bytes(lambda: encode(asked)) < 1.1 * MODEL_BYTES
+    assert decode_request(bytes(encode(asked))) == asked
