@@ -29,7 +29,6 @@ from edgeveil_cloud.compute import channel
 from edgeveil_cloud.open_segments import RoundOpening, Slice
 
 LOG = logging.getLogger("edgeveil.cloud")
-LEAST_BYTES = 32 << 20  # opened here in a tenth of a second
 TRIES = 3  # of one slice
 _NO_START = (
     "cloud.compute",
@@ -111,7 +110,7 @@ class WorkerProcesses:
         *,
         on_ray: bool = False,
         address: str | None = None,
-        least_bytes: int = LEAST_BYTES,
+        least_bytes: int = 0,
     ) -> None:
         self.count, self.least_bytes = count, least_bytes
         self._on_ray, self._address = on_ray, address
@@ -288,6 +287,7 @@ class _Work:
 
     def _again(self, number: int, why: str) -> None:
         self._tries[number] += 1
+        LOG.warning("slice_repeated", extra={"reason": why})
         if self._tries[number] >= TRIES:
             raise ComputeError(
                 f"some uploads could not be opened in {TRIES} tries, the last ended with {why}",

@@ -203,7 +203,10 @@ def test_what_a_worker_leaves_undone_is_done_by_another(
         data = in_file(DATA)
         workers.run(OPENING, data, deadly(tmp_path, {1: 1, 4: 2}), found.__setitem__)
     assert found == {number: DATA[100 * number : 100 * number + 50] for number in range(6)}
-    assert [one.how for one in caplog.records] == ["SIGKILL"] * 3  # type: ignore[attr-defined]
+    said = [
+        (one.msg, getattr(one, "how", ""), getattr(one, "reason", "")) for one in caplog.records
+    ]
+    assert said == [("worker_ended", "SIGKILL", ""), ("slice_repeated", "", "SIGKILL")] * 3
     assert OPENING.key.to_bytes().hex() not in caplog.text
 
 
