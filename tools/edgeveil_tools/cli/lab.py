@@ -451,6 +451,9 @@ def _add_chaos(commands: Subparsers) -> None:
             "compared: jobs, rounds, acknowledgements, sums, ledgers, models, logs.\n"
             "\n"
             "--secure runs the job with secure sums: also that no round was unmasked twice.\n"
+            "--cells N has N cells under one cloud, each with an edge broker and a proxy: also\n"
+            "that a round which is made without a cell counts nothing of it. --engine has workers\n"
+            "open batches, of a Ray cluster that is started here too, and kills these as well.\n"
             "\n"
             "--drill plays what befalls trust instead, on a planned fleet with certificates: the\n"
             "cloud's key leaks and says a release with the last number there is, the registry is\n"
@@ -464,6 +467,7 @@ def _add_chaos(commands: Subparsers) -> None:
             "edgeveil chaos --kills 200 --seed 7 --broker amqtt --json\n"
             "edgeveil chaos configs/jobs/quickstart.yaml --kills 50 --devices 20\n"
             "edgeveil chaos --secure --kills 20 --out out/chaos-secure\n"
+            "edgeveil chaos --cells 3 --engine ray --kills 200 --out out/chaos-cells\n"
             "edgeveil chaos --drill --out out/drill"
         ),
     )
@@ -488,7 +492,20 @@ def _add_chaos(commands: Subparsers) -> None:
     chaos.add_argument(
         "--out", type=Path, metavar="DIR", help="default out/chaos, of the drill out/drill"
     )
-    chaos.add_argument("--devices", type=int, metavar="N", help="instead of the job's")
+    chaos.add_argument(
+        "--devices",
+        type=int,
+        metavar="N",
+        help="instead of the job's, which of several cells each has",
+    )
+    chaos.add_argument(
+        "--cells", type=int, default=1, metavar="N", help="cells under one cloud, default 1"
+    )
+    chaos.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        help="open batches in two workers of the cloud, or on a Ray cluster; default: in the cloud",
+    )
     chaos.add_argument("--workers", type=int, metavar="N", help="processes that host the devices")
     chaos.add_argument("--broker", choices=("auto", "amqtt", "mosquitto"))
     chaos.add_argument("--protocol", type=int, choices=(5, 4))
@@ -502,7 +519,7 @@ def _add_chaos(commands: Subparsers) -> None:
     chaos.add_argument("--keep", action="store_true", help="keep the site's folder")
     chaos.add_argument("--json", action="store_true", help="print chaos.json, progress to stderr")
     others = {"job", "kills", "seed", "every", "secure", "devices", "workers", "broker"}
-    others |= {"protocol", "stall"}
+    others |= {"protocol", "stall", "cells", "engine"}
     unset = {name: chaos.get_default(name) for name in others}
     chaos.set_defaults(handler=partial(_chaos, unset), extra="lab")
 
@@ -526,12 +543,13 @@ def _chaos(unset: Mapping[str, object], args: argparse.Namespace) -> int:
         devices=args.devices,
         workers=args.workers,
         secure=args.secure,
+        cells=None if args.cells == 1 else args.cells,
     )
     return run_chaos(
         args.job or JOB,
         args.out or Path("out/chaos"),
         overrides,
-        ChaosOptions(args.kills, args.seed, args.every, args.stall),
+        ChaosOptions(args.kills, args.seed, args.every, args.stall, args.engine),
         as_json=args.json,
         keep=args.keep,
     )
