@@ -19,6 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -34,6 +35,8 @@ _NO_START = (
     "cloud.compute",
     "see what it wrote to the console, or set engine: local and workers: 0",
 )
+_BY_OTHERS = ("SIGKILL", "SIGTERM")  # memory ran out, or somebody's hand: the next one may live
+_END_S = 1.0
 START_S = 120.0  # until a worker says that it is there; Ray may have to be started for it
 AWAY_S = 60.0  # for a cluster to come back while a round waits
 
@@ -195,7 +198,12 @@ class WorkerProcesses:
                 said = channel.hear(one.socket)
                 one.socket.settimeout(None)
             except (EOFError, OSError):
-                said = WorkerRefusal(f"a worker does not start ({self.drop(one)})", *_NO_START)
+                with suppress(subprocess.TimeoutExpired):
+                    one.process.wait(_END_S)  # how it ended by itself, before it is ended
+                how = self.drop(one)
+                said = WorkerRefusal(
+                    f"a worker does not start ({how})", *_NO_START, passes=how in _BY_OTHERS
+                )
             if isinstance(said, WorkerRefusal):
                 self._end()
                 kind = ClusterAway if said.passes else UsageError
