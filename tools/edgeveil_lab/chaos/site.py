@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import yaml
 
-from edgeveil.errors import BrokerError
 from edgeveil.jobs import Job
 from edgeveil.privacy.ledger import LEDGER_FILE
 from edgeveil.sites.files import load_site
@@ -29,7 +27,6 @@ from edgeveil_tools.site.provision import CellPorts, Ports, broker_processes, pr
 
 BACKOFF_CAP_S = 2.0
 PACKET_BYTES = 4096  # so that models, uploads and batches go in parts, and are hit between them
-_BROKER_START_S = 30.0
 _BLOCKS = {
     "devices-edge": ("edge", "broker"),
     "proxy-edge": ("proxy", "edge_broker"),
@@ -135,7 +132,7 @@ class ChaosSite:
             self.supervisor.fill(fault.target, False)
         elif fault.kind == "broker":
             with self._lock:
-                _start_broker(self.brokers[fault.target])
+                self.brokers[fault.target].start_again()
 
     def waiting(self) -> int:
         """Faults that were begun and are still to strike."""
@@ -150,20 +147,6 @@ class ChaosSite:
         for broker in self.brokers.values():
             broker.stop()
         return late
-
-
-def _start_broker(broker: BrokerProcess) -> None:
-    """Its old connections may hold the port for a moment."""
-    end_s = time.monotonic() + _BROKER_START_S
-    while True:
-        try:
-            broker.start()
-        except BrokerError:
-            if time.monotonic() > end_s:
-                raise
-            time.sleep(0.2)
-        else:
-            return
 
 
 def _fit(path: Path, ports: dict[str, int], compute: ComputeWorkers | None) -> None:

@@ -320,7 +320,7 @@ def _add_bare_options(mode: Mode, parser: argparse.ArgumentParser) -> None:
 
 def _loadtest(args: argparse.Namespace) -> int:
     from edgeveil_lab.load.bare import options as bare_options
-    from edgeveil_lab.load.options import chosen, resolve
+    from edgeveil_lab.load.options import chosen, option_of, resolve
 
     bare = bare_options.chosen(args)
     if bare is not None:
@@ -334,6 +334,13 @@ def _loadtest(args: argparse.Namespace) -> int:
 
         return run_bare(bare, as_json=args.json)
     if args.join:
+        odd = [option_of(key) for key in ("cells", "kill_cell_s") if hasattr(args, key)]
+        if odd:
+            raise UsageError(
+                "says what the leader starts",
+                where=", ".join(odd),
+                fix="leave it out: a generator that joins plays the share that it is given",
+            )
         from edgeveil_lab.load.generator import run_generator
         from edgeveil_lab.load.leader import join_token
 
