@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,7 @@ def aggregate(
     """
     plan, exchange = context.plan, context.exchange
     training = {name: arrays for name, arrays in batch.arrays.items() if name != SOFTMAX}
-    uploads = min((len(arrays) for arrays in training.values()), default=0)
+    uploads = uploads_in(batch)
     ruled = plan.rule.sums or exchange.phase == TRAIN
     check_enough(context, uploads, plan.rule.least if ruled else 1)
     if not ruled:
@@ -78,6 +78,11 @@ def aggregate(
     aim = None if looks_at_none(context) else plan.cloud.aim(state, exchange)
     combined = plan.rule.combine(Uploads(training, aim, random_bytes, score))
     return plan.cloud.absorb(state, exchange, combined, plan.rule.counted(uploads)), uploads
+
+
+def uploads_in(batch: ValidatedBatch) -> int:
+    """How many uploads of a batch count: those of its least frequent training segment."""
+    return min((len(arrays) for name, arrays in batch.arrays.items() if name != SOFTMAX), default=0)
 
 
 def combine_sums(
@@ -157,7 +162,7 @@ def check_sets(context: RoundContext, chosen: Sequence[int]) -> None:
 
 @dataclass(frozen=True)
 class Told:
-    """What is told of a committed exchange beside its numbers."""
+    """What is told of a committed exchange beside its numbers; `cells`: uploads of each cell."""
 
     attempt: int
     uploads: int
@@ -165,6 +170,7 @@ class Told:
     sent_bytes: int
     taken_bytes: int
     timeline: Mapping[str, float]
+    cells: Mapping[str, int] = field(default_factory=dict)
 
 
 def tell_round(
@@ -200,6 +206,7 @@ def tell_round(
         "refused": dict(valid.refused),
         "clusters": shown_clusters(scores, vectors),
         "mean_softmax": averaged.to_dict() if averaged else None,
+        **({"cells": dict(told.cells)} if any(told.cells) else {}),  # they have names
     }
     return record, event
 
@@ -293,9 +300,9 @@ class RoundCommitter:
             what = f"{error.what} ({answers})"
             why = TooFewDevices(what, where=error.where, fix=error.fix)
             return TooFewUploads(str(why), answers)
-        all_of_them = list(batches.values())
+        cells = {cell: uploads_in(of_it) for cell, of_it in valid.items()}
         return self._commit(
-            entry, context, all_of_them, everything, before, state, uploads, started_s
+            entry, context, batches, everything, before, state, uploads, cells, started_s
         )
 
     def _keep_sums(
@@ -354,19 +361,23 @@ class RoundCommitter:
         state = combine_sums(context, before, sums, self._random_bytes)
         valid = joined([of_it.valid() for of_it in kept.values()])
         valid.arrays |= {name: [of_set[name] for _, of_set in sums] for name in sums[0][1]}
-        batches = [of_it.batch for of_it in kept.values()]
-        uploads = sum(of_it.uploads for of_it in kept.values())
-        return self._commit(entry, context, batches, valid, before, state, uploads, started_s)
+        batches = {cell: of_it.batch for cell, of_it in kept.items()}
+        cells = {cell: of_it.uploads for cell, of_it in kept.items()}
+        uploads = sum(cells.values())
+        return self._commit(
+            entry, context, batches, valid, before, state, uploads, cells, started_s
+        )
 
     def _commit(
         self,
         entry: JobEntry,
         context: RoundContext,
-        batches: Sequence[Batch],
+        by_cell: Mapping[str, Batch],
         valid: ValidatedBatch,
         before: Mapping[str, Array],
         state: Mapping[str, Array],
         uploads: int,
+        cells: Mapping[str, int],
         started_s: float,
     ) -> RoundCommit:
         graph = self._jobs.graph(entry)
@@ -374,6 +385,7 @@ class RoundCommitter:
             sent = context.plan.cloud.package(before, context.exchange)
             model = self._evaluation.weights(context.plan, state)
             self._recorder.keep(context, sent, valid.arrays, model)
+        batches = list(by_cell.values())
         at = batches[0].at
         marks = self._marks.of(at.job_id)
         timeline = round_timeline(marks.times_s, started_s, self._clock())
@@ -384,6 +396,7 @@ class RoundCommitter:
             marks.sent_bytes,
             sum(batch.blob.size_bytes for batch in batches),
             timeline,
+            cells,
         )
         record, event = tell_round(context, self._evaluation, graph, state, valid, told)
         done = self._store.commit_exchange(

@@ -51,6 +51,9 @@ class ComputeAt(Block):
     """How many open a batch's segments, each on one processor; 0: the cloud's own process alone."""
     address: str | None = Field(default=None, pattern=r"^\S{1,300}$", examples=["10.0.0.1:6379"])
     """HOST:PORT of the head of `engine: ray`; null: a Ray of the cloud's own on this machine."""
+    least_bytes: int = Field(default=32 << 20, ge=0, le=1 << 50)
+    """Sealed segments below this are opened by the cloud itself, in a tenth of a second: they are
+    not worth the way to a worker."""
 
     @model_validator(mode="after")
     def _meant(self) -> Self:

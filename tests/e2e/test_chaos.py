@@ -56,6 +56,25 @@ def test_under_masks_no_round_is_unmasked_twice_and_sums_are_exact(tmp_path: Pat
         assert checks[name]["looked"] and not checks[name]["violations"]
 
 
+def test_two_cells_and_workers_that_open_batches_keep_their_word(tmp_path: Path) -> None:
+    out = tmp_path / "chaos"
+    done = subprocess.run(
+        command(out, "--cells", "2", "--engine", "local", "--kills", "5", "--seed", "3", "--json"),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
+    found = json.loads(done.stdout)
+    assert found["processes"].keys() >= {"cloud", "proxy-cell-1", "proxy-cell-2"}
+    assert found["links"].keys() >= {"devices-edge-cell-1", "proxy-cloud-cell-2", "cloud-cloud"}
+    assert [one["devices"] for one in found["cells"]] == [6, 6]
+    for one in found["cells"]:
+        assert one["rounds"] + one["left_out"] == len(found["rounds"])
+        assert one["rounds"] and one["acknowledged"]
+    assert found["compute"]["engine"] == "local"
+    assert all(check["looked"] and not check["violations"] for check in found["checks"])
+
+
 def test_ctrl_c_ends_everything_that_was_started(tmp_path: Path) -> None:
     out = tmp_path / "chaos"
     interrupted(command(out), after=" faults: ", processes=6)

@@ -85,6 +85,25 @@ def test_devices_that_drop_and_a_storm_lose_nothing_that_was_acknowledged(tmp_pa
     assert len(result["rounds"]) == 3
 
 
+def test_a_cell_that_is_killed_costs_the_other_nothing():
+    done = loadtest(
+        *("--cells", 2, "--devices", 40, "--rounds", 4, "--payload-bytes", 1024, "--json"),
+        *("--kill-cell", 2, "--quorum", 0.5, "--interval", 3),
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    north, south = result["cells"]
+    assert (result["lost"], result["duplicated"]) == (0, 0)
+    assert len(result["rounds"]) == 4 and result["uploads"] == north["counted"] + south["counted"]
+    assert (north["counted"], north["reconnects"], north["rounds_without"]) == (80, 0, 0)
+    assert south["reconnects"] >= 20 and south["connected"] == 20
+    assert result["outage"]["cell"] == "cell-2" and result["outage"]["after_rounds"] == 2
+    assert south["rounds"] + south["rounds_without"] == 4 and south["rounds_without"]
+    assert result["outage"]["back_after_s"] > 0
+    names = {"proxy-cell-1", "broker-edge-cell-2", "generator-2", "cloud", "broker-cloud"}
+    assert names <= set(result["peak_rss_bytes"])
+
+
 @pytest.mark.parametrize(
     ("number", "why"),
     [(signal.SIGINT, "interrupted"), (signal.SIGHUP, "the terminal hung up (SIGHUP)")],
@@ -138,7 +157,8 @@ def test_a_terminal_that_is_closed_ends_the_test_in_good_order(tmp_path):
 def test_ctrl_c_at_a_generator_is_no_hang_up(tmp_path):
     async def play() -> tuple[int, str]:
         token = tmp_path / "join.token"
-        where = SiteAccess(f"mqtt://127.0.0.1:{free_ports(1)[0]}", *_public_keys(), None)
+        url = f"mqtt://127.0.0.1:{free_ports(1)[0]}"
+        where = {"": SiteAccess(url, *_public_keys(), None)}
         leader = Leader(LoadOptions(devices=2), LoadFleet.make(2), 1, where, join_token(token))
         server = await leader.serve("127.0.0.1", 0)
         process = subprocess.Popen(
@@ -162,7 +182,8 @@ def test_a_generator_whose_terminal_hangs_up_tells_its_leader(tmp_path, ignored)
     token = tmp_path / "join.token"
 
     async def play() -> tuple[int, str]:
-        where = SiteAccess(f"mqtt://127.0.0.1:{free_ports(1)[0]}", *_public_keys(), None)
+        url = f"mqtt://127.0.0.1:{free_ports(1)[0]}"
+        where = {"": SiteAccess(url, *_public_keys(), None)}
         leader = Leader(LoadOptions(devices=2), LoadFleet.make(2), 1, where, join_token(token))
         server = await leader.serve("127.0.0.1", 0)
         process = subprocess.Popen(

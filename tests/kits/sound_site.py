@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
 import numpy as np
@@ -29,20 +29,25 @@ def segments(device: int, index: int) -> tuple[bytes, ...]:
     return tuple(sha256(f"{device} {index} {k}".encode()).digest() for k in range(len(groups)))
 
 
-def sound() -> Evidence:
+def sound(cells: Sequence[str] = ("",)) -> Evidence:
+    """Of `DEVICES` devices in each cell, which take turns."""
+    numbers = range(DEVICES * len(cells))
     commits = tuple(
         CommittedExchange(
             index,
             1,
-            DEVICES,
-            tuple(h for device in range(DEVICES) for h in segments(device, index)),
+            len(numbers),
+            tuple(h for device in numbers for h in segments(device, index)),
             float(index),
+            tuple(cells),
         )
         for index in ROUNDS
     )
-    job = JobFacts(NAME, "completed", "", PLAN, commits, "digest", state_of(range(DEVICES)))
-    devices = tuple(device_of(job, number) for number in range(DEVICES))
-    return Evidence((job,), devices, {"cloud": "running", "worker-1": "box-1: counted"})
+    state = state_of(numbers, devices=len(numbers))
+    job = JobFacts(NAME, "completed", "", PLAN, commits, "digest", state)
+    devices = tuple(device_of(job, number, cells[number % len(cells)]) for number in numbers)
+    logs = {"cloud": "running", "worker-1": "box-1: counted"}
+    return Evidence((job,), devices, logs, cells=tuple(cells))
 
 
 def tensors(device: int, index: int) -> dict[str, np.ndarray]:
@@ -52,18 +57,18 @@ def tensors(device: int, index: int) -> dict[str, np.ndarray]:
     return {s.name: random.normal(0, spread[s.bits > 0], s.shape).astype(s.dtype) for s in specs}
 
 
-def state_of(counted: Iterable[int], only: int | None = None) -> bytes:
-    """As the cloud itself makes it; `only`: all devices count but in this round."""
+def state_of(counted: Iterable[int], only: int | None = None, devices: int = DEVICES) -> bytes:
+    """As the cloud itself makes it; `only`: all `devices` count but in this round."""
     state = PLAN.cloud.initial_state()
     for index in ROUNDS:
-        chosen = counted if only in (None, index) else range(DEVICES)
+        chosen = counted if only in (None, index) else range(devices)
         found = [tensors(device, index) for device in chosen]
         arrays = {name: [one[name] for one in found] for name in found[0]}
         state, _ = aggregate(RoundContext.of(PLAN, index), state, ValidatedBatch(arrays))
     return pack_tensors(state)
 
 
-def device_of(job: JobFacts, number: int) -> DeviceFacts:
+def device_of(job: JobFacts, number: int, cell: str = "") -> DeviceFacts:
     wire = job.wire.hex()
     priced = {
         index: (
@@ -84,4 +89,5 @@ def device_of(job: JobFacts, number: int) -> DeviceFacts:
         ledger={wire: JobAccount(PLAN.request(wire), releases=releases)},
         release=(wire, "digest"),
         releases={(wire, index): pack_tensors(tensors(number, index)) for index in ROUNDS},
+        cell=cell,
     )

@@ -20,7 +20,7 @@ def write_page(
     path: Path,
     template: str,
     content: Mapping[str, Any],
-    filters: Mapping[str, Callable[..., str]],
+    filters: Mapping[str, Callable[..., object]],
 ) -> None:
     """Fill `template` with `content`; text is escaped, a name that is missing raises."""
     environment = Environment(

@@ -25,8 +25,8 @@ def workers_of(at: ComputeAt) -> WorkerProcesses | None:
     if not at.workers:
         return None
     if at.engine == "local":
-        return WorkerProcesses(at.workers)
-    pool = WorkerProcesses(at.workers, on_ray=True, address=at.address)
+        return WorkerProcesses(at.workers, least_bytes=at.least_bytes)
+    pool = WorkerProcesses(at.workers, on_ray=True, address=at.address, least_bytes=at.least_bytes)
     try:
         pool.start()
     except ClusterAway as error:

@@ -19,6 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -29,12 +30,13 @@ from edgeveil_cloud.compute import channel
 from edgeveil_cloud.open_segments import RoundOpening, Slice
 
 LOG = logging.getLogger("edgeveil.cloud")
-LEAST_BYTES = 32 << 20  # opened here in a tenth of a second
 TRIES = 3  # of one slice
 _NO_START = (
     "cloud.compute",
     "see what it wrote to the console, or set engine: local and workers: 0",
 )
+_BY_OTHERS = ("SIGKILL", "SIGTERM")  # memory ran out, or somebody's hand: the next one may live
+_END_S = 1.0
 START_S = 120.0  # until a worker says that it is there; Ray may have to be started for it
 AWAY_S = 60.0  # for a cluster to come back while a round waits
 
@@ -111,7 +113,7 @@ class WorkerProcesses:
         *,
         on_ray: bool = False,
         address: str | None = None,
-        least_bytes: int = LEAST_BYTES,
+        least_bytes: int = 0,
     ) -> None:
         self.count, self.least_bytes = count, least_bytes
         self._on_ray, self._address = on_ray, address
@@ -196,7 +198,12 @@ class WorkerProcesses:
                 said = channel.hear(one.socket)
                 one.socket.settimeout(None)
             except (EOFError, OSError):
-                said = WorkerRefusal(f"a worker does not start ({self.drop(one)})", *_NO_START)
+                with suppress(subprocess.TimeoutExpired):
+                    one.process.wait(_END_S)  # how it ended by itself, before it is ended
+                how = self.drop(one)
+                said = WorkerRefusal(
+                    f"a worker does not start ({how})", *_NO_START, passes=how in _BY_OTHERS
+                )
             if isinstance(said, WorkerRefusal):
                 self._end()
                 kind = ClusterAway if said.passes else UsageError
@@ -288,6 +295,7 @@ class _Work:
 
     def _again(self, number: int, why: str) -> None:
         self._tries[number] += 1
+        LOG.warning("slice_repeated", extra={"reason": why})
         if self._tries[number] >= TRIES:
             raise ComputeError(
                 f"some uploads could not be opened in {TRIES} tries, the last ended with {why}",

@@ -186,6 +186,8 @@ def test_the_uploads_of_all_cells_are_one_commit(desk: Desk):
     (record,) = desk.store.exchanges(desk.id)
     assert record.uploads == 9
     assert done.commit.accepted == 9 * len(found[NORTH].manifest.groups)
+    (event,) = [e for e in desk.store.events_after(0) if e.type == "exchange_committed"]
+    assert event.data["cells"] == {NORTH: 5, SOUTH: 4}
     assert desk.host.perform(task) == done  # said again, not absorbed again
     digests = [batch.blob.digest for batch in task.batches.values()]
     assert [desk.store.open_batch(desk.id, 1, 1, digest) for digest in digests] == [None, None]

@@ -30,6 +30,7 @@ from edgeveil.protocol.mask_seeds import masked_vectors
 from edgeveil.protocol.masked_sums import masked_segment
 from edgeveil.protocol.messages import Batch
 from edgeveil.sites.cloud import ComputeAt
+from edgeveil_cloud import compute
 from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.commit_round import joined
 from edgeveil_cloud.compute import ComputeError, on_ray, processes, workers_of
@@ -203,7 +204,10 @@ def test_what_a_worker_leaves_undone_is_done_by_another(
         data = in_file(DATA)
         workers.run(OPENING, data, deadly(tmp_path, {1: 1, 4: 2}), found.__setitem__)
     assert found == {number: DATA[100 * number : 100 * number + 50] for number in range(6)}
-    assert [one.how for one in caplog.records] == ["SIGKILL"] * 3  # type: ignore[attr-defined]
+    said = [
+        (one.msg, getattr(one, "how", ""), getattr(one, "reason", "")) for one in caplog.records
+    ]
+    assert said == [("worker_ended", "SIGKILL", ""), ("slice_repeated", "", "SIGKILL")] * 3
     assert OPENING.key.to_bytes().hex() not in caplog.text
 
 
@@ -257,6 +261,40 @@ def test_a_worker_that_ended_between_two_batches_is_started_anew() -> None:
         assert first[1] in workers.pids
         assert len(set(workers.pids) - set(first)) == 1
         assert bits(there) == bits(here)
+
+
+class StruckAtStart(WorkerProcesses):
+    """Of which so many die before they have said a word, as where memory runs out."""
+
+    left = 1
+
+    def _launched(self) -> Any:
+        one = super()._launched()
+        if self.left:
+            self.left -= 1
+            one.process.kill()
+        return one
+
+
+def test_workers_that_are_killed_while_they_start_are_started_again(tmp_path: Path) -> None:
+    found: dict[int, bytes] = {}
+    workers = StruckAtStart(2)
+    try:
+        workers.run(OPENING, in_file(DATA), deadly(tmp_path, {}), found.__setitem__)
+    finally:
+        workers.close()
+    assert len(found) == 6
+
+
+def test_a_cloud_starts_though_what_speaks_to_ray_was_killed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compute, "WorkerProcesses", StruckAtStart)
+    workers = workers_of(ComputeAt(engine="ray", workers=1))
+    assert workers is not None
+    workers.close()
+    (said,) = [one for one in caplog.records if one.msg == "compute_away"]
+    assert "SIGKILL" in said.reason  # type: ignore[attr-defined]
 
 
 def test_a_round_whose_workers_are_gone_is_asked_for_again_and_says_why() -> None:

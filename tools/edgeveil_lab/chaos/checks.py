@@ -15,20 +15,13 @@ from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.parts.exchange import Exchange
 from edgeveil.privacy.events import Event
 from edgeveil.protocol.sealed import unpack_tensors
+from edgeveil_edge.store import UploadReceipt
 from edgeveil_lab.chaos.evidence import CommittedExchange, DeviceFacts, Evidence, JobFacts
-from edgeveil_lab.chaos.faults import Fault
+from edgeveil_lab.chaos.faults import Fault, cut_off
 from edgeveil_lab.chaos.supervisor import ProcessEnd, ProcessTrace
 
 SHOWN = 20  # violations of one check that are listed
 _AWAY = ("broker", "cut", "delay")  # a first dial fails; once it was up, a process comes back
-_REACHES = {  # whose broker is away: of a link, or where a broker itself is
-    "devices-edge": ("worker",),
-    "proxy-edge": ("proxy",),
-    "proxy-cloud": ("proxy",),
-    "cloud-cloud": ("cloud",),
-    "edge": ("proxy", "worker"),
-    "cloud": ("proxy", "cloud"),
-}
 _BROKER_CODE = 3
 _DIAL_S = 10.0  # a dial may last so long
 _FIRST_DIAL_S = 20.0  # after a start, its own time on a busy machine included
@@ -85,7 +78,8 @@ def jobs_complete(found: Evidence, facts: ChaosFacts) -> Iterator[str | int]:
 
 
 def rounds_intact(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
-    """committed rounds without a gap, each with as many uploads as it may have"""
+    """committed rounds without a gap, each with as many uploads as it may have, of each cell too"""
+    senders = _senders(found)
     for job in found.jobs:
         wanted = len(job.plan.exchanges) if job.status == "completed" else len(job.commits)
         numbers = [commit.index for commit in job.commits]
@@ -99,6 +93,38 @@ def rounds_intact(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
                 yield f"{_at(job, commit.index)} has {commit.uploads} uploads, not {low} to {high}"
             if not commit.uploads <= len(commit.accepted) <= high * groups:
                 yield f"{_at(job, commit.index)} lists {len(commit.accepted)} segments"
+            yield from _parts_intact(job, commit, senders, low)
+    for cell in found.cells if len(found.cells) > 1 else ():  # one left out has to come back
+        if found.jobs and not any(cell in commit.cells for commit in found.jobs[-1].commits):
+            yield f"{found.jobs[-1].id}, the last job, has no round with {cell}"
+
+
+Senders = Mapping[bytes, DeviceFacts]
+"""Whose segment each mark is."""
+
+
+def _senders(found: Evidence) -> Senders:
+    return {
+        mark: device
+        for device in found.devices
+        for receipt in device.receipts
+        for mark in receipt.segment_hashes
+    }
+
+
+def _parts_intact(
+    job: JobFacts, commit: CommittedExchange, senders: Senders, low: int
+) -> Iterator[str]:
+    """The batch of a cell is an anonymity set of its own, and one left out counts nowhere."""
+    known = {one.number: one.cell for mark in commit.accepted if (one := senders.get(mark))}
+    devices = Counter(known.values())
+    if not commit.cells:
+        yield f"{_at(job, commit.index)} is made of no cell's batch"
+    for cell in commit.cells:
+        if devices[cell] < low:
+            yield f"{_at(job, commit.index)} has {devices[cell]} uploads of {cell or 'the cell'}"
+    for cell in sorted(devices.keys() - set(commit.cells)):
+        yield f"{_at(job, commit.index)} counts uploads of {cell}, whose batch is no part of it"
 
 
 def counted_once(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
@@ -118,25 +144,60 @@ def counted_once(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
 
 
 def acknowledged_counted(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
-    """every upload that the proxy acknowledged stands in its round's commit record"""
+    """every upload that a proxy acknowledged stands in the record of its round, if its cell does"""
+    for job, device, receipt, commit in _promised(found):
+        if device.cell not in commit.cells:
+            continue
+        yield 1
+        lost = len(set(receipt.segment_hashes) - set(commit.accepted))
+        if lost or receipt.state == "missing":
+            yield (
+                f"{_at(job, receipt.round)}, attempt {receipt.attempt}: device {device.number} was"
+                f" acknowledged ({receipt.state}), {lost} of its segments are not counted"
+            )
+
+
+def _promised(
+    found: Evidence,
+) -> Iterator[tuple[JobFacts, DeviceFacts, UploadReceipt, CommittedExchange]]:
+    """Uploads that a proxy acknowledged in the attempt that was committed."""
     commits = {
-        (job.wire, commit.index, commit.attempt): (_at(job, commit.index), set(commit.accepted))
+        (job.wire, commit.index, commit.attempt): (job, commit)
         for job in found.jobs
         for commit in job.commits
     }
     for device in found.devices:
         for receipt in device.receipts:
             key = (receipt.job_id, receipt.round, receipt.attempt)
-            if receipt.state not in _PROMISED or key not in commits:
-                continue
-            yield 1
-            where, accepted = commits[key]
-            lost = sum(digest not in accepted for digest in receipt.segment_hashes)
-            if lost or receipt.state == "missing":
-                yield (
-                    f"{where}, attempt {receipt.attempt}: device {device.number} was acknowledged"
-                    f" ({receipt.state}), {lost} of its segments are not counted"
-                )
+            if receipt.state in _PROMISED and key in commits:
+                job, commit = commits[key]
+                yield job, device, receipt, commit
+
+
+@dataclass(frozen=True)
+class CellTally:
+    """What came of one cell: rounds that it is a part of, and that were made without it; its
+    acknowledged uploads in the former, and in the latter, which its devices paid for in vain."""
+
+    cell: str
+    devices: int
+    rounds: int
+    left_out: int
+    acknowledged: int
+    paid_in_vain: int
+
+
+def tally(found: Evidence) -> list[CellTally]:
+    """Each cell's, in their order."""
+    commits = [commit for job in found.jobs for commit in job.commits]
+    promised = Counter((one.cell, one.cell in at.cells) for _, one, _, at in _promised(found))
+    result = []
+    for cell in found.cells:
+        rounds = sum(cell in commit.cells for commit in commits)
+        devices = sum(device.cell == cell for device in found.devices)
+        counts = (promised[cell, True], promised[cell, False])
+        result.append(CellTally(cell, devices, rounds, len(commits) - rounds, *counts))
+    return result
 
 
 def faults_met(found: Evidence, facts: ChaosFacts) -> Iterator[str | int]:
@@ -155,19 +216,23 @@ def rounds_during_faults(found: Evidence, facts: ChaosFacts) -> int:
 
 
 def unmasked_once(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
-    """each round under masks unmasked for one choice, in the attempt that was committed"""
-    choices: dict[tuple[bytes, int], set[tuple[int, bytes]]] = defaultdict(set)
+    """each cell's part of a round under masks unmasked for one choice, in the committed attempt"""
+    choices: dict[tuple[str, bytes, int], set[tuple[int, bytes]]] = defaultdict(set)
     for one in found.unmasked:
-        choices[one.job, one.exchange].add((one.attempt, one.question))
+        choices[one.cell, one.job, one.exchange].add((one.attempt, one.question))
     for job in found.jobs:
         for commit in job.commits:
-            made = choices[job.wire, commit.index]
-            masked = job.plan.masked(job.plan.exchange(commit.index))
-            yield 1
-            if len(made) > 1:
-                yield f"{_at(job, commit.index)} was unmasked for {len(made)} choices"
-            if {attempt for attempt, _ in made} != ({commit.attempt} if masked else set()):
-                yield f"{_at(job, commit.index)} was not unmasked as attempt {commit.attempt} asks"
+            asked = {commit.attempt} if job.plan.masked(job.plan.exchange(commit.index)) else set()
+            for cell in found.cells:
+                made = choices[cell, job.wire, commit.index]
+                where = f"{_at(job, commit.index)}{f' of {cell}' if cell else ''}"
+                yield 1
+                if len(made) > 1:
+                    yield f"{where} was unmasked for {len(made)} choices"
+                attempts = {attempt for attempt, _ in made}
+                late = not attempts and cell not in commit.cells  # its masks were not waited for
+                if attempts != asked and not late:
+                    yield f"{where} was not unmasked as attempt {commit.attempt} asks"
 
 
 def warnings(found: Evidence, facts: ChaosFacts) -> list[str]:
@@ -175,6 +240,8 @@ def warnings(found: Evidence, facts: ChaosFacts) -> list[str]:
     lines = []
     if facts.faults and not rounds_during_faults(found, facts):
         lines.append("no round was committed while the faults went on")
+    idle = [one.cell for one in tally(found) if one.cell and not one.rounds]
+    lines += [f"{cell} had a part in no round" for cell in idle]
     kinds = sorted({fault.kind for fault in facts.faults})
     return lines + [f"the faults '{kind}' met nothing" for kind in kinds if not facts.touched[kind]]
 
@@ -274,7 +341,7 @@ def _excuses(fault: Fault, end: ProcessEnd, after_s: float) -> bool:
     return (
         fault.kind in _AWAY
         and end.code == _BROKER_CODE
-        and end.name.startswith(_REACHES[fault.target])
+        and any(end.name == name or end.name.startswith(f"{name}-") for name in cut_off(fault))
         and end.ran_s <= _FIRST_DIAL_S
         and 0 <= after_s <= fault.lasts_s + _DIAL_S
     )

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,7 +24,16 @@ from rich.text import Text
 
 import edgeveil_tools
 from edgeveil.errors import INTERRUPTED
-from edgeveil_lab.chaos.checks import SHOWN, CheckOutcome, check_all, rounds_during_faults, warnings
+from edgeveil.jobs import Job
+from edgeveil_lab.chaos.checks import (
+    SHOWN,
+    CheckOutcome,
+    check_all,
+    rounds_during_faults,
+    tally,
+    warnings,
+)
+from edgeveil_lab.chaos.compute import check_engine
 from edgeveil_lab.chaos.evidence import Evidence, collect
 from edgeveil_lab.chaos.run import ChaosOptions, ChaosProgress, ChaosRun
 from edgeveil_lab.chaos.supervisor import own_disks
@@ -33,6 +42,7 @@ from edgeveil_tools.local.children import scratch
 from edgeveil_tools.local.data import check_data
 from edgeveil_tools.local.fleet import WORKERS
 from edgeveil_tools.local.job import Overrides, local_job
+from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.run import signals
 from edgeveil_tools.pages import write_page
 from edgeveil_tools.report.plots import BLUE, GREEN, ORANGE, PURPLE, RED, SKY, svg_figure
@@ -57,8 +67,9 @@ def run_chaos(
     Raises ConfigError, UsageError, DataError or BrokerError before anything has started, and
     JobFailed where the site did not start.
     """
-    job, run = local_job(path, overrides)
+    job, run = _job(path, overrides)
     check_data(job, run)
+    check_engine(asked.engine)
     choose_engine(run.broker)
     logs = prepare(out, FILES)
     view = ChaosView(sys.stderr if as_json else sys.stdout)
@@ -87,10 +98,19 @@ def run_chaos(
             return INTERRUPTED
         found = collect(chaos.site.site, logs)
         checked = check_all(found, chaos.facts())
-    broker = chaos.site.brokers["edge"].name
+    broker = chaos.site.brokers["cloud"].name
     result = result_of(chaos, found, checked, broker=broker, workers=run.workers or WORKERS)
     _tell(result, out, view, as_json=as_json)
     return 0 if result["ok"] else 1
+
+
+def _job(path: Path, overrides: Overrides) -> tuple[Job, LocalRun]:
+    """Where only cells are asked for, each has as many devices as the job's one cell."""
+    cells, devices = overrides.cells or 1, overrides.devices
+    if cells > 1 and devices is None:
+        _, alone = local_job(path, replace(overrides, cells=None))
+        devices = cells * alone.devices
+    return local_job(path, replace(overrides, devices=devices))
 
 
 def _tell(result: dict[str, Any], out: Path, view: ChaosView, *, as_json: bool) -> None:
@@ -147,6 +167,8 @@ def result_of(
         "rounds_during_faults": rounds_during_faults(found, facts),
         "warnings": warnings(found, facts),
         "processes": _processes(chaos),
+        "cells": [asdict(one) for one in tally(found)] if len(found.cells) > 1 else [],
+        "compute": _compute(chaos, found),
         "links": chaos.site.relays.counts(),
         "jobs": [
             {
@@ -192,6 +214,15 @@ def checks_json(checked: Sequence[CheckOutcome]) -> list[dict[str, Any]]:
     ]
 
 
+def _compute(chaos: ChaosRun, found: Evidence) -> dict[str, Any] | None:
+    """The workers that open batches: how many were killed, and how many slices others did over."""
+    workers = chaos.site.compute
+    if workers is None:
+        return None
+    slices = found.logs.get("cloud", "").count("slice_repeated")
+    return {"engine": chaos.asked.engine, "killed": workers.killed, "slices_repeated": slices}
+
+
 def _processes(chaos: ChaosRun) -> dict[str, dict[str, int]]:
     """How often each was started, killed, and ended by itself."""
     ends = chaos.site.supervisor.ends
@@ -202,7 +233,7 @@ def _processes(chaos: ChaosRun) -> dict[str, dict[str, int]]:
             "killed": counts[name, "killed"],
             "by_itself": counts[name, "by itself"],
         }
-        for name in chaos.site.processes
+        for name in chaos.site.targets.processes
     }
 
 
@@ -320,6 +351,8 @@ def show_result(console: Console, result: Mapping[str, Any]) -> None:
             f" {result['rounds_during_faults']} rounds during the faults",
         ),
         ("uploads", ", ".join(f"{n} {state}" for state, n in sorted(result["receipts"].items()))),
+        *((one["cell"], _of_cell(one)) for one in result["cells"]),
+        *((("workers", _of_compute(result["compute"])),) if result["compute"] else ()),
         ("seconds", f"{result['seconds']:.0f}"),
     ]
     grid = Table.grid(padding=(0, 2))
@@ -331,6 +364,20 @@ def show_result(console: Console, result: Mapping[str, Any]) -> None:
     for line in result["warnings"]:
         console.print(f"  warning: {escape(line)}", style="yellow", soft_wrap=True)
     console.print()
+
+
+def _of_cell(one: Mapping[str, Any]) -> str:
+    return (
+        f"part in {one['rounds']} rounds, {one['acknowledged']} acknowledged uploads in them;"
+        f" left out of {one['left_out']}, {one['paid_in_vain']} uploads paid for in vain"
+    )
+
+
+def _of_compute(one: Mapping[str, Any]) -> str:
+    return (
+        f"{one['killed']} killed that open batches ({one['engine']}), {one['slices_repeated']}"
+        " slices opened again"
+    )
 
 
 def show_checks(console: Console, checks: Sequence[Mapping[str, Any]]) -> None:

@@ -21,9 +21,11 @@ from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_edge.store import DeviceStore, UploadReceipt
 from edgeveil_proxy.spool import SPOOL_FILE
-from edgeveil_tools.site.provision import Site
+from edgeveil_tools.site.fleet_plan import of_cell
+from edgeveil_tools.site.provision import Site, SitePlan
 
 HASH_BYTES = 32
+CLOUD_STORE = Path("state") / "cloud" / "cloud.sqlite"
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class CommittedExchange:
     uploads: int
     accepted: tuple[bytes, ...] = field(repr=False)
     committed_s: float
+    cells: tuple[str, ...] = ("",)  # whose batches, or sums, it is made of
 
 
 @dataclass(frozen=True)
@@ -71,16 +74,18 @@ class DeviceFacts:
     release: tuple[str, str] | None  # job on the wire (hex), digest of the model
     releases: dict[tuple[str, int], bytes] = field(default_factory=dict, repr=False)
     faults: tuple[str, ...] = ()
+    cell: str = ""
 
 
 @dataclass(frozen=True)
 class UnmaskedChoice:
-    """What the proxy says that an exchange is unmasked for."""
+    """What a cell's proxy says that an exchange is unmasked for."""
 
     job: bytes  # on the wire
     exchange: int
     attempt: int
     question: bytes = field(repr=False)
+    cell: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,7 @@ class Evidence:
     secrets: tuple[str, ...] = field(default=(), repr=False)
     device_ids: tuple[str, ...] = ()
     unmasked: tuple[UnmaskedChoice, ...] = ()
+    cells: tuple[str, ...] = ("",)
 
 
 def collect(site: Site, logs: Path) -> Evidence:
@@ -103,16 +109,31 @@ def collect(site: Site, logs: Path) -> Evidence:
         texts[path.parent.name] = path.read_text("utf-8", "replace")
     secrets = [word for users in site.passwords.values() for word in users.values()]
     return Evidence(
-        jobs=tuple(stored_jobs(folder / "state" / "cloud" / "cloud.sqlite")),
+        jobs=tuple(stored_jobs(folder / CLOUD_STORE)),
         devices=tuple(
-            device_facts(plan.edge_state(number), number, number <= plan.devices - plan.infer_only)
+            device_facts(
+                plan.edge_state(number),
+                number,
+                number <= plan.devices - plan.infer_only,
+                plan.cell_of(number),
+            )
             for number in range(1, plan.devices + 1)
         ),
         logs=texts,
         secrets=(*secrets, site.token_file.read_text("ascii").strip()),
         device_ids=site.device_ids,
-        unmasked=unmasked_choices(folder / "state" / "proxy" / SPOOL_FILE),
+        unmasked=tuple(
+            choice
+            for cell in plan.cell_names
+            for choice in unmasked_choices(spool_of(plan, cell), cell)
+        ),
+        cells=plan.cell_names,
     )
+
+
+def spool_of(plan: SitePlan, cell: str) -> Path:
+    """The spool of a cell's proxy."""
+    return plan.folder / "state" / of_cell("proxy", cell) / SPOOL_FILE
 
 
 def stored_jobs(path: Path) -> list[JobFacts]:
@@ -128,7 +149,10 @@ def _job(db: sqlite3.Connection, job: str, status: str, reason: str, canonical: 
         ' WHERE job = ? ORDER BY "index"',
         (job,),
     )
-    commits = tuple(CommittedExchange(i, a, u, _hashes(packed), s) for i, a, u, packed, s in rows)
+    commits = tuple(
+        CommittedExchange(i, a, u, _hashes(packed), s, _cells_in(db, job, i, a))
+        for i, a, u, packed, s in rows.fetchall()
+    )
     state = db.execute('SELECT "index", tensors FROM states WHERE job = ?', (job,)).fetchone()
     release = db.execute("SELECT onnx, safetensors FROM releases WHERE job = ?", (job,)).fetchone()
     faults = []
@@ -144,7 +168,7 @@ def _job(db: sqlite3.Connection, job: str, status: str, reason: str, canonical: 
     return JobFacts(job, status, reason, plan, commits, digest, packed, tuple(faults))
 
 
-def device_facts(state: Path, number: int, trains: bool) -> DeviceFacts:
+def device_facts(state: Path, number: int, trains: bool, cell: str = "") -> DeviceFacts:
     """A device's state folder; what is wrong with it stands in `faults`."""
     faults: list[str] = []
     receipts: Sequence[UploadReceipt] = ()
@@ -167,7 +191,7 @@ def device_facts(state: Path, number: int, trains: bool) -> DeviceFacts:
     except (EdgeVeilError, sqlite3.Error) as error:
         faults.append(str(error))
     return DeviceFacts(
-        number, trains, tuple(receipts), links, ledger, release, releases, tuple(faults)
+        number, trains, tuple(receipts), links, ledger, release, releases, tuple(faults), cell
     )
 
 
@@ -232,13 +256,45 @@ def tap_spool(spool: Path) -> None:
         db.executescript(_TAP_MASKS)
 
 
-def unmasked_choices(spool: Path) -> tuple[UnmaskedChoice, ...]:
+def unmasked_choices(spool: Path, cell: str = "") -> tuple[UnmaskedChoice, ...]:
     """All that the proxy ever unmasked, in the order in which it did; () without a tap."""
     with closing(sqlite3.connect(f"file:{spool}?mode=ro", uri=True)) as db:
-        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'chaos_unmasked'").fetchone():
+        if not _tapped(db, "chaos_unmasked"):
             return ()
         rows = db.execute("SELECT job, round, attempt, question FROM chaos_unmasked")
-        return tuple(UnmaskedChoice(*row) for row in rows)
+        return tuple(UnmaskedChoice(job, at, k, question, cell) for job, at, k, question in rows)
+
+
+_TAP_OPENINGS = """
+CREATE TABLE IF NOT EXISTS chaos_opened
+(job TEXT, exchange INTEGER, attempt INTEGER, cell TEXT, digest BLOB);
+CREATE TRIGGER IF NOT EXISTS chaos_open AFTER INSERT ON openings
+BEGIN INSERT INTO chaos_opened VALUES (NEW.job, NEW.exchange, NEW.attempt, NEW.cell, NEW.digest);
+END;
+"""
+_CELLS_IN = """
+SELECT DISTINCT cell FROM chaos_opened JOIN batches USING (job, digest)
+WHERE job = ? AND exchange = ? AND attempt = ? AND batches."index" = exchange ORDER BY cell
+"""
+
+
+def tap_store(store: Path) -> None:
+    """The same for which batch of which cell the cloud opens, which it forgets with the commit: the
+    batches that a commit is made of it keeps. Raises sqlite3.Error: no store there yet."""
+    with closing(sqlite3.connect(f"file:{store}?mode=rw", timeout=_BUSY_S, uri=True)) as db:
+        db.executescript(_TAP_OPENINGS)
+
+
+def _cells_in(db: sqlite3.Connection, job: str, exchange: int, attempt: int) -> tuple[str, ...]:
+    """The cells whose batches a commit is made of; without a tap the one that has no name."""
+    if not _tapped(db, "chaos_opened"):
+        return ("",)
+    return tuple(cell for (cell,) in db.execute(_CELLS_IN, (job, exchange, attempt)))
+
+
+def _tapped(db: sqlite3.Connection, table: str) -> bool:
+    wanted = "SELECT 1 FROM sqlite_master WHERE name = ?"
+    return db.execute(wanted, (table,)).fetchone() is not None
 
 
 def tapped_releases(db: sqlite3.Connection) -> dict[tuple[str, int], bytes]:

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Literal
 
+from edgeveil_tools.site.fleet_plan import of_cell
+
 Kind = Literal["kill", "broker", "cut", "delay", "corrupt", "duplicate", "disk"]
 
-LINKS = ("devices-edge", "proxy-edge", "proxy-cloud", "cloud-cloud")
-SIDES = ("edge", "cloud")
 EVERY_S = 1.5
+COMPUTE = "compute"
+"""What stands for the workers that open batches: the cloud starts them, and starts others."""
 _AGAIN = 0.25  # share of kills that hit a process which has just been started
 _START = (0.02, 1.2)  # where in its start, as a share of the time that a start takes
 _START_S = 3.0  # about
@@ -30,6 +32,52 @@ _AMOUNT: dict[Kind, tuple[float, float]] = {
     "corrupt": (0.1, 0.5),  # share of the publications
     "duplicate": (0.2, 0.8),
 }
+
+
+@dataclass(frozen=True)
+class FaultTargets:
+    """What can go wrong at a site: its supervised processes, and links and brokers of its `cells`;
+    with `compute` also the workers that open batches."""
+
+    processes: Sequence[str]
+    cells: Sequence[str] = ("",)
+    compute: bool = False
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """From whom to which side's broker: `proxy-edge`, of a named cell `proxy-edge-north`."""
+        ways = ("devices-edge", "proxy-edge", "proxy-cloud")
+        return (*(of_cell(way, cell) for cell in self.cells for way in ways), "cloud-cloud")
+
+    @property
+    def brokers(self) -> tuple[str, ...]:
+        """`edge`, of a named cell `edge-north`, and `cloud`."""
+        return (*(of_cell("edge", cell) for cell in self.cells), "cloud")
+
+    def of(self, kind: Kind) -> Sequence[str]:
+        """What a fault of this kind may hit."""
+        if kind == "kill":
+            return (*self.processes, *((COMPUTE,) if self.compute else ()))
+        if kind == "broker":
+            return self.brokers
+        return self.processes if kind == "disk" else self.links
+
+
+def broker_of(link: str) -> str:
+    """The broker at the end of a link."""
+    _, side, *cell = link.split("-", 2)
+    return of_cell(side, *cell) if side == "edge" and cell else side
+
+
+def cut_off(fault: Fault) -> tuple[str, ...]:
+    """How the names of the processes begin whose broker is out of reach by such a fault."""
+    if fault.kind == "broker":
+        side, _, cell = fault.target.partition("-")
+        return (of_cell("proxy", cell), "worker") if side == "edge" else ("proxy", "cloud")
+    party, _, *cell_of = fault.target.split("-", 2)
+    if party == "devices":
+        return ("worker",)
+    return (of_cell(party, *cell_of) if cell_of else party,)
 
 
 @dataclass(frozen=True)
@@ -53,14 +101,14 @@ class Fault:
 
 
 def schedule(
-    seed: int, kills: int, processes: Sequence[str], every_s: float = EVERY_S
+    seed: int, kills: int, targets: FaultTargets, every_s: float = EVERY_S
 ) -> tuple[Fault, ...]:
     """All faults, by time: `kills` kills, about `every_s` apart, and half as many others.
 
     Every kind of fault is among them, and no two of one kind on one target overlap.
     """
     rng = random.Random(seed)  # noqa: S311 - a plan of faults, to be drawn again
-    found = _kills(rng, kills, processes, every_s)
+    found = _kills(rng, kills, targets.of("kill"), every_s)
     end_s = max((fault.at_s for fault in found), default=every_s)
     kinds: list[Kind] = sorted(_LASTS_S)
     rng.shuffle(kinds)
@@ -68,7 +116,7 @@ def schedule(
     count = max(len(kinds), kills // 2)
     times_s = sorted(rng.uniform(0.0, end_s) for _ in range(count))
     for at_s, kind in zip(times_s, cycle(kinds), strict=False):
-        target = rng.choice(_targets(kind, processes))
+        target = rng.choice(targets.of(kind))
         begin_s = max(at_s, free_s.get((kind, target), 0.0))
         lasts_s, amount = rng.uniform(*_LASTS_S[kind]), rng.uniform(*_AMOUNT.get(kind, (0.0, 0.0)))
         fault = Fault(round(begin_s, 3), kind, target, round(lasts_s, 3), round(amount, 3))
@@ -83,7 +131,7 @@ def _kills(rng: random.Random, kills: int, processes: Sequence[str], every_s: fl
     for _ in range(kills):
         chance = rng.random()
         amount = 0.0
-        if target and chance < _AGAIN:
+        if target not in ("", COMPUTE) and chance < _AGAIN:
             amount = round(rng.uniform(*_START), 3)
         else:
             deck = deck or rng.sample(processes, len(processes))  # each in turn, in random order
@@ -93,9 +141,3 @@ def _kills(rng: random.Random, kills: int, processes: Sequence[str], every_s: fl
         found.append(Fault(round(at_s, 3), "kill", target, amount=amount))
         at_s += amount * _START_S
     return found
-
-
-def _targets(kind: Kind, processes: Sequence[str]) -> Sequence[str]:
-    if kind == "broker":
-        return SIDES
-    return processes if kind == "disk" else LINKS

@@ -18,6 +18,7 @@ from edgeveil.jobs import Job
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_lab.chaos.checks import ChaosFacts
+from edgeveil_lab.chaos.compute import ComputeEngine
 from edgeveil_lab.chaos.faults import Fault, schedule
 from edgeveil_lab.chaos.site import ChaosSite
 from edgeveil_lab.chaos.supervisor import Disks
@@ -174,6 +175,7 @@ class ChaosOptions:
     seed: int = 1
     every_s: float = 1.5
     stall_s: float = 120.0
+    engine: ComputeEngine | None = None  # of the workers that open batches; None: no workers
 
 
 @dataclass
@@ -208,8 +210,8 @@ class ChaosRun:
         self.disk_by = disks.by
         self._begun_s = self._faults_s = time.monotonic()
         self.begun_at = time.time()
-        self.site = ChaosSite(job, run, disks, folder, logs, asked.seed, self._now_s)
-        self.faults = schedule(asked.seed, asked.kills, self.site.processes, asked.every_s)
+        self.site = ChaosSite(job, run, disks, folder, logs, asked.seed, self._now_s, asked.engine)
+        self.faults = schedule(asked.seed, asked.kills, self.site.targets, asked.every_s)
         self.jobs = JobFeeder(self._client, submitted(job))
         self.state = ChaosProgress(faults=len(self.faults))
         self.late: list[str] = []
@@ -280,6 +282,8 @@ class ChaosRun:
             for kind, whats in TOUCHES.items()
         }
         found["kill"] = sum(end.how == "killed" for end in self.site.supervisor.ends)
+        if self.site.compute is not None:
+            found["kill"] += self.site.compute.killed
         found["broker"] = sum(fault.kind == "broker" for fault in self.faults_done)
         return found | {"disk": self.site.supervisor.filled}
 
@@ -316,7 +320,7 @@ class ChaosRun:
         while not holds():
             ended = [end for end in self.site.supervisor.ends if end.how == "by itself"]
             if self._now_s() > end_s or (not self.up_s and len(ended) >= _START_ENDS):
-                name = ended[-1].name if ended else "proxy"
+                name = ended[-1].name if ended else self.site.site.proxy.stem
                 log = self._logs / f"{name}.log"
                 fix = f"See the logs in {self._logs}; the {name}'s ends:\n{tail(log)}"
                 raise JobFailed(f"{otherwise} within {limit_s:.0f} s", fix=fix)
@@ -352,7 +356,8 @@ class ChaosRun:
         answers = self.jobs.look()
         state = self.state
         with suppress(OSError):
-            state.online = int(self._proxy_status().get("online", 0))
+            pages = [self._proxy_status(cell) for cell in self.site.site.proxies]
+            state.online = sum(int(page.get("online", 0)) for page in pages)
         state.elapsed_s, state.starts = self._now_s(), self.site.supervisor.starts()
         state.jobs, state.committed = self.jobs.counts, self.jobs.committed
         state.faults_done = len(self.faults_done)
@@ -371,15 +376,16 @@ class ChaosRun:
                 for name in self.site.supervisor.names
             },
         }
-        with suppress(OSError):
-            found["proxy"] = self._proxy_status()
+        for cell, path in self.site.site.proxies.items():
+            with suppress(OSError):
+                found[path.stem] = self._proxy_status(cell)
         with suppress(OSError, EdgeVeilError):
             found["cloud"] = self._client().status()
         return found
 
-    def _proxy_status(self) -> dict[str, Any]:
+    def _proxy_status(self, cell: str) -> dict[str, Any]:
         plan = self.site.site.plan
-        return get_json(f"http://{plan.host}:{plan.ports.proxy_http}", "/status")
+        return get_json(f"http://{plan.host}:{plan.ports_of(cell).proxy_http}", "/status")
 
     def _client(self) -> Cloud:
         return Cloud(self.site.site.plan.url, self.site.site.token_file)

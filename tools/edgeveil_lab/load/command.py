@@ -149,8 +149,8 @@ def _play(
                 with deferred(ENDING):
                     target, fleet, password = running_target(options)
                     stack.callback(dismiss, options, fleet)
-            if target.ca is not None and options.ca is None:
-                options = options.model_copy(update={"ca": target.ca})
+            if len(target.cells) == 1 and target.first.ca is not None and options.ca is None:
+                options = options.model_copy(update={"ca": target.first.ca})
             if not options.starts_site:
                 dial_site(options, target, fleet, password)
             view = stack.enter_context(LoadView(options, console))

@@ -107,6 +107,7 @@ class RoundCounters:
     acknowledged: int = 0
     answered: int = 0
     counted: int = 0
+    missing: int = 0
     counted_sum: float = 0.0  # of all values of the counted uploads
     upload_bytes: int = 0
     upload_messages: int = 0
@@ -239,6 +240,7 @@ class UploadCounters:
                 row.counted_sum += sent.total
             elif sent.said == "held":
                 self.missing += 1
+                row.missing += 1
             elif not sent.said:  # its answer may still come
                 self._sent.setdefault(key, {})[blob] = sent
 

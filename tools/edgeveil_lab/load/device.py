@@ -75,8 +75,6 @@ from edgeveil_lab.load.counters import UploadCounters
 from edgeveil_lab.load.mqtt import BareClient, Manner
 from edgeveil_lab.load.sites import FleetMember
 
-TOPICS = Topics()
-
 # --- what the devices of one process have in common: frames, jobs, noise, counts, chance ---
 
 _FRAMES = 4096
@@ -360,6 +358,7 @@ class DeviceSetup:
     password: str | None
     dial: Dial
     queue: Queue
+    topics: Topics
 
 
 class LoadDevice:
@@ -383,7 +382,7 @@ class LoadDevice:
         )
         self._worker = NoiseWorker(shared, opening, self.id)
         self._password = member.password
-        self._topic = encoded_topic(TOPICS.device_up(self.id))
+        self._topic = encoded_topic(setup.topics.device_up(self.id))
         self._loop = asyncio.get_running_loop()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._client: BareClient | None = None
@@ -399,18 +398,19 @@ class LoadDevice:
     def client(self) -> BareClient:
         """A fresh connection, to be dialled now."""
         setup, will = self._setup, encode(self._signer.note(Bye(self.id)))
+        spoken = setup.topics
         login = Login(
             client_id=f"{self.id}-load",
             username=setup.user or self.id,
             password=setup.password if setup.user else self._password,
-            will=(TOPICS.device_up(self.id), will),
+            will=(spoken.device_up(self.id), will),
             keepalive_s=KEEPALIVE_S,
             packet_bytes=setup.packet_bytes,
         )
         self.answered.clear()
         self._dialled_s, counters = self._loop.time(), self._shared.counters
         counters.first_dial_s = counters.first_dial_s or self._shared.now_s()
-        topics = (TOPICS.all_down, TOPICS.device_down(self.id), *TOPICS.buckets(self._sealing))
+        topics = (spoken.all_down, spoken.device_down(self.id), *spoken.buckets(self._sealing))
         self._client = BareClient(self, login, setup.protocol, topics, self._topic, self._manner)
         return self._client
 

@@ -24,6 +24,7 @@ from edgeveil_tools.display import LiveDisplay
 Result = Mapping[str, Any]
 _REASONS = 4
 PERCENTILES = ("p50", "p95", "p99", "max")
+_TIMES = ("acknowledged_s", "latency_s")
 
 
 def show_result(console: Console, result: Result) -> None:
@@ -40,6 +41,9 @@ def show_result(console: Console, result: Result) -> None:
         for name, value in result_figures(result):
             table.add_row(name, Text(value))
         console.print(table)
+        if result.get("cells"):
+            console.print()
+            console.print(_cells(result["cells"]))
         console.print()
         console.print(_processes(result))
     for line in warnings(result):
@@ -63,6 +67,8 @@ def result_figures(result: Result) -> Iterator[tuple[str, str]]:
         yield "counted after", _latency(result["latency_s"])
     yield "lost, duplicated", f"{result['lost']:,}, {result['duplicated']:,}"
     yield "refused", shortened(result["refused"])
+    if outage := result.get("outage"):
+        yield "killed", outage_text(outage)
     if idle := result.get("idle"):
         yield "held idle", f"{idle['seconds']:.0f} s at {rate(idle['bytes_per_s'] / 1e3)} kB/s"
     for key, name in (("raw", "bare relay"), ("raw_paho", "the same over paho")):
@@ -123,6 +129,43 @@ def _up_and_down(mb: Mapping[str, float]) -> str:
 def _latency(latency_s: Mapping[str, float | None]) -> str:
     shown = ", ".join(f"{name} {ms(latency_s.get(name))}" for name in PERCENTILES)
     return f"{shown}; jitter {ms(latency_s.get('jitter'))}"
+
+
+def outage_text(outage: Result) -> str:
+    """What befell a cell that was killed."""
+    told = f"{outage['cell']} after round {outage['after_rounds']}, for {outage['seconds']:g} s"
+    if "rounds_meanwhile" in outage:
+        told += f", {outage['rounds_meanwhile']} rounds meanwhile"
+    if "back_after_s" in outage:
+        told += f"; its devices were back {outage['back_after_s']:.1f} s after its start"
+    return told
+
+
+CELL_COLUMNS = (
+    *("cell", "connected", "reconnects", "uploads", "lost", "left out", "rounds"),
+    *("acknowledged, p99", "counted, p99"),
+)
+
+
+def cell_row(one: Result) -> list[str]:
+    """A cell's figures under `CELL_COLUMNS`: its acknowledged uploads, of these the lost ones and
+    those of rounds that were made without it, its share of the rounds, times (p50, p99)."""
+    counts = ("connected", "reconnects", "acknowledged", "lost", "left_out")
+    return [
+        str(one["cell"]),
+        *(f"{one[name]:,}" for name in counts),
+        f"{one['rounds']} of {one['rounds'] + one['rounds_without']}",
+        *(f"{ms(one[key]['p50'])}, {ms(one[key]['p99'])}" for key in _TIMES),
+    ]
+
+
+def _cells(cells: Sequence[Result]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for name in CELL_COLUMNS:
+        table.add_column(name, justify="left" if name == "cell" else "right")
+    for one in cells:
+        table.add_row(*cell_row(one))
+    return table
 
 
 def _processes(result: Result) -> Table:

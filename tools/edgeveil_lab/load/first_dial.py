@@ -33,7 +33,7 @@ def dial_site(
     user = options.user
     if user is None:
         user, password = fleet.members[0].enrolment().device_id, fleet.members[0].password
-    settings = _settings(options, target.broker, user, password)
+    settings = _settings(options, target.first.broker, user, password)
     end_s = time.monotonic() + DIAL_S
     while True:
         try:

@@ -22,6 +22,7 @@ from edgeveil.protocol.device_tasks import ComputeAnswer
 from edgeveil.protocol.messages import ExchangeId
 from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.transport.dialling import client_context
+from edgeveil.transport.link import Topics
 from edgeveil_lab.load.connections import Dialler, on_fast_loop, raise_files_limit
 from edgeveil_lab.load.counters import LoadMeter
 from edgeveil_lab.load.device import DeviceSetup, LoadDevice, SharedVerifyKey, SharedWork
@@ -123,6 +124,7 @@ class Generator:
             password=share.password,
             dial=self.dialler.dial,
             queue=self._queue,
+            topics=Topics(share.cell),
         )
         slow = round(options.slow * len(share.members))
         self.devices = [

@@ -9,7 +9,7 @@ import hmac
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -46,6 +46,7 @@ class FleetShare(msgspec.Struct, frozen=True):
     options: bytes
     """`LoadOptions` as JSON, made for this count of devices."""
     members: list[FleetMember]
+    cell: str
     broker: str
     cloud_key: bytes
     proxy_key: bytes
@@ -79,32 +80,40 @@ _ADDED = (
 )
 _ROUND_ADDED = (
     *("offered", "acknowledged", "counted", "counted_sum", "upload_bytes", "upload_messages"),
-    *("unconfirmed", "unanswered"),
+    *("unconfirmed", "unanswered", "missing"),
 )
 _ROUND_FIRST, _ROUND_LAST = ("began_s", "first_offer_s"), ("last_ack_s",)
 
 
 @dataclass(frozen=True)
 class SiteAccess:
-    """What a generator needs to reach the site."""
+    """What a generator needs to reach a cell of the site."""
 
     broker: str
     cloud_key: bytes
     proxy_key: bytes
     password: str | None = field(repr=False)
+    ca: Path | None = None
 
 
 class Leader:
-    """Serves `generators` generators; `fleet` is dealt to them in equal shares."""
+    """Serves `generators` generators, as many for each cell; `fleet` is dealt to the cells by
+    turns, and in each to its generators."""
 
     def __init__(
-        self, options: LoadOptions, fleet: LoadFleet, generators: int, where: SiteAccess, token: str
+        self,
+        options: LoadOptions,
+        fleet: LoadFleet,
+        generators: int,
+        where: Mapping[str, SiteAccess],
+        token: str,
     ) -> None:
         self._options, self._fleet, self._where = options, fleet, where
         self._generators, self._token = generators, token
         self.command: Command = "wait"
         self.pids: dict[str, int] = {}
         self.reports: dict[int, GeneratorReport] = {}
+        self._cells = list(where)
         self._joined = 0
         self._rounds: dict[int, Rows] = {}  # of each generator; it tells of the newest alone
 
@@ -132,10 +141,18 @@ class Leader:
                     fix="start it under nohup, setsid or a service",
                 )
 
-    def totals(self) -> FleetTotals:
-        """All generators' counts together."""
-        counted = [report.counters for report in self.reports.values()]
-        return FleetTotals(counted, list(self._rounds.values()))
+    def totals(self, cell: str | None = None) -> FleetTotals:
+        """All generators' counts together, or those of a cell's."""
+        mine = [n for n in self.reports if cell in (None, self._cell_of(n))]
+        counted = [self.reports[number].counters for number in mine]
+        return FleetTotals(counted, [self._rounds.get(number, {}) for number in mine])
+
+    def fleet_of(self, cell: str) -> Sequence[FleetMember]:
+        """The devices of a cell."""
+        return self._fleet.dealt(self._cells.index(cell), len(self._cells)).members
+
+    def _cell_of(self, number: int) -> str:
+        return self._cells[(number - 1) % len(self._cells)]
 
     async def _join(self, request: web.Request) -> web.Response:
         if (refused := self._refused(request)) is not None:
@@ -147,20 +164,26 @@ class Leader:
         except _BROKEN:
             return _not_understood()
         self._joined += 1
-        number, members = self._joined, self._fleet.members
-        name = f"generator-{number}"
+        number, cells = self._joined, len(self._cells)
+        cell, name = self._cell_of(number), f"generator-{number}"
+        where, of_it = self._where[cell], LoadFleet(self.fleet_of(cell))
+        mine = of_it.dealt((number - 1) // cells, self._generators // cells)
+        options = self._options
+        if where.ca is not None and options.ca is None:
+            options = options.model_copy(update={"ca": where.ca})
         if joining.local:
             self.pids[name] = joining.pid
         share = FleetShare(
             number=number,
             of=self._generators,
             time_s=time.time(),
-            options=self._options.model_dump_json().encode(),
-            members=list(members[number - 1 :: self._generators]),
-            broker=self._where.broker,
-            cloud_key=self._where.cloud_key,
-            proxy_key=self._where.proxy_key,
-            password=self._where.password,
+            options=options.model_dump_json().encode(),
+            members=list(mine.members),
+            cell=cell,
+            broker=where.broker,
+            cloud_key=where.cloud_key,
+            proxy_key=where.proxy_key,
+            password=where.password,
         )
         return web.Response(body=msgspec.msgpack.encode(share))
 

@@ -70,13 +70,18 @@ class ProcessWatch:
 
     def __init__(self) -> None:
         self._watched: dict[str, _WatchedProcess] = {}
+        self._pids: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def add(self, pids: Mapping[str, int]) -> None:
-        """Look at these too, processes of this machine that were started for the test."""
+        """Look at these too, processes of this machine that were started for the test; one that
+        takes another's place goes by its name."""
         for name, pid in pids.items():
             if name not in self._watched:
                 self._watched[name] = _WatchedProcess(_of_this_machine(pid), peak_before_bytes=0)
+            elif self._pids[name] != pid:
+                self._watched[name].read = _of_this_machine(pid)
+            self._pids[name] = pid
 
     def add_read(self, name: str, read: Read) -> None:
         """Look at this one too, which runs for longer than the test; `read` may raise OSError."""
@@ -144,7 +149,7 @@ def watch_of(site: LocalSite | None, target: TargetSite) -> ProcessWatch:
         watch.add(site.pids())
     else:
         watch.add_read("cloud", page(target.cloud, target.token_file))
-        watch.add_read("proxy", page(target.proxy_http))
+        watch.add_read("proxy", page(target.first.proxy_http))
     return watch
 
 

@@ -13,9 +13,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
 from edgeveil_lab.load.display import (
+    CELL_COLUMNS,
     broker_names,
+    cell_row,
     mib,
     ms,
+    outage_text,
     parts_of,
     per_upload,
     rate,
@@ -359,7 +362,7 @@ def _versus_plot(result: Result) -> str:
 
 # --- the page ---
 
-_FILTERS: dict[str, Callable[..., str]] = {
+_FILTERS: dict[str, Callable[..., object]] = {
     "rate": rate,
     "ms": ms,
     "mib": mib,
@@ -367,6 +370,7 @@ _FILTERS: dict[str, Callable[..., str]] = {
     "reasons": shortened,
     "per_upload": per_upload,
     "ratio": ratio_text,
+    "cell_row": cell_row,
 }
 
 
@@ -390,6 +394,8 @@ def write_load_report(result: Result, path: Path) -> None:
         "sweep": sweep,
         "brokers": broker_names(result) if result.get("versus") else [],
         "versus": list(versus_figures(result)) if result.get("versus") else [],
+        "cell_columns": CELL_COLUMNS,
+        "outage": outage_text(shown["outage"]) if shown.get("outage") else "",
         "uploads": sum(row["uploads"] for row in shown["rounds"]),
         "pictures": {name: Markup(svg) for name, svg in pictures.items()},  # noqa: S704 - our own
         "warnings": list(warnings(result)),

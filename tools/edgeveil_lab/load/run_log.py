@@ -60,6 +60,7 @@ class LoadRunLog:
                     "attempt": int(data["attempt"]),
                     "selected": self._selected,
                     "uploads": int(data["uploads"]),
+                    "cells": dict(data.get("cells", {})),
                     "broadcast_at_s": self._broadcast_s,
                     "batch_at_s": self._batch_s,
                     "committed_at_s": time_s,
@@ -88,8 +89,10 @@ def _round_row(one: Mapping[str, Any], counts: Mapping[str, Any]) -> dict[str, A
     last_s = min(counts.get("last_ack_s") or batch_s, batch_s)
     seconds = max(end_s - first_s, 1e-6)
     offered = max(1, int(counts.get("offered", 0)))
+    cells = {"cells": one["cells"]} if one.get("cells") else {}
     return {
         **{name: one[name] for name in ("round", "attempt", "selected", "uploads")},
+        **cells,
         "seconds": round(end_s - begin_s, 4),
         "broadcast_s": round(max(0.0, first_s - begin_s), 4),
         "upload_s": round(max(0.0, last_s - first_s), 4),
@@ -241,24 +244,33 @@ def _live(totals: FleetTotals) -> dict[str, Any]:
 _SUM_SHARE = 0.01  # of what one upload typically adds to the mean
 
 
-def losses(totals: FleetTotals, run_log: LoadRunLog, *, alone: bool) -> dict[str, int]:
-    """`lost`: acknowledged and not in the round's commit record, or offered and never answered
+def losses(
+    totals: FleetTotals, run_log: LoadRunLog, *, alone: bool, cell: str = ""
+) -> dict[str, int]:
+    """What is lost of a cell, whose generators' `totals` are given.
+
+    `lost`: acknowledged and not in the round's commit record, or offered and never answered
     though the device stayed, or what the cloud's count of a round is off by. Of an attempt that
-    was given up nothing is lost: it is repeated. `alone`: nobody else's devices took part.
+    was given up nothing is lost: it is repeated. Nor of a round that the cloud made without the
+    cell, by its own word: what was acknowledged for it is `left_out`, unless some of it counts.
+    `alone`: nobody else's devices took part.
     """
-    rows = [(one, totals.rounds.get((one["round"], one["attempt"]))) for one in run_log.committed]
-    told = [(one, row) for one, row in rows if row is not None]
-    unanswered = sum(row["unanswered"] for _, row in told)
-    unconfirmed = sum(row["unconfirmed"] for _, row in told)
-    off = 0
-    for one, row in told:
-        difference = row["counted"] + row["unconfirmed"] - int(one["uploads"])
+    lost, unanswered, left_out = totals.counts["missing"], 0, 0
+    for one in run_log.committed:
+        row = totals.rounds.get((one["round"], one["attempt"]))
+        if row is None:
+            continue
+        uploads = int(one["cells"].get(cell, 0) if one.get("cells") else one["uploads"])
+        if cell and cell not in one["cells"]:
+            left_out += row["missing"] + row["unconfirmed"]
+            lost += row["counted"] - row["missing"]
+            continue
+        difference = row["counted"] + row["unconfirmed"] - uploads
         # Records of which no generator heard are lost already; others may upload beside us.
-        off += abs(difference) if alone else max(0, difference - row["unconfirmed"])
-    return {
-        "lost": totals.counts["missing"] + unconfirmed + unanswered + off,
-        "unanswered": unanswered,
-    }
+        lost += abs(difference) if alone else max(0, difference - row["unconfirmed"])
+        lost += row["unconfirmed"] + row["unanswered"]
+        unanswered += row["unanswered"]
+    return {"lost": lost, "unanswered": unanswered, "left_out": left_out}
 
 
 def sum_matches(totals: FleetTotals, run_log: LoadRunLog, values: int) -> bool | None:
@@ -319,6 +331,8 @@ class RunMeasurements:
     interrupted: bool = False
     enrolled: int = 0
     spans: bool = False
+    outage: dict[str, Any] | None = None
+    connected: dict[str, int] = field(default_factory=dict)  # in each cell, before they leave
     _marks: list[SpentMark] = field(default_factory=list)
 
     @property
@@ -350,9 +364,15 @@ def outcome(
     run_log: LoadRunLog,
     samples: SampleSeries,
     watch: ProcessWatch,
+    by_cell: Mapping[str, FleetTotals] | None = None,
 ) -> dict[str, Any]:
-    """Everything, with plain numbers only."""
+    """Everything, with plain numbers only; `by_cell`: the totals of each, where there are more."""
     options, rows = measured.options, run_log.rows(totals.rounds)
+    alone = measured.others == 0
+    lost = {
+        cell: losses(of_it, run_log, alone=alone, cell=cell)
+        for cell, of_it in (by_cell or {"": totals}).items()
+    }
     uploads, seconds = sum(r["uploads"] for r in rows), sum(r["measured_s"] for r in rows)
     moved_up = sum(r["uploads"] * r["upload_bytes"] for r in rows)
     cost = _cost(measured, rows)
@@ -385,7 +405,7 @@ def outcome(
         },
         "latency_s": totals.histogram("counted_s").summary(),
         "acknowledged_s": totals.histogram("ack_s").summary(),
-        **losses(totals, run_log, alone=measured.others == 0),
+        **{name: sum(one[name] for one in lost.values()) for name in ("lost", "unanswered")},
         "duplicated": totals.counts["duplicated"],
         "sum_matches": sum_matches(totals, run_log, options.values),
         "warnings": [*_warnings(measured, rows), *_unknown(measured, watch, cost)],
@@ -401,8 +421,29 @@ def outcome(
         "generator": samples.generator(),
         "series": samples.series,
         "sweep": None,
+        "cells": [
+            _of_cell(measured, cell, of_it, run_log) | lost[cell]
+            for cell, of_it in (by_cell or {}).items()
+        ],
+        "outage": measured.outage,
     }
     return {**result, "drift": {one.process: _drift_figures(one) for one in drifts(result)}}
+
+
+def _of_cell(
+    measured: RunMeasurements, cell: str, totals: FleetTotals, run_log: LoadRunLog
+) -> dict[str, Any]:
+    rounds = sum(cell in one["cells"] for one in run_log.committed)
+    counts = ("connects", "reconnects", "acknowledged", "counted")
+    return {
+        "cell": cell,
+        "connected": measured.connected.get(cell, 0),
+        **{name: totals.counts[name] for name in counts},
+        "rounds": rounds,
+        "rounds_without": len(run_log.committed) - rounds,
+        "acknowledged_s": totals.histogram("ack_s").summary(),
+        "latency_s": totals.histogram("counted_s").summary(),
+    }
 
 
 @dataclass(frozen=True)

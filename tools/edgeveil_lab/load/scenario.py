@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -16,6 +17,7 @@ from edgeveil.sites.files import kind_of
 from edgeveil.sites.links import BrokerUrl, PacketBytes
 
 _RUNNING = ("cloud", "token_file", "fleet", "keys")  # beside `broker`, of a running site
+MIN_BATCH = 3
 VALUE_BYTES = 4  # uploads and packages are float32
 
 
@@ -90,7 +92,13 @@ class LoadOptions(Block):
     packet_bytes: PacketBytes = 65536
     """Largest MQTT packet, at every party."""
     processes: int = Field(default=1, ge=1, le=256)
-    """Generator processes on this machine."""
+    """Generator processes on this machine, of each cell."""
+    cells: int = Field(default=1, ge=1, le=64)
+    """Cells under the one cloud, each with an edge broker, a proxy and its share of the devices;
+    all are started here."""
+    kill_cell_s: float | None = Field(default=None, gt=0, le=3600, examples=[10])
+    """Kill the last cell's broker and proxy (kill -9) halfway through the rounds, and start them
+    again after so many seconds."""
     broker: BrokerUrl | None = Field(default=None, examples=["mqtt://127.0.0.1:1883"])
     """The edge broker; alone: cloud and proxy are started here, to measure that broker. None:
     everything is."""
@@ -165,6 +173,13 @@ class LoadOptions(Block):
         return self.devices if self.selected is None else self.selected
 
     @property
+    def cell_names(self) -> tuple[str, ...]:
+        """Of its cells; one needs no name."""
+        if self.cells == 1:
+            return ("",)
+        return tuple(f"cell-{number}" for number in range(1, self.cells + 1))
+
+    @property
     def starts_site(self) -> bool:
         """Whether cloud and proxy are started here."""
         return self.site is None and (self.broker is None or not _named(self))
@@ -207,6 +222,7 @@ def _named(options: LoadOptions) -> list[str]:
 
 def _mixes(options: LoadOptions) -> Iterator[Mix]:
     yield from _course_mixes(options)
+    yield from _cell_mixes(options)
     yield from _site_mixes(options)
     yield from _compare_mixes(options)
 
@@ -228,6 +244,35 @@ def _course_mixes(options: LoadOptions) -> Iterator[Mix]:
         yield Mix(
             ("rounds", "hold_s"),
             "without rounds there is nothing to measure but held connections; set hold_s",
+        )
+
+
+def _cell_mixes(options: LoadOptions) -> Iterator[Mix]:
+    """Cells are those of a site of one's own, and what is said of one of them needs others."""
+    if options.cells > 1:
+        if not options.starts_brokers:
+            yield Mix(
+                ("cells", "broker", "site"),
+                "cells are started here with their brokers; name no running site",
+            )
+        if min(options.counts) < MIN_BATCH * options.cells:
+            yield Mix(
+                ("cells", "devices"),
+                f"each cell needs {MIN_BATCH} devices; play more devices or fewer cells",
+            )
+        if options.compare is not None:
+            yield Mix(("cells", "compare"), "the bare relay has one cell; leave one of both out")
+    if options.kill_cell_s is None:
+        return
+    if options.cells == 1:
+        yield Mix(("kill_cell_s", "cells"), "there is no other cell to go on; set cells")
+    elif options.rounds < 2 and options.minutes is None:
+        yield Mix(("kill_cell_s", "rounds"), "it happens between two rounds; play at least two")
+    elif options.quorum > 1 - 1 / options.cells:
+        most = math.floor(100 * (1 - 1 / options.cells)) / 100
+        yield Mix(
+            ("kill_cell_s", "quorum"),
+            f"the other cells' uploads are to close a round: set quorum to at most {most:g}",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,8 +16,8 @@ from edgeveil.errors import BrokerError, EdgeVeilError
 from edgeveil_lab.load.leader import Leader, SiteAccess, join_token
 from edgeveil_lab.load.processes import watch_of
 from edgeveil_lab.load.run_log import LEAST_S, LoadRunLog, RunMeasurements, SampleSeries, outcome
-from edgeveil_lab.load.scenario import LoadOptions
-from edgeveil_lab.load.sites import MIN_BATCH, LoadFleet, LocalSite, TargetSite
+from edgeveil_lab.load.scenario import MIN_BATCH, LoadOptions
+from edgeveil_lab.load.sites import LoadFleet, LocalSite, TargetSite
 from edgeveil_tools.cloud_client import Cloud, get_json
 from edgeveil_tools.local.children import Children
 
@@ -33,8 +34,9 @@ def job_yaml(options: LoadOptions, enrolled: int, *, open_end: bool = False) -> 
     """`noise_only` in as many rounds as are asked for; with `open_end` until it is cancelled.
 
     Without `selected` a round asks all `enrolled` devices; the quorum is of the test's own, which
-    alone answer.
+    alone answer. A quorum of several cells may go on without one.
     """
+    least = options.asked if options.cells == 1 else math.ceil(options.quorum * options.asked)
     quorum = options.quorum
     if enrolled > options.devices:
         quorum = max(_ROUNDING, quorum * options.devices / enrolled - _ROUNDING / enrolled)
@@ -50,7 +52,7 @@ def job_yaml(options: LoadOptions, enrolled: int, *, open_end: bool = False) -> 
             "package_values": options.package_values,
         },
         "privacy": {"epsilon": 1.0},
-        "selection": {"devices": options.selected or "all", "min_devices": options.asked},
+        "selection": {"devices": options.selected or "all", "min_devices": least},
         "round": {
             "deadline_s": float(options.deadline_s),
             "quorum": quorum,
@@ -68,6 +70,7 @@ def job_yaml(options: LoadOptions, enrolled: int, *, open_end: bool = False) -> 
 LOOPBACK = "127.0.0.1"
 _JOIN_S = 60.0
 _CONNECT_S = 60.0
+_BACK_S = 120.0
 _SLOWEST_CONNECTS_PER_S = 100
 _ROSTER_S = 60.0
 _SETTLE_S = 5.0
@@ -101,20 +104,25 @@ class LoadSession:
     ) -> None:
         self._options, self._target, self._site = options, target, site
         self._children, self._show, self._listen = generators, show, listen
-        where = SiteAccess(
-            target.broker,
-            target.cloud_key.to_bytes(),
-            target.proxy_key.to_bytes(),
-            password,
-        )
+        where = {
+            cell: SiteAccess(
+                of_it.broker,
+                target.cloud_key.to_bytes(),
+                of_it.proxy_key.to_bytes(),
+                password,
+                of_it.ca,
+            )
+            for cell, of_it in target.cells.items()
+        }
         self._token_file = token_file
-        count = options.processes + remote
+        count = options.processes * len(where) + remote
         self._leader = Leader(options, fleet, count, where, join_token(token_file))
         self._watch = watch_of(site, target)
         self._samples = SampleSeries(self._leader, self._watch)
         self._run_log = LoadRunLog()
         self._phase, self._loaded = "start", False
-        broker = site.broker_name if site else target.broker
+        self._outage: asyncio.Task[None] | None = None
+        broker = site.broker_name if site else target.first.broker
         self.measured = RunMeasurements(options, broker, spans=spans)
 
     async def run(self) -> None:
@@ -129,6 +137,10 @@ class LoadSession:
             await self._play()
         finally:
             sampling.cancel()
+            if self._outage is not None:
+                self._outage.cancel()
+            for cell in self._target.cells:
+                self.measured.connected[cell] = self._leader.totals(cell).counts["connected"]
             await self._leave()
             await server.stop()
 
@@ -136,15 +148,15 @@ class LoadSession:
         """The figures, as `load.json` has them."""
         with suppress(Exception):
             self._watch.look()
-        return outcome(
-            self.measured, self._leader.totals(), self._run_log, self._samples, self._watch
-        )
+        totals, cells = self._leader.totals(), self._target.cells
+        by_cell = {cell: self._leader.totals(cell) for cell in cells} if len(cells) > 1 else None
+        return outcome(self.measured, totals, self._run_log, self._samples, self._watch, by_cell)
 
     # --- phases ---
 
     def _start_generators(self, port: int) -> None:
         host = LOOPBACK if self._listen[0] in ("0.0.0.0", "::") else self._listen[0]  # noqa: S104
-        for number in range(1, self._options.processes + 1):
+        for number in range(1, self._options.processes * len(self._target.cells) + 1):
             self._children.start(
                 f"generator-{number}",
                 [
@@ -171,7 +183,8 @@ class LoadSession:
 
     def _all_known(self) -> bool:
         """Whether the proxy heard every device and the cloud has every key."""
-        wanted, target, proxy = self._options.devices, self._target, self._target.proxy_http
+        wanted, target = self._options.devices, self._target
+        proxies = [one.proxy_http for one in target.cells.values() if one.proxy_http]
         with suppress(OSError, EdgeVeilError):
             asked_s = time.time()
             status = Cloud(target.cloud, target.token_file, insecure_http=True).status()
@@ -181,7 +194,8 @@ class LoadSession:
             self.measured.enrolled = known
             if known < wanted:
                 return False
-            return not proxy or get_json(proxy, "/status").get("online", 0) >= wanted
+            online = sum(get_json(url, "/status").get("online", 0) for url in proxies)
+            return not proxies or online >= wanted
         return False
 
     async def _hold(self) -> None:
@@ -223,6 +237,9 @@ class LoadSession:
         end_s = time.monotonic() + 60 * options.minutes if options.minutes is not None else None
         try:
             await self._follow(client, job, end_s)
+            if self._outage is not None:
+                self._phase = "waiting for the killed cell"
+                await self._outage
         finally:
             if self._run_log.ended in ("", "paused"):
                 with suppress(EdgeVeilError):
@@ -241,6 +258,8 @@ class LoadSession:
                 self._phase = self._run_log.phase or self._phase
             if len(self._run_log.committed) > done:
                 await self._mark()
+                if self._halfway(end_s):
+                    self._outage = asyncio.create_task(self._lose_cell())
                 if self._enough(end_s):
                     await self._recorded()
                     return
@@ -255,6 +274,37 @@ class LoadSession:
             if row is not None and row["counted"] >= last["uploads"]:
                 return
             await asyncio.sleep(_LOOK_S)
+
+    def _halfway(self, end_s: float | None) -> bool:
+        """Whether a cell is to be killed now."""
+        options = self._options
+        if options.kill_cell_s is None or self._outage is not None:
+            return False
+        if end_s is not None:
+            return end_s - time.monotonic() <= 30 * (options.minutes or 0.0)
+        return len(self._run_log.committed) >= options.rounds // 2
+
+    async def _lose_cell(self) -> None:
+        """Kill the last cell's broker and proxy in the midst of a round, start them again, and wait
+        for their devices. Raises BrokerError where they do not come back."""
+        site, cell, away_s = self._site, list(self._target.cells)[-1], self._options.kill_cell_s
+        if site is None or away_s is None:
+            return
+        await self._recorded()  # the round before is not what is tried
+        began_s, done = time.monotonic(), len(self._run_log.committed)
+        self.measured.outage = {"cell": cell, "after_rounds": done, "seconds": away_s}
+        await asyncio.to_thread(site.kill_cell, cell)
+        await asyncio.sleep(away_s)
+        self.measured.outage["rounds_meanwhile"] = len(self._run_log.committed) - done
+        await asyncio.to_thread(site.restart_cell, cell)
+        self._watch.add(site.pids())
+        here = len(self._leader.fleet_of(cell))
+        await self._until(
+            lambda: self._leader.totals(cell).counts["connected"] >= here,
+            _BACK_S,
+            f"the devices of {cell} did not come back",
+        )
+        self.measured.outage["back_after_s"] = round(time.monotonic() - began_s - away_s, 2)
 
     def _enough(self, end_s: float | None) -> bool:
         """Whether a job that could play on has played enough."""
@@ -331,7 +381,7 @@ class LoadSession:
                 raise BrokerError(
                     f"after {limit_s:.0f} s: {what}"
                     f" ({totals.counts['connected']} of {self._options.devices} are connected)",
-                    where=self._target.broker,
+                    where=self._target.first.broker,
                     fix=said or "see the logs of broker and proxy",
                 )
             await asyncio.sleep(_LOOK_S)

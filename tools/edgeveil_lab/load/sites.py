@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,12 +24,12 @@ from edgeveil.sites.files import load_site
 from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.mqtt_link import read_password
 from edgeveil.transport.process import own_signing_key, peer_key
-from edgeveil_lab.load.scenario import LoadOptions
+from edgeveil_lab.load.scenario import MIN_BATCH, LoadOptions
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.cli.common import load_as
 from edgeveil_tools.cloud_client import get_json, own_address
 from edgeveil_tools.local.children import Children
-from edgeveil_tools.site.broker_rules import users_text
+from edgeveil_tools.site.broker_rules import proxy_user, users_text
 from edgeveil_tools.site.brokers import (
     BrokerPlan,
     BrokerProcess,
@@ -38,7 +38,8 @@ from edgeveil_tools.site.brokers import (
     free_ports,
     write_private,
 )
-from edgeveil_tools.site.provision import SIDES, Ports, SitePlan
+from edgeveil_tools.site.fleet_plan import of_cell
+from edgeveil_tools.site.provision import SIDES, CellPorts, Ports, SitePlan
 
 # --- a fleet of simulated devices: keys and broker passwords in one file, made in seconds ---
 
@@ -77,6 +78,10 @@ class LoadFleet:
     def make(cls, count: int) -> LoadFleet:
         """`count` new devices, from the operating system's randomness."""
         return cls([FleetMember(os.urandom(32), os.urandom(32), _password()) for _ in range(count)])
+
+    def dealt(self, number: int, of: int) -> LoadFleet:
+        """The share of one, counted from 0, where `of` take turns."""
+        return LoadFleet(self.members[number::of])
 
     def enrolments(self) -> Iterator[Enrolment]:
         """All of them, for the proxy's registry."""
@@ -157,29 +162,43 @@ def _password() -> str:
     return secrets.token_urlsafe(24)
 
 
-# --- two brokers, a cloud and a proxy that know the fleet ---
+# --- brokers, a cloud and proxies that know the fleet ---
 
-MIN_BATCH = 3
 _DEVICES = 100_000
 _CONNECTIONS = 20_000
 _SPARE_CONNECTIONS = 100
 
 
 @dataclass(frozen=True)
-class TargetSite:
-    """Where the devices, and who follows the job, find a site."""
+class TargetCell:
+    """Where the devices of a cell find its broker, and what speaks for it."""
 
     broker: str
-    cloud: str
-    token_file: Path
-    cloud_key: VerifyKey
     proxy_key: VerifyKey
     proxy_http: str | None = None
     ca: Path | None = None
 
 
+@dataclass(frozen=True)
+class TargetSite:
+    """Where the devices, and who follows the job, find a site."""
+
+    cloud: str
+    token_file: Path
+    cloud_key: VerifyKey
+    cells: Mapping[str, TargetCell]
+
+    @property
+    def first(self) -> TargetCell:
+        """The one cell of a running site."""
+        return next(iter(self.cells.values()))
+
+
 class LocalSite:
-    """Written and started by `start`; `stop` ends all of it. Logs go to `logs`."""
+    """Written and started by `start`; `stop` ends all of it. Logs go to `logs`.
+
+    With cells each has a broker and a proxy of its own, and the devices take turns.
+    """
 
     def __init__(self, options: LoadOptions, fleet: LoadFleet, folder: Path, logs: Path) -> None:
         self._options, self._fleet, self.folder, self._logs = options, fleet, folder, logs
@@ -188,10 +207,14 @@ class LocalSite:
         self._outside = {"edge": options.broker, "cloud": options.cloud_broker}
         self.accounts: dict[str, str] = {}
         engine = choose_engine()
+        named = [cell for cell in options.cell_names if cell]
+        ports = iter(free_ports(4 + 3 * len(named)))
+        self._down: set[str] = set()
         self._plan = SitePlan(
             folder=folder,
             devices=len(fleet.members),
-            ports=Ports(*free_ports(4)),
+            ports=Ports(*(next(ports) for _ in range(4))),
+            cells={cell: CellPorts(next(ports), next(ports), next(ports)) for cell in named},
             tls=options.tls,
             engine=engine,
             protocol=options.protocol if engine == "mosquitto" else 4,
@@ -202,7 +225,7 @@ class LocalSite:
     @property
     def broker_name(self) -> str:
         """Engine and version, or the address of a broker that runs elsewhere."""
-        edge = self._brokers.get("edge")
+        edge = self._brokers.get(self._plan.domains[0])
         return edge.name if edge else str(self._options.broker)
 
     def start(self) -> TargetSite:
@@ -211,89 +234,128 @@ class LocalSite:
         for name in ("keys", "passwords", "state"):
             (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         keys = {}
-        for role in ("cloud", "proxy"):
-            keys[role] = own_signing_key(folder / "state" / role, role).public()
-            keys[role].save(folder / "keys" / f"{role}.pub")
+        proxies = {cell: of_cell("proxy", cell) for cell in plan.cell_names}
+        for name in ("cloud", *proxies.values()):
+            role = name.partition("-")[0]
+            keys[name] = own_signing_key(folder / "state" / name, role).public()
+            keys[name].save(folder / "keys" / f"{name}.pub")
         self._admit()
         if plan.tls:
             hosts = ["localhost", plan.host]
-            make_certificates(folder / "tls", hosts, SIDES)
-        for side in SIDES:
-            if self._outside[side] is None:
-                self._start_broker(side)
-        for role, settings in (("cloud", self._cloud()), ("proxy", self._proxy())):
-            path = folder / f"{role}.yaml"
-            path.write_text(yaml.safe_dump(settings), "utf-8")
+            make_certificates(folder / "tls", hosts, plan.domains)
+        for domain in plan.domains:
+            if self._outside.get(domain) is None:
+                self._start_broker(domain)
+        settings = {name: self._proxy(cell) for cell, name in proxies.items()}
+        for name, of_it in {"cloud": self._cloud(), **settings}.items():
+            path = folder / f"{name}.yaml"
+            path.write_text(yaml.safe_dump(of_it), "utf-8")
             load_site(path)
-            self.children.start(role, [role, "--config", str(path)])
+            self._start_party(name)
         return TargetSite(
-            broker=self._outside["edge"] or self._brokers["edge"].url,
             cloud=plan.url,
             token_file=folder / "state" / "cloud" / "http.token",
             cloud_key=keys["cloud"],
-            proxy_key=keys["proxy"],
-            proxy_http=f"http://{plan.host}:{plan.ports.proxy_http}",
-            ca=folder / "tls" / "edge-ca.crt" if plan.tls and not self._outside["edge"] else None,
+            cells={cell: self._target(cell, keys[name]) for cell, name in proxies.items()},
         )
 
+    def _start_party(self, name: str) -> None:
+        """The cloud, or a proxy."""
+        config = self.folder / f"{name}.yaml"
+        self.children.start(name, [name.partition("-")[0], "--config", str(config)])
+
+    def _target(self, cell: str, proxy_key: VerifyKey) -> TargetCell:
+        plan, domain = self._plan, of_cell("edge", cell)
+        own = plan.tls and not self._outside.get(domain)
+        return TargetCell(
+            broker=self._outside.get(domain) or self._brokers[domain].url,
+            proxy_key=proxy_key,
+            proxy_http=f"http://{plan.host}:{plan.ports_of(cell).proxy_http}",
+            ca=self.folder / "tls" / f"{domain}-ca.crt" if own else None,
+        )
+
+    def kill_cell(self, cell: str) -> None:
+        """SIGKILL its broker and its proxy."""
+        domain = of_cell("edge", cell)
+        self._down.add(domain)
+        self._brokers[domain].kill()
+        self.children.kill(of_cell("proxy", cell))
+
+    def restart_cell(self, cell: str) -> None:
+        """Start both again, with what lies on their disks. Raises BrokerError."""
+        domain = of_cell("edge", cell)
+        self._brokers[domain].start_again()
+        self._start_party(of_cell("proxy", cell))
+        self._down.remove(domain)
+
     def pids(self) -> dict[str, int]:
-        """Process ids by name: cloud, proxy and the two brokers."""
+        """Process ids by name: cloud, proxies and brokers."""
         return self.children.pids() | self.broker_pids()
 
     def broker_pids(self) -> dict[str, int]:
-        """Process ids of the two brokers by name."""
-        return {f"broker-{side}": b.pid for side, b in self._brokers.items() if b.pid}
+        """Process ids of the brokers by name."""
+        return {f"broker-{domain}": b.pid for domain, b in self._brokers.items() if b.pid}
 
     def check(self) -> None:
         """Raise JobFailed if a process has ended by itself."""
         self.children.check()
-        for side, broker in self._brokers.items():
-            if not broker.running():
-                raise JobFailed(f"the broker of the {side} side ended by itself")
+        for domain, broker in self._brokers.items():
+            if domain not in self._down and not broker.running():
+                raise JobFailed(f"the broker of the {domain} side ended by itself")
 
     def stop(self) -> None:
         """End all; the brokers last."""
         self.children.stop()
-        for side, broker in self._brokers.items():
+        for domain, broker in self._brokers.items():
             broker.stop()
             with suppress(OSError):
-                raw = (self.folder / f"broker-{side}" / "broker.log").read_bytes()
-                (self._logs / f"broker-{side}.log").write_bytes(raw)
+                raw = (self.folder / f"broker-{domain}" / "broker.log").read_bytes()
+                (self._logs / f"broker-{domain}.log").write_bytes(raw)
 
     def _admit(self) -> None:
-        enrolments = list(self._fleet.enrolments())
-        limit = max(_DEVICES, len(enrolments))
-        admit(self.folder / "state" / "proxy" / REGISTRY_FILE, enrolments, limit)
-        self.accounts = self._fleet.users(enrolments)
-        edge = {**self.accounts, "proxy": self._password("proxy-edge")}
-        cloud = {"proxy": self._password("proxy-cloud"), "cloud": self._password("cloud")}
-        for side, users in (("edge", edge), ("cloud", cloud)):
-            write_private(self.folder / "passwords" / f"{side}-broker.users", users_text(users))
+        """Each proxy's registry has its cell's devices, and each broker its users."""
+        cells = self._plan.cell_names
+        cloud = {"cloud": self._password("cloud")}
+        for number, cell in enumerate(cells):
+            fleet, user, name = self._fleet.dealt(number, len(cells)), proxy_user(cell), "proxy"
+            name = of_cell(name, cell)
+            enrolments = list(fleet.enrolments())
+            limit = max(_DEVICES, len(enrolments))
+            admit(self.folder / "state" / name / REGISTRY_FILE, enrolments, limit)
+            accounts = fleet.users(enrolments)
+            self.accounts |= accounts
+            cloud[user] = self._password(f"{name}-cloud")
+            self._users(of_cell("edge", cell), {**accounts, user: self._password(f"{name}-edge")})
+        self._users("cloud", cloud)
+
+    def _users(self, domain: str, users: Mapping[str, str]) -> None:
+        write_private(self.folder / "passwords" / f"{domain}-broker.users", users_text(users))
 
     def _password(self, name: str) -> str:
         word = secrets.token_urlsafe(24)
         write_private(self.folder / "passwords" / name, word + "\n")
         return word
 
-    def _start_broker(self, side: str) -> None:
+    def _start_broker(self, domain: str) -> None:
         plan, tls = self._plan, None
         if plan.tls:
-            certificate = self.folder / "tls" / f"broker-{side}.crt"
+            certificate = self.folder / "tls" / f"broker-{domain}.crt"
             tls = ListenerTls(certificate, certificate.with_suffix(".key"))
         broker = BrokerProcess(
             BrokerPlan(
                 engine=plan.engine,  # type: ignore[arg-type]
-                port=getattr(plan.ports, side),
-                acl=side,  # type: ignore[arg-type]
+                port=plan.port(domain),
+                acl=domain.partition("-")[0],  # type: ignore[arg-type]
+                cells=plan.cells_at(domain),
                 tls=tls,
                 packet_bytes=self._options.packet_bytes,
                 max_queued_bytes=plan.queued_bytes,
                 max_connections=max(_CONNECTIONS, plan.devices + _SPARE_CONNECTIONS),
             ),
-            self.folder / f"broker-{side}",
-            users_file=self.folder / "passwords" / f"{side}-broker.users",
+            self.folder / f"broker-{domain}",
+            users_file=self.folder / "passwords" / f"{domain}-broker.users",
         )
-        self._brokers[side] = broker
+        self._brokers[domain] = broker
         broker.start()
 
     def _link(self, settings: dict[str, Any], key: str, side: str) -> None:
@@ -316,8 +378,8 @@ class LocalSite:
         settings["cloud"]["limits"]["packet_bytes"] = self._options.packet_bytes
         return settings
 
-    def _proxy(self) -> dict[str, Any]:
-        settings = self._plan.proxy()
+    def _proxy(self, cell: str) -> dict[str, Any]:
+        settings = self._plan.proxy(cell)
         for side in SIDES:
             self._link(settings["proxy"], f"{side}_broker", side)
         limits = settings["proxy"]["limits"]
@@ -366,12 +428,10 @@ def _anywhere(options: LoadOptions) -> TargetSite:
     keys = _given(options.keys, "keys")
     cloud, proxy = _keys(keys)
     return TargetSite(
-        broker=str(options.broker),
         cloud=str(options.cloud),
         token_file=_given(options.token_file, "token_file"),
         cloud_key=cloud,
-        proxy_key=proxy,
-        proxy_http=_answering(options.proxy_http),
+        cells={"": TargetCell(str(options.broker), proxy, _answering(options.proxy_http))},
     )
 
 
@@ -395,14 +455,13 @@ def _on_this_machine(options: LoadOptions, folder: Path) -> tuple[TargetSite, Lo
     cloud = load_as(CloudSite, folder / "cloud.yaml")
     proxy = load_as(ProxySite, folder / "proxy.yaml")
     cloud_key, proxy_key = _keys(folder / "keys")
+    edge = proxy.edge_broker
+    of_it = TargetCell(edge.urls[0], proxy_key, own_address(proxy.http), edge.ca_file)
     target = TargetSite(
-        broker=proxy.edge_broker.urls[0],
         cloud=own_address(cloud.http),
         token_file=cloud.state_dir / "http.token",
         cloud_key=cloud_key,
-        proxy_key=proxy_key,
-        proxy_http=own_address(proxy.http),
-        ca=proxy.edge_broker.ca_file,
+        cells={"": of_it},
     )
     return target, _admitted(folder, proxy, options.devices)
 

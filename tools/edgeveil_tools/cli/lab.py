@@ -320,7 +320,7 @@ def _add_bare_options(mode: Mode, parser: argparse.ArgumentParser) -> None:
 
 def _loadtest(args: argparse.Namespace) -> int:
     from edgeveil_lab.load.bare import options as bare_options
-    from edgeveil_lab.load.options import chosen, resolve
+    from edgeveil_lab.load.options import chosen, option_of, resolve
 
     bare = bare_options.chosen(args)
     if bare is not None:
@@ -334,6 +334,13 @@ def _loadtest(args: argparse.Namespace) -> int:
 
         return run_bare(bare, as_json=args.json)
     if args.join:
+        odd = [option_of(key) for key in ("cells", "kill_cell_s") if hasattr(args, key)]
+        if odd:
+            raise UsageError(
+                "says what the leader starts",
+                where=", ".join(odd),
+                fix="leave it out: a generator that joins plays the share that it is given",
+            )
         from edgeveil_lab.load.generator import run_generator
         from edgeveil_lab.load.leader import join_token
 
@@ -451,6 +458,9 @@ def _add_chaos(commands: Subparsers) -> None:
             "compared: jobs, rounds, acknowledgements, sums, ledgers, models, logs.\n"
             "\n"
             "--secure runs the job with secure sums: also that no round was unmasked twice.\n"
+            "--cells N has N cells under one cloud, each with an edge broker and a proxy: also\n"
+            "that a round which is made without a cell counts nothing of it. --engine has workers\n"
+            "open batches, of a Ray cluster that is started here too, and kills these as well.\n"
             "\n"
             "--drill plays what befalls trust instead, on a planned fleet with certificates: the\n"
             "cloud's key leaks and says a release with the last number there is, the registry is\n"
@@ -464,6 +474,7 @@ def _add_chaos(commands: Subparsers) -> None:
             "edgeveil chaos --kills 200 --seed 7 --broker amqtt --json\n"
             "edgeveil chaos configs/jobs/quickstart.yaml --kills 50 --devices 20\n"
             "edgeveil chaos --secure --kills 20 --out out/chaos-secure\n"
+            "edgeveil chaos --cells 3 --engine ray --kills 200 --out out/chaos-cells\n"
             "edgeveil chaos --drill --out out/drill"
         ),
     )
@@ -488,7 +499,20 @@ def _add_chaos(commands: Subparsers) -> None:
     chaos.add_argument(
         "--out", type=Path, metavar="DIR", help="default out/chaos, of the drill out/drill"
     )
-    chaos.add_argument("--devices", type=int, metavar="N", help="instead of the job's")
+    chaos.add_argument(
+        "--devices",
+        type=int,
+        metavar="N",
+        help="instead of the job's, which of several cells each has",
+    )
+    chaos.add_argument(
+        "--cells", type=int, default=1, metavar="N", help="cells under one cloud, default 1"
+    )
+    chaos.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        help="open batches in two workers of the cloud, or on a Ray cluster; default: in the cloud",
+    )
     chaos.add_argument("--workers", type=int, metavar="N", help="processes that host the devices")
     chaos.add_argument("--broker", choices=("auto", "amqtt", "mosquitto"))
     chaos.add_argument("--protocol", type=int, choices=(5, 4))
@@ -502,7 +526,7 @@ def _add_chaos(commands: Subparsers) -> None:
     chaos.add_argument("--keep", action="store_true", help="keep the site's folder")
     chaos.add_argument("--json", action="store_true", help="print chaos.json, progress to stderr")
     others = {"job", "kills", "seed", "every", "secure", "devices", "workers", "broker"}
-    others |= {"protocol", "stall"}
+    others |= {"protocol", "stall", "cells", "engine"}
     unset = {name: chaos.get_default(name) for name in others}
     chaos.set_defaults(handler=partial(_chaos, unset), extra="lab")
 
@@ -526,12 +550,13 @@ def _chaos(unset: Mapping[str, object], args: argparse.Namespace) -> int:
         devices=args.devices,
         workers=args.workers,
         secure=args.secure,
+        cells=None if args.cells == 1 else args.cells,
     )
     return run_chaos(
         args.job or JOB,
         args.out or Path("out/chaos"),
         overrides,
-        ChaosOptions(args.kills, args.seed, args.every, args.stall),
+        ChaosOptions(args.kills, args.seed, args.every, args.stall, args.engine),
         as_json=args.json,
         keep=args.keep,
     )

@@ -43,14 +43,23 @@ class Children:
         self._folder = folder
         self._children: list[_Child] = []
         self._foreign: list[tuple[str, int]] = []
+        self._killed: set[str] = set()
         self._lifeline = Lifeline()
 
     def start(self, name: str, arguments: Sequence[str], *, threads: int | None = None) -> None:
         """Start `edgeveil <arguments>`; `threads` bounds what its number libraries use."""
         log = self._folder / f"{name}.log"
-        with log.open("wb") as output:
+        with log.open("ab" if name in self._killed else "wb") as output:
             process = spawn(arguments, output, self._lifeline, threads=threads)
         self._children.append(_Child(name, log, process))
+
+    def kill(self, name: str) -> None:
+        """SIGKILL; nobody misses it until it is started again."""
+        for child in [one for one in self._children if one.name == name]:
+            signal_group(child.process, signal.SIGKILL)
+            child.process.wait()
+            self._children.remove(child)
+            self._killed.add(name)
 
     def count(self, name: str, pid: int | None) -> None:
         """Count the memory of a process that somebody else starts and stops."""

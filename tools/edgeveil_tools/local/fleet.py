@@ -27,8 +27,8 @@ from edgeveil_tools.local.reference import Reference, has_reference
 from edgeveil_tools.local.run_log import Listener, RunLog, RunReporter, unheard
 from edgeveil_tools.local.simulated import FleetInMemory, FleetOfWorkers, FleetPlayers, engine_of
 from edgeveil_tools.result import write_whole
-from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, choose_engine, free_ports
-from edgeveil_tools.site.provision import CellPorts, Ports, Site, provision
+from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_ports
+from edgeveil_tools.site.provision import CellPorts, Ports, Site, broker_processes, provision
 
 START_S = 60.0
 START_PER_DEVICE_S = 0.5
@@ -164,8 +164,7 @@ class FleetProcesses:
             edge, cloud, cloud_http, proxy_http, proxy_blobs=blobs[0], cloud_blobs=blobs[1]
         )
         upload_bytes = self._run.log.plan.upload_bytes
-        names = [f"cell-{number}" for number in range(1, run.cells + 1)] if run.cells > 1 else []
-        cells = {name: CellPorts(*free_ports(3)) for name in names}
+        cells = {name: CellPorts(*free_ports(3)) for name in run.cell_names}
         engine = choose_engine(run.broker)
         self._protocol = 4 if engine == "amqtt" else int(run.protocol)
         plan = replace(
@@ -183,19 +182,8 @@ class FleetProcesses:
 
     def _start_brokers(self, site: Site) -> None:
         plan, shown = site.plan, []
-        for domain in site.brokers:
-            broker = BrokerProcess(
-                BrokerPlan(
-                    engine=plan.engine,  # type: ignore[arg-type]
-                    port=plan.port(domain),
-                    acl=domain.partition("-")[0],  # type: ignore[arg-type]
-                    cells=plan.cells_at(domain),
-                    max_queued_bytes=plan.queued_bytes,
-                ),
-                self._run.folder / f"broker-{domain}",
-                users_file=self._run.folder / "passwords" / f"{domain}-broker.users",
-            )
-            self._brokers[domain] = broker
+        self._brokers = broker_processes(plan)
+        for domain, broker in self._brokers.items():
             broker.start()
             self._run.children.count(f"broker-{domain}", broker.pid)
             shown.append(f"{domain} side {plan.host}:{broker.port}")

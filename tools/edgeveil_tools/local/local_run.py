@@ -86,6 +86,12 @@ class LocalRun(Block):
     policy: Policy = Policy()
     """The owners' policy, the same for all devices of the run."""
 
+    @property
+    def cell_names(self) -> tuple[str, ...]:
+        """Of its cells; none where there is one, which needs no name."""
+        count = self.cells if self.cells > 1 else 0
+        return tuple(f"cell-{number}" for number in range(1, count + 1))
+
 
 class LocalJob(Job):
     """A job file as it lies on the machine that may play it."""

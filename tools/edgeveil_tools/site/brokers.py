@@ -130,6 +130,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 START_TIMEOUT_S = 10.0
+_START_AGAIN_S = 30.0
 _STOP_TIMEOUT_S = 5.0
 _TLS_S = 0.2
 
@@ -281,6 +282,28 @@ class BrokerProcess:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+
+    def kill(self) -> None:
+        """End it without a word, with all that it started."""
+        if self._child is not None and self.running():
+            os.killpg(self._child.pid, signal.SIGKILL)
+        self.stop()
+
+    def start_again(self) -> None:
+        """The same where it ran just now: its old connections may hold the port for a moment.
+
+        Raises BrokerError.
+        """
+        end_s = time.monotonic() + _START_AGAIN_S
+        while True:
+            try:
+                self.start()
+            except BrokerError:
+                if time.monotonic() > end_s:
+                    raise
+                time.sleep(0.2)
+            else:
+                return
 
     def running(self) -> bool:
         """Whether the process lives."""

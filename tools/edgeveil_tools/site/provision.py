@@ -42,7 +42,13 @@ from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.result import writing
 from edgeveil_tools.site.broker_rules import acl_text, proxy_user, rules_for, users_text
-from edgeveil_tools.site.brokers import BrokerPlan, ListenerTls, mosquitto_lines, write_private
+from edgeveil_tools.site.brokers import (
+    BrokerPlan,
+    BrokerProcess,
+    ListenerTls,
+    mosquitto_lines,
+    write_private,
+)
 from edgeveil_tools.site.fleet_plan import of_cell
 
 Settings = dict[str, Any]
@@ -333,6 +339,24 @@ class Site:
     def token_file(self) -> Path:
         """The bearer token of the cloud's HTTP control, once the cloud has started."""
         return self.plan.folder / "state" / "cloud" / "http.token"
+
+
+def broker_processes(plan: SitePlan) -> dict[str, BrokerProcess]:
+    """A provisioned site's brokers by domain, to be started without TLS from here."""
+    return {
+        domain: BrokerProcess(
+            BrokerPlan(
+                engine=plan.engine,  # type: ignore[arg-type]
+                port=plan.port(domain),
+                acl=domain.partition("-")[0],  # type: ignore[arg-type]
+                cells=plan.cells_at(domain),
+                max_queued_bytes=plan.queued_bytes,
+            ),
+            plan.folder / f"broker-{domain}",
+            users_file=plan.folder / "passwords" / f"{domain}-broker.users",
+        )
+        for domain in plan.domains
+    }
 
 
 def provision(plan: SitePlan, *, force: bool = False) -> Site:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,11 +12,13 @@ from edgeveil.jobs import compile_job
 from edgeveil.protocol.sealed import pack_tensors
 from edgeveil_edge.store import UploadReceipt
 from edgeveil_lab.chaos.checks import (
+    CellTally,
     ChaosFacts,
     check_all,
     outcome,
     rounds_during_faults,
     sums_right,
+    tally,
     warnings,
 )
 from edgeveil_lab.chaos.command import JOB
@@ -138,6 +140,104 @@ def test_what_is_wrong_is_found_by_its_check(
     name: str, spoil: Callable[[Evidence], Evidence]
 ) -> None:
     assert name in violated(spoil(sound()))
+
+
+# --- cells ---
+
+CELLS = ("north", "south")
+NORTH, ALL = range(0, 2 * DEVICES, 2), range(2 * DEVICES)
+
+
+def without_south(found: Evidence) -> Evidence:
+    """The second round is made of the north's batch alone; whoever is in the south paid for it."""
+    accepted = tuple(mark for device in NORTH for mark in segments(device, 2))
+    rest = with_commit(found, 1, accepted=accepted, uploads=DEVICES, cells=CELLS[:1])
+    missing = [
+        replace(one, receipts=tuple(of_south(one.receipts))) if one.cell == "south" else one
+        for one in rest.devices
+    ]
+    state = state_of(NORTH, only=2, devices=len(ALL))
+    return replace(with_job(rest, state=state), devices=tuple(missing))
+
+
+def of_south(receipts: Sequence[UploadReceipt]) -> Iterator[UploadReceipt]:
+    for one in receipts:
+        yield replace(one, state="missing") if one.round == 2 else one
+
+
+def test_a_round_may_be_made_without_a_cell_and_what_that_costs_is_told() -> None:
+    found = without_south(sound(CELLS))
+    assert violated(found) == set()
+    rounds = len(ROUNDS)
+    assert tally(found) == [
+        CellTally("north", DEVICES, rounds, 0, rounds * DEVICES, 0),
+        CellTally("south", DEVICES, rounds - 1, 1, (rounds - 1) * DEVICES, DEVICES),
+    ]
+    assert warnings(found, ChaosFacts()) == []
+
+
+def test_a_cell_that_had_a_part_in_nothing_is_told() -> None:
+    found = without_south(sound(CELLS))
+    commits = tuple(replace(one, cells=CELLS[:1]) for one in found.jobs[0].commits)
+    assert warnings(with_job(found, commits=commits), ChaosFacts()) == [
+        "south had a part in no round"
+    ]
+
+
+def lost_in_the_north(found: Evidence) -> Evidence:
+    """One acknowledged upload of a cell that is part of the round is left out of it."""
+    accepted = tuple(m for device in NORTH[1:] for m in segments(device, 2))
+    return with_commit(found, 1, accepted=accepted, uploads=DEVICES - 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("acknowledged counted", lost_in_the_north),
+        # It came in time, and only its devices' words say that nothing of it counts.
+        ("acknowledged counted", lambda f: with_commit(f, 1, cells=CELLS)),
+        ("rounds intact", lambda f: with_commit(f, 1, cells=CELLS)),
+        ("rounds intact", lambda f: with_commit(f, 1, cells=CELLS[1:])),
+        ("rounds intact", lambda f: with_commit(f, 1, cells=())),
+        ("rounds intact", lambda f: with_commit(f, 0, cells=CELLS[:1])),  # and counts both
+        (
+            "rounds intact",  # one cell's batch below the floor, made up for by the other's
+            lambda f: with_commit(
+                f, 0, accepted=tuple(m for n in (*NORTH, 1, 3) for m in segments(n, 1))
+            ),
+        ),
+        (
+            "rounds intact",  # a cell that never comes back
+            lambda f: with_job(
+                f, commits=tuple(replace(one, cells=CELLS[:1]) for one in f.jobs[0].commits)
+            ),
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_cell_is_found(name: str, spoil: Callable[[Evidence], Evidence]) -> None:
+    assert name in violated(spoil(without_south(sound(CELLS))))
+
+
+def test_each_cell_unmasks_its_own_part_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, _ = local_job(JOB, Overrides(secure=True))
+    monkeypatch.setattr(sound_site, "PLAN", compile_job(job))
+    found = without_south(sound(CELLS))
+    (of_it,) = found.jobs
+    masked = [one for one in of_it.commits if of_it.plan.masked(of_it.plan.exchange(one.index))]
+    choices = tuple(
+        UnmaskedChoice(of_it.wire, one.index, 1, b"q", cell) for one in masked for cell in one.cells
+    )
+    unmasked = replace(found, unmasked=choices)
+    assert violated(unmasked) == set()
+    late = UnmaskedChoice(of_it.wire, 2, 1, b"q", "south")  # its masks came too late
+    assert violated(replace(unmasked, unmasked=(*choices, late))) == set()
+    for wrong in (
+        choices[1:],
+        (*choices, replace(choices[0], question=b"r")),
+        (*choices, late, replace(late, question=b"r")),
+        (*choices, replace(late, attempt=2)),
+    ):
+        assert violated(replace(unmasked, unmasked=wrong)) == {"unmasked once"}
 
 
 def test_a_choice_where_nothing_is_masked_and_a_second_choice_are_found() -> None:

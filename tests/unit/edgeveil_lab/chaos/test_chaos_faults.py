@@ -8,20 +8,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeveil_lab.chaos.faults import LINKS, SIDES, schedule
+from edgeveil_lab.chaos.faults import (
+    COMPUTE,
+    Fault,
+    FaultTargets,
+    broker_of,
+    cut_off,
+    schedule,
+)
 
 PROCESSES = ("cloud", "proxy", "worker-1", "worker-2")
+ONE = FaultTargets(PROCESSES)
+LINKS = ("devices-edge", "proxy-edge", "proxy-cloud", "cloud-cloud")
+SIDES = ("edge", "cloud")
+CELLS = FaultTargets(
+    ("cloud", "proxy-north", "proxy-so-uth", "worker-1"), ("north", "so-uth"), compute=True
+)
 KINDS = {"broker", "cut", "delay", "corrupt", "duplicate", "disk"}
 
 
 def test_a_seed_gives_one_schedule_and_another_seed_another() -> None:
-    assert schedule(5, 30, PROCESSES) == schedule(5, 30, PROCESSES)
-    assert schedule(5, 30, PROCESSES) != schedule(6, 30, PROCESSES)
+    assert schedule(5, 30, ONE) == schedule(5, 30, ONE)
+    assert schedule(5, 30, ONE) != schedule(6, 30, ONE)
 
 
 @given(seed=st.integers(0, 2**32), kills=st.integers(0, 80))
 def test_it_holds_what_was_asked_for(seed: int, kills: int) -> None:
-    faults = schedule(seed, kills, PROCESSES)
+    faults = schedule(seed, kills, ONE)
     assert sum(fault.kind == "kill" for fault in faults) == kills
     assert {fault.kind for fault in faults} - {"kill"} == KINDS
     assert all(a.at_s <= b.at_s for a, b in pairwise(faults))
@@ -29,10 +42,52 @@ def test_it_holds_what_was_asked_for(seed: int, kills: int) -> None:
     assert all(fault.target in targets.get(fault.kind, LINKS) for fault in faults)
 
 
+def test_with_one_cell_each_side_has_a_broker_and_with_more_each_cell_has_one() -> None:
+    assert (ONE.links, ONE.brokers) == (LINKS, SIDES)
+    assert CELLS.brokers == ("edge-north", "edge-so-uth", "cloud")
+    assert [broker_of(link) for link in LINKS] == ["edge", "edge", "cloud", "cloud"]
+    assert [broker_of(link) for link in CELLS.links] == [
+        *("edge-north", "edge-north", "cloud"),
+        *("edge-so-uth", "edge-so-uth", "cloud"),
+        "cloud",
+    ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_faults_are_drawn_over_all_cells_and_the_workers_that_open_batches(seed: int) -> None:
+    faults = schedule(seed, 200, CELLS)
+    hit = {kind: {f.target for f in faults if f.kind == kind} for kind in (*KINDS, "kill")}
+    assert hit["kill"] == {*CELLS.processes, COMPUTE}
+    assert hit["broker"] == set(CELLS.brokers)
+    assert hit["disk"] == set(CELLS.processes)
+    on_links = (hit[kind] for kind in ("cut", "delay", "corrupt", "duplicate"))
+    assert set().union(*on_links) == set(CELLS.links)
+    assert not any(fault.amount for fault in faults if fault.target == COMPUTE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "found"),
+    [
+        ("cut", "devices-edge-so-uth", ("worker",)),
+        ("cut", "proxy-edge-so-uth", ("proxy-so-uth",)),
+        ("delay", "proxy-cloud-north", ("proxy-north",)),
+        ("delay", "proxy-cloud", ("proxy",)),
+        ("cut", "cloud-cloud", ("cloud",)),
+        ("broker", "edge-so-uth", ("proxy-so-uth", "worker")),
+        ("broker", "edge", ("proxy", "worker")),
+        ("broker", "cloud", ("proxy", "cloud")),
+    ],
+)
+def test_a_fault_cuts_off_the_processes_of_its_own_cell(
+    kind: str, target: str, found: tuple[str, ...]
+) -> None:
+    assert cut_off(Fault(0.0, kind, target)) == found  # type: ignore[arg-type]
+
+
 @given(seed=st.integers(0, 2**32))
 def test_a_fault_never_begins_before_its_like_has_ended(seed: int) -> None:
     until_s: dict[tuple[str, str], float] = {}
-    for fault in schedule(seed, 60, PROCESSES):
+    for fault in schedule(seed, 60, ONE):
         if fault.kind != "kill":
             key = (fault.kind, fault.target)
             assert fault.at_s >= until_s.get(key, 0.0)
@@ -41,14 +96,14 @@ def test_a_fault_never_begins_before_its_like_has_ended(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_every_process_is_killed_about_as_often(seed: int) -> None:
-    faults = schedule(seed, 80, PROCESSES)
+    faults = schedule(seed, 80, ONE)
     counts = [sum(f.kind == "kill" and f.target == name for f in faults) for name in PROCESSES]
     assert min(counts) >= 10
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_kills_of_a_starting_process_fall_all_over_its_start(seed: int) -> None:
-    kills = [fault for fault in schedule(seed, 200, PROCESSES) if fault.kind == "kill"]
+    kills = [fault for fault in schedule(seed, 200, ONE) if fault.kind == "kill"]
     shares = [fault.amount for fault in kills if fault.amount]
     assert len(shares) > 20
     assert min(shares) < 0.2

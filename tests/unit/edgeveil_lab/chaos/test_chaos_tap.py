@@ -8,15 +8,22 @@ from pathlib import Path
 
 import pytest
 
+from edgeveil.jobs import load_plan
 from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.ledger import Ledger, read_ledger
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol.messages import ExchangeId
 from edgeveil.protocol.proxy_tasks import RoundUnmasked
+from edgeveil.protocol.sealed import pack_tensors
 from edgeveil.storage import StorageError
+from edgeveil_cloud.store import Store
+from edgeveil_cloud.store_tables import ExchangeRecord
+from edgeveil_lab.chaos.command import JOB
 from edgeveil_lab.chaos.evidence import (
+    stored_jobs,
     tap_ledger,
     tap_spool,
+    tap_store,
     tapped_releases,
     unmasked_choices,
 )
@@ -93,3 +100,28 @@ def test_a_spool_that_forgets_what_it_unmasked_is_seen(tmp_path: Path) -> None:
             db.execute("DELETE FROM unmasked")
         spool.store(RoundUnmasked(AT, b"b"))
     assert choices(path) == [b"a", b"b"]
+
+
+# --- of which cells' batches a commit is made of ---
+
+
+def test_a_commit_is_made_of_the_cells_whose_batches_the_real_store_absorbed(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "cloud.sqlite"
+    plan = load_plan(JOB)
+    with closing(Store(f"sqlite:///{path}")) as store:
+        for _ in range(2):
+            tap_store(path)
+        job = store.submit_job("chaos", plan.job.canonical(), bytes(32)).id
+        store.set_status(job, "running")
+        for cell in ("north", "south", "west"):
+            store.put_round_key(job, 1, 2, b"secret", cell)
+            store.open_batch(job, 1, 2, cell.encode(), cell)
+        store.put_round_key(job, 1, 1, b"secret", "north")
+        store.open_batch(job, 1, 1, b"earlier", "north")
+        record = ExchangeRecord(1, plan.exchange(1).phase, plan.exchange(1).number, 2, 6)
+        kept = [b"south", b"west"]
+        assert store.commit_exchange(job, record, pack_tensors({}), batch_digests=kept)
+    (found,) = stored_jobs(path)
+    assert found.commits[0].cells == ("south", "west")

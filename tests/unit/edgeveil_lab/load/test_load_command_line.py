@@ -157,3 +157,34 @@ def test_help_loads_no_model():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "--payload-bytes" in done.stdout
     assert done.stderr == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--cells 2 --broker mqtt://b:1883", "--cells: cells are started here"),
+        ("--cells 2 --site out/site", "--cells: cells are started here"),
+        ("--cells 3 --devices 8", "--cells: each cell needs 3 devices"),
+        ("--cells 2 --compare raw", "--cells: the bare relay has one cell"),
+        ("--kill-cell 5", "--kill-cell: there is no other cell"),
+        ("--cells 2 --kill-cell 5 --rounds 1", "--kill-cell: it happens between two rounds"),
+        ("--cells 3 --kill-cell 5", "--kill-cell: the other cells' uploads are to close a round"),
+        ("--cells 3 --kill-cell 5 --quorum 0.67", "set quorum to at most 0.66"),
+    ],
+)
+def test_what_cells_cannot_be_is_named(line, said):
+    assert any(said in problem for problem in problems(line))
+
+
+def test_a_cell_may_be_killed_where_the_others_make_a_quorum():
+    found = resolved("--cells 3 --kill-cell 5 --quorum 0.66")
+    assert found.cell_names == ("cell-1", "cell-2", "cell-3")
+    assert resolved().cell_names == ("",)
+
+
+@pytest.mark.parametrize("option", [("--cells", "2"), ("--kill-cell", "5")])
+def test_a_generator_that_joins_starts_no_cells(option):
+    command = [sys.executable, "-m", "edgeveil_tools.cli", "loadtest", "--join", "http://x:1"]
+    done = subprocess.run([*command, *option], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"{option[0]}: says what the leader starts" in done.stderr

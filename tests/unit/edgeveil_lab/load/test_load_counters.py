@@ -39,7 +39,9 @@ def run_log(*uploads: int, mean: float | None = None) -> LoadRunLog:
 
 
 def losses_of(counters: UploadCounters, *uploads: int, alone: bool = True) -> dict[str, int]:
-    return losses(totals(counters), run_log(*uploads), alone=alone)
+    found = losses(totals(counters), run_log(*uploads), alone=alone)
+    assert found.pop("left_out") == 0
+    return found
 
 
 def test_counted_once_is_what_should_be(counters):
@@ -157,3 +159,38 @@ def test_rounds_long_over_are_told_once_more_and_forgotten(counters):
     assert len(counters.to_plain()["rounds"]) == 39
     assert [row["round"] for row in counters.to_plain()["rounds"]] == list(range(32, 40))
     assert counters.waiting == 0
+
+
+# --- cells ---
+
+
+def made_of(**cells: int) -> LoadRunLog:
+    """One round of these cells' uploads, by the cloud's own word."""
+    row = {"round": 1, "attempt": 1, "uploads": sum(cells.values()), "cells": cells}
+    return LoadRunLog(committed=[row])
+
+
+def test_what_is_acknowledged_in_a_cell_that_was_left_out_is_told_and_not_lost(counters):
+    for device in "abc":
+        counters.ack(AT, name(device), "held", "", 14.0)
+    counters.commit(AT, name("z"))
+    found = losses(totals(counters), made_of(north=1), alone=True, cell="south")
+    assert found == {"lost": 0, "unanswered": 0, "left_out": 3}
+
+
+def test_a_cell_that_has_a_part_loses_what_is_not_in_the_record(counters):
+    for device in "abcd":
+        counters.ack(AT, name(device), "held", "", 14.0)
+    counters.commit(AT, b"".join(map(name, "abc")))
+    told = totals(counters)
+    for south, lost in ((3, 1), (4, 2)):  # the other one, and the one that the cloud counts
+        found = losses(told, made_of(north=7, south=south), alone=True, cell="south")
+        assert (found["lost"], found["left_out"]) == (lost, 0)
+
+
+def test_a_cell_that_was_left_out_and_of_which_some_counts_is_found(counters):
+    for device in "abcd":
+        counters.ack(AT, name(device), "held", "", 14.0)
+    counters.commit(AT, b"".join(map(name, "ab")))
+    found = losses(totals(counters), made_of(north=7), alone=True, cell="south")
+    assert (found["lost"], found["left_out"]) == (2, 2)

@@ -14,7 +14,7 @@ from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_lab.load.sites import LoadFleet
 
 AT = ExchangeId(b"j" * 16, 1, 1)
-WHERE = SiteAccess("mqtt://127.0.0.1:1", b"c" * 32, b"p" * 32, None)
+WHERE = {"": SiteAccess("mqtt://127.0.0.1:1", b"c" * 32, b"p" * 32, None)}
 
 
 def judged(load: GeneratorLoad) -> dict:

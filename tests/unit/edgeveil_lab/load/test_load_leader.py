@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import aiohttp
 import msgspec
@@ -23,7 +24,7 @@ from edgeveil_lab.load.leader import (
 from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_lab.load.sites import LoadFleet
 
-WHERE = SiteAccess("mqtt://127.0.0.1:1", b"c" * 32, b"p" * 32, None)
+WHERE = {"": SiteAccess("mqtt://127.0.0.1:1", b"c" * 32, b"p" * 32, None)}
 TOKEN = "the-word"
 
 
@@ -130,3 +131,30 @@ def test_the_shared_word_is_made_once_and_read_again(tmp_path):
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(UsageError, match="holds no token"):
         join_token(tmp_path / "empty")
+
+
+def test_each_cell_has_its_own_generators_and_every_device_one_of_them():
+    where = {cell: replace(WHERE[""], broker=f"mqtt://{cell}:1") for cell in ("north", "south")}
+
+    async def body() -> None:
+        fleet = LoadFleet.make(7)
+        leader = Leader(LoadOptions(devices=7, cells=2), fleet, 4, where, TOKEN)
+        server = await leader.serve("127.0.0.1", 0)
+        try:
+            shares = []
+            for number in range(1, 5):
+                _, raw = await post(server.url, "join", JoinRequest(time.time(), 1, True))
+                shares.append(msgspec.msgpack.decode(raw, type=FleetShare))
+                await post(server.url, "report", report(number, "connected"))
+        finally:
+            await server.stop()
+        assert [share.cell for share in shares] == ["north", "south"] * 2
+        assert all(share.broker == f"mqtt://{share.cell}:1" for share in shares)
+        for at, cell in enumerate(where):
+            dealt = [m.signing for share in shares if share.cell == cell for m in share.members]
+            assert sorted(dealt) == sorted(m.signing for m in fleet.members[at::2])
+            assert leader.fleet_of(cell) == fleet.members[at::2]
+        connected = [leader.totals(cell).counts["connected"] for cell in (*where, None)]
+        assert connected == [1 + 3, 2 + 4, 10]
+
+    asyncio.run(body())

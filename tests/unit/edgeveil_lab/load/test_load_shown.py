@@ -259,3 +259,29 @@ def test_costs_of_a_short_test_are_left_open(tmp_path):
     write_load_report(found, tmp_path / "load.html")
     assert "<td>–</td>" in (tmp_path / "load.html").read_text()
     show_result(Console(file=io.StringIO()), found)
+
+
+def celled():
+    latency = {"p50": 0.4, "p95": 0.5, "p99": 0.6, "max": 0.7, "jitter": 0.1}
+    north = {
+        "cell": "north", "connected": 1000, "connects": 1000, "reconnects": 0,
+        "acknowledged": 3000, "counted": 3000, "rounds": 3, "rounds_without": 0,
+        "left_out": 0, "lost": 0, "unanswered": 0, "acknowledged_s": latency, "latency_s": latency,
+    }  # fmt: skip
+    south = {**north, "cell": "south", "reconnects": 1000, "rounds": 2, "rounds_without": 1}
+    outage = {"cell": "south", "after_rounds": 1, "seconds": 5.0, "rounds_meanwhile": 1}
+    found = result()
+    return {**found, "cells": [north, {**south, "left_out": 7}], "outage": outage}
+
+
+def test_each_cell_has_a_line_and_what_befell_one_is_told(tmp_path):
+    lines = printed(celled()).splitlines()
+    for line in (
+        r"killed +south after round 1, for 5 s, 1 rounds meanwhile",
+        r"north +1,000 +0 +3,000 +0 +0 +3 of 3 +400 ms, 600 ms +400 ms, 600 ms",
+        r"south +1,000 +1,000 +3,000 +0 +7 +2 of 3 +400 ms, 600 ms",
+    ):
+        assert any(re.match(line, one) for one in lines), line
+    text = paged(celled(), tmp_path)
+    assert "<h2>Cells</h2>" in text and "Killed: south after round 1" in text
+    assert "<h2>Cells</h2>" not in paged(result(), tmp_path)
