@@ -20,40 +20,42 @@ class Sight:
     proxy: str
 
 
-def who_sees(plan: Plan) -> tuple[Sight, ...]:
-    """Of a job's training uploads, its inferences, and the models it sends."""
-    rows = [_training(plan)]
+def who_sees(plan: Plan, cells: int = 1) -> tuple[Sight, ...]:
+    """Of a job's training uploads, its inferences, and the models it sends, in so many cells."""
+    rows = [_training(plan, cells)]
     if plan.job.infer_every:
-        rows.append(_inference(plan))
+        rows.append(_inference(plan, cells))
     models = Sight("models sent to devices", "all: it makes them", "ciphertext")
     return (*rows, models)
 
 
-def _training(plan: Plan) -> Sight:
+def _training(plan: Plan, cells: int) -> Sight:
     train = next(one for one in plan.planned if one.phase == TRAIN)
     noised = "noised" if plan.adds_noise else "unprotected"
     if plan.masked(train):
-        return Sight("training uploads", _sums(plan, noised, "sum"), _SUMMED)
-    return Sight("training uploads", f"each {noised} upload, {_order(plan)}", _PROXY)
+        return Sight("training uploads", _sums(plan, noised, "sum", cells), _SUMMED)
+    return Sight("training uploads", f"each {noised} upload, {_order(plan, cells)}", _PROXY)
 
 
-def _inference(plan: Plan) -> Sight:
+def _inference(plan: Plan, cells: int) -> Sight:
     noised = "unprotected" if plan.softmax_epsilon is None else "noised"
     if plan.sums_inferences:
-        return Sight("inferences", _sums(plan, f"{noised} softmax", "mean"), _SUMMED)
+        return Sight("inferences", _sums(plan, f"{noised} softmax", "mean", cells), _SUMMED)
     rows = "mean softmax of a device" if plan.softmax_samples is None else "softmax of a record"
     alone = ", not under masks: clusters need each" if plan.job.aggregation.secure else ""
-    return Sight("inferences", f"each {noised} {rows}, {_order(plan)}{alone}", _PROXY)
+    return Sight("inferences", f"each {noised} {rows}, {_order(plan, cells)}{alone}", _PROXY)
 
 
-def _sums(plan: Plan, what: str, kind: str) -> str:
+def _sums(plan: Plan, what: str, kind: str, cells: int) -> str:
     """What the cloud sees of uploads under masks."""
-    least = plan.job.round.min_batch // plan.sets
+    least, each = plan.job.round.min_batch // plan.sets, " and cell" if cells > 1 else ""
     of = f"{kind} of each round" if plan.sets == 1 else f"{kind}s of {plan.sets} groups a round"
+    of += each
     return f"the {what} {of}, of {least} uploads or more; no single upload"
 
 
-def _order(plan: Plan) -> str:
+def _order(plan: Plan, cells: int) -> str:
+    sender = "without its sender, cell by cell" if cells > 1 else "without its sender"
     if plan.job.proxy.shuffle == "none":
-        return "without its sender, in the order of arrival"
-    return "without its sender, in random order"
+        return f"{sender}, in the order of arrival"
+    return f"{sender}, in random order"

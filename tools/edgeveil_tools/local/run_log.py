@@ -289,7 +289,7 @@ class RunLog:
                 engine=engine,
                 published=is_published(plan.job, run),
                 aggregation={"rule": plan.job.aggregation.name, "note": plan.aggregation_note},
-                seen=[asdict(row) for row in who_sees(plan)],
+                seen=[asdict(row) for row in who_sees(plan, run.cells)],
                 shuffle=[] if self.record.repeated else [asdict(c) for c in shuffled(plan)],
             ),
         )

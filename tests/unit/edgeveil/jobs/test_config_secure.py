@@ -307,6 +307,18 @@ def test_what_is_seen_of_training_uploads_is_what_the_job_does(
     assert found.proxy.startswith("ciphertext of one size, who sent it and when")
 
 
+@pytest.mark.parametrize(
+    ("rule", "cloud"),
+    [
+        ("{name: fedavg, secure: true}", "the noised sum of each round and cell, of 5 uploads"),
+        ("{name: fedavg}", "each noised upload, without its sender, cell by cell, in random order"),
+    ],
+)
+def test_each_cell_is_seen_by_itself(rule: str, cloud: str) -> None:
+    training, _ = who_sees(compile_job(job(rule=rule)), cells=3)
+    assert training.cloud.startswith(cloud)
+
+
 def test_the_mean_costs_what_single_inferences_do() -> None:
     masked = compile_job(evaluated())
     plain = compile_job(evaluated(rule="{name: fedavg}"))
