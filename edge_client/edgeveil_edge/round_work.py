@@ -505,8 +505,10 @@ def release(
     payload = pack_tensors({name: a for part in parts for name, a in part.segments.items()})
     parts.clear()  # as large as the payload, which SQLite copies twice
     job_id, index = manifest.at.job_id.hex(), manifest.at.exchange
-    ledger.commit(job_id, index, events, payload, kept)
-    del payload
+    receipt = ledger.commit(job_id, index, events, payload, kept)
+    if receipt.covers(payload):
+        return receipt, payload
+    del payload  # there is an earlier one, which stands
     held = ledger.recall(job_id, index)
     if held is None:
         raise PrivacyError("the ledger lost a release")
