@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 _LOAD_ABOUT = """\
 Plays thousands of devices, with the real protocol and real encryption, and measures connections,
 uploads, latency, loss, and what each process spends. Without --broker or --site it starts two
-brokers, a cloud and a proxy of its own on this machine. The job uploads noise: no record is read.
+brokers, a cloud and a proxy of its own on this machine, with --cells N an edge broker and a proxy
+for each cell. The job uploads noise: no record is read.
 """
 _LOAD_EXAMPLES = """\
 edgeveil loadtest --devices 500 --rounds 5
 edgeveil loadtest --scenario configs/load/storm.yaml --out out/storm
 edgeveil loadtest --devices 100,500,2000 --out out/sweep
 edgeveil loadtest --devices 10000 --rounds 0 --hold 60 --json
+edgeveil loadtest --cells 3 --devices 600 --rounds 12 --interval 2 --kill-cell 5 --quorum 0.6
 edgeveil loadtest --site my-site --devices 200
 edgeveil loadtest --broker mqtt://edge:1883 --user load --password-file load.password
 several hosts, against a site that runs elsewhere:
