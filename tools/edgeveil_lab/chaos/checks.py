@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.errors import EdgeVeilError
+from edgeveil.jobs.buffered_rounds import late_exchanges, staleness_weight
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.parts.exchange import Exchange
 from edgeveil.privacy.events import Event
 from edgeveil.protocol.sealed import unpack_tensors
+from edgeveil_edge.round_work import weighed
 from edgeveil_edge.store import UploadReceipt
 from edgeveil_lab.chaos.evidence import CommittedExchange, DeviceFacts, Evidence, JobFacts
 from edgeveil_lab.chaos.faults import Fault, cut_off
@@ -138,9 +140,34 @@ def counted_once(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
     for where in places.values():
         if len(where) > 1:
             yield f"one segment is counted {len(where)} times: {', '.join(where)}"
+    yield from _sent_on_twice(found, places.keys())
     known = {h for device in found.devices for r in device.receipts for h in r.segment_hashes}
     for where in (where for digest, where in places.items() if digest not in known):
         yield f"{where[0]} counts a segment that no device stored"
+
+
+def _sent_on_twice(found: Evidence, counted: Set[bytes]) -> Iterator[str]:
+    """Releases that count in two rounds: in buffered ones a late update goes with a later round."""
+    jobs = {job.wire: job for job in found.jobs}
+    for device in found.devices:
+        rounds: dict[tuple[str, int], set[int]] = defaultdict(set)
+        for receipt in device.receipts:
+            job = jobs.get(receipt.job_id)
+            sent = _sent(device, job, receipt.round) if job else None
+            if job and sent and counted & set(receipt.segment_hashes):
+                rounds[job.id, sent[0]].add(receipt.round)
+        for (job_id, of), where in rounds.items():
+            if len(where) > 1:
+                yield f"{job_id}: device {device.number}'s update of round {of} counts in {where}"
+
+
+def _sent(device: DeviceFacts, job: JobFacts, index: int) -> tuple[int, float] | None:
+    """Of which exchange a device's release is that it sent in this one, and what it weighs there:
+    its own, or where rounds are buffered the newest before it. None: it has none."""
+    for one in (job.plan.exchange(index), *late_exchanges(job.plan, index)):
+        if (job.wire.hex(), one.index) in device.links:
+            return one.index, staleness_weight(job.plan.job.round, index - one.index)
+    return None
 
 
 def acknowledged_counted(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
@@ -257,7 +284,9 @@ def ledgers_exact(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
             if times > 1:
                 yield f"device {device.number} released {job[:8]} round {exchange} {times} times"
         for receipt in device.receipts:
-            if (receipt.job_id.hex(), receipt.round) not in device.links:
+            of_it = jobs.get(receipt.job_id.hex())
+            priced = (receipt.job_id.hex(), receipt.round) in device.links
+            if not (priced or (of_it and _sent(device, of_it, receipt.round))):
                 where = f"{receipt.job_id.hex()[:8]} round {receipt.round}"
                 yield f"device {device.number} stored an upload of {where} without a price"
         for name, entry in device.ledger.items():
@@ -376,10 +405,11 @@ def uploads_of(found: Evidence, job: JobFacts) -> dict[bytes, Upload]:
 def _sealed(
     device: DeviceFacts, job: JobFacts, index: int, marks: tuple[bytes, ...]
 ) -> Iterator[tuple[bytes, Upload]]:
-    payload = device.releases.get((job.wire.hex(), index))
+    of, weight = _sent(device, job, index) or (index, 1.0)
+    payload = device.releases.get((job.wire.hex(), of))
     if payload is None:
         return
-    tensors = unpack_tensors(payload)
+    tensors = weighed(unpack_tensors(payload), weight)
     specs = job.plan.segments(job.plan.exchange(index))
     names = [spec.name for spec in specs if spec.name in tensors]
     for mark, name in zip(marks, names, strict=True):

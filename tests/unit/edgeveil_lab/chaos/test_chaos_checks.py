@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgeveil.jobs import compile_job
+from edgeveil.jobs import Job, compile_job
 from edgeveil.protocol.sealed import pack_tensors
 from edgeveil_edge.store import UploadReceipt
 from edgeveil_lab.chaos.checks import (
@@ -124,6 +124,39 @@ FOUND: dict[str, list[Callable[[Evidence], Evidence]]] = {
 
 def violated(found: Evidence, course: ChaosFacts | None = None) -> set[str]:
     return {one.name for one in check_all(found, course or ChaosFacts()) if not one.holds}
+
+
+BUFFERED = compile_job(
+    Job.model_validate(
+        {
+            "job": "late",
+            "data": {"source": "digits", "classes": 2, "input_shape": (4,), "nominal_records": 30},
+            "model": {"name": "mlp", "hidden": ()},
+            "train": {"method": "dp_sgd", "rounds": len(ROUNDS)},
+            "privacy": {"epsilon": 2.0},
+            "round": {"mode": "buffered", "min_batch": 3},
+        }
+    )
+)
+
+
+def test_a_late_update_has_its_price_and_counts_once() -> None:
+    """Device 1 has no release of round 2: what it sent there is that of round 1."""
+    found = with_job(sound(), plan=BUFFERED)
+    links = tuple(one for one in found.devices[0].links if one[1] != 2)
+    first, second, *rest = found.devices[0].receipts
+    late = with_device(found, links=links, receipts=(second, *rest))
+    twice = with_device(found, links=links, receipts=(first, second, *rest))
+
+    def violations(of: Evidence, name: str) -> list[str]:
+        (check,) = [one for one in check_all(of, ChaosFacts()) if one.name == name]
+        return [said for said in check.violations if "device 1" in said]
+
+    assert not [v for v in violations(late, "ledgers exact") if "without a price" in v]
+    assert not [v for v in violations(late, "counted once") if "counts in" in v]
+    assert [v for v in violations(twice, "counted once") if "of round 1 counts in {1, 2}" in v]
+    sync = with_device(sound(), links=links)
+    assert [v for v in violations(sync, "ledgers exact") if "without a price" in v]
 
 
 def test_a_sound_site_keeps_its_word_and_every_check_has_looked() -> None:
