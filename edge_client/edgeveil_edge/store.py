@@ -349,6 +349,9 @@ def _end_receipt(db: sqlite3.Connection, at: ExchangeId, outcome: Outcome) -> No
     match outcome:
         case "counted":
             _set_receipt(db, at, "counted", "stored", "held", "dropped")
+        case "partial":
+            _set_receipt(db, at, "missing", "held")
+            _set_receipt(db, at, "dropped", "stored")
         case "missing":
             _set_receipt(db, at, "missing", "held")
             _set_receipt(db, at, "late", "stored", "dropped")

@@ -7,9 +7,11 @@ uploads, and its mean is over all that it counts. A device that is late keeps it
 answers the next round that asks it with that, times (1 + τ)^-a, where τ counts the rounds between
 the two. It learns from the newest model again in the round after.
 
-The device weighs its own update, so that a batch holds nothing that says which uploads are late, or
-how late: neither cloud nor proxy learns it. A device that weighs another way does no more harm than
-one that sends another update.
+The device weighs its own update, which is sealed for the round that it goes with: a late one
+stands in the batch among all others, and its layers are shuffled with theirs. It is not hidden that
+some are late. A weighed update is smaller than it would be, which whoever opens it may recognise,
+and the proxy sees that an answer came at once. A device that weighs another way does no more harm
+than one that sends another update.
 
 *Its price.* A late update is what was released and paid for in its own round, times a number that
 no record had a part in: post-processing, which is free (Dwork and Roth 2014, proposition 2.1). It
@@ -27,13 +29,14 @@ from typing import TYPE_CHECKING
 
 from edgeveil.jobs.job import Round
 from edgeveil.parts.exchange import TRAIN, Exchange
+from edgeveil.parts.methods import trains_model
 from edgeveil.selection import rounded_up
 from edgeveil.settings.base import Mix
 
 if TYPE_CHECKING:
     from edgeveil.jobs.plan import Plan
 
-TRIAL_MARGIN = 2.0  # work on records may take so many times what the trial took
+TRIAL_MARGIN = 3.0  # work on records may take so many times what the trial took
 LEAST_BUDGET_S = 1.0
 
 
@@ -50,10 +53,12 @@ def late_exchanges(plan: Plan, index: int) -> Iterator[Exchange]:
 
 
 def closing_uploads(round_: Round, asked: int, in_all: int) -> int:
-    """How many uploads close a round early in a cell where `asked` devices of `in_all` are."""
+    """How many uploads close a round early in a cell where `asked` devices of `in_all` are: of a
+    buffer its share, and no fewer than the proxy hands over."""
     if round_.mode == "sync" or round_.buffer is None:
         return rounded_up(asked, round_.quorum)
-    return -(-asked * min(round_.buffer, in_all) // in_all)
+    share = -(-asked * min(round_.buffer, in_all) // in_all)
+    return min(asked, max(share, round_.min_batch))
 
 
 def own_budget_s(round_: Round, needed_s: float, work_share: float) -> float:
@@ -65,8 +70,9 @@ def own_budget_s(round_: Round, needed_s: float, work_share: float) -> float:
     return min(round_.time_budget_s, own_s)
 
 
-def impossible(plan: Plan) -> Iterator[Mix]:
-    """Why the job's rounds cannot be buffered, or what it says of a buffer that it has not."""
+def impossible(plan: Plan, trainers: int | None = None) -> Iterator[Mix]:
+    """Why the job's rounds cannot be buffered, or what it says of a buffer that it has not; with a
+    known number of devices that train also whether they can fill its buffers."""
     job, round_ = plan.job, plan.job.round
     if round_.mode == "sync":
         for key in sorted(
@@ -109,11 +115,24 @@ def impossible(plan: Plan) -> Iterator[Mix]:
             "a late update comes without the inferences that others of its batch send, and would "
             "be told by that; set unsupervised.eval_type to NOT_EVAL, or leave the block out",
         )
-    train = next(one for one in plan.planned if one.phase == TRAIN)
-    aim = plan.cloud.aim(plan.cloud.initial_state(), train)
-    if aim is None or not aim.change:
+    if not trains_model(job.train.method):
         yield Mix(
             ("round.mode", "train.method"),
-            f"what method '{job.train.method}' uploads is no change of the model, so one that is "
+            f"what method '{job.train.method}' uploads is no change of a model, so one that is "
             "late cannot be added to a newer model; use for example sgd or dp_sgd",
+        )
+    if any(getattr(entry, "composition", "") == "parallel" for entry in job.update):
+        yield Mix(
+            ("round.mode", "update"),
+            "composition: parallel claims its ε for values that hide among all others, and "
+            "late ones are weighed; use composition: sequential",
+        )
+    most = (trainers or 0) * job.max_participations
+    needed = job.rounds * (round_.buffer or 0)
+    if trainers is not None and most < needed:
+        yield Mix(
+            ("privacy.max_participations", "round.buffer", "train.rounds"),
+            f"{trainers} devices that train in {job.max_participations} rounds each make {most} "
+            f"updates, and {job.rounds} rounds of {round_.buffer} need {needed}; raise "
+            "max_participations, or lower round.buffer or train.rounds",
         )

@@ -66,7 +66,7 @@ def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
     if refused:
         raise ImpossibleMixError([*mixes, *refused])
     plan = Plan(job)
-    mixes += buffered_rounds.impossible(plan)
+    mixes += buffered_rounds.impossible(plan, None if fleet is None else fleet.trainers)
     secure = [*_secure(plan), *_of_the_method(plan)]
     mixes += secure or list(_stages(plan)) or [*_own_bases(job), *_prices(plan, fleet)]
     if mixes:

@@ -112,7 +112,7 @@ class Round(Block):
     """Uploads that close a buffered round at once; null: the quorum's share of the selected."""
     max_staleness: int = Field(default=8, ge=1, le=MOST_STALE, exclude_if=says_nothing(8))
     """How many rounds late an update may be; an older one is dropped, paid for in vain."""
-    staleness_exponent: float = Field(default=0.5, ge=0, le=10, exclude_if=says_nothing(0.5))
+    staleness_exponent: float = Field(default=0.5, ge=0, le=1.5, exclude_if=says_nothing(0.5))
     """An update that is τ rounds late is weighed by (1 + τ) to the power of minus this."""
     deadline_s: Seconds = 30.0
     """Seconds from the broadcast after which the round closes with what has come."""

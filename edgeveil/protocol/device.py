@@ -527,7 +527,7 @@ def _is_over(fetched: BroadcastHeader, round_: DeviceRound) -> bool:
     if fetched.at.job_id != round_.job_id:
         return False
     if isinstance(fetched, Commit):
-        return not round_.outbox.is_for(fetched.at)
+        return round_.outbox.awaited(fetched.at) is None
     return fetched.kind == "round"
 
 

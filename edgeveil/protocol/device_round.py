@@ -324,7 +324,9 @@ class DeviceRound:
             return [fx.CancelTimer(self.outbox.timer), *self.outbox.held()]
         self._step("refused")
         what = {**place(item.at), "why": ack.reason or ack.status}
-        out = [fx.CancelTimer(self.outbox.timer), *self.outbox.drop("refused")]
+        # Only a refusal says that it was never taken: its acknowledgement may have been lost.
+        outcome: Outcome = "refused" if ack.status == "refused" else "dropped"
+        out = [fx.CancelTimer(self.outbox.timer), *self.outbox.drop(outcome)]
         return out if item.dummy else [*out, fx.Report("upload_refused", what)]
 
     def committed(self, commit: Commit, marks: bytes) -> list[fx.Effect]:
@@ -338,7 +340,7 @@ class DeviceRound:
 
     def _settled(self, item: OutboxPut, marks: bytes, *, late: bool) -> list[fx.Effect]:
         found, segments = counted(item, marks), len(item.marks)
-        outcome: Outcome = "counted" if found == segments else "missing"
+        outcome: Outcome = "counted" if found == segments else "partial" if found else "missing"
         record: list[fx.Effect] = [fx.Persist(LateRecord(item.at, outcome))]
         out = record if late else self.outbox.drop(outcome)
         what = {**place(item.at), "segments": segments, "counted": found}

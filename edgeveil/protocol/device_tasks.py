@@ -218,14 +218,15 @@ class OutboxHeld:
     at: ExchangeId
 
 
-Outcome = Literal["counted", "missing", "refused", "dropped"]
+Outcome = Literal["counted", "partial", "missing", "refused", "dropped"]
 
 
 @dataclass(frozen=True)
 class OutboxDrop:
     """The upload is not needed any more, its attempt is settled, and what became of it.
 
-    `counted` and `missing` by the commit record: all of its segments stand there, or not all.
+    `counted`, `partial` and `missing` by the commit record: all of its segments stand there, some,
+    or none.
     """
 
     at: ExchangeId

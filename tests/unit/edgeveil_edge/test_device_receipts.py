@@ -66,6 +66,8 @@ ENDS: list[tuple[bool, Outcome, str]] = [
     (True, "dropped", "held"),
     (False, "counted", "counted"),
     (False, "missing", "late"),
+    (True, "partial", "missing"),
+    (False, "partial", "dropped"),
     (False, "refused", "refused"),
     (False, "dropped", "dropped"),
 ]

@@ -109,8 +109,8 @@ def run(options: LoadOptions, sharing: RemoteGenerators, *, as_json: bool) -> in
 
 def _check(options: LoadOptions, sharing: RemoteGenerators) -> None:
     """Raise UsageError for what cannot be, before anything starts."""
-    most = max(options.counts)
-    generators = options.processes + sharing.remote
+    most = -(-max(options.counts) // options.cells)  # at one broker
+    generators = options.processes + sharing.remote  # of a cell
     check_files(-(-most // generators), raise_files_limit())
     check_ports(most)
     if options.starts_site and sharing.remote:

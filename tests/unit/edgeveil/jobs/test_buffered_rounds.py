@@ -11,6 +11,7 @@ from edgeveil.jobs.buffered_rounds import (
     own_budget_s,
     staleness_weight,
 )
+from edgeveil.jobs.compile import KnownFleet
 from edgeveil.jobs.job import Round
 from edgeveil.settings.base import ImpossibleMixError
 
@@ -44,14 +45,14 @@ def test_only_rounds_that_are_not_too_old_are_taken_up():
 
 @pytest.mark.parametrize(
     ("asked", "in_all", "closes"),
-    [((20,), 20, [6]), ((10, 10), 20, [3, 3]), ((15, 5), 20, [5, 2]), ((4,), 4, [4])],
+    [((20,), 20, [6]), ((10, 10), 20, [3, 3]), ((15, 5), 20, [5, 3]), ((4,), 4, [4])],
 )
 def test_the_buffer_is_shared_among_cells(asked, in_all, closes):
-    """Together they never close with fewer than the buffer, nor wait for more than there are."""
-    round_ = Round(mode="buffered", buffer=6)
+    """Together they never close with fewer than the buffer, nor one with less than a batch."""
+    round_ = Round(mode="buffered", buffer=6, min_batch=3)
     found = [closing_uploads(round_, one, in_all) for one in asked]
     assert found == closes
-    assert min(6, in_all) <= sum(found) < min(6, in_all) + len(found)
+    assert sum(found) >= min(6, in_all)
 
 
 def test_without_a_buffer_the_quorum_closes():
@@ -62,7 +63,7 @@ def test_without_a_buffer_the_quorum_closes():
 def test_a_fast_box_has_a_time_of_its_own():
     """It follows from the trial, stays within the job's, and is the job's where none is known."""
     round_ = Round(mode="buffered", budget_s=20, deadline_s=60)
-    assert own_budget_s(round_, 3.0, 0.75) == 8.0
+    assert own_budget_s(round_, 3.0, 0.75) == 12.0
     assert own_budget_s(round_, 0.001, 0.75) == 1.0
     assert own_budget_s(round_, 60.0, 0.75) == 20.0
     assert own_budget_s(round_, 0.0, 0.75) == 20.0
@@ -89,7 +90,16 @@ def test_a_fast_box_has_a_time_of_its_own():
         (
             {"model": None, "features": ({"name": "identity"},), "train": {"method": "fm"}},
             "round.mode",
-            "no change of the model",
+            "no change of a model",
+        ),
+        (
+            {
+                "train": {"method": "sgd"},
+                "update": ({"name": "ldp_fl", "composition": "parallel"},),
+                "privacy": {"epsilon": 2.0, "accept_unproven": True},
+            },
+            "round.mode",
+            "late ones are weighed",
         ),
     ],
 )
@@ -97,6 +107,14 @@ def test_what_cannot_be_buffered_is_refused_by_its_key(changes, key, why):
     with pytest.raises(ImpossibleMixError) as caught:
         plan_of(**changes)
     assert any(mix.paths[0] == key and why in mix.text for mix in caught.value.mixes)
+
+
+def test_a_fleet_that_cannot_fill_the_buffers_is_told():
+    """Each update counts once at most: 10 devices of 3 rounds are no 8 rounds of 6."""
+    job = Job.model_validate({**PLAIN, "privacy": {"epsilon": 2.0, "max_participations": 3}})
+    with pytest.raises(ImpossibleMixError, match="make 30 updates, and 8 rounds of 6 need 48"):
+        compile_job(job, KnownFleet(10, 10, "bench", "local_run"))
+    compile_job(job, KnownFleet(16, 16, "bench", "local_run"))
 
 
 def test_jobs_of_before_keep_their_digest():
