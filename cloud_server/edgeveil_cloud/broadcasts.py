@@ -9,6 +9,7 @@ from typing import Any
 from edgeveil.crypto.buckets import CAPACITY, bucket_bytes, fitting
 from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.errors import JobFailed
+from edgeveil.jobs.broadcast_precision import as_sent
 from edgeveil.jobs.buffered_rounds import closing_uploads
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
@@ -127,8 +128,8 @@ def round_package(context: RoundContext, state: Mapping[str, Array]) -> RoundPac
         exchange.phase,
         exchange.number,
         exchange.infer,
-        pack_tensors(cloud.package(state, exchange)),
-        pack_tensors(cloud.model(state)) if exchange.infer else b"",
+        pack_tensors(as_sent(context.plan, cloud.package(state, exchange))),
+        pack_tensors(as_sent(context.plan, cloud.model(state))) if exchange.infer else b"",
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.errors import JobFailed, ProtocolError
+from edgeveil.jobs.broadcast_precision import as_learned_from
 from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation import Uploads
@@ -382,7 +383,8 @@ class RoundCommitter:
     ) -> RoundCommit:
         graph = self._jobs.graph(entry)
         if self._recorder is not None:
-            sent = context.plan.cloud.package(before, context.exchange)
+            package = context.plan.cloud.package(before, context.exchange)
+            sent = as_learned_from(context.plan, package)
             model = self._evaluation.weights(context.plan, state)
             self._recorder.keep(context, sent, valid.arrays, model)
         batches = list(by_cell.values())

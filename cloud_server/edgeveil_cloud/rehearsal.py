@@ -44,12 +44,11 @@ from edgeveil.protocol.sealed import (
     JobPackage,
     Package,
     ReleasePackage,
-    RoundPackage,
     encode_package,
     pack_tensors,
     tensor_views,
 )
-from edgeveil_cloud.broadcasts import BroadcastLimits
+from edgeveil_cloud.broadcasts import BroadcastLimits, round_package
 from edgeveil_cloud.commit_round import aggregate
 from edgeveil_cloud.evaluation import Evaluation, clusters, mean_softmax
 from edgeveil_cloud.validate_batch import ValidatedBatch
@@ -221,14 +220,9 @@ class _Rehearsal:
             self._check_blob("the job", JobPackage(self._plan.job.canonical(), graph, backbones))
 
     def _check_sizes(self, context: RoundContext) -> None:
-        exchange, cloud = context.exchange, self._plan.cloud
-        tensors = pack_tensors(cloud.package(self._state, exchange))
-        model = pack_tensors(cloud.model(self._state)) if exchange.infer else b""
-        with _stage(exchange.label, self._network):
-            size = self._check_blob(
-                "its broadcast",
-                RoundPackage(exchange.phase, exchange.number, exchange.infer, tensors, model),
-            )
+        package = round_package(context, self._state)
+        with _stage(context.exchange.label, self._network):
+            size = self._check_blob("its broadcast", package)
             if self._recipients * context.upload_bytes > self._limits.batch_bytes:
                 raise DataError(
                     f"{self._recipients} uploads of {context.upload_bytes} bytes pass the cloud's"
@@ -236,7 +230,7 @@ class _Rehearsal:
                     fix="raise limits.spool_bytes at cloud and proxy, or learn a smaller model",
                 )
 
-        with _stage(exchange.label, "round"):
+        with _stage(context.exchange.label, "round"):
             self._check_traffic(size, context.upload_bytes)
 
     def _check_traffic(self, broadcast_bytes: int, upload_bytes: int) -> None:

@@ -19,6 +19,7 @@ from edgeveil.data.records import MAX_BYTES, Records, require_room
 from edgeveil.data.split import sample_slots
 from edgeveil.errors import EdgeVeilError, ProtocolError
 from edgeveil.evaluation.inference import InferenceSession
+from edgeveil.jobs.broadcast_precision import as_received
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.rehearsal import rehearse_device
 from edgeveil.parts.exchange import KEPT, Answer, Array, Exchange, Tensors
@@ -233,7 +234,8 @@ class Computer:
             processor, exchange = self._site.device, one.exchange
             return training_answer(plan, exchange, package, one.own, training, noise, processor)
         session = self._inference.session(one.job.graph, plan.job.data.classes)
-        weights, samples = unpack_tensors(package.model), plan.softmax_samples
+        weights = as_received(plan, unpack_tensors(package.model))
+        samples = plan.softmax_samples
         row_s = one.allowed_s / (2 * samples) if samples else math.inf
         key = self._split_key
         return softmax_answer(plan, session, weights, evaluation.x, noise, key, row_s)
@@ -262,7 +264,7 @@ def training_answer(
 
     Raises ProtocolError for a package that would pass for this device's memory.
     """
-    given = unpack_tensors(package.tensors)
+    given = as_received(plan, unpack_tensors(package.tensors))
     if any(name.startswith(KEPT) for name in given):
         raise ProtocolError("bad_package", "the cloud names tensors that are the device's own")
     tensors = {**given, **own}

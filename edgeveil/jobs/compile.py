@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from edgeveil.crypto.ring import Ring
 from edgeveil.errors import CryptoError, DataError, PrivacyError, ProtocolError, UsageError
-from edgeveil.jobs import buffered_rounds
+from edgeveil.jobs import broadcast_precision, buffered_rounds
 from edgeveil.jobs.job import Job
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.parts.aggregation import AGGREGATIONS
@@ -61,6 +61,7 @@ def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
         *_selected(job),
         *_participations(job, fleet),
         *_time_budget(job),
+        *broadcast_precision.impossible(job),
     ]
     refused = list(_records(job, fleet)) or list(_features(job)) or list(_model(job))
     if refused:

@@ -1,0 +1,66 @@
+"""In which precision a round's model goes out to devices (`broadcast.dtype`).
+
+In float16 each weight is rounded to the nearest value that the type has (11 bits, steps of 2⁻²⁴
+near 0, at most 65,504), which halves a package. Devices learn from what they were sent, and what
+they upload is their change of that; the cloud adds changes to its own weights, which keep their
+precision, so roundings do not add up over the rounds. A guarantee holds for any model that a round
+begins with, so this one has no price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgeveil.jobs.job import Job
+from edgeveil.parts.exchange import Tensors
+from edgeveil.parts.methods import trains_model
+from edgeveil.settings.base import Mix
+
+if TYPE_CHECKING:
+    from edgeveil.jobs.plan import Plan
+
+LARGEST = float(np.finfo(np.float16).max)
+
+
+def as_sent(plan: Plan, tensors: Tensors) -> Tensors:
+    """Of the cloud's tensors what goes out: weights in the job's precision, all others exactly."""
+    weights = _narrow(plan)
+    return {
+        name: np.clip(array, -LARGEST, LARGEST).astype(np.float16) if name in weights else array
+        for name, array in tensors.items()
+    }
+
+
+def as_received(plan: Plan, tensors: Tensors) -> Tensors:
+    """What a device takes it for: weights in float32 again."""
+    weights = _narrow(plan)
+    return {
+        name: array.astype(np.float32) if name in weights else array
+        for name, array in tensors.items()
+    }
+
+
+def as_learned_from(plan: Plan, tensors: Tensors) -> Tensors:
+    """The cloud's tensors as devices have them."""
+    return as_received(plan, as_sent(plan, tensors))
+
+
+def _narrow(plan: Plan) -> frozenset[str]:
+    """What does not travel in full precision."""
+    network = plan.setting.network
+    if plan.job.broadcast.dtype == "float32" or network is None:
+        return frozenset()
+    return frozenset(weight.name for weight in network.weights)
+
+
+def impossible(job: Job) -> Iterator[Mix]:
+    """What goes out of a method that trains no whole model are exact sums."""
+    if job.broadcast.dtype != "float32" and not trains_model(job.train.method):
+        yield Mix(
+            ("broadcast.dtype", "train.method"),
+            f"method '{job.train.method}' sends exact values out and no weights of a network; "
+            "leave broadcast out, or choose for example sgd",
+        )
