@@ -31,7 +31,7 @@ from edgeveil.protocol.cloud_tasks import (
     TooFewUploads,
 )
 from edgeveil.protocol.messages import KNOWS_BUCKETS, Batch, ExchangeId
-from edgeveil.protocol.sealed import seal_segment
+from edgeveil.protocol.sealed import pack_tensors, seal_segment
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud import commit_round
 from edgeveil_cloud.broadcasts import BroadcastLimits, TooFewDevices
@@ -322,7 +322,8 @@ def test_a_commit_that_another_batch_made_meanwhile_is_what_is_answered(
 
     def overtaken(*args: Any) -> Any:
         record = ExchangeRecord(1, "centre", 0, 1, 2)
-        desk.store.commit_exchange(desk.id, record, b"", (), [b"b" * 32, b"a" * 32], [b"c" * 32])
+        state = pack_tensors(args[0].plan.cloud.initial_state())
+        desk.store.commit_exchange(desk.id, record, state, (), [b"b" * 32, b"a" * 32], [b"c" * 32])
         return aggregate(*args)
 
     monkeypatch.setattr(commit_round, "aggregate", overtaken)
