@@ -253,7 +253,7 @@ def test_a_refused_dummy_is_dropped_without_a_word() -> None:
     machine = covered()
     uploaded(machine)
     out = receive(machine, PROXY.note(Ack(DIGEST, "closed", "closed_round")))
-    assert stored(out) == [OutboxDrop(at(), "refused")]
+    assert stored(out) == [OutboxDrop(at(), "dropped")]
     assert reports(out) == {}
 
 
