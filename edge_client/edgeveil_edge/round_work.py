@@ -1,8 +1,8 @@
 """One round on a device: consent, work, price, seal; or dummies that cover those who do.
 
 The noised tensors and their events are committed to the ledger in one transaction; sealing takes
-the receipt. A repeated attempt finds the tensors in the ledger and seals those again, and so does a
-buffered round that an earlier one's update was late for.
+the receipt. A repeated attempt finds the tensors in the ledger and seals those again; so does a
+buffered round, with those of an earlier one that came too late for it.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ class RoundWork:
 
     def _late(self, manifest: Manifest, plan: Plan) -> LateUpdate | None:
         """This device's newest update, where it was too late for its round and may go with this one
-        (`buffered_rounds`). It is looked at in no record, so this one is not paid for."""
+        (`buffered_rounds`). No record is read for it, so there is nothing to pay."""
         at, job_id = manifest.at, manifest.at.job_id.hex()
         for earlier in late_exchanges(plan, at.exchange):
             held = self._ledger.recall(job_id, earlier.index)

@@ -17,19 +17,18 @@ import numpy as np
 from edgeveil.jobs.job import Job
 from edgeveil.parts.exchange import Tensors
 from edgeveil.parts.methods import trains_model
+from edgeveil.parts.stages.cast import in_half_precision
 from edgeveil.settings.base import Mix
 
 if TYPE_CHECKING:
     from edgeveil.jobs.plan import Plan
-
-LARGEST = float(np.finfo(np.float16).max)
 
 
 def as_sent(plan: Plan, tensors: Tensors) -> Tensors:
     """Of the cloud's tensors what goes out: weights in the job's precision, all others exactly."""
     weights = _narrow(plan)
     return {
-        name: np.clip(array, -LARGEST, LARGEST).astype(np.float16) if name in weights else array
+        name: in_half_precision(array) if name in weights else array
         for name, array in tensors.items()
     }
 

@@ -89,13 +89,12 @@ def impossible(plan: Plan, trainers: int | None = None) -> Iterator[Mix]:
             f"a round would close with {round_.buffer} uploads, and the proxy hands over "
             f"{round_.min_batch} or more; set at least {round_.min_batch}",
         )
-    asked = job.selection.devices
-    selected = asked if isinstance(asked, str) else rounded_up(asked, job.selection.over_select)
-    if round_.buffer is not None and not isinstance(selected, str) and round_.buffer > selected:
+    asked, buffer = job.selection.devices, round_.buffer or 0
+    if asked != "all" and buffer > (selected := rounded_up(asked, job.selection.over_select)):
         yield Mix(
             ("round.buffer", "selection.devices", "selection.over_select"),
-            f"only {selected} devices are selected, so no round would close with "
-            f"{round_.buffer} uploads; set at most {selected}, or select more devices",
+            f"only {selected} devices are selected, so no round would close with {buffer} uploads; "
+            f"set at most {selected}, or select more devices",
         )
     if job.aggregation.secure:
         yield Mix(
@@ -127,12 +126,11 @@ def impossible(plan: Plan, trainers: int | None = None) -> Iterator[Mix]:
             "composition: parallel claims its ε for values that hide among all others, and "
             "late ones are weighed; use composition: sequential",
         )
-    most = (trainers or 0) * job.max_participations
-    needed = job.rounds * (round_.buffer or 0)
-    if trainers is not None and most < needed:
+    needed = job.rounds * buffer
+    if trainers is not None and (most := trainers * job.max_participations) < needed:
         yield Mix(
             ("privacy.max_participations", "round.buffer", "train.rounds"),
             f"{trainers} devices that train in {job.max_participations} rounds each make {most} "
-            f"updates, and {job.rounds} rounds of {round_.buffer} need {needed}; raise "
+            f"updates, and {job.rounds} rounds of {buffer} need {needed}; raise "
             "max_participations, or lower round.buffer or train.rounds",
         )

@@ -11,11 +11,18 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgeveil.parts.setting import Setting
 from edgeveil.parts.update import BaseStage, StageParameters, StagePart, Task, Update
 
 LARGEST = float(np.finfo(np.float16).max)
+
+
+def in_half_precision(array: NDArray[np.generic]) -> NDArray[np.float16]:
+    """Each value's nearest float16; what is larger than that holds is cut off, and stays finite."""
+    cut: NDArray[np.generic] = np.clip(array, -LARGEST, LARGEST)
+    return cut.astype(np.float16)
 
 
 class CastParameters(StageParameters):
@@ -35,10 +42,7 @@ class Cast(BaseStage):
 
     def apply(self, task: Task, update: Update) -> Update:
         """The same, each value one that the type has."""
-        return {
-            name: np.clip(array, -LARGEST, LARGEST).astype(self.wire).astype(np.float32)
-            for name, array in update.items()
-        }
+        return {name: in_half_precision(array).astype(np.float32) for name, array in update.items()}
 
 
 PART = StagePart(
