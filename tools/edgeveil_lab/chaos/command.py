@@ -283,7 +283,7 @@ def timeline(result: Mapping[str, Any]) -> str:
         axes.invert_yaxis()
         axes.set_xlim(0, max(1.0, result["seconds"]))
         axes.set_xlabel("seconds; from the shade on, everything comes back")
-        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=8, handlelength=0.9)
+        figure.legend(loc="outside upper left", ncols=8, handlelength=0.9, columnspacing=1.2)
     return done[0]
 
 
