@@ -108,7 +108,9 @@ def _calibration(probabilities: NDArray[np.floating], right: NDArray[np.bool_]) 
 
 
 def _share(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
-    return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
+    found = np.zeros(len(part))
+    np.divide(part, whole, out=found, where=whole > 0)
+    return found
 
 
 def _plain(value: float) -> float:
