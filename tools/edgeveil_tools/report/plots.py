@@ -22,6 +22,7 @@ from edgeveil.evaluation.clustering import project_2d
 from edgeveil.jobs import Job
 from edgeveil.parts.partitions.dealing import low_quality_devices
 from edgeveil.privacy.guarantee import up
+from edgeveil.units import byte_text as byte_text
 from edgeveil_tools.local.data import dealt
 from edgeveil_tools.local.local_run import LocalRun
 
@@ -220,17 +221,6 @@ def timeline_plot(rows: Sequence[Mapping[str, Any]]) -> str:
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, handlelength=1.0)
         _exchange_ticks(axes, rows)
     return done[0]
-
-
-def byte_text(count: float) -> str:
-    """A number of bytes for a person, in three digits: `1.1 MiB`, `0.977 MiB` for 1000 KiB."""
-    if count < 1024:
-        return f"{count:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        count /= 1024
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-    return f"{count / 1024:,.2f} TiB"
 
 
 @contextmanager
