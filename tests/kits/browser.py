@@ -126,7 +126,7 @@ class Browser:
     def picture(self, path: Path) -> None:
         """The whole page as a PNG file."""
         height = self.run("return document.documentElement.scrollHeight")
-        width = self.run("return document.documentElement.clientWidth")
+        width = self.run("return innerWidth")
         self.resize((width, height))
         self.driver.save_screenshot(str(path))
 
