@@ -12,6 +12,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
+from edgeveil.pages.parts import byte_text
 from edgeveil_lab.load.display import (
     CELL_COLUMNS,
     broker_names,
@@ -36,7 +37,6 @@ from edgeveil_tools.report.plots import (
     ORANGE,
     PURPLE,
     RED,
-    byte_text,
     svg_figure,
 )
 
