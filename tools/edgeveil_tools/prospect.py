@@ -28,6 +28,7 @@ from edgeveil.parts.exchange import TRAIN
 from edgeveil.parts.features import read_backbones
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.protocol.sealed import unpack_tensors
+from edgeveil.units import byte_text, seconds_text
 from edgeveil_cloud.round_report import file_name
 from edgeveil_tools.checks import input_range, price, rehearse
 from edgeveil_tools.local.data import dealt, held, is_published
@@ -553,15 +554,15 @@ def told(found: Prospect) -> Iterator[str]:
     traffic = found.traffic
     yield "A round"
     yield (
-        f"  the cloud sends out {_size(traffic['cloud_out_bytes'])}, each device uploads"
-        f" {_size(traffic['upload_bytes'])}, the cloud takes in {_size(traffic['cloud_in_bytes'])}"
+        f"  the cloud sends out {byte_text(traffic['cloud_out_bytes'])}, each device uploads"
+        f" {byte_text(traffic['upload_bytes'])}, the cloud takes in {byte_text(traffic['cloud_in_bytes'])}"
     )
     yield (
         f"  {traffic['rounds']:.0f} rounds after {traffic['preparatory']:.0f} preparatory ones;"
         f" answers leave {traffic['budget_s']:g} s after the package, a round closes at the latest"
         f" {traffic['deadline_s']:g} s after its broadcast"
     )
-    yield f"Simulated in {found.seconds:.0f} s; nothing was spent, no device was asked."
+    yield f"Simulated in {seconds_text(round(found.seconds))}; nothing was spent, no device was asked."
 
 
 def _privacy(plan: Plan) -> dict[str, Any]:
@@ -586,11 +587,3 @@ def _traffic(plan: Plan, result: Result | None) -> dict[str, float]:
         "budget_s": plan.job.round.time_budget_s,
         "deadline_s": plan.job.round.deadline_s,
     }
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"

@@ -78,7 +78,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from edgeveil.errors import UsageError
 from edgeveil.privacy.events import Unit
-from edgeveil.privacy.guarantee import collusion_text, up, worth
+from edgeveil.privacy.guarantee import guarantee_text
 from edgeveil.privacy.policy import Quote
 from edgeveil.units import byte_text, seconds_text
 
@@ -383,40 +383,6 @@ def privacy_of(
     if not quote.inference.epsilon:
         parts["inference"]["unit"] = inference_unit
     return parts
-
-
-def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
-    """One guarantee in words: `(ε = 8, δ = 1e-05) per record, whole job, proven`."""
-    part = privacy[which]
-    if part["status"] != "proven" or part["epsilon"] is None:
-        return "no proven guarantee"
-    if not part["epsilon"]:
-        return "nothing was released" + (" of any record, ε = 0" if which == "training" else "")
-    unit, delta = part["unit"], part["delta"]
-    total = f"ε = {up(part['epsilon'])}" + (f", δ = {up(delta)}" if delta else "")
-    if which == "inference" and part.get("epsilon_per_round"):
-        return (
-            f"ε = {up(part['epsilon_per_round'])} per round, {total} in total, per {unit},"
-            f" proven{worth(part['epsilon'])}"
-        )
-    told = f"({total}) per {unit}, whole job, proven{record_text(part)}{worth(part['epsilon'])}"
-    return f"{told}{shared_text(part)}"
-
-
-def shared_text(part: Mapping[str, Any]) -> str:
-    """With shared noise, what ε counts on and what it is if all others collude; else nothing."""
-    if "collusion_epsilon" not in part:
-        return ""
-    alone = part["collusion_epsilon"]
-    return f"; {collusion_text(part['honest_devices'], math.inf if alone is None else alone)}"
-
-
-def record_text(part: Mapping[str, Any]) -> str:
-    """`; per record ε = 19.15` where that is not the guarantee itself, else nothing."""
-    if "record_epsilon" not in part:
-        return ""
-    among = part["record_epsilon"]
-    return f"; per record {'none' if among is None else f'ε = {up(among)}'}"
 
 
 def progress_text(result: Mapping[str, Any]) -> str:

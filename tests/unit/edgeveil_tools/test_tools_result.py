@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from edgeveil.privacy.guarantee import Guarantee
+from edgeveil.privacy.guarantee import Guarantee, guarantee_text
 from edgeveil.privacy.policy import Quote
 from edgeveil_tools.local.run_log import RunEvents
-from edgeveil_tools.result import RunFacts, build, guarantee_text, privacy_of, write_json
+from edgeveil_tools.result import RunFacts, build, privacy_of, write_json
 
 
 def event(name, /, **data):
