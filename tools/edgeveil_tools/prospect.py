@@ -26,6 +26,7 @@ from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.jobs import Job, Plan, compile_job
 from edgeveil.parts.exchange import TRAIN
 from edgeveil.parts.features import read_backbones
+from edgeveil.privacy.guarantee import guarantee_text
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.protocol.sealed import unpack_tensors
 from edgeveil.units import byte_text, seconds_text
@@ -36,7 +37,7 @@ from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.local_run import LocalJob, LocalRun
 from edgeveil_tools.local.reference import has_reference
 from edgeveil_tools.local.run import play
-from edgeveil_tools.result import Result, guarantee_text, share_text
+from edgeveil_tools.result import Result, share_text
 
 USEFUL = 0.8  # of what learning without noise gains over guessing
 WORTH_A_LOOK = 0.02  # accuracy gained by twice as many devices
@@ -555,14 +556,16 @@ def told(found: Prospect) -> Iterator[str]:
     yield "A round"
     yield (
         f"  the cloud sends out {byte_text(traffic['cloud_out_bytes'])}, each device uploads"
-        f" {byte_text(traffic['upload_bytes'])}, the cloud takes in {byte_text(traffic['cloud_in_bytes'])}"
+        f" {byte_text(traffic['upload_bytes'])},"
+        f" the cloud takes in {byte_text(traffic['cloud_in_bytes'])}"
     )
     yield (
         f"  {traffic['rounds']:.0f} rounds after {traffic['preparatory']:.0f} preparatory ones;"
         f" answers leave {traffic['budget_s']:g} s after the package, a round closes at the latest"
         f" {traffic['deadline_s']:g} s after its broadcast"
     )
-    yield f"Simulated in {seconds_text(round(found.seconds))}; nothing was spent, no device was asked."
+    took = seconds_text(round(found.seconds))
+    yield f"Simulated in {took}; nothing was spent, no device was asked."
 
 
 def _privacy(plan: Plan) -> dict[str, Any]:
