@@ -16,6 +16,7 @@ from edgeveil.errors import DataError, EdgeVeilError, UsageError, needs_extra
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.parts.sources.csvfile import read_matrix
 from edgeveil.parts.sources.npz import npy_array, npz_array
+from edgeveil_edge.personal import personal_model
 from edgeveil_edge.release_trial import run_trial
 from edgeveil_edge.releases import InstalledRelease, ReleaseStore
 
@@ -64,14 +65,21 @@ class Predictions:
 
 
 @needs_extra("infer")
-def predict(model: str | Path, records: str | Path | NDArray[Any]) -> Predictions:
+def predict(
+    model: str | Path, records: str | Path | NDArray[Any], *, personal: bool = False
+) -> Predictions:
     """Class and probabilities of records, by a released model; nothing leaves this machine.
 
     `model` is an ONNX file or a device's state folder, whose release in use is then taken.
     `records` is an array (records, …) or a file: .npz (array `x`), .npy or .csv (values alone);
     one record may come without its record axis. A release that does not run any more is left for
-    the one before it. Raises DataError or UsageError.
+    the one before it. `personal`: the model that this device made of its release for itself.
+    Raises DataError or UsageError.
     """
+    if personal and not Path(model).is_dir():
+        raise UsageError(
+            "is no device's state folder", where=str(model), fix="name it, or leave out --personal"
+        )
     if not Path(model).is_dir():
         path = require_file(Path(model), "the model")
         return Predictions(path.name, _probabilities(path, records))
@@ -84,6 +92,9 @@ def predict(model: str | Path, records: str | Path | NDArray[Any]) -> Prediction
             where=str(model),
             fix="see that this device reaches the proxy, or set policy.on_expired_release: warn",
         )
+    if personal:
+        path, about = personal_model(Path(model), release)
+        return Predictions(f"{about.release}, personal", _probabilities(path, records), stale)
     try:
         found = _probabilities(release.path, records)
     except Exception as error:

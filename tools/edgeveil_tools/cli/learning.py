@@ -77,6 +77,11 @@ def add(commands: Subparsers) -> None:
     predict.add_argument("input", type=Path, nargs="?", metavar="FILE", help=".npz, .npy or .csv")
     predict.add_argument("--json", action="store_true", help="print JSON")
     predict.add_argument("--rollback", action="store_true", help="put the release before in use")
+    predict.add_argument(
+        "--personal",
+        action="store_true",
+        help="use what `edgeveil edge personalise` made of the release on this box",
+    )
     predict.set_defaults(handler=_predict, extra="infer")
 
 
@@ -256,7 +261,7 @@ def _predict(args: argparse.Namespace) -> int:
         return 0
     if args.input is None:
         raise UsageError("no records given", where="edgeveil predict", fix="name a file of records")
-    found = predict(args.model, args.input)
+    found = predict(args.model, args.input, personal=args.personal)
     if found.stale:
         print(f"edgeveil: {found.stale}", file=sys.stderr)
     if args.json:
