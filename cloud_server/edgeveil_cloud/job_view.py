@@ -24,7 +24,6 @@ from edgeveil.pages.parts import (
     Json,
     Tone,
     bars,
-    byte_text,
     card,
     counted,
     events,
@@ -34,7 +33,6 @@ from edgeveil.pages.parts import (
     lines,
     rounded,
     said,
-    seconds_text,
     section,
     series,
     table,
@@ -42,6 +40,7 @@ from edgeveil.pages.parts import (
     thinned,
 )
 from edgeveil.privacy.guarantee import guarantee_text, record_text, shared_text, up, worth
+from edgeveil.units import byte_text, seconds_text
 from edgeveil_cloud.job_course import Evaluation, JobCourse
 from edgeveil_cloud.job_pictures import (
     FIRST_ROWS,
@@ -254,7 +253,7 @@ class _View:
         parts.append(self._course_text())
         seconds = run.seconds if run is not None else self._seconds()
         if seconds is not None:
-            parts.append(f"{seconds:.1f} s" if seconds < 600 else seconds_text(seconds))
+            parts.append(seconds_text(seconds))
         if run is not None and not run.simulated and run.broker:
             parts.append(f"over {run.broker}")
         found = [said(" · ".join(parts))]

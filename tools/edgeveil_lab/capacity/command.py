@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from edgeveil.errors import UsageError
-from edgeveil.pages.parts import byte_text
+from edgeveil.units import byte_text
 from edgeveil_lab.capacity.play import FleetPlay, FleetShape
 from edgeveil_tools.report.plots import BLUE, GREEN, ORANGE, PURPLE, file_figure
 

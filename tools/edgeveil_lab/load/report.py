@@ -12,7 +12,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
-from edgeveil.pages.parts import byte_text
+from edgeveil.units import byte_text
 from edgeveil_lab.load.display import (
     CELL_COLUMNS,
     broker_names,
