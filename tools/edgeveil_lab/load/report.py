@@ -17,7 +17,6 @@ from edgeveil_lab.load.display import (
     CELL_COLUMNS,
     broker_names,
     cell_row,
-    mib,
     ms,
     outage_text,
     parts_of,
@@ -25,6 +24,7 @@ from edgeveil_lab.load.display import (
     rate,
     ratio_text,
     shortened,
+    size_text,
     versus_figures,
     warnings,
 )
@@ -365,8 +365,7 @@ def _versus_plot(result: Result) -> str:
 _FILTERS: dict[str, Callable[..., object]] = {
     "rate": rate,
     "ms": ms,
-    "mib": mib,
-    "size": byte_text,
+    "size": size_text,
     "reasons": shortened,
     "per_upload": per_upload,
     "ratio": ratio_text,
