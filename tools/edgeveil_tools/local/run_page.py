@@ -15,9 +15,10 @@ import asyncio
 import hmac
 import json
 import secrets
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -40,15 +41,6 @@ _HTML = "run.html"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-@dataclass(frozen=True)
-class _Stand:
-    """What a view would be made of, to see whether there is news."""
-
-    events: int
-    reference: int
-    ended: str
-
-
 class RunPage:
     """`start`, then `show` the fleet, then `end`; `stop` in any case."""
 
@@ -57,7 +49,8 @@ class RunPage:
         self._thread = HttpThread()
         self._fleet: LocalFleet | None = None
         self._result: Result | None = None  # once it has ended
-        self._made: tuple[_Stand, str] | None = None
+        self._live: LiveView | None = None
+        self._making = threading.Lock()  # one of those who watch makes the view for all
         self._watchers, self._served = 0, False
 
     def start(self, port: int = 0) -> str:
@@ -130,12 +123,11 @@ class RunPage:
             return web.Response(status=503, text="503: too many are watching")
         kind = {"Content-Type": "text/event-stream"}
         answer = web.StreamResponse(headers={**SECURITY_HEADERS, **kind})
-        await answer.prepare(request)
         self._watchers += 1
         try:
-            await self._tell(answer)
-        except (OSError, asyncio.CancelledError):
-            pass  # it went away
+            with suppress(OSError):  # it went away
+                await answer.prepare(request)
+                await self._tell(answer)
         finally:
             self._watchers -= 1
         return answer
@@ -160,15 +152,12 @@ class RunPage:
         """The view now, as JSON; "" while the run is not there yet. The same for all watchers."""
         if self._result is not None:
             return _plain(ended_view(self._result))
-        fleet = self._fleet
-        if fleet is None:
+        if self._fleet is None:
             return ""
-        record, reference = fleet.log.record, fleet.reference
-        rounds = list(reference.rounds) if reference is not None else []
-        stand = _Stand(len(record.events), len(rounds), record.ended)
-        if self._made is None or self._made[0] != stand:
-            self._made = (stand, _plain({"view": live_view(fleet, stand.events, rounds)}))
-        return self._made[1]
+        with self._making:
+            if self._live is None:
+                self._live = LiveView(self._fleet)
+            return self._live.said()
 
 
 def _plain(value: Mapping[str, Any]) -> str:
@@ -186,26 +175,44 @@ def ended_view(result: Result) -> Json:
     return {"view": view or report_view(result.content, result.events), "ended": words}
 
 
-def live_view(fleet: LocalFleet, events: int, reference: list[float]) -> Json:
-    """How the run stands after so many of its events."""
-    # Not above: who does not watch needs none of what makes a page.
-    from edgeveil_cloud.job_view import RunPart, facts_of_plan, job_view
-    from edgeveil_tools.local.data import is_published
-    from edgeveil_tools.result import MEASURED_ON
+class LiveView:
+    """How a run stands, made anew only where something happened."""
 
-    published = is_published(fleet.job, fleet.settings)
-    settings, ended = fleet.settings, fleet.log.record.ended
-    run = RunPart(
-        devices=settings.devices,
-        infer_only=settings.infer_only,
-        simulated=settings.simulate,
-        reference=reference,
-        measured_on="" if published else MEASURED_ON[False],
-        memory_bytes=fleet.memory.peak_bytes or None,
-    )
-    plan = facts_of_plan(fleet.log.plan, settings.cells)
-    facts = replace(plan, status=ended or "running", run=run)
-    return job_view(facts, fleet.log.record.events[:events])
+    def __init__(self, fleet: LocalFleet) -> None:
+        # Not above: who does not watch needs none of what makes a page.
+        from edgeveil_cloud.job_course import JobCourse
+        from edgeveil_cloud.job_view import RunPart, facts_of_plan
+        from edgeveil_tools.local.data import is_published
+        from edgeveil_tools.result import MEASURED_ON
+
+        settings, self._fleet = fleet.settings, fleet
+        self._run = RunPart(
+            devices=settings.devices,
+            infer_only=settings.infer_only,
+            simulated=settings.simulate,
+            measured_on="" if is_published(fleet.job, settings) else MEASURED_ON[False],
+        )
+        self._facts = facts_of_plan(fleet.log.plan, settings.cells)
+        self._course, self._taken = JobCourse(), 0
+        self._made: tuple[tuple[int, int, str], str] | None = None
+
+    def said(self) -> str:
+        """The view as JSON."""
+        record, reference = self._fleet.log.record, self._fleet.reference
+        rounds = list(reference.rounds) if reference is not None else []
+        stand = (len(record.events), len(rounds), record.ended)
+        if self._made is None or self._made[0] != stand:
+            self._course.take_all(record.events[self._taken : stand[0]])
+            self._taken = stand[0]
+            self._made = stand, _plain({"view": self._view(record.ended or "running", rounds)})
+        return self._made[1]
+
+    def _view(self, status: str, reference: list[float]) -> Json:
+        from edgeveil_cloud.job_view import job_view
+
+        memory = self._fleet.memory.peak_bytes or None
+        run = replace(self._run, reference=reference, memory_bytes=memory)
+        return job_view(replace(self._facts, status=status, run=run), self._course)
 
 
 def _file(name: str) -> Handler:

@@ -16,7 +16,7 @@ from edgeveil.pages.parts import Json, figure_text, least, lines, rounded, said,
 from edgeveil.pages.parts import table as table_part
 from edgeveil.privacy.guarantee import guarantee_text
 from edgeveil.units import byte_text, seconds_text
-from edgeveil_tools.result import Result
+from edgeveil_tools.result import MEASURED_ON, Result
 
 JOB_FILE = "job.yaml"
 MOST_RUNS = 40
@@ -25,6 +25,7 @@ _COLOURS = ("blue", "orange", "green", "red", "purple", "sky", "olive", "indigo"
 _OF_RUN = ("devices", "infer_only", "broker", "simulated", "engine")
 _SAME = "The runs have the same settings, as far as their folders tell."
 _DIFFERENT = "Settings that are not the same in all of them, from job.yaml and result.json."
+_NO_JOB = "Some of the folders have no job.yaml: what their jobs said is not compared."
 _COSTS = (
     "Accuracy stands beside both guarantees, each with its δ, unit and status; neither ε alone is"
     " “the” ε. Only guarantees of the same unit can be compared."
@@ -40,6 +41,11 @@ class RunOfMany:
     settings: Mapping[str, str]
 
     @property
+    def measured_on(self) -> str:
+        """Which records its accuracy is of."""
+        return str(self.result.content["final"]["measured_on"])
+
+    @property
     def row(self) -> dict[str, Any]:
         """Its figures, plain."""
         content = self.result.content
@@ -50,6 +56,7 @@ class RunOfMany:
             "status": self.result.status,
             "simulated": content["simulated"],
             "accuracy": self.result.accuracy,
+            "measured_on": self.measured_on,
             "accuracy_without_noise": self.result.reference_accuracy,
             "privacy": self.result.privacy,
             "rounds": len(content["rounds"]),
@@ -84,8 +91,10 @@ def settings_of(result: Result) -> dict[str, str]:
 
 
 def differing(runs: Sequence[RunOfMany]) -> list[tuple[str, list[str]]]:
-    """Settings that are not the same in all runs; `–` where one has none of the name."""
-    names = dict.fromkeys(name for run in runs for name in run.settings)
+    """Settings that are not the same in all runs; `–` where one has none of the name. Where one's
+    job file is not there, those of jobs are left out."""
+    known = all(_has_job(run) for run in runs)
+    names = dict.fromkeys(name for run in runs for name in (run.settings if known else _OF_RUN))
     rows = [(name, [run.settings.get(name, "–") for run in runs]) for name in names]
     return [(name, values) for name, values in rows if len(set(values)) > 1]
 
@@ -93,6 +102,7 @@ def differing(runs: Sequence[RunOfMany]) -> list[tuple[str, list[str]]]:
 def comparison_view(runs: Sequence[RunOfMany]) -> Json:
     """The page of several runs."""
     apart = differing(runs)
+    notes = [said(_COSTS), _simulated(runs), _own_records(runs)]
     head = ["setting", *(run.name for run in runs)]
     settings = table_part(
         "Settings that differ", head, [[name, *values] for name, values in apart], text=[0]
@@ -105,12 +115,15 @@ def comparison_view(runs: Sequence[RunOfMany]) -> Json:
         "cards": [],
         "sections": [
             section("accuracy", "Accuracy by round", [_curves(runs)]),
-            section("runs", "Runs", [_costs(runs)], before=[said(_COSTS), _simulated(runs)]),
+            section("runs", "Runs", [_costs(runs)], before=notes),
             section(
                 "settings",
                 "Settings that differ",
                 [settings if apart else None],
-                before=[said(_DIFFERENT if apart else _SAME)],
+                before=[
+                    said(_DIFFERENT if apart else _SAME),
+                    None if all(map(_has_job, runs)) else said(_NO_JOB, "warn"),
+                ],
             ),
         ],
         "footer": " · ".join(str(run.result.folder) for run in runs),
@@ -154,6 +167,17 @@ def _costs(runs: Sequence[RunOfMany]) -> Json:
         for row in (run.row,)
     ]
     return table_part("Runs", head, rows, text=[0, 1, 3, 4])
+
+
+def _has_job(run: RunOfMany) -> bool:
+    return len(run.settings) > len(_OF_RUN)
+
+
+def _own_records(runs: Sequence[RunOfMany]) -> Json | None:
+    own = [run.name for run in runs if run.measured_on != MEASURED_ON[True]]
+    if not own:
+        return None
+    return said(f"Accuracy of {', '.join(own)} is on {MEASURED_ON[False]}.", "warn")
 
 
 def _simulated(runs: Sequence[RunOfMany]) -> Json | None:
