@@ -1,4 +1,4 @@
-"""`edgeveil run | validate | schema | predict`: learning, and using what was learned."""
+"""`edgeveil run | report | validate | schema | predict`: learning, and using what was learned."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ KINDS = ("job", "cloud", "proxy", "edge", "broker", "load")
 def add(commands: Subparsers) -> None:
     """Add the commands of this file."""
     _add_run(commands)
+    _add_report(commands)
     validate = command(
         commands,
         "validate",
@@ -174,8 +175,47 @@ def _add_run(commands: Subparsers) -> None:
     run.add_argument(
         "--resume", action="store_true", help="go on with the simulation interrupted in --out"
     )
+    run.add_argument(
+        "--page",
+        action=argparse.BooleanOptionalAction,
+        help="show the run to a browser on this machine meanwhile; default: unless --json",
+    )
+    run.add_argument("--open", action="store_true", help="open that page in a browser")
     run.add_argument("--json", action="store_true", help="print result.json, progress to stderr")
     run.set_defaults(handler=_run)
+
+
+def _add_report(commands: Subparsers) -> None:
+    report = command(
+        commands,
+        "report",
+        "draw a run's page again, or compare runs",
+        about=(
+            "Writes report.html of one run again from the files in its DIR. Of several it writes\n"
+            "one page that compares them: accuracy by round, accuracy beside both guarantees, and\n"
+            "the settings that differ."
+        ),
+        examples=(
+            "edgeveil report out/quickstart\n"
+            "edgeveil report out/fm out/dp_sgd --out comparison.html\n"
+            "edgeveil report out/* --json"
+        ),
+    )
+    report.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="a run's folder")
+    report.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="the page; default DIR/report.html, of several comparison.html",
+    )
+    report.add_argument("--json", action="store_true", help="print each run's figures as JSON too")
+    report.set_defaults(handler=_report)
+
+
+def _report(args: argparse.Namespace) -> int:
+    from edgeveil_tools.report.command import report
+
+    return report(args.folders, args.out, as_json=args.json)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -203,6 +243,8 @@ def _run(args: argparse.Namespace) -> int:
         reference=args.reference,
         record=args.record,
         resume=args.resume,
+        page=args.open or (not args.json if args.page is None else args.page),
+        browse=args.open,
     )
 
 

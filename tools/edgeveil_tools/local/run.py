@@ -16,11 +16,12 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+import webbrowser
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Literal, TypedDict, Unpack
+from typing import IO, TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from edgeveil.errors import (
     INTERRUPTED,
@@ -43,6 +44,9 @@ from edgeveil_tools.local.simulated import check_engine, checkpoint_stamp, engin
 from edgeveil_tools.result import Result, summary, write_json, write_whole, writing
 from edgeveil_tools.simulation.checkpoint import CHECKPOINT, drop_checkpoint, load_checkpoint
 from edgeveil_tools.site.brokers import choose_engine
+
+if TYPE_CHECKING:
+    from edgeveil_tools.local.run_page import RunPage
 
 FILES = ("result.json", "events.jsonl", "model.onnx", "model.safetensors", "report.html")
 
@@ -216,6 +220,10 @@ class PlayedRun:
     failure: EdgeVeilError | KeyboardInterrupt | None
 
 
+def unwatched(_fleet: LocalFleet) -> None:
+    """For a run that is seen by its listener alone."""
+
+
 def play(
     job: str | Path | Job,
     out: Path | None,
@@ -228,10 +236,12 @@ def play(
     report: bool = True,
     hear: Listener = unheard,
     stop: threading.Event | None = None,
+    watch: Callable[[LocalFleet], None] = unwatched,
 ) -> PlayedRun:
     """The run of `run`; no failure after its start is raised.
 
-    `stop`, set from another thread, ends it as a failed one.
+    `stop`, set from another thread, ends it as a failed one. `watch` is told of the fleet before
+    it starts.
     """
     _say(hear, "reading the records")
     loaded, settings = local_job(job, overrides)
@@ -266,6 +276,7 @@ def play(
             keep=keep,
             resume=resume,
         )
+        watch(fleet)
         for line in fleet.log.plan.notes:
             fleet.progress.note(f"Privacy: {line}")
         for note in notes:
@@ -387,6 +398,22 @@ def _interrupt(*_: object) -> None:
 # --- the command ---
 
 
+@contextmanager
+def _served(note: Callable[[str], None], *, browse: bool) -> Iterator[RunPage]:
+    """The page of a run, served; `note` is told where."""
+    from edgeveil_tools.local.run_page import RunPage
+
+    page = RunPage()
+    address = page.start()
+    note(f"Watch it at {address}")
+    if browse:
+        webbrowser.open(address)
+    try:
+        yield page
+    finally:
+        page.stop()
+
+
 def run_local(
     path: Path,
     out: Path,
@@ -398,17 +425,20 @@ def run_local(
     record: bool = False,
     resume: bool = False,
     brief: bool = False,
+    page: bool = False,
+    browse: bool = False,
     stream: IO[str] | None = None,
 ) -> int:
     """`edgeveil run`: `run` before a person's eyes; 0 when it completed, 130 after Ctrl-C.
 
     `stream` shows the progress: standard output, or the other one with `as_json`. `brief` leaves
-    out what a completed run says at its end. Raises as `run` does.
+    out what a completed run says at its end. `page`: it is also served to a browser on this machine
+    meanwhile, which `browse` opens. Raises as `run` does.
     """
     from edgeveil_tools.display import RunDisplay
 
     display = RunDisplay(stream or (sys.stderr if as_json else sys.stdout))
-    with display:
+    with display, _served(display.note, browse=browse) if page else nullcontext() as shown:
         played = play(
             path,
             out,
@@ -418,7 +448,10 @@ def run_local(
             reference=reference,
             record=record,
             hear=display,
+            watch=shown.show if shown else unwatched,
         )
+        if shown:
+            shown.end(played.result)
     if isinstance(played.failure, KeyboardInterrupt):
         kept = "; --resume goes on with it" if (out / CHECKPOINT).exists() else ""
         display.note(f"Interrupted; what there is so far is in {out}{kept}")
