@@ -73,12 +73,14 @@ class Control:
         job = plan.job
         wanted = max(job.selection.min_devices, job.round.min_batch)
         training, inference = plan.quote().training, plan.quote().inference
+        said = f"training: {training}", f"inference: {inference}"
+        notes = [*plan.notes, plan.aggregation_note, plan.stop_note]
         return {
             "job": job.job,
             "method": job.train.method,
             "privacy": planned_price(plan),
             "in_words": {"training": str(training), "inference": str(inference)},
-            "notes": [*plan.notes, *filter(None, (plan.aggregation_note, plan.stop_note))],
+            "notes": [one for one in notes if one and one not in said],
             "rounds": plan.rounds,
             "exchanges": len(plan.exchanges),
             "upload_bytes": plan.upload_bytes,

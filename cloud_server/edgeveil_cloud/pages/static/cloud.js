@@ -22,7 +22,7 @@
       const colluding = told.collusion_epsilon === null ? "unbounded" : ev.up(told.collusion_epsilon);
       holds.push(`${colluding} if all others collude`);
     }
-    return [ev.up(told.epsilon), holds.join(", ") + (told.note ? ": so large that it protects nothing" : ""), told.note ? "warn" : ""];
+    return [ev.up(told.epsilon), holds.join(", ") + (told.note ? ": protects nothing" : ""), told.note ? "warn" : ""];
   };
 
   cloud.progressText = function (row) {

@@ -12,10 +12,10 @@
   }
 
   function epsilons(row) {
-    const of = row.spent ? "" : " by plan";
+    const plan = row.spent ? "" : ", by plan";
     return [["training", "ε training"], ["inference", "ε inference"]].map(([key, name]) => {
       const [value, holds, tone] = cloud.guarantee((row.privacy || {})[key]);
-      return figure(name + of, value, holds, tone);
+      return figure(name, value, holds + (holds ? plan : ""), tone);
     });
   }
 
