@@ -40,7 +40,7 @@ var EdgeVeil = window.EdgeVeil || {};
   // in `text` are words and stand left.
   ev.table = function (head, rows, { caption = "", text = [] } = {}) {
     const kind = (index) => (text.includes(index) ? "text" : null);
-    return ev.el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption || "table" },
+    return ev.el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption ? `table: ${caption}` : "table" },
       ev.el("table", {},
         caption ? ev.el("caption", { class: "quiet" }, caption) : null,
         ev.el("thead", {}, ev.el("tr", {}, head.map((name, i) => ev.el("th", { scope: "col", class: kind(i) }, name)))),

@@ -11,18 +11,11 @@ from markupsafe import Markup
 
 from edgeveil.evaluation.noise_correction import NOT_IDENTIFIABLE
 from edgeveil.jobs.shuffle_amplification import ShuffleCredit
-from edgeveil.privacy.guarantee import up, worth
+from edgeveil.privacy.guarantee import guarantee_text, record_text, shared_text, up, worth
 from edgeveil_tools.pages import write_page
 from edgeveil_tools.report import plots as plots
 from edgeveil_tools.report.plots import Holdings, holdings_plot
-from edgeveil_tools.result import (
-    MEASURED_ON,
-    UNPROTECTED,
-    guarantee_text,
-    progress_text,
-    record_text,
-    shared_text,
-)
+from edgeveil_tools.result import MEASURED_ON, UNPROTECTED, progress_text
 
 _NO_CORRECTION = {"squared": None, "corrected": None, "corrected_reason": ""}
 
