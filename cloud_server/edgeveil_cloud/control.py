@@ -12,6 +12,7 @@ from edgeveil.errors import DataError, EdgeVeilError
 from edgeveil.jobs import Plan, parse_plan
 from edgeveil.parts.features import backbone_digests, match_backbones
 from edgeveil.parts.models import runs_python
+from edgeveil.privacy.guarantee import guarantee_text
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
 from edgeveil.protocol.cloud_course import CloudState
@@ -21,7 +22,7 @@ from edgeveil.transport.runtime import Runner
 from edgeveil_cloud.host import LOG, CloudHost
 from edgeveil_cloud.rehearsal import rehearse_job
 from edgeveil_cloud.rollouts import RolloutDriver
-from edgeveil_cloud.round_report import planned_price
+from edgeveil_cloud.round_report import summary_of
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobEntry
 from edgeveil_cloud.stored_jobs import wire_id
@@ -72,14 +73,15 @@ class Control:
         plan = self._read(job_yaml)
         job = plan.job
         wanted = max(job.selection.min_devices, job.round.min_batch)
-        training, inference = plan.quote().training, plan.quote().inference
-        said = f"training: {training}", f"inference: {inference}"
+        privacy = summary_of(plan, len(plan.exchanges), None)["privacy"]
+        guarantees = {one: guarantee_text(privacy, one) for one in ("training", "inference")}
+        said = f"training: {plan.quote().training}", f"inference: {plan.quote().inference}"
         notes = [*plan.notes, plan.aggregation_note, plan.stop_note]
         return {
             "job": job.job,
             "method": job.train.method,
-            "privacy": planned_price(plan),
-            "in_words": {"training": str(training), "inference": str(inference)},
+            "privacy": privacy,
+            "guarantees": guarantees,
             "notes": [one for one in notes if one and one not in said],
             "rounds": plan.rounds,
             "exchanges": len(plan.exchanges),

@@ -134,13 +134,8 @@ def planned_of_shared(canonical: bytes) -> Mapping[str, Any]:
         plan = compile_canonical(canonical)
     except (ValueError, LookupError, TypeError, AttributeError, ProtocolError):
         return {}
-    return {"privacy": planned_price(plan)}
-
-
-def planned_price(plan: Plan) -> dict[str, Any]:
-    """Both guarantees of the whole job."""
     quote = plan.quote()
-    return {"training": _plain(quote.training), "inference": _plain(quote.inference)}
+    return {"privacy": {"training": _plain(quote.training), "inference": _plain(quote.inference)}}
 
 
 def _finite(guarantee: Guarantee) -> float | None:

@@ -43,7 +43,7 @@ class JobBoard:
         self._rows: dict[str, tuple[int, bytes]] = {}
         self._news: dict[str, int] = {}  # of each job, when its row was made
         self._queued: set[str] = set()
-        self._room: tuple[int, int] = (0, 0)
+        self.room = (0, 1)  # jobs that run, and how many may
         self._told: tuple[int, bytes] = (0, b"{}")
         self._seen = -1  # the store's news when it was read last
         self._messages: dict[int, bytes] = {}  # to who has that version
@@ -88,11 +88,6 @@ class JobBoard:
             )
         return self._messages[version]
 
-    def row(self, job: str) -> bytes | None:
-        """One job's row, as JSON."""
-        found = self._rows.get(job)
-        return found[1] if found else None
-
     def close(self) -> None:
         """Nobody waits any longer."""
         self.closed = True
@@ -130,9 +125,9 @@ class JobBoard:
         news = self._store.news_of_all
         status = {k: v for k, v in (await self._ask(self._status)).items() if k != "time_s"}
         room = len(status.get("jobs", ())), int(status.get("most_running", 1))
-        if news != self._seen or room != self._room:
-            await self._read(version, self._queued if room != self._room else set(), room)
-            self._seen, self._room = news, room
+        if news != self._seen or room != self.room:
+            await self._read(version, self._queued if room != self.room else set(), room)
+            self._seen, self.room = news, room
         return status
 
     async def _read(self, version: int, again: set[str], room: tuple[int, int]) -> None:

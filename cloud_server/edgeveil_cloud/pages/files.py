@@ -12,7 +12,10 @@ from importlib import resources
 from edgeveil.pages.assets import asset, content_type
 
 _OWN = ("cloud.css", "cloud.js", "jobs.js", "submit.js", "compare.js", "fleet.js", "start.js")
-_SHARED = ("base.css", "base.js", "uPlot.iife.min.js", "uPlot.min.css")
+_SHARED = (
+    *("base.css", "charts.css", "uPlot.min.css"),
+    *("base.js", "charts.js", "job_view.js", "uPlot.iife.min.js"),
+)
 NAMES = frozenset({*_OWN, *_SHARED})
 _DIGEST = re.compile(r"(?P<digest>[0-9a-f]{16})-(?P<name>[\w.]+)")
 _PLACE = re.compile(r"\{\{(\w+):([\w.]+)\}\}|\{\{(\w+)\}\}")

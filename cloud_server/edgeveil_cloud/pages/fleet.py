@@ -35,6 +35,11 @@ class CloudFacts:
     ) -> None:
         self._site, self._sessions, self._trust = site, sessions, trust
 
+    @property
+    def cells(self) -> int:
+        """How many cells the fleet has."""
+        return len(self._sessions)
+
     def links(self) -> list[dict[str, Any]]:
         """Each link to a broker. On the loop that runs them."""
         return [

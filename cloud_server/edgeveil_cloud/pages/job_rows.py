@@ -10,8 +10,9 @@ from typing import Any
 
 from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs import compile_canonical
+from edgeveil.privacy.guarantee import record_text, shared_text, up, worth
 from edgeveil.protocol.cloud_tasks import OTHERWISE, RESUME, pause_advice
-from edgeveil_cloud.round_report import planned_price
+from edgeveil_cloud.round_report import summary_of
 from edgeveil_cloud.store_tables import JobEntry, JobGlimpse
 
 
@@ -33,7 +34,7 @@ def planned(canonical: bytes) -> PlannedJob:
     """By a job's canonical bytes; `UNREADABLE` where this version cannot plan it (any more)."""
     try:
         plan = compile_canonical(canonical)
-        privacy = planned_price(plan)
+        privacy = summary_of(plan, len(plan.exchanges), None)["privacy"]
     except (EdgeVeilError, ValueError, LookupError, TypeError, AttributeError):
         return UNREADABLE
     return PlannedJob(plan.rounds, len(plan.exchanges), plan.job.train.method, privacy)
@@ -60,9 +61,29 @@ def row_of(glimpse: JobGlimpse, running: int, most_running: int) -> dict[str, An
         "round": newest.number if newest else 0,
         "rounds": plan.rounds,
         "accuracy": glimpse.accuracy,
-        "privacy": spent or plan.privacy,
-        "spent": spent is not None,
+        "guarantees": guarantee_cells(spent or plan.privacy, planned=spent is None),
     }
+
+
+def guarantee_cells(privacy: Mapping[str, Any], *, planned: bool) -> list[dict[str, str]]:
+    """Both guarantees in few words, as {name, value, note, tone}: an ε only where it is proven."""
+    return [
+        {"name": f"ε {which}", **_cell(privacy[which], planned)}
+        for which in ("training", "inference")
+        if privacy
+    ]
+
+
+def _cell(part: Mapping[str, Any], planned: bool) -> dict[str, str]:
+    if part["status"] != "proven" or part["epsilon"] is None:
+        return {"value": "none", "note": "no proven guarantee", "tone": "bad"}
+    if not part["epsilon"]:
+        return {"value": "0", "note": "nothing is released", "tone": ""}
+    delta = f", δ = {up(part['delta'])}" if part["delta"] else ""
+    note = f"per {part['unit']}{delta}{', as planned' if planned else ''}"
+    unworthy = worth(part["epsilon"])
+    note += record_text(part) + unworthy + shared_text(part)
+    return {"value": up(part["epsilon"]), "note": note, "tone": "bad" if unworthy else ""}
 
 
 def why_it_stands(glimpse: JobGlimpse, running: int, most_running: int) -> tuple[str, str]:
@@ -89,7 +110,7 @@ def _paused(entry: JobEntry) -> tuple[str, str]:
     for advice in (pause_advice(why), OTHERWISE):
         if why.endswith(f"; {advice}"):
             return why.removesuffix(f"; {advice}"), f"{advice}, then resume it"
-    return why, "mend that, then resume it"
+    return why, "do that, then resume it"
 
 
 def encoded(value: object) -> bytes:

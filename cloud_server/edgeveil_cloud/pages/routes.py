@@ -5,7 +5,8 @@
     GET  /pages/NAME                files of the pages; with a digest in the name kept for a year
     GET  /v1/page/me                what the asker may do
     GET  /v1/page/stream            server-sent events: rows of jobs and the status, as they change
-    GET  /v1/page/compare?job=…     the rows and accuracies of some jobs
+    GET  /v1/page/jobs/ID           the page of one job, as edgeveil.pages.parts describes pages
+    GET  /v1/page/compare?job=…     the page of some jobs beside each other
     GET  /v1/page/fleet             devices by cell, newest rounds, links, disk, what ends when
     GET  /v1/page/example           a job's text to begin with
     POST /v1/page/check             a job's text: its problems by line, or its price
@@ -18,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import Any, Protocol
 from urllib.parse import parse_qs
@@ -31,13 +32,13 @@ from edgeveil_cloud.http_sessions import FailedTries
 from edgeveil_cloud.http_token import Scope
 from edgeveil_cloud.pages import files
 from edgeveil_cloud.pages.board import Ask, JobBoard
+from edgeveil_cloud.pages.comparison import MOST, Compared, comparison
 from edgeveil_cloud.pages.fleet import CloudFacts, devices_by_cell, newest_rounds
 from edgeveil_cloud.pages.job_rows import encoded
+from edgeveil_cloud.pages.job_views import JobViews
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import ExchangeRecord
 
 MOST_WATCHERS = 48  # connections are few: see edgeveil.transport.listener
-MOST_COMPARED = 6
 BEAT_S = 10.0
 SLOW_S = 10.0  # a watcher that takes longer to take what it is sent is hung up on
 FRESH_S = 5.0  # what is asked of disk, links and rounds is not asked again for so long
@@ -71,6 +72,7 @@ class PageRoutes:
         self._store, self._control, self._guard = store, control, guard
         self._ask, self._facts = ask, facts
         self.board = JobBoard(store, control.status, ask)
+        self._views = JobViews(store, ask, facts.cells if facts else 1)
         self._tries = FailedTries()
         self._fleet: tuple[float, bytes] = (-FRESH_S, b"")
         self._fleet_lock, self._checking = asyncio.Lock(), asyncio.Lock()
@@ -83,6 +85,7 @@ class PageRoutes:
         self.reading = [
             web.get("/v1/page/me", self.me),
             web.get("/v1/page/stream", self.stream),
+            web.get("/v1/page/jobs/{id}", self.job),
             web.get("/v1/page/compare", self.compare),
             web.get("/v1/page/fleet", self.fleet),
         ]
@@ -103,6 +106,7 @@ class PageRoutes:
     async def close(self, _app: web.Application) -> None:
         """Streams end at once."""
         self.board.close()
+        self._views.close()
 
     # --- log-in ---
 
@@ -181,24 +185,21 @@ class PageRoutes:
                 await board.moved(version, BEAT_S)
         return answer
 
-    async def compare(self, request: web.Request) -> web.Response:
-        """Rows and accuracies by round of the jobs that are named."""
-        jobs = list(dict.fromkeys(request.query.getall("job", [])))
-        if not 1 <= len(jobs) <= MOST_COMPARED:
-            raise ConfigError([f"job: name 1 to {MOST_COMPARED} jobs, got {len(jobs)}"])
+    async def job(self, request: web.Request) -> web.Response:
+        """The page of one job."""
         await self.board.refresh()
-        told = []
-        for job in jobs:
-            records = await self._ask(partial(self._exchanges, job))
-            curve = [[one.number, one.accuracy] for one in records if one.accuracy is not None]
-            moved = sum(sum(one.bytes.values()) for one in records)
-            more = {"curve": curve, "seconds": sum(one.seconds for one in records), "bytes": moved}
-            row = self.board.row(job) or b"null"
-            told.append(b'{"row":' + row + b"," + encoded(more)[1:])
-        return _json_bytes(b'{"jobs":[' + b",".join(told) + b"]}")
+        return _json_bytes(await self._views.view(request.match_info["id"], self.board.room))
 
-    def _exchanges(self, job: str) -> Sequence[ExchangeRecord]:
-        return self._store.exchanges(self._store.job(job).id)
+    async def compare(self, request: web.Request) -> web.Response:
+        """The page of the jobs that are named, beside each other."""
+        jobs = list(dict.fromkeys(request.query.getall("job", [])))
+        if not 1 <= len(jobs) <= MOST:
+            raise ConfigError([f"job: name 1 to {MOST} jobs, got {len(jobs)}"])
+        found = [await self._ask(partial(self._compared, job)) for job in jobs]
+        return _json_bytes(await asyncio.to_thread(lambda: encoded(comparison(found))))
+
+    def _compared(self, job: str) -> Compared:
+        return self._store.glimpse(job), self._store.exchanges(job)
 
     async def fleet(self, _request: web.Request) -> web.Response:
         """Made at most every `FRESH_S`, for all who ask."""

@@ -11,20 +11,6 @@
     return row.status === "queued" || row.status === "paused" ? "waiting" : "ended";
   };
 
-  // A guarantee in few words: [value, what it holds for, tone].
-  cloud.guarantee = function (told) {
-    if (!told) return ["–", "", "soft"];
-    if (told.status !== "proven") return ["none", "no proven guarantee", "bad"];
-    if (told.epsilon === null) return ["∞", "no bound", "bad"];
-    const holds = [`per ${told.unit}`];
-    if (told.delta) holds.push(`δ ${ev.up(told.delta)}`);
-    if (told.collusion_epsilon !== undefined) {
-      const colluding = told.collusion_epsilon === null ? "unbounded" : ev.up(told.collusion_epsilon);
-      holds.push(`${colluding} if all others collude`);
-    }
-    return [ev.up(told.epsilon), holds.join(", ") + (told.note ? ": protects nothing" : ""), told.note ? "warn" : ""];
-  };
-
   cloud.progressText = function (row) {
     if (!row.exchanges) return row.status === "queued" ? "not begun" : "";
     if (row.round) return `round ${row.round} of ${row.rounds}`;

@@ -11,14 +11,6 @@
       of ? el("span", { class: "of" }, of) : null);
   }
 
-  function epsilons(row) {
-    const plan = row.spent ? "" : ", by plan";
-    return [["training", "ε training"], ["inference", "ε inference"]].map(([key, name]) => {
-      const [value, holds, tone] = cloud.guarantee((row.privacy || {})[key]);
-      return figure(name, value, holds + (holds ? plan : ""), tone);
-    });
-  }
-
   function rowOf(row, picked, pick) {
     const box = el("input", { type: "checkbox", checked: picked, "aria-label": `compare ${row.id}`, on: { change: () => pick(row.id, box.checked) } });
     return el("li", { class: "job", "data-job": row.id },
@@ -27,7 +19,7 @@
         el("span", { class: "id" }, row.id)),
       el("div", { class: "far" }, cloud.progress(row)),
       figure("accuracy", ev.figure(row.accuracy), row.rounds && row.accuracy !== null ? `after ${row.rounds === row.round ? "all" : row.round} rounds` : ""),
-      epsilons(row),
+      row.guarantees.map((one) => figure(one.name, one.value, one.note, one.tone)),
       el("label", { class: "pick", title: "compare" }, box),
       row.reason ? el("p", { class: "why" }, row.reason, row.advice ? [". ", el("span", {}, `What to do: ${row.advice}`)] : null) : null);
   }
@@ -104,25 +96,14 @@
     },
   };
 
-  // --- one job ---
-
-  function figures(row) {
-    const told = [["accuracy", ev.figure(row.accuracy), "of the newest round that was tested", ""]];
-    for (const [key, name] of [["training", "ε training"], ["inference", "ε inference"]]) {
-      const [value, holds, tone] = cloud.guarantee((row.privacy || {})[key]);
-      told.push([name, value, `${holds}${row.spent ? ", as spent" : ", the whole job by plan"}`, tone]);
-    }
-    return told.map(([name, value, note, tone]) => el("div", { class: "card" },
-      el("div", { class: "name" }, name), el("div", { class: `value ${tone}` }, value), el("div", { class: "note" }, note)));
-  }
+  // --- one job: what is said of it is made in Python (job_view.py) ---
 
   cloud.views.job = {
     title: (job) => (cloud.rows.get(job) || {}).name || job,
     open(main, job) {
       const path = `/jobs/${encodeURIComponent(job)}`;
-      const head = el("div"), told = el("div"), does = el("div", { class: "row" }), values = el("div", { class: "figures" });
-      const rest = el("div");
-      let seen = null, did = "", busy = false;
+      const told = el("div"), does = el("div", { class: "row does" }), shown = el("div");
+      let seen = null, status = "", view = null, busy = false, asking = false, again = false, closed = false;
 
       async function act(what, done) {
         if (busy) return;
@@ -139,20 +120,38 @@
       }
 
       async function cancel() {
-        if (await cloud.sure(`Cancel ${job}?`, "It ends for good, without a model. What devices have answered so far is spent.", "Cancel the job", "Keep it"))
+        if (await cloud.sure(`Cancel ${job}?`, "It ends for good, without a model. What devices have released so far is spent.", "Cancel the job", "Keep it"))
           await act("cancel", "the job is cancelled");
       }
 
-      function actions(row) {
-        if (!cloud.maySubmit) return [];
-        const ended = cloud.group(row) === "ended";
-        return [
-          row.status === "paused" ? el("button", { class: "main", on: { click: () => act("resume", "the job goes on") } }, "Resume") : null,
-          ended ? null : el("button", { on: { click: cancel } }, "Cancel …"),
-          row.status === "completed" ? [
-            el("a", { class: "button", href: `${path}/model.onnx`, download: true }, "Model (ONNX)"),
-            el("a", { class: "button", href: `${path}/model.safetensors`, download: true }, "Weights (safetensors)")] : null,
-        ];
+      const actions = (row) => !cloud.maySubmit ? [] : [
+        row.status === "paused" ? el("button", { class: "main", on: { click: () => act("resume", "the job goes on") } }, "Resume") : null,
+        cloud.group(row) === "ended" ? null : el("button", { on: { click: cancel } }, "Cancel …"),
+        row.status === "completed" ? [
+          el("a", { class: "button", href: `${path}/model.onnx`, download: true }, "Fetch the model (ONNX)"),
+          el("a", { class: "button", href: `${path}/model.safetensors`, download: true }, "Fetch its weights")] : null,
+      ];
+
+      async function refresh() {
+        if (asking) { again = true; return; }
+        asking = true;
+        do {
+          again = false;
+          try {
+            const found = await ev.ask(`/v1/page/jobs/${encodeURIComponent(job)}`);
+            if (closed) return;
+            if (view) view.update(found);
+            else {
+              view = ev.jobView(shown, found);
+              const title = shown.querySelector("h1");
+              title.tabIndex = -1;
+              if (document.activeElement === document.body) title.focus({ preventScroll: true });
+            }
+          } catch (error) {
+            if (!closed && !view) ev.show(shown, cloud.wrong(error));
+          }
+        } while (again);
+        asking = false;
       }
 
       function update() {
@@ -160,35 +159,14 @@
         if (!row || row === seen) return;
         seen = row;
         document.title = `${row.name} · EdgeVeil cloud`;
-        ev.show(head, el("div", { class: "row" }, el("h1", { tabindex: -1 }, row.name), cloud.badge(row.status)),
-          el("p", { class: "small soft" }, row.id, row.method ? ` · ${row.method}` : "", ` · submitted ${ev.time(row.submitted_at)}`, row.ended_at ? ` · ended ${ev.time(row.ended_at)}` : ""),
-          el("p", {}, cloud.progress(row)),
-          row.reason ? el("div", { class: `told ${row.status === "failed" ? "bad" : ""}` }, el("p", {}, row.reason),
-            row.advice ? el("p", { class: "soft" }, `What to do: ${row.advice}`) : null) : null);
-        if (did !== row.status) { did = row.status; ev.show(does, actions(row)); }
-        ev.show(values, figures(row));
-        more();
+        if (status !== row.status) { status = row.status; ev.show(does, actions(row)); }
+        refresh();
       }
 
-      let view = null, asking = false, again = false;
-      async function more() {
-        if (!ev.jobView) return;
-        if (asking) { again = true; return; }
-        asking = true;
-        try {
-          const found = await ev.ask(`/v1/page/jobs/${encodeURIComponent(job)}/view`);
-          if (view) view.update(found); else view = ev.jobView(rest, found);
-        } catch (error) {
-          if (!view) ev.show(rest, cloud.wrong(error));
-        }
-        asking = false;
-        if (again) { again = false; more(); }
-      }
-
-      ev.show(main, el("p", { class: "small" }, el("a", { href: "#/jobs" }, "All jobs")), head, told, does, values, rest);
+      ev.show(main, el("p", { class: "small" }, el("a", { href: "#/jobs" }, "← All jobs")), shown, told, does);
       if (cloud.rows.has(job)) update();
-      else ev.show(head, el("h1", { tabindex: -1 }, "No such job"), el("p", {}, "The cloud knows no job of this id."));
-      return { update };
+      else ev.show(shown, el("h1", { tabindex: -1 }, "No such job"), el("p", {}, "The cloud knows no job of this id: it was mistyped, or the store is another one."));
+      return { update, close() { closed = true; } };
     },
   };
 })(window.EdgeVeil);
