@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 
 from edgeveil_cloud.job_course import JobCourse
 from edgeveil_cloud.job_view import JobFacts, job_view
@@ -42,6 +43,13 @@ class JobViews:
         self._store, self._ask, self._cells = store, ask, cells
         self._looked: dict[str, _Looked] = {}
         self._closing = asyncio.Event()
+        self._loaded: asyncio.Task[object] | None = None
+
+    def begin(self) -> None:
+        """Somebody has opened the page: load what the first job's page would wait a second for."""
+        if self._loaded is None:
+            load = asyncio.to_thread(import_module, "scipy.stats")
+            self._loaded = asyncio.create_task(load)
 
     def close(self) -> None:
         """Nobody waits any longer."""
@@ -73,7 +81,7 @@ class JobViews:
             records = await self._ask(partial(self._store.exchanges, job))
             await asyncio.to_thread(course.take_records, records)
         while found := await self._ask(partial(self._events, course.seq, job)):
-            await asyncio.to_thread(course.take_all, map(asdict, found))
+            await asyncio.to_thread(course.take_all, map(vars, found))
         glimpse = await self._ask(partial(self._store.glimpse, job))
         one.content = await asyncio.to_thread(_made, glimpse, course, self._cells, room)
         one.news = news

@@ -84,7 +84,7 @@ class PageRoutes:
         ]
         self.reading = [
             web.get("/v1/page/me", self.me),
-            web.get("/v1/page/stream", self.stream),
+            web.get("/v1/page/stream", self.stream, allow_head=False),
             web.get("/v1/page/jobs/{id}", self.job),
             web.get("/v1/page/compare", self.compare),
             web.get("/v1/page/fleet", self.fleet),
@@ -166,6 +166,7 @@ class PageRoutes:
         board = self.board
         if board.watchers >= MOST_WATCHERS:
             return refusal(503, f"{MOST_WATCHERS} pages watch already", "close one, or wait")
+        self._views.begin()
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
         answer = web.StreamResponse(headers=headers)
         with board:

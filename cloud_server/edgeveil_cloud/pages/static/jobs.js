@@ -20,7 +20,7 @@
       el("div", { class: "far" }, cloud.progress(row)),
       figure("accuracy", ev.figure(row.accuracy), row.rounds && row.accuracy !== null ? `after ${row.rounds === row.round ? "all" : row.round} rounds` : ""),
       row.guarantees.map((one) => figure(one.name, one.value, one.note, one.tone)),
-      el("label", { class: "pick", title: "compare" }, box),
+      el("label", { class: "pick" }, box, el("span", {}, "compare")),
       row.reason ? el("p", { class: "why" }, row.reason, row.advice ? [". ", el("span", {}, `What to do: ${row.advice}`)] : null) : null);
   }
 
@@ -102,7 +102,7 @@
     title: (job) => (cloud.rows.get(job) || {}).name || job,
     open(main, job) {
       const path = `/jobs/${encodeURIComponent(job)}`;
-      const told = el("div"), does = el("div", { class: "row does" }), shown = el("div");
+      const told = el("div"), does = el("div", { class: "does" }), shown = el("div");
       let seen = null, status = "", view = null, busy = false, asking = false, again = false, closed = false;
 
       async function act(what, done) {
@@ -163,7 +163,7 @@
         refresh();
       }
 
-      ev.show(main, el("p", { class: "small" }, el("a", { href: "#/jobs" }, "← All jobs")), shown, told, does);
+      ev.show(main, el("div", { class: "row" }, el("a", { class: "back", href: "#/jobs" }, "← All jobs"), does), told, shown);
       if (cloud.rows.has(job)) update();
       else ev.show(shown, el("h1", { tabindex: -1 }, "No such job"), el("p", {}, "The cloud knows no job of this id: it was mistyped, or the store is another one."));
       return { update, close() { closed = true; } };

@@ -25,7 +25,8 @@
         draft = text.value;
         number();
         submit.disabled = text.value !== checked;
-        if (submit.disabled) submit.classList.remove("main");
+        submit.classList.toggle("main", !submit.disabled);
+        check.classList.toggle("main", submit.disabled);
       }
 
       function mark(problems) {
@@ -68,7 +69,6 @@
           price.notes.map((one) => el("div", { class: "told" }, el("p", {}, one)))));
         mark([]);
         text.removeAttribute("aria-invalid");
-        submit.classList.add("main");
         title.focus();
         cloud.say("the job can be submitted");
       }
