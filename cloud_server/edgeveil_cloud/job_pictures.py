@@ -98,9 +98,14 @@ def _limits(points: Any) -> list[tuple[float, float]]:
     return [(float(a), float(b)) for a, b in zip(low - margin, high + margin, strict=True)]
 
 
+def score_kind(scores: Mapping[str, Any]) -> str:
+    """`calinski-harabasz`."""
+    return str(scores.get("eval_type", "")).removesuffix("_SCORE").replace("_", "-").lower()
+
+
 def _panel_title(one: Evaluation) -> str:
     score = one.scores.get("score")
-    kind = str(one.scores.get("eval_type", "")).removesuffix("_SCORE").replace("_", "-").lower()
+    kind = score_kind(one.scores)
     shown = "no score" if score is None else f"{kind} {score:.2f}".replace("-0", "−0")
     return f"round {one.round} · {shown}"
 
@@ -151,7 +156,6 @@ def event_line(kind: str, data: Mapping[str, Any], proven: set[str]) -> Json:
                 for which in ("training", "inference")
             )
             text += f", accuracy {data['accuracy']:.3f}; ε by plan: {spent}"
-        tone = "good"
     elif kind == "broadcast":
         what = (
             data.get("round") if data.get("kind") == "round" else f"the {data.get('kind', 'job')}"

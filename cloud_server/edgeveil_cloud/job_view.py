@@ -24,7 +24,6 @@ from edgeveil.pages.parts import (
     Json,
     Tone,
     bars,
-    byte_text,
     card,
     counted,
     events,
@@ -34,7 +33,6 @@ from edgeveil.pages.parts import (
     lines,
     rounded,
     said,
-    seconds_text,
     section,
     series,
     table,
@@ -42,6 +40,7 @@ from edgeveil.pages.parts import (
     thinned,
 )
 from edgeveil.privacy.guarantee import guarantee_text, record_text, shared_text, up, worth
+from edgeveil.units import byte_text, seconds_text
 from edgeveil_cloud.job_course import Evaluation, JobCourse
 from edgeveil_cloud.job_pictures import (
     FIRST_ROWS,
@@ -53,6 +52,7 @@ from edgeveil_cloud.job_pictures import (
     count_text,
     event_line,
     per_class,
+    score_kind,
     step,
     time_picture,
     up_text,
@@ -253,7 +253,7 @@ class _View:
         parts.append(self._course_text())
         seconds = run.seconds if run is not None else self._seconds()
         if seconds is not None:
-            parts.append(f"{seconds:.1f} s" if seconds < 600 else seconds_text(seconds))
+            parts.append(seconds_text(seconds))
         if run is not None and not run.simulated and run.broker:
             parts.append(f"over {run.broker}")
         found = [said(" · ".join(parts))]
@@ -321,9 +321,9 @@ class _View:
             whole = "whole job as planned" if self._planned else "whole job"
             real = " for a real run" if self._simulated else ""
             each = one.part.get("epsilon_per_round")
-            note = f"{delta}per {one.unit}, {whole}, proven{real}{record_text(one.part)}"
+            note = f"{delta}per {one.unit}, {whole}, proven{real}{worth(one.epsilon)}"
+            note += record_text(one.part) + shared_text(one.part)
             note += f"; {up(each)} per evaluation" if each else ""
-            note += worth(one.epsilon) + shared_text(one.part)
             tone = "bad" if worth(one.epsilon) else ""
             found.append(card(name, f"ε = {up(one.epsilon)}", note, tone=tone))
         return found
@@ -358,10 +358,12 @@ class _View:
                 shown.append(series(name, _ups(values), "grey", "up", quiet=True))
         lowest = least([v for one in shown if not one["quiet"] for v in one["values"]])
         low = max(0.0, math.floor(lowest * 20 - 0.5) / 20)
-        parts = [lines("Accuracy by round", x, shown, low=low, high=1.0)]
+        parts = [lines("Accuracy on the test records", x, shown, low=low, high=1.0)]
         losses = [rounded(row["loss"]) for row in self._tested]
         if any(value is not None for value in losses):
-            parts.append(lines("Loss by round", x, [series("loss", losses, "purple")], low=0.0))
+            parts.append(
+                lines("Loss on the test records", x, [series("loss", losses, "purple")], low=0.0)
+            )
         return section("accuracy", title, parts, before=[said(text), note])
 
     def _figures(self) -> Json | None:
@@ -508,7 +510,7 @@ class _View:
         rows = [
             [
                 str(one["round"]),
-                str(one["eval_type"]),
+                score_kind(one),
                 figure_text(one.get("score")),
                 *[figure_text(one.get("squared"))] * squared,
                 _corrected(one),

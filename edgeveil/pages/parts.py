@@ -175,29 +175,6 @@ def figure_text(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def byte_text(count: float) -> str:
-    """A number of bytes for a person, in three digits: `1.1 MiB`, `0.977 MiB` for 1000 KiB."""
-    if count < 1024:
-        return f"{count:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        count /= 1024
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-    return f"{count / 1024:,.2f} TiB"
-
-
-def seconds_text(seconds: float) -> str:
-    """A time for a person: `0.42 s`, `2 min 5 s`, `3 h 20 min`."""
-    if seconds < 60:
-        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"
-
-
 def counted(count: int, what: str) -> str:
     """`1 round`, `2 rounds`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -27,6 +27,7 @@ from edgeveil.errors import INTERRUPTED, EdgeVeilError, JobFailed, UsageError
 from edgeveil.jobs import Job, load_job
 from edgeveil.parts.sources import published_files
 from edgeveil.privacy.guarantee import up, worth
+from edgeveil.units import seconds_text
 from edgeveil_tools.backbone.command import ensure_for_jobs
 from edgeveil_tools.local.data import check_data, is_published
 from edgeveil_tools.local.job import Overrides, local_job
@@ -199,7 +200,7 @@ def run_seed(study: TableJob, number: int, asked: TableOptions, stream: IO[str])
         accuracy = result["final"]["accuracy"]
         shown = "not tested" if accuracy is None else f"accuracy {accuracy:.4f}"
         which = f"{study.path}, seed {seed} ({number + 1} of {asked.seeds})"
-        print(f"{which}: {shown}, {result['seconds']:.0f} s", file=stream, flush=True)
+        print(f"{which}: {shown}, {seconds_text(result['seconds'])}", file=stream, flush=True)
     return code
 
 

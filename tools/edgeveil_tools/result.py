@@ -80,6 +80,7 @@ from edgeveil.errors import UsageError
 from edgeveil.privacy.events import Unit
 from edgeveil.privacy.guarantee import guarantee_text
 from edgeveil.privacy.policy import Quote
+from edgeveil.units import byte_text, seconds_text
 
 if TYPE_CHECKING:
     from edgeveil_tools.local.run_log import RunEvents
@@ -423,10 +424,10 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ],
         ("progress", f"{progress_text(result)}{why}"),
         ("uploads", f"{uploads} from {result['devices']} devices"),
-        *([("bytes", f"{sum(hops.values()):,}")] if hops else []),
+        *([("bytes", byte_text(sum(hops.values())))] if hops else []),
         *([("engine", engine_text(result["engine"]))] if result.get("engine") else []),
-        ("memory, peak", f"{(result['memory_peak_bytes'] or 0) / (1 << 20):,.0f} MiB"),
-        ("seconds", f"{result['seconds']:.1f}"),
+        ("memory, peak", byte_text(result["memory_peak_bytes"] or 0)),
+        ("time", seconds_text(result["seconds"])),
     ]
 
 

@@ -62,6 +62,12 @@
     return x <= before.length ? before[x - 1] : String(x - before.length);
   }
 
+  // The same beside values: `round 3`, `centre`, `confidence 0.5`.
+  function placed(part, x) {
+    if (part.x_name !== "exchange") return `${part.x_name} ${x}`;
+    return x <= part.before.length ? place(part, x) : `round ${place(part, x)}`;
+  }
+
   function lines(first) {
     let part = first, plot = null, made = "";
     const box = ev.el("div", { class: "plot", tabindex: 0, role: "application" });
@@ -74,20 +80,20 @@
     function read(index) {
       const at = index === null || index === undefined ? part.x.length - 1 : index;
       if (at < 0) return ev.show(legend);
-      ev.show(legend, ev.el("li", { class: "at" }, `${part.x_name} ${place(part, part.x[at])}`),
+      ev.show(legend, ev.el("li", { class: "at" }, placed(part, part.x[at])),
         part.series.map((one) => ev.el("li", {}, one.quiet ? null : swatch(one), `${one.name} `,
           ev.el("span", { class: "value" }, (FORMS[one.form] || FORMS.figure)(one.values[at])))));
     }
 
     function options(width) {
       const ends = [part.low, part.high];
-      const whole = part.x.every(Number.isInteger);
+      const whole = part.x.every(Number.isInteger), stepped = part.series.some((one) => one.steps);
       const axis = { stroke: () => css("soft"), font: FONT, ticks: { show: false }, grid: { stroke: () => css("line"), width: 1 } };
       return {
         width, height: Math.max(180, Math.min(260, Math.round(width * 0.45))),
         legend: { show: false }, cursor: { y: false, points: { size: 8 }, drag: { x: false, y: false } },
         scales: {
-          x: { time: false, range: (u, low, high) => (low === high ? [low - 0.5, high + 0.5] : [low, high]) },
+          x: { time: false, range: (u, low, high) => (low === high ? [low - 0.5, high + 0.5] : [low, stepped ? high + 1 : high]) },
           y: { range: (u, low, high) => {
             const from = ends[0] === null ? low : ends[0], to = ends[1] === null ? high : ends[1];
             if (low === null || high === null) return [from || 0, to || 1];
@@ -104,8 +110,8 @@
         series: [{}, ...part.series.filter((one) => !one.quiet).map((one) => ({
           stroke: () => css(one.colour), width: 2, dash: one.dash ? [6, 4] : undefined, spanGaps: true,
           fill: one.steps && !one.dash ? () => `${css(one.colour)}26` : undefined,
-          paths: one.steps ? uPlot.paths.stepped({ align: 1 }) : undefined,
-          points: { show: part.x.length <= 40 && !one.steps, size: 6, fill: () => css(one.colour) },
+          paths: one.steps ? uPlot.paths.stepped({ align: 1, extend: true }) : undefined,
+          points: { show: part.x.length <= 40 && !one.steps && !one.dash, size: 6, fill: () => css(one.colour) },
         }))],
         hooks: { setCursor: [(u) => read(u.cursor.idx)] },
       };
@@ -196,7 +202,7 @@
     const ticks = part.whole ? steps(end, Math.max(2, Math.floor((width - left) / 90))).map((t) => {
       const x = left + t * scale;
       return [ev.svg("line", { x1: x, x2: x, y1: 0, y2: height - foot, stroke: "var(--line)" }),
-        words(x, height - 7, ev.seconds(t), { class: "soft", "text-anchor": t ? "middle" : "start" })];
+        words(x, height - 7, t ? ev.seconds(t) : "0", { class: "soft", "text-anchor": t ? "middle" : "start" })];
     }) : null;
     const said = `${part.label}: ${part.rows.length} exchanges; each one's seconds are in the table`;
     return [ev.el("ul", { class: "legend" }, part.steps.map((one) => ev.el("li", {}, swatch(one), one.name))),

@@ -78,7 +78,7 @@
 
   function sectionOf(first) {
     const title = ev.el("h2", { id: `about-${first.id}` });
-    const before = ev.el("div", {}), parts = ev.el("div", {}), after = ev.el("div", {});
+    const before = ev.el("div", {}), parts = ev.el("div", {}), after = ev.el("div", { class: "after" });
     const shown = keyed(parts, partOf);
     const update = (one) => {
       title.textContent = one.title;

@@ -36,7 +36,7 @@ def add(commands: Subparsers) -> None:
     job = command(
         commands,
         "job",
-        "submit, list, show, watch, resume and cancel jobs, fetch their models",
+        "submit, list, watch, resume and cancel jobs, fetch models",
         examples=(
             "edgeveil job submit configs/jobs/quickstart.yaml --config site/cloud.yaml\n"
             "edgeveil job watch quickstart-1a2b3c4d --cloud http://127.0.0.1:8701 "

@@ -81,7 +81,7 @@ def _add_table(commands: Subparsers) -> None:
     table = command(
         commands,
         "table",
-        "simulate jobs with several seeds and put their accuracies in a table",
+        "simulate jobs with several seeds, accuracies in a table",
         about=(
             "Runs each job file as `edgeveil run --simulate` does, once for each seed, and writes\n"
             "table.md, table.json, table.png and table.svg to DIR. Runs that have completed are\n"
@@ -451,7 +451,7 @@ def _add_chaos(commands: Subparsers) -> None:
     chaos = command(
         commands,
         "chaos",
-        "kill, cut, spoil and fill while jobs run, then check that nothing was lost",
+        "kill, cut and spoil while jobs run, then check what was lost",
         about=(
             "Starts two brokers, a cloud, a proxy and devices on this machine and runs a job over\n"
             "and over while, by a schedule drawn from the seed, processes are killed (kill -9),\n"

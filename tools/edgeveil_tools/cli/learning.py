@@ -50,6 +50,7 @@ def add(commands: Subparsers) -> None:
     )
     validate.add_argument("--json", action="store_true", help="one JSON object a file and line")
     validate.set_defaults(handler=_validate)
+    _add_plan(commands)
     schema = command(
         commands,
         "schema",
@@ -77,6 +78,42 @@ def add(commands: Subparsers) -> None:
     predict.add_argument("--json", action="store_true", help="print JSON")
     predict.add_argument("--rollback", action="store_true", help="put the release before in use")
     predict.set_defaults(handler=_predict, extra="infer")
+
+
+def _add_plan(commands: Subparsers) -> None:
+    plan = command(
+        commands,
+        "plan",
+        "say what a job can come to, before it costs anybody anything",
+        about=(
+            "Price, noise against signal, the accuracy that simulations reach, from which fleet\n"
+            "on the job is of use, bytes and time of a round. On public records, or made-up ones\n"
+            "where the job's own are not public: nothing is spent, and no device is asked."
+        ),
+        examples=(
+            "edgeveil plan configs/jobs/quickstart.yaml\n"
+            "edgeveil plan job.yaml --devices 200 --seeds 5 --json"
+        ),
+    )
+    plan.add_argument("job", type=Path, metavar="JOB", help="job file")
+    plan.add_argument("--devices", type=int, metavar="N", help="of the fleet; default: local_run's")
+    plan.add_argument(
+        "--seeds", type=int, default=3, metavar="N", help="simulations of that fleet; default 3"
+    )
+    plan.add_argument(
+        "--no-larger", action="store_true", help="do not look from which fleet on it is of use"
+    )
+    plan.add_argument("--json", action="store_true", help="print JSON, progress to stderr")
+    plan.set_defaults(handler=_plan)
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from edgeveil_tools.prospect import PlanOptions, plan_command
+
+    asked = PlanOptions(
+        devices=args.devices, seeds=args.seeds, larger=not args.no_larger, as_json=args.json
+    )
+    return plan_command(args.job, asked)
 
 
 def _add_run(commands: Subparsers) -> None:

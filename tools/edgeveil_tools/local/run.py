@@ -319,8 +319,8 @@ def _report(
 ) -> None:
     """Draw it, with who holds what where `dealing` says how that came."""
     # Not above: what draws is loaded when no process runs beside it any more.
+    from edgeveil_tools.report.holdings import holdings
     from edgeveil_tools.report.page import write_report
-    from edgeveil_tools.report.plots import holdings
 
     try:
         write_report(result, events, path, holdings(*dealing) if dealing else None)
