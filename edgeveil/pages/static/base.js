@@ -97,18 +97,28 @@ var EdgeVeil = window.EdgeVeil || {};
   };
 
   // Server-sent events of `path`; `hear` gets each one's data. The returned function ends it.
-  // `element` (class live) tells whether the line stands.
-  ev.live = function (path, hear, element) {
-    const source = new EventSource(path);
+  // `element` (class live) tells whether the line stands. A browser itself tries again only where
+  // nothing answers: where the server refused, `refused` is told, and it is tried again here.
+  ev.live = function (path, hear, element, refused) {
+    let source = null, timer = 0;
     const tell = (there) => {
       if (!element) return;
       element.textContent = there ? "live" : "no connection, trying again";
       element.classList.toggle("away", !there);
     };
-    source.onopen = () => tell(true);
-    source.onerror = () => tell(false);
-    source.onmessage = (event) => hear(JSON.parse(event.data));
-    return () => source.close();
+    const open = () => {
+      source = new EventSource(path);
+      source.onopen = () => tell(true);
+      source.onmessage = (event) => hear(JSON.parse(event.data));
+      source.onerror = () => {
+        tell(false);
+        if (source.readyState !== EventSource.CLOSED) return;
+        if (refused) refused();
+        timer = setTimeout(open, 5000);
+      };
+    };
+    open();
+    return () => { clearTimeout(timer); source.close(); };
   };
 })(EdgeVeil);
 window.EdgeVeil = EdgeVeil;
