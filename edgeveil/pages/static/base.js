@@ -97,18 +97,38 @@ var EdgeVeil = window.EdgeVeil || {};
   };
 
   // Server-sent events of `path`; `hear` gets each one's data. The returned function ends it.
-  // `element` (class live) tells whether the line stands.
-  ev.live = function (path, hear, element) {
-    const source = new EventSource(path);
+  // `element` (class live) tells whether the line stands. A line that broke is made anew by the
+  // browser; one that was refused is tried again here, after `refused` was told.
+  ev.live = function (path, hear, element, refused) {
+    let source = null, again = 0, ended = false;
     const tell = (there) => {
       if (!element) return;
       element.textContent = there ? "live" : "no connection, trying again";
       element.classList.toggle("away", !there);
     };
-    source.onopen = () => tell(true);
-    source.onerror = () => tell(false);
-    source.onmessage = (event) => hear(JSON.parse(event.data));
-    return () => source.close();
+    const open = () => {
+      source = new EventSource(path);
+      source.onopen = () => tell(true);
+      source.onmessage = (event) => hear(JSON.parse(event.data));
+      source.onerror = () => {
+        tell(false);
+        if (ended || source.readyState !== EventSource.CLOSED) return;
+        again = setTimeout(open, 5000);
+        if (refused) refused();
+      };
+    };
+    open();
+    return () => { ended = true; clearTimeout(again); source.close(); };
+  };
+
+  // Shows what `make(value)` gives, where the value is another than before: what stands keeps the
+  // reader's place, focus and selection.
+  const painted = new WeakMap();
+  ev.paint = function (parent, value, make) {
+    const said = JSON.stringify(value);
+    if (painted.get(parent) === said) return;
+    painted.set(parent, said);
+    ev.show(parent, make(value));
   };
 })(EdgeVeil);
 window.EdgeVeil = EdgeVeil;
