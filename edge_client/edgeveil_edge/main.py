@@ -222,10 +222,10 @@ class DeviceProcess:
         for problem in self._problems:
             self._tell(problem)
         await self.presence.settle()
+        if self._page is not None:
+            await self._page.start()  # before the socket that tells where it is
         await self._control.start()
         await self.inference.start()
-        if self._page is not None:
-            await self._page.start()
         await self.session.attach(self.runtime, _state_line())
         await asyncio.gather(
             self.session.run(),

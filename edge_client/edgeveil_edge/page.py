@@ -10,7 +10,7 @@ something needs a header too that no other page can set.
 
     GET  /               the page, which holds nothing yet
     POST /login          {"token": …} or {"ticket": …}
-    GET  /session        200 while one is logged in
+    GET  /session        whether one is logged in
     GET  /events         the state, told when it changes
     GET  /model          what the release in use takes
     POST /pause /resume /rollback /logout
@@ -117,7 +117,7 @@ class DevicePage:
                 "the device does not go by the name in this address",
                 "open the address that edgeveil edge page prints",
             )
-        if path in self._files:
+        if path in self._files or path == "/session":
             return None
         site = request.headers.get("sec-fetch-site", "same-origin")
         asked_by_others = site not in ("same-origin", "none")
@@ -166,8 +166,9 @@ class DevicePage:
         ended = self._sessions.end(request.cookie(self._sessions.cookie))
         return PageContent.of_json({}, headers={**_PRIVATE, "Set-Cookie": ended})
 
-    async def _session(self, _request: PageRequest) -> PageContent:
-        return PageContent.of_json({}, headers=_PRIVATE)
+    async def _session(self, request: PageRequest) -> PageContent:
+        found = self._sessions.knows(request.cookie(self._sessions.cookie))
+        return PageContent.of_json({"logged_in": found}, headers=_PRIVATE)
 
     # --- what is shown ---
 

@@ -144,8 +144,9 @@ class OwnSpending:
     def told(self) -> dict[str, Any]:
         """The book of `as_plain` without single releases: with each job's `kinds`, and the
         `course` of the data set. Raises PrivacyError where the chain is broken."""
-        files = (f"{self._path}{ending}" for ending in ("", "-wal", ".head", ".key"))
-        mark = tuple(file_mark(Path(file)) for file in files)
+        path = self._path
+        beside = (path.with_suffix(".head"), path.with_suffix(".key"), Path(f"{path}-wal"))
+        mark = tuple(map(file_mark, (path, *beside)))
         if mark != self._mark:
             book = read_ledger(self._path)
             account = book.accounts.get(self._dataset, Account())

@@ -33,7 +33,7 @@ SECURITY_HEADERS: Mapping[str, str] = {
 }
 
 
-SHARED = ("base.css", "base.js", "chart.js")  # what small pages are made of
+SHARED = ("base.css", "base.js", "small.css", "small.js")  # by the pages of proxy and device
 
 
 @cache

@@ -190,10 +190,8 @@ class PageServer:
                 stream = await self._exchange(reader, writer)
             if stream is not None:
                 await self._tell(stream, reader, writer)
-        except (TimeoutError, asyncio.CancelledError) as error:
+        except (TimeoutError, asyncio.CancelledError):  # too slow, or `stop`, which waits for this
             writer.transport.abort()  # what was not taken by now is not kept for later
-            if not isinstance(error, TimeoutError):
-                raise
         except (OSError, asyncio.IncompleteReadError):
             pass  # gone
         finally:

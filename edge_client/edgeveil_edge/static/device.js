@@ -35,7 +35,7 @@
 
   // Whether the session still stands, where the line was refused.
   async function look() {
-    try { await ev.ask("session"); } catch (error) { if (error.status === 401) logged(false); }
+    try { if (!(await ev.ask("session")).logged_in) logged(false); } catch { /* the process is away: tried again */ }
   }
 
   async function logIn(shown) {
@@ -76,24 +76,24 @@
   // The limits of the policy: what is spent, what open jobs reserved beside, and what is left.
   function limits(s) {
     const { training, inference, left } = s.spent, p = s.policy;
-    const line = (name, symbol, limit, spent, rest) => {
+    const line = (name, limit, spent, rest) => {
       const over = rest === undefined ? limit : rest, known = typeof spent === "number" ? spent : limit - over;
-      return { name, symbol, limit, left: over, spent: Math.min(known, limit), reserved: Math.max(0, limit - over - known), proven: typeof spent === "number" };
+      return { name, limit, left: over, spent: Math.min(known, limit), reserved: Math.max(0, limit - over - known), proven: typeof spent === "number" };
     };
-    const found = [line("Training", "ε", p.lifetime_epsilon, training ? training.epsilon : 0, left && left.lifetime_epsilon)];
+    const found = [line("Training, ε", p.lifetime_epsilon, training ? training.epsilon : 0, left && left.lifetime_epsilon)];
     if (left && left.lifetime_collusion_epsilon !== undefined) {
       const alone = training.collusion_epsilon === undefined ? training.epsilon : training.collusion_epsilon;
-      found.push(line("Training, if all others collude", "ε", p.lifetime_collusion_epsilon, alone, left.lifetime_collusion_epsilon));
+      found.push(line("Training, ε if all others collude", p.lifetime_collusion_epsilon, alone, left.lifetime_collusion_epsilon));
     }
-    found.push(line("Training", "δ", p.lifetime_delta, training ? training.delta : 0, left && left.lifetime_delta));
-    found.push(line("Inference", "ε", p.max_inference_epsilon, inference ? inference.epsilon : 0, left && left.max_inference_epsilon));
+    found.push(line("Training, δ", p.lifetime_delta, training ? training.delta : 0, left && left.lifetime_delta));
+    found.push(line("Inference, ε", p.max_inference_epsilon, inference ? inference.epsilon : 0, left && left.max_inference_epsilon));
     return found;
   }
 
   function worded(one) {
-    const spent = one.proven ? `spent ${ev.up(one.spent)}` : "spent without a proven guarantee";
+    const spent = one.proven ? `spent ${ev.up(one.spent)}` : "spent: no proven guarantee";
     const reserved = one.reserved > one.limit * 1e-9 ? `, reserved for open jobs ${ev.up(one.reserved)}` : "";
-    return `${one.symbol}: ${spent}${reserved}, left ${down(one.left)} of ${down(one.limit)}`;
+    return `${spent}${reserved}, left ${down(one.left)} of ${down(one.limit)}`;
   }
 
   function ring(one) {
@@ -138,7 +138,7 @@
       const series = [[0, 0], ...points.map((p) => [p[0], p[column]])], most = Math.max(...series.map((p) => p[1]));
       const near = most > limit / 4;
       return ev.el("div", {}, ev.el("h3", {}, name), ev.chart({ points: series, span: [0, last], top: near ? limit : most || 1, steps: true,
-        topText: `ε = ${ev.up(near ? limit : most)}`, leftText: "first release", rightText: `release ${last}`,
+        topText: `ε = ${ev.up(near ? limit : most)}`, leftText: "nothing yet", rightText: `release ${last}`,
         limit: near ? [limit, "your limit"] : null, label: `${name}: ε = ${ev.up(most)} after ${last} releases, your limit is ${ev.up(limit)}` }));
     };
     return [
@@ -281,13 +281,12 @@
       else throw error;
     }
   }
-  const order = (path, button) => async () => {
-    button.disabled = true;
+  // A button that is disabled would lose the focus, which the other one is to get.
+  const order = (path) => async () => {
     try { await change(path); } catch (error) { $("pause-note").textContent = said(error); }
-    button.disabled = false;
   };
-  $("pause").addEventListener("click", order("pause", $("pause")));
-  $("resume").addEventListener("click", order("resume", $("resume")));
+  $("pause").addEventListener("click", order("pause"));
+  $("resume").addEventListener("click", order("resume"));
   $("logout").addEventListener("click", async () => { await change("logout"); logged(false); $("token").focus(); });
   $("login").addEventListener("submit", (event) => { event.preventDefault(); logIn({ token: $("token").value }); });
   $("rollback").addEventListener("click", async () => {
@@ -324,6 +323,6 @@
     history.replaceState(null, "", location.pathname); // used up at once, and not kept in the history
     logIn({ ticket: ticket[1] });
   } else {
-    ev.ask("session").then(() => logged(true), () => logged(false));
+    ev.ask("session").then((told) => logged(told.logged_in), () => logged(false));
   }
 })(window.EdgeVeil);

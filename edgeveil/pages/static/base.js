@@ -40,7 +40,7 @@ var EdgeVeil = window.EdgeVeil || {};
   // in `text` are words and stand left.
   ev.table = function (head, rows, { caption = "", text = [] } = {}) {
     const kind = (index) => (text.includes(index) ? "text" : null);
-    return ev.el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption || "table" },
+    return ev.el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption ? `table: ${caption}` : "table" },
       ev.el("table", {},
         caption ? ev.el("caption", { class: "quiet" }, caption) : null,
         ev.el("thead", {}, ev.el("tr", {}, head.map((name, i) => ev.el("th", { scope: "col", class: kind(i) }, name)))),
@@ -69,10 +69,10 @@ var EdgeVeil = window.EdgeVeil || {};
   ev.seconds = function (s) {
     if (typeof s !== "number") return "–";
     if (s < 1) return `${Math.round(s * 1000)} ms`;
-    if (s < 60) return `${s.toFixed(1)} s`;
-    if (s < 3600) return `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`;
-    if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.round((s % 3600) / 60)} min`;
-    return `${Math.floor(s / 86400)} d ${Math.round((s % 86400) / 3600)} h`;
+    if (s < 60) return `${Number(s.toFixed(1))} s`;
+    const [unit_s, unit, part_s, part] = s < 3600 ? [60, "min", 1, "s"] : s < 86400 ? [3600, "h", 60, "min"] : [86400, "d", 3600, "h"];
+    const parts = Math.round(s / part_s), each = unit_s / part_s, rest = parts % each;
+    return `${Math.floor(parts / each)} ${unit}${rest ? ` ${rest} ${part}` : ""}`;
   };
 
   ev.time = function (unix_s) {
@@ -97,10 +97,10 @@ var EdgeVeil = window.EdgeVeil || {};
   };
 
   // Server-sent events of `path`; `hear` gets each one's data. The returned function ends it.
-  // `element` (class live) tells whether the line stands. A line that broke is made anew by the
-  // browser; one that was refused is tried again here, after `refused` was told.
+  // `element` (class live) tells whether the line stands. A browser itself tries again only where
+  // nothing answers: where the server refused, `refused` is told, and it is tried again here.
   ev.live = function (path, hear, element, refused) {
-    let source = null, again = 0, ended = false;
+    let source = null, timer = 0;
     const tell = (there) => {
       if (!element) return;
       element.textContent = there ? "live" : "no connection, trying again";
@@ -112,23 +112,13 @@ var EdgeVeil = window.EdgeVeil || {};
       source.onmessage = (event) => hear(JSON.parse(event.data));
       source.onerror = () => {
         tell(false);
-        if (ended || source.readyState !== EventSource.CLOSED) return;
-        again = setTimeout(open, 5000);
+        if (source.readyState !== EventSource.CLOSED) return;
         if (refused) refused();
+        timer = setTimeout(open, 5000);
       };
     };
     open();
-    return () => { ended = true; clearTimeout(again); source.close(); };
-  };
-
-  // Shows what `make(value)` gives, where the value is another than before: what stands keeps the
-  // reader's place, focus and selection.
-  const painted = new WeakMap();
-  ev.paint = function (parent, value, make) {
-    const said = JSON.stringify(value);
-    if (painted.get(parent) === said) return;
-    painted.set(parent, said);
-    ev.show(parent, make(value));
+    return () => { clearTimeout(timer); source.close(); };
   };
 })(EdgeVeil);
 window.EdgeVeil = EdgeVeil;

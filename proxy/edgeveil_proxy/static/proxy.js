@@ -39,7 +39,7 @@
     return [
       card("Devices online", s.online, `of ${s.enrolled} admitted`),
       card("Open rounds", s.rounds.length, s.round.index === undefined ? "none yet" : `round ${s.round.index} came last`),
-      card("Uploads in them", held, "counts alone; who sent which is told to nobody"),
+      card("Uploads in them", held, "a count alone"),
       card("Refused", total(s.refused), count(s.cooling_down, "device cools", "devices cool") + " down"),
     ];
   }
@@ -47,7 +47,7 @@
   function round(one) {
     const left_s = one.ends_s === null ? null : one.ends_s - Date.now() / 1000;
     const ends = left_s === null ? "" : left_s > 0 ? ` · closes in ${ev.seconds(left_s)} at the latest` : " · closes now";
-    const again = one.attempt ? `, attempt ${one.attempt + 1}` : "";
+    const again = one.attempt > 1 ? `, attempt ${one.attempt}` : "";
     const text = `${count(one.uploads, "upload")}, ${one.declined} declined, of ${one.selected} selected${ends}`;
     return meter(`Round ${one.index}${again} (${one.phase})`, one.uploads + one.declined, one.selected, text);
   }
@@ -103,7 +103,7 @@
       const said = `${ev.bytes(rate)}/s now, ${ev.bytes(most)}/s at most`;
       return ev.el("div", {}, ev.el("h3", {}, name),
         ev.el("p", { class: "number" }, `${ev.bytes(rate)}/s`, ev.el("span", { class: "soft" }, ` · ${ev.bytes(state.bytes[key])} since its start`)),
-        ev.chart({ points, span: [from, now], top: most, topText: `${ev.bytes(most)}/s`, leftText: `${ev.seconds((now - from) / 1000)} ago`, rightText: "now", label: `${name}: ${said}` }));
+        ev.chart({ points, span: [from, now], top: most, topText: `${ev.bytes(most)}/s`, leftText: `${ev.seconds(Math.round((now - from) / 60000) * 60)} ago`, rightText: "now", label: `${name}: ${said}` }));
     });
   }
 
