@@ -139,7 +139,7 @@ def _probabilities(path: Path, records: str | Path | NDArray[Any]) -> NDArray[np
         )
     if isinstance(records, str | Path):
         file = require_file(Path(records), "the input file")
-        x = as_records(_read(file), session.input_shape, str(file))
+        x = as_records(read_values(file), session.input_shape, str(file))
     else:
         try:
             given = np.asarray(records)
@@ -165,7 +165,8 @@ def _in_use(store: ReleaseStore, model: Path) -> InstalledRelease:
     return release
 
 
-def _read(file: Path) -> NDArray[Any]:
+def read_values(file: Path) -> NDArray[Any]:
+    """The values of a file of records, of whatever shape. Raises DataError or UsageError."""
     if file.suffix == ".npz":
         return npz_array(file, "x")
     if file.suffix == ".npy":

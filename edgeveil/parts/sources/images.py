@@ -34,18 +34,27 @@ def read_images(folder: Path | None, form: ImageForm | None, max_bytes: int = MA
     return found
 
 
+def read_picture(file: Path, form: ImageForm) -> NDArray[np.float32]:
+    """One picture as a record: (height, width), or (3, height, width) in colour, in 0..255.
+
+    Raises DataError without Pillow, and for what is no picture.
+    """
+    _require_pillow()
+    height, width = form.size
+    record = np.empty((3, height, width) if form.colours == "rgb" else (height, width), np.float32)
+    fault = _into(record, file, form)
+    if fault:
+        raise DataError(f"the picture {fault}", where=file.name, fix="give a PNG or JPEG file")
+    return record
+
+
 def image_faults(folder: Path | None, form: ImageForm | None) -> list[str]:
     """`file: what is wrong` of each picture that learning drops. For the owner's console alone."""
     return _read(folder, form, MAX_BYTES)[1]
 
 
 def _read(folder: Path | None, form: ImageForm | None, max_bytes: int) -> tuple[Records, list[str]]:
-    if find_spec("PIL") is None:
-        raise DataError(
-            "the source 'images' needs Pillow, which is not installed",
-            where="data.source",
-            fix="pip install 'edgeveil[images]'",
-        )
+    _require_pillow()
     if form is None:
         raise DataError("is not set", where="data.images", fix="write images: {size: [28, 28]}")
     if form.classes is None:
@@ -66,6 +75,15 @@ def _read(folder: Path | None, form: ImageForm | None, max_bytes: int) -> tuple[
             faults.append(f"{file}: {fault}")
     y = np.array([label for _, label in listed], np.int64)
     return as_records(x, y, str(folder)), faults
+
+
+def _require_pillow() -> None:
+    if find_spec("PIL") is None:
+        raise DataError(
+            "the source 'images' needs Pillow, which is not installed",
+            where="data.source",
+            fix="pip install 'edgeveil[images]'",
+        )
 
 
 def class_folders(folder: Path | None) -> list[Path]:

@@ -348,6 +348,19 @@ def _add_edge(commands: Subparsers) -> None:
         _config(made)
         made.add_argument("--json", action="store_true", help="one JSON object")
         made.set_defaults(handler=_control, word=word)
+    page = command(
+        parts,
+        "page",
+        "print an address that opens the running device's page",
+        about=(
+            "For a browser on this box. The address logs in once and within a minute; the page is\n"
+            "there where the site file has `page`. From another machine: forward the port with\n"
+            "ssh -L, and open the same address there."
+        ),
+        examples="edgeveil edge page --config configs/edge.yaml",
+    )
+    _config(page)
+    page.set_defaults(handler=_page)
 
 
 def _personalise(args: argparse.Namespace) -> int:
@@ -690,6 +703,13 @@ def _check(args: argparse.Namespace) -> int:
     problems = self_check(load_edge(args.config), read_records=True)
     print("\n".join(problems) or "this box can do the device's work")
     return 1 if problems else 0
+
+
+def _page(args: argparse.Namespace) -> int:
+    from edgeveil_edge.control import ask
+
+    print(ask(load_edge(args.config).state_dir, "page")["url"])
+    return 0
 
 
 def _control(args: argparse.Namespace) -> int:
