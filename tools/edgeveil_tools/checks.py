@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeveil.data.check import DataReport, check_records
+from edgeveil.data.check import DataReport, check_records, schema_problems
+from edgeveil.data.schema import DataSchema
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
 from edgeveil.errors import ConfigError, ConfigProblem, DataError, UsageError
 from edgeveil.jobs import Job, Plan, compile_job, line_of, load_plan
@@ -297,7 +298,8 @@ def data_check(edge_site: Path, job_file: Path | None = None) -> int:
     started = key_file.exists()  # a check must not make a device's key
     key = load_split_key(key_file) if started else secrets.token_bytes(32)
     share = DEFAULT_SHARE if job is None else job.data.evaluation_share
-    training, evaluation = device_records(site.data, key, evaluation_share=share)
+    schema = None if job is None else job.data.schema_
+    training, evaluation = device_records(site.data, key, evaluation_share=share, schema=schema)
     report = check_records(
         training,
         evaluation,
@@ -305,7 +307,8 @@ def data_check(edge_site: Path, job_file: Path | None = None) -> int:
         input_shape=None if job is None else job.data.input_shape,
         input_range=input_range(job),
     )
-    problems = report.problems + places(site.data)
+    problems = report.problems + places(site.data, schema)
+    problems += [] if schema is None else column_problems(site.data, schema)
     if job is not None and job.data.source != site.data.name:
         problems.append(
             f"the job learns from '{job.data.source}', this device's data set is called "
@@ -315,12 +318,20 @@ def data_check(edge_site: Path, job_file: Path | None = None) -> int:
     return DataError.exit_code if problems else 0
 
 
-def places(data: DataSource) -> list[str]:
+def column_problems(data: DataSource, schema: DataSchema) -> list[str]:
+    """What the columns of a table hold that a job's schema does not say, over the whole file."""
+    read = source_part(data.source).tallies
+    if read is None:
+        return []
+    return schema_problems(schema, read(origin_of(data, schema), schema))
+
+
+def places(data: DataSource, schema: DataSchema | None = None) -> list[str]:
     """Where the lines or pictures stand that are dropped for their form, the first few of them."""
     faults: list[str] = []
     find = source_part(data.source).faults
     if find is not None:
-        faults = find(origin_of(data))
+        faults = find(origin_of(data, schema))
     more = len(faults) - LINES_SHOWN
     return faults[:LINES_SHOWN] + [f"… and {more} more"] * (more > 0)
 
