@@ -51,12 +51,14 @@ class Encoded:
     records: Records
     columns: tuple[ColumnTally, ...] = ()
     unknown_labels: int = 0
+    labelled: bool = True
 
 
 class RowEncoder:
     """Rows of text -> records. `names` are the columns of the file, in its order.
 
-    Raises DataError for a column that the file lacks; `labelled` is whether the label's is needed.
+    Raises DataError for a column that the file lacks; `labelled`: whether the label's is needed,
+    None: if it is there.
     """
 
     def __init__(
@@ -65,12 +67,13 @@ class RowEncoder:
         names: Sequence[str],
         where: str,
         *,
-        labelled: bool = True,
+        labelled: bool | None = True,
         max_bytes: int = MAX_BYTES,
     ) -> None:
         self._schema, self._where, self._max_bytes = schema, where, max_bytes
         self._width, place = len(names), {name: at for at, name in enumerate(names)}
         label = schema.label.column or ""
+        labelled = label in place if labelled is None else labelled
         wanted = [name for column in schema.columns or () for name in column.names]
         if labelled:
             wanted.append(label)
@@ -128,6 +131,7 @@ class RowEncoder:
             Records(x, labels, digest_rows(self._digests)),
             tuple(column.tally(broken) for _, column in self._columns),
             int((labels[~broken] == NO_CLASS).sum()) if self._label is not None else 0,
+            self._label is not None,
         )
 
 

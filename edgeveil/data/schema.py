@@ -6,13 +6,15 @@ it; `edgeveil.data.encoding` makes numbers of records by it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from edgeveil.errors import DataError
 from edgeveil.settings.base import Block, Mix
 
 Text = Annotated[str, Field(max_length=256)]
@@ -150,6 +152,40 @@ class DataSchema(Block):
     def largest(self) -> float:
         """No value of a record is beyond it: what an `input_scale` divides by."""
         return PIXEL_RANGE[1] if self.image is not None else 1.0
+
+
+# --- what a released model says of its records ---
+
+SCHEMA, LABELS = "edgeveil.schema", "edgeveil.labels"
+METADATA_BYTES = 1 << 17
+
+
+def schema_metadata(schema: DataSchema) -> dict[str, str]:
+    """The properties of an ONNX model that reads records by this schema."""
+    properties = {
+        SCHEMA: schema.model_dump_json(),
+        LABELS: json.dumps(list(schema.label.names), ensure_ascii=False),
+    }
+    # Whoever opens a graph refuses this word, which would mark a tensor outside of it.
+    return {key: text.replace("location", r"\u006cocation") for key, text in properties.items()}
+
+
+def schema_in(properties: Mapping[str, str]) -> DataSchema | None:
+    """The inverse of `schema_metadata`; None where there is none. Raises DataError."""
+    text = properties.get(SCHEMA)
+    if text is None:
+        return None
+    try:
+        if len(text) > METADATA_BYTES:
+            raise ValueError(f"has {len(text)} characters")
+        schema = DataSchema.model_validate_json(text, strict=True)
+        mixes = list(impossible(schema, SCHEMA))
+        if mixes:
+            raise ValueError(mixes[0].text)
+    except (ValueError, RecursionError) as error:
+        what = f"holds no schema that this version knows ({str(error)[:100]})"
+        raise DataError(what, where=SCHEMA, fix="use an EdgeVeil of the model's version") from None
+    return schema
 
 
 # --- what is impossible together ---

@@ -79,6 +79,7 @@ def validate(path: str | Path, limits: BroadcastLimits | None = None) -> list[Co
     `limits` are those of the site that would play a job (`site_limits`), None the usual ones.
     A job is also played on made-up records, where the cloud's libraries are installed. Whether the
     keys, passwords and data that a site file names exist is for the process to see when it starts.
+    Records that its `local_run` names are read, where their file is there.
     Nothing is trained: that the public encoder of digits is not made yet is a problem too.
     Nothing is raised for what a file holds.
     """
@@ -86,9 +87,30 @@ def validate(path: str | Path, limits: BroadcastLimits | None = None) -> list[Co
         _, found = load(Path(path))
         if isinstance(found, tuple):
             rehearse(found[1], Path(path), limits=limits, needed=False)
+            record_notes(found[0], Path(path))
     except ConfigError as error:
         return error.places
     return []
+
+
+def record_notes(job: LocalJob, path: Path) -> list[str]:
+    """What a person should know of the records that the job's `local_run` names, where their file
+    is there: what learning would drop or clip. For the console of the one who has them.
+
+    Raises ConfigError, `file:line key: what, fix`, where the job cannot learn from them.
+    """
+    from edgeveil_tools.local.data import check_data
+
+    run = job.local_run
+    if run is None or run.data.path is None or not run.data.path.exists():
+        return []
+    try:
+        return check_data(job.alone, run)
+    except (DataError, UsageError) as error:
+        place = f"{path}:{line_of(path, 'local_run.data')} local_run.data"
+        fix = f"; {error.fix}" if error.fix else ""
+        text = f"{place}: {error.where}: {error.what}{fix}"
+        raise ConfigError([" ".join(text.split())]) from error
 
 
 def rehearse(

@@ -14,6 +14,7 @@ import csv
 from array import array
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,8 @@ from edgeveil.parts.sources.source import Origin, SourcePart
 from edgeveil.registry import nearest
 
 _NAME_THEM = "write a first line that names every column, such as v1,v2,label"
+
+_LINES_LOOKED_AT = 100
 
 Tell = Callable[[int, str], object]  # line number from 1, what is wrong there
 
@@ -109,7 +112,7 @@ def encode_csv(
     max_bytes: int = MAX_BYTES,
     tell: Tell = lambda _line, _what: None,
     *,
-    labelled: bool = True,
+    labelled: bool | None = True,
 ) -> Encoded:
     """The records of a CSV file as a job's schema reads them, and what was found in its columns.
 
@@ -138,6 +141,21 @@ def encode_csv(
     if encoder is None:
         raise DataError("is empty", where=str(file), fix=_NAME_THEM)
     return encoder.encoded()
+
+
+def any_form(file: Path, schema: DataSchema) -> DataSchema:
+    """The schema as a file may be read by it that no device holds: with a first line that names
+    the columns or without one, with the label's column or without it."""
+    wanted = {name for column in schema.columns or () for name in column.names}
+    with file.open(encoding="utf-8-sig", errors="replace") as stream:
+        lines = [line for line in islice(stream, _LINES_LOOKED_AT) if line.strip()]
+    rows = [[cell.strip() for cell in _cells(line)] for line in lines]
+    if schema.header is None or (rows and wanted <= set(rows[0])):
+        return schema.model_copy(update={"header": None})
+    if any(len(row) == len(schema.header) for row in rows):
+        return schema
+    without = tuple(name for name in schema.header if name != schema.label.column)
+    return schema.model_copy(update={"header": without})
 
 
 def _require_small(file: Path, max_bytes: int) -> None:

@@ -6,6 +6,7 @@ size and colour. A picture that cannot be read becomes a record that learning dr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,13 +43,17 @@ def image_faults(folder: Path | None, form: ImageForm | None) -> list[str]:
     return _read(folder, form, MAX_BYTES)[1]
 
 
-def _read(folder: Path | None, form: ImageForm | None, max_bytes: int) -> tuple[Records, list[str]]:
+def _require_pillow() -> None:
     if find_spec("PIL") is None:
         raise DataError(
             "the source 'images' needs Pillow, which is not installed",
             where="data.source",
             fix="pip install 'edgeveil[images]'",
         )
+
+
+def _read(folder: Path | None, form: ImageForm | None, max_bytes: int) -> tuple[Records, list[str]]:
+    _require_pillow()
     if form is None:
         raise DataError("is not set", where="data.images", fix="write images: {size: [28, 28]}")
     if form.classes is None:
@@ -146,6 +151,26 @@ def encode_images(folder: Path | None, schema: DataSchema, max_bytes: int = MAX_
         except OSError:
             digests += stored_digest([])  # a record that learning drops
     return Records(found.x, found.y, digest_rows(digests))
+
+
+def encode_files(
+    files: Sequence[Path], schema: DataSchema, max_bytes: int = MAX_BYTES
+) -> NDArray[np.float32]:
+    """Single pictures as a schema's records; one that cannot be read is NaN. Raises DataError."""
+    _require_pillow()
+    form = SchemaForm.of(schema)
+    require_room((len(files), *schema.input_shape), 4, max_bytes, "the pictures")
+    x = np.full((len(files), *schema.input_shape), np.nan, np.float32)
+    for record, file in zip(x, files, strict=True):
+        _into(record, file, form)
+    return x
+
+
+def pictures_below(folder: Path) -> list[Path]:
+    """The pictures in a folder, then those in the folders of it, by name."""
+    inside = sorted(folder.iterdir())
+    found = [*inside, *(file for one in inside if one.is_dir() for file in sorted(one.iterdir()))]
+    return [file for file in found if file.suffix.lower() in ENDINGS and file.is_file()]
 
 
 def _read_folder(origin: Origin) -> Records:

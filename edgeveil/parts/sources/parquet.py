@@ -48,7 +48,11 @@ def read_parquet(
 
 
 def encode_parquet(
-    path: Path | None, schema: DataSchema, max_bytes: int = MAX_BYTES, *, labelled: bool = True
+    path: Path | None,
+    schema: DataSchema,
+    max_bytes: int = MAX_BYTES,
+    *,
+    labelled: bool | None = True,
 ) -> Encoded:
     """The records of a Parquet file as a job's schema reads them, and what was found in its
     columns: numbers, texts, switches, and a gap as an empty cell.

@@ -143,7 +143,8 @@ class SimulatedRounds:
             self._tell("exchange_committed", event)
             self._committed(exchange.index, accuracy, state)
         weights = self._evaluation.weights(plan, state)
-        model = PlayedModel(bake(self._graph, weights), pack_tensors(weights))
+        onnx = bake(self._graph, weights, self._plan.model_metadata)
+        model = PlayedModel(onnx, pack_tensors(weights))
         self._tell("broadcast", {"kind": "release", "selected": devices, "round": "release"})
         self._tell("job_completed", summary_of(plan, len(plan.exchanges), accuracy))
         return model
