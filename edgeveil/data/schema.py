@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from edgeveil.errors import DataError
+from edgeveil.registry import nearest
 from edgeveil.settings.base import Block, Mix
 
 Text = Annotated[str, Field(max_length=256)]
@@ -246,7 +247,10 @@ def _table(schema: DataSchema, columns: tuple[Column, ...], at: str) -> Iterator
         yield Mix((f"{at}.header",), f"'{again}' stands twice; give each column its own name")
     for name in (*named, *([label] if label else ())):
         if name not in schema.header:
-            text = f"does not hold '{name}'; name all columns of the file, in their order"
+            close = nearest(name, list(schema.header))
+            text = (
+                f"does not hold '{name}', {close}; it names all columns of the file in their order"
+            )
             yield Mix((f"{at}.header", f"{at}.columns"), text)
 
 

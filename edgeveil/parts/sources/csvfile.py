@@ -143,6 +143,20 @@ def encode_csv(
     return encoder.encoded()
 
 
+def csv_rows(path: Path) -> tuple[list[str], list[list[str]]]:
+    """(header, all rows) of a CSV file as text; no header where its first line holds none."""
+    file = require_file(path, "the file")
+    _require_small(file, MAX_BYTES)
+    with file.open(encoding="utf-8-sig", errors="replace") as stream:
+        rows = [_cells(line) for line in stream if line.strip()]
+    first = [cell.strip() for cell in rows[0]] if rows else []
+    try:
+        _require_names(first, str(file))
+    except DataError:
+        return [], rows
+    return first, rows[1:]
+
+
 def any_form(file: Path, schema: DataSchema) -> DataSchema:
     """The schema as a file may be read by it that no device holds: with a first line that names
     the columns or without one, with the label's column or without it."""

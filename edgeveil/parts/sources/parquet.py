@@ -72,6 +72,16 @@ def encode_parquet(
     return encoder.encoded()
 
 
+def parquet_rows(path: Path) -> tuple[list[str], list[list[str]]]:
+    """(names, all rows) of a Parquet file as text."""
+    file = require_file(path, "the file")
+    _require_pyarrow()
+    with _opened(file) as opened:
+        _check_size(opened, str(file), MAX_BYTES)
+        columns = [list(map(_text, one.to_pylist())) for one in opened.read().columns]
+        return opened.schema_arrow.names, [list(row) for row in zip(*columns, strict=True)]
+
+
 def _text(value: Any) -> str:
     """A cell as text: a whole number reads the same whether its column has gaps or not."""
     if value is None:
