@@ -189,7 +189,7 @@ class _Rehearsal:
     def _release(self, graph: bytes) -> None:
         plan, x = self._plan, self._test.x[:RECORDS]
         weights = self._evaluation.weights(plan, self._state)
-        onnx = bake(graph, weights)
+        onnx = bake(graph, weights, plan.model_metadata)
         tensor_views(pack_tensors(weights))
         if len(onnx) > MAX_GRAPH_BYTES:
             raise DataError(

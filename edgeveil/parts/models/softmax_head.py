@@ -69,8 +69,13 @@ def build_graph(
     return serialise(graph)
 
 
-def bake(graph_bytes: bytes, weights: Mapping[str, NDArray[np.generic]]) -> bytes:
+def bake(
+    graph_bytes: bytes,
+    weights: Mapping[str, NDArray[np.generic]],
+    metadata: Mapping[str, str] | None = None,
+) -> bytes:
     """A self-contained model: weight inputs become initializers, and `label` int64 (N,) is added.
+    It carries `metadata` as its properties.
 
     Raises `DataError` if a weight is missing or has another shape than the graph's input.
     """
@@ -91,6 +96,8 @@ def bake(graph_bytes: bytes, weights: Mapping[str, NDArray[np.generic]]) -> byte
         graph.input.remove(given)
     graph.node.append(helper.make_node("ArgMax", ["probabilities"], ["label"], axis=1, keepdims=0))
     graph.output.append(helper.make_tensor_value_info("label", TensorProto.INT64, ["N"]))
+    if metadata:
+        helper.set_model_props(model, dict(metadata))
     return checked(model)
 
 

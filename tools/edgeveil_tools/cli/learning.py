@@ -30,7 +30,9 @@ def add(commands: Subparsers) -> None:
         about=(
             "Prints every problem of every file as `file:line key: what, why, fix`. A job is also\n"
             "played on made-up records, so that what would fail late fails here. With the site\n"
-            "files of cloud or proxy beside it, also whether its rounds fit the brokers' quotas."
+            "files of cloud or proxy beside it, also whether its rounds fit the brokers' quotas.\n"
+            "Records that its local_run names are read where they are there: columns, labels and\n"
+            "ranges that are not as the job says are told, on this console alone."
         ),
         examples=(
             "edgeveil validate configs/*.yaml configs/jobs/*.yaml\n"
@@ -66,16 +68,19 @@ def add(commands: Subparsers) -> None:
         "use a released model on your own records",
         about=(
             "Prints label and probability of each record. MODEL is an ONNX file or a device's\n"
-            "state folder, whose release in use is then taken."
+            "state folder, whose release in use is then taken. A model of a job with data.schema\n"
+            "reads records as its devices do and prints names: .csv and .parquet with the label's\n"
+            "column or without it, .png, .jpg, a folder of pictures. Others take numbers alone."
         ),
         examples=(
             "edgeveil predict out/quickstart/model.onnx records.npz\n"
             "edgeveil predict site/state/edge-1 records.csv --json\n"
+            "edgeveil predict out/adult/model.onnx people.csv\n"
             "edgeveil predict site/state/edge-1 --rollback"
         ),
     )
     predict.add_argument("model", type=Path, metavar="MODEL")
-    predict.add_argument("input", type=Path, nargs="?", metavar="FILE", help=".npz, .npy or .csv")
+    predict.add_argument("input", type=Path, nargs="?", metavar="FILE", help="of records")
     predict.add_argument("--json", action="store_true", help="print JSON")
     predict.add_argument("--rollback", action="store_true", help="put the release before in use")
     predict.add_argument(
@@ -250,7 +255,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _validate(args: argparse.Namespace) -> int:
     from edgeveil.errors import ConfigError
-    from edgeveil_tools.checks import load, site_limits, validate
+    from edgeveil_tools.checks import load, record_notes, site_limits, validate
 
     code, limits = 0, site_limits(args.files, args.devices)
     for path in args.files:
@@ -259,14 +264,17 @@ def _validate(args: argparse.Namespace) -> int:
         job, plan = found if isinstance(found, tuple) else (None, None)
         if problems:
             code = ConfigError.exit_code
+        notes = [] if job is None else record_notes(job, path)
         if args.json:
             told = {"file": str(path), "kind": kind or None, "problems": problems}
+            told |= {"records": notes} if notes else {}
             shown = {"job": job.model_dump(mode="json")} if job and args.show else {}
             print(json.dumps({**told, **shown, "ok": not problems}))
         elif problems:
             print("\n".join(problems))
         else:
             _print_sound(path, kind, plan, job if args.show else None)
+            print("".join(f"  records: {note}\n" for note in notes), end="")
     return code
 
 
@@ -307,11 +315,17 @@ def _predict(args: argparse.Namespace) -> int:
     if found.stale:
         print(f"edgeveil: {found.stale}", file=sys.stderr)
     if args.json:
-        print(json.dumps({"model": found.model, "predictions": found.plain()}))
+        right = {} if found.accuracy is None else {"accuracy": found.accuracy}
+        print(json.dumps({"model": found.model, "predictions": found.plain(), **right}))
         return 0
     print(f"model {found.model}")
     for row in found.table():
-        known = row["label"] is not None
-        text = f"class {row['label']}  probability {row['probability']:.3f}" * known
-        print(f"{row['record']:>6}  {text or 'not a usable record'}")
+        at = row.get("file", f"{row['record']:>6}")
+        if row["label"] is None:
+            print(f"{at}  not a usable record")
+            continue
+        name = row.get("name", f"class {row['label']}")
+        print(f"{at}  {name}  probability {row['probability']:.3f}")
+    if found.accuracy is not None:
+        print(f"right: {found.accuracy:.4f} of the records that have a label")
     return 0

@@ -104,7 +104,7 @@ class SimulatedRounds:
         self._site, self._workers, self._seeds = site, workers, SimulationSeeds(site.seed)
         self._tell, self._say, self._look, self._clock = tell, say, look, clock
         self._committed = committed
-        self._evaluation = Evaluation(held_records(site.source))
+        self._evaluation = Evaluation(held_records(site.source, job.data.schema_))
         self._draws = self._seeds.draws()
         self._graph = b""
         self._recorder = Recorder(site.record_dir) if site.record_dir else None
@@ -143,7 +143,8 @@ class SimulatedRounds:
             self._tell("exchange_committed", event)
             self._committed(exchange.index, accuracy, state)
         weights = self._evaluation.weights(plan, state)
-        model = PlayedModel(bake(self._graph, weights), pack_tensors(weights))
+        onnx = bake(self._graph, weights, self._plan.model_metadata)
+        model = PlayedModel(onnx, pack_tensors(weights))
         self._tell("broadcast", {"kind": "release", "selected": devices, "round": "release"})
         self._tell("job_completed", summary_of(plan, len(plan.exchanges), accuracy))
         return model
