@@ -129,6 +129,7 @@ def _add_run(commands: Subparsers) -> None:
         "--record", action="store_true", help="keep what the cloud sees, for edgeveil attack"
     )
     run.add_argument("--keep", action="store_true", help="keep keys, ledgers and stores too")
+    run.add_argument("--force", action="store_true", help="write over a result that DIR holds")
     run.add_argument(
         "--resume", action="store_true", help="go on with the simulation interrupted in --out"
     )
@@ -161,6 +162,8 @@ def _run(args: argparse.Namespace) -> int:
         reference=args.reference,
         record=args.record,
         resume=args.resume,
+        force=args.force,
+        command=args.command_line,
     )
 
 
