@@ -167,8 +167,13 @@ def schema_metadata(schema: DataSchema) -> dict[str, str]:
         SCHEMA: schema.model_dump_json(),
         LABELS: json.dumps(list(schema.label.names), ensure_ascii=False),
     }
-    # Whoever opens a graph refuses this word, which would mark a tensor outside of it.
-    return {key: text.replace("location", r"\u006cocation") for key, text in properties.items()}
+    return {key: without_location(text) for key, text in properties.items()}
+
+
+def without_location(text: str) -> str:
+    """JSON text, or a name, without a word that nobody opens a graph with: it would mark a tensor
+    outside of it."""
+    return text.replace("location", r"\u006cocation")
 
 
 def schema_in(properties: Mapping[str, str]) -> DataSchema | None:

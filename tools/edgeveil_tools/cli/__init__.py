@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import errno
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -111,6 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not hasattr(args, "handler"):
         top.print_help()
         return UsageError.exit_code
+    args.command_line = shlex.join(["edgeveil", *(sys.argv[1:] if argv is None else argv)])
     lifeline.watch()
     try:
         with needs_extra(args.extra):

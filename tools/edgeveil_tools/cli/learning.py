@@ -177,6 +177,7 @@ def _add_run(commands: Subparsers) -> None:
         "--record", action="store_true", help="keep what the cloud sees, for edgeveil attack"
     )
     run.add_argument("--keep", action="store_true", help="keep keys, ledgers and stores too")
+    run.add_argument("--force", action="store_true", help="write over a result that DIR holds")
     run.add_argument(
         "--resume", action="store_true", help="go on with the simulation interrupted in --out"
     )
@@ -250,6 +251,8 @@ def _run(args: argparse.Namespace) -> int:
         resume=args.resume,
         page=args.open or (not args.json if args.page is None else args.page),
         browse=args.open,
+        force=args.force,
+        command=args.command_line,
     )
 
 

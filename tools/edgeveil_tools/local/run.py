@@ -2,9 +2,9 @@
 
 Two brokers, a cloud, a proxy and workers that host the devices, each a process of its own, talk
 over MQTT exactly as on separate machines; or (`simulate`) the job is played in memory, without
-brokers and encryption. The run's folder gets `result.json`, `events.jsonl`,
-`model.onnx`, `model.safetensors`, `report.html` and `logs/`; files of an earlier run are replaced,
-others stay.
+brokers and encryption. The run's folder gets `job.yaml`, the job as it was run, `result.json`,
+`events.jsonl`, `model.onnx`, `model.safetensors`, `report.html` and `logs/`. One that holds a
+result is not written over unless asked to; its other files stay then too.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
@@ -36,7 +39,7 @@ from edgeveil_tools.checks import rehearse, usual_limits
 from edgeveil_tools.local.children import scratch
 from edgeveil_tools.local.data import check_data, is_published
 from edgeveil_tools.local.fleet import LocalFleet
-from edgeveil_tools.local.job import Overrides, local_job
+from edgeveil_tools.local.job import Overrides, local_job, whole_job
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.recording import keep_run
 from edgeveil_tools.local.run_log import Listener, RunProgress, unheard
@@ -48,7 +51,14 @@ from edgeveil_tools.site.brokers import choose_engine
 if TYPE_CHECKING:
     from edgeveil_tools.local.run_page import RunPage
 
-FILES = ("result.json", "events.jsonl", "model.onnx", "model.safetensors", "report.html")
+FILES = (
+    "job.yaml",
+    "result.json",
+    "events.jsonl",
+    "model.onnx",
+    "model.safetensors",
+    "report.html",
+)
 
 
 class RunOptions(TypedDict, total=False):
@@ -68,6 +78,7 @@ class RunOptions(TypedDict, total=False):
     record: bool
     keep: bool
     resume: bool
+    force: bool
     report: bool
     progress: Listener
 
@@ -90,6 +101,7 @@ def run(
     record: bool = False,
     keep: bool = False,
     resume: bool = False,
+    force: bool = False,
     report: bool = True,
     progress: Listener = unheard,
 ) -> Result:
@@ -114,6 +126,7 @@ def run(
     record     keep what the cloud sees in `out`/recording, for `edgeveil attack`
     keep       keep keys, ledgers and stores too
     resume     go on with the simulation that was interrupted in `out`
+    force      write over the result that `out` holds
     report     draw `report.html`
     progress   called with a RunProgress whenever something happens, and some times a second; from
                the thread that runs; what it raises ends the run
@@ -143,6 +156,7 @@ def run(
         record=record,
         keep=keep,
         resume=resume,
+        force=force,
         report=report,
         hear=progress,
     )
@@ -184,6 +198,7 @@ async def run_async(
             record=more.get("record", False),
             keep=more.get("keep", False),
             resume=more.get("resume", False),
+            force=more.get("force", False),
             report=more.get("report", True),
             hear=more.get("progress", unheard),
             stop=stop,
@@ -231,9 +246,11 @@ def play(
     *,
     keep: bool = False,
     resume: bool = False,
+    force: bool = False,
     reference: bool | None = None,
     record: bool = False,
     report: bool = True,
+    command: str = "",
     hear: Listener = unheard,
     stop: threading.Event | None = None,
     watch: Callable[[LocalFleet], None] = unwatched,
@@ -241,8 +258,11 @@ def play(
     """The run of `run`; no failure after its start is raised.
 
     `stop`, set from another thread, ends it as a failed one. `watch` is told of the fleet before
-    it starts.
+    it starts. `command`: the line that asked for it.
     """
+    if out is not None and not (resume or force):
+        require_unused(out)
+    started_s = time.time()
     _say(hear, "reading the records")
     loaded, settings = local_job(job, overrides)
     published = is_published(loaded, settings)
@@ -261,6 +281,8 @@ def play(
     if out is None:
         out = Path(tempfile.mkdtemp(prefix="edgeveil-out-"))
     prepare(out, resume=resume)
+    with writing(out):
+        write_whole(out / "job.yaml", whole_job(loaded, settings))
     record_dir = _recording(out, settings) if record else None
     # A second Ctrl-C must not leave children or files behind; stopping takes a few seconds at most.
     with signals(signal.SIG_IGN), scratch(keep=keep, in_memory=settings.simulate) as site:
@@ -285,7 +307,14 @@ def play(
     if keep:
         fleet.progress.note(f"The site is kept in {site}")
     interrupted = isinstance(failure, KeyboardInterrupt)
-    result = Result(fleet.result("interrupted" if interrupted else str(failure or "")), out)
+    run_facts = {
+        "started": datetime.fromtimestamp(started_s, UTC).isoformat(timespec="seconds"),
+        "seed": settings.seed,
+        "job_sha256": loaded.digest().hex(),
+        "command": command,
+    }
+    found = fleet.result("interrupted" if interrupted else str(failure or ""))
+    result = Result({**found, "run": run_facts}, out)
     with writing(out):
         write_json(out / "result.json", result.content)
     if report and not interrupted:
@@ -341,6 +370,19 @@ def _report(
             where=str(path),
             fix="make room on the disk and run again",
         ) from error
+
+
+def require_unused(out: Path, name: str = "result.json") -> None:
+    """Raise UsageError where the folder holds a result, or an interrupted run to go on with."""
+    others = (out.with_name(f"{out.name}-{number}") for number in count(2))
+    fresh = f"--out {next(one for one in others if not one.exists())}"
+    if (out / CHECKPOINT).exists():
+        what, first = "holds a run that was interrupted", "go on with --resume, name another folder"
+    elif (out / name).exists():
+        what, first = "holds a result already", "name another folder"
+    else:
+        return
+    raise UsageError(what, where=str(out), fix=f"{first} ({fresh}), or write over it with --force")
 
 
 def prepare(out: Path, *, resume: bool = False) -> None:
@@ -424,9 +466,11 @@ def run_local(
     reference: bool | None = None,
     record: bool = False,
     resume: bool = False,
+    force: bool = False,
     brief: bool = False,
     page: bool = False,
     browse: bool = False,
+    command: str = "",
     stream: IO[str] | None = None,
 ) -> int:
     """`edgeveil run`: `run` before a person's eyes; 0 when it completed, 130 after Ctrl-C.
@@ -445,8 +489,10 @@ def run_local(
             overrides,
             keep=keep,
             resume=resume,
+            force=force,
             reference=reference,
             record=record,
+            command=command,
             hear=display,
             watch=shown.show if shown else unwatched,
         )

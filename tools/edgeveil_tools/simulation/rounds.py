@@ -42,6 +42,7 @@ from edgeveil_cloud.commit_round import (
     tell_round,
 )
 from edgeveil_cloud.evaluation import Evaluation
+from edgeveil_cloud.model_card import model_card
 from edgeveil_cloud.round_report import Recorder, summary_of
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_cloud.validate_batch import ValidatedBatch, norm_limit
@@ -143,8 +144,7 @@ class SimulatedRounds:
             self._tell("exchange_committed", event)
             self._committed(exchange.index, accuracy, state)
         weights = self._evaluation.weights(plan, state)
-        onnx = bake(self._graph, weights, self._plan.model_metadata)
-        model = PlayedModel(onnx, pack_tensors(weights))
+        model = PlayedModel(bake(self._graph, weights, model_card(plan)), pack_tensors(weights))
         self._tell("broadcast", {"kind": "release", "selected": devices, "round": "release"})
         self._tell("job_completed", summary_of(plan, len(plan.exchanges), accuracy))
         return model
