@@ -106,7 +106,6 @@ class PageRoutes:
     async def close(self, _app: web.Application) -> None:
         """Streams end at once."""
         self.board.close()
-        self._views.close()
 
     # --- log-in ---
 
