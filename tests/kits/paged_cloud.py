@@ -35,6 +35,7 @@ class PagedCloud:
         self._thread.start()
         control: Any = idle_control(self.store)
         control.status = self._status
+        control.cancel = self.store.cancel  # there is no machine to be told of it
         app = make_app(
             self.store,
             control,
