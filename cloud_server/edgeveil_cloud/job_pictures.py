@@ -34,6 +34,7 @@ TONES: Mapping[str, Tone] = {"completed": "good", "failed": "bad", "paused": "wa
 
 
 def per_class(found: Sequence[Mapping[str, Any]]) -> Json | None:
+    """Precision, recall and F1, a row for each class."""
     if not found:
         return None
     head = ["class", "precision", "recall", "F1", "records"]
@@ -50,6 +51,7 @@ def per_class(found: Sequence[Mapping[str, Any]]) -> Json | None:
 
 
 def calibration(found: Mapping[str, Any]) -> Json | None:
+    """How often the model is right where it is so sure, by bins of confidence."""
     bins = found.get("bins") or []
     if len(bins) < 2:
         return None
@@ -80,9 +82,7 @@ def cluster_picture(shown: Sequence[Evaluation]) -> Json | None:
             {
                 "title": _panel_title(one),
                 "points": [[round(float(v), 4) for v in row] for row in part[there]],
-                "labels": [
-                    int(k) for k, is_there in zip(one.labels, there, strict=True) if is_there
-                ],
+                "labels": [int(one.labels[k]) for k in there],
                 "numbered": one.rows <= NUMBERED,
             }
         )
@@ -139,6 +139,7 @@ def time_picture(rows: Sequence[Mapping[str, Any]]) -> Json:
 
 
 def step(row: Mapping[str, Any], key: str) -> float:
+    """Seconds of one step of an exchange."""
     return round(float(row["timeline"].get(key) or 0.0), 4)
 
 
@@ -179,12 +180,18 @@ def event_line(kind: str, data: Mapping[str, Any], proven: set[str]) -> Json:
 
 
 def up_text(value: float | None) -> str:
+    """An ε that is shown."""
     return "–" if value is None else up(value)
 
 
 def count_text(value: int | None) -> str:
+    """How many."""
     return "–" if value is None else f"{value:,}"
 
 
+_NAMES = {"macro_f1": "macro-F1", "auc": "AUC"}
+
+
 def words(name: str) -> str:
-    return name.replace("_", " ")
+    """A figure's or an event's name, for a person."""
+    return _NAMES.get(name, name.replace("_", " "))

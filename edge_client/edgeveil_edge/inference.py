@@ -16,20 +16,21 @@ import asyncio
 import json
 import math
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.errors import DataError, EdgeVeilError
+from edgeveil.errors import DataError, EdgeVeilError, UsageError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.sites.edge import Inference
-from edgeveil.transport.http import PageContent, PageServer, PostedBody
+from edgeveil.storage import file_mark
+from edgeveil.transport.http import Page, PageContent, PageRequest, PageServer
 from edgeveil.transport.listener import ListenAt
 from edgeveil_edge.predict import Predictions, as_records, stale_since
 from edgeveil_edge.releases import InstalledRelease, ReleaseStore
@@ -57,10 +58,13 @@ class ServedModel:
             raise DataError("has no weights of its own", where=str(release.path))
         return cls(release, session)
 
-    def predict(self, body: PostedBody) -> Predictions:
+    def predict(self, body: PageRequest) -> Predictions:
         """Raises DataError for a body that holds no records of the model's shape."""
-        found = _records(body, self.session.input_shape)
-        x = as_records(found, self.session.input_shape, "records")
+        return self.run(_records(body, self.session.input_shape))
+
+    def run(self, values: NDArray[Any]) -> Predictions:
+        """Raises DataError for values that are no records of the model's shape."""
+        x = as_records(values, self.session.input_shape, "records")
         return Predictions(self.release.version, self.session.probabilities(x, {}, limit_s=RUN_S))
 
 
@@ -79,7 +83,8 @@ class InferenceService:
     async def start(self) -> None:
         """Listen where the site says, if anywhere. Raises UsageError for a taken address."""
         settings = self._settings
-        pages, posts = {"/v1/model": self._model_page}, {"/v1/predict": self._predict_page}
+        pages: dict[str, Page] = {"/v1/model": self.told}
+        posts = {"/v1/predict": self._predict_page}
         if settings.socket is not None:
             server = PageServer(pages, posts, settings.request_bytes)
             await server.listen(ListenAt(socket=settings.socket))
@@ -105,39 +110,59 @@ class InferenceService:
             self._settings.socket.unlink(missing_ok=True)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
+    async def predict(self, read: Callable[[], NDArray[Any]]) -> Predictions:
+        """What the release in use says of the values that `read` gives, for the owner's page.
+
+        Raises DataError or UsageError.
+        """
+        found: Predictions = await self._in_thread(self._run, read)
+        return found
+
+    def _run(self, read: Callable[[], NDArray[Any]]) -> Predictions:
+        model = self._ready()
+        if isinstance(model, str):
+            raise UsageError(model, where="the release in use")
+        return model.run(read())
+
     async def _in_thread(self, work: Any, *given: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *given)
 
-    async def _model_page(self) -> PageContent:
+    async def told(self, _request: object = None) -> PageContent:
+        """Which release answers, and what it takes."""
         model: ServedModel | None = await self._in_thread(self._current)
         if model is None:
-            return _NO_RELEASE
+            return _told(503, _NO_RELEASE)
         release, shape = model.release, model.session.input_shape
         told = {"release": release.version, "job": release.job, "digest": release.digest}
         return PageContent.of_json({**told, "input_shape": list(shape)})
 
-    async def _predict_page(self, body: PostedBody) -> PageContent:
+    async def _predict_page(self, body: PageRequest) -> PageContent:
         found: PageContent = await self._in_thread(self._answer, body)
         return found
 
-    def _answer(self, body: PostedBody) -> PageContent:
+    def _answer(self, body: PageRequest) -> PageContent:
         if body.content_type not in (JSON, NUMBERS):
             return _told(415, f"send {JSON} or {NUMBERS}")
-        model = self._current()
-        if model is None:
-            return _NO_RELEASE
-        stale = stale_since(model.release, time.time())
-        if stale and self._stops_stale:
-            return _told(503, stale)
+        model = self._ready()
+        if isinstance(model, str):
+            return _told(503, model)
         try:
             found = model.predict(body)
         except DataError as error:
             return _told(400, str(error))
         return PageContent.of_json({"release": found.model, "predictions": found.plain()})
 
+    def _ready(self) -> ServedModel | str:
+        """The model that may answer now, or why there is none."""
+        model = self._current()
+        if model is None:
+            return _NO_RELEASE
+        stale = stale_since(model.release, time.time())
+        return stale if stale and self._stops_stale else model
+
     def _current(self) -> ServedModel | None:
         """The release in use, loaded; the one before where it cannot be."""
-        seen = _mark(self._releases.folder / "current.json")
+        seen = file_mark(self._releases.folder / "current.json")
         if seen == self._seen:
             return self._model
         try:
@@ -155,16 +180,7 @@ class InferenceService:
         return self._model
 
 
-def _mark(path: Path) -> tuple[int, ...]:
-    """What changes when the file is replaced."""
-    try:
-        found = path.stat()
-    except OSError:
-        return ()
-    return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def _records(body: PostedBody, shape: tuple[int | None, ...]) -> NDArray[Any]:
+def _records(body: PageRequest, shape: tuple[int | None, ...]) -> NDArray[Any]:
     if body.content_type == NUMBERS:
         sizes = [axis or 1 for axis in shape]
         whole = body.content and not len(body.content) % (4 * math.prod(sizes))
@@ -195,4 +211,4 @@ def _told(status: int, text: str) -> PageContent:
     return PageContent.of_json({"error": text}, status)
 
 
-_NO_RELEASE = _told(503, "no model is released yet; wait until a job is completed")
+_NO_RELEASE = "no model is released yet; wait until a job is completed"

@@ -33,12 +33,15 @@ SECURITY_HEADERS: Mapping[str, str] = {
 }
 
 
+SHARED = ("base.css", "base.js", "small.css", "small.js")  # by the pages of proxy and device
+
+
 @cache
-def asset(name: str) -> bytes:
-    """The content of one file of `static/`. Raises FileNotFoundError."""
+def asset(name: str, package: str = "edgeveil.pages") -> bytes:
+    """The content of one file of a package's `static/`. Raises FileNotFoundError."""
     if "/" in name or name.startswith("."):
         raise FileNotFoundError(name)
-    return (resources.files("edgeveil.pages") / "static" / name).read_bytes()
+    return (resources.files(package) / "static" / name).read_bytes()
 
 
 def content_type(name: str) -> str:

@@ -121,9 +121,7 @@ def test_metrics_tell_what_happened(watched: tuple[Watched, dict]) -> None:
 def test_dashboards_and_alerts_read_what_processes_tell(watched: tuple[Watched, dict]) -> None:
     live, _ = watched
     token = live.site.token_file.read_text().strip()
-    told = (
-        get(f"{live.pages['cloud']}/metrics", token)[1] + get(f"{live.pages['proxy']}/metrics")[1]
-    )
+    told = "".join(get(f"{live.pages[one]}/metrics", token)[1] for one in ("cloud", "proxy"))
     types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", told, re.MULTILINE))
     parts = ("_bucket", "_sum", "_count")
     known = {name for name, kind in types.items() if kind != "histogram"}

@@ -77,6 +77,7 @@ class TableOptions:
     reference: bool | None = None  # of the first seed; None: of a published set
     engine: str | None = None
     ray_address: str | None = None
+    command: str = ""
 
     def overrides(self, job: Job) -> Overrides:
         """For all runs of this job; the folder is for those that read one."""
@@ -191,6 +192,8 @@ def run_seed(study: TableJob, number: int, asked: TableOptions, stream: IO[str])
         replace(asked.overrides(study.job), seed=seed),
         reference=asked.reference if number == 0 else False,  # one seed's is like another's
         resume=not asked.force and interrupted(folder, study, seed),
+        force=True,  # what has completed is kept above
+        command=asked.command,
         brief=True,
         stream=stream if stream.isatty() else io.StringIO(),  # one line a run is enough in a file
     )

@@ -56,6 +56,9 @@
     devices               how many took part, `infer_only` of them without training
     seconds               of the whole command, starting and stopping included
     memory_peak_bytes     of all processes together, or null
+    run                   {started, seed, job_sha256, command}: when, UTC in ISO 8601; the seed of
+                          the dealing, simulated also of the noise; the command line, or empty.
+                          What was run lies beside it in job.yaml
     versions              {edgeveil, python, …}
 
 Numbers are JSON numbers; NaN and infinity never occur.

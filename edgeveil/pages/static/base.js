@@ -69,10 +69,10 @@ var EdgeVeil = window.EdgeVeil || {};
   ev.seconds = function (s) {
     if (typeof s !== "number") return "–";
     if (s < 1) return `${Math.round(s * 1000)} ms`;
-    if (s < 60) return `${s.toFixed(1)} s`;
-    if (s < 3600) return `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`;
-    if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.round((s % 3600) / 60)} min`;
-    return `${Math.floor(s / 86400)} d ${Math.round((s % 86400) / 3600)} h`;
+    if (s < 60) return `${Number(s.toFixed(1))} s`;
+    const [unit_s, unit, part_s, part] = s < 3600 ? [60, "min", 1, "s"] : s < 86400 ? [3600, "h", 60, "min"] : [86400, "d", 3600, "h"];
+    const parts = Math.round(s / part_s), each = unit_s / part_s, rest = parts % each;
+    return `${Math.floor(parts / each)} ${unit}${rest ? ` ${rest} ${part}` : ""}`;
   };
 
   ev.time = function (unix_s) {

@@ -104,7 +104,7 @@
         },
         axes: [
           { ...axis, grid: { show: false }, space: 46, size: 30, incrs: whole ? [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] : undefined,
-            values: (u, splits) => splits.map((x) => (whole && !Number.isInteger(x) ? "" : whole ? place(part, x) : String(Number(x.toPrecision(3))))) },
+            values: (u, splits) => splits.map((x) => (x > part.x[part.x.length - 1] || (whole && !Number.isInteger(x)) ? "" : whole ? place(part, x) : String(Number(x.toPrecision(3))))) },
           { ...axis, size: 58, space: 34, values: (u, splits) => splits.map((y) => axisText(part.series[0].form, y)) },
         ],
         series: [{}, ...part.series.filter((one) => !one.quiet).map((one) => ({

@@ -124,6 +124,7 @@ def _table(args: argparse.Namespace) -> int:
         reference=args.reference,
         engine=args.engine,
         ray_address=args.address,
+        command=args.command_line,
     )
     return table(args.jobs, asked)
 
@@ -164,6 +165,7 @@ def _add_compare(commands: Subparsers) -> None:
         help="the records: a data file, a folder of pictures, or that of a published set's files",
     )
     made.add_argument("--out", type=Path, metavar="DIR", help="default out/compare/JOB")
+    made.add_argument("--force", action="store_true", help="write over what DIR holds")
     made.add_argument("--json", action="store_true", help="print compare.json, progress to stderr")
     made.set_defaults(handler=_compare, extra="lab")
 
@@ -186,6 +188,8 @@ def _compare(args: argparse.Namespace) -> int:
         devices=args.devices,
         data=args.data,
         as_json=args.json,
+        force=args.force,
+        command=args.command_line,
     )
     return compare(args.job, asked)
 
