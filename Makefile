@@ -19,7 +19,7 @@ setup: $(VENV)/.all  ## make .venv and install everything
 	@echo "Installed. Try: $(BIN)/edgeveil --help"
 
 run: $(VENV)/.tools  ## run the quickstart job: brokers, cloud, proxy, 20 devices
-	$(BIN)/edgeveil run configs/jobs/quickstart.yaml --out $(OUT)
+	$(BIN)/edgeveil run configs/jobs/quickstart.yaml --out $(OUT) --force
 
 test: mosquitto postgresql setup run  ## the quickstart, then all tests but the slow ones, on WORKERS=2 cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not slow'

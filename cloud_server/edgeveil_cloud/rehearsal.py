@@ -51,6 +51,7 @@ from edgeveil.protocol.sealed import (
 from edgeveil_cloud.broadcasts import BroadcastLimits, round_package
 from edgeveil_cloud.commit_round import aggregate
 from edgeveil_cloud.evaluation import Evaluation, clusters, mean_softmax
+from edgeveil_cloud.model_card import model_card
 from edgeveil_cloud.validate_batch import ValidatedBatch
 
 REHEARSAL_S = 300.0  # imports on a slow box and every kind of round
@@ -189,7 +190,7 @@ class _Rehearsal:
     def _release(self, graph: bytes) -> None:
         plan, x = self._plan, self._test.x[:RECORDS]
         weights = self._evaluation.weights(plan, self._state)
-        onnx = bake(graph, weights)
+        onnx = bake(graph, weights, model_card(plan))
         tensor_views(pack_tensors(weights))
         if len(onnx) > MAX_GRAPH_BYTES:
             raise DataError(

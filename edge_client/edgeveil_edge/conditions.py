@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import psutil
 
 from edgeveil.sites.conditions import Conditions, minutes_of
+from edgeveil.units import byte_text
 
 LOW_BATTERY_PERCENT = 15.0  # as on Android, where a device says that its battery is low
 LOW_STORAGE_SHARE, LOW_STORAGE_BYTES = 0.05, 500 << 20  # the lesser of both
@@ -93,7 +94,7 @@ def _unmet(conditions: Conditions, state_dir: Path, sensors: Sensors) -> Iterato
     if conditions.storage_not_low:
         free, total = sensors.storage_bytes(state_dir)
         if free < min(LOW_STORAGE_SHARE * total, LOW_STORAGE_BYTES):
-            yield f"storage_not_low: {free >> 20} MiB are free"
+            yield f"storage_not_low: {byte_text(free)} are free"
     if conditions.max_temperature_celsius is not None:
         found, most = sensors.temperature_celsius(), conditions.max_temperature_celsius
         if found is None:

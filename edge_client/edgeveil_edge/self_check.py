@@ -14,9 +14,9 @@ from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.parts.methods import trains_model
 from edgeveil.parts.own_records import own_records
 from edgeveil.sites.edge import EdgeSite
+from edgeveil.units import EARLIEST_S, byte_text
 from edgeveil_edge.conditions import BoxSensors
 
-EARLIEST_S = 1_735_689_600.0  # the beginning of 2025: no clock of this program's time is before
 AHEAD_S = 86400.0  # a file may be of a clock that was set since
 LEAST_MEMORY_BYTES = 256 << 20  # the device, its computing process and their libraries
 
@@ -83,7 +83,7 @@ def _disk(site: EdgeSite, facts: BoxFacts) -> Iterator[UsageError]:
     free = facts.free_bytes(site.state_dir)
     if free < asked:
         yield UsageError(
-            f"{free >> 20} MiB are free, a round may take {asked >> 20} MiB",
+            f"{byte_text(free)} are free, a round may take {byte_text(asked)}",
             where=str(site.state_dir),
             fix="make room, or lower limits.blob_bytes and limits.outbox_bytes",
         )
@@ -93,7 +93,7 @@ def _memory(facts: BoxFacts) -> Iterator[UsageError]:
     memory_bytes = facts.memory_bytes()
     if memory_bytes < LEAST_MEMORY_BYTES:
         yield UsageError(
-            f"{memory_bytes >> 20} MiB are available, it takes {LEAST_MEMORY_BYTES >> 20} MiB",
+            f"{byte_text(memory_bytes)} are available, it takes {byte_text(LEAST_MEMORY_BYTES)}",
             where="memory",
             fix="end other programs, or set conditions for a time when there is more",
         )

@@ -34,6 +34,7 @@ from edgeveil.parts.partitions import PartitionPart
 from edgeveil.parts.sources import Origin, SourcePart
 from edgeveil.parts.update import Stage, Task
 from edgeveil.privacy.sampler import SeededRandom
+from edgeveil.units import byte_text
 
 UPLOADS = 11
 PICTURE, CLASSES = (8, 8), 3
@@ -207,7 +208,7 @@ def a_batch_is_never_in_memory_as_a_whole(part: Any) -> str:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    return "" if peak < 0.8 * whole else f"{peak >> 20} MiB for uploads of {whole >> 20} MiB"
+    return "" if peak < 0.8 * whole else f"{byte_text(peak)} for uploads of {byte_text(whole)}"
 
 
 # Feature maps.

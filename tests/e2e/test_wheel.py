@@ -70,7 +70,9 @@ def python_of(home: Path, *arguments: str | Path) -> subprocess.CompletedProcess
 def test_it_installs_names_that_are_ours(wheel: Path) -> None:
     names = {name.partition("/")[0] for name in ZipFile(wheel).namelist()}
     assert {name for name in names if not name.endswith(".dist-info")} == OURS
-    assert "edgeveil_tools/templates/report.html" in ZipFile(wheel).namelist()
+    files = set(ZipFile(wheel).namelist())
+    assert "edgeveil_tools/templates/report.html" in files
+    assert "edgeveil_tools/templates/init/images/job.yaml" in files
 
 
 def test_quickstart_and_predict_run_beside_packages_of_our_old_names(home: Path) -> None:

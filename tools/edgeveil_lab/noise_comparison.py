@@ -26,7 +26,7 @@ from edgeveil.privacy.guarantee import up, worth
 from edgeveil_tools.local.data import check_data, is_published
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.reference import has_reference
-from edgeveil_tools.local.run import run_local
+from edgeveil_tools.local.run import require_unused, run_local
 from edgeveil_tools.pages import write_page
 from edgeveil_tools.report.plots import BLUE, GREEN, RED, svg_figure
 from edgeveil_tools.result import (
@@ -61,6 +61,8 @@ class ComparisonOptions:
     devices: int | None = None
     data: Path | None = None
     as_json: bool = False
+    force: bool = False
+    command: str = ""
 
     def overrides(self, noise: Noise) -> Overrides:
         """Of the run with this noise; `none`: of the job as it is written."""
@@ -79,6 +81,8 @@ def compare(path: Path, asked: ComparisonOptions) -> int:
     All of them are checked before the first one runs: ConfigError where the job's noise cannot be
     shared, UsageError where it has no noise-free reference, DataError. Raises as a run does.
     """
+    if not asked.force:
+        require_unused(asked.out, "compare.json")
     written = local_job(path, asked.overrides("none"))
     published = is_published(*written)
     noises = asked.noises or (NOISES if published else ("local", "shared"))
@@ -108,6 +112,8 @@ def compare(path: Path, asked: ComparisonOptions) -> int:
             asked.out / noise,
             asked.overrides(noise),
             reference="none" in noises and noise == beside,
+            force=True,  # of a comparison that was interrupted
+            command=asked.command,
             brief=True,
             stream=stream if stream.isatty() else io.StringIO(),
         )

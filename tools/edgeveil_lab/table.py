@@ -27,6 +27,7 @@ from edgeveil.errors import INTERRUPTED, EdgeVeilError, JobFailed, UsageError
 from edgeveil.jobs import Job, load_job
 from edgeveil.parts.sources import published_files
 from edgeveil.privacy.guarantee import up, worth
+from edgeveil.units import seconds_text
 from edgeveil_tools.backbone.command import ensure_for_jobs
 from edgeveil_tools.local.data import check_data, is_published
 from edgeveil_tools.local.job import Overrides, local_job
@@ -76,6 +77,7 @@ class TableOptions:
     reference: bool | None = None  # of the first seed; None: of a published set
     engine: str | None = None
     ray_address: str | None = None
+    command: str = ""
 
     def overrides(self, job: Job) -> Overrides:
         """For all runs of this job; the folder is for those that read one."""
@@ -190,6 +192,8 @@ def run_seed(study: TableJob, number: int, asked: TableOptions, stream: IO[str])
         replace(asked.overrides(study.job), seed=seed),
         reference=asked.reference if number == 0 else False,  # one seed's is like another's
         resume=not asked.force and interrupted(folder, study, seed),
+        force=True,  # what has completed is kept above
+        command=asked.command,
         brief=True,
         stream=stream if stream.isatty() else io.StringIO(),  # one line a run is enough in a file
     )
@@ -199,7 +203,7 @@ def run_seed(study: TableJob, number: int, asked: TableOptions, stream: IO[str])
         accuracy = result["final"]["accuracy"]
         shown = "not tested" if accuracy is None else f"accuracy {accuracy:.4f}"
         which = f"{study.path}, seed {seed} ({number + 1} of {asked.seeds})"
-        print(f"{which}: {shown}, {result['seconds']:.0f} s", file=stream, flush=True)
+        print(f"{which}: {shown}, {seconds_text(result['seconds'])}", file=stream, flush=True)
     return code
 
 

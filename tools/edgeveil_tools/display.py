@@ -14,10 +14,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from edgeveil.units import byte_text, seconds_text
 from edgeveil_tools.local.run_log import RunProgress, epsilon_by_plan
 
 _REFRESH_PER_S = 4
-MIB = 1 << 20
 
 
 class LiveDisplay(ABC):
@@ -112,7 +112,7 @@ class RunDisplay(LiveDisplay):
         going = [f"{view.online}/{view.devices} online", f"{view.uploads}/{asked} answered"]
         if view.declined:
             going.append(f"{view.declined} declined")
-        going += [f"{view.memory_bytes // MIB} MiB", f"{self._elapsed_s():.0f} s"]
+        going += [byte_text(view.memory_bytes), seconds_text(round(self._elapsed_s()))]
         accuracy = f"accuracy {_figure(view.accuracy)}"
         if view.reference is not None:
             accuracy += f" (without noise {view.reference:.3f})"

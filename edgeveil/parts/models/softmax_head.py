@@ -69,10 +69,15 @@ def build_graph(
     return serialise(graph)
 
 
-def bake(graph_bytes: bytes, weights: Mapping[str, NDArray[np.generic]]) -> bytes:
+def bake(
+    graph_bytes: bytes,
+    weights: Mapping[str, NDArray[np.generic]],
+    entries: Mapping[str, str] | None = None,
+) -> bytes:
     """A self-contained model: weight inputs become initializers, and `label` int64 (N,) is added.
 
-    Raises `DataError` if a weight is missing or has another shape than the graph's input.
+    `entries` become its `metadata_props`: what it says of itself to whoever opens it. Raises
+    `DataError` if a weight is missing or has another shape than the graph's input.
     """
     import onnx
     from onnx import TensorProto, helper
@@ -91,7 +96,20 @@ def bake(graph_bytes: bytes, weights: Mapping[str, NDArray[np.generic]]) -> byte
         graph.input.remove(given)
     graph.node.append(helper.make_node("ArgMax", ["probabilities"], ["label"], axis=1, keepdims=0))
     graph.output.append(helper.make_tensor_value_info("label", TensorProto.INT64, ["N"]))
+    for key, value in sorted((entries or {}).items()):
+        model.metadata_props.add(key=key, value=value)
     return checked(model)
+
+
+def described(model: bytes, entries: Mapping[str, str]) -> bytes:
+    """A model with these entries too."""
+    import onnx
+
+    more = onnx.ModelProto()
+    for key, value in entries.items():
+        more.metadata_props.add(key=key, value=value)
+    added: bytes = more.SerializeToString()
+    return model + added  # protobuf takes messages one after the other as one
 
 
 def probabilities(

@@ -88,7 +88,7 @@ class Loader:
     def __init__(self, error: Exception | None = None) -> None:
         self.reads, self.error = 0, error
 
-    def __call__(self, _site: EdgeSite, _key: bytes, _share: float) -> tuple[Records, Records]:
+    def __call__(self, *_asked: object) -> tuple[Records, Records]:
         self.reads += 1
         if self.error is not None:
             raise self.error

@@ -157,7 +157,7 @@ class ReadsAhead(Computer):
 
     shares: list[float]
 
-    def read_ahead(self, share: float) -> None:
+    def read_ahead(self, share: float, schema: object = None) -> None:
         self.shares.append(share)
 
 

@@ -26,7 +26,7 @@ WELL = BoxFacts(
         ({"installed": lambda library: library != "torch"}, "edgeveil[train]"),
         ({"now_s": lambda: 0.0}, "the clock says 1970-01-01"),
         ({"free_bytes": lambda _folder: 511 << 20}, "511 MiB are free, a round may take 512 MiB"),
-        ({"memory_bytes": lambda: LEAST_MEMORY_BYTES - 1}, "255 MiB are available"),
+        ({"memory_bytes": lambda: LEAST_MEMORY_BYTES // 2}, "128 MiB are available"),
     ],
 )
 def test_each_want_is_said_alone(tmp_path, lacks, said):

@@ -74,7 +74,7 @@ def test_a_job_that_shares_nothing_is_shared_for_the_comparison(
     assert list(rows) == ["shared", "local"]
     # The owners' policy of the file does not speak of collusion, and refuses nothing here.
     assert rows["shared"]["collusion_epsilon"] > rows["shared"]["epsilon"]
-    again = compared(capsys, str(job_file(tmp_path)), "--noise", "shared", "--out", out)
+    again = compared(capsys, str(job_file(tmp_path)), "--noise", "shared", "--out", out, "--force")
     assert again["shared"]["accuracies"] == rows["shared"]["accuracies"]
 
 
@@ -84,7 +84,9 @@ def test_the_table_says_loudly_that_no_noise_protects_nobody(tmp_path: Path, cap
     assert NO_NOISE in said
     assert "simulated with seeded noise: this run protects nobody" in said
     plain = ["compare", str(job_file(tmp_path)), "--noise", "local,shared"]
-    assert main([*plain, "--out", str(tmp_path / "out")]) == 0
+    assert main([*plain, "--out", str(tmp_path / "out")]) == 2
+    assert "holds a result already" in capsys.readouterr().err
+    assert main([*plain, "--out", str(tmp_path / "out"), "--force"]) == 0
     assert "PRIVACY" not in capsys.readouterr().out
 
 
@@ -116,7 +118,7 @@ def test_of_own_records_no_noise_is_shown_only_if_it_is_asked_for(
     }
     path, out = str(job_file(tmp_path, **own)), str(tmp_path / "out")
     assert list(compared(capsys, path, "--out", out)) == ["local", "shared"]
-    assert main(["compare", path, "--noise", "local,none", "--out", out]) == 0
+    assert main(["compare", path, "--noise", "local,none", "--out", out, "--force"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "none: computed from the run's own records without any protection" in said
 

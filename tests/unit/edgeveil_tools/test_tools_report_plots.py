@@ -12,7 +12,8 @@ import pytest
 from edgeveil.parts.partitions.dealing import low_quality_devices
 from edgeveil_tools.local.data import dealt
 from edgeveil_tools.local.job import Overrides, local_job
-from edgeveil_tools.report.plots import Holdings, holdings, holdings_plot
+from edgeveil_tools.report.holdings import Holdings, holdings
+from edgeveil_tools.report.plots import holdings_plot
 
 JOB = Path("configs/jobs/digits_skewed.yaml")
 

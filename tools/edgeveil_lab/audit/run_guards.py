@@ -39,7 +39,8 @@ from edgeveil_tools.local.job import Overrides, local_job, site_of
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.reference import train
 from edgeveil_tools.local.run import run_local
-from edgeveil_tools.report.plots import holdings, holdings_plot
+from edgeveil_tools.report.holdings import holdings
+from edgeveil_tools.report.plots import holdings_plot
 
 if TYPE_CHECKING:
     import torch

@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from edgeveil.errors import UsageError
+from edgeveil.units import byte_text, seconds_text
 from edgeveil_lab.capacity.play import FleetPlay, FleetShape
-from edgeveil_tools.report.plots import BLUE, GREEN, ORANGE, PURPLE, byte_text, file_figure
+from edgeveil_tools.report.plots import BLUE, GREEN, ORANGE, PURPLE, file_figure
 
 PARTIES = ("cloud", "proxy", "edge broker", "devices asked", "each device")
 _WORKERS = ("cloud", "proxy")
@@ -115,8 +116,9 @@ def fleet_table(fleet: Mapping[str, Any]) -> Table:
                 first = ""
         table.add_section()
     table.caption = "; ".join(
-        f"{name}: most is {phase['waits_for']['who']}'s, {phase['waits_for']['seconds']:.2f} s"
+        f"{name}: most is {wait['who']}'s, {seconds_text(wait['seconds'])}"
         for name, phase in fleet["phases"].items()
+        for wait in (phase["waits_for"],)
     )
     return table
 
@@ -127,7 +129,7 @@ def _cells(found: Mapping[str, Any]) -> Iterator[str]:
     yield byte_text(found["bytes_in"])
     rows = sum(found["rows"].values())
     yield f"{rows:,}" if rows else ""
-    yield f"{found['busy_s']:.2f} s" if found["busy_s"] else ""
+    yield seconds_text(found["busy_s"]) if found["busy_s"] else ""
 
 
 def last_round(fleet: Mapping[str, Any]) -> Mapping[str, Any]:

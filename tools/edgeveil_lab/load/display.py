@@ -15,6 +15,7 @@ from rich.text import Text
 
 from edgeveil.errors import UsageError
 from edgeveil.sites.addresses import BrokerAddress
+from edgeveil.units import byte_text, seconds_text
 from edgeveil_lab.load.run_log import drifts, faults
 from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_tools.display import LiveDisplay
@@ -111,15 +112,13 @@ def rate(value: float | None) -> str:
 
 
 def ms(seconds: float | None) -> str:
-    """`0.84 ms`, `640 ms`, `1.40 s`."""
-    if seconds is None:
-        return "–"
-    return f"{rate(seconds)} s" if seconds >= 1 else f"{rate(1000 * seconds)} ms"
+    """`0.84 ms`, `640 ms`, `1.4 s`; `–` where it is not known."""
+    return "–" if seconds is None else seconds_text(seconds)
 
 
-def mib(count: float | None) -> str:
-    """`84 MiB`."""
-    return "–" if count is None else f"{count / (1 << 20):,.0f} MiB"
+def size_text(count: float | None) -> str:
+    """`84 MiB`; `–` where it is not known."""
+    return "–" if count is None else byte_text(count)
 
 
 def _up_and_down(mb: Mapping[str, float]) -> str:
@@ -183,7 +182,7 @@ def _processes(result: Result) -> Table:
             "–" if used["cpu_s"] is None else f"{used['cpu_s']:.1f} s",
             "–" if percent is None else f"{percent:.0f} %",
         ]
-        cells += [per_upload(result, name), mib(used["peak_rss_bytes"])]
+        cells += [per_upload(result, name), size_text(used["peak_rss_bytes"])]
         cells += [f"{rate(idle['cpu_percent'].get(name))} %"] if idle else []
         cells += [str(grown.get(name, "–"))] if grown else []
         table.add_row(name, *cells)
@@ -367,7 +366,9 @@ class LoadView(LiveDisplay):
             table.add_column(justify=justify)
         for name, rss_bytes in sample.get("rss_bytes", {}).items():
             cpu = sample.get("cpu_percent", {}).get(name)
-            table.add_row(name, mib(rss_bytes), "" if cpu is None else f"{cpu:.0f} % of a core")
+            table.add_row(
+                name, size_text(rss_bytes), "" if cpu is None else f"{cpu:.0f} % of a core"
+            )
         return table
 
 

@@ -12,11 +12,11 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
+from edgeveil.units import byte_text
 from edgeveil_lab.load.display import (
     CELL_COLUMNS,
     broker_names,
     cell_row,
-    mib,
     ms,
     outage_text,
     parts_of,
@@ -24,6 +24,7 @@ from edgeveil_lab.load.display import (
     rate,
     ratio_text,
     shortened,
+    size_text,
     versus_figures,
     warnings,
 )
@@ -36,7 +37,6 @@ from edgeveil_tools.report.plots import (
     ORANGE,
     PURPLE,
     RED,
-    byte_text,
     svg_figure,
 )
 
@@ -365,8 +365,7 @@ def _versus_plot(result: Result) -> str:
 _FILTERS: dict[str, Callable[..., object]] = {
     "rate": rate,
     "ms": ms,
-    "mib": mib,
-    "size": byte_text,
+    "size": size_text,
     "reasons": shortened,
     "per_upload": per_upload,
     "ratio": ratio_text,

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import errno
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from edgeveil_tools.cli import ledger as cli_ledger
 from edgeveil_tools.cli import parts as cli_parts
 from edgeveil_tools.cli import processes as cli_processes
 from edgeveil_tools.cli import releases as cli_releases
+from edgeveil_tools.cli import setup as cli_setup
 from edgeveil_tools.cli import sites as cli_sites
 from edgeveil_tools.cli import trust as cli_trust
 from edgeveil_tools.cli.common import CommandParser
@@ -34,28 +36,58 @@ from edgeveil_tools.cli.common import CommandParser
 _ABOUT = "Private federated learning for edge boxes, over MQTT."
 _EXAMPLES = """\
 first steps:
-  edgeveil run configs/jobs/quickstart.yaml --out out/quickstart
-  edgeveil provision my-site --devices 3
+  edgeveil doctor                               what this machine has and lacks
+  edgeveil init --out my-job                    a job that plays right away
+  edgeveil run my-job/job.yaml --out out/mine
 
 `edgeveil COMMAND --help` explains a command with examples.
 """
 
 Handler = Callable[[argparse.Namespace], int]
 
+_GROUPS = {
+    "learn": ("init", "plan", "run", "report", "table", "compare", "predict"),
+    "data, models and what a job may name": ("validate", "schema", "methods", "data", "backbone"),
+    "watch and steer jobs": ("job", "releases"),
+    "run the processes": ("broker", "cloud", "proxy", "edge", "health"),
+    "deploy a fleet": ("provision", "site", "deploy", "trust", "backup", "restore"),
+    "privacy and audit": ("ledger", "audit", "attack"),
+    "test and measure": ("loadtest", "capacity", "chaos", "reproduce"),
+    "this program": ("doctor", "completion", "version"),
+}
+"""The commands in `edgeveil --help`, by task; one that is in none stands at the end."""
+
+
+class _TopParser(CommandParser):
+    """The parser of `edgeveil` itself, whose help has the commands in groups, each in one line."""
+
+    def format_help(self) -> str:
+        """As its base does."""
+        (commands,) = (a for a in self._actions if isinstance(a, argparse._SubParsersAction))
+        known = {str(one.dest): str(one.help) for one in commands._choices_actions}
+        grouped = {name for names in _GROUPS.values() for name in names}
+        groups = _GROUPS | {"more": tuple(name for name in known if name not in grouped)}
+        width = max(map(len, known))
+        lines = [self.format_usage(), _ABOUT, ""]
+        for title, names in groups.items():
+            there = [f"  {name:<{width}}  {known[name]}" for name in names if name in known]
+            lines += [f"{title}:", *there, ""] if there else []
+        return "\n".join([*lines, self.epilog or ""])
+
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line. Each command sets `handler` and, where it needs one, `extra`."""
-    top = CommandParser(
+    top = _TopParser(
         prog="edgeveil",
         description=_ABOUT,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.set_defaults(extra="tools")
-    commands = top.add_subparsers(title="commands", metavar="COMMAND")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", parser_class=CommandParser)
     own = (
         *(cli_learning, cli_jobs, cli_releases, cli_processes, cli_sites, cli_fleet),
-        *(cli_deploy, cli_backup, cli_trust, cli_parts, cli_ledger, cli_lab),
+        *(cli_deploy, cli_backup, cli_trust, cli_parts, cli_ledger, cli_lab, cli_setup),
     )
     for part in own:
         part.add(commands)
@@ -80,6 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not hasattr(args, "handler"):
         top.print_help()
         return UsageError.exit_code
+    args.command_line = shlex.join(["edgeveil", *(sys.argv[1:] if argv is None else argv)])
     lifeline.watch()
     try:
         with needs_extra(args.extra):

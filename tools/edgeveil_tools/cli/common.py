@@ -25,10 +25,14 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As its base does."""
+        self.add_later()
+        return super().parse_known_args(args, namespace)
+
+    def add_later(self) -> None:
+        """Add these options now; a second time it does nothing."""
         later, self.later = self.later, None
         if later is not None:
             later(self)
-        return super().parse_known_args(args, namespace)
 
 
 def command(

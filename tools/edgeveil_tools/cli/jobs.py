@@ -36,7 +36,7 @@ def add(commands: Subparsers) -> None:
     job = command(
         commands,
         "job",
-        "submit, list, show, watch, resume and cancel jobs, fetch their models",
+        "submit, list, watch, resume and cancel jobs, fetch models",
         examples=(
             "edgeveil job submit configs/jobs/quickstart.yaml --config site/cloud.yaml\n"
             "edgeveil job watch quickstart-1a2b3c4d --cloud http://127.0.0.1:8701 "
@@ -302,7 +302,7 @@ def _epsilons(job: Mapping[str, Any]) -> tuple[str, str]:
 
 def show_job(job: str, cloud: Cloud) -> int:
     """Print how a job stands, and the counts of the attempts that were not enough."""
-    from edgeveil_tools.result import guarantee_text
+    from edgeveil.privacy.guarantee import guarantee_text
 
     entry, events = cloud.job(job), cloud.events(job)
     print(f"{'job':10}{entry['id']}\n{'status':10}{entry['status']}")

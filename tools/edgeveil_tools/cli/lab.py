@@ -81,7 +81,7 @@ def _add_table(commands: Subparsers) -> None:
     table = command(
         commands,
         "table",
-        "simulate jobs with several seeds and put their accuracies in a table",
+        "simulate jobs with several seeds, accuracies in a table",
         about=(
             "Runs each job file as `edgeveil run --simulate` does, once for each seed, and writes\n"
             "table.md, table.json, table.png and table.svg to DIR. Runs that have completed are\n"
@@ -124,6 +124,7 @@ def _table(args: argparse.Namespace) -> int:
         reference=args.reference,
         engine=args.engine,
         ray_address=args.address,
+        command=args.command_line,
     )
     return table(args.jobs, asked)
 
@@ -164,6 +165,7 @@ def _add_compare(commands: Subparsers) -> None:
         help="the records: a data file, a folder of pictures, or that of a published set's files",
     )
     made.add_argument("--out", type=Path, metavar="DIR", help="default out/compare/JOB")
+    made.add_argument("--force", action="store_true", help="write over what DIR holds")
     made.add_argument("--json", action="store_true", help="print compare.json, progress to stderr")
     made.set_defaults(handler=_compare, extra="lab")
 
@@ -186,6 +188,8 @@ def _compare(args: argparse.Namespace) -> int:
         devices=args.devices,
         data=args.data,
         as_json=args.json,
+        force=args.force,
+        command=args.command_line,
     )
     return compare(args.job, asked)
 
@@ -451,7 +455,7 @@ def _add_chaos(commands: Subparsers) -> None:
     chaos = command(
         commands,
         "chaos",
-        "kill, cut, spoil and fill while jobs run, then check that nothing was lost",
+        "kill, cut and spoil while jobs run, then check what was lost",
         about=(
             "Starts two brokers, a cloud, a proxy and devices on this machine and runs a job over\n"
             "and over while, by a schedule drawn from the seed, processes are killed (kill -9),\n"

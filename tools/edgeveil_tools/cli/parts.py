@@ -22,7 +22,7 @@ def _add_methods(commands: Subparsers) -> None:
     methods = command(
         commands,
         "methods",
-        "list the names that a job file may use, with sources and privacy status",
+        "list the names that a job may use, with their privacy status",
         about=(
             "Lists training methods, update stages, aggregation rules, models, features, data\n"
             "sources, partitions, evaluations, mechanisms, shuffles and presets: source, needs,\n"

@@ -17,7 +17,7 @@ def add(commands: Subparsers) -> None:
     releases = command(
         commands,
         "releases",
-        "list, show, promote and withdraw final models on their way to the devices",
+        "list, show, promote and withdraw final models under way",
         examples=(
             "edgeveil releases list --config site/cloud.yaml\n"
             "edgeveil releases withdraw quickstart-1a2b3c4d --config site/cloud.yaml"

@@ -23,7 +23,7 @@ def add(commands: Subparsers) -> None:
     trust = command(
         commands,
         "trust",
-        "keep the offline root: who may speak for cloud and proxy, and until when",
+        "keep the offline root: who may speak for cloud and proxy",
         about=(
             "The keys of the root lie on a machine that is not connected. They sign which keys\n"
             "speak for the cloud and the proxy, and until when. Every party pins the root\n"

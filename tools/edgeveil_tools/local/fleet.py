@@ -18,6 +18,7 @@ from typing import Any
 from edgeveil.errors import EdgeVeilError, JobFailed
 from edgeveil.jobs import Job
 from edgeveil.parts.features import read_backbones
+from edgeveil.parts.models.softmax_head import described
 from edgeveil.protocol.beside import LEAST_BYTES
 from edgeveil_tools.cloud_client import Cloud, get_json
 from edgeveil_tools.local.children import Children, MemoryPeak, tail
@@ -26,7 +27,7 @@ from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.reference import Reference, has_reference
 from edgeveil_tools.local.run_log import Listener, RunLog, RunReporter, unheard
 from edgeveil_tools.local.simulated import FleetInMemory, FleetOfWorkers, FleetPlayers, engine_of
-from edgeveil_tools.result import write_whole
+from edgeveil_tools.result import SIMULATED, write_whole
 from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_ports
 from edgeveil_tools.site.provision import CellPorts, Ports, Site, broker_processes, provision
 
@@ -93,6 +94,8 @@ class LocalFleet:
 
     def keep_models(self, onnx: bytes, safetensors: bytes) -> None:
         """The final model, where the run's other files go."""
+        if self.settings.simulate:  # nobody may take it for protected who has the file alone
+            onnx = described(onnx, {"edgeveil.note": SIMULATED})
         write_whole(self.out / "model.onnx", onnx)
         write_whole(self.out / "model.safetensors", safetensors)
 

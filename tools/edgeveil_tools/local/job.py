@@ -63,16 +63,15 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
     folder = Path.cwd() if isinstance(given, Job) else Path(given).absolute().parent
     changes = {key: value for key, value in asdict(overrides).items() if value is not None}
     plain = job.model_dump(mode="json")
-    for entry, written in zip(job.features, plain["features"], strict=True):
-        if isinstance(entry, OnnxParameters):
-            written["file"] = entry.file
+    _name_backbones(job, plain)
     run = job.local_run if isinstance(job, LocalJob) else None
     block = (run or LocalRun()).model_dump(mode="json")
     plain["local_run"] = {**block, **{k: v for k, v in changes.items() if k not in _OF_THE_JOB}}
     if overrides.secure is not None:
         plain["aggregation"]["secure"] = overrides.secure
     if overrides.data is not None:
-        plain["local_run"]["data"] = {**block["data"], "path": str(overrides.data.absolute())}
+        files = _files(block["data"], overrides.data.absolute())
+        plain["local_run"]["data"] = {**block["data"], **files}
     plain["local_run"]["policy"] = owners_policy(job, run or LocalRun()).model_dump(mode="json")
     if overrides.noise is not None:
         _with_noise(plain, overrides.noise)
@@ -90,6 +89,15 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
     run = checked.local_run or LocalRun()
     _refuse_unused(overrides, checked, run)
     return checked.alone, run
+
+
+def _files(data: dict[str, Any], given: Path) -> dict[str, str]:
+    """The paths that `--data` stands for: of a folder, those of the files that the job names."""
+    named = {key: data[key] for key in ("path", "test_path") if data.get(key)}
+    inside = {key: given / Path(path).name for key, path in named.items()}
+    if given.is_dir() and inside and all(path.is_file() for path in inside.values()):
+        return {key: str(path) for key, path in inside.items()}
+    return {"path": str(given)}
 
 
 def _with_noise(plain: dict[str, Any], noise: str) -> None:
@@ -134,6 +142,20 @@ def submitted(job: Job) -> bytes:
     """The job's YAML as the cloud takes it: without `local_run`."""
     usual = job.priority == "normal"
     return _yaml(job.model_dump(mode="json") | ({} if usual else {"priority": job.priority}))
+
+
+def whole_job(job: Job, run: LocalRun) -> bytes:
+    """The job file that says all of it, so that running it again repeats the run."""
+    plain = job.model_dump(mode="json") | {"priority": job.priority}
+    _name_backbones(job, plain)
+    return _yaml({**plain, "local_run": run.model_dump(mode="json")})
+
+
+def _name_backbones(job: Job, plain: dict[str, Any]) -> None:
+    """Say in `plain` where the backbones lie: it is no part of the job, which has their digests."""
+    for entry, written in zip(job.features, plain["features"], strict=True):
+        if isinstance(entry, OnnxParameters):
+            written["file"] = entry.file
 
 
 def site_of(job: Job, run: LocalRun, folder: Path, record_dir: Path | None = None) -> SitePlan:

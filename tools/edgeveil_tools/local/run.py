@@ -2,9 +2,9 @@
 
 Two brokers, a cloud, a proxy and workers that host the devices, each a process of its own, talk
 over MQTT exactly as on separate machines; or (`simulate`) the job is played in memory, without
-brokers and encryption. The run's folder gets `result.json`, `events.jsonl`,
-`model.onnx`, `model.safetensors`, `report.html` and `logs/`; files of an earlier run are replaced,
-others stay.
+brokers and encryption. The run's folder gets `job.yaml`, the job as it was run, `result.json`,
+`events.jsonl`, `model.onnx`, `model.safetensors`, `report.html` and `logs/`. One that holds a
+result is not written over unless asked to; its other files stay then too.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+import time
+import webbrowser
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
-from typing import IO, Any, Literal, TypedDict, Unpack
+from typing import IO, TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from edgeveil.errors import (
     INTERRUPTED,
@@ -35,7 +39,7 @@ from edgeveil_tools.checks import rehearse, usual_limits
 from edgeveil_tools.local.children import scratch
 from edgeveil_tools.local.data import check_data, is_published
 from edgeveil_tools.local.fleet import LocalFleet
-from edgeveil_tools.local.job import Overrides, local_job
+from edgeveil_tools.local.job import Overrides, local_job, whole_job
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.recording import keep_run
 from edgeveil_tools.local.run_log import Listener, RunProgress, unheard
@@ -44,7 +48,17 @@ from edgeveil_tools.result import Result, summary, write_json, write_whole, writ
 from edgeveil_tools.simulation.checkpoint import CHECKPOINT, drop_checkpoint, load_checkpoint
 from edgeveil_tools.site.brokers import choose_engine
 
-FILES = ("result.json", "events.jsonl", "model.onnx", "model.safetensors", "report.html")
+if TYPE_CHECKING:
+    from edgeveil_tools.local.run_page import RunPage
+
+FILES = (
+    "job.yaml",
+    "result.json",
+    "events.jsonl",
+    "model.onnx",
+    "model.safetensors",
+    "report.html",
+)
 
 
 class RunOptions(TypedDict, total=False):
@@ -64,6 +78,7 @@ class RunOptions(TypedDict, total=False):
     record: bool
     keep: bool
     resume: bool
+    force: bool
     report: bool
     progress: Listener
 
@@ -86,6 +101,7 @@ def run(
     record: bool = False,
     keep: bool = False,
     resume: bool = False,
+    force: bool = False,
     report: bool = True,
     progress: Listener = unheard,
 ) -> Result:
@@ -110,6 +126,7 @@ def run(
     record     keep what the cloud sees in `out`/recording, for `edgeveil attack`
     keep       keep keys, ledgers and stores too
     resume     go on with the simulation that was interrupted in `out`
+    force      write over the result that `out` holds
     report     draw `report.html`
     progress   called with a RunProgress whenever something happens, and some times a second; from
                the thread that runs; what it raises ends the run
@@ -139,6 +156,7 @@ def run(
         record=record,
         keep=keep,
         resume=resume,
+        force=force,
         report=report,
         hear=progress,
     )
@@ -180,6 +198,7 @@ async def run_async(
             record=more.get("record", False),
             keep=more.get("keep", False),
             resume=more.get("resume", False),
+            force=more.get("force", False),
             report=more.get("report", True),
             hear=more.get("progress", unheard),
             stop=stop,
@@ -216,6 +235,10 @@ class PlayedRun:
     failure: EdgeVeilError | KeyboardInterrupt | None
 
 
+def unwatched(_fleet: LocalFleet) -> None:
+    """For a run that is seen by its listener alone."""
+
+
 def play(
     job: str | Path | Job,
     out: Path | None,
@@ -223,16 +246,23 @@ def play(
     *,
     keep: bool = False,
     resume: bool = False,
+    force: bool = False,
     reference: bool | None = None,
     record: bool = False,
     report: bool = True,
+    command: str = "",
     hear: Listener = unheard,
     stop: threading.Event | None = None,
+    watch: Callable[[LocalFleet], None] = unwatched,
 ) -> PlayedRun:
     """The run of `run`; no failure after its start is raised.
 
-    `stop`, set from another thread, ends it as a failed one.
+    `stop`, set from another thread, ends it as a failed one. `watch` is told of the fleet before
+    it starts. `command`: the line that asked for it.
     """
+    if out is not None and not (resume or force):
+        require_unused(out)
+    started_s = time.time()
     _say(hear, "reading the records")
     loaded, settings = local_job(job, overrides)
     published = is_published(loaded, settings)
@@ -251,6 +281,8 @@ def play(
     if out is None:
         out = Path(tempfile.mkdtemp(prefix="edgeveil-out-"))
     prepare(out, resume=resume)
+    with writing(out):
+        write_whole(out / "job.yaml", whole_job(loaded, settings))
     record_dir = _recording(out, settings) if record else None
     # A second Ctrl-C must not leave children or files behind; stopping takes a few seconds at most.
     with signals(signal.SIG_IGN), scratch(keep=keep, in_memory=settings.simulate) as site:
@@ -266,6 +298,7 @@ def play(
             keep=keep,
             resume=resume,
         )
+        watch(fleet)
         for line in fleet.log.plan.notes:
             fleet.progress.note(f"Privacy: {line}")
         for note in notes:
@@ -274,7 +307,14 @@ def play(
     if keep:
         fleet.progress.note(f"The site is kept in {site}")
     interrupted = isinstance(failure, KeyboardInterrupt)
-    result = Result(fleet.result("interrupted" if interrupted else str(failure or "")), out)
+    run_facts = {
+        "started": datetime.fromtimestamp(started_s, UTC).isoformat(timespec="seconds"),
+        "seed": settings.seed,
+        "job_sha256": loaded.digest().hex(),
+        "command": command,
+    }
+    found = fleet.result("interrupted" if interrupted else str(failure or ""))
+    result = Result({**found, "run": run_facts}, out)
     with writing(out):
         write_json(out / "result.json", result.content)
     if report and not interrupted:
@@ -319,8 +359,8 @@ def _report(
 ) -> None:
     """Draw it, with who holds what where `dealing` says how that came."""
     # Not above: what draws is loaded when no process runs beside it any more.
+    from edgeveil_tools.report.holdings import holdings
     from edgeveil_tools.report.page import write_report
-    from edgeveil_tools.report.plots import holdings
 
     try:
         write_report(result, events, path, holdings(*dealing) if dealing else None)
@@ -330,6 +370,19 @@ def _report(
             where=str(path),
             fix="make room on the disk and run again",
         ) from error
+
+
+def require_unused(out: Path, name: str = "result.json") -> None:
+    """Raise UsageError where the folder holds a result, or an interrupted run to go on with."""
+    others = (out.with_name(f"{out.name}-{number}") for number in count(2))
+    fresh = f"--out {next(one for one in others if not one.exists())}"
+    if (out / CHECKPOINT).exists():
+        what, first = "holds a run that was interrupted", "go on with --resume, name another folder"
+    elif (out / name).exists():
+        what, first = "holds a result already", "name another folder"
+    else:
+        return
+    raise UsageError(what, where=str(out), fix=f"{first} ({fresh}), or write over it with --force")
 
 
 def prepare(out: Path, *, resume: bool = False) -> None:
@@ -387,6 +440,22 @@ def _interrupt(*_: object) -> None:
 # --- the command ---
 
 
+@contextmanager
+def _served(note: Callable[[str], None], *, browse: bool) -> Iterator[RunPage]:
+    """The page of a run, served; `note` is told where."""
+    from edgeveil_tools.local.run_page import RunPage
+
+    page = RunPage()
+    address = page.start()
+    note(f"Watch it at {address}")
+    if browse:
+        webbrowser.open(address)
+    try:
+        yield page
+    finally:
+        page.stop()
+
+
 def run_local(
     path: Path,
     out: Path,
@@ -397,28 +466,38 @@ def run_local(
     reference: bool | None = None,
     record: bool = False,
     resume: bool = False,
+    force: bool = False,
     brief: bool = False,
+    page: bool = False,
+    browse: bool = False,
+    command: str = "",
     stream: IO[str] | None = None,
 ) -> int:
     """`edgeveil run`: `run` before a person's eyes; 0 when it completed, 130 after Ctrl-C.
 
     `stream` shows the progress: standard output, or the other one with `as_json`. `brief` leaves
-    out what a completed run says at its end. Raises as `run` does.
+    out what a completed run says at its end. `page`: it is also served to a browser on this machine
+    meanwhile, which `browse` opens. Raises as `run` does.
     """
     from edgeveil_tools.display import RunDisplay
 
     display = RunDisplay(stream or (sys.stderr if as_json else sys.stdout))
-    with display:
+    with display, _served(display.note, browse=browse) if page else nullcontext() as shown:
         played = play(
             path,
             out,
             overrides,
             keep=keep,
             resume=resume,
+            force=force,
             reference=reference,
             record=record,
+            command=command,
             hear=display,
+            watch=shown.show if shown else unwatched,
         )
+        if shown:
+            shown.end(played.result)
     if isinstance(played.failure, KeyboardInterrupt):
         kept = "; --resume goes on with it" if (out / CHECKPOINT).exists() else ""
         display.note(f"Interrupted; what there is so far is in {out}{kept}")

@@ -1,13 +1,11 @@
-"""The pictures of a run as inline SVG: accuracy, ε, clusters, bytes, time, and who holds what."""
+"""Pictures drawn by matplotlib, of the lab's pages and of who holds what: their style and form."""
 
 from __future__ import annotations
 
 import io
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
@@ -18,12 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from edgeveil.evaluation.clustering import project_2d
-from edgeveil.jobs import Job
-from edgeveil.parts.partitions.dealing import low_quality_devices
-from edgeveil.privacy.guarantee import up
-from edgeveil_tools.local.data import dealt
-from edgeveil_tools.local.local_run import LocalRun
+from edgeveil_tools.report.holdings import Holdings
 
 # Stand-ins that become the page's own colours, so that one picture suits light and dark.
 _INK, _FAINT = "#010203", "#040506"
@@ -39,22 +32,6 @@ _PAGE = {
     RED.lower(): "var(--red)",
 }
 CLUSTERS = (BLUE, ORANGE, GREEN, RED, SKY, PURPLE, "#B8A500", "#8A8A8A", "#5B4FA2", "#8C5A2B")
-STEPS = (
-    ("seal_s", "seal", PURPLE),
-    ("broadcast_s", "broadcast", BLUE),
-    ("wait_s", "wait for devices", ORANGE),
-    ("absorb_s", "open, aggregate, test", GREEN),
-)
-HOPS = (
-    ("cloud_to_proxy", "cloud → proxy"),
-    ("proxy_to_devices", "proxy → devices"),
-    ("devices_to_proxy", "devices → proxy"),
-    ("proxy_to_cloud", "proxy → cloud"),
-)
-PANELS = 6
-COLLUSION = "collusion"  # training's ε if all others collude
-_UNITS = {"training": "record", "inference": "device"}
-NUMBERED = 60  # more points than this stay without their cluster's number
 STYLE: dict[str, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -80,157 +57,6 @@ STYLE: dict[str, Any] = {
     "lines.linewidth": 2,
     "lines.markersize": 4.5,
 }
-
-
-def accuracy_plot(rounds: Sequence[Mapping[str, Any]], reference: Sequence[float]) -> str:
-    """Accuracy after each round, against the noise-free reference; "" where none was measured."""
-    points = [(row["round"], row["accuracy"]) for row in rounds if row["accuracy"] is not None]
-    if not points:
-        return ""
-    with svg_figure(7.4, 3.2, "accuracy") as (figure, done):
-        axes = figure.add_subplot()
-        lowest = min([value for _, value in points] + list(reference[: points[-1][0]]))
-        if reference:
-            shown = [(k, v) for k, v in enumerate(reference, 1) if k <= points[-1][0]]
-            axes.plot(*zip(*shown, strict=True), color=ORANGE, linestyle="--", marker="s")
-            _at_end(axes, shown[-1], "without noise", ORANGE, above=shown[-1][1] > points[-1][1])
-        axes.plot(*zip(*points, strict=True), color=BLUE, marker="o")
-        above = not reference or points[-1][1] >= shown[-1][1]
-        _at_end(axes, points[-1], "this run", BLUE, above=above)
-        axes.set_ylim(max(0.0, math.floor(lowest * 20 - 0.5) / 20), 1.0)
-        axes.set_xlim(points[0][0] - 0.4, points[-1][0] + 0.4 + 0.16 * len(points))
-        step = max(1, math.ceil(points[-1][0] / 20))
-        axes.set_xticks([number for number, _ in points if number % step == 0])
-        axes.set_xlabel("training round")
-        axes.set_title("accuracy on the cloud's test records")
-        axes.grid(axis="y")
-    return done[0]
-
-
-def epsilon_plot(rows: Sequence[Mapping[str, Any]], units: Mapping[str, str] = _UNITS) -> str:
-    """ε by plan after each exchange, training above inference, each per its unit.
-
-    With shared noise training's panel has a second line, the ε if all others collude. What costs
-    nothing or has no proven ε has no panel; "" where none is left.
-    """
-    shown = spent(rows)
-    if not shown:
-        return ""
-    with svg_figure(7.4, 0.7 + 1.6 * len(shown), "epsilon") as (figure, done):
-        panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
-        for axes, key in zip(panels, shown, strict=True):
-            colour = BLUE if key == "training" else RED
-            largest = _draw_course(axes, rows, key, colour)
-            axes.set_title(f"{key}: ε by plan, per {units[key]}")
-            if key == "training" and any(COLLUSION in row["epsilon"] for row in rows):
-                largest = max(largest, _draw_course(axes, rows, COLLUSION, ORANGE))
-                axes.set_title(f"{axes.get_title('left')}; dashed, if all others collude")
-            axes.set_ylim(0, max(1e-9, 1.22 * largest) or 1)
-            axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
-            axes.grid(axis="y")
-        _exchange_ticks(panels[-1], rows)
-        panels[-1].set_xlim(-0.5, len(rows) - 0.5 + 0.02 * len(rows))
-    return done[0]
-
-
-def spent(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Of training and inference, what has an ε by plan after any exchange."""
-    return [key for key in _UNITS if any(row["epsilon"].get(key) for row in rows)]
-
-
-def _draw_course(axes: Axes, rows: Sequence[Mapping[str, Any]], key: str, colour: str) -> float:
-    """One ε by exchange as steps, the last one in figures; the largest of them."""
-    course = [row["epsilon"].get(key) for row in rows]
-    values = np.array([np.nan if v is None else v for v in course], np.float64)
-    edges = np.arange(len(rows) + 1) - 0.5
-    drawn = np.append(values, values[-1])  # an exchange's ε stands over its own place
-    line = "--" if key == COLLUSION else "-"
-    axes.step(edges, drawn, where="post", color=colour, linestyle=line)
-    if key != COLLUSION:
-        axes.fill_between(edges, drawn, step="post", color=colour, alpha=0.15, linewidth=0)
-    if np.isfinite(values[-1]):
-        end = (len(rows) - 0.5, float(values[-1]))
-        _at_end(axes, end, up(float(values[-1])), colour, above=True)
-    return float(np.nanmax([*values, 0.0]))
-
-
-def cluster_plot(evaluations: Sequence[Mapping[str, Any]]) -> str:
-    """Uploaded softmax vectors in 2-D, one panel per evaluation, coloured by cluster.
-
-    `evaluations` are the `clusters` of committed exchanges with `round` added. All panels share
-    one projection, so they can be compared. At most six are shown, evenly chosen.
-    """
-    usable = [e for e in evaluations if e.get("vectors")]
-    if not usable:
-        return ""
-    picks = np.unique(np.linspace(0, len(usable) - 1, min(PANELS, len(usable))).round().astype(int))
-    chosen = [usable[k] for k in picks]
-    points = project_2d(np.concatenate([np.asarray(e["vectors"], np.float64) for e in chosen]))
-    limits = _limits(points)
-    columns = min(3, len(chosen))
-    lines = math.ceil(len(chosen) / columns)
-    with svg_figure(7.4, 2.75 * lines, "clusters") as (figure, done):
-        start = 0
-        for position, evaluation in enumerate(chosen, start=1):
-            axes = figure.add_subplot(lines, columns, position)
-            part = points[start : start + len(evaluation["vectors"])]
-            start += len(part)
-            _scatter(axes, part, np.asarray(evaluation["labels"], np.int64))
-            axes.set_title(_panel_title(evaluation), fontsize=8.5)
-            axes.set_xlim(*limits[0])
-            axes.set_ylim(*limits[1])
-            axes.tick_params(labelleft=False, labelbottom=False)
-            for spine in axes.spines.values():
-                spine.set_visible(True)
-    return done[0]
-
-
-def bytes_plot(hops: Mapping[str, int]) -> str:
-    """Payload bytes by hop; "" where they are unknown."""
-    if not any(hops.get(key) for key, _ in HOPS):
-        return ""
-    with svg_figure(7.4, 1.9, "bytes") as (figure, done):
-        axes = figure.add_subplot()
-        values = [hops.get(key, 0) for key, _ in HOPS]
-        axes.barh([name for _, name in HOPS], values, color=BLUE, height=0.62)
-        axes.invert_yaxis()
-        axes.set_xlim(0, 1.16 * max(values))
-        axes.set_xticks([])
-        axes.spines["bottom"].set_visible(False)
-        for place, value in enumerate(values):
-            axes.annotate(
-                byte_text(value), (value, place), (5, 0), textcoords="offset points", va="center"
-            )
-    return done[0]
-
-
-def timeline_plot(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Seconds of each exchange by step, stacked; "" where nothing was committed."""
-    if not any(row.get("timeline") for row in rows):
-        return ""
-    with svg_figure(7.4, 3.2, "timeline") as (figure, done):
-        axes = figure.add_subplot()
-        places, bottom = np.arange(len(rows)), np.zeros(len(rows))
-        for key, name, colour in STEPS:
-            heights = np.array([float(row.get("timeline", {}).get(key) or 0) for row in rows])
-            axes.bar(places, heights, bottom=bottom, color=colour, label=name, width=0.72)
-            bottom += heights
-        axes.set_title("seconds")
-        axes.grid(axis="y")
-        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, handlelength=1.0)
-        _exchange_ticks(axes, rows)
-    return done[0]
-
-
-def byte_text(count: float) -> str:
-    """A number of bytes for a person, in three digits: `1.1 MiB`, `0.977 MiB` for 1000 KiB."""
-    if count < 1024:
-        return f"{count:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        count /= 1024
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-    return f"{count / 1024:,.2f} TiB"
 
 
 @contextmanager
@@ -266,91 +92,7 @@ def file_figure(width: float, height: float, kind: str) -> Iterator[tuple[Figure
     done.append(raw.getvalue())
 
 
-def _at_end(axes: Axes, point: tuple[float, float], text: str, colour: str, *, above: bool) -> None:
-    axes.annotate(
-        text,
-        point,
-        (6, 5 if above else -5),
-        textcoords="offset points",
-        color=colour,
-        va="bottom" if above else "top",
-        ha="left" if text.isalpha() or " " in text else "right",
-        fontweight="bold",
-    )
-
-
-def _exchange_ticks(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Round numbers, and the names of the preparatory phases before them."""
-    names = [str(row.get("round", row.get("phase", ""))) for row in rows]
-    step = max(1, math.ceil(len(names) / 24))
-    ticks = [k for k, row in enumerate(rows) if "phase" in row or k % step == 0]
-    axes.set_xticks(ticks, [names[k] for k in ticks])
-    for label in axes.get_xticklabels():
-        if not label.get_text().isdecimal():
-            label.set_rotation(35)
-            label.set_horizontalalignment("right")
-            label.set_rotation_mode("anchor")
-    axes.set_xlabel("training round, after the preparatory exchanges")
-
-
-def _scatter(axes: Axes, points: Any, labels: Any) -> None:
-    numbered = len(points) <= NUMBERED
-    for label in np.unique(labels):
-        mask = labels == label
-        colour = _FAINT if label < 0 else CLUSTERS[int(label) % len(CLUSTERS)]
-        size = 120 if numbered else 14
-        axes.scatter(points[mask, 0], points[mask, 1], size, color=colour, alpha=0.85, linewidths=0)
-        if numbered and label >= 0:
-            for x, y in points[mask]:
-                axes.annotate(
-                    str(label), (x, y), ha="center", va="center", color="white",
-                    fontsize=7, fontweight="bold", annotation_clip=True,
-                )  # fmt: skip
-
-
-def _limits(points: Any) -> list[tuple[float, float]]:
-    finite = points[np.isfinite(points).all(axis=1)]
-    if not len(finite):
-        return [(-1.0, 1.0), (-1.0, 1.0)]
-    low, high = finite.min(axis=0), finite.max(axis=0)
-    margin = np.maximum(0.12 * (high - low), 1e-6)
-    return [(float(a), float(b)) for a, b in zip(low - margin, high + margin, strict=True)]
-
-
-def _panel_title(evaluation: Mapping[str, Any]) -> str:
-    score = evaluation.get("score")
-    kind = str(evaluation.get("eval_type", "")).removesuffix("_SCORE").replace("_", "-").lower()
-    shown = "no score" if score is None else f"{kind} {score:.2f}".replace("-0", "−0")
-    return f"round {evaluation['round']} · {shown}"
-
-
 _FAINTEST = 0.12  # of one record, so that it is seen
-
-
-@dataclass(frozen=True)
-class Holdings:
-    """What was dealt. `counts` (devices, classes), by the labels that the devices see."""
-
-    counts: NDArray[np.int64]
-    low_quality: NDArray[np.int64]  # numbers of these devices, from 0
-    kind: str
-
-    @property
-    def sizes(self) -> NDArray[np.int64]:
-        """Records of each device (devices,)."""
-        return np.asarray(self.counts.sum(axis=1), dtype=np.int64)
-
-
-def holdings(job: Job, run: LocalRun) -> Holdings:
-    """Count the records that the run dealt."""
-    records, shares = dealt(job, run)
-    classes = job.data.classes
-    counts = np.zeros((len(shares), classes), np.int64)
-    for row, share in zip(counts, shares, strict=True):
-        y = records.y[share]
-        row[:] = np.bincount(y[(y >= 0) & (y < classes)], minlength=classes)
-    poor = low_quality_devices(run.devices, run.partition, run.seed)
-    return Holdings(counts, poor, run.partition.kind)
 
 
 def holdings_plot(held: Holdings) -> str:

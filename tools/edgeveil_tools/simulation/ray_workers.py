@@ -13,6 +13,7 @@ from typing import Any
 
 from edgeveil.errors import EdgeVeilError, JobFailed, UsageError
 from edgeveil.ray_cluster import imported_ray, join_cluster
+from edgeveil.units import byte_text
 from edgeveil_tools.simulation.devices import SimulatedDevices, SimulatedFleet
 from edgeveil_tools.simulation.workers import LOOK_S, Call
 
@@ -124,7 +125,7 @@ class RayWorkers:
             if missing and time.monotonic() - begun_s > ROOM_S:
                 raise UsageError(
                     f"the Ray cluster has no room for {len(missing)} of {self.count} workers, each"
-                    f" with one processor and {memory >> 20} MiB",
+                    f" with one processor and {byte_text(memory)}",
                     where="local_run.workers",
                     fix="ask for fewer workers, or add machines",
                 )

@@ -42,6 +42,7 @@ from edgeveil_cloud.commit_round import (
     tell_round,
 )
 from edgeveil_cloud.evaluation import Evaluation
+from edgeveil_cloud.model_card import model_card
 from edgeveil_cloud.round_report import Recorder, summary_of
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_cloud.validate_batch import ValidatedBatch, norm_limit
@@ -104,7 +105,7 @@ class SimulatedRounds:
         self._site, self._workers, self._seeds = site, workers, SimulationSeeds(site.seed)
         self._tell, self._say, self._look, self._clock = tell, say, look, clock
         self._committed = committed
-        self._evaluation = Evaluation(held_records(site.source))
+        self._evaluation = Evaluation(held_records(site.source, job.data.schema_))
         self._draws = self._seeds.draws()
         self._graph = b""
         self._recorder = Recorder(site.record_dir) if site.record_dir else None
@@ -143,7 +144,7 @@ class SimulatedRounds:
             self._tell("exchange_committed", event)
             self._committed(exchange.index, accuracy, state)
         weights = self._evaluation.weights(plan, state)
-        model = PlayedModel(bake(self._graph, weights), pack_tensors(weights))
+        model = PlayedModel(bake(self._graph, weights, model_card(plan)), pack_tensors(weights))
         self._tell("broadcast", {"kind": "release", "selected": devices, "round": "release"})
         self._tell("job_completed", summary_of(plan, len(plan.exchanges), accuracy))
         return model

@@ -1,0 +1,35 @@
+"""What a released model says of itself: entries of its ONNX file's `metadata_props`.
+
+The same plan gives the same entries, so that a model is the same to the bit wherever it was
+computed; when that was is said beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import metadata
+
+from edgeveil.data.schema import without_location
+from edgeveil.jobs import Plan
+from edgeveil_cloud.round_report import summary_of
+
+
+def model_card(plan: Plan) -> dict[str, str]:
+    """Entries of the model of a completed job; what is no plain text is JSON.
+
+    `edgeveil.privacy` has both guarantees with δ, unit and status; neither alone is "the" ε.
+    """
+    job = plan.job
+    told = {
+        "labels": [str(label) for label in range(job.data.classes)],
+        "input_shape": list(job.data.input_shape),
+        "privacy": summary_of(plan, len(plan.exchanges), None)["privacy"],
+    }
+    found = {
+        "edgeveil.version": metadata.version("edgeveil"),
+        "edgeveil.job": job.job,
+        "edgeveil.job_sha256": job.digest().hex(),
+        **{f"edgeveil.{key}": json.dumps(value, allow_nan=False) for key, value in told.items()},
+        **plan.model_metadata,  # names in place of numbers
+    }
+    return {key: without_location(text) for key, text in found.items()}

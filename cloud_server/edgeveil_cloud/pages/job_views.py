@@ -1,0 +1,96 @@
+"""The page of each job that is looked at: its events are read once, and then those that came since.
+
+What they amount to is kept for the jobs looked at last; however many look at one, its page is made
+once for each change, and so seldom that it takes a small share of a processor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import import_module
+
+from edgeveil_cloud.job_course import JobCourse
+from edgeveil_cloud.job_view import JobFacts, job_view
+from edgeveil_cloud.pages.board import SHARE, Ask
+from edgeveil_cloud.pages.job_rows import encoded, why_it_stands
+from edgeveil_cloud.store import Store
+from edgeveil_cloud.store_tables import JobGlimpse, StoredEvent
+
+KEPT = 8  # jobs
+_AT_ONCE = 500  # events that are read before the cloud's own work has its turn again
+_SLOWEST_S = 10.0
+
+
+@dataclass
+class _Looked:
+    """A job that is looked at."""
+
+    course: JobCourse = field(default_factory=JobCourse)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    news: int = -1
+    content: bytes = b""
+    again_s: float = 0.0  # not made anew before
+
+
+class JobViews:
+    """Lives on the loop that serves HTTP; the fleet has so many `cells`."""
+
+    def __init__(self, store: Store, ask: Ask, cells: int) -> None:
+        self._store, self._ask, self._cells = store, ask, cells
+        self._looked: dict[str, _Looked] = {}
+        self._closing = asyncio.Event()
+        self._loaded: asyncio.Task[object] | None = None
+
+    def begin(self) -> None:
+        """Somebody has opened the page: load what the first job's page would wait a second for."""
+        if self._loaded is None:
+            load = asyncio.to_thread(import_module, "scipy.stats")
+            self._loaded = asyncio.create_task(load)
+
+    def close(self) -> None:
+        """Nobody waits any longer."""
+        self._closing.set()
+
+    async def view(self, job: str, room: tuple[int, int]) -> bytes:
+        """A job's page as JSON; `room` as for `why_it_stands`. Raises UnknownJob, StoreAway."""
+        one = self._looked.pop(job, None) or _Looked()
+        self._looked[job] = one
+        while len(self._looked) > KEPT:
+            del self._looked[next(iter(self._looked))]
+        async with one.lock:
+            if self._store.news(job) != one.news:
+                await self._pause(min(_SLOWEST_S, one.again_s - time.monotonic()))
+                began_s = time.monotonic()
+                await self._make(job, one, room)
+                now_s = time.monotonic()
+                one.again_s = now_s + (now_s - began_s) / SHARE
+        return one.content
+
+    async def _pause(self, pause_s: float) -> None:
+        if pause_s > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), pause_s)
+
+    async def _make(self, job: str, one: _Looked, room: tuple[int, int]) -> None:
+        news, course = self._store.news(job), one.course
+        if not one.content:
+            records = await self._ask(partial(self._store.exchanges, job))
+            await asyncio.to_thread(course.take_records, records)
+        while found := await self._ask(partial(self._events, course.seq, job)):
+            await asyncio.to_thread(course.take_all, map(vars, found))
+        glimpse = await self._ask(partial(self._store.glimpse, job))
+        one.content = await asyncio.to_thread(_made, glimpse, course, self._cells, room)
+        one.news = news
+
+    def _events(self, after: int, job: str) -> tuple[StoredEvent, ...]:
+        return self._store.events_after(after, job, _AT_ONCE)
+
+
+def _made(glimpse: JobGlimpse, course: JobCourse, cells: int, room: tuple[int, int]) -> bytes:
+    reason, advice = why_it_stands(glimpse, *room)
+    told = f"{reason}. What to do: {advice}" if advice else reason
+    return encoded(job_view(replace(JobFacts.of_entry(glimpse.entry, cells), reason=told), course))

@@ -1,0 +1,97 @@
+"""What a run says of itself in its folder: job, time, command; and its model in the file."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import onnx
+import pytest
+
+import edgeveil
+from edgeveil.errors import UsageError
+from edgeveil.evaluation.graph_check import check_graph
+from edgeveil_tools import cli
+from edgeveil_tools.local.job import Overrides, local_job, whole_job
+
+ROOT = Path(__file__).parents[3]
+QUICKSTART = ROOT / "configs" / "jobs" / "quickstart.yaml"
+JOBS = sorted(path for path in QUICKSTART.parent.glob("*.yaml") if "encoder" not in path.name)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """A short simulated run by the command line, and its folder."""
+    base = tmp_path_factory.mktemp("run")
+    job = base / "job.yaml"
+    text = QUICKSTART.read_text().replace("rounds: 15", "rounds: 2")
+    job.write_text(text.replace("every_rounds: 5", "every_rounds: 2"))
+    line = ["run", str(job), "--simulate", "--devices", "6", "--seed", "3", "--no-reference"]
+    assert cli.main([*line, "--out", str(base / "out")]) == 0
+    return base / "out", [*line, "--out", str(base / "out")]
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
+def test_a_job_that_is_written_whole_is_the_same_job(path, tmp_path):
+    job, run = local_job(path, Overrides(seed=11))
+    whole = tmp_path / "job.yaml"
+    whole.write_bytes(whole_job(job, run))
+    again, same_run = local_job(whole, Overrides())
+    assert again.canonical() == job.canonical()
+    assert again.priority == job.priority
+    assert same_run == run
+
+
+def test_a_run_says_when_and_how_it_came_to_be(ran):
+    out, line = ran
+    told = json.loads((out / "result.json").read_bytes())["run"]
+    assert told["seed"] == 3
+    assert told["command"] == " ".join(["edgeveil", *line])
+    ago = datetime.now(UTC) - datetime.fromisoformat(told["started"])
+    assert timedelta(0) <= ago < timedelta(minutes=10)
+
+
+def test_running_its_job_file_again_repeats_the_run(ran, tmp_path):
+    out, _ = ran
+    again = edgeveil.run(out / "job.yaml", out=tmp_path / "again", reference=False, report=False)
+    assert again.model.read_bytes() == (out / "model.onnx").read_bytes()
+    assert (tmp_path / "again" / "job.yaml").read_bytes() == (out / "job.yaml").read_bytes()
+
+
+def test_a_result_is_not_written_over_unless_asked_to(ran, tmp_path, capsys):
+    out, line = ran
+    before = (out / "result.json").read_bytes()
+    assert cli.main(line) == 2
+    said = capsys.readouterr().err
+    assert f"{out}: holds a result already" in said
+    assert f"--out {out}-2" in said
+    assert "--force" in said
+    with pytest.raises(UsageError, match="holds a result already"):
+        edgeveil.simulate(QUICKSTART, out=out)
+    assert (out / "result.json").read_bytes() == before
+    assert cli.main([*line, "--force"]) == 0
+    assert (out / "result.json").read_bytes() != before
+
+
+def test_an_interrupted_run_is_not_written_over_either(tmp_path):
+    (tmp_path / "simulation.checkpoint").touch()
+    with pytest.raises(UsageError, match="go on with --resume"):
+        edgeveil.simulate(QUICKSTART, out=tmp_path)
+
+
+def test_the_model_says_what_it_is(ran):
+    out, _ = ran
+    raw = (out / "model.onnx").read_bytes()
+    check_graph(raw, released=True)
+    model = onnx.load_model_from_string(raw)
+    onnx.checker.check_model(model)
+    said = {entry.key: entry.value for entry in model.metadata_props}
+    result = json.loads((out / "result.json").read_bytes())
+    assert said["edgeveil.job"] == "quickstart"
+    assert said["edgeveil.job_sha256"] == result["run"]["job_sha256"]
+    assert said["edgeveil.version"] == result["versions"]["edgeveil"]
+    assert json.loads(said["edgeveil.labels"]) == [str(n) for n in range(10)]
+    assert json.loads(said["edgeveil.input_shape"]) == [64]
+    privacy = json.loads(said["edgeveil.privacy"])
+    assert privacy == result["privacy"]
+    assert (privacy["training"]["status"], privacy["training"]["unit"]) == ("proven", "record")
+    assert "protects nobody" in said["edgeveil.note"]

@@ -1,0 +1,169 @@
+"""`edgeveil doctor | init | completion`, and the groups of `edgeveil --help`."""
+
+import json
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from edgeveil_tools import cli
+from edgeveil_tools.checks import validate
+from edgeveil_tools.setup import doctor, init_job
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_help_has_every_command_in_a_group_of_its_task_in_one_line(capsys):
+    assert cli.main(["--help"]) == 0
+    said = capsys.readouterr().out
+    (commands,) = (a for a in cli.parser()._actions if isinstance(a.choices, dict))
+    shown = re.findall(r"^  ([a-z]+)  +\S", said.partition("first steps:")[0], re.MULTILINE)
+    assert sorted(shown) == sorted(commands.choices)
+    assert "\nmore:" not in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
+# --- completion ---
+
+
+def _completed(tmp_path, *words):
+    """What bash completes the last word to, by the script."""
+    script = tmp_path / "edgeveil.bash"
+    with script.open("w") as file:
+        subprocess.run(["python", "-m", "edgeveil_tools.cli", "completion", "bash"], stdout=file,
+                       check=True)  # fmt: skip
+    listed = " ".join(f"'{word}'" for word in ("edgeveil", *words))
+    asked = (
+        f"source {script}; COMP_WORDS=({listed}); COMP_CWORD={len(words)}\n"
+        "$(complete -p edgeveil | sed -E 's/.*-F ([^ ]+).*/\\1/')\n"
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(["bash", "-c", asked], cwd=tmp_path, capture_output=True, text=True,
+                          check=True)  # fmt: skip
+    return set(done.stdout.split())
+
+
+def test_bash_completes_commands_options_choices_and_paths(tmp_path):
+    (tmp_path / "jobs").mkdir()
+    for name in ("job.yaml", "notes.txt", "records.npz"):
+        (tmp_path / name).touch()
+    assert _completed(tmp_path, "lo") == {"loadtest"}
+    assert _completed(tmp_path, "run", "--sim") >= {"--simulate"}
+    assert _completed(tmp_path, "run", "--engine", "fa") == {"faithful"}
+    assert _completed(tmp_path, "loadtest", "--packa") == {"--package-bytes"}
+    assert _completed(tmp_path, "loadtest", "pub", "--conn-r") == {"--conn-rate"}
+    assert _completed(tmp_path, "run", "jo") == {"job.yaml", "jobs"}
+    assert _completed(tmp_path, "run", "") == {"job.yaml", "jobs"}
+    assert _completed(tmp_path, "predict", "rec") == {"records.npz"}
+    assert _completed(tmp_path, "run", "--out", "") == {"jobs"}
+
+
+@pytest.mark.parametrize(("shell", "first"), [("zsh", "#compdef edgeveil"), ("tcsh", "# AUTO")])
+def test_the_other_shells_have_a_script(shell, first, capsys):
+    assert cli.main(["completion", shell]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(first)
+    assert "loadtest" in said
+
+
+# --- init ---
+
+
+@pytest.mark.parametrize(
+    ("kind", "made"),
+    [
+        ("classification", "fruit.csv"),
+        ("images", "pictures/disc/000.png"),
+        ("sensors", "windows.csv"),
+    ],
+)
+def test_init_writes_a_job_that_plays_right_away(kind, made, tmp_path, capsys):
+    folder = tmp_path / "mine"
+    assert cli.main(["init", kind, "--out", str(folder)]) == 0
+    then = capsys.readouterr().out.splitlines()[-1].split()
+    assert {"job.yaml", "README.md"} < {one.name for one in folder.iterdir()}
+    assert (folder / made).exists()
+    assert str(folder / "job.yaml") in (folder / "README.md").read_text()
+    assert validate(folder / "job.yaml") == []
+    assert then[:3] == ["edgeveil", "run", str(folder / "job.yaml")]
+    assert then[3] == "--simulate"
+    out = tmp_path / "out"
+    assert cli.main([*then[1:4], "--out", str(out), "--devices", "6", "--no-reference"]) == 0
+    assert json.loads((out / "result.json").read_bytes())["final"]["accuracy"] > 0.8
+
+
+def test_init_writes_a_scenario_for_load(tmp_path, capsys):
+    assert cli.main(["init", "loadtest", "--out", str(tmp_path)]) == 0
+    then = capsys.readouterr().out.splitlines()[-1]
+    assert then.startswith(f"  edgeveil loadtest --scenario {tmp_path}/load.yaml")
+    assert validate(tmp_path / "load.yaml") == []
+
+
+def test_init_writes_the_same_each_time_and_over_nothing(tmp_path, capsys):
+    init_job.write("sensors", tmp_path / "a")
+    init_job.write("sensors", tmp_path / "b")
+    one, other = ((tmp_path / name / "windows.csv").read_bytes() for name in "ab")
+    assert one == other
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "windows.csv").write_text("mine")
+    assert cli.main(["init", "sensors", "--out", str(tmp_path / "c")]) == 2
+    assert "windows.csv: is there already. name another folder" in capsys.readouterr().err
+    assert [one.name for one in (tmp_path / "c").iterdir()] == ["windows.csv"]
+    assert (tmp_path / "c" / "windows.csv").read_text() == "mine"
+
+
+# --- doctor ---
+
+
+def test_doctor_finds_nothing_wrong_where_tests_pass(capsys):
+    assert cli.main(["doctor", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"]
+    areas = {one["area"] for one in told["findings"]}
+    assert areas == {"versions", "uses", "processor", "broker", "room", "network", "clock", "data"}
+    assert cli.main(["doctor"]) == 0
+    assert "✓ tools: run whole jobs here" in capsys.readouterr().out
+
+
+def test_doctor_says_what_is_missing_why_and_the_fix(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    assert cli.main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    assert "– no infer, a device that infers: onnxruntime, psutil not installed" in said
+    assert "pip install 'edgeveil[infer]'" in said
+    assert "– no MQTT broker: runs and sites here need one" in said
+    assert "apt-get install mosquitto" in said
+
+
+def test_doctor_ends_with_1_where_something_is_wrong(monkeypatch, capsys):
+    monkeypatch.setattr(doctor.time, "time", lambda: 0.0)
+    monkeypatch.setattr(doctor.tempfile, "gettempdir", lambda: "/proc/none")
+    assert cli.main(["doctor"]) == 1
+    said = capsys.readouterr().out
+    assert "✗ it says" in said
+    assert "✗ /proc/none cannot be written" in said
+    assert "2 problems; " in said
+
+
+def test_doctor_looks_at_a_site_file(tmp_path, capsys):
+    assert cli.main(["provision", str(tmp_path / "site"), "--devices", "3"]) == 0
+    capsys.readouterr()
+    edge = tmp_path / "site" / "edge-1.yaml"
+    assert cli.main(["doctor", "--config", str(edge)]) == 0
+    said = capsys.readouterr().out
+    assert "✓ a sound edge file" in said
+    assert "✓ this box can do the device's work" in said
+    assert "– it does not run here: the device does not run" in said
+    edge.write_text(edge.read_text().replace("role:", "rule:"))
+    assert cli.main(["doctor", "--config", str(edge)]) == 1
+    assert f"✗ {edge}:" in capsys.readouterr().out
+
+
+def test_every_use_is_an_extra_with_a_purpose():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert {use.extra for use in doctor.USES} == set(extras) - {"dev", "all", "fuzz", "s3-tests"}

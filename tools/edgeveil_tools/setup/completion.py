@@ -1,0 +1,45 @@
+"""The script that lets a shell complete `edgeveil`, drawn from its own parsers."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import shtab
+
+from edgeveil_tools.cli.common import CommandParser
+
+_YAML = shtab.glob("*.yaml", "*.yml")
+_KINDS = {
+    "JOB": _YAML,
+    **dict.fromkeys(("DIR", "FOLDER", "BUNDLE", "RECORDING"), shtab.DIRECTORY),
+    "FILE": shtab.FILE,
+}
+"""What completes an argument, by how `--help` calls it; other paths are files."""
+_YAML_OPTIONS = ("--config", "--scenario")
+
+
+def script(parser: argparse.ArgumentParser, shell: str) -> str:
+    """The script for bash, zsh or tcsh; paths complete as files, folders or job files."""
+    for one in _parsers(parser):
+        for action in one._actions:
+            kind = _KINDS.get(str(action.metavar))
+            if any(option in _YAML_OPTIONS for option in action.option_strings):
+                kind = _YAML
+            if kind or action.type is Path:
+                action.complete = kind or shtab.FILE  # type: ignore[attr-defined]
+    made: str = shtab.complete(parser, shell, root_prefix="edgeveil")
+    return made
+
+
+def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """This parser and all below it, with the options that are found out late."""
+    if isinstance(parser, CommandParser):
+        parser.add_later()
+    yield parser
+    for action in parser._actions:
+        children: Any = action.choices if isinstance(action.choices, dict) else {}
+        for child in children.values():
+            yield from _parsers(child)
