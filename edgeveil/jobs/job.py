@@ -389,6 +389,8 @@ class Job(Block):
 def _scaled(block: Any, scale: float) -> Any:
     if not hasattr(block, "input_scale") or "input_scale" in block.model_fields_set:
         return block
+    if getattr(block, "ranges", ()):  # which stand in its place
+        return block
     return block.model_copy(update={"input_scale": scale})
 
 
