@@ -18,13 +18,16 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.data.schema import schema_in
 from edgeveil.errors import DataError, EdgeVeilError, UsageError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import OnnxModel
@@ -32,7 +35,7 @@ from edgeveil.sites.edge import Inference
 from edgeveil.storage import file_mark
 from edgeveil.transport.http import Page, PageContent, PageRequest, PageServer
 from edgeveil.transport.listener import ListenAt
-from edgeveil_edge.predict import Predictions, as_records, stale_since
+from edgeveil_edge.predict import Predictions, as_records, stale_since, told_by
 from edgeveil_edge.releases import InstalledRelease, ReleaseStore
 
 RUN_S = 5.0  # of one batch of a request
@@ -60,12 +63,24 @@ class ServedModel:
 
     def predict(self, body: PageRequest) -> Predictions:
         """Raises DataError for a body that holds no records of the model's shape."""
-        return self.run(_records(body, self.session.input_shape))
-
-    def run(self, values: NDArray[Any]) -> Predictions:
-        """Raises DataError for values that are no records of the model's shape."""
-        x = as_records(values, self.session.input_shape, "records")
+        found = _records(body, self.session.input_shape)
+        x = as_records(found, self.session.input_shape, "records")
         return Predictions(self.release.version, self.session.probabilities(x, {}, limit_s=RUN_S))
+
+    def predict_file(self, file: Path) -> Predictions:
+        """Of a file in any form that `edgeveil predict` takes. Raises DataError or UsageError."""
+        return told_by(self.session, self.release.version, file, self.release.version, RUN_S)
+
+    @property
+    def takes(self) -> dict[str, Any]:
+        """The shape of a record, and what the model's schema says of it, where it has one."""
+        told: dict[str, Any] = {"input_shape": list(self.session.input_shape)}
+        schema = schema_in(self.session.metadata)
+        if schema is None:
+            return told
+        columns = [name for column in schema.columns or () for name in column.names]
+        named = {"classes": list(schema.label.names), "columns": columns}
+        return {**told, **named, "pictures": schema.image is not None}
 
 
 class InferenceService:
@@ -110,19 +125,20 @@ class InferenceService:
             self._settings.socket.unlink(missing_ok=True)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def predict(self, read: Callable[[], NDArray[Any]]) -> Predictions:
-        """What the release in use says of the values that `read` gives, for the owner's page.
+    async def predict_file(self, write: Callable[[], AbstractContextManager[Path]]) -> Predictions:
+        """What the release in use says of the file that `write` makes, for the owner's page.
 
         Raises DataError or UsageError.
         """
-        found: Predictions = await self._in_thread(self._run, read)
+        found: Predictions = await self._in_thread(self._of_file, write)
         return found
 
-    def _run(self, read: Callable[[], NDArray[Any]]) -> Predictions:
+    def _of_file(self, write: Callable[[], AbstractContextManager[Path]]) -> Predictions:
         model = self._ready()
         if isinstance(model, str):
             raise UsageError(model, where="the release in use")
-        return model.run(read())
+        with write() as file:
+            return model.predict_file(file)
 
     async def _in_thread(self, work: Any, *given: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *given)
@@ -132,9 +148,9 @@ class InferenceService:
         model: ServedModel | None = await self._in_thread(self._current)
         if model is None:
             return _told(503, _NO_RELEASE)
-        release, shape = model.release, model.session.input_shape
+        release = model.release
         told = {"release": release.version, "job": release.job, "digest": release.digest}
-        return PageContent.of_json({**told, "input_shape": list(shape)})
+        return PageContent.of_json({**told, **model.takes})
 
     async def _predict_page(self, body: PageRequest) -> PageContent:
         found: PageContent = await self._in_thread(self._answer, body)
