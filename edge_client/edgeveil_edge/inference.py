@@ -19,8 +19,10 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,7 +37,7 @@ from edgeveil.registry import nearest
 from edgeveil.sites.edge import Inference
 from edgeveil.transport.http import Page, PageContent, PageRequest, PageServer
 from edgeveil.transport.listener import ListenAt
-from edgeveil_edge.predict import Predictions, as_records, stale_since
+from edgeveil_edge.predict import Predictions, as_records, stale_since, told_by
 from edgeveil_edge.releases import InstalledRelease
 
 RUN_S = 5.0  # of one batch of a request
@@ -81,6 +83,21 @@ class ServedModel:
         found = self.session.probabilities(x, {}, limit_s=RUN_S)
         classes = () if self.schema is None else self.schema.label.names
         return Predictions(self.release.version, found, classes=classes)
+
+    def predict_file(self, file: Path) -> Predictions:
+        """Of a file in any form that `edgeveil predict` takes. Raises DataError or UsageError."""
+        return told_by(self.session, self.release.version, file, self.release.version, RUN_S)
+
+    @property
+    def takes(self) -> dict[str, Any]:
+        """The shape of a record, and what the model's schema says of it, where it has one."""
+        told: dict[str, Any] = {"input_shape": list(self.session.input_shape)}
+        schema = self.schema
+        if schema is None:
+            return told
+        columns = [name for column in schema.columns or () for name in column.names]
+        named = {"classes": list(schema.label.names), "columns": columns}
+        return {**told, **named, "pictures": schema.image is not None}
 
 
 class ReleasesInUse(Protocol):
@@ -142,19 +159,20 @@ class InferenceService:
             self._settings.socket.unlink(missing_ok=True)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def predict(self, read: Callable[[], NDArray[Any]]) -> Predictions:
-        """What the release in use says of the values that `read` gives, for the owner's page.
+    async def predict_file(self, write: Callable[[], AbstractContextManager[Path]]) -> Predictions:
+        """What the release in use says of the file that `write` makes, for the owner's page.
 
         Raises DataError or UsageError.
         """
-        found: Predictions = await self._in_thread(self._run, read)
+        found: Predictions = await self._in_thread(self._of_file, write)
         return found
 
-    def _run(self, read: Callable[[], NDArray[Any]]) -> Predictions:
+    def _of_file(self, write: Callable[[], AbstractContextManager[Path]]) -> Predictions:
         model = self._ready()
         if isinstance(model, str):
             raise UsageError(model, where="the release in use")
-        return model.run(read())
+        with write() as file:
+            return model.predict_file(file)
 
     async def _in_thread(self, work: Any, *given: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *given)
@@ -164,10 +182,9 @@ class InferenceService:
         model: ServedModel | None = await self._in_thread(self._current)
         if model is None:
             return _told(503, _NO_RELEASE)
-        release, shape = model.release, model.session.input_shape
+        release = model.release
         told = {"release": release.version, "job": release.job, "digest": release.digest}
-        named = {} if model.schema is None else _names(model.schema)
-        return PageContent.of_json({**told, "input_shape": list(shape), **named})
+        return PageContent.of_json({**told, **model.takes})
 
     async def _predict_page(self, body: PageRequest) -> PageContent:
         found: PageContent = await self._in_thread(self._answer, body)
@@ -257,12 +274,6 @@ def _named(records: list[Any], schema: DataSchema) -> NDArray[np.float32]:
         values = (record.get(name) for name in names)
         encoder.add(["" if value is None else str(value) for value in values])
     return encoder.encoded().records.x
-
-
-def _names(schema: DataSchema) -> dict[str, Any]:
-    """What a caller may send, and what is answered."""
-    columns = [name for column in schema.columns or () for name in column.names]
-    return {"columns": columns, "classes": list(schema.label.names)}
 
 
 def _told(status: int, text: str) -> PageContent:
