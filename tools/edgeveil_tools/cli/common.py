@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -74,6 +75,11 @@ def print_audit(entries: Iterable[Mapping[str, Any]], *, as_json: bool) -> None:
         else:
             what = ", ".join(f"{key} {value}" for key, value in entry["what"].items())
             print(f"{entry['number']:>4}  {entry['time']}  {entry['action']:<8} {what}".rstrip())
+
+
+def say_next(line: str) -> None:
+    """The command that most people go on with; beside what a script may read."""
+    print(f"Next: {line}", file=sys.stderr)
 
 
 def load_edge(path: Path) -> EdgeSite:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeveil_tools.cli.common import Subparsers, add_engine, command
+from edgeveil_tools.cli.common import Subparsers, add_engine, command, say_next
 
 if TYPE_CHECKING:
     pass
@@ -155,7 +155,10 @@ def _plan(args: argparse.Namespace) -> int:
     asked = PlanOptions(
         devices=args.devices, seeds=args.seeds, larger=not args.no_larger, as_json=args.json
     )
-    return plan_command(args.job, asked)
+    code = plan_command(args.job, asked)
+    if not code and not args.json:
+        say_next(f"edgeveil run {args.job}")
+    return code
 
 
 def _add_run(commands: Subparsers) -> None:
@@ -309,6 +312,8 @@ def _validate(args: argparse.Namespace) -> int:
         else:
             _print_sound(path, kind, plan, job if args.show else None)
             print("".join(f"  records: {note}\n" for note in notes), end="")
+            if job is not None and job.local_run is not None and len(args.files) == 1:
+                say_next(f"edgeveil plan {path}")
     return code
 
 
@@ -362,4 +367,6 @@ def _predict(args: argparse.Namespace) -> int:
         print(f"{at}  {name}  probability {row['probability']:.3f}")
     if found.accuracy is not None:
         print(f"right: {found.accuracy:.4f} of the records that have a label")
+    if args.model.is_file():
+        say_next(f"edgeveil serve {args.model}")
     return 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import signal
 import sys
@@ -510,4 +511,11 @@ def run_local(
         display.lines(summary(played.result.content))
         display.note(f"Files: {out}/ with {', '.join(FILES)}")
         display.note(f"Look at {played.result.report}")
+        display.note(f"Next: edgeveil predict {played.result.model} {_records_of(path, overrides)}")
     return 0
+
+
+def _records_of(path: Path, overrides: Overrides) -> str:
+    """What the job's model may be tried on: the file of the run's own records, if it has one."""
+    own = local_job(path, overrides)[1].data.path
+    return "RECORDS" if own is None else os.path.relpath(own)
