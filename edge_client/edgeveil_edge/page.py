@@ -45,7 +45,7 @@ from edgeveil.transport.http import (
 )
 from edgeveil_edge import conditions
 from edgeveil_edge.host import LOG
-from edgeveil_edge.page_sessions import Sessions
+from edgeveil_edge.page_sessions import OwnerSessions
 
 if TYPE_CHECKING:
     from edgeveil_edge.main import DeviceProcess
@@ -73,7 +73,7 @@ class DevicePage:
     def __init__(self, at: OwnerPage, device: DeviceProcess) -> None:
         self._at, self._device, self._site = at, device, device.site
         self._token_file = device.site.state_dir / TOKEN_FILE
-        self._sessions = Sessions("")
+        self._sessions = OwnerSessions("")
         self._files = files("edgeveil_edge", "device.html", "device.css", "device.js")
         posts = {
             "/login": self._login,
@@ -94,7 +94,7 @@ class DevicePage:
         tokens.load_or_make_token(self._token_file)
         await self._server.listen(self._at.host, self._at.port)
         port = self._server.url.rpartition(":")[2]
-        self._sessions = Sessions(f"edgeveil-device-{port}")
+        self._sessions = OwnerSessions(f"edgeveil-device-{port}")
 
     async def stop(self) -> None:
         """Listen no more; everybody is logged out."""

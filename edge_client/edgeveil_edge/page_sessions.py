@@ -16,7 +16,7 @@ TICKET_S = 60.0
 MOST = 32  # at once, of each kind; the oldest makes room
 
 
-class Sessions:
+class OwnerSessions:
     """The sessions and tickets of one page."""
 
     def __init__(self, cookie: str, clock: Callable[[], float] = time.monotonic) -> None:
