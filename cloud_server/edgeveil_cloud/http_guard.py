@@ -167,7 +167,9 @@ async def in_time(limit_s: float) -> AsyncIterator[None]:
 
 
 async def with_security_headers(_request: web.Request, answer: web.StreamResponse) -> None:
-    """Said with every answer before it goes out; what an answer says itself stands."""
+    """Said with every answer before it goes out; what an answer says itself stands. A browser keeps
+    nothing on its disk but the pages' files."""
+    answer.headers.setdefault("Cache-Control", "no-store")
     for name, value in SECURITY_HEADERS.items():
         answer.headers.setdefault(name, value)
 

@@ -442,13 +442,16 @@ def test_a_job_is_told_as_a_page_and_again_when_it_changed():
         job = run_job(store, HOSTILE[:60])
         await page.log_in(Scope.READ)
         path = f"/v1/page/jobs/{job.replace('/', '%2F')}"
-        view = await page.json("GET", path)
+        view = (await page.json("GET", path))["view"]
         assert view["title"] == HOSTILE[:60]  # text: the browser never reads it as markup
         assert view["badge"]["text"] == "running"
         assert {"accuracy", "rounds", "events"} <= {one["id"] for one in view["sections"]}
         store.set_status(job, "failed", "it broke")
-        again = await page.json("GET", path)
-        assert again["badge"]["text"] == "failed"
+        async with asyncio.timeout(60):  # it is not made anew at once, and says when
+            while (again := await page.json("GET", path))["again_s"]:
+                assert again["view"] == view
+                await asyncio.sleep(again["again_s"])
+        assert again["view"]["badge"]["text"] == "failed"
         assert (await page.ask("GET", "/v1/page/jobs/none")).status == 404
 
     play(scenario)
