@@ -38,6 +38,10 @@ class OwnerSessions:
         self._sessions.drop(session)
         return self._header("", 0.0)
 
+    def end_all(self) -> None:
+        """Log everybody out."""
+        self._sessions = _Expiring(SESSION_S, self._clock)
+
     def ticket(self) -> str:
         """A new ticket."""
         return self._tickets.add()

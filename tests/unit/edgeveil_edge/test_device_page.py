@@ -152,6 +152,23 @@ def test_a_token_that_others_can_read_lets_nobody_in(own):
     opened(own, work)
 
 
+def test_another_token_ends_what_the_one_before_let_in(own):
+    def work(client, _process):
+        client.log_in()
+        path = own.state_dir / TOKEN_FILE
+        before = path.read_text()
+        with client.events() as values:
+            next(values)
+            path.unlink()
+            assert list(values) == []
+        assert client.post("/login", json.dumps({"token": before}).encode())[0] == 401
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.read_text() != before
+        client.log_in()
+        assert client.state()["name"] == own.name
+
+    opened(own, work)
+
+
 def test_the_printed_address_logs_in_once(own, capsys, tmp_path):
     config = tmp_path / "edge.yaml"
     config.write_text(
