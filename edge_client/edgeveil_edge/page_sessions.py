@@ -16,7 +16,7 @@ TICKET_S = 60.0
 MOST = 32  # at once, of each kind; the oldest makes room
 
 
-class Sessions:
+class OwnerSessions:
     """The sessions and tickets of one page."""
 
     def __init__(self, cookie: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,6 +37,10 @@ class Sessions:
         """Log out; the value of the `Set-Cookie` header that takes the cookie back."""
         self._sessions.drop(session)
         return self._header("", 0.0)
+
+    def end_all(self) -> None:
+        """Log everybody out."""
+        self._sessions = _Expiring(SESSION_S, self._clock)
 
     def ticket(self) -> str:
         """A new ticket."""

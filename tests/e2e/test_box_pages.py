@@ -193,7 +193,7 @@ def test_a_fleet_is_seen_from_proxy_and_device(tmp_path: Path) -> None:
             shown.wait("!document.getElementById('shown').hidden")
             assert shown.run("return location.href") == f"http://127.0.0.1:{port}/"
             assert "Nothing was released yet." in text_of(shown, "#course")
-            job = live.finish(live.submit(rounds=2))
+            job = live.finish(live.submit(rounds=1, every=1))
             assert job["status"] == "completed", job["reason"]
             shown.wait("document.querySelectorAll('#course svg').length === 2")
             shown.wait("document.querySelector('#release dd')")

@@ -16,10 +16,11 @@ from edgeveil.data.schema import DataSchema, schema_metadata
 from edgeveil.errors import UsageError
 from edgeveil.parts.models.softmax_head import described
 from edgeveil.privacy.laplace_mechanism import softmax_event
-from edgeveil.privacy.ledger import LEDGER_FILE
+from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.sites.edge import InferenceHttp, OwnerPage
 from edgeveil_edge import page as page_module
+from edgeveil_edge import spending
 from edgeveil_edge.control import ask
 from edgeveil_edge.page import TOKEN_FILE
 from edgeveil_tools.cli import main
@@ -147,6 +148,23 @@ def test_a_token_that_others_can_read_lets_nobody_in(own):
         path.chmod(0o644)
         status, told = client.post("/login", json.dumps({"token": path.read_text()}).encode())
         assert (status, told["what"]) == (400, "can be read by others")
+
+    opened(own, work)
+
+
+def test_another_token_ends_what_the_one_before_let_in(own):
+    def work(client, _process):
+        client.log_in()
+        path = own.state_dir / TOKEN_FILE
+        before = path.read_text()
+        with client.events() as values:
+            next(values)
+            path.unlink()
+            assert list(values) == []
+        assert client.post("/login", json.dumps({"token": before}).encode())[0] == 401
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.read_text() != before
+        client.log_in()
+        assert client.state()["name"] == own.name
 
     opened(own, work)
 
@@ -289,6 +307,26 @@ def test_it_shows_what_the_ledger_says_the_conditions_and_the_release(own):
         assert "path" not in release and not release["stale"]
 
     opened(own, work, replace(WELL, charge=(50.0, False)))
+
+
+def test_the_ledger_is_read_when_it_changed_and_not_for_each_look(own, monkeypatch):
+    reads = []
+
+    def counted(path):
+        reads.append(path)
+        return read_ledger(path)
+
+    def work(client, process):
+        monkeypatch.setattr(spending, "read_ledger", counted)
+        client.log_in()
+        for links in (0, 1):
+            assert [client.state()["ledger"]["links"] for _ in range(3)] == [links] * 3
+            if not links:
+                request = JobRequest(JOB.hex(), 1e-5, (softmax_event(10, 4.0),))
+                process.device.ledger.open_job(request, Limits(10, 50, 1e-4, 100))
+        assert len(reads) == 2
+
+    opened(own, work)
 
 
 def test_a_broken_ledger_is_told_and_the_page_goes_on(own):
