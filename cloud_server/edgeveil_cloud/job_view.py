@@ -41,7 +41,7 @@ from edgeveil.pages.parts import (
 )
 from edgeveil.privacy.guarantee import guarantee_text, record_text, shared_text, up, worth
 from edgeveil.units import byte_text, seconds_text
-from edgeveil_cloud.job_course import Evaluation, JobCourse
+from edgeveil_cloud.job_history import EvaluationPoints, JobHistory
 from edgeveil_cloud.job_pictures import (
     FIRST_ROWS,
     NUMBERED,
@@ -99,7 +99,7 @@ class RunPart:
 
 
 @dataclass(frozen=True)
-class JobFacts:
+class JobDetails:
     """What is known of a job beside its events.
 
     `privacy` holds both guarantees, as planned while `planned`, else as spent.
@@ -121,7 +121,7 @@ class JobFacts:
     run: RunPart | None = None
 
     @classmethod
-    def of_entry(cls, entry: JobEntry, cells: int = 1) -> JobFacts:
+    def of_entry(cls, entry: JobEntry, cells: int = 1) -> JobDetails:
         """Of a job in the cloud's store, whose canonical bytes may be of no job any more."""
         about = asdict(facts_of(entry.canonical, cells))
         return cls(
@@ -138,18 +138,18 @@ class JobFacts:
 
 
 @lru_cache(maxsize=64)
-def facts_of(canonical: bytes, cells: int = 1) -> JobFacts:
+def facts_of(canonical: bytes, cells: int = 1) -> JobDetails:
     """What a job's canonical bytes say of it, before anything has happened."""
     try:
         return facts_of_plan(compile_canonical(canonical), cells)
     except (ValueError, LookupError, TypeError, AttributeError, ProtocolError):
-        return JobFacts("", "queued")
+        return JobDetails("", "queued")
 
 
-def facts_of_plan(plan: Plan, cells: int = 1) -> JobFacts:
+def facts_of_plan(plan: Plan, cells: int = 1) -> JobDetails:
     """The same of a plan."""
     whole = len(plan.exchanges)
-    return JobFacts(
+    return JobDetails(
         plan.job.job,
         "queued",
         rounds=plan.rounds,
@@ -162,16 +162,16 @@ def facts_of_plan(plan: Plan, cells: int = 1) -> JobFacts:
 
 
 def job_view(
-    facts: JobFacts,
-    events: Iterable[Mapping[str, Any]] | JobCourse,
+    facts: JobDetails,
+    events: Iterable[Mapping[str, Any]] | JobHistory,
     records: Sequence[ExchangeRecord] = (),
 ) -> Json:
     """The page of one job. `events` in their order, or what they amount to; `records` where a store
     has forgotten some of them."""
-    if isinstance(events, JobCourse):
+    if isinstance(events, JobHistory):
         course = events
     else:
-        course = JobCourse()
+        course = JobHistory()
         course.take_records(records)
         course.take_all(events)
     return _View(facts, course).whole()
@@ -198,7 +198,7 @@ class _Guarantee:
 
 
 class _View:
-    def __init__(self, facts: JobFacts, course: JobCourse) -> None:
+    def __init__(self, facts: JobDetails, course: JobHistory) -> None:
         self._facts, self._course, self._run = facts, course, facts.run
         self._ended = facts.status in ENDED
         privacy, self._planned = facts.privacy, facts.planned
@@ -529,7 +529,7 @@ class _View:
         title = "What devices uploaded for evaluation"
         return section("clusters", title, parts, before=before, after=[said(after)])
 
-    def _points_text(self, shown: Sequence[Evaluation]) -> Json | None:
+    def _points_text(self, shown: Sequence[EvaluationPoints]) -> Json | None:
         if not shown:
             return None
         inference = self._guarantees.get("inference")

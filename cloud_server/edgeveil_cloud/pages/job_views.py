@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 
-from edgeveil_cloud.job_course import JobCourse
-from edgeveil_cloud.job_view import JobFacts, job_view
+from edgeveil_cloud.job_history import JobHistory
+from edgeveil_cloud.job_view import JobDetails, job_view
 from edgeveil_cloud.pages.board import SHARE, Ask
 from edgeveil_cloud.pages.job_rows import encoded, why_it_stands
 from edgeveil_cloud.store import Store
@@ -29,7 +29,7 @@ _LOOKED_S = 15.0
 class _Looked:
     """A job that is looked at."""
 
-    course: JobCourse = field(default_factory=JobCourse)
+    course: JobHistory = field(default_factory=JobHistory)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     news: int = -1
     content: bytes = b""
@@ -91,7 +91,9 @@ class JobViews:
         return self._store.events_after(after, job, _AT_ONCE)
 
 
-def _made(glimpse: JobGlimpse, course: JobCourse, cells: int, room: tuple[int, int]) -> bytes:
+def _made(glimpse: JobGlimpse, course: JobHistory, cells: int, room: tuple[int, int]) -> bytes:
     reason, advice = why_it_stands(glimpse, *room)
     told = f"{reason}. What to do: {advice}" if advice else reason
-    return encoded(job_view(replace(JobFacts.of_entry(glimpse.entry, cells), reason=told), course))
+    return encoded(
+        job_view(replace(JobDetails.of_entry(glimpse.entry, cells), reason=told), course)
+    )

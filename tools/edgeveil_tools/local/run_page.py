@@ -180,7 +180,7 @@ class LiveView:
 
     def __init__(self, fleet: LocalFleet) -> None:
         # Not above: who does not watch needs none of what makes a page.
-        from edgeveil_cloud.job_course import JobCourse
+        from edgeveil_cloud.job_history import JobHistory
         from edgeveil_cloud.job_view import RunPart, facts_of_plan
         from edgeveil_tools.local.data import is_published
         from edgeveil_tools.result import MEASURED_ON
@@ -193,7 +193,7 @@ class LiveView:
             measured_on="" if is_published(fleet.job, settings) else MEASURED_ON[False],
         )
         self._facts = facts_of_plan(fleet.log.plan, settings.cells)
-        self._course, self._taken = JobCourse(), 0
+        self._course, self._taken = JobHistory(), 0
         self._made: tuple[tuple[int, int, str], str] | None = None
 
     def said(self) -> str:
