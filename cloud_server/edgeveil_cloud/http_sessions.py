@@ -34,7 +34,7 @@ class Session:
     ends_s: float
 
 
-class Sessions:
+class BrowserSessions:
     """All who are logged in; used on one event loop."""
 
     def __init__(self, tokens: Tokens, now_s: Callable[[], float] = time.monotonic) -> None:

@@ -116,8 +116,8 @@ def arrived(path: Path, limit_s: float = 20.0) -> bytes:
 
 def test_names_that_are_markup_stay_names_and_nobody_is_kept_out(window):
     with PagedCloud() as cloud:
-        job = cloud.job(HOSTILE, "paused", reason=f"{HOSTILE}: below the minimum")
         other = cloud.job("digits", "completed")
+        job = cloud.job(HOSTILE, "paused", reason=f"{HOSTILE}: below the minimum")
         log_in(window, cloud.url, TOKENS[Scope.SUBMIT])
         views = [*VIEWS, f"job/{cloud.quoted(job)}", f"compare/{cloud.quoted(job)},{other}"]
         for size, dark in ((DESK, False), (PHONE, True)):

@@ -27,7 +27,7 @@ from urllib.parse import parse_qs
 from aiohttp import web
 
 from edgeveil.errors import ConfigError
-from edgeveil_cloud.http_guard import OWN_PAGE, SCOPE, Guard, in_time, refusal
+from edgeveil_cloud.http_guard import OWN_PAGE, SCOPE, RequestGuard, in_time, refusal
 from edgeveil_cloud.http_sessions import FailedTries
 from edgeveil_cloud.http_token import Scope
 from edgeveil_cloud.pages import files
@@ -65,7 +65,7 @@ class PageRoutes:
         self,
         store: Store,
         control: PagedControl,
-        guard: Guard,
+        guard: RequestGuard,
         ask: Ask,
         facts: CloudFacts | None,
     ) -> None:
