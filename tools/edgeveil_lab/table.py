@@ -81,7 +81,8 @@ class TableOptions:
 
     def overrides(self, job: Job) -> Overrides:
         """For all runs of this job; the folder is for those that read one."""
-        data = self.data if job.data.source in published_files() else None
+        has_files = job.data.source in published_files() or job.data.schema_ is not None
+        data = self.data if has_files else None
         return Overrides(simulate=True, data=data, engine=self.engine, ray_address=self.ray_address)
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgeveil.data.encoding import digest_rows, stored_digest
 from edgeveil.data.records import MAX_BYTES, Records, as_records, require_room
-from edgeveil.data.schema import DataSchema, Picture
+from edgeveil.data.schema import DataSchema, PictureForm
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.source import ImageForm, Origin, SourcePart
 
@@ -136,7 +136,7 @@ class SchemaForm:
     @classmethod
     def of(cls, schema: DataSchema) -> SchemaForm:
         """Folders are named as the classes are."""
-        image = schema.image or Picture(size=(1, 1))
+        image = schema.image or PictureForm(size=(1, 1))
         return cls(image.size, "rgb" if image.channels > 1 else "grey", schema.label.names)
 
 

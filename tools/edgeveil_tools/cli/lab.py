@@ -96,7 +96,12 @@ def _add_table(commands: Subparsers) -> None:
     table.add_argument(
         "--seeds", type=int, default=3, metavar="N", help="runs of each job, default 3"
     )
-    table.add_argument("--data", type=Path, metavar="DIR", help="folder of a published set's files")
+    table.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="folder of a published set's files, or those that jobs with data.schema name",
+    )
     table.add_argument(
         "--out", type=Path, default=Path("out/table"), metavar="DIR", help="default out/table"
     )
