@@ -24,16 +24,14 @@ import hmac
 import json
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edgeveil import tokens
 from edgeveil.errors import EdgeVeilError, UsageError
-from edgeveil.parts.sources.images import read_picture
 from edgeveil.sites.edge import OwnerPage
 from edgeveil.storage import file_mark
 from edgeveil.transport.http import (
@@ -48,7 +46,6 @@ from edgeveil.transport.http import (
 from edgeveil_edge import conditions
 from edgeveil_edge.host import LOG
 from edgeveil_edge.page_sessions import Sessions
-from edgeveil_edge.predict import read_values
 
 if TYPE_CHECKING:
     from edgeveil_edge.main import DeviceProcess
@@ -61,10 +58,10 @@ KINDS: Mapping[str, str] = {
     "text/csv": ".csv",
     "application/x-npy": ".npy",
     "application/x-npz": ".npz",
+    "application/vnd.apache.parquet": ".parquet",
     "image/png": ".png",
     "image/jpeg": ".jpg",
 }
-_PICTURES = (".png", ".jpg")
 _PRIVATE = {"Cache-Control": "no-store"}
 _NAME_CHARACTERS = 64
 _LOGIN_DIGITS = 4  # of a log-in's length: 999 bytes are more than it ever has
@@ -214,7 +211,6 @@ class DevicePage:
                 "max_inference_epsilon": policy.max_inference_epsilon,
             },
             "release": release,
-            "pictures": site.data.images is not None,
         }
 
     def _job_names(self, jobs: list[str]) -> dict[str, str]:
@@ -269,28 +265,24 @@ class DevicePage:
         ending = KINDS.get(request.content_type)
         if ending is None:
             what = "this kind of file is not taken"
-            raise UsageError(what, fix="choose .csv, .npy, .npz, .png or .jpg")
+            raise UsageError(what, fix=f"choose one of {', '.join(KINDS.values())}")
 
-        def read() -> NDArray[Any]:
-            return self._values(request.content, ending)
+        @contextmanager
+        def written() -> Iterator[Path]:  # of this user alone, and gone with the answer
+            with tempfile.NamedTemporaryFile(dir=self._site.state_dir, suffix=ending) as file:
+                file.write(request.content)
+                file.flush()
+                yield Path(file.name)
 
-        found = await self._device.inference.predict(read)
-        shown = found.plain()[:SHOWN]
-        told = {"release": found.model, "records": len(found.labels), "predictions": shown}
+        found = replace(await self._device.inference.predict_file(written), files=())
+        told = {
+            "release": found.model,
+            "records": len(found.labels),
+            "accuracy": found.accuracy,
+            "classes": found.classes,
+            "predictions": found.plain()[:SHOWN],
+        }
         return PageContent.of_json(told, headers=_PRIVATE)
-
-    def _values(self, content: bytes, ending: str) -> NDArray[Any]:
-        """The records in what was sent: by way of a file, of this user's alone, that ends here."""
-        with tempfile.NamedTemporaryFile(dir=self._site.state_dir, suffix=ending) as file:
-            file.write(content)
-            file.flush()
-            path, form = Path(file.name), self._site.data.images
-            if ending not in _PICTURES:
-                return read_values(path)
-            if form is None:
-                what = "pictures are read where the device's own data are pictures"
-                raise UsageError(what, fix="save the record's values as .npy or .csv")
-            return np.asarray([read_picture(path, form)])
 
 
 def _by_own_page(request: PageRequest) -> bool:

@@ -38,20 +38,6 @@ def read_images(folder: Path | None, form: ImageForm | None, max_bytes: int = MA
     return found
 
 
-def read_picture(file: Path, form: ImageForm) -> NDArray[np.float32]:
-    """One picture as a record: (height, width), or (3, height, width) in colour, in 0..255.
-
-    Raises DataError without Pillow, and for what is no picture.
-    """
-    _require_pillow()
-    height, width = form.size
-    record = np.empty((3, height, width) if form.colours == "rgb" else (height, width), np.float32)
-    fault = _into(record, file, form)
-    if fault:
-        raise DataError(f"the picture {fault}", where=file.name, fix="give a PNG or JPEG file")
-    return record
-
-
 def image_faults(folder: Path | None, form: ImageForm | None) -> list[str]:
     """`file: what is wrong` of each picture that learning drops. For the owner's console alone."""
     return _read(folder, form, MAX_BYTES)[1]

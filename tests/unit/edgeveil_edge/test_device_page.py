@@ -3,7 +3,6 @@
 import http.client
 import io
 import json
-import re
 import stat
 from contextlib import contextmanager
 
@@ -13,7 +12,9 @@ from PIL import Image
 from pydantic import ValidationError
 
 from edgeveil.crypto.keys import SigningKey
+from edgeveil.data.schema import DataSchema, schema_metadata
 from edgeveil.errors import UsageError
+from edgeveil.parts.models.softmax_head import described
 from edgeveil.privacy.laplace_mechanism import softmax_event
 from edgeveil.privacy.ledger import LEDGER_FILE
 from edgeveil.privacy.policy import JobRequest, Limits
@@ -391,7 +392,7 @@ def test_records_in_each_form_are_answered_and_leave_nothing_behind(own):
         (b"\x93NUMPY\x01\x00", "application/x-npy", "is not a readable NPY array"),
         (saved(np.save, np.array([{}], object)), "application/x-npy", "not numbers"),
         (b"PK\x03\x04", "application/x-npz", "is not a readable NPZ array"),
-        (b"\x89PNG", "image/png", "where the device's own data are pictures"),
+        (b"\x89PNG", "image/png", "does not say what it makes of them"),
         (b"<html>", "text/html", "this kind of file is not taken"),
     ],
 )
@@ -405,22 +406,49 @@ def test_what_holds_no_records_is_refused_in_words(own, content, kind, said):
     opened(own, work)
 
 
-def test_a_picture_is_read_where_the_device_holds_pictures(own, tmp_path):
-    images = {"size": (2, 2), "colours": "grey", "classes": ("cat", "dog", "cow")}
-    data = {"name": "bench", "source": "images", "path": tmp_path, "images": images}
-    pictures = site(tmp_path, data=data).model_copy(update={"page": own.page})
+def with_schema(**form):
+    """A model of four numbers, or of what the schema makes of its columns or pictures."""
+    label = {"classes": ("cat", "dog", "cow"), **({"column": "what"} if "columns" in form else {})}
+    plain = {"origin": "public", "label": label}
+    schema = DataSchema.model_validate({**plain, **form})
+    return described(final_model(shape=schema.input_shape), schema_metadata(schema))
 
+
+def test_pictures_are_read_as_the_model_s_schema_says(own):
     def work(client, process):
-        process.device.host.releases.install("boxed", final_model(), {})
+        onnx = with_schema(image={"size": (2, 2)})
+        process.device.host.releases.install("boxed", onnx, {})
         client.log_in()
+        model = client.ask("GET", "/model")[1]
+        assert (model["pictures"], model["classes"]) == (True, ["cat", "dog", "cow"])
         pixels = Image.fromarray(np.array([[0, 200], [0, 0]], np.uint8))
         status, told = client.post("/try", saved(pixels.save, "png"), Content_Type="image/png")
         assert status == 200, told
-        assert told["predictions"][0]["label"] == 1
+        (found,) = told["predictions"]
+        assert (found["name"], told["classes"]) == ("dog", ["cat", "dog", "cow"])
+        assert "file" not in found
         status, told = client.post("/try", b"\x89PNG", Content_Type="image/png")
-        assert status == 400 and re.search("picture cannot be read", told["what"])
+        assert told["predictions"] == [{"label": None}]
 
-    opened(pictures, work)
+    opened(own, work)
+
+
+def test_a_table_is_read_by_its_columns_and_its_labels_are_held_against_the_answers(own):
+    columns = [{"name": name, "number": (0, 9)} for name in ("a", "b", "c", "d")]
+
+    def work(client, process):
+        process.device.host.releases.install("boxed", with_schema(columns=tuple(columns)), {})
+        client.log_in()
+        assert client.ask("GET", "/model")[1]["columns"] == ["a", "b", "c", "d"]
+        table = b"d,c,b,a,what\n0,0,9,0,dog\n0,0,0,9,dog\n"
+        status, told = client.post("/try", table, Content_Type="text/csv")
+        assert status == 200, told
+        assert [one["name"] for one in told["predictions"]] == ["dog", "cat"]
+        assert told["accuracy"] == 0.5
+        status, told = client.post("/try", b"a,b\n1,2\n", Content_Type="text/csv")
+        assert status == 400 and "tmp" not in str(told)
+
+    opened(own, work)
 
 
 def test_a_stop_does_not_wait_for_watchers(own):

@@ -89,6 +89,37 @@ def add(commands: Subparsers) -> None:
         help="use what `edgeveil edge personalise` made of the release on this box",
     )
     predict.set_defaults(handler=_predict, extra="infer")
+    _add_serve(commands)
+
+
+def _add_serve(commands: Subparsers) -> None:
+    serve = command(
+        commands,
+        "serve",
+        "answer programs of this machine with a released model",
+        about=(
+            'POST /v1/predict takes {"record": […]}, or {"record": {"age": 39, …}} where the job\n'
+            "had a schema; GET /v1/model says what it takes. On a loopback address alone.\n"
+            "A device serves its release itself, with `inference:` in its site file."
+        ),
+        examples=(
+            "edgeveil serve out/quickstart/model.onnx\nedgeveil serve site/state/edge-1 --port 8720"
+        ),
+    )
+    serve.add_argument("model", type=Path, metavar="MODEL", help="ONNX file, or state folder")
+    serve.add_argument("--port", type=int, default=8710, metavar="N", help="TCP port; default 8710")
+    serve.set_defaults(handler=_serve, extra="infer")
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from edgeveil.errors import UsageError
+    from edgeveil_edge.serve import serve
+
+    if not 1 <= args.port < 1 << 16:
+        raise UsageError(
+            f"must be in 1..65535, got {args.port}", where="--port", fix="leave it out"
+        )
+    return serve(args.model, args.port)
 
 
 def _add_plan(commands: Subparsers) -> None:
