@@ -350,12 +350,7 @@ class _View:
         if reference:
             known = [reference[k - 1] if k <= len(reference) else None for k in x]
             shown.append(series("without noise", known, "orange", dash=True))
-        spent = [self._proven(row)["epsilon"] for row in self._tested]
-        for which in self._guarantees:
-            values = [one.get(which) for one in spent]
-            if any(values):
-                name = f"ε {which} by plan, per {self._guarantees[which].unit}"
-                shown.append(series(name, _ups(values), "grey", "up", quiet=True))
+        shown += self._beside(x)
         lowest = least([v for one in shown if not one["quiet"] for v in one["values"]])
         low = max(0.0, math.floor(lowest * 20 - 0.5) / 20)
         parts = [lines("Accuracy on the test records", x, shown, low=low, high=1.0)]
@@ -365,6 +360,17 @@ class _View:
                 lines("Loss on the test records", x, [series("loss", losses, "purple")], low=0.0)
             )
         return section("accuracy", title, parts, before=[said(text), note])
+
+    def _beside(self, rounds: Sequence[int]) -> list[Json]:
+        """Both ε by plan after each of these rounds, to be read with what is shown of them."""
+        spent = {row["number"]: row["epsilon"] for row in self._rows}
+        found = []
+        for which, one in self._guarantees.items():
+            values = [spent.get(number, {}).get(which) for number in rounds]
+            if any(values):
+                name = f"ε {which} by plan, per {one.unit}"
+                found.append(series(name, _ups(values), "grey", "up", quiet=True))
+        return found
 
     def _figures(self) -> Json | None:
         found, by_round = self._course.figures, self._course.figures_by_round
@@ -380,7 +386,7 @@ class _View:
                 series(words(name), [rounded(row.get(name)) for row in by_round], colour)
                 for name, colour in zip(names, cycle(_COLOURS), strict=False)
             ]
-            parts.append(lines("Figures by round", x, shown))
+            parts.append(lines("Figures by round", x, shown + self._beside(x)))
         elif names:
             rows = [[words(name), figure_text(found[name])] for name in names if name in found]
             parts.append(table("Figures", ["figure", "value"], rows))
@@ -404,7 +410,8 @@ class _View:
         unusable = int(found.get("unusable") or 0)
         bad = f"{counted(unusable, 'record')} got no usable probability and count as wrong."
         before = [said(text), said(bad, "bad") if unusable else None]
-        return section("figures", "Class by class", parts, before=before)
+        title = "Class by class" if found.get("per_class") else "Further figures"
+        return section("figures", title, parts, before=before)
 
     def _held(self) -> Json | None:
         return self._run.held if self._run is not None else None

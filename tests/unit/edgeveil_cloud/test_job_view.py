@@ -166,7 +166,7 @@ def test_figures_of_a_classifier_are_shown_where_there_are_some(planned):
     assert part(view, "figures", "heat")["values"] == [[4, 0], [3, 3]]
     assert part(view, "figures", "table")["rows"][1] == ["1", "–", "0.500", "0.500", "6"]
     names = [one["name"] for one in part(view, "figures", "lines")["series"]]
-    assert names == ["balanced accuracy", "macro-F1"]
+    assert names == ["balanced accuracy", "macro-F1", "ε training by plan, per record"]
     assert part(view, "figures", "lines", 1)["label"] == "Calibration: expected error 0.125"
     assert "2 records got no usable probability" in json.dumps(view)
     assert "Class by class" not in json.dumps(job_view(planned, course(2)))

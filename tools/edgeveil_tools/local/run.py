@@ -444,15 +444,16 @@ def _interrupt(*_: object) -> None:
 @contextmanager
 def _served(note: Callable[[str], None], *, browse: bool) -> Iterator[RunPage]:
     """The page of a run, served; `note` is told where."""
-    from edgeveil_tools.local.run_page import RunPage
+    from edgeveil_tools.local.run_page import RunPage, way_in
 
     page = RunPage()
     address = page.start()
-    note(f"Watch it at {address}")
-    if browse:
-        webbrowser.open(address)
     try:
-        yield page
+        note(f"Watch it at {address}")
+        with way_in(address) if browse else nullcontext() as door:
+            if door:
+                webbrowser.open(door.as_uri())
+            yield page
     finally:
         page.stop()
 

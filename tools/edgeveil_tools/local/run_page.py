@@ -15,10 +15,12 @@ import asyncio
 import hmac
 import json
 import secrets
+import tempfile
 import threading
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -158,6 +160,16 @@ class RunPage:
             if self._live is None:
                 self._live = LiveView(self._fleet)
             return self._live.said()
+
+
+@contextmanager
+def way_in(address: str) -> Iterator[Path]:
+    """A file for this user alone that leads a browser there: what a browser is started with can be
+    seen by all users of a machine."""
+    with tempfile.TemporaryDirectory(prefix="edgeveil-") as folder:
+        path = Path(folder) / "run.html"
+        path.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
+        yield path
 
 
 def _plain(value: Mapping[str, Any]) -> str:
