@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from edgeveil.crypto.ring import Ring
 from edgeveil.errors import CryptoError, DataError, PrivacyError, ProtocolError, UsageError
 from edgeveil.jobs import broadcast_precision, buffered_rounds
+from edgeveil.jobs.artifacts import read_weights
 from edgeveil.jobs.job import Job
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.parts.aggregation import AGGREGATIONS
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import PcaParameters, build_features, projection_of
 from edgeveil.parts.methods import METHODS, trains_model
-from edgeveil.parts.models import build_network
+from edgeveil.parts.models import PretrainedNetwork, build_network
 from edgeveil.parts.setting import Setting
 from edgeveil.parts.sources import SOURCES
 from edgeveil.parts.update import Stage
@@ -269,9 +270,13 @@ def _model(job: Job) -> Iterator[Mix]:
         )
         return
     try:
-        build_network(job.model, job.data.input_shape, job.data.classes)
+        weights = read_weights(job)
+        network = build_network(job.model, job.data.input_shape, job.data.classes, weights)
+        if weights and isinstance(network, PretrainedNetwork):
+            network.pretrained  # noqa: B018 - whether they fit
     except (DataError, UsageError) as error:
-        yield Mix(("model", "data.input_shape"), f"{error.what}; {error.fix}")
+        own = (error.where,) if error.where.startswith("model.") else ()
+        yield Mix((*own, "model", "data.input_shape"), f"{error.what}; {error.fix}")
 
 
 def _for_updates_alone(job: Job) -> Iterator[Mix]:

@@ -21,6 +21,7 @@ from edgeveil.parts.exchange import (
     DeviceMethod,
     Exchange,
     SegmentSpec,
+    Tensors,
     summed_spec,
 )
 from edgeveil.parts.features import (
@@ -33,7 +34,12 @@ from edgeveil.parts.features import (
 )
 from edgeveil.parts.features.pca import COVARIANCE
 from edgeveil.parts.methods import METHODS
-from edgeveil.parts.models import Network, build_network
+from edgeveil.parts.models import (
+    AdaptedNetwork,
+    Network,
+    PretrainedNetwork,
+    build_network,
+)
 from edgeveil.parts.models.softmax_head import build_graph
 from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages import STAGES
@@ -77,8 +83,8 @@ def honest_devices(job: Job) -> int:
 class Plan:
     """What a job will do, exchange by exchange. `edgeveil.jobs.compile` alone makes one.
 
-    `artifacts` holds the job's backbones by SHA-256 (hex): needed to compute features and to
-    build the graph, not to price.
+    `artifacts` holds the job's backbones, and the weights that its model begins with, by SHA-256
+    (hex): needed to compute, not to price.
     """
 
     def __init__(self, job: Job, artifacts: Artifacts = NONE) -> None:
@@ -105,12 +111,14 @@ class Plan:
         self.setting = replace(setting, stages=stages)
 
     def with_artifacts(self, artifacts: Artifacts) -> Plan:
-        """The same plan with the job's backbones."""
+        """The same plan with what the job names by digest."""
         return Plan(self.job, artifacts) if artifacts else self
 
     def _network(self) -> Network | None:
         data, model = self.job.data, self.job.model
-        return build_network(model, data.input_shape, data.classes) if model else None
+        if model is None:
+            return None
+        return build_network(model, data.input_shape, data.classes, self.artifacts)
 
     def graph(self) -> bytes:
         """The job's ONNX graph, its weights as inputs; DataError without the job's backbones."""
@@ -120,8 +128,23 @@ class Plan:
         return build_graph(self.features, data.input_shape, data.classes, setting.kept)
 
     def check_backbones(self) -> None:
-        """Raise DataError unless each backbone is here, plain layers, and as the job says."""
+        """Raise DataError unless all that a device computes with is here, and as the job says: each
+        backbone plain layers, and frozen weights those of the model."""
         check_backbones(self.job.features, self.artifacts)
+        if isinstance(self.setting.network, AdaptedNetwork):
+            self.setting.network.pretrained  # noqa: B018
+
+    def check_artifacts(self) -> None:
+        """The same of all that the cloud holds of the job: its model's first weights too."""
+        self.check_backbones()
+        if isinstance(self.setting.network, PretrainedNetwork):
+            self.setting.network.pretrained  # noqa: B018
+
+    def graph_weights(self, trained: Tensors) -> Tensors:
+        """What the job's graph takes for weights, of those that are trained: with adapters the sum
+        of both."""
+        network = self.setting.network
+        return trained if network is None else network.merged(trained)
 
     @cached_property
     def cloud(self) -> CloudMethod:

@@ -22,12 +22,16 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Weight:
-    """One trained tensor. `fan_in` scales its first values; 0: it begins as `start`."""
+    """One trained tensor. `fan_in` scales its first values; 0: it begins as `start`.
+
+    `turned`: a matrix (in, out), which a state_dict of PyTorch holds as (out, in).
+    """
 
     name: str
     shape: Shape
     fan_in: int = 0
     start: float = 0.0
+    turned: bool = False
 
 
 class Layer(Protocol):
@@ -76,7 +80,7 @@ class Dense:
     def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
         size = math.prod(given)
         return (
-            Weight(f"{name}.weight", (size, self.width), fan_in=size),
+            Weight(f"{name}.weight", (size, self.width), fan_in=size, turned=True),
             Weight(f"{name}.bias", (self.width,)),
         )
 

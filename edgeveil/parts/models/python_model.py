@@ -153,6 +153,10 @@ class PythonNetwork(Network):
             if isinstance(layer, Module):
                 layer.loaded()
 
+    def saved_name(self, weight: str) -> str:
+        """The module's own name of it."""
+        return weight.partition(".")[2]
+
     def initial(self) -> dict[str, Any]:
         """The parameters that the function gives, with torch's seed fixed."""
         first: dict[str, Any] = {}

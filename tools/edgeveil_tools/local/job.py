@@ -66,6 +66,8 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
     for entry, written in zip(job.features, plain["features"], strict=True):
         if isinstance(entry, OnnxParameters):
             written["file"] = entry.file
+    if job.model is not None and job.model.state_dict is not None:
+        plain["model"]["state_dict"]["file"] = job.model.state_dict.file
     run = job.local_run if isinstance(job, LocalJob) else None
     block = (run or LocalRun()).model_dump(mode="json")
     plain["local_run"] = {**block, **{k: v for k, v in changes.items() if k not in _OF_THE_JOB}}
