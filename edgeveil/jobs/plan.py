@@ -80,6 +80,13 @@ def honest_devices(job: Job) -> int:
     return rounded_up(job.round.min_batch // job.aggregation.groups, job.privacy.honest_share)
 
 
+def network_input(job: Job) -> tuple[int, ...]:
+    """Shape of what the job's model takes: a record, or the public features of one."""
+    if not job.features:
+        return job.data.input_shape
+    return (build_features(job.features).output_dim(job.data.input_shape),)
+
+
 class Plan:
     """What a job will do, exchange by exchange. `edgeveil.jobs.compile` alone makes one.
 
@@ -103,6 +110,7 @@ class Plan:
             infer_every=job.infer_every,
             projection=projection_of(job.features),
             network=self._network(),
+            mapped=job.model is not None and bool(job.features),
             whole=job.proxy.shuffle == "whole",
             summed=summands(job) if job.aggregation.secure else 0,
             honest=honest_devices(job),
@@ -115,16 +123,17 @@ class Plan:
         return Plan(self.job, artifacts) if artifacts else self
 
     def _network(self) -> Network | None:
-        data, model = self.job.data, self.job.model
+        model = self.job.model
         if model is None:
             return None
-        return build_network(model, data.input_shape, data.classes, self.artifacts)
+        return build_network(model, network_input(self.job), self.job.data.classes, self.artifacts)
 
     def graph(self) -> bytes:
         """The job's ONNX graph, its weights as inputs; DataError without the job's backbones."""
         setting, data = self.setting, self.job.data
         if setting.network is not None:
-            return setting.network.graph()
+            front = (self.features, data.input_shape) if setting.mapped else None
+            return setting.network.graph(front)
         return build_graph(self.features, data.input_shape, data.classes, setting.kept)
 
     def check_backbones(self) -> None:

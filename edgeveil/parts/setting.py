@@ -24,15 +24,16 @@ if TYPE_CHECKING:
 class Setting:
     """The public facts that both halves of a method are built from.
 
-    `epsilon` and `delta` bound the whole training of one device's data set, for a device that
-    takes part in at most `max_participations` training rounds. `input_shape` is a record's,
+    `epsilon` and `delta` bound the whole training of one device's data set, for a device that takes
+    part in at most `max_participations` training rounds. `input_shape` is a record's,
     `nominal_records` the public divisor per device, `devices` the number expected per round.
     Training rounds whose number is a multiple of `infer_every` ask for softmax uploads; 0: none.
     `projection` names the federated PCA that follows the public `features`, if any. `network` is
-    what methods that upload updates train, `stages` what these then pass through; `whole` asks
-    for an update in one segment. `summed`: uploads are integers that are summed under masks, so
-    many at most; 0: they are seen one by one. `honest`: so many devices in each sum are counted on
-    to add their part of the noise; 0: each adds all of it.
+    what methods that upload updates train, on the `features` where it is `mapped` and on records
+    else, `stages` what these then pass through; `whole` asks for an update in one segment.
+    `summed`: uploads are integers that are summed under masks, so many at most; 0: they are seen
+    one by one. `honest`: so many devices in each sum are counted on to add their part of the noise;
+    0: each adds all of it.
     """
 
     epsilon: float
@@ -46,6 +47,7 @@ class Setting:
     infer_every: int = 0
     projection: PcaParameters | None = None
     network: Network | None = None
+    mapped: bool = False
     stages: tuple[Stage, ...] = ()
     whole: bool = False
     summed: int = 0

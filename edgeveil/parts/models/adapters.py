@@ -20,14 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.errors import DataError
-from edgeveil.parts.models.layers import Weight
+from edgeveil.parts.models.layers import Shape, Weight
 from edgeveil.parts.models.network import START_SEED, AdapterParameters, Network
 from edgeveil.parts.models.state_dict import fitted, unpacked
 
 if TYPE_CHECKING:
     import torch
 
-A, B = "lora_A", "lora_B"
+    from edgeveil.parts.features import FeatureMap
+
+A, B = "lora_a", "lora_b"
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,9 @@ class PretrainedNetwork(Network):
         """The base's."""
         return self.base.logits(weights, x)
 
-    def graph(self) -> bytes:
+    def graph(self, front: tuple[FeatureMap, Shape] | None = None) -> bytes:
         """The base's."""
-        return self.base.graph()
+        return self.base.graph(front)
 
     @cached_property
     def pretrained(self) -> Mapping[str, NDArray[np.float32]]:

@@ -30,6 +30,8 @@ from edgeveil.parts.part import BlockPart, says_nothing
 if TYPE_CHECKING:
     import torch
 
+    from edgeveil.parts.features import FeatureMap
+
 START_SEED = 0  # of the first weights, which are public
 _DRAWN = 1 << 16  # of them at one time
 
@@ -86,14 +88,22 @@ class Network:
             x = layer.apply(weights, name, x)
         return x
 
-    def graph(self) -> bytes:
-        """ONNX: `x` (N, *input_shape) and all weights in, `probabilities` (N, classes) out."""
+    def graph(self, front: tuple[FeatureMap, Shape] | None = None) -> bytes:
+        """ONNX: `x` (N, *input_shape) and all weights in, `probabilities` (N, classes) out.
+
+        With `front`, a feature map and the shape of a record, `x` is records and the network takes
+        what the map gives.
+        """
         from onnx import TensorProto, helper
 
         from edgeveil.parts.features.onnx_nodes import NodeList, serialise
 
         parts = NodeList()
-        x = parts.add("Div", "x", parts.number(self.input_scale))
+        shape, x = self.input_shape, "x"
+        if front is not None:
+            features, shape = front
+            x = features.onnx_nodes(parts, x, shape)
+        x = parts.add("Div", x, parts.number(self.input_scale))
         for name, layer, given in placed(self.layers, self.input_shape):
             x = layer.nodes(parts, name, x, given)
         parts.nodes.append(helper.make_node("Softmax", [x], ["probabilities"], axis=1))
@@ -101,7 +111,7 @@ class Network:
         def value(name: str, shape: Sequence[int | str]) -> object:
             return helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape))
 
-        inputs = [value("x", ["N", *self.input_shape])]
+        inputs = [value("x", ["N", *shape])]
         inputs += [value(weight.name, weight.shape) for weight in self.weights]
         outputs = [value("probabilities", ["N", self.classes])]
         return serialise(

@@ -24,6 +24,7 @@ from edgeveil.parts.models.layers import Shape
 MAX_BYTES = MAX_BACKBONE_BYTES
 _HEAD_BYTES = 8  # of safetensors: the header's length
 _TORCH = (".pt", ".pth", ".bin", ".ckpt")
+SUFFIXES = (".safetensors", *_TORCH)
 _TOLD = 5  # names of one kind
 _SAVE = "torch.save(model.state_dict(), FILE)"
 _NUMPY = {"F64", "F32", "F16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"}
@@ -182,10 +183,12 @@ def _fix(
     turned = [
         name
         for name, shape in wanted.items()
-        if name in found and len(shape) == 2 and found[name].shape == shape[::-1]
+        if name in found and len(shape) == 2 and found[name].shape == shape[::-1] != shape
     ]
     if turned:
         return f"transpose {turned[0]}: dense weights are (out, in), as torch.nn.Linear has them"
+    if unexpected and not missing:
+        return "leave them out of the file, or name the model that has them"
     return "name the model that these weights were saved from, or rename them"
 
 
