@@ -40,6 +40,7 @@ from edgeveil.parts.models import (
     PretrainedNetwork,
     build_network,
 )
+from edgeveil.parts.models.layers import value_count
 from edgeveil.parts.models.softmax_head import build_graph
 from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages import STAGES
@@ -266,7 +267,7 @@ class Plan:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should read of the job's ε before it runs."""
+        """What a person should read of the job's ε, and of its updates, before it runs."""
         quote, given = self.quote(), self.job.privacy.epsilon
         found = [
             f"{which} {guarantee}"
@@ -283,6 +284,13 @@ class Plan:
             found.append(
                 f"privacy.epsilon: {given:g} means nothing here, for training with method "
                 f"'{self.job.train.method}' adds no noise; leave it out"
+            )
+        network = self.setting.network
+        if isinstance(network, AdaptedNetwork):
+            some, all_ = (value_count(one.weights) for one in (network, network.base))
+            found.append(
+                f"model.adapters: {some:,} of the model's {all_:,} values are trained, and they"
+                f" alone are an update: {100 * some / all_:.0f} % of its bytes"
             )
         return tuple(found)
 

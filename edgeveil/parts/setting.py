@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -13,6 +12,7 @@ from edgeveil.errors import PrivacyError, UsageError
 from edgeveil.parts.exchange import CloudMethod, DeviceMethod
 from edgeveil.parts.features import FeatureMap
 from edgeveil.parts.features.pca import PcaParameters
+from edgeveil.parts.models.layers import value_count
 from edgeveil.parts.models.network import Network
 from edgeveil.parts.part import BlockPart
 
@@ -128,4 +128,4 @@ def network_of(setting: Setting) -> Network:
 
 def size_of(setting: Setting) -> int:
     """d, the number of all values of an update."""
-    return sum(math.prod(weight.shape) for weight in network_of(setting).weights)
+    return value_count(network_of(setting).weights)

@@ -115,6 +115,8 @@ class AdaptedNetwork(PretrainedNetwork):
     def adapted(self) -> tuple[Weight, ...]:
         """The base's weights that have an adapter. Raises DataError for patterns that name none."""
         rank, patterns = self.adapters.rank, self.adapters.targets
+        if not rank:
+            return ()
         found = [
             one
             for one in self.base.weights
@@ -220,7 +222,7 @@ class AdaptedNetwork(PretrainedNetwork):
 
     @property
     def _scale(self) -> float:
-        return self.adapters.alpha / self.adapters.rank
+        return self.adapters.alpha / max(1, self.adapters.rank)
 
     def _named(self, name: str, patterns: tuple[str, ...]) -> bool:
         return any(fnmatchcase(self.saved_name(name), pattern) for pattern in patterns)

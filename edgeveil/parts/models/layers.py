@@ -6,7 +6,7 @@ Dense ones, those for pictures, and layers side by side.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -32,6 +32,11 @@ class Weight:
     fan_in: int = 0
     start: float = 0.0
     turned: bool = False
+
+
+def value_count(weights: Iterable[Weight]) -> int:
+    """How many numbers they hold."""
+    return sum(math.prod(one.shape) for one in weights)
 
 
 class Layer(Protocol):

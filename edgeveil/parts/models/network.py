@@ -163,8 +163,8 @@ class AdapterParameters(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    rank: int = Field(default=4, ge=1, le=1024)
-    """r: rows of A and columns of B."""
+    rank: int = Field(default=4, ge=0, le=1024)
+    """r: rows of A and columns of B. 0: no adapters, the head alone is trained."""
     alpha: float = Field(default=8.0, gt=0, le=1e6, allow_inf_nan=False)
     """α: an adapted weight is W + (α/r)·B·A."""
     targets: tuple[Annotated[str, Field(min_length=1, max_length=128)], ...] = Field(

@@ -130,7 +130,7 @@ def _from_torch(path: Path) -> Arrays:
 
 def _array(path: Path, name: str, tensor: Any) -> NDArray[Any]:
     try:
-        return np.ascontiguousarray(tensor.detach().numpy())
+        return np.array(tensor.detach().numpy(), order="C")
     except (TypeError, RuntimeError):  # bfloat16, sparse, quantised
         kind = str(tensor.dtype).removeprefix("torch.")
         raise _refused(

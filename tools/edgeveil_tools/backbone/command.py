@@ -83,7 +83,7 @@ class WeightFacts:
     @property
     def form(self) -> str:
         """What it holds, for a person."""
-        return f"{self.values:,} values in {self.tensors} tensors"
+        return f"{self.values:,} values in {self.tensors} tensor{'s' * (self.tensors > 1)}"
 
 
 def train(
