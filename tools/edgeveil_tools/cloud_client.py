@@ -30,7 +30,7 @@ from urllib.parse import quote, urlsplit
 
 from edgeveil.errors import BrokerError, ConfigError, JobFailed, UsageError
 from edgeveil.jobs import Job
-from edgeveil.parts.features import read_backbones
+from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.sites.links import Http
 from edgeveil.tokens import read_token
 from edgeveil.transport.dialling import client_context
@@ -118,7 +118,7 @@ class Cloud:
         """
         plan = plan_of(job)
         rehearse(plan, None if isinstance(job, Job) else Path(job), needed=False)
-        backbones = read_backbones(plan.job.features)
+        backbones = read_artifacts(plan.job)
         return self.submit_yaml(submitted(plan.job), backbones.values())
 
     def submit_yaml(self, job_yaml: bytes, backbones: Iterable[bytes] = ()) -> str:

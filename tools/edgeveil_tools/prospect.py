@@ -25,8 +25,8 @@ from edgeveil.data.schema import DataSchema
 from edgeveil.errors import ConfigError, EdgeVeilError, UsageError
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.jobs import Job, Plan, compile_job
+from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.parts.exchange import TRAIN
-from edgeveil.parts.features import read_backbones
 from edgeveil.privacy.guarantee import guarantee_text
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.protocol.sealed import unpack_tensors
@@ -193,7 +193,7 @@ def prospect(path: Path, asked: PlanOptions, say: Callable[[str], None]) -> Pros
         )
     begun_s = time.monotonic()
     job, run = local_job(path, Overrides(devices=asked.devices, simulate=True))
-    plan = compile_job(job).with_artifacts(read_backbones(job.features))
+    plan = compile_job(job).with_artifacts(read_artifacts(job))
     rehearse(plan, path)
     records = stand_in(job, run)
     fleets = FleetsOnPaper(job, run, records)

@@ -238,13 +238,13 @@ def submit(
     says which stage of the job would fail, by made-up records, where the cloud's libraries are
     there; else the cloud says so, without the line.
     """
-    from edgeveil.parts.features import read_backbones
+    from edgeveil.jobs.artifacts import read_artifacts
     from edgeveil_tools.checks import plan_of, rehearse
     from edgeveil_tools.local.job import submitted
 
     plan = plan_of(path)
     rehearse(plan, path, needed=False)  # the file's problems are told before any cloud is asked
-    backbones = read_backbones(plan.job.features)
+    backbones = read_artifacts(plan.job)
     cloud = _once_it_answers(connect, wait_s)
     job = cloud.submit_yaml(submitted(plan.job), backbones.values())
     print(job, flush=True)

@@ -34,6 +34,7 @@ SIZES = {
     "lenet": 61_706,
     "alexnet": 2_250_432 + 257 * 1024 + 1025 * 1024 + 1025 * 10,  # convolutions, dense
     "resnet20": 269_434,
+    "low_rank_head": 2 * 784 * 4 + 785 * 10,
 }
 NAMES = tuple(name for name in MODELS if name != "python")  # whose modules users bring
 PICTURES = {"alexnet": (3, 32, 32), "resnet20": (3, 16, 16)}
