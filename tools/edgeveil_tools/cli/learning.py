@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeveil_tools.cli.common import Subparsers, add_engine, command
+from edgeveil_tools.cli.common import Subparsers, add_engine, add_track, command
 
 if TYPE_CHECKING:
     pass
@@ -125,6 +125,7 @@ def _add_run(commands: Subparsers) -> None:
         help="train the noise-free reference beside it, and draw who holds what; default: for a"
         " published set, of own records these are figures without any protection",
     )
+    add_track(run)
     run.add_argument(
         "--record", action="store_true", help="keep what the cloud sees, for edgeveil attack"
     )
@@ -163,6 +164,7 @@ def _run(args: argparse.Namespace) -> int:
         record=args.record,
         resume=args.resume,
         force=args.force,
+        track=args.track,
         command=args.command_line,
     )
 
