@@ -349,3 +349,12 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def file_mark(path: Path) -> tuple[int, ...]:
+    """Differs when a file was changed or replaced; empty where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)

@@ -295,10 +295,8 @@ class Sealer:
 
         plan = self._jobs.plan(entry)
         weights = self._evaluation.weights(plan, self._jobs.state(entry))
-        onnx, packed = (
-            bake(self._jobs.graph(entry), weights, model_card(plan)),
-            pack_tensors(weights),
-        )
+        onnx = bake(self._jobs.graph(entry), weights, model_card(plan))
+        packed = pack_tensors(weights)
         del weights  # as large as what is stored
         self._store.put_release(entry.id, onnx, packed)
         del packed

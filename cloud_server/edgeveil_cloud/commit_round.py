@@ -207,6 +207,7 @@ def tell_round(
         "refused": dict(valid.refused),
         "clusters": shown_clusters(scores, vectors),
         "mean_softmax": averaged.to_dict() if averaged else None,
+        "figures": dict(tested.figures) if tested else None,
         **({"cells": dict(told.cells)} if any(told.cells) else {}),  # they have names
     }
     return record, event

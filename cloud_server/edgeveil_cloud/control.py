@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgeveil.errors import DataError, EdgeVeilError
-from edgeveil.jobs import Job, parse_plan
+from edgeveil.jobs import Plan, parse_plan
 from edgeveil.parts.features import backbone_digests, match_backbones
 from edgeveil.parts.models import runs_python
+from edgeveil.privacy.guarantee import guarantee_text
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
 from edgeveil.protocol.cloud_course import CloudState
@@ -21,6 +22,7 @@ from edgeveil.transport.runtime import Runner
 from edgeveil_cloud.host import LOG, CloudHost
 from edgeveil_cloud.rehearsal import rehearse_job
 from edgeveil_cloud.rollouts import RolloutDriver
+from edgeveil_cloud.round_report import summary_of
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobEntry
 from edgeveil_cloud.stored_jobs import wire_id
@@ -66,6 +68,28 @@ class Control:
         """
         self._read(job_yaml)
 
+    def quote(self, job_yaml: str) -> dict[str, Any]:
+        """As `check`, and what the job would cost and move, JSON-able. On any thread."""
+        plan = self._read(job_yaml)
+        job = plan.job
+        wanted = max(job.selection.min_devices, job.round.min_batch)
+        privacy = summary_of(plan, len(plan.exchanges), None)["privacy"]
+        guarantees = {one: guarantee_text(privacy, one) for one in ("training", "inference")}
+        said = f"training: {plan.quote().training}", f"inference: {plan.quote().inference}"
+        notes = [*plan.notes, plan.aggregation_note, plan.stop_note]
+        return {
+            "job": job.job,
+            "method": job.train.method,
+            "privacy": privacy,
+            "guarantees": guarantees,
+            "notes": [one for one in notes if one and one not in said],
+            "rounds": plan.rounds,
+            "exchanges": len(plan.exchanges),
+            "upload_bytes": plan.upload_bytes,
+            "devices": job.selection.devices,
+            "least_devices": wanted,
+        }
+
     def submit(self, job_yaml: str) -> str:
         """Validate and queue; the job's id. Raises ConfigError with every problem.
 
@@ -73,7 +97,7 @@ class Control:
         its model is Python code that may not run here, or if some later stage of it would fail on
         made-up records; JobFailed if this cloud lacks the records that its rule asks for.
         """
-        job = self._read(job_yaml)
+        job = self._read(job_yaml).job
         entry = self._store.submit_job(
             job.job,
             job.canonical(),
@@ -84,7 +108,7 @@ class Control:
         self._poke.set()
         return entry.id
 
-    def _read(self, job_yaml: str) -> Job:
+    def _read(self, job_yaml: str) -> Plan:
         plan = parse_plan(job_yaml)
         job = plan.job
         if runs_python(job.model) and not self._python_models:
@@ -101,7 +125,7 @@ class Control:
             # Devices play their own half before they price it; here torch would stay in memory.
             rehearse_job(plan, self._host.limits, devices=False)
             self._rehearsed = job.digest()
-        return job
+        return plan
 
     def cancel(self, job: str) -> None:
         """Cancel a job that has not ended. Raises UnknownJob, or StoreError if it has."""
@@ -152,6 +176,7 @@ class Control:
             "time_s": time.time(),
             **{name: first[name] for name in ("state", "job", "round")},  # of the oldest
             "jobs": jobs,
+            "most_running": self._most,
             "enrolled": counts.enrolled,
             "queued": counts.jobs.get("queued", 0),
             "paused": counts.jobs.get("paused", 0),

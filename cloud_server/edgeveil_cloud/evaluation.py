@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from edgeveil.data.records import Records
-from edgeveil.errors import JobFailed
+from edgeveil.data.schema import DataSchema
+from edgeveil.errors import DataError, JobFailed
 from edgeveil.evaluation.accuracy import HeldOutTest, ModelScore
 from edgeveil.evaluation.clustering import MEAN, ClusterScores, Noise, cluster_scores
 from edgeveil.jobs.plan import SOFTMAX, Plan
@@ -30,11 +31,18 @@ _TESTS_KEPT = 8  # of jobs that run beside each other
 class Evaluation:
     """Tests models on the cloud's own records, where it has some.
 
-    A rule that scores uploads has the first of them, and the models are tested on the others.
+    A rule that scores uploads has the first of them, and the models are tested on the others. What
+    a job's schema makes of the records is read by `by_schema`, once for each schema.
     """
 
-    def __init__(self, test: Records | None) -> None:
+    def __init__(
+        self,
+        test: Records | None,
+        by_schema: Callable[[DataSchema], Records] | None = None,
+    ) -> None:
         self._test = test if test is not None and len(test) else None
+        self._read = by_schema
+        self._by_schema: dict[DataSchema, Records | None] = {}
         self._held: dict[
             tuple[bytes, int | None, int | None], HeldOutTest
         ] = {}  # by graph and records
@@ -96,12 +104,30 @@ class Evaluation:
 
     def _fitting(self, plan: Plan) -> Records | None:
         """The cloud's records, if the job is about records of their form."""
+        schema = plan.job.data.schema_
+        if schema is not None and self._read is not None:
+            return self._of_schema(schema, self._read)
         if self._test is None or self._test.x.shape[1:] == tuple(plan.job.data.input_shape):
             return self._test
         if not self._said:
             self._said = True
             LOG.warning("test_data_does_not_fit", extra={"wanted": plan.job.data.input_shape})
         return None
+
+    def _of_schema(
+        self, schema: DataSchema, read: Callable[[DataSchema], Records]
+    ) -> Records | None:
+        if schema not in self._by_schema:
+            if len(self._by_schema) >= _TESTS_KEPT:
+                self._by_schema.clear()
+            try:
+                found = read(schema)
+            except DataError as error:
+                LOG.warning("test_data_does_not_fit", extra={"reason": str(error)})
+                self._by_schema[schema] = None
+            else:
+                self._by_schema[schema] = found if len(found) else None
+        return self._by_schema[schema]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeveil.data.records import Records
+from edgeveil.data.schema import DataSchema
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
@@ -72,6 +73,7 @@ class CloudHost:
     `spool_dir` holds the batches under way (None: the system's folder for temporary files).
     `random_bytes` is what aggregation rules draw from; a release is stale after `valid_s`. `moved`
     says to which cell each device was moved. `workers` open batches (None: this process).
+    `test_by_schema` reads the test records as a job's schema has them, where they are a file's.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class CloudHost:
         moved: Callable[[], Mapping[bytes, str]] = dict,
         blobs: StoreBeside | None = None,
         workers: WorkerProcesses | None = None,
+        test_by_schema: Callable[[DataSchema], Records] | None = None,
     ) -> None:
         self._blobs = blobs
         self._store, self._clock, self._moved = store, clock, moved
@@ -98,7 +101,7 @@ class CloudHost:
         self._spools: dict[tuple[bytes, str], BatchSpool] = {}  # of each job in each cell
         self._records: dict[str, bool] = {}  # whether a cell's proxy hands out records in pieces
         self._marks = MarksOfJobs()
-        evaluation = self.evaluation = Evaluation(test)
+        evaluation = self.evaluation = Evaluation(test, test_by_schema)
         self.limits = limits
         self._sealer = Sealer(
             store, self.jobs, evaluation, limits, self._marks, clock, sealing, choose, valid_s

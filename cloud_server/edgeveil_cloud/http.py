@@ -5,7 +5,8 @@ Served on a thread of its own, so that it answers whatever holds the cloud's wor
 Bound to 127.0.0.1 by default. Everything but `/healthz` and `/v1/hello`, `/metrics` too, wants
 `Authorization: Bearer <token>` with the token of a file that only the cloud's owner can read, whose
 scope reaches: `read` for jobs, status and metrics, `submit` for what changes a job or takes its
-model away; or, over TLS, the certificate of a client that the site file names with its scope.
+model away; or, over TLS, the certificate of a client that the site file names with its scope; or,
+in a browser, the cookie that a token was given for (`http_guard`, `pages`).
 Answers are JSON; an error is `{"what": …, "fix": …}`, a refused job `{"problems": [...]}`.
 """
 
@@ -15,15 +16,12 @@ import asyncio
 import hashlib
 import threading
 from collections.abc import (
-    AsyncIterator,
-    Awaitable,
     Callable,
     Coroutine,
     Mapping,
     Sequence,
 )
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any, Protocol, TypeVar
 
@@ -32,17 +30,14 @@ from aiohttp import web
 from edgeveil.errors import ConfigError, EdgeVeilError
 from edgeveil.parts.features.onnx import check_size
 from edgeveil.transport.http import Health, HttpServer, serve
-from edgeveil.transport.listener import ListenAt, peer_names
+from edgeveil.transport.listener import ListenAt
 from edgeveil.transport.metrics import Metrics
-from edgeveil_cloud.http_token import (
-    NONCE,
-    PROOF_PATH,
-    TOKEN_FILES,
-    Scope,
-    Tokens,
-    proof,
-    scope_of,
-)
+from edgeveil_cloud.http_guard import BY, Guard, Handler, in_time, refusal, with_security_headers
+from edgeveil_cloud.http_sessions import Sessions
+from edgeveil_cloud.http_token import NONCE, PROOF_PATH, Scope, Tokens, proof
+from edgeveil_cloud.pages.board import Ask
+from edgeveil_cloud.pages.fleet import CloudFacts
+from edgeveil_cloud.pages.routes import PageRoutes
 from edgeveil_cloud.round_report import planned_of_shared
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobEntry, StoreAway, StoredEvent, StoreError, UnknownJob
@@ -58,19 +53,8 @@ ANSWER_S = 30.0
 _LOOK_S = 0.1
 _BROUGHT = "what was asked for may still be done: look before you ask again"
 
-_BY = web.RequestKey("by", str)
-
 T = TypeVar("T")
 Audit = Callable[[str, Mapping[str, str]], None]
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Ask(Protocol):
-    """Where the store and the control are asked; it may refuse with StoreAway."""
-
-    def __call__(self, question: Callable[[], T], /) -> Awaitable[T]:
-        """What `question` returns or raises."""
-        ...
 
 
 async def ask_here(question: Callable[[], T]) -> T:
@@ -88,6 +72,10 @@ class JobControl(Protocol):
 
     def check(self, job_yaml: str) -> None:
         """Raise what `submit` would of the job itself. Not quick; runs on any thread."""
+        ...
+
+    def quote(self, job_yaml: str) -> Mapping[str, Any]:
+        """As `check`; what the job would cost, both guarantees together, and what it moves."""
         ...
 
     def submit(self, job_yaml: str) -> str:
@@ -128,16 +116,22 @@ def make_app(
     ask: Ask = ask_here,
     clients: Mapping[str, Scope] | None = None,
     audit: Audit = unaudited,
+    at: ListenAt | None = None,
+    facts: CloudFacts | None = None,
 ) -> web.Application:
-    """The application; pass it to `edgeveil.transport.http.serve`.
+    """The application; pass it to `edgeveil.transport.http.serve`, which listens `at`.
 
     `clients` need no token: what those may do who show a certificate of such a name. `audit` is
-    told what changes a job, and by whom, before it is done, in a thread of its own.
+    told what changes a job, and by whom, before it is done, in a thread of its own. `facts` are
+    what the pages show of the process itself.
     """
     routes = _Routes(store, control, metrics or Metrics(), ask, audit)
+    guard = Guard(tokens, clients or {}, Sessions(tokens), at or ListenAt())
+    pages = PageRoutes(store, control, guard, ask, facts)
     open_to_all = [
         web.get("/healthz", (health or Health({})).page),
         web.get(PROOF_PATH, _hello(tokens)),
+        *pages.open_to_all,
     ]
     reading = [
         web.get("/metrics", routes.metrics),
@@ -148,6 +142,7 @@ def make_app(
         web.get("/jobs/{id}/events", routes.events),
         web.get("/releases", routes.releases),
         web.get("/releases/{id}", routes.release),
+        *pages.reading,
     ]
     submitting = [
         web.put("/backbones", routes.backbone),
@@ -158,15 +153,18 @@ def make_app(
         web.post("/releases/{id}/promote", routes.promote),
         web.get("/jobs/{id}/model.onnx", routes.model),
         web.get("/jobs/{id}/model.safetensors", routes.model),
+        *pages.submitting,
     ]
-    wanted: dict[Handler, Scope | None] = {
+    guard.wanted = {
         **{route.handler: None for route in open_to_all},
         **{route.handler: Scope.READ for route in reading},
         **{route.handler: Scope.SUBMIT for route in submitting},
     }
-    guard = _guard(tokens, wanted, clients or {})
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors, guard])
-    app.on_shutdown.append(routes.close)
+    guard.pages = {route.handler for route in pages.all}
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors, guard.middleware])
+    app.on_response_prepare.append(with_security_headers)
+    app.cleanup_ctx.append(pages.running)
+    app.on_shutdown.extend([routes.close, pages.close])
     app.add_routes([*open_to_all, *reading, *submitting])
     return app
 
@@ -188,7 +186,7 @@ class _Routes:
         return web.json_response(dict(await self._ask(self._control.status)))
 
     async def submit(self, request: web.Request) -> web.Response:
-        async with _in_time(BODY_S):
+        async with in_time(BODY_S):
             body = await request.read()
         try:
             text = body.decode("utf-8")
@@ -202,7 +200,7 @@ class _Routes:
     async def backbone(self, request: web.Request) -> web.Response:
         """Before the job that names it: a feature extractor (ONNX), kept under its digest."""
         graph = bytearray()
-        async with _in_time(BACKBONE_S):
+        async with in_time(BACKBONE_S):
             async for chunk in request.content.iter_chunked(_CHUNK_BYTES):
                 graph += chunk
                 check_size(graph)
@@ -289,7 +287,7 @@ class _Routes:
 
     async def _note(self, request: web.Request, action: str, **what: str) -> None:
         """Have written down who is about to do what. Raises AuditLogError."""
-        await asyncio.to_thread(self._audit, action, {**what, "by": request[_BY]})
+        await asyncio.to_thread(self._audit, action, {**what, "by": request[BY]})
 
     async def _entry(self, request: web.Request) -> JobEntry:
         """The job that the address names."""
@@ -305,16 +303,6 @@ class UnknownModel(UnknownJob):
             f"job '{entry.id}' has no model: it is {entry.status}",
             fix="" if entry.ended else "wait until it is completed",
         )
-
-
-@asynccontextmanager
-async def _in_time(limit_s: float) -> AsyncIterator[None]:
-    """Answers 408 to who sends a request's body for longer."""
-    try:
-        async with asyncio.timeout(limit_s):
-            yield
-    except TimeoutError:
-        raise web.HTTPRequestTimeout(reason=f"the body took over {limit_s:g} s") from None
 
 
 def _summary(entry: JobEntry) -> dict[str, Any]:
@@ -351,37 +339,6 @@ def _hello(tokens: Tokens) -> Handler:
     return hello
 
 
-def _guard(
-    tokens: Tokens, wanted: Mapping[Handler, Scope | None], clients: Mapping[str, Scope]
-) -> Any:
-    @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        # Asked before anything else, so that a stranger cannot learn which jobs exist.
-        least = wanted.get(request.match_info.handler, Scope.READ)
-        if least is None:
-            return await handler(request)
-        names = [name for name in peer_names(request.transport) if name in clients]
-        found = {f"certificate {name}": clients[name] for name in names}
-        given = scope_of(request.headers.get("Authorization", ""), tokens())
-        if given is not None:
-            found[f"token {given.label}"] = given
-        has = max(found.values(), default=None)
-        if has is None:
-            return _refusal(401, "the token is missing or wrong", f"pass {_files(least)}")
-        if has < least:
-            what = f"this wants a token of scope '{least.label}', the one given has '{has.label}'"
-            return _refusal(403, what, f"pass {_files(least)}")
-        request[_BY] = max(found, key=lambda one: found[one])
-        return await handler(request)
-
-    return guard
-
-
-def _files(least: Scope) -> str:
-    names = " or ".join(name for scope, name in TOKEN_FILES.items() if scope >= least)
-    return f"the file {names} of the cloud's state_dir"
-
-
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
@@ -389,19 +346,15 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except ConfigError as error:
         return web.json_response({"problems": error.problems}, status=422)
     except UnknownJob as error:
-        return _refusal(404, error.what, error.fix)
+        return refusal(404, error.what, error.fix)
     except StoreAway as error:
-        return _refusal(503, error.what, error.fix)
+        return refusal(503, error.what, error.fix)
     except EdgeVeilError as error:
-        return _refusal(409, error.what, error.fix)
+        return refusal(409, error.what, error.fix)
     except web.HTTPRequestEntityTooLarge:
-        return _refusal(413, f"more than {MAX_BODY_BYTES} bytes", "send the job's YAML alone")
+        return refusal(413, f"more than {MAX_BODY_BYTES} bytes", "send the job's YAML alone")
     except web.HTTPException as error:
-        return _refusal(error.status, error.reason, "see the list of addresses in docs")
-
-
-def _refusal(status: int, what: str, fix: str) -> web.Response:
-    return web.json_response({"what": what, "fix": fix}, status=status)
+        return refusal(error.status, error.reason, "see the list of addresses in docs")
 
 
 # --- on a thread of its own ---

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import re
-import secrets
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from pathlib import Path
 
+from edgeveil import tokens
 from edgeveil.errors import UsageError
-from edgeveil.storage import sync_folder
+from edgeveil.storage import file_mark
 
 PROOF_PATH = "/v1/hello"
 NONCE = re.compile(r"[0-9a-f]{64}")
 _PROOF_LABEL = b"edgeveil/http-control-proof/1\0"
-_FORM = re.compile(r"[A-Za-z0-9_-]{32,128}")
 
 
 class Scope(IntEnum):
@@ -63,12 +61,12 @@ class TokenFolder:
         """The tokens that are good now."""
         for scope in Scope:
             path = self._state_dir / TOKEN_FILES[scope]
-            mark = _mark(path)
+            mark = file_mark(path)
             if mark and mark == self._marks.get(scope):
                 continue
             self._tokens.pop(scope, None)
             try:
-                self._tokens[scope] = read_token(path)
+                self._tokens[scope] = tokens.read_token(path)
             except (UsageError, OSError):
                 self._marks.pop(scope, None)
             else:
@@ -76,62 +74,19 @@ class TokenFolder:
         return self._tokens
 
 
-def _mark(path: Path) -> tuple[int, ...]:
-    """Differs when a file was changed or replaced; empty where there is none."""
-    try:
-        found = path.stat()
-    except OSError:
-        return ()
-    return (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
-
-
 def load_or_make_token(state_dir: Path, scope: Scope = Scope.ADMIN) -> str:
-    """The token of a scope's file, made with mode 0600 at the first start.
-
-    Raises UsageError if others can read the file or it holds no token.
-    """
-    path = state_dir / TOKEN_FILES[scope]
-    state_dir.mkdir(parents=True, exist_ok=True)
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return read_token(path)
-    return _fill(handle)
+    """The token of a scope's file; see `edgeveil.tokens`."""
+    return tokens.load_or_make_token(state_dir / TOKEN_FILES[scope])
 
 
 def rotate_token(state_dir: Path, scope: Scope) -> Path:
     """Put a new token in place of a scope's; returns its file. A running cloud takes it at once."""
-    state_dir.mkdir(parents=True, exist_ok=True)
     path = state_dir / TOKEN_FILES[scope]
-    fresh = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
-    _fill(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    fresh.replace(path)  # in one step: nobody ever reads half a token
-    sync_folder(state_dir)
+    tokens.rotate_token(path)
     return path
 
 
-def _fill(handle: int) -> str:
-    token = secrets.token_urlsafe(32)
-    with os.fdopen(handle, "w") as stream:
-        stream.write(token + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    return token
-
-
-def read_token(path: Path) -> str:
-    """The token of a file that exists; UsageError if it is unfit."""
-    if path.stat().st_mode & 0o077:
-        raise UsageError("can be read by others", where=str(path), fix=f"chmod 600 {path}")
-    token = path.read_text(encoding="ascii", errors="replace").strip()
-    if not _FORM.fullmatch(token):
-        raise UsageError(
-            "holds no token", where=str(path), fix="remove it: the cloud makes a new one at start"
-        )
-    return token
-
-
-def scope_of(authorization: str, tokens: Mapping[Scope, str]) -> Scope | None:
+def scope_of(authorization: str, known: Mapping[Scope, str]) -> Scope | None:
     """What an `Authorization` header allows; None where its token is none of these.
 
     Compares with each of them, in a time that tells nothing of what is in common.
@@ -139,7 +94,7 @@ def scope_of(authorization: str, tokens: Mapping[Scope, str]) -> Scope | None:
     given = authorization.encode("utf-8", "surrogateescape")
     found = [
         scope
-        for scope, token in tokens.items()
+        for scope, token in known.items()
         if hmac.compare_digest(given, f"Bearer {token}".encode())
     ]
     return max(found, default=None)

@@ -30,6 +30,7 @@ from edgeveil_cloud.http import ControlDesk, HttpThread, make_app
 from edgeveil_cloud.http_token import Scope, TokenFolder
 from edgeveil_cloud.job_turns import JobTurns
 from edgeveil_cloud.metrics import CloudMetrics
+from edgeveil_cloud.pages.fleet import CloudFacts
 from edgeveil_cloud.role import CloudRole, build
 from edgeveil_cloud.store_tables import StoreError
 
@@ -56,8 +57,18 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
         audit = own_audit_log(site.state_dir, "cloud").append
         clients = {one.name: Scope[one.scope.upper()] for one in site.http.clients}
         desk = ControlDesk(asyncio.get_running_loop(), lambda: store.away)
+        facts = CloudFacts(site, links.sessions, process.cloud.trust)
         app = make_app(
-            store, control, tokens, process.health(at), process.metrics, desk, clients, audit
+            store,
+            control,
+            tokens,
+            process.health(at),
+            process.metrics,
+            desk,
+            clients,
+            audit,
+            at,
+            facts,
         )
         http = HttpThread()
         await http.start(app, at)

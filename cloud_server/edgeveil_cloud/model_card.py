@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from importlib import metadata
 
+from edgeveil.data.schema import without_location
 from edgeveil.jobs import Plan
 from edgeveil_cloud.round_report import summary_of
 
@@ -24,9 +25,11 @@ def model_card(plan: Plan) -> dict[str, str]:
         "input_shape": list(job.data.input_shape),
         "privacy": summary_of(plan, len(plan.exchanges), None)["privacy"],
     }
-    return {
+    found = {
         "edgeveil.version": metadata.version("edgeveil"),
         "edgeveil.job": job.job,
         "edgeveil.job_sha256": job.digest().hex(),
         **{f"edgeveil.{key}": json.dumps(value, allow_nan=False) for key, value in told.items()},
+        **plan.model_metadata,  # names in place of numbers
     }
+    return {key: without_location(text) for key, text in found.items()}

@@ -33,8 +33,10 @@ from edgeveil_cloud.store_tables import (
     ENDED,
     TRANSITIONS,
     BatchOpening,
+    CellDevices,
     ExchangeRecord,
     JobEntry,
+    JobGlimpse,
     LastCommit,
     Status,
     StoreCounts,
@@ -62,6 +64,7 @@ class Store:
         self.away = False  # whether a transaction waits for the database's return at this moment
         self._said: set[str] = set()  # jobs with events that are not committed yet
         self._heard: Counter[str] = Counter()
+        self.news_of_all = 0  # grows whenever events of any job were stored by this process
         self.rollouts = RolloutStore(self, now_s)
         self._prepare()
 
@@ -146,6 +149,25 @@ class Store:
     def job(self, db: sa.Connection, job: str) -> JobEntry:
         """One job; UnknownJob if there is none."""
         return _entry(db, job)
+
+    @transaction
+    def glimpse(self, db: sa.Connection, job: str) -> JobGlimpse:
+        """One job with the newest of what it did; UnknownJob if there is none."""
+        entry, done, told = _entry(db, job), tables.exchanges, tables.events
+        of_it = sa.select(done).where(done.c.job == job).order_by(done.c.index.desc()).limit(1)
+        newest = db.execute(of_it).mappings().first()
+        accuracy = sa.select(done.c.accuracy).where(done.c.job == job, done.c.accuracy.is_not(None))
+        event = None
+        if entry.status != "running":  # else it may stand behind thousands of others
+            kinds = told.c.type.startswith("job_", autoescape=True)
+            life = sa.select(told).where(told.c.job == job, kinds).order_by(told.c.seq.desc())
+            event = db.execute(life.limit(1)).mappings().first()
+        return JobGlimpse(
+            entry,
+            None if newest is None else _exchange_of(newest),
+            db.scalar(accuracy.order_by(done.c.index.desc()).limit(1)),
+            None if event is None else StoredEvent(**event),
+        )
 
     def set_status(
         self, job: str, status: Status, reason: str = "", data: Mapping[str, Any] | None = None
@@ -255,6 +277,17 @@ class Store:
             query = query.where(table.c.job == job)
         return tuple(StoredEvent(**row) for row in db.execute(query).mappings())
 
+    @transaction
+    def newest_events(
+        self, db: sa.Connection, kinds: Collection[str], limit: int, among: int
+    ) -> tuple[StoredEvent, ...]:
+        """Up to `limit` events of these kinds among the `among` newest of all jobs, in order."""
+        table = tables.events
+        last = int(db.scalar(sa.select(sa.func.max(table.c.seq))) or 0)
+        query = sa.select(table).where(table.c.seq > last - among, table.c.type.in_(kinds))
+        rows = db.execute(query.order_by(table.c.seq.desc()).limit(limit)).mappings().all()
+        return tuple(StoredEvent(**row) for row in reversed(rows))
+
     def _event(
         self, db: sa.Connection, job: str | None, kind: str, data: Mapping[str, Any]
     ) -> StoredEvent:
@@ -275,8 +308,10 @@ class Store:
 
     def _committed(self) -> None:
         """A transaction has been committed."""
-        self._heard.update(self._said)
-        self._said.clear()
+        if self._said:
+            self._heard.update(self._said)
+            self._said.clear()
+            self.news_of_all += 1
 
     # --- a round: its secret, its one batch, its commit ---
 
@@ -557,6 +592,18 @@ class Store:
         query = sa.select(table.c.public_key)
         keys = db.scalars(query if cell is None else query.where(table.c.cell == cell))
         return tuple(sorted(bytes(key) for key in keys))
+
+    @transaction
+    def devices(self, db: sa.Connection) -> tuple[CellDevices, ...]:
+        """How many devices each cell that was heard of has."""
+        table, roster = tables.enrolled_keys, tables.roster
+        counted = sa.select(table.c.cell, sa.func.count()).group_by(table.c.cell)
+        enrolled = {row[0]: int(row[1]) for row in db.execute(counted)}
+        ends = {row[0]: row[1] for row in db.execute(sa.select(roster.c.cell, roster.c.expires_s))}
+        return tuple(
+            CellDevices(cell, enrolled.get(cell, 0), ends.get(cell, 0.0))
+            for cell in sorted({*enrolled, *ends})
+        )
 
     @transaction
     def put_release(self, db: sa.Connection, job: str, onnx: bytes, safetensors: bytes) -> None:

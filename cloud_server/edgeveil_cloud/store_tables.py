@@ -109,6 +109,26 @@ class StoredEvent:
 
 
 @dataclass(frozen=True)
+class JobGlimpse:
+    """A job as a list of jobs shows it: its newest exchange, the newest accuracy that was found,
+    and, unless it runs, the newest event of its life (`job_completed`, `job_waiting`, …)."""
+
+    entry: JobEntry
+    newest: ExchangeRecord | None
+    accuracy: float | None
+    life: StoredEvent | None
+
+
+@dataclass(frozen=True)
+class CellDevices:
+    """A cell's enrolled devices, and what its roster says; `expires_s` 0: it does not end."""
+
+    cell: str
+    enrolled: int
+    expires_s: float
+
+
+@dataclass(frozen=True)
 class LastCommit:
     """Where a job resumes: the newest committed exchange and the method's state after it."""
 

@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from edgeveil.data.records import MAX_BYTES, Records, require_room
+from edgeveil.data.schema import DataSchema
 from edgeveil.data.split import sample_slots
 from edgeveil.errors import EdgeVeilError, ProtocolError
 from edgeveil.evaluation.inference import InferenceSession
@@ -32,9 +33,11 @@ from edgeveil.subnormals import flushed
 from edgeveil_edge.release_trial import try_release
 
 _WARM_RECORDS = 8
+_SCHEMAS_KEPT = 2  # by which records are read at the same time: of jobs that run beside each other
 _TRIES = 3  # the least counts: what the box can do, whatever else it did meanwhile
 
 Half = Literal["train", "infer"]  # of an answer
+_Reading = tuple[float, DataSchema | None]  # the share for evaluation, and the job's schema
 
 
 @dataclass(frozen=True)
@@ -103,9 +106,9 @@ class Compute(Protocol):
         """
         ...
 
-    def read_ahead(self, share: float) -> None:
-        """Read the device's records before a round asks for them, `share` of them for evaluation;
-        whatever is wrong with them is told with the first answer."""
+    def read_ahead(self, share: float, schema: DataSchema | None = None) -> None:
+        """Read the device's records before a round asks for them, by its job's schema, `share` of
+        them for evaluation; whatever is wrong with them is told with the first answer."""
         ...
 
     def try_release(self, onnx: bytes) -> str:
@@ -119,12 +122,14 @@ class Compute(Protocol):
 
 # --- here, in the process that calls ---
 
-LoadRecords = Callable[[EdgeSite, bytes, float], tuple[Records, Records]]
+LoadRecords = Callable[[EdgeSite, bytes, float, DataSchema | None], tuple[Records, Records]]
 
 
-def load_own(site: EdgeSite, split_key: bytes, share: float) -> tuple[Records, Records]:
-    """(training, evaluation) records of this device."""
-    return device_records(site.data, split_key, evaluation_share=share)
+def load_own(
+    site: EdgeSite, split_key: bytes, share: float, schema: DataSchema | None = None
+) -> tuple[Records, Records]:
+    """(training, evaluation) records of this device, as a job's schema reads them."""
+    return device_records(site.data, split_key, evaluation_share=share, schema=schema)
 
 
 def no_records(plan: Plan) -> Records:
@@ -158,13 +163,13 @@ class Computer:
     ) -> None:
         self._site, self._split_key, self._load = site, split_key, load
         self._inference = inference or SharedSession()
-        self._records: dict[float, tuple[Records, Records]] = {}  # of one share at most
+        self._records: dict[_Reading, tuple[Records, Records]] = {}  # the newest ones
 
     def try_job(self, job: TaughtJob, *, trains: bool) -> JobTrial:
         """Nothing: who computes in this process has no limit to keep."""
         return JobTrial()
 
-    def read_ahead(self, share: float) -> None:
+    def read_ahead(self, share: float, schema: DataSchema | None = None) -> None:
         """Nothing: here records are read when they are asked for."""
 
     def try_release(self, onnx: bytes) -> str:
@@ -213,16 +218,19 @@ class Computer:
         empty = no_records(one.job.plan)
         return self.compute(one, half, empty, empty)
 
-    def records(self, share: float) -> tuple[Records, Records]:
-        """This device's halves, loaded once. Raises DataError."""
-        if share not in self._records:
-            self._records = {share: self._load(self._site, self._split_key, share)}
-        return self._records[share]
+    def records(self, share: float, schema: DataSchema | None = None) -> tuple[Records, Records]:
+        """This device's halves, loaded once for each of a few schemas. Raises DataError."""
+        reading = share, schema
+        if reading not in self._records:
+            while len(self._records) >= _SCHEMAS_KEPT:
+                del self._records[next(iter(self._records))]
+            self._records[reading] = self._load(self._site, self._split_key, share, schema)
+        return self._records[reading]
 
     def halves(self, plan: Plan) -> tuple[Records, Records]:
         """What a job is answered from. Raises DataError for records of another form."""
         data = plan.job.data
-        training, evaluation = self.records(data.evaluation_share)
+        training, evaluation = self.records(data.evaluation_share, data.schema_)
         return of_shape(training, data.input_shape), of_shape(evaluation, data.input_shape)
 
     def compute(

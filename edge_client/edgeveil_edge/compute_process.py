@@ -34,6 +34,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
 
 from edgeveil.data.records import Records
+from edgeveil.data.schema import DataSchema
 from edgeveil.errors import EdgeVeilError, PrivacyError, ProtocolError
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.sites.edge import EdgeSite
@@ -184,12 +185,14 @@ class ComputeProcess:
         self.replace_worker()
         return f"running it on made-up records {how}"
 
-    def read_ahead(self, device: RemoteComputer, share: float) -> None:
+    def read_ahead(
+        self, device: RemoteComputer, share: float, schema: DataSchema | None = None
+    ) -> None:
         """Let the child read the device's records before a round asks for them."""
         self._let_answers_end()
         with suppress(ProtocolError), self._alone():
             self._meet(device)
-            self._tell(wire.ReadRecords(device.name, share))
+            self._tell(wire.ReadRecords(device.name, share, wire.schema_bytes(schema)))
 
     def answer(self, device: RemoteComputer, one: Computation) -> ComputedAnswer:
         """See `Compute.answer`; it takes until `one.until_s`.
@@ -455,9 +458,9 @@ class RemoteComputer:
         """See `Compute`."""
         return self._process.try_release(onnx)
 
-    def read_ahead(self, share: float) -> None:
+    def read_ahead(self, share: float, schema: DataSchema | None = None) -> None:
         """See `Compute`."""
-        self._process.read_ahead(self, share)
+        self._process.read_ahead(self, share, schema)
 
     def answer(self, one: Computation) -> ComputedAnswer:
         """See `Compute`."""

@@ -17,13 +17,13 @@ import numpy as np
 
 from edgeveil import plugins
 from edgeveil.data.records import Records
-from edgeveil.data.split import split_once
+from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolError
 from edgeveil.jobs import compile_canonical
 from edgeveil.parts.exchange import Answer
 from edgeveil.parts.features import match_backbones
 from edgeveil.parts.methods import trains_model
-from edgeveil.parts.own_records import take
+from edgeveil.parts.own_records import halves
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.events import event_from_dict, to_dict
 from edgeveil.protocol.sealed import (
@@ -87,10 +87,11 @@ class TryRelease(msgspec.Struct, frozen=True, tag="try_release"):
 
 
 class ReadRecords(msgspec.Struct, frozen=True, tag="read"):
-    """Read the device's records ahead of its first answer."""
+    """Read the device's records ahead of its first answer; `schema`: that of a job, as JSON."""
 
     device: str
     share: float
+    schema: bytes | None = None
 
 
 class AskAnswer(msgspec.Struct, frozen=True, tag="ask"):
@@ -213,11 +214,22 @@ def given_load(raw: bytes) -> LoadRecords:
     found = unpack_tensors(raw)
     records = Records(found["x"].astype(np.float32), found["y"].astype(np.int64))
 
-    def load(_site: EdgeSite, split_key: bytes, share: float) -> tuple[Records, Records]:
-        training, evaluation = split_once(records.x, share, split_key)
-        return take(records, training), take(records, evaluation)
+    def load(
+        _site: EdgeSite, split_key: bytes, share: float, _schema: DataSchema | None = None
+    ) -> tuple[Records, Records]:
+        return halves(records, split_key, share)
 
     return load
+
+
+def schema_bytes(schema: DataSchema | None) -> bytes | None:
+    """A job's schema as it travels."""
+    return None if schema is None else schema.model_dump_json().encode()
+
+
+def schema_of(raw: bytes | None) -> DataSchema | None:
+    """The inverse of `schema_bytes`."""
+    return None if raw is None else DataSchema.model_validate_json(raw, strict=True)
 
 
 def part_of(answer: Answer) -> HalfAnswer:
@@ -292,7 +304,8 @@ class ComputeServer:
                     self._devices[request.device] = site, Computer(site, request.split_key, load)
                 case ReadRecords():
                     with suppress(Exception):  # it is told with the first question
-                        self._devices[request.device][1].records(request.share)
+                        schema = schema_of(request.schema)
+                        self._devices[request.device][1].records(request.share, schema)
                 case ForgetJob():
                     self._jobs.pop(request.digest, None)
                 case LoadModules():

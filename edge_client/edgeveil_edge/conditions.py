@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import datetime
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil
 
@@ -108,6 +108,23 @@ def _unmet(conditions: Conditions, state_dir: Path, sensors: Sensors) -> Iterato
     # Last: it is the owner's own and may cost most.
     if conditions.command and not sensors.holds(conditions.command, conditions.command_timeout_s):
         yield f"command: {conditions.command[0]} says no"
+
+
+def wanted(conditions: Conditions) -> dict[str, Any]:
+    """What the owner asks for, by its key, in the order of `unmet`."""
+    charging = conditions.charging or conditions.require_power
+    asked = {
+        "charging": charging,
+        "battery_not_low": conditions.battery_not_low,
+        "idle": conditions.idle,
+        "unmetered": conditions.unmetered,
+        "storage_not_low": conditions.storage_not_low,
+        "max_temperature_celsius": conditions.max_temperature_celsius,
+        "max_load": conditions.max_load,
+        "between": list(conditions.between),
+        "command": conditions.command[0] if conditions.command else "",
+    }
+    return {key: value for key, value in asked.items() if value not in (False, None, [], "")}
 
 
 def within(windows: Sequence[str], minute: int) -> bool:

@@ -2,8 +2,9 @@
 
     {"command": "pause"}  ->  {"state": "paused", …}
 
-`pause`, `resume` and `status` are all answered with how the device then stands; anything else with
-`{"error": …}`. The socket stands in the device's state folder, mode 0600.
+`pause`, `resume` and `status` are all answered with how the device then stands, `page` with an
+address that lets a browser in once; anything else with `{"error": …}`. The socket stands in the
+device's state folder, mode 0600.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from edgeveil.errors import UsageError
 from edgeveil.transport.local_socket import connect_locally, listen_locally
 
 CONTROL_FILE = "control.sock"
-COMMANDS = ("pause", "resume", "status")
+COMMANDS = ("pause", "resume", "status", "page")
 ASKED_BYTES, TOLD_BYTES = 1024, 1 << 20
 EXCHANGE_S = 10.0
 

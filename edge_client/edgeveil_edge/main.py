@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from edgeveil import logs, plugins
 from edgeveil.data.records import Records
-from edgeveil.errors import EdgeVeilError
+from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.jobs import Job
-from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
+from edgeveil.privacy.ledger import LEDGER_FILE
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device_round import DEVICE_STATES
 from edgeveil.protocol.device_tasks import (
@@ -29,7 +29,7 @@ from edgeveil.protocol.device_tasks import (
 )
 from edgeveil.protocol.messages import Bye, encode
 from edgeveil.sites.broker_profiles import PROFILES
-from edgeveil.sites.edge import EdgeSite
+from edgeveil.sites.edge import EdgeSite, OwnerPage
 from edgeveil.transport.blob_client import BlobClient
 from edgeveil.transport.link import Topics, Will
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
@@ -46,7 +46,10 @@ from edgeveil_edge.inference import InferenceService
 from edgeveil_edge.presence import Presence
 from edgeveil_edge.role import DeviceRole, build
 from edgeveil_edge.self_check import self_check
-from edgeveil_edge.spending import as_plain
+from edgeveil_edge.spending import OwnSpending
+
+if TYPE_CHECKING:
+    from edgeveil_edge.page import DevicePage
 
 RELEASE_LOOK_S = 300.0
 CERTIFICATE_LOOK_S = 6 * 3600.0
@@ -153,6 +156,7 @@ class DeviceProcess:
         self._tell = say or self._say
         self.device = build(site, link=self._join, say=self._tell, compute=self._compute)
         self.inference = InferenceService(site.inference, self.device.host.releases)
+        self.spending = OwnSpending(site.state_dir / LEDGER_FILE, site.data.name, site.policy)
         sensors = sensors or conditions.BoxSensors()
         self.presence = Presence(
             lambda: conditions.unmet(site.conditions, site.state_dir, sensors),
@@ -162,6 +166,7 @@ class DeviceProcess:
         )
         self._problems: list[str] = []
         self._control = ControlSocket(site.state_dir, self._obey)
+        self._page = None if site.page is None else _page(site.page, self)
         if self.device.store.fact(_PAUSED):
             self.pause(True)
 
@@ -217,6 +222,8 @@ class DeviceProcess:
         for problem in self._problems:
             self._tell(problem)
         await self.presence.settle()
+        if self._page is not None:
+            await self._page.start()  # before the socket that tells where it is
         await self._control.start()
         await self.inference.start()
         await self.session.attach(self.runtime, _state_line())
@@ -236,16 +243,34 @@ class DeviceProcess:
         if not paused:
             self.device.store.put_fact(_PAUSED, "")
 
+    def order(self, command: str) -> None:
+        """`pause` or `resume`, and so it stays over a restart."""
+        if command == "pause":
+            self.device.store.put_fact(_PAUSED, "yes")
+        self.pause(command == "pause")
+
+    async def roll_back(self) -> str:
+        """Put the release before the one in use in its place; its version. Raises UsageError."""
+        loop, releases = asyncio.get_running_loop(), self.device.host.releases
+        return (await loop.run_in_executor(self._lanes.trials, releases.rollback)).version
+
     def status(self) -> dict[str, Any]:
         """How it stands, for its owner alone. Reads the ledger: not for the loop's thread.
 
         Raises PrivacyError where the ledger's chain is broken.
         """
-        path, name = self.site.state_dir / LEDGER_FILE, self.site.data.name
-        plain = as_plain(path, read_ledger(path), {name: self.site.policy})
+        plain, name = self.spending.told(), self.site.data.name
         spent: dict[str, Any] = next((one for one in plain["data_sets"] if one["name"] == name), {})
-        counted = [one for one in self.device.store.receipts() if one.state == "counted"]
         current = self.device.host.releases.current()
+        return {
+            **self.standing([one["job"] for one in spent.get("jobs", ()) if one["open"]]),
+            "release": current.version if current else None,
+            "budget": {key: spent.get(key) for key in ("training", "inference", "left")},
+        }
+
+    def standing(self, taken_up: Sequence[str]) -> dict[str, Any]:
+        """How it stands without what the ledger says, but for the jobs that it takes part in."""
+        counted = [one for one in self.device.store.receipts() if one.state == "counted"]
         unmet = self.presence.unmet
         return {
             "device": self.device.id,
@@ -255,10 +280,8 @@ class DeviceProcess:
             "problems": self._problems,
             "connected": self.session.link.connected,
             "last_counted_round": counted[-1].round if counted else None,
-            "jobs": self._jobs([one["job"] for one in spent.get("jobs", ()) if one["open"]]),
+            "jobs": self._jobs(taken_up),
             "max_jobs": self.site.policy.max_jobs,
-            "release": current.version if current else None,
-            "budget": {key: spent.get(key) for key in ("training", "inference", "left")},
         }
 
     def _jobs(self, taken_up: Sequence[str]) -> list[dict[str, Any]]:
@@ -283,10 +306,13 @@ class DeviceProcess:
         return told
 
     async def _obey(self, command: str) -> dict[str, Any]:
-        if command == "pause":
-            self.device.store.put_fact(_PAUSED, "yes")  # the owner's word outlives a restart
+        if command == "page":
+            if self._page is None:
+                what, fix = "this device has no page", "set page: {port: 8711} in its site file"
+                raise UsageError(what, fix=f"{fix}, and start it again")
+            return {"url": self._page.way_in()}
         if command != "status":
-            self.pause(command == "pause")
+            self.order(command)
         return await asyncio.to_thread(self.status)
 
     async def _look_at_release(self) -> None:
@@ -328,9 +354,17 @@ class DeviceProcess:
         if self._blobs is not None:
             self._blobs.close()
         await self._control.stop()
+        if self._page is not None:
+            await self._page.stop()
         await self.inference.stop()
         self.device.close()
         self._folder.release()
+
+
+def _page(at: OwnerPage, device: DeviceProcess) -> DevicePage:
+    from edgeveil_edge.page import DevicePage  # most devices have none, and load none of it
+
+    return DevicePage(at, device)
 
 
 def _state_line() -> Callable[[bool, str], None]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.data.encoding import Encoded, pictures
 from edgeveil.data.records import require_file
+from edgeveil.data.schema import DataSchema, schema_in
 from edgeveil.errors import DataError, EdgeVeilError, UsageError, needs_extra
 from edgeveil.evaluation.onnx_session import OnnxModel
-from edgeveil.parts.sources.csvfile import read_matrix
+from edgeveil.parts.sources.csvfile import any_form, encode_csv, read_matrix
+from edgeveil.parts.sources.images import ENDINGS, encode_files, pictures_below
 from edgeveil.parts.sources.npz import npy_array, npz_array
+from edgeveil.parts.sources.parquet import encode_parquet
+from edgeveil_edge.personal import personal_model
 from edgeveil_edge.release_trial import run_trial
 from edgeveil_edge.releases import InstalledRelease, ReleaseStore
 
@@ -26,12 +32,17 @@ RELEASES = "releases"  # the folder of models inside a device's state folder
 class Predictions:
     """What a model says of records: `probabilities` (records, classes), of model `model`.
 
-    A row with NaN or infinity is that of an unusable record.
+    A row with NaN or infinity is that of an unusable record. `classes` are the classes' names and
+    `files` the pictures' files, where there are any; `given` are the labels that stood beside the
+    records (records,), -1 for none.
     """
 
     model: str
     probabilities: NDArray[np.float64]
     stale: str = ""  # why a newer release than this one may be withheld, or ""
+    classes: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    given: NDArray[np.int64] | None = None
 
     @property
     def labels(self) -> NDArray[np.int64]:
@@ -42,12 +53,23 @@ class Predictions:
     def _sound(self) -> NDArray[np.bool_]:
         return np.asarray(np.isfinite(self.probabilities).all(axis=1))
 
+    @property
+    def accuracy(self) -> float | None:
+        """The share of the records with a label that were told right; None where none has one."""
+        if self.given is None:
+            return None
+        known = (self.given >= 0) & self._sound
+        return float((self.labels[known] == self.given[known]).mean()) if known.any() else None
+
     def table(self) -> list[dict[str, Any]]:
-        """A row for each record: its number from 1, label and probability, None if unusable."""
+        """A row for each record: its number from 1, label and probability, None if unusable; also
+        the class's name and the picture's file, where there are any."""
         return [
             {
                 "record": number,
+                **({"file": self.files[number - 1]} if self.files else {}),
                 "label": int(label) if label >= 0 else None,
+                **self._named(label),
                 "probability": float(row[label]) if label >= 0 else None,
             }
             for number, (label, row) in enumerate(
@@ -56,25 +78,41 @@ class Predictions:
         ]
 
     def plain(self) -> list[dict[str, Any]]:
-        """For JSON: {label, probabilities} of each record, {label: null} of an unusable one."""
-        return [
-            {"label": int(label), "probabilities": row.tolist()} if label >= 0 else {"label": None}
-            for label, row in zip(self.labels, self.probabilities, strict=True)
-        ]
+        """For JSON: {label, name, probabilities} of each record, {label: null} of an unusable one;
+        the name only where the model knows its classes', `file` only of pictures."""
+        found = []
+        for at, (label, row) in enumerate(zip(self.labels, self.probabilities, strict=True)):
+            file = {"file": self.files[at]} if self.files else {}
+            told = {"label": int(label), **self._named(label), "probabilities": row.tolist()}
+            found.append({**file, **(told if label >= 0 else {"label": None})})
+        return found
+
+    def _named(self, label: np.int64) -> dict[str, str | None]:
+        if not self.classes:
+            return {}
+        return {"name": self.classes[label] if label >= 0 else None}
 
 
 @needs_extra("infer")
-def predict(model: str | Path, records: str | Path | NDArray[Any]) -> Predictions:
+def predict(
+    model: str | Path, records: str | Path | NDArray[Any], *, personal: bool = False
+) -> Predictions:
     """Class and probabilities of records, by a released model; nothing leaves this machine.
 
     `model` is an ONNX file or a device's state folder, whose release in use is then taken.
     `records` is an array (records, …) or a file: .npz (array `x`), .npy or .csv (values alone);
-    one record may come without its record axis. A release that does not run any more is left for
-    the one before it. Raises DataError or UsageError.
+    one record may come without its record axis. A model of a job with a schema takes what its
+    devices hold: .csv and .parquet with names, .png, .jpg, and a folder of pictures, with labels or
+    without. A release that does not run any more is left for the one before it. Raises DataError
+    or UsageError.
     """
+    if personal and not Path(model).is_dir():
+        raise UsageError(
+            "is no device's state folder", where=str(model), fix="name it, or leave out --personal"
+        )
     if not Path(model).is_dir():
         path = require_file(Path(model), "the model")
-        return Predictions(path.name, _probabilities(path, records))
+        return _predicted(path, path.name, records)
     store = ReleaseStore(Path(model) / RELEASES)
     release = _in_use(store, Path(model))
     stale = stale_since(release, time.time())
@@ -84,12 +122,15 @@ def predict(model: str | Path, records: str | Path | NDArray[Any]) -> Prediction
             where=str(model),
             fix="see that this device reaches the proxy, or set policy.on_expired_release: warn",
         )
+    if personal:
+        path, about = personal_model(Path(model), release)
+        return replace(_predicted(path, f"{about.release}, personal", records), stale=stale)
     try:
-        found = _probabilities(release.path, records)
+        found = _predicted(release.path, release.version, records)
     except Exception as error:
         _leave_broken(store, release, error)
         raise
-    return Predictions(release.version, found, stale)
+    return replace(found, stale=stale)
 
 
 def stale_since(release: InstalledRelease, now_s: float) -> str:
@@ -118,7 +159,7 @@ def _leave_broken(store: ReleaseStore, release: InstalledRelease, error: Excepti
     ) from error
 
 
-def _probabilities(path: Path, records: str | Path | NDArray[Any]) -> NDArray[np.float64]:
+def _predicted(path: Path, called: str, records: str | Path | NDArray[Any]) -> Predictions:
     session = OnnxModel(path.read_bytes())
     if session.weight_names:
         raise DataError(
@@ -126,16 +167,82 @@ def _probabilities(path: Path, records: str | Path | NDArray[Any]) -> NDArray[np
             where=str(path),
             fix="use a released model",
         )
-    if isinstance(records, str | Path):
-        file = require_file(Path(records), "the input file")
-        x = as_records(_read(file), session.input_shape, str(file))
-    else:
+    return told_by(session, called, records, str(path))
+
+
+def told_by(
+    session: OnnxModel,
+    called: str,
+    records: str | Path | NDArray[Any],
+    where: str,
+    limit_s: float = math.inf,
+) -> Predictions:
+    """What a loaded model, named `called`, says of records, within `limit_s`. Raises DataError."""
+    schema = schema_in(session.metadata)
+    given = _given(records, schema, session.input_shape)
+    classes = () if schema is None else schema.label.names
+    found = session.probabilities(given.x, {}, limit_s=limit_s)
+    if classes and found.shape[1] != len(classes):
+        raise DataError(f"names {len(classes)} classes of {found.shape[1]}", where=where)
+    return Predictions(called, found, classes=classes, files=given.files, given=given.labels)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """Records as the model takes them, and what stood beside them."""
+
+    x: NDArray[np.float32]
+    labels: NDArray[np.int64] | None = None
+    files: tuple[str, ...] = ()
+
+
+def _given(
+    records: str | Path | NDArray[Any], schema: DataSchema | None, shape: tuple[int | None, ...]
+) -> _Given:
+    if not isinstance(records, str | Path):
         try:
-            given = np.asarray(records)
+            values = np.asarray(records)
         except ValueError:
             raise DataError("are no numbers", where="records", fix="pass an array") from None
-        x = as_records(given, session.input_shape, "records")
-    return session.probabilities(x, {})
+        return _Given(as_records(values, shape, "records"))
+    path = Path(records)
+    if path.is_dir() or path.suffix.lower() in ENDINGS:
+        return _given_pictures(path, schema)
+    file = require_file(path, "the input file")
+    if schema is not None and schema.columns is not None and file.suffix not in (".npz", ".npy"):
+        read = _encode_any_parquet if file.suffix == ".parquet" else _encode_any_csv
+        found = read(file, schema)
+        return _Given(found.records.x, found.records.y if found.labelled else None)
+    values = _read(file)
+    if schema is not None and schema.image is not None and values.ndim == len(shape) + 1:
+        return _Given(pictures(schema, _numbers(values, str(file)), str(file)))
+    return _Given(as_records(values, shape, str(file)))
+
+
+def _encode_any_csv(file: Path, schema: DataSchema) -> Encoded:
+    return encode_csv(file, any_form(file, schema), labelled=None)
+
+
+def _encode_any_parquet(file: Path, schema: DataSchema) -> Encoded:
+    return encode_parquet(file, schema, labelled=None)
+
+
+def _given_pictures(path: Path, schema: DataSchema | None) -> _Given:
+    """One picture or all of a folder, whose name is their label where it is a class's."""
+    if schema is None or schema.image is None:
+        raise DataError(
+            "holds pictures, and the model does not say what it makes of them",
+            where=str(path),
+            fix="store arrays as the job's devices have them, in an NPZ file",
+        )
+    files = pictures_below(path) if path.is_dir() else [require_file(path, "the input file")]
+    if not files:
+        raise DataError("holds no PNG or JPEG", where=str(path), fix="name a folder with some")
+    numbers = {name: number for number, name in enumerate(schema.label.names)}
+    labels = np.array([numbers.get(file.parent.name, -1) for file in files], np.int64)
+    below = path if path.is_dir() else path.parent
+    names = tuple(str(file.relative_to(below)) for file in files)
+    return _Given(encode_files(files, schema), labels, names)
 
 
 def rollback(state_dir: str | Path) -> str:
@@ -161,7 +268,8 @@ def _read(file: Path) -> NDArray[Any]:
         return npy_array(file)
     if file.suffix == ".csv":
         return read_matrix(file, need_header=False)[1]
-    raise UsageError(f"unknown kind '{file.suffix}'", where=str(file), fix="use npz, npy, csv")
+    fix = "use npz, npy, csv; of a model with a schema also parquet, png, jpg, a folder"
+    raise UsageError(f"unknown kind '{file.suffix}'", where=str(file), fix=fix)
 
 
 def as_records(

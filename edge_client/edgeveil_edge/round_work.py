@@ -53,6 +53,9 @@ from edgeveil_edge.release_check import against
 from edgeveil_edge.release_trial import CHECKED
 from edgeveil_edge.store import DeviceStore, memory_name, trial_name
 
+_READ_BY = "records_read_by"  # a device's fact: what its records were split by, for good
+_BY_VALUES = "by their values"
+_BY_SCHEMA = "as they are stored"
 USUAL_SHARE = float(JobData.model_fields["evaluation_share"].default)
 MEMORY_BYTES = 1 << 26
 _MEMBERSHIP_BYTES = 32
@@ -125,7 +128,7 @@ class RoundWork:
             self._say(f"a job is declined, {short_name(job_id)}: {why}")
         else:  # those of the start may have been of another share, or gone with a job
             self._warn(job.plan)
-            self._compute.read_ahead(self._share(job.plan.job.data.evaluation_share))
+            self._read_ahead(job.plan.job.data)
         trial = JobTrial(found.needed_s, why)
         self._store.put_fact(trial_name(job_id), json.dumps(asdict(trial)))
 
@@ -162,13 +165,21 @@ class RoundWork:
 
         Their trials stand; those that the owner allows by now are tried.
         """
-        self._compute.read_ahead(self._share(USUAL_SHARE))
-        for job_id in self._store.load().jobs:
+        jobs = list(self._store.load().jobs)
+        if self._store.fact(_READ_BY) != _BY_SCHEMA:  # which only a job says
+            self._compute.read_ahead(self._share(USUAL_SHARE))
+        for job_id in jobs:
+            if self._known(job_id).plan.job.data.schema_ is not None:
+                self._read_ahead(self._known(job_id).plan.job.data)
+        for job_id in jobs:
             trial = self._trial(job_id)
             if trial is None:
                 self._try_out(job_id, self._known(job_id))
             elif not trial.refused:
                 self._compute.try_job(self._known(job_id), trains=self.site.role == "train")
+
+    def _read_ahead(self, data: JobData) -> None:
+        self._compute.read_ahead(self._share(data.evaluation_share), data.schema_)
 
     def _share(self, asked: float) -> float:
         """The share that the records are split by: the first job's, for good."""
@@ -239,7 +250,7 @@ class RoundWork:
             return NoAnswer(why)
         price = context.price(trains=self.site.role == "train")
         try:
-            self._check_share(context.job.data.evaluation_share)
+            self._check_split(context.job.data)
             consent(self.site, job.plan, manifest, self._ledger)
             self._check_memory(task)
             self._check_trial(task)
@@ -354,7 +365,9 @@ class RoundWork:
         if found.without:
             at = f"job {short_name(manifest.at.job_id)}, round {manifest.at.exchange}"
             self._say(f"{at} is answered without records: {found.without}")
-        self._store.put_fact("evaluation_share", repr(context.job.data.evaluation_share))
+        data = context.job.data
+        self._store.put_fact("evaluation_share", repr(data.evaluation_share))
+        self._store.put_fact(_READ_BY, _BY_VALUES if data.schema_ is None else _BY_SCHEMA)
         check_price(price, found.parts)
         return list(found.parts)
 
@@ -371,9 +384,18 @@ class RoundWork:
             **kept_tensors(unpack_tensors(kept) if kept else {}),
         }
 
-    def _check_share(self, share: float) -> None:
+    def _check_split(self, data: JobData) -> None:
         """A second job may not move the line between training and evaluation records."""
-        fixed = self._store.fact("evaluation_share")
+        fixed, share = self._store.fact("evaluation_share"), data.evaluation_share
+        by = _BY_VALUES if data.schema_ is None else _BY_SCHEMA
+        read_by = self._store.fact(_READ_BY) or (_BY_VALUES if fixed is not None else by)
+        if read_by != by:
+            raise PrivacyError(
+                f"the records were split {read_by}, the job would split them {by}, so that some"
+                " would change halves",
+                where="data.schema",
+                fix="ask for the job " + ("with" if read_by == _BY_SCHEMA else "without") + " one",
+            )
         if fixed is not None and float(fixed) != share:
             raise PrivacyError(
                 f"the records were split at {float(fixed):g}, the job asks for {share:g}",

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from edgeveil.privacy.events import Event, to_dict
 from edgeveil.privacy.guarantee import Guarantee
-from edgeveil.privacy.ledger import Account, Book, JobAccount
+from edgeveil.privacy.ledger import Account, Book, JobAccount, read_ledger
 from edgeveil.privacy.policy import INFER, Quote, countable_quote, price, total
 from edgeveil.sites.policy import Policy
+from edgeveil.storage import file_mark
+
+POINTS = 32  # of the course of spending; each may take the accountant a moment
 
 
 def as_plain(path: Path, book: Book, policies: dict[str, Policy]) -> dict[str, Any]:
@@ -69,6 +73,90 @@ def _job(job: str, entry: JobAccount) -> dict[str, Any]:
             for exchange, release in entry.releases.items()
         ],
     }
+
+
+def kinds(entry: JobAccount) -> list[dict[str, Any]]:
+    """What a job released: each kind of event, how often, and in which exchanges."""
+    exchanges: dict[Event, list[int]] = {}
+    for exchange, release in entry.releases.items():
+        for event in release.events:
+            exchanges.setdefault(event, []).append(exchange)
+    return [
+        {
+            **one,
+            "count": len(exchanges[event]),
+            "exchanges": _spans(exchanges[event]),
+        }
+        for event, one in zip(exchanges, _events(exchanges), strict=True)
+    ]
+
+
+def _spans(numbers: list[int]) -> str:
+    """`3 to 17` for a run without gaps, else each number."""
+    first, last = min(numbers), max(numbers)
+    if len(numbers) > 1 and last - first == len(numbers) - 1:
+        return f"{first} to {last}"
+    return ", ".join(map(str, sorted(numbers)))
+
+
+def course(account: Account) -> list[tuple[int, float, float]]:
+    """How what is spent grew: (releases so far, ε of training, ε of inference), at `POINTS` places.
+
+    A ledger keeps no times. Empty where a guarantee is not proven.
+    """
+    made = sorted(
+        (release.number, job)
+        for job, entry in account.jobs.items()
+        for release in entry.releases.values()
+    )
+    places = sorted({round((i + 1) * len(made) / POINTS) for i in range(POINTS)} - {0})
+    found = [_spent_at(account, dict(made[:place]), place) for place in places]
+    return [] if None in found else [point for point in found if point is not None]
+
+
+def _spent_at(
+    account: Account, links: dict[int, str], place: int
+) -> tuple[int, float, float] | None:
+    """What these links of the ledger cost."""
+    quotes = []
+    for entry in account.jobs.values():
+        released = [one for one in entry.releases.values() if one.number in links]
+        events = [event for one in released for event in one.events]
+        counted = entry.counted if entry.elsewhere else entry.request.counted(events)
+        quotes.append(_priced(counted, entry.request.delta))
+    sums = total(q.training for q in quotes), total(q.inference for q in quotes)
+    if not all(one.proven and math.isfinite(one.epsilon) for one in sums):
+        return None
+    return place, sums[0].epsilon, sums[1].epsilon
+
+
+_priced = lru_cache(maxsize=256)(price)  # the same spending is shown again and again
+
+
+class OwnSpending:
+    """A device's ledger as plain values (`as_plain`), read anew when its files change."""
+
+    def __init__(self, path: Path, dataset: str, policy: Policy) -> None:
+        self._path, self._dataset, self._policy = path, dataset, policy
+        self._mark: tuple[tuple[int, ...], ...] = ()
+        self._told: dict[str, Any] = {}
+
+    def told(self) -> dict[str, Any]:
+        """The book of `as_plain` without single releases: with each job's `kinds`, and the
+        `course` of the data set. Raises PrivacyError where the chain is broken."""
+        path = self._path
+        beside = (path.with_suffix(".head"), path.with_suffix(".key"), Path(f"{path}-wal"))
+        mark = tuple(map(file_mark, (path, *beside)))
+        if mark != self._mark:
+            book = read_ledger(self._path)
+            account = book.accounts.get(self._dataset, Account())
+            told = as_plain(self._path, book, {self._dataset: self._policy})
+            for one in told["data_sets"]:
+                for job in one["jobs"]:
+                    del job["releases"]
+                    job["kinds"] = kinds(book.accounts[one["name"]].jobs[job["job"]])
+            self._told, self._mark = {**told, "course": course(account)}, mark
+        return self._told
 
 
 def _events(events: Iterable[Event]) -> list[dict[str, Any]]:

@@ -55,6 +55,9 @@ RECORD_HELD = b"edgeveil/v1/record-held"
 RECORD_DEALT = b"edgeveil/v1/record-dealt"
 RECORD_DISTURBED = b"edgeveil/v1/record-disturbed"
 
+# Hashes without a key: a record as it is stored, a row's cells or a file's bytes.
+RECORD_STORED = b"edgeveil/v1/record-stored"
+
 
 def context(label: bytes, *parts: bytes) -> bytes:
     """`label`, NUL, then each part behind its 4-byte big-endian length: one reading only.

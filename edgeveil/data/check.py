@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from edgeveil.data.encoding import ColumnTally, Encoded
 from edgeveil.data.records import Records, flat_rows
+from edgeveil.data.schema import DataSchema
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,40 @@ def check_records(
         usable=int(usable.sum()),
         histogram=dict(zip(labels.tolist(), counts.tolist(), strict=True)),
     )
+
+
+_NEARLY_ALL = 0.9
+
+
+def schema_problems(schema: DataSchema, found: Encoded) -> list[str]:
+    """One line for each thing in a table that is not as the schema says; empty if all is as it
+    says. For the owner's own console alone."""
+    ranges = {name: one.number for one in schema.columns or () for name in one.names}
+    told = [line for one in found.columns for line in _column_problems(one, ranges[one.name])]
+    if found.unknown_labels:
+        told.append(
+            f"{found.unknown_labels} of {len(found.records)} labels in column"
+            f" '{schema.label.column}' are none of the classes"
+            f" {', '.join(schema.label.names[:8])}: dropped"
+        )
+    return told
+
+
+def _column_problems(one: ColumnTally, number: tuple[float, float] | None) -> Iterator[str]:
+    given = one.rows - one.missing
+    nearly = one.outside >= _NEARLY_ALL * max(given, 1)
+    if one.unreadable:
+        fix = "; is it a category?" if nearly else ""
+        text = f"{one.unreadable} of {given} values are no numbers: read as missing{fix}"
+        yield f"column '{one.name}': {text}"
+    if one.clipped and number is not None:
+        fix = "; check that the units are the same" if nearly else ""
+        text = f"{one.clipped} of {given} values lie outside {number[0]:g} to {number[1]:g}"
+        yield f"column '{one.name}': {text}: clipped{fix}"
+    if one.unknown:
+        fix = "; check the list's spelling" if nearly else ""
+        text = f"{one.unknown} of {given} values are none of its categories: read as unknown"
+        yield f"column '{one.name}': {text}{fix}"
 
 
 def _finite(records: Records) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

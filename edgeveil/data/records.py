@@ -23,15 +23,28 @@ MAX_BYTES = 2 << 30  # of one array in memory, as float32
 class Records:
     """One device's training (or evaluation) records: `x` (n, ...) float32, `y` (n,) int64.
 
-    Compared and hashed by identity, so that what is computed of them can be kept beside them; the
-    arrays are never changed in place.
+    Those that a schema made numbers of have `stored` (n, k) beside them, which follows from each
+    record as it lies in its file. Compared and hashed by identity, so that what is computed of them
+    can be kept beside them; the arrays are never changed in place.
     """
 
     x: NDArray[np.float32]
     y: NDArray[np.int64]
+    stored: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def places(self) -> NDArray[np.float32]:
+        """What it follows from where each record stands (n, ...): the record as it is stored, so
+        that it stands there whatever a job makes of it."""
+        return self.x if self.stored is None else self.stored
+
+    def at(self, chosen: NDArray[np.int64] | NDArray[np.bool_]) -> Records:
+        """The records at indices, or of a mask, copied."""
+        stored = None if self.stored is None else self.stored[chosen]
+        return Records(self.x[chosen], self.y[chosen], stored)
 
 
 def require_file(path: Path | None, key: str) -> Path:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.errors import DataError
+from edgeveil.evaluation.figures import classification_figures
 from edgeveil.evaluation.onnx_session import BATCH_RECORDS, open_session, run_session
 
 DATA, OUTPUT = "x", "probabilities"
@@ -21,11 +22,13 @@ class ModelScore:
     """How one model does on all records.
 
     `accuracy` is the share whose largest probability is at the label, `loss` the mean cross-entropy
-    in nats, of no record above 88. What is not finite is wrong, and has the largest loss.
+    in nats, of no record above 88. What is not finite is wrong, and has the largest loss. `figures`
+    are those of `classification_figures`.
     """
 
     accuracy: float
     loss: float
+    figures: Mapping[str, Any]
 
 
 class HeldOutTest:
@@ -59,7 +62,8 @@ class HeldOutTest:
         found = self._probabilities(weights)
         at_label = np.take_along_axis(found, self._y[:, None], axis=1)[:, 0].astype(np.float64)
         losses = -np.log(np.clip(np.where(_finite(found), at_label, 0.0), LEAST, 1.0))
-        return ModelScore(self._right(found) / len(self._y), float(losses.mean()))
+        accuracy, loss = self._right(found) / len(self._y), float(losses.mean())
+        return ModelScore(accuracy, loss, classification_figures(found, self._y))
 
     def right(self, weights: Mapping[str, NDArray[Any]]) -> int:
         """The number of records that the model with these weights gets right."""

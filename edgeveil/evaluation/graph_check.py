@@ -73,13 +73,13 @@ _PLAIN = "use plain layers with constant shapes"
 _STANDARD = frozenset({"", "ai.onnx"})
 
 # Field numbers of onnx.proto, in the order of the messages.
-_GRAPH, _TRAINING, _FUNCTIONS = 7, 20, 25
-_NODE, _INITIALIZER, _INPUT, _SPARSE_INITIALIZER = 1, 5, 11, 15
+GRAPH, _TRAINING, _FUNCTIONS = 7, 20, 25
+NODE, INITIALIZER, _INPUT, _SPARSE_INITIALIZER = 1, 5, 11, 15
 _NODE_INPUT, _NODE_OUTPUT, _OP_TYPE, _ATTRIBUTE, _DOMAIN = 1, 2, 4, 5, 7
-_VALUE_NAME, _TENSOR_NAME = 1, 8
+_VALUE_NAME, TENSOR_NAME = 1, 8
 _ATTRIBUTE_NAME, _ATTRIBUTE_INT, _ATTRIBUTE_TENSOR = 1, 3, 5
 _SUBGRAPHS = frozenset({6, 11, 21, 22, 23})  # graphs, outer references, sparse tensors
-_DATA_TYPE, _RAW = 2, 9
+DATA_TYPE, RAW = 2, 9
 _PACKED = {FLOAT: 4, INT32: 5, INT64: 7, DOUBLE: 10}  # the field of a type's own
 _MOST_BYTES = 1 << 10  # of a constant whose values are looked at
 MAX_FIELDS = 100_000  # of one message; a graph of plain layers has some hundreds
@@ -96,15 +96,15 @@ def check_graph(graph: bytes, *, released: bool = False) -> None:
     model = fields(memoryview(graph))
     if any(field.number in (_TRAINING, _FUNCTIONS) for field in model):
         raise _refused("holds functions or training steps of its own")
-    parts = fields(message(model, _GRAPH, "graph"))
+    parts = fields(message(model, GRAPH, "graph"))
     if any(field.number == _SPARSE_INITIALIZER for field in parts):
         raise _refused("holds sparse tensors")
-    nodes = [_Node(node) for node in messages(parts, _NODE)]
+    nodes = [GraphNode(node) for node in messages(parts, NODE)]
     if released and nodes and nodes[-1].is_label:
         del nodes[-1]
-    tensors = [fields(t) for t in messages(parts, _INITIALIZER)]
-    names = Counter(text(t, _TENSOR_NAME) for t in tensors)
-    known = {text(t, _TENSOR_NAME): ConstantTensor.from_tensor(t) for t in tensors}
+    tensors = [fields(t) for t in messages(parts, INITIALIZER)]
+    names = Counter(text(t, TENSOR_NAME) for t in tensors)
+    known = {text(t, TENSOR_NAME): ConstantTensor.from_tensor(t) for t in tensors}
     names.update(text(fields(v), _VALUE_NAME) for v in messages(parts, _INPUT))
     names.update(node.output for node in nodes)
     known |= {
@@ -123,7 +123,7 @@ def check_graph(graph: bytes, *, released: bool = False) -> None:
         raise _refused("gives a name to whole numbers and to something else")
 
 
-class _Node:
+class GraphNode:
     """One operator of the graph."""
 
     def __init__(self, raw: memoryview) -> None:
@@ -235,15 +235,15 @@ class ConstantTensor:
     @classmethod
     def from_tensor(cls, tensor: list[Field]) -> ConstantTensor:
         """Of a TensorProto's fields."""
-        kind = number(tensor, _DATA_TYPE) or 0
-        wanted = {_RAW, _PACKED.get(kind)}
+        kind = number(tensor, DATA_TYPE) or 0
+        wanted = {RAW, _PACKED.get(kind)}
         found = [field.value for field in tensor if field.number in wanted]
         if kind not in _TYPES or len(found) != 1 or not isinstance(found[0], memoryview):
             return cls(kind)
         data = found[0]
         if len(data) > _MOST_BYTES:
             return cls(kind)
-        if kind in (INT32, INT64) and not messages(tensor, _RAW):
+        if kind in (INT32, INT64) and not messages(tensor, RAW):
             return cls(kind, np.array(varints(data), np.uint64).astype(_TYPES[kind]))
         if len(data) % _TYPES[kind].itemsize:
             raise DataError("holds a constant that is cut off", where="ONNX graph")

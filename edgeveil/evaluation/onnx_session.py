@@ -71,6 +71,11 @@ class OnnxModel:
         )
         self.weight_names = frozenset(inputs)
 
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What the model says of itself."""
+        return dict(self._session.get_modelmeta().custom_metadata_map)
+
     def fits(self, x: NDArray[Any]) -> bool:
         """True if `x` (n, ...) has the shape of record that the graph takes."""
         wanted = self.input_shape

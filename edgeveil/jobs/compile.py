@@ -13,9 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from edgeveil.crypto.ring import Ring
+from edgeveil.data.schema import impossible
 from edgeveil.errors import CryptoError, DataError, PrivacyError, ProtocolError, UsageError
 from edgeveil.jobs import broadcast_precision, buffered_rounds
-from edgeveil.jobs.job import Job
+from edgeveil.jobs.job import CANONICAL_BYTES, Job
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.parts.aggregation import AGGREGATIONS
 from edgeveil.parts.exchange import TRAIN, Exchange
@@ -23,7 +24,7 @@ from edgeveil.parts.features import PcaParameters, build_features, projection_of
 from edgeveil.parts.methods import METHODS, trains_model
 from edgeveil.parts.models import build_network
 from edgeveil.parts.setting import Setting
-from edgeveil.parts.sources import SOURCES
+from edgeveil.parts.sources import SOURCES, require_schema
 from edgeveil.parts.update import Stage
 from edgeveil.privacy.events import UnprotectedEvent
 from edgeveil.privacy.guarantee import up
@@ -63,7 +64,8 @@ def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
         *_time_budget(job),
         *broadcast_precision.impossible(job),
     ]
-    refused = list(_records(job, fleet)) or list(_features(job)) or list(_model(job))
+    refused = list(_schema(job, fleet)) or list(_records(job, fleet))
+    refused = refused or list(_features(job)) or list(_model(job))
     if refused:
         raise ImpossibleMixError([*mixes, *refused])
     plan = Plan(job)
@@ -114,6 +116,42 @@ def _time_budget(job: Job) -> Iterator[Mix]:
             f"round closes {number(closes_s)} s after the broadcast; set at most "
             f"{number(closes_s / 2)}, or a later deadline_s",
         )
+
+
+def _schema(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
+    """A schema that cannot be, or that says other records than the job."""
+    schema = job.data.schema_
+    if schema is None:
+        return
+    found = list(impossible(schema, "data.schema"))
+    yield from found
+    if found:
+        return
+    if job.data.classes != schema.classes:
+        yield Mix(
+            ("data.classes", "data.schema.label.classes"),
+            f"is {job.data.classes}, data.schema names {schema.classes} classes; leave it out, it "
+            "follows from the schema",
+        )
+    if job.data.input_shape != schema.input_shape:
+        yield Mix(
+            ("data.input_shape", "data.schema"),
+            f"is {list(job.data.input_shape)}, data.schema makes records of "
+            f"{list(schema.input_shape)}; leave it out, it follows from the schema",
+        )
+    size = len(job.canonical())
+    if size > CANONICAL_BYTES:
+        yield Mix(
+            ("data.schema",),
+            f"makes the job {size} bytes, devices take {CANONICAL_BYTES}; name fewer columns or "
+            "categories, and columns that are read alike in one list",
+        )
+    source = SOURCES.get(fleet.source) if fleet is not None else None
+    if fleet is not None and source is not None:
+        try:
+            require_schema(source, schema)
+        except DataError as error:
+            yield Mix((f"{fleet.key}.data.source", "data.source"), f"{error.what}; {error.fix}")
 
 
 def _records(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:

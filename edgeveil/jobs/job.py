@@ -8,10 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
+from edgeveil.data.schema import DataSchema
 from edgeveil.errors import ProtocolError
 from edgeveil.parts.aggregation import AGGREGATIONS, RuleParameters
 from edgeveil.parts.aggregation.fedavg import FedAvgParameters
@@ -21,7 +30,7 @@ from edgeveil.parts.models import MODELS, ModelParameters
 from edgeveil.parts.part import OneOf, says_nothing
 from edgeveil.parts.stages import STAGES, StageParameters
 from edgeveil.plugins import PluginRefusedError, watch
-from edgeveil.settings.base import Block, Seconds
+from edgeveil.settings.base import RESTS_ON_ANOTHER, Block, Seconds
 
 CANONICAL_BYTES = 1 << 16
 _UNKNOWN = "not a job that this version knows"
@@ -36,18 +45,51 @@ AggregationBlock = Annotated[RuleParameters, OneOf(AGGREGATIONS)]
 
 Priority = Literal["low", "normal", "high"]
 
+_SCHEMA_EXAMPLE = {
+    "origin": "public",
+    "label": {"column": "income", "classes": ["<=50K", ">50K"]},
+    "columns": [{"name": "age", "number": [17, 90]}],
+}
+
+
+def _of_schema(value: Any, info: ValidationInfo) -> Any:
+    """What is not given follows from the schema, and is missed where there is none."""
+    if value is None:
+        schema = info.data.get("schema_", RESTS_ON_ANOTHER)
+        if schema == RESTS_ON_ANOTHER:
+            raise PydanticCustomError(RESTS_ON_ANOTHER, "the schema is faulty")
+        if schema is None:
+            raise PydanticKnownError("missing")
+        value = getattr(schema, str(info.field_name))
+    return tuple(value) if isinstance(value, list) else value
+
+
+OfSchema = BeforeValidator(_of_schema)
+
+
+def _unset() -> Any:
+    return None
+
 
 class JobData(Block):
     """What the devices' records look like. All of it is public."""
 
+    model_config = ConfigDict(serialize_by_alias=True)
+
     source: str = Field(min_length=1, max_length=64, examples=["digits"])
     """Name that a device's own `data.name` must equal for the job to concern it."""
-    classes: int = Field(ge=2, le=10000, examples=[10])
-    """Number of classes; labels are 0 to classes − 1, other labels are dropped on the device."""
-    input_shape: tuple[Annotated[int, Field(ge=1, le=1 << 20)], ...] = Field(
-        min_length=1, max_length=4, examples=[[64]]
+    schema_: DataSchema | None = Field(
+        default=None, alias="schema", exclude_if=says_nothing(None), examples=[_SCHEMA_EXAMPLE]
     )
-    """Shape of one record, without the batch axis."""
+    """Names, ranges and categories of columns or the form of pictures, and the classes' names: how
+    each device makes numbers of its own records. null: its records are numbers already."""
+    classes: Annotated[int, OfSchema] = Field(default_factory=_unset, ge=2, le=10000, examples=[10])
+    """Number of classes; labels are 0 to classes − 1, other labels are dropped on the device. With
+    a schema it follows from that."""
+    input_shape: Annotated[tuple[Annotated[int, Field(ge=1, le=1 << 20)], ...], OfSchema] = Field(
+        default_factory=_unset, min_length=1, max_length=4, examples=[[64]]
+    )
+    """Shape of one record, without the batch axis. With a schema it follows from that."""
     nominal_records: int = Field(ge=1, le=10**9, examples=[64])
     """Public divisor of a device's sums: about its records, the same for all, never a count."""
     evaluation_share: float = Field(default=0.1, ge=0, lt=1)
@@ -274,6 +316,18 @@ class Job(Block):
     has twice the share of a `normal` one, that twice the share of a `low` one. Devices hear nothing
     of it."""
 
+    @model_validator(mode="after")
+    def _scaled_by_schema(self) -> Self:
+        """An `input_scale` that is not written follows from the schema."""
+        schema = self.data.schema_
+        if schema is not None:
+            scale, told = schema.largest, self.model_fields_set  # what is filled in is not said
+            features = tuple(_scaled(entry, scale) for entry in self.features)
+            object.__setattr__(self, "features", features)
+            object.__setattr__(self, "model", _scaled(self.model, scale))
+            object.__setattr__(self, "__pydantic_fields_set__", told)
+        return self
+
     @property
     def rounds(self) -> int:
         """Training rounds; preparatory exchanges are not counted."""
@@ -330,6 +384,14 @@ class Job(Block):
         if not same:
             raise ProtocolError("bad_job", "not in canonical form")
         return job
+
+
+def _scaled(block: Any, scale: float) -> Any:
+    if not hasattr(block, "input_scale") or "input_scale" in block.model_fields_set:
+        return block
+    if getattr(block, "ranges", ()):  # which stand in its place
+        return block
+    return block.model_copy(update={"input_scale": scale})
 
 
 def _unknown(error: ValidationError) -> str:

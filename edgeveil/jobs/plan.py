@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.data.schema import schema_metadata
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs.job import Job
 from edgeveil.parts.aggregation import AggregationRule, ChoosingParameters, build_rule
@@ -118,6 +119,12 @@ class Plan:
         if setting.network is not None:
             return setting.network.graph()
         return build_graph(self.features, data.input_shape, data.classes, setting.kept)
+
+    @property
+    def model_metadata(self) -> dict[str, str]:
+        """What its released model says of itself: how it reads records, what its classes are."""
+        schema = self.job.data.schema_
+        return {} if schema is None else schema_metadata(schema)
 
     def check_backbones(self) -> None:
         """Raise DataError unless each backbone is here, plain layers, and as the job says."""

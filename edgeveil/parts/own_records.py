@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
+from edgeveil.data.schema import DataSchema
 from edgeveil.data.split import split_once
 from edgeveil.errors import DataError
 from edgeveil.parts.partitions import Shares
@@ -64,6 +66,8 @@ class SourceSettings(Protocol):
     def test_share(self) -> float | None: ...
     @property
     def test_fold(self) -> int: ...
+    @property
+    def test_path(self) -> Path | None: ...
 
 
 class DataSettings(SourceSettings, Protocol):
@@ -73,21 +77,26 @@ class DataSettings(SourceSettings, Protocol):
     def shard(self) -> ShardSettings | None: ...
 
 
-def held_records(data: SourceSettings) -> Records:
-    """What a cloud tests models on: records that no device gets, or a file of the cloud's own."""
+def held_records(data: SourceSettings, schema: DataSchema | None = None) -> Records:
+    """What a cloud tests models on: records that no device gets, or a file of the cloud's own.
+
+    Read by a job's `schema`, if it has one.
+    """
     test = source_part(data.source).test
+    origin = origin_of(data, schema)
     if test is not None:
-        return test(origin_of(data))
+        return test(origin)
     if data.test_share is None:
-        return load_records(data.source, origin_of(data))
-    return _halves(data.source, origin_of(data))[1]
+        path = data.test_path or data.path
+        return load_records(data.source, replace(origin, path=path))
+    return _halves(data.source, origin)[1]
 
 
-def own_records(data: DataSettings) -> Records:
+def own_records(data: DataSettings, schema: DataSchema | None = None) -> Records:
     """All records of this device, its shard where one is set. Raises DataError, UsageError."""
-    shard = data.shard
+    shard, origin = data.shard, origin_of(data, schema)
     if shard is None:
-        return devices_records(data.source, origin_of(data))
+        return devices_records(data.source, origin)
     if not 0 <= shard.index < shard.devices:
         raise DataError(
             f"must be in 0..{shard.devices - 1}, got {shard.index}",
@@ -95,7 +104,7 @@ def own_records(data: DataSettings) -> Records:
             fix="number the devices from 0",
         )
     records, shares = dealt_records(
-        data.source, origin_of(data), shard.devices, shard.partition, shard.seed, shard.classes
+        data.source, origin, shard.devices, shard.partition, shard.seed, shard.classes
     )
     return take(records, shares[shard.index])
 
@@ -136,11 +145,20 @@ def _halves(source: str, origin: Origin) -> tuple[Records, Records]:
 
 
 def device_records(
-    data: DataSettings, split_key: bytes, *, evaluation_share: float
+    data: DataSettings,
+    split_key: bytes,
+    *,
+    evaluation_share: float,
+    schema: DataSchema | None = None,
 ) -> tuple[Records, Records]:
-    """(training, evaluation) records of this device; disjoint and the same at every start."""
-    records = own_records(data)
-    training, evaluation = split_once(records.x, evaluation_share, split_key)
+    """(training, evaluation) records of this device; disjoint and the same at every start, and for
+    every schema that jobs read them by."""
+    return halves(own_records(data, schema), split_key, evaluation_share)
+
+
+def halves(records: Records, split_key: bytes, share: float) -> tuple[Records, Records]:
+    """(training, evaluation): where each record stands follows from the record as it is stored."""
+    training, evaluation = split_once(records.places, share, split_key)
     return take(records, training), take(records, evaluation)
 
 
@@ -163,11 +181,11 @@ def of_shape(records: Records, input_shape: tuple[int, ...]) -> Records:
 
 def take(records: Records, indices: NDArray[np.int64]) -> Records:
     """The records at `indices`, copied."""
-    return Records(records.x[indices], records.y[indices])
+    return records.at(indices)
 
 
-def origin_of(data: SourceSettings) -> Origin:
-    """Where the records of a `data` block are."""
+def origin_of(data: SourceSettings, schema: DataSchema | None = None) -> Origin:
+    """Where the records of a `data` block are, for a job of this schema."""
     return Origin(
         path=data.path,
         labels_path=data.labels_path,
@@ -176,4 +194,5 @@ def origin_of(data: SourceSettings) -> Origin:
         test_records=data.test_records,
         test_share=data.test_share,
         test_fold=data.test_fold,
+        schema=schema,
     )

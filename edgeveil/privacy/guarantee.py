@@ -7,8 +7,10 @@ is also decided which ε is told with the words that it protects nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from typing import Any
 
 from edgeveil.privacy.events import Status, Unit
 
@@ -96,6 +98,43 @@ def collusion_text(honest: int, if_colluding: float) -> str:
         f"with {honest} honest devices in each sum, and cloud and proxy apart; if all others"
         f" collude ε = {up(if_colluding)}"
     )
+
+
+def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
+    """One guarantee of `privacy`, as results and events hold it, in words.
+
+    `(ε = 8, δ = 1e-05) per record, whole job, proven`.
+    """
+    part = privacy[which]
+    if part["status"] != "proven" or part["epsilon"] is None:
+        return "no proven guarantee"
+    if not part["epsilon"]:
+        return "nothing was released" + (" of any record, ε = 0" if which == "training" else "")
+    unit, delta = part["unit"], part["delta"]
+    total = f"ε = {up(part['epsilon'])}" + (f", δ = {up(delta)}" if delta else "")
+    if which == "inference" and part.get("epsilon_per_round"):
+        return (
+            f"ε = {up(part['epsilon_per_round'])} per round, {total} in total, per {unit},"
+            f" proven{worth(part['epsilon'])}"
+        )
+    told = f"({total}) per {unit}, whole job, proven{record_text(part)}{worth(part['epsilon'])}"
+    return f"{told}{shared_text(part)}"
+
+
+def shared_text(part: Mapping[str, Any]) -> str:
+    """With shared noise, what ε counts on and what it is if all others collude; else nothing."""
+    if "collusion_epsilon" not in part:
+        return ""
+    alone = part["collusion_epsilon"]
+    return f"; {collusion_text(part['honest_devices'], math.inf if alone is None else alone)}"
+
+
+def record_text(part: Mapping[str, Any]) -> str:
+    """`; per record ε = 19.15` where that is not the guarantee itself, else nothing."""
+    if "record_epsilon" not in part:
+        return ""
+    among = part["record_epsilon"]
+    return f"; per record {'none' if among is None else f'ε = {up(among)}'}"
 
 
 def protects_nothing(epsilon: float) -> bool:

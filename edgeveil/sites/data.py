@@ -77,6 +77,9 @@ class DataSource(DataFiles):
     parties, each record by a hash of its own; null: none is, the cloud has a file of its own."""
     test_fold: int = Field(default=0, ge=0, lt=1000, exclude_if=operator.not_)
     """Which share of them: of 0.2 there are five, from 0 on, and together they are all records."""
+    test_path: SitePath | None = Field(default=None, exclude_if=operator.not_)
+    """In place of a share: a file of its own, in the form of `path`, that the cloud tests on and no
+    device reads."""
 
 
 DEFAULT_PARTITION = "iid"
@@ -165,6 +168,7 @@ def data_mixes(data: DataSource, at: str) -> Iterator[Mix]:
         text = "the folders that are there may not number the classes; add classes: [cat, dog]"
         yield Mix((f"{at}.images.classes", f"{at}.images"), text)
     yield from held_back_mixes(data.source, data.test_records, data.test_share, at, source)
+    yield from test_file_mixes(data.test_path, data.test_share, at)
     if data.test_fold and (data.test_fold + 1) * (data.test_share or 1.0) > 1 + _ROUNDING:
         text = f"there is no fold {data.test_fold} of test_share {data.test_share}; count from 0"
         yield Mix((f"{at}.test_fold", f"{at}.test_share"), text)
@@ -206,6 +210,13 @@ def held_back_mixes(
     if share is not None and _published(source):
         text = f"is for files of your own, and {source} counts its test; write test_records"
         yield Mix((f"{at}.test_share", source_key), text)
+
+
+def test_file_mixes(path: object, share: float | None, at: str) -> Iterator[Mix]:
+    """A test part that is stated twice."""
+    if path is not None and share is not None:
+        text = "names a file to test on, and test_share holds records back for it; leave one out"
+        yield Mix((f"{at}.test_path", f"{at}.test_share"), text)
 
 
 def unread_mixes(files: DataFiles, source: str, at: str, source_key: str) -> Iterator[Mix]:

@@ -57,14 +57,26 @@ def _loopback(host: str) -> str:
     return host
 
 
-class InferenceHttp(Block):
-    """Where the inference service listens for HTTP."""
+class LoopbackHttp(Block):
+    """Where something listens for this machine alone."""
 
     host: Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_loopback)] = (
         "127.0.0.1"
     )
     """A loopback address."""
+
+
+class InferenceHttp(LoopbackHttp):
+    """Where the inference service listens for HTTP."""
+
     port: PortNumber = 8710
+    """TCP port."""
+
+
+class OwnerPage(LoopbackHttp):
+    """The owner's page: ledger, jobs, pause, release; `edgeveil edge page` prints the way in."""
+
+    port: PortNumber = 8711
     """TCP port."""
 
 
@@ -124,6 +136,8 @@ class EdgeSite(Block):
     """When the box has time."""
     inference: Inference = Inference()
     """Predictions for programs on this box."""
+    page: OwnerPage | None = None
+    """Loopback address of the owner's page; null: there is none."""
     blobs: BlobAccess | None = None
     """Where large packages may come from and large uploads go beside the broker; null: all goes
     over the broker."""
@@ -156,6 +170,10 @@ class EdgeSite(Block):
                     f" allow; add what `edgeveil methods digest {plugin.name}` prints to"
                     " policy.allowed_plugins",
                 )
+        http, page = self.inference.http, self.page
+        if http is not None and page is not None and http.port == page.port:
+            text = f"both listen on port {page.port}; set another page.port"
+            yield Mix(("page.port", "inference.http"), text)
         limits = self.limits
         if limits.blob_bytes > limits.fetch_bytes:
             yield Mix(

@@ -1,8 +1,8 @@
 """HTTP next to a process's other work: pages of its state, or an application of aiohttp's.
 
-Pages are for watchers on the same machine: GET, one answer a connection; and POST where a process
-takes questions. A process that shows no more than these, as the proxy, loads no web framework; who
-serves an application loads aiohttp.
+Pages are for watchers on the same machine: GET, one answer a connection, or a stream of events; and
+POST where a process takes questions. A process that shows no more than these, as the proxy and a
+device, loads no web framework; who serves an application loads aiohttp.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from edgeveil.pages.assets import SECURITY_HEADERS, SHARED, asset, content_type
 from edgeveil.transport.listener import ListenAt, Listener, is_loopback, most_connections
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ REQUEST_S = 10.0
 REQUEST_BYTES = 16384
 _LENGTH_DIGITS = 18  # of a body's length; more are not read as a number
 CONNECTIONS = 64  # of watchers at once; more are hung up on
+STREAMS = 16  # of these connections that stay; one more is told to come again
+STREAM_S = 900.0  # after which a stream ends, and its watcher comes again
+QUIET_S = 15.0  # after which a stream without news shows that it stands
 SILENT_S = 5.0  # until a request's head is whole, and between an answer and the next request
 HEAD_LINE_BYTES = 8190
 HEAD_LINES = 64
@@ -55,40 +58,88 @@ class PageContent:
     body: bytes
     content_type: str
     status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of_json(cls, value: Any, status: int = 200) -> PageContent:
+    def of_json(
+        cls, value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> PageContent:
         """A value as JSON."""
-        return cls(json.dumps(value).encode(), "application/json; charset=utf-8", status)
+        kind = "application/json; charset=utf-8"
+        return cls(json.dumps(value).encode(), kind, status, headers or {})
 
     def response(self) -> web.Response:
         """The same for an application of aiohttp's."""
         from aiohttp import web
 
-        headers = {"Content-Type": self.content_type}
+        headers = {**self.headers, "Content-Type": self.content_type}
         return web.Response(body=self.body, status=self.status, headers=headers)
 
 
-Page = Callable[[], Awaitable[PageContent]]
-"""Makes a page anew for each request."""
+@dataclass(frozen=True)
+class EventStream:
+    """Server-sent events: what `value` gives as JSON, looked at every `every_s` seconds, and told
+    when it differs from before. It ends as soon as `stands` does not hold.
+    """
+
+    value: Callable[[], Awaitable[Any]]
+    every_s: float = 1.0
+    stands: Callable[[], bool] = lambda: True
 
 
 @dataclass(frozen=True)
-class PostedBody:
-    """What came with a POST; `content_type` in small letters, without parameters."""
+class PageRequest:
+    """What a client sent: headers by their names in small letters, and a POST's content."""
 
-    content: bytes
-    content_type: str
+    headers: Mapping[str, str]
+    content: bytes = b""
+
+    @property
+    def content_type(self) -> str:
+        """In small letters, without parameters."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    @property
+    def is_for_this_machine(self) -> bool:
+        """Whether the client asked for it by a name of this machine, or by none. A page of
+        another's, in a browser here, asks by that other's name (DNS rebinding)."""
+        return is_loopback(_name_of(self.headers.get("host", "localhost")))
+
+    def cookie(self, name: str) -> str:
+        """A cookie's value, or ""."""
+        pairs = (one.partition("=") for one in self.headers.get("cookie", "").split(";"))
+        return next((value.strip() for key, _, value in pairs if key.strip() == name), "")
 
 
-Post = Callable[[PostedBody], Awaitable[PageContent]]
+Answer = PageContent | EventStream
+Page = Callable[[PageRequest], Awaitable[Answer]]
+"""Makes a page anew for each request."""
+
+Post = Callable[[PageRequest], Awaitable[PageContent]]
 """Answers what is posted to its path."""
+
+
+def files(package: str, index: str, *names: str) -> dict[str, Page]:
+    """A package's own files by their names, what all such pages share, and `index` under `/`."""
+
+    def page(name: str, package: str) -> Page:
+        async def told(_request: PageRequest) -> PageContent:
+            return PageContent(asset(name, package), content_type(name))
+
+        return told
+
+    found = {f"/{name}": page(name, "edgeveil.pages") for name in SHARED}
+    found.update({f"/{name}": page(name, package) for name in names})
+    return {"/": page(index, package), **found}
 
 
 class PageServer:
     """Pages by their paths. A request is read for REQUEST_S seconds and REQUEST_BYTES at most.
 
     `posts` take bodies of `body_bytes` at most beside that: a longer one is refused by its header.
+    `refusal(path, request)` answers in place of a page, or of a post before its body is read.
+    Of the connections STREAMS may stay, for STREAM_S at most; who does not take what is sent is
+    hung up on after REQUEST_S.
     """
 
     def __init__(
@@ -96,10 +147,13 @@ class PageServer:
         pages: Mapping[str, Page],
         posts: Mapping[str, Post] | None = None,
         body_bytes: int = 0,
+        refusal: Callable[[str, PageRequest], PageContent | None] = lambda _path, _request: None,
     ) -> None:
         self._pages, self._posts, self._body_bytes = pages, posts or {}, body_bytes
+        self._refusal = refusal
         self._listener: Listener | None = None
         self._open: set[asyncio.Task[None]] = set()
+        self._streams = 0
 
     async def listen(self, host: str | ListenAt, port: int = 0) -> None:
         """Serve on the running loop. Raises UsageError if the port cannot be had."""
@@ -132,62 +186,96 @@ class PageServer:
             raise RuntimeError("a connection is served in no task")
         self._open.add(task)
         try:
-            with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
-                async with asyncio.timeout(REQUEST_S):
-                    await self._exchange(reader, writer)
+            async with asyncio.timeout(REQUEST_S):
+                stream = await self._exchange(reader, writer)
+            if stream is not None:
+                await self._tell(stream, reader, writer)
+        except (TimeoutError, asyncio.CancelledError):  # too slow, or `stop`, which waits for this
+            writer.transport.abort()  # what was not taken by now is not kept for later
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # gone
         finally:
             self._open.discard(task)
             writer.close()
 
-    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            head = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.LimitOverrunError:
-            method, found = "GET", _plain(431)
-        else:
-            method, found = await self._answered(head, reader)
-        reason = HTTPStatus(found.status).phrase
-        lines = (
-            f"HTTP/1.1 {found.status} {reason}",
-            f"Content-Type: {found.content_type}",
-            f"Content-Length: {len(found.body)}",
-            "Connection: close",
-        )
-        writer.write("\r\n".join((*lines, "", "")).encode("ascii"))
+    async def _exchange(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> EventStream | None:
+        """Answer the request; the stream that is to follow, if that is the answer."""
+        method, found = await self._asked(reader)
+        if isinstance(found, EventStream):
+            if self._streams < STREAMS:
+                writer.write(_head(200, {"Content-Type": "text/event-stream"}))
+                return found if method == "GET" else None
+            found = _plain(503, {"Retry-After": "5"})
+        kind, length = found.content_type, str(len(found.body))
+        headers = {"Content-Type": kind, "Content-Length": length, **found.headers}
+        writer.write(_head(found.status, headers))
         if method != "HEAD":
             writer.write(found.body)
         await writer.drain()
+        return None
 
-    async def _answered(self, head: bytes, reader: asyncio.StreamReader) -> tuple[str, PageContent]:
+    async def _tell(
+        self, stream: EventStream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Send what is new until the watcher is gone, or its time is over."""
+        clock = asyncio.get_running_loop().time
+        end_s, told, told_s = clock() + STREAM_S, "", clock()
+        self._streams += 1
+        try:
+            while clock() < end_s and not reader.at_eof() and stream.stands():
+                try:
+                    now = json.dumps(await stream.value())
+                except Exception:  # as for a page
+                    return
+                if now != told or clock() - told_s >= QUIET_S:
+                    writer.write(f"data: {now}\n\n".encode() if now != told else b":\n\n")
+                    told, told_s = now, clock()
+                    async with asyncio.timeout(REQUEST_S):
+                        await writer.drain()
+                await asyncio.sleep(stream.every_s)
+        finally:
+            self._streams -= 1
+
+    async def _asked(self, reader: asyncio.StreamReader) -> tuple[str, Answer]:
+        """Read a request; its method, and what it is answered."""
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            return "GET", _plain(431)
         line = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
         if len(line) != 3 or not line[2].startswith("HTTP/1."):
             return "GET", _plain(400)
-        method, page = line[0], self._pages.get(line[1].partition("?")[0])
-        post = self._posts.get(line[1])
+        method, path = line[0], line[1].partition("?")[0]
+        page, post, request = self._pages.get(path), self._posts.get(line[1]), _request(head)
         if method == "POST" and post is not None:
-            return method, await self._posted(post, head, reader)
+            refused = self._refusal(path, request)
+            return method, refused or await self._posted(post, request, reader)
         if page is None:
             return method, _plain(404 if post is None else 405)
         if method not in ("GET", "HEAD"):
             return method, _plain(405)
+        if (refused := self._refusal(path, request)) is not None:
+            return method, refused
         try:
-            return method, await page()
+            return method, await page(request)
         except Exception:  # which page failed is no matter of who asks
             return method, _plain(500)
 
-    async def _posted(self, post: Post, head: bytes, reader: asyncio.StreamReader) -> PageContent:
-        headers = _headers(head)
-        if not is_loopback(_name_of(headers.get("host", "localhost"))):
-            return _plain(403)  # a page of another's in a browser of this machine (DNS rebinding)
-        told = headers.get("content-length", "")
-        if not told.isdecimal() or "transfer-encoding" in headers:
+    async def _posted(
+        self, post: Post, request: PageRequest, reader: asyncio.StreamReader
+    ) -> PageContent:
+        if not request.is_for_this_machine:
+            return _plain(403)
+        told = request.headers.get("content-length", "")
+        if not told.isdecimal() or "transfer-encoding" in request.headers:
             return _plain(411)
         if len(told) > _LENGTH_DIGITS or int(told) > self._body_bytes:
             return _plain(413)
         content = await reader.readexactly(int(told))
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         try:
-            return await post(PostedBody(content, kind))
+            return await post(PageRequest(request.headers, content))
         except Exception:  # as for a page
             return _plain(500)
 
@@ -199,15 +287,21 @@ def _name_of(host: str) -> str:
     return host.partition(":")[0]
 
 
-def _headers(head: bytes) -> dict[str, str]:
+def _request(head: bytes) -> PageRequest:
     lines = head.decode("latin-1").split("\r\n")[1:]
     pairs = (line.partition(":") for line in lines if line)
-    return {name.strip().lower(): value.strip() for name, _, value in pairs}
+    return PageRequest({name.strip().lower(): value.strip() for name, _, value in pairs})
 
 
-def _plain(status: int) -> PageContent:
+def _plain(status: int, headers: Mapping[str, str] | None = None) -> PageContent:
     text = f"{status}: {HTTPStatus(status).phrase}"
-    return PageContent(text.encode(), "text/plain; charset=utf-8", status)
+    return PageContent(text.encode(), "text/plain; charset=utf-8", status, headers or {})
+
+
+def _head(status: int, headers: Mapping[str, str]) -> bytes:
+    every = {**SECURITY_HEADERS, "Connection": "close", **headers}
+    lines = (f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", *map(": ".join, every.items()))
+    return "\r\n".join((*lines, "", "")).encode("ascii")
 
 
 async def serve_pages(pages: Mapping[str, Page], host: str | ListenAt, port: int = 0) -> Served:
@@ -319,14 +413,17 @@ class Health:
                 found.append(name)
         return found
 
-    async def told(self) -> PageContent:
+    def warnings(self) -> list[str]:
+        """What is to be told beside."""
+        return [one for told in self._warnings for one in told()]
+
+    async def told(self, _request: object = None) -> PageContent:
         """200 `ok`, or 503 `degraded` and which part: nothing that is worth hiding."""
         parts = await self.failing()
         found: dict[str, Any] = {"status": "degraded" if parts else "ok"}
         if parts:
             found["parts"] = parts
-        warnings = [one for told in self._warnings for one in told()]
-        if warnings:
+        if warnings := self.warnings():
             found["warnings"] = warnings
         return PageContent.of_json(found, 503 if parts else 200)
 

@@ -39,7 +39,7 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self.registry.register(_Peak())
 
-    async def told(self) -> PageContent:
+    async def told(self, _request: object = None) -> PageContent:
         """Everything in Prometheus' text form."""
         return PageContent(generate_latest(self.registry), CONTENT_TYPE_LATEST)
 

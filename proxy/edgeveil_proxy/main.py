@@ -1,15 +1,10 @@
-"""The proxy process: two links, one role, one page of state.
-
-The page (`/healthz`, `/status`, `/metrics`) shows counts and bytes, so it asks for no token. It
-names the ids of devices whose messages were refused, to this machine alone: where others may reach
-the page, these lists are left out.
-"""
+"""The proxy process: two links, one role, and what is told of its state (`page.py`)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client import Counter as Count
 from prometheus_client.core import Metric
@@ -22,7 +17,6 @@ from edgeveil.sites.proxy import ClaimDeskSettings, ProxySite
 from edgeveil.transport.http import (
     STUCK_S,
     Health,
-    PageContent,
     Probe,
     serve_pages,
     warn_of_plain_http,
@@ -38,6 +32,7 @@ from edgeveil.transport.runtime import Runtime
 from edgeveil.transport.service_manager import tell_ready
 from edgeveil.trust.watch import TrustWatch
 from edgeveil_proxy.alone import AloneInCell
+from edgeveil_proxy.page import ProxyPage
 from edgeveil_proxy.role import LOG, ProxyRole, build
 
 if TYPE_CHECKING:
@@ -79,9 +74,8 @@ class _ProxyProcess:
         self.metrics = Metrics()
         self.runtime: Runtime
         self.proxy = build(site, link=self._join)
-        self.metrics.registry.register(
-            Linked(self.runtime, {"edge": self.edge, "cloud": self.cloud})
-        )
+        self.links = {"edge": self.edge, "cloud": self.cloud}
+        self.metrics.registry.register(Linked(self.runtime, self.links))
         self.claims = self._claim_desk(site.claims) if site.claims else None
         self.trust = TrustWatch(self.proxy, self.proxy.trust, LOG) if self.proxy.trust else None
         if self.trust is not None:
@@ -96,6 +90,10 @@ class _ProxyProcess:
                 "store": Probe(lambda: writable(site.state_dir)),
             },
             [lambda: warnings_of(self._at), *([self.trust.warnings] if self.trust else [])],
+        )
+        claims = self.claims.counts if self.claims else None
+        self.page = ProxyPage(
+            site, self._at, self.proxy, self.runtime, self.health, self.links, claims
         )
 
     def _join(self, proxy: ProxyRole) -> Runtime:
@@ -133,11 +131,11 @@ class _ProxyProcess:
 
     async def run(self, stop: asyncio.Event) -> int:
         self.runtime.follow_logs()
-        await self.edge.attach(self.runtime, _said("edge"))
-        await self.cloud.attach(self.runtime, _said("cloud"))
+        for hop, session in self.links.items():
+            await session.attach(self.runtime, self.page.hears(hop, _said(hop)))
         pages = {
+            **self.page.pages(),
             "/healthz": self.health.told,
-            "/status": self._status,
             "/metrics": self.metrics.told,
         }
         http = await serve_pages(pages, self._at)
@@ -188,26 +186,6 @@ class _ProxyProcess:
         while True:
             await asyncio.sleep(ROSTER_CHECK_S)
             self.proxy.look_at_registry()
-
-    async def _status(self) -> PageContent:
-        status: dict[str, Any] = {
-            "enrolled": len(self.proxy.registry.devices()),
-            "online": self.proxy.host.online,
-            "round": self.proxy.host.round,
-            "bytes": {
-                "devices_in": self.edge.bytes["in"],
-                "devices_out": self.edge.bytes["out"],
-                "cloud_in": self.cloud.bytes["in"],
-                "cloud_out": self.cloud.bytes["out"],
-            },
-            "refused": dict(self.runtime.refusals.counts),
-            "cooling_down": self.proxy.conduct.cooling_down,
-            **({"claims": self.claims.counts()} if self.claims else {}),
-        }
-        if self._at.is_local:
-            status["misbehaving"] = self.proxy.conduct.misbehaving()
-            status["refused_by_device"] = self.proxy.conduct.refused_by_device()
-        return PageContent.of_json(status)
 
 
 async def _sweep(store: StoreBeside) -> None:

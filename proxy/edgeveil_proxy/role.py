@@ -17,7 +17,7 @@ from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import EdgeVeilError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.beside import GrantPut, ShowBlob
-from edgeveil.protocol.messages import PeerKeys, Signer, TrustMetadata
+from edgeveil.protocol.messages import ExchangeId, PeerKeys, Signer, TrustMetadata
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_tasks import (
     FindAnswered,
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from edgeveil_proxy.devices_file import DevicesFile
 
 LOG = logging.getLogger("edgeveil.proxy")
+_OPENED_KEPT = 64
 
 
 class ProxyRole:
@@ -207,6 +208,7 @@ class ProxyHost:
         self._registry, self._blobs = registry, blobs
         self.online = 0
         self.round: dict[str, Any] = {}
+        self.opened_s: dict[ExchangeId, float] = {}  # since 1970, of the rounds opened last
 
     def store(self, item: object) -> None:
         """Durable before the next effect."""
@@ -255,6 +257,10 @@ class ProxyHost:
             self.online = int(data["count"])
         elif report.what == "round_open":
             self.round = {"index": data["round"], "phase": data["phase"], "uploads": 0}
+            if report.at is not None:
+                self.opened_s[report.at] = time.time()
+                while len(self.opened_s) > _OPENED_KEPT:
+                    del self.opened_s[next(iter(self.opened_s))]
         elif report.what == "answered":
             self.round = {**self.round, **data, "index": data["round"]}
         LOG.debug(report.what, extra=dict(data))

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from sklearn.datasets import load_digits
 
 from edgeveil.data.records import Records
+from edgeveil.pages.frozen import thawed
 from edgeveil.parts.partitions.dealing import hold_back_share
 from edgeveil.parts.sources.digits import load_digits_split
 from tests.kits.live_site import wait_for
@@ -84,9 +85,10 @@ def test_run_leaves_result_model_and_report(tmp_path: Path, engine: str) -> None
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert events[-1]["type"] == "job_completed"
     assert sum(event["type"] == "exchange_committed" for event in events) == 6
-    page = (out / "report.html").read_text()
-    assert not re.search(r"(src|href)=[\"']?(https?:)?//", page)
-    assert page.count("<svg") + page.count("data:image") >= 5
+    assert re.search(r"^Watch it at http://127\.0\.0\.1:\d+/\S{20,}$", done.stdout, re.MULTILINE)
+    view = thawed((out / "report.html").read_text())
+    shown = {section["id"] for section in view["sections"]}
+    assert {"accuracy", "figures", "held", "epsilon", "clusters", "time", "bytes"} <= shown
 
 
 def _model_is_the_one_scored(out: Path, accuracy: float) -> None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeveil.data.check import DataReport, check_records
+from edgeveil.data.check import DataReport, check_records, schema_problems
+from edgeveil.data.schema import DataSchema
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
 from edgeveil.errors import ConfigError, ConfigProblem, DataError, UsageError
 from edgeveil.jobs import Job, Plan, compile_job, line_of, load_plan
@@ -78,6 +79,7 @@ def validate(path: str | Path, limits: BroadcastLimits | None = None) -> list[Co
     `limits` are those of the site that would play a job (`site_limits`), None the usual ones.
     A job is also played on made-up records, where the cloud's libraries are installed. Whether the
     keys, passwords and data that a site file names exist is for the process to see when it starts.
+    Records that its `local_run` names are read, where their file is there.
     Nothing is trained: that the public encoder of digits is not made yet is a problem too.
     Nothing is raised for what a file holds.
     """
@@ -85,9 +87,30 @@ def validate(path: str | Path, limits: BroadcastLimits | None = None) -> list[Co
         _, found = load(Path(path))
         if isinstance(found, tuple):
             rehearse(found[1], Path(path), limits=limits, needed=False)
+            record_notes(found[0], Path(path))
     except ConfigError as error:
         return error.places
     return []
+
+
+def record_notes(job: LocalJob, path: Path) -> list[str]:
+    """What a person should know of the records that the job's `local_run` names, where their file
+    is there: what learning would drop or clip. For the console of the one who has them.
+
+    Raises ConfigError, `file:line key: what, fix`, where the job cannot learn from them.
+    """
+    from edgeveil_tools.local.data import check_data
+
+    run = job.local_run
+    if run is None or run.data.path is None or not run.data.path.exists():
+        return []
+    try:
+        return check_data(job.alone, run)
+    except (DataError, UsageError) as error:
+        place = f"{path}:{line_of(path, 'local_run.data')} local_run.data"
+        fix = f"; {error.fix}" if error.fix else ""
+        text = f"{place}: {error.where}: {error.what}{fix}"
+        raise ConfigError([" ".join(text.split())]) from error
 
 
 def rehearse(
@@ -297,7 +320,8 @@ def data_check(edge_site: Path, job_file: Path | None = None) -> int:
     started = key_file.exists()  # a check must not make a device's key
     key = load_split_key(key_file) if started else secrets.token_bytes(32)
     share = DEFAULT_SHARE if job is None else job.data.evaluation_share
-    training, evaluation = device_records(site.data, key, evaluation_share=share)
+    schema = None if job is None else job.data.schema_
+    training, evaluation = device_records(site.data, key, evaluation_share=share, schema=schema)
     report = check_records(
         training,
         evaluation,
@@ -305,7 +329,8 @@ def data_check(edge_site: Path, job_file: Path | None = None) -> int:
         input_shape=None if job is None else job.data.input_shape,
         input_range=input_range(job),
     )
-    problems = report.problems + places(site.data)
+    problems = report.problems + places(site.data, schema)
+    problems += [] if schema is None else column_problems(site.data, schema)
     if job is not None and job.data.source != site.data.name:
         problems.append(
             f"the job learns from '{job.data.source}', this device's data set is called "
@@ -315,12 +340,20 @@ def data_check(edge_site: Path, job_file: Path | None = None) -> int:
     return DataError.exit_code if problems else 0
 
 
-def places(data: DataSource) -> list[str]:
+def column_problems(data: DataSource, schema: DataSchema) -> list[str]:
+    """What the columns of a table hold that a job's schema does not say, over the whole file."""
+    read = source_part(data.source).tallies
+    if read is None:
+        return []
+    return schema_problems(schema, read(origin_of(data, schema), schema))
+
+
+def places(data: DataSource, schema: DataSchema | None = None) -> list[str]:
     """Where the lines or pictures stand that are dropped for their form, the first few of them."""
     faults: list[str] = []
     find = source_part(data.source).faults
     if find is not None:
-        faults = find(origin_of(data))
+        faults = find(origin_of(data, schema))
     more = len(faults) - LINES_SHOWN
     return faults[:LINES_SHOWN] + [f"… and {more} more"] * (more > 0)
 
@@ -328,7 +361,9 @@ def places(data: DataSource) -> list[str]:
 def input_range(job: Job | None) -> tuple[float, float] | None:
     """The values that features or model expect, least and largest; None where they do not say."""
     parts = () if job is None else (*job.features, job.model)
-    scales = [getattr(one, "input_scale", 0.0) for one in parts]
+    scales = [
+        0.0 if getattr(one, "ranges", ()) else getattr(one, "input_scale", 0.0) for one in parts
+    ]
     largest = max(scales, default=0.0)
     return (-largest, largest) if largest else None
 

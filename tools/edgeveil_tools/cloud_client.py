@@ -32,9 +32,10 @@ from edgeveil.errors import BrokerError, ConfigError, JobFailed, UsageError
 from edgeveil.jobs import Job
 from edgeveil.parts.features import read_backbones
 from edgeveil.sites.links import Http
+from edgeveil.tokens import read_token
 from edgeveil.transport.dialling import client_context
 from edgeveil.transport.listener import is_loopback
-from edgeveil_cloud.http_token import PROOF_PATH, proof, read_token
+from edgeveil_cloud.http_token import PROOF_PATH, proof
 from edgeveil_tools.checks import plan_of, rehearse
 from edgeveil_tools.local.job import submitted
 from edgeveil_tools.result import write_whole, writing

@@ -9,6 +9,9 @@
         round             its number, from 1
         accuracy, loss    of the global model on the cloud's test records, or null; the loss is
                           the mean cross-entropy in nats
+        figures           on the same records, or null: balanced_accuracy, macro_f1, auc (one
+                          class against the rest, their mean), per_class, confusion, calibration,
+                          unusable, as `edgeveil.evaluation.figures` has them
         uploads, declined answers that were counted, devices that refused
         cluster_scores    null, or {eval_type, score, reason, used, wanted, labels, squared,
                           corrected, corrected_error, corrected_reason, noise_variance}: `used` of
@@ -24,8 +27,8 @@
                           the guarantee, also of a run that ended here, is `privacy`
         attempt           from 1
     phases                the same for the exchanges before round 1, `phase` instead of `round`
-    final                 {accuracy, measured_on}: after the last committed round, or null; and on
-                          which records this and the loss and accuracy of all rounds are measured
+    final                 {accuracy, figures, measured_on}: after the last committed round, or null;
+                          and on which records these and those of all rounds are measured
     reference             noise-free on the same records: {accuracy, rounds: [accuracy …], note};
                           of a run on own records only with --reference, and the note then says
                           that it is a figure without any protection
@@ -78,7 +81,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from edgeveil.errors import UsageError
 from edgeveil.privacy.events import Unit
-from edgeveil.privacy.guarantee import collusion_text, up, worth
+from edgeveil.privacy.guarantee import guarantee_text
 from edgeveil.privacy.policy import Quote
 from edgeveil.units import byte_text, seconds_text
 
@@ -309,14 +312,15 @@ def _cell(value: Any) -> str:
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Blocks within a row become keys `block_key`; a list in one, which fits no cell, goes."""
+    """Blocks within a row become keys `block_key`; a list or block in one, which fits
+    no cell, goes."""
     found: dict[str, Any] = {}
     for key, value in row.items():
         inner = value.items() if isinstance(value, Mapping) else [("", value)]
         found |= {
             f"{key}_{name}" if name else key: part
             for name, part in inner
-            if not isinstance(part, list)
+            if not isinstance(part, list | Mapping)
         }
     return found
 
@@ -330,7 +334,11 @@ def build(record: RunEvents, facts: RunFacts) -> dict[str, Any]:
         "reason": facts.reason or record.reason,
         "rounds": record.rounds,
         "phases": record.phases,
-        "final": {"accuracy": record.accuracy, "measured_on": MEASURED_ON[facts.published]},
+        "final": {
+            "accuracy": record.accuracy,
+            "figures": record.rounds[-1].get("figures") if record.rounds else None,
+            "measured_on": MEASURED_ON[facts.published],
+        },
         "reference": {
             "accuracy": reference[-1] if reference else None,
             "rounds": reference,
@@ -380,40 +388,6 @@ def privacy_of(
     return parts
 
 
-def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
-    """One guarantee in words: `(ε = 8, δ = 1e-05) per record, whole job, proven`."""
-    part = privacy[which]
-    if part["status"] != "proven" or part["epsilon"] is None:
-        return "no proven guarantee"
-    if not part["epsilon"]:
-        return "nothing was released" + (" of any record, ε = 0" if which == "training" else "")
-    unit, delta = part["unit"], part["delta"]
-    total = f"ε = {up(part['epsilon'])}" + (f", δ = {up(delta)}" if delta else "")
-    if which == "inference" and part.get("epsilon_per_round"):
-        return (
-            f"ε = {up(part['epsilon_per_round'])} per round, {total} in total, per {unit},"
-            f" proven{worth(part['epsilon'])}"
-        )
-    told = f"({total}) per {unit}, whole job, proven{record_text(part)}{worth(part['epsilon'])}"
-    return f"{told}{shared_text(part)}"
-
-
-def shared_text(part: Mapping[str, Any]) -> str:
-    """With shared noise, what ε counts on and what it is if all others collude; else nothing."""
-    if "collusion_epsilon" not in part:
-        return ""
-    alone = part["collusion_epsilon"]
-    return f"; {collusion_text(part['honest_devices'], math.inf if alone is None else alone)}"
-
-
-def record_text(part: Mapping[str, Any]) -> str:
-    """`; per record ε = 19.15` where that is not the guarantee itself, else nothing."""
-    if "record_epsilon" not in part:
-        return ""
-    among = part["record_epsilon"]
-    return f"; per record {'none' if among is None else f'ε = {up(among)}'}"
-
-
 def progress_text(result: Mapping[str, Any]) -> str:
     """How far a run came: `15 rounds after 1 preparatory exchange`."""
     rounds, phases = len(result["rounds"]), len(result["phases"])
@@ -435,9 +409,11 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     own = "" if final["measured_on"] == MEASURED_ON[True] else f", on {final['measured_on']}"
     unprotected = f", {reference['note']}" if reference["note"] else ""
     why = f"; {result['reason']}" if result["reason"] else ""
+    figures = final.get("figures")
     return [
         *([("note", result["note"])] if result["note"] else []),
         ("final accuracy", share_text(final["accuracy"]) + own),
+        *([("other figures", figures_text(figures))] if figures else []),
         *(
             []
             if reference["accuracy"] is None
@@ -462,6 +438,17 @@ def engine_text(engine: Mapping[str, Any]) -> str:
     """What simulated: `processes, 2 workers`."""
     count = engine["workers"]
     return f"{engine['name']}, {count} worker{'s' * (count > 1)}" if count else str(engine["name"])
+
+
+def figures_text(figures: Mapping[str, Any]) -> str:
+    """`balanced accuracy 0.891, macro-F1 0.893, AUC 0.988, calibration error 0.061`."""
+    named = (
+        ("balanced accuracy", figures["balanced_accuracy"]),
+        ("macro-F1", figures["macro_f1"]),
+        ("AUC", figures["auc"]),
+        ("calibration error", figures["calibration"]["error"]),
+    )
+    return ", ".join(f"{name} {share_text(value)}" for name, value in named)
 
 
 def share_text(value: float | None) -> str:
@@ -523,6 +510,7 @@ def exchange_row(data: Mapping[str, Any]) -> dict[str, Any]:
         **name,
         "accuracy": data.get("accuracy"),
         "loss": data.get("loss"),
+        "figures": data.get("figures"),
         "uploads": data["uploads"],
         "declined": data.get("declined", 0),
         "cluster_scores": {key: clusters.get(key) for key in _SCORES} if clusters else None,

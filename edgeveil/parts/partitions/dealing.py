@@ -81,9 +81,9 @@ def hold_back_share(records: Records, share: float, fold: int = 0) -> tuple[Reco
         raise DataError(
             f"must be at least 0 and below 1, got {share}", where="test_share", fix="write 0.2"
         )
-    words = record_words(records.x, SPLIT_SEED, RECORD_HELD)[:, 0]
+    words = record_words(records.places, SPLIT_SEED, RECORD_HELD)[:, 0]
     held = (words >= threshold(fold * share)) & (words < threshold((fold + 1) * share))
-    return Records(records.x[~held], records.y[~held]), Records(records.x[held], records.y[held])
+    return records.at(~held), records.at(held)
 
 
 def needs_classes(rule: OwnRule) -> bool:
@@ -106,7 +106,7 @@ def deal_own(
             where="data.shard.classes",
             fix="write classes: 10, as the job has it",
         )
-    words = record_words(records.x, seed, RECORD_DEALT)[:, 0]
+    words = record_words(records.places, seed, RECORD_DEALT)[:, 0]
     place = PARTITIONS[rule.kind].place(words, records.y, devices, rule, seed, classes or 0)
     shares = [np.flatnonzero(place == device) for device in range(devices)]
     return _disturbed(records, place, devices, rule, seed, classes or 0), shares
@@ -138,7 +138,7 @@ def _disturbed(
     x, y, words = (
         records.x.copy(),
         records.y.copy(),
-        record_words(records.x, seed, RECORD_DISTURBED),
+        record_words(records.places, seed, RECORD_DISTURBED),
     )
     chosen = np.isin(place, poor) & (words[:, 0] < threshold(rule.lq_data))
     known = chosen & (y >= 0) & (y < classes)
@@ -149,7 +149,7 @@ def _disturbed(
         chance = np.random.RandomState(words[index].view(np.uint32))
         noise = chance.standard_normal(x[index].shape) * (rule.lq_noise * (high - low))
         x[index] = np.clip(x[index] + noise, low, high)
-    return Records(x, y)
+    return Records(x, y, records.stored)
 
 
 def low_quality_devices(devices: int, rule: LowQuality, seed: int) -> NDArray[np.int64]:

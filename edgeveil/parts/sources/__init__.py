@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgeveil.data.records import Records
+from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError
 from edgeveil.parts.part import PartTable
 from edgeveil.parts.sources.source import FileSet, Origin, SourcePart, published_part
@@ -19,6 +20,7 @@ __all__ = [
     "load_records",
     "published_files",
     "published_part",
+    "require_schema",
     "source_part",
 ]
 
@@ -52,6 +54,8 @@ def load_records(source: str, origin: Origin | None = None) -> Records:
     part = source_part(source)
     if part.name == "python":
         chosen = replace(chosen, function=source.partition(":")[2].strip())
+    if chosen.schema is not None:
+        require_schema(part, chosen.schema)
     try:
         before = _state(source, chosen)
         records = part.read(chosen)
@@ -70,6 +74,19 @@ def load_records(source: str, origin: Origin | None = None) -> Records:
             fix="let nothing write to it meanwhile, or write another file and rename it",
         )
     return records
+
+
+def require_schema(part: SourcePart, schema: DataSchema) -> None:
+    """Raise DataError where a source's records are not read by such a schema."""
+    kind = "columns" if schema.columns is not None else "image"
+    if part.by_schema == kind:
+        return
+    readers = " or ".join(name for name in SOURCES if SOURCES[name].by_schema == kind)
+    raise DataError(
+        f"'{part.name}' is not read by a schema with '{kind}'",
+        where="data.source",
+        fix=f"store the records for {readers}, or take a job without data.schema",
+    )
 
 
 def _state(source: str, origin: Origin) -> dict[Path, tuple[int, int, int]]:

@@ -1,8 +1,10 @@
-"""CSV files of numbers: one record a line, the label in the last or a named column.
+"""CSV files: one record a line. Of numbers, the label in the last or a named column; or of whatever
+a job's schema makes numbers of.
 
 The first line names the columns and so states the form of the file; no later line can make it
 unreadable, since whether a device takes part may not depend on a record. A file whose first line
-is a record is refused: without that record the next one would state the form, or nothing. A line
+is a record is refused: without that record the next one would state the form, or nothing. Only a
+schema that names all columns of the file (`header`) states it in place of a line. A line
 out of form becomes a record that learning drops, and `csv_faults` tells the owner where it stands.
 """
 
@@ -12,17 +14,22 @@ import csv
 from array import array
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.data.encoding import Encoded, RowEncoder
 from edgeveil.data.records import MAX_BYTES, Records, as_records, require_file, whole_labels
+from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.source import Origin, SourcePart
 from edgeveil.registry import nearest
 
 _NAME_THEM = "write a first line that names every column, such as v1,v2,label"
+
+_LINES_LOOKED_AT = 100
 
 Tell = Callable[[int, str], object]  # line number from 1, what is wrong there
 
@@ -73,13 +80,7 @@ def read_matrix(
     `need_header` a first line of numbers is a record, and the header then empty. Raises DataError
     for a file without a header that is needed and can be read, or of more than `max_bytes`.
     """
-    # A cell takes at least two bytes of text and eight in memory.
-    if 4 * file.stat().st_size > max_bytes:
-        raise DataError(
-            f"is larger than {max_bytes // 4} bytes",
-            where=str(file),
-            fix="store the records as NPZ, or fewer of them",
-        )
+    _require_small(file, max_bytes)
     header: list[str] = []
     width, values = 0, array("d")
     with file.open(encoding="utf-8-sig", errors="replace") as stream:
@@ -103,6 +104,93 @@ def read_matrix(
     if not width:
         raise DataError("is empty", where=str(file), fix=_NAME_THEM)
     return header, np.frombuffer(values, dtype=np.float64).reshape(-1, width)
+
+
+def encode_csv(
+    path: Path | None,
+    schema: DataSchema,
+    max_bytes: int = MAX_BYTES,
+    tell: Tell = lambda _line, _what: None,
+    *,
+    labelled: bool | None = True,
+) -> Encoded:
+    """The records of a CSV file as a job's schema reads them, and what was found in its columns.
+
+    `tell` hears of each line that is out of form or has an unknown label. Raises DataError for a
+    file without a first line that names its columns, unless the schema names all of them, and for
+    one that lacks a column; never for what a later line holds.
+    """
+    file = require_file(path, "data.path")
+    _require_small(file, max_bytes)
+    encoder: RowEncoder | None = None
+    if schema.header is not None:
+        names = list(schema.header)
+        encoder = RowEncoder(schema, names, str(file), labelled=labelled, max_bytes=max_bytes)
+    with file.open(encoding="utf-8-sig", errors="replace") as stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.strip():
+                continue
+            if encoder is None:
+                where = f"{file}:{number}"
+                names = _first_row(line, where)
+                encoder = RowEncoder(schema, names, where, labelled=labelled, max_bytes=max_bytes)
+                continue
+            fault = encoder.add(_cells(line))
+            if fault:
+                tell(number, fault)
+    if encoder is None:
+        raise DataError("is empty", where=str(file), fix=_NAME_THEM)
+    return encoder.encoded()
+
+
+def csv_rows(path: Path) -> tuple[list[str], list[list[str]]]:
+    """(header, all rows) of a CSV file as text; no header where its first line holds none."""
+    file = require_file(path, "the file")
+    _require_small(file, MAX_BYTES)
+    with file.open(encoding="utf-8-sig", errors="replace") as stream:
+        rows = [_cells(line) for line in stream if line.strip()]
+    first = [cell.strip() for cell in rows[0]] if rows else []
+    try:
+        _require_names(first, str(file))
+    except DataError:
+        return [], rows
+    return first, rows[1:]
+
+
+def any_form(file: Path, schema: DataSchema) -> DataSchema:
+    """The schema as a file may be read by it that no device holds: with a first line that names
+    the columns or without one, with the label's column or without it."""
+    wanted = {name for column in schema.columns or () for name in column.names}
+    with file.open(encoding="utf-8-sig", errors="replace") as stream:
+        lines = [line for line in islice(stream, _LINES_LOOKED_AT) if line.strip()]
+    rows = [[cell.strip() for cell in _cells(line)] for line in lines]
+    if schema.header is None or (rows and wanted <= set(rows[0])):
+        return schema.model_copy(update={"header": None})
+    if any(len(row) == len(schema.header) for row in rows):
+        return schema
+    without = tuple(name for name in schema.header if name != schema.label.column)
+    return schema.model_copy(update={"header": without})
+
+
+def _require_small(file: Path, max_bytes: int) -> None:
+    # A cell takes at least two bytes of text and eight in memory.
+    if 4 * file.stat().st_size > max_bytes:
+        raise DataError(
+            f"is larger than {max_bytes // 4} bytes",
+            where=str(file),
+            fix="store the records as NPZ, or fewer of them",
+        )
+
+
+def _cells(line: str) -> list[str]:
+    """One line's cells; a line that is no CSV is one cell. Raises nothing.
+
+    Each line is read alone, so that an open quote cannot swallow the records after it.
+    """
+    try:
+        return next(csv.reader([line], skipinitialspace=True))
+    except csv.Error:
+        return [line]
 
 
 def _first_row(line: str, where: str) -> list[str]:
@@ -174,10 +262,20 @@ def _label_index(header: list[str], name: str | None, file: Path) -> int:
 
 
 def _read(origin: Origin) -> Records:
+    if origin.schema is not None:
+        return encode_csv(origin.path, origin.schema, origin.max_bytes).records
     return read_csv(origin.path, origin.label_column, origin.max_bytes)
 
 
+def _tallies(origin: Origin, schema: DataSchema) -> Encoded:
+    return encode_csv(origin.path, schema, origin.max_bytes)
+
+
 def _faults(origin: Origin) -> list[str]:
+    if origin.schema is not None:
+        found: dict[int, str] = {}
+        encode_csv(origin.path, origin.schema, origin.max_bytes, found.setdefault)
+        return [f"{origin.path}:{line}: {what}" for line, what in sorted(found.items())]
     return csv_faults(origin.path, origin.label_column)
 
 
@@ -187,8 +285,10 @@ PART = SourcePart(
     place="file",
     reads=("label_column",),
     faults=_faults,
+    tallies=_tallies,
+    by_schema="columns",
     source="the user's own data",
     needs="a file of the user's",
-    summary="Numbers, one record a line, under a line that names the columns.",
+    summary="A table, one record a line, under a line that names the columns.",
     example="local_run: {data: {source: csv, path: records.csv, label_column: label}}",
 )

@@ -6,6 +6,8 @@ size and colour. A picture that cannot be read becomes a record that learning dr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.data.encoding import digest_rows, stored_digest
 from edgeveil.data.records import MAX_BYTES, Records, as_records, require_room
+from edgeveil.data.schema import DataSchema, Picture
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.source import ImageForm, Origin, SourcePart
 
@@ -40,12 +44,7 @@ def image_faults(folder: Path | None, form: ImageForm | None) -> list[str]:
 
 
 def _read(folder: Path | None, form: ImageForm | None, max_bytes: int) -> tuple[Records, list[str]]:
-    if find_spec("PIL") is None:
-        raise DataError(
-            "the source 'images' needs Pillow, which is not installed",
-            where="data.source",
-            fix="pip install 'edgeveil[images]'",
-        )
+    _require_pillow()
     if form is None:
         raise DataError("is not set", where="data.images", fix="write images: {size: [28, 28]}")
     if form.classes is None:
@@ -66,6 +65,15 @@ def _read(folder: Path | None, form: ImageForm | None, max_bytes: int) -> tuple[
             faults.append(f"{file}: {fault}")
     y = np.array([label for _, label in listed], np.int64)
     return as_records(x, y, str(folder)), faults
+
+
+def _require_pillow() -> None:
+    if find_spec("PIL") is None:
+        raise DataError(
+            "the source 'images' needs Pillow, which is not installed",
+            where="data.source",
+            fix="pip install 'edgeveil[images]'",
+        )
 
 
 def class_folders(folder: Path | None) -> list[Path]:
@@ -117,12 +125,63 @@ def _values(image: Any, colours: str, size: tuple[int, int]) -> NDArray[np.float
     return np.moveaxis(values, -1, 0) if colours == "rgb" else values
 
 
+@dataclass(frozen=True)
+class SchemaForm:
+    """What a job's schema says of pictures, as the form of an image folder."""
+
+    size: tuple[int, int]
+    colours: str
+    classes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, schema: DataSchema) -> SchemaForm:
+        """Folders are named as the classes are."""
+        image = schema.image or Picture(size=(1, 1))
+        return cls(image.size, "rgb" if image.channels > 1 else "grey", schema.label.names)
+
+
+def encode_images(folder: Path | None, schema: DataSchema, max_bytes: int = MAX_BYTES) -> Records:
+    """The pictures as a job's schema reads them; each has its place by its file's bytes."""
+    form = SchemaForm.of(schema)
+    found = read_images(folder, form, max_bytes)
+    digests = bytearray()
+    for file, _ in _listed(folder, form.classes):
+        try:
+            digests += stored_digest([file.read_bytes()])
+        except OSError:
+            digests += stored_digest([])  # a record that learning drops
+    return Records(found.x, found.y, digest_rows(digests))
+
+
+def encode_files(
+    files: Sequence[Path], schema: DataSchema, max_bytes: int = MAX_BYTES
+) -> NDArray[np.float32]:
+    """Single pictures as a schema's records; one that cannot be read is NaN. Raises DataError."""
+    _require_pillow()
+    form = SchemaForm.of(schema)
+    require_room((len(files), *schema.input_shape), 4, max_bytes, "the pictures")
+    x = np.full((len(files), *schema.input_shape), np.nan, np.float32)
+    for record, file in zip(x, files, strict=True):
+        _into(record, file, form)
+    return x
+
+
+def pictures_below(folder: Path) -> list[Path]:
+    """The pictures in a folder, then those in the folders of it, by name."""
+    inside = sorted(folder.iterdir())
+    found = [*inside, *(file for one in inside if one.is_dir() for file in sorted(one.iterdir()))]
+    return [file for file in found if file.suffix.lower() in ENDINGS and file.is_file()]
+
+
 def _read_folder(origin: Origin) -> Records:
+    if origin.schema is not None:
+        return encode_images(origin.path, origin.schema, origin.max_bytes)
     return read_images(origin.path, origin.images, origin.max_bytes)
 
 
 def _faults(origin: Origin) -> list[str]:
-    return image_faults(origin.path, origin.images)
+    form = origin.images if origin.schema is None else SchemaForm.of(origin.schema)
+    return image_faults(origin.path, form)
 
 
 PART = SourcePart(
@@ -130,8 +189,8 @@ PART = SourcePart(
     read=_read_folder,
     place="folder",
     reads=("images",),
-    demands={"images": "images needs the form of its records; add images: {size: [28, 28]}"},
     faults=_faults,
+    by_schema="image",
     source="the user's own data",
     needs="a folder for each of images.classes; pip install 'edgeveil[images]'",
     summary="PNG and JPEG pictures, brought to one size.",

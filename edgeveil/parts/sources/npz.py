@@ -12,7 +12,16 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.data.records import MAX_BYTES, Records, as_records, require_file, require_room
+from edgeveil.data.encoding import NO_CLASS, pictures
+from edgeveil.data.records import (
+    MAX_BYTES,
+    Records,
+    as_records,
+    flat_rows,
+    require_file,
+    require_room,
+)
+from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.source import Origin, SourcePart
 
@@ -35,8 +44,24 @@ def read_npz(path: Path | None, max_bytes: int = MAX_BYTES) -> Records:
     )
 
 
-def npz_array(file: Path, name: str, max_bytes: int = MAX_BYTES) -> NDArray[Any]:
-    """The array called `name` of an NPZ file, after its header passed."""
+def encode_npz(path: Path | None, schema: DataSchema, max_bytes: int = MAX_BYTES) -> Records:
+    """Pictures `x` and labels `y`, classes from 0 or their names, as a job's schema reads them.
+
+    Raises DataError as `read_npz`, and for pictures of another shape.
+    """
+    file = require_file(path, "data.path")
+    x, y = npz_array(file, "x", max_bytes), npz_array(file, "y", max_bytes, texts=True)
+    if y.dtype.kind == "U":
+        numbers = schema.label.numbers
+        y = np.array([numbers.get(str(name).strip(), NO_CLASS) for name in y.ravel()], np.int64)
+    plain = as_records(x, y, where=str(file))
+    return Records(pictures(schema, plain.x, str(file)), plain.y, flat_rows(plain.x))
+
+
+def npz_array(
+    file: Path, name: str, max_bytes: int = MAX_BYTES, *, texts: bool = False
+) -> NDArray[Any]:
+    """The array called `name` of an NPZ file, after its header passed; also one of `texts`."""
     where = f"{file}:{name}"
     try:
         with zipfile.ZipFile(file) as archive:
@@ -48,7 +73,7 @@ def npz_array(file: Path, name: str, max_bytes: int = MAX_BYTES) -> NDArray[Any]
                     fix=f"save it with numpy.savez(file, {name}=…)",
                 )
             with archive.open(f"{name}.npy") as member:
-                return _read_npy(member, where, max_bytes)
+                return _read_npy(member, where, max_bytes, "buifU" if texts else "buif")
     except _UNREADABLE as error:
         raise DataError(
             f"is not a readable NPZ array: {error}", where=where, fix="save it with numpy.savez"
@@ -66,9 +91,9 @@ def npy_array(file: Path, max_bytes: int = MAX_BYTES) -> NDArray[Any]:
         ) from error
 
 
-def _read_npy(stream: IO[bytes], where: str, max_bytes: int) -> NDArray[Any]:
+def _read_npy(stream: IO[bytes], where: str, max_bytes: int, kinds: str = "buif") -> NDArray[Any]:
     shape, fortran, dtype = _header(stream)
-    if dtype.kind not in "buif":
+    if dtype.kind not in kinds:
         raise DataError(f"holds {dtype}, not numbers", where=where, fix="store plain numbers")
     require_room(shape, dtype.itemsize, max_bytes, where)
     count = int(np.prod(shape, dtype=np.int64))
@@ -99,6 +124,8 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def _read(origin: Origin) -> Records:
+    if origin.schema is not None:
+        return encode_npz(origin.path, origin.schema, origin.max_bytes)
     return read_npz(origin.path, origin.max_bytes)
 
 
@@ -106,6 +133,7 @@ PART = SourcePart(
     name="npz",
     read=_read,
     place="file",
+    by_schema="image",
     source="the user's own data",
     needs="a file of the user's",
     summary="NumPy's arrays x and y.",

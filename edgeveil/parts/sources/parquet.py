@@ -1,4 +1,5 @@
-"""Parquet files of numbers: one record a row, the label in the last or a named column.
+"""Parquet files: one record a row. Of numbers, the label in the last or a named column; or of
+whatever a job's schema makes numbers of.
 
 The schema states the form of the file. A value that is missing is NaN, such a label -1, and
 learning drops these records; no row can make the file unreadable. All numbers are read as float64,
@@ -7,19 +8,25 @@ so that a gap, which no whole number can be, rounds none of the others different
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from edgeveil.data.encoding import Encoded, RowEncoder
 from edgeveil.data.records import MAX_BYTES, Records, as_records, require_file, require_room
+from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.source import Origin, SourcePart
 from edgeveil.registry import nearest
 
 _TEXT_BYTES = 1 << 20  # of one name in the footer
 _ITEMS = 1 << 16  # of one list there
+_ROWS = 4096  # of what is unpacked at a time
+_WHOLE = 2.0**53
 
 
 def read_parquet(
@@ -31,12 +38,71 @@ def read_parquet(
     for one of more than `max_bytes`, by its footer, before its rows are read.
     """
     file = require_file(path, "data.path")
+    _require_pyarrow()
+    with _opened(file) as opened:
+        _check_form(opened, str(file), max_bytes)
+        table = opened.read(use_threads=False)
+        columns = [np.asarray(column.to_numpy(), np.float64) for column in table.columns]
+    label = columns.pop(_label_index(table.schema.names, label_column, file))
+    return as_records(np.column_stack(columns), label, str(file))
+
+
+def encode_parquet(
+    path: Path | None,
+    schema: DataSchema,
+    max_bytes: int = MAX_BYTES,
+    *,
+    labelled: bool | None = True,
+) -> Encoded:
+    """The records of a Parquet file as a job's schema reads them, and what was found in its
+    columns: numbers, texts, switches, and a gap as an empty cell.
+
+    Raises DataError as `read_parquet`, and for a file that lacks a column.
+    """
+    file = require_file(path, "data.path")
+    _require_pyarrow()
+    with _opened(file) as opened:
+        _check_size(opened, str(file), max_bytes)
+        names = opened.schema_arrow.names
+        encoder = RowEncoder(schema, names, str(file), labelled=labelled, max_bytes=max_bytes)
+        for batch in opened.iter_batches(batch_size=_ROWS, use_threads=False):
+            columns = [map(_text, column.to_pylist()) for column in batch.columns]
+            for cells in zip(*columns, strict=True):
+                encoder.add(cells)
+    return encoder.encoded()
+
+
+def parquet_rows(path: Path) -> tuple[list[str], list[list[str]]]:
+    """(names, all rows) of a Parquet file as text."""
+    file = require_file(path, "the file")
+    _require_pyarrow()
+    with _opened(file) as opened:
+        _check_size(opened, str(file), MAX_BYTES)
+        columns = [list(map(_text, one.to_pylist())) for one in opened.read().columns]
+        return opened.schema_arrow.names, [list(row) for row in zip(*columns, strict=True)]
+
+
+def _text(value: Any) -> str:
+    """A cell as text: a whole number reads the same whether its column has gaps or not."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < _WHOLE else repr(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _require_pyarrow() -> None:
     if find_spec("pyarrow") is None:
         raise DataError(
             "the source 'parquet' needs pyarrow, which is not installed",
             where="data.source",
             fix="pip install 'edgeveil[parquet]'",
         )
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """A Parquet file; whatever of it cannot be read is DataError."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -44,23 +110,19 @@ def read_parquet(
         with parquet.ParquetFile(
             file, thrift_string_size_limit=_TEXT_BYTES, thrift_container_size_limit=_ITEMS
         ) as opened:
-            _check_form(opened, str(file), max_bytes)
-            table = opened.read(use_threads=False)
-            columns = [np.asarray(column.to_numpy(), np.float64) for column in table.columns]
+            yield opened
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise DataError(
             f"is not readable Parquet: {str(error)[:200]}",
             where=str(file),
             fix="write it again, for example with pandas.DataFrame.to_parquet",
         ) from None
-    label = columns.pop(_label_index(table.schema.names, label_column, file))
-    return as_records(np.column_stack(columns), label, str(file))
 
 
 def _check_form(opened: Any, where: str, max_bytes: int) -> None:
     import pyarrow as pa
 
-    schema, footer = opened.schema_arrow, opened.metadata
+    schema = opened.schema_arrow
     if len(schema) < 2:
         raise DataError(
             "has fewer than two columns", where=where, fix="give each row its values and a label"
@@ -75,6 +137,11 @@ def _check_form(opened: Any, where: str, max_bytes: int) -> None:
                 where=where,
                 fix="store plain numbers, one column for each value, and classes from 0",
             )
+    _check_size(opened, where, max_bytes)
+
+
+def _check_size(opened: Any, where: str, max_bytes: int) -> None:
+    schema, footer = opened.schema_arrow, opened.metadata
     require_room((footer.num_rows, len(schema)), 8, max_bytes, where)
     packed = sum(footer.row_group(k).total_byte_size for k in range(footer.num_row_groups))
     require_room((packed,), 1, 4 * max_bytes, where)
@@ -89,7 +156,13 @@ def _label_index(names: list[str], name: str | None, file: Path) -> int:
 
 
 def _read(origin: Origin) -> Records:
+    if origin.schema is not None:
+        return encode_parquet(origin.path, origin.schema, origin.max_bytes).records
     return read_parquet(origin.path, origin.label_column, origin.max_bytes)
+
+
+def _tallies(origin: Origin, schema: DataSchema) -> Encoded:
+    return encode_parquet(origin.path, schema, origin.max_bytes)
 
 
 PART = SourcePart(
@@ -97,8 +170,10 @@ PART = SourcePart(
     read=_read,
     place="file",
     reads=("label_column",),
+    tallies=_tallies,
+    by_schema="columns",
     source="the user's own data",
     needs="a file of the user's; pip install 'edgeveil[parquet]'",
-    summary="Columns of numbers, one record a row.",
+    summary="A table, one record a row.",
     example="local_run: {data: {source: parquet, path: records.parquet}}",
 )

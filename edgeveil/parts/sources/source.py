@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
+from edgeveil.data.encoding import Encoded
 from edgeveil.data.records import MAX_BYTES, Records
+from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError
 from edgeveil.parts.part import Part
 
@@ -32,7 +34,8 @@ class ImageForm(Protocol):
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the records are. `function` is `module:function`, for the source `python` alone."""
+    """Where the records are, and the schema of the job that they are read for, if it has one.
+    `function` is `module:function`, for the source `python` alone."""
 
     path: Path | None = None
     labels_path: Path | None = None
@@ -42,6 +45,7 @@ class Origin:
     test_records: int | None = None  # of digits and published sets; None: as these have it
     test_share: float | None = None  # of own files, held back for the cloud; None: nothing is
     test_fold: int = 0  # which share of them
+    schema: DataSchema | None = None
     max_bytes: int = MAX_BYTES
 
 
@@ -104,7 +108,8 @@ class SourcePart(Part):
     `read` raises DataError with file, place and fix. `place`: what `path` must name, "" for a
     source that needs none. `reads` are the keys that it reads beside `path`; `demands` says of
     those that it cannot do without what to write. `faults` names the lines or pictures that
-    learning drops for their form, for the owner's console alone.
+    learning drops for their form, for the owner's console alone. `by_schema` is the kind of schema
+    that it reads by, if any, and `tallies` what the columns then hold, for that console too.
 
     Of published data sets: `test` reads the cloud's part; `shape`, `classes` and the `largest`
     value are the records', `files` what lies in the folder.
@@ -119,6 +124,8 @@ class SourcePart(Part):
     reads: tuple[str, ...] = ()
     demands: Mapping[str, str] = field(default_factory=dict)
     faults: Callable[[Origin], list[str]] | None = None
+    by_schema: Literal["", "columns", "image"] = ""
+    tallies: Callable[[Origin, DataSchema], Encoded] | None = None
     test: Callable[[Origin], Records] | None = None
     shape: tuple[int, ...] = ()
     classes: int = 0

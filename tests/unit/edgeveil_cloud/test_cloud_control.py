@@ -155,6 +155,7 @@ def test_the_status_counts_and_names_the_running_job(store: Store) -> None:
         "job": None,
         "round": None,
         "jobs": [],
+        "most_running": 1,
         "enrolled": 4,
         "queued": 2,
         "paused": 0,

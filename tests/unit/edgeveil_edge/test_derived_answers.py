@@ -24,7 +24,6 @@ from edgeveil.protocol.device_tasks import (
     OpenPackage,
 )
 from edgeveil.protocol.sealed import JobPackage
-from edgeveil.sites.edge import EdgeSite
 
 HEX = JOB_ID.hex()
 NOISED_STEPS = {"method": "dp_sgd", "rounds": 3, "local_steps": 4, "sampling_rate": 0.3}
@@ -42,8 +41,8 @@ FILES = [LEDGER_FILE, "ledger.key", "ledger.head"]
 class Changed(Loader):
     """The device's data with one training record less."""
 
-    def __call__(self, site: EdgeSite, key: bytes, share: float) -> tuple[Records, Records]:
-        training, evaluation = super().__call__(site, key, share)
+    def __call__(self, *asked: object) -> tuple[Records, Records]:
+        training, evaluation = super().__call__(*asked)
         return Records(training.x[1:], training.y[1:]), evaluation
 
 

@@ -45,7 +45,7 @@ class FromAnotherProcess:
     def try_job(self, job: TaughtJob, *, trains: bool) -> JobTrial:
         return JobTrial()
 
-    def read_ahead(self, share: float) -> None:
+    def read_ahead(self, share: float, schema: object = None) -> None:
         """No record is read."""
 
     def try_release(self, onnx: bytes) -> str:

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from edgeveil_cloud.http_token import read_token
+from edgeveil.tokens import read_token
 from edgeveil_tools import cli
 
 

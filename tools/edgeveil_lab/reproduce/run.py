@@ -20,6 +20,7 @@ from edgeveil.jobs.job import Job
 from edgeveil.parts.features import MapParameters, read_backbones
 from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.sources import published_files
+from edgeveil.privacy.guarantee import guarantee_text
 from edgeveil.registry import nearest
 from edgeveil_lab.reproduce import EXPERIMENTS
 from edgeveil_lab.reproduce.experiment import Experiment, Result, Trial, scores
@@ -27,7 +28,7 @@ from edgeveil_lab.reproduce.output import FILES, kept_rows, markdown, write
 from edgeveil_lab.table import TableJob, TableOptions, chosen_note, done, run_seeds, study_of
 from edgeveil_tools.backbone.command import ensure_for_jobs
 from edgeveil_tools.local.data import PLACES
-from edgeveil_tools.result import guarantee_text, versions, write_whole
+from edgeveil_tools.result import versions, write_whole
 
 
 @dataclass(frozen=True)

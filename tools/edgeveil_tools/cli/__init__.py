@@ -47,7 +47,7 @@ first steps:
 Handler = Callable[[argparse.Namespace], int]
 
 _GROUPS = {
-    "learn": ("init", "run", "table", "compare", "predict"),
+    "learn": ("init", "plan", "run", "report", "table", "compare", "predict", "serve"),
     "data, models and what a job may name": ("validate", "schema", "methods", "data", "backbone"),
     "watch and steer jobs": ("job", "releases"),
     "run the processes": ("broker", "cloud", "proxy", "edge", "health"),

@@ -344,7 +344,7 @@ def _epsilons(job: Mapping[str, Any]) -> tuple[str, str]:
 
 def show_job(job: str, cloud: Cloud) -> int:
     """Print how a job stands, and the counts of the attempts that were not enough."""
-    from edgeveil_tools.result import guarantee_text
+    from edgeveil.privacy.guarantee import guarantee_text
 
     entry, events = cloud.job(job), cloud.events(job)
     print(f"{'job':10}{entry['id']}\n{'status':10}{entry['status']}")

@@ -1,4 +1,4 @@
-"""`edgeveil run | validate | schema | predict`: learning, and using what was learned."""
+"""`edgeveil run | report | validate | schema | predict`: learning, and using what was learned."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ KINDS = ("job", "cloud", "proxy", "edge", "broker", "load")
 def add(commands: Subparsers) -> None:
     """Add the commands of this file."""
     _add_run(commands)
+    _add_report(commands)
     validate = command(
         commands,
         "validate",
@@ -29,7 +30,9 @@ def add(commands: Subparsers) -> None:
         about=(
             "Prints every problem of every file as `file:line key: what, why, fix`. A job is also\n"
             "played on made-up records, so that what would fail late fails here. With the site\n"
-            "files of cloud or proxy beside it, also whether its rounds fit the brokers' quotas."
+            "files of cloud or proxy beside it, also whether its rounds fit the brokers' quotas.\n"
+            "Records that its local_run names are read where they are there: columns, labels and\n"
+            "ranges that are not as the job says are told, on this console alone."
         ),
         examples=(
             "edgeveil validate configs/*.yaml configs/jobs/*.yaml\n"
@@ -50,6 +53,7 @@ def add(commands: Subparsers) -> None:
     )
     validate.add_argument("--json", action="store_true", help="one JSON object a file and line")
     validate.set_defaults(handler=_validate)
+    _add_plan(commands)
     schema = command(
         commands,
         "schema",
@@ -64,19 +68,94 @@ def add(commands: Subparsers) -> None:
         "use a released model on your own records",
         about=(
             "Prints label and probability of each record. MODEL is an ONNX file or a device's\n"
-            "state folder, whose release in use is then taken."
+            "state folder, whose release in use is then taken. A model of a job with data.schema\n"
+            "reads records as its devices do and prints names: .csv and .parquet with the label's\n"
+            "column or without it, .png, .jpg, a folder of pictures. Others take numbers alone."
         ),
         examples=(
             "edgeveil predict out/quickstart/model.onnx records.npz\n"
             "edgeveil predict site/state/edge-1 records.csv --json\n"
+            "edgeveil predict out/adult/model.onnx people.csv\n"
             "edgeveil predict site/state/edge-1 --rollback"
         ),
     )
     predict.add_argument("model", type=Path, metavar="MODEL")
-    predict.add_argument("input", type=Path, nargs="?", metavar="FILE", help=".npz, .npy or .csv")
+    predict.add_argument("input", type=Path, nargs="?", metavar="FILE", help="of records")
     predict.add_argument("--json", action="store_true", help="print JSON")
     predict.add_argument("--rollback", action="store_true", help="put the release before in use")
+    predict.add_argument(
+        "--personal",
+        action="store_true",
+        help="use what `edgeveil edge personalise` made of the release on this box",
+    )
     predict.set_defaults(handler=_predict, extra="infer")
+    _add_serve(commands)
+
+
+def _add_serve(commands: Subparsers) -> None:
+    serve = command(
+        commands,
+        "serve",
+        "answer programs of this machine with a released model",
+        about=(
+            'POST /v1/predict takes {"record": […]}, or {"record": {"age": 39, …}} where the job\n'
+            "had a schema; GET /v1/model says what it takes. On a loopback address alone.\n"
+            "A device serves its release itself, with `inference:` in its site file."
+        ),
+        examples=(
+            "edgeveil serve out/quickstart/model.onnx\nedgeveil serve site/state/edge-1 --port 8720"
+        ),
+    )
+    serve.add_argument("model", type=Path, metavar="MODEL", help="ONNX file, or state folder")
+    serve.add_argument("--port", type=int, default=8710, metavar="N", help="TCP port; default 8710")
+    serve.set_defaults(handler=_serve, extra="infer")
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from edgeveil.errors import UsageError
+    from edgeveil_edge.serve import serve
+
+    if not 1 <= args.port < 1 << 16:
+        raise UsageError(
+            f"must be in 1..65535, got {args.port}", where="--port", fix="leave it out"
+        )
+    return serve(args.model, args.port)
+
+
+def _add_plan(commands: Subparsers) -> None:
+    plan = command(
+        commands,
+        "plan",
+        "say what a job can come to, before it costs anybody anything",
+        about=(
+            "Price, noise against signal, the accuracy that simulations reach, from which fleet\n"
+            "on the job is of use, bytes and time of a round. On public records, or made-up ones\n"
+            "where the job's own are not public: nothing is spent, and no device is asked."
+        ),
+        examples=(
+            "edgeveil plan configs/jobs/quickstart.yaml\n"
+            "edgeveil plan job.yaml --devices 200 --seeds 5 --json"
+        ),
+    )
+    plan.add_argument("job", type=Path, metavar="JOB", help="job file")
+    plan.add_argument("--devices", type=int, metavar="N", help="of the fleet; default: local_run's")
+    plan.add_argument(
+        "--seeds", type=int, default=3, metavar="N", help="simulations of that fleet; default 3"
+    )
+    plan.add_argument(
+        "--no-larger", action="store_true", help="do not look from which fleet on it is of use"
+    )
+    plan.add_argument("--json", action="store_true", help="print JSON, progress to stderr")
+    plan.set_defaults(handler=_plan)
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from edgeveil_tools.prospect import PlanOptions, plan_command
+
+    asked = PlanOptions(
+        devices=args.devices, seeds=args.seeds, larger=not args.no_larger, as_json=args.json
+    )
+    return plan_command(args.job, asked)
 
 
 def _add_run(commands: Subparsers) -> None:
@@ -134,8 +213,47 @@ def _add_run(commands: Subparsers) -> None:
     run.add_argument(
         "--resume", action="store_true", help="go on with the simulation interrupted in --out"
     )
+    run.add_argument(
+        "--page",
+        action=argparse.BooleanOptionalAction,
+        help="show the run to a browser on this machine meanwhile; default: unless --json",
+    )
+    run.add_argument("--open", action="store_true", help="open that page in a browser")
     run.add_argument("--json", action="store_true", help="print result.json, progress to stderr")
     run.set_defaults(handler=_run)
+
+
+def _add_report(commands: Subparsers) -> None:
+    report = command(
+        commands,
+        "report",
+        "draw a run's page again, or compare runs",
+        about=(
+            "Writes report.html of one run again from the files in its DIR. Of several it writes\n"
+            "one page that compares them: accuracy by round, accuracy beside both guarantees, and\n"
+            "the settings that differ."
+        ),
+        examples=(
+            "edgeveil report out/quickstart\n"
+            "edgeveil report out/fm out/dp_sgd --out comparison.html\n"
+            "edgeveil report out/* --json"
+        ),
+    )
+    report.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="a run's folder")
+    report.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="the page; default DIR/report.html, of several comparison.html",
+    )
+    report.add_argument("--json", action="store_true", help="print each run's figures as JSON too")
+    report.set_defaults(handler=_report)
+
+
+def _report(args: argparse.Namespace) -> int:
+    from edgeveil_tools.report.command import report
+
+    return report(args.folders, args.out, as_json=args.json)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -163,6 +281,8 @@ def _run(args: argparse.Namespace) -> int:
         reference=args.reference,
         record=args.record,
         resume=args.resume,
+        page=args.open or (not args.json if args.page is None else args.page),
+        browse=args.open,
         force=args.force,
         track=args.track,
         command=args.command_line,
@@ -171,7 +291,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _validate(args: argparse.Namespace) -> int:
     from edgeveil.errors import ConfigError
-    from edgeveil_tools.checks import load, site_limits, validate
+    from edgeveil_tools.checks import load, record_notes, site_limits, validate
 
     code, limits = 0, site_limits(args.files, args.devices)
     for path in args.files:
@@ -180,14 +300,17 @@ def _validate(args: argparse.Namespace) -> int:
         job, plan = found if isinstance(found, tuple) else (None, None)
         if problems:
             code = ConfigError.exit_code
+        notes = [] if job is None else record_notes(job, path)
         if args.json:
             told = {"file": str(path), "kind": kind or None, "problems": problems}
+            told |= {"records": notes} if notes else {}
             shown = {"job": job.model_dump(mode="json")} if job and args.show else {}
             print(json.dumps({**told, **shown, "ok": not problems}))
         elif problems:
             print("\n".join(problems))
         else:
             _print_sound(path, kind, plan, job if args.show else None)
+            print("".join(f"  records: {note}\n" for note in notes), end="")
     return code
 
 
@@ -224,15 +347,21 @@ def _predict(args: argparse.Namespace) -> int:
         return 0
     if args.input is None:
         raise UsageError("no records given", where="edgeveil predict", fix="name a file of records")
-    found = predict(args.model, args.input)
+    found = predict(args.model, args.input, personal=args.personal)
     if found.stale:
         print(f"edgeveil: {found.stale}", file=sys.stderr)
     if args.json:
-        print(json.dumps({"model": found.model, "predictions": found.plain()}))
+        right = {} if found.accuracy is None else {"accuracy": found.accuracy}
+        print(json.dumps({"model": found.model, "predictions": found.plain(), **right}))
         return 0
     print(f"model {found.model}")
     for row in found.table():
-        known = row["label"] is not None
-        text = f"class {row['label']}  probability {row['probability']:.3f}" * known
-        print(f"{row['record']:>6}  {text or 'not a usable record'}")
+        at = row.get("file", f"{row['record']:>6}")
+        if row["label"] is None:
+            print(f"{at}  not a usable record")
+            continue
+        name = row.get("name", f"class {row['label']}")
+        print(f"{at}  {name}  probability {row['probability']:.3f}")
+    if found.accuracy is not None:
+        print(f"right: {found.accuracy:.4f} of the records that have a label")
     return 0

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeveil_tools.cli.common import Subparsers, command, load_edge
 
 if TYPE_CHECKING:
-    from edgeveil.privacy.events import Event
     from edgeveil.privacy.ledger import Book, JobAccount
     from edgeveil.sites.policy import Policy
 
@@ -132,36 +130,17 @@ def _table(entry: JobAccount) -> Any:
     from rich.padding import Padding
     from rich.table import Table
 
+    from edgeveil_edge.spending import kinds
+
     table = Table(*_COLUMNS, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for row in _rows(entry):
-        table.add_row(*row)
-    return Padding(table, (0, 0, 0, 4))
-
-
-def _rows(entry: JobAccount) -> Iterable[tuple[str, ...]]:
-    """One row for each kind of event: the exchanges, what it was, and how often."""
-    from edgeveil.privacy.events import to_dict
-
-    exchanges: dict[Event, list[int]] = {}
-    for exchange, release in entry.releases.items():
-        for event in release.events:
-            exchanges.setdefault(event, []).append(exchange)
-    for event, numbers in exchanges.items():
-        kind = str(to_dict(event)["kind"])
-        yield (
-            _spans(numbers),
-            event.what,
-            kind,
-            str(len(numbers)),
-            event.purpose,
-            event.unit,
-            event.status,
+    for row in kinds(entry):
+        table.add_row(
+            row["exchanges"],
+            row["what"],
+            row["mechanism"],
+            str(row["count"]),
+            row["purpose"],
+            row["unit"],
+            row["status"],
         )
-
-
-def _spans(numbers: list[int]) -> str:
-    """`3 to 17` for a run without gaps, else each number."""
-    first, last = min(numbers), max(numbers)
-    if len(numbers) > 1 and last - first == len(numbers) - 1:
-        return f"{first} to {last}"
-    return ", ".join(map(str, sorted(numbers)))
+    return Padding(table, (0, 0, 0, 4))

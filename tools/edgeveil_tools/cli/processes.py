@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -322,6 +324,23 @@ def _add_edge(commands: Subparsers) -> None:
     )
     _config(check)
     check.set_defaults(handler=_check)
+    personal = command(
+        parts,
+        "personalise",
+        "learn this box's own model from the release in use",
+        about=(
+            "Learns the release's last layer further on this box's training records, without\n"
+            "noise, and compares both on its evaluation records, which it does not learn from.\n"
+            "For the owner alone: model and figures stay in the state folder, nothing is sent."
+        ),
+        examples=(
+            "edgeveil edge personalise --config configs/edge.yaml\n"
+            "edgeveil predict --personal site/state/edge-1 records.npz"
+        ),
+    )
+    _config(personal)
+    personal.add_argument("--json", action="store_true", help="one JSON object")
+    personal.set_defaults(handler=_personalise, extra="infer")
     for word, help_text, about in (
         ("pause", "have the running device decline rounds", _PAUSE),
         ("resume", "have the running device take part again", _RESUME),
@@ -337,6 +356,33 @@ def _add_edge(commands: Subparsers) -> None:
         _config(made)
         made.add_argument("--json", action="store_true", help="one JSON object")
         made.set_defaults(handler=_control, word=word)
+    page = command(
+        parts,
+        "page",
+        "print an address that opens the running device's page",
+        about=(
+            "For a browser on this box. The address logs in once and within a minute; the page is\n"
+            "there where the site file has `page`. From another machine: forward the port with\n"
+            "ssh -L, and open the same address there."
+        ),
+        examples="edgeveil edge page --config configs/edge.yaml",
+    )
+    _config(page)
+    page.set_defaults(handler=_page)
+
+
+def _personalise(args: argparse.Namespace) -> int:
+    from edgeveil_edge.personal import personalise, told
+    from edgeveil_edge.predict import RELEASES
+
+    site = load_edge(args.config)
+    found = personalise(site, site.state_dir / RELEASES)
+    if args.json:
+        print(json.dumps(asdict(found)))
+        return 0
+    for line in told(found, site.state_dir):
+        print(line)
+    return 0
 
 
 def _broker(args: argparse.Namespace) -> int:
@@ -495,7 +541,6 @@ def _admit(args: argparse.Namespace) -> int:
 
 
 def _devices(args: argparse.Namespace) -> int:
-    import json
     from datetime import UTC, datetime
 
     registry = _registry(args.config)
@@ -582,7 +627,6 @@ def _claims_add(args: argparse.Namespace) -> int:
 
 
 def _claims_list(args: argparse.Namespace) -> int:
-    import json
     import time
     from datetime import UTC, datetime
 
@@ -674,8 +718,14 @@ def _check(args: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
+def _page(args: argparse.Namespace) -> int:
+    from edgeveil_edge.control import ask
+
+    print(ask(load_edge(args.config).state_dir, "page")["url"])
+    return 0
+
+
 def _control(args: argparse.Namespace) -> int:
-    import json
 
     from edgeveil_edge.control import ask
 

@@ -25,6 +25,27 @@ def add(commands: Subparsers) -> None:
     check.add_argument("--config", type=Path, required=True, metavar="FILE", help="edge site file")
     check.add_argument("--job", type=Path, metavar="FILE", help="check against this job")
     check.set_defaults(handler=_data_check, extra="train-fm")
+    describe = command(
+        parts,
+        "describe",
+        "draft data.schema from a file of records",
+        about=(
+            "Prints a `data` block: columns with ranges and categories, the label's names, or the\n"
+            "form of pictures. It is your own look at your own records, marked as such: no job\n"
+            "runs with it before a person has judged each list and range and written\n"
+            "origin: public."
+        ),
+        examples=(
+            "edgeveil data describe people.csv > draft.yaml\n"
+            "edgeveil data describe people.parquet --label income\n"
+            "edgeveil data describe pictures/"
+        ),
+    )
+    describe.add_argument(
+        "file", type=Path, metavar="FILE", help=".csv or .parquet, or a folder of class folders"
+    )
+    describe.add_argument("--label", metavar="COLUMN", help="the label's column; default: a guess")
+    describe.set_defaults(handler=_data_describe)
     version = command(commands, "version", "print the version")
     version.set_defaults(handler=_version)
 
@@ -132,6 +153,13 @@ def _provision(args: argparse.Namespace) -> int:
     )
     site = provision(plan, force=args.force)
     print(as_json(site) if args.json else guide(site))
+    return 0
+
+
+def _data_describe(args: argparse.Namespace) -> int:
+    from edgeveil_tools.describe import describe
+
+    print(describe(args.file, args.label), end="")
     return 0
 
 

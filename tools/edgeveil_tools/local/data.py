@@ -8,6 +8,7 @@ import numpy as np
 
 from edgeveil.data.check import check_records
 from edgeveil.data.records import Records
+from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError, UsageError
 from edgeveil.jobs import Job
 from edgeveil.parts.aggregation import build_rule
@@ -17,7 +18,7 @@ from edgeveil.parts.sources import brings_its_test, load_records, published_file
 from edgeveil.parts.sources.csvfile import read_matrix
 from edgeveil.parts.sources.images import class_folders
 from edgeveil.sites.data import MAX_SIDE, DataFiles, DataSource, Images, data_mixes
-from edgeveil_tools.checks import input_range, places, scale_notes
+from edgeveil_tools.checks import column_problems, input_range, places, scale_notes
 from edgeveil_tools.local.local_run import LocalRun
 
 PLACES = (Path("../shared/data"), Path("data"))  # looked at where no folder is named
@@ -63,14 +64,14 @@ def check_data(job: Job, run: LocalRun) -> list[str]:
 
 def held(job: Job, run: LocalRun) -> Records:
     """The cloud's test records."""
-    return held_records(source(job, run))
+    return held_records(source(job, run), job.data.schema_)
 
 
 def dealt(job: Job, run: LocalRun) -> tuple[Records, Shares]:
     """All records as the devices hold them, and the indices into them of each device."""
     data = source(job, run)
     classes = dealt_classes(job, data)
-    origin, rule = origin_of(data), run.partition
+    origin, rule = origin_of(data, job.data.schema_), run.partition
     return dealt_records(data.source, origin, run.devices, rule, run.seed, classes)
 
 
@@ -94,17 +95,19 @@ def source(job: Job, run: LocalRun) -> DataSource:
         path=path,
         labels_path=own.labels_path,
         label_column=own.label_column,
-        images=_form(job, own) if name == "images" else own.images,
+        images=_form(job, own) if name == "images" and not job.data.schema_ else own.images,
         test_records=run.test_records,
         test_share=1 / run.test_folds if run.test_folds else run.test_share,
         test_fold=run.seed % run.test_folds if run.test_folds else 0,
+        test_path=own.test_path,
     )
     for mix in data_mixes(found, "local_run.data"):
         what, _, fix = mix.text.rpartition("; ")
         if "local_run.data.path" in mix.paths:
             fix += " there, or give it with --data PATH"
         raise UsageError(what, where="local_run.data", fix=fix)
-    if found.test_share is None and not brings_its_test(name):
+    tests_itself = brings_its_test(name) or found.test_path is not None
+    if found.test_share is None and not tests_itself:
         return found.model_copy(update={"test_share": TEST_SHARE})
     return found
 
@@ -150,12 +153,12 @@ def _shape(job: Job) -> Images:
 
 def _own(job: Job, run: LocalRun, data: DataSource, pool: Records, test: Records) -> list[str]:
     """What is wrong with a user's own records: told, where learning drops only some of them."""
-    classes = job.data.classes
+    classes, schema = job.data.classes, job.data.schema_
     largest = int(max(pool.y.max(initial=-1), test.y.max(initial=-1)))
     if largest >= classes:
         raise DataError(
             f"has the label {largest}, data.classes is {classes}",
-            where=_first(data, classes),
+            where=_first(data, classes, schema),
             fix=f"correct the labels, which count from 0, or write classes: {largest + 1}",
         )
     report = check_records(
@@ -166,12 +169,15 @@ def _own(job: Job, run: LocalRun, data: DataSource, pool: Records, test: Records
         input_range=input_range(job),
     )
     if report.usable:
-        told = places(data) if report.usable < report.records else []
-        return _sizes(run, pool, test) + report.problems + told
+        told = places(data, schema) if report.usable < report.records else []
+        by_column = [] if schema is None else column_problems(data, schema)
+        return _sizes(run, pool, test) + report.problems + by_column + told
     raise DataError(
         "no record can be learned from",
-        where=(places(data) or [_called(data)])[0],
-        fix=f"give each record numbers and a label of 0 to {classes - 1}",
+        where=(places(data, schema) or [_called(data)])[0],
+        fix=f"give each record numbers and a label of 0 to {classes - 1}"
+        if schema is None
+        else "correct data.schema.label: its column, and the classes' names as the file has them",
     )
 
 
@@ -185,9 +191,9 @@ def _sizes(run: LocalRun, pool: Records, test: Records) -> list[str]:
     return told
 
 
-def _first(data: DataSource, classes: int) -> str:
+def _first(data: DataSource, classes: int, schema: DataSchema | None) -> str:
     """Where the first record stands whose label is none of the classes."""
-    whole = load_records(data.source, origin_of(data))
+    whole = load_records(data.source, origin_of(data, schema))
     index = int(np.flatnonzero(whole.y >= classes)[0])
     if data.source == "csv" and data.path is not None:
         lines: list[int] = []

@@ -70,7 +70,8 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
     if overrides.secure is not None:
         plain["aggregation"]["secure"] = overrides.secure
     if overrides.data is not None:
-        plain["local_run"]["data"] = {**block["data"], "path": str(overrides.data.absolute())}
+        files = _files(block["data"], overrides.data.absolute())
+        plain["local_run"]["data"] = {**block["data"], **files}
     plain["local_run"]["policy"] = owners_policy(job, run or LocalRun()).model_dump(mode="json")
     if overrides.noise is not None:
         _with_noise(plain, overrides.noise)
@@ -88,6 +89,15 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
     run = checked.local_run or LocalRun()
     _refuse_unused(overrides, checked, run)
     return checked.alone, run
+
+
+def _files(data: dict[str, Any], given: Path) -> dict[str, str]:
+    """The paths that `--data` stands for: of a folder, those of the files that the job names."""
+    named = {key: data[key] for key in ("path", "test_path") if data.get(key)}
+    inside = {key: given / Path(path).name for key, path in named.items()}
+    if given.is_dir() and inside and all(path.is_file() for path in inside.values()):
+        return {key: str(path) for key, path in inside.items()}
+    return {"path": str(given)}
 
 
 def _with_noise(plain: dict[str, Any], noise: str) -> None:

@@ -18,7 +18,7 @@ from edgeveil.parts.features import backbone_digests
 from edgeveil.parts.models import python_function
 from edgeveil.privacy.policy import Limits, check_job
 from edgeveil.selection import how_many
-from edgeveil.settings.base import Block, ImpossibleMixError, Mix
+from edgeveil.settings.base import Block, ImpossibleMixError, Mix, SitePath
 from edgeveil.settings.explain import Schema
 from edgeveil.settings.file import judged, read
 from edgeveil.sites.data import (
@@ -29,6 +29,7 @@ from edgeveil.sites.data import (
     held_back_mixes,
     partition_mixes,
     source_name,
+    test_file_mixes,
     unread_mixes,
 )
 from edgeveil.sites.policy import AllowedPlugin, AllowedPythonModel, Policy
@@ -43,6 +44,9 @@ class RunData(DataFiles):
     source: SourceName | None = Field(default=None, max_length=300, examples=["csv"])
     """What the records are read from, as in a site file; null: what the job's `data.source` names.
     `images` without a form have that of `data.input_shape`."""
+    test_path: SitePath | None = None
+    """A file of its own for the cloud's test, in the form of `path`: then no record of that is held
+    back."""
 
 
 class LocalRun(Block):
@@ -240,6 +244,7 @@ def _source_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
         yield from dealing_mixes(run.partition, source, "local_run.partition", named)
         yield from held_back_mixes(source, run.test_records, run.test_share, "local_run", named)
         yield from _fold_mixes(run, source, named)
+        yield from _test_file_mixes(run)
 
 
 def _fold_mixes(run: LocalRun, source: str, source_key: str) -> Iterator[Mix]:
@@ -250,6 +255,13 @@ def _fold_mixes(run: LocalRun, source: str, source_key: str) -> Iterator[Mix]:
         yield Mix(("local_run.test_folds", "local_run.test_share"), text)
     for mix in held_back_mixes(source, None, 1 / run.test_folds, "local_run", source_key):
         yield Mix(("local_run.test_folds", source_key), mix.text)
+
+
+def _test_file_mixes(run: LocalRun) -> Iterator[Mix]:
+    for key in ("test_share", "test_folds"):
+        for mix in test_file_mixes(run.data.test_path, getattr(run, key), "local_run"):
+            text = mix.text.replace("test_share", key)
+            yield Mix(("local_run.data.test_path", f"local_run.{key}"), text)
 
 
 def owners_policy(job: Job, run: LocalRun) -> Policy:

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from edgeveil.data.records import Records
-from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key, split_once
+from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
 from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.exchange import TRAIN, Exchange
@@ -22,7 +22,7 @@ from edgeveil.parts.features import read_backbones
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.parts.models.softmax_head import head_probabilities
-from edgeveil.parts.own_records import take
+from edgeveil.parts.own_records import halves, take
 from edgeveil.parts.setting import Setting
 from edgeveil.testing import SimulationSeeds
 from edgeveil_tools.local.data import dealt, held
@@ -160,5 +160,5 @@ def pooled(job: Job, run: LocalRun, plan: SitePlan) -> Records:
     for number, share in enumerate(shares[: run.devices - run.infer_only], start=1):
         own = take(records, share)
         key = split_key(number)
-        parts.append(take(own, split_once(own.x, job.data.evaluation_share, key)[0]))
+        parts.append(halves(own, key, job.data.evaluation_share)[0])
     return Records(np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts]))

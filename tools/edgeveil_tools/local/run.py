@@ -17,13 +17,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+import webbrowser
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import IO, Any, Literal, TypedDict, Unpack
+from typing import IO, TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from edgeveil.errors import (
     INTERRUPTED,
@@ -48,6 +49,9 @@ from edgeveil_tools.simulation.checkpoint import CHECKPOINT, drop_checkpoint, lo
 from edgeveil_tools.site.brokers import choose_engine
 from edgeveil_tools.tracking.course import CLOSE_S, Tracking, tracked
 from edgeveil_tools.tracking.tracker import TrackTarget
+
+if TYPE_CHECKING:
+    from edgeveil_tools.local.run_page import RunPage
 
 FILES = (
     "job.yaml",
@@ -243,6 +247,10 @@ class PlayedRun:
     failure: EdgeVeilError | KeyboardInterrupt | None
 
 
+def unwatched(_fleet: LocalFleet) -> None:
+    """For a run that is seen by its listener alone."""
+
+
 def play(
     job: str | Path | Job,
     out: Path | None,
@@ -258,10 +266,12 @@ def play(
     command: str = "",
     hear: Listener = unheard,
     stop: threading.Event | None = None,
+    watch: Callable[[LocalFleet], None] = unwatched,
 ) -> PlayedRun:
     """The run of `run`; no failure after its start is raised.
 
-    `stop`, set from another thread, ends it as a failed one. `command`: the line that asked for it.
+    `stop`, set from another thread, ends it as a failed one. `watch` is told of the fleet before
+    it starts. `command`: the line that asked for it.
     """
     if out is not None and not (resume or force):
         require_unused(out)
@@ -302,6 +312,7 @@ def play(
             keep=keep,
             resume=resume,
         )
+        watch(fleet)
         for line in fleet.log.plan.notes:
             fleet.progress.note(f"Privacy: {line}")
         for note in notes:
@@ -396,8 +407,8 @@ def _report(
 ) -> None:
     """Draw it, with who holds what where `dealing` says how that came."""
     # Not above: what draws is loaded when no process runs beside it any more.
+    from edgeveil_tools.report.holdings import holdings
     from edgeveil_tools.report.page import write_report
-    from edgeveil_tools.report.plots import holdings
 
     try:
         write_report(result, events, path, holdings(*dealing) if dealing else None)
@@ -477,6 +488,22 @@ def _interrupt(*_: object) -> None:
 # --- the command ---
 
 
+@contextmanager
+def _served(note: Callable[[str], None], *, browse: bool) -> Iterator[RunPage]:
+    """The page of a run, served; `note` is told where."""
+    from edgeveil_tools.local.run_page import RunPage
+
+    page = RunPage()
+    address = page.start()
+    note(f"Watch it at {address}")
+    if browse:
+        webbrowser.open(address)
+    try:
+        yield page
+    finally:
+        page.stop()
+
+
 def run_local(
     path: Path,
     out: Path,
@@ -490,18 +517,21 @@ def run_local(
     force: bool = False,
     track: Sequence[str] = (),
     brief: bool = False,
+    page: bool = False,
+    browse: bool = False,
     command: str = "",
     stream: IO[str] | None = None,
 ) -> int:
     """`edgeveil run`: `run` before a person's eyes; 0 when it completed, 130 after Ctrl-C.
 
     `stream` shows the progress: standard output, or the other one with `as_json`. `brief` leaves
-    out what a completed run says at its end. Raises as `run` does.
+    out what a completed run says at its end. `page`: it is also served to a browser on this machine
+    meanwhile, which `browse` opens. Raises as `run` does.
     """
     from edgeveil_tools.display import RunDisplay
 
     display = RunDisplay(stream or (sys.stderr if as_json else sys.stdout))
-    with display:
+    with display, _served(display.note, browse=browse) if page else nullcontext() as shown:
         played = play(
             path,
             out,
@@ -514,7 +544,10 @@ def run_local(
             track=track,
             command=command,
             hear=display,
+            watch=shown.show if shown else unwatched,
         )
+        if shown:
+            shown.end(played.result)
     if isinstance(played.failure, KeyboardInterrupt):
         kept = "; --resume goes on with it" if (out / CHECKPOINT).exists() else ""
         display.note(f"Interrupted; what there is so far is in {out}{kept}")

@@ -16,14 +16,14 @@ from typing import Any, Literal
 import numpy as np
 
 from edgeveil.data.records import Records
-from edgeveil.data.split import split_once
+from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError, PrivacyError, UsageError
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation.mean import ExactSum, Grids, largest
 from edgeveil.parts.exchange import Array, Tensors
 from edgeveil.parts.features import match_backbones
-from edgeveil.parts.own_records import dealt_records, origin_of, take
+from edgeveil.parts.own_records import dealt_records, halves, origin_of, take
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.policy import JobRequest, check_job
 from edgeveil.privacy.sampler import SeededRandom
@@ -201,19 +201,19 @@ class SimulatedDevices:
     def _computer(self, role: Role, number: int) -> Computer:
         """It keeps its records: what a method makes of them once is kept as long as they are."""
 
-        def load(_site: EdgeSite, key: bytes, share: float) -> tuple[Records, Records]:
-            own = self._own_records(number)
-            training, evaluation = split_once(own.x, share, key)
-            return take(own, training), take(own, evaluation)
+        def load(
+            _site: EdgeSite, key: bytes, share: float, schema: DataSchema | None
+        ) -> tuple[Records, Records]:
+            return halves(self._own_records(number, schema), key, share)
 
         key = self._seeds.split_key(number)
         return Computer(self._sites[role], key, load, self._inference)
 
-    def _own_records(self, number: int) -> Records:
+    def _own_records(self, number: int, schema: DataSchema | None) -> Records:
         site = self._plan_of_site
         pool, shares = dealt_records(
             site.source.source,
-            origin_of(site.source),
+            origin_of(site.source, schema),
             site.devices,
             site.partition,
             site.seed,

@@ -105,7 +105,7 @@ class SimulatedRounds:
         self._site, self._workers, self._seeds = site, workers, SimulationSeeds(site.seed)
         self._tell, self._say, self._look, self._clock = tell, say, look, clock
         self._committed = committed
-        self._evaluation = Evaluation(held_records(site.source))
+        self._evaluation = Evaluation(held_records(site.source, job.data.schema_))
         self._draws = self._seeds.draws()
         self._graph = b""
         self._recorder = Recorder(site.record_dir) if site.record_dir else None

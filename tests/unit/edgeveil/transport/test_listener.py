@@ -18,7 +18,7 @@ from aiohttp import web
 
 from edgeveil.errors import UsageError
 from edgeveil.transport import http, listener
-from edgeveil.transport.http import HttpServer, PageContent, serve, serve_pages
+from edgeveil.transport.http import HttpServer, PageContent, PageRequest, serve, serve_pages
 from edgeveil.transport.listener import ListenAt, most_connections
 from tests.kits.certificates import Authority
 
@@ -261,7 +261,7 @@ def test_tls_files_that_cannot_be_used_are_named(tmp_path: Path, broken: str) ->
 
 
 def test_pages_are_served_over_a_unix_socket_too(tmp_path: Path) -> None:
-    async def page() -> PageContent:
+    async def page(_request: PageRequest) -> PageContent:
         return PageContent.of_json({})
 
     async def play() -> None:

@@ -5,27 +5,40 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 
 import pytest
 
 from edgeveil.errors import UsageError
 from edgeveil.transport import http
-from edgeveil.transport.http import PageContent, PageServer, serve_pages
+from edgeveil.transport.http import (
+    EventStream,
+    Page,
+    PageContent,
+    PageRequest,
+    PageServer,
+    files,
+    serve_pages,
+)
 from edgeveil.transport.listener import ListenAt
 
 
-async def counts() -> PageContent:
+async def counts(_request: PageRequest) -> PageContent:
     return PageContent.of_json({"devices": 3})
 
 
-async def broken() -> PageContent:
+async def broken(_request: PageRequest) -> PageContent:
     raise ValueError("a path of this machine")
 
 
-def served(body: Callable[[int], Awaitable[None]]) -> None:
+Body = Callable[[int], Awaitable[None]]
+
+
+def served(body: Body, pages: Mapping[str, Page] | None = None) -> None:
     async def run() -> None:
-        server = await serve_pages({"/status": counts, "/broken": broken}, "127.0.0.1", 0)
+        found = pages or {"/status": counts, "/broken": broken}
+        server = await serve_pages(found, "127.0.0.1", 0)
         try:
             await body(int(server.url.rpartition(":")[2]))
         finally:
@@ -127,3 +140,173 @@ def test_plain_http_for_others_is_told(
     assert [record.message for record in caplog.records] == told * ["plain_http"]
     health = asyncio.run(http.Health({}, [lambda: http.warnings_of(ListenAt(host))]).told())
     assert json.loads(health.body).get("warnings", []) == told * ["plain_http"]
+
+
+# --- streams ---
+
+
+def stream_of(values: list[object], stands: Callable[[], bool] = lambda: True) -> Page:
+    """Tells the values in turn, and the last one for ever."""
+
+    async def value() -> object:
+        return values.pop(0) if len(values) > 1 else values[0]
+
+    async def page(_request: PageRequest) -> EventStream:
+        return EventStream(value, 0.01, stands)
+
+    return page
+
+
+@asynccontextmanager
+async def watching(port: int, path: str = "/events") -> AsyncIterator[asyncio.StreamReader]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+    try:
+        yield reader
+    finally:
+        writer.close()
+
+
+async def next_value(reader: asyncio.StreamReader) -> object:
+    line = await asyncio.wait_for(reader.readuntil(b"\n\n"), 20)
+    return json.loads(line.removeprefix(b"data: "))
+
+
+def test_a_stream_tells_what_changed_and_each_value_is_one_event() -> None:
+    async def body(port: int) -> None:
+        async with watching(port) as reader:
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+            assert b"Content-Type: text/event-stream" in head and b"Content-Length" not in head
+            said = [await next_value(reader) for _ in range(3)]
+            assert said == [{"n": 1}, {"n": "a\nb: c\n\ndata: x"}, {"n": 2}]
+
+    values: list[object] = [{"n": 1}, {"n": 1}, {"n": "a\nb: c\n\ndata: x"}, {"n": 2}]
+    served(body, {"/events": stream_of(values)})
+
+
+def test_streams_leave_places_for_other_pages_and_are_free_when_their_watchers_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "STREAMS", 2)
+
+    async def body(port: int) -> None:
+        async with watching(port) as first, watching(port) as second:
+            for reader in (first, second):
+                await reader.readuntil(b"\r\n\r\n")
+            status, headers, _ = await said(port, b"GET /events HTTP/1.1\r\n\r\n")
+            assert (status, headers["Retry-After"]) == (503, "5")
+            assert (await said(port, b"GET /status HTTP/1.1\r\n\r\n"))[0] == 200
+        while True:  # until the server has seen that they went
+            async with watching(port) as reader:
+                if (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200"):
+                    break
+
+    served(body, {"/events": stream_of([1]), "/status": counts})
+
+
+def test_a_stream_ends_by_its_time_by_its_page_and_where_its_value_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def failing() -> object:
+        raise ValueError("a path of this machine")
+
+    async def broken_stream(_request: PageRequest) -> EventStream:
+        return EventStream(failing, 0.01)
+
+    async def body(port: int) -> None:
+        for path, text in (("/broken", b""), ("/over", b"")):
+            async with watching(port, path) as reader:
+                raw = await asyncio.wait_for(reader.read(), 20)
+                assert raw.partition(b"\r\n\r\n")[2] == text
+        monkeypatch.setattr(http, "STREAM_S", 0.05)
+        async with watching(port) as reader:
+            assert (await asyncio.wait_for(reader.read(), 20)).endswith(b"data: 1\n\n")
+
+    over = stream_of([1], lambda: False)
+    served(body, {"/events": stream_of([1]), "/broken": broken_stream, "/over": over})
+
+
+def test_who_takes_nothing_of_a_stream_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "REQUEST_S", 0.2)
+    asked = 0
+
+    async def page(_request: PageRequest) -> EventStream:
+        async def value() -> object:
+            nonlocal asked
+            asked += 1
+            return [asked, "x" * (1 << 20)]
+
+        return EventStream(value, 0.0)
+
+    async def body(port: int) -> None:
+        async with watching(port) as reader:
+            await reader.readuntil(b"\r\n\r\n")
+            before = -1
+            while before != asked:  # the stream stands still, and then is gone
+                before = asked
+                await asyncio.sleep(1.0)
+            status, _, _ = await said(port, b"GET /status HTTP/1.1\r\n\r\n")
+            assert status == 200
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                while True:
+                    await reader.readexactly(1 << 16)
+
+    served(body, {"/events": page, "/status": counts})
+
+
+def test_a_stop_does_not_wait_for_streams() -> None:
+    async def body(port: int) -> None:
+        reader, _writer = await asyncio.open_connection("127.0.0.1", port)
+        _writer.write(b"GET /events HTTP/1.1\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+
+    served(body, {"/events": stream_of([1])})
+
+
+def test_a_quiet_stream_shows_that_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "QUIET_S", 0.02)
+
+    async def body(port: int) -> None:
+        async with watching(port) as reader:
+            await reader.readuntil(b"data: 1\n\n")
+            assert await asyncio.wait_for(reader.readexactly(6), 20) == b":\n\n:\n\n"
+
+    served(body, {"/events": stream_of([1])})
+
+
+# --- files ---
+
+
+def test_files_come_with_the_policy_that_closes_what_a_page_may_do() -> None:
+    async def body(port: int) -> None:
+        for path, kind in (("/", "text/css"), ("/base.js", "text/javascript")):
+            status, headers, text = await said(port, f"GET {path} HTTP/1.1\r\n\r\n".encode())
+            assert status == 200 and text and headers["Content-Type"].startswith(kind)
+            assert "default-src 'none'" in headers["Content-Security-Policy"]
+            assert headers["X-Content-Type-Options"] == "nosniff"
+        for path in ("/assets.py", "/static/base.js", "/../assets.py", "//base.js"):
+            assert (await said(port, f"GET {path} HTTP/1.1\r\n\r\n".encode()))[0] == 404
+
+    served(body, files("edgeveil.pages", "base.css"))
+
+
+@pytest.mark.parametrize(
+    ("host", "own"),
+    [
+        ("127.0.0.1:8702", True),
+        ("[::1]:8702", True),
+        ("localhost", True),
+        ("evil.example", False),
+        ("127.0.0.1.evil.example:80", False),
+        ("", False),
+    ],
+)
+def test_a_request_tells_by_which_name_it_came(host: str, own: bool) -> None:
+    assert PageRequest({"host": host}).is_for_this_machine is own
+
+
+def test_a_cookie_is_found_by_its_whole_name() -> None:
+    request = PageRequest({"cookie": "a=1; page_2=two=2;page=three"})
+    found = [request.cookie(name) for name in ("a", "page", "page_2", "ge", "")]
+    assert found == ["1", "three", "two=2", "", ""]

@@ -1,0 +1,175 @@
+"""What a job's events amount to, taken one by one: small however many there are.
+
+Events are those of the cloud's HTTP (`/jobs/{id}/events`) and of a run's `events.jsonl`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgeveil.pages.parts import thinned
+from edgeveil_cloud.store_tables import ExchangeRecord
+
+KEPT_EVENTS = 200  # that a page shows
+KEPT_ATTEMPTS = 100
+MOST_POINTS = 400  # of one evaluation's picture
+_EVALUATIONS = 12  # whose points are kept: of more, every second one, and so on
+_ENDS = ("job_completed", "job_failed", "job_cancelled", "job_paused")
+_RELEASED = ("release_promoted", "release_withdrawn")
+_LONG = ("vectors", "labels")
+_ROW = ("phase", "number", "attempt", "uploads", "accuracy", "loss", "seconds")
+
+
+@dataclass(frozen=True)
+class EvaluationPoints:
+    """What one round's evaluation uploaded, or MOST_POINTS rows of it: `points` of `rows`."""
+
+    round: int
+    scores: Mapping[str, Any]  # as `exchange_committed` has them, without rows and labels
+    points: list[list[float]]
+    labels: list[int]
+    rows: int
+
+
+@dataclass
+class JobHistory:
+    """Give it the events in their order; the same one again changes nothing."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)  # of committed exchanges
+    scores: list[dict[str, Any]] = field(default_factory=list)
+    means: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[EvaluationPoints] = field(default_factory=list)
+    attempts: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT_ATTEMPTS))
+    void: Counter[str] = field(default_factory=Counter)  # segments that did not count, by reason
+    last: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
+    release: list[str] = field(default_factory=list)
+    figures: Mapping[str, Any] = field(default_factory=dict)  # of the newest tested model
+    figures_by_round: list[dict[str, Any]] = field(default_factory=list)
+    events: int = 0
+    seq: int = 0
+    doing: str = ""
+    privacy: Mapping[str, Any] | None = None  # as the job's end said
+    _selected: int | None = None
+    _stride: int = 1
+    _evaluated: int = 0
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """The next event, as JSON has it; of unknown types only its name is kept."""
+        seq = int(event.get("seq") or 0)
+        if seq and seq <= self.seq:
+            return
+        self.seq, self.events = seq or self.seq, self.events + 1
+        kind, data = str(event["type"]), event["data"]
+        time_s = float(event.get("time") or 0.0)
+        shown: Mapping[str, Any] = data
+        if kind == "exchange_committed":
+            shown = self._committed(data, time_s)
+        elif kind == "broadcast" and data.get("kind") == "round":
+            self._selected, self.doing = data.get("selected"), str(data.get("round", ""))
+        elif kind == "round_repeated" or (kind == "job_paused" and data.get("answers")):
+            why = str(data.get("why") or data.get("reason") or "")
+            self.attempts.append({"round": self.doing, "why": why, **data.get("answers", {})})
+        elif kind in _RELEASED:
+            self.release.append(str(data.get("reason", "")))
+        if kind in _ENDS:
+            self.doing, self.privacy = "", data.get("privacy") or self.privacy
+        self.last.append({"seq": seq, "time": time_s, "type": kind, "data": shown})
+
+    def take_all(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Several, in their order."""
+        for event in events:
+            self.take(event)
+
+    def take_records(self, records: Iterable[ExchangeRecord]) -> None:
+        """What the store says of exchanges whose events are forgotten; before any event."""
+        for record in records:
+            row = {name: getattr(record, name) for name in _ROW}
+            ended = {"bytes": dict(record.bytes), "ended_at": record.committed_at or 0.0}
+            known: dict[str, Any] = {
+                "exchange": record.index,
+                "declined": None,
+                "epsilon": {},
+                "timeline": {},
+            }
+            self.rows.append({**row, **ended, **known})
+            self._score(row["number"], record.scores)
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """Committed training rounds alone."""
+        return [row for row in self.rows if row["number"]]
+
+    @property
+    def phases(self) -> list[str]:
+        """Names of the exchanges before round 1."""
+        return [str(row["phase"]) for row in self.rows if not row["number"]]
+
+    def _committed(self, data: Mapping[str, Any], time_s: float) -> dict[str, Any]:
+        uploads, selected = int(data["uploads"]), self._selected
+        row = {
+            **{name: data.get(name) for name in _ROW},
+            "exchange": int(data["exchange"]),
+            "uploads": uploads,
+            "seconds": float(data.get("seconds") or 0.0),
+            "attempt": data.get("attempt", 1),
+            "declined": data.get("declined", 0),
+            "selected": selected if selected is None or selected >= uploads else None,
+            "bytes": dict(data.get("bytes") or {}),
+            "epsilon": dict(data.get("epsilon") or {}),
+            "timeline": dict(data.get("timeline") or {}),
+            "cells": dict(data.get("cells") or {}),
+            "ended_at": time_s,
+        }
+        while self.rows and self.rows[-1]["exchange"] >= row["exchange"]:
+            self.rows.pop()  # the store told it before
+        self.rows.append(row)
+        self.void.update(
+            {str(why): int(count) for why, count in (data.get("refused") or {}).items()}
+        )
+        self._evaluate(data)
+        self._figure(data)
+        return row
+
+    def _evaluate(self, data: Mapping[str, Any]) -> None:
+        number = int(data["number"])
+        if averaged := data.get("mean_softmax"):
+            self.means.append({**averaged, "round": number})
+        found = data.get("clusters")
+        if not found:
+            return
+        self._score(number, found)
+        if not (vectors := found.get("vectors")):
+            return
+        picks = thinned(len(vectors), MOST_POINTS)
+        labels = found.get("labels") or [-1] * len(vectors)
+        points, of_them = [vectors[k] for k in picks], [labels[k] for k in picks]
+        if self.evaluations and (self._evaluated - 1) % self._stride:
+            self.evaluations.pop()  # it was kept as the newest alone
+        self._evaluated += 1
+        self.evaluations.append(
+            EvaluationPoints(number, self.scores[-1], points, of_them, len(vectors))
+        )
+        if len(self.evaluations) > _EVALUATIONS:
+            self.evaluations = self.evaluations[::2]
+            self._stride *= 2
+
+    def _score(self, number: int, found: Mapping[str, Any] | None) -> None:
+        if found and "eval_type" in found and "mean" not in found:
+            kept = {name: value for name, value in found.items() if name not in _LONG}
+            self.scores = [one for one in self.scores if one["round"] < number]
+            self.scores.append({**kept, "round": number})
+
+    def _figure(self, data: Mapping[str, Any]) -> None:
+        found = data.get("figures")
+        if not found:
+            return
+        self.figures = found
+        plain = {
+            name: value
+            for name, value in found.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+        self.figures_by_round.append({**plain, "round": int(data["number"])})

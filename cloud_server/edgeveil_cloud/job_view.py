@@ -1,0 +1,793 @@
+"""One job as a page: live at the cloud, live beside a run, or frozen as the report of a run.
+
+`job_view` makes plain JSON in the form of `edgeveil.pages.parts`, which `static/job_view.js` draws.
+Every statement of privacy on the page is made here. An ε stands only where it is proven, accuracy
+never without both guarantees, and both with their δ, unit and status.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from itertools import cycle
+from typing import Any
+
+from edgeveil.errors import ProtocolError
+from edgeveil.evaluation.noise_correction import NOT_IDENTIFIABLE
+from edgeveil.jobs import compile_canonical
+from edgeveil.jobs.plan import Plan
+from edgeveil.jobs.shuffle_amplification import shuffled
+from edgeveil.jobs.who_sees import who_sees
+from edgeveil.pages.parts import (
+    Json,
+    Tone,
+    bars,
+    card,
+    counted,
+    events,
+    figure_text,
+    heat,
+    least,
+    lines,
+    rounded,
+    said,
+    section,
+    series,
+    table,
+    terms,
+    thinned,
+)
+from edgeveil.privacy.guarantee import guarantee_text, record_text, shared_text, up, worth
+from edgeveil.units import byte_text, seconds_text
+from edgeveil_cloud.job_history import EvaluationPoints, JobHistory
+from edgeveil_cloud.job_pictures import (
+    FIRST_ROWS,
+    NUMBERED,
+    STEPS,
+    TONES,
+    calibration,
+    cluster_picture,
+    count_text,
+    event_line,
+    per_class,
+    score_kind,
+    step,
+    time_picture,
+    up_text,
+    words,
+)
+from edgeveil_cloud.round_report import summary_of
+from edgeveil_cloud.store_tables import ENDED, ExchangeRecord, JobEntry
+
+PANELS = 6
+MOST_ROWS = 200  # of the table of rounds
+MOST_BARS = 40  # of the picture of time
+_COLOURS = ("blue", "orange", "green", "purple", "red")
+COLLUSION = "collusion"  # training's ε if all others collude
+HOPS = (
+    ("cloud_to_proxy", "cloud → proxy"),
+    ("proxy_to_devices", "proxy → devices"),
+    ("devices_to_proxy", "devices → proxy"),
+    ("proxy_to_cloud", "proxy → cloud"),
+)
+_CLOUDS_RECORDS = "on records the cloud holds"
+
+
+@dataclass(frozen=True)
+class RunPart:
+    """What only a run on one machine knows of its job, as `result.json` says it.
+
+    `held`: the part of the page on who holds what; `unprotected`: why its figures, or those of the
+    reference, are for the owner's eyes alone, "" for a published set.
+    """
+
+    devices: int
+    infer_only: int = 0
+    seconds: float | None = None
+    broker: str = ""
+    simulated: bool = False
+    engine: str = ""
+    reference: Sequence[float] = ()
+    reference_note: str = ""
+    measured_on: str = ""  # "" where it is a published set's test records
+    memory_bytes: int | None = None
+    hops: Mapping[str, int] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    held: Json | None = None
+
+
+@dataclass(frozen=True)
+class JobDetails:
+    """What is known of a job beside its events.
+
+    `privacy` holds both guarantees, as planned while `planned`, else as spent.
+    """
+
+    name: str
+    status: str
+    reason: str = ""
+    id: str = ""
+    rounds: int = 0
+    exchanges: int = 0
+    started_at: float | None = None
+    ended_at: float | None = None
+    privacy: Mapping[str, Any] | None = None
+    planned: bool = True
+    seen: Sequence[Mapping[str, str]] = ()
+    shuffle: Sequence[str] = ()
+    aggregation_note: str = ""
+    run: RunPart | None = None
+
+    @classmethod
+    def of_entry(cls, entry: JobEntry, cells: int = 1) -> JobDetails:
+        """Of a job in the cloud's store, whose canonical bytes may be of no job any more."""
+        about = asdict(facts_of(entry.canonical, cells))
+        return cls(
+            **{
+                **about,
+                "name": entry.name,
+                "id": entry.id,
+                "status": entry.status,
+                "reason": entry.reason,
+                "started_at": entry.started_at,
+                "ended_at": entry.ended_at,
+            }
+        )
+
+
+@lru_cache(maxsize=64)
+def facts_of(canonical: bytes, cells: int = 1) -> JobDetails:
+    """What a job's canonical bytes say of it, before anything has happened."""
+    try:
+        return facts_of_plan(compile_canonical(canonical), cells)
+    except (ValueError, LookupError, TypeError, AttributeError, ProtocolError):
+        return JobDetails("", "queued")
+
+
+def facts_of_plan(plan: Plan, cells: int = 1) -> JobDetails:
+    """The same of a plan."""
+    whole = len(plan.exchanges)
+    return JobDetails(
+        plan.job.job,
+        "queued",
+        rounds=plan.rounds,
+        exchanges=whole,
+        privacy=summary_of(plan, whole, None)["privacy"],
+        seen=[asdict(row) for row in who_sees(plan, cells)],
+        shuffle=[str(credit) for credit in shuffled(plan)],
+        aggregation_note=plan.aggregation_note,
+    )
+
+
+def job_view(
+    facts: JobDetails,
+    events: Iterable[Mapping[str, Any]] | JobHistory,
+    records: Sequence[ExchangeRecord] = (),
+) -> Json:
+    """The page of one job. `events` in their order, or what they amount to; `records` where a store
+    has forgotten some of them."""
+    if isinstance(events, JobHistory):
+        course = events
+    else:
+        course = JobHistory()
+        course.take_records(records)
+        course.take_all(events)
+    return _View(facts, course).whole()
+
+
+@dataclass(frozen=True)
+class _Guarantee:
+    """One of the two, in the words of the page."""
+
+    part: Mapping[str, Any]
+    text: str
+
+    @property
+    def proven(self) -> bool:
+        return self.part["status"] == "proven" and self.part["epsilon"] is not None
+
+    @property
+    def unit(self) -> str:
+        return str(self.part["unit"])
+
+    @property
+    def epsilon(self) -> float:
+        return float(self.part["epsilon"] or 0.0)
+
+
+class _View:
+    def __init__(self, facts: JobDetails, course: JobHistory) -> None:
+        self._facts, self._course, self._run = facts, course, facts.run
+        self._ended = facts.status in ENDED
+        privacy, self._planned = facts.privacy, facts.planned
+        if self._planned and course.privacy is not None:
+            privacy, self._planned = course.privacy, False
+        self._privacy = privacy
+        self._guarantees = {
+            which: _Guarantee(privacy[which], guarantee_text(privacy, which))
+            for which in ("training", "inference")
+            if privacy is not None
+        }
+        self._rows = [self._proven(row) for row in course.rows]
+        self._phases = course.phases
+        self._tested = [row for row in course.rounds if row["accuracy"] is not None]
+        self._simulated = self._run is not None and self._run.simulated
+
+    def whole(self) -> Json:
+        sections = (
+            self._accuracy,
+            self._figures,
+            self._held,
+            self._epsilon,
+            self._answers,
+            self._clusters,
+            self._averages,
+            self._time,
+            self._bytes,
+            self._seen,
+            self._meaning,
+            self._rounds,
+            self._events,
+        )
+        facts, run = self._facts, self._run
+        versions = run.versions if run is not None else {}
+        return {
+            "title": facts.name,
+            "badge": {"text": facts.status, "tone": TONES.get(facts.status, "")},
+            "lines": self._lines(),
+            "progress": self._progress(),
+            "cards": [self._cards(), self._guarantee_cards()],
+            "sections": [made for one in sections if (made := one()) is not None],
+            "footer": " · ".join(f"{name} {text}" for name, text in versions.items()) or facts.id,
+        }
+
+    # --- the top ---
+
+    def _lines(self) -> list[Json]:
+        run, facts, parts = self._run, self._facts, list[str]()
+        if run is not None:
+            only = f", {run.infer_only} of them only evaluate" if run.infer_only else ""
+            parts.append(f"{run.devices} devices{only}")
+        parts.append(self._course_text())
+        seconds = run.seconds if run is not None else self._seconds()
+        if seconds is not None:
+            parts.append(seconds_text(seconds))
+        if run is not None and not run.simulated and run.broker:
+            parts.append(f"over {run.broker}")
+        found = [said(" · ".join(parts))]
+        if run is not None and run.simulated:
+            engine = f" (engine {run.engine})" if run.engine else ""
+            what = f"Simulated{engine}, encryption off, noise seeded: it protects nobody"
+            found.append(said(what, "warn"))
+        found += [said(f"The release: {reason}") for reason in self._course.release]
+        if facts.reason:
+            tone: Tone = "soft" if facts.status == "completed" else "bad"
+            found.append(said(facts.reason, tone))
+        return found
+
+    def _course_text(self) -> str:
+        """How far it came: `15 rounds after 1 preparatory exchange`."""
+        rounds = counted(len(self._course.rounds), "round")
+        phases = len(self._phases)
+        return f"{rounds} after {counted(phases, 'preparatory exchange')}" if phases else rounds
+
+    def _seconds(self) -> float | None:
+        begun, ended = self._facts.started_at, self._facts.ended_at
+        return None if begun is None or ended is None else ended - begun
+
+    def _progress(self) -> Json | None:
+        if self._ended or not self._facts.exchanges:
+            return None
+        done, of, doing = len(self._rows), self._facts.exchanges, self._course.doing
+        rounds = f"round {len(self._course.rounds)} of {self._facts.rounds}"
+        return {"done": done, "of": of, "text": f"{rounds}: {doing}" if doing else rounds}
+
+    def _cards(self) -> list[Json]:
+        run, rounds = self._run, self._course.rounds
+        last = rounds[-1] if rounds else None
+        measured = f"on {run.measured_on}" if run and run.measured_on else _CLOUDS_RECORDS
+        name = "final accuracy" if self._ended else "accuracy now"
+        found = [card(name, figure_text(last["accuracy"] if last else None), measured)]
+        if run is not None and run.reference:
+            note = "same records, no privacy"
+            note += f": {run.reference_note}" if run.reference_note else ""
+            found.append(card("without noise", figure_text(run.reference[-1]), note))
+        if last is not None and last["loss"] is not None:
+            found.append(card("loss", figure_text(last["loss"]), "mean cross-entropy, in nats"))
+        if self._rows:
+            row = self._rows[-1]
+            of = f" of {row['selected']}" if row.get("selected") else ""
+            declined = f", {row['declined']} declined" if row["declined"] else ""
+            note = f"counts of the last exchange{declined}"
+            found.append(card("answered", f"{row['uploads']}{of}", note))
+        if run is not None and run.memory_bytes:
+            found.append(
+                card("memory, peak", byte_text(run.memory_bytes), "all processes together")
+            )
+        return found
+
+    def _guarantee_cards(self) -> list[Json]:
+        found = []
+        for which, one in self._guarantees.items():
+            name = f"{which} guarantee"
+            if not (one.proven and one.epsilon):
+                tone: Tone = "" if one.proven else "bad"
+                note = f"per {one.unit}" + (", as planned" if self._planned else "")
+                found.append(card(name, one.text, note, tone=tone, words=True))
+                continue
+            delta = f"δ = {up(one.part['delta'])}, " if one.part["delta"] else ""
+            whole = "whole job as planned" if self._planned else "whole job"
+            real = " for a real run" if self._simulated else ""
+            each = one.part.get("epsilon_per_round")
+            note = f"{delta}per {one.unit}, {whole}, proven{real}{worth(one.epsilon)}"
+            note += record_text(one.part) + shared_text(one.part)
+            note += f"; {up(each)} per evaluation" if each else ""
+            tone = "bad" if worth(one.epsilon) else ""
+            found.append(card(name, f"ε = {up(one.epsilon)}", note, tone=tone))
+        return found
+
+    # --- accuracy ---
+
+    def _accuracy(self) -> Json:
+        run, title = self._run, "Accuracy by round"
+        if not self._tested:
+            none = "" if self._course.rounds else ": none was committed"
+            none += " yet" if none and not self._ended else ""
+            return section("accuracy", title, [], before=[said(f"No round was tested{none}.")])
+        reference = list(run.reference) if run is not None else []
+        text, note = "After each committed round.", None
+        if reference and run is not None:
+            text += (
+                " The reference learns from the same records without noise, in the tool's own"
+                " process; nothing of it reaches a device or the cloud."
+            )
+            note = said(f"It was {run.reference_note}.", "bad") if run.reference_note else None
+        x = [row["number"] for row in self._tested]
+        own = [rounded(row["accuracy"]) for row in self._tested]
+        shown = [series("this run" if run else "accuracy", own, "blue")]
+        if reference:
+            known = [reference[k - 1] if k <= len(reference) else None for k in x]
+            shown.append(series("without noise", known, "orange", dash=True))
+        spent = [self._proven(row)["epsilon"] for row in self._tested]
+        for which in self._guarantees:
+            values = [one.get(which) for one in spent]
+            if any(values):
+                name = f"ε {which} by plan, per {self._guarantees[which].unit}"
+                shown.append(series(name, _ups(values), "grey", "up", quiet=True))
+        lowest = least([v for one in shown if not one["quiet"] for v in one["values"]])
+        low = max(0.0, math.floor(lowest * 20 - 0.5) / 20)
+        parts = [lines("Accuracy on the test records", x, shown, low=low, high=1.0)]
+        losses = [rounded(row["loss"]) for row in self._tested]
+        if any(value is not None for value in losses):
+            parts.append(
+                lines("Loss on the test records", x, [series("loss", losses, "purple")], low=0.0)
+            )
+        return section("accuracy", title, parts, before=[said(text), note])
+
+    def _figures(self) -> Json | None:
+        found, by_round = self._course.figures, self._course.figures_by_round
+        if not found:
+            return None
+        names = {
+            name: None for row in by_round for name in row if name not in ("round", "unusable")
+        }
+        parts: list[Json | None] = []
+        if len(by_round) > 1 and names:
+            x = [row["round"] for row in by_round]
+            shown = [
+                series(words(name), [rounded(row.get(name)) for row in by_round], colour)
+                for name, colour in zip(names, cycle(_COLOURS), strict=False)
+            ]
+            parts.append(lines("Figures by round", x, shown))
+        elif names:
+            rows = [[words(name), figure_text(found[name])] for name in names if name in found]
+            parts.append(table("Figures", ["figure", "value"], rows))
+        parts.append(per_class(found.get("per_class") or []))
+        if crossed := found.get("confusion"):
+            of = [str(k) for k in range(len(crossed))]
+            label = "Records by true and predicted class"
+            parts.append(
+                heat(
+                    label,
+                    crossed,
+                    rows=of,
+                    columns=of,
+                    row_name="true class",
+                    column_name="predicted class",
+                )
+            )
+        parts.append(calibration(found.get("calibration") or {}))
+        at = by_round[-1]["round"] if by_round else 0
+        text = f"Of the model after round {at}, on the records that accuracy is measured on."
+        unusable = int(found.get("unusable") or 0)
+        bad = f"{counted(unusable, 'record')} got no usable probability and count as wrong."
+        before = [said(text), said(bad, "bad") if unusable else None]
+        return section("figures", "Class by class", parts, before=before)
+
+    def _held(self) -> Json | None:
+        return self._run.held if self._run is not None else None
+
+    # --- privacy ---
+
+    def _proven(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """An exchange without the ε that no proof stands behind."""
+        proven = {
+            which for which, one in self._guarantees.items() if one.part["status"] == "proven"
+        }
+        if "training" in proven and "collusion_epsilon" in self._guarantees["training"].part:
+            proven.add(COLLUSION)
+        epsilon = {key: row["epsilon"].get(key) for key in proven}
+        return {**row, "epsilon": epsilon}
+
+    def _epsilon(self) -> Json | None:
+        x = list(range(1, len(self._rows) + 1))
+        shown = [
+            which
+            for which in self._guarantees
+            if any(row["epsilon"].get(which) for row in self._rows)
+        ]
+        if not shown:
+            return None
+        parts = []
+        for which in shown:
+            unit, colour = self._guarantees[which].unit, "blue" if which == "training" else "red"
+            values = _ups([row["epsilon"].get(which) for row in self._rows])
+            drawn = [series(which, values, colour, "up", steps=True)]
+            if which == "training" and self._shared:
+                alone = _ups([row["epsilon"].get(COLLUSION) for row in self._rows])
+                drawn.append(
+                    series("if all others collude", alone, "orange", "up", dash=True, steps=True)
+                )
+            label = f"{which}: ε by plan, per {unit}"
+            parts.append(lines(label, x, drawn, x_name="exchange", before=self._phases, low=0.0))
+        units = " and ".join(f"per {self._guarantees[key].unit} ({key})" for key in shown)
+        text = (
+            f"The planned price of all exchanges up to each one, {units}. This is progress; the"
+            " guarantees, also of a job that ended early, stand above."
+        )
+        if self._shared:
+            text += (
+                " The dashed line is what training costs if all others collude, cloud, proxy and"
+                " the other devices: then a device's own part of the noise is all that protects it."
+            )
+        return section("epsilon", "Privacy by plan", parts, before=[said(text)])
+
+    @property
+    def _shared(self) -> bool:
+        return any(COLLUSION in row["epsilon"] for row in self._rows)
+
+    # --- who answered ---
+
+    def _answers(self) -> Json | None:
+        if not self._rows:
+            return None
+        x = list(range(1, len(self._rows) + 1))
+        found = [series("answered", [row["uploads"] for row in self._rows], "blue", "count")]
+        for name, colour in (("selected", "grey"), ("declined", "red")):
+            values = [row.get(name) for row in self._rows]
+            if any(values):
+                found.append(series(name, values, colour, "count", dash=name == "selected"))
+        parts: list[Json | None] = [
+            lines("Answers by exchange", x, found, x_name="exchange", before=self._phases, low=0.0)
+        ]
+        if void := self._course.void:
+            rows = [(why.replace("_", " "), float(n), f"{n:,}") for why, n in void.most_common(12)]
+            parts.append(bars("Segments that did not count, by reason", rows, "red"))
+        if attempts := self._course.attempts:
+            counts = ("selected", "uploaded", "declined", "absent")
+            body = [
+                [
+                    str(one["round"]),
+                    *(count_text(one.get(name)) for name in counts),
+                    str(one["why"]),
+                ]
+                for one in attempts
+            ]
+            head = ["exchange", "selected", "uploaded", "declined", "late or absent", "why"]
+            parts.append(
+                table("Attempts that had to be repeated", head, body, text=[5], first=FIRST_ROWS)
+            )
+        if cells := self._rows[-1].get("cells"):
+            rows = [(name, float(count), f"{count:,}") for name, count in sorted(cells.items())]
+            parts.append(bars("Uploads of each cell in the last exchange", rows))
+        text = "Counts alone: nobody but the proxy knows which devices they were."
+        return section("answers", "Who answered", parts, before=[said(text)])
+
+    # --- evaluation ---
+
+    def _clusters(self) -> Json | None:
+        scores = self._course.scores
+        if not scores:
+            return None
+        shown = [
+            self._course.evaluations[k] for k in thinned(len(self._course.evaluations), PANELS)
+        ]
+        silhouette = any(one["eval_type"] == "SILHOUETTE_SCORE" for one in scores)
+        squared = any(one.get("squared") is not None for one in scores)
+        head = ["round", "score", "raw", *["raw, squared"] * squared, "corrected", "uploads scored"]
+        rows = [
+            [
+                str(one["round"]),
+                score_kind(one),
+                figure_text(one.get("score")),
+                *[figure_text(one.get("squared"))] * squared,
+                _corrected(one),
+                f"{one.get('used', '–')} of {one.get('wanted', '–')}",
+            ]
+            for one in scores[-MOST_ROWS:]
+        ]
+        after = "Corrected: the score as it would be without the noise, ± one standard error"
+        after += "; that of squared distances." if silhouette else "."
+        if any((one.get("used") or 0) < (one.get("wanted") or 0) for one in scores):
+            after += (
+                " Fewer uploads came than cluster_client_num asks for; all that came were scored."
+            )
+        parts = [cluster_picture(shown), table("Scores", head, rows, text=[1], first=FIRST_ROWS)]
+        before = [self._points_text(shown), _SILHOUETTE if silhouette else None, _CORRECTED]
+        title = "What devices uploaded for evaluation"
+        return section("clusters", title, parts, before=before, after=[said(after)])
+
+    def _points_text(self, shown: Sequence[EvaluationPoints]) -> Json | None:
+        if not shown:
+            return None
+        inference = self._guarantees.get("inference")
+        of_record = inference is not None and inference.unit == "record"
+        rows = "a row for each of some records" if of_record else "a mean for each device"
+        numbered = all(one.rows <= NUMBERED for one in shown)
+        colour = "colour and number are" if numbered else "its colour is"
+        count = len(self._course.scores)
+        some = f"; {len(shown)} of {count} evaluations are shown" if len(shown) < count else ""
+        thin = [one for one in shown if len(one.points) < one.rows]
+        fewer = f" Of {thin[-1].rows} points {len(thin[-1].points)} are drawn." if thin else ""
+        return said(
+            f"Each point is one uploaded softmax vector after its noise ({rows}), projected to the"
+            f" two main directions; {colour} its cluster. All panels share one projection{some}."
+            f"{fewer}"
+        )
+
+    def _averages(self) -> Json | None:
+        means = self._course.means
+        if not means:
+            return None
+        noised = means[0].get("noise_deviation")
+        how = (
+            "in each figure is noise of the standard deviation beside it, and no upload without it"
+            " was seen by anybody"
+            if noised
+            else "sent without noise"
+        )
+        text = (
+            "The mean softmax of the devices' evaluation records, averaged over the uploads that"
+            f" counted, by class; {how}. Who saw single uploads stands under “What each party saw”."
+        )
+        classes = [f"class {k}" for k in range(len(means[0]["mean"]))]
+        rows = [
+            [
+                str(one["round"]),
+                *map(figure_text, one["mean"]),
+                f"± {figure_text(one.get('noise_deviation'))}",
+                str(one["uploads"]),
+            ]
+            for one in means[-MOST_ROWS:]
+        ]
+        head = ["round", *classes, "noise", "uploads"]
+        found = table("Mean softmax by class", head, rows, first=FIRST_ROWS)
+        title = "What devices predicted, on average"
+        return section("averages", title, [found], before=[said(text)])
+
+    # --- time and bytes ---
+
+    def _time(self) -> Json | None:
+        timed = [(k, row) for k, row in enumerate(self._rows, 1) if row["timeline"]]
+        if not timed:
+            return None
+        parts: list[Json | None] = []
+        if len(timed) > MOST_BARS:
+            x = [k for k, _ in timed]
+            shown = [
+                series(name, [step(row, key) for _, row in timed], colour, "seconds")
+                for key, name, colour in STEPS
+            ]
+            label = "Seconds by exchange"
+            parts.append(lines(label, x, shown, x_name="exchange", before=self._phases, low=0.0))
+        last = [row for _, row in timed[-MOST_BARS:]]
+        parts.append(time_picture(last))
+        some = f" of the last {MOST_BARS} exchanges" if len(timed) > MOST_BARS else ""
+        text = f"When each exchange{some} ran, and what it waited for."
+        return section("time", "Where the time went", parts, before=[said(text)])
+
+    def _bytes(self) -> Json | None:
+        if self._simulated:
+            return None
+        counted_at = bool(self._run and any(self._run.hops.values()))
+        hops = dict(self._run.hops) if self._run and counted_at else self._own_hops()
+        if not any(hops.values()):
+            return None
+        rows = [(name, float(hops[key]), byte_text(hops[key])) for key, name in HOPS if key in hops]
+        text = (
+            "Payload at the proxy, whole job. What it publishes for all devices counts once."
+            if counted_at
+            else "Payload that left and reached the cloud, in all committed exchanges."
+        )
+        return section("bytes", "Bytes by hop", [bars("Bytes by hop", rows)], before=[said(text)])
+
+    def _own_hops(self) -> dict[str, int]:
+        """The cloud's own two, of the committed exchanges."""
+        return {
+            "cloud_to_proxy": sum(row["bytes"].get("cloud_out", 0) for row in self._rows),
+            "proxy_to_cloud": sum(row["bytes"].get("cloud_in", 0) for row in self._rows),
+        }
+
+    # --- what it means ---
+
+    def _seen(self) -> Json | None:
+        if not self._facts.seen:
+            return None
+        verb = "would see" if self._simulated else "saw" if self._ended else "sees"
+        title = f"What each party {verb}"
+        rows = [[row["what"], row["cloud"], row["proxy"]] for row in self._facts.seen]
+        found = table(title, ["of", "the cloud", "the proxy"], rows, text=[0, 1, 2])
+        text = (
+            "While the two do not work together. Brokers see ciphertext. Devices see the models"
+            " that are sealed to them."
+        )
+        return section("seen", title, [found], after=[said(text)])
+
+    def _meaning(self) -> Json | None:
+        if not self._guarantees:
+            return None
+        training, inference = self._guarantees["training"], self._guarantees["inference"]
+        found = [("Simulated", _SIMULATED)] if self._simulated else []
+        planned = ", as planned" if self._planned else ""
+        found += [
+            (f"Training: {training.text}{planned}", self._training_meaning(training)),
+            (f"Inference: {inference.text}{planned}", _inference_meaning(inference)),
+        ]
+        if self._facts.aggregation_note:
+            found.append(("Aggregation", f"{self._facts.aggregation_note}."))
+        if self._facts.shuffle:
+            lines_of = " ".join(f"{line}." for line in self._facts.shuffle)
+            found.append(("After the shuffle", f"{lines_of} {_SHUFFLE}"))
+        found += [("Both together", _TOGETHER), ("Accuracy", self._accuracy_meaning())]
+        return section("meaning", "What these numbers mean", [terms(found)])
+
+    def _training_meaning(self, training: _Guarantee) -> str:
+        if not training.proven:
+            return "At least one mechanism of this job has no proof that holds, so no ε is stated."
+        real = "in a real run " if self._simulated else ""
+        found = (
+            f"Adding or removing any one {training.unit} changes the probability of everything that"
+            " training released by at most a factor e^ε, up to δ. It covers all rounds together and"
+            f" {real}holds against "
+        )
+        if shared_text(training.part):
+            alone = training.part["collusion_epsilon"]
+            found += (
+                "the cloud and any devices together, while the proxy works with none of them and at"
+                f" least {training.part['honest_devices']} of the devices in each sum keep to the"
+                " protocol: each adds a part of the noise. Nobody can check that. If all others"
+                " work together, a device's own part protects it, and ε is"
+                f" {'not bounded' if alone is None else up(alone)}."
+            )
+        else:
+            found += "the cloud and the proxy, even if they work together."
+        if record_text(training.part):
+            found += (
+                " The device is hidden with all its records, beside none. One record among others"
+                ' that stay has another ε, "per record"; none means that no bound is proven.'
+            )
+        return found
+
+    def _accuracy_meaning(self) -> str:
+        run = self._run
+        found = (
+            "The share of the cloud's test records whose most probable class is right; the loss is"
+            " the mean cross-entropy on them."
+        )
+        if run is not None and run.measured_on:
+            found += (
+                f" These are {run.measured_on}: the guarantees above are of the records that"
+                " devices hold."
+            )
+        if run is not None and run.reference:
+            found += " The gap to the reference is the price of privacy in this job."
+        return found
+
+    # --- tables ---
+
+    def _rounds(self) -> Json | None:
+        if not self._rows:
+            return None
+        head = ["round", "accuracy", "loss", "uploads", "declined", "attempt", "score"]
+        head.append("ε training, by plan")
+        head += ["if all others collude"] * self._shared + ["ε inference, by plan"]
+        hops = [] if self._simulated else [("from cloud", "cloud_out"), ("to cloud", "cloud_in")]
+        head += [name for name, _ in hops] + ["seconds"]
+        scores = {one["round"]: one.get("score") for one in self._course.scores}
+        keys = ["training", *[COLLUSION] * self._shared, "inference"]
+        rows = [
+            [
+                str(row["number"] or row["phase"]),
+                figure_text(row["accuracy"]),
+                figure_text(row["loss"]),
+                count_text(row["uploads"]),
+                count_text(row["declined"]),
+                count_text(row["attempt"]),
+                figure_text(scores[row["number"]], 2) if row["number"] in scores else "",
+                *(up_text(row["epsilon"].get(key)) for key in keys),
+                *(byte_text(row["bytes"].get(key, 0)) for _, key in hops),
+                f"{row['seconds']:.2f}",
+            ]
+            for row in self._rows[-MOST_ROWS:]
+        ]
+        more = len(self._rows) - len(rows)
+        note = said(f"The last {MOST_ROWS} exchanges; {more} are before them.") if more else None
+        found = table("Rounds", head, rows, first=FIRST_ROWS)
+        return section("rounds", "Rounds", [found], before=[note])
+
+    def _events(self) -> Json | None:
+        last = self._course.last
+        if not last:
+            return None
+        proven = set(self._rows[-1]["epsilon"]) if self._rows else set()
+        rows = [
+            {"time": one["time"] or None, **event_line(one["type"], one["data"], proven)}
+            for one in reversed(last)
+        ]
+        found = events(rows, self._course.events - len(last))
+        return section("events", "Events", [found])
+
+
+# --- texts that are always the same ---
+
+_SIMULATED = (
+    "This run protects nobody: its noise came from a seed, and who knows the seed can take it away."
+    " Each ε here is what a real run of this job costs, and what is said of it below holds for a"
+    " real run."
+)
+_SHUFFLE = (
+    "This holds against a cloud that keeps to the protocol and does not work together with the"
+    " proxy; the guarantees above need neither."
+)
+_TOGETHER = (
+    "Neither number alone is “the” ε. Training and evaluation records on a device are disjoint; if"
+    " they overlapped, the two would add up. A smaller ε is a stronger promise."
+)
+_SILHOUETTE = said(
+    "Raw silhouettes near 0 mean that noise hides most of the structure, which is its purpose."
+)
+_CORRECTED = said("The corrected score takes out what the known noise does, where it can.")
+
+
+def _inference_meaning(inference: _Guarantee) -> str:
+    if not inference.proven:
+        return "Devices uploaded inferences without a proven guarantee."
+    if not inference.epsilon:
+        return "No device uploaded an inference."
+    if inference.unit == "record":
+        return (
+            "Each evaluation also uploads one noised vector for each of a fixed number of"
+            " evaluation records. This is priced apart: training and evaluation records are never"
+            " the same."
+        )
+    return (
+        "Each evaluation also uploads one noised vector per device. This is priced apart because it"
+        f" protects another thing: the whole evaluation set of one {inference.unit}."
+    )
+
+
+def _corrected(scores: Mapping[str, Any]) -> str:
+    """`131 ± 12`, or the short word for why there is none."""
+    value, error = scores.get("corrected"), scores.get("corrected_error")
+    if value is None or error is None:
+        reason = str(scores.get("corrected_reason") or "")
+        return NOT_IDENTIFIABLE if reason.startswith(NOT_IDENTIFIABLE) else "–"
+    digits = max(0, 1 - math.floor(math.log10(error))) if error > 0 else 3
+    return f"{value:.{min(digits, 4)}f} ± {error:.{min(digits, 4)}f}"
+
+
+def _ups(values: Sequence[float | None]) -> list[float | None]:
+    """ε with few digits, rounded up."""
+    return [None if value is None else float(up(value, 6)) for value in values]

@@ -1,0 +1,118 @@
+"""A job as one row of the list: how far it is, both ε, and where it waits, why and what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from edgeveil.errors import EdgeVeilError
+from edgeveil.jobs import compile_canonical
+from edgeveil.privacy.guarantee import record_text, shared_text, up, worth
+from edgeveil.protocol.cloud_tasks import OTHERWISE, RESUME, pause_advice
+from edgeveil_cloud.round_report import summary_of
+from edgeveil_cloud.store_tables import JobEntry, JobGlimpse
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """What a job's own text says of it."""
+
+    rounds: int
+    exchanges: int
+    method: str
+    privacy: Mapping[str, Any]
+
+
+UNREADABLE = PlannedJob(0, 0, "", {})
+
+
+@lru_cache(maxsize=1024)
+def planned(canonical: bytes) -> PlannedJob:
+    """By a job's canonical bytes; `UNREADABLE` where this version cannot plan it (any more)."""
+    try:
+        plan = compile_canonical(canonical)
+        privacy = summary_of(plan, len(plan.exchanges), None)["privacy"]
+    except (EdgeVeilError, ValueError, LookupError, TypeError, AttributeError):
+        return UNREADABLE
+    return PlannedJob(plan.rounds, len(plan.exchanges), plan.job.train.method, privacy)
+
+
+def row_of(glimpse: JobGlimpse, running: int, most_running: int) -> dict[str, Any]:
+    """JSON-able. Both guarantees are as planned until the job has ended, then what was spent."""
+    entry, newest = glimpse.entry, glimpse.newest
+    plan, told = planned(entry.canonical), glimpse.life.data if glimpse.life else {}
+    spent = told.get("privacy") if entry.ended else None
+    reason, advice = why_it_stands(glimpse, running, most_running)
+    times = ("submitted_at", "started_at", "ended_at")
+    return {
+        "id": entry.id,
+        "name": entry.name,
+        "status": entry.status,
+        "priority": entry.priority,
+        **{name: getattr(entry, name) for name in times},
+        "reason": reason,
+        "advice": advice,
+        "method": plan.method,
+        "exchange": newest.index if newest else 0,
+        "exchanges": plan.exchanges,
+        "round": newest.number if newest else 0,
+        "rounds": plan.rounds,
+        "accuracy": glimpse.accuracy,
+        "guarantees": guarantee_cells(spent or plan.privacy, planned=spent is None),
+    }
+
+
+def guarantee_cells(privacy: Mapping[str, Any], *, planned: bool) -> list[dict[str, str]]:
+    """Both guarantees in few words, as {name, value, note, tone}: an ε only where it is proven."""
+    return [
+        {"name": f"ε {which}", **_cell(privacy[which], planned)}
+        for which in ("training", "inference")
+        if privacy
+    ]
+
+
+def _cell(part: Mapping[str, Any], planned: bool) -> dict[str, str]:
+    if part["status"] != "proven" or part["epsilon"] is None:
+        return {"value": "none", "note": "no proven guarantee", "tone": "bad"}
+    if not part["epsilon"]:
+        return {"value": "0", "note": "nothing is released", "tone": ""}
+    delta = f", δ = {up(part['delta'])}" if part["delta"] else ""
+    note = f"per {part['unit']}{delta}{', as planned' if planned else ''}"
+    unworthy = worth(part["epsilon"])
+    note += record_text(part) + unworthy + shared_text(part)
+    return {"value": up(part["epsilon"]), "note": note, "tone": "bad" if unworthy else ""}
+
+
+def why_it_stands(glimpse: JobGlimpse, running: int, most_running: int) -> tuple[str, str]:
+    """Why a job does not go on, and what to do; ("", "") where it runs or is done."""
+    entry = glimpse.entry
+    if entry.status == "paused":
+        return _paused(entry)
+    if entry.status == "queued":
+        life = glimpse.life
+        if life is not None and life.type == "job_waiting":
+            found, wanted = life.data.get("enrolled"), life.data.get("wanted")
+            why = f"{found} devices are enrolled, the job wants {wanted}"
+            return why, "admit devices at the proxy: edgeveil proxy admit --config proxy.yaml"
+        if running >= most_running:
+            why = f"{running} jobs run, and no more than {most_running} may at once"
+            return why, "it starts by itself; limits.jobs_running of the cloud's file allows more"
+        return "its turn comes in a moment", ""
+    return entry.reason, ""
+
+
+def _paused(entry: JobEntry) -> tuple[str, str]:
+    """The reason of a pause without the way out that stands behind it, and that way out."""
+    why = entry.reason.removesuffix(f"{RESUME}{entry.id}").rstrip(" ,;")
+    for advice in (pause_advice(why), OTHERWISE):
+        if why.endswith(f"; {advice}"):
+            return why.removesuffix(f"; {advice}"), f"{advice}, then resume it"
+    return why, "do that, then resume it"
+
+
+def encoded(value: object) -> bytes:
+    """Compact JSON."""
+    return json.dumps(value, separators=(",", ":")).encode()

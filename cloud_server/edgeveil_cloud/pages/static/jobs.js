@@ -1,0 +1,174 @@
+"use strict";
+// The list of all jobs, and the page of one.
+(function (ev) {
+  const cloud = ev.cloud, el = ev.el;
+  const SHOWN = 25; // of the ended ones, until more are asked for
+
+  function figure(label, value, of, tone) {
+    return el("div", { class: "figure" },
+      el("span", { class: "label" }, label, el("span", { class: "quiet" }, ": ")),
+      el("span", { class: `value ${tone || ""}` }, value),
+      of ? el("span", { class: "of" }, of) : null);
+  }
+
+  function rowOf(row, picked, pick) {
+    const box = el("input", { type: "checkbox", checked: picked, "aria-label": `compare ${row.id}`, on: { change: () => pick(row.id, box.checked) } });
+    return el("li", { class: "job", "data-job": row.id },
+      el("div", { class: "what" },
+        el("h3", {}, el("a", { href: `#/job/${encodeURIComponent(row.id)}` }, row.name), " ", cloud.badge(row.status)),
+        el("span", { class: "id" }, row.id)),
+      el("div", { class: "far" }, cloud.progress(row)),
+      figure("accuracy", ev.figure(row.accuracy), row.rounds && row.accuracy !== null ? `after ${row.rounds === row.round ? "all" : row.round} rounds` : ""),
+      row.guarantees.map((one) => figure(one.name, one.value, one.note, one.tone)),
+      el("label", { class: "pick" }, box, el("span", {}, "compare")),
+      row.reason ? el("p", { class: "why" }, row.reason, row.advice ? [". ", el("span", {}, `What to do: ${row.advice}`)] : null) : null);
+  }
+
+  const GROUPS = [
+    ["running", "Running", "Nothing runs now.", (a, b) => a.started_at - b.started_at],
+    ["waiting", "Waiting", "Nothing waits.", (a, b) => a.submitted_at - b.submitted_at],
+    ["ended", "Ended", "Nothing has ended yet.", (a, b) => b.ended_at - a.ended_at],
+  ];
+
+  cloud.views.jobs = {
+    title: () => "Jobs",
+    open(main) {
+      const shown = new Map(); // job -> [its element, the row it shows]
+      const picked = new Set();
+      let all = false;
+      const compare = el("a", { class: "button", href: "#/compare", hidden: true }, "Compare");
+      const none = el("section", { hidden: true });
+      const groups = GROUPS.map(([key, title, empty, order]) => {
+        const list = el("ul", { class: "jobs" }), count = el("span", { class: "count" });
+        const note = el("p", { class: "soft small" }, empty);
+        const more = el("button", { hidden: true, on: { click: () => { all = true; update(); } } }, "Show all");
+        return { key, order, list, count, note, more, box: el("section", { class: "group" }, el("h2", {}, title, " ", count), note, list, more) };
+      });
+
+      function pick(job, yes) {
+        yes ? picked.add(job) : picked.delete(job);
+        compare.hidden = picked.size < 2;
+        compare.setAttribute("href", "#/compare/" + [...picked].map(encodeURIComponent).join(","));
+        compare.textContent = `Compare ${picked.size} jobs`;
+      }
+
+      function update() {
+        const rows = [...cloud.rows.values()];
+        none.hidden = rows.length > 0;
+        for (const group of groups) {
+          const mine = rows.filter((row) => cloud.group(row) === group.key).sort(group.order);
+          const visible = group.key === "ended" && !all ? mine.slice(0, SHOWN) : mine;
+          group.box.hidden = rows.length === 0;
+          group.count.textContent = String(mine.length);
+          group.note.hidden = mine.length > 0;
+          group.more.hidden = visible.length === mine.length;
+          group.more.textContent = `Show all ${mine.length}`;
+          place(group.list, visible);
+        }
+      }
+
+      // Only what changed is made anew, and the focus stays where it was.
+      function place(list, rows) {
+        let next = list.firstElementChild;
+        for (const row of rows) {
+          let [made, of] = shown.get(row.id) || [];
+          if (of !== row) {
+            const fresh = rowOf(row, picked.has(row.id), pick);
+            const focused = made && made.contains(document.activeElement) ? document.activeElement.tagName : null;
+            if (made) { if (made === next) next = next.nextElementSibling; made.remove(); }
+            list.insertBefore(fresh, next);
+            shown.set(row.id, [fresh, row]);
+            if (focused) fresh.querySelector(focused.toLowerCase())?.focus({ preventScroll: true });
+          } else if (made === next) next = next.nextElementSibling;
+          else list.insertBefore(made, next);
+        }
+        while (next) { const gone = next; next = next.nextElementSibling; gone.remove(); }
+      }
+
+      ev.show(none, el("h2", {}, "No job yet"),
+        cloud.maySubmit
+          ? el("p", {}, el("a", { href: "#/submit" }, "Submit one here"), ", or on a command line:")
+          : el("p", {}, "Submit one on a command line, or log in with a token of scope submit:"),
+        el("pre", {}, "edgeveil job submit job.yaml --config cloud.yaml"));
+      ev.show(main, el("div", { class: "row" }, el("h1", { tabindex: -1 }, "Jobs"), compare), none, groups.map((one) => one.box));
+      update();
+      return { update };
+    },
+  };
+
+  // --- one job: what is said of it is made in Python (job_view.py) ---
+
+  cloud.views.job = {
+    title: (job) => (cloud.rows.get(job) || {}).name || job,
+    open(main, job) {
+      const path = `/jobs/${encodeURIComponent(job)}`;
+      const told = el("div"), does = el("div", { class: "does" }), shown = el("div");
+      let seen = null, status = "", view = null, busy = false, asking = false, again = false, closed = false, timer = 0;
+
+      async function act(what, done) {
+        if (busy) return;
+        busy = true;
+        try {
+          await ev.ask(`${path}/${what}`, { method: "POST" });
+          ev.show(told);
+          cloud.say(done);
+        } catch (error) {
+          ev.show(told, cloud.wrong(error));
+          told.firstChild.focus();
+        }
+        busy = false;
+      }
+
+      async function cancel() {
+        if (await cloud.sure(`Cancel ${job}?`, "It ends for good, without a model. What devices have released so far is spent.", "Cancel the job", "Keep it"))
+          await act("cancel", "the job is cancelled");
+      }
+
+      const actions = (row) => !cloud.maySubmit ? [] : [
+        row.status === "paused" ? el("button", { class: "main", on: { click: () => act("resume", "the job goes on") } }, "Resume") : null,
+        cloud.group(row) === "ended" ? null : el("button", { on: { click: cancel } }, "Cancel …"),
+        row.status === "completed" ? [
+          el("a", { class: "button", href: `${path}/model.onnx`, download: true }, "Fetch the model (ONNX)"),
+          el("a", { class: "button", href: `${path}/model.safetensors`, download: true }, "Fetch its weights")] : null,
+      ];
+
+      async function refresh() {
+        if (asking) { again = true; return; }
+        asking = true;
+        do {
+          again = false;
+          try {
+            const { view: found, again_s } = await ev.ask(`/v1/page/jobs/${encodeURIComponent(job)}`);
+            if (closed) return;
+            clearTimeout(timer);
+            if (again_s > 0) timer = setTimeout(refresh, 1000 * again_s); // the cloud makes it anew then
+            if (view) view.update(found);
+            else {
+              view = ev.jobView(shown, found);
+              const title = shown.querySelector("h1");
+              title.tabIndex = -1;
+              if (document.activeElement === document.body) title.focus({ preventScroll: true });
+            }
+          } catch (error) {
+            if (!closed && !view) ev.show(shown, cloud.wrong(error));
+          }
+        } while (again);
+        asking = false;
+      }
+
+      function update() {
+        const row = cloud.rows.get(job);
+        if (!row || row === seen) return;
+        seen = row;
+        document.title = `${row.name} · EdgeVeil cloud`;
+        if (status !== row.status) { status = row.status; ev.show(does, actions(row)); }
+        refresh();
+      }
+
+      ev.show(main, el("div", { class: "row" }, el("a", { class: "back", href: "#/jobs" }, "← All jobs"), does), told, shown);
+      if (cloud.rows.has(job)) update();
+      else ev.show(shown, el("h1", { tabindex: -1 }, "No such job"), el("p", {}, "The cloud knows no job of this id: it was mistyped, or the store is another one."));
+      return { update, close() { closed = true; clearTimeout(timer); } };
+    },
+  };
+})(window.EdgeVeil);

@@ -1,0 +1,337 @@
+"use strict";
+(function (ev) {
+  const $ = (id) => document.getElementById(id);
+  const TYPES = { csv: "text/csv", npy: "application/x-npy", npz: "application/x-npz", parquet: "application/vnd.apache.parquet", png: "image/png", jpg: "image/jpeg", jpeg: "image/jpeg" };
+  const CLASSES = 10; // shown of a record, the likeliest
+  const COLUMNS = 20; // named of a table
+  const CONDITIONS = {
+    charging: () => "on external power", battery_not_low: () => "battery not low", idle: () => "nobody uses the box",
+    unmetered: () => "on a network that is not paid by the byte", storage_not_low: () => "room on the disk",
+    max_temperature_celsius: (v) => `not hotter than ${v} °C`, max_load: (v) => `load per core at most ${v}`,
+    between: (v) => `between ${v.join(" or ")}`, command: (v) => `${v} says yes`,
+  };
+  const AT_WORK = {
+    idle: "waits for a round", fetching: "fetches a round", opening: "opens a round", working: "computes its answer",
+    uploading: "sends its answer", answered: "has answered",
+  };
+  let state = null, end = null;
+
+  // --- logging in ---
+
+  function logged(inside) {
+    $("login").hidden = inside;
+    $("shown").hidden = true; // until the state is there
+    $("parts").hidden = $("logout").hidden = !inside;
+    if (inside) {
+      if (end) end();
+      end = ev.live("events", hear, $("live"), look);
+      return;
+    }
+    if (end) end();
+    end = state = null;
+    $("live").textContent = "not logged in";
+    $("live").classList.add("away");
+    document.title = "EdgeVeil device";
+  }
+
+  // Whether the session still stands, where the line was refused.
+  async function look() {
+    try { if (!(await ev.ask("session")).logged_in) logged(false); } catch { /* the process is away: tried again */ }
+  }
+
+  async function logIn(shown) {
+    $("login-said").textContent = "";
+    try {
+      await ev.ask("login", { method: "POST", body: JSON.stringify(shown) });
+      $("token").value = "";
+      logged(true);
+      $("content").focus();
+    } catch (error) {
+      logged(false);
+      $("login-said").textContent = said(error);
+      $("token").focus();
+    }
+  }
+
+  const said = (error) => [error.message, error.answer && error.answer.fix].filter(Boolean).join("; ");
+
+  // --- figures ---
+
+  // What is left is rounded down, as what is spent is rounded up.
+  function down(value, digits = 4) {
+    if (typeof value !== "number") return "–";
+    if (value <= 0) return "0";
+    const scale = 10 ** (digits - 1 - Math.floor(Math.log10(value)));
+    const lowered = Math.floor(value * scale * (1 + 1e-12)) / scale;
+    return lowered >= 1e-3 && lowered < 1e6 ? String(Number(lowered.toPrecision(digits))) : lowered.toExponential(1);
+  }
+
+  function guarantee(g) {
+    if (!g) return "nothing";
+    if (g.epsilon === null) return g.claimed_epsilon === undefined ? "no proven guarantee" : `no proven guarantee (claimed: ε = ${ev.up(g.claimed_epsilon)})`;
+    if (g.epsilon === 0 && g.delta === 0) return "nothing";
+    const alone = g.collusion_epsilon === undefined ? "" : `; if all others collude ε = ${g.collusion_epsilon === null ? "∞" : ev.up(g.collusion_epsilon)}`;
+    return `ε = ${ev.up(g.epsilon)}, δ = ${ev.up(g.delta)} per ${g.unit}${alone}${g.note ? ` (${g.note})` : ""}`;
+  }
+
+  // The limits of the policy: what is spent, what open jobs reserved beside, and what is left.
+  function limits(s) {
+    const { training, inference, left } = s.spent, p = s.policy;
+    const line = (name, limit, spent, rest) => {
+      const over = rest === undefined ? limit : rest, known = typeof spent === "number" ? spent : limit - over;
+      return { name, limit, left: over, spent: Math.min(known, limit), reserved: Math.max(0, limit - over - known), proven: typeof spent === "number" };
+    };
+    const found = [line("Training, ε", p.lifetime_epsilon, training ? training.epsilon : 0, left && left.lifetime_epsilon)];
+    if (left && left.lifetime_collusion_epsilon !== undefined) {
+      const alone = training.collusion_epsilon === undefined ? training.epsilon : training.collusion_epsilon;
+      found.push(line("Training, ε if all others collude", p.lifetime_collusion_epsilon, alone, left.lifetime_collusion_epsilon));
+    }
+    found.push(line("Training, δ", p.lifetime_delta, training ? training.delta : 0, left && left.lifetime_delta));
+    found.push(line("Inference, ε", p.max_inference_epsilon, inference ? inference.epsilon : 0, left && left.max_inference_epsilon));
+    return found;
+  }
+
+  function worded(one) {
+    const spent = one.proven ? `spent ${ev.up(one.spent)}` : "spent: no proven guarantee";
+    const reserved = one.reserved > one.limit * 1e-9 ? `, reserved for open jobs ${ev.up(one.reserved)}` : "";
+    return `${spent}${reserved}, left ${down(one.left)} of ${down(one.limit)}`;
+  }
+
+  function ring(one) {
+    const whole = one.limit || 1, around = 2 * Math.PI * 50;
+    const arc = (kind, from, share) => share <= 0 ? null : ev.svg("circle", { cx: 60, cy: 60, r: 50, "stroke-width": 14, class: kind,
+      "stroke-dasharray": `${share * around} ${around}`, transform: `rotate(${-90 + 360 * from} 60 60)` });
+    const spent = one.spent / whole, reserved = one.reserved / whole;
+    return ev.el("div", { class: "ring" },
+      ev.svg("svg", { viewBox: "0 0 120 120", role: "img", "aria-label": `${one.name}, ${worded(one)}` },
+        ev.svg("circle", { cx: 60, cy: 60, r: 50, "stroke-width": 14, class: "rest" }), arc("spent", 0, spent), arc("reserved", spent, reserved)),
+      ev.el("div", { class: "said", "aria-hidden": "true" }, ev.el("strong", {}, down(one.left)), ev.el("span", {}, `ε left of ${down(one.limit)}`), ev.el("span", {}, "for training")));
+  }
+
+  function gauge(one) {
+    const whole = one.limit || 1, spent = (100 * one.spent) / whole, reserved = (100 * one.reserved) / whole;
+    return ev.el("div", { class: "gauge" },
+      ev.el("strong", {}, one.name),
+      ev.svg("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" },
+        ev.svg("rect", { width: 100, height: 10, class: "rest" }), ev.svg("rect", { width: spent, height: 10, class: "spent" }),
+        ev.svg("rect", { x: spent, width: Math.min(reserved, 100 - spent), height: 10, class: "reserved" })),
+      ev.el("p", {}, worded(one)));
+  }
+
+  function budget(s) {
+    if (!s.ledger.intact) return ev.el("p", { class: "bad" }, "Not known: the ledger is not as this device wrote it.");
+    const all = limits(s);
+    return [
+      ev.el("p", { class: "soft" }, `Of the data set ${s.data}, over its whole life, against your policy; the ledger's ${s.ledger.links} ${s.ledger.links === 1 ? "link is" : "links are"} intact.`),
+      ev.el("div", { class: "budget" }, ring(all[0]), ev.el("div", {}, all.map(gauge))),
+      ev.el("div", { class: "key" }, ev.el("span", { class: "k-spent" }, "spent"), ev.el("span", { class: "k-reserved" }, "reserved for open jobs"), ev.el("span", { class: "k-rest" }, "left")),
+    ];
+  }
+
+  function course(s) {
+    const points = s.spent.course || [];
+    if (!points.length) {
+      const unproven = s.spent.training && s.spent.training.epsilon === null;
+      return ev.el("p", { class: "soft" }, unproven ? "Not drawn: what was released has no proven guarantee." : "Nothing was released yet.");
+    }
+    const last = points[points.length - 1][0];
+    const line = (column, name, limit) => {
+      const series = [[0, 0], ...points.map((p) => [p[0], p[column]])], most = Math.max(...series.map((p) => p[1]));
+      const near = most > limit / 4;
+      return ev.el("div", {}, ev.el("h3", {}, name), ev.chart({ points: series, span: [0, last], top: near ? limit : most || 1, steps: true,
+        topText: `ε = ${ev.up(near ? limit : most)}`, leftText: "nothing yet", rightText: `release ${last}`,
+        limit: near ? [limit, "your limit"] : null, label: `${name}: ε = ${ev.up(most)} after ${last} releases, your limit is ${ev.up(limit)}` }));
+    };
+    return [
+      ev.el("p", { class: "soft" }, "By releases, in the ledger's order: it keeps no times."),
+      line(1, "Training", s.policy.lifetime_epsilon), line(2, "Inference", s.policy.max_inference_epsilon),
+    ];
+  }
+
+  // --- jobs ---
+
+  function job(one, s) {
+    const work = s.jobs.find((j) => j.job === one.job), short = one.job ? one.job.slice(0, 12) : "unknown";
+    const name = s.names[one.job];
+    const badge = one.elsewhere ? ["bad", "answered by a copy"] : one.open ? ["good", "open"] : ["soft", "closed"];
+    const rows = one.kinds.map((k) => [k.exchanges, k.what, k.mechanism, k.count, k.purpose, k.status === "proven" ? "proven" : ev.el("strong", { class: "bad" }, k.status)]);
+    return ev.el("details", { class: "job", "data-job": one.job },
+      ev.el("summary", {}, ev.el("strong", {}, name || `job ${short}`), ev.el("span", { class: `badge ${badge[0]}` }, badge[1]),
+        ev.el("span", { class: "cost" }, `training: ${guarantee(one.training)}`), ev.el("span", { class: "cost" }, `inference: ${guarantee(one.inference)}`)),
+      ev.el("div", { class: "inside" },
+        one.elsewhere ? ev.el("p", { class: "bad" }, "A copy of this device answered it: all that it reserved counts.") : null,
+        work ? ev.el("p", {}, `Now: ${AT_WORK[work.state] || work.state}${work.round === null ? "" : `, round ${work.round}`}; last counted round: ${work.last_counted_round === null ? "none yet" : work.last_counted_round}.`) : null,
+        ev.el("p", {}, ev.el("strong", {}, "It asked for "), `training: ${guarantee(one.reserved.training)}; inference: ${guarantee(one.reserved.inference)}.`),
+        ev.el("p", { class: "soft small" }, "Job ", ev.el("code", {}, one.job || "unknown")),
+        rows.length ? ev.table(["Exchange", "Released", "Mechanism", "Times", "For", "Guarantee"], rows, { caption: `What was released for ${name || short}`, text: [1, 2, 4, 5] }) : ev.el("p", { class: "soft" }, "Nothing was released for it.")));
+  }
+
+  function jobs(s) {
+    const all = (s.spent.jobs || []).slice().reverse();
+    if (!s.ledger.intact) return ev.el("p", { class: "bad" }, "Not known.");
+    if (!all.length) return ev.el("p", { class: "soft" }, "No job has asked yet that the policy allows.");
+    return [
+      ev.el("p", { class: "soft" }, `Takes part in ${s.jobs.length} of at most ${s.max_jobs} jobs; the newest first.`),
+      all.map((one) => job(one, s)),
+    ];
+  }
+
+  // --- conditions, release ---
+
+  function conditions(s) {
+    const unmet = Object.fromEntries(s.waiting_for.map((text) => [text.split(":")[0], text.slice(text.indexOf(":") + 1).trim()]));
+    const wanted = Object.entries(s.wanted), others = s.waiting_for.filter((text) => !(text.split(":")[0] in s.wanted));
+    if (!wanted.length && !others.length) return ev.el("p", { class: "soft" }, "None is set: the box always has time.");
+    const item = (met, text, why) => ev.el("li", {}, ev.el("span", { class: `mark ${met ? "good" : "bad"}`, "aria-hidden": "true" }, met ? "✓" : "✗"),
+      ev.el("span", {}, text), ev.el("strong", { class: met ? "good" : "bad" }, met ? " · met" : ` · not met${why ? `: ${why}` : ""}`));
+    return [
+      ev.el("p", { class: "soft" }, `As they were looked at last; the device comes or goes at most once in ${ev.seconds(s.interval_s)}.`),
+      ev.el("ul", { class: "checks" }, wanted.map(([key, value]) => item(!(key in unmet), (CONDITIONS[key] || (() => key))(value), unmet[key])), others.map((text) => item(false, text, ""))),
+    ];
+  }
+
+  function release(r) {
+    if (!r) return ev.el("p", { class: "soft" }, "None yet: it comes when a job is completed.");
+    if (r.problem) return ev.el("p", { class: "bad" }, `The release in use ${r.problem}.`);
+    return [
+      r.stale ? ev.el("p", { class: "bad" }, "Stale: the cloud has not renewed it in time, so a newer one may be withheld.") : null,
+      ev.el("dl", {}, ev.el("dt", {}, "Version"), ev.el("dd", {}, r.version), ev.el("dt", {}, "Made by job"), ev.el("dd", {}, r.job),
+        ev.el("dt", {}, "Installed"), ev.el("dd", {}, ev.time(r.installed_s)),
+        r.expires_s ? [ev.el("dt", {}, "Good until"), ev.el("dd", {}, ev.time(r.expires_s))] : null,
+        ev.el("dt", {}, "SHA-256 of the model"), ev.el("dd", {}, ev.el("code", {}, r.digest))),
+    ];
+  }
+
+  let sure = false;
+  function showRollback() {
+    const earlier = (state && state.release && state.release.earlier) || [], before = earlier[earlier.length - 1];
+    $("rollback").hidden = !before;
+    $("rollback-no").hidden = !before || !sure;
+    $("rollback").textContent = sure ? `Yes, go back to ${before}` : `Go back to ${before}`;
+  }
+
+  // --- the whole ---
+
+  function hear(s) {
+    state = s;
+    const first = $("shown").hidden;
+    $("shown").hidden = false;
+    $("title").textContent = s.name;
+    document.title = `${s.name} – EdgeVeil device`;
+    const kind = { running: "good", paused: "warn", waiting: "warn" }[s.state];
+    ev.paint($("state"), [s.state, s.waiting_for, s.connected, s.last_counted_round], () => [
+      ev.el("span", { class: `badge ${kind}` }, s.state),
+      s.state === "waiting" ? ` for ${s.waiting_for.join("; ")}` : "",
+      ev.el("span", { class: s.connected ? "soft" : "bad" }, s.connected ? " · connected to the broker" : " · not connected to the broker"),
+      ev.el("span", { class: "soft" }, s.last_counted_round === null ? " · no round has counted it yet" : ` · counted last in round ${s.last_counted_round}`),
+    ]);
+    const paused = s.state === "paused";
+    if ($("pause").hidden !== paused || $("resume").hidden === paused) {
+      const focused = document.activeElement === $("pause") || document.activeElement === $("resume");
+      $("pause").hidden = paused;
+      $("resume").hidden = !paused;
+      if (focused) (paused ? $("resume") : $("pause")).focus();
+    }
+    $("pause-note").textContent = paused ? "Rounds are declined until you resume, over restarts too." : "Declines rounds from the next one on.";
+    ev.paint($("problems"), [s.problems, s.ledger.intact || s.ledger], () => [
+      s.ledger.intact ? null : ev.el("p", {}, ev.el("strong", { class: "bad" }, "The ledger is broken: "), `${s.ledger.what}${s.ledger.where ? ` (${s.ledger.where})` : ""}. ${s.ledger.fix}`),
+      s.problems.map((one) => ev.el("p", { class: "bad" }, one)),
+    ]);
+    ev.paint($("budget"), [s.spent, s.policy, s.ledger], () => budget(s));
+    ev.paint($("course"), [s.spent.course, s.policy], () => course(s));
+    const open = new Set([...document.querySelectorAll("details.job[open]")].map((one) => one.dataset.job));
+    ev.paint($("jobs"), [s.spent.jobs, s.jobs, s.names, s.max_jobs, s.ledger.intact], () => jobs(s));
+    for (const one of document.querySelectorAll("details.job")) one.open = one.open || open.has(one.dataset.job);
+    ev.paint($("conditions"), [s.wanted, s.waiting_for, s.interval_s], () => conditions(s));
+    ev.paint($("release"), s.release, release);
+    showRollback();
+    ev.paint($("about"), [s.device, s.role, s.cell], () => [`Device `, ev.el("code", {}, s.device), ` · ${s.role === "infer" ? "evaluates alone" : "trains and evaluates"}${s.cell ? ` · cell ${s.cell}` : ""} · its name stays on this box`]);
+    if (first && location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();
+  }
+
+  function of(prediction, classes) {
+    const called = (label) => (classes[label] === undefined ? `class ${label}` : classes[label]);
+    const title = ev.el("h3", {}, prediction.label === null ? "Record 1: not a usable record" : `Record 1: ${called(prediction.label)}`);
+    if (prediction.label === null) return ev.el("div", { class: "said-of" }, title);
+    const rows = prediction.probabilities.map((p, i) => [i, p]).sort((a, b) => b[1] - a[1]).slice(0, CLASSES);
+    const more = prediction.probabilities.length - rows.length;
+    return ev.el("div", { class: "said-of" }, title, rows.map(([label, p]) => ev.el("div", { class: label === prediction.label ? "class best" : "class" },
+      ev.el("span", {}, called(label)),
+      ev.svg("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" }, ev.svg("rect", { width: 100, height: 10, class: "all" }), ev.svg("rect", { width: 100 * p, height: 10, class: "part" })),
+      ev.el("span", { class: "number" }, `${(100 * p).toFixed(1)} %`))),
+      more > 0 ? ev.el("p", { class: "soft small" }, `and ${more} less likely`) : null);
+  }
+
+  function answer(told) {
+    const [first, ...others] = told.predictions;
+    const rows = others.map((one, i) => [i + 2, one.label === null ? "not usable" : one.name || `class ${one.label}`, one.label === null ? "–" : `${(100 * one.probabilities[one.label]).toFixed(1)} %`]);
+    return [
+      of(first, told.classes),
+      rows.length ? ev.table(["Record", "Class", "Probability"], rows, { caption: "Further records", text: [1] }) : null,
+      told.records > told.predictions.length ? ev.el("p", { class: "soft small" }, `${told.records} records, the first ${told.predictions.length} are shown.`) : null,
+      told.accuracy === null ? null : ev.el("p", {}, `Of the labels that stood beside the records ${(100 * told.accuracy).toFixed(1)} % were told.`),
+      ev.el("p", { class: "soft small" }, `By release ${told.release}, on this box.`),
+    ];
+  }
+
+  const listed = (names) => (names.length > COLUMNS ? `${names.slice(0, COLUMNS).join(", ")} and ${names.length - COLUMNS} more` : names.join(", "));
+
+  // What the model takes, asked once somebody is about to try it: only then it is loaded.
+  async function hint() {
+    try {
+      const model = await ev.ask("model");
+      const { columns = [], classes = [], pictures = false } = model;
+      const shape = model.input_shape.map((n) => (n === null ? "any" : n)).join(" × ");
+      const takes = pictures ? "takes pictures" : columns.length ? `takes tables with the columns ${listed(columns)}, named in their first line` : `takes records of ${shape} numbers`;
+      $("try-hint").textContent = `Release ${model.release} ${takes}${classes.length ? `, and tells ${classes.length} classes apart` : ""}. It is asked on this box, costs no budget, and nothing of it leaves.`;
+    } catch (error) { if (error.status === 401) logged(false); }
+  }
+
+  // --- what the owner does ---
+
+  async function change(path) {
+    try { await ev.ask(path, { method: "POST" }); } catch (error) {
+      if (error.status === 401) logged(false);
+      else throw error;
+    }
+  }
+  // A button that is disabled would lose the focus, which the other one is to get.
+  const order = (path) => async () => {
+    try { await change(path); } catch (error) { $("pause-note").textContent = said(error); }
+  };
+  $("pause").addEventListener("click", order("pause"));
+  $("resume").addEventListener("click", order("resume"));
+  $("logout").addEventListener("click", async () => { await change("logout"); logged(false); $("token").focus(); });
+  $("login").addEventListener("submit", (event) => { event.preventDefault(); logIn({ token: $("token").value }); });
+  $("rollback").addEventListener("click", async () => {
+    $("rollback-said").textContent = "";
+    if (!sure) { sure = true; showRollback(); return; }
+    sure = false;
+    try { await change("rollback"); $("rollback-said").textContent = "It is in use from now on."; } catch (error) { $("rollback-said").textContent = said(error); }
+    showRollback();
+  });
+  $("rollback-no").addEventListener("click", () => { sure = false; showRollback(); $("rollback").focus(); });
+  for (const id of ["record", "file"]) $(id).addEventListener("focus", hint, { once: true });
+  $("try").addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const file = $("file").files[0], text = $("record").value.trim();
+    ev.show($("answer"));
+    $("try-said").textContent = "";
+    if (!file && !text) { $("try-said").textContent = "Write a record, or choose a file."; return; }
+    const kind = text ? TYPES.csv : TYPES[file.name.split(".").pop().toLowerCase()] || "application/octet-stream";
+    try {
+      ev.show($("answer"), answer(await ev.ask("try", { method: "POST", body: text ? `${text}\n` : file, headers: { "Content-Type": kind } })));
+    } catch (error) {
+      if (error.status === 401) logged(false);
+      else $("try-said").textContent = said(error);
+    }
+  });
+
+  const ticket = /^#ticket=(.+)$/.exec(location.hash);
+  if (ticket) {
+    history.replaceState(null, "", location.pathname); // used up at once, and not kept in the history
+    logIn({ ticket: ticket[1] });
+  } else {
+    ev.ask("session").then((told) => logged(told.logged_in), () => logged(false));
+  }
+})(window.EdgeVeil);

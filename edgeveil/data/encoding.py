@@ -1,0 +1,235 @@
+"""A schema makes numbers of records: the same numbers on every device.
+
+What a record becomes follows from the schema and the record alone, and nothing that a record holds
+fails: what cannot be read as its column says is a missing value, a row of another width, or with a
+label that is none of the classes, is a record that learning drops. Only what a file's *form* lacks
+is refused: a column. Values are computed one by one, by operations that are correctly rounded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.crypto.labels import RECORD_STORED, context
+from edgeveil.data.records import MAX_BYTES, Records, require_room
+from edgeveil.data.schema import PIXEL_RANGE, Column, DataSchema
+from edgeveil.errors import DataError
+from edgeveil.registry import nearest
+
+_DIGEST_BYTES = 32
+NO_CLASS = -1
+
+
+@dataclass(frozen=True)
+class ColumnTally:
+    """What was found in one column. Private: for the owner's own console alone."""
+
+    name: str
+    rows: int
+    missing: int  # empty, or what the schema says stands for it
+    unreadable: int  # no number, where one belongs: read as missing
+    clipped: int  # numbers outside the public range
+    unknown: int  # categories that are not in the public list
+
+    @property
+    def outside(self) -> int:
+        """Values that are not what the schema says."""
+        return self.unreadable + self.clipped + self.unknown
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Records, and what was found in their columns; `unknown_labels` are dropped when learning."""
+
+    records: Records
+    columns: tuple[ColumnTally, ...] = ()
+    unknown_labels: int = 0
+    labelled: bool = True
+
+
+class RowEncoder:
+    """Rows of text -> records. `names` are the columns of the file, in its order.
+
+    Raises DataError for a column that the file lacks; `labelled`: whether the label's is needed,
+    None: if it is there.
+    """
+
+    def __init__(
+        self,
+        schema: DataSchema,
+        names: Sequence[str],
+        where: str,
+        *,
+        labelled: bool | None = True,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        self._schema, self._where, self._max_bytes = schema, where, max_bytes
+        self._width, place = len(names), {name: at for at, name in enumerate(names)}
+        label = schema.label.column or ""
+        labelled = label in place if labelled is None else labelled
+        wanted = [name for column in schema.columns or () for name in column.names]
+        if labelled:
+            wanted.append(label)
+        lacking = [name for name in wanted if name not in place]
+        if lacking:
+            more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+            raise DataError(
+                f"has no column '{lacking[0]}'{more}, which data.schema names",
+                where=where,
+                fix=nearest(lacking[0], list(names)),
+            )
+        twice = next((name for name in wanted if names.count(name) > 1), None)
+        if twice is not None:
+            what = f"names two columns '{twice}', which data.schema reads"
+            raise DataError(what, where=where, fix="give each column its own name")
+        missing = frozenset(("", *schema.missing))
+        self._columns = [
+            (place[name], _ColumnReader(name, column, missing))
+            for column in schema.columns or ()
+            for name in column.names
+        ]
+        self._label = place[label] if labelled else None
+        self._classes = schema.label.numbers
+        self._labels, self._broken, self._digests = array("q"), array("b"), bytearray()
+
+    def add(self, cells: Sequence[str]) -> str:
+        """One row; what is wrong with it as a whole, or "". Raises nothing for what it holds."""
+        whole = len(cells) == self._width
+        self._digests += stored_digest(cell.encode("utf-8", "surrogatepass") for cell in cells)
+        self._broken.append(not whole)
+        for at, column in self._columns:
+            column.add(cells[at].strip() if whole else "")
+        label = NO_CLASS
+        if whole and self._label is not None:
+            label = self._classes.get(cells[self._label].strip(), NO_CLASS)
+        self._labels.append(label)
+        if not whole:
+            return f"{len(cells)} columns, there should be {self._width}"
+        if label == NO_CLASS and self._label is not None:
+            return "the label is none of the classes of data.schema"
+        return ""
+
+    def encoded(self) -> Encoded:
+        """All rows so far. Raises DataError where they would take more than the most bytes."""
+        rows = len(self._labels)
+        require_room((rows, *self._schema.input_shape), 4, self._max_bytes, self._where)
+        broken = np.frombuffer(self._broken, np.int8).astype(np.bool_)
+        x, at = np.zeros((rows, *self._schema.input_shape), np.float32), 0
+        for _, column in self._columns:
+            column.fill(x[:, at : at + column.width])
+            at += column.width
+        x[broken] = np.nan
+        labels = np.array(self._labels, np.int64)
+        return Encoded(
+            Records(x, labels, digest_rows(self._digests)),
+            tuple(column.tally(broken) for _, column in self._columns),
+            int((labels[~broken] == NO_CLASS).sum()) if self._label is not None else 0,
+            self._label is not None,
+        )
+
+
+class _ColumnReader:
+    """One column's cells as they come, and their values in the end."""
+
+    def __init__(self, name: str, column: Column, missing: frozenset[str]) -> None:
+        self._name, self._column, self._missing = name, column, missing
+        self.width, category = column.width, column.category or ()
+        self._unknown = len(category)
+        self._number = {text: at for at, text in enumerate(category)}
+        self._codes, self._values = array("i"), array("d")
+        self._gaps = self._unreadable = 0
+
+    def add(self, cell: str) -> None:
+        gap = cell in self._missing
+        self._gaps += gap
+        if self._column.category is not None:
+            self._codes.append(self._unknown if gap else self._number.get(cell, self._unknown))
+            return
+        value = math.nan if gap else number_in(cell)
+        self._unreadable += not gap and math.isnan(value)
+        self._values.append(value)
+
+    def fill(self, x: NDArray[np.float32]) -> None:
+        """Write the column's values to x (n, width), which holds zeros."""
+        column = self._column
+        if column.number is None:
+            codes = np.frombuffer(self._codes, np.int32)
+            x[np.arange(len(x)), codes] = 1
+            return
+        low, high = column.number
+        values = np.frombuffer(self._values)
+        known = ~np.isnan(values)
+        within = np.clip(np.where(known, values, low), low, high)
+        if column.bins:
+            places = np.searchsorted(np.array(column.bins), within, side="right")
+            x[np.arange(len(x)), np.where(known, places, len(column.bins) + 1)] = 1
+            return
+        scaled = (within - low) / (high - low) * 2.0 - 1.0
+        x[:, 0] = np.where(known, scaled, 0.0)
+
+    def tally(self, broken: NDArray[np.bool_]) -> ColumnTally:
+        """What was found, rows that are broken as a whole left out."""
+        rows, gaps = int((~broken).sum()), self._gaps - int(broken.sum())
+        clipped = unknown = 0
+        if self._column.number is None:
+            unknown = int((np.frombuffer(self._codes, np.int32) == self._unknown).sum())
+            unknown -= self._gaps
+        else:
+            values, (low, high) = np.frombuffer(self._values), self._column.number
+            clipped = int(((values < low) | (values > high)).sum())
+        return ColumnTally(self._name, rows, gaps, self._unreadable, clipped, unknown)
+
+
+def number_in(cell: str) -> float:
+    """The number that a cell holds; NaN for what is none."""
+    try:
+        return float(cell)
+    except ValueError:
+        return math.nan
+
+
+def stored_digest(parts: Iterable[bytes]) -> bytes:
+    """SHA-256 of a record as it is stored: a row's cells, or a file's bytes."""
+    return hashlib.sha256(context(RECORD_STORED, *parts)).digest()
+
+
+def digest_rows(digests: bytes | bytearray) -> NDArray[np.float32]:
+    """Digests one after the other -> (n, 32), a byte a value: what `Records.stored` holds."""
+    rows = np.frombuffer(bytes(digests), np.uint8).reshape(-1, _DIGEST_BYTES)
+    return rows.astype(np.float32)
+
+
+def pictures(schema: DataSchema, x: NDArray[np.float32], where: str) -> NDArray[np.float32]:
+    """Pictures (n, h, w), (n, 3, h, w) or (n, h, w, 3) as the schema's records, 0 to 255.
+
+    Raises DataError for arrays of another shape.
+    """
+    image = schema.image
+    if image is None:
+        raise DataError(
+            "the job's schema names columns, and an NPZ file has none",
+            where=where,
+            fix="store the table as CSV or Parquet",
+        )
+    shape, (low, high) = schema.input_shape, image.values
+    if len(shape) == 3 and x.shape[1:] == (*shape[1:], shape[0]):
+        x = np.moveaxis(x, -1, 1)
+    if x.shape[1:] != shape and x.shape != (0, 0):
+        raise DataError(
+            f"holds records of shape {list(x.shape[1:])}, data.schema says {list(shape)}",
+            where=where,
+            fix="correct image.size and image.channels, or the file",
+        )
+    x = x.reshape(len(x), *shape)
+    if image.values == PIXEL_RANGE:
+        within: NDArray[np.float32] = np.clip(x, np.float32(low), np.float32(high))
+        return within
+    wide = (np.clip(x.astype(np.float64), low, high) - low) / (high - low) * PIXEL_RANGE[1]
+    return np.ascontiguousarray(wide, np.float32)

@@ -1,0 +1,304 @@
+"""What the columns, pictures and labels of a data set are called, and what values they may have.
+
+A job's `data.schema`: public, and the same for all. Here stands its shape, and what follows from
+it; `edgeveil.data.encoding` makes numbers of records by it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from edgeveil.errors import DataError
+from edgeveil.registry import nearest
+from edgeveil.settings.base import Block, Mix
+
+Text = Annotated[str, Field(max_length=256)]
+ColumnName = Annotated[str, Field(min_length=1, max_length=128)]
+Finite = Annotated[float, Field(ge=-1e30, le=1e30)]
+Pixels = Annotated[int, Field(ge=1, le=4096)]
+
+Origin = Literal["public", "own_records"]
+PIXEL_RANGE = (0.0, 255.0)
+
+
+def _says_nothing(value: object) -> bool:
+    return value is None or value == ()
+
+
+class Column(Block):
+    """One column of a table, or several of one form."""
+
+    name: ColumnName | Annotated[tuple[ColumnName, ...], Field(min_length=1, max_length=4096)] = (
+        Field(examples=["age"])
+    )
+    """The column's name, or a list of the names of several columns that are read alike."""
+    number: tuple[Finite, Finite] | None = Field(
+        default=None, examples=[[17, 90]], exclude_if=_says_nothing
+    )
+    """A number, and its public range: what lies outside is clipped, the range becomes [-1, 1]; what
+    is missing is its middle, 0."""
+    bins: tuple[Finite, ...] = Field(
+        default=(), max_length=256, examples=[[25, 35, 45]], exclude_if=_says_nothing
+    )
+    """Of a number: public edges within its range that cut it into bins, each of them a place of its
+    own (1 there, 0 elsewhere), and one more for what is missing."""
+    category: tuple[Text, ...] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=4096,
+        examples=[["red", "green"]],
+        exclude_if=_says_nothing,
+    )
+    """A text, and the public list of what it may be: each is a place of its own, and one more is
+    for whatever else stands there, or nothing."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that it is about."""
+        return (self.name,) if isinstance(self.name, str) else self.name
+
+    @property
+    def width(self) -> int:
+        """How many values one of them becomes."""
+        if self.category is not None:
+            return len(self.category) + 1
+        return len(self.bins) + 2 if self.bins else 1
+
+
+class Label(Block):
+    """What is learned to tell."""
+
+    column: ColumnName | None = Field(default=None, examples=["income"], exclude_if=_says_nothing)
+    """The label's column in a table; pictures lie in a folder for each class."""
+    classes: tuple[Text | Annotated[tuple[Text, ...], Field(min_length=1, max_length=16)], ...] = (
+        Field(min_length=2, max_length=10000, examples=[["no", "yes"]])
+    )
+    """The classes' names, class 0 first. A list of names in the place of one: all of them mean that
+    class, the first is printed. A record with another label is dropped."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What each class is called."""
+        return tuple(one if isinstance(one, str) else one[0] for one in self.classes)
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The class that each name means."""
+        return {
+            name: number
+            for number, one in enumerate(self.classes)
+            for name in ((one,) if isinstance(one, str) else one)
+        }
+
+
+class Picture(Block):
+    """What each picture becomes."""
+
+    size: tuple[Pixels, Pixels] = Field(examples=[[32, 32]])
+    """Height and width; pictures of another size are scaled to it."""
+    channels: Literal[1, 3] = 1
+    """1: grey, records of [height, width]; 3: red, green, blue, records of [3, height, width]."""
+    values: tuple[Finite, Finite] = Field(
+        default=PIXEL_RANGE, exclude_if=lambda value: value == PIXEL_RANGE
+    )
+    """The public range of the values in an NPZ file, which becomes 0 to 255; files of pictures have
+    that already."""
+
+
+class DataSchema(Block):
+    """Names and values of a data set's records; all of it is public."""
+
+    origin: Origin = Field(examples=["public"])
+    """`public`: lists and ranges are known without looking at anybody's records. `own_records`:
+    drawn from records, as `edgeveil data describe` does it; no job may have that, since a list or a
+    range can tell of a single record: judge each of them, then write `public`."""
+    label: Label
+    """What is learned to tell."""
+    columns: Annotated[tuple[Column, ...], Field(min_length=1, max_length=4096)] | None = Field(
+        default=None, examples=[[{"name": "age", "number": [17, 90]}]], exclude_if=_says_nothing
+    )
+    """The columns of a table that are learned from; others are not read."""
+    header: Annotated[tuple[ColumnName, ...], Field(min_length=2, max_length=65536)] | None = Field(
+        default=None, exclude_if=_says_nothing
+    )
+    """All columns of a CSV file that has no line to name them, in their order; null: the first line
+    of the file names them."""
+    missing: tuple[Text, ...] = Field(
+        default=(), max_length=16, examples=[["?"]], exclude_if=_says_nothing
+    )
+    """What stands in a table where a value is missing; an empty cell always does."""
+    image: Picture | None = Field(default=None, exclude_if=_says_nothing)
+    """The form of pictures."""
+
+    @cached_property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one record as it is learned from."""
+        if self.image is not None:
+            colours = (self.image.channels,) if self.image.channels > 1 else ()
+            return (*colours, *self.image.size)
+        return (max(1, sum(len(one.names) * one.width for one in self.columns or ())),)
+
+    @property
+    def classes(self) -> int:
+        """How many there are."""
+        return len(self.label.classes)
+
+    @property
+    def largest(self) -> float:
+        """No value of a record is beyond it: what an `input_scale` divides by."""
+        return PIXEL_RANGE[1] if self.image is not None else 1.0
+
+
+# --- what a released model says of its records ---
+
+SCHEMA, LABELS = "edgeveil.schema", "edgeveil.labels"
+METADATA_BYTES = 1 << 17
+
+
+def schema_metadata(schema: DataSchema) -> dict[str, str]:
+    """The properties of an ONNX model that reads records by this schema."""
+    properties = {
+        SCHEMA: schema.model_dump_json(),
+        LABELS: json.dumps(list(schema.label.names), ensure_ascii=False),
+    }
+    return {key: without_location(text) for key, text in properties.items()}
+
+
+def without_location(text: str) -> str:
+    """JSON text, or a name, without a word that nobody opens a graph with: it would mark a tensor
+    outside of it."""
+    return text.replace("location", r"\u006cocation")
+
+
+def schema_in(properties: Mapping[str, str]) -> DataSchema | None:
+    """The inverse of `schema_metadata`; None where there is none. Raises DataError."""
+    text = properties.get(SCHEMA)
+    if text is None:
+        return None
+    try:
+        if len(text) > METADATA_BYTES:
+            raise ValueError(f"has {len(text)} characters")
+        schema = DataSchema.model_validate_json(text, strict=True)
+        mixes = list(impossible(schema, SCHEMA))
+        if mixes:
+            raise ValueError(mixes[0].text)
+    except (ValueError, RecursionError) as error:
+        what = f"holds no schema that this version knows ({str(error)[:100]})"
+        raise DataError(what, where=SCHEMA, fix="use an EdgeVeil of the model's version") from None
+    return schema
+
+
+# --- what is impossible together ---
+
+
+def impossible(schema: DataSchema, at: str) -> Iterator[Mix]:
+    """Why the schema that stands at key `at` cannot be."""
+    if schema.origin == "own_records":
+        yield Mix(
+            (f"{at}.origin",),
+            "lists and ranges that were drawn from records can tell of a single one of them, and a"
+            " job is public; judge each of them, replace what only records say, and write public",
+        )
+    if (schema.columns is None) == (schema.image is None):
+        given = "both are given" if schema.columns else "neither is given"
+        text = (
+            f"a record is a picture or a row of columns, and {given}; write one of image, columns"
+        )
+        yield Mix((f"{at}.columns", f"{at}.image", at), text)
+    yield from _labels(schema.label, at)
+    if schema.columns is not None:
+        yield from _table(schema, schema.columns, at)
+    else:
+        for key in ("header", "missing"):
+            if getattr(schema, key):
+                yield Mix((f"{at}.{key}",), "is for tables, not for pictures; leave it out")
+        if schema.label.column is not None:
+            text = "is for tables: pictures lie in a folder for each class; leave it out"
+            yield Mix((f"{at}.label.column",), text)
+    if schema.image is not None and schema.image.values[0] >= schema.image.values[1]:
+        yield _not_a_range(schema.image.values, f"{at}.image.values")
+
+
+def _labels(label: Label, at: str) -> Iterator[Mix]:
+    said = [n for one in label.classes for n in ((one,) if isinstance(one, str) else one)]
+    twice = _twice(said)
+    if twice is not None:
+        yield Mix((f"{at}.label.classes",), f"'{twice}' stands twice; name each class once")
+
+
+def _table(schema: DataSchema, columns: tuple[Column, ...], at: str) -> Iterator[Mix]:
+    named = [name for one in columns for name in one.names]
+    twice, label = _twice(named), schema.label.column
+    if twice is not None:
+        yield Mix((f"{at}.columns",), f"'{twice}' stands twice; name each column once")
+    if label is None:
+        text = "is missing: a row's label stands in one of the columns; name it"
+        yield Mix((f"{at}.label.column", f"{at}.label"), text)
+    elif label in named:
+        text = f"'{label}' is learned to tell, and learned from; leave it out of columns"
+        yield Mix((f"{at}.columns", f"{at}.label.column"), text)
+    for index, column in enumerate(columns):
+        yield from _column(column, schema.missing, f"{at}.columns.{index}")
+    if schema.header is None:
+        return
+    again = _twice(schema.header)
+    if again is not None:
+        yield Mix((f"{at}.header",), f"'{again}' stands twice; give each column its own name")
+    for name in (*named, *([label] if label else ())):
+        if name not in schema.header:
+            close = nearest(name, list(schema.header))
+            text = (
+                f"does not hold '{name}', {close}; it names all columns of the file in their order"
+            )
+            yield Mix((f"{at}.header", f"{at}.columns"), text)
+
+
+def _column(column: Column, missing: tuple[str, ...], at: str) -> Iterator[Mix]:
+    if (column.number is None) == (column.category is None):
+        given = "both are given" if column.number else "neither is given"
+        text = (
+            f"a column is a number or a category, and {given}; write for example"
+            " number: [0, 100], or category: [red, green]"
+        )
+        yield Mix((f"{at}.number", at), text)
+        return
+    if column.category is not None:
+        twice = _twice(column.category)
+        if twice is not None:
+            yield Mix((f"{at}.category",), f"'{twice}' stands twice; name each once")
+        for name in column.category:
+            if name in missing or not name.strip():
+                text = f"'{name}' is what stands for a missing value; it has a place already"
+                yield Mix((f"{at}.category",), f"{text}, leave it out")
+            elif name != name.strip():
+                text = f"'{name}' begins or ends with a space, which no cell is read with; drop it"
+                yield Mix((f"{at}.category",), text)
+    if column.number is not None and column.number[0] >= column.number[1]:
+        yield _not_a_range(column.number, f"{at}.number")
+    elif column.bins:
+        ends = column.number or (0.0, 0.0)
+        edges = (ends[0], *column.bins, ends[1])
+        if column.number is None or any(low >= high for low, high in pairwise(edges)):
+            text = "are the inner edges of a number's range, each above the one before"
+            yield Mix((f"{at}.bins",), f"{text}; write for example number: [0, 9], bins: [3, 6]")
+
+
+def _not_a_range(given: tuple[float, float], at: str) -> Mix:
+    text = f"must be the least and the greatest value, got {list(given)}; write [0, 100]"
+    return Mix((at,), text)
+
+
+def _twice(names: tuple[str, ...] | list[str]) -> str | None:
+    """The first name that stands there again."""
+    seen = set[str]()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None

@@ -1,0 +1,157 @@
+"""The last linear layer of a released model: found in its graph, read, and replaced.
+
+Works on the graph's bytes as `edgeveil.evaluation.graph_check` reads them, without the `onnx`
+package: a box that infers has none. Two things are put to use of protobuf's wire format: a tensor's
+values stand in it as they are, so that others of the same size can take their place, and what
+follows a message adds to it, so that a graph gets one output more by a few bytes at its end.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.errors import DataError
+from edgeveil.evaluation.graph_check import (
+    DATA_TYPE,
+    FLOAT,
+    GRAPH,
+    INITIALIZER,
+    NODE,
+    RAW,
+    TENSOR_NAME,
+    Field,
+    GraphNode,
+    fields,
+    message,
+    messages,
+    number,
+    text,
+    varints,
+)
+
+_DIMS = 1  # of TensorProto
+_GRAPH_OUTPUT, _VALUE_NAME, _VALUE_TYPE = 12, 1, 2
+_TENSOR_TYPE, _ELEMENT_TYPE = 1, 1
+_LENGTH, _VARINT = 2, 0  # wire types
+
+
+@dataclass(frozen=True)
+class LinearHead:
+    """probabilities = softmax(h · weight + bias), `h` the tensor `features` of the graph.
+
+    `weight` (d, classes) float64, `bias` (classes,) or None where the graph has none.
+    """
+
+    features: str
+    weight: NDArray[np.float64]
+    bias: NDArray[np.float64] | None
+    _weight_at: int
+    _bias_at: int
+    _transposed: bool
+
+    def replaced(
+        self, graph: bytes, weight: NDArray[np.float64], bias: NDArray[np.float64] | None
+    ) -> bytes:
+        """The same graph with other values of the same shapes."""
+        found = bytearray(graph)
+        stored = weight.T if self._transposed else weight
+        for at, values in ((self._weight_at, stored), (self._bias_at, bias)):
+            if values is not None:
+                raw = np.ascontiguousarray(values, "<f4").tobytes()
+                found[at : at + len(raw)] = raw
+        return bytes(found)
+
+
+def find_head(graph: bytes) -> LinearHead:
+    """The head of a model whose `probabilities` are a softmax of a linear layer.
+
+    Raises DataError for any other graph.
+    """
+    parts = fields(message(fields(memoryview(graph)), GRAPH, "graph"))
+    nodes = {node.output: node for node in map(GraphNode, messages(parts, NODE))}
+    tensors = {text(one, TENSOR_NAME): one for one in map(fields, messages(parts, INITIALIZER))}
+    last = nodes.get("probabilities")
+    layer = nodes.get(last.inputs[0]) if last and last.operator == "Softmax" else None
+    bias = None
+    if layer is not None and layer.operator == "Add":
+        bias = next((name for name in layer.inputs if name in tensors), None)
+        layer = next((nodes[name] for name in layer.inputs if name in nodes), None)
+    if layer is None or layer.operator not in ("MatMul", "Gemm"):
+        raise _no_head("its probabilities are no softmax of a linear layer")
+    transposed = False
+    if layer.operator == "Gemm":
+        transposed = _plain_gemm(layer)
+        bias = layer.inputs[2] if len(layer.inputs) > 2 else None
+    features, weight = layer.inputs[0], layer.inputs[1]
+    if weight not in tensors or (bias is not None and bias not in tensors):
+        raise _no_head("its last layer's weights are computed")
+    at, values = _tensor(graph, tensors[weight])
+    if values.ndim != 2:
+        raise _no_head("its last layer's weights are no matrix")
+    bias_at, of_bias = _tensor(graph, tensors[bias]) if bias is not None else (-1, None)
+    matrix = values.T if transposed else values
+    if of_bias is not None and of_bias.shape != matrix.shape[1:]:
+        raise _no_head("its last layer's bias is none of its classes")
+    return LinearHead(features, matrix, of_bias, at, bias_at, transposed)
+
+
+def with_output(graph: bytes, name: str) -> bytes:
+    """The graph with one output more: its float32 tensor `name`."""
+    tensor = _field(_TENSOR_TYPE, _LENGTH, _field(_ELEMENT_TYPE, _VARINT, _varint(FLOAT)))
+    value = _field(_VALUE_NAME, _LENGTH, name.encode()) + _field(_VALUE_TYPE, _LENGTH, tensor)
+    return graph + _field(GRAPH, _LENGTH, _field(_GRAPH_OUTPUT, _LENGTH, value))
+
+
+def _plain_gemm(layer: GraphNode) -> bool:
+    """Whether its weights are stored transposed. Raises DataError where it does more than that."""
+    transposed = False
+    for attribute in layer.attributes:
+        name, whole = text(attribute, 1), number(attribute, 3)
+        if name == "transB":
+            transposed = whole == 1
+        elif name != "transA" or whole:
+            raise _no_head(f"its last layer has the attribute {name[:32]!r}")
+    return transposed
+
+
+def _tensor(graph: bytes, tensor: list[Field]) -> tuple[int, NDArray[np.float64]]:
+    """Where a tensor's values begin in the graph, and the values."""
+    raw = messages(tensor, RAW)
+    if number(tensor, DATA_TYPE) != FLOAT or len(raw) != 1:
+        raise _no_head("its last layer's weights are no plain float32 numbers")
+    shape: list[int] = []
+    for field in tensor:
+        if field.number == _DIMS:
+            value = field.value
+            shape += [value] if isinstance(value, int) else varints(value or memoryview(b""))
+    if 4 * math.prod(shape) != len(raw[0]):
+        raise _no_head("its last layer's weights are cut off")
+    values = np.frombuffer(raw[0], "<f4")
+    start = values.ctypes.data - np.frombuffer(graph, np.uint8).ctypes.data
+    return start, values.reshape(shape).astype(np.float64)
+
+
+def _field(number: int, kind: int, value: bytes) -> bytes:
+    head = _varint(number << 3 | kind)
+    return head + (_varint(len(value)) if kind == _LENGTH else b"") + value
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+def _no_head(what: str) -> DataError:
+    return DataError(
+        f"has no head that could be learned further: {what}",
+        where="the release",
+        fix="use the shared model",
+    )

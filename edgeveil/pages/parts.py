@@ -1,0 +1,197 @@
+"""A page as plain JSON, which `static/job_view.js` draws.
+
+What is said is decided where these are called, in Python; a browser only shows it.
+
+    view      {title, badge: {text, tone}, lines: [said], progress: null or {done, of, text},
+               cards: [[card]], sections: [section], footer}
+    card      {name, value, note, tone, words}: `words` a value that is no figure
+    said      {text, tone}: one paragraph; tone is "", "soft", "good", "bad" or "warn"
+    section   {id, title, said: [said], parts: [part], after: [said]}
+    part      what one of the functions below returns, by its `kind`
+
+Colours are names of the pages' own: blue, orange, red, green, purple, sky, olive, grey, indigo,
+brown. Exchanges are numbered from 1; `before` are the names of those before round 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+Json = dict[str, Any]
+Tone = Literal["", "soft", "good", "bad", "warn"]
+Form = Literal["figure", "up", "count", "seconds", "bytes"]
+
+MOST_POINTS = 400  # of a line: more are not told apart on a screen
+
+
+def said(text: str, tone: Tone = "soft") -> Json:
+    """One paragraph."""
+    return {"text": text, "tone": tone}
+
+
+def card(name: str, value: str, note: str = "", *, tone: Tone = "", words: bool = False) -> Json:
+    """One figure of those at the top."""
+    return {"name": name, "value": value, "note": note, "tone": tone, "words": words}
+
+
+def section(
+    key: str,
+    title: str,
+    parts: Sequence[Json | None],
+    *,
+    before: Sequence[Json | None] = (),
+    after: Sequence[Json | None] = (),
+) -> Json:
+    """What stands under one heading; None is left out."""
+    return {
+        "id": key,
+        "title": title,
+        "said": [one for one in before if one],
+        "parts": [one for one in parts if one],
+        "after": [one for one in after if one],
+    }
+
+
+def series(
+    name: str,
+    values: Sequence[float | None],
+    colour: str,
+    form: Form = "figure",
+    *,
+    dash: bool = False,
+    steps: bool = False,
+    quiet: bool = False,
+) -> Json:
+    """One line of a chart, its area filled with `steps`. `quiet`: only its value is told, beside
+    those of the others."""
+    how = {"dash": dash, "steps": steps, "quiet": quiet}
+    return {"name": name, "values": list(values), "colour": colour, "form": form, **how}
+
+
+def lines(
+    label: str,
+    x: Sequence[float],
+    shown: Sequence[Json],
+    *,
+    x_name: str = "training round",
+    before: Sequence[str] = (),
+    low: float | None = None,
+    high: float | None = None,
+) -> Json:
+    """Lines over `x`, thinned to MOST_POINTS; `low` and `high` are the y axis's ends where they are
+    not the values' own."""
+    picks = thinned(len(x), MOST_POINTS)
+    return {
+        "kind": "lines",
+        "label": label,
+        "x": [x[k] for k in picks],
+        "x_name": x_name,
+        "before": list(before),
+        "series": [{**one, "values": [one["values"][k] for k in picks]} for one in shown],
+        "low": low,
+        "high": high,
+    }
+
+
+def table(
+    label: str,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    text: Sequence[int] = (),
+    first: int = 0,
+) -> Json:
+    """Cells as they are shown; columns of `text` are words. The `first` rows alone are seen until
+    somebody asks for the others; 0: all."""
+    plain = [list(row) for row in rows]
+    kinds = {"kind": "table", "label": label, "head": list(head), "text": list(text)}
+    return {**kinds, "rows": plain, "first": first}
+
+
+def terms(rows: Sequence[tuple[str, str]]) -> Json:
+    """Words and what they mean."""
+    return {"kind": "terms", "rows": [list(row) for row in rows]}
+
+
+def bars(label: str, rows: Sequence[tuple[str, float, str]], colour: str = "blue") -> Json:
+    """Horizontal bars: name, length, and what is written at the end."""
+    return {"kind": "bars", "label": label, "rows": [list(row) for row in rows], "colour": colour}
+
+
+def heat(
+    label: str,
+    values: Sequence[Sequence[float]],
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    row_name: str,
+    column_name: str,
+    red: Sequence[int] = (),
+    top: Sequence[float] = (),
+) -> Json:
+    """Counts as shades, row by row from above; columns of `red` are marked. `top` are bars above
+    the columns."""
+    names = {"rows": list(rows), "columns": list(columns)}
+    axes = {"row_name": row_name, "column_name": column_name}
+    found = [list(row) for row in values]
+    return {
+        "kind": "heat",
+        "label": label,
+        "values": found,
+        "red": list(red),
+        "top": list(top),
+        **names,
+        **axes,
+    }
+
+
+def scatter(label: str, panels: Sequence[Json], limits: Sequence[tuple[float, float]]) -> Json:
+    """Panels {title, points, labels, numbered} of one scale: `limits` of x and of y."""
+    shown = {"panels": list(panels), "limits": [list(one) for one in limits]}
+    return {"kind": "scatter", "label": label, **shown}
+
+
+def gantt(
+    label: str, steps: Sequence[tuple[str, str]], rows: Sequence[Json], *, whole: bool
+) -> Json:
+    """Bars in time, a row each: {name, start_s, begun_s, parts_s}, a part for each of `steps`
+    (name, colour). `whole`: nothing between them was cut out, so that there is a time axis."""
+    kinds = [{"name": name, "colour": colour} for name, colour in steps]
+    return {"kind": "gantt", "label": label, "steps": kinds, "rows": list(rows), "whole": whole}
+
+
+def events(rows: Sequence[Json], before: int) -> Json:
+    """{time, text, tone}, newest first; `before`: how many older ones are not among them."""
+    return {"kind": "events", "label": "Events", "rows": list(rows), "before": before}
+
+
+# --- texts ---
+
+
+def figure_text(value: float | None, digits: int = 3) -> str:
+    """A share or a score."""
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def counted(count: int, what: str) -> str:
+    """`1 round`, `2 rounds`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def thinned(count: int, most: int) -> list[int]:
+    """At most so many of the indices below `count`, evenly, the first and the last among them."""
+    if count <= most:
+        return list(range(count))
+    return sorted({round(k * (count - 1) / (most - 1)) for k in range(most)})
+
+
+def rounded(value: float | None, digits: int = 5) -> float | None:
+    """So many significant digits, for a chart; None for what is not finite."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
+
+
+def least(values: Sequence[float | None]) -> float:
+    """The smallest of those that are there; 0 where none is."""
+    return min((value for value in values if value is not None), default=0.0)

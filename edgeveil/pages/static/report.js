@@ -1,0 +1,3 @@
+"use strict";
+// A frozen page: what it shows lies in it.
+EdgeVeil.jobView(document.getElementById("view"), JSON.parse(document.getElementById("data").textContent));

@@ -1,0 +1,176 @@
+"""What the proxy tells of its state: `/status` for programs, and the page `/` for its operator.
+
+Both show counts and bytes, no model and nothing of a job but the number and phase of its rounds, so
+they ask for no token. The ids of devices whose messages were refused are for the operator: they are
+told to this machine alone, and asked for by a name of its own. Where others may reach the page,
+these lists are left out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from edgeveil.sites.proxy import ProxySite
+from edgeveil.storage import file_mark
+from edgeveil.transport.http import EventStream, Health, Page, PageContent, PageRequest, files
+from edgeveil.transport.link import StateHandler
+from edgeveil.transport.listener import ListenAt
+from edgeveil.transport.metrics import bounded
+from edgeveil.transport.mqtt_link import RuntimeLink
+from edgeveil.transport.runtime import Runtime
+from edgeveil_proxy.role import ProxyRole
+
+LOOK_S = 2.0
+
+
+class ProxyPage:
+    """The pages of one proxy. `links` are its hops `edge` and `cloud`; `claims` gives the counts of
+    its claim desk, where it has one."""
+
+    def __init__(
+        self,
+        site: ProxySite,
+        at: ListenAt,
+        proxy: ProxyRole,
+        runtime: Runtime,
+        health: Health,
+        links: Mapping[str, RuntimeLink],
+        claims: Callable[[], Mapping[str, int]] | None = None,
+    ) -> None:
+        self._site, self._at, self._proxy, self._runtime = site, at, proxy, runtime
+        self._health, self._links, self._claims = health, links, claims
+        self._since_s = dict.fromkeys(links, time.time())
+        self._was = dict.fromkeys(links, False)
+        self._certificates: dict[Path, tuple[tuple[int, ...], float | None]] = {}
+
+    def pages(self) -> dict[str, Page]:
+        """By their paths."""
+        own = files("edgeveil_proxy", "proxy.html", "proxy.css", "proxy.js")
+        return {**own, "/status": self._status, "/events": self._events}
+
+    def hears(self, hop: str, then: StateHandler) -> StateHandler:
+        """A link's `on_state` that notes since when it is up or down."""
+
+        def on_state(connected: bool, reason: str) -> None:
+            if connected != self._was[hop]:
+                self._was[hop], self._since_s[hop] = connected, time.time()
+            then(connected, reason)
+
+        return on_state
+
+    async def _status(self, request: PageRequest) -> PageContent:
+        return PageContent.of_json({**self._counts(), **self._of_devices(request)})
+
+    async def _events(self, request: PageRequest) -> EventStream:
+        async def value() -> dict[str, Any]:
+            return {**self._counts(), **await self._state(), **self._of_devices(request)}
+
+        return EventStream(value, LOOK_S)
+
+    def _counts(self) -> dict[str, Any]:
+        proxy, runtime, moved = self._proxy, self._runtime, self._links
+        return {
+            "enrolled": len(proxy.registry.devices()),
+            "online": proxy.host.online,
+            "round": proxy.host.round,
+            "bytes": {
+                "devices_in": moved["edge"].bytes["in"],
+                "devices_out": moved["edge"].bytes["out"],
+                "cloud_in": moved["cloud"].bytes["in"],
+                "cloud_out": moved["cloud"].bytes["out"],
+            },
+            "refused": dict(runtime.refusals.counts),
+            "cooling_down": proxy.conduct.cooling_down,
+            **({"claims": self._claims()} if self._claims else {}),
+        }
+
+    def _of_devices(self, request: PageRequest) -> dict[str, Any]:
+        if not (self._at.is_local and request.is_for_this_machine):
+            return {}
+        conduct = self._proxy.conduct
+        return {
+            "misbehaving": conduct.misbehaving(),
+            "refused_by_device": conduct.refused_by_device(),
+        }
+
+    async def _state(self) -> dict[str, Any]:
+        """What the page shows beside the counts."""
+        machine, limits = self._proxy.machine, self._site.limits
+        return {
+            "cell": self._site.cell,
+            "failing": await self._health.failing(),
+            "warnings": self._health.warnings(),
+            "floor": self._site.min_batch_floor,
+            "cover": self._site.cover_traffic,
+            "rounds": list(self._rounds()),
+            "refused": bounded(self._runtime.refusals.counts),
+            "rooms": {
+                "spool": [machine.spool_bytes, limits.spool_bytes],
+                "cache": [machine.cache_bytes, limits.cache_bytes],
+                "credit": [machine.credit_bytes, limits.credit_bytes],
+            },
+            "links": {
+                hop: {
+                    "connected": session.link.connected,
+                    "since_s": self._since_s[hop],
+                    "connections": session.link.connections,
+                    "unacknowledged": session.link.unacknowledged,
+                }
+                for hop, session in self._links.items()
+            },
+            "ends_s": dict(self._ends()),
+        }
+
+    def _rounds(self) -> Iterator[dict[str, Any]]:
+        """Those that take uploads now."""
+        rounds, opened_s = self._proxy.machine.rounds, self._proxy.host.opened_s
+        for at in rounds.open:
+            held = rounds.collections[at]
+            opened = opened_s.get(at)  # unknown of one that an earlier process opened
+            yield {
+                "index": at.exchange,
+                "attempt": at.attempt,
+                "phase": held.manifest.phase,
+                "uploads": len(held.uploads),
+                "declined": len(held.declined),
+                "selected": held.manifest.selected,
+                "opened_s": opened,
+                "ends_s": opened + held.manifest.deadline_s if opened else None,
+            }
+
+    def _ends(self) -> Iterator[tuple[str, float]]:
+        """When trust ends, and each certificate that this proxy shows or signs with, since 1970."""
+        trust = self._proxy.trust
+        for what, at in trust.expires.items() if trust else ():
+            yield f"trust, {what}", at.timestamp()
+        site = self._site
+        known = {
+            "certificate at the edge broker": site.edge_broker.cert_file,
+            "certificate at the cloud broker": site.cloud_broker.cert_file,
+            "certificate of this page": site.http.tls.cert_file if site.http.tls else None,
+            "authority of claims": site.claims.authority_cert_file if site.claims else None,
+        }
+        for name, path in known.items():
+            ends_s = None if path is None else self._end_s(path)
+            if ends_s is not None:
+                yield name, ends_s
+
+    def _end_s(self, path: Path) -> float | None:
+        mark = file_mark(path)
+        known = self._certificates.get(path)
+        if known is None or known[0] != mark:
+            known = self._certificates[path] = mark, _read_end_s(path)
+        return known[1]
+
+
+def _read_end_s(path: Path) -> float | None:
+    from cryptography import x509  # only where a certificate is shown
+
+    try:
+        found = x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError):
+        return None  # the link tells of it
+    return found.not_valid_after_utc.timestamp()

@@ -1,0 +1,152 @@
+"use strict";
+(function (ev) {
+  const KEPT_MS = 600000, SAMPLE_MS = 2000;
+  const HOPS = [
+    ["devices_in", "From devices"], ["devices_out", "To devices"],
+    ["cloud_in", "From the cloud"], ["cloud_out", "To the cloud"],
+  ];
+  const PARTS = {
+    edge_broker: "no link to the edge broker", cloud_broker: "no link to the cloud broker",
+    machine: "a step takes too long", store: "its disk takes nothing",
+    trust: "others do not believe it, or it cannot tell whom to believe",
+    devices_file: "the plan's devices cannot be taken up",
+  };
+  const WARNINGS = { plain_http: "this page is readable on its way: set http.tls, or listen on 127.0.0.1" };
+  const REASONS = {
+    rate: "faster than a device may speak", cooling_down: "dropped in a cool-down", forged: "signature is not the sender's",
+    malformed: "no message of the protocol", unknown_signer: "of nobody who is admitted", unknown_version: "of an unknown version",
+    wrong_size: "not of the size that the round asks for", late: "after the round closed", replayed: "said before",
+    oversized: "larger than a packet may be", oversized_blob: "larger than an upload may be",
+  };
+  const $ = (id) => document.getElementById(id);
+  const history = []; // [ms, bytes by hop]
+  let state = null;
+
+  const count = (n, one, many) => `${n} ${n === 1 ? one : many || `${one}s`}`;
+  const card = (name, value, note) => ev.el("div", { class: "card" },
+    ev.el("div", { class: "name" }, name), ev.el("div", { class: "value" }, value), ev.el("div", { class: "note" }, note));
+  const total = (counts) => Object.values(counts).reduce((a, b) => a + b, 0);
+
+
+  function meter(name, value, most, text) {
+    return ev.el("div", { class: "meter" },
+      ev.el("div", { class: "row" }, ev.el("strong", {}, name), ev.el("span", { class: "number" }, text)),
+      ev.el("progress", { max: Math.max(most, 1), value: Math.min(value, most), "aria-label": `${name}: ${text}` }));
+  }
+
+  function cards(s) {
+    const held = s.rounds.reduce((all, one) => all + one.uploads, 0);
+    return [
+      card("Devices online", s.online, `of ${s.enrolled} admitted`),
+      card("Open rounds", s.rounds.length, s.round.index === undefined ? "none yet" : `round ${s.round.index} came last`),
+      card("Uploads in them", held, "a count alone"),
+      card("Refused", total(s.refused), count(s.cooling_down, "device cools", "devices cool") + " down"),
+    ];
+  }
+
+  function round(one) {
+    const left_s = one.ends_s === null ? null : one.ends_s - Date.now() / 1000;
+    const ends = left_s === null ? "" : left_s > 0 ? ` · closes in ${ev.seconds(left_s)} at the latest` : " · closes now";
+    const again = one.attempt > 1 ? `, attempt ${one.attempt}` : "";
+    const text = `${count(one.uploads, "upload")}, ${one.declined} declined, of ${one.selected} selected${ends}`;
+    return meter(`Round ${one.index}${again} (${one.phase})`, one.uploads + one.declined, one.selected, text);
+  }
+
+  const link = ([hop, one]) => ev.el("div", {},
+    ev.el("h3", {}, ev.el("span", { class: one.connected ? "dot" : "dot down", "aria-hidden": "true" }), hop === "edge" ? "Edge broker, to the devices" : "Cloud broker, to the cloud"),
+    ev.el("p", { class: one.connected ? null : "bad" }, `${one.connected ? "connected" : "not connected"} since ${ev.time(one.since_s)}`),
+    ev.el("p", { class: "soft small" }, `${count(one.connections, "connection")} made, ${count(one.unacknowledged, "message")} not acknowledged`));
+
+  function rooms(all, floor) {
+    const names = { spool: "Spool: uploads and batches", cache: "Cache: broadcasts", credit: "Credit: uploads on their way" };
+    return [
+      Object.entries(all).map(([key, [held, most]]) => meter(names[key], held, most, `${ev.bytes(held)} of ${ev.bytes(most)}`)),
+      ev.el("p", { class: "soft small" }, `No batch of fewer than ${floor} uploads ever leaves.`),
+    ];
+  }
+
+  function refused(counts) {
+    const rows = Object.entries(counts).sort((a, b) => b[1] - a[1]);
+    if (!rows.length) return ev.el("p", { class: "soft" }, "None.");
+    return ev.table(["Reason", "Meaning", "Messages"], rows.map(([why, n]) => [why, REASONS[why] || "", n]), { caption: "Refused messages by reason", text: [1] });
+  }
+
+  function devices(told) {
+    if (told === null) return ev.el("p", { class: "soft" }, "Told to the proxy's own machine alone: open this page there, by http://127.0.0.1 and its port.");
+    if (!told.length) return ev.el("p", { class: "soft" }, "None.");
+    return ev.table(["Device", "Admitted", "Refused", "Reasons", "State"], told.map((one) => [
+      one.device, one.enrolled ? "yes" : "no", total(one.refused),
+      Object.entries(one.refused).map(([why, n]) => `${why} ${n}`).join(", "),
+      one.cooling_down_s > 0 ? ev.el("span", { class: "bad" }, `cools down, ${ev.seconds(one.cooling_down_s)} left`) : "heard",
+    ]), { caption: "Devices whose messages were refused", text: [1, 3, 4] });
+  }
+
+  function ends(all) {
+    const rows = Object.entries(all).sort((a, b) => a[1] - b[1]).map(([what, end_s]) => {
+      const left_s = end_s - Date.now() / 1000, days = left_s / 86400;
+      const text = left_s <= 0 ? "has ended" : days < 1 ? `in ${ev.seconds(left_s)}` : `in ${Math.floor(days)} days`;
+      return [what, ev.time(end_s), ev.el("span", { class: days < 14 ? "bad" : null }, text)];
+    });
+    return ev.table(["What", "Ends at", ""], rows, { caption: "When certificates and trust end", text: [1, 2] });
+  }
+
+  function charts() {
+    const now = Date.now(), from = Math.min(history[0][0], now - 60000);
+    return HOPS.map(([key, name]) => {
+      const points = history.slice(1).map(([ms, bytes], i) => {
+        const [before_ms, before] = history[i];
+        return [ms, Math.max(0, bytes[key] - before[key]) / ((ms - before_ms) / 1000)];
+      });
+      const rate = points.length ? points[points.length - 1][1] : 0, most = Math.max(...points.map((p) => p[1]), 1);
+      const said = `${ev.bytes(rate)}/s now, ${ev.bytes(most)}/s at most`;
+      return ev.el("div", {}, ev.el("h3", {}, name),
+        ev.el("p", { class: "number" }, `${ev.bytes(rate)}/s`, ev.el("span", { class: "soft" }, ` · ${ev.bytes(state.bytes[key])} since its start`)),
+        ev.chart({ points, span: [from, now], top: most, topText: `${ev.bytes(most)}/s`, leftText: `${ev.seconds(Math.round((now - from) / 60000) * 60)} ago`, rightText: "now", label: `${name}: ${said}` }));
+    });
+  }
+
+  function sample() {
+    if (state === null) return;
+    const now = Date.now();
+    history.push([now, state.bytes]);
+    while (history.length > 2 && history[0][0] < now - KEPT_MS) history.shift();
+    ev.show($("bytes"), charts());
+    paintTimes();
+  }
+
+  // What a clock changes too.
+  function paintTimes() {
+    const s = state;
+    ev.show($("rounds"), s.rounds.length ? s.rounds.map(round) : ev.el("p", { class: "soft" }, "None now."));
+    ev.paint($("ends"), [s.ends_s, Math.floor(Date.now() / 60000)], () => ends(s.ends_s));
+  }
+
+  function hear(s) {
+    const first = state === null;
+    state = s;
+    $("shown").hidden = false;
+    $("title").textContent = s.cell ? `Proxy of cell ${s.cell}` : "Proxy";
+    document.title = s.cell ? `EdgeVeil proxy, ${s.cell}` : "EdgeVeil proxy";
+    ev.paint($("health"), [s.failing, s.warnings, s.cover], () => [
+      s.failing.length
+        ? ev.el("span", { class: "badge bad" }, "degraded")
+        : ev.el("span", { class: "badge good" }, "all well"),
+      s.failing.length ? ` ${s.failing.map((part) => PARTS[part] || part).join("; ")}` : "",
+      s.cover ? ev.el("span", { class: "soft" }, " · cover traffic: all devices answer every round") : "",
+      s.warnings.map((one) => ev.el("span", { class: "warn" }, ` · ${WARNINGS[one] || one}`)),
+    ]);
+    ev.paint($("cards"), [s.online, s.enrolled, s.rounds, s.round, s.refused, s.cooling_down], () => cards(s));
+    ev.paint($("links"), s.links, (all) => Object.entries(all).map(link));
+    ev.paint($("rooms"), [s.rooms, s.floor], () => rooms(s.rooms, s.floor));
+    ev.paint($("refused"), s.refused, refused);
+    ev.paint($("devices"), s.refused_by_device === undefined ? null : s.refused_by_device, devices);
+    $("claims-part").hidden = !s.claims;
+    if (s.claims) ev.paint($("claims"), s.claims, (c) => ev.table(["Boxes admitted", "Refused", "Dropped"], [[c.admitted, c.refused, c.dropped]], { caption: "Claims since the start" }));
+    $("ends-part").hidden = !Object.keys(s.ends_s).length;
+    if (first) sample();
+    else paintTimes();
+  }
+
+  setInterval(sample, SAMPLE_MS);
+  ev.live("events", hear, $("live"));
+})(window.EdgeVeil);

@@ -1,0 +1,214 @@
+"""The pages of proxy and device in a real browser: what a person sees, and what they do there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from edgeveil.crypto.keys import SigningKey
+from edgeveil.data.schema import DataSchema, schema_metadata
+from edgeveil.parts.models.softmax_head import described
+from edgeveil.privacy.events import ClaimedEvent
+from edgeveil.privacy.laplace_mechanism import softmax_event
+from edgeveil.privacy.ledger import LEDGER_FILE
+from edgeveil.privacy.policy import JobRequest, Limits
+from edgeveil.protocol import effects as fx
+from edgeveil.sites.edge import OwnerPage
+from edgeveil.transport.http import serve_pages
+from edgeveil_edge import page as device_page
+from edgeveil_edge.page import TOKEN_FILE
+from edgeveil_tools.site.brokers import free_ports
+from tests.kits.browser import DESK, PHONE, Browser, browser
+from tests.kits.live_site import LiveSite
+from tests.unit.edgeveil_edge.edge_kit import final_model, site
+from tests.unit.edgeveil_edge.test_conditions import WELL
+from tests.unit.edgeveil_edge.test_edge_control import running
+from tests.unit.edgeveil_proxy.test_proxy_page import made
+
+pytestmark = pytest.mark.slow
+
+HOSTILE = "<img src=x onerror='window.__hit=1'><script>window.__hit=1</script>"
+SHORT = "'\"><svg onload=window.__hit=1>"
+
+
+def sound(shown: Browser) -> None:
+    """Nothing went wrong on the page, in light or dark, on a phone or a desk."""
+    for size in (PHONE, DESK):
+        shown.resize(size)
+        assert shown.barriers() == []
+        assert shown.small_text() == []
+        assert shown.cut_off() == []
+    assert shown.wrong() == []
+    assert not shown.run("return window.__hit")
+
+
+def click(shown: Browser, selector: str) -> None:
+    shown.run("document.querySelector(arguments[0]).click()", selector)
+
+
+def text_of(shown: Browser, selector: str) -> str:
+    return str(shown.run("return document.querySelector(arguments[0]).innerText", selector))
+
+
+def test_an_owner_logs_in_pauses_tries_a_record_and_goes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_page, "LOOK_S", 0.1)
+    for peer in ("cloud", "proxy"):
+        SigningKey.generate().public().save(tmp_path / f"{peer}.pub")
+    page = OwnerPage.model_construct(host="127.0.0.1", port=0)
+    policy = {"min_devices": 3, "accept_unproven": True, "accept_unprotected": True}
+    own = site(tmp_path, name=SHORT, policy=policy).model_copy(update={"page": page})
+    hostile, plain = "ab" * 16, "cd" * 16
+
+    def prepare(process) -> None:
+        process.device.store.put_job(
+            bytes.fromhex(hostile), json.dumps({"job": HOSTILE}).encode(), b""
+        )
+        claim = ClaimedEvent(what=HOSTILE, unit="record", claimed_epsilon=1.5)
+        limits = Limits(10, 50, 1e-4, 100, accept_unproven=True)
+        for job, event in ((plain, softmax_event(10, 4.0)), (hostile, claim)):
+            process.device.ledger.open_job(JobRequest(job, 1e-5, (event,) * 3), limits)
+            process.device.ledger.commit(job, 1, [event], b"noised")
+        process.device.ledger.close_job(plain)
+        columns = tuple({"name": name, "number": (0, 9)} for name in ("a", "b", "c", HOSTILE))
+        label = {"column": "what", "classes": (HOSTILE, SHORT, "cow")}
+        schema = DataSchema.model_validate(
+            {"origin": "public", "columns": columns, "label": label}, strict=True
+        )
+        for release in (final_model(), described(final_model(), schema_metadata(schema))):
+            process.device.host.releases.install("boxed", release, {"job_id": plain})
+
+    def look(process) -> None:
+        prepare(process)
+        url = process._page._server.url
+        with browser() as shown:
+            shown.open(url, PHONE, dark=True)
+            shown.wait("!document.getElementById('login').hidden")
+            sound(shown)
+            assert own.name not in shown.text
+            field = shown.driver.find_element("id", "token")
+            field.send_keys((own.state_dir / TOKEN_FILE).read_text().strip() + "\n")
+            shown.wait("!document.getElementById('shown').hidden")
+            assert text_of(shown, "h1#title") == SHORT
+            jobs = text_of(shown, "#jobs")
+            assert HOSTILE[:64] in jobs and "no proven guarantee" in jobs
+            click(shown, "details.job summary")
+            assert HOSTILE in text_of(shown, "details.job[open] table")
+            sound(shown)
+
+            pause = shown.driver.find_element("id", "pause")
+            pause.send_keys(" ")  # by keyboard
+            shown.wait("document.querySelector('#state .badge').innerText === 'paused'")
+            assert process.presence.paused
+            assert shown.run("return document.activeElement.id") == "resume"
+            click(shown, "#resume")
+            shown.wait("document.querySelector('#state .badge').innerText === 'running'")
+            assert shown.run("return document.querySelector('details.job').open")  # as it was left
+
+            shown.driver.find_element("id", "record").send_keys(f'a,b,c,"{HOSTILE}"\n0,9,0,0')
+            click(shown, "#try button")
+            shown.wait("document.querySelector('.said-of h3')")
+            assert text_of(shown, ".said-of h3") == f"Record 1: {SHORT}"
+            assert HOSTILE in text_of(shown, ".said-of")
+            shown.wait("document.getElementById('try-hint').innerText.includes('tables')")
+            assert HOSTILE in text_of(shown, "#try-hint")
+            sound(shown)
+            click(shown, "#rollback")
+            assert text_of(shown, "#rollback") == "Yes, go back to 0001-boxed"
+            click(shown, "#rollback")
+            shown.wait("document.querySelector('#release dd').innerText === '0001-boxed'")
+            (own.state_dir / LEDGER_FILE).with_suffix(".head").unlink()
+            shown.wait("document.getElementById('problems').innerText.includes('is broken')")
+            click(shown, "#logout")
+            shown.wait("!document.getElementById('login').hidden")
+            assert own.name not in shown.text
+
+    running(own, WELL, look)
+
+
+@contextmanager
+def served(page) -> Iterator[str]:
+    """The address of a proxy's page, served by a thread of its own."""
+    loop, address = asyncio.new_event_loop(), []
+    ready = threading.Event()
+
+    async def serve() -> None:
+        server = await serve_pages(page.pages(), "127.0.0.1", 0)
+        address.append(server.url)
+        ready.set()
+        while ready.is_set():
+            await asyncio.sleep(0.05)
+        await server.stop()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    ready.wait(20)
+    try:
+        yield address[0]
+    finally:
+        ready.clear()
+        thread.join(20)
+        loop.close()
+
+
+def test_a_proxys_operator_sees_hostile_ids_as_text(tmp_path: Path) -> None:
+    page = made(tmp_path)
+    for _ in range(1002):
+        page._proxy.conduct.refused(fx.DeviceAddress(HOSTILE), "malformed")
+    with served(page) as url, browser() as shown:
+        shown.open(url, PHONE)
+        shown.wait("!document.getElementById('shown').hidden")
+        devices = text_of(shown, "#devices")
+        assert HOSTILE in devices and "cools down" in devices and "malformed 1002" in devices
+        assert "degraded" in text_of(shown, "#health")
+        sound(shown)
+
+
+def test_a_fleet_is_seen_from_proxy_and_device(tmp_path: Path) -> None:
+    with LiveSite(tmp_path) as live:
+        config = live.site.edges[0]
+        (port,) = free_ports(1)
+        plain = yaml.safe_load(config.read_text())
+        plain["edge"] |= {"page": {"port": port}, "conditions": {"storage_not_low": True}}
+        config.write_text(yaml.safe_dump(plain))
+        live.start_all()
+        way_in = subprocess.run(
+            [sys.executable, "-m", "edgeveil_tools.cli", "edge", "page", "--config", str(config)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        with browser() as shown:
+            shown.open(way_in, DESK)
+            shown.wait("!document.getElementById('shown').hidden")
+            assert shown.run("return location.href") == f"http://127.0.0.1:{port}/"
+            assert "Nothing was released yet." in text_of(shown, "#course")
+            job = live.finish(live.submit(rounds=2))
+            assert job["status"] == "completed", job["reason"]
+            shown.wait("document.querySelectorAll('#course svg').length === 2")
+            shown.wait("document.querySelector('#release dd')")
+            budget = text_of(shown, "#budget")
+            assert "intact" in budget and "spent 8" in budget
+            assert "room on the disk · met" in text_of(shown, "#conditions")
+            sound(shown)
+
+            shown.open(f"http://127.0.0.1:{live.plan.ports_of('').proxy_http}/", DESK, dark=True)
+            shown.wait("document.querySelectorAll('#bytes svg').length === 4")
+            shown.wait("document.querySelectorAll('#links .dot:not(.down)').length === 2")
+            assert text_of(shown, "#cards .card").split("\n")[1:] == ["5", "of 5 admitted"]
+            assert "all well" in text_of(shown, "#health")
+            assert live.proxy_status()["refused_by_device"] == []
+            sound(shown)
+        assert live.stop("edge") == 0
+        assert live.stop("proxy") == 0
+        assert "Traceback" not in live.log("edge") + live.log("proxy")

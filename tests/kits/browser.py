@@ -1,0 +1,187 @@
+"""A real browser for tests of pages: what a person would see, and what the console says of it.
+
+Tests that need it are skipped where Chromium, its driver or selenium is missing, and those that
+look for barriers where axe-core cannot be had (npm brings it, once, pinned by its digest).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from selenium.webdriver.chrome.webdriver import WebDriver
+
+PHONE, DESK = (390, 844), (1280, 900)
+AXE = "axe-core@4.14.1"
+_AXE_SHA256 = "29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c"
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+_NPM_S = 60.0
+
+# Before any script of the page, so that nothing that goes wrong on it is missed.
+_WATCH = """
+window.__wrong = [];
+document.addEventListener("securitypolicyviolation", (e) =>
+  window.__wrong.push(`policy: ${e.violatedDirective} ${e.blockedURI} ${e.sample}`));
+window.addEventListener("error", (e) => window.__wrong.push(`error: ${e.message}`), true);
+window.addEventListener("unhandledrejection", (e) => window.__wrong.push(`rejected: ${e.reason}`));
+"""
+_NARROW_TEXT = """
+const least = arguments[0], found = [];
+for (const one of document.querySelectorAll("body *")) {
+  const said = [...one.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+  const box = one.getBoundingClientRect();
+  if (!said || !box.width || !box.height || one.closest(".quiet")) continue;
+  const svg = one.ownerSVGElement;
+  const scale = svg && svg.viewBox.baseVal && svg.viewBox.baseVal.width
+    ? svg.getBoundingClientRect().width / svg.viewBox.baseVal.width : 1;
+  const size = parseFloat(getComputedStyle(one).fontSize) * scale;
+  if (size < least - 0.01) found.push(`${size} px: ${one.textContent.trim().slice(0, 40)}`);
+}
+return found;
+"""
+_CUT_OFF = """
+const found = [], wide = document.documentElement.clientWidth;
+if (document.documentElement.scrollWidth > wide) found.push("the page scrolls sideways");
+for (const one of document.querySelectorAll("body *")) {
+  const box = one.getBoundingClientRect();
+  if (box.width && box.right > wide + 1 && !one.closest(".scroll, .quiet, .skip"))
+    found.push(`${one.tagName}.${one.getAttribute("class")} ends at ${Math.round(box.right)}`);
+}
+return found.slice(0, 5);
+"""
+
+
+class Browser:
+    """One Chromium window; `driver` is selenium's, for all that is not asked of here."""
+
+    def __init__(self, driver: WebDriver) -> None:
+        self.driver = driver
+
+    def open(self, url: str, size: tuple[int, int] = DESK, *, dark: bool = False) -> None:
+        """Load a page at a width and height in CSS pixels, as a phone's or a desk's screen."""
+        self.resize(size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._devtools("Emulation.setEmulatedMedia", {"features": [scheme]})
+        self.driver.get(url)
+
+    def resize(self, size: tuple[int, int]) -> None:
+        """Change the window that a page lies in."""
+        metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False}
+        self._devtools("Emulation.setDeviceMetricsOverride", metrics)
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """What a function body of JavaScript returns."""
+        return self.driver.execute_script(script, *arguments)
+
+    def wait(self, condition: str, timeout_s: float = 20.0) -> Any:
+        """What a JavaScript expression comes to, once it is true. Raises selenium's timeout."""
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        def look(_driver: WebDriver) -> Any:
+            return self.run(f"return {condition}")
+
+        return WebDriverWait(self.driver, timeout_s, 0.05).until(look, condition)
+
+    @property
+    def text(self) -> str:
+        """All text that is shown, in one line."""
+        return " ".join(str(self.run("return document.body.innerText")).split())
+
+    def wrong(self) -> list[str]:
+        """Script errors, refused promises and breaches of the content policy since it opened, and
+        errors of the console."""
+        console = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
+        errors = [str(line["message"]) for line in console if line["level"] == "SEVERE"]
+        return [*self.run("return window.__wrong || []"), *errors]
+
+    def barriers(self) -> list[str]:
+        """What axe-core finds that keeps people from using the page, one line a rule."""
+        self._devtools("Runtime.evaluate", {"expression": axe_source()})
+        found = self.driver.execute_async_script(
+            "axe.run({resultTypes: ['violations']}).then((r) => arguments[0](r.violations))"
+        )
+        return [f"{one['id']}: {one['nodes'][0]['html'][:160]}" for one in found]
+
+    def small_text(self, least_px: float = 12.0) -> list[str]:
+        """Text that is smaller on the screen, that of drawings included."""
+        return list(self.run(_NARROW_TEXT, least_px))
+
+    def cut_off(self) -> list[str]:
+        """What reaches past the right edge of the window and cannot be scrolled to in its box."""
+        return list(self.run(_CUT_OFF))
+
+    def picture(self, path: Path) -> None:
+        """The whole page as a PNG file."""
+        height = self.run("return document.documentElement.scrollHeight")
+        width = self.run("return innerWidth")
+        self.resize((width, height))
+        self.driver.save_screenshot(str(path))
+
+    def _devtools(self, command: str, values: dict[str, Any]) -> Any:
+        return self.driver.execute_cdp_cmd(command, values)
+
+
+@contextmanager
+def browser() -> Iterator[Browser]:
+    """A browser of its own, without a window; skips the test where there is none."""
+    selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    program = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    driver_program = shutil.which("chromedriver")
+    if program is None or driver_program is None:
+        pytest.skip("Chromium or chromedriver is not installed")
+    options = selenium.ChromeOptions()
+    options.binary_location = program
+    for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = selenium.Chrome(options, selenium.ChromeService(driver_program))
+    try:
+        made = Browser(driver)
+        made._devtools("Page.addScriptToEvaluateOnNewDocument", {"source": _WATCH})
+        yield made
+    finally:
+        driver.quit()
+
+
+@cache
+def axe_source() -> str:
+    """axe-core's script, from a cache or by npm; skips the test where it cannot be had."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgeveil-tests"
+    kept = folder / f"{AXE}.js"
+    raw = kept.read_bytes() if kept.exists() else b""
+    if hashlib.sha256(raw).hexdigest() != _AXE_SHA256:
+        raw = _packed_axe()
+        if hashlib.sha256(raw).hexdigest() != _AXE_SHA256:
+            pytest.fail(f"{AXE} is not the one whose digest is pinned")
+        folder.mkdir(parents=True, exist_ok=True)
+        kept.write_bytes(raw)
+    return raw.decode()
+
+
+def _packed_axe() -> bytes:
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip(f"{AXE} is not in the cache, and npm is not installed")
+    with tempfile.TemporaryDirectory() as folder:
+        packed = subprocess.run(
+            [npm, "pack", AXE, "--silent"], cwd=folder, capture_output=True, timeout=_NPM_S
+        )
+        files = list(Path(folder).glob("*.tgz"))
+        if packed.returncode or not files:
+            pytest.skip(f"{AXE} is not in the cache, and npm cannot fetch it")
+        with tarfile.open(fileobj=io.BytesIO(files[0].read_bytes())) as archive:
+            member = archive.extractfile("package/axe.min.js")
+            return member.read() if member else b""

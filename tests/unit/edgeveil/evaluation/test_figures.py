@@ -1,0 +1,97 @@
+"""Figures of a classifier, held to scikit-learn's."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics
+
+from edgeveil.evaluation.figures import MOST_CROSSED, classification_figures
+
+
+def _drawn(seed: int, classes: int, n: int, coarse: bool) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    labels = random.integers(0, classes, n)
+    logits = random.normal(size=(n, classes)) + 1.5 * (labels[:, None] == np.arange(classes))
+    found = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    return (np.round(found, 1) if coarse else found).astype(np.float32), labels
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    classes=st.integers(2, 6),
+    n=st.integers(1, 60),
+    coarse=st.booleans(),
+)
+def test_figures_are_those_of_scikit_learn(seed: int, classes: int, n: int, coarse: bool) -> None:
+    found, labels = _drawn(seed, classes, n, coarse)
+    told = classification_figures(found, labels)
+    predicted, every = found.argmax(axis=1), list(range(classes))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        balanced = metrics.balanced_accuracy_score(labels, predicted)
+        macro = metrics.f1_score(labels, predicted, average="macro", zero_division=0)
+        each = metrics.precision_recall_fscore_support(
+            labels, predicted, labels=every, zero_division=0
+        )
+    assert told["balanced_accuracy"] == pytest.approx(balanced, abs=1e-6)
+    assert told["macro_f1"] == pytest.approx(macro, abs=1e-6)
+    assert told["confusion"] == metrics.confusion_matrix(labels, predicted, labels=every).tolist()
+    for of, row in enumerate(told["per_class"]):
+        wanted = [one[of] for one in each]
+        got = [row[key] or 0.0 for key in ("precision", "recall", "f1", "records")]
+        assert got == pytest.approx(wanted, abs=1e-6)
+    areas = [
+        metrics.roc_auc_score(labels == of, found[:, of])
+        for of in every
+        if 0 < (labels == of).sum() < n
+    ]
+    if areas:
+        assert told["auc"] == pytest.approx(np.mean(areas), abs=1e-6)
+    else:
+        assert told["auc"] is None
+    json.dumps(told, allow_nan=False)
+
+
+def test_calibration_tells_confidence_from_accuracy() -> None:
+    found = np.array([[0.95, 0.05]] * 8 + [[0.55, 0.45]] * 2, np.float32)
+    labels = np.array([0] * 4 + [1] * 4 + [0, 0])
+    told = classification_figures(found, labels)["calibration"]
+    assert [one["records"] for one in told["bins"]] == [2, 8]
+    assert [one["accuracy"] for one in told["bins"]] == [1.0, 0.5]
+    assert told["error"] == pytest.approx(0.2 * 0.45 + 0.8 * 0.45, abs=1e-6)
+
+
+def test_a_record_whose_probabilities_are_not_finite_is_wrong_everywhere() -> None:
+    found = np.array([[0.9, 0.1], [np.nan, 0.2], [0.2, 0.8], [0.1, 0.9]], np.float32)
+    told = classification_figures(found, np.array([0, 0, 1, 1]))
+    assert told["unusable"] == 1
+    assert told["per_class"][0] == {
+        "class": 0,
+        "precision": 1.0,
+        "recall": 0.5,
+        "f1": pytest.approx(2 / 3, abs=1e-6),
+        "records": 2,
+    }
+    assert told["auc"] == pytest.approx(((1 + 0) / 2 + (1 + 0) / 2) / 2)
+    assert told["confusion"] == [[1, 0], [0, 2]]
+
+
+def test_labels_that_are_none_of_the_classes_are_left_out() -> None:
+    found = np.array([[0.9, 0.1], [0.3, 0.7], [0.2, 0.8]], np.float32)
+    assert classification_figures(found, np.array([0, -1, 5])) == classification_figures(
+        found[:1], np.array([0])
+    )
+    assert classification_figures(found, np.array([-1, 2, 9])) == {}
+
+
+def test_a_confusion_of_many_classes_is_not_told() -> None:
+    classes = MOST_CROSSED + 1
+    found, labels = _drawn(1, classes, 200, coarse=False)
+    told = classification_figures(found, labels)
+    assert told["confusion"] is None
+    assert len(told["per_class"]) == classes

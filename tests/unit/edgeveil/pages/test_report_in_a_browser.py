@@ -1,0 +1,212 @@
+"""The report in a real browser: what a person sees of it, on a phone and on a desk."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgeveil.jobs import compile_job, load_job
+from edgeveil.pages.frozen import frozen
+from edgeveil.pages.parts import heat, section
+from edgeveil_cloud.job_view import RunPart, facts_of_plan, job_view
+from tests.kits.browser import DESK, PHONE, browser
+from tests.kits.job_events import course
+
+JOBS = Path(__file__).parents[4] / "configs" / "jobs"
+HOSTILE = '</script><img src=x onerror="window.hit=1"><script>window.hit=1</script>'
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser() as one:
+        yield one
+
+
+def whole_view(rounds=12, name="quickstart", held=True):
+    """A page with every section that there is."""
+    events = course(rounds)
+    for one in events[1::2]:
+        number = one["data"]["number"]
+        if number:
+            one["data"]["accuracy"] = round(1 - 0.6 / number, 4)
+        if number and number % 4 == 0:
+            one["data"]["clusters"] = {
+                "eval_type": "SILHOUETTE_SCORE",
+                "score": 0.25,
+                "used": 20,
+                "wanted": 20,
+                "labels": [k % 10 for k in range(20)],
+                "vectors": [[k / 20, 1 - k / 20, (k % 3) / 3] for k in range(20)],
+            }
+            one["data"]["figures"] = {
+                "balanced_accuracy": 0.75,
+                "macro_f1": 0.7,
+                "per_class": [
+                    {"class": k, "precision": 0.5, "recall": 1.0, "f1": 0.667, "records": 40}
+                    for k in range(10)
+                ],
+                "confusion": [[40 if k == n else 3 for k in range(10)] for n in range(10)],
+                "calibration": {
+                    "error": 0.125,
+                    "bins": [
+                        {"confidence": k / 10, "accuracy": k / 11, "records": 4} for k in range(10)
+                    ],
+                },
+                "unusable": 0,
+            }
+    picture = heat(
+        "Records by device and class",
+        [[(d * c) % 23 for d in range(60)] for c in range(20)],
+        rows=[str(c) for c in range(20)],
+        columns=[str(d + 1) for d in range(60)],
+        row_name="class",
+        column_name="device",
+        red=[3, 4],
+        top=[d + 1 for d in range(60)],
+    )
+    run = RunPart(
+        devices=20,
+        seconds=12.5,
+        broker="mosquitto 2.0.11",
+        reference=[0.9] * rounds,
+        memory_bytes=640 << 20,
+        hops={"cloud_to_proxy": 2000, "proxy_to_devices": 90000, "devices_to_proxy": 80000},
+        versions={"edgeveil": "0.1.0"},
+        held=section("held", "Who holds what", [picture]) if held else None,
+    )
+    facts = facts_of_plan(compile_job(load_job(JOBS / "quickstart.yaml")))
+    return job_view(replace(facts, name=name, status="completed", run=run), events)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The address of a report of a whole run."""
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    path.write_text(frozen(whole_view()), "utf-8")
+    return path.as_uri()
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
+def test_it_is_readable_whole_and_without_barriers(chromium, page, size, dark):
+    chromium.open(page, size, dark=dark)
+    chromium.wait("document.querySelectorAll('.drawn, canvas').length > 8")
+    assert chromium.small_text() == []
+    assert chromium.cut_off() == []
+    assert chromium.barriers() == []
+    assert chromium.wrong() == []
+
+
+def test_values_show_on_hover_and_by_arrow_keys(chromium, page):
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    chromium.open(page, DESK)
+    chromium.wait("document.querySelector('#accuracy canvas')")
+    legend = "document.querySelector('#accuracy .legend').textContent"
+    assert chromium.run(f"return {legend}").startswith("training round 12this run 0.950")
+    over = chromium.run("return document.querySelector('#accuracy .u-over')")
+    ActionChains(chromium.driver).move_to_element_with_offset(
+        over, -over.size["width"] // 2 + 3, 0
+    ).perform()
+    told = chromium.wait(f"{legend}.startsWith('training round 1this') && {legend}")
+    assert "this run 0.400" in told and "without noise 0.900" in told
+    assert "ε training by plan, per record 0.002" in told
+    chart = chromium.run("return document.querySelector('#accuracy .plot')")
+    chart.send_keys(Keys.END)
+    chart.send_keys(Keys.ARROW_LEFT)
+    chromium.wait(f"{legend}.startsWith('training round 11')")
+    titles = chromium.run(
+        "return [...document.querySelectorAll('#time title')].map((one) => one.textContent)"
+    )
+    assert any(said.startswith("5: wait for devices 200 ms") for said in titles)
+
+
+def test_every_chart_has_its_values_as_a_table(chromium, page):
+    chromium.open(page, PHONE)
+    chromium.wait("document.querySelector('#time .drawn')")
+    assert chromium.run("return document.querySelectorAll('figure').length") == chromium.run(
+        "return document.querySelectorAll('figure > details').length"
+    )
+    chromium.run("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    chromium.wait("[...document.querySelectorAll('figure')].every((o) => o.querySelector('td'))")
+    assert chromium.cut_off() == []
+    rows = chromium.run("return document.querySelector('#accuracy details tbody').innerText")
+    assert rows.splitlines()[0].split() == ["1", "0.400", "0.900", "0.002"]
+
+
+def test_colours_follow_a_change_of_scheme(chromium, page):
+    chromium.open(page, DESK)
+    chromium.wait("document.querySelector('#accuracy canvas')")
+    pixel = """
+        const canvas = document.querySelector('#accuracy canvas');
+        const seen = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+        const found = new Set();
+        for (let k = 0; k < seen.length; k += 4)
+          if (seen[k + 3] === 255) found.add([seen[k], seen[k + 1], seen[k + 2]].join());
+        return [...found];
+    """
+    assert "0,114,178" in chromium.run(pixel)
+    features = [{"name": "prefers-color-scheme", "value": "dark"}]
+    chromium.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    chromium.wait(f"(() => {{ {pixel} }})().includes('63,144,214')")
+
+
+def test_charts_are_drawn_anew_when_their_box_changes(chromium, page):
+    chromium.open(page, DESK)
+    width = "document.querySelector('#accuracy canvas').getBoundingClientRect().width"
+    wide = chromium.wait(f"document.querySelector('#accuracy canvas') && {width}")
+    chromium.resize(PHONE)
+    chromium.wait(f"{width} < 390")
+    assert wide > 900
+
+
+def test_a_hostile_name_stays_text(chromium, tmp_path):
+    view = whole_view(name=HOSTILE, held=False)
+    view["lines"].append({"text": HOSTILE, "tone": "bad"})
+    (tmp_path / "report.html").write_text(frozen(view, [(HOSTILE, HOSTILE)]), "utf-8")
+    chromium.open((tmp_path / "report.html").as_uri())
+    chromium.wait("document.querySelector('#time .drawn')")
+    assert chromium.run("return document.querySelector('h1').textContent") == HOSTILE
+    assert chromium.run("return [window.hit, document.images.length]") == [None, 0]
+    assert chromium.wrong() == []
+
+
+def test_an_update_draws_only_what_changed(chromium, tmp_path):
+    """Live: the reader's open table and place stay, and what is new stands there."""
+    (tmp_path / "report.html").write_text(frozen(whole_view()), "utf-8")
+    chromium.open((tmp_path / "report.html").as_uri())
+    chromium.wait("document.querySelector('#time .drawn')")
+    chromium.run(
+        "window.shown = EdgeVeil.jobView(document.getElementById('view'), arguments[0])",
+        whole_view(3),
+    )
+    chromium.run("document.querySelector('#accuracy details').open = true")
+    chromium.run(
+        "window.kept = [document.querySelector('#seen table'), document.querySelector('#held')]"
+    )
+    chromium.run("window.shown.update(arguments[0])", whole_view(4))
+    chromium.wait("document.querySelector('#accuracy details tbody').rows.length === 4")
+    assert chromium.run("return document.querySelector('#accuracy details').open")
+    assert chromium.run("return window.kept.every((one) => one.isConnected)")
+    assert chromium.run("return document.querySelectorAll('#rounds tbody tr').length") == 5
+    gone = {
+        **whole_view(4),
+        "sections": [s for s in whole_view(4)["sections"] if s["id"] != "held"],
+    }
+    chromium.run("window.shown.update(arguments[0])", gone)
+    assert chromium.run("return document.querySelector('#held')") is None
+    assert chromium.wrong() == []
+
+
+def test_rows_past_the_first_are_there_when_asked_for(chromium, tmp_path):
+    (tmp_path / "report.html").write_text(frozen(whole_view(60, held=False)), "utf-8")
+    chromium.open((tmp_path / "report.html").as_uri())
+    rows = "document.querySelectorAll('#rounds tbody tr').length"
+    assert chromium.wait(rows) == 25
+    chromium.run("document.querySelector('#rounds button').click()")
+    assert chromium.run(f"return {rows}") == 61
+    events = "document.querySelectorAll('#events li').length"
+    before = chromium.run(f"return {events}")
+    chromium.run("document.querySelector('#events button').click()")
+    assert chromium.run(f"return {events}") == before + 50

@@ -1,0 +1,525 @@
+"""The cloud's pages over HTTP: who gets in by a cookie, what it may, what a page is told."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+import pytest
+
+from edgeveil.pages.assets import CONTENT_POLICY
+from edgeveil.transport.http import serve
+from edgeveil.transport.listener import ListenAt
+from edgeveil_cloud.http import make_app
+from edgeveil_cloud.http_sessions import (
+    KEEP_S,
+    MOST_SESSIONS,
+    TRIES,
+    TRIES_S,
+    FailedTries,
+    Sessions,
+)
+from edgeveil_cloud.http_token import Scope, TokenFolder, rotate_token
+from edgeveil_cloud.pages import files, routes
+from edgeveil_cloud.store import Store
+from edgeveil_cloud.store_tables import ExchangeRecord
+from tests.kits.cloud_control import idle_control
+
+TOKENS = {Scope.READ: "r" * 43, Scope.SUBMIT: "s" * 43, Scope.ADMIN: "t" * 43}
+OWN = {"X-EdgeVeil": "1"}
+HOSTILE = "<img src=x onerror=alert(1)>"
+STATUS = {"jobs": [], "most_running": 1, "enrolled": 0, "queued": 0, "paused": 0, "refused": {}}
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Page:
+    """A browser's side: it keeps cookies, and says where its requests come from."""
+
+    def __init__(self, session, url):
+        self._session, self.url = session, url
+
+    async def ask(self, method, path, **options):
+        options.setdefault("allow_redirects", False)
+        async with self._session.request(method, path, **options) as answer:
+            return Answer(answer.status, answer.headers, await answer.read())
+
+    async def log_in(self, scope=Scope.SUBMIT, token=None, **options):
+        data = {"token": TOKENS[scope] if token is None else token}
+        return await self.ask("POST", "/login", data=data, **options)
+
+    async def json(self, method, path, **options):
+        answer = await self.ask(method, path, **options)
+        return json.loads(answer.body)
+
+
+def control_of(store):
+    control = idle_control(store)
+    control.status = lambda: STATUS  # there is no machine
+    return control
+
+
+@asynccontextmanager
+async def served(tokens=lambda: TOKENS, at=None):
+    store = Store()
+    app = make_app(store, control_of(store), tokens, at=at)
+    server = await serve(app, "127.0.0.1", 0)
+    jar = aiohttp.CookieJar(unsafe=True)  # also from an address without a name
+    try:
+        async with aiohttp.ClientSession(server.url, cookie_jar=jar) as session:
+            yield Page(session, server.url), store
+    finally:
+        await server.stop()
+        store.close()
+
+
+def play(scenario, **options):
+    async def run():
+        async with served(**options) as (page, store):
+            await scenario(page, store)
+
+    asyncio.run(run())
+
+
+@asynccontextmanager
+async def stream(page):
+    """What the stream says, one value after the other."""
+    async with page._session.get("/v1/page/stream") as answer:
+        assert answer.status == 200
+        assert answer.headers["Content-Type"].startswith("text/event-stream")
+
+        async def told():
+            while True:
+                line = await asyncio.wait_for(answer.content.readline(), 20)
+                assert line, "the stream ended"
+                if line.startswith(b"data: "):
+                    return json.loads(line[6:])
+
+        yield told, answer
+
+
+# --- log-in, log-out ---
+
+
+def test_a_token_is_given_for_a_cookie_that_no_script_and_no_other_site_sees():
+    async def scenario(page, store):
+        store.submit_job("secret-name", b"", bytes(32))
+        before = await page.ask("GET", "/")
+        assert b"Log in" in before.body
+        assert b"secret-name" not in before.body
+        answer = await page.log_in()
+        assert (answer.status, answer.headers["Location"]) == (303, "/")
+        cookie = answer.headers["Set-Cookie"]
+        for part in ("HttpOnly", "SameSite=Strict", "Path=/", "Max-Age="):
+            assert part in cookie
+        assert "Secure" not in cookie  # plain HTTP on this machine
+        assert TOKENS[Scope.SUBMIT] not in cookie
+        assert b"cloud.js" in (await page.ask("GET", "/")).body
+        me = await page.json("GET", "/v1/page/me")
+        assert me == {"scope": "submit", "may_submit": True}
+        assert (await page.ask("GET", "/jobs")).status == 200  # the other addresses too
+
+    play(scenario)
+
+
+def test_a_wrong_token_lets_nobody_in_and_soon_none_is_looked_at():
+    async def scenario(page, _store):
+        for _ in range(TRIES):
+            answer = await page.log_in(token="wrong")
+            assert answer.status == 401
+            assert "Set-Cookie" not in answer.headers
+            assert b"none of the cloud" in answer.body
+        late = await page.log_in()
+        assert late.status == 429
+        assert int(late.headers["Retry-After"]) > 0
+        assert (await page.ask("GET", "/v1/page/me")).status == 401
+
+    play(scenario)
+
+
+def test_a_log_in_is_small_and_of_the_clouds_own_page():
+    async def scenario(page, _store):
+        assert (await page.log_in(token="x" * 5000)).status == 413
+        for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+            answer = await page.log_in(headers=headers)
+            assert answer.status == 403
+            assert "Set-Cookie" not in answer.headers
+        assert (await page.log_in(headers={"Origin": page.url})).status == 303
+
+    play(scenario)
+
+
+def test_who_logs_out_is_out():
+    async def scenario(page, _store):
+        await page.log_in()
+        assert (await page.ask("POST", "/logout")).status == 403  # any site's form could
+        assert (await page.ask("GET", "/v1/page/me")).status == 200
+        held = {one.key: one.value for one in page._session.cookie_jar}
+        assert (await page.ask("POST", "/logout", headers=OWN)).status == 200
+        assert (await page.ask("GET", "/v1/page/me", cookies=held)).status == 401
+        assert b"Log in" in (await page.ask("GET", "/")).body
+
+    play(scenario)
+
+
+def test_a_session_ends_when_its_token_is_rotated(tmp_path):
+    tokens = TokenFolder(tmp_path)
+
+    async def scenario(page, _store):
+        assert (await page.log_in(token=tokens()[Scope.READ])).status == 303
+        assert (await page.ask("GET", "/jobs")).status == 200
+        rotate_token(tmp_path, Scope.SUBMIT)
+        assert (await page.ask("GET", "/jobs")).status == 200
+        rotate_token(tmp_path, Scope.READ)
+        assert (await page.ask("GET", "/jobs")).status == 401
+
+    play(scenario, tokens=tokens)
+
+
+def test_sessions_expire_and_are_bounded():
+    now = [0.0]
+    sessions = Sessions(lambda: TOKENS, lambda: now[0])
+    first, scope = sessions.begin(TOKENS[Scope.READ])
+    assert scope is Scope.READ is sessions.scope(first)
+    assert sessions.begin("wrong") is None
+    assert sessions.scope("") is sessions.scope(first[:-1]) is None
+    now[0] = KEEP_S
+    assert sessions.scope(first) is None
+    first, _ = sessions.begin(TOKENS[Scope.READ])
+    for _ in range(MOST_SESSIONS):
+        last, _ = sessions.begin(TOKENS[Scope.SUBMIT])
+    assert sessions.scope(first) is None
+    assert sessions.scope(last) is Scope.SUBMIT
+
+
+def test_wrong_tries_are_counted_by_address_and_forgotten():
+    now = [0.0]
+    tries = FailedTries(lambda: now[0])
+    for _ in range(TRIES):
+        assert tries.wait_s("a") == 0
+        tries.failed("a")
+    assert tries.wait_s("a") == TRIES_S
+    assert tries.wait_s("b") == 0
+    for address in range(5000):
+        tries.failed(str(address))
+    assert len(tries._tries) < 2000
+    now[0] = TRIES_S
+    assert tries.wait_s("a") == 0
+    assert not tries._tries
+
+
+# --- what a cookie may ---
+
+
+def test_a_cookie_reaches_as_far_as_its_token():
+    async def scenario(page, store):
+        job = store.submit_job("a", b"", bytes(32)).id
+        store.put_release(job, b"ONNX", b"TENSORS")
+        await page.log_in(Scope.READ)
+        me = await page.json("GET", "/v1/page/me")
+        assert me == {"scope": "read", "may_submit": False}
+        for method, path in [
+            ("POST", "/jobs"),
+            ("POST", "/v1/page/check"),
+            ("GET", "/v1/page/example"),
+            ("POST", f"/jobs/{job}/cancel"),
+            ("POST", f"/jobs/{job}/resume"),
+            ("GET", f"/jobs/{job}/model.onnx"),
+            ("PUT", "/backbones"),
+        ]:
+            answer = await page.ask(method, path, headers=OWN)
+            assert answer.status == 403, path
+            assert "scope 'submit'" in json.loads(answer.body)["what"]
+        assert store.job(job).status == "queued"
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 403),  # any site's form could send that
+        ({**OWN, "Origin": "http://evil.example"}, 403),
+        ({**OWN, "Origin": "null"}, 403),
+        ({**OWN, "Sec-Fetch-Site": "cross-site"}, 403),
+        ({**OWN, "Sec-Fetch-Site": "same-site"}, 403),  # another port of this machine
+        ({**OWN, "Sec-Fetch-Site": "same-origin"}, 200),
+        (OWN, 200),
+    ],
+)
+def test_what_changes_a_job_comes_from_the_clouds_own_page(headers, status):
+    async def scenario(page, store):
+        job = store.submit_job("a", b"", bytes(32)).id
+        await page.log_in()
+        assert (await page.ask("POST", f"/jobs/{job}/cancel", headers=headers)).status == status
+        assert store.job(job).status == ("cancelled" if status == 200 else "queued")
+
+    play(scenario)
+
+
+def test_a_token_in_a_header_needs_no_page():
+    async def scenario(page, store):
+        job = store.submit_job("a", b"", bytes(32)).id
+        headers = {"Authorization": f"Bearer {TOKENS[Scope.SUBMIT]}"}
+        assert (await page.ask("POST", f"/jobs/{job}/cancel", headers=headers)).status == 200
+
+    play(scenario)
+
+
+def test_another_sites_name_that_leads_to_this_machine_shows_nothing():
+    async def scenario(page, store):
+        store.submit_job("secret-name", b"", bytes(32))
+        await page.log_in()
+        held = {one.key.rpartition("-")[0]: one.value for one in page._session.cookie_jar}
+        (value,) = held.values()
+        other = {"Host": "evil.example", "Cookie": f"edgeveil-cloud={value}"}
+        for path in ("/", "/v1/page/stream", "/pages/cloud.js", "/jobs"):
+            answer = await page.ask("GET", path, headers=other)
+            assert answer.status in (401, 403), path
+            assert b"secret-name" not in answer.body
+        assert (await page.log_in(headers={"Host": "evil.example"})).status == 403
+        for host in ("localhost:1", "127.0.0.1", "[::1]:1"):
+            assert (await page.ask("GET", "/", headers={"Host": host})).status == 200
+
+    play(scenario)
+
+
+def test_beyond_this_machine_the_cloud_goes_by_any_name():
+    async def scenario(page, _store):
+        assert (await page.ask("GET", "/", headers={"Host": "cloud.example"})).status == 200
+
+    play(scenario, at=ListenAt("0.0.0.0"))
+
+
+def test_every_answer_says_what_a_browser_may_do_with_it():
+    async def scenario(page, _store):
+        await page.log_in()
+        name = files.page("cloud.html").split('src="/pages/')[1].split('"')[0]
+        for path in ("/", "/pages/base.css", f"/pages/{name}", "/jobs", "/v1/page/me", "/none"):
+            answer = await page.ask("GET", path)
+            assert answer.headers["Content-Security-Policy"] == CONTENT_POLICY, path
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            for_long = "immutable" in answer.headers["Cache-Control"]
+            assert for_long == (path == f"/pages/{name}")
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("name", ["../http.py", "cloud.html", "none.js", "0" * 16 + "-cloud.js"])
+def test_only_the_pages_own_files_are_served(name):
+    async def scenario(page, _store):
+        assert (await page.ask("GET", f"/pages/{name}")).status in (401, 404)
+
+    play(scenario)
+
+
+def test_what_a_page_loads_is_there():
+    names = {one.rpartition("-")[2] for one in files.page("cloud.html").split('"')[1::2]}
+    assert {"cloud.js", "start.js", "base.css", "job_view.js"} <= names
+    for name in files.NAMES:
+        assert files.asset_of(name).content
+    assert "style=" not in files.text("cloud.html") + files.text("login.html")
+    assert "&lt;b&gt;" in files.page("login.html", problem="<b>")
+
+
+# --- what a page is told ---
+
+
+def run_job(store, name="digits", rounds=2):
+    entry = store.submit_job(name, example().canonical(), example().digest())
+    store.set_status(entry.id, "running")
+    for index in range(1, rounds + 1):
+        store.announce(entry.id, {"kind": "round", "selected": 5, "round": f"round {index}"})
+        record = ExchangeRecord(index, "train", index, 1, 4, index / 10, bytes={"cloud_in": 10})
+        told = {"exchange": index, "phase": "train", "number": index, "uploads": 4}
+        told |= {"declined": 1, "refused": {"bad_norm": 1}, "accuracy": index / 10}
+        store.commit_exchange(entry.id, record, b"", [("exchange_committed", told)])
+    return entry.id
+
+
+def example():
+    from edgeveil.jobs import parse_job
+
+    return parse_job(files.text("example.yaml"))
+
+
+def test_the_stream_begins_with_all_and_goes_on_with_what_changed():
+    async def scenario(page, store):
+        first, second = run_job(store), run_job(store, "other")
+        await page.log_in(Scope.READ)
+        async with stream(page) as (told, _):
+            rows = {row["id"]: row for row in (await told())["rows"]}
+            assert rows.keys() == {first, second}
+            row = rows[first]
+            assert (row["status"], row["round"], row["rounds"], row["accuracy"]) == (
+                *("running", 2, 15),
+                0.2,
+            )
+            training, inference = row["guarantees"]
+            assert (training["name"], training["value"]) == ("ε training", "8")
+            assert "as planned" in training["note"]
+            assert "per device" in inference["note"]
+            store.set_status(first, "paused", "2 uploaded: below the minimum; mend it")
+            change = await told()
+            assert [(one["id"], one["status"]) for one in change["rows"]] == [(first, "paused")]
+            assert "below the minimum" in change["rows"][0]["reason"]
+
+    play(scenario)
+
+
+def test_a_waiting_job_says_why_and_what_to_do():
+    async def scenario(page, store):
+        queued = store.submit_job("a", example().canonical(), bytes(32)).id
+        store.append_event(queued, "job_waiting", {"enrolled": 3, "wanted": 5})
+        await page.log_in(Scope.READ)
+        async with stream(page) as (told, _):
+            (row,) = (await told())["rows"]
+        assert row["reason"] == "3 devices are enrolled, the job wants 5"
+        assert "edgeveil proxy admit" in row["advice"]
+
+    play(scenario)
+
+
+def test_an_open_stream_ends_whole_when_the_cloud_stops():
+    async def run():
+        store = Store()
+        server = await serve(make_app(store, control_of(store), lambda: TOKENS), "127.0.0.1", 0)
+        headers = {"Authorization": f"Bearer {TOKENS[Scope.READ]}"}
+        async with (
+            aiohttp.ClientSession(server.url, headers=headers) as session,
+            stream(Page(session, server.url)) as (told, answer),
+        ):
+            await told()
+            rest = asyncio.create_task(answer.content.read())
+            await server.stop()
+            await asyncio.wait_for(rest, 20)  # an end, not a broken connection
+        store.close()
+
+    asyncio.run(run())
+
+
+def test_watchers_are_bounded_and_the_gone_cost_nothing(monkeypatch):
+    monkeypatch.setattr(routes, "MOST_WATCHERS", 2)
+    monkeypatch.setattr(routes, "BEAT_S", 0.05)
+
+    async def scenario(page, _store):
+        await page.log_in(Scope.READ)
+        async with stream(page) as (told, _), stream(page) as (also, _):
+            await told(), await also()
+            assert (await page.ask("GET", "/v1/page/stream")).status == 503
+        async with asyncio.timeout(20):
+            while True:
+                async with page._session.get("/v1/page/stream") as answer:
+                    if answer.status == 200:
+                        break
+                await asyncio.sleep(0.05)
+
+    play(scenario)
+
+
+def test_a_stream_ends_with_the_session_that_it_was_opened_by(monkeypatch):
+    monkeypatch.setattr(routes, "BEAT_S", 0.05)
+
+    async def scenario(page, _store):
+        await page.log_in(Scope.READ)
+        async with stream(page) as (told, answer):
+            await told()
+            await page.ask("POST", "/logout", headers=OWN)
+            await asyncio.wait_for(answer.content.read(), 20)
+
+    play(scenario)
+
+
+def test_a_job_is_told_as_a_page_and_again_when_it_changed():
+    async def scenario(page, store):
+        job = run_job(store, HOSTILE[:60])
+        await page.log_in(Scope.READ)
+        path = f"/v1/page/jobs/{job.replace('/', '%2F')}"
+        view = (await page.json("GET", path))["view"]
+        assert view["title"] == HOSTILE[:60]  # text: the browser never reads it as markup
+        assert view["badge"]["text"] == "running"
+        assert {"accuracy", "rounds", "events"} <= {one["id"] for one in view["sections"]}
+        store.set_status(job, "failed", "it broke")
+        async with asyncio.timeout(60):  # it is not made anew at once, and says when
+            while (again := await page.json("GET", path))["again_s"]:
+                assert again["view"] == view
+                await asyncio.sleep(again["again_s"])
+        assert again["view"]["badge"]["text"] == "failed"
+        assert (await page.ask("GET", "/v1/page/jobs/none")).status == 404
+
+    play(scenario)
+
+
+def test_jobs_are_compared_beside_both_guarantees():
+    async def scenario(page, store):
+        jobs = [run_job(store), run_job(store, "other", rounds=3)]
+        await page.log_in(Scope.READ)
+        query = "&".join(f"job={job}" for job in jobs)
+        view = await page.json("GET", f"/v1/page/compare?{query}")
+        accuracy, figures = view["sections"]
+        assert accuracy["parts"][0]["x"] == [1, 2, 3]
+        assert [one["values"] for one in accuracy["parts"][0]["series"]] == [
+            [0.1, 0.2, None],
+            [0.1, 0.2, 0.3],
+        ]
+        row = figures["parts"][0]["rows"][0]
+        assert "ε = 8" in row[3]
+        assert "per device" in row[4]
+        assert (await page.ask("GET", "/v1/page/compare")).status == 422
+        seven = "&".join(f"job={n}" for n in range(7))
+        assert (await page.ask("GET", f"/v1/page/compare?{seven}")).status == 422
+        assert (await page.ask("GET", "/v1/page/compare?job=none")).status == 404
+
+    play(scenario)
+
+
+def test_the_fleet_is_told_in_counts():
+    async def scenario(page, store):
+        store.set_enrolled({bytes([k]) * 32 for k in range(3)}, "north")
+        run_job(store)
+        await page.log_in(Scope.READ)
+        found = await page.json("GET", "/v1/page/fleet")
+        (cell,) = found["cells"]
+        assert (cell["cell"], cell["enrolled"]) == ("north", 3)
+        newest = found["rounds"][0]
+        assert newest["round"] == "round 2"
+        assert [newest[key] for key in ("selected", "answered", "declined", "refused")] == [
+            *(5, 4, 1),
+            {"bad_norm": 1},
+        ]
+
+    play(scenario)
+
+
+# --- submitting ---
+
+
+def test_a_job_is_checked_line_by_line_then_priced_then_submitted():
+    async def scenario(page, store):
+        await page.log_in()
+        text = (await page.json("GET", "/v1/page/example"))["text"]
+        wrong = text.replace("epsilon: 8", "epsilon: eight").replace("rounds: 15", "rouds: 15")
+        found = await page.json("POST", "/v1/page/check", data=wrong.encode(), headers=OWN)
+        lines = {one["line"]: one["key"] for one in found["problems"]}
+        assert lines[1 + wrong[: wrong.index("eight")].count("\n")] == "privacy.epsilon"
+        assert lines[1 + wrong[: wrong.index("rouds")].count("\n")].startswith("train")
+        found = await page.json("POST", "/v1/page/check", data=text.encode(), headers=OWN)
+        assert found["problems"] == []
+        assert "ε = 8" in found["price"]["guarantees"]["training"]
+        assert "per device" in found["price"]["guarantees"]["inference"]
+        assert found["price"]["rounds"] == 15
+        assert found["price"]["upload_bytes"] > 0
+        assert store.jobs() == ()  # nothing is submitted by a check
+        assert (await page.ask("POST", "/jobs", data=text.encode(), headers=OWN)).status == 201
+        assert [one.name for one in store.jobs()] == ["digits"]
+        huge = b"#" * (1 << 20) + b"#"
+        assert (await page.ask("POST", "/v1/page/check", data=huge, headers=OWN)).status == 413
+
+    play(scenario)

@@ -1,0 +1,111 @@
+"""What the proxy tells of its state, and to whom it names devices."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgeveil.crypto.authorities import Authority, certificate_pem
+from edgeveil.crypto.keys import SigningKey
+from edgeveil.protocol import effects as fx
+from edgeveil.sites.proxy import ProxySite
+from edgeveil.transport.http import EventStream, Health, PageContent, PageRequest
+from edgeveil.transport.listener import ListenAt
+from edgeveil.transport.runtime import Refusals
+from edgeveil_proxy.page import ProxyPage
+from edgeveil_proxy.role import LOG, build
+
+HERE: Mapping[str, str] = {"host": "127.0.0.1:8702"}
+FAR: Mapping[str, str] = {"host": "proxy.example"}
+LISTS = {"misbehaving", "refused_by_device"}
+
+
+def made(folder: Path, host: str = "127.0.0.1", **site: Any) -> ProxyPage:
+    """The page of a proxy that refused a device's message."""
+    SigningKey.generate().public().save(folder / "cloud.pub")
+    plain = {"edge_broker": {"url": "mqtt://127.0.0.1:1"}, "state_dir": folder / "proxy"}
+    given = {**plain, "cloud_broker": plain["edge_broker"], "cloud_key_file": folder / "cloud.pub"}
+    proxy_site = ProxySite.model_validate({**given, **site})
+    runtime = SimpleNamespace(post=lambda _event: None, refusals=Refusals(LOG))
+    proxy = build(proxy_site, link=lambda _role: runtime)
+    proxy.conduct.refused(fx.DeviceAddress("0123456789abcdef"), "malformed")
+    runtime.refusals.counts.update({"malformed": 1, "Odd reason": 2})
+    state = SimpleNamespace(connected=True, connections=1, unacknowledged=0)
+    links = {hop: SimpleNamespace(link=state, bytes=Counter()) for hop in ("edge", "cloud")}
+    health = Health({"store": lambda: False}, [lambda: ["plain_http"]])
+    return ProxyPage(proxy_site, ListenAt(host), proxy, runtime, health, links)
+
+
+def told(page: ProxyPage, headers: Mapping[str, str] = HERE) -> tuple[dict, dict]:
+    """Of `/status` and of the stream's first event."""
+
+    async def ask() -> tuple[dict, dict]:
+        request = PageRequest(headers)
+        status, stream = [await page.pages()[path](request) for path in ("/status", "/events")]
+        assert isinstance(status, PageContent) and isinstance(stream, EventStream)
+        return json.loads(status.body), await stream.value()
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("host", "headers", "named"),
+    [
+        ("127.0.0.1", HERE, True),
+        ("127.0.0.1", {}, True),
+        ("127.0.0.1", FAR, False),  # another site's page in a browser here, or a relay before it
+        ("0.0.0.0", HERE, False),
+        ("0.0.0.0", FAR, False),
+    ],
+)
+def test_devices_are_named_to_this_machine_alone(
+    tmp_path: Path, host: str, headers: Mapping[str, str], named: bool
+) -> None:
+    for shown in told(made(tmp_path, host), headers):
+        assert (shown.keys() >= LISTS) is named
+        assert ("0123456789abcdef" in json.dumps(shown)) is named
+        assert shown["refused"]["malformed"] == 1
+
+
+def test_the_page_tells_what_does_not_work_what_it_holds_and_its_bounds(tmp_path: Path) -> None:
+    _, shown = told(made(tmp_path, min_batch_floor=7, cell="north"))
+    assert (shown["failing"], shown["warnings"]) == (["store"], ["plain_http"])
+    assert (shown["cell"], shown["floor"], shown["rounds"]) == ("north", 7, [])
+    assert shown["rooms"]["spool"] == [0, 1 << 30]
+    assert shown["refused"] == {"malformed": 1, "other": 2}
+
+
+def test_it_is_known_since_when_a_link_is_up_or_down(tmp_path: Path) -> None:
+    page = made(tmp_path)
+    heard: list[tuple[bool, str]] = []
+    on_state = page.hears("edge", lambda *state: heard.append(state))
+    before = told(page)[1]["links"]["edge"]["since_s"]
+    on_state(False, "trying")
+    assert told(page)[1]["links"]["edge"]["since_s"] == before
+    on_state(True, "connected")
+    changed = told(page)[1]["links"]["edge"]["since_s"]
+    assert changed > before
+    on_state(True, "still connected")
+    assert told(page)[1]["links"]["edge"]["since_s"] == changed
+    assert [up for up, _ in heard] == [False, True, True]
+
+
+def test_the_end_of_a_certificate_is_read_again_when_its_file_changes(tmp_path: Path) -> None:
+    path = tmp_path / "proxy.crt"
+    broker = {"url": "mqtts://127.0.0.1:1", "cert_file": path, "key_file": tmp_path / "proxy.key"}
+    page = made(tmp_path, edge_broker=broker)
+    assert told(page)[1]["ends_s"] == {}  # there is none yet
+    for _ in range(2):
+        certificate = Authority.make("edge").certificate
+        path.write_bytes(certificate_pem(certificate))
+        (end_s,) = told(page)[1]["ends_s"].values()
+        assert end_s == certificate.not_valid_after_utc.timestamp()
+        assert datetime.datetime.fromtimestamp(end_s) > datetime.datetime.now()

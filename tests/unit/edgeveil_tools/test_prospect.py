@@ -1,0 +1,100 @@
+"""What a job can come to, said before it runs: on public and made-up records, never an owner's."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from edgeveil.errors import UsageError
+from edgeveil_tools.cli import main
+from edgeveil_tools.local.job import Overrides, local_job
+from edgeveil_tools.prospect import (
+    MADE_UP_ACCURACY,
+    PlanOptions,
+    Prospect,
+    SignalAndNoise,
+    prospect,
+    stand_in,
+)
+
+QUICK = Path("configs/jobs/quickstart.yaml")
+
+
+def job_file(folder: Path, **changes: object) -> Path:
+    """The quickstart's job with other values, each named by its path `block.key`."""
+    plain = yaml.safe_load(QUICK.read_text())
+    for key, value in changes.items():
+        block, _, name = key.partition("__")
+        plain[block][name] = value
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(plain))
+    return path
+
+
+def looked_at(path: Path, **options: object) -> Prospect:
+    return prospect(
+        path, PlanOptions(**{"seeds": 1, "larger": False, **options}), lambda _line: None
+    )
+
+
+def test_few_devices_with_little_epsilon_are_told_that_they_learn_next_to_nothing(
+    tmp_path: Path,
+) -> None:
+    found = looked_at(job_file(tmp_path, privacy__epsilon=0.2, data__nominal_records=22))
+    assert "learn next to nothing" in found.verdict[0]
+    assert "20 devices of 22 records at ε = 0.2" in found.verdict[0]
+    assert found.without_noise is not None
+    assert found.without_noise > found.fleets[0].mean + 0.4
+    signal = found.round_one
+    assert signal is not None and signal.noise > signal.signal
+
+
+def test_a_job_that_is_of_use_needs_no_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(QUICK), "--seeds", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["useful_from_devices"] == 20
+    assert len(found["verdict"]) == 1
+    assert found["privacy"]["training"]["epsilon"] == pytest.approx(8, rel=1e-3)
+    assert found["privacy"]["inference"]["status"] == "proven"
+    assert found["round"]["upload_bytes"] > 0
+
+
+def test_signal_stands_out_of_the_noise_with_more_epsilon(tmp_path: Path) -> None:
+    told = [looked_at(job_file(tmp_path, privacy__epsilon=epsilon)).round_one for epsilon in (1, 8)]
+    small, large = told
+    assert isinstance(small, SignalAndNoise)
+    assert isinstance(large, SignalAndNoise)
+    assert large.ratio > 2 * small.ratio
+
+
+def test_own_records_are_never_read() -> None:
+    found = looked_at(Path("configs/jobs/own_data.yaml"))  # its file does not exist
+    assert "made-up records" in found.measured_on
+    assert found.fleets
+
+
+@pytest.mark.parametrize("shape", [[64], [28, 28], [3, 8, 8]])
+def test_made_up_records_have_the_jobs_form_and_the_difficulty_that_is_said(
+    shape: list[int], tmp_path: Path
+) -> None:
+    plain = yaml.safe_load(Path("configs/jobs/own_data.yaml").read_text())
+    plain["data"]["input_shape"] = shape
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(plain))
+    records = stand_in(*local_job(path, Overrides(simulate=True)))
+    many = records.draw(4000, np.random.default_rng(3))
+    assert many.x.shape == (4000, *shape)
+    assert many.x.min() >= 0 and many.x.max() <= 16  # the job's input_scale
+    flat = many.x.reshape(4000, -1).astype(np.float64)
+    centres = np.stack([flat[many.y == of].mean(axis=0) for of in range(10)])
+    test = records.test.x.reshape(len(records.test), -1).astype(np.float64)
+    scores = test @ centres.T - np.square(centres).sum(axis=1) / 2
+    right = float(np.mean(scores.argmax(axis=1) == records.test.y))
+    assert abs(right - MADE_UP_ACCURACY) < 0.05
+
+
+def test_no_seed_at_all_is_refused() -> None:
+    with pytest.raises(UsageError, match="at least 1"):
+        looked_at(QUICK, seeds=0)

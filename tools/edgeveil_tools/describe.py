@@ -1,0 +1,201 @@
+"""`edgeveil data describe`: a schema drafted from a file, as a start for a person who judges it.
+
+It is the owner's own look at the owner's own records: a list or a range that only records say can
+tell of a single one of them. So the draft is marked `origin: own_records`, which no job may have,
+and nothing is sent or stored.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from edgeveil.data.encoding import number_in
+from edgeveil.errors import DataError
+from edgeveil.parts.sources.csvfile import csv_rows
+from edgeveil.parts.sources.images import class_folders, pictures_below
+from edgeveil.parts.sources.parquet import parquet_rows
+from edgeveil.settings.explain import number
+
+_MISSING = ("?", "NA", "N/A", "NaN", "nan", "null", "None", "-")
+_LABELS = ("label", "class", "target", "y", "outcome", "diagnosis", "income")
+_FEW = 10  # different texts of a label
+_LIST = 64  # different texts that make a category; more make a name or a remark
+_MOSTLY = 0.95
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What one column holds."""
+
+    name: str
+    texts: Counter[str]  # of what is not missing
+    gaps: frozenset[str]  # what stands where a value is missing
+
+    @property
+    def numeric(self) -> bool:
+        given = self.texts.total()
+        numbers = sum(n for text, n in self.texts.items() if not math.isnan(number_in(text)))
+        return given > 0 and numbers >= _MOSTLY * given
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The least and the greatest number, rounded outwards to what a person may have said."""
+        found = [value for text in self.texts if math.isfinite(value := number_in(text))]
+        low, high = min(found, default=0.0), max(found, default=1.0)
+        step = _step(high - low)
+        low, high = math.floor(low / step) * step, math.ceil(high / step) * step
+        return (low, high) if low < high else (low, low + step)
+
+
+def describe(path: Path, label: str | None = None) -> str:
+    """YAML of a `data` block with a schema drafted from a table or a folder of pictures.
+
+    Raises DataError for a file that cannot be read, or without the named label.
+    """
+    if path.is_dir():
+        return "\n".join(_of_pictures(path)) + "\n"
+    named, rows = parquet_rows(path) if path.suffix == ".parquet" else csv_rows(path)
+    if not rows:
+        raise DataError("holds no records", where=str(path), fix="name a file with some")
+    width = Counter(map(len, rows)).most_common(1)[0][0]
+    names = named or [f"v{at}" for at in range(1, width + 1)]
+    rows = [row for row in rows if len(row) == len(names)]
+    looks = [_look(name, [row[at].strip() for row in rows]) for at, name in enumerate(names)]
+    return "\n".join(_of_table(path, looks, label, headless=not named)) + "\n"
+
+
+def _look(name: str, cells: Sequence[str]) -> _Look:
+    texts = Counter(cells)
+    gaps = frozenset(text for text in _MISSING if text in texts)
+    for text in ("", *gaps):
+        texts.pop(text, None)
+    return _Look(name, texts, gaps)
+
+
+def _of_table(
+    path: Path, looks: list[_Look], label: str | None, *, headless: bool
+) -> Iterator[str]:
+    chosen = _label(path, looks, label)
+    yield from _head(path)
+    yield "    label:"
+    yield f"      column: {_text(chosen.name)}" + ("" if label else "   # a guess")
+    if len(chosen.texts) > _LIST:
+        remark = f"{len(chosen.texts)} texts stand there: name the classes"
+        yield f'      classes: ["no", "yes"]   # {remark}'
+    else:
+        yield from _wrapped("      classes: ", sorted(chosen.texts))
+    if headless:
+        yield "    # the file has no line that names its columns: these names are made up"
+        yield from _wrapped("    header: ", [look.name for look in looks])
+    missing = sorted({text for look in looks for text in look.gaps})
+    if missing:
+        yield from _wrapped("    missing: ", missing)
+    yield "    columns:"
+    others = [look for look in looks if look is not chosen]
+    for span, alike in groupby(others, lambda look: look.span if look.numeric else None):
+        if span is None:
+            for look in alike:
+                yield from _category(look)
+        else:
+            yield from _numbers(list(alike), span)
+
+
+def _label(path: Path, looks: list[_Look], label: str | None) -> _Look:
+    if label is not None:
+        found = next((look for look in looks if look.name == label), None)
+        if found is None:
+            known = ", ".join(look.name for look in looks[:8])
+            raise DataError(f"has no column '{label}'", where=str(path), fix=f"known: {known}")
+        return found
+    few = [look for look in looks if 2 <= len(look.texts) <= _FEW]
+    called = [look for look in few if look.name.casefold() in _LABELS]
+    return (called or few[-1:] or looks[-1:])[0]
+
+
+def _numbers(looks: list[_Look], span: tuple[float, float]) -> Iterator[str]:
+    names = [_text(look.name) for look in looks]
+    ends = f"[{number(float(f'{span[0]:g}'))}, {number(float(f'{span[1]:g}'))}]"
+    if len(names) == 1:
+        yield f"    - {{name: {names[0]}, number: {ends}}}"
+        return
+    yield f"    - number: {ends}   # {len(names)} columns that are read alike"
+    yield from _wrapped("      name: ", [look.name for look in looks])
+
+
+def _category(look: _Look) -> Iterator[str]:
+    if not look.texts:
+        yield f"    # {_text(look.name)} is left out: it is empty"
+    elif len(look.texts) > _LIST:
+        yield f"    # {_text(look.name)} is left out: {len(look.texts)} different texts"
+    else:
+        once = sum(count == 1 for count in look.texts.values())
+        remark = f"   # {once} of them stand in one record alone" if once else ""
+        yield f"    - name: {_text(look.name)}{remark}"
+        yield from _wrapped("      category: ", sorted(look.texts))
+
+
+def _of_pictures(folder: Path) -> Iterator[str]:
+    from PIL import Image
+
+    classes = [one.name for one in class_folders(folder)]
+    sizes: Counter[tuple[int, int]] = Counter()
+    coloured = False
+    for file in pictures_below(folder):
+        with suppress(Exception), Image.open(file, formats=("PNG", "JPEG")) as image:
+            sizes[image.height, image.width] += 1
+            coloured |= image.mode not in ("1", "L", "LA", "I", "I;16")
+    if not sizes:
+        raise DataError("holds no pictures", where=str(folder), fix="put them into class folders")
+    height, width = sizes.most_common(1)[0][0]
+    yield from _head(folder)
+    yield from _wrapped("    label: {classes: ", classes, end="}")
+    remark = f"   # {len(sizes)} sizes are there: all are scaled to this one" * (len(sizes) > 1)
+    yield f"    image: {{size: [{height}, {width}], channels: {3 if coloured else 1}}}{remark}"
+
+
+def _head(path: Path) -> Iterator[str]:
+    yield f"# Drafted by `edgeveil data describe` from {path.name}."
+    yield "# This is your own look at your own records: a list or a range that only records say can"
+    yield "# tell of a single one of them, and a job is public. Judge each, write what is known"
+    yield "# without looking, then set origin to public."
+    yield "data:"
+    yield f"  source: {_text(path.stem)}"
+    yield "  nominal_records: 100   # public: about as many as each device has"
+    yield "  schema:"
+    yield "    origin: own_records   # a job with this is refused"
+
+
+def _step(width: float) -> float:
+    """The least of 1, 2, 5 times a power of ten that is a quarter of a range or more: ranges are
+    round, and columns of one kind are read alike."""
+    if width <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(width / 4))
+    return next(k * power for k in (1, 2, 5, 10) if k * power >= width / 4)
+
+
+def _text(name: str) -> str:
+    """A name as YAML: quoted wherever plain text could be read as something else."""
+    plain = name.replace("_", "").replace("-", "").isalnum() and name[0].isalpha()
+    reserved = name.casefold() in ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
+    return name if plain and name.isascii() and not reserved else json.dumps(name)
+
+
+def _wrapped(lead: str, names: Sequence[str], end: str = "") -> Iterator[str]:
+    """A list in square brackets over as many lines as it takes."""
+    line, indent = f"{lead}[", " " * (len(lead) + 1)
+    for at, name in enumerate(names):
+        item = _text(name) + (", " if at < len(names) - 1 else "")
+        if len(line) + len(item) > _WIDTH and line.strip() != "[":
+            yield line.rstrip()
+            line = indent
+        line += item
+    yield f"{line}]{end}"
