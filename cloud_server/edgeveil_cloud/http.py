@@ -145,6 +145,7 @@ def make_app(
         web.get("/status", routes.status),
         web.get("/jobs", routes.jobs),
         web.get("/jobs/{id}", routes.job),
+        web.get("/jobs/{id}/job.json", routes.content),
         web.get("/jobs/{id}/events", routes.events),
         web.get("/releases", routes.releases),
         web.get("/releases/{id}", routes.release),
@@ -224,6 +225,11 @@ class _Routes:
         found = await self._ask(lambda: self._control.releases(entry.id))
         release = found[0] if found else None
         return web.json_response({**_summary(entry), "exchanges": rounds, "release": release})
+
+    async def content(self, request: web.Request) -> web.Response:
+        """The job itself, its canonical bytes: its digest is over these."""
+        entry = await self._entry(request)
+        return web.Response(body=entry.canonical, content_type="application/json")
 
     async def releases(self, _request: web.Request) -> web.Response:
         return web.json_response({"releases": await self._ask(self._control.releases)})

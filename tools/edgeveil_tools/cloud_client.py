@@ -136,6 +136,11 @@ class Cloud:
         """One job with its committed exchanges, by id."""
         return self._json("GET", f"/jobs/{quote(job, safe='')}", holds=_OF_A_JOB)
 
+    def content(self, job: str) -> bytes:
+        """The job itself, as canonical JSON: `Job.from_canonical` reads it."""
+        path = f"/jobs/{quote(job, safe='')}/job.json"
+        return self._request("GET", path, None, TIMEOUT_S, "application/json")
+
     def cancel(self, job: str) -> JsonObject:
         """Cancel a job that has not ended; returns it."""
         return self._json("POST", f"/jobs/{quote(job, safe='')}/cancel")

@@ -96,6 +96,17 @@ def _article(kind: str) -> str:
     return f"an {kind}" if kind == "edge" else f"a {kind}"
 
 
+def add_track(parser: argparse.ArgumentParser) -> None:
+    """`--track`: where figures go besides."""
+    parser.add_argument(
+        "--track",
+        action="append",
+        default=[],
+        metavar="WHERE",
+        help="log to mlflow:URI, tensorboard:DIR or wandb-offline:DIR too; may be said again",
+    )
+
+
 def add_engine(parser: argparse.ArgumentParser) -> None:
     """`--engine`, `--address`: what simulates."""
     parser.add_argument(

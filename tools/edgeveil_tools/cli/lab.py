@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeveil.errors import UsageError
-from edgeveil_tools.cli.common import Subparsers, add_engine, command
+from edgeveil_tools.cli.common import Subparsers, add_engine, add_track, command
 
 if TYPE_CHECKING:
     from edgeveil_lab.load.bare.options import Mode
@@ -112,6 +112,7 @@ def _add_table(commands: Subparsers) -> None:
         " records it is a figure without any protection",
     )
     add_engine(table)
+    add_track(table)
     table.add_argument("--force", action="store_true", help="run completed seeds again")
     table.add_argument("--json", action="store_true", help="print table.json, progress to stderr")
     table.set_defaults(handler=_table, extra="lab")
@@ -129,6 +130,7 @@ def _table(args: argparse.Namespace) -> int:
         reference=args.reference,
         engine=args.engine,
         ray_address=args.address,
+        track=tuple(args.track),
         command=args.command_line,
     )
     return table(args.jobs, asked)

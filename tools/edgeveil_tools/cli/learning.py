@@ -8,10 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeveil_tools.cli.common import Subparsers, add_engine, command, say_next
-
-if TYPE_CHECKING:
-    pass
+from edgeveil_tools.cli.common import Subparsers, add_engine, add_track, command, say_next
 
 if TYPE_CHECKING:
     from edgeveil.jobs import Job, Plan
@@ -207,6 +204,7 @@ def _add_run(commands: Subparsers) -> None:
         help="train the noise-free reference beside it, and draw who holds what; default: for a"
         " published set, of own records these are figures without any protection",
     )
+    add_track(run)
     run.add_argument(
         "--record", action="store_true", help="keep what the cloud sees, for edgeveil attack"
     )
@@ -286,6 +284,7 @@ def _run(args: argparse.Namespace) -> int:
         page=args.open or (not args.json if args.page is None else args.page),
         browse=args.open,
         force=args.force,
+        track=args.track,
         command=args.command_line,
     )
 
