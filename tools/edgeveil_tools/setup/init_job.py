@@ -54,7 +54,8 @@ def _fruit() -> dict[str, bytes]:
     kinds = chance.integers(0, 3, _RECORDS)
     scores = usual[kinds] + chance.normal(0, 1.2, (_RECORDS, 5))
     names = ("sweetness", "acidity", "firmness", "scent", "redness", "kind")
-    return {"fruit.csv": _csv(names, np.clip(scores, 0, 10), kinds, "%.1f")}
+    called = np.array(["apple", "pear", "quince"])[kinds]
+    return {"fruit.csv": _csv(names, np.clip(scores, 0, 10), called, "%.1f")}
 
 
 def _pump() -> dict[str, bytes]:
@@ -67,11 +68,12 @@ def _pump() -> dict[str, bytes]:
     course = steady[states, None] + surge[states, None] * np.exp(-time_s / settle_s[states, None])
     current = scale * course + chance.normal(0, 0.5, (_RECORDS, 24))
     names = (*(f"t{n:02d}" for n in range(24)), "state")
-    return {"windows.csv": _csv(names, np.clip(current, 0, 10), states, "%.2f")}
+    called = np.array(["normal", "dry", "blocked"])[states]
+    return {"windows.csv": _csv(names, np.clip(current, 0, 10), called, "%.2f")}
 
 
 def _csv(
-    names: tuple[str, ...], values: NDArray[np.float64], labels: NDArray[np.int64], form: str
+    names: tuple[str, ...], values: NDArray[np.float64], labels: NDArray[np.str_], form: str
 ) -> bytes:
     rows = (
         ",".join([*(form % value for value in row), str(label)])
