@@ -1,5 +1,5 @@
-"""Weights that configs/jobs/digits_adapters.yaml begins with: a small perceptron, taught digits that
-nobody wrote, drawn from pen strokes. No record of any device is in them.
+"""Weights that configs/jobs/digits_adapters.yaml begins with: a small perceptron, taught digits
+that nobody wrote, drawn from pen strokes. No record of any device is in them.
 
     python docs/examples/pretrain_digits.py configs/jobs/digits_drawn.safetensors
 """
