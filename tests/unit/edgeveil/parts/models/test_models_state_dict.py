@@ -205,3 +205,12 @@ def test_adapters_need_weights_to_stand_on(tmp_path):
     text = JOB.replace("state_dict: FILE ADAPTERS", "adapters: {rank: 1}")
     with pytest.raises(ConfigError, match=r"add state_dict: FILE"):
         parse_job(text)
+
+
+def test_a_weights_name_that_no_segment_may_have_is_refused_unless_all_are_one_segment():
+    """The proxy would turn every round away."""
+    own = 'name: python, function: "a:b", weights: [["Conv.weight", [3, 4]]]'
+    text = JOB.replace("name: mlp, hidden: [5], state_dict: FILE ADAPTERS", own)
+    with pytest.raises(ConfigError, match=r"module\.Conv\.weight is a name under which no segment"):
+        parse_job(text)
+    assert parse_job(text + "proxy: {shuffle: whole}\n").proxy.shuffle == "whole"
