@@ -11,7 +11,8 @@
                           the mean cross-entropy in nats
         figures           on the same records, or null: balanced_accuracy, macro_f1, auc (one
                           class against the rest, their mean), per_class, confusion, calibration,
-                          unusable, as `edgeveil.evaluation.figures` has them
+                          unusable, as `edgeveil.evaluation.figures` has them; classes:
+                          their names, where the job's schema has some
         uploads, declined answers that were counted, devices that refused
         cluster_scores    null, or {eval_type, score, reason, used, wanted, labels, squared,
                           corrected, corrected_error, corrected_reason, noise_variance}: `used` of
