@@ -172,7 +172,7 @@ def test_figures_of_a_classifier_are_shown_where_there_are_some(planned):
     assert "Class by class" not in json.dumps(job_view(planned, course(2)))
     named = {**figures, "classes": ["cat", "dog"]}
     view = job_view(replace(planned, status="running"), [committed(2, 1, 1, figures=named)])
-    assert part(view, "figures", "table")["rows"][1][0] == "dog"
+    assert part(view, "figures", "table", 1)["rows"][1][0] == "dog"
     assert part(view, "figures", "heat")["rows"] == ["cat", "dog"]
 
 
