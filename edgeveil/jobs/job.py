@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticKnownError
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import ProtocolError
@@ -24,7 +30,7 @@ from edgeveil.parts.models import MODELS, ModelParameters
 from edgeveil.parts.part import OneOf, says_nothing
 from edgeveil.parts.stages import STAGES, StageParameters
 from edgeveil.plugins import PluginRefusedError, watch
-from edgeveil.settings.base import Block, Seconds
+from edgeveil.settings.base import RESTS_ON_ANOTHER, Block, Seconds
 
 CANONICAL_BYTES = 1 << 16
 _UNKNOWN = "not a job that this version knows"
@@ -46,23 +52,23 @@ _SCHEMA_EXAMPLE = {
 }
 
 
-def _of_schema(key: Literal["classes", "input_shape"]) -> Callable[[dict[str, Any]], Any]:
-    """The default of a key that follows from the schema; None, which is refused, without one."""
-
-    def default(known: dict[str, Any]) -> Any:
-        schema = known.get("schema_")
-        return None if schema is None else getattr(schema, key)
-
-    return default
-
-
-def _given(value: Any) -> Any:
+def _of_schema(value: Any, info: ValidationInfo) -> Any:
+    """What is not given follows from the schema, and is missed where there is none."""
     if value is None:
-        raise PydanticKnownError("missing")
+        schema = info.data.get("schema_", RESTS_ON_ANOTHER)
+        if schema == RESTS_ON_ANOTHER:
+            raise PydanticCustomError(RESTS_ON_ANOTHER, "the schema is faulty")
+        if schema is None:
+            raise PydanticKnownError("missing")
+        value = getattr(schema, str(info.field_name))
     return tuple(value) if isinstance(value, list) else value
 
 
-Given = BeforeValidator(_given)
+OfSchema = BeforeValidator(_of_schema)
+
+
+def _unset() -> Any:
+    return None
 
 
 class JobData(Block):
@@ -77,13 +83,11 @@ class JobData(Block):
     )
     """Names, ranges and categories of columns or the form of pictures, and the classes' names: how
     each device makes numbers of its own records. null: its records are numbers already."""
-    classes: Annotated[int, Given] = Field(
-        default_factory=_of_schema("classes"), ge=2, le=10000, examples=[10]
-    )
+    classes: Annotated[int, OfSchema] = Field(default_factory=_unset, ge=2, le=10000, examples=[10])
     """Number of classes; labels are 0 to classes − 1, other labels are dropped on the device. With
     a schema it follows from that."""
-    input_shape: Annotated[tuple[Annotated[int, Field(ge=1, le=1 << 20)], ...], Given] = Field(
-        default_factory=_of_schema("input_shape"), min_length=1, max_length=4, examples=[[64]]
+    input_shape: Annotated[tuple[Annotated[int, Field(ge=1, le=1 << 20)], ...], OfSchema] = Field(
+        default_factory=_unset, min_length=1, max_length=4, examples=[[64]]
     )
     """Shape of one record, without the batch axis. With a schema it follows from that."""
     nominal_records: int = Field(ge=1, le=10**9, examples=[64])
@@ -384,6 +388,8 @@ class Job(Block):
 
 def _scaled(block: Any, scale: float) -> Any:
     if not hasattr(block, "input_scale") or "input_scale" in block.model_fields_set:
+        return block
+    if getattr(block, "ranges", ()):  # which stand in its place
         return block
     return block.model_copy(update={"input_scale": scale})
 

@@ -21,6 +21,7 @@ from edgeveil.errors import ConfigError, ConfigProblem
 from edgeveil.registry import nearest
 
 MIX = "impossible_mix"
+RESTS_ON_ANOTHER = "rests_on_another_key"  # which is faulty itself, and told
 
 
 class Block(BaseModel):

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from edgeveil.registry import nearest
-from edgeveil.settings.base import MIX, ImpossibleMixError, Mix
+from edgeveil.settings.base import MIX, RESTS_ON_ANOTHER, ImpossibleMixError, Mix
 from edgeveil.settings.yaml_tree import Path, Problem, Tree
 
 Schema = dict[str, Any]
@@ -161,7 +161,7 @@ def _faults(error: ValidationError | ImpossibleMixError) -> list[ErrorDetails]:
     """What is wrong with single keys."""
     if isinstance(error, ImpossibleMixError):
         return []
-    silent = (MIX, "default_factory_not_called")  # the second rests on another faulty key
+    silent = (MIX, RESTS_ON_ANOTHER)
     return [detail for detail in error.errors(include_url=False) if detail["type"] not in silent]
 
 

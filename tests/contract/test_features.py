@@ -44,6 +44,9 @@ SHAPES["pictures in colour"] = (3, 8, 8)
 MIXES["pictures in colour"] = MIXES["pictures"]
 SHAPES["patches in colour"] = (3, 8, 8)
 MIXES["patches in colour"] = MIXES["patches"]
+RANGES = tuple((0.0, 4.0 + k) for k in range(64))
+MIXES["identity with ranges"] = [IdentityParameters(ranges=RANGES)]
+SHAPES["identity with ranges"] = SHAPE
 ANY = st.floats(allow_nan=True, allow_infinity=True, width=32)
 HUGE = np.float32(3e38)
 

@@ -361,7 +361,9 @@ def places(data: DataSource, schema: DataSchema | None = None) -> list[str]:
 def input_range(job: Job | None) -> tuple[float, float] | None:
     """The values that features or model expect, least and largest; None where they do not say."""
     parts = () if job is None else (*job.features, job.model)
-    scales = [getattr(one, "input_scale", 0.0) for one in parts]
+    scales = [
+        0.0 if getattr(one, "ranges", ()) else getattr(one, "input_scale", 0.0) for one in parts
+    ]
     largest = max(scales, default=0.0)
     return (-largest, largest) if largest else None
 

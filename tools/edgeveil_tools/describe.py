@@ -50,7 +50,7 @@ class _Look:
         """The least and the greatest number, rounded outwards to what a person may have said."""
         found = [value for text in self.texts if math.isfinite(value := number_in(text))]
         low, high = min(found, default=0.0), max(found, default=1.0)
-        step = _step(max(abs(low), abs(high), high - low))
+        step = _step(high - low)
         low, high = math.floor(low / step) * step, math.ceil(high / step) * step
         return (low, high) if low < high else (low, low + step)
 
@@ -173,9 +173,13 @@ def _head(path: Path) -> Iterator[str]:
     yield "    origin: own_records   # a job with this is refused"
 
 
-def _step(size: float) -> float:
-    """A tenth of the power of ten below a number, at least."""
-    return 10.0 ** (math.floor(math.log10(size)) - 1) if size > 0 else 1.0
+def _step(width: float) -> float:
+    """The least of 1, 2, 5 times a power of ten that is a quarter of a range or more: ranges are
+    round, and columns of one kind are read alike."""
+    if width <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(width / 4))
+    return next(k * power for k in (1, 2, 5, 10) if k * power >= width / 4)
 
 
 def _text(name: str) -> str:

@@ -1,13 +1,14 @@
-"""The raw values, scaled, shifted and brought to unit norm."""
+"""The raw values, scaled, shifted or brought from their ranges, and brought to unit norm."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from edgeveil.errors import DataError
 from edgeveil.parts.features.feature_map import (
     FeaturePart,
     Float64,
@@ -15,6 +16,7 @@ from edgeveil.parts.features.feature_map import (
     size_of,
     unit_rows,
 )
+from edgeveil.parts.part import says_nothing
 from edgeveil.subnormals import flushed
 
 if TYPE_CHECKING:
@@ -30,10 +32,25 @@ class IdentityParameters(MapParameters):
     """Divides the raw values: the largest that a value can be."""
     shift: float = Field(default=0.0, ge=-1e6, le=1e6, allow_inf_nan=False)
     """Added to the scaled values."""
+    ranges: tuple[tuple[float, float], ...] = Field(
+        default=(), max_length=65536, examples=[[[17, 90], [0, 1]]], exclude_if=says_nothing(())
+    )
+    """In place of both: the public range of each value of a record, in their order. Each becomes
+    [-1, 1], what lies outside is clipped; a job with `data.schema` needs none."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.ranges and (self.input_scale, self.shift) != (1.0, 0.0):
+            raise ValueError("ranges stand in place of input_scale and shift; leave these out")
+        for low, high in self.ranges:
+            if not -1e30 <= low < high <= 1e30:
+                raise ValueError(f"each is the least and the greatest value, got {[low, high]}")
+        return self
 
 
 class Identity:
-    """φ(x) = u/‖u‖ for u = x/input_scale + shift; φ = 0 where u = 0."""
+    """φ(x) = u/‖u‖ for u = x/input_scale + shift, or x brought from its ranges to [-1, 1];
+    φ = 0 where u = 0."""
 
     name = "identity"
 
@@ -41,18 +58,46 @@ class Identity:
         self.parameters = parameters
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
-        """The number of values of a record."""
-        return size_of(input_shape)
+        """The number of values of a record; DataError where there are as many ranges not."""
+        size, ranges = size_of(input_shape), self.parameters.ranges
+        if ranges and len(ranges) != size:
+            raise DataError(
+                f"has {len(ranges)} ranges, a record has {size} values",
+                where="features",
+                fix="write one for each",
+            )
+        return size
 
     @flushed()
     def __call__(self, x: NDArray[np.float32]) -> Float64:
         """Features (n, d) float64 of records (n, ...)."""
         flat = x.reshape(len(x), self.output_dim(x.shape[1:])).astype(np.float64)
+        if self.parameters.ranges:
+            low, high = self._ends(np.float64)
+            valid: NDArray[np.bool_] = np.asarray(np.isfinite(flat).all(axis=1))
+            within = np.clip(np.where(valid[:, None], flat, 0.0), low, high)
+            ranged = (within - low) / (high - low) * 2.0 - 1.0
+            return unit_rows(np.where(valid[:, None], ranged, np.nan))
         return unit_rows(flat / self.parameters.input_scale + self.parameters.shift)
+
+    def _ends(self, kind: type[np.floating[Any]]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The least and the greatest value of each."""
+        ends = np.array(self.parameters.ranges, kind)
+        return ends[:, 0], ends[:, 1]
 
     def onnx_nodes(self, graph: NodeList, x: str, input_shape: tuple[int, ...]) -> str:
         """The same map in float32."""
         flat = graph.add("Reshape", x, graph.whole(-1, self.output_dim(input_shape)))
+        if self.parameters.ranges:
+            low, high = self._ends(np.float32)
+            width = graph.constant((high - low) / np.float32(2))
+            within = graph.add("Max", flat, graph.constant(low))
+            within = graph.add(
+                "Sub", graph.add("Min", within, graph.constant(high)), graph.constant(low)
+            )
+            return graph.unit_rows(
+                graph.add("Sub", graph.add("Div", within, width), graph.number(1.0))
+            )
         scaled = graph.add("Div", flat, graph.number(self.parameters.input_scale))
         return graph.unit_rows(graph.add("Add", scaled, graph.number(self.parameters.shift)))
 

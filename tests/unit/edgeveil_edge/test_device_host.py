@@ -176,6 +176,33 @@ def test_records_are_read_ahead_with_every_job_by_the_share_that_was_first(tmp_p
     assert compute.shares == [0.1, 0.3, 0.3]
 
 
+NAMED = {
+    "origin": "public",
+    "label": {"column": "kind", "classes": ("a", "b", "c")},
+    "columns": ({"name": ("p", "q", "r", "s"), "number": (0.0, 1.0)},),
+}
+
+
+@pytest.mark.parametrize("first", ["values", "schema"])
+def test_records_split_by_their_values_are_not_split_again_by_a_schema(first, tmp_path) -> None:
+    data = {"source": "bench", "nominal_records": 30}
+    plans = [PLAN, compile_job(job(data={**data, "schema": NAMED}))]
+    one, other = plans if first == "values" else plans[::-1]
+    device = Device(tmp_path).knows(one)
+    assert isinstance(device.answer(Round(one, CENTRE, device.keys())), SealedAnswer)
+    later = Round(other, CENTRE, device.keys(), job_id=b"K" * 16)
+    declined = device.knows(other, b"K" * 16).answer(later)
+    assert declined == NoAnswer(
+        "data.schema: the records were split "
+        + ("by their values" if first == "values" else "as they are stored")
+        + ", the job would split them "
+        + ("as they are stored" if first == "values" else "by their values")
+        + ", so that some would change halves. ask for the job "
+        + ("without" if first == "values" else "with")
+        + " one"
+    )
+
+
 # --- answers ----------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from pydantic import ValidationError
 
-from edgeveil.errors import UsageError
+from edgeveil.errors import DataError, UsageError
 from edgeveil.parts.features import FEATURES, IdentityParameters, build_features, valid_records
 
 ANY = st.floats(allow_nan=True, allow_infinity=True, width=32)
@@ -62,3 +62,24 @@ def test_impossible_parameters_are_refused(bad):
 def test_an_unknown_map_is_answered_with_the_nearest_name():
     with pytest.raises(UsageError, match="identity"):
         FEATURES["identify"]
+
+
+def test_each_value_is_brought_from_its_own_range_and_clipped():
+    phi = build_features([IdentityParameters(ranges=((0.0, 10.0), (-1.0, 1.0)))])
+    found = phi(np.array([[10, 0], [5, 1], [99, -7], [np.nan, 0]], np.float32))
+    half = 0.5**0.5
+    assert np.allclose(found, [[1, 0], [0, 1], [half, -half], [0, 0]])
+    with pytest.raises(DataError, match="2 ranges, a record has 3 values"):
+        phi.output_dim((3,))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"ranges": ((1.0, 0.0),)}, "least and the greatest"),
+        ({"ranges": ((0.0, 1.0),), "input_scale": 3.0}, "in place of input_scale"),
+    ],
+)
+def test_ranges_that_cannot_be_are_refused(wrong, why):
+    with pytest.raises(ValidationError, match=why):
+        IdentityParameters(**wrong)

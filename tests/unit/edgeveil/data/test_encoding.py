@@ -1,0 +1,200 @@
+"""What a record becomes by a schema: worked out by hand, the same from every form of a file, alone
+from the record, and never a failure for what it holds."""
+
+import csv
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from edgeveil.data.check import schema_problems
+from edgeveil.data.schema import DataSchema
+from edgeveil.errors import DataError
+from edgeveil.parts.own_records import device_records
+from edgeveil.parts.partitions import PARTITIONS
+from edgeveil.parts.sources import SOURCES, Origin, load_records
+from edgeveil.parts.sources.csvfile import encode_csv
+from edgeveil.sites.data import DeviceData
+
+KEY = bytes(range(32))
+NAMES = ["age", "hours", "work", "income"]
+PLAIN = {
+    "origin": "public",
+    "label": {"column": "income", "classes": ["low", ["high", "high."]]},
+    "columns": [
+        {"name": "age", "number": [20, 60]},
+        {"name": "hours", "number": [0, 90], "bins": [30, 60]},
+        {"name": "work", "category": ["Private", "State"]},
+    ],
+    "missing": ["?"],
+}
+ROWS = [
+    ["20", "30", "Private", "low"],
+    ["50", "29.5", "State", "high."],
+    ["-1e400", "1000", "private", "high"],  # clipped twice, a category of another spelling
+    ["?", "", "?", "low"],
+    ["many", "nan", "", "other"],
+]
+#         age   hours: three bins, missing   Private, State, else
+VALUES = [
+    [-1.0, 0, 1, 0, 0, 1, 0, 0],
+    [0.5, 1, 0, 0, 0, 0, 1, 0],
+    [-1.0, 0, 0, 1, 0, 0, 0, 1],
+    [0.0, 0, 0, 0, 1, 0, 0, 1],
+    [0.0, 0, 0, 0, 1, 0, 0, 1],
+]
+LABELS = [0, 1, 1, 0, -1]
+
+
+def schema(**changes):
+    return DataSchema.model_validate_json(json.dumps({**PLAIN, **changes}))
+
+
+def written(path, rows=ROWS, names=NAMES):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([names, *rows] if names else rows)
+    return path
+
+
+def read(source, path, of=None):
+    return load_records(source, Origin(path=path, schema=of or schema()))
+
+
+def test_rows_become_these_numbers(tmp_path):
+    found = read("csv", written(tmp_path / "a.csv"))
+    assert found.x.tolist() == VALUES
+    assert found.y.tolist() == LABELS
+
+
+def test_the_columns_order_spaces_quotes_and_a_missing_header_change_nothing(tmp_path):
+    wanted = read("csv", written(tmp_path / "a.csv"))
+    turned = [row[::-1] for row in ROWS]
+    again = read("csv", written(tmp_path / "b.csv", turned, NAMES[::-1]))
+    spaced = tmp_path / "c.csv"
+    spaced.write_text("|a comment\n" + "\n".join(', "'.join(row) + '"' for row in [["x"]]) + "\n")
+    with spaced.open("a") as file:
+        file.writelines(", ".join(row) + "\n" for row in ROWS)
+    bare = read("csv", spaced, schema(header=NAMES))
+    assert np.array_equal(again.x, wanted.x)
+    assert np.array_equal(bare.x[2:], wanted.x)
+    assert np.isnan(bare.x[:2]).all()  # lines of another width are records that learning drops
+    assert bare.y[:2].tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+def test_parquet_reads_alike_whether_its_columns_have_gaps_or_not(gaps, tmp_path):
+    rows = [["20", "30", "1", "low"], ["50", "60", "2", "high"]] + [["", "", "", "low"]] * gaps
+    of = schema(columns=[*PLAIN["columns"][:2], {"name": "work", "category": ["1", "2"]}])
+    whole = [
+        [int(v) if v else None for v in column] for column in list(zip(*rows, strict=True))[:3]
+    ]
+    columns = dict(zip(NAMES, [*whole, [row[3] for row in rows]], strict=True))
+    columns["hours"] = pa.array(columns["hours"], pa.float64())
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    found, wanted = read("parquet", tmp_path / "a.parquet", of), None
+    wanted = read("csv", written(tmp_path / "a.csv", rows), of)
+    assert np.array_equal(found.x, wanted.x)
+    assert np.array_equal(found.places, wanted.places)
+
+
+@pytest.mark.parametrize("gone", range(len(ROWS)))
+def test_each_record_is_encoded_and_placed_alone(gone, tmp_path):
+    whole = read("csv", written(tmp_path / "a.csv"))
+    rest = read("csv", written(tmp_path / "b.csv", ROWS[:gone] + ROWS[gone + 1 :]))
+    for name in ("x", "y", "places"):
+        kept = np.delete(getattr(whole, name), gone, axis=0)
+        assert getattr(rest, name).tobytes() == kept.tobytes()
+
+
+@pytest.mark.parametrize("kind", PARTITIONS.names())
+def test_two_schemas_split_and_deal_alike_where_labels_are_alike(kind, tmp_path):
+    rng = np.random.default_rng(3)
+    rows = [
+        [str(rng.integers(10, 99)), str(k), "Private", "low" if k % 3 else "high"]
+        for k in range(90)
+    ]
+    path = written(tmp_path / "a.csv", rows)
+    shard = {"devices": 2, "index": 0, "seed": 6, "classes": 2, "partition": {"kind": kind}}
+    block = {"name": "own", "source": "csv", "path": str(path), "shard": shard, "test_share": 0.2}
+    data = DeviceData.model_validate_json(json.dumps(block))
+    other = schema(columns=[{"name": "hours", "number": [0, 90]}])
+    one, two = (
+        device_records(data, KEY, evaluation_share=0.4, schema=of) for of in (schema(), other)
+    )
+    for mine, theirs in zip(one, two, strict=True):
+        assert mine.places.tobytes() == theirs.places.tobytes()
+    assert len(read("csv", path)) > sum(map(len, one)) > 5
+
+
+def test_what_is_not_as_the_schema_says_is_counted_and_never_shown(tmp_path):
+    path = written(tmp_path / "a.csv", [*ROWS, ["one cell"]])
+    told = "\n".join(schema_problems(schema(), encode_csv(path, schema())))
+    assert "'age': 1 of 4 values are no numbers" in told
+    assert "'age': 1 of 4 values lie outside 20 to 60: clipped" in told
+    assert "'work': 1 of 3 values are none of its categories" in told
+    assert "1 of 6 labels in column 'income' are none of the classes low, high" in told
+    assert "private" not in told
+    origin = Origin(path=path, schema=schema())
+    faults = SOURCES["csv"].faults(origin)
+    assert faults[0].endswith("a.csv:6: the label is none of the classes of data.schema")
+    assert faults[1].endswith("a.csv:7: 1 columns, there should be 4")
+    assert len(faults) == 2
+
+
+def test_only_the_files_form_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"a\.csv:1: has no column 'income'") as refused:
+        read("csv", written(tmp_path / "a.csv", [], ["age", "hours", "work", "incme"]))
+    assert "did you mean 'incme'" in str(refused.value)
+    with pytest.raises(DataError, match="two columns 'age'"):
+        read("csv", written(tmp_path / "b.csv", [], [*NAMES, "age"]))
+    with pytest.raises(DataError, match="no column 'age' and 3 more"):
+        read("csv", written(tmp_path / "c.csv", names=[]))
+    assert len(read("csv", written(tmp_path / "d.csv", []))) == 0
+    with pytest.raises(DataError, match="'npz' is not read by a schema with 'columns'"):
+        np.savez(tmp_path / "a.npz", x=np.ones((2, 2)), y=[0, 1])
+        read("npz", tmp_path / "a.npz")
+
+
+PICTURES = {
+    "origin": "public",
+    "label": {"classes": ["cat", "dog"]},
+    "image": {"size": [4, 6], "channels": 3},
+}
+
+
+def test_pictures_in_colour_are_scaled_and_stand_where_their_bytes_say(tmp_path):
+    of = DataSchema.model_validate_json(json.dumps(PICTURES))
+    for name in ("cat", "dog", "cow"):
+        (tmp_path / name).mkdir()
+    Image.new("RGB", (6, 4), (10, 20, 30)).save(tmp_path / "cat" / "a.png")
+    Image.new("L", (60, 40), 7).save(tmp_path / "dog" / "b.png")
+    Image.new("RGB", (6, 4)).save(tmp_path / "cow" / "c.png")
+    (tmp_path / "dog" / "d.png").write_bytes(b"no picture")
+    found = load_records("images", Origin(path=tmp_path, schema=of))
+    assert found.y.tolist() == [0, -1, 1, 1]
+    assert found.x.shape == (4, 3, 4, 6)
+    assert found.x[0, :, 2, 3].tolist() == [10, 20, 30]
+    assert (found.x[2] == 7).all()
+    assert np.isnan(found.x[3]).all()
+    small = json.loads(json.dumps({**PICTURES, "image": {"size": [2, 2]}}))
+    other = DataSchema.model_validate_json(json.dumps(small))
+    again = load_records("images", Origin(path=tmp_path, schema=other))
+    assert again.places.tobytes() == found.places.tobytes()
+
+
+def test_arrays_of_pictures_have_names_and_a_range(tmp_path):
+    of = {**PICTURES, "image": {"size": [4, 6], "channels": 3, "values": [-1, 1]}}
+    of = DataSchema.model_validate_json(json.dumps(of))
+    x = np.zeros((3, 4, 6, 3), np.float32)  # colours last, as many libraries have them
+    x[0], x[1, :, :, 2] = -7, 1
+    np.savez(tmp_path / "a.npz", x=x, y=np.array(["dog", "cat", "cow"]))
+    found = load_records("npz", Origin(path=tmp_path / "a.npz", schema=of))
+    assert found.y.tolist() == [1, 0, -1]
+    assert (found.x[0] == 0).all()
+    assert found.x[1, :, 0, 0].tolist() == [127.5, 127.5, 255]
+    with pytest.raises(DataError, match=r"shape \[6, 4, 3\], data\.schema says \[3, 4, 6\]"):
+        np.savez(tmp_path / "b.npz", x=np.zeros((1, 6, 4, 3)), y=[0])
+        load_records("npz", Origin(path=tmp_path / "b.npz", schema=of))

@@ -1,0 +1,148 @@
+"""A schema's shape, what is impossible in it, and how a model carries it."""
+
+import json
+
+import pytest
+import yaml
+
+from edgeveil.data.schema import DataSchema, impossible, schema_in, schema_metadata
+from edgeveil.errors import ConfigError, DataError, ProtocolError
+from edgeveil.jobs import Job, compile_canonical, parse_plan
+from edgeveil_tools.checks import schema as editors_schema
+
+LABEL = {"column": "income", "classes": [["<=50K", "<=50K."], ">50K"]}
+COLUMNS = [
+    {"name": "age", "number": [17, 90]},
+    {"name": ["a", "b"], "number": [0, 9], "bins": [3, 6]},
+    {"name": "work", "category": ["Private", "State"]},
+]
+TABLE = {"origin": "public", "label": LABEL, "columns": COLUMNS}
+PICTURES = {
+    "origin": "public",
+    "label": {"classes": ["cat", "dog"]},
+    "image": {"size": [4, 6], "channels": 3},
+}
+
+
+def made(plain, **changes):
+    return DataSchema.model_validate_json(json.dumps({**plain, **changes}))
+
+
+def job(schema, features=None, **data):
+    """The text of a job on records of a schema."""
+    plain = {
+        "job": "named",
+        "data": {"source": "people", "nominal_records": 10, "schema": schema, **data},
+        "features": features or [{"name": "identity"}],
+        "train": {"method": "fm", "rounds": 1},
+        "privacy": {"epsilon": 8},
+    }
+    return yaml.safe_dump(plain, sort_keys=False)
+
+
+def test_classes_shape_and_scale_follow_from_it():
+    data = parse_plan(job(TABLE)).job.data
+    assert (data.classes, data.input_shape) == (2, (1 + 2 * 4 + 3,))
+    table = parse_plan(job(TABLE)).job.features[0]
+    both = [{"name": "gabor"}, {"name": "identity"}, {"name": "random", "input_scale": 9}]
+    grey = {**PICTURES, "image": {"size": [32, 32]}}
+    pictures = parse_plan(job(grey, both)).job
+    assert (table.input_scale, [one.input_scale for one in pictures.features]) == (1, [255, 255, 9])
+    assert pictures.data.input_shape == (32, 32)
+    assert made(PICTURES).input_shape == (3, 4, 6)
+
+
+def test_a_job_with_one_survives_the_wire_and_one_without_keeps_its_bytes():
+    for text in (job(TABLE), job(PICTURES)):
+        plan = parse_plan(text)
+        assert compile_canonical(plan.job.canonical()).job == plan.job
+    plain = {"job": "plain", "data": {"source": "d", "classes": 2, "input_shape": [3]}}
+    plain["data"]["nominal_records"] = 5
+    made_job = Job.model_validate_json(json.dumps({**plain, "train": {"method": "fm"}}))
+    assert json.loads(made_job.canonical())["data"] == {**plain["data"], "evaluation_share": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("plain", "changes", "why"),
+    [
+        (TABLE, {"origin": "own_records"}, r"origin: .*tell of a single one.*write public"),
+        (TABLE, {"image": {"size": [2, 2]}}, "both are given"),
+        (TABLE, {"columns": None}, "neither is given"),
+        (TABLE, {"label": {"classes": ["a", "b"]}}, r"label: is missing: a row's label"),
+        (TABLE, {"label": {**LABEL, "classes": ["a", ["b", "a"]]}}, "'a' stands twice"),
+        (TABLE, {"label": {**LABEL, "column": "age"}}, "learned to tell, and learned from"),
+        (TABLE, {"columns": [COLUMNS[0], {**COLUMNS[0], "number": [0, 1]}]}, "'age' stands twice"),
+        (TABLE, {"columns": [{"name": "age"}]}, r"columns\[0\]: .*neither is given"),
+        (TABLE, {"columns": [{"name": "n", "number": [3, 3]}]}, "least and the greatest"),
+        (TABLE, {"columns": [{"name": "n", "number": [0, 9], "bins": [0]}]}, "inner edges"),
+        (TABLE, {"columns": [{"name": "c", "category": ["x", "x"]}]}, "'x' stands twice"),
+        (TABLE, {"columns": [{"name": "c", "category": [" x"]}]}, "begins or ends with a space"),
+        (TABLE, {"columns": [{"name": "c", "category": ["?"]}], "missing": ["?"]}, "has a place"),
+        (TABLE, {"header": ["age", "a", "b", "wrk", "income"]}, "'work', did you mean 'wrk'"),
+        (PICTURES, {"missing": ["?"]}, "is for tables"),
+        (PICTURES, {"image": {"size": [4, 6], "values": [1, 0]}}, "least and the greatest"),
+        (PICTURES, {"label": LABEL}, "pictures lie in a folder"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_place(plain, changes, why):
+    with pytest.raises(ConfigError, match=why) as refused:
+        parse_plan(job({k: v for k, v in {**plain, **changes}.items() if v is not None}), "x.yaml")
+    assert all(place.line > 1 for place in refused.value.places)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"classes": 3}, r"data\.classes: is 3, data\.schema names 2"),
+        ({"input_shape": [3]}, r"data\.input_shape: is \[3\], data\.schema makes .*\[12\]"),
+    ],
+)
+def test_what_is_given_beside_it_must_agree(change, why):
+    with pytest.raises(ConfigError, match=why):
+        parse_plan(job(TABLE, **change))
+    parse_plan(job(TABLE, classes=2, input_shape=[12]))
+
+
+def test_without_one_classes_and_shape_are_missed_and_beside_a_faulty_one_not():
+    text = job(TABLE).replace("  schema:", "  schemes:")
+    with pytest.raises(ConfigError) as refused:
+        parse_plan(text)
+    keys = {place.key for place in refused.value.places}
+    assert {"data.schemes", "data.classes", "data.input_shape"} <= keys
+    with pytest.raises(ConfigError) as refused:
+        parse_plan(job({**TABLE, "missing": 3}))
+    assert [place.key for place in refused.value.places] == ["data.schema.missing"]
+
+
+def test_a_schema_that_devices_would_not_take_for_its_size_is_refused():
+    many = {"name": "c", "category": [f"category-{k:030}" for k in range(2000)]}
+    text = job({**TABLE, "columns": [many]})
+    with pytest.raises(ConfigError, match=r"data\.schema: makes the job \d+ bytes, devices take"):
+        parse_plan(text)
+
+
+def test_a_hostile_cloud_cannot_send_a_schema_that_cannot_be():
+    raw = parse_plan(job(TABLE)).job.canonical()
+    for wrong in (b'"origin":"own_records"', b'"origin":"whatever"'):
+        with pytest.raises(ProtocolError):
+            compile_canonical(raw.replace(b'"origin":"public"', wrong))
+
+
+def test_a_model_carries_it_even_with_the_word_that_no_graph_may_hold():
+    schema = made(TABLE, columns=[{"name": "location", "number": [0, 1]}])
+    properties = schema_metadata(schema)
+    assert not any("location" in text for text in properties.values())
+    assert schema_in(properties) == schema
+    assert json.loads(properties["edgeveil.labels"]) == ["<=50K", ">50K"]
+    assert schema_in({}) is None
+    flawed = made(TABLE, columns=[{"name": "n", "number": [1, 0]}])
+    assert list(impossible(flawed, "s"))
+    for text in ("", "{}", "[" * 10**5, schema_metadata(flawed)["edgeveil.schema"]):
+        with pytest.raises(DataError, match="no schema that this version knows"):
+            schema_in({"edgeveil.schema": text})
+
+
+def test_editors_are_told_of_it():
+    inner = editors_schema("job")["$defs"]["JobData"]
+    assert "schema" in inner["properties"]
+    assert inner["required"] == ["source", "nominal_records"]

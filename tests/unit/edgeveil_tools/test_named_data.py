@@ -1,0 +1,225 @@
+"""A table with names, from its file to names and probabilities: run, checked, described, used."""
+
+import json
+import re
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import yaml
+from PIL import Image
+from pyarrow import parquet
+
+from edgeveil.errors import ConfigError, DataError, UsageError
+from edgeveil.evaluation.graph_check import check_graph
+from edgeveil.jobs import parse_plan
+from edgeveil_edge.predict import predict
+from edgeveil_edge.release_trial import run_trial
+from edgeveil_tools.checks import data_check, record_notes, validate
+from edgeveil_tools.cli import main
+from edgeveil_tools.describe import describe
+from edgeveil_tools.local.data import dealt, held
+from edgeveil_tools.local.job import Overrides, local_job
+from edgeveil_tools.local.local_run import load_local_job
+from edgeveil_tools.local.run import run_local
+from tests.kits.people import NAMES, SCHEMA, people, people_job, write_people
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    """The folder of a run in which all parties took part."""
+    folder = tmp_path_factory.mktemp("people")
+    job = people_job(folder, write_people(folder / "people.csv"), engine="faithful")
+    assert run_local(job, folder / "out", Overrides(), reference=False) == 0
+    return folder
+
+
+def test_a_table_is_learned_from_its_file(learned):
+    result = json.loads((learned / "out" / "result.json").read_text())
+    assert result["final"]["accuracy"] > 0.85
+    events = [json.loads(line) for line in (learned / "out" / "events.jsonl").open()]
+    assert not [event for event in events if event["type"] == "declined"]
+
+
+def test_the_processes_of_a_simulation_learn_the_same(learned, tmp_path):
+    job = people_job(tmp_path, learned / "people.csv", engine="processes")
+    assert run_local(job, tmp_path / "out", Overrides(workers=1), reference=True) == 0
+    one, other = (json.loads((f / "out" / "result.json").read_text()) for f in (learned, tmp_path))
+    assert one["final"]["accuracy"] == other["final"]["accuracy"]
+    assert other["reference"]["accuracy"] > 0.85
+
+
+def test_the_released_model_reads_raw_rows_and_prints_names(learned, capsys):
+    model = learned / "out" / "model.onnx"
+    check_graph(model.read_bytes(), released=True)
+    assert run_trial(model.read_bytes()) == ""
+    found = predict(model, learned / "people.csv")
+    assert found.classes == ("low", "high")
+    assert found.accuracy > 0.85
+    bare = write_people(learned / "bare.csv", [row[2::-1] for row in people()], names=False)
+    text = "hours,work,age\n" + bare.read_text()
+    bare.write_text(text)  # other order, neither the label nor the remark
+    without = predict(model, bare)
+    assert without.accuracy is None
+    assert np.array_equal(without.probabilities, found.probabilities)
+    columns = dict(zip(NAMES, map(list, zip(*people(), strict=True)), strict=True))
+    columns["age"] = [int(age) for age in columns["age"]]
+    parquet.write_table(pa.table(columns), learned / "people.parquet")
+    assert np.array_equal(
+        predict(model, learned / "people.parquet").probabilities, found.probabilities
+    )
+    capsys.readouterr()
+    assert main(["predict", str(model), str(learned / "people.csv")]) == 0
+    out = capsys.readouterr().out
+    assert "     1  high  probability 0." in out
+    assert "right: 0." in out
+    assert main(["predict", str(model), str(bare), "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)["predictions"][0]
+    assert (first["label"], first["name"]) == (1, "high")
+    assert sum(first["probabilities"]) == pytest.approx(1)
+    (learned / "lacks.csv").write_text("age,hours\n3,4\n")
+    with pytest.raises(DataError, match="no column 'work'"):
+        predict(model, learned / "lacks.csv")
+
+
+def test_a_file_without_a_header_is_used_by_its_order_with_the_label_or_without(tmp_path):
+    path = write_people(tmp_path / "people.data", names=False)
+    job = people_job(tmp_path, path, schema={**SCHEMA, "header": NAMES})
+    assert run_local(job, tmp_path / "out", Overrides(workers=1), reference=False) == 0
+    model = tmp_path / "out" / "model.onnx"
+    with_label = predict(model, path)
+    write_people(tmp_path / "bare.csv", [row[:-1] for row in people()], names=False)
+    assert with_label.accuracy > 0.8
+    assert np.array_equal(
+        predict(model, tmp_path / "bare.csv").probabilities, with_label.probabilities
+    )
+    named = predict(model, write_people(tmp_path / "named.csv"))
+    assert np.array_equal(named.probabilities, with_label.probabilities)
+
+
+def test_a_test_file_of_its_own_is_what_the_cloud_tests_on(tmp_path):
+    rows = people()
+    write_people(tmp_path / "a.csv", rows[:300])
+    write_people(tmp_path / "b.csv", rows[300:])
+    data = {"source": "csv", "path": "a.csv", "test_path": "b.csv"}
+    path = people_job(tmp_path, tmp_path / "a.csv", data=data)
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / "elsewhere" / name).write_text((tmp_path / name).read_text())
+    job, run = local_job(path, Overrides(data=tmp_path / "elsewhere"))
+    assert run.data.path == tmp_path / "elsewhere" / "a.csv"
+    assert (len(dealt(job, run)[0]), len(held(job, run))) == (300, 100)
+    with pytest.raises(ConfigError, match=r"test_path: names a file to test on, and test_folds"):
+        load_local_job(people_job(tmp_path, tmp_path / "a.csv", data=data, test_folds=5))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"label": {**SCHEMA["label"], "column": "salary"}}, "has no column 'salary'"),
+        ({"label": {**SCHEMA["label"], "classes": ["a", "b"]}}, "no record can be learned from"),
+        ({"columns": [{"name": "aeg", "number": [0, 1]}]}, "'aeg', .*did you mean 'age'"),
+    ],
+)
+def test_validate_opens_the_records_and_says_what_cannot_be_learned(changes, why, tmp_path):
+    job = people_job(tmp_path, write_people(tmp_path / "p.csv"), schema={**SCHEMA, **changes})
+    (problem,) = validate(job)
+    assert problem.line > 1
+    assert re.search(why, str(problem))
+    (tmp_path / "p.csv").unlink()
+    assert validate(job) == []  # where the file is not there, there is nothing to say
+
+
+def test_validate_tells_what_would_be_clipped_or_dropped(tmp_path, capsys):
+    columns = [{"name": "age", "number": [0, 1]}, *SCHEMA["columns"][1:]]
+    rows = [*people(50), ["30", "Sate", "1", "", "other"]]
+    data = write_people(tmp_path / "p.csv", rows)
+    job = people_job(tmp_path, data, schema={**SCHEMA, "columns": columns})
+    notes = record_notes(load_local_job(job)[0], job)
+    told = "\n".join(notes)
+    assert "column 'age': 51 of 51 values lie outside 0 to 1: clipped; check that the units" in told
+    assert "column 'work': 1 of " in told
+    assert "p.csv:52: the label is none of the classes" in told
+    assert main(["validate", str(job)]) == 0
+    assert "  records: column 'age'" in capsys.readouterr().out
+    site = {
+        "edge": {
+            "name": "one",
+            "role": "train",
+            "broker": {"url": "mqtt://127.0.0.1:1"},
+            "proxy_key_file": "p.pub",
+            "cloud_key_file": "c.pub",
+            "state_dir": str(tmp_path / "state"),
+            "data": {"name": "people", "source": "csv", "path": str(data)},
+        }
+    }
+    (tmp_path / "edge.yaml").write_text(yaml.safe_dump(site))
+    assert data_check(tmp_path / "edge.yaml", job) == DataError.exit_code
+    assert "✗ column 'age': 51 of 51" in capsys.readouterr().out
+
+
+def test_a_draft_is_ones_own_look_and_no_job_before_it_is_judged(tmp_path, capsys):
+    path = write_people(tmp_path / "people.csv")
+    assert main(["data", "describe", str(path)]) == 0
+    draft = capsys.readouterr().out
+    found = yaml.safe_load(draft)["data"]["schema"]
+    assert found["origin"] == "own_records"
+    assert found["label"] == {"column": "income", "classes": ["high", "low"]}
+    assert {"name": "work", "category": ["Private", "State", "none"]} in found["columns"]
+    assert {"name": "age", "number": [0, 100]} in found["columns"]
+    assert found["missing"] == ["?"]
+    assert "note is left out: 400 different texts" in draft
+    rest = "features: [{name: identity}]\ntrain: {method: fm}\nprivacy: {epsilon: 8}\njob: d\n"
+    with pytest.raises(ConfigError, match=r"tell of a single one"):
+        parse_plan(draft + rest)
+    assert parse_plan((draft + rest).replace("own_records   #", "public   #")).job.data.classes == 2
+    with pytest.raises(DataError, match="no column 'incme'"):
+        describe(path, "incme")
+
+
+def test_windows_of_sensors_are_described_in_one_entry_and_learned_from(tmp_path):
+    rng = np.random.default_rng(1)
+    y = np.arange(300) % 2
+    phase = rng.uniform(-0.5, 0.5, (300, 1))
+    waves = np.sin(np.arange(32) * (0.3 + 0.5 * y[:, None]) + phase) + rng.normal(0, 0.3, (300, 32))
+    names = [f"acc_{k}" for k in range(32)]
+    columns = {name: waves[:, k] for k, name in enumerate(names)}
+    columns["state"] = np.where(y, "run", "walk")
+    parquet.write_table(pa.table(columns), tmp_path / "windows.parquet")
+    draft = yaml.safe_load(describe(tmp_path / "windows.parquet"))["data"]["schema"]
+    alike = [entry for entry in draft["columns"] if isinstance(entry["name"], list)]
+    assert sum(len(entry["name"]) for entry in alike) > 15
+    schema = {
+        "origin": "public",
+        "label": {"column": "state", "classes": ["walk", "run"]},
+        "columns": [{"name": names, "number": [-2, 2]}],
+    }
+    data = {"source": "parquet", "path": "windows.parquet"}
+    job = people_job(tmp_path, tmp_path, schema=schema, data=data)
+    assert run_local(job, tmp_path / "out", Overrides(workers=1), reference=False) == 0
+    assert predict(tmp_path / "out" / "model.onnx", tmp_path / "windows.parquet").accuracy > 0.95
+
+
+def test_a_folder_of_colour_pictures_runs_by_its_names(tmp_path):
+    rng = np.random.default_rng(2)
+    for name, colour in (("moss", (40, 140, 60)), ("rust", (160, 80, 40))):
+        (tmp_path / "own" / name).mkdir(parents=True)
+        for k in range(60):
+            pixels = np.clip(rng.normal(colour, 25, (8, 10, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "own" / name / f"{k:02}.png")
+    schema = yaml.safe_load(describe(tmp_path / "own"))["data"]["schema"]
+    assert schema["image"] == {"size": [8, 10], "channels": 3}
+    assert schema["label"]["classes"] == ["moss", "rust"]
+    data = {"source": "images", "path": "own"}
+    job = people_job(tmp_path, tmp_path, schema={**schema, "origin": "public"}, data=data)
+    assert run_local(job, tmp_path / "out", Overrides(workers=1), reference=False) == 0
+    model = tmp_path / "out" / "model.onnx"
+    found = predict(model, tmp_path / "own")
+    assert found.accuracy > 0.9
+    assert found.table()[0]["file"] == "moss/00.png"
+    one = predict(model, tmp_path / "own" / "rust" / "07.png")
+    assert one.table()[0]["name"] == "rust"
+    assert one.files == ("07.png",)
+    with pytest.raises(UsageError, match="unknown kind"):
+        (tmp_path / "a.txt").write_text("x")
+        predict(model, tmp_path / "a.txt")
