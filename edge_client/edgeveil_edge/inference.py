@@ -65,7 +65,8 @@ class ServedModel:
     def run(self, values: NDArray[Any]) -> Predictions:
         """Raises DataError for values that are no records of the model's shape."""
         x = as_records(values, self.session.input_shape, "records")
-        return Predictions(self.release.version, self.session.probabilities(x, {}, limit_s=RUN_S))
+        found = self.session.answers(x, {}, limit_s=RUN_S)
+        return Predictions.of(self.release.version, self.session, found)
 
 
 class InferenceService:

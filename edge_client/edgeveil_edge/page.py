@@ -276,7 +276,7 @@ class DevicePage:
 
         found = await self._device.inference.predict(read)
         shown = found.plain()[:SHOWN]
-        told = {"release": found.model, "records": len(found.labels), "predictions": shown}
+        told = {"release": found.model, "records": len(found), "predictions": shown}
         return PageContent.of_json(told, headers=_PRIVATE)
 
     def _values(self, content: bytes, ending: str) -> NDArray[Any]:

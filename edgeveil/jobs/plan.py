@@ -35,6 +35,7 @@ from edgeveil.parts.features import (
 from edgeveil.parts.features.pca import COVARIANCE
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.models import Network, build_network
+from edgeveil.parts.models.regression_head import regression_graph
 from edgeveil.parts.models.softmax_head import build_graph
 from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages import STAGES
@@ -91,6 +92,7 @@ class Plan:
             delta=job.privacy.delta,
             max_participations=job.max_participations,
             classes=job.data.classes,
+            regression=job.data.target is not None,
             input_shape=job.data.input_shape,
             features=self.features,
             nominal_records=job.data.nominal_records,
@@ -118,6 +120,8 @@ class Plan:
         setting, data = self.setting, self.job.data
         if setting.network is not None:
             return setting.network.graph()
+        if data.target is not None:
+            return regression_graph(self.features, data.input_shape, data.target, setting.kept)
         return build_graph(self.features, data.input_shape, data.classes, setting.kept)
 
     @property

@@ -192,6 +192,12 @@ def prospect(path: Path, asked: PlanOptions, say: Callable[[str], None]) -> Pros
         )
     begun_s = time.monotonic()
     job, run = local_job(path, Overrides(devices=asked.devices, simulate=True))
+    if job.data.target is not None:
+        raise UsageError(
+            "the label is a number, and records are made up for classes alone",
+            where=f"{path}: data.schema.label.number",
+            fix="see what it costs: edgeveil check JOB.yaml --explain",
+        )
     plan = compile_job(job).with_artifacts(read_backbones(job.features))
     rehearse(plan, path)
     records = stand_in(job, run)

@@ -251,6 +251,7 @@
   }
 
   function of(prediction, number) {
+    if ("value" in prediction) return ev.el("div", { class: "said-of" }, ev.el("h3", {}, prediction.value === null ? `Record ${number}: not a usable record` : `Record ${number}: ${prediction.value.toPrecision(6)}`));
     const title = ev.el("h3", {}, prediction.label === null ? `Record ${number}: not a usable record` : `Record ${number}: class ${prediction.label}`);
     if (prediction.label === null) return ev.el("div", { class: "said-of" }, title);
     const rows = prediction.probabilities.map((p, i) => [i, p]).sort((a, b) => b[1] - a[1]).slice(0, CLASSES);
@@ -264,10 +265,11 @@
 
   function answer(told) {
     const [first, ...others] = told.predictions;
-    const rows = others.map((one, i) => [i + 2, one.label === null ? "not usable" : `class ${one.label}`, one.label === null ? "–" : `${(100 * one.probabilities[one.label]).toFixed(1)} %`]);
+    const number = "value" in first;
+    const rows = number ? others.map((one, i) => [i + 2, one.value === null ? "not usable" : one.value.toPrecision(6)]) : others.map((one, i) => [i + 2, one.label === null ? "not usable" : `class ${one.label}`, one.label === null ? "–" : `${(100 * one.probabilities[one.label]).toFixed(1)} %`]);
     return [
       of(first, 1),
-      rows.length ? ev.table(["Record", "Class", "Probability"], rows, { caption: "Further records", text: [1] }) : null,
+      rows.length ? ev.table(number ? ["Record", "Value"] : ["Record", "Class", "Probability"], rows, { caption: "Further records", text: [1] }) : null,
       told.records > told.predictions.length ? ev.el("p", { class: "soft small" }, `${told.records} records, the first ${told.predictions.length} are shown.`) : null,
       ev.el("p", { class: "soft small" }, `By release ${told.release}, on this box.`),
     ];
