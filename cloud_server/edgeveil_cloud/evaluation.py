@@ -12,7 +12,7 @@ import numpy as np
 
 from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
-from edgeveil.data.target import Target
+from edgeveil.data.target import TargetRange
 from edgeveil.errors import DataError, JobFailed
 from edgeveil.evaluation.accuracy import HeldOutTest, ModelScore
 from edgeveil.evaluation.clustering import MEAN, ClusterScores, Noise, cluster_scores
@@ -97,7 +97,7 @@ class Evaluation:
         return held.tested(self.weights(plan, state))
 
     def _on(
-        self, test: Records, graph: bytes, part: slice, target: Target | None = None
+        self, test: Records, graph: bytes, part: slice, target: TargetRange | None = None
     ) -> HeldOutTest:
         key = graph, part.start, part.stop
         if key not in self._held and len(self._held) >= _TESTS_KEPT:

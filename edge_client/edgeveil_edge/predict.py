@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgeveil.data.encoding import Encoded, pictures
 from edgeveil.data.records import require_file
 from edgeveil.data.schema import DataSchema, schema_in
-from edgeveil.data.target import Target
+from edgeveil.data.target import TargetRange
 from edgeveil.errors import DataError, EdgeVeilError, UsageError, needs_extra
 from edgeveil.evaluation.figures import regression_figures
 from edgeveil.evaluation.onnx_session import VALUE, OnnxModel
@@ -47,7 +47,7 @@ class Predictions:
     files: tuple[str, ...] = ()
     given: NDArray[np.int64] | None = None
     values: NDArray[np.float64] | None = None
-    target: Target | None = None
+    target: TargetRange | None = None
 
     @classmethod
     def of(cls, model: str, session: OnnxModel, found: NDArray[np.float64], **beside: Any) -> Self:

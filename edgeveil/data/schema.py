@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from edgeveil.data.target import LABELS, Target
+from edgeveil.data.target import LABELS, TargetRange
 from edgeveil.errors import DataError
 from edgeveil.registry import nearest
 from edgeveil.settings.base import Block, Mix
@@ -156,9 +156,9 @@ class DataSchema(Block):
         return len(self.label.classes) if self.target is None else LABELS
 
     @property
-    def target(self) -> Target | None:
+    def target(self) -> TargetRange | None:
         """The range of a label that is a number."""
-        return None if self.label.number is None else Target(*self.label.number)
+        return None if self.label.number is None else TargetRange(*self.label.number)
 
     @property
     def largest(self) -> float:
@@ -255,7 +255,7 @@ def _labels(label: Label, at: str) -> Iterator[Mix]:
         yield Mix((f"{at}.label.classes",), text)
     elif label.number is not None and label.number[0] >= label.number[1]:
         yield _not_a_range(label.number, f"{at}.label.number")
-    elif label.number is not None and not Target(*label.number).told_in_float32:
+    elif label.number is not None and not TargetRange(*label.number).told_in_float32:
         text = "is narrower than float32 tells apart there, which models answer in; subtract an"
         yield Mix((f"{at}.label.number",), f"{text} offset from the column, and from its range")
 

@@ -18,7 +18,7 @@ LABELS = STEPS + 1
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetRange:
     """A public range of numbers, low < high."""
 
     low: float

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.data.target import Target
+from edgeveil.data.target import TargetRange
 from edgeveil.errors import DataError
 from edgeveil.evaluation.figures import classification_figures, regression_figures
 from edgeveil.evaluation.onnx_session import (
@@ -53,7 +53,7 @@ class HeldOutTest:
         graph: bytes,
         x: NDArray[np.float32],
         y: NDArray[np.int64],
-        target: Target | None = None,
+        target: TargetRange | None = None,
     ) -> None:
         if len(y) == 0 or len(x) != len(y):
             raise DataError(

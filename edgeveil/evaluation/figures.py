@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.data.target import LABELS, Target
+from edgeveil.data.target import LABELS, TargetRange
 
 MOST_CROSSED = 20  # classes of a confusion matrix that is still told: an event stays small
 BINS = 10  # of confidence
@@ -72,7 +72,7 @@ def classification_figures(
 
 
 def regression_figures(
-    values: NDArray[np.floating], labels: NDArray[np.int64], target: Target
+    values: NDArray[np.floating], labels: NDArray[np.int64], target: TargetRange
 ) -> Mapping[str, Any]:
     """Figures of `values` (n,) for `labels` (n,) that stand for numbers of `target`; for JSON, in
     the target's own unit. Records without a label are left out; {} where none is left.

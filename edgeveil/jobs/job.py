@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from edgeveil.data.schema import DataSchema
-from edgeveil.data.target import Target
+from edgeveil.data.target import TargetRange
 from edgeveil.errors import ProtocolError
 from edgeveil.parts.aggregation import AGGREGATIONS, RuleParameters
 from edgeveil.parts.aggregation.fedavg import FedAvgParameters
@@ -97,7 +97,7 @@ class JobData(Block):
     """Share of a device's records that it keeps apart for evaluation, split once."""
 
     @property
-    def target(self) -> Target | None:
+    def target(self) -> TargetRange | None:
         """The range of a label that is a number; None where labels are classes."""
         return None if self.schema_ is None else self.schema_.target
 

@@ -13,14 +13,14 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.data.target import Target
+from edgeveil.data.target import TargetRange
 from edgeveil.parts.features.feature_map import FeatureMap, Float64
 from edgeveil.parts.features.onnx_nodes import serialise
 from edgeveil.parts.models.softmax_head import BOUNDED, bounded, bounded_features, float_tensor
 
 
 def regression_graph(
-    features: FeatureMap, input_shape: tuple[int, ...], target: Target, kept: int | None = None
+    features: FeatureMap, input_shape: tuple[int, ...], target: TargetRange, kept: int | None = None
 ) -> bytes:
     """The ONNX graph, with the weights as inputs.
 
@@ -45,7 +45,7 @@ def regression_graph(
 
 
 def head_values(
-    phi: Float64, weights: Mapping[str, NDArray[np.generic]], target: Target
+    phi: Float64, weights: Mapping[str, NDArray[np.generic]], target: TargetRange
 ) -> Float64:
     """The graph's output as (n,), computed by numpy in float64 from features (n, D)."""
     found = bounded(phi, weights) @ weights["weight"].astype(np.float64)

@@ -15,7 +15,7 @@ import numpy as np
 
 from edgeveil.data.records import Records
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
-from edgeveil.data.target import Target
+from edgeveil.data.target import TargetRange
 from edgeveil.errors import EdgeVeilError
 from edgeveil.evaluation.figures import regression_figures
 from edgeveil.jobs import Job, compile_job
@@ -119,7 +119,7 @@ def noise_free_reference(
     train: Records,
     test: Records,
     before: Callable[[Exchange], None] = lambda _exchange: None,
-    target: Target | None = None,
+    target: TargetRange | None = None,
 ) -> list[float]:
     """Test accuracy after each training round without noise; `train` pools all devices' records.
     With a `target` labels are numbers of its range, and it is the RMSE.

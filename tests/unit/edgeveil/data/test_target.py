@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeveil.data.schema import DataSchema, impossible, schema_in, schema_metadata
-from edgeveil.data.target import LABELS, STEPS, Target
+from edgeveil.data.target import LABELS, STEPS, TargetRange
 from edgeveil.parts.sources import Origin, load_records
 
 PLAIN = {
@@ -31,13 +31,13 @@ def schema(**label):
     [(10, 0), (20, 4096), (30, 8192), (25, 6144), (-5, 0), (math.inf, 8192), (math.nan, None)],
 )
 def test_labels_by_hand(value, label):
-    assert Target(10, 30).label(value) == label
+    assert TargetRange(10, 30).label(value) == label
 
 
 @given(st.floats(-1e30, 1e30), st.floats(-1e30, 1e30), st.floats())
 def test_a_label_is_as_near_as_its_steps_and_never_outside(one, other, value):
     low, high = sorted((one, other))
-    target = Target(low, high)
+    target = TargetRange(low, high)
     if not target.told_in_float32:
         return
     label = target.label(value)
@@ -82,4 +82,4 @@ def test_pictures_have_classes():
 def test_a_model_tells_its_range():
     told = schema_metadata(schema())
     assert "edgeveil.labels" not in told
-    assert schema_in(told).target == Target(10, 30)
+    assert schema_in(told).target == TargetRange(10, 30)

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
-from edgeveil.data.target import LABELS, Target
+from edgeveil.data.target import LABELS, TargetRange
 from edgeveil.evaluation.accuracy import HeldOutTest
 from edgeveil.evaluation.figures import leading, leading_text, regression_figures
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.models.regression_head import regression_graph
 
-TARGET = Target(-50.0, 150.0)
+TARGET = TargetRange(-50.0, 150.0)
 RNG = np.random.default_rng(0)
 
 

@@ -8,7 +8,7 @@ import pytest
 from fm_kit import setting
 
 from edgeveil.data.records import Records
-from edgeveil.data.target import LABELS, Target, scaled
+from edgeveil.data.target import LABELS, TargetRange, scaled
 from edgeveil.errors import DataError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.model_head import find_head
@@ -23,7 +23,7 @@ from edgeveil.privacy.events import LaplaceEvent
 from edgeveil_tools.local.reference import noise_free_reference
 
 FINE = 2.0**-28
-TARGET = Target(10.0, 30.0)
+TARGET = TargetRange(10.0, 30.0)
 
 
 def of_numbers(**changes):
