@@ -10,7 +10,7 @@ DRAWN  := edgeveil_tools.protocol_diagrams edgeveil_tools.architecture_page \
 export PATH := $(PATH):/usr/sbin:/usr/local/sbin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all check bench fuzz long docs mosquitto postgresql nats rabbitmq rootfs clean
+.PHONY: help setup run test test-all check bench fuzz long docs mosquitto postgresql chromium nats rabbitmq rootfs clean
 
 help:            ## list all targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -21,10 +21,10 @@ setup: $(VENV)/.all  ## make .venv and install everything
 run: $(VENV)/.tools  ## run the quickstart job: brokers, cloud, proxy, 20 devices
 	$(BIN)/edgeveil run configs/jobs/quickstart.yaml --out $(OUT) --force
 
-test: mosquitto postgresql setup run  ## the quickstart, then all tests but the slow ones, on WORKERS=2 cores
+test: mosquitto postgresql chromium setup run  ## the quickstart, then all tests but the slow ones, on WORKERS=2 cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not slow'
 
-test-all: mosquitto postgresql nats rabbitmq rootfs setup run  ## the quickstart, then every test, on WORKERS=2 cores
+test-all: mosquitto postgresql nats rabbitmq rootfs chromium setup run  ## the quickstart, then every test, on WORKERS=2 cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 check: $(VENV)/.all  ## ruff, mypy --strict, import-linter; whether `make docs` would change a page
@@ -67,6 +67,13 @@ postgresql:      # where it cannot be installed, the tests of that store are ski
 	  if [ "$$(id -u)" = 0 ]; then sudo=; else sudo="sudo -n"; fi; \
 	  { $$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq postgresql; } >/dev/null 2>&1; \
 	} || echo "PostgreSQL could not be installed: its tests are skipped" >&2
+
+chromium:        # likewise: the browser and its driver, in which pages are tested
+	@{ command -v chromium && command -v chromedriver; } >/dev/null 2>&1 || { \
+	  if [ "$$(id -u)" = 0 ]; then sudo=; else sudo="sudo -n"; fi; \
+	  { $$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq --no-install-recommends \
+	    chromium chromium-driver; } >/dev/null 2>&1; \
+	} || echo "chromium and chromium-driver could not be installed: tests of pages are skipped" >&2
 
 nats:            # likewise: a broker that forms clusters
 	@command -v nats-server >/dev/null 2>&1 || { \

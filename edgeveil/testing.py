@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.data.split import SPLIT_KEY_FILE
 from edgeveil.jobs import Job
-from edgeveil.parts.features import read_backbones
+from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.privacy.derived import NoiseFor
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.protocol import sealed as real_sealing
@@ -238,7 +238,7 @@ class MemoryFleet:
     def submit(self, job: Job) -> str:
         """Queue and start a job once the roster is there; its id."""
         self.net.run(self.enrolled)
-        for graph in read_backbones(job.features).values():
+        for graph in read_artifacts(job).values():
             self.store.put_backbone(graph)
         entry = self.store.submit_job(job.job, job.canonical(), job.digest(), priority=job.priority)
         self.cloud.control.start(entry)

@@ -1,15 +1,22 @@
-"""Secrets that let an owner's programs and browsers in: one a file, for its owner's eyes only."""
+"""Secrets that let an owner's programs and browsers in: one a file, for its owner's eyes only; and
+those that stand in a browser for having shown it.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import secrets
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from edgeveil.errors import UsageError
 from edgeveil.storage import sync_folder
 
+T = TypeVar("T")
 _FORM = re.compile(r"[A-Za-z0-9_-]{32,128}")
 
 
@@ -53,3 +60,39 @@ def _fill(handle: int) -> str:
         stream.flush()
         os.fsync(stream.fileno())
     return token
+
+
+class ExpiringSecrets(Generic[T]):
+    """Random secrets that stand for something for a while, in this process's memory alone.
+
+    Kept by their digests: how long a look-up takes tells nothing of one. At `most` at once, the
+    oldest makes room.
+    """
+
+    def __init__(
+        self, lasts_s: float, most: int, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._lasts_s, self._most, self._now_s = lasts_s, most, now_s
+        self._held: dict[bytes, tuple[T, float]] = {}
+
+    def add(self, value: T) -> str:
+        """A new one, which stands for `value`."""
+        while len(self._held) >= self._most:
+            del self._held[next(iter(self._held))]
+        made = secrets.token_urlsafe(32)
+        self._held[secret_digest(made)] = value, self._now_s() + self._lasts_s
+        return made
+
+    def get(self, secret: str) -> T | None:
+        """What it stands for; None for one that is over or never was."""
+        value, ends_s = self._held.get(secret_digest(secret), (None, 0.0))
+        return value if self._now_s() < ends_s else None
+
+    def drop(self, secret: str) -> None:
+        """It stands for nothing any more."""
+        self._held.pop(secret_digest(secret), None)
+
+
+def secret_digest(text: str) -> bytes:
+    """SHA-256 of a secret as it came."""
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()

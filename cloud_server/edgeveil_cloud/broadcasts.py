@@ -9,13 +9,13 @@ from typing import Any
 from edgeveil.crypto.buckets import CAPACITY, bucket_bytes, fitting
 from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.errors import JobFailed
+from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.jobs.broadcast_precision import as_sent
 from edgeveil.jobs.buffered_rounds import closing_uploads
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.jobs.round_traffic import BrokerUse
 from edgeveil.parts.exchange import Array
-from edgeveil.parts.features import backbone_digests
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud_tasks import (
     AskUnmask,
@@ -236,9 +236,9 @@ class Sealer:
         cohorts = self._enrolled(cells)
         self._cohorts[entry.id] = self._cohorts.get(entry.id, {}) | cohorts
         plan = self._jobs.plan(entry)
-        plan.check_backbones()
+        plan.check_artifacts()
         self._evaluation.check(plan)
-        backbones = tuple(plan.artifacts[one] for one in backbone_digests(plan.job.features))
+        backbones = tuple(plan.artifacts[one] for one in carried_digests(plan.job))
         package = JobPackage(entry.canonical, self._jobs.graph(entry), backbones)
         manifest, data, _ = self._sealed(entry, "job", package, cohorts)
         return CellBroadcasts(dict.fromkeys(cohorts, Broadcast(manifest, data)))

@@ -10,7 +10,8 @@ from typing import Any
 
 from edgeveil.errors import DataError, EdgeVeilError
 from edgeveil.jobs import Plan, parse_plan
-from edgeveil.parts.features import backbone_digests, match_backbones
+from edgeveil.jobs.artifacts import kept_digests
+from edgeveil.parts.features import match_artifacts
 from edgeveil.parts.models import runs_python
 from edgeveil.privacy.guarantee import guarantee_text
 from edgeveil.protocol import effects as fx
@@ -117,8 +118,8 @@ class Control:
                 where="cloud.allow_python_models",
                 fix="the operator allows it in the cloud's site file",
             )
-        kept = {one: self._store.backbone(one) for one in backbone_digests(job.features)}
-        found = match_backbones(job.features, (graph for graph in kept.values() if graph))
+        kept = {one: self._store.backbone(one) for one in kept_digests(job)}
+        found = match_artifacts(kept_digests(job), (graph for graph in kept.values() if graph))
         plan = plan.with_artifacts(found)
         self._host.evaluation.check(plan)
         if job.digest() != self._rehearsed:

@@ -79,7 +79,8 @@ class Evaluation:
 
     def weights(self, plan: Plan, state: Mapping[str, Array]) -> dict[str, Array]:
         """The graph's weights; what each holder of records computes itself is of the test's."""
-        return {**plan.cloud.model(state), **own_weights(plan.setting, self._fitting(plan))}
+        model = plan.graph_weights(plan.cloud.model(state))
+        return {**model, **own_weights(plan.setting, self._fitting(plan))}
 
     def tested(
         self, context: RoundContext, graph: bytes, state: Mapping[str, Array]

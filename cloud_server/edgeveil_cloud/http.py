@@ -32,8 +32,15 @@ from edgeveil.parts.features.onnx import check_size
 from edgeveil.transport.http import Health, HttpServer, serve
 from edgeveil.transport.listener import ListenAt
 from edgeveil.transport.metrics import Metrics
-from edgeveil_cloud.http_guard import BY, Guard, Handler, in_time, refusal, with_security_headers
-from edgeveil_cloud.http_sessions import Sessions
+from edgeveil_cloud.http_guard import (
+    BY,
+    Handler,
+    RequestGuard,
+    in_time,
+    refusal,
+    with_security_headers,
+)
+from edgeveil_cloud.http_sessions import BrowserSessions
 from edgeveil_cloud.http_token import NONCE, PROOF_PATH, Scope, Tokens, proof
 from edgeveil_cloud.pages.board import Ask
 from edgeveil_cloud.pages.fleet import CloudFacts
@@ -126,7 +133,7 @@ def make_app(
     what the pages show of the process itself.
     """
     routes = _Routes(store, control, metrics or Metrics(), ask, audit)
-    guard = Guard(tokens, clients or {}, Sessions(tokens), at or ListenAt())
+    guard = RequestGuard(tokens, clients or {}, BrowserSessions(tokens), at or ListenAt())
     pages = PageRoutes(store, control, guard, ask, facts)
     open_to_all = [
         web.get("/healthz", (health or Health({})).page),
@@ -138,6 +145,7 @@ def make_app(
         web.get("/status", routes.status),
         web.get("/jobs", routes.jobs),
         web.get("/jobs/{id}", routes.job),
+        web.get("/jobs/{id}/job.json", routes.content),
         web.get("/jobs/{id}/events", routes.events),
         web.get("/releases", routes.releases),
         web.get("/releases/{id}", routes.release),
@@ -217,6 +225,11 @@ class _Routes:
         found = await self._ask(lambda: self._control.releases(entry.id))
         release = found[0] if found else None
         return web.json_response({**_summary(entry), "exchanges": rounds, "release": release})
+
+    async def content(self, request: web.Request) -> web.Response:
+        """The job itself, its canonical bytes: its digest is over these."""
+        entry = await self._entry(request)
+        return web.Response(body=entry.canonical, content_type="application/json")
 
     async def releases(self, _request: web.Request) -> web.Response:
         return web.json_response({"releases": await self._ask(self._control.releases)})

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from edgeveil.pages.assets import SECURITY_HEADERS
 from edgeveil.transport.listener import ListenAt, is_loopback, peer_names
-from edgeveil_cloud.http_sessions import KEEP_S, Sessions
+from edgeveil_cloud.http_sessions import KEEP_S, BrowserSessions
 from edgeveil_cloud.http_token import TOKEN_FILES, Scope, Tokens, scope_of
 
 BY = web.RequestKey("by", str)
@@ -37,11 +37,11 @@ class Asker:
     scope: Scope
 
 
-class Guard:
+class RequestGuard:
     """Lets through to each handler whom it is for. `clients` are known by their certificates."""
 
     def __init__(
-        self, tokens: Tokens, clients: Mapping[str, Scope], sessions: Sessions, at: ListenAt
+        self, tokens: Tokens, clients: Mapping[str, Scope], sessions: BrowserSessions, at: ListenAt
     ) -> None:
         self._tokens, self._clients, self._sessions, self._at = tokens, clients, sessions, at
         self._own_names_alone = at.socket is None and is_loopback(at.host)
@@ -167,7 +167,9 @@ async def in_time(limit_s: float) -> AsyncIterator[None]:
 
 
 async def with_security_headers(_request: web.Request, answer: web.StreamResponse) -> None:
-    """Said with every answer before it goes out; what an answer says itself stands."""
+    """Said with every answer before it goes out; what an answer says itself stands. A browser keeps
+    nothing on its disk but the pages' files."""
+    answer.headers.setdefault("Cache-Control", "no-store")
     for name, value in SECURITY_HEADERS.items():
         answer.headers.setdefault(name, value)
 

@@ -8,14 +8,12 @@ rotated. The browser hides it from scripts (HttpOnly) and sends it with no other
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
+from edgeveil.tokens import ExpiringSecrets, secret_digest
 from edgeveil_cloud.http_token import Scope, Tokens, scope_of
 
 KEEP_S = 12 * 3600.0
@@ -25,53 +23,35 @@ TRIES_S = 60.0  # in so long
 _ADDRESSES = 1024  # that are told apart; beyond, all others count as one
 
 
-@dataclass(frozen=True)
-class Session:
-    """What a cookie stands for: `mark` is the digest of the token that was shown."""
-
-    scope: Scope
-    mark: bytes = field(repr=False)
-    ends_s: float
-
-
-class Sessions:
+class BrowserSessions:
     """All who are logged in; used on one event loop."""
 
     def __init__(self, tokens: Tokens, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._tokens, self._now_s = tokens, now_s
-        self._held: dict[bytes, Session] = {}  # by the digest of what the cookie holds
+        self._tokens = tokens
+        # What a cookie stands for: the scope, and the digest of the token that was shown.
+        self._held = ExpiringSecrets[tuple[Scope, bytes]](KEEP_S, MOST_SESSIONS, now_s)
 
     def begin(self, token: str) -> tuple[str, Scope] | None:
         """What the cookie is to hold, and what it may; None for a token that is not good."""
         scope = scope_of(f"Bearer {token}", self._tokens())
         if scope is None:
             return None
-        while len(self._held) >= MOST_SESSIONS:
-            del self._held[next(iter(self._held))]
-        name = secrets.token_urlsafe(32)
-        ends_s = self._now_s() + KEEP_S
-        self._held[_digest(name)] = Session(scope, _digest(token), ends_s)
-        return name, scope
+        return self._held.add((scope, secret_digest(token))), scope
 
     def scope(self, name: str) -> Scope | None:
         """What the bearer of this cookie may do now."""
-        found = self._held.get(_digest(name))
+        found = self._held.get(name)
         if found is None:
             return None
-        token = self._tokens().get(found.scope, "")
-        good = hmac.compare_digest(_digest(token), found.mark)
-        if good and self._now_s() < found.ends_s:
-            return found.scope
+        scope, shown = found
+        if hmac.compare_digest(secret_digest(self._tokens().get(scope, "")), shown):
+            return scope
         self.end(name)
         return None
 
     def end(self, name: str) -> None:
         """Log out."""
-        self._held.pop(_digest(name), None)
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+        self._held.drop(name)
 
 
 class FailedTries:

@@ -21,7 +21,7 @@ from edgeveil.pages.parts import (
     table,
 )
 from edgeveil.privacy.guarantee import up
-from edgeveil_cloud.job_course import Evaluation
+from edgeveil_cloud.job_history import EvaluationPoints
 
 NUMBERED = 60  # more points than this stay without their cluster's number
 FIRST_ROWS = 25  # of a table, until somebody asks for more
@@ -69,7 +69,7 @@ def calibration(found: Mapping[str, Any]) -> Json | None:
     return lines(label, x, shown, x_name="confidence", low=0.0, high=1.0)
 
 
-def cluster_picture(shown: Sequence[Evaluation]) -> Json | None:
+def cluster_picture(shown: Sequence[EvaluationPoints]) -> Json | None:
     """The points of all evaluations in one projection, so that they can be compared."""
     if not shown:
         return None
@@ -104,7 +104,7 @@ def score_kind(scores: Mapping[str, Any]) -> str:
     return str(scores.get("eval_type", "")).removesuffix("_SCORE").replace("_", "-").lower()
 
 
-def _panel_title(one: Evaluation) -> str:
+def _panel_title(one: EvaluationPoints) -> str:
     score = one.scores.get("score")
     kind = score_kind(one.scores)
     shown = "no score" if score is None else f"{kind} {score:.2f}".replace("-0", "−0")

@@ -42,7 +42,7 @@ from edgeveil.pages.parts import (
 )
 from edgeveil.privacy.guarantee import guarantee_text, record_text, shared_text, up, worth
 from edgeveil.units import byte_text, seconds_text
-from edgeveil_cloud.job_course import Evaluation, JobCourse
+from edgeveil_cloud.job_history import EvaluationPoints, JobHistory
 from edgeveil_cloud.job_pictures import (
     FIRST_ROWS,
     NUMBERED,
@@ -100,7 +100,7 @@ class RunPart:
 
 
 @dataclass(frozen=True)
-class JobFacts:
+class JobDetails:
     """What is known of a job beside its events.
 
     `privacy` holds both guarantees, as planned while `planned`, else as spent.
@@ -123,7 +123,7 @@ class JobFacts:
     run: RunPart | None = None
 
     @classmethod
-    def of_entry(cls, entry: JobEntry, cells: int = 1) -> JobFacts:
+    def of_entry(cls, entry: JobEntry, cells: int = 1) -> JobDetails:
         """Of a job in the cloud's store, whose canonical bytes may be of no job any more."""
         about = asdict(facts_of(entry.canonical, cells))
         return cls(
@@ -140,18 +140,18 @@ class JobFacts:
 
 
 @lru_cache(maxsize=64)
-def facts_of(canonical: bytes, cells: int = 1) -> JobFacts:
+def facts_of(canonical: bytes, cells: int = 1) -> JobDetails:
     """What a job's canonical bytes say of it, before anything has happened."""
     try:
         return facts_of_plan(compile_canonical(canonical), cells)
     except (ValueError, LookupError, TypeError, AttributeError, ProtocolError):
-        return JobFacts("", "queued")
+        return JobDetails("", "queued")
 
 
-def facts_of_plan(plan: Plan, cells: int = 1) -> JobFacts:
+def facts_of_plan(plan: Plan, cells: int = 1) -> JobDetails:
     """The same of a plan."""
     whole = len(plan.exchanges)
-    return JobFacts(
+    return JobDetails(
         plan.job.job,
         "queued",
         rounds=plan.rounds,
@@ -165,16 +165,16 @@ def facts_of_plan(plan: Plan, cells: int = 1) -> JobFacts:
 
 
 def job_view(
-    facts: JobFacts,
-    events: Iterable[Mapping[str, Any]] | JobCourse,
+    facts: JobDetails,
+    events: Iterable[Mapping[str, Any]] | JobHistory,
     records: Sequence[ExchangeRecord] = (),
 ) -> Json:
     """The page of one job. `events` in their order, or what they amount to; `records` where a store
     has forgotten some of them."""
-    if isinstance(events, JobCourse):
+    if isinstance(events, JobHistory):
         course = events
     else:
-        course = JobCourse()
+        course = JobHistory()
         course.take_records(records)
         course.take_all(events)
     return _View(facts, course).whole()
@@ -201,7 +201,7 @@ class _Guarantee:
 
 
 class _View:
-    def __init__(self, facts: JobFacts, course: JobCourse) -> None:
+    def __init__(self, facts: JobDetails, course: JobHistory) -> None:
         self._facts, self._course, self._run = facts, course, facts.run
         self._ended = facts.status in ENDED
         privacy, self._planned = facts.privacy, facts.planned
@@ -368,12 +368,7 @@ class _View:
         if reference:
             known = [reference[k - 1] if k <= len(reference) else None for k in x]
             shown.append(series("without noise", known, "orange", dash=True))
-        spent = [self._proven(row)["epsilon"] for row in self._tested]
-        for which in self._guarantees:
-            values = [one.get(which) for one in spent]
-            if any(values):
-                name = f"ε {which} by plan, per {self._guarantees[which].unit}"
-                shown.append(series(name, _ups(values), "grey", "up", quiet=True))
+        shown += self._beside(x)
         lowest = least([v for one in shown if not one["quiet"] for v in one["values"]])
         low = max(0.0, math.floor(lowest * 20 - 0.5) / 20)
         ends = (0.0, None) if self._measure == "RMSE" else (low, 1.0)
@@ -385,6 +380,17 @@ class _View:
                 lines("Loss on the test records", x, [series("loss", losses, "purple")], low=0.0)
             )
         return section("accuracy", title, parts, before=[said(text), note])
+
+    def _beside(self, rounds: Sequence[int]) -> list[Json]:
+        """Both ε by plan after each of these rounds, to be read with what is shown of them."""
+        spent = {row["number"]: row["epsilon"] for row in self._rows}
+        found = []
+        for which, one in self._guarantees.items():
+            values = [spent.get(number, {}).get(which) for number in rounds]
+            if any(values):
+                name = f"ε {which} by plan, per {one.unit}"
+                found.append(series(name, _ups(values), "grey", "up", quiet=True))
+        return found
 
     def _figures(self) -> Json | None:
         found, by_round = self._course.figures, self._course.figures_by_round
@@ -400,7 +406,7 @@ class _View:
                 series(words(name), [rounded(row.get(name)) for row in by_round], colour)
                 for name, colour in zip(names, cycle(_COLOURS), strict=False)
             ]
-            parts.append(lines("Figures by round", x, shown))
+            parts.append(lines("Figures by round", x, shown + self._beside(x)))
         elif names:
             text_of = "{:.4g}".format if "rmse" in found else figure_text
             rows = [[words(name), text_of(found[name])] for name in names if name in found]
@@ -426,7 +432,7 @@ class _View:
         answer, count = ("value", "far off") if "rmse" in found else ("probability", "wrong")
         bad = f"{counted(unusable, 'record')} got no usable {answer} and count as {count}."
         before = [said(text), said(bad, "bad") if unusable else None]
-        title = "Figures" if "rmse" in found else "Class by class"
+        title = "Class by class" if found.get("per_class") else "Further figures"
         return section("figures", title, parts, before=before)
 
     def _held(self) -> Json | None:
@@ -552,7 +558,7 @@ class _View:
         title = "What devices uploaded for evaluation"
         return section("clusters", title, parts, before=before, after=[said(after)])
 
-    def _points_text(self, shown: Sequence[Evaluation]) -> Json | None:
+    def _points_text(self, shown: Sequence[EvaluationPoints]) -> Json | None:
         if not shown:
             return None
         inference = self._guarantees.get("inference")

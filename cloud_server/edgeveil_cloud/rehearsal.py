@@ -22,6 +22,7 @@ from edgeveil.errors import DataError, EdgeVeilError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import BATCH_RECORDS, MAX_GRAPH_BYTES, OnnxModel
 from edgeveil.jobs import compile_canonical
+from edgeveil.jobs.artifacts import carried_digests, kept_digests
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.rehearsal import (
     brief,
@@ -34,7 +35,7 @@ from edgeveil.jobs.round_context import RoundContext
 from edgeveil.jobs.round_traffic import BrokerUse, RoundTraffic, misfits
 from edgeveil.own_process import is_own, run_apart
 from edgeveil.parts.exchange import TRAIN, Array, Exchange, SegmentSpec
-from edgeveil.parts.features import backbone_digests, match_backbones
+from edgeveil.parts.features import match_artifacts
 from edgeveil.parts.methods.own_code import check_own_code
 from edgeveil.parts.models import runs_python
 from edgeveil.parts.models.softmax_head import bake
@@ -101,7 +102,7 @@ def play_apart(request: bytes) -> bytes:
     asked = json.loads(request)
     plan = compile_canonical(base64.b64decode(asked["job"]))
     graphs = [base64.b64decode(one) for one in asked["artifacts"]]
-    plan = plan.with_artifacts(match_backbones(plan.job.features, graphs))
+    plan = plan.with_artifacts(match_artifacts(kept_digests(plan.job), graphs))
     brokers = tuple(BrokerUse(**one) for one in asked["limits"].pop("brokers"))
     limits = BroadcastLimits(**asked["limits"], brokers=brokers)
     _Rehearsal(plan, limits, True, asked["processor"]).play()
@@ -126,7 +127,7 @@ class _Rehearsal:
     def play(self) -> None:
         plan = self._plan
         with _stage("the model", self._network):
-            plan.check_backbones()
+            plan.check_artifacts()
             if self._own:
                 check_own_code(network_of(plan.setting), plan.job.train)
             graph = plan.graph()
@@ -217,7 +218,7 @@ class _Rehearsal:
                     f"has {len(graph)} bytes, a device takes {MAX_GRAPH_BYTES}",
                     fix="learn a smaller model",
                 )
-            digests = backbone_digests(self._plan.job.features)
+            digests = carried_digests(self._plan.job)
             backbones = tuple(self._plan.artifacts[one] for one in digests)
             self._check_blob("the job", JobPackage(self._plan.job.canonical(), graph, backbones))
 

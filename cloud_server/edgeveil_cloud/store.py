@@ -138,6 +138,14 @@ class Store:
         return tuple(db.scalars(sa.select(tables.jobs.c.id).order_by(tables.jobs.c.number)))
 
     @transaction
+    def newest_job_names(self, db: sa.Connection, limit: int) -> tuple[str, ...]:
+        """The ids of so many of the newest jobs and of all that have not ended, oldest first."""
+        table = tables.jobs
+        last = int(db.scalar(sa.select(sa.func.max(table.c.number))) or 0)
+        wanted = sa.or_(table.c.number > last - limit, table.c.status.not_in(ENDED))
+        return tuple(db.scalars(sa.select(table.c.id).where(wanted).order_by(table.c.number)))
+
+    @transaction
     def counts(self, db: sa.Connection) -> StoreCounts:
         """How many devices are enrolled, and how many jobs have each status; cheap."""
         status, number = tables.jobs.c.status, sa.func.count()

@@ -11,9 +11,9 @@ from functools import cached_property, lru_cache
 
 from edgeveil.errors import EdgeVeilError, JobFailed
 from edgeveil.jobs import compile_canonical
+from edgeveil.jobs.artifacts import kept_digests
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Array
-from edgeveil.parts.features import backbone_digests
 from edgeveil.protocol.sealed import tensor_views
 from edgeveil_cloud.job_turns import WEIGHTS
 from edgeveil_cloud.store import Store
@@ -63,7 +63,7 @@ class StoredJobs:
 
     def _made(self, canonical: bytes) -> Plan:
         plan = compile_canonical(canonical)
-        digests = backbone_digests(plan.job.features)
+        digests = kept_digests(plan.job)
         found = {digest: self._store.backbone(digest) for digest in digests}
         kept = {digest: graph for digest, graph in found.items() if graph is not None}
         return plan.with_artifacts(kept)
@@ -98,5 +98,11 @@ class StateWhenAsked(Mapping[str, Array]):
 
 
 def state_after(last: LastCommit | None, plan: Plan) -> dict[str, Array]:
-    """The method's state after a commit, to be read alone; None: before the first."""
-    return tensor_views(last.state) if last else plan.cloud.initial_state()
+    """The method's state after a commit, to be read alone; None: before the first.
+
+    Raises DataError where the weights that it begins with are not here any more.
+    """
+    if last is not None:
+        return tensor_views(last.state)
+    plan.check_artifacts()
+    return plan.cloud.initial_state()

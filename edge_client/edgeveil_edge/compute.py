@@ -242,7 +242,7 @@ class Computer:
             processor, exchange = self._site.device, one.exchange
             return training_answer(plan, exchange, package, one.own, training, noise, processor)
         session = self._inference.session(one.job.graph, plan.job.data.classes)
-        weights = as_received(plan, unpack_tensors(package.model))
+        weights = plan.graph_weights(as_received(plan, unpack_tensors(package.model)))
         samples = plan.softmax_samples
         row_s = one.allowed_s / (2 * samples) if samples else math.inf
         key = self._split_key

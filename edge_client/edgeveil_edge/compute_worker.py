@@ -20,8 +20,9 @@ from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolError
 from edgeveil.jobs import compile_canonical
+from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.parts.exchange import Answer
-from edgeveil.parts.features import match_backbones
+from edgeveil.parts.features import match_artifacts
 from edgeveil.parts.methods import trains_model
 from edgeveil.parts.own_records import halves
 from edgeveil.privacy.derived import DerivedRandom
@@ -330,7 +331,7 @@ class ComputeServer:
     def _know(self, request: TeachJob) -> None:
         plugins.admit(plugins.Allowance(*one) for one in request.plugins)
         plan = compile_canonical(request.canonical)
-        plan = plan.with_artifacts(match_backbones(plan.job.features, request.backbones))
+        plan = plan.with_artifacts(match_artifacts(carried_digests(plan.job), request.backbones))
         self._jobs[request.digest] = TaughtJob(plan, request.canonical, request.graph)
         if request.trains and trains_model(plan.job.train.method):
             _load("torch", "torch.func")

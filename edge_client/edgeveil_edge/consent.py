@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from edgeveil import plugins
 from edgeveil.errors import PrivacyError, UsageError
+from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.jobs.plan import Plan
-from edgeveil.parts.features import backbone_digests
 from edgeveil.parts.models import python_function
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import Limits
@@ -45,10 +45,10 @@ def refusals(policy: Policy, plan: Plan, *, trains: bool) -> Iterator[PrivacyErr
             where="policy.allowed_plugins",
             fix="add what `edgeveil methods digest NAME` prints, if you trust it",
         )
-    for digest in backbone_digests(job.features):
+    for digest in carried_digests(job):
         if digest not in policy.allowed_backbones:
             yield PrivacyError(
-                f"the backbone {digest} of the job may not run on the data",
+                f"the backbone, or the frozen weights, {digest} of the job may not run on the data",
                 where="policy.allowed_backbones",
                 fix="add this digest if you know what the model does",
             )

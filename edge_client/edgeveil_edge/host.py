@@ -15,7 +15,8 @@ from secrets import SystemRandom
 from msgspec import structs
 
 from edgeveil.errors import DataError, EdgeVeilError, ProtocolError
-from edgeveil.parts.features import match_backbones
+from edgeveil.jobs.artifacts import carried_digests
+from edgeveil.parts.features import match_artifacts
 from edgeveil.privacy.derived import NoiseFor, noise_from
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import INFER
@@ -233,7 +234,7 @@ class DeviceHost:
             raise ProtocolError("wrong_job")
         job = self._work.compiled(package.job).job
         try:
-            found = match_backbones(job.features, package.backbones)
+            found = match_artifacts(carried_digests(job), package.backbones)
         except DataError as error:
             raise ProtocolError("wrong_backbone", str(error)) from None
         job_id = manifest.at.job_id

@@ -1,8 +1,9 @@
 """The release in use as a service for programs on the same box; nothing leaves it.
 
     POST /v1/predict   {"record": […]} or {"records": [[…], …]} as application/json, or records as
-                       float32 numbers, least byte first, as application/octet-stream
-    GET  /v1/model     which release answers
+                       float32 numbers, least byte first, as application/octet-stream; of a model
+                       that knows its columns also {"record": {"age": 39, …}}
+    GET  /v1/model     which release answers, and what it takes
 
 Each request looks at what is in use, so a release that is installed or rolled back, also by another
 process, answers from the next one on; requests under way end with the model that they began with.
@@ -18,22 +19,26 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.data.encoding import RowEncoder
+from edgeveil.data.schema import DataSchema, schema_in
 from edgeveil.errors import DataError, EdgeVeilError, UsageError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import OnnxModel
+from edgeveil.registry import nearest
 from edgeveil.sites.edge import Inference
-from edgeveil.storage import file_mark
 from edgeveil.transport.http import Page, PageContent, PageRequest, PageServer
 from edgeveil.transport.listener import ListenAt
-from edgeveil_edge.predict import Predictions, as_records, stale_since
-from edgeveil_edge.releases import InstalledRelease, ReleaseStore
+from edgeveil_edge.predict import Predictions, as_records, stale_since, told_by
+from edgeveil_edge.releases import InstalledRelease
 
 RUN_S = 5.0  # of one batch of a request
 JSON, NUMBERS = "application/json", "application/octet-stream"
@@ -45,6 +50,7 @@ class ServedModel:
 
     release: InstalledRelease
     session: OnnxModel
+    schema: DataSchema | None = None
 
     @classmethod
     def load(cls, release: InstalledRelease) -> ServedModel:
@@ -56,23 +62,67 @@ class ServedModel:
         session = OnnxModel(graph)
         if session.weight_names:
             raise DataError("has no weights of its own", where=str(release.path))
-        return cls(release, session)
+        return cls(release, session, schema_in(session.metadata))
 
     def predict(self, body: PageRequest) -> Predictions:
         """Raises DataError for a body that holds no records of the model's shape."""
-        return self.run(_records(body, self.session.input_shape))
+        if body.content_type == NUMBERS:
+            return self.run(_numbers(body.content, self.session.input_shape))
+        records = _listed(body.content)
+        if self.schema is not None and any(isinstance(one, dict) for one in records):
+            return self.run(_named(records, self.schema))
+        try:
+            return self.run(np.asarray(records))
+        except ValueError:
+            fix = "send records alike"
+            raise DataError("differ in length", where="records", fix=fix) from None
 
     def run(self, values: NDArray[Any]) -> Predictions:
         """Raises DataError for values that are no records of the model's shape."""
         x = as_records(values, self.session.input_shape, "records")
         found = self.session.answers(x, {}, limit_s=RUN_S)
-        return Predictions.of(self.release.version, self.session, found)
+        classes = () if self.schema is None else self.schema.label.names
+        return Predictions.of(self.release.version, self.session, found, classes=classes)
+
+    def predict_file(self, file: Path) -> Predictions:
+        """Of a file in any form that `edgeveil predict` takes. Raises DataError or UsageError."""
+        return told_by(self.session, self.release.version, file, self.release.version, RUN_S)
+
+    @property
+    def takes(self) -> dict[str, Any]:
+        """The shape of a record, and what the model's schema says of it, where it has one."""
+        told: dict[str, Any] = {"input_shape": list(self.session.input_shape)}
+        schema = self.schema
+        if schema is None:
+            return told
+        columns = [name for column in schema.columns or () for name in column.names]
+        named: dict[str, Any] = {"classes": list(schema.label.names), "columns": columns}
+        if schema.target is not None:
+            named["range"] = [schema.target.low, schema.target.high]
+        return {**told, **named, "pictures": schema.image is not None}
+
+
+class ReleasesInUse(Protocol):
+    """What says which model answers: a device's folder of releases, or a file."""
+
+    @property
+    def stops_expired(self) -> bool:
+        """Whether a release that is stale may not be used."""
+        ...
+
+    def mark(self) -> tuple[int, ...]:
+        """What changes whenever another model may be in use."""
+        ...
+
+    def current(self) -> InstalledRelease | None:
+        """The model in use. Raises DataError where it was changed or lost."""
+        ...
 
 
 class InferenceService:
     """Serves one device's release in use, on the addresses of its site file."""
 
-    def __init__(self, settings: Inference, releases: ReleaseStore) -> None:
+    def __init__(self, settings: Inference, releases: ReleasesInUse) -> None:
         self._settings, self._releases = settings, releases
         self._servers: list[PageServer] = []
         self._model: ServedModel | None = None
@@ -111,19 +161,20 @@ class InferenceService:
             self._settings.socket.unlink(missing_ok=True)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def predict(self, read: Callable[[], NDArray[Any]]) -> Predictions:
-        """What the release in use says of the values that `read` gives, for the owner's page.
+    async def predict_file(self, write: Callable[[], AbstractContextManager[Path]]) -> Predictions:
+        """What the release in use says of the file that `write` makes, for the owner's page.
 
         Raises DataError or UsageError.
         """
-        found: Predictions = await self._in_thread(self._run, read)
+        found: Predictions = await self._in_thread(self._of_file, write)
         return found
 
-    def _run(self, read: Callable[[], NDArray[Any]]) -> Predictions:
+    def _of_file(self, write: Callable[[], AbstractContextManager[Path]]) -> Predictions:
         model = self._ready()
         if isinstance(model, str):
             raise UsageError(model, where="the release in use")
-        return model.run(read())
+        with write() as file:
+            return model.predict_file(file)
 
     async def _in_thread(self, work: Any, *given: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *given)
@@ -133,9 +184,9 @@ class InferenceService:
         model: ServedModel | None = await self._in_thread(self._current)
         if model is None:
             return _told(503, _NO_RELEASE)
-        release, shape = model.release, model.session.input_shape
+        release = model.release
         told = {"release": release.version, "job": release.job, "digest": release.digest}
-        return PageContent.of_json({**told, "input_shape": list(shape)})
+        return PageContent.of_json({**told, **model.takes})
 
     async def _predict_page(self, body: PageRequest) -> PageContent:
         found: PageContent = await self._in_thread(self._answer, body)
@@ -163,7 +214,7 @@ class InferenceService:
 
     def _current(self) -> ServedModel | None:
         """The release in use, loaded; the one before where it cannot be."""
-        seen = file_mark(self._releases.folder / "current.json")
+        seen = self._releases.mark()
         if seen == self._seen:
             return self._model
         try:
@@ -181,31 +232,50 @@ class InferenceService:
         return self._model
 
 
-def _records(body: PageRequest, shape: tuple[int | None, ...]) -> NDArray[Any]:
-    if body.content_type == NUMBERS:
-        sizes = [axis or 1 for axis in shape]
-        whole = body.content and not len(body.content) % (4 * math.prod(sizes))
-        if None in shape or not whole:
-            raise DataError(
-                f"has {len(body.content)} bytes, the model takes float32 numbers of shape {shape}",
-                where="the request",
-                fix="send whole records, or JSON",
-            )
-        return np.frombuffer(body.content, "<f4").reshape(-1, *sizes)
+def _numbers(content: bytes, shape: tuple[int | None, ...]) -> NDArray[Any]:
+    sizes = [axis or 1 for axis in shape]
+    whole = content and not len(content) % (4 * math.prod(sizes))
+    if None in shape or not whole:
+        raise DataError(
+            f"has {len(content)} bytes, the model takes float32 numbers of shape {shape}",
+            where="the request",
+            fix="send whole records, or JSON",
+        )
+    return np.frombuffer(content, "<f4").reshape(-1, *sizes)
+
+
+def _listed(content: bytes) -> list[Any]:
+    """The records of a JSON body."""
     try:
-        asked = json.loads(body.content)
+        asked = json.loads(content)
     except (ValueError, RecursionError):
         raise DataError("is no JSON", where="the request") from None
     if not isinstance(asked, dict) or len(asked) != 1 or not asked.keys() & {"record", "records"}:
         raise DataError(
             "names no records", where="the request", fix='send {"record": […]} or {"records": […]}'
         )
-    try:
-        if "record" in asked:
-            return np.asarray([asked["record"]])
-        return np.asarray(asked["records"])
-    except ValueError:
-        raise DataError("differ in length", where="records", fix="send records alike") from None
+    if "record" in asked:
+        return [asked["record"]]
+    records = asked["records"]
+    return records if isinstance(records, list) else [records]
+
+
+def _named(records: list[Any], schema: DataSchema) -> NDArray[np.float32]:
+    """Records whose values are named as the columns of the model's schema; what is left out, or
+    null, is missing."""
+    names = [name for column in schema.columns or () for name in column.names]
+    encoder = RowEncoder(schema, names, "records", labelled=None)
+    for number, record in enumerate(records, start=1):
+        if not isinstance(record, dict):
+            fix = "name the values of all records, or of none"
+            raise DataError("has no names", where=f"record {number}", fix=fix)
+        unknown = next((name for name in record if name not in names), None)
+        if unknown is not None:
+            where, what = f"record {number}", f"has '{unknown[:64]}', which no column is called"
+            raise DataError(what, where=where, fix=nearest(unknown, names))
+        values = (record.get(name) for name in names)
+        encoder.add(["" if value is None else str(value) for value in values])
+    return encoder.encoded().records.x
 
 
 def _told(status: int, text: str) -> PageContent:

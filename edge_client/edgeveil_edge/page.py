@@ -24,16 +24,14 @@ import hmac
 import json
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edgeveil import tokens
 from edgeveil.errors import EdgeVeilError, UsageError
-from edgeveil.parts.sources.images import read_picture
 from edgeveil.sites.edge import OwnerPage
 from edgeveil.storage import file_mark
 from edgeveil.transport.http import (
@@ -47,8 +45,7 @@ from edgeveil.transport.http import (
 )
 from edgeveil_edge import conditions
 from edgeveil_edge.host import LOG
-from edgeveil_edge.page_sessions import Sessions
-from edgeveil_edge.predict import read_values
+from edgeveil_edge.page_sessions import OwnerSessions
 
 if TYPE_CHECKING:
     from edgeveil_edge.main import DeviceProcess
@@ -61,10 +58,10 @@ KINDS: Mapping[str, str] = {
     "text/csv": ".csv",
     "application/x-npy": ".npy",
     "application/x-npz": ".npz",
+    "application/vnd.apache.parquet": ".parquet",
     "image/png": ".png",
     "image/jpeg": ".jpg",
 }
-_PICTURES = (".png", ".jpg")
 _PRIVATE = {"Cache-Control": "no-store"}
 _NAME_CHARACTERS = 64
 _LOGIN_DIGITS = 4  # of a log-in's length: 999 bytes are more than it ever has
@@ -76,7 +73,8 @@ class DevicePage:
     def __init__(self, at: OwnerPage, device: DeviceProcess) -> None:
         self._at, self._device, self._site = at, device, device.site
         self._token_file = device.site.state_dir / TOKEN_FILE
-        self._sessions = Sessions("")
+        self._token_mark: tuple[int, ...] = ()
+        self._sessions = OwnerSessions("")
         self._files = files("edgeveil_edge", "device.html", "device.css", "device.js")
         posts = {
             "/login": self._login,
@@ -95,9 +93,10 @@ class DevicePage:
     async def start(self) -> None:
         """Listen. Raises UsageError for a taken address or an unfit token file."""
         tokens.load_or_make_token(self._token_file)
+        self._token_mark = file_mark(self._token_file)
         await self._server.listen(self._at.host, self._at.port)
         port = self._server.url.rpartition(":")[2]
-        self._sessions = Sessions(f"edgeveil-device-{port}")
+        self._sessions = OwnerSessions(f"edgeveil-device-{port}")
 
     async def stop(self) -> None:
         """Listen no more; everybody is logged out."""
@@ -126,9 +125,17 @@ class DevicePage:
         if path == "/login":
             length = request.headers.get("content-length", "")
             return None if len(length) < _LOGIN_DIGITS else _refused(413, "this is no log-in")
-        if asked_by_others or not self._sessions.knows(request.cookie(self._sessions.cookie)):
+        if asked_by_others or not self._knows(request):
             return _refused(401, "nobody is logged in", "run edgeveil edge page --config FILE")
         return None
+
+    def _knows(self, request: PageRequest) -> bool:
+        """Whether its cookie stands for a session of today's token."""
+        mark = file_mark(self._token_file)
+        if mark != self._token_mark:
+            self._sessions.end_all()
+            self._token_mark = mark
+        return self._sessions.knows(request.cookie(self._sessions.cookie))
 
     def _told_if_not(self, post: Post) -> Post:
         """An error in words in place of an exception."""
@@ -153,13 +160,14 @@ class DevicePage:
             LOG.warning("page_login_refused")
             fix = f"take the token from {TOKEN_FILE} in the state folder, or a new address from"
             return _refused(401, "this is not known, or used up", f"{fix} edgeveil edge page")
+        self._knows(request)  # another token ends what stood before it
         LOG.info("page_login")
         return PageContent.of_json({}, headers={**_PRIVATE, "Set-Cookie": self._sessions.begin()})
 
     def _is_owner(self, token: str = "", ticket: str = "") -> bool:
         if ticket:
             return self._sessions.redeem(ticket)
-        own = tokens.read_token(self._token_file).encode()
+        own = tokens.load_or_make_token(self._token_file).encode()
         return hmac.compare_digest(token.strip().encode("utf-8", "replace"), own)
 
     async def _logout(self, request: PageRequest) -> PageContent:
@@ -167,18 +175,15 @@ class DevicePage:
         return PageContent.of_json({}, headers={**_PRIVATE, "Set-Cookie": ended})
 
     async def _session(self, request: PageRequest) -> PageContent:
-        found = self._sessions.knows(request.cookie(self._sessions.cookie))
-        return PageContent.of_json({"logged_in": found}, headers=_PRIVATE)
+        return PageContent.of_json({"logged_in": self._knows(request)}, headers=_PRIVATE)
 
     # --- what is shown ---
 
     async def _events(self, request: PageRequest) -> EventStream:
-        session = request.cookie(self._sessions.cookie)
-
         async def value() -> dict[str, Any]:
             return await asyncio.to_thread(self.state)
 
-        return EventStream(value, LOOK_S, lambda: self._sessions.knows(session))
+        return EventStream(value, LOOK_S, lambda: self._knows(request))
 
     def state(self) -> dict[str, Any]:
         """All that the page shows. Reads files: not for the loop's thread."""
@@ -214,7 +219,6 @@ class DevicePage:
                 "max_inference_epsilon": policy.max_inference_epsilon,
             },
             "release": release,
-            "pictures": site.data.images is not None,
         }
 
     def _job_names(self, jobs: list[str]) -> dict[str, str]:
@@ -269,28 +273,24 @@ class DevicePage:
         ending = KINDS.get(request.content_type)
         if ending is None:
             what = "this kind of file is not taken"
-            raise UsageError(what, fix="choose .csv, .npy, .npz, .png or .jpg")
+            raise UsageError(what, fix=f"choose one of {', '.join(KINDS.values())}")
 
-        def read() -> NDArray[Any]:
-            return self._values(request.content, ending)
+        @contextmanager
+        def written() -> Iterator[Path]:  # of this user alone, and gone with the answer
+            with tempfile.NamedTemporaryFile(dir=self._site.state_dir, suffix=ending) as file:
+                file.write(request.content)
+                file.flush()
+                yield Path(file.name)
 
-        found = await self._device.inference.predict(read)
-        shown = found.plain()[:SHOWN]
-        told = {"release": found.model, "records": len(found), "predictions": shown}
+        found = replace(await self._device.inference.predict_file(written), files=())
+        told = {
+            "release": found.model,
+            "records": len(found),
+            "accuracy": found.accuracy,
+            "classes": found.classes,
+            "predictions": found.plain()[:SHOWN],
+        }
         return PageContent.of_json(told, headers=_PRIVATE)
-
-    def _values(self, content: bytes, ending: str) -> NDArray[Any]:
-        """The records in what was sent: by way of a file, of this user's alone, that ends here."""
-        with tempfile.NamedTemporaryFile(dir=self._site.state_dir, suffix=ending) as file:
-            file.write(content)
-            file.flush()
-            path, form = Path(file.name), self._site.data.images
-            if ending not in _PICTURES:
-                return read_values(path)
-            if form is None:
-                what = "pictures are read where the device's own data are pictures"
-                raise UsageError(what, fix="save the record's values as .npy or .csv")
-            return np.asarray([read_picture(path, form)])
 
 
 def _by_own_page(request: PageRequest) -> bool:

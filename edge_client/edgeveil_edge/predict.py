@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -203,12 +204,23 @@ def _predicted(path: Path, called: str, records: str | Path | NDArray[Any]) -> P
             where=str(path),
             fix="use a released model",
         )
+    return told_by(session, called, records, str(path))
+
+
+def told_by(
+    session: OnnxModel,
+    called: str,
+    records: str | Path | NDArray[Any],
+    where: str,
+    limit_s: float = math.inf,
+) -> Predictions:
+    """What a loaded model, named `called`, says of records, within `limit_s`. Raises DataError."""
     schema = schema_in(session.metadata)
     given = _given(records, schema, session.input_shape)
     classes = () if schema is None else schema.label.names
-    found = session.answers(given.x, {})
+    found = session.answers(given.x, {}, limit_s=limit_s)
     if classes and found.shape[1] != len(classes):
-        raise DataError(f"names {len(classes)} classes of {found.shape[1]}", where=str(path))
+        raise DataError(f"names {len(classes)} classes of {found.shape[1]}", where=where)
     beside = {"classes": classes, "files": given.files, "given": given.labels}
     return Predictions.of(called, session, found, **beside)
 
@@ -239,7 +251,7 @@ def _given(
         read = _encode_any_parquet if file.suffix == ".parquet" else _encode_any_csv
         found = read(file, schema)
         return _Given(found.records.x, found.records.y if found.labelled else None)
-    values = read_values(file)
+    values = _read(file)
     if schema is not None and schema.image is not None and values.ndim == len(shape) + 1:
         return _Given(pictures(schema, _numbers(values, str(file)), str(file)))
     return _Given(as_records(values, shape, str(file)))
@@ -287,8 +299,7 @@ def _in_use(store: ReleaseStore, model: Path) -> InstalledRelease:
     return release
 
 
-def read_values(file: Path) -> NDArray[Any]:
-    """The values of a file of records, of whatever shape. Raises DataError or UsageError."""
+def _read(file: Path) -> NDArray[Any]:
     if file.suffix == ".npz":
         return npz_array(file, "x")
     if file.suffix == ".npy":

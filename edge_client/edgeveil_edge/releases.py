@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from edgeveil.errors import DataError, UsageError
-from edgeveil.storage import sync_folder, write_durably
+from edgeveil.storage import file_mark, sync_folder, write_durably
 
 KEEP_VERSIONS = 5
 SEQUENCES_KEPT = 64  # of one version
@@ -153,6 +153,10 @@ class ReleaseStore:
             pointer["on_expired"] = on_expired
             self.folder.mkdir(parents=True, exist_ok=True)
             self._point(pointer)
+
+    def mark(self) -> tuple[int, ...]:
+        """What changes when another version may be in use."""
+        return file_mark(self.folder / "current.json")
 
     def broke(self, digest: str) -> bool:
         """Whether this model was in use, and was left because it did not run any more."""

@@ -18,12 +18,13 @@ import numpy as np
 from edgeveil.crypto.keys import MaskSeed
 from edgeveil.errors import CryptoError, DataError, PrivacyError, ProtocolError, UsageError
 from edgeveil.jobs import compile_canonical
+from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.jobs.buffered_rounds import late_exchanges, own_budget_s, staleness_weight
 from edgeveil.jobs.job import JobData
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.exchange import KEPT, Answer, Array, Tensors
-from edgeveil.parts.features import match_backbones
+from edgeveil.parts.features import match_artifacts
 from edgeveil.parts.methods import METHODS
 from edgeveil.privacy.derived import NoiseFor, Question
 from edgeveil.privacy.events import Event
@@ -221,7 +222,7 @@ class RoundWork:
                 raise ProtocolError("unknown_job")
             canonical, graph = known
             plan = self.compiled(canonical)
-            kept = match_backbones(plan.job.features, self._store.backbones(job_id))
+            kept = match_artifacts(carried_digests(plan.job), self._store.backbones(job_id))
             found = TaughtJob(plan.with_artifacts(kept), canonical, graph)
             self._jobs[job_id] = found
         return found

@@ -144,9 +144,9 @@ class OwnSpending:
     def told(self) -> dict[str, Any]:
         """The book of `as_plain` without single releases: with each job's `kinds`, and the
         `course` of the data set. Raises PrivacyError where the chain is broken."""
-        path = self._path
-        beside = (path.with_suffix(".head"), path.with_suffix(".key"), Path(f"{path}-wal"))
-        mark = tuple(map(file_mark, (path, *beside)))
+        path = self._path  # not its -wal, which reading may change: each link changes the head
+        files = (path, path.with_suffix(".head"), path.with_suffix(".key"))
+        mark = tuple(map(file_mark, files))
         if mark != self._mark:
             book = read_ledger(self._path)
             account = book.accounts.get(self._dataset, Account())

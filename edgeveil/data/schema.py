@@ -103,7 +103,7 @@ class Label(Block):
         }
 
 
-class Picture(Block):
+class PictureForm(Block):
     """What each picture becomes."""
 
     size: tuple[Pixels, Pixels] = Field(examples=[[32, 32]])
@@ -139,7 +139,7 @@ class DataSchema(Block):
         default=(), max_length=16, examples=[["?"]], exclude_if=_says_nothing
     )
     """What stands in a table where a value is missing; an empty cell always does."""
-    image: Picture | None = Field(default=None, exclude_if=_says_nothing)
+    image: PictureForm | None = Field(default=None, exclude_if=_says_nothing)
     """The form of pictures."""
 
     @cached_property

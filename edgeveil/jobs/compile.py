@@ -9,6 +9,7 @@ but `compile_job` makes a plan of a job, so what is played, priced or sent was j
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,19 +17,21 @@ from edgeveil.crypto.ring import Ring
 from edgeveil.data.schema import impossible
 from edgeveil.errors import CryptoError, DataError, PrivacyError, ProtocolError, UsageError
 from edgeveil.jobs import broadcast_precision, buffered_rounds
+from edgeveil.jobs.artifacts import read_weights
 from edgeveil.jobs.job import CANONICAL_BYTES, Job
-from edgeveil.jobs.plan import SOFTMAX, Plan
+from edgeveil.jobs.plan import SOFTMAX, Plan, network_input
 from edgeveil.parts.aggregation import AGGREGATIONS, build_rule
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import PcaParameters, build_features, projection_of
 from edgeveil.parts.methods import METHODS, trains_model
-from edgeveil.parts.models import build_network
+from edgeveil.parts.models import Network, PretrainedNetwork, build_network
 from edgeveil.parts.setting import Setting
 from edgeveil.parts.sources import SOURCES, require_schema
 from edgeveil.parts.update import Stage
 from edgeveil.privacy.events import UnprotectedEvent
 from edgeveil.privacy.guarantee import up
 from edgeveil.privacy.moments import MomentsAccountant
+from edgeveil.protocol.messages import SEGMENT_NAME
 from edgeveil.selection import rounded_up
 from edgeveil.settings.base import ImpossibleMixError, Mix
 from edgeveil.settings.explain import number
@@ -319,12 +322,13 @@ def _model(job: Job) -> Iterator[Mix]:
                 "`features: [{name: identity}]`",
             )
         return
-    if job.features:
+    if projection_of(job.features) is not None:
         yield Mix(
             ("features", "train.method"),
-            f"method '{job.train.method}' trains a whole model on the records themselves; "
-            "leave features out",
+            f"a PCA takes exchanges of its own, which method '{job.train.method}' has not; leave "
+            "it out, or train with fm",
         )
+        return
     if job.model is None:
         yield Mix(
             ("model", "train.method"),
@@ -333,9 +337,26 @@ def _model(job: Job) -> Iterator[Mix]:
         )
         return
     try:
-        build_network(job.model, job.data.input_shape, job.data.classes)
+        weights = read_weights(job)
+        network = build_network(job.model, network_input(job), job.data.classes, weights)
+        if weights and isinstance(network, PretrainedNetwork):
+            network.pretrained  # noqa: B018 - whether they fit
+        yield from _segment_names(job, network)
     except (DataError, UsageError) as error:
-        yield Mix(("model", "data.input_shape"), f"{error.what}; {error.fix}")
+        own = (error.where,) if error.where.startswith("model.") else ()
+        yield Mix((*own, "model", "data.input_shape"), f"{error.what}; {error.fix}")
+
+
+def _segment_names(job: Job, network: Network) -> Iterator[Mix]:
+    """Names of weights under which no segment can travel."""
+    wrong = [one.name for one in network.weights if not re.fullmatch(SEGMENT_NAME, one.name)]
+    if wrong and job.proxy.shuffle != "whole":
+        yield Mix(
+            ("model.function", "model", "proxy.shuffle"),
+            f"{wrong[0]} is a name under which no segment travels: those have at most 64 small "
+            "letters, digits and '.', '_', '-'; rename the module's attribute, or set "
+            "proxy.shuffle to whole, where all weights are one segment",
+        )
 
 
 def _for_updates_alone(job: Job) -> Iterator[Mix]:

@@ -22,6 +22,7 @@ from edgeveil.parts.exchange import (
     DeviceMethod,
     Exchange,
     SegmentSpec,
+    Tensors,
     summed_spec,
 )
 from edgeveil.parts.features import (
@@ -34,7 +35,13 @@ from edgeveil.parts.features import (
 )
 from edgeveil.parts.features.pca import COVARIANCE
 from edgeveil.parts.methods import METHODS
-from edgeveil.parts.models import Network, build_network
+from edgeveil.parts.models import (
+    AdaptedNetwork,
+    Network,
+    PretrainedNetwork,
+    build_network,
+)
+from edgeveil.parts.models.layers import value_count
 from edgeveil.parts.models.regression_head import regression_graph
 from edgeveil.parts.models.softmax_head import build_graph
 from edgeveil.parts.setting import Setting
@@ -76,11 +83,18 @@ def honest_devices(job: Job) -> int:
     return rounded_up(job.round.min_batch // job.aggregation.groups, job.privacy.honest_share)
 
 
+def network_input(job: Job) -> tuple[int, ...]:
+    """Shape of what the job's model takes: a record, or the public features of one."""
+    if not job.features:
+        return job.data.input_shape
+    return (build_features(job.features).output_dim(job.data.input_shape),)
+
+
 class Plan:
     """What a job will do, exchange by exchange. `edgeveil.jobs.compile` alone makes one.
 
-    `artifacts` holds the job's backbones by SHA-256 (hex): needed to compute features and to
-    build the graph, not to price.
+    `artifacts` holds the job's backbones, and the weights that its model begins with, by SHA-256
+    (hex): needed to compute, not to price.
     """
 
     def __init__(self, job: Job, artifacts: Artifacts = NONE) -> None:
@@ -100,6 +114,7 @@ class Plan:
             infer_every=job.infer_every,
             projection=projection_of(job.features),
             network=self._network(),
+            mapped=job.model is not None and bool(job.features),
             whole=job.proxy.shuffle == "whole",
             summed=summands(job) if job.aggregation.secure else 0,
             honest=honest_devices(job),
@@ -108,18 +123,21 @@ class Plan:
         self.setting = replace(setting, stages=stages)
 
     def with_artifacts(self, artifacts: Artifacts) -> Plan:
-        """The same plan with the job's backbones."""
+        """The same plan with what the job names by digest."""
         return Plan(self.job, artifacts) if artifacts else self
 
     def _network(self) -> Network | None:
-        data, model = self.job.data, self.job.model
-        return build_network(model, data.input_shape, data.classes) if model else None
+        model = self.job.model
+        if model is None:
+            return None
+        return build_network(model, network_input(self.job), self.job.data.classes, self.artifacts)
 
     def graph(self) -> bytes:
         """The job's ONNX graph, its weights as inputs; DataError without the job's backbones."""
         setting, data = self.setting, self.job.data
         if setting.network is not None:
-            return setting.network.graph()
+            front = (self.features, data.input_shape) if setting.mapped else None
+            return setting.network.graph(front)
         if data.target is not None:
             return regression_graph(self.features, data.input_shape, data.target, setting.kept)
         return build_graph(self.features, data.input_shape, data.classes, setting.kept)
@@ -131,8 +149,23 @@ class Plan:
         return {} if schema is None else schema_metadata(schema)
 
     def check_backbones(self) -> None:
-        """Raise DataError unless each backbone is here, plain layers, and as the job says."""
+        """Raise DataError unless all that a device computes with is here, and as the job says: each
+        backbone plain layers, and frozen weights those of the model."""
         check_backbones(self.job.features, self.artifacts)
+        if isinstance(self.setting.network, AdaptedNetwork):
+            self.setting.network.pretrained  # noqa: B018
+
+    def check_artifacts(self) -> None:
+        """The same of all that the cloud holds of the job: its model's first weights too."""
+        self.check_backbones()
+        if isinstance(self.setting.network, PretrainedNetwork):
+            self.setting.network.pretrained  # noqa: B018
+
+    def graph_weights(self, trained: Tensors) -> Tensors:
+        """What the job's graph takes for weights, of those that are trained: with adapters the sum
+        of both."""
+        network = self.setting.network
+        return trained if network is None else network.merged(trained)
 
     @cached_property
     def cloud(self) -> CloudMethod:
@@ -245,7 +278,7 @@ class Plan:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should read of the job's ε before it runs."""
+        """What a person should read of the job's ε, and of its updates, before it runs."""
         quote, given = self.quote(), self.job.privacy.epsilon
         found = [
             f"{which} {guarantee}"
@@ -262,6 +295,13 @@ class Plan:
             found.append(
                 f"privacy.epsilon: {given:g} means nothing here, for training with method "
                 f"'{self.job.train.method}' adds no noise; leave it out"
+            )
+        network = self.setting.network
+        if isinstance(network, AdaptedNetwork):
+            some, all_ = (value_count(one.weights) for one in (network, network.base))
+            found.append(
+                f"model.adapters: {some:,} of the model's {all_:,} values are trained, and they"
+                f" alone are an update: {100 * some / all_:.0f} % of its bytes"
             )
         return tuple(found)
 

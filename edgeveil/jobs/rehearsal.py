@@ -106,6 +106,7 @@ def rehearsed_softmax(
     job, samples = plan.job, plan.softmax_samples
     session = InferenceSession(graph, sha256(graph).digest(), classes=job.data.classes)
     given, values = unpack_tensors(pack_tensors(weights)), np.asarray(x, np.float32)
+    given = dict(plan.graph_weights(given))
     session.require_probabilities(values[:1], given)
     if samples is None:
         found = session.mean_softmax(values, given)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -13,6 +12,7 @@ from edgeveil.errors import PrivacyError, UsageError
 from edgeveil.parts.exchange import CloudMethod, DeviceMethod
 from edgeveil.parts.features import FeatureMap
 from edgeveil.parts.features.pca import PcaParameters
+from edgeveil.parts.models.layers import value_count
 from edgeveil.parts.models.network import Network
 from edgeveil.parts.part import BlockPart
 
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
 class Setting:
     """The public facts that both halves of a method are built from.
 
-    `epsilon` and `delta` bound the whole training of one device's data set, for a device that
-    takes part in at most `max_participations` training rounds. `input_shape` is a record's,
+    `epsilon` and `delta` bound the whole training of one device's data set, for a device that takes
+    part in at most `max_participations` training rounds. `input_shape` is a record's,
     `nominal_records` the public divisor per device, `devices` the number expected per round.
     Training rounds whose number is a multiple of `infer_every` ask for softmax uploads; 0: none.
     `projection` names the federated PCA that follows the public `features`, if any. `network` is
-    what methods that upload updates train, `stages` what these then pass through; `whole` asks
-    for an update in one segment. `summed`: uploads are integers that are summed under masks, so
-    many at most; 0: they are seen one by one. `honest`: so many devices in each sum are counted on
-    to add their part of the noise; 0: each adds all of it. `regression`: labels stand for a number
-    (`edgeveil.data.target`), and `classes` is how many there are.
+    what methods that upload updates train, on the `features` where it is `mapped` and on records
+    else, `stages` what these then pass through; `whole` asks for an update in one segment.
+    `summed`: uploads are integers that are summed under masks, so many at most; 0: they are seen
+    one by one. `honest`: so many devices in each sum are counted on to add their part of the noise;
+    0: each adds all of it. `regression`: labels stand for a number (`edgeveil.data.target`), and
+    `classes` is how many there are.
     """
 
     epsilon: float
@@ -47,6 +48,7 @@ class Setting:
     infer_every: int = 0
     projection: PcaParameters | None = None
     network: Network | None = None
+    mapped: bool = False
     stages: tuple[Stage, ...] = ()
     whole: bool = False
     summed: int = 0
@@ -134,4 +136,4 @@ def network_of(setting: Setting) -> Network:
 
 def size_of(setting: Setting) -> int:
     """d, the number of all values of an update."""
-    return sum(math.prod(weight.shape) for weight in network_of(setting).weights)
+    return value_count(network_of(setting).weights)

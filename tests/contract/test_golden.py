@@ -81,6 +81,8 @@ GOLDEN = {
         MODELS,
         {
             **dict.fromkeys(("mlp", "mlp_300_100", "cnn", "lenet", "alexnet", "resnet20"), SIZES),
+            "low_rank_head": "parts/models/test_models_adapters.py::"
+            "test_a_low_rank_change_of_features_by_hand",
             "python": "parts/models/test_models_python.py::"
             "test_its_first_weights_are_the_modules_and_the_same_everywhere",
         },

@@ -9,6 +9,7 @@ from itertools import count
 
 import pytest
 
+from edgeveil.protocol.cloud_tasks import RosterMark
 from edgeveil_cloud.store import EVENTS_KEPT, Store
 from edgeveil_cloud.store_tables import (
     TRANSITIONS,
@@ -349,3 +350,58 @@ def test_threads_share_a_store(store):
     notes = [event for event in store.events_after(0, job) if event.type in "abc"]
     assert len(notes) == 60
     assert store.last_commit(job).index == 20
+
+
+def test_a_glimpse_has_the_newest_of_a_job(store):
+    job = running(store)
+    assert store.glimpse(job).newest is store.glimpse(job).accuracy is None
+    store.commit_exchange(job, exchange(1, accuracy=0.5), b"")
+    store.commit_exchange(job, exchange(2), b"")
+    found = store.glimpse(job)
+    assert (found.entry.status, found.newest.index, found.accuracy) == ("running", 2, 0.5)
+    store.set_status(job, "paused", "too few", {"answers": {"selected": 3}})
+    store.append_event(job, "release_withdrawn", {})
+    assert store.glimpse(job).life.data == {"reason": "too few", "answers": {"selected": 3}}
+    with pytest.raises(UnknownJob):
+        store.glimpse("none")
+
+
+def test_the_newest_jobs_and_those_that_go_on_are_named(store):
+    first, *ended = [submitted(store, f"job-{k}") for k in range(4)]
+    for job in ended:
+        store.cancel(job)
+    assert store.newest_job_names(2) == (first, *ended[-2:])
+    assert store.newest_job_names(0) == (first,)
+
+
+def test_newest_events_are_those_of_some_kinds_among_the_newest_of_all(store):
+    job = submitted(store)
+    for number in range(5):
+        store.append_event(job, "batch", {"round": number})
+        store.append_event(job, "note", {})
+    rounds = [event.data["round"] for event in store.newest_events(("batch",), 2, 100)]
+    assert rounds == [3, 4]
+    assert [event.data for event in store.newest_events(("batch",), 9, 4)] == [
+        {"round": 3},
+        {"round": 4},
+    ]
+    assert store.newest_events(("none",), 9, 100) == ()
+
+
+def test_devices_are_counted_by_cell(store):
+    assert store.devices() == ()
+    store.set_enrolled({KEY, KEY[::-1]}, "north")
+    store.take_roster(RosterMark("lineage", 1), 5000.0, "north")
+    store.refuse_roster("rosters_went_back", "other", "south")
+    north, south = store.devices()
+    assert (north.cell, north.enrolled, north.expires_s) == ("north", 2, 5000.0)
+    assert (south.cell, south.enrolled) == ("south", 0)
+
+
+def test_news_of_all_grows_with_what_was_stored(store):
+    before = store.news_of_all
+    job = submitted(store)
+    assert store.news_of_all > before
+    before = store.news_of_all
+    store.job(job)
+    assert store.news_of_all == before

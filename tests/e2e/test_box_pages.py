@@ -15,6 +15,8 @@ import pytest
 import yaml
 
 from edgeveil.crypto.keys import SigningKey
+from edgeveil.data.schema import DataSchema, schema_metadata
+from edgeveil.parts.models.softmax_head import described
 from edgeveil.privacy.events import ClaimedEvent
 from edgeveil.privacy.laplace_mechanism import softmax_event
 from edgeveil.privacy.ledger import LEDGER_FILE
@@ -78,8 +80,12 @@ def test_an_owner_logs_in_pauses_tries_a_record_and_goes_back(
             process.device.ledger.open_job(JobRequest(job, 1e-5, (event,) * 3), limits)
             process.device.ledger.commit(job, 1, [event], b"noised")
         process.device.ledger.close_job(plain)
-        for classes in (3, 2):
-            release = final_model(classes=classes)
+        columns = tuple({"name": name, "number": (0, 9)} for name in ("a", "b", "c", HOSTILE))
+        label = {"column": "what", "classes": (HOSTILE, SHORT, "cow")}
+        schema = DataSchema.model_validate(
+            {"origin": "public", "columns": columns, "label": label}, strict=True
+        )
+        for release in (final_model(), described(final_model(), schema_metadata(schema))):
             process.device.host.releases.install("boxed", release, {"job_id": plain})
 
     def look(process) -> None:
@@ -109,11 +115,13 @@ def test_an_owner_logs_in_pauses_tries_a_record_and_goes_back(
             shown.wait("document.querySelector('#state .badge').innerText === 'running'")
             assert shown.run("return document.querySelector('details.job').open")  # as it was left
 
-            shown.driver.find_element("id", "record").send_keys("0,9,0,0")
+            shown.driver.find_element("id", "record").send_keys(f'a,b,c,"{HOSTILE}"\n0,9,0,0')
             click(shown, "#try button")
             shown.wait("document.querySelector('.said-of h3')")
-            assert text_of(shown, ".said-of h3") == "Record 1: class 1"
-            assert "records of 4 numbers" in text_of(shown, "#try-hint")
+            assert text_of(shown, ".said-of h3") == f"Record 1: {SHORT}"
+            assert HOSTILE in text_of(shown, ".said-of")
+            shown.wait("document.getElementById('try-hint').innerText.includes('tables')")
+            assert HOSTILE in text_of(shown, "#try-hint")
             sound(shown)
             click(shown, "#rollback")
             assert text_of(shown, "#rollback") == "Yes, go back to 0001-boxed"
@@ -185,7 +193,7 @@ def test_a_fleet_is_seen_from_proxy_and_device(tmp_path: Path) -> None:
             shown.wait("!document.getElementById('shown').hidden")
             assert shown.run("return location.href") == f"http://127.0.0.1:{port}/"
             assert "Nothing was released yet." in text_of(shown, "#course")
-            job = live.finish(live.submit(rounds=2))
+            job = live.finish(live.submit(rounds=1, every=1))
             assert job["status"] == "completed", job["reason"]
             shown.wait("document.querySelectorAll('#course svg').length === 2")
             shown.wait("document.querySelector('#release dd')")

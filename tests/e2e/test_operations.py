@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from pathlib import Path
+from unittest.mock import Mock
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from edgeveil.transport.link import LinkSettings, Topics
 from edgeveil.transport.mqtt_link import MqttLink
+from edgeveil.trust.watch import TrustWatch
 from edgeveil_tools.cli import main
 from tests.kits.live_site import LiveSite, wait_for
 
 pytestmark = pytest.mark.slow
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -111,6 +116,33 @@ def test_metrics_tell_what_happened(watched: tuple[Watched, dict]) -> None:
         assert samples["process_cpu_seconds_total", ()] > 0
     said = str(sorted(cloud)) + str(sorted(proxy))
     assert not any(device in said for device in live.site.device_ids)
+
+
+def test_dashboards_and_alerts_read_what_processes_tell(watched: tuple[Watched, dict]) -> None:
+    live, _ = watched
+    token = live.site.token_file.read_text().strip()
+    told = "".join(get(f"{live.pages[one]}/metrics", token)[1] for one in ("cloud", "proxy"))
+    types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", told, re.MULTILINE))
+    parts = ("_bucket", "_sum", "_count")
+    known = {name for name, kind in types.items() if kind != "histogram"}
+    known |= {name + part for name, kind in types.items() if kind == "histogram" for part in parts}
+    trust = TrustWatch(Mock(), Mock(expires={}), logging.getLogger())  # only of a site with a root
+    known |= {family.name for family in trust.collect()}
+    rules = yaml.safe_load((CONFIGS / "prometheus" / "edgeveil-rules.yml").read_text())
+    asked = {rule["alert"]: rule["expr"] for group in rules["groups"] for rule in group["rules"]}
+    for path in (CONFIGS / "grafana").glob("*.json"):
+        board = json.loads(path.read_text())
+        assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+        asked |= {
+            f"{path.name}: {panel['title']} {target['refId']}": target["expr"]
+            for panel in board["panels"]
+            for target in panel["targets"]
+        }
+    assert len(asked) > 30
+    for what, expression in asked.items():
+        names = set(re.findall(r"\b(?:edgeveil|process)_\w+", expression))
+        assert names, what
+        assert names <= known, what
 
 
 def test_a_device_that_floods_is_named_to_the_operator_alone(

@@ -15,6 +15,7 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 
+from edgeveil.pages.assets import SHARED
 from tests.kits.debian_roots import build_wheel
 
 pytestmark = pytest.mark.slow
@@ -73,6 +74,13 @@ def test_it_installs_names_that_are_ours(wheel: Path) -> None:
     files = set(ZipFile(wheel).namelist())
     assert "edgeveil_tools/templates/report.html" in files
     assert "edgeveil_tools/templates/init/images/job.yaml" in files
+
+
+def test_pages_come_with_their_files(wheel: Path) -> None:
+    names = set(ZipFile(wheel).namelist())
+    for page in ("edgeveil_proxy/static/proxy", "edgeveil_edge/static/device"):
+        assert {f"{page}.{ending}" for ending in ("html", "css", "js")} <= names
+    assert {f"edgeveil/pages/static/{name}" for name in SHARED} <= names
 
 
 def test_quickstart_and_predict_run_beside_packages_of_our_old_names(home: Path) -> None:

@@ -45,6 +45,7 @@ from edgeveil_tools.result import (
     writing,
 )
 from edgeveil_tools.simulation.checkpoint import load_checkpoint
+from edgeveil_tools.tracking.tracker import TrackTarget
 
 STAMP = "table.stamp"
 
@@ -78,11 +79,13 @@ class TableOptions:
     reference: bool | None = None  # of the first seed; None: of a published set
     engine: str | None = None
     ray_address: str | None = None
+    track: tuple[str, ...] = ()
     command: str = ""
 
     def overrides(self, job: Job) -> Overrides:
         """For all runs of this job; the folder is for those that read one."""
-        data = self.data if job.data.source in published_files() else None
+        has_files = job.data.source in published_files() or job.data.schema_ is not None
+        data = self.data if has_files else None
         return Overrides(simulate=True, data=data, engine=self.engine, ray_address=self.ray_address)
 
 
@@ -93,6 +96,8 @@ def table(paths: Sequence[Path], asked: TableOptions) -> int:
     """
     if asked.seeds < 1:
         raise UsageError("no seed to run", where="--seeds", fix="use 1 or more")
+    for one in asked.track:
+        TrackTarget.parse(one)
     studies = [study_of(path, asked) for path in paths]
     if len({measure_of(study.job) for study in studies}) > 1:
         raise UsageError(
@@ -217,6 +222,7 @@ def run_seed(study: TableJob, number: int, asked: TableOptions, stream: IO[str])
         reference=asked.reference if number == 0 else False,  # one seed's is like another's
         resume=not asked.force and interrupted(folder, study, seed),
         force=True,  # what has completed is kept above
+        track=asked.track,
         command=asked.command,
         brief=True,
         stream=stream if stream.isatty() else io.StringIO(),  # one line a run is enough in a file

@@ -19,8 +19,8 @@ from edgeveil.data.schema import DataSchema
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
 from edgeveil.errors import ConfigError, ConfigProblem, DataError, UsageError
 from edgeveil.jobs import Job, Plan, compile_job, line_of, load_plan
+from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.jobs.shuffle_amplification import shuffled
-from edgeveil.parts.features import read_backbones
 from edgeveil.parts.own_records import device_records, origin_of
 from edgeveil.parts.sources import brings_its_test, source_part
 from edgeveil.privacy.guarantee import Guarantee
@@ -134,7 +134,7 @@ def rehearse(
         if needed:
             raise
         return
-    whole = plan.with_artifacts(read_backbones(plan.job.features))
+    whole = plan.with_artifacts(read_artifacts(plan.job))
     try:
         rehearse_job(whole, limits or usual_limits(), devices=devices)
     except RefusedJobError as error:

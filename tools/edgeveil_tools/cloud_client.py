@@ -30,7 +30,7 @@ from urllib.parse import quote, urlsplit
 
 from edgeveil.errors import BrokerError, ConfigError, JobFailed, UsageError
 from edgeveil.jobs import Job
-from edgeveil.parts.features import read_backbones
+from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.sites.links import Http
 from edgeveil.tokens import read_token
 from edgeveil.transport.dialling import client_context
@@ -118,7 +118,7 @@ class Cloud:
         """
         plan = plan_of(job)
         rehearse(plan, None if isinstance(job, Job) else Path(job), needed=False)
-        backbones = read_backbones(plan.job.features)
+        backbones = read_artifacts(plan.job)
         return self.submit_yaml(submitted(plan.job), backbones.values())
 
     def submit_yaml(self, job_yaml: bytes, backbones: Iterable[bytes] = ()) -> str:
@@ -135,6 +135,11 @@ class Cloud:
     def job(self, job: str) -> JsonObject:
         """One job with its committed exchanges, by id."""
         return self._json("GET", f"/jobs/{quote(job, safe='')}", holds=_OF_A_JOB)
+
+    def content(self, job: str) -> bytes:
+        """The job itself, as canonical JSON: `Job.from_canonical` reads it."""
+        path = f"/jobs/{quote(job, safe='')}/job.json"
+        return self._request("GET", path, None, TIMEOUT_S, "application/json")
 
     def cancel(self, job: str) -> JsonObject:
         """Cancel a job that has not ended; returns it."""

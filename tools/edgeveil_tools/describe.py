@@ -28,6 +28,7 @@ _LABELS = ("label", "class", "target", "y", "outcome", "diagnosis", "income")
 _FEW = 10  # different texts of a label
 _LIST = 64  # different texts that make a category; more make a name or a remark
 _MOSTLY = 0.95
+_USUAL = 100  # records of a device
 _WIDTH = 100
 
 
@@ -55,13 +56,15 @@ class _Look:
         return (low, high) if low < high else (low, low + step)
 
 
-def describe(path: Path, label: str | None = None) -> str:
+def describe(path: Path, label: str | None = None, devices: int | None = None) -> str:
     """YAML of a `data` block with a schema drafted from a table or a folder of pictures.
+
+    `devices`: how many are to share them, a fifth held back for a test; None: nobody knows.
 
     Raises DataError for a file that cannot be read, or without the named label.
     """
     if path.is_dir():
-        return "\n".join(_of_pictures(path)) + "\n"
+        return "\n".join(_of_pictures(path, devices)) + "\n"
     named, rows = parquet_rows(path) if path.suffix == ".parquet" else csv_rows(path)
     if not rows:
         raise DataError("holds no records", where=str(path), fix="name a file with some")
@@ -69,7 +72,8 @@ def describe(path: Path, label: str | None = None) -> str:
     names = named or [f"v{at}" for at in range(1, width + 1)]
     rows = [row for row in rows if len(row) == len(names)]
     looks = [_look(name, [row[at].strip() for row in rows]) for at, name in enumerate(names)]
-    return "\n".join(_of_table(path, looks, label, headless=not named)) + "\n"
+    nominal = _nominal(len(rows), devices)
+    return "\n".join(_of_table(path, looks, label, nominal, headless=not named)) + "\n"
 
 
 def _look(name: str, cells: Sequence[str]) -> _Look:
@@ -81,10 +85,10 @@ def _look(name: str, cells: Sequence[str]) -> _Look:
 
 
 def _of_table(
-    path: Path, looks: list[_Look], label: str | None, *, headless: bool
+    path: Path, looks: list[_Look], label: str | None, nominal: int, *, headless: bool
 ) -> Iterator[str]:
     chosen = _label(path, looks, label)
-    yield from _head(path)
+    yield from _head(path, nominal)
     yield "    label:"
     yield f"      column: {_text(chosen.name)}" + ("" if label else "   # a guess")
     if len(chosen.texts) > _LIST:
@@ -142,7 +146,7 @@ def _category(look: _Look) -> Iterator[str]:
         yield from _wrapped("      category: ", sorted(look.texts))
 
 
-def _of_pictures(folder: Path) -> Iterator[str]:
+def _of_pictures(folder: Path, devices: int | None) -> Iterator[str]:
     from PIL import Image
 
     classes = [one.name for one in class_folders(folder)]
@@ -155,20 +159,29 @@ def _of_pictures(folder: Path) -> Iterator[str]:
     if not sizes:
         raise DataError("holds no pictures", where=str(folder), fix="put them into class folders")
     height, width = sizes.most_common(1)[0][0]
-    yield from _head(folder)
+    yield from _head(folder, _nominal(sizes.total(), devices))
     yield from _wrapped("    label: {classes: ", classes, end="}")
     remark = f"   # {len(sizes)} sizes are there: all are scaled to this one" * (len(sizes) > 1)
     yield f"    image: {{size: [{height}, {width}], channels: {3 if coloured else 1}}}{remark}"
 
 
-def _head(path: Path) -> Iterator[str]:
+def _nominal(records: int, devices: int | None) -> int:
+    """About as many as each of the devices gets, as a round number."""
+    if devices is None:
+        return _USUAL
+    each = max(1, 4 * records // (5 * devices))
+    step = int(10 ** max(0, len(str(each)) - 2))
+    return each // step * step
+
+
+def _head(path: Path, nominal: int) -> Iterator[str]:
     yield f"# Drafted by `edgeveil data describe` from {path.name}."
     yield "# This is your own look at your own records: a list or a range that only records say can"
     yield "# tell of a single one of them, and a job is public. Judge each, write what is known"
     yield "# without looking, then set origin to public."
     yield "data:"
     yield f"  source: {_text(path.stem)}"
-    yield "  nominal_records: 100   # public: about as many as each device has"
+    yield f"  nominal_records: {nominal}   # public: about as many as each device has"
     yield "  schema:"
     yield "    origin: own_records   # a job with this is refused"
 

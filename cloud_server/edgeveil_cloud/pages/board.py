@@ -17,6 +17,7 @@ from edgeveil_cloud.pages.job_rows import encoded, row_of
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobGlimpse, StoreError
 
+MOST_JOBS = 500  # the newest; beside them all that have not ended
 TICK_S = 1.0
 SHARE = 0.02  # of one processor at most goes into reading what changed
 _SLOWEST_S = 15.0
@@ -132,10 +133,13 @@ class JobBoard:
 
     async def _read(self, version: int, again: set[str], room: tuple[int, int]) -> None:
         def newer() -> dict[str, int]:
-            counts = {job: self._store.news(job) for job in self._store.job_names()}
-            return {job: n for job, n in counts.items() if self._news.get(job) != n or job in again}
+            names = self._store.newest_job_names(MOST_JOBS)
+            return {job: self._store.news(job) for job in names}
 
-        found = list((await self._ask(newer)).items())
+        counts = await self._ask(newer)
+        for gone in self._rows.keys() - counts.keys():
+            del self._rows[gone], self._news[gone]
+        found = [(k, n) for k, n in counts.items() if self._news.get(k) != n or k in again]
         for start in range(0, len(found), _AT_ONCE):
             part = dict(found[start : start + _AT_ONCE])
 

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgeveil.pages.parts import (
-    Json,
-    figure_text,
-    lines,
-    said,
-    section,
-    series,
-    table,
-)
+from edgeveil.pages.parts import Json, figure_text, lines, said, section, series, table
 from edgeveil.privacy.guarantee import guarantee_text
 from edgeveil.units import byte_text, seconds_text
 from edgeveil_cloud.pages.job_rows import planned

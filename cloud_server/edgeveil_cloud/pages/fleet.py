@@ -20,7 +20,7 @@ from edgeveil.trust.bundle import HeldTrust
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import StoredEvent
 
-ROUNDS = 20
+ROUNDS = 12
 _ROUND_EVENTS = ("broadcast", "exchange_committed", "round_repeated", "all_declined", "job_paused")
 _EVENTS = 400
 _AMONG = 20_000

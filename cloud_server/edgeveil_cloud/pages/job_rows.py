@@ -29,7 +29,7 @@ class PlannedJob:
 UNREADABLE = PlannedJob(0, 0, "", {})
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=512)
 def planned(canonical: bytes) -> PlannedJob:
     """By a job's canonical bytes; `UNREADABLE` where this version cannot plan it (any more)."""
     try:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 
-from edgeveil_cloud.job_course import JobCourse
-from edgeveil_cloud.job_view import JobFacts, job_view
+from edgeveil_cloud.job_history import JobHistory
+from edgeveil_cloud.job_view import JobDetails, job_view
 from edgeveil_cloud.pages.board import SHARE, Ask
 from edgeveil_cloud.pages.job_rows import encoded, why_it_stands
 from edgeveil_cloud.store import Store
@@ -23,16 +22,18 @@ from edgeveil_cloud.store_tables import JobGlimpse, StoredEvent
 KEPT = 8  # jobs
 _AT_ONCE = 500  # events that are read before the cloud's own work has its turn again
 _SLOWEST_S = 10.0
+_LOOKED_S = 15.0
 
 
 @dataclass
 class _Looked:
     """A job that is looked at."""
 
-    course: JobCourse = field(default_factory=JobCourse)
+    course: JobHistory = field(default_factory=JobHistory)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     news: int = -1
     content: bytes = b""
+    asked_s: float = 0.0  # when last
     again_s: float = 0.0  # not made anew before
 
 
@@ -42,7 +43,6 @@ class JobViews:
     def __init__(self, store: Store, ask: Ask, cells: int) -> None:
         self._store, self._ask, self._cells = store, ask, cells
         self._looked: dict[str, _Looked] = {}
-        self._closing = asyncio.Event()
         self._loaded: asyncio.Task[object] | None = None
 
     def begin(self) -> None:
@@ -51,29 +51,30 @@ class JobViews:
             load = asyncio.to_thread(import_module, "scipy.stats")
             self._loaded = asyncio.create_task(load)
 
-    def close(self) -> None:
-        """Nobody waits any longer."""
-        self._closing.set()
-
     async def view(self, job: str, room: tuple[int, int]) -> bytes:
-        """A job's page as JSON; `room` as for `why_it_stands`. Raises UnknownJob, StoreAway."""
+        """`{"view": …, "again_s": …}`: a job's page, and after how long to ask for a newer one; 0
+        where this is the newest. `room` as for `why_it_stands`. Raises UnknownJob, StoreAway.
+        """
         one = self._looked.pop(job, None) or _Looked()
         self._looked[job] = one
         while len(self._looked) > KEPT:
             del self._looked[next(iter(self._looked))]
+        one.asked_s = time.monotonic()
         async with one.lock:
+            wait_s = 0.0
             if self._store.news(job) != one.news:
-                await self._pause(min(_SLOWEST_S, one.again_s - time.monotonic()))
                 began_s = time.monotonic()
-                await self._make(job, one, room)
-                now_s = time.monotonic()
-                one.again_s = now_s + (now_s - began_s) / SHARE
-        return one.content
+                wait_s = one.again_s - began_s
+                if not one.content or wait_s <= 0:
+                    await self._make(job, one, room)
+                    now_s, wait_s = time.monotonic(), 0.0
+                    pause_s = (now_s - began_s) / SHARE * self._in_turn(now_s)
+                    one.again_s = now_s + min(_SLOWEST_S, pause_s)
+        return b'{"again_s":%.3f,"view":%s}' % (wait_s, one.content)
 
-    async def _pause(self, pause_s: float) -> None:
-        if pause_s > 0:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), pause_s)
+    def _in_turn(self, now_s: float) -> int:
+        """Jobs that share what time there is: those asked for a moment ago."""
+        return sum(now_s - one.asked_s < _LOOKED_S for one in self._looked.values())
 
     async def _make(self, job: str, one: _Looked, room: tuple[int, int]) -> None:
         news, course = self._store.news(job), one.course
@@ -90,7 +91,9 @@ class JobViews:
         return self._store.events_after(after, job, _AT_ONCE)
 
 
-def _made(glimpse: JobGlimpse, course: JobCourse, cells: int, room: tuple[int, int]) -> bytes:
+def _made(glimpse: JobGlimpse, course: JobHistory, cells: int, room: tuple[int, int]) -> bytes:
     reason, advice = why_it_stands(glimpse, *room)
     told = f"{reason}. What to do: {advice}" if advice else reason
-    return encoded(job_view(replace(JobFacts.of_entry(glimpse.entry, cells), reason=told), course))
+    return encoded(
+        job_view(replace(JobDetails.of_entry(glimpse.entry, cells), reason=told), course)
+    )

@@ -27,7 +27,7 @@ from urllib.parse import parse_qs
 from aiohttp import web
 
 from edgeveil.errors import ConfigError
-from edgeveil_cloud.http_guard import OWN_PAGE, SCOPE, Guard, in_time, refusal
+from edgeveil_cloud.http_guard import OWN_PAGE, SCOPE, RequestGuard, in_time, refusal
 from edgeveil_cloud.http_sessions import FailedTries
 from edgeveil_cloud.http_token import Scope
 from edgeveil_cloud.pages import files
@@ -65,7 +65,7 @@ class PageRoutes:
         self,
         store: Store,
         control: PagedControl,
-        guard: Guard,
+        guard: RequestGuard,
         ask: Ask,
         facts: CloudFacts | None,
     ) -> None:
@@ -106,7 +106,6 @@ class PageRoutes:
     async def close(self, _app: web.Application) -> None:
         """Streams end at once."""
         self.board.close()
-        self._views.close()
 
     # --- log-in ---
 
@@ -149,9 +148,8 @@ class PageRoutes:
         found = files.asset_of(request.match_info["name"])
         if found is None:
             raise web.HTTPNotFound
-        headers = {"Content-Type": found.content_type}
-        if found.for_long:
-            headers["Cache-Control"] = "public, max-age=31536000, immutable"
+        keep = "public, max-age=31536000, immutable" if found.for_long else "no-cache"
+        headers = {"Content-Type": found.content_type, "Cache-Control": keep}
         return web.Response(body=found.content, headers=headers)
 
     # --- reading ---
@@ -167,8 +165,7 @@ class PageRoutes:
         if board.watchers >= MOST_WATCHERS:
             return refusal(503, f"{MOST_WATCHERS} pages watch already", "close one, or wait")
         self._views.begin()
-        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
-        answer = web.StreamResponse(headers=headers)
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         with board:
             await board.refresh()
             await answer.prepare(request)
@@ -260,8 +257,7 @@ def _login_page(problem: str = "", status: int = 200) -> web.Response:
 
 
 def _html(content: str, status: int = 200) -> web.Response:
-    headers = {"Cache-Control": "no-store"}
-    return web.Response(text=content, status=status, content_type="text/html", headers=headers)
+    return web.Response(text=content, status=status, content_type="text/html")
 
 
 def _json(value: object) -> web.Response:
@@ -269,5 +265,4 @@ def _json(value: object) -> web.Response:
 
 
 def _json_bytes(content: bytes) -> web.Response:
-    headers = {"Cache-Control": "no-store"}
-    return web.Response(body=content, content_type="application/json", headers=headers)
+    return web.Response(body=content, content_type="application/json")

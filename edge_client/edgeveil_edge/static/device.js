@@ -1,8 +1,9 @@
 "use strict";
 (function (ev) {
   const $ = (id) => document.getElementById(id);
-  const TYPES = { csv: "text/csv", npy: "application/x-npy", npz: "application/x-npz", png: "image/png", jpg: "image/jpeg", jpeg: "image/jpeg" };
+  const TYPES = { csv: "text/csv", npy: "application/x-npy", npz: "application/x-npz", parquet: "application/vnd.apache.parquet", png: "image/png", jpg: "image/jpeg", jpeg: "image/jpeg" };
   const CLASSES = 10; // shown of a record, the likeliest
+  const COLUMNS = 20; // named of a table
   const CONDITIONS = {
     charging: () => "on external power", battery_not_low: () => "battery not low", idle: () => "nobody uses the box",
     unmetered: () => "on a network that is not paid by the byte", storage_not_low: () => "room on the disk",
@@ -244,20 +245,19 @@
     ev.paint($("conditions"), [s.wanted, s.waiting_for, s.interval_s], () => conditions(s));
     ev.paint($("release"), s.release, release);
     showRollback();
-    $("file-label").textContent = `Or a file: .csv, .npy, .npz${s.pictures ? ", .png, .jpg" : ""}`;
-    $("file").accept = `.csv,.npy,.npz${s.pictures ? ",.png,.jpg,.jpeg" : ""}`;
     ev.paint($("about"), [s.device, s.role, s.cell], () => [`Device `, ev.el("code", {}, s.device), ` · ${s.role === "infer" ? "evaluates alone" : "trains and evaluates"}${s.cell ? ` · cell ${s.cell}` : ""} · its name stays on this box`]);
     if (first && location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();
   }
 
-  function of(prediction, number) {
-    if ("value" in prediction) return ev.el("div", { class: "said-of" }, ev.el("h3", {}, prediction.value === null ? `Record ${number}: not a usable record` : `Record ${number}: ${prediction.value.toPrecision(6)}`));
-    const title = ev.el("h3", {}, prediction.label === null ? `Record ${number}: not a usable record` : `Record ${number}: class ${prediction.label}`);
+  function of(prediction, classes) {
+    if ("value" in prediction) return ev.el("div", { class: "said-of" }, ev.el("h3", {}, prediction.value === null ? "Record 1: not a usable record" : `Record 1: ${prediction.value.toPrecision(6)}`));
+    const called = (label) => (classes[label] === undefined ? `class ${label}` : classes[label]);
+    const title = ev.el("h3", {}, prediction.label === null ? "Record 1: not a usable record" : `Record 1: ${called(prediction.label)}`);
     if (prediction.label === null) return ev.el("div", { class: "said-of" }, title);
     const rows = prediction.probabilities.map((p, i) => [i, p]).sort((a, b) => b[1] - a[1]).slice(0, CLASSES);
     const more = prediction.probabilities.length - rows.length;
     return ev.el("div", { class: "said-of" }, title, rows.map(([label, p]) => ev.el("div", { class: label === prediction.label ? "class best" : "class" },
-      ev.el("span", {}, `class ${label}`),
+      ev.el("span", {}, called(label)),
       ev.svg("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" }, ev.svg("rect", { width: 100, height: 10, class: "all" }), ev.svg("rect", { width: 100 * p, height: 10, class: "part" })),
       ev.el("span", { class: "number" }, `${(100 * p).toFixed(1)} %`))),
       more > 0 ? ev.el("p", { class: "soft small" }, `and ${more} less likely`) : null);
@@ -266,13 +266,27 @@
   function answer(told) {
     const [first, ...others] = told.predictions;
     const number = "value" in first;
-    const rows = number ? others.map((one, i) => [i + 2, one.value === null ? "not usable" : one.value.toPrecision(6)]) : others.map((one, i) => [i + 2, one.label === null ? "not usable" : `class ${one.label}`, one.label === null ? "–" : `${(100 * one.probabilities[one.label]).toFixed(1)} %`]);
+    const rows = number ? others.map((one, i) => [i + 2, one.value === null ? "not usable" : one.value.toPrecision(6)]) : others.map((one, i) => [i + 2, one.label === null ? "not usable" : one.name || `class ${one.label}`, one.label === null ? "–" : `${(100 * one.probabilities[one.label]).toFixed(1)} %`]);
     return [
-      of(first, 1),
+      of(first, told.classes),
       rows.length ? ev.table(number ? ["Record", "Value"] : ["Record", "Class", "Probability"], rows, { caption: "Further records", text: [1] }) : null,
       told.records > told.predictions.length ? ev.el("p", { class: "soft small" }, `${told.records} records, the first ${told.predictions.length} are shown.`) : null,
+      told.accuracy === null ? null : ev.el("p", {}, `Of the labels that stood beside the records ${(100 * told.accuracy).toFixed(1)} % were told.`),
       ev.el("p", { class: "soft small" }, `By release ${told.release}, on this box.`),
     ];
+  }
+
+  const listed = (names) => (names.length > COLUMNS ? `${names.slice(0, COLUMNS).join(", ")} and ${names.length - COLUMNS} more` : names.join(", "));
+
+  // What the model takes, asked once somebody is about to try it: only then it is loaded.
+  async function hint() {
+    try {
+      const model = await ev.ask("model");
+      const { columns = [], classes = [], pictures = false } = model;
+      const shape = model.input_shape.map((n) => (n === null ? "any" : n)).join(" × ");
+      const takes = pictures ? "takes pictures" : columns.length ? `takes tables with the columns ${listed(columns)}, named in their first line` : `takes records of ${shape} numbers`;
+      $("try-hint").textContent = `Release ${model.release} ${takes}${classes.length ? `, and tells ${classes.length} classes apart` : ""}. It is asked on this box, costs no budget, and nothing of it leaves.`;
+    } catch (error) { if (error.status === 401) logged(false); }
   }
 
   // --- what the owner does ---
@@ -299,12 +313,7 @@
     showRollback();
   });
   $("rollback-no").addEventListener("click", () => { sure = false; showRollback(); $("rollback").focus(); });
-  $("record").addEventListener("focus", async () => {
-    try {
-      const model = await ev.ask("model");
-      $("try-hint").textContent = `Release ${model.release} takes records of ${model.input_shape.map((n) => n === null ? "any" : n).join(" × ")} numbers. It is asked on this box, costs no budget, and nothing of it leaves.`;
-    } catch (error) { if (error.status === 401) logged(false); }
-  }, { once: true });
+  for (const id of ["record", "file"]) $(id).addEventListener("focus", hint, { once: true });
   $("try").addEventListener("submit", async (event) => {
     event.preventDefault();
     const file = $("file").files[0], text = $("record").value.trim();

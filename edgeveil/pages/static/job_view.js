@@ -97,7 +97,7 @@
     const update = (head) => {
       const going = head.progress;
       ev.show(node,
-        ev.el("div", { class: "head" }, ev.el("h1", {}, head.title), head.badge ? ev.el("span", { class: `badge ${tone(head.badge)}` }, head.badge.text) : null),
+        head.title && ev.el("div", { class: "head" }, ev.el("h1", {}, head.title), head.badge ? ev.el("span", { class: `badge ${tone(head.badge)}` }, head.badge.text) : null),
         head.lines.map((one) => ev.el("p", { class: `said keep ${tone(one)}` }, one.text)),
         going ? ev.el("div", { class: "progress" }, ev.el("progress", { max: going.of, value: going.done, "aria-label": "exchanges committed" }),
           ev.el("div", {}, going.text)) : null);

@@ -22,7 +22,7 @@ from edgeveil.parts.features.onnx import (
     backbone_digests,
     cached_backbone,
     check_backbones,
-    match_backbones,
+    match_artifacts,
     read_backbones,
 )
 from edgeveil.parts.features.pca import PcaParameters
@@ -47,7 +47,7 @@ __all__ = [
     "build_map",
     "cached_backbone",
     "check_backbones",
-    "match_backbones",
+    "match_artifacts",
     "projection_of",
     "read_backbones",
     "valid_records",

@@ -371,6 +371,7 @@ def _features(backbone: Backbone, record: NDArray[np.float32]) -> NDArray[np.flo
 # The backbones that a job's features name: read, matched by digest, checked.
 
 NONE: Artifacts = MappingProxyType({})
+_ARTIFACTS = "backbones and weights"
 
 
 def backbone_digests(entries: Iterable[Any]) -> tuple[str, ...]:
@@ -389,24 +390,23 @@ def read_backbones(entries: Iterable[Any]) -> dict[str, bytes]:
     return found
 
 
-def match_backbones(entries: Iterable[Any], graphs: Iterable[bytes]) -> dict[str, bytes]:
-    """`graphs` by digest. Raises DataError unless they are what `entries` name, no more, no less.
+def match_artifacts(wanted: Iterable[str], given: Iterable[bytes]) -> dict[str, bytes]:
+    """`given` by digest. Raises DataError unless they are the `wanted` ones, no more, no less.
 
-    Looks at digests and sizes alone: nothing of a graph is read.
+    Looks at digests and sizes alone: nothing of them is read.
     """
-    found = {sha256_hex(graph): graph for graph in graphs}
-    wanted = backbone_digests(entries)
+    found, digests = {sha256_hex(one): one for one in given}, tuple(wanted)
     if sum(map(len, found.values())) > MAX_BACKBONE_BYTES:
-        raise DataError(f"have more than {MAX_BACKBONE_BYTES} bytes together", where="backbones")
-    for digest in wanted:
+        raise DataError(f"have more than {MAX_BACKBONE_BYTES} bytes together", where=_ARTIFACTS)
+    for digest in digests:
         if digest not in found:
             raise DataError(
-                "the backbone that the job names is not here",
+                "the backbone, or the weights, that the job names is not here",
                 where=digest,
                 fix="submit the job file again with edgeveil job submit",
             )
-    if len(found) > len(wanted):
-        raise DataError("holds a backbone that the job does not name", where="backbones")
+    if len(found) > len(digests):
+        raise DataError("hold one that the job does not name", where=_ARTIFACTS)
     return found
 
 

@@ -90,7 +90,8 @@ def _check_graph(
             where="model.function",
             fix=f"{error.fix}; docs/models.md lists layers that can be used",
         ) from error
-    alone = [graph.probabilities(x[k : k + 1], weights) for k in range(len(x))]
+    plain = network.merged(weights)
+    alone = [graph.probabilities(x[k : k + 1], plain) for k in range(len(x))]
     with torch.no_grad():
         tensors = {name: torch.tensor(array) for name, array in weights.items()}
         together = network.logits(tensors, torch.tensor(x)).softmax(1).numpy()

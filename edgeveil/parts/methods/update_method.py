@@ -174,6 +174,8 @@ class UpdateDevice:
         network, setting = self._network, self._setting
         valid = valid_records(records.x, records.y, setting.classes)
         own = Records(records.x[valid], records.y[valid])
+        if setting.mapped:
+            own = Records(np.asarray(setting.features(own.x), np.float32), own.y)
         task = Task(exchange, network, weights, own, memory, random_bytes, processor, clip_norm)
         update = finite(self._trainer.train(task, self._stages.start(task)))
         segments: dict[str, Array] = {}

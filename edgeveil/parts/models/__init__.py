@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from edgeveil.parts.features import NONE, Artifacts
+from edgeveil.parts.models.adapters import AdaptedNetwork, PretrainedNetwork
 from edgeveil.parts.models.layers import Shape
 from edgeveil.parts.models.network import ModelParameters, ModelPart, Network
 from edgeveil.parts.part import PartTable
 
 __all__ = [
     "MODELS",
+    "AdaptedNetwork",
     "ModelParameters",
     "ModelPart",
     "Network",
+    "PretrainedNetwork",
     "Shape",
     "build_network",
     "runs_python",
@@ -19,11 +23,24 @@ __all__ = [
 MODELS = TABLE = PartTable(__name__, ModelPart)
 
 
-def build_network(parameters: ModelParameters, input_shape: Shape, classes: int) -> Network:
-    """The network of a `model` block. Raises DataError for records that it does not take."""
+def build_network(
+    parameters: ModelParameters, input_shape: Shape, classes: int, artifacts: Artifacts = NONE
+) -> Network:
+    """The network of a `model` block. `artifacts` holds packed state_dicts by SHA-256 (hex).
+
+    Raises DataError for records that it does not take, and for adapters that fit no weight.
+    """
     network = MODELS[parameters.name].build(parameters, input_shape, classes)
     network.weights  # noqa: B018 - shapes are checked here
-    return network
+    if parameters.state_dict is None:
+        return network
+    same = (network.layers, input_shape, classes, network.input_scale)
+    packed = artifacts.get(parameters.state_dict.sha256)
+    if parameters.adapters is None:
+        return PretrainedNetwork(*same, base=network, packed=packed)
+    adapted = AdaptedNetwork(*same, base=network, packed=packed, adapters=parameters.adapters)
+    adapted.weights  # noqa: B018
+    return adapted
 
 
 def python_function(parameters: ModelParameters | None) -> str | None:

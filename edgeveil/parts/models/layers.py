@@ -6,7 +6,7 @@ Dense ones, those for pictures, and layers side by side.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,12 +22,21 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Weight:
-    """One trained tensor. `fan_in` scales its first values; 0: it begins as `start`."""
+    """One trained tensor. `fan_in` scales its first values; 0: it begins as `start`.
+
+    `turned`: a matrix (in, out), which a state_dict of PyTorch holds as (out, in).
+    """
 
     name: str
     shape: Shape
     fan_in: int = 0
     start: float = 0.0
+    turned: bool = False
+
+
+def value_count(weights: Iterable[Weight]) -> int:
+    """How many numbers they hold."""
+    return sum(math.prod(one.shape) for one in weights)
 
 
 class Layer(Protocol):
@@ -76,7 +85,7 @@ class Dense:
     def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
         size = math.prod(given)
         return (
-            Weight(f"{name}.weight", (size, self.width), fan_in=size),
+            Weight(f"{name}.weight", (size, self.width), fan_in=size, turned=True),
             Weight(f"{name}.bias", (self.width,)),
         )
 

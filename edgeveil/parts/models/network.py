@@ -6,17 +6,31 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
+from edgeveil.errors import DataError
+from edgeveil.parts.features.onnx import sha256_hex
 from edgeveil.parts.models.layers import Layer, Shape, Weight, placed
-from edgeveil.parts.part import BlockPart
+from edgeveil.parts.models.state_dict import packed_state_dict
+from edgeveil.parts.part import BlockPart, says_nothing
 
 if TYPE_CHECKING:
     import torch
+
+    from edgeveil.parts.features import FeatureMap
 
 START_SEED = 0  # of the first weights, which are public
 _DRAWN = 1 << 16  # of them at one time
@@ -59,6 +73,14 @@ class Network:
             result[weight.name] = values.reshape(weight.shape)
         return result
 
+    def saved_name(self, weight: str) -> str:
+        """What a state_dict calls a weight."""
+        return weight
+
+    def merged(self, weights: Mapping[str, NDArray[np.generic]]) -> Mapping[str, Any]:
+        """All weights of the graph, made of those that are trained: here they are the same."""
+        return weights
+
     def logits(self, weights: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         """Logits (n, classes) of x (n, *input_shape); a pure function, for torch.func too."""
         x = x / self.input_scale
@@ -66,14 +88,22 @@ class Network:
             x = layer.apply(weights, name, x)
         return x
 
-    def graph(self) -> bytes:
-        """ONNX: `x` (N, *input_shape) and all weights in, `probabilities` (N, classes) out."""
+    def graph(self, front: tuple[FeatureMap, Shape] | None = None) -> bytes:
+        """ONNX: `x` (N, *input_shape) and all weights in, `probabilities` (N, classes) out.
+
+        With `front`, a feature map and the shape of a record, `x` is records and the network takes
+        what the map gives.
+        """
         from onnx import TensorProto, helper
 
         from edgeveil.parts.features.onnx_nodes import NodeList, serialise
 
         parts = NodeList()
-        x = parts.add("Div", "x", parts.number(self.input_scale))
+        shape, x = self.input_shape, "x"
+        if front is not None:
+            features, shape = front
+            x = features.onnx_nodes(parts, x, shape)
+        x = parts.add("Div", x, parts.number(self.input_scale))
         for name, layer, given in placed(self.layers, self.input_shape):
             x = layer.nodes(parts, name, x, given)
         parts.nodes.append(helper.make_node("Softmax", [x], ["probabilities"], axis=1))
@@ -81,12 +111,82 @@ class Network:
         def value(name: str, shape: Sequence[int | str]) -> object:
             return helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape))
 
-        inputs = [value("x", ["N", *self.input_shape])]
+        inputs = [value("x", ["N", *shape])]
         inputs += [value(weight.name, weight.shape) for weight in self.weights]
         outputs = [value("probabilities", ["N", self.classes])]
         return serialise(
             helper.make_graph(parts.nodes, "network", inputs, outputs, parts.initializers)
         )
+
+
+class StateDictFile(BaseModel):
+    """The `state_dict` of a `model` block: a path in a job file, its digest in a sent job."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    file: str | None = Field(default=None, min_length=1, max_length=4096, exclude=True)
+    """Path of the file, from the job file's folder."""
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """The digest of its weights; filled in from `file`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _digested(cls, given: Any, info: ValidationInfo) -> Any:
+        """Name the weights by digest where a job file is read; nowhere else is a file opened."""
+        if isinstance(given, str):
+            given = {"file": given}
+        if not isinstance(given, dict) or not isinstance(given.get("file"), str):
+            return given
+        folder = (info.context or {}).get("folder")
+        if folder is None:
+            raise ValueError("a job that is sent names no file; submit it with edgeveil job submit")
+        path = (Path(folder) / Path(given["file"]).expanduser()).resolve()
+        try:
+            digest = sha256_hex(packed_state_dict(path))
+        except DataError as error:
+            raise ValueError(str(error)) from error
+        if given.get("sha256", digest) != digest:
+            raise ValueError(f"the file's sha256 is {digest}, not as given; leave it out")
+        return {"file": str(path), "sha256": digest}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """A path, or the block that a job holds once it is sent."""
+        whole = handler(schema)
+        return {"anyOf": [{"type": "string", "minLength": 1, "maxLength": 4096}, whole]}
+
+
+class AdapterParameters(BaseModel):
+    """The `adapters` of a `model` block; all of it is public."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    rank: int = Field(default=4, ge=0, le=1024)
+    """r: rows of A and columns of B. 0: no adapters, the head alone is trained."""
+    alpha: float = Field(default=8.0, gt=0, le=1e6, allow_inf_nan=False)
+    """α: an adapted weight is W + (α/r)·B·A."""
+    targets: tuple[Annotated[str, Field(min_length=1, max_length=128)], ...] = Field(
+        default=("*",), min_length=1, max_length=64, examples=[["hidden*.weight"]]
+    )
+    """Names of the weights that get an adapter, as patterns with `*`; of two dimensions at least.
+    A matrix that is smaller than its adapter stays frozen."""
+    head: tuple[Annotated[str, Field(min_length=1, max_length=128)], ...] = Field(
+        default=(), max_length=64, examples=[["output.*"]]
+    )
+    """Names of the weights that are trained whole, as patterns with `*`; empty: the last layer."""
+    head_start: Literal["state_dict", "new"] = "state_dict"
+    """`new`: the head does not begin as in `state_dict`, which may hold one of another shape, or
+    none: for other classes."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tuples(cls, given: Any) -> Any:
+        """JSON and YAML know none."""
+        if not isinstance(given, dict):
+            return given
+        return {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
 
 
 class ModelParameters(BaseModel):
@@ -99,6 +199,23 @@ class ModelParameters(BaseModel):
     name: str
     input_scale: float = Field(default=1.0, ge=1e-30, le=1e30, allow_inf_nan=False, examples=[255])
     """Divides the raw values: the largest that a value can be."""
+    state_dict: StateDictFile | None = Field(
+        default=None, exclude_if=says_nothing(None), examples=["pretrained.safetensors"]
+    )
+    """The first weights: path of a PyTorch state_dict, `.safetensors` or `.pt`, from the job file's
+    folder."""
+    adapters: AdapterParameters | None = Field(
+        default=None, exclude_if=says_nothing(None), examples=[{"rank": 4, "alpha": 8}]
+    )
+    """Train low-rank adapters and the head alone; all else of `state_dict` stays as it is."""
+
+    @model_validator(mode="after")
+    def _based(self) -> Self:
+        if self.adapters is not None and self.state_dict is None:
+            raise ValueError(
+                "adapters stand on frozen weights and none are named; add state_dict: FILE"
+            )
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)

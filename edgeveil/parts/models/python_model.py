@@ -153,6 +153,10 @@ class PythonNetwork(Network):
             if isinstance(layer, Module):
                 layer.loaded()
 
+    def saved_name(self, weight: str) -> str:
+        """The module's own name of it."""
+        return weight.partition(".")[2]
+
     def initial(self) -> dict[str, Any]:
         """The parameters that the function gives, with torch's seed fixed."""
         first: dict[str, Any] = {}
@@ -369,30 +373,42 @@ def _fold(graph: Any, given: set[str]) -> None:
 def _exported(layer: Module, given: Shape) -> bytes:
     import torch
 
-    probe, file = torch.zeros(_RECORDS, *given), io.BytesIO()
+    probe = torch.zeros(_RECORDS, *given)
     try:
-        with torch.no_grad(), _plainly():
+        with torch.no_grad():
             module = layer.loaded()
             weights = {f"module.{name}": value for name, value in module.named_parameters()}
             layer.apply(weights, "module", probe)
-            torch.onnx.export(
-                module,
-                (probe,),
-                file,  # type: ignore[arg-type]  # a file object, which this exporter takes
-                dynamo=False,
-                opset_version=OPSET,
-                input_names=["x"],
-                output_names=["logits"],
-                dynamic_axes={"x": {0: "N"}, "logits": {0: "N"}},
-                keep_initializers_as_inputs=True,
-                do_constant_folding=False,
-            )
+        return exported_onnx(module, probe, "logits", weights_as_inputs=True)
     except DataError:
         raise
     except OF_OTHERS_CODE as error:  # the user's code and the exporter may raise anything
         why = f"does not take records of {list(given)} or has no ONNX form: {type(error).__name__}"
         first = str(error).strip().partition("\n")[0][:200].rstrip(".")
         raise layer.refused(f"{why}: {first}", "use layers that docs/models.md lists") from error
+
+
+def exported_onnx(
+    module: torch.nn.Module, probe: torch.Tensor, output: str, *, weights_as_inputs: bool
+) -> bytes:
+    """The module as PyTorch's exporter traces it on `probe` (n, …), `x` in and `output` out, with a
+    free batch axis. Raises whatever module and exporter raise."""
+    import torch
+
+    file = io.BytesIO()
+    with torch.no_grad(), _plainly():
+        torch.onnx.export(
+            module,
+            (probe,),
+            file,  # type: ignore[arg-type]  # a file object, which this exporter takes
+            dynamo=False,
+            opset_version=OPSET,
+            input_names=["x"],
+            output_names=[output],
+            dynamic_axes={"x": {0: "N"}, output: {0: "N"}},
+            keep_initializers_as_inputs=weights_as_inputs,
+            do_constant_folding=not weights_as_inputs,
+        )
     return file.getvalue()
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgeveil.data.encoding import digest_rows, stored_digest
 from edgeveil.data.records import MAX_BYTES, Records, as_records, require_room
-from edgeveil.data.schema import DataSchema, Picture
+from edgeveil.data.schema import DataSchema, PictureForm
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.source import ImageForm, Origin, SourcePart
 
@@ -36,20 +36,6 @@ def read_images(folder: Path | None, form: ImageForm | None, max_bytes: int = MA
     """
     found, _ = _read(folder, form, max_bytes)
     return found
-
-
-def read_picture(file: Path, form: ImageForm) -> NDArray[np.float32]:
-    """One picture as a record: (height, width), or (3, height, width) in colour, in 0..255.
-
-    Raises DataError without Pillow, and for what is no picture.
-    """
-    _require_pillow()
-    height, width = form.size
-    record = np.empty((3, height, width) if form.colours == "rgb" else (height, width), np.float32)
-    fault = _into(record, file, form)
-    if fault:
-        raise DataError(f"the picture {fault}", where=file.name, fix="give a PNG or JPEG file")
-    return record
 
 
 def image_faults(folder: Path | None, form: ImageForm | None) -> list[str]:
@@ -150,7 +136,7 @@ class SchemaForm:
     @classmethod
     def of(cls, schema: DataSchema) -> SchemaForm:
         """Folders are named as the classes are."""
-        image = schema.image or Picture(size=(1, 1))
+        image = schema.image or PictureForm(size=(1, 1))
         return cls(image.size, "rgb" if image.channels > 1 else "grey", schema.label.names)
 
 

@@ -52,12 +52,10 @@
     return meter(`Round ${one.index}${again} (${one.phase})`, one.uploads + one.declined, one.selected, text);
   }
 
-  const links = (all) => ev.table(["Broker", "State", "Since", "Connections", "Not acknowledged"],
-    Object.entries(all).map(([hop, one]) => [
-      hop === "edge" ? "Edge side (devices)" : "Cloud side",
-      [ev.el("span", { class: one.connected ? "dot" : "dot down", "aria-hidden": "true" }), one.connected ? "connected" : "not connected"],
-      ev.time(one.since_s), one.connections, one.unacknowledged,
-    ]), { caption: "Links to the brokers", text: [1, 2] });
+  const link = ([hop, one]) => ev.el("div", {},
+    ev.el("h3", {}, ev.el("span", { class: one.connected ? "dot" : "dot down", "aria-hidden": "true" }), hop === "edge" ? "Edge broker, to the devices" : "Cloud broker, to the cloud"),
+    ev.el("p", { class: one.connected ? null : "bad" }, `${one.connected ? "connected" : "not connected"} since ${ev.time(one.since_s)}`),
+    ev.el("p", { class: "soft small" }, `${count(one.connections, "connection")} made, ${count(one.unacknowledged, "message")} not acknowledged`));
 
   function rooms(all, floor) {
     const names = { spool: "Spool: uploads and batches", cache: "Cache: broadcasts", credit: "Credit: uploads on their way" };
@@ -138,7 +136,7 @@
       s.warnings.map((one) => ev.el("span", { class: "warn" }, ` · ${WARNINGS[one] || one}`)),
     ]);
     ev.paint($("cards"), [s.online, s.enrolled, s.rounds, s.round, s.refused, s.cooling_down], () => cards(s));
-    ev.paint($("links"), s.links, links);
+    ev.paint($("links"), s.links, (all) => Object.entries(all).map(link));
     ev.paint($("rooms"), [s.rooms, s.floor], () => rooms(s.rooms, s.floor));
     ev.paint($("refused"), s.refused, refused);
     ev.paint($("devices"), s.refused_by_device === undefined ? null : s.refused_by_device, devices);

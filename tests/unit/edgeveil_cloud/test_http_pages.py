@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,20 +12,21 @@ import pytest
 
 from edgeveil.pages.assets import CONTENT_POLICY
 from edgeveil.transport.http import serve
-from edgeveil.transport.listener import ListenAt
+from edgeveil.transport.listener import ListenAt, server_context
 from edgeveil_cloud.http import make_app
 from edgeveil_cloud.http_sessions import (
     KEEP_S,
     MOST_SESSIONS,
     TRIES,
     TRIES_S,
+    BrowserSessions,
     FailedTries,
-    Sessions,
 )
 from edgeveil_cloud.http_token import Scope, TokenFolder, rotate_token
 from edgeveil_cloud.pages import files, routes
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import ExchangeRecord
+from tests.kits.certificates import Authority
 from tests.kits.cloud_control import idle_control
 
 TOKENS = {Scope.READ: "r" * 43, Scope.SUBMIT: "s" * 43, Scope.ADMIN: "t" * 43}
@@ -185,7 +187,7 @@ def test_a_session_ends_when_its_token_is_rotated(tmp_path):
 
 def test_sessions_expire_and_are_bounded():
     now = [0.0]
-    sessions = Sessions(lambda: TOKENS, lambda: now[0])
+    sessions = BrowserSessions(lambda: TOKENS, lambda: now[0])
     first, scope = sessions.begin(TOKENS[Scope.READ])
     assert scope is Scope.READ is sessions.scope(first)
     assert sessions.begin("wrong") is None
@@ -271,6 +273,40 @@ def test_a_token_in_a_header_needs_no_page():
         assert (await page.ask("POST", f"/jobs/{job}/cancel", headers=headers)).status == 200
 
     play(scenario)
+
+
+def test_over_tls_the_cookie_is_secure_and_a_certificate_is_no_sites_to_use(tmp_path):
+    authority = Authority(tmp_path)
+    server, desk = authority.issue("127.0.0.1"), authority.issue("desk")
+    context = server_context(*server, authority.cert_file)
+    at = ListenAt("127.0.0.1", tls=context)
+    mine = ssl.create_default_context(cafile=authority.cert_file)
+    mine.load_cert_chain(*desk)
+
+    async def run():
+        store = Store()
+        job = store.submit_job("a", b"", bytes(32)).id
+        clients = {"desk": Scope.SUBMIT}
+        app = make_app(store, control_of(store), lambda: TOKENS, at=at, clients=clients)
+        server = await serve(app, at)
+        jar, connector = aiohttp.CookieJar(unsafe=True), aiohttp.TCPConnector(ssl=mine)
+        async with aiohttp.ClientSession(
+            server.url, cookie_jar=jar, connector=connector
+        ) as session:
+            page = Page(session, server.url)
+            assert b"cloud.js" in (await page.ask("GET", "/")).body  # it needs no log-in
+            assert (await page.json("GET", "/v1/page/me"))["scope"] == "submit"
+            foreign = {"Origin": "https://evil.example"}
+            path = f"/jobs/{job}/cancel"
+            assert (await page.ask("POST", path, headers=foreign)).status == 403
+            assert (await page.ask("POST", path)).status == 200  # of a program with a certificate
+            cookie = (await page.log_in()).headers["Set-Cookie"]
+            assert cookie.startswith("__Host-edgeveil-cloud-")
+            assert "Secure" in cookie
+        await server.stop()
+        store.close()
+
+    asyncio.run(run())
 
 
 def test_another_sites_name_that_leads_to_this_machine_shows_nothing():
@@ -415,13 +451,37 @@ def test_watchers_are_bounded_and_the_gone_cost_nothing(monkeypatch):
             await told(), await also()
             assert (await page.ask("GET", "/v1/page/stream")).status == 503
         async with asyncio.timeout(20):
-            while True:
-                async with page._session.get("/v1/page/stream") as answer:
-                    if answer.status == 200:
-                        break
+            while (await status_alone(page)) == 503:
                 await asyncio.sleep(0.05)
 
     play(scenario)
+
+
+def test_who_takes_nothing_is_hung_up_on(monkeypatch):
+    monkeypatch.setattr(routes, "MOST_WATCHERS", 1)
+    monkeypatch.setattr(routes, "SLOW_S", 0.2)
+
+    async def scenario(page, store):
+        for _ in range(200):  # far more than what waits in a connection
+            job = store.submit_job("a", b"", bytes(32), queue_limit=1000).id
+            store.set_status(job, "cancelled", "y" * 50_000)
+        host, port = page.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1)
+        token = f"Authorization: Bearer {TOKENS[Scope.READ]}"
+        writer.write(f"GET /v1/page/stream HTTP/1.1\r\nHost: {host}\r\n{token}\r\n\r\n".encode())
+        assert await reader.readexactly(12) == b"HTTP/1.1 200"
+        await page.log_in(Scope.READ)
+        async with asyncio.timeout(20):
+            while (await status_alone(page)) == 503:
+                await asyncio.sleep(0.05)
+        writer.close()
+
+    play(scenario)
+
+
+async def status_alone(page):
+    async with page._session.get("/v1/page/stream") as answer:
+        return answer.status
 
 
 def test_a_stream_ends_with_the_session_that_it_was_opened_by(monkeypatch):
@@ -442,13 +502,16 @@ def test_a_job_is_told_as_a_page_and_again_when_it_changed():
         job = run_job(store, HOSTILE[:60])
         await page.log_in(Scope.READ)
         path = f"/v1/page/jobs/{job.replace('/', '%2F')}"
-        view = await page.json("GET", path)
+        view = (await page.json("GET", path))["view"]
         assert view["title"] == HOSTILE[:60]  # text: the browser never reads it as markup
         assert view["badge"]["text"] == "running"
         assert {"accuracy", "rounds", "events"} <= {one["id"] for one in view["sections"]}
         store.set_status(job, "failed", "it broke")
-        again = await page.json("GET", path)
-        assert again["badge"]["text"] == "failed"
+        async with asyncio.timeout(60):  # it is not made anew at once, and says when
+            while (again := await page.json("GET", path))["again_s"]:
+                assert again["view"] == view
+                await asyncio.sleep(again["again_s"])
+        assert again["view"]["badge"]["text"] == "failed"
         assert (await page.ask("GET", "/v1/page/jobs/none")).status == 404
 
     play(scenario)

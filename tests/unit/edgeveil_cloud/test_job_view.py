@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from edgeveil.jobs import compile_job, load_job
-from edgeveil_cloud.job_course import KEPT_EVENTS, JobCourse
-from edgeveil_cloud.job_view import JobFacts, facts_of_plan, job_view
+from edgeveil_cloud.job_history import KEPT_EVENTS, JobHistory
+from edgeveil_cloud.job_view import JobDetails, facts_of_plan, job_view
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import ExchangeRecord
 from tests.kits.job_events import broadcast, committed, course
@@ -74,7 +74,7 @@ def test_a_claimed_method_gets_no_epsilon_anywhere():
 
 def test_events_may_come_one_by_one_or_twice(planned):
     facts, events = replace(planned, status="running"), course(5)
-    one_by_one = JobCourse()
+    one_by_one = JobHistory()
     for event in events:
         one_by_one.take(event)
         job_view(facts, one_by_one)  # what is shown meanwhile changes nothing
@@ -99,7 +99,7 @@ def test_a_thousand_rounds_stay_small(planned):
             if number and number % 200 == 0
             else None
         )
-    course_of_it = JobCourse()
+    course_of_it = JobHistory()
     course_of_it.take_all(events)
     view = job_view(replace(planned, status="running"), course_of_it)
     assert len(json.dumps(view)) < 250_000
@@ -166,7 +166,7 @@ def test_figures_of_a_classifier_are_shown_where_there_are_some(planned):
     assert part(view, "figures", "heat")["values"] == [[4, 0], [3, 3]]
     assert part(view, "figures", "table")["rows"][1] == ["1", "–", "0.500", "0.500", "6"]
     names = [one["name"] for one in part(view, "figures", "lines")["series"]]
-    assert names == ["balanced accuracy", "macro-F1"]
+    assert names == ["balanced accuracy", "macro-F1", "ε training by plan, per record"]
     assert part(view, "figures", "lines", 1)["label"] == "Calibration: expected error 0.125"
     assert "2 records got no usable probability" in json.dumps(view)
     assert "Class by class" not in json.dumps(job_view(planned, course(2)))
@@ -186,10 +186,10 @@ def test_the_view_of_an_entry_of_the_store(planned):
     job = load_job(JOBS / "quickstart.yaml")
     store = Store()
     entry = store.submit_job(job.job, job.canonical(), job.digest())
-    facts = JobFacts.of_entry(entry)
+    facts = JobDetails.of_entry(entry)
     assert (facts.name, facts.id, facts.status) == ("quickstart", entry.id, "queued")
     assert facts.privacy == planned.privacy and facts.exchanges == 17
-    broken = JobFacts.of_entry(replace(entry, canonical=b"{}", name="<b>"))
+    broken = JobDetails.of_entry(replace(entry, canonical=b"{}", name="<b>"))
     view = job_view(broken, [committed(1, 0, 1)])
     assert view["title"] == "<b>" and view["cards"][1] == []
     assert "ε =" not in json.dumps(view, ensure_ascii=False)

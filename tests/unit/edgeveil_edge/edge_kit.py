@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,14 +53,15 @@ def job(**changes: Any) -> Job:
     return Job.model_validate({**plain, **changes})
 
 
-def final_model(dimension: int = 4, classes: int = 3) -> bytes:
+def final_model(classes: int = 3, shape: tuple[int, ...] = (4,)) -> bytes:
     """A release of such a job, self-contained."""
+    dimension = math.prod(shape)
     weights = {
         "centre": np.zeros(dimension, np.float32),
         "radius": np.ones(1, np.float32),
         "weight": np.eye(dimension, classes, dtype=np.float32),
     }
-    return bake(build_graph(Identity(IdentityParameters()), (dimension,), classes), weights)
+    return bake(build_graph(Identity(IdentityParameters()), shape, classes), weights)
 
 
 def site(folder: Path, **changes: Any) -> EdgeSite:

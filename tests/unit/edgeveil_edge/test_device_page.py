@@ -3,7 +3,6 @@
 import http.client
 import io
 import json
-import re
 import stat
 from contextlib import contextmanager
 
@@ -13,12 +12,15 @@ from PIL import Image
 from pydantic import ValidationError
 
 from edgeveil.crypto.keys import SigningKey
+from edgeveil.data.schema import DataSchema, schema_metadata
 from edgeveil.errors import UsageError
+from edgeveil.parts.models.softmax_head import described
 from edgeveil.privacy.laplace_mechanism import softmax_event
-from edgeveil.privacy.ledger import LEDGER_FILE
+from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.sites.edge import InferenceHttp, OwnerPage
 from edgeveil_edge import page as page_module
+from edgeveil_edge import spending
 from edgeveil_edge.control import ask
 from edgeveil_edge.page import TOKEN_FILE
 from edgeveil_tools.cli import main
@@ -146,6 +148,23 @@ def test_a_token_that_others_can_read_lets_nobody_in(own):
         path.chmod(0o644)
         status, told = client.post("/login", json.dumps({"token": path.read_text()}).encode())
         assert (status, told["what"]) == (400, "can be read by others")
+
+    opened(own, work)
+
+
+def test_another_token_ends_what_the_one_before_let_in(own):
+    def work(client, _process):
+        client.log_in()
+        path = own.state_dir / TOKEN_FILE
+        before = path.read_text()
+        with client.events() as values:
+            next(values)
+            path.unlink()
+            assert list(values) == []
+        assert client.post("/login", json.dumps({"token": before}).encode())[0] == 401
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.read_text() != before
+        client.log_in()
+        assert client.state()["name"] == own.name
 
     opened(own, work)
 
@@ -290,6 +309,26 @@ def test_it_shows_what_the_ledger_says_the_conditions_and_the_release(own):
     opened(own, work, replace(WELL, charge=(50.0, False)))
 
 
+def test_the_ledger_is_read_when_it_changed_and_not_for_each_look(own, monkeypatch):
+    reads = []
+
+    def counted(path):
+        reads.append(path)
+        return read_ledger(path)
+
+    def work(client, process):
+        monkeypatch.setattr(spending, "read_ledger", counted)
+        client.log_in()
+        for links in (0, 1):
+            assert [client.state()["ledger"]["links"] for _ in range(3)] == [links] * 3
+            if not links:
+                request = JobRequest(JOB.hex(), 1e-5, (softmax_event(10, 4.0),))
+                process.device.ledger.open_job(request, Limits(10, 50, 1e-4, 100))
+        assert len(reads) == 2
+
+    opened(own, work)
+
+
 def test_a_broken_ledger_is_told_and_the_page_goes_on(own):
     def work(client, process):
         client.log_in()
@@ -391,7 +430,7 @@ def test_records_in_each_form_are_answered_and_leave_nothing_behind(own):
         (b"\x93NUMPY\x01\x00", "application/x-npy", "is not a readable NPY array"),
         (saved(np.save, np.array([{}], object)), "application/x-npy", "not numbers"),
         (b"PK\x03\x04", "application/x-npz", "is not a readable NPZ array"),
-        (b"\x89PNG", "image/png", "where the device's own data are pictures"),
+        (b"\x89PNG", "image/png", "does not say what it makes of them"),
         (b"<html>", "text/html", "this kind of file is not taken"),
     ],
 )
@@ -405,22 +444,49 @@ def test_what_holds_no_records_is_refused_in_words(own, content, kind, said):
     opened(own, work)
 
 
-def test_a_picture_is_read_where_the_device_holds_pictures(own, tmp_path):
-    images = {"size": (2, 2), "colours": "grey", "classes": ("cat", "dog", "cow")}
-    data = {"name": "bench", "source": "images", "path": tmp_path, "images": images}
-    pictures = site(tmp_path, data=data).model_copy(update={"page": own.page})
+def with_schema(**form):
+    """A model of four numbers, or of what the schema makes of its columns or pictures."""
+    label = {"classes": ("cat", "dog", "cow"), **({"column": "what"} if "columns" in form else {})}
+    plain = {"origin": "public", "label": label}
+    schema = DataSchema.model_validate({**plain, **form})
+    return described(final_model(shape=schema.input_shape), schema_metadata(schema))
 
+
+def test_pictures_are_read_as_the_model_s_schema_says(own):
     def work(client, process):
-        process.device.host.releases.install("boxed", final_model(), {})
+        onnx = with_schema(image={"size": (2, 2)})
+        process.device.host.releases.install("boxed", onnx, {})
         client.log_in()
+        model = client.ask("GET", "/model")[1]
+        assert (model["pictures"], model["classes"]) == (True, ["cat", "dog", "cow"])
         pixels = Image.fromarray(np.array([[0, 200], [0, 0]], np.uint8))
         status, told = client.post("/try", saved(pixels.save, "png"), Content_Type="image/png")
         assert status == 200, told
-        assert told["predictions"][0]["label"] == 1
+        (found,) = told["predictions"]
+        assert (found["name"], told["classes"]) == ("dog", ["cat", "dog", "cow"])
+        assert "file" not in found
         status, told = client.post("/try", b"\x89PNG", Content_Type="image/png")
-        assert status == 400 and re.search("picture cannot be read", told["what"])
+        assert told["predictions"] == [{"label": None}]
 
-    opened(pictures, work)
+    opened(own, work)
+
+
+def test_a_table_is_read_by_its_columns_and_its_labels_are_held_against_the_answers(own):
+    columns = [{"name": name, "number": (0, 9)} for name in ("a", "b", "c", "d")]
+
+    def work(client, process):
+        process.device.host.releases.install("boxed", with_schema(columns=tuple(columns)), {})
+        client.log_in()
+        assert client.ask("GET", "/model")[1]["columns"] == ["a", "b", "c", "d"]
+        table = b"d,c,b,a,what\n0,0,9,0,dog\n0,0,0,9,dog\n"
+        status, told = client.post("/try", table, Content_Type="text/csv")
+        assert status == 200, told
+        assert [one["name"] for one in told["predictions"]] == ["dog", "cat"]
+        assert told["accuracy"] == 0.5
+        status, told = client.post("/try", b"a,b\n1,2\n", Content_Type="text/csv")
+        assert status == 400 and "tmp" not in str(told)
+
+    opened(own, work)
 
 
 def test_a_stop_does_not_wait_for_watchers(own):

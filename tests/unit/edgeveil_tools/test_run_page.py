@@ -15,7 +15,7 @@ from edgeveil_cloud import job_view
 from edgeveil_tools.local import run_page
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.run_log import RunEvents
-from edgeveil_tools.local.run_page import MOST_WATCHERS, RunPage
+from edgeveil_tools.local.run_page import MOST_WATCHERS, RunPage, way_in
 from tests.kits.browser import PHONE, browser
 from tests.kits.job_events import broadcast, committed, course
 
@@ -107,6 +107,16 @@ def test_another_name_than_this_machines_is_refused_with_the_right_cookie(page):
     for host in ("evil.example", f"evil.example:{port}", "192.0.2.1", "127.0.0.1.evil.example"):
         assert get(url, "/", Cookie=cookie, Host=host).status == 403
     assert get(url, "/", Cookie=cookie, Host=f"localhost:{port}").status == 200
+
+
+def test_a_browser_is_led_there_without_the_address_in_its_command_line(page):
+    url = page.start()
+    with way_in(url) as path, browser() as chromium:
+        assert path.parent.stat().st_mode & 0o077 == 0
+        assert page._secret not in path.as_uri()
+        chromium.open(path.as_uri())
+        chromium.wait("location.pathname === '/' && document.getElementById('live')")
+    assert not path.exists()
 
 
 def test_only_looking_is_possible(page):

@@ -257,6 +257,17 @@ def test_all_job_files_are_checked_before_the_first_one_runs(tmp_path, nowhere):
     assert not (tmp_path / "t").exists()
 
 
+def test_each_run_of_a_table_is_logged(tmp_path, capsys):
+    path, out = str(job_file(tmp_path)), str(tmp_path / "t")
+    line = ["table", path, "--seeds", "1", "--out", out, "--track"]
+    assert main([*line, "neptune:x"]) == 2
+    assert "unknown scheme 'neptune'" in capsys.readouterr().err
+    assert not (tmp_path / "t").exists()
+    assert main([*line, f"tensorboard:{tmp_path}/board"]) == 0
+    (logged,) = (tmp_path / "board").iterdir()
+    assert (logged / "result.json").is_file()
+
+
 def test_the_folder_of_a_table_is_for_the_jobs_that_read_one(tmp_path, mnist, nowhere):
     paths = [job_file(tmp_path), mnist_job(tmp_path)]
     assert table(paths, TableOptions(seeds=1, out=tmp_path / "t", data=mnist)) == 0

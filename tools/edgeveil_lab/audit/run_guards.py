@@ -6,7 +6,7 @@ import io
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +21,8 @@ from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs import Job, load_job
 from edgeveil.jobs.rehearsal import made_up_records, rehearsed_answer, rehearsed_softmax
 from edgeveil.jobs.round_context import RoundContext
+from edgeveil.pages.frozen import thawed
+from edgeveil.pages.parts import rounded
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import Limits as Budget
 from edgeveil.protocol.cloud_tasks import SealRelease
@@ -39,8 +41,7 @@ from edgeveil_tools.local.job import Overrides, local_job, site_of
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.reference import train
 from edgeveil_tools.local.run import run_local
-from edgeveil_tools.report.holdings import holdings
-from edgeveil_tools.report.plots import holdings_plot
+from edgeveil_tools.report.holdings import holdings, holdings_picture
 
 if TYPE_CHECKING:
     import torch
@@ -206,12 +207,14 @@ def exact_figures(out: Path, job: Job, run: LocalRun) -> Iterator[str]:
             site.edge_state(number).mkdir(parents=True)
         curve = train(job, run, site, threading.Event())
     counts = {str(n) for n in (*held.counts.ravel(), *held.sizes) if n >= _TELLING}
-    picture = holdings_plot(held)
+    picture = holdings_picture(held)["values"]
+    drawn = [rounded(value) for value in curve]
     for path in sorted(p for p in out.rglob("*") if p.is_file()):
         text = path.read_bytes().decode("utf-8", "replace")
-        if picture in text:
+        values = list(_values(path, text))
+        if any(_lists(picture, value) for value in values):
             yield f"who holds what in {path.name}"
-        if any(_lists(curve, value) for value in _values(path, text)):
+        if any(_lists(curve, value) or _lists(drawn, value) for value in values):
             yield f"the curve without noise in {path.name}"
         if path.suffix in (".json", ".jsonl", ".log") and counts & set(_NUMBER.findall(text)):
             yield f"counts of records in {path.name}"
@@ -222,15 +225,17 @@ def _values(path: Path, text: str) -> Iterator[Any]:
         yield json.loads(text)
     elif path.suffix == ".jsonl":
         yield from map(json.loads, text.splitlines())
+    elif path.suffix == ".html":
+        yield thawed(text)
 
 
-def _lists(curve: list[float], value: Any) -> bool:
-    """Whether the curve stands somewhere inside, as a list."""
+def _lists(wanted: Sequence[Any], value: Any) -> bool:
+    """Whether this list stands somewhere inside."""
     if isinstance(value, dict):
-        return any(_lists(curve, inner) for inner in value.values())
+        return any(_lists(wanted, inner) for inner in value.values())
     if not isinstance(value, list):
         return False
-    return value == curve or any(_lists(curve, inner) for inner in value)
+    return value == wanted or any(_lists(wanted, inner) for inner in value)
 
 
 def _own_file_job(folder: Path, rounds: int) -> Path:

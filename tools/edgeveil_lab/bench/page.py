@@ -70,15 +70,15 @@ def played(store: Store, name: str, plan: Plan, rounds: int, *, end: bool = Fals
 
 
 def commit(store: Store, job: str, plan: Plan, index: int) -> None:
-    """One exchange: `_EVENTS_A_ROUND` events."""
-    exchange = plan.exchange(1 + (index - 1) % len(plan.exchanges))
-    label = f"round {index}"
+    """One exchange, `_EVENTS_A_ROUND` events; past the job's last one as many as wanted follow."""
+    exchange, whole = plan.exchange(1 + (index - 1) % len(plan.exchanges)), len(plan.exchanges)
+    phase, number = (exchange.phase, exchange.number) if index <= whole else ("train", index)
+    label = exchange.label if index <= whole else f"round {index}"
     store.announce(job, {"kind": "round", "selected": 20, "round": label})
     store.append_event(job, "batch", {"round": index, "uploads": 20})
-    accuracy = 0.95 - 0.5 / (1 + 0.2 * index)
-    record = ExchangeRecord(
-        index, "train", index, 1, 20, accuracy, None, 0.7, {"cloud_out": 14344, "cloud_in": 52160}
-    )
+    accuracy = 0.95 - 0.5 / (1 + 0.2 * number) if number else None
+    moved = {"cloud_out": 14344, "cloud_in": 52160}
+    record = ExchangeRecord(index, phase, number, 1, 20, accuracy, None, 0.7, moved)
     priced = exchange_event(ExchangeRecord(exchange.index, "train", 0, 1, 20), plan, _TIMELINE)
     told = {**exchange_event(record, plan, _TIMELINE), "epsilon": priced["epsilon"]}
     told |= {"declined": 0, "accepted": 20, "refused": {}, "clusters": None, "mean_softmax": None}

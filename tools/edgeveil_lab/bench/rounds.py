@@ -21,8 +21,8 @@ from threadpoolctl import threadpool_limits
 
 from edgeveil.data.records import Records
 from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.parts.exchange import Exchange
-from edgeveil.parts.features import read_backbones
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.testing import MemoryFleet
 from edgeveil_tools.local.children import scratch
@@ -72,7 +72,7 @@ def faithful(job: Job, run: LocalRun, rounds: int) -> Iterator[Seconds]:
 
 def processes(job: Job, run: LocalRun, rounds: int) -> Iterator[Seconds]:
     """The same of the rounds alone, a worker for each processor."""
-    given = tuple(read_backbones(job.features).values())
+    given = tuple(read_artifacts(job).values())
     found: list[Seconds] = []
     with scratch(keep=False, in_memory=True) as folder:
         site = site_of(job, run, folder)

@@ -16,8 +16,9 @@ import yaml
 
 from edgeveil.errors import INTERRUPTED, JobFailed, UsageError
 from edgeveil.jobs import compile_job, load_job
+from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.jobs.job import Job
-from edgeveil.parts.features import MapParameters, read_backbones
+from edgeveil.parts.features import MapParameters
 from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.sources import published_files
 from edgeveil.privacy.guarantee import guarantee_text
@@ -223,7 +224,7 @@ def settings_of(job: Job) -> str:
     maps = " + ".join(Path(getattr(one, "file", None) or one.name).stem for one in job.features)
     weights = [one.weight for one in job.features if isinstance(one, MapParameters)]
     shares = f" ({' : '.join(f'{one:g}' for one in weights)})" if len(weights) > 1 else ""
-    plan = compile_job(job).with_artifacts(read_backbones(job.features))
+    plan = compile_job(job).with_artifacts(read_artifacts(job))
     values = job.train.model_dump(mode="json", exclude={"method", "rounds"}, exclude_none=True)
     return "; ".join(
         (

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edgeveil.errors import ConfigError, DataError, UsageError
 from edgeveil.parts.features.onnx import cached_backbone, opened, read_backbone, sha256_hex
+from edgeveil.parts.models.state_dict import packed_state_dict, unpacked
 from edgeveil.settings.file import parsed, read
 
 _FRACTIONS = 10
@@ -63,6 +64,27 @@ class BackboneFacts:
     features: int
     size_bytes: int
 
+    @property
+    def form(self) -> str:
+        """What it takes and gives, for a person."""
+        return f"takes {list(self.input_shape)}, gives {self.features} features"
+
+
+@dataclass(frozen=True)
+class WeightFacts:
+    """What is known of a state_dict; digest and size are those of the form that jobs name."""
+
+    path: str
+    sha256: str
+    tensors: int
+    values: int
+    size_bytes: int
+
+    @property
+    def form(self) -> str:
+        """What it holds, for a person."""
+        return f"{self.values:,} values in {self.tensors} tensor{'s' * (self.tensors > 1)}"
+
 
 def train(
     path: Path,
@@ -97,6 +119,14 @@ def facts(path: Path) -> BackboneFacts:
     return BackboneFacts(
         str(path), sha256_hex(graph), form.input_shape, form.output_dim, len(graph)
     )
+
+
+def weight_facts(path: Path) -> WeightFacts:
+    """Digest and size of a state_dict, checked as a job's. Raises DataError."""
+    packed = packed_state_dict(path)
+    found = unpacked(packed)
+    values = sum(array.size for array in found.values())
+    return WeightFacts(str(path), sha256_hex(packed), len(found), values, len(packed))
 
 
 def ensure_cached(name: str, say: Callable[[str], None]) -> Path:

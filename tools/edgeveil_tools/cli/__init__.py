@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import errno
 import os
+import re
 import shlex
 import signal
 import sys
@@ -46,7 +47,7 @@ first steps:
 Handler = Callable[[argparse.Namespace], int]
 
 _GROUPS = {
-    "learn": ("init", "plan", "run", "report", "table", "compare", "predict"),
+    "learn": ("init", "plan", "run", "report", "table", "compare", "predict", "serve"),
     "data, models and what a job may name": ("validate", "schema", "methods", "data", "backbone"),
     "watch and steer jobs": ("job", "releases"),
     "run the processes": ("broker", "cloud", "proxy", "edge", "health"),
@@ -112,7 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not hasattr(args, "handler"):
         top.print_help()
         return UsageError.exit_code
-    args.command_line = shlex.join(["edgeveil", *(sys.argv[1:] if argv is None else argv)])
+    line = shlex.join(["edgeveil", *(sys.argv[1:] if argv is None else argv)])
+    args.command_line = re.sub(r"://[^/@\s]+@", "://…@", line)  # a URL may hold a password
     lifeline.watch()
     try:
         with needs_extra(args.extra):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -76,6 +77,11 @@ def print_audit(entries: Iterable[Mapping[str, Any]], *, as_json: bool) -> None:
             print(f"{entry['number']:>4}  {entry['time']}  {entry['action']:<8} {what}".rstrip())
 
 
+def say_next(line: str) -> None:
+    """The command that most people go on with; beside what a script may read."""
+    print(f"Next: {line}", file=sys.stderr)
+
+
 def load_edge(path: Path) -> EdgeSite:
     """A device's site file; from then on the process takes the plug-ins that its owner allows."""
     from edgeveil import plugins
@@ -88,6 +94,17 @@ def load_edge(path: Path) -> EdgeSite:
 
 def _article(kind: str) -> str:
     return f"an {kind}" if kind == "edge" else f"a {kind}"
+
+
+def add_track(parser: argparse.ArgumentParser) -> None:
+    """`--track`: where figures go besides."""
+    parser.add_argument(
+        "--track",
+        action="append",
+        default=[],
+        metavar="WHERE",
+        help="log to mlflow:URI, tensorboard:DIR or wandb-offline:DIR too; may be said again",
+    )
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:

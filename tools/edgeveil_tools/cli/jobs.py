@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeveil.errors import JobFailed, UsageError
-from edgeveil_tools.cli.common import Subparsers, command, load_as
+from edgeveil_tools.cli.common import Subparsers, add_track, command, load_as
 from edgeveil_tools.release_text import release_lines
 
 if TYPE_CHECKING:
@@ -82,11 +82,12 @@ def add(commands: Subparsers) -> None:
     )
     cancel = command(parts, "cancel", "cancel a job that has not ended")
     fetch = _add_fetch(parts)
+    track = _add_tracking(parts)
     for one in (show, watch, resume, cancel, fetch):
         one.add_argument("id", metavar="ID", help="a job's id, see `job list`")
     for one in (listed, watch):
         one.add_argument("--json", action="store_true", help="one JSON object a line")
-    for one in (submit, listed, show, watch, resume, cancel, fetch):
+    for one in (submit, listed, show, watch, resume, cancel, fetch, track):
         add_cloud(one)
     submit.set_defaults(handler=_submit, extra="client")
     listed.set_defaults(handler=_list, extra="client")
@@ -112,6 +113,47 @@ def _add_fetch(parts: Subparsers) -> argparse.ArgumentParser:
         "--out", type=Path, metavar="FILE", help="FILE.onnx or FILE.safetensors; default ID.onnx"
     )
     return fetch
+
+
+def _add_tracking(parts: Subparsers) -> argparse.ArgumentParser:
+    track = command(
+        parts,
+        "track",
+        "log a cloud's jobs to MLflow, TensorBoard or Weights & Biases",
+        about=(
+            "Follows every job that has not ended, and those that are submitted later, until\n"
+            "Ctrl-C: parameters, both guarantees, figures by round, the job's text and the model\n"
+            "(which takes a token for submitting). `edgeveil cloud --track` starts it by itself."
+        ),
+        examples="edgeveil job track --config site/cloud.yaml --track mlflow:http://mlflow:5000",
+    )
+    add_track(track)
+    track.add_argument(
+        "--kept", type=Path, metavar="FILE", help="names the jobs under way, to go on with them"
+    )
+    track.set_defaults(handler=_track, extra="track")
+    return track
+
+
+def _track(args: argparse.Namespace) -> int:
+    import signal
+    import threading
+
+    from edgeveil_tools.tracking.follow import JobFollower
+    from edgeveil_tools.tracking.tracker import EXAMPLES, TrackTarget
+
+    if not args.track:
+        fix = f"add --track {EXAMPLES[0]}"
+        raise UsageError("nowhere to log to", where="edgeveil job track", fix=fix)
+    targets, stop = [TrackTarget.parse(one) for one in args.track], threading.Event()
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    JobFollower(cloud_of(args), targets, say, args.kept).run(stop)
+    return 0
 
 
 def add_cloud(one: argparse.ArgumentParser) -> None:
@@ -238,13 +280,13 @@ def submit(
     says which stage of the job would fail, by made-up records, where the cloud's libraries are
     there; else the cloud says so, without the line.
     """
-    from edgeveil.parts.features import read_backbones
+    from edgeveil.jobs.artifacts import read_artifacts
     from edgeveil_tools.checks import plan_of, rehearse
     from edgeveil_tools.local.job import submitted
 
     plan = plan_of(path)
     rehearse(plan, path, needed=False)  # the file's problems are told before any cloud is asked
-    backbones = read_backbones(plan.job.features)
+    backbones = read_artifacts(plan.job)
     cloud = _once_it_answers(connect, wait_s)
     job = cloud.submit_yaml(submitted(plan.job), backbones.values())
     print(job, flush=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeveil.errors import UsageError
-from edgeveil_tools.cli.common import Subparsers, add_engine, command
+from edgeveil_tools.cli.common import Subparsers, add_engine, add_track, command
 
 if TYPE_CHECKING:
     from edgeveil_lab.load.bare.options import Mode
@@ -96,7 +96,12 @@ def _add_table(commands: Subparsers) -> None:
     table.add_argument(
         "--seeds", type=int, default=3, metavar="N", help="runs of each job, default 3"
     )
-    table.add_argument("--data", type=Path, metavar="DIR", help="folder of a published set's files")
+    table.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="folder of a published set's files, or those that jobs with data.schema name",
+    )
     table.add_argument(
         "--out", type=Path, default=Path("out/table"), metavar="DIR", help="default out/table"
     )
@@ -107,6 +112,7 @@ def _add_table(commands: Subparsers) -> None:
         " records it is a figure without any protection",
     )
     add_engine(table)
+    add_track(table)
     table.add_argument("--force", action="store_true", help="run completed seeds again")
     table.add_argument("--json", action="store_true", help="print table.json, progress to stderr")
     table.set_defaults(handler=_table, extra="lab")
@@ -124,6 +130,7 @@ def _table(args: argparse.Namespace) -> int:
         reference=args.reference,
         engine=args.engine,
         ray_address=args.address,
+        track=tuple(args.track),
         command=args.command_line,
     )
     return table(args.jobs, asked)

@@ -8,10 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeveil_tools.cli.common import Subparsers, add_engine, command
-
-if TYPE_CHECKING:
-    pass
+from edgeveil_tools.cli.common import Subparsers, add_engine, add_track, command, say_next
 
 if TYPE_CHECKING:
     from edgeveil.jobs import Job, Plan
@@ -89,6 +86,37 @@ def add(commands: Subparsers) -> None:
         help="use what `edgeveil edge personalise` made of the release on this box",
     )
     predict.set_defaults(handler=_predict, extra="infer")
+    _add_serve(commands)
+
+
+def _add_serve(commands: Subparsers) -> None:
+    serve = command(
+        commands,
+        "serve",
+        "answer programs of this machine with a released model",
+        about=(
+            'POST /v1/predict takes {"record": […]}, or {"record": {"age": 39, …}} where the job\n'
+            "had a schema; GET /v1/model says what it takes. On a loopback address alone.\n"
+            "A device serves its release itself, with `inference:` in its site file."
+        ),
+        examples=(
+            "edgeveil serve out/quickstart/model.onnx\nedgeveil serve site/state/edge-1 --port 8720"
+        ),
+    )
+    serve.add_argument("model", type=Path, metavar="MODEL", help="ONNX file, or state folder")
+    serve.add_argument("--port", type=int, default=8710, metavar="N", help="TCP port; default 8710")
+    serve.set_defaults(handler=_serve, extra="infer")
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from edgeveil.errors import UsageError
+    from edgeveil_edge.serve import serve
+
+    if not 1 <= args.port < 1 << 16:
+        raise UsageError(
+            f"must be in 1..65535, got {args.port}", where="--port", fix="leave it out"
+        )
+    return serve(args.model, args.port)
 
 
 def _add_plan(commands: Subparsers) -> None:
@@ -124,7 +152,10 @@ def _plan(args: argparse.Namespace) -> int:
     asked = PlanOptions(
         devices=args.devices, seeds=args.seeds, larger=not args.no_larger, as_json=args.json
     )
-    return plan_command(args.job, asked)
+    code = plan_command(args.job, asked)
+    if not code and not args.json:
+        say_next(f"edgeveil run {args.job}")
+    return code
 
 
 def _add_run(commands: Subparsers) -> None:
@@ -173,6 +204,7 @@ def _add_run(commands: Subparsers) -> None:
         help="train the noise-free reference beside it, and draw who holds what; default: for a"
         " published set, of own records these are figures without any protection",
     )
+    add_track(run)
     run.add_argument(
         "--record", action="store_true", help="keep what the cloud sees, for edgeveil attack"
     )
@@ -252,6 +284,7 @@ def _run(args: argparse.Namespace) -> int:
         page=args.open or (not args.json if args.page is None else args.page),
         browse=args.open,
         force=args.force,
+        track=args.track,
         command=args.command_line,
     )
 
@@ -278,6 +311,8 @@ def _validate(args: argparse.Namespace) -> int:
         else:
             _print_sound(path, kind, plan, job if args.show else None)
             print("".join(f"  records: {note}\n" for note in notes), end="")
+            if job is not None and job.local_run is not None and len(args.files) == 1:
+                say_next(f"edgeveil plan {path}")
     return code
 
 
@@ -339,4 +374,6 @@ def _predict(args: argparse.Namespace) -> int:
     if found.errors is not None:
         errors = f"MAE {found.errors['mae']:.6g}, RMSE {found.errors['rmse']:.6g}"
         print(f"{errors} on the records that have a label, clipped to the range")
+    if args.model.is_file():
+        say_next(f"edgeveil serve {args.model}")
     return 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from edgeveil_tools.cli.common import Subparsers, command
 
 if TYPE_CHECKING:
-    from edgeveil_tools.backbone.command import BackboneFacts
+    from edgeveil_tools.backbone.command import BackboneFacts, WeightFacts
 
 
 def add(commands: Subparsers) -> None:
@@ -62,8 +62,13 @@ def _add_backbone(commands: Subparsers) -> None:
     backbone = command(
         commands,
         "backbone",
-        "train the public encoders, look at a backbone",
-        examples=("edgeveil backbone train pictures\nedgeveil backbone show model.onnx --json"),
+        "train the public encoders, export or look at a backbone",
+        examples=(
+            "edgeveil backbone train pictures\n"
+            "edgeveil backbone export --from mypackage.models:Encoder --weights encoder.pt"
+            " --input-shape 1,28,28 --out encoder.onnx\n"
+            "edgeveil backbone show model.onnx --json"
+        ),
     )
     parts = backbone.add_subparsers(title="sub-commands", metavar="SUB-COMMAND", required=True)
     train = command(
@@ -93,13 +98,49 @@ def _add_backbone(commands: Subparsers) -> None:
     show = command(
         parts,
         "show",
-        "print a backbone's digest, shapes and size",
-        about="Checks an ONNX file as a job does that names it.",
+        "print the digest and shapes of a backbone, or the digest and size of weights",
+        about=(
+            "Checks an ONNX file, or a state_dict (.safetensors, .pt), as a job does that names it."
+        ),
         examples="edgeveil backbone show ~/.cache/edgeveil/backbones/digits.onnx",
     )
-    show.add_argument("file", type=Path, metavar="FILE", help="ONNX file, `digits` or `pictures`")
+    show.add_argument(
+        "file", type=Path, metavar="FILE", help="ONNX file, state_dict, `digits` or `pictures`"
+    )
     show.set_defaults(handler=_show, extra="infer")
-    for part in (train, show):
+    export = command(
+        parts,
+        "export",
+        "write a torch.nn.Module as the ONNX file of a frozen backbone",
+        about=(
+            "Calls module:function without arguments, loads the weights, traces it in eval mode.\n"
+            "Its outputs are the features. The code runs here alone: devices run the ONNX file."
+        ),
+        examples=(
+            "edgeveil backbone export --from mypackage.models:Encoder --weights encoder.pt"
+            " --input-shape 1,28,28 --out encoder.onnx"
+        ),
+    )
+    export.add_argument(
+        "--from",
+        dest="function",
+        required=True,
+        metavar="MODULE:FUNCTION",
+        help="what gives the module, a class or a function, installed or in this folder",
+    )
+    export.add_argument(
+        "--weights", type=Path, metavar="FILE", help="state_dict, .safetensors or .pt; else its own"
+    )
+    export.add_argument(
+        "--input-shape",
+        required=True,
+        type=_shape,
+        metavar="N,N,...",
+        help="shape of one record, without the batch axis, as 1,28,28",
+    )
+    export.add_argument("--out", required=True, type=Path, metavar="FILE", help="the ONNX file")
+    export.set_defaults(handler=_export)
+    for part in (train, show, export):
         part.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -124,20 +165,39 @@ def _train(args: argparse.Namespace) -> int:
     return 0
 
 
-def _show(args: argparse.Namespace) -> int:
-    from edgeveil.parts.features.onnx import backbone_path
-    from edgeveil_tools.backbone.command import facts
+def _shape(text: str) -> tuple[int, ...]:
+    sides = tuple(int(side) for side in text.split(","))
+    if min(sides) < 1:
+        raise ValueError(text)
+    return sides
 
-    _print(facts(backbone_path(str(args.file), Path.cwd())), as_json=args.json)
+
+def _export(args: argparse.Namespace) -> int:
+    from edgeveil_tools.backbone.export import export
+
+    found = export(args.function, args.input_shape, args.out, args.weights)
+    _print(found, as_json=args.json)
     return 0
 
 
-def _print(found: BackboneFacts, *, as_json: bool) -> None:
+def _show(args: argparse.Namespace) -> int:
+    from edgeveil.parts.features.onnx import backbone_path
+    from edgeveil.parts.models.state_dict import SUFFIXES
+    from edgeveil_tools.backbone.command import facts, weight_facts
+
+    if args.file.suffix in SUFFIXES:
+        _print(weight_facts(args.file), as_json=args.json)
+    else:
+        _print(facts(backbone_path(str(args.file), Path.cwd())), as_json=args.json)
+    return 0
+
+
+def _print(found: BackboneFacts | WeightFacts, *, as_json: bool) -> None:
     import json
     from dataclasses import asdict
 
     if as_json:
         print(json.dumps(asdict(found)))
         return
-    print(f"{found.path}: takes {list(found.input_shape)}, gives {found.features} features")
+    print(f"{found.path}: {found.form}")
     print(f"{found.size_bytes} bytes, SHA-256 {found.sha256}")

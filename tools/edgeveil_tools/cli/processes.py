@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from edgeveil.audit_log import AUDIT_FILE
 from edgeveil.errors import UsageError
-from edgeveil_tools.cli.common import Subparsers, command, load_as, load_edge, print_audit
+from edgeveil_tools.cli.common import (
+    Subparsers,
+    add_track,
+    command,
+    load_as,
+    load_edge,
+    print_audit,
+)
 
 if TYPE_CHECKING:
     from edgeveil.audit_log import OwnAuditLog
@@ -83,6 +90,7 @@ def _add_cloud(commands: Subparsers) -> None:
         ),
     )
     _config(cloud, required=False)
+    add_track(cloud)
     cloud.set_defaults(handler=_cloud, extra="cloud")
     parts = cloud.add_subparsers(title="sub-commands", metavar="SUB-COMMAND")
     token = command(
@@ -392,7 +400,12 @@ def _cloud(args: argparse.Namespace) -> int:
     site = load_as(CloudSite, args.config)
     from edgeveil_cloud.main import run
 
-    return run(site)
+    if not args.track:
+        return run(site)
+    from edgeveil_tools.tracking.beside import tracking_beside
+
+    with tracking_beside(args.config, site.state_dir, args.track):
+        return run(site)
 
 
 def _cloud_log(args: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from edgeveil.errors import UsageError
 from edgeveil_tools.cli.common import Subparsers, command
 
 _KINDS = ("classification", "images", "sensors", "loadtest")
@@ -29,18 +30,40 @@ def _add_init(commands: Subparsers) -> None:
             "  images           small grey pictures, PNG, a folder for each class\n"
             "  sensors          windows of a sensor's readings, CSV\n"
             "  loadtest         a load scenario; it needs no records\n"
-            "The records are made up by a rule: put yours in their place."
+            "The records are made up by a rule. --from drafts a job from records of your own, for\n"
+            "you to judge before anybody else sees it: a list or a range can tell of a record."
         ),
-        examples="edgeveil init\nedgeveil init images --out my-pictures",
+        examples=(
+            "edgeveil init\nedgeveil init images --out my-pictures\n"
+            "edgeveil init --from people.csv --label income --out people"
+        ),
     )
     made.add_argument("kind", choices=_KINDS, nargs="?", default="classification", metavar="KIND")
-    made.add_argument("--out", type=Path, metavar="DIR", help="default my-KIND")
+    made.add_argument("--out", type=Path, metavar="DIR", help="default my-KIND, or my-FILE")
+    made.add_argument(
+        "--from",
+        type=Path,
+        metavar="FILE",
+        dest="records",
+        help="CSV or Parquet file, or a folder of pictures, to draft the job from",
+    )
+    made.add_argument("--label", metavar="COLUMN", help="its label's column; default: a guess")
     made.set_defaults(handler=_init)
 
 
 def _init(args: argparse.Namespace) -> int:
-    from edgeveil_tools.setup.init_job import write
+    from edgeveil_tools.setup.init_job import write, write_from
 
+    if args.records is not None:
+        folder = args.out or Path(f"my-{args.records.stem}")
+        then = write_from(args.records, folder, args.label)
+        print(
+            f"wrote {folder / 'job.yaml'}: judge each list and range of its schema, then write"
+            f" origin: public. Next:\n\n  {then}"
+        )
+        return 0
+    if args.label is not None:
+        raise UsageError("names a column of no file", where="--label", fix="add --from FILE")
     folder = args.out or Path(f"my-{args.kind}")
     then = write(args.kind, folder)
     print(f"wrote {folder}; {folder / 'README.md'} says what lies there. Next:\n\n  {then}")

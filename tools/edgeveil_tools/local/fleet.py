@@ -17,7 +17,7 @@ from typing import Any
 
 from edgeveil.errors import EdgeVeilError, JobFailed
 from edgeveil.jobs import Job
-from edgeveil.parts.features import read_backbones
+from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.parts.models.softmax_head import described
 from edgeveil.protocol.beside import LEAST_BYTES
 from edgeveil_tools.cloud_client import Cloud, get_json
@@ -133,7 +133,7 @@ class FleetProcesses:
             run.reference.start()
         self._wait_for_devices(site)
         client = Cloud(site.plan.url, site.token_file)
-        submitted_id = client.submit_yaml(submitted(job), read_backbones(job.features).values())
+        submitted_id = client.submit_yaml(submitted(job), read_artifacts(job).values())
         self._follow(client, submitted_id)
         run.log.require_completed(submitted_id)
         run.keep_models(*(client.model(submitted_id, kind) for kind in ("onnx", "safetensors")))

@@ -63,7 +63,7 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
     folder = Path.cwd() if isinstance(given, Job) else Path(given).absolute().parent
     changes = {key: value for key, value in asdict(overrides).items() if value is not None}
     plain = job.model_dump(mode="json")
-    _name_backbones(job, plain)
+    _name_files(job, plain)
     run = job.local_run if isinstance(job, LocalJob) else None
     block = (run or LocalRun()).model_dump(mode="json")
     plain["local_run"] = {**block, **{k: v for k, v in changes.items() if k not in _OF_THE_JOB}}
@@ -147,15 +147,18 @@ def submitted(job: Job) -> bytes:
 def whole_job(job: Job, run: LocalRun) -> bytes:
     """The job file that says all of it, so that running it again repeats the run."""
     plain = job.model_dump(mode="json") | {"priority": job.priority}
-    _name_backbones(job, plain)
+    _name_files(job, plain)
     return _yaml({**plain, "local_run": run.model_dump(mode="json")})
 
 
-def _name_backbones(job: Job, plain: dict[str, Any]) -> None:
-    """Say in `plain` where the backbones lie: it is no part of the job, which has their digests."""
+def _name_files(job: Job, plain: dict[str, Any]) -> None:
+    """Say in `plain` where backbones and weights lie: it is no part of the job, which has their
+    digests."""
     for entry, written in zip(job.features, plain["features"], strict=True):
         if isinstance(entry, OnnxParameters):
             written["file"] = entry.file
+    if job.model is not None and job.model.state_dict is not None:
+        plain["model"]["state_dict"]["file"] = job.model.state_dict.file
 
 
 def site_of(job: Job, run: LocalRun, folder: Path, record_dir: Path | None = None) -> SitePlan:

@@ -13,8 +13,8 @@ from pydantic import Field
 from edgeveil import plugins
 from edgeveil.errors import PrivacyError
 from edgeveil.jobs import Job, KnownFleet, Plan, compile_job, job_schema, job_tree
+from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.parts.aggregation import build_rule
-from edgeveil.parts.features import backbone_digests
 from edgeveil.parts.models import python_function
 from edgeveil.parts.partitions.dealing import needs_classes
 from edgeveil.privacy.policy import Limits, check_job
@@ -284,7 +284,7 @@ def owners_policy(job: Job, run: LocalRun) -> Policy:
         update={
             "allowed_backbones": (
                 *policy.allowed_backbones,
-                *(d for d in backbone_digests(job.features) if d not in policy.allowed_backbones),
+                *(d for d in carried_digests(job) if d not in policy.allowed_backbones),
             ),
             "allowed_plugins": (
                 *policy.allowed_plugins,

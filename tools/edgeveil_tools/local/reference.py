@@ -19,8 +19,8 @@ from edgeveil.data.target import TargetRange
 from edgeveil.errors import EdgeVeilError
 from edgeveil.evaluation.figures import regression_figures
 from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.parts.exchange import TRAIN, Exchange
-from edgeveil.parts.features import read_backbones
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.parts.models.regression_head import head_values
@@ -100,7 +100,7 @@ def train(job: Job, run: LocalRun, plan: SitePlan, stop: threading.Event) -> lis
     test = held(job, run)
     if not len(test):
         return []
-    whole = compile_job(job).with_artifacts(read_backbones(job.features))
+    whole = compile_job(job).with_artifacts(read_artifacts(job))
     setting = replace(whole.setting, devices=run.devices - run.infer_only)
 
     def go_on(_exchange: Exchange) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import signal
 import sys
@@ -47,6 +48,8 @@ from edgeveil_tools.local.simulated import check_engine, checkpoint_stamp, engin
 from edgeveil_tools.result import Result, summary, write_json, write_whole, writing
 from edgeveil_tools.simulation.checkpoint import CHECKPOINT, drop_checkpoint, load_checkpoint
 from edgeveil_tools.site.brokers import choose_engine
+from edgeveil_tools.tracking.course import CLOSE_S, Tracking, tracked
+from edgeveil_tools.tracking.tracker import TrackTarget
 
 if TYPE_CHECKING:
     from edgeveil_tools.local.run_page import RunPage
@@ -59,6 +62,10 @@ FILES = (
     "model.safetensors",
     "report.html",
 )
+
+
+_INTERRUPTED_S = 5.0  # for trackers, after Ctrl-C
+_KEPT_BY_TRACKERS = ("job.yaml", "result.json", "model.onnx", "report.html")
 
 
 class RunOptions(TypedDict, total=False):
@@ -79,6 +86,7 @@ class RunOptions(TypedDict, total=False):
     keep: bool
     resume: bool
     force: bool
+    track: Sequence[str]
     report: bool
     progress: Listener
 
@@ -102,6 +110,7 @@ def run(
     keep: bool = False,
     resume: bool = False,
     force: bool = False,
+    track: Sequence[str] = (),
     report: bool = True,
     progress: Listener = unheard,
 ) -> Result:
@@ -127,6 +136,8 @@ def run(
     keep       keep keys, ledgers and stores too
     resume     go on with the simulation that was interrupted in `out`
     force      write over the result that `out` holds
+    track      where to log parameters, guarantees, figures by round and files too:
+               `mlflow:URI`, `tensorboard:DIR`, `wandb-offline:DIR`
     report     draw `report.html`
     progress   called with a RunProgress whenever something happens, and some times a second; from
                the thread that runs; what it raises ends the run
@@ -157,6 +168,7 @@ def run(
         keep=keep,
         resume=resume,
         force=force,
+        track=track,
         report=report,
         hear=progress,
     )
@@ -199,6 +211,7 @@ async def run_async(
             keep=more.get("keep", False),
             resume=more.get("resume", False),
             force=more.get("force", False),
+            track=more.get("track", ()),
             report=more.get("report", True),
             hear=more.get("progress", unheard),
             stop=stop,
@@ -250,6 +263,7 @@ def play(
     reference: bool | None = None,
     record: bool = False,
     report: bool = True,
+    track: Sequence[str] = (),
     command: str = "",
     hear: Listener = unheard,
     stop: threading.Event | None = None,
@@ -262,6 +276,7 @@ def play(
     """
     if out is not None and not (resume or force):
         require_unused(out)
+    targets = [TrackTarget.parse(one) for one in track]
     started_s = time.time()
     _say(hear, "reading the records")
     loaded, settings = local_job(job, overrides)
@@ -303,6 +318,8 @@ def play(
             fleet.progress.note(f"Privacy: {line}")
         for note in notes:
             fleet.progress.note(f"Records{'' if published else ', for your eyes'}: {note}")
+        if targets:
+            fleet.log.tracking = _tracking(targets, fleet, loaded, settings)
         failure = _played(fleet)
     if keep:
         fleet.progress.note(f"The site is kept in {site}")
@@ -317,13 +334,45 @@ def play(
     result = Result({**found, "run": run_facts}, out)
     with writing(out):
         write_json(out / "result.json", result.content)
-    if report and not interrupted:
-        _say(hear, "drawing the report")
-        dealing = (loaded, settings) if published or reference else None
-        _report(result.content, fleet.log.record.events, result.report, dealing)
+    try:
+        if report and not interrupted:
+            _say(hear, "drawing the report")
+            dealing = (loaded, settings) if published or reference else None
+            _report(result.content, fleet.log.record.events, result.report, dealing)
+    finally:
+        _hand_over(fleet, result, interrupted=interrupted)
     if failure is not None and not isinstance(failure, JobFailed | BrokerError | KeyboardInterrupt):
         failure = JobFailed(str(failure))
     return PlayedRun(result, failure)
+
+
+def _tracking(
+    targets: Sequence[TrackTarget], fleet: LocalFleet, job: Job, run: LocalRun
+) -> Tracking:
+    plain = {**job.model_dump(mode="json"), "local_run": run.model_dump(mode="json")}
+    return Tracking(targets, tracked(f"{job.job}-seed-{run.seed}", plain, fleet.log.planned))
+
+
+def _hand_over(fleet: LocalFleet, result: Result, *, interrupted: bool) -> None:
+    """What the run came to, to its trackers; what they lack is told and changes nothing."""
+    if fleet.log.tracking is None:
+        return
+    fleet.progress.doing("handing over to tracking")
+    found = {
+        "final.accuracy": result.accuracy,
+        "reference.accuracy": result.reference_accuracy,
+        "run.seconds": result.content["seconds"],
+        "run.memory_peak_bytes": result.content["memory_peak_bytes"],
+    }
+    told = fleet.log.tracking.close(
+        "cancelled" if interrupted else result.status,
+        {**result.privacy, "note": result.content["note"]},
+        {key: float(value) for key, value in found.items() if value is not None},
+        [result.folder / name for name in _KEPT_BY_TRACKERS],
+        wait_s=_INTERRUPTED_S if interrupted else CLOSE_S,
+    )
+    for line in told:
+        fleet.progress.note(line)
 
 
 def _say(hear: Listener, what: str) -> None:
@@ -444,15 +493,16 @@ def _interrupt(*_: object) -> None:
 @contextmanager
 def _served(note: Callable[[str], None], *, browse: bool) -> Iterator[RunPage]:
     """The page of a run, served; `note` is told where."""
-    from edgeveil_tools.local.run_page import RunPage
+    from edgeveil_tools.local.run_page import RunPage, way_in
 
     page = RunPage()
     address = page.start()
-    note(f"Watch it at {address}")
-    if browse:
-        webbrowser.open(address)
     try:
-        yield page
+        note(f"Watch it at {address}")
+        with way_in(address) if browse else nullcontext() as door:
+            if door:
+                webbrowser.open(door.as_uri())
+            yield page
     finally:
         page.stop()
 
@@ -468,6 +518,7 @@ def run_local(
     record: bool = False,
     resume: bool = False,
     force: bool = False,
+    track: Sequence[str] = (),
     brief: bool = False,
     page: bool = False,
     browse: bool = False,
@@ -493,6 +544,7 @@ def run_local(
             force=force,
             reference=reference,
             record=record,
+            track=track,
             command=command,
             hear=display,
             watch=shown.show if shown else unwatched,
@@ -511,4 +563,11 @@ def run_local(
         display.lines(summary(played.result.content))
         display.note(f"Files: {out}/ with {', '.join(FILES)}")
         display.note(f"Look at {played.result.report}")
+        display.note(f"Next: edgeveil predict {played.result.model} {_records_of(path, overrides)}")
     return 0
+
+
+def _records_of(path: Path, overrides: Overrides) -> str:
+    """What the job's model may be tried on: the file of the run's own records, if it has one."""
+    own = local_job(path, overrides)[1].data.path
+    return "RECORDS" if own is None else os.path.relpath(own)

@@ -16,11 +16,13 @@ from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.shuffle_amplification import shuffled
 from edgeveil.jobs.who_sees import who_sees
 from edgeveil.privacy.guarantee import up
+from edgeveil.privacy.policy import Quote
 from edgeveil.protocol.cloud_tasks import RESUME
 from edgeveil_tools.local.data import is_published
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.reference import Reference
 from edgeveil_tools.result import RunFacts, build, exchange_row, finite, privacy_of, write_whole
+from edgeveil_tools.tracking.course import Tracking
 
 _ENDS = ("job_completed", "job_failed", "job_cancelled", "job_paused")  # of a run
 
@@ -196,6 +198,7 @@ class RunLog:
         view = RunProgress(len(self.plan.exchanges), self.plan.rounds, run.devices)
         self.progress = RunReporter(view, hear)
         self._stop = stop or threading.Event()
+        self.tracking: Tracking | None = None
 
     def look(self) -> None:
         """Tell how the run stands now, as it does some times a second.
@@ -204,6 +207,8 @@ class RunLog:
         """
         if self._stop.is_set():
             raise RunStopped("the run was stopped")
+        for line in self.tracking.complaints() if self.tracking else ():
+            self.progress.note(line)
         self.progress.look()
 
     def take(self, event: dict[str, Any], reference: Reference | None = None) -> None:
@@ -232,6 +237,8 @@ class RunLog:
         self, event: dict[str, Any], reference: Reference | None, *, tell: bool = True
     ) -> None:
         self.record.take(event)
+        if self.tracking:
+            self.tracking.take(event)
         view, data = self.progress.view, event["data"]
         if event["type"] == "broadcast" and data.get("kind") == "round":
             view.selected, view.uploads, view.declined = data.get("selected"), 0, 0
@@ -265,6 +272,16 @@ class RunLog:
                 fix=f"What each party said is in {self._out / 'logs'}",
             )
 
+    @property
+    def planned(self) -> dict[str, Any]:
+        """Both guarantees of the whole plan, as `result.json` has those of what was spent."""
+        return self._plain(self._whole)
+
+    def _plain(self, quote: Quote) -> dict[str, Any]:
+        event = self.plan.softmax_event()
+        once = getattr(event, "epsilon", None)
+        return privacy_of(quote, None if once is None else float(once), event.unit)
+
     def result(
         self,
         reason: str,
@@ -280,8 +297,6 @@ class RunLog:
     ) -> dict[str, Any]:
         """The content of `result.json`; `reason` is empty when the job completed."""
         plan, run = self.plan, self._run
-        event = plan.softmax_event()
-        once = getattr(event, "epsilon", None)
         quote = plan.spent(self.record.asked if reason else None)
         return build(
             self.record,
@@ -297,7 +312,7 @@ class RunLog:
                 memory_peak_bytes=memory_peak_bytes,
                 reference=reference,
                 bytes=bytes,
-                privacy=privacy_of(quote, float(once) if once is not None else None, event.unit),
+                privacy=self._plain(quote),
                 simulated=simulated,
                 engine=engine,
                 published=is_published(plan.job, run),

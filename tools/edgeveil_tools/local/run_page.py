@@ -15,10 +15,12 @@ import asyncio
 import hmac
 import json
 import secrets
+import tempfile
 import threading
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -160,6 +162,16 @@ class RunPage:
             return self._live.said()
 
 
+@contextmanager
+def way_in(address: str) -> Iterator[Path]:
+    """A file for this user alone that leads a browser there: what a browser is started with can be
+    seen by all users of a machine."""
+    with tempfile.TemporaryDirectory(prefix="edgeveil-") as folder:
+        path = Path(folder) / "run.html"
+        path.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
+        yield path
+
+
 def _plain(value: Mapping[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
@@ -180,7 +192,7 @@ class LiveView:
 
     def __init__(self, fleet: LocalFleet) -> None:
         # Not above: who does not watch needs none of what makes a page.
-        from edgeveil_cloud.job_course import JobCourse
+        from edgeveil_cloud.job_history import JobHistory
         from edgeveil_cloud.job_view import RunPart, facts_of_plan
         from edgeveil_tools.local.data import is_published
         from edgeveil_tools.result import MEASURED_ON
@@ -193,7 +205,7 @@ class LiveView:
             measured_on="" if is_published(fleet.job, settings) else MEASURED_ON[False],
         )
         self._facts = facts_of_plan(fleet.log.plan, settings.cells)
-        self._course, self._taken = JobCourse(), 0
+        self._course, self._taken = JobHistory(), 0
         self._made: tuple[tuple[int, int, str], str] | None = None
 
     def said(self) -> str:

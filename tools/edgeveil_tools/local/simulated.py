@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from edgeveil import logs
 from edgeveil.errors import JobFailed, UsageError
 from edgeveil.jobs import Job
+from edgeveil.jobs.artifacts import carried_digests, read_artifacts
 from edgeveil.parts.exchange import Array
-from edgeveil.parts.features import read_backbones
 from edgeveil.protocol.sealed import pack_tensors
 from edgeveil.ray_cluster import check_cluster, imported_ray
 from edgeveil.testing import MemoryFleet, PlainSealing, device_sites
@@ -254,8 +254,9 @@ class FleetOfWorkers:
         run, job = self._run, self._run.job
         run.progress.doing(f"making {run.settings.devices} devices")
         dealt(job, run.settings)  # read once, before workers share it
-        backbones = tuple(read_backbones(job.features).values())
-        fleet = SimulatedFleet(run.site, job.canonical(), backbones, KEPT_BYTES)
+        found = read_artifacts(job)
+        carried = tuple(found[digest] for digest in carried_digests(job))
+        fleet = SimulatedFleet(run.site, job.canonical(), carried, KEPT_BYTES)
         count = min(run.settings.workers or os.cpu_count() or 1, run.settings.devices)
         workers = self._workers = self._started(fleet, count)
         where = f"{workers.count} worker{'s' * (workers.count > 1)} ({workers.name})"

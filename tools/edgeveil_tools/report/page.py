@@ -9,7 +9,7 @@ from typing import Any
 from edgeveil.jobs.shuffle_amplification import ShuffleCredit
 from edgeveil.pages.frozen import frozen
 from edgeveil.pages.parts import Json
-from edgeveil_cloud.job_view import JobFacts, RunPart, job_view
+from edgeveil_cloud.job_view import JobDetails, RunPart, job_view
 from edgeveil_tools.report.holdings import Holdings, held_section
 from edgeveil_tools.result import MEASURED_ON, summary, write_whole
 
@@ -49,7 +49,7 @@ def report_view(
         versions=result["versions"],
         held=held_section(held, published) if isinstance(held, Holdings) else held,
     )
-    facts = JobFacts(
+    facts = JobDetails(
         result["job"],
         result["status"],
         result["reason"],

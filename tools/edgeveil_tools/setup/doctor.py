@@ -57,6 +57,7 @@ USES = (
     MachineUse("train", "a device that trains networks", ("torch", "onnxruntime", "psutil")),
     MachineUse("parquet", "records in Parquet files", ("pyarrow",)),
     MachineUse("images", "records in pictures", ("PIL",)),
+    MachineUse("track", "runs logged to MLflow and others", ("mlflow", "tensorboard", "wandb")),
     MachineUse("ray", "simulations on a Ray cluster", ("ray",)),
 )
 _LIBRARIES = ("numpy", "torch", "onnxruntime", "cryptography", "paho-mqtt")

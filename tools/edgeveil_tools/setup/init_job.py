@@ -1,4 +1,5 @@
-"""`edgeveil init`: a folder with a commented job, records made up for it, and what to do next.
+"""`edgeveil init`: a folder with a commented job, records made up for it, and what to do next; or a
+job drafted from records of the user's own.
 
 Texts are the files of `templates/init/KIND/`; records are drawn by a public rule, the same every
 time, and stand for a user's own.
@@ -6,13 +7,17 @@ time, and stand for a user's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.errors import UsageError, needs_extra
+from edgeveil_tools.describe import describe
 from edgeveil_tools.result import write_whole, writing
 
 _TEMPLATES = Path(__file__).parents[1] / "templates" / "init"
@@ -41,6 +46,69 @@ def write(kind: str, folder: Path) -> str:
     return f"edgeveil {play}".replace("DIR/", f"{shown}/")
 
 
+_FROM = """\
+# Learns to tell {what}, on {devices} boxes that each hold some of {file}.
+# `edgeveil schema job` describes every key; `edgeveil methods` lists what each may be.
+job: {job}
+
+{data}
+features:{features}
+
+train: {{method: fm, rounds: 10}}
+
+privacy:                    # of the training, per record, for the whole job
+  epsilon: 8
+  delta: 1.0e-5
+
+round: {{budget_s: 1}}        # seconds within which every answer leaves, at a moment fixed before
+
+local_run:                  # how `edgeveil run` plays it here; a submitted job leaves it out
+  devices: {devices}
+  data:
+    source: {source}
+    path: {path}
+  test_share: 0.2           # held back for the cloud's test
+  partition: {{kind: iid}}    # or dirichlet, n_class, quantity_skew: uneven boxes
+"""
+_OF_TABLE = """
+  - {name: identity}        # the columns as the schema scales them"""
+_OF_PICTURES = """
+  - {name: gabor, input_scale: 255}     # fixed and public, computed on the box
+  - {name: random, dimension: 200}"""
+DEVICES = 20
+_NAME = re.compile(r"[^a-z0-9_-]+")
+
+
+def write_from(records: Path, folder: Path, label: str | None = None) -> str:
+    """Write a job drafted from a file of records, or a folder of pictures, of the user's own; the
+    command to go on with. Its schema is marked as drawn from records until a person has judged it.
+
+    Raises UsageError for a file in the way, DataError for records that cannot be described.
+    """
+    path = folder / "job.yaml"
+    if path.exists():
+        raise UsageError("is there already", where=str(path), fix="name another folder with --out")
+    source = "images" if records.is_dir() else records.suffix.removeprefix(".")
+    if source not in ("images", "csv", "parquet"):
+        fix = "use a CSV or Parquet file, or a folder with one folder of pictures for each class"
+        raise UsageError(f"unknown kind '{records.suffix}'", where=str(records), fix=fix)
+    job = _NAME.sub("_", records.stem.lower()).strip("_")[:64] or "mine"
+    text = _FROM.format(
+        what="classes of pictures apart" if source == "images" else "the label of a record",
+        file=records.name,
+        job=job,
+        devices=DEVICES,
+        data=describe(records, label, devices=DEVICES),
+        features=_OF_PICTURES if source == "images" else _OF_TABLE,
+        source=source,
+        path=json.dumps(os.path.relpath(records, folder), ensure_ascii=False),
+    )
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text.encode())
+    return f"edgeveil validate {path}"
+
+
 def _fruit() -> dict[str, bytes]:
     """Apples, pears and quinces as a trained tongue scores them, 0 to 10 in tenths."""
     chance = np.random.default_rng(_SEED)
@@ -54,7 +122,8 @@ def _fruit() -> dict[str, bytes]:
     kinds = chance.integers(0, 3, _RECORDS)
     scores = usual[kinds] + chance.normal(0, 1.2, (_RECORDS, 5))
     names = ("sweetness", "acidity", "firmness", "scent", "redness", "kind")
-    return {"fruit.csv": _csv(names, np.clip(scores, 0, 10), kinds, "%.1f")}
+    called = ("apple", "pear", "quince")
+    return {"fruit.csv": _csv(names, np.clip(scores, 0, 10), [called[k] for k in kinds], "%.1f")}
 
 
 def _pump() -> dict[str, bytes]:
@@ -67,14 +136,16 @@ def _pump() -> dict[str, bytes]:
     course = steady[states, None] + surge[states, None] * np.exp(-time_s / settle_s[states, None])
     current = scale * course + chance.normal(0, 0.5, (_RECORDS, 24))
     names = (*(f"t{n:02d}" for n in range(24)), "state")
-    return {"windows.csv": _csv(names, np.clip(current, 0, 10), states, "%.2f")}
+    called = ("normal", "dry", "blocked")
+    labels = [called[state] for state in states]
+    return {"windows.csv": _csv(names, np.clip(current, 0, 10), labels, "%.2f")}
 
 
 def _csv(
-    names: tuple[str, ...], values: NDArray[np.float64], labels: NDArray[np.int64], form: str
+    names: tuple[str, ...], values: NDArray[np.float64], labels: Sequence[str], form: str
 ) -> bytes:
     rows = (
-        ",".join([*(form % value for value in row), str(label)])
+        ",".join([*(form % value for value in row), label])
         for row, label in zip(values, labels, strict=True)
     )
     return "\n".join([",".join(names), *rows, ""]).encode()

@@ -19,10 +19,11 @@ from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError, PrivacyError, UsageError
 from edgeveil.jobs import compile_canonical
+from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation.mean import ExactSum, Grids, largest
 from edgeveil.parts.exchange import Array, Tensors
-from edgeveil.parts.features import match_backbones
+from edgeveil.parts.features import match_artifacts
 from edgeveil.parts.own_records import dealt_records, halves, origin_of, take
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.policy import JobRequest, check_job
@@ -90,7 +91,8 @@ class SimulatedDevices:
     def __init__(self, fleet: SimulatedFleet) -> None:
         self._plan_of_site, site = fleet.site, fleet.site
         bare = compile_canonical(fleet.canonical)
-        self._plan = bare.with_artifacts(match_backbones(bare.job.features, fleet.backbones))
+        carried = match_artifacts(carried_digests(bare.job), fleet.backbones)
+        self._plan = bare.with_artifacts(carried)
         self._job = TaughtJob(self._plan, fleet.canonical, self._plan.graph())
         sites = device_sites(2, site.source, infer_only=1, policy=site.policy, seed=site.seed)
         self._sites: dict[Role, EdgeSite] = {one.role: one for one in sites}

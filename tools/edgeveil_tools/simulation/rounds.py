@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.jobs.broadcast_precision import as_learned_from
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation.mean import ExactSum, Grids
 from edgeveil.parts.exchange import Array
-from edgeveil.parts.features import read_backbones
 from edgeveil.parts.models.softmax_head import bake
 from edgeveil.parts.own_records import held_records
 from edgeveil.protocol.cloud_course import ALL_DECLINED
@@ -101,7 +101,7 @@ class SimulatedRounds:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = RoundCounts()
-        self._plan = compile_job(job).with_artifacts(read_backbones(job.features))
+        self._plan = compile_job(job).with_artifacts(read_artifacts(job))
         self._site, self._workers, self._seeds = site, workers, SimulationSeeds(site.seed)
         self._tell, self._say, self._look, self._clock = tell, say, look, clock
         self._committed = committed

@@ -71,7 +71,7 @@
   cloud.views.fleet = {
     title: () => "Fleet",
     open(main) {
-      const shown = el("div", {}, el("p", { class: "soft" }, "Loading …"));
+      const shown = el("div", { class: "view" }, el("p", { class: "soft" }, "Loading …"));
       let before = "", timer = 0, closed = false;
 
       async function refresh() {

@@ -103,7 +103,7 @@
     open(main, job) {
       const path = `/jobs/${encodeURIComponent(job)}`;
       const told = el("div"), does = el("div", { class: "does" }), shown = el("div");
-      let seen = null, status = "", view = null, busy = false, asking = false, again = false, closed = false;
+      let seen = null, status = "", view = null, busy = false, asking = false, again = false, closed = false, timer = 0;
 
       async function act(what, done) {
         if (busy) return;
@@ -138,8 +138,10 @@
         do {
           again = false;
           try {
-            const found = await ev.ask(`/v1/page/jobs/${encodeURIComponent(job)}`);
+            const { view: found, again_s } = await ev.ask(`/v1/page/jobs/${encodeURIComponent(job)}`);
             if (closed) return;
+            clearTimeout(timer);
+            if (again_s > 0) timer = setTimeout(refresh, 1000 * again_s); // the cloud makes it anew then
             if (view) view.update(found);
             else {
               view = ev.jobView(shown, found);
@@ -166,7 +168,7 @@
       ev.show(main, el("div", { class: "row" }, el("a", { class: "back", href: "#/jobs" }, "← All jobs"), does), told, shown);
       if (cloud.rows.has(job)) update();
       else ev.show(shown, el("h1", { tabindex: -1 }, "No such job"), el("p", {}, "The cloud knows no job of this id: it was mistyped, or the store is another one."));
-      return { update, close() { closed = true; } };
+      return { update, close() { closed = true; clearTimeout(timer); } };
     },
   };
 })(window.EdgeVeil);

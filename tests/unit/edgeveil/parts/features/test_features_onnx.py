@@ -11,7 +11,7 @@ from edgeveil.parts.features import (
     backbone_digests,
     build_features,
     check_backbones,
-    match_backbones,
+    match_artifacts,
     read_backbones,
 )
 from edgeveil.parts.features.onnx import Backbone, Form, cached_backbone, check_batches, sha256_hex
@@ -275,11 +275,11 @@ def test_the_trained_encoder_is_named_by_its_name(tmp_path, monkeypatch):
 def test_backbones_are_matched_by_digest():
     other = small_backbone(seed=1)
     entries = [entry(), entry(other), entry()]
-    assert match_backbones(entries, [other, BACKBONE]) == {
+    assert match_artifacts(backbone_digests(entries), [other, BACKBONE]) == {
         sha256_hex(BACKBONE): BACKBONE,
         sha256_hex(other): other,
     }
-    assert match_backbones([], []) == {}
+    assert match_artifacts([], []) == {}
 
 
 @pytest.mark.parametrize(
@@ -294,4 +294,4 @@ def test_backbones_are_matched_by_digest():
 )
 def test_backbones_that_do_not_fit_the_job_are_refused(graphs, said):
     with pytest.raises(DataError, match=said):
-        match_backbones([entry()], graphs)
+        match_artifacts(backbone_digests([entry()]), graphs)

@@ -24,7 +24,7 @@ _ROW = ("phase", "number", "attempt", "uploads", "accuracy", "loss", "seconds")
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationPoints:
     """What one round's evaluation uploaded, or MOST_POINTS rows of it: `points` of `rows`."""
 
     round: int
@@ -35,13 +35,13 @@ class Evaluation:
 
 
 @dataclass
-class JobCourse:
+class JobHistory:
     """Give it the events in their order; the same one again changes nothing."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)  # of committed exchanges
     scores: list[dict[str, Any]] = field(default_factory=list)
     means: list[dict[str, Any]] = field(default_factory=list)
-    evaluations: list[Evaluation] = field(default_factory=list)
+    evaluations: list[EvaluationPoints] = field(default_factory=list)
     attempts: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT_ATTEMPTS))
     void: Counter[str] = field(default_factory=Counter)  # segments that did not count, by reason
     last: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
@@ -150,7 +150,9 @@ class JobCourse:
         if self.evaluations and (self._evaluated - 1) % self._stride:
             self.evaluations.pop()  # it was kept as the newest alone
         self._evaluated += 1
-        self.evaluations.append(Evaluation(number, self.scores[-1], points, of_them, len(vectors)))
+        self.evaluations.append(
+            EvaluationPoints(number, self.scores[-1], points, of_them, len(vectors))
+        )
         if len(self.evaluations) > _EVALUATIONS:
             self.evaluations = self.evaluations[::2]
             self._stride *= 2

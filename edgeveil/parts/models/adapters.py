@@ -1,0 +1,242 @@
+"""Weights that a model begins with, and low-rank adapters on them (LoRA, `model.adapters`).
+
+An adapted weight is W + (α/r)·B·A (Hu et al. 2021): W, out of the job's state_dict, never changes
+and never travels with a round; A (r, in) begins as public chance and B (out, r) as 0, so that the
+model begins as it was. Beside them the head is trained whole. These tensors alone are an update,
+the cloud's state and what is clipped and noised. What devices run and what is released are plain
+weights: the product is added to W.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.errors import DataError
+from edgeveil.parts.models.layers import Shape, Weight
+from edgeveil.parts.models.network import START_SEED, AdapterParameters, Network
+from edgeveil.parts.models.state_dict import fitted, unpacked
+
+if TYPE_CHECKING:
+    import torch
+
+    from edgeveil.parts.features import FeatureMap
+
+A, B = "lora_a", "lora_b"
+
+
+@dataclass(frozen=True)
+class PretrainedNetwork(Network):
+    """`base`, beginning with the weights of `packed`, a packed state_dict.
+
+    Without `packed`, as on a device, which is sent all weights anyway, it begins as `base` does.
+    """
+
+    base: Network = field(kw_only=True)
+    packed: bytes | None = field(kw_only=True, repr=False)
+
+    @cached_property
+    def weights(self) -> tuple[Weight, ...]:
+        """Those of the base."""
+        return self.base.weights
+
+    def prepare(self) -> None:
+        """The base's."""
+        self.base.prepare()
+
+    def saved_name(self, weight: str) -> str:
+        """The base's."""
+        return self.base.saved_name(weight)
+
+    def initial(self) -> dict[str, NDArray[np.float32]]:
+        """Out of the state_dict."""
+        return self.base.initial() if self.packed is None else dict(self.pretrained)
+
+    def logits(self, weights: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        """The base's."""
+        return self.base.logits(weights, x)
+
+    def graph(self, front: tuple[FeatureMap, Shape] | None = None) -> bytes:
+        """The base's."""
+        return self.base.graph(front)
+
+    @cached_property
+    def pretrained(self) -> Mapping[str, NDArray[np.float32]]:
+        """The state_dict's weights by the network's names. Raises DataError where it is not here or
+        does not fit."""
+        return self._fitted(())
+
+    def _fitted(self, optional: tuple[str, ...]) -> dict[str, NDArray[np.float32]]:
+        if self.packed is None:
+            raise DataError(
+                "the weights that the job names are not here",
+                where="model.state_dict",
+                fix="submit the job file again with edgeveil job submit",
+            )
+        saved = {self.saved_name(one.name): one for one in self.base.weights}
+        wanted = {name: one.shape[::-1] if one.turned else one.shape for name, one in saved.items()}
+        found = fitted(wanted, unpacked(self.packed), map(self.saved_name, optional))
+        if any(array.dtype != np.float32 for array in found.values()):
+            raise DataError("holds other types than float32", where="model.state_dict")
+        return {
+            saved[name].name: np.array(array.T if saved[name].turned else array, order="C")
+            for name, array in found.items()
+        }
+
+
+@dataclass(frozen=True)
+class AdaptedNetwork(PretrainedNetwork):
+    """`base` with frozen weights, of which only adapters and the head are trained."""
+
+    adapters: AdapterParameters = field(kw_only=True)
+
+    @cached_property
+    def head(self) -> frozenset[str]:
+        """Names of the weights that are trained whole."""
+        names, given = [one.name for one in self.base.weights], self.adapters.head
+        last = names[-1].rpartition(".")[0]
+        found = frozenset(
+            name
+            for name in names
+            if (self._named(name, given) if given else name.rpartition(".")[0] == last)
+        )
+        if not found:
+            raise self._none("head", given)
+        return found
+
+    @cached_property
+    def adapted(self) -> tuple[Weight, ...]:
+        """The base's weights that have an adapter. Raises DataError for patterns that name none."""
+        rank, patterns = self.adapters.rank, self.adapters.targets
+        if not rank:
+            return ()
+        found = [
+            one
+            for one in self.base.weights
+            if len(one.shape) > 1 and one.name not in self.head and self._named(one.name, patterns)
+        ]
+        fewer = tuple(one for one in found if rank * sum(_matrix(one)) < math.prod(one.shape))
+        if found and not fewer:
+            raise DataError(
+                f"no weight has more values than its adapter of rank {rank}",
+                where="model.adapters.rank",
+                fix="lower the rank, or train the model whole: leave adapters out",
+            )
+        if not fewer:
+            raise self._none("targets", patterns)
+        return fewer
+
+    @cached_property
+    def weights(self) -> tuple[Weight, ...]:
+        """The trained tensors alone, in the order of the base's weights."""
+        rank, result = self.adapters.rank, list[Weight]()
+        adapted = {one.name for one in self.adapted}
+        for one in self.base.weights:
+            if one.name in self.head:
+                result.append(one)
+            elif one.name in adapted:
+                out, into = _matrix(one)
+                result.append(Weight(f"{one.name}.{A}", (rank, into), fan_in=into))
+                result.append(Weight(f"{one.name}.{B}", (out, rank)))
+        return tuple(result)
+
+    @cached_property
+    def frozen(self) -> Mapping[str, NDArray[np.float32]]:
+        """The base's weights that are not trained whole."""
+        return {n: array for n, array in self.pretrained.items() if n not in self.head}
+
+    @cached_property
+    def pretrained(self) -> Mapping[str, NDArray[np.float32]]:
+        """The state_dict's weights; without the head where that begins anew."""
+        new = self.adapters.head_start == "new"
+        return self._fitted(tuple(sorted(self.head)) if new else ())
+
+    def initial(self) -> dict[str, NDArray[np.float32]]:
+        """A by chance that is public, B as 0, the head as the state_dict has it, or new."""
+        chance, result = np.random.default_rng(START_SEED), dict[str, Any]()
+        whole = self.adapters.head_start == "state_dict" and self.packed is not None
+        heads: Mapping[str, Any] = self.pretrained if whole else self._new_head()
+        for one in self.weights:
+            if one.name in self.head:
+                result[one.name] = heads[one.name]
+            elif one.fan_in:
+                drawn = chance.standard_normal(one.shape) / np.sqrt(one.fan_in)
+                result[one.name] = drawn.astype(np.float32)
+            else:
+                result[one.name] = np.zeros(one.shape, np.float32)
+        return result
+
+    def _new_head(self) -> dict[str, NDArray[np.float32]]:
+        """Zeros: every class is as likely, whatever the frozen layers give."""
+        return {
+            one.name: np.zeros(one.shape, np.float32)
+            for one in self.base.weights
+            if one.name in self.head
+        }
+
+    def merged(self, weights: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.float32]]:
+        """Plain weights of the base: W + (α/r)·B·A, W where there is no adapter, and the head."""
+        result = dict[str, Any]()
+        adapted = {one.name: one for one in self.adapted}
+        for one in self.base.weights:
+            if one.name in self.head:
+                result[one.name] = np.asarray(weights[one.name], np.float32)
+            elif one.name in adapted:
+                a, b = (np.asarray(weights[f"{one.name}.{m}"], np.float32) for m in (A, B))
+                change = np.float32(self._scale) * (b @ a)
+                change = change.T if one.turned else change
+                result[one.name] = self.frozen[one.name] + change.reshape(one.shape)
+            else:
+                result[one.name] = self.frozen[one.name]
+        return result
+
+    def logits(self, weights: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        """The base's with merged weights; gradients reach the adapters and the head alone."""
+        frozen = {name: value.to(x.device) for name, value in self._tensors.items()}
+        result = frozen | {name: weights[name] for name in self.head}
+        for one in self.adapted:
+            change = self._scale * (weights[f"{one.name}.{B}"] @ weights[f"{one.name}.{A}"])
+            change = change.T if one.turned else change
+            result[one.name] = frozen[one.name] + change.reshape(one.shape)
+        return self.base.logits(result, x)
+
+    @cached_property
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """The frozen weights in torch. By `from_numpy`: within a transform of torch.func, what is
+        made by another way belongs to that transform and may not be kept."""
+        import torch
+
+        return {name: torch.from_numpy(array) for name, array in self.frozen.items()}
+
+    def prepare(self) -> None:
+        """The base's, and the frozen weights, whose absence is told before a record is read."""
+        self.base.prepare()
+        _ = self._tensors
+
+    @property
+    def _scale(self) -> float:
+        return self.adapters.alpha / max(1, self.adapters.rank)
+
+    def _named(self, name: str, patterns: tuple[str, ...]) -> bool:
+        return any(fnmatchcase(self.saved_name(name), pattern) for pattern in patterns)
+
+    def _none(self, key: str, patterns: tuple[str, ...]) -> DataError:
+        names = ", ".join(self.saved_name(one.name) for one in self.base.weights)
+        return DataError(
+            f"{', '.join(patterns)} names no weight that could be one of them",
+            where=f"model.adapters.{key}",
+            fix=f"the model has {names}",
+        )
+
+
+def _matrix(weight: Weight) -> tuple[int, int]:
+    """(out, in) of a weight as a matrix; a convolution's filters are its rows."""
+    first, rest = weight.shape[0], math.prod(weight.shape[1:])
+    return (rest, first) if weight.turned else (first, rest)

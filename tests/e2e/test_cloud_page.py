@@ -1,0 +1,174 @@
+"""The cloud's page in a real browser: a job from its text to its model, names that are markup, a
+cookie that may only look."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from edgeveil.jobs import parse_job
+from edgeveil_cloud.http_token import TOKEN_FILES, Scope
+from edgeveil_cloud.pages.files import text
+from tests.kits.browser import DESK, PHONE, browser
+from tests.kits.live_site import LiveSite
+from tests.kits.paged_cloud import HOSTILE, TOKENS, PagedCloud
+
+BUTTON = "[...document.querySelectorAll('main button')].find((b) => b.textContent === '{}')"
+VIEWS = ("jobs", "submit", "compare", "fleet")
+
+
+@pytest.fixture(scope="module")
+def window():
+    with browser() as found:
+        yield found
+
+
+def log_in(window, url, token, size=DESK, *, dark=False):
+    window.driver.delete_all_cookies()
+    window.open(url, size, dark=dark)
+    window.driver.find_element("id", "token").send_keys(token)
+    window.driver.find_element("css selector", "form button").click()
+    window.wait("document.querySelector('main h1')?.textContent === 'Jobs'")
+
+
+def go(window, view):
+    window.run("location.hash = arguments[0]", f"#/{view}")
+    window.wait(f"location.hash === '#/{view}' && document.querySelector('main h1')")
+
+
+def press(window, name):
+    window.run(f"return {BUTTON.format(name)}").click()
+
+
+def write(window, content):
+    window.run(
+        "const t = document.querySelector('textarea'); t.value = arguments[0];"
+        " t.dispatchEvent(new Event('input'))",
+        content,
+    )
+
+
+def test_a_job_from_its_text_to_its_model_in_a_browser(tmp_path, window):
+    with LiveSite(tmp_path, devices=5) as site:
+        site.start_all()
+        token = site.site.token_file.with_name(TOKEN_FILES[Scope.SUBMIT]).read_text().strip()
+        log_in(window, site.plan.url, token)
+        assert "No job yet" in window.text
+
+        go(window, "submit")
+        window.wait("document.querySelector('textarea').value.includes('job:')")
+        job = (
+            (site.plan.folder / "job.yaml")
+            .read_text()
+            .replace("every_rounds: 5", "every_rounds: 2")
+        )
+        wrong = job.replace("rounds: 15", "rounds: fifteen")
+        assert wrong != job
+        write(window, wrong)
+        press(window, "Check")
+        line = 1 + wrong[: wrong.index("fifteen")].count("\n")
+        window.wait("document.querySelector('.problems button')")
+        assert window.run("return document.querySelector('.lines .bad').textContent") == str(line)
+        window.driver.find_element("css selector", ".problems button").click()
+        marked = (
+            "const t = document.activeElement;"
+            " return t.value.slice(t.selectionStart, t.selectionEnd)"
+        )
+        assert window.run(marked).strip().endswith(wrong.splitlines()[line - 1].strip())
+        submit = BUTTON.format("Submit")
+        assert window.run(f"return {submit}.disabled")
+
+        write(window, job.replace("rounds: 15", "rounds: 3"))
+        press(window, "Check")
+        window.wait(f"!{submit}.disabled")
+        assert "Training, the whole job (ε = " in window.text
+        assert "Inference uploads, the whole job ε = " in window.text
+        write(window, job.replace("rounds: 15", "rounds: 2"))  # checked was another text
+        assert window.run(f"return {submit}.disabled")
+        write(window, job.replace("rounds: 15", "rounds: 3"))
+        press(window, "Submit")
+
+        window.wait("location.hash.startsWith('#/job/')")
+        (entry,) = site.client.list()
+        window.wait("document.querySelector('.view .badge')?.textContent === 'completed'", 60)
+        assert window.barriers() == []
+        window.driver.execute_cdp_cmd(
+            "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)}
+        )
+        window.driver.find_element("css selector", "a[href$='model.onnx']").click()
+        fetched = tmp_path / f"{entry['id']}.onnx"
+        assert arrived(fetched) == site.client.model(entry["id"])
+
+        go(window, "fleet")
+        window.wait("document.querySelector('main').innerText.includes('Newest rounds')")
+        assert "connected" in window.text
+        assert window.wrong() == []
+        assert site.stop("cloud") == 0  # an open page does not hold it up
+
+
+def arrived(path: Path, limit_s: float = 20.0) -> bytes:
+    end_s = time.monotonic() + limit_s
+    while not path.exists():
+        assert time.monotonic() < end_s, "nothing was fetched"
+        time.sleep(0.05)
+    return path.read_bytes()
+
+
+def test_names_that_are_markup_stay_names_and_nobody_is_kept_out(window):
+    with PagedCloud() as cloud:
+        other = cloud.job("digits", "completed")
+        job = cloud.job(HOSTILE, "paused", reason=f"{HOSTILE}: below the minimum")
+        log_in(window, cloud.url, TOKENS[Scope.SUBMIT])
+        views = [*VIEWS, f"job/{cloud.quoted(job)}", f"compare/{cloud.quoted(job)},{other}"]
+        for size, dark in ((DESK, False), (PHONE, True)):
+            log_in(window, cloud.url, TOKENS[Scope.SUBMIT], size, dark=dark)
+            for view in views:
+                go(window, view)
+                window.wait("!document.querySelector('main').innerText.includes('Loading')")
+                if view.startswith("compare/"):
+                    window.wait("document.querySelectorAll('.view section').length === 2")
+                if view not in ("submit", "compare"):
+                    window.wait("document.querySelector('main').innerText.includes('<img')")
+                assert window.cut_off() == [], view
+                assert window.small_text() == [], view
+                assert window.barriers() == [], view
+                assert not window.run("return document.querySelector('main img') !== null")
+        go(window, f"job/{cloud.quoted(job)}")
+        window.wait("document.querySelector('.view h1')")
+        press(window, "Cancel …")
+        assert window.run("return document.querySelector('dialog').open")
+        assert window.barriers() == []
+        window.run("document.querySelector('dialog .danger').click()")
+        window.wait("document.querySelector('.view .badge').textContent === 'cancelled'", 30)
+        assert cloud.store.job(job).status == "cancelled"
+        assert window.wrong() == []
+
+
+def test_who_may_only_look_is_shown_no_other_thing_and_gets_none(window):
+    with PagedCloud() as cloud:
+        job = cloud.job("digits", "paused", reason="below the minimum")
+        window.open(cloud.url)
+        assert job not in window.driver.page_source
+        assert window.barriers() == []
+        log_in(window, cloud.url, TOKENS[Scope.READ])
+        assert "Submit" not in window.text
+        window.run("location.hash = '#/submit'")
+        window.wait("document.querySelector('main h1')?.textContent === 'Jobs'")
+        go(window, f"job/{job}")
+        window.wait("document.querySelector('.view h1')")
+        assert window.run("return document.querySelectorAll('.does *').length") == 0
+        ask = (
+            "const [path, done] = arguments;"
+            "fetch(path, {method: 'POST', headers: {'X-EdgeVeil': '1'}})"
+            ".then((answer) => done(answer.status))"
+        )
+        for path in (f"/jobs/{job}/cancel", f"/jobs/{job}/resume", "/jobs", "/v1/page/check"):
+            assert window.driver.execute_async_script(ask, path) == 403
+        assert cloud.store.job(job).status == "paused"
+        window.driver.find_element("id", "logout").click()
+        window.wait("document.querySelector('#token')")
+        assert job not in window.driver.page_source
+
+
+def test_the_example_is_a_job():
+    assert parse_job(text("example.yaml")).job == "digits"

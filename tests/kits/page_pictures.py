@@ -1,0 +1,117 @@
+"""`python -m tests.kits.page_pictures`: draws docs/images/page-*.png, the pages at two widths.
+
+What they show is made up: a store of jobs as a cloud would have left them.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from edgeveil_cloud.http_token import Scope
+from tests.kits.browser import Browser, browser
+from tests.kits.paged_cloud import TOKENS, PagedCloud
+
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+SIZES = {"wide": (1280, 900), "phone": (390, 844)}
+MOST_BYTES = 150_000
+_TALLEST = {"wide": 1250, "phone": 1500}
+_COLOURS = 96
+_PAUSED = (
+    "20 selected, 2 uploaded, 0 declined, 18 late or absent: below the minimum; look at the devices"
+    " (the proxy's /status counts those online); a job submitted anew may give them more time"
+    " (round.deadline_s) or attempts (round.retries), then: edgeveil job resume "
+)
+
+
+class MadeUpFacts:
+    """What a cloud with two cells knows of itself."""
+
+    cells = 2
+
+    def links(self) -> list[dict[str, Any]]:
+        """Both are up."""
+        up = {"up": True, "connections": 1, "waiting": 0}
+        moved = {"bytes_in": 48_211_200, "bytes_out": 9_120_300}
+        return [{"cell": cell, **up, **moved} for cell in ("north", "south")]
+
+    def disk(self) -> dict[str, Any]:
+        """With room."""
+        return {"free": 62 << 30, "total": 100 << 30, "own": 212 << 20}
+
+    def endings(self) -> list[dict[str, Any]]:
+        """One is near."""
+        day_s, now_s = 86400.0, time.time()
+        return [
+            {"what": "http.tls.cert_file", "ends_at": now_s + 12 * day_s},
+            {"what": "trust: delegations", "ends_at": now_s + 140 * day_s},
+            {"what": "trust: root", "ends_at": now_s + 1700 * day_s},
+        ]
+
+
+def filled(cloud: PagedCloud) -> dict[str, str]:
+    """Jobs in every state; by name the views that are drawn."""
+    for cell, count in (("north", 12), ("south", 8)):
+        keys = {bytes([ord(cell[0]), k]) * 16 for k in range(count)}
+        cloud.store.set_enrolled(keys, cell)
+    first = cloud.job("digits-eps-8", "completed")
+    second = cloud.job("digits-eps-1", "completed")
+    cloud.job("vibration", "failed", reason="all 20 devices declined: their owners allow less")
+    running = cloud.job("digits-night", "running")
+    paused = cloud.job("meters", "running")
+    cloud.store.set_status(paused, "paused", f"{_PAUSED}{paused}")
+    cloud.job("cameras", "queued")
+    return {
+        "jobs": "jobs",
+        "job": f"job/{running}",
+        "submit": "submit",
+        "compare": f"compare/{first},{second},{running}",
+        "fleet": "fleet",
+    }
+
+
+def draw(window: Browser, path: Path, tallest: int) -> int:
+    """The page as it stands, in few colours; its bytes."""
+    height = min(tallest, int(window.run("return document.documentElement.scrollHeight")))
+    width = int(window.run("return innerWidth"))
+    window.resize((width, height))
+    time.sleep(0.5)  # figures are drawn at the size of their boxes
+    shown = Image.open(io.BytesIO(window.driver.get_screenshot_as_png())).convert("RGB")
+    shown.quantize(_COLOURS).save(path, optimize=True)
+    return path.stat().st_size
+
+
+def main() -> None:
+    """Draw all of them."""
+    with browser() as window, PagedCloud(MadeUpFacts()) as cloud:  # type: ignore[arg-type]
+        views = filled(cloud)
+        window.driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
+        for kind, size in SIZES.items():
+            dark = kind == "phone"
+            window.driver.delete_all_cookies()
+            window.open(cloud.url, size, dark=dark)
+            window.driver.find_element("id", "token").send_keys(TOKENS[Scope.SUBMIT])
+            window.driver.find_element("css selector", "form button").click()
+            window.wait("document.querySelector('main h1')?.textContent === 'Jobs'")
+            for name, view in views.items():
+                window.resize(size)
+                window.run("location.hash = arguments[0]", f"#/{view}")
+                time.sleep(1.5)
+                if name == "submit":
+                    window.run(
+                        "[...document.querySelectorAll('main button')]"
+                        ".find((one) => one.textContent === 'Check').click()"
+                    )
+                    window.wait("document.querySelector('#found dl')", 60)
+                count = draw(window, IMAGES / f"page-{name}-{kind}.png", _TALLEST[kind])
+                print(f"page-{name}-{kind}.png: {count:,} bytes")
+                if count > MOST_BYTES:
+                    raise SystemExit(f"more than {MOST_BYTES:,} bytes: draw less of the page")
+
+
+if __name__ == "__main__":
+    main()

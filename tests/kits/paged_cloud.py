@@ -1,0 +1,97 @@
+"""A cloud's pages without its machine: a store with jobs as a cloud would have left them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from edgeveil.jobs import parse_plan
+from edgeveil_cloud.http import ControlDesk, HttpThread, make_app
+from edgeveil_cloud.pages.files import text
+from edgeveil_cloud.pages.fleet import CloudFacts
+from edgeveil_cloud.store import Store
+from edgeveil_lab.bench.page import TOKENS, commit, played
+from tests.kits.cloud_control import idle_control
+
+__all__ = ["HOSTILE", "TOKENS", "PagedCloud"]
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+_PLAN = parse_plan(text("example.yaml"))
+_ROUNDS = {"queued": 0, "running": 9, "paused": 5, "failed": 7}
+
+
+class PagedCloud:
+    """Used as a context; its store may be asked and changed from here."""
+
+    def __init__(self, facts: CloudFacts | None = None) -> None:
+        self.store, self._facts = Store(), facts
+        self._loop, self._http = asyncio.new_event_loop(), HttpThread()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> PagedCloud:
+        self._thread.start()
+        control: Any = idle_control(self.store)
+        control.status = self._status
+        control.cancel = self.store.cancel  # there is no machine to be told of it
+        app = make_app(
+            self.store,
+            control,
+            lambda: TOKENS,
+            ask=ControlDesk(self._loop, lambda: self.store.away),
+            facts=self._facts,
+        )
+        self._there(self._http.start(app, "127.0.0.1", 0))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._there(self._http.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self.store.close()
+
+    def _there(self, what: Any) -> None:
+        asyncio.run_coroutine_threadsafe(what, self._loop).result(30)
+
+    @property
+    def url(self) -> str:
+        """Where the pages are."""
+        return self._http.url
+
+    def job(self, name: str, status: str, reason: str = "") -> str:
+        """A job that came to this; its id."""
+        if status == "completed":
+            return played(self.store, name, _PLAN, 17, end=True)
+        if status == "queued":
+            entry = self.store.submit_job(name, _PLAN.job.canonical(), _PLAN.job.digest())
+            told = {"enrolled": 3, "wanted": 5}
+            self.store.append_event(entry.id, "job_waiting", told)
+            return entry.id
+        job = played(self.store, name, _PLAN, _ROUNDS[status])
+        if status != "running":
+            self.store.set_status(job, status, reason)  # type: ignore[arg-type]
+        return job
+
+    def goes_on(self, job: str) -> None:
+        """One more exchange of a job that runs."""
+        commit(self.store, job, _PLAN, len(self.store.exchanges(job)) + 1)
+
+    @staticmethod
+    def quoted(job: str) -> str:
+        """As it stands in the page's address."""
+        return quote(job, safe="")
+
+    def _status(self) -> Mapping[str, Any]:
+        running = [{"job": one.id} for one in self.store.jobs() if one.status == "running"]
+        counts = self.store.counts()
+        return {
+            "jobs": running,
+            "most_running": 4,
+            "enrolled": counts.enrolled,
+            "queued": counts.jobs.get("queued", 0),
+            "paused": counts.jobs.get("paused", 0),
+            "refused": {},
+        }

@@ -1,0 +1,121 @@
+"""Whole jobs on weights of their user's, over the memory transport."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from edgeveil.evaluation.onnx_session import OnnxModel
+from edgeveil.jobs import Job, load_job
+from edgeveil.jobs.artifacts import carried_digests, kept_digests
+from edgeveil.sites.policy import Policy
+from edgeveil_cloud.stored_jobs import wire_id
+from tests.kits.backbone_files import small_backbone
+from tests.kits.fleet import Fleet
+
+YAML = """
+job: adapted
+data: {source: digits, classes: 10, input_shape: [64], nominal_records: 150}
+MODEL
+train: {method: METHOD, rounds: 2, learning_rate: 0.5}
+privacy: {PRIVACY}
+round: {deadline_s: 20, min_batch: 3, grace_s: 1}
+encrypt: {laplace_eval: {laplace_eval_eps: 20}}
+unsupervised: {every_rounds: 1}
+"""
+MLP = "name: mlp, hidden: [32], input_scale: 16, state_dict: net.safetensors"
+DP, PLAIN = "epsilon: 8", "accept_unproven: true"
+
+
+def weights() -> dict[str, torch.Tensor]:
+    torch.manual_seed(5)
+    net = nn.Sequential()
+    net.add_module("hidden1", nn.Linear(64, 32))
+    net.add_module("output", nn.Linear(32, 10))
+    return net.state_dict()
+
+
+def job(folder: Path, model: str, method: str = "dp_sgd", privacy: str = DP) -> Job:
+    save_file(weights(), folder / "net.safetensors")
+    text = YAML.replace("MODEL", model).replace("METHOD", method).replace("PRIVACY", privacy)
+    (folder / "job.yaml").write_text(text)
+    return load_job(folder / "job.yaml")
+
+
+def played(folder: Path, wanted: Job, *allowed: str, size: int = 5) -> tuple[Fleet, str, str]:
+    policy = Policy(
+        allowed_methods=(wanted.train.method,),
+        allowed_backbones=allowed,
+        accept_unprotected=True,
+        accept_unproven=True,
+    )
+    fleet = Fleet(folder / "site", size, policy=policy)
+    name = fleet.submit(wanted)
+    return fleet, name, fleet.finish(name)
+
+
+def test_adapters_are_learned_and_merged_and_frozen_weights_stay(tmp_path: Path) -> None:
+    wanted = job(tmp_path, f"model: {{{MLP}, adapters: {{rank: 2}}}}")
+    fleet, name, ended = played(tmp_path, wanted, *carried_digests(wanted))
+    assert ended == "completed"
+    assert not any(node.refused for node in fleet.net.nodes.values())
+    state = fleet.cloud.host.jobs.state(fleet.store.job(name))
+    assert set(state) == {
+        "hidden1.weight.lora_a",
+        "hidden1.weight.lora_b",
+        "output.weight",
+        "output.bias",
+    }
+    release = fleet.store.release(name)
+    assert release is not None
+    x = np.random.default_rng(0).uniform(0, 16, (4, 64)).astype(np.float32)
+    a, b = (torch.tensor(np.asarray(state[f"hidden1.weight.lora_{m}"])) for m in "ab")
+    first = weights()
+    hidden = torch.tensor(x / 16) @ (first["hidden1.weight"] + 4 * b @ a).T + first["hidden1.bias"]
+    output, bias = (torch.tensor(np.asarray(state[f"output.{n}"])) for n in ("weight", "bias"))
+    torch_says = (hidden.relu() @ output + bias).softmax(1)
+    assert np.allclose(OnnxModel(release.onnx).probabilities(x, {}), torch_says, atol=1e-5)
+
+
+def test_a_device_whose_owner_does_not_allow_the_frozen_weights_declines(tmp_path: Path) -> None:
+    fleet, _, ended = played(tmp_path, job(tmp_path, f"model: {{{MLP}, adapters: {{rank: 2}}}}"))
+    assert ended == "failed"
+    assert all(box.ledger.spent().epsilon == 0 for box in fleet.devices)
+
+
+def test_a_whole_model_begins_with_the_users_weights_which_devices_need_not_allow(
+    tmp_path: Path,
+) -> None:
+    wanted = job(tmp_path, f"model: {{{MLP}}}", "sgd", PLAIN)
+    fleet, name, ended = played(tmp_path, wanted)
+    assert ended == "completed"
+    (digest,) = kept_digests(wanted)
+    assert fleet.store.backbone(digest) is not None
+    plan = fleet.cloud.host.jobs.plan(fleet.store.job(name))
+    first = plan.cloud.initial_state()  # what a cloud begins with again after a restart
+    assert np.array_equal(first["hidden1.weight"], weights()["hidden1.weight"].numpy().T)
+    assert not any(box.store.backbones(wire_id(name)) for box in fleet.devices)
+
+
+def test_a_head_of_low_rank_is_learned_on_a_frozen_backbone(tmp_path: Path) -> None:
+    (tmp_path / "backbone.onnx").write_bytes(small_backbone(features=20))
+    model = (
+        "features: [{name: onnx, file: backbone.onnx, input_scale: 16}]\n"
+        "model: {name: low_rank_head, rank: 2}"
+    )
+    wanted = job(tmp_path, model)
+    fleet, name, ended = played(tmp_path, wanted, *carried_digests(wanted))
+    assert ended == "completed"
+    assert not any(node.refused for node in fleet.net.nodes.values())
+    state = fleet.cloud.host.jobs.state(fleet.store.job(name))
+    assert {n: a.shape for n, a in state.items()} == {
+        "features.lora_a": (20, 2),
+        "features.lora_b": (2, 20),
+        "output.weight": (20, 10),
+        "output.bias": (10,),
+    }
+    assert np.any(state["features.lora_b"])

@@ -1,0 +1,216 @@
+"""A user's state_dict: one identity whatever the file, no code, and problems told by name."""
+
+import os
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from edgeveil.errors import ConfigError, DataError
+from edgeveil.jobs import Job, compile_job, load_job, load_plan, parse_job
+from edgeveil.jobs.artifacts import carried_digests, kept_digests, read_artifacts
+from edgeveil.parts.models import state_dict as files
+from edgeveil_tools.local.job import submitted
+
+JOB = """
+job: pretrained
+data: {source: digits, classes: 3, input_shape: [4], nominal_records: 64}
+model: {name: mlp, hidden: [5], state_dict: FILE ADAPTERS}
+train: {method: dp_sgd, rounds: 2}
+privacy: {epsilon: 8, delta: 1.0e-5}
+"""
+
+
+def module():
+    torch.manual_seed(1)
+    net = nn.Sequential()
+    net.add_module("hidden1", nn.Linear(4, 5))
+    net.add_module("output", nn.Linear(5, 3))
+    return net
+
+
+def job_file(folder, name, adapters=""):
+    path = folder / "job.yaml"
+    path.write_text(JOB.replace("FILE", name).replace("ADAPTERS", adapters))
+    return path
+
+
+def refused(folder, name):
+    with pytest.raises(ConfigError) as error:
+        load_job(job_file(folder, name))
+    (problem,) = error.value.places
+    assert problem.key == "model.state_dict"
+    return problem.text
+
+
+def saved(folder, found, name="weights.pt"):
+    torch.save(found, folder / name)
+    return name
+
+
+# --- one identity ---
+
+
+def test_the_same_tensors_are_the_same_job_whatever_the_file(tmp_path):
+    weights = module().state_dict()
+    torch.save(weights, tmp_path / "a.pt")
+    torch.save(dict(reversed(list(weights.items()))), tmp_path / "b.pth")
+    save_file(weights, tmp_path / "c.safetensors", {"made": "elsewhere"})
+    jobs = [load_job(job_file(tmp_path, name)) for name in ("a.pt", "b.pth", "c.safetensors")]
+    assert len({job.digest() for job in jobs}) == 1
+    weights["output.bias"][0] += 1
+    torch.save(weights, tmp_path / "a.pt")
+    assert load_job(job_file(tmp_path, "a.pt")).digest() != jobs[0].digest()
+
+
+def test_what_is_sent_names_a_digest_and_no_file(tmp_path):
+    job = load_job(job_file(tmp_path, saved(tmp_path, module().state_dict())))
+    assert b"weights.pt" not in job.canonical() + submitted(job)
+    assert Job.from_canonical(job.canonical()) == job.model_copy(
+        update={"model": Job.from_canonical(job.canonical()).model}
+    )
+    assert parse_job(submitted(job)).digest() == job.digest()
+    with pytest.raises(ConfigError, match="names no file"):
+        parse_job(JOB.replace("FILE", "weights.pt").replace("ADAPTERS", ""))
+
+
+def test_a_job_without_one_keeps_its_bytes(tmp_path):
+    plain = JOB.replace(", state_dict: FILE ADAPTERS", "")
+    assert b"state_dict" not in parse_job(plain).canonical()
+    assert b"adapters" not in parse_job(plain).canonical()
+
+
+def test_first_weights_are_the_modules_turned_as_the_layers_hold_them(tmp_path):
+    weights = module().state_dict()
+    plan = load_plan(job_file(tmp_path, saved(tmp_path, weights)))
+    plan = plan.with_artifacts(read_artifacts(plan.job))
+    first = plan.cloud.initial_state()
+    assert np.array_equal(first["hidden1.weight"], weights["hidden1.weight"].numpy().T)
+    assert np.array_equal(first["output.bias"], weights["output.bias"].numpy())
+    x = torch.rand(6, 4)
+    found = plan.setting.network.logits({n: torch.tensor(a) for n, a in first.items()}, x)
+    relu = nn.Sequential(module()[0], nn.ReLU(), module()[1])
+    assert torch.allclose(found, relu(x), atol=1e-6)
+
+
+def test_frozen_weights_travel_and_those_that_are_trained_do_not(tmp_path):
+    name = saved(tmp_path, module().state_dict())
+    whole = load_job(job_file(tmp_path, name))
+    frozen = load_job(job_file(tmp_path, name, ", adapters: {rank: 1}"))
+    (digest,) = kept_digests(whole)
+    assert kept_digests(frozen) == carried_digests(frozen) == (digest,)
+    assert carried_digests(whole) == ()
+
+
+def test_the_cloud_does_not_begin_without_them(tmp_path):
+    job = load_job(job_file(tmp_path, saved(tmp_path, module().state_dict())))
+    bare = compile_job(Job.from_canonical(job.canonical()))
+    bare.check_backbones()  # a device needs none
+    with pytest.raises(DataError, match="not here"):
+        bare.check_artifacts()
+
+
+# --- told by name ---
+
+
+def test_what_is_missing_unexpected_or_of_another_shape_is_told_by_name(tmp_path):
+    weights = module().state_dict()
+    weights["extra.weight"] = weights.pop("hidden1.bias")
+    weights["output.weight"] = torch.zeros(9, 5)
+    said = refused(tmp_path, saved(tmp_path, weights))
+    assert "lacks hidden1.bias" in said
+    assert "has extra.weight that the model has not" in said
+    assert "output.weight is [9, 5], the model has [3, 5]" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda w: {f"module.{n}": v for n, v in w.items()}, "strip 'module.' from the names"),
+        (lambda w: {**w, "output.weight": w["output.weight"].T}, "transpose output.weight"),
+        (lambda w: {**w, "n": torch.ones(1)}, "leave them out of the file"),
+        (lambda w: {**w, "output.bias": w["output.bias"].half()}, "output.bias (float16)"),
+        (lambda w: {**w, "output.bias": w["output.bias"].bfloat16()}, "output.bias (bfloat16)"),
+        (lambda w: {**w, "output.bias": w["output.bias"] / 0}, "no number: output.bias"),
+        (lambda w: {"epoch": 3, "state_dict": dict(w)}, "is a checkpoint"),
+        (lambda w: list(w.values()), "holds a list"),
+        (lambda w: {}, "holds no tensors"),
+        # A view of one value that would unpack to 4 GiB.
+        (lambda w: {**w, "n": torch.zeros(1).expand(1 << 30)}, "unpacks to more than 32 MiB"),
+    ],
+    ids=[
+        "prefix",
+        "turned",
+        "extra",
+        "half",
+        "bfloat",
+        "nan",
+        "checkpoint",
+        "list",
+        "empty",
+        "view",
+    ],
+)
+def test_the_likeliest_mistakes_are_told_with_their_fix(tmp_path, change, said):
+    assert said in refused(tmp_path, saved(tmp_path, change(module().state_dict())))
+
+
+class Code:
+    """What pickle would call."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (os.mkdir, (self.path,))
+
+
+def test_code_in_a_file_never_runs(tmp_path):
+    made = tmp_path / "made"
+    said = refused(tmp_path, saved(tmp_path, {"w": Code(str(made))}))
+    assert "nothing else is read" in said
+    (tmp_path / "old.pt").write_bytes(pickle.dumps({"w": Code(str(made))}))
+    assert "no file of torch.save" in refused(tmp_path, "old.pt")
+    assert not made.exists()
+
+
+def test_sizes_are_checked_before_memory_is_taken(tmp_path):
+    with (tmp_path / "large.safetensors").open("wb") as file:
+        file.truncate(files.MAX_BYTES + 1)
+    assert "more than 32 MiB" in refused(tmp_path, "large.safetensors")
+    with zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("archive/data/0", bytes(files.MAX_BYTES + 1))
+    assert "unpacks to more than 32 MiB" in refused(tmp_path, "bomb.pt")
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b"", "no safetensors file"),
+        (b"\xff" * 64, "no safetensors file"),
+        (b"\x02\0\0\0\0\0\0\0[]", "no safetensors file"),
+        (b"\x02\0\0\0\0\0\0\0{}", "holds no tensors"),
+    ],
+)
+def test_what_is_no_safetensors_file_is_refused(tmp_path, raw, said):
+    (tmp_path / "w.safetensors").write_bytes(raw)
+    assert said in refused(tmp_path, "w.safetensors")
+
+
+def test_adapters_need_weights_to_stand_on(tmp_path):
+    text = JOB.replace("state_dict: FILE ADAPTERS", "adapters: {rank: 1}")
+    with pytest.raises(ConfigError, match=r"add state_dict: FILE"):
+        parse_job(text)
+
+
+def test_a_weights_name_that_no_segment_may_have_is_refused_unless_all_are_one_segment():
+    """The proxy would turn every round away."""
+    own = 'name: python, function: "a:b", weights: [["Conv.weight", [3, 4]]]'
+    text = JOB.replace("name: mlp, hidden: [5], state_dict: FILE ADAPTERS", own)
+    with pytest.raises(ConfigError, match=r"module\.Conv\.weight is a name under which no segment"):
+        parse_job(text)
+    assert parse_job(text + "proxy: {shuffle: whole}\n").proxy.shuffle == "whole"

@@ -1,0 +1,1 @@
+"""A job's course and outcome in MLflow, TensorBoard or Weights & Biases; see docs/adr/0039."""
