@@ -180,7 +180,7 @@ def notes(studies: Sequence[TableJob]) -> list[str]:
     own = [study.job.job for study in studies if not is_published(study.job, study.run)]
     found = [chosen_note(tuned)] if tuned else []
     if own:
-        found.append(f"accuracies of {', '.join(own)}: on {MEASURED_ON[False]}")
+        found.append(f"figures of {', '.join(own)}: on {MEASURED_ON[False]}")
         found.append(f"{', '.join(own)} without noise, where it stands: {UNPROTECTED}")
     return found
 
