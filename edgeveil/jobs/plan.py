@@ -42,6 +42,7 @@ from edgeveil.parts.models import (
     build_network,
 )
 from edgeveil.parts.models.layers import value_count
+from edgeveil.parts.models.regression_head import regression_graph
 from edgeveil.parts.models.softmax_head import build_graph
 from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages import STAGES
@@ -105,6 +106,7 @@ class Plan:
             delta=job.privacy.delta,
             max_participations=job.max_participations,
             classes=job.data.classes,
+            regression=job.data.target is not None,
             input_shape=job.data.input_shape,
             features=self.features,
             nominal_records=job.data.nominal_records,
@@ -136,6 +138,8 @@ class Plan:
         if setting.network is not None:
             front = (self.features, data.input_shape) if setting.mapped else None
             return setting.network.graph(front)
+        if data.target is not None:
+            return regression_graph(self.features, data.input_shape, data.target, setting.kept)
         return build_graph(self.features, data.input_shape, data.classes, setting.kept)
 
     @property
