@@ -100,6 +100,27 @@ def test_parquet_reads_alike_whether_its_columns_have_gaps_or_not(gaps, tmp_path
     assert np.array_equal(found.places, wanted.places)
 
 
+NO_VALUES = {
+    "a text that is no UTF-8": pa.array([b"a", b"\xff", b"c"], pa.binary()).view(pa.string()),
+    "a date beyond the calendar": pa.array([0, 2**31 - 1, 1], pa.int32()).view(pa.date32()),
+    "a time in nanoseconds": pa.array([0, 1, 1000], pa.timestamp("ns")),
+    "an endless duration": pa.array([0, 2**62, 1], pa.duration("s")),
+}
+
+
+@pytest.mark.parametrize("kind", NO_VALUES)
+def test_no_cell_makes_a_parquet_file_unreadable(kind, tmp_path):
+    plain = {"age": [20, 40, 50], "hours": [1, 2, 3], "income": ["low", "high", "low"]}
+    of = schema(columns=[{"name": "hours", "number": [0, 9]}])
+    for name, chosen in (("all", [0, 1, 2]), ("rest", [0, 2])):
+        table = pa.table({**plain, "work": NO_VALUES[kind]}).take(chosen)
+        parquet.write_table(table, tmp_path / f"{name}.parquet")
+    whole, rest = (read("parquet", tmp_path / f"{name}.parquet", of) for name in ("all", "rest"))
+    for part in ("x", "y", "places"):
+        kept = np.delete(getattr(whole, part), 1, axis=0)
+        assert getattr(rest, part).tobytes() == kept.tobytes()
+
+
 @pytest.mark.parametrize("gone", range(len(ROWS)))
 def test_each_record_is_encoded_and_placed_alone(gone, tmp_path):
     whole = read("csv", written(tmp_path / "a.csv"))
