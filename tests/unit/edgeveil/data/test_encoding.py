@@ -11,6 +11,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from edgeveil.data.check import schema_problems
+from edgeveil.data.encoding import RowEncoder
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError
 from edgeveil.parts.own_records import device_records
@@ -98,6 +99,17 @@ def test_parquet_reads_alike_whether_its_columns_have_gaps_or_not(gaps, tmp_path
     wanted = read("csv", written(tmp_path / "a.csv", rows), of)
     assert np.array_equal(found.x, wanted.x)
     assert np.array_equal(found.places, wanted.places)
+
+
+def test_rows_that_a_wide_schema_has_no_room_for_are_refused_before_they_take_it():
+    of = schema(columns=[{"name": [f"c{k}" for k in range(1000)], "number": [0, 9]}])
+    names = [name for column in of.columns for name in column.names] + ["income"]
+    encoder = RowEncoder(of, names, "a.csv", max_bytes=10 * 1000 * 4)
+    for _ in range(10):
+        encoder.add(["a cell"])
+    with pytest.raises(DataError, match="the limit is 40000"):
+        encoder.add(["a cell"])
+    assert len(encoder.encoded().records) == 10
 
 
 NO_VALUES = {
