@@ -12,7 +12,7 @@ import hashlib
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,7 +98,7 @@ class RowEncoder:
             for name in column.names
         ]
         self._label = place[label] if labelled else None
-        self._classes = schema.label.numbers
+        self._label_of = _label_reader(schema)
         self._labels, self._broken, self._digests = array("q"), array("b"), bytearray()
 
     def add(self, cells: Sequence[str]) -> str:
@@ -113,12 +113,15 @@ class RowEncoder:
             column.add(cells[at].strip() if whole else "")
         label = NO_CLASS
         if whole and self._label is not None:
-            label = self._classes.get(cells[self._label].strip(), NO_CLASS)
+            label = self._label_of(cells[self._label].strip())
         self._labels.append(label)
         if not whole:
             return f"{len(cells)} columns, there should be {self._width}"
         if label == NO_CLASS and self._label is not None:
-            return "the label is none of the classes of data.schema"
+            what = (
+                "is none of the classes of" if self._schema.target is None else "is no number, as"
+            )
+            return f"the label {what} data.schema"
         return ""
 
     def encoded(self) -> Encoded:
@@ -138,6 +141,20 @@ class RowEncoder:
             int((labels[~broken] == NO_CLASS).sum()) if self._label is not None else 0,
             self._label is not None,
         )
+
+
+def _label_reader(schema: DataSchema) -> Callable[[str], int]:
+    """What makes a label of a cell."""
+    target, numbers = schema.target, schema.label.numbers
+    if target is None:
+        return lambda cell: numbers.get(cell, NO_CLASS)
+    missing = frozenset(("", *schema.missing))
+
+    def label(cell: str) -> int:
+        found = None if cell in missing else target.label(number_in(cell))
+        return NO_CLASS if found is None else found
+
+    return label
 
 
 class _ColumnReader:

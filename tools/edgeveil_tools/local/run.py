@@ -316,6 +316,8 @@ def play(
         watch(fleet)
         for line in fleet.log.plan.notes:
             fleet.progress.note(f"Privacy: {line}")
+        if fleet.log.plan.adapter_note:
+            fleet.progress.note(fleet.log.plan.adapter_note)
         for note in notes:
             fleet.progress.note(f"Records{'' if published else ', for your eyes'}: {note}")
         if targets:
@@ -412,7 +414,8 @@ def _report(
     from edgeveil_tools.report.page import write_report
 
     try:
-        write_report(result, events, path, holdings(*dealing) if dealing else None)
+        by_class = dealing is not None and dealing[0].data.target is None
+        write_report(result, events, path, holdings(*dealing) if dealing and by_class else None)
     except OSError as error:
         raise UsageError(
             f"the report cannot be written ({error.strerror}); result.json and the model are there",
