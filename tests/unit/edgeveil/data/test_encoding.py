@@ -3,6 +3,7 @@ from the record, and never a failure for what it holds."""
 
 import csv
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -216,6 +217,16 @@ def test_pictures_in_colour_are_scaled_and_stand_where_their_bytes_say(tmp_path)
     other = DataSchema.model_validate_json(json.dumps(small))
     again = load_records("images", Origin(path=tmp_path, schema=other))
     assert again.places.tobytes() == found.places.tobytes()
+
+
+def test_no_picture_is_taken_into_memory_for_its_place(monkeypatch, tmp_path):
+    of = DataSchema.model_validate_json(json.dumps(PICTURES))
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "a.png").write_bytes(b"no picture, and of any size")
+    monkeypatch.delattr(Path, "read_bytes")
+    found = load_records("images", Origin(path=tmp_path, schema=of))
+    assert np.isnan(found.x).all()
+    assert found.places.shape == (1, 32)
 
 
 def test_arrays_of_pictures_have_names_and_a_range(tmp_path):
