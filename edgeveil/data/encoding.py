@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -85,7 +86,8 @@ class RowEncoder:
                 where=where,
                 fix=nearest(lacking[0], list(names)),
             )
-        twice = next((name for name in wanted if names.count(name) > 1), None)
+        counts = Counter(names)
+        twice = next((name for name in wanted if counts[name] > 1), None)
         if twice is not None:
             what = f"names two columns '{twice}', which data.schema reads"
             raise DataError(what, where=where, fix="give each column its own name")
@@ -100,7 +102,10 @@ class RowEncoder:
         self._labels, self._broken, self._digests = array("q"), array("b"), bytearray()
 
     def add(self, cells: Sequence[str]) -> str:
-        """One row; what is wrong with it as a whole, or "". Raises nothing for what it holds."""
+        """One row; what is wrong with it as a whole, or "". Raises nothing for what it holds, and
+        DataError where all rows would take more than the most bytes."""
+        rows = len(self._labels) + 1
+        require_room((rows, *self._schema.input_shape), 4, self._max_bytes, self._where)
         whole = len(cells) == self._width
         self._digests += stored_digest(cell.encode("utf-8", "surrogatepass") for cell in cells)
         self._broken.append(not whole)

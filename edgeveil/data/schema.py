@@ -279,13 +279,16 @@ def _table(schema: DataSchema, columns: tuple[Column, ...], at: str) -> Iterator
     again = _twice(schema.header)
     if again is not None:
         yield Mix((f"{at}.header",), f"'{again}' stands twice; give each column its own name")
-    for name in (*named, *([label] if label else ())):
-        if name not in schema.header:
-            close = nearest(name, list(schema.header))
-            text = (
-                f"does not hold '{name}', {close}; it names all columns of the file in their order"
-            )
-            yield Mix((f"{at}.header", f"{at}.columns"), text)
+    wanted, there = (*named, *([label] if label else ())), set(schema.header)
+    lacking = [name for name in wanted if name not in there]
+    if lacking:  # told once: to look for what is meant takes time, and a job may come from anybody
+        more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        close = nearest(lacking[0], list(schema.header))
+        text = (
+            f"does not hold '{lacking[0]}'{more}, {close}; it names all columns of the file in"
+            " their order"
+        )
+        yield Mix((f"{at}.header", f"{at}.columns"), text)
 
 
 def _column(column: Column, missing: tuple[str, ...], at: str) -> Iterator[Mix]:

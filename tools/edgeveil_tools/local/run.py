@@ -274,8 +274,10 @@ def play(
     `stop`, set from another thread, ends it as a failed one. `watch` is told of the fleet before
     it starts. `command`: the line that asked for it.
     """
-    if out is not None and not (resume or force):
-        require_unused(out)
+    if out is not None:
+        _keep_job_file(out)
+        if not (resume or force):
+            require_unused(out)
     targets = [TrackTarget.parse(one) for one in track]
     started_s = time.time()
     _say(hear, "reading the records")
@@ -435,6 +437,16 @@ def require_unused(out: Path, name: str = "result.json") -> None:
     else:
         return
     raise UsageError(what, where=str(out), fix=f"{first} ({fresh}), or write over it with --force")
+
+
+def _keep_job_file(out: Path) -> None:
+    """Raise UsageError where the folder's job.yaml was written by no run, but by somebody."""
+    if (out / "job.yaml").exists() and not (out / "events.jsonl").exists():
+        raise UsageError(
+            "holds a job.yaml that a run would write over",
+            where=str(out),
+            fix="name another folder",
+        )
 
 
 def prepare(out: Path, *, resume: bool = False) -> None:
