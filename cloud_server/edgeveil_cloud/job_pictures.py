@@ -34,15 +34,15 @@ STEPS = (
 TONES: Mapping[str, Tone] = {"completed": "good", "failed": "bad", "paused": "warn"}
 
 
-def per_class(found: Sequence[Mapping[str, Any]]) -> Json | None:
-    """Precision, recall and F1, a row for each class."""
+def per_class(found: Sequence[Mapping[str, Any]], called: Sequence[str] = ()) -> Json | None:
+    """Precision, recall and F1, a row for each class, by name as far as they are `called` so."""
     if not found:
         return None
     head = ["class", "precision", "recall", "F1", "records"]
     names = ("precision", "recall", "f1")
     rows = [
         [
-            str(one["class"]),
+            called[one["class"]] if one["class"] < len(called) else str(one["class"]),
             *(figure_text(one.get(name)) for name in names),
             count_text(one["records"]),
         ]

@@ -411,9 +411,10 @@ class _View:
             text_of = "{:.4g}".format if "rmse" in found else figure_text
             rows = [[words(name), text_of(found[name])] for name in names if name in found]
             parts.append(table("Figures", ["figure", "value"], rows))
-        parts.append(per_class(found.get("per_class") or []))
+        called = found.get("classes") or []
+        parts.append(per_class(found.get("per_class") or [], called))
         if crossed := found.get("confusion"):
-            of = [str(k) for k in range(len(crossed))]
+            of = [*called, *map(str, range(len(called), len(crossed)))]
             label = "Records by true and predicted class"
             parts.append(
                 heat(

@@ -12,8 +12,8 @@
                           null, and the loss the mean squared error of its range as [-1, 1]
         figures           on the same records, or null: balanced_accuracy, macro_f1, auc (one
                           class against the rest, their mean), per_class, confusion, calibration,
-                          unusable, as `edgeveil.evaluation.figures` has them; of a number mae,
-                          rmse, r2, unusable
+                          unusable, as `edgeveil.evaluation.figures` has them; classes, their names,
+                          where the job's schema has some; of a number mae, rmse, r2, unusable
         uploads, declined answers that were counted, devices that refused
         cluster_scores    null, or {eval_type, score, reason, used, wanted, labels, squared,
                           corrected, corrected_error, corrected_reason, noise_variance}: `used` of

@@ -170,6 +170,10 @@ def test_figures_of_a_classifier_are_shown_where_there_are_some(planned):
     assert part(view, "figures", "lines", 1)["label"] == "Calibration: expected error 0.125"
     assert "2 records got no usable probability" in json.dumps(view)
     assert "Class by class" not in json.dumps(job_view(planned, course(2)))
+    named = {**figures, "classes": ["cat", "dog"]}
+    view = job_view(replace(planned, status="running"), [committed(2, 1, 1, figures=named)])
+    assert part(view, "figures", "table", 1)["rows"][1][0] == "dog"
+    assert part(view, "figures", "heat")["rows"] == ["cat", "dog"]
 
 
 def test_an_idle_time_of_days_does_not_flatten_the_picture_of_rounds(planned):

@@ -316,6 +316,8 @@ def play(
         watch(fleet)
         for line in fleet.log.plan.notes:
             fleet.progress.note(f"Privacy: {line}")
+        if fleet.log.plan.adapter_note:
+            fleet.progress.note(fleet.log.plan.adapter_note)
         for note in notes:
             fleet.progress.note(f"Records{'' if published else ', for your eyes'}: {note}")
         if targets:
