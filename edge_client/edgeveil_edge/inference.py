@@ -62,7 +62,7 @@ class ServedModel:
         session = OnnxModel(graph)
         if session.weight_names:
             raise DataError("has no weights of its own", where=str(release.path))
-        return cls(release, session, schema_in(session.metadata))
+        return cls(release, session, schema_in(session.metadata, session.input_shape))
 
     def predict(self, body: PageRequest) -> Predictions:
         """Raises DataError for a body that holds no records of the model's shape."""

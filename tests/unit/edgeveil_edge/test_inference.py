@@ -7,6 +7,7 @@ import stat
 import numpy as np
 import pytest
 
+from edgeveil.data.schema import DataSchema, schema_metadata
 from edgeveil.errors import UsageError
 from edgeveil.parts.features.identity import Identity, IdentityParameters
 from edgeveil.parts.models.softmax_head import bake, build_graph
@@ -14,6 +15,7 @@ from edgeveil.sites.edge import Inference, InferenceHttp
 from edgeveil_edge import inference
 from edgeveil_edge.inference import InferenceService
 from edgeveil_edge.predict import predict
+from edgeveil_edge.release_trial import run_trial
 from edgeveil_edge.releases import ReleaseStore
 
 GRAPH = build_graph(Identity(IdentityParameters()), (2,), 3)
@@ -21,11 +23,12 @@ X = [[1, 0], [0, 1], [3, 3]]
 JSON = "application/json"
 
 
-def model(turn=0):
+def model(turn=0, entries=None):
     head = np.roll(np.array([[5, 0, 1], [0, 5, 1]], np.float32), turn, axis=1)
     return bake(
         GRAPH,
         {"centre": np.zeros(2, np.float32), "radius": np.full(1, 0.1, np.float32), "weight": head},
+        entries,
     )
 
 
@@ -194,6 +197,25 @@ def test_a_release_that_may_not_run_leaves_the_one_before_at_work(tmp_path, monk
         assert json.loads((await ask("GET", "/v1/model"))[1])["release"] == "0001-first"
         releases.install("fourth", model(1), {})
         assert json.loads((await ask("GET", "/v1/model"))[1])["release"] == "0004-fourth"
+
+    served(tmp_path, body)
+
+
+def test_a_model_whose_schema_makes_larger_records_than_it_takes_is_not_loaded(tmp_path):
+    plain = {
+        "origin": "public",
+        "label": {"column": "y", "classes": ["a", "b", "c"]},
+        "columns": [{"name": ["v", "w"], "category": [str(k) for k in range(4096)]}],
+    }
+    schema = DataSchema.model_validate_json(json.dumps(plain))
+    hostile = model(1, schema_metadata(schema))
+    assert "others than the model's" in run_trial(hostile)
+
+    async def body(ask, releases):
+        releases.install("second", hostile, {})
+        status, text = await ask("POST", "/v1/predict", asked(records=[{}] * 9))
+        assert (status, "records" in json.loads(text)["error"]) == (400, True)
+        assert json.loads((await ask("GET", "/v1/model"))[1])["release"] == "0001-first"
 
     served(tmp_path, body)
 
