@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         top.print_help()
         return UsageError.exit_code
     line = shlex.join(["edgeveil", *(sys.argv[1:] if argv is None else argv)])
-    args.command_line = re.sub(r"://[^/@\s]+@", "://…@", line)  # a URL may hold a password
+    args.command_line = re.sub(r"://\S*@", "://…@", line)  # a URL may hold a password
     lifeline.watch()
     try:
         with needs_extra(args.extra):
