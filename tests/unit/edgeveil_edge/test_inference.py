@@ -143,6 +143,7 @@ def test_a_page_of_another_host_in_a_browser_cannot_ask(tmp_path):
         ):
             extra = (f"Content-Length: {len(content)}", f"Host: {host}")
             assert (await ask("POST", "/v1/predict", content, extra=extra))[0] == status
+            assert (await ask("GET", "/v1/model", extra=extra[1:]))[0] == status
 
     served(tmp_path, body)
 
