@@ -3,6 +3,7 @@
 import asyncio
 import json
 import stat
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from edgeveil.parts.models.softmax_head import bake, build_graph
 from edgeveil.sites.edge import Inference, InferenceHttp
 from edgeveil_edge import inference
 from edgeveil_edge.inference import InferenceService
+from edgeveil_edge.main import DeviceProcess
 from edgeveil_edge.predict import predict
 from edgeveil_edge.release_trial import run_trial
 from edgeveil_edge.releases import ReleaseStore
+from edgeveil_tools import cli
 
 GRAPH = build_graph(Identity(IdentityParameters()), (2,), 3)
 X = [[1, 0], [0, 1], [3, 3]]
@@ -219,6 +222,24 @@ def test_a_model_whose_schema_makes_larger_records_than_it_takes_is_not_loaded(t
         assert json.loads((await ask("GET", "/v1/model"))[1])["release"] == "0001-first"
 
     served(tmp_path, body)
+
+
+def test_names_of_a_model_or_a_job_do_not_steer_the_terminal(tmp_path, capsys):
+    plain = {
+        "origin": "public",
+        "label": {"column": "y", "classes": ["\x1b[2Ja", "\x1b[2Jb", "c\rd"]},
+        "columns": [{"name": ["v", "\x1b]0;w"], "number": [0, 1]}],
+    }
+    entries = schema_metadata(DataSchema.model_validate_json(json.dumps(plain)))
+    (tmp_path / "model.onnx").write_bytes(model(0, entries))
+    np.savez(tmp_path / "x.npz", x=np.array(X, np.float32))
+    (tmp_path / "x.csv").write_text("v,u\n1,2\n")
+    assert cli.main(["predict", str(tmp_path / "model.onnx"), str(tmp_path / "x.npz")]) == 0
+    assert cli.main(["predict", str(tmp_path / "model.onnx"), str(tmp_path / "x.csv")]) != 0
+    DeviceProcess._say(SimpleNamespace(site=SimpleNamespace(name="box")), "no column '\x1b[2J'")
+    told = capsys.readouterr()
+    assert r"\x1b[2Ja" in told.out and r"\x1b]0;w" in told.err and r"box: no column" in told.out
+    assert not {"\x1b", "\r"} & {*told.out, *told.err}
 
 
 def test_graphs_are_judged_as_releases_are(tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from edgeveil.errors import INTERRUPTED, ConfigError, EdgeVeilError, UsageError, needs_extra
+from edgeveil.logs import printable
 from edgeveil_tools import lifeline
 from edgeveil_tools.cli import backup as cli_backup
 from edgeveil_tools.cli import deploy as cli_deploy
@@ -145,5 +146,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _say(text: str, code: int) -> int:
-    print(f"edgeveil: {text}", file=sys.stderr)
+    print("\n".join(map(printable, f"edgeveil: {text}".split("\n"))), file=sys.stderr)
     return code
