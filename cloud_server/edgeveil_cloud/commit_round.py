@@ -216,7 +216,8 @@ def tell_round(
 def _class_names(plan: Plan) -> dict[str, list[str]]:
     """`classes` beside figures by class, where the job's schema names them."""
     schema = plan.job.data.schema_
-    return {} if schema is None else {"classes": list(schema.label.names)}
+    names = [] if schema is None else list(schema.label.names)
+    return {"classes": names} if names else {}
 
 
 class RoundCommitter:

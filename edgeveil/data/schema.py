@@ -153,8 +153,9 @@ class DataSchema(Block):
 
     @property
     def classes(self) -> int:
-        """How many labels there are; of a number, the steps of its range."""
-        return len(self.label.classes) if self.target is None else LABELS
+        """How many labels there are; of a number, the steps of its range. A label that says neither
+        is refused by itself, and not for its count too."""
+        return max(2, len(self.label.classes)) if self.target is None else LABELS
 
     @property
     def target(self) -> TargetRange | None:

@@ -1,40 +1,33 @@
-"""From a table of one's own to a model that answers programs: six commands, each told by the one
-before."""
+"""docs/walkthroughs/own-data.md as it stands: from a table to a model that answers programs, each
+command told by the one before."""
+
+from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
-import numpy as np
+import pytest
 
+from tests.kits.guides import blocks
+
+pytestmark = pytest.mark.slow
+
+PAGE = "docs/walkthroughs/own-data.md"
 NEXT = re.compile(r"^(?:Next: |  )(edgeveil .*)$", re.MULTILINE)
 
 
-def table(path: Path) -> None:
-    """Cats and dogs, some without a weight: names, numbers and words, as people keep them."""
-    chance = np.random.default_rng(3)
-    lines = ["weight_kg,ears,temper,kind"]
-    for dog in chance.integers(0, 2, 1200):
-        weight = chance.normal(18 if dog else 4.5, 4 if dog else 1)
-        ears = ("hanging", "upright")[int(chance.random() < (0.4 if dog else 0.95))]
-        temper = ("calm", "lively", "shy")[
-            chance.choice(3, p=(0.3, 0.6, 0.1) if dog else (0.4, 0.2, 0.4))
-        ]
-        shown = "" if chance.random() < 0.03 else f"{max(weight, 0.5):.1f}"
-        lines.append(f"{shown},{ears},{temper},{'dog' if dog else 'cat'}")
-    path.write_text("\n".join(lines) + "\n")
+def command(line: str) -> list[str]:
+    return [sys.executable, "-m", "edgeveil_tools.cli", *shlex.split(line)[1:]]
 
 
-def run(line: str, folder: Path) -> str:
+def run(words: list[str], folder: Path) -> str:
     """What the command says, of which the last command is what to go on with."""
-    command = [sys.executable, "-m", "edgeveil_tools.cli", *shlex.split(line)[1:]]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -42,37 +35,31 @@ def run(line: str, folder: Path) -> str:
 def test_six_commands_lead_from_a_table_to_answers_each_told_by_the_one_before(
     tmp_path: Path,
 ) -> None:
-    table(tmp_path / "pets.csv")
-    told, words = run("edgeveil init --from pets.csv", tmp_path), []
+    lines = [block.strip() for block in blocks(PAGE, "sh command")]
+    assert [line.split()[1] for line in lines] == (
+        ["init", "validate", "plan", "run", "predict", "serve"]
+    )
+    (made,), (judged,), (asked,) = (blocks(PAGE, k) for k in ("python pets", "sh judged", "sh ask"))
+    run([sys.executable, "-c", made], tmp_path)
+    told = run(command(lines[0]), tmp_path)
     job = tmp_path / "my-pets" / "job.yaml"
-    text = job.read_text()
-    assert "origin: own_records" in text
-    job.write_text(re.sub(r"origin: own_records.*", "origin: public", text))  # it was judged
-    while True:
-        line = NEXT.findall(told)[-1]
-        words.append(line.split()[1])
-        if words[-1] == "serve":
-            break
-        told = run(line, tmp_path)
-    assert words == ["validate", "plan", "run", "predict", "serve"]
+    (draft,) = blocks(PAGE, "yaml")
+    assert draft in job.read_text()
+    run(["sh", "-c", judged], tmp_path)
+    for line in lines[1:-1]:
+        assert NEXT.findall(told)[-1] == line
+        told = run(command(line), tmp_path)
+    assert NEXT.findall(told)[-1] == lines[-1]
     assert "dog" in told and "cat" in told  # what predict printed: names
 
-    command = [sys.executable, "-m", "edgeveil_tools.cli", *shlex.split(line)[1:], "--port", "8797"]
-    with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=os.environ
-    ) as served:
-        assert served.stdout is not None
+    served = [*command(lines[-1]), "--port", "8797"]
+    with subprocess.Popen(served, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as serving:
+        assert serving.stdout is not None
         try:
-            url = served.stdout.readline().split("/v1/")[0]
-            record = {"weight_kg": 25, "ears": "hanging", "temper": "lively"}
-            body = json.dumps({"records": [record, {"weight_kg": 4, "ears": "upright"}]}).encode()
-            request = urllib.request.Request(
-                f"{url}/v1/predict", body, {"Content-Type": "application/json"}
-            )
-            with urllib.request.urlopen(request, timeout=20) as answer:
-                found = json.load(answer)
+            assert "127.0.0.1:8797" in serving.stdout.readline()
+            found = json.loads(run(["sh", "-c", asked.replace("8710", "8797")], tmp_path))
             assert [one["name"] for one in found["predictions"]] == ["dog", "cat"]
-            served.send_signal(signal.SIGINT)
-            assert served.wait(20) == 0
+            serving.send_signal(signal.SIGINT)
+            assert serving.wait(20) == 0
         finally:
-            served.kill()
+            serving.kill()

@@ -1,51 +1,61 @@
-"""The README's section on starting each process by hand, run as it stands."""
+"""docs/walkthroughs/watch.md as it stands, and what the README shows of it."""
 
 from __future__ import annotations
 
-import os
+import http.cookiejar
+import json
 import re
-import signal
-import socket
-import subprocess
-import sys
+import urllib.parse
+import urllib.request
 from pathlib import Path
 
 import pytest
 
+from tests.kits.guides import ROOT, await_free, blocks, started
+
 pytestmark = pytest.mark.slow
 
-README = Path(__file__).parents[2] / "README.md"
-PORTS = (21883, 21884, 8701, 8702)
+PAGE = "docs/walkthroughs/watch.md"
 
 
-def test_by_hand_section_runs_two_jobs(tmp_path: Path) -> None:
-    for port in PORTS:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                pytest.fail(f"port {port} is in use: stop what listens there")
-    script = re.search(r"```sh by-hand\n(.*?)```", README.read_text("utf-8"), re.S)[1]
-    environment = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    run = subprocess.Popen(
-        ["bash", "-e", "-c", script],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        text=True,
-    )
-    lines: list[str] = []
-    try:
-        # The processes in the background keep the pipe open: read up to the last command's end.
-        for line in run.stdout:
-            lines.append(line)
-            if "submitted" in line and "status" in line:
-                lines += [next(run.stdout), next(run.stdout)]
-                break
-    finally:
-        os.killpg(run.pid, signal.SIGTERM)
-        run.wait(15)
-    text = "".join(lines)
-    assert text.count("digits-") >= 2, text
-    assert [row.split()[1] for row in lines[-2:]] == ["completed", "completed"], text
-    assert "Traceback" not in text
+def test_a_fleet_started_by_hand_runs_jobs_and_shows_its_pages(tmp_path: Path) -> None:
+    await_free(21883, 21884, 8701, 8702, 8711)
+    (refused,) = blocks(PAGE, "sh refused")
+    (told,) = blocks(PAGE, "text")
+    script = ""
+    for block in blocks(PAGE, "sh watch"):
+        script += block
+        if block.endswith("> mine.yaml\n"):
+            script += f"if {refused.strip()}; then echo 'not refused'; exit 1; fi\n"
+    (by_hand,) = blocks("README.md", "sh by-hand")
+    lines = iter(script.splitlines())
+    assert all(line in lines for line in by_hand.splitlines())  # the same, in this order
+
+    with started(script, tmp_path) as run:
+        code = run.wait(240)
+        log = (tmp_path / "log").read_text()
+        assert code == 0, log
+        assert told.strip() in log
+        assert "Traceback" not in log
+        listed = re.search(r"^digits-\w+ +completed", log, re.MULTILINE)
+        assert listed, log
+        assert f"{(tmp_path / 'id').read_text().strip()}: completed" in log
+        assert 'edgeveil_jobs{status="completed"} 2.0' in (tmp_path / "cloud.metrics").read_text()
+        assert "edgeveil_uploads_total" in (tmp_path / "proxy.metrics").read_text()
+        for made in ("model.onnx", "compared.html"):
+            assert (tmp_path / made).stat().st_size > 0
+
+        browser = urllib.request.build_opener(
+            urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar())
+        )
+        (address,) = re.findall(r"<(http://127\.0\.0\.1:8701/)>", (ROOT / PAGE).read_text("utf-8"))
+        token = (tmp_path / "site/state/cloud/http-submit.token").read_text()
+        entry = urllib.parse.urlencode({"token": token}).encode()
+        with browser.open(f"{address}login", entry, timeout=20) as page:
+            assert "<title>" in page.read().decode()
+        with browser.open(f"{address}v1/page/me", timeout=20) as me:
+            assert json.load(me)["may_submit"]
+        (way_in,) = re.findall(r"^(http://127\.0\.0\.1:8711/)#ticket=", log, re.MULTILINE)
+        for other in (way_in, "http://127.0.0.1:8702/"):
+            with urllib.request.urlopen(other, timeout=20) as page:
+                assert "<title>" in page.read().decode()

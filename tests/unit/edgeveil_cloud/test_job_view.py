@@ -197,3 +197,17 @@ def test_the_view_of_an_entry_of_the_store(planned):
     view = job_view(broken, [committed(1, 0, 1)])
     assert view["title"] == "<b>" and view["cards"][1] == []
     assert "ε =" not in json.dumps(view, ensure_ascii=False)
+
+
+def test_rmse_follows_from_the_loss_where_the_events_of_a_round_are_forgotten():
+    facts = facts_of_plan(compile_job(load_job(JOBS / "diabetes.yaml")))
+    kept = ExchangeRecord(index=3, phase="train", number=1, attempt=1, uploads=5, loss=0.04)
+    view = job_view(facts, [], [kept])
+    (card, *_), _ = view["cards"]
+    assert (card["name"], card["value"]) == (
+        "RMSE now",
+        "35",
+    )  # 175, half of the range, times √0.04
+    (section,) = [one for one in view["sections"] if one["id"] == "accuracy"]
+    assert section["title"] == "RMSE by round"
+    assert "accuracy" not in json.dumps([view["cards"], section["parts"]])

@@ -18,7 +18,9 @@ from edgeveil_tools.local.job import Overrides
 from edgeveil_tools.local.local_run import load_local_job
 from edgeveil_tools.local.run import run_local
 from edgeveil_tools.prospect import PlanOptions, prospect
+from edgeveil_tools.report.command import report
 from edgeveil_tools.result import Result
+from edgeveil_tools.setup.init_job import write_from
 from tests.kits.homes import SCHEMA, homes, homes_job, write_homes
 
 SECURE = {"name": "fedavg", "secure": True}
@@ -171,3 +173,22 @@ def test_a_table_without_one_number_is_refused(tmp_path):
     write_homes(tmp_path / "homes.csv", [["3", "town", "?"]] * 40)
     with pytest.raises(DataError, match="no record can be learned from"):
         run_local(homes_job(tmp_path), tmp_path / "out", Overrides(workers=1), reference=False)
+
+
+def test_a_number_is_drafted_with_a_range_and_its_job_can_be_played(tmp_path):
+    table = write_homes(tmp_path / "homes.csv")
+    write_from(table, tmp_path, "price")
+    text = (tmp_path / "job.yaml").read_text()
+    assert re.search(r"column: price\n +number: \[\d+, \d+\]   # in place of classes", text)
+    (tmp_path / "job.yaml").write_text(text.replace("own_records", "public"))
+    load_local_job(tmp_path / "job.yaml")
+
+
+def test_runs_are_compared_by_rmse(learned, tmp_path, capsys):
+    page, out = tmp_path / "page.html", learned / "out"
+    assert report([out, out], page, as_json=True) == 0
+    row = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert row["accuracy"] is None
+    assert row["rmse"] == Result.load(out).rmse
+    assert "RMSE by round" in page.read_text()
+    assert f"RMSE {row['rmse']:.4g}" in page.read_text()
