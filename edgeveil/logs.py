@@ -73,8 +73,12 @@ class _Text(logging.Formatter):
         known = {key: value for key, value in fields.items() if value is not None}
         rest = "".join(f" {key}={value}" for key, value in known.items())
         line = f"{time} {record.levelname.lower():7} {record.name}: {event}{rest}"
-        # A value from the wire must not begin a line of its own or steer the terminal.
-        return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+        return printable(line)
+
+
+def printable(line: str) -> str:
+    """What came over the wire must not begin a line of its own or steer the terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 def formatter(form: str) -> logging.Formatter:

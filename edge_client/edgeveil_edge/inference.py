@@ -62,7 +62,7 @@ class ServedModel:
         session = OnnxModel(graph)
         if session.weight_names:
             raise DataError("has no weights of its own", where=str(release.path))
-        return cls(release, session, schema_in(session.metadata))
+        return cls(release, session, schema_in(session.metadata, session.input_shape))
 
     def predict(self, body: PageRequest) -> Predictions:
         """Raises DataError for a body that holds no records of the model's shape."""
@@ -137,11 +137,11 @@ class InferenceService:
         pages: dict[str, Page] = {"/v1/model": self.told}
         posts = {"/v1/predict": self._predict_page}
         if settings.socket is not None:
-            server = PageServer(pages, posts, settings.request_bytes)
+            server = PageServer(pages, posts, settings.request_bytes, _refusal)
             await server.listen(ListenAt(socket=settings.socket))
             self._servers.append(server)
         if settings.http is not None:
-            server = PageServer(pages, posts, settings.request_bytes)
+            server = PageServer(pages, posts, settings.request_bytes, _refusal)
             await server.listen(settings.http.host, settings.http.port)
             self._servers.append(server)
         if self._servers:  # the first request need not wait for the model
@@ -276,6 +276,11 @@ def _named(records: list[Any], schema: DataSchema) -> NDArray[np.float32]:
         values = (record.get(name) for name in names)
         encoder.add(["" if value is None else str(value) for value in values])
     return encoder.encoded().records.x
+
+
+def _refusal(_path: str, request: PageRequest) -> PageContent | None:
+    """To a page of another's, in a browser on this box, the model is not told either."""
+    return None if request.is_for_this_machine else _told(403, "ask by a name of this machine")
 
 
 def _told(status: int, text: str) -> PageContent:

@@ -213,7 +213,7 @@ class DeviceProcess:
 
     def _say(self, line: str) -> None:
         """A line for the owner, on this box's console alone."""
-        print(f"{self.site.name}: {line}", flush=True)
+        print(logs.printable(f"{self.site.name}: {line}"), flush=True)  # it may tell a job's names
 
     async def run(self) -> None:
         """Until cancelled; a lost broker is tried again, with jitter."""

@@ -141,7 +141,7 @@ class HeadFeatures:
         (given,) = (one for one in self._session.get_inputs() if one.name == "x")
         self._shape = tuple(axis if isinstance(axis, int) else 0 for axis in given.shape[1:])
         self._head = head
-        self.schema = schema_in(self._session.get_modelmeta().custom_metadata_map)
+        self.schema = schema_in(self._session.get_modelmeta().custom_metadata_map, self._shape)
         """By which the release reads records; None: they are numbers."""
 
     def of(self, records: Records) -> HeadRecords:

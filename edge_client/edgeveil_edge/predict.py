@@ -53,7 +53,7 @@ class Predictions:
     @classmethod
     def of(cls, model: str, session: OnnxModel, found: NDArray[np.float64], **beside: Any) -> Self:
         """What a session answered. Raises DataError where a model of a number tells no range."""
-        schema = schema_in(session.metadata)
+        schema = schema_in(session.metadata, session.input_shape)
         if session.output != VALUE:
             return cls(model, found, **beside)
         if schema is None or schema.target is None:
@@ -215,7 +215,7 @@ def told_by(
     limit_s: float = math.inf,
 ) -> Predictions:
     """What a loaded model, named `called`, says of records, within `limit_s`. Raises DataError."""
-    schema = schema_in(session.metadata)
+    schema = schema_in(session.metadata, session.input_shape)
     given = _given(records, schema, session.input_shape)
     classes = () if schema is None else schema.label.names
     found = session.answers(given.x, {}, limit_s=limit_s)

@@ -39,6 +39,7 @@ def run_trial(onnx: bytes) -> str:
         shape = tuple(axis or 1 for axis in model.input_shape)
         if np.prod(shape, dtype=np.float64) > _RECORD_NUMBERS:
             raise DataError(f"takes records of shape {shape}", where="the release")
+        schema_in(model.metadata, model.input_shape)
         chance = np.random.default_rng(0)
         for x in (np.zeros((1, *shape)), chance.normal(size=(_TRIED_RECORDS, *shape))):
             fault = _fault(model, model.answers(x.astype(np.float32), {}))
@@ -54,7 +55,7 @@ def run_trial(onnx: bytes) -> str:
 def _fault(model: OnnxModel, found: NDArray[np.float64]) -> str:
     """What is wrong with answers: no distributions, or no numbers of the range it tells."""
     if model.output == VALUE:
-        schema = schema_in(model.metadata)
+        schema = schema_in(model.metadata, model.input_shape)
         if schema is None or schema.target is None:
             return "a number, and does not tell its range"
         low, high = np.float32(schema.target.low), np.float32(schema.target.high)

@@ -7,7 +7,8 @@ it; `edgeveil.data.encoding` makes numbers of records by it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Literal
@@ -187,8 +188,11 @@ def without_location(text: str) -> str:
     return text.replace("location", r"\u006cocation")
 
 
-def schema_in(properties: Mapping[str, str]) -> DataSchema | None:
-    """The inverse of `schema_metadata`; None where there is none. Raises DataError."""
+def schema_in(
+    properties: Mapping[str, str], input_shape: Sequence[int | None]
+) -> DataSchema | None:
+    """The inverse of `schema_metadata`; None where there is none. Raises DataError, also for one of
+    larger or smaller records than those that the model takes."""
     text = properties.get(SCHEMA)
     if text is None:
         return None
@@ -199,6 +203,8 @@ def schema_in(properties: Mapping[str, str]) -> DataSchema | None:
         mixes = list(impossible(schema, SCHEMA))
         if mixes:
             raise ValueError(mixes[0].text)
+        if math.prod(schema.input_shape) != math.prod(axis or 0 for axis in input_shape):
+            raise ValueError("its records are others than the model's")
     except (ValueError, RecursionError) as error:
         what = f"holds no schema that this version knows ({str(error)[:100]})"
         raise DataError(what, where=SCHEMA, fix="use an EdgeVeil of the model's version") from None

@@ -23,6 +23,7 @@ from edgeveil.parts.models.layers import Shape
 
 MAX_BYTES = MAX_BACKBONE_BYTES
 _HEAD_BYTES = 8  # of safetensors: the header's length
+_MOST_HEADER_BYTES = 1 << 22  # JSON takes many times its size in memory
 _TORCH = (".pt", ".pth", ".bin", ".ckpt")
 SUFFIXES = (".safetensors", *_TORCH)
 _TOLD = 5  # names of one kind
@@ -73,7 +74,9 @@ def unpacked(raw: bytes) -> Arrays:
 def _from_safetensors(raw: bytes, path: Path) -> Arrays:
     try:
         length = int.from_bytes(raw[:_HEAD_BYTES], "little")
-        header = json.loads(raw[_HEAD_BYTES : _HEAD_BYTES + min(length, len(raw))])
+        if length > _MOST_HEADER_BYTES:
+            raise ValueError(f"a header of {length} bytes")
+        header = json.loads(raw[_HEAD_BYTES : _HEAD_BYTES + length])
         types = {name: one["dtype"] for name, one in header.items() if name != "__metadata__"}
         other = [f"{name} ({kind})" for name, kind in types.items() if kind not in _NUMPY]
         if other:

@@ -3,29 +3,35 @@
 import asyncio
 import json
 import stat
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from edgeveil.data.schema import DataSchema, schema_metadata
 from edgeveil.errors import UsageError
 from edgeveil.parts.features.identity import Identity, IdentityParameters
 from edgeveil.parts.models.softmax_head import bake, build_graph
 from edgeveil.sites.edge import Inference, InferenceHttp
 from edgeveil_edge import inference
 from edgeveil_edge.inference import InferenceService
+from edgeveil_edge.main import DeviceProcess
 from edgeveil_edge.predict import predict
+from edgeveil_edge.release_trial import run_trial
 from edgeveil_edge.releases import ReleaseStore
+from edgeveil_tools import cli
 
 GRAPH = build_graph(Identity(IdentityParameters()), (2,), 3)
 X = [[1, 0], [0, 1], [3, 3]]
 JSON = "application/json"
 
 
-def model(turn=0):
+def model(turn=0, entries=None):
     head = np.roll(np.array([[5, 0, 1], [0, 5, 1]], np.float32), turn, axis=1)
     return bake(
         GRAPH,
         {"centre": np.zeros(2, np.float32), "radius": np.full(1, 0.1, np.float32), "weight": head},
+        entries,
     )
 
 
@@ -140,6 +146,7 @@ def test_a_page_of_another_host_in_a_browser_cannot_ask(tmp_path):
         ):
             extra = (f"Content-Length: {len(content)}", f"Host: {host}")
             assert (await ask("POST", "/v1/predict", content, extra=extra))[0] == status
+            assert (await ask("GET", "/v1/model", extra=extra[1:]))[0] == status
 
     served(tmp_path, body)
 
@@ -196,6 +203,43 @@ def test_a_release_that_may_not_run_leaves_the_one_before_at_work(tmp_path, monk
         assert json.loads((await ask("GET", "/v1/model"))[1])["release"] == "0004-fourth"
 
     served(tmp_path, body)
+
+
+def test_a_model_whose_schema_makes_larger_records_than_it_takes_is_not_loaded(tmp_path):
+    plain = {
+        "origin": "public",
+        "label": {"column": "y", "classes": ["a", "b", "c"]},
+        "columns": [{"name": ["v", "w"], "category": [str(k) for k in range(4096)]}],
+    }
+    schema = DataSchema.model_validate_json(json.dumps(plain))
+    hostile = model(1, schema_metadata(schema))
+    assert "others than the model's" in run_trial(hostile)
+
+    async def body(ask, releases):
+        releases.install("second", hostile, {})
+        status, text = await ask("POST", "/v1/predict", asked(records=[{}] * 9))
+        assert (status, "records" in json.loads(text)["error"]) == (400, True)
+        assert json.loads((await ask("GET", "/v1/model"))[1])["release"] == "0001-first"
+
+    served(tmp_path, body)
+
+
+def test_names_of_a_model_or_a_job_do_not_steer_the_terminal(tmp_path, capsys):
+    plain = {
+        "origin": "public",
+        "label": {"column": "y", "classes": ["\x1b[2Ja", "\x1b[2Jb", "c\rd"]},
+        "columns": [{"name": ["v", "\x1b]0;w"], "number": [0, 1]}],
+    }
+    entries = schema_metadata(DataSchema.model_validate_json(json.dumps(plain)))
+    (tmp_path / "model.onnx").write_bytes(model(0, entries))
+    np.savez(tmp_path / "x.npz", x=np.array(X, np.float32))
+    (tmp_path / "x.csv").write_text("v,u\n1,2\n")
+    assert cli.main(["predict", str(tmp_path / "model.onnx"), str(tmp_path / "x.npz")]) == 0
+    assert cli.main(["predict", str(tmp_path / "model.onnx"), str(tmp_path / "x.csv")]) != 0
+    DeviceProcess._say(SimpleNamespace(site=SimpleNamespace(name="box")), "no column '\x1b[2J'")
+    told = capsys.readouterr()
+    assert r"\x1b[2Ja" in told.out and r"\x1b]0;w" in told.err and r"box: no column" in told.out
+    assert not {"\x1b", "\r"} & {*told.out, *told.err}
 
 
 def test_graphs_are_judged_as_releases_are(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from edgeveil_tools.local import run
 from edgeveil_tools.tracking import tracker
 from edgeveil_tools.tracking.course import WAITING, Tracking, tracked
 from edgeveil_tools.tracking.follow import JobFollower
-from edgeveil_tools.tracking.tracker import TrackTarget, flat
+from edgeveil_tools.tracking.tracker import TrackTarget, flat, hidden
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "jobs" / "quickstart.yaml"
 ROUNDS = 3
@@ -197,14 +197,17 @@ def test_a_server_that_never_answers_holds_nothing_up():
         assert tracking.close("completed", {}, wait_s=0.1) == []
 
 
-def test_a_password_in_an_address_is_in_no_result(tmp_path):
+@pytest.mark.parametrize("word", ["b", "b@d", "b/d", "b@/d"])
+def test_a_password_in_an_address_is_in_no_result(word, tmp_path):
     out = tmp_path / "out"
-    line = ["run", str(QUICKSTART), "--simulate", "--out", str(out), "--track", "x:http://a:b@c"]
+    line = ["run", str(QUICKSTART), "--simulate", "--out", str(out)]
+    line += ["--track", f"x:http://a:{word}@c"]
     args = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("edgeveil_tools.cli.learning._run", lambda given: args.append(given) or 0)
         assert cli.main(line) == 0
     assert args[0].command_line.endswith("--track x:http://…@c")
+    assert hidden(line[-1]) == "x:http://…@c"
 
 
 def test_parameters_are_flat():

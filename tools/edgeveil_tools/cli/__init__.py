@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from edgeveil.errors import INTERRUPTED, ConfigError, EdgeVeilError, UsageError, needs_extra
+from edgeveil.logs import printable
 from edgeveil_tools import lifeline
 from edgeveil_tools.cli import backup as cli_backup
 from edgeveil_tools.cli import deploy as cli_deploy
@@ -114,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         top.print_help()
         return UsageError.exit_code
     line = shlex.join(["edgeveil", *(sys.argv[1:] if argv is None else argv)])
-    args.command_line = re.sub(r"://[^/@\s]+@", "://…@", line)  # a URL may hold a password
+    args.command_line = re.sub(r"://\S*@", "://…@", line)  # a URL may hold a password
     lifeline.watch()
     try:
         with needs_extra(args.extra):
@@ -145,5 +146,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _say(text: str, code: int) -> int:
-    print(f"edgeveil: {text}", file=sys.stderr)
+    print("\n".join(map(printable, f"edgeveil: {text}".split("\n"))), file=sys.stderr)
     return code

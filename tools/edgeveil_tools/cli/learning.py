@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgeveil.logs import printable
 from edgeveil_tools.cli.common import Subparsers, add_engine, add_track, command, say_next
 
 if TYPE_CHECKING:
@@ -368,7 +369,7 @@ def _predict(args: argparse.Namespace) -> int:
             print(f"{at}  {row['value']:.6g}")
             continue
         name = row.get("name", f"class {row['label']}")
-        print(f"{at}  {name}  probability {row['probability']:.3f}")
+        print(printable(f"{at}  {name}  probability {row['probability']:.3f}"))
     if found.accuracy is not None:
         print(f"right: {found.accuracy:.4f} of the records that have a label")
     if found.errors is not None:

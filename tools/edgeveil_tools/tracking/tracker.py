@@ -101,7 +101,7 @@ _MODULES = {
 
 def hidden(text: str) -> str:
     """The text without a password that a URL in it holds."""
-    return re.sub(r"://[^/@\s]+@", "://…@", text)
+    return re.sub(r"://\S*@", "://…@", text)  # one with @ or / in it, too
 
 
 def flat(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str | float | bool]]:

@@ -139,14 +139,16 @@ def test_a_model_carries_it_even_with_the_word_that_no_graph_may_hold():
     schema = made(TABLE, columns=[{"name": "location", "number": [0, 1]}])
     properties = schema_metadata(schema)
     assert not any("location" in text for text in properties.values())
-    assert schema_in(properties) == schema
+    assert schema_in(properties, schema.input_shape) == schema
+    with pytest.raises(DataError, match="others than the model's"):
+        schema_in(properties, (2,))
     assert json.loads(properties["edgeveil.labels"]) == ["<=50K", ">50K"]
-    assert schema_in({}) is None
+    assert schema_in({}, (2,)) is None
     flawed = made(TABLE, columns=[{"name": "n", "number": [1, 0]}])
     assert list(impossible(flawed, "s"))
     for text in ("", "{}", "[" * 10**5, schema_metadata(flawed)["edgeveil.schema"]):
         with pytest.raises(DataError, match="no schema that this version knows"):
-            schema_in({"edgeveil.schema": text})
+            schema_in({"edgeveil.schema": text}, (2,))
 
 
 def test_editors_are_told_of_it():

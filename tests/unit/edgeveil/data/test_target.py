@@ -82,4 +82,4 @@ def test_pictures_have_classes():
 def test_a_model_tells_its_range():
     told = schema_metadata(schema())
     assert "edgeveil.labels" not in told
-    assert schema_in(told).target == TargetRange(10, 30)
+    assert schema_in(told, schema().input_shape).target == TargetRange(10, 30)

@@ -216,3 +216,10 @@ def test_a_weights_name_that_no_segment_may_have_is_refused_unless_all_are_one_s
     with pytest.raises(ConfigError, match=r"module\.Conv\.weight is a name under which no segment"):
         parse_job(text)
     assert parse_job(text + "proxy: {shuffle: whole}\n").proxy.shuffle == "whole"
+
+
+def test_a_header_is_bounded_before_it_is_read(monkeypatch):
+    many = b"{" + b",".join(b'"%d":{}' % k for k in range(500_000)) + b"}"
+    monkeypatch.setattr(files.json, "loads", lambda _text: pytest.fail("it was read"))
+    with pytest.raises(DataError, match="no safetensors file"):
+        files.unpacked(len(many).to_bytes(8, "little") + many)
