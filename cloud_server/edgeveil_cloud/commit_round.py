@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgeveil.errors import JobFailed, ProtocolError
 from edgeveil.jobs.broadcast_precision import as_learned_from
-from edgeveil.jobs.plan import SOFTMAX
+from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation import Uploads
 from edgeveil.parts.aggregation.mean import mean
@@ -207,10 +207,17 @@ def tell_round(
         "refused": dict(valid.refused),
         "clusters": shown_clusters(scores, vectors),
         "mean_softmax": averaged.to_dict() if averaged else None,
-        "figures": dict(tested.figures) if tested else None,
+        "figures": {**tested.figures, **_class_names(context.plan)} if tested else None,
         **({"cells": dict(told.cells)} if any(told.cells) else {}),  # they have names
     }
     return record, event
+
+
+def _class_names(plan: Plan) -> dict[str, list[str]]:
+    """`classes` beside figures by class, where the job's schema names them."""
+    schema = plan.job.data.schema_
+    names = [] if schema is None else list(schema.label.names)
+    return {"classes": names} if names else {}
 
 
 class RoundCommitter:

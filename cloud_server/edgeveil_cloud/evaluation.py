@@ -12,6 +12,7 @@ import numpy as np
 
 from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
+from edgeveil.data.target import TargetRange
 from edgeveil.errors import DataError, JobFailed
 from edgeveil.evaluation.accuracy import HeldOutTest, ModelScore
 from edgeveil.evaluation.clustering import MEAN, ClusterScores, Noise, cluster_scores
@@ -92,15 +93,18 @@ class Evaluation:
         test = self._fitting(plan)
         if test is None or context.exchange.number == 0:
             return None
-        held = self._on(test, graph, slice(plan.rule.validation_records, None))
+        part = slice(plan.rule.validation_records, None)
+        held = self._on(test, graph, part, plan.job.data.target)
         return held.tested(self.weights(plan, state))
 
-    def _on(self, test: Records, graph: bytes, part: slice) -> HeldOutTest:
+    def _on(
+        self, test: Records, graph: bytes, part: slice, target: TargetRange | None = None
+    ) -> HeldOutTest:
         key = graph, part.start, part.stop
         if key not in self._held and len(self._held) >= _TESTS_KEPT:
             self._held.clear()
         if key not in self._held:
-            self._held[key] = HeldOutTest(graph, test.x[part], test.y[part])
+            self._held[key] = HeldOutTest(graph, test.x[part], test.y[part], target)
         return self._held[key]
 
     def _fitting(self, plan: Plan) -> Records | None:

@@ -205,7 +205,8 @@ class _Routes:
         return web.json_response({"id": job}, status=201)
 
     async def backbone(self, request: web.Request) -> web.Response:
-        """Before the job that names it: a feature extractor (ONNX), kept under its digest."""
+        """Before the job that names it: a feature extractor (ONNX) or a model's first weights
+        (safetensors), kept under its digest."""
         graph = bytearray()
         async with in_time(BACKBONE_S):
             async for chunk in request.content.iter_chunked(_CHUNK_BYTES):

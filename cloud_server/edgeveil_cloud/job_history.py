@@ -94,7 +94,7 @@ class JobHistory:
                 "epsilon": {},
                 "timeline": {},
             }
-            self.rows.append({**row, **ended, **known})
+            self.rows.append({**row, **ended, **known, "rmse": None})
             self._score(row["number"], record.scores)
 
     @property
@@ -111,6 +111,7 @@ class JobHistory:
         uploads, selected = int(data["uploads"]), self._selected
         row = {
             **{name: data.get(name) for name in _ROW},
+            "rmse": (data.get("figures") or {}).get("rmse"),  # where the label is a number
             "exchange": int(data["exchange"]),
             "uploads": uploads,
             "seconds": float(data.get("seconds") or 0.0),

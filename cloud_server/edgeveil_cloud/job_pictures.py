@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from edgeveil.evaluation.clustering import project_2d
+from edgeveil.evaluation.figures import leading, leading_text
 from edgeveil.pages.parts import (
     Json,
     Tone,
@@ -33,15 +34,15 @@ STEPS = (
 TONES: Mapping[str, Tone] = {"completed": "good", "failed": "bad", "paused": "warn"}
 
 
-def per_class(found: Sequence[Mapping[str, Any]]) -> Json | None:
-    """Precision, recall and F1, a row for each class."""
+def per_class(found: Sequence[Mapping[str, Any]], called: Sequence[str] = ()) -> Json | None:
+    """Precision, recall and F1, a row for each class, by name as far as they are `called` so."""
     if not found:
         return None
     head = ["class", "precision", "recall", "F1", "records"]
     names = ("precision", "recall", "f1")
     rows = [
         [
-            str(one["class"]),
+            called[one["class"]] if one["class"] < len(called) else str(one["class"]),
             *(figure_text(one.get(name)) for name in names),
             count_text(one["records"]),
         ]
@@ -150,13 +151,14 @@ def event_line(kind: str, data: Mapping[str, Any], proven: set[str]) -> Json:
         name = f"round {data['number']}" if data["number"] else data["phase"]
         text = f"{name} committed: {data['uploads']} answered"
         text += f", {data['declined']} declined" if data["declined"] else ""
-        if data["accuracy"] is not None:
+        led, value = leading(data)
+        if value is not None:
             epsilon = data["epsilon"]
             spent = ", ".join(
                 f"{which} {up_text(epsilon.get(which)) if which in proven else 'none proven'}"
                 for which in ("training", "inference")
             )
-            text += f", accuracy {data['accuracy']:.3f}; ε by plan: {spent}"
+            text += f", {led} {leading_text(led, value)}; ε by plan: {spent}"
     elif kind == "broadcast":
         what = (
             data.get("round") if data.get("kind") == "round" else f"the {data.get('kind', 'job')}"
@@ -189,7 +191,7 @@ def count_text(value: int | None) -> str:
     return "–" if value is None else f"{value:,}"
 
 
-_NAMES = {"macro_f1": "macro-F1", "auc": "AUC"}
+_NAMES = {"macro_f1": "macro-F1", "auc": "AUC", "mae": "MAE", "rmse": "RMSE", "r2": "R²"}
 
 
 def words(name: str) -> str:

@@ -15,6 +15,7 @@ from itertools import cycle
 from typing import Any
 
 from edgeveil.errors import ProtocolError
+from edgeveil.evaluation.figures import leading_text
 from edgeveil.evaluation.noise_correction import NOT_IDENTIFIABLE
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
@@ -118,6 +119,7 @@ class JobDetails:
     seen: Sequence[Mapping[str, str]] = ()
     shuffle: Sequence[str] = ()
     aggregation_note: str = ""
+    half: float | None = None  # of the range of a label that is a number
     run: RunPart | None = None
 
     @classmethod
@@ -158,6 +160,7 @@ def facts_of_plan(plan: Plan, cells: int = 1) -> JobDetails:
         seen=[asdict(row) for row in who_sees(plan, cells)],
         shuffle=[str(credit) for credit in shuffled(plan)],
         aggregation_note=plan.aggregation_note,
+        half=None if plan.job.data.target is None else plan.job.data.target.half,
     )
 
 
@@ -212,7 +215,9 @@ class _View:
         }
         self._rows = [self._proven(row) for row in course.rows]
         self._phases = course.phases
-        self._tested = [row for row in course.rounds if row["accuracy"] is not None]
+        of_number = facts.half is not None or any(row["rmse"] is not None for row in course.rounds)
+        self._measure = "RMSE" if of_number else "accuracy"
+        self._tested = [row for row in course.rounds if self._measured(row) is not None]
         self._simulated = self._run is not None and self._run.simulated
 
     def whole(self) -> Json:
@@ -288,13 +293,15 @@ class _View:
         run, rounds = self._run, self._course.rounds
         last = rounds[-1] if rounds else None
         measured = f"on {run.measured_on}" if run and run.measured_on else _CLOUDS_RECORDS
-        name = "final accuracy" if self._ended else "accuracy now"
-        found = [card(name, figure_text(last["accuracy"] if last else None), measured)]
+        name = f"final {self._measure}" if self._ended else f"{self._measure} now"
+        if self._measure == "RMSE":
+            measured = f"in the label's unit, {measured}"
+        found = [card(name, self._text(self._measured(last) if last else None), measured)]
         if run is not None and run.reference:
             note = "same records, no privacy"
             note += f": {run.reference_note}" if run.reference_note else ""
-            found.append(card("without noise", figure_text(run.reference[-1]), note))
-        if last is not None and last["loss"] is not None:
+            found.append(card("without noise", self._text(run.reference[-1]), note))
+        if last is not None and last["loss"] is not None and self._measure == "accuracy":
             found.append(card("loss", figure_text(last["loss"]), "mean cross-entropy, in nats"))
         if self._rows:
             row = self._rows[-1]
@@ -330,8 +337,19 @@ class _View:
 
     # --- accuracy ---
 
+    def _measured(self, row: Mapping[str, Any]) -> float | None:
+        """Accuracy after a round; of a number RMSE, which also follows from the loss."""
+        found: float | None = row["accuracy" if self._measure == "accuracy" else "rmse"]
+        if self._measure == "RMSE" and found is None and row["loss"] is not None:
+            return None if self._facts.half is None else self._facts.half * math.sqrt(row["loss"])
+        return found
+
+    def _text(self, value: float | None) -> str:
+        return "–" if value is None else leading_text(self._measure, value)
+
     def _accuracy(self) -> Json:
-        run, title = self._run, "Accuracy by round"
+        measure = self._measure[0].upper() + self._measure[1:]
+        run, title = self._run, f"{measure} by round"
         if not self._tested:
             none = "" if self._course.rounds else ": none was committed"
             none += " yet" if none and not self._ended else ""
@@ -345,17 +363,19 @@ class _View:
             )
             note = said(f"It was {run.reference_note}.", "bad") if run.reference_note else None
         x = [row["number"] for row in self._tested]
-        own = [rounded(row["accuracy"]) for row in self._tested]
-        shown = [series("this run" if run else "accuracy", own, "blue")]
+        own = [rounded(self._measured(row)) for row in self._tested]
+        shown = [series("this run" if run else self._measure, own, "blue")]
         if reference:
             known = [reference[k - 1] if k <= len(reference) else None for k in x]
             shown.append(series("without noise", known, "orange", dash=True))
         shown += self._beside(x)
         lowest = least([v for one in shown if not one["quiet"] for v in one["values"]])
         low = max(0.0, math.floor(lowest * 20 - 0.5) / 20)
-        parts = [lines("Accuracy on the test records", x, shown, low=low, high=1.0)]
+        ends = (0.0, None) if self._measure == "RMSE" else (low, 1.0)
+        name = f"{measure} on the test records"
+        parts = [lines(name, x, shown, low=ends[0], high=ends[1])]
         losses = [rounded(row["loss"]) for row in self._tested]
-        if any(value is not None for value in losses):
+        if any(value is not None for value in losses) and self._measure == "accuracy":
             parts.append(
                 lines("Loss on the test records", x, [series("loss", losses, "purple")], low=0.0)
             )
@@ -388,11 +408,13 @@ class _View:
             ]
             parts.append(lines("Figures by round", x, shown + self._beside(x)))
         elif names:
-            rows = [[words(name), figure_text(found[name])] for name in names if name in found]
+            text_of = "{:.4g}".format if "rmse" in found else figure_text
+            rows = [[words(name), text_of(found[name])] for name in names if name in found]
             parts.append(table("Figures", ["figure", "value"], rows))
-        parts.append(per_class(found.get("per_class") or []))
+        called = found.get("classes") or []
+        parts.append(per_class(found.get("per_class") or [], called))
         if crossed := found.get("confusion"):
-            of = [str(k) for k in range(len(crossed))]
+            of = [*called, *map(str, range(len(called), len(crossed)))]
             label = "Records by true and predicted class"
             parts.append(
                 heat(
@@ -406,9 +428,10 @@ class _View:
             )
         parts.append(calibration(found.get("calibration") or {}))
         at = by_round[-1]["round"] if by_round else 0
-        text = f"Of the model after round {at}, on the records that accuracy is measured on."
+        text = f"Of the model after round {at}, on the records that {self._measure} is measured on."
         unusable = int(found.get("unusable") or 0)
-        bad = f"{counted(unusable, 'record')} got no usable probability and count as wrong."
+        answer, count = ("value", "far off") if "rmse" in found else ("probability", "wrong")
+        bad = f"{counted(unusable, 'record')} got no usable {answer} and count as {count}."
         before = [said(text), said(bad, "bad") if unusable else None]
         title = "Class by class" if found.get("per_class") else "Further figures"
         return section("figures", title, parts, before=before)
@@ -657,7 +680,8 @@ class _View:
         if self._facts.shuffle:
             lines_of = " ".join(f"{line}." for line in self._facts.shuffle)
             found.append(("After the shuffle", f"{lines_of} {_SHUFFLE}"))
-        found += [("Both together", _TOGETHER), ("Accuracy", self._accuracy_meaning())]
+        named = self._measure[0].upper() + self._measure[1:]
+        found += [("Both together", _TOGETHER), (named, self._accuracy_meaning())]
         return section("meaning", "What these numbers mean", [terms(found)])
 
     def _training_meaning(self, training: _Guarantee) -> str:
@@ -693,6 +717,11 @@ class _View:
             "The share of the cloud's test records whose most probable class is right; the loss is"
             " the mean cross-entropy on them."
         )
+        if self._measure == "RMSE":
+            found = (
+                "The root of the mean squared error on the cloud's test records, in the label's own"
+                " unit; the loss is the mean squared error where the range is [-1, 1]."
+            )
         if run is not None and run.measured_on:
             found += (
                 f" These are {run.measured_on}: the guarantees above are of the records that"
@@ -707,7 +736,7 @@ class _View:
     def _rounds(self) -> Json | None:
         if not self._rows:
             return None
-        head = ["round", "accuracy", "loss", "uploads", "declined", "attempt", "score"]
+        head = ["round", self._measure, "loss", "uploads", "declined", "attempt", "score"]
         head.append("ε training, by plan")
         head += ["if all others collude"] * self._shared + ["ε inference, by plan"]
         hops = [] if self._simulated else [("from cloud", "cloud_out"), ("to cloud", "cloud_in")]
@@ -717,7 +746,7 @@ class _View:
         rows = [
             [
                 str(row["number"] or row["phase"]),
-                figure_text(row["accuracy"]),
+                self._text(self._measured(row)),
                 figure_text(row["loss"]),
                 count_text(row["uploads"]),
                 count_text(row["declined"]),

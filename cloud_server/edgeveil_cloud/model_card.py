@@ -21,10 +21,11 @@ def model_card(plan: Plan) -> dict[str, str]:
     """
     job = plan.job
     told = {
-        "labels": [str(label) for label in range(job.data.classes)],
         "input_shape": list(job.data.input_shape),
         "privacy": summary_of(plan, len(plan.exchanges), None)["privacy"],
     }
+    if job.data.target is None:
+        told["labels"] = [str(label) for label in range(job.data.classes)]
     found = {
         "edgeveil.version": metadata.version("edgeveil"),
         "edgeveil.job": job.job,

@@ -48,7 +48,7 @@ def refusals(policy: Policy, plan: Plan, *, trains: bool) -> Iterator[PrivacyErr
     for digest in carried_digests(job):
         if digest not in policy.allowed_backbones:
             yield PrivacyError(
-                f"the backbone {digest} of the job may not run on the data",
+                f"the backbone, or the frozen weights, {digest} of the job may not run on the data",
                 where="policy.allowed_backbones",
                 fix="add this digest if you know what the model does",
             )

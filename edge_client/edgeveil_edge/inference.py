@@ -80,9 +80,9 @@ class ServedModel:
     def run(self, values: NDArray[Any]) -> Predictions:
         """Raises DataError for values that are no records of the model's shape."""
         x = as_records(values, self.session.input_shape, "records")
-        found = self.session.probabilities(x, {}, limit_s=RUN_S)
+        found = self.session.answers(x, {}, limit_s=RUN_S)
         classes = () if self.schema is None else self.schema.label.names
-        return Predictions(self.release.version, found, classes=classes)
+        return Predictions.of(self.release.version, self.session, found, classes=classes)
 
     def predict_file(self, file: Path) -> Predictions:
         """Of a file in any form that `edgeveil predict` takes. Raises DataError or UsageError."""
@@ -96,7 +96,9 @@ class ServedModel:
         if schema is None:
             return told
         columns = [name for column in schema.columns or () for name in column.names]
-        named = {"classes": list(schema.label.names), "columns": columns}
+        named: dict[str, Any] = {"classes": list(schema.label.names), "columns": columns}
+        if schema.target is not None:
+            named["range"] = [schema.target.low, schema.target.high]
         return {**told, **named, "pictures": schema.image is not None}
 
 

@@ -285,7 +285,7 @@ class DevicePage:
         found = replace(await self._device.inference.predict_file(written), files=())
         told = {
             "release": found.model,
-            "records": len(found.labels),
+            "records": len(found),
             "accuracy": found.accuracy,
             "classes": found.classes,
             "predictions": found.plain()[:SHOWN],

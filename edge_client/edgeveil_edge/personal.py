@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
+from edgeveil.data.schema import schema_in
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
 from edgeveil.errors import DataError, UsageError
 from edgeveil.evaluation.model_head import LinearHead, find_head, with_output
@@ -67,7 +68,7 @@ def personalise(site: EdgeSite, releases: Path, share: float = EVALUATION_SHARE)
     head = find_head(graph)
     features = HeadFeatures(graph, head)
     key = load_split_key(site.state_dir / SPLIT_KEY_FILE)
-    halves = device_records(site.data, key, evaluation_share=share)
+    halves = device_records(site.data, key, evaluation_share=share, schema=features.schema)
     training, evaluation = (features.of(half) for half in halves)
     if len(training.y) < LEAST_RECORDS:
         raise DataError(
@@ -140,6 +141,8 @@ class HeadFeatures:
         (given,) = (one for one in self._session.get_inputs() if one.name == "x")
         self._shape = tuple(axis if isinstance(axis, int) else 0 for axis in given.shape[1:])
         self._head = head
+        self.schema = schema_in(self._session.get_modelmeta().custom_metadata_map)
+        """By which the release reads records; None: they are numbers."""
 
     def of(self, records: Records) -> HeadRecords:
         """Of the usable ones among them. Raises DataError for records of another shape."""

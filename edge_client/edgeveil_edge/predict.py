@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,10 @@ from numpy.typing import NDArray
 from edgeveil.data.encoding import Encoded, pictures
 from edgeveil.data.records import require_file
 from edgeveil.data.schema import DataSchema, schema_in
+from edgeveil.data.target import TargetRange
 from edgeveil.errors import DataError, EdgeVeilError, UsageError, needs_extra
-from edgeveil.evaluation.onnx_session import OnnxModel
+from edgeveil.evaluation.figures import regression_figures
+from edgeveil.evaluation.onnx_session import VALUE, OnnxModel
 from edgeveil.parts.sources.csvfile import any_form, encode_csv, read_matrix
 from edgeveil.parts.sources.images import ENDINGS, encode_files, pictures_below
 from edgeveil.parts.sources.npz import npy_array, npz_array
@@ -34,7 +37,8 @@ class Predictions:
 
     A row with NaN or infinity is that of an unusable record. `classes` are the classes' names and
     `files` the pictures' files, where there are any; `given` are the labels that stood beside the
-    records (records,), -1 for none.
+    records (records,), -1 for none. Of a model of a number `values` (records,) has them, in the
+    unit of its range `target`, and there are neither classes nor probabilities.
     """
 
     model: str
@@ -43,27 +47,55 @@ class Predictions:
     classes: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     given: NDArray[np.int64] | None = None
+    values: NDArray[np.float64] | None = None
+    target: TargetRange | None = None
+
+    @classmethod
+    def of(cls, model: str, session: OnnxModel, found: NDArray[np.float64], **beside: Any) -> Self:
+        """What a session answered. Raises DataError where a model of a number tells no range."""
+        schema = schema_in(session.metadata)
+        if session.output != VALUE:
+            return cls(model, found, **beside)
+        if schema is None or schema.target is None:
+            raise DataError("gives a number, and does not tell its range", where=model)
+        none = np.zeros((len(found), 0))
+        return cls(model, none, values=found[:, 0], target=schema.target, **beside)
+
+    def __len__(self) -> int:
+        return len(self.probabilities)
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """The likeliest class of each record (records,); -1 for an unusable one."""
+        """The likeliest class of each record (records,); -1 for an unusable one, or of a number."""
+        if self.values is not None:
+            return np.full(len(self), -1)
         return np.where(self._sound, np.argmax(self.probabilities, axis=1), -1)
 
     @property
     def _sound(self) -> NDArray[np.bool_]:
-        return np.asarray(np.isfinite(self.probabilities).all(axis=1))
+        found = self.probabilities if self.values is None else self.values[:, None]
+        return np.asarray(np.isfinite(found).all(axis=1))
+
+    @property
+    def errors(self) -> Mapping[str, Any] | None:
+        """Of a number, `regression_figures` on the records with a label; None without any."""
+        if self.given is None or self.values is None or self.target is None:
+            return None
+        return regression_figures(self.values, self.given, self.target) or None
 
     @property
     def accuracy(self) -> float | None:
         """The share of the records with a label that were told right; None where none has one."""
-        if self.given is None:
+        if self.given is None or self.values is not None:
             return None
         known = (self.given >= 0) & self._sound
         return float((self.labels[known] == self.given[known]).mean()) if known.any() else None
 
     def table(self) -> list[dict[str, Any]]:
         """A row for each record: its number from 1, label and probability, None if unusable; also
-        the class's name and the picture's file, where there are any."""
+        the class's name and the picture's file, where there are any. Of a number its value."""
+        if self.values is not None:
+            return [{"record": number, **row} for number, row in enumerate(self.plain(), start=1)]
         return [
             {
                 "record": number,
@@ -79,8 +111,12 @@ class Predictions:
 
     def plain(self) -> list[dict[str, Any]]:
         """For JSON: {label, name, probabilities} of each record, {label: null} of an unusable one;
-        the name only where the model knows its classes', `file` only of pictures."""
-        found = []
+        the name only where the model knows its classes', `file` only of pictures. Of a number
+        {value}, null for an unusable record."""
+        if self.values is not None:
+            pairs = zip(self.values.tolist(), self._sound, strict=True)
+            return [{"value": value if sound else None} for value, sound in pairs]
+        found: list[dict[str, Any]] = []
         for at, (label, row) in enumerate(zip(self.labels, self.probabilities, strict=True)):
             file = {"file": self.files[at]} if self.files else {}
             told = {"label": int(label), **self._named(label), "probabilities": row.tolist()}
@@ -97,7 +133,8 @@ class Predictions:
 def predict(
     model: str | Path, records: str | Path | NDArray[Any], *, personal: bool = False
 ) -> Predictions:
-    """Class and probabilities of records, by a released model; nothing leaves this machine.
+    """Class and probabilities of records, or the number that a job of numbers learned to tell, by a
+    released model; nothing leaves this machine.
 
     `model` is an ONNX file or a device's state folder, whose release in use is then taken.
     `records` is an array (records, …) or a file: .npz (array `x`), .npy or .csv (values alone);
@@ -181,10 +218,11 @@ def told_by(
     schema = schema_in(session.metadata)
     given = _given(records, schema, session.input_shape)
     classes = () if schema is None else schema.label.names
-    found = session.probabilities(given.x, {}, limit_s=limit_s)
+    found = session.answers(given.x, {}, limit_s=limit_s)
     if classes and found.shape[1] != len(classes):
         raise DataError(f"names {len(classes)} classes of {found.shape[1]}", where=where)
-    return Predictions(called, found, classes=classes, files=given.files, given=given.labels)
+    beside = {"classes": classes, "files": given.files, "given": given.labels}
+    return Predictions.of(called, session, found, **beside)
 
 
 @dataclass(frozen=True)

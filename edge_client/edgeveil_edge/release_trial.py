@@ -5,10 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
+from edgeveil.data.schema import schema_in
 from edgeveil.errors import DataError, EdgeVeilError
 from edgeveil.evaluation.graph_check import check_graph
-from edgeveil.evaluation.onnx_session import OnnxModel
+from edgeveil.evaluation.onnx_session import VALUE, OnnxModel
 
 CHECKED = "the graph check refuses it: "  # how a reason of `try_release` begins that it gave
 _TRIED_RECORDS = 8
@@ -39,12 +41,23 @@ def run_trial(onnx: bytes) -> str:
             raise DataError(f"takes records of shape {shape}", where="the release")
         chance = np.random.default_rng(0)
         for x in (np.zeros((1, *shape)), chance.normal(size=(_TRIED_RECORDS, *shape))):
-            found = model.probabilities(x.astype(np.float32), {})
-            sound = np.isfinite(found).all() and np.allclose(found.sum(axis=1), 1, atol=1e-3)
-            if len(found) != len(x) or found.shape[1] < 2 or not sound:
-                raise DataError("gives made-up records no probabilities", where="the release")
+            fault = _fault(model, model.answers(x.astype(np.float32), {}))
+            if fault:
+                raise DataError(f"gives made-up records {fault}", where="the release")
     except EdgeVeilError as error:
         return str(error)
     except Exception as error:
         return f"it cannot be run ({type(error).__name__})"
     return ""
+
+
+def _fault(model: OnnxModel, found: NDArray[np.float64]) -> str:
+    """What is wrong with answers: no distributions, or no numbers of the range it tells."""
+    if model.output == VALUE:
+        schema = schema_in(model.metadata)
+        if schema is None or schema.target is None:
+            return "a number, and does not tell its range"
+        low, high = np.float32(schema.target.low), np.float32(schema.target.high)
+        return "" if ((found >= low) & (found <= high)).all() else "no number of the range it tells"
+    sound = np.isfinite(found).all() and np.allclose(found.sum(axis=1), 1, atol=1e-3)
+    return "" if found.shape[1] >= 2 and sound else "no probabilities"

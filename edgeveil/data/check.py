@@ -40,8 +40,8 @@ class DataReport:
             found.append(f"{self.not_finite} records hold NaN or an infinity: they are dropped")
         if self.labels_outside:
             found.append(
-                f"{self.labels_outside} labels are outside the classes, missing or no whole "
-                "number: dropped"
+                f"{self.labels_outside} labels are outside the classes, missing or no number: "
+                "dropped"
             )
         if self.out_of_range:
             found.append(
@@ -94,7 +94,12 @@ def schema_problems(schema: DataSchema, found: Encoded) -> list[str]:
     says. For the owner's own console alone."""
     ranges = {name: one.number for one in schema.columns or () for name in one.names}
     told = [line for one in found.columns for line in _column_problems(one, ranges[one.name])]
-    if found.unknown_labels:
+    if found.unknown_labels and schema.target is not None:
+        told.append(
+            f"{found.unknown_labels} of {len(found.records)} labels in column"
+            f" '{schema.label.column}' are missing or no number: dropped"
+        )
+    elif found.unknown_labels:
         told.append(
             f"{found.unknown_labels} of {len(found.records)} labels in column"
             f" '{schema.label.column}' are none of the classes"

@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,7 +86,8 @@ class RowEncoder:
                 where=where,
                 fix=nearest(lacking[0], list(names)),
             )
-        twice = next((name for name in wanted if names.count(name) > 1), None)
+        counts = Counter(names)
+        twice = next((name for name in wanted if counts[name] > 1), None)
         if twice is not None:
             what = f"names two columns '{twice}', which data.schema reads"
             raise DataError(what, where=where, fix="give each column its own name")
@@ -96,11 +98,14 @@ class RowEncoder:
             for name in column.names
         ]
         self._label = place[label] if labelled else None
-        self._classes = schema.label.numbers
+        self._label_of = _label_reader(schema)
         self._labels, self._broken, self._digests = array("q"), array("b"), bytearray()
 
     def add(self, cells: Sequence[str]) -> str:
-        """One row; what is wrong with it as a whole, or "". Raises nothing for what it holds."""
+        """One row; what is wrong with it as a whole, or "". Raises nothing for what it holds, and
+        DataError where all rows would take more than the most bytes."""
+        rows = len(self._labels) + 1
+        require_room((rows, *self._schema.input_shape), 4, self._max_bytes, self._where)
         whole = len(cells) == self._width
         self._digests += stored_digest(cell.encode("utf-8", "surrogatepass") for cell in cells)
         self._broken.append(not whole)
@@ -108,12 +113,15 @@ class RowEncoder:
             column.add(cells[at].strip() if whole else "")
         label = NO_CLASS
         if whole and self._label is not None:
-            label = self._classes.get(cells[self._label].strip(), NO_CLASS)
+            label = self._label_of(cells[self._label].strip())
         self._labels.append(label)
         if not whole:
             return f"{len(cells)} columns, there should be {self._width}"
         if label == NO_CLASS and self._label is not None:
-            return "the label is none of the classes of data.schema"
+            what = (
+                "is none of the classes of" if self._schema.target is None else "is no number, as"
+            )
+            return f"the label {what} data.schema"
         return ""
 
     def encoded(self) -> Encoded:
@@ -133,6 +141,20 @@ class RowEncoder:
             int((labels[~broken] == NO_CLASS).sum()) if self._label is not None else 0,
             self._label is not None,
         )
+
+
+def _label_reader(schema: DataSchema) -> Callable[[str], int]:
+    """What makes a label of a cell."""
+    target, numbers = schema.target, schema.label.numbers
+    if target is None:
+        return lambda cell: numbers.get(cell, NO_CLASS)
+    missing = frozenset(("", *schema.missing))
+
+    def label(cell: str) -> int:
+        found = None if cell in missing else target.label(number_in(cell))
+        return NO_CLASS if found is None else found
+
+    return label
 
 
 class _ColumnReader:

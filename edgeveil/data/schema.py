@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from edgeveil.data.target import LABELS, TargetRange
 from edgeveil.errors import DataError
 from edgeveil.registry import nearest
 from edgeveil.settings.base import Block, Mix
@@ -77,10 +78,15 @@ class Label(Block):
     column: ColumnName | None = Field(default=None, examples=["income"], exclude_if=_says_nothing)
     """The label's column in a table; pictures lie in a folder for each class."""
     classes: tuple[Text | Annotated[tuple[Text, ...], Field(min_length=1, max_length=16)], ...] = (
-        Field(min_length=2, max_length=10000, examples=[["no", "yes"]])
+        Field(default=(), max_length=10000, examples=[["no", "yes"]], exclude_if=_says_nothing)
     )
     """The classes' names, class 0 first. A list of names in the place of one: all of them mean that
     class, the first is printed. A record with another label is dropped."""
+    number: tuple[Finite, Finite] | None = Field(
+        default=None, examples=[[0, 100]], exclude_if=_says_nothing
+    )
+    """In place of `classes`: the label is a number, and this its public range. What lies outside is
+    clipped; a record without a number there is dropped."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -146,8 +152,14 @@ class DataSchema(Block):
 
     @property
     def classes(self) -> int:
-        """How many there are."""
-        return len(self.label.classes)
+        """How many labels there are; of a number, the steps of its range. A label that says neither
+        is refused by itself, and not for its count too."""
+        return max(2, len(self.label.classes)) if self.target is None else LABELS
+
+    @property
+    def target(self) -> TargetRange | None:
+        """The range of a label that is a number."""
+        return None if self.label.number is None else TargetRange(*self.label.number)
 
     @property
     def largest(self) -> float:
@@ -157,16 +169,15 @@ class DataSchema(Block):
 
 # --- what a released model says of its records ---
 
-SCHEMA, LABELS = "edgeveil.schema", "edgeveil.labels"
+SCHEMA, NAMES = "edgeveil.schema", "edgeveil.labels"
 METADATA_BYTES = 1 << 17
 
 
 def schema_metadata(schema: DataSchema) -> dict[str, str]:
     """The properties of an ONNX model that reads records by this schema."""
-    properties = {
-        SCHEMA: schema.model_dump_json(),
-        LABELS: json.dumps(list(schema.label.names), ensure_ascii=False),
-    }
+    properties = {SCHEMA: schema.model_dump_json()}
+    if schema.target is None:
+        properties[NAMES] = json.dumps(list(schema.label.names), ensure_ascii=False)
     return {key: without_location(text) for key, text in properties.items()}
 
 
@@ -221,6 +232,9 @@ def impossible(schema: DataSchema, at: str) -> Iterator[Mix]:
         if schema.label.column is not None:
             text = "is for tables: pictures lie in a folder for each class; leave it out"
             yield Mix((f"{at}.label.column",), text)
+        if schema.label.number is not None:
+            text = "is for tables: pictures lie in a folder for each class; name classes"
+            yield Mix((f"{at}.label.number",), text)
     if schema.image is not None and schema.image.values[0] >= schema.image.values[1]:
         yield _not_a_range(schema.image.values, f"{at}.image.values")
 
@@ -230,6 +244,21 @@ def _labels(label: Label, at: str) -> Iterator[Mix]:
     twice = _twice(said)
     if twice is not None:
         yield Mix((f"{at}.label.classes",), f"'{twice}' stands twice; name each class once")
+    if bool(label.classes) == (label.number is not None):
+        given = "both are given" if label.classes else "neither is given"
+        text = (
+            f"a label is a class or a number, and {given}; write for example classes: [no, yes],"
+            " or number: [0, 100]"
+        )
+        yield Mix((f"{at}.label.classes", f"{at}.label"), text)
+    elif len(label.classes) == 1:
+        text = "names one class, and there is nothing to tell it from; name at least two"
+        yield Mix((f"{at}.label.classes",), text)
+    elif label.number is not None and label.number[0] >= label.number[1]:
+        yield _not_a_range(label.number, f"{at}.label.number")
+    elif label.number is not None and not TargetRange(*label.number).told_in_float32:
+        text = "is narrower than float32 tells apart there, which models answer in; subtract an"
+        yield Mix((f"{at}.label.number",), f"{text} offset from the column, and from its range")
 
 
 def _table(schema: DataSchema, columns: tuple[Column, ...], at: str) -> Iterator[Mix]:
@@ -250,13 +279,16 @@ def _table(schema: DataSchema, columns: tuple[Column, ...], at: str) -> Iterator
     again = _twice(schema.header)
     if again is not None:
         yield Mix((f"{at}.header",), f"'{again}' stands twice; give each column its own name")
-    for name in (*named, *([label] if label else ())):
-        if name not in schema.header:
-            close = nearest(name, list(schema.header))
-            text = (
-                f"does not hold '{name}', {close}; it names all columns of the file in their order"
-            )
-            yield Mix((f"{at}.header", f"{at}.columns"), text)
+    wanted, there = (*named, *([label] if label else ())), set(schema.header)
+    lacking = [name for name in wanted if name not in there]
+    if lacking:  # told once: to look for what is meant takes time, and a job may come from anybody
+        more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        close = nearest(lacking[0], list(schema.header))
+        text = (
+            f"does not hold '{lacking[0]}'{more}, {close}; it names all columns of the file in"
+            " their order"
+        )
+        yield Mix((f"{at}.header", f"{at}.columns"), text)
 
 
 def _column(column: Column, missing: tuple[str, ...], at: str) -> Iterator[Mix]:

@@ -1,7 +1,8 @@
-"""Accuracy and loss of a model on test data of the cloud's own, their features computed once."""
+"""How good a model is on test data of the cloud's own, their features computed once."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.data.target import TargetRange
 from edgeveil.errors import DataError
-from edgeveil.evaluation.figures import classification_figures
-from edgeveil.evaluation.onnx_session import BATCH_RECORDS, open_session, run_session
+from edgeveil.evaluation.figures import classification_figures, regression_figures
+from edgeveil.evaluation.onnx_session import (
+    BATCH_RECORDS,
+    PROBABILITIES,
+    VALUE,
+    open_session,
+    run_session,
+)
 
-DATA, OUTPUT = "x", "probabilities"
+DATA = "x"
 LEAST = float(np.finfo(np.float32).tiny)  # probability that a loss is told for
 
 
@@ -23,10 +31,11 @@ class ModelScore:
 
     `accuracy` is the share whose largest probability is at the label, `loss` the mean cross-entropy
     in nats, of no record above 88. What is not finite is wrong, and has the largest loss. `figures`
-    are those of `classification_figures`.
+    are those of `classification_figures`. Of a number `accuracy` is None, `loss` the mean squared
+    error of t in [-1, 1], and the figures are those of `regression_figures`.
     """
 
-    accuracy: float
+    accuracy: float | None
     loss: float
     figures: Mapping[str, Any]
 
@@ -35,11 +44,17 @@ class HeldOutTest:
     """Tests of one job's model on x (n, ...) and labels y (n,), for any weights.
 
     `graph` is the job's, weights as inputs. It is cut where weights first enter: what comes before
-    depends on the records alone. Needs the `onnx` package. Raises DataError if there is no record
-    or the graph does not fit.
+    depends on the records alone. `target`: labels stand for numbers of this range. Needs the `onnx`
+    package. Raises DataError if there is no record or the graph does not fit.
     """
 
-    def __init__(self, graph: bytes, x: NDArray[np.float32], y: NDArray[np.int64]) -> None:
+    def __init__(
+        self,
+        graph: bytes,
+        x: NDArray[np.float32],
+        y: NDArray[np.int64],
+        target: TargetRange | None = None,
+    ) -> None:
         if len(y) == 0 or len(x) != len(y):
             raise DataError(
                 f"{len(x)} records and {len(y)} labels",
@@ -47,7 +62,7 @@ class HeldOutTest:
                 fix="pass one label each",
             )
         before, after, self._joint = cut(graph)
-        self._y, self._head = y, open_session(after)
+        self._y, self._target, self._head = y, target, open_session(after)
         batches = [
             np.ascontiguousarray(x[start : start + BATCH_RECORDS], np.float32)
             for start in range(0, len(x), BATCH_RECORDS)
@@ -59,7 +74,12 @@ class HeldOutTest:
 
     def tested(self, weights: Mapping[str, NDArray[Any]]) -> ModelScore:
         """How the model with these weights does."""
-        found = self._probabilities(weights)
+        found = self._outputs(weights)
+        if self._target is not None:
+            figures = regression_figures(found[:, 0], self._y, self._target)
+            error = figures.get("rmse")
+            loss = math.nan if error is None else (error / self._target.half) ** 2
+            return ModelScore(None, loss, figures)
         at_label = np.take_along_axis(found, self._y[:, None], axis=1)[:, 0].astype(np.float64)
         losses = -np.log(np.clip(np.where(_finite(found), at_label, 0.0), LEAST, 1.0))
         accuracy, loss = self._right(found) / len(self._y), float(losses.mean())
@@ -67,11 +87,12 @@ class HeldOutTest:
 
     def right(self, weights: Mapping[str, NDArray[Any]]) -> int:
         """The number of records that the model with these weights gets right."""
-        return self._right(self._probabilities(weights))
+        return self._right(self._outputs(weights))
 
-    def _probabilities(self, weights: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    def _outputs(self, weights: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         feed = {name: np.asarray(value, np.float32) for name, value in weights.items()}
-        parts = [_run(self._head, OUTPUT, {**feed, self._joint: phi}) for phi in self._features]
+        output = PROBABILITIES if self._target is None else VALUE
+        parts = [_run(self._head, output, {**feed, self._joint: phi}) for phi in self._features]
         return np.concatenate(parts)
 
     def _right(self, found: NDArray[Any]) -> int:

@@ -1,12 +1,15 @@
-"""What a classifier's probabilities on labelled records come to, beside accuracy and loss."""
+"""What a model's answers on labelled records come to, beside accuracy and loss."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edgeveil.data.target import LABELS, TargetRange
 
 MOST_CROSSED = 20  # classes of a confusion matrix that is still told: an event stays small
 BINS = 10  # of confidence
@@ -66,6 +69,52 @@ def classification_figures(
         "calibration": _calibration(probabilities[sound], predicted[sound] == labels[sound]),
         "unusable": int(len(labels) - np.count_nonzero(sound)),
     }
+
+
+def regression_figures(
+    values: NDArray[np.floating], labels: NDArray[np.int64], target: TargetRange
+) -> Mapping[str, Any]:
+    """Figures of `values` (n,) for `labels` (n,) that stand for numbers of `target`; for JSON, in
+    the target's own unit. Records without a label are left out; {} where none is left.
+
+        mae       mean absolute error
+        rmse      root of the mean squared error
+        r2        the share of the labels' variance that is explained (scikit-learn's r2_score);
+                  None where all are alike
+        unusable  records whose value is not finite: counted as the range's width away
+    """
+    known = (labels >= 0) & (labels < LABELS)
+    if not known.any():
+        return {}
+    wanted, values = target.values(labels[known]), values[known].astype(np.float64)
+    sound = np.isfinite(values)
+    away = np.where(sound, np.abs(np.where(sound, values, 0.0) - wanted), 2 * target.half)
+    spread = float(np.square(wanted - wanted.mean()).sum())
+    squared = float(np.square(away).sum())
+    return {
+        "mae": _figure(away.mean()),
+        "rmse": _figure(math.sqrt(squared / len(away))),
+        "r2": _plain(1 - squared / spread) if spread > 0 else None,
+        "unusable": int(len(sound) - np.count_nonzero(sound)),
+    }
+
+
+def leading(row: Mapping[str, Any]) -> tuple[str, float | None]:
+    """What leads a round's figures, by name: RMSE of a number, else accuracy."""
+    figures = row.get("figures") or {}
+    return ("RMSE", figures["rmse"]) if "rmse" in figures else ("accuracy", row.get("accuracy"))
+
+
+def leading_text(name: str, value: float | None) -> str:
+    """The value of `leading`: an accuracy to three places, an RMSE to as many digits."""
+    if value is None:
+        return "unknown"
+    return f"{value:.4g}" if name == "RMSE" else f"{value:.3f}"
+
+
+def _figure(value: float) -> float:
+    """Of any size, to as many digits."""
+    return float(f"{value:.{_DIGITS}g}")
 
 
 def _area(

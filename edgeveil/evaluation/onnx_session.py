@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession as OrtSession
     from onnxruntime import RunOptions, SessionOptions
 
+PROBABILITIES, VALUE = "probabilities", "value"  # what a graph gives
 BATCH_RECORDS = 64
 MAX_GRAPH_BYTES = 250 << 20  # so that its package stays below the usual limits.blob_bytes
 MAX_RUN_BYTES = 512 << 20  # of all tensors of all sessions of this process
@@ -48,7 +49,8 @@ def aligned(values: NDArray[Any]) -> NDArray[np.float32]:
 
 
 class OnnxModel:
-    """A graph with the data input `x` and the output `probabilities` (n, classes).
+    """A graph with the data input `x` and the output `probabilities` (n, classes), or of a number
+    `value` (n, 1); `output` says which.
 
     Every other input is a weight. Runs on the CPU with one thread, so that a device stays
     responsive. Raises DataError if the bytes are no such graph.
@@ -60,11 +62,12 @@ class OnnxModel:
         self._session = open_session(graph)
         inputs = {item.name: item for item in self._session.get_inputs()}
         outputs = {item.name for item in self._session.get_outputs()}
-        if "x" not in inputs or "probabilities" not in outputs:
+        self.output = PROBABILITIES if PROBABILITIES in outputs else VALUE
+        if "x" not in inputs or self.output not in outputs:
             raise DataError(
                 f"has inputs {sorted(inputs)} and outputs {sorted(outputs)}",
                 where="ONNX graph",
-                fix="name the data input 'x' and the output 'probabilities'",
+                fix="name the data input 'x' and the output 'probabilities', of a number 'value'",
             )
         self.input_shape: tuple[int | None, ...] = tuple(
             axis if isinstance(axis, int) else None for axis in inputs.pop("x").shape[1:]
@@ -90,7 +93,19 @@ class OnnxModel:
         *,
         limit_s: float = math.inf,
     ) -> NDArray[np.float64]:
-        """The graph's output (n, classes) for records x (n, ...), n may be 0; never checked.
+        """As `answers`, of a classifier. Raises DataError for a model of a number, too."""
+        if self.output != PROBABILITIES:
+            raise DataError("gives a number, and classes are asked for", where="ONNX graph")
+        return self.answers(x, weights, limit_s=limit_s)
+
+    def answers(
+        self,
+        x: NDArray[np.float32],
+        weights: Mapping[str, NDArray[Any]],
+        *,
+        limit_s: float = math.inf,
+    ) -> NDArray[np.float64]:
+        """The graph's output (n, classes) or (n, 1) for records x (n, ...), n may be 0, unchecked.
 
         Raises DataError if weights are missing or x or a weight has the wrong shape, and for a
         batch whose run takes longer than `limit_s`: it is ended between two operators.
@@ -113,12 +128,13 @@ class OnnxModel:
 
     def _run(self, feed: dict[str, NDArray[Any]], limit_s: float) -> NDArray[Any]:
         try:
-            found = run_session(self._session, "probabilities", feed, limit_s=limit_s)
+            found = run_session(self._session, self.output, feed, limit_s=limit_s)
         except Exception as error:  # ONNX Runtime's own exceptions have no common root
             raise DataError(
                 f"cannot be run: {type(error).__name__}: {error}", where="ONNX graph"
             ) from error
-        if found.ndim != 2 or len(found) != len(feed["x"]):
+        wide = found.ndim == 2 and (self.output == PROBABILITIES or found.shape[1] == 1)
+        if not wide or len(found) != len(feed["x"]):
             raise DataError(f"gave an output of shape {found.shape}", where="ONNX graph")
         return found
 

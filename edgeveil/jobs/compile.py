@@ -20,7 +20,7 @@ from edgeveil.jobs import broadcast_precision, buffered_rounds
 from edgeveil.jobs.artifacts import read_weights
 from edgeveil.jobs.job import CANONICAL_BYTES, Job
 from edgeveil.jobs.plan import SOFTMAX, Plan, network_input
-from edgeveil.parts.aggregation import AGGREGATIONS
+from edgeveil.parts.aggregation import AGGREGATIONS, build_rule
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import PcaParameters, build_features, projection_of
 from edgeveil.parts.methods import METHODS, trains_model
@@ -132,10 +132,12 @@ def _schema(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
         return
     if job.data.classes != schema.classes:
         yield Mix(
-            ("data.classes", "data.schema.label.classes"),
-            f"is {job.data.classes}, data.schema names {schema.classes} classes; leave it out, it "
+            ("data.classes", "data.schema.label"),
+            f"is {job.data.classes}, data.schema names {schema.classes} labels; leave it out, it "
             "follows from the schema",
         )
+    if schema.target is not None:
+        yield from _of_numbers(job)
     if job.data.input_shape != schema.input_shape:
         yield Mix(
             ("data.input_shape", "data.schema"),
@@ -155,6 +157,30 @@ def _schema(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
             require_schema(source, schema)
         except DataError as error:
             yield Mix((f"{fleet.key}.data.source", "data.source"), f"{error.what}; {error.fix}")
+
+
+def _of_numbers(job: Job) -> Iterator[Mix]:
+    """What is about classes, where the label is a number."""
+    at = "data.schema.label.number"
+    if not METHODS[job.train.method].regression:
+        able = ", ".join(name for name in METHODS if METHODS[name].regression)
+        yield Mix(
+            ("train.method", at),
+            f"method '{job.train.method}' learns classes, and the label is a number; use {able}, or"
+            " name classes",
+        )
+    if job.infer_every:
+        yield Mix(
+            ("unsupervised.eval_type", "unsupervised.every_rounds", "unsupervised", at),
+            "devices would upload probabilities of classes, and the label is a number; set"
+            " unsupervised.eval_type to NOT_EVAL",
+        )
+    if build_rule(job.aggregation).validation_records:
+        yield Mix(
+            ("aggregation.name", at),
+            f"'{job.aggregation.name}' scores uploads by their accuracy, and the label is a number;"
+            " use fedavg",
+        )
 
 
 def _records(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:

@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from edgeveil.data.schema import DataSchema
+from edgeveil.data.target import TargetRange
 from edgeveil.errors import ProtocolError
 from edgeveil.parts.aggregation import AGGREGATIONS, RuleParameters
 from edgeveil.parts.aggregation.fedavg import FedAvgParameters
@@ -94,6 +95,11 @@ class JobData(Block):
     """Public divisor of a device's sums: about its records, the same for all, never a count."""
     evaluation_share: float = Field(default=0.1, ge=0, lt=1)
     """Share of a device's records that it keeps apart for evaluation, split once."""
+
+    @property
+    def target(self) -> TargetRange | None:
+        """The range of a label that is a number; None where labels are classes."""
+        return None if self.schema_ is None else self.schema_.target
 
 
 class SelfStop(Block):

@@ -42,6 +42,7 @@ from edgeveil.parts.models import (
     build_network,
 )
 from edgeveil.parts.models.layers import value_count
+from edgeveil.parts.models.regression_head import regression_graph
 from edgeveil.parts.models.softmax_head import build_graph
 from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages import STAGES
@@ -105,6 +106,7 @@ class Plan:
             delta=job.privacy.delta,
             max_participations=job.max_participations,
             classes=job.data.classes,
+            regression=job.data.target is not None,
             input_shape=job.data.input_shape,
             features=self.features,
             nominal_records=job.data.nominal_records,
@@ -136,6 +138,8 @@ class Plan:
         if setting.network is not None:
             front = (self.features, data.input_shape) if setting.mapped else None
             return setting.network.graph(front)
+        if data.target is not None:
+            return regression_graph(self.features, data.input_shape, data.target, setting.kept)
         return build_graph(self.features, data.input_shape, data.classes, setting.kept)
 
     @property
@@ -274,7 +278,7 @@ class Plan:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should read of the job's ε, and of its updates, before it runs."""
+        """What a person should read of the job's ε before it runs."""
         quote, given = self.quote(), self.job.privacy.epsilon
         found = [
             f"{which} {guarantee}"
@@ -291,13 +295,6 @@ class Plan:
             found.append(
                 f"privacy.epsilon: {given:g} means nothing here, for training with method "
                 f"'{self.job.train.method}' adds no noise; leave it out"
-            )
-        network = self.setting.network
-        if isinstance(network, AdaptedNetwork):
-            some, all_ = (value_count(one.weights) for one in (network, network.base))
-            found.append(
-                f"model.adapters: {some:,} of the model's {all_:,} values are trained, and they"
-                f" alone are an update: {100 * some / all_:.0f} % of its bytes"
             )
         return tuple(found)
 
@@ -357,6 +354,18 @@ class Plan:
         if exchange.number > self.job.max_participations:
             return ()
         return self.device.price(exchange)
+
+    @property
+    def adapter_note(self) -> str:
+        """What a person reads of how little of a model with adapters travels, or ""."""
+        network = self.setting.network
+        if not isinstance(network, AdaptedNetwork):
+            return ""
+        some, all_ = value_count(network.weights), value_count(network.base.weights)
+        return (
+            f"model.adapters: {some:,} of the model's {all_:,} values are trained, and they alone"
+            f" are an update: {100 * some / all_:.0f} % of its bytes"
+        )
 
     @property
     def aggregation_note(self) -> str:

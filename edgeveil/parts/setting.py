@@ -33,7 +33,8 @@ class Setting:
     else, `stages` what these then pass through; `whole` asks for an update in one segment.
     `summed`: uploads are integers that are summed under masks, so many at most; 0: they are seen
     one by one. `honest`: so many devices in each sum are counted on to add their part of the noise;
-    0: each adds all of it.
+    0: each adds all of it. `regression`: labels stand for a number (`edgeveil.data.target`), and
+    `classes` is how many there are.
     """
 
     epsilon: float
@@ -52,6 +53,7 @@ class Setting:
     whole: bool = False
     summed: int = 0
     honest: int = 0
+    regression: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -79,6 +81,11 @@ class Setting:
         return self.projection.output_dim(self.feature_dimension)
 
     @property
+    def head(self) -> tuple[int, int]:
+        """Rows and columns of a linear head: (d, classes); of a number (d + 1, 1), by intercept."""
+        return (self.dimension + 1, 1) if self.regression else (self.dimension, self.classes)
+
+    @property
     def kept(self) -> int | None:
         """d where there is a PCA, else None, as `build_graph` takes it."""
         return None if self.projection is None else self.dimension
@@ -98,10 +105,10 @@ class MethodPart(BlockPart):
     """The declaration of a training method: its two halves, each made of parameters and setting.
 
     `learns_on`: `features`, `model` for a method that trains the job's model and uploads what
-    changed, or `nothing`. `summed`: it can upload integers of which only sums are seen. `shares`:
-    its noise may then be shared. `refuses` gives keys of the job and why their values cannot stand
-    with this method. `box_warning` says what a device's owner should know of how this box plays
-    the job, or "".
+    changed, or `nothing`. `regression`: it learns labels that are numbers, too. `summed`: it can
+    upload integers of which only sums are seen. `shares`: its noise may then be shared. `refuses`
+    gives keys of the job and why their values cannot stand with this method. `box_warning` says
+    what a device's owner should know of how this box plays the job, or "".
     """
 
     family: ClassVar[str] = "methods"
@@ -113,6 +120,7 @@ class MethodPart(BlockPart):
     device: Callable[[Any, Setting], DeviceMethod]
     cloud: Callable[[Any, Setting], CloudMethod]
     learns_on: Literal["features", "model", "nothing"] = "features"
+    regression: bool = False
     summed: bool = False
     shares: bool = False
     refuses: Callable[[Any, Setting], Iterable[tuple[tuple[str, ...], str]]] | None = None

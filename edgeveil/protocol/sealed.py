@@ -48,7 +48,8 @@ from edgeveil.protocol.transfer import describe
 class JobPackage(msgspec.Struct, frozen=True, array_like=True, tag="job"):
     """Once per job, to every enrolled device: the job (canonical JSON) and the ONNX graph.
 
-    `backbones` are the frozen feature extractors (ONNX) that the job names by their digests.
+    `backbones` are the frozen feature extractors (ONNX), and the frozen weights that adapters stand
+    on, that the job names by their digests.
     """
 
     job: bytes

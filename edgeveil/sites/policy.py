@@ -88,7 +88,8 @@ class Policy(Block):
     allowed_methods: tuple[MethodName, ...] = (DEFAULT_METHOD,)
     """Training methods that may read the data; one without a proof must be named here."""
     allowed_backbones: tuple[Annotated[str, Field(pattern=SHA256_HEX)], ...] = ()
-    """SHA-256 digests (hex) of the ONNX feature extractors that may run on the data.
+    """SHA-256 digests (hex) of the ONNX feature extractors, and of the frozen weights that adapters
+    stand on, that may run on the data.
 
     The owners that `edgeveil run` plays allow those of its own job.
     """

@@ -84,6 +84,12 @@ def compare(path: Path, asked: ComparisonOptions) -> int:
     if not asked.force:
         require_unused(asked.out, "compare.json")
     written = local_job(path, asked.overrides("none"))
+    if written[0].data.target is not None:
+        raise UsageError(
+            "compares accuracies, and the label is a number",
+            where=f"{path}: data.schema.label.number",
+            fix="run the job with each noise, with edgeveil run --reference",
+        )
     published = is_published(*written)
     noises = asked.noises or (NOISES if published else ("local", "shared"))
     for noise in noises:

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from edgeveil.errors import INTERRUPTED, EdgeVeilError, JobFailed, UsageError
+from edgeveil.evaluation.figures import leading
 from edgeveil.jobs import Job, load_job
 from edgeveil.parts.sources import published_files
 from edgeveil.privacy.guarantee import up, worth
@@ -98,6 +99,12 @@ def table(paths: Sequence[Path], asked: TableOptions) -> int:
     for one in asked.track:
         TrackTarget.parse(one)
     studies = [study_of(path, asked) for path in paths]
+    if len({measure_of(study.job) for study in studies}) > 1:
+        raise UsageError(
+            "some jobs tell classes and some a number, so one has accuracies, the other errors",
+            where="edgeveil table",
+            fix="make a table of each kind",
+        )
     names = [study.folder for study in studies]
     if len(set(names)) < len(names):
         raise UsageError(
@@ -122,11 +129,27 @@ def table(paths: Sequence[Path], asked: TableOptions) -> int:
     return JobFailed.exit_code if failures else 0
 
 
+def measure_of(job: Job) -> str:
+    """What says how good its model is."""
+    return "accuracy" if job.data.target is None else "RMSE"
+
+
+def _measured(rows: Sequence[Mapping[str, Any]]) -> str:
+    return str(rows[0].get("measure", "accuracy")) if rows else "accuracy"
+
+
+def columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The heads of the table."""
+    return [name.replace("accuracy", _measured(rows)) for name in COLUMNS]
+
+
 def row(study: TableJob, seeds: int) -> dict[str, Any]:
-    """One row of `table.json`, of the runs that completed."""
+    """One row of `table.json`, of the runs that completed. `accuracies` are of its `measure`."""
     results = [found for n in range(seeds) if (found := done(study, study.run.seed + n))]
-    accuracies = [r["final"]["accuracy"] for r in results if r["final"]["accuracy"] is not None]
-    references = [r["reference"]["accuracy"] for r in results]
+    measure = measure_of(study.job)
+    measured = [leading(r["final"])[1] for r in results]
+    accuracies = [value for value in measured if value is not None]
+    references = [r["reference"].get("rmse", r["reference"]["accuracy"]) for r in results]
     known = [value for value in references if value is not None]
     training = results[0]["privacy"]["training"] if results else {}
     privacy = study.job.privacy
@@ -141,6 +164,7 @@ def row(study: TableJob, seeds: int) -> dict[str, Any]:
         "devices": study.run.devices,
         "rounds": study.job.rounds,
         "seeds": [study.run.seed + n for n in range(seeds)],
+        "measure": measure,
         "accuracies": accuracies,
         "median": statistics.median(accuracies) if accuracies else None,
         "reference": known[0] if known else None,
@@ -156,7 +180,7 @@ def notes(studies: Sequence[TableJob]) -> list[str]:
     own = [study.job.job for study in studies if not is_published(study.job, study.run)]
     found = [chosen_note(tuned)] if tuned else []
     if own:
-        found.append(f"accuracies of {', '.join(own)}: on {MEASURED_ON[False]}")
+        found.append(f"figures of {', '.join(own)}: on {MEASURED_ON[False]}")
         found.append(f"{', '.join(own)} without noise, where it stands: {UNPROTECTED}")
     return found
 
@@ -206,8 +230,8 @@ def run_seed(study: TableJob, number: int, asked: TableOptions, stream: IO[str])
     if code == 0:
         (folder / STAMP).write_text(study.stamp(seed), "utf-8")
         result = json.loads((folder / "result.json").read_bytes())
-        accuracy = result["final"]["accuracy"]
-        shown = "not tested" if accuracy is None else f"accuracy {accuracy:.4f}"
+        measure, value = leading(result["final"])
+        shown = "not tested" if value is None else f"{measure} {_share(value)}"
         which = f"{study.path}, seed {seed} ({number + 1} of {asked.seeds})"
         print(f"{which}: {shown}, {seconds_text(result['seconds'])}", file=stream, flush=True)
     return code
@@ -334,7 +358,7 @@ def show(content: Mapping[str, Any], stream: IO[str]) -> None:
     """The table for a terminal, whose width has no room for all columns."""
     shown = Table()
     for name in _SHORT:
-        shown.add_column(name, overflow="fold")
+        shown.add_column(name.replace("accuracy", _measured(content["rows"])), overflow="fold")
     for row in content["rows"]:
         named = dict(zip(COLUMNS, cells(row), strict=True))
         shown.add_row(*(named[name].replace(" (", "\n(") for name in _SHORT))
@@ -356,7 +380,7 @@ def write_table(content: Mapping[str, Any], out: Path) -> None:
 
 def markdown(content: Mapping[str, Any]) -> str:
     """The table with its sources below."""
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
+    lines = ["| " + " | ".join(columns(content["rows"])) + " |", "|" + " --- |" * len(COLUMNS)]
     lines += ["| " + " | ".join(cells(row)) + " |" for row in content["rows"]]
     seeds = sorted({len(row["accuracies"]) for row in content["rows"]})
     lines += ["", f"Seeds for each job: {', '.join(map(str, seeds))}. Simulated, noise seeded."]
@@ -379,7 +403,7 @@ def picture(rows: Sequence[Mapping[str, Any]], kind: str, notes: Sequence[str] =
         axes.set_yticks(range(len(rows)), [_label(row) for row in reversed(rows)])
         axes.set_ylim(-0.6, len(rows) - 0.4)
         below = [textwrap.fill(note, 110) for note in notes]
-        axes.set_xlabel("\n".join(["accuracy on the test records", *below]))
+        axes.set_xlabel("\n".join([f"{_measured(rows)} on the test records", *below]))
         axes.grid(axis="x", color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)
         for side in ("top", "right", "left"):
@@ -439,8 +463,10 @@ def _epsilon(row: Mapping[str, Any]) -> str:
 def _spread(values: Sequence[float], median: float | None) -> str:
     if median is None:
         return "–"
-    return f"{median:.4f} ({min(values):.4f}–{max(values):.4f})"
+    return f"{_share(median)} ({_share(min(values))}–{_share(max(values))})"
 
 
 def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
+    if value is None:
+        return "–"
+    return f"{value:.4f}" if value <= 1 else f"{value:.4g}"  # an error may be of any size

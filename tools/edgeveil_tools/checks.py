@@ -296,7 +296,7 @@ def plan_of(job: str | Path | Job) -> Plan:
 def job_notes(plan: Plan) -> tuple[str, ...]:
     """What a person should read of a job before it runs: scales, claims, what its shuffle earns."""
     found = [*plan.notes, *scale_notes(plan.job, published_largest(plan.job.data.source))]
-    found += [plan.aggregation_note] * bool(plan.aggregation_note)
+    found += filter(None, (plan.aggregation_note, plan.adapter_note))
     with suppress(ModuleNotFoundError):  # the clone bound is computed with scipy
         found += [f"after the shuffle, {credit}" for credit in shuffled(plan)]
     return tuple(found)
@@ -384,12 +384,16 @@ def published_largest(source: str) -> float:
     return source_part(source).largest if brings_its_test(source) else 0.0
 
 
+_MOST_CLASSES = 64  # that are counted one by one; a number has thousands
+
+
 def _print(report: DataReport, problems: list[str], *, exact_split: bool) -> None:
     about = "" if exact_split else "about "
     print(f"{report.records} records of shape {report.shape}, {report.usable} usable")
     print(f"split: {about}{report.training} training, {about}{report.evaluation} evaluation")
-    classes = ", ".join(f"{label}: {count}" for label, count in sorted(report.histogram.items()))
-    print(f"usable records by class: {classes or 'none'}")
+    if len(report.histogram) <= _MOST_CLASSES:
+        by = ", ".join(f"{label}: {count}" for label, count in sorted(report.histogram.items()))
+        print(f"usable records by class: {by or 'none'}")
     for problem in problems:
         print(f"✗ {problem}")
     if not problems:

@@ -23,6 +23,7 @@ from edgeveil.parts.sources.images import class_folders, pictures_below
 from edgeveil.parts.sources.parquet import parquet_rows
 from edgeveil.settings.explain import number
 
+OF_NUMBER = "in place of classes"  # what a draft says of a label that is a number
 _MISSING = ("?", "NA", "N/A", "NaN", "nan", "null", "None", "-")
 _LABELS = ("label", "class", "target", "y", "outcome", "diagnosis", "income")
 _FEW = 10  # different texts of a label
@@ -91,7 +92,11 @@ def _of_table(
     yield from _head(path, nominal)
     yield "    label:"
     yield f"      column: {_text(chosen.name)}" + ("" if label else "   # a guess")
-    if len(chosen.texts) > _LIST:
+    if len(chosen.texts) > _LIST and chosen.numeric:
+        low, high = chosen.span
+        ends = f"[{number(float(f'{low:g}'))}, {number(float(f'{high:g}'))}]"
+        yield f"      number: {ends}   # {OF_NUMBER}: its range"
+    elif len(chosen.texts) > _LIST:
         remark = f"{len(chosen.texts)} texts stand there: name the classes"
         yield f'      classes: ["no", "yes"]   # {remark}'
     else:

@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from edgeveil.evaluation.figures import leading_text
 from edgeveil.units import byte_text, seconds_text
 from edgeveil_tools.local.run_log import RunProgress, epsilon_by_plan
 
@@ -113,11 +114,8 @@ class RunDisplay(LiveDisplay):
         if view.declined:
             going.append(f"{view.declined} declined")
         going += [byte_text(view.memory_bytes), seconds_text(round(self._elapsed_s()))]
-        accuracy = f"accuracy {_figure(view.accuracy)}"
+        name, value = view.leading
+        found = f"{name} {'–' if value is None else leading_text(name, value)}"
         if view.reference is not None:
-            accuracy += f" (without noise {view.reference:.3f})"
-        return going, [accuracy, epsilon_by_plan(view)]
-
-
-def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
+            found += f" (without noise {leading_text(name, view.reference)})"
+        return going, [found, epsilon_by_plan(view)]

@@ -193,6 +193,12 @@ def prospect(path: Path, asked: PlanOptions, say: Callable[[str], None]) -> Pros
         )
     begun_s = time.monotonic()
     job, run = local_job(path, Overrides(devices=asked.devices, simulate=True))
+    if job.data.target is not None:
+        raise UsageError(
+            "the label is a number, and records are made up for classes alone",
+            where=f"{path}: data.schema.label.number",
+            fix="see what it comes to: edgeveil run JOB.yaml --simulate --reference",
+        )
     plan = compile_job(job).with_artifacts(read_artifacts(job))
     rehearse(plan, path)
     records = stand_in(job, run)

@@ -8,10 +8,12 @@
     rounds                one entry per committed training round:
         round             its number, from 1
         accuracy, loss    of the global model on the cloud's test records, or null; the loss is
-                          the mean cross-entropy in nats
+                          the mean cross-entropy in nats. Of a label that is a number accuracy is
+                          null, and the loss the mean squared error of its range as [-1, 1]
         figures           on the same records, or null: balanced_accuracy, macro_f1, auc (one
                           class against the rest, their mean), per_class, confusion, calibration,
-                          unusable, as `edgeveil.evaluation.figures` has them
+                          unusable, as `edgeveil.evaluation.figures` has them; classes, their names,
+                          where the job's schema has some; of a number mae, rmse, r2, unusable
         uploads, declined answers that were counted, devices that refused
         cluster_scores    null, or {eval_type, score, reason, used, wanted, labels, squared,
                           corrected, corrected_error, corrected_reason, noise_variance}: `used` of
@@ -30,6 +32,7 @@
     final                 {accuracy, figures, measured_on}: after the last committed round, or null;
                           and on which records these and those of all rounds are measured
     reference             noise-free on the same records: {accuracy, rounds: [accuracy …], note};
+                          of a number {rmse, rounds: [rmse …]}, and accuracy null;
                           of a run on own records only with --reference, and the note then says
                           that it is a figure without any protection
     privacy.training      {epsilon, delta, unit, status} of what was spent, with Gaussian noise
@@ -80,6 +83,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from edgeveil.errors import UsageError
+from edgeveil.evaluation.figures import leading, leading_text
 from edgeveil.privacy.events import Unit
 from edgeveil.privacy.guarantee import guarantee_text
 from edgeveil.privacy.policy import Quote
@@ -185,6 +189,11 @@ class Result:
         return found
 
     @property
+    def rmse(self) -> float | None:
+        """Of the final model on the test records, where the label is a number: in its unit."""
+        return (self.content["final"].get("figures") or {}).get("rmse")
+
+    @property
     def reference_accuracy(self) -> float | None:
         """Of the noise-free reference, where one was trained."""
         found: float | None = self.content["reference"]["accuracy"]
@@ -282,13 +291,15 @@ class Result:
         return "\n".join(f"{name}: {value}" for name, value in summary(self.content))
 
     def __repr__(self) -> str:
-        return f"<Result of {self.job}: {self.status}, accuracy {share_text(self.accuracy)}>"
+        name, value = leading(self.content["final"])
+        return f"<Result of {self.job}: {self.status}, {name} {leading_text(name, value)}>"
 
     def _repr_html_(self) -> str:
         """The summary and the rounds, for a notebook."""
         head = f"<p><b>{html.escape(self.job)}</b>: {html.escape(self.status)}</p>"
         facts = [{"": name, " ": value} for name, value in summary(self.content)]
-        shown = ("round", "accuracy", "loss", "uploads", "declined", "seconds")
+        led = "accuracy" if self.rmse is None else "figures_rmse"
+        shown = ("round", led, "loss", "uploads", "declined", "seconds")
         rows = [{key: row[key] for key in shown} for row in self.rounds]
         return head + html_table(facts) + html_table(rows)
 
@@ -328,6 +339,9 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
 def build(record: RunEvents, facts: RunFacts) -> dict[str, Any]:
     """The content of `result.json`."""
     reference = [float(value) for value in facts.reference]
+    final = record.rounds[-1] if record.rounds else {}
+    last = reference[-1] if reference else None
+    of_number = leading(final)[0] == "RMSE"
     found = {
         "job": facts.job,
         "status": facts.status,
@@ -336,11 +350,12 @@ def build(record: RunEvents, facts: RunFacts) -> dict[str, Any]:
         "phases": record.phases,
         "final": {
             "accuracy": record.accuracy,
-            "figures": record.rounds[-1].get("figures") if record.rounds else None,
+            "figures": final.get("figures"),
             "measured_on": MEASURED_ON[facts.published],
         },
         "reference": {
-            "accuracy": reference[-1] if reference else None,
+            "accuracy": None if of_number else last,
+            **({"rmse": last} if of_number else {}),
             "rounds": reference,
             "note": UNPROTECTED if reference and not facts.published else "",
         },
@@ -409,16 +424,13 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     own = "" if final["measured_on"] == MEASURED_ON[True] else f", on {final['measured_on']}"
     unprotected = f", {reference['note']}" if reference["note"] else ""
     why = f"; {result['reason']}" if result["reason"] else ""
-    figures = final.get("figures")
+    figures, (led, value) = final.get("figures"), leading(final)
+    ideal = reference["accuracy"] if led == "accuracy" else reference.get("rmse")
     return [
         *([("note", result["note"])] if result["note"] else []),
-        ("final accuracy", share_text(final["accuracy"]) + own),
+        (f"final {led}", leading_text(led, value) + own),
         *([("other figures", figures_text(figures))] if figures else []),
-        *(
-            []
-            if reference["accuracy"] is None
-            else [("without noise", share_text(reference["accuracy"]) + unprotected)]
-        ),
+        *([] if ideal is None else [("without noise", leading_text(led, ideal) + unprotected)]),
         ("training guarantee", guarantee_text(result["privacy"], "training")),
         ("inference guarantee", guarantee_text(result["privacy"], "inference")),
         *[
@@ -441,7 +453,10 @@ def engine_text(engine: Mapping[str, Any]) -> str:
 
 
 def figures_text(figures: Mapping[str, Any]) -> str:
-    """`balanced accuracy 0.891, macro-F1 0.893, AUC 0.988, calibration error 0.061`."""
+    """`balanced accuracy 0.891, macro-F1 0.893, AUC 0.988, calibration error 0.061`; of a number
+    `MAE 41.2, R² 0.474`."""
+    if "rmse" in figures:
+        return f"MAE {figures['mae']:.4g}, R² {share_text(figures['r2'])}"
     named = (
         ("balanced accuracy", figures["balanced_accuracy"]),
         ("macro-F1", figures["macro_f1"]),

@@ -250,6 +250,7 @@
   }
 
   function of(prediction, classes) {
+    if ("value" in prediction) return ev.el("div", { class: "said-of" }, ev.el("h3", {}, prediction.value === null ? "Record 1: not a usable record" : `Record 1: ${prediction.value.toPrecision(6)}`));
     const called = (label) => (classes[label] === undefined ? `class ${label}` : classes[label]);
     const title = ev.el("h3", {}, prediction.label === null ? "Record 1: not a usable record" : `Record 1: ${called(prediction.label)}`);
     if (prediction.label === null) return ev.el("div", { class: "said-of" }, title);
@@ -264,10 +265,11 @@
 
   function answer(told) {
     const [first, ...others] = told.predictions;
-    const rows = others.map((one, i) => [i + 2, one.label === null ? "not usable" : one.name || `class ${one.label}`, one.label === null ? "–" : `${(100 * one.probabilities[one.label]).toFixed(1)} %`]);
+    const number = "value" in first;
+    const rows = number ? others.map((one, i) => [i + 2, one.value === null ? "not usable" : one.value.toPrecision(6)]) : others.map((one, i) => [i + 2, one.label === null ? "not usable" : one.name || `class ${one.label}`, one.label === null ? "–" : `${(100 * one.probabilities[one.label]).toFixed(1)} %`]);
     return [
       of(first, told.classes),
-      rows.length ? ev.table(["Record", "Class", "Probability"], rows, { caption: "Further records", text: [1] }) : null,
+      rows.length ? ev.table(number ? ["Record", "Value"] : ["Record", "Class", "Probability"], rows, { caption: "Further records", text: [1] }) : null,
       told.records > told.predictions.length ? ev.el("p", { class: "soft small" }, `${told.records} records, the first ${told.predictions.length} are shown.`) : null,
       told.accuracy === null ? null : ev.el("p", {}, `Of the labels that stood beside the records ${(100 * told.accuracy).toFixed(1)} % were told.`),
       ev.el("p", { class: "soft small" }, `By release ${told.release}, on this box.`),

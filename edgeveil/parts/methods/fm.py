@@ -1,17 +1,18 @@
-"""Re-expanded functional mechanism for a softmax head (`fm`).
+"""Re-expanded functional mechanism for a softmax head, or a linear one of a number (`fm`).
 
 Around each broadcast W the cross-entropy is a second-order polynomial of ΔW whose coefficients
-are sums over records (Zhang et al. 2012, functional mechanism). The linear ones are perturbed
-every round; the quadratic ones, bounded by Böhning (1992), once or never; and devices minimise
-their own perturbed polynomial, which is post-processing. Each round is one expansion: a round on
-an old polynomial would only be more local steps, which cost no ε and no round. A federated PCA of
-the features (`features/pca.py`) may come first. Proofs: `docs/privacy.md`.
+are sums over records (Zhang et al. 2012, functional mechanism); of a label that is a number the
+squared loss is such a polynomial itself, in z with an intercept beside it. The linear ones are
+perturbed every round; the quadratic ones, bounded by Böhning (1992), once or never; and devices
+minimise their own perturbed polynomial, which is post-processing. Each round is one expansion: a
+round on an old polynomial would only be more local steps, which cost no ε and no round. A federated
+PCA of the features (`features/pca.py`) may come first. Proofs: `docs/privacy.md`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,9 @@ from edgeveil.parts.methods.fm_budget import (
     phases,
 )
 from edgeveil.parts.methods.fm_sums import (
+    INTERCEPT_STEPS,
     PRODUCT_BITS,
+    SHRUNK_STEPS,
     Bounded,
     FeatureCache,
     Features,
@@ -53,6 +56,7 @@ from edgeveil.parts.methods.fm_sums import (
     projected,
     quadratic_sum,
     top_basis,
+    with_intercept,
 )
 from edgeveil.parts.methods.local_steps import minimise_quadratic
 from edgeveil.parts.methods.symmetric_packing import symmetric, triangle_size, unpacked, upper
@@ -75,7 +79,7 @@ def forms(exchange: Exchange, parameters: FmParameters, setting: Setting) -> dic
 
     With `ldp_pca` the covariance is the device's own earlier answer, added by its host.
     """
-    d, c, features = setting.dimension, setting.classes, setting.feature_dimension
+    d, features, head = setting.dimension, setting.feature_dimension, setting.head
     needed: dict[str, Form] = {}
     if exchange.phase == COVARIANCE:
         return needed
@@ -89,10 +93,10 @@ def forms(exchange: Exchange, parameters: FmParameters, setting: Setting) -> dic
         needed["centre"] = ((d,), "float32")
     if exchange.phase == QUADRATIC:
         return needed
-    needed["iterate"] = ((d, c), "int32")
+    needed["iterate"] = (head, "int32")
     needed["spectrum"] = ((2,), "float64")
     if parameters.quadratic == "once":
-        needed["curvature"] = ((triangle_size(d),), "float32")
+        needed["curvature"] = ((triangle_size(head[0]),), "float32")
     return needed
 
 
@@ -186,7 +190,8 @@ class FmDevice:
         z = self.bounded(records, tensors)
         if exchange.phase == QUADRATIC:
             return quadratic_sum(z)
-        return linear_sum(z, tensors["iterate"].astype(np.int64), self.parameters.clip)
+        iterate, clip = tensors["iterate"].astype(np.int64), self.parameters.clip
+        return linear_sum(z, iterate, clip, regression=self.setting.regression)
 
     def _projected(self, phi: Features, tensors: Tensors) -> Features:
         """φ, or φ·B: by the broadcast basis, by that of the device's own noised covariance
@@ -204,11 +209,12 @@ class FmDevice:
         d, radius = self.setting.dimension, self.parameters.radius
         centre = tensors["centre"] if self.parameters.centre else np.zeros(d, np.float32)
         bases = [tensors[name].tobytes() for name in ("basis", COVARIANCE) if name in tensors]
-        return self._cache.bounded(
-            records,
-            (centre.tobytes(), *bases),
-            lambda phi: bounded(self._projected(phi, tensors), centre, radius),
-        )
+
+        def made(phi: Features) -> Bounded:
+            z = bounded(self._projected(phi, tensors), centre, radius)
+            return with_intercept(z) if self.setting.regression else z
+
+        return self._cache.bounded(records, (centre.tobytes(), *bases), made)
 
     def finish(
         self,
@@ -237,11 +243,12 @@ def local_minimum(
     setting: Setting,
     processor: str = "auto",
 ) -> NDArray[np.float32]:
-    """ΔW (d, c) after the steps on a noised polynomial: a linear image of its coefficients."""
+    """ΔW, of the head's shape, after the steps on a noised polynomial: a linear image of its
+    coefficients."""
     low, high = (float(v) for v in tensors["spectrum"])
     if parameters.quadratic == "never":  # the same curvature everywhere: one step is all
         return (linear / -high).astype(np.float32)
-    curvature = unpacked(np.asarray(tensors["curvature"], np.float32), setting.dimension)
+    curvature = unpacked(np.asarray(tensors["curvature"], np.float32), setting.head[0])
     steps = parameters.local_steps
     return minimise_quadratic(linear, curvature, (low, high), steps, processor)
 
@@ -275,17 +282,17 @@ class FmCloud:
         return exchanges(first, self.parameters.rounds, self.setting.infer_every)
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
-        """One float32 segment: a triangle, the centre (d,), or `head.weight` (d, c).
+        """One float32 segment: a triangle, the centre (d,), or `head.weight`, of the head's shape.
 
         A noised sum is rounded to float32, which is post-processing. Where uploads are summed it
         stays as it is, also in training.
         """
-        d, phase = self.setting.dimension, exchange.phase
+        head, phase = self.setting.head, exchange.phase
         shapes: dict[str, tuple[int, ...]] = {
             COVARIANCE: (triangle_size(self.setting.feature_dimension),),
-            CENTRE: (d,),
-            QUADRATIC: (triangle_size(d),),
-            TRAIN: (d, self.setting.classes),
+            CENTRE: (self.setting.dimension,),
+            QUADRATIC: (triangle_size(head[0]),),
+            TRAIN: head,
         }
         name = HEAD if phase == TRAIN else phase
         if not self.setting.summed:
@@ -295,18 +302,18 @@ class FmCloud:
 
     def initial_state(self) -> dict[str, Array]:
         """Zero centre and weight; unit curvature; the first axes where there is a PCA."""
-        d, c = self.setting.dimension, self.setting.classes
+        d, head = self.setting.dimension, self.setting.head
         state: dict[str, Array] = {
             "centre": np.zeros(d, np.float32),
             "spectrum": np.ones(2),
-            "iterate": np.zeros((d, c), np.int32),  # W in steps of 2**-12
-            "tail": np.zeros((d, c)),  # sum of the averaged iterates
+            "iterate": np.zeros(head, np.int32),  # W in steps of 2**-12
+            "tail": np.zeros(head),  # sum of the averaged iterates
             "tail_count": np.zeros(1, np.int64),
         }
         if self.setting.projection is not None:
             state["basis"] = first_axes(self.setting.feature_dimension, d)
         if self.parameters.quadratic == "once":
-            state["curvature"] = upper(np.eye(d, dtype=np.float32))
+            state["curvature"] = upper(np.eye(head[0], dtype=np.float32))
         else:
             state["spectrum"] = self._isotropic(self.setting.devices)
         return state
@@ -365,33 +372,43 @@ class FmCloud:
         return new
 
     def model(self, state: Tensors) -> dict[str, Array]:
-        """`centre` (d,), `radius` (1,), `weight` (d, c), float32; the tail's mean once it began.
+        """`centre` (d,), `radius` (1,), `weight` (d, c), float32; the tail's mean once it began. Of
+        a number `weight` (d, 1) and `bias` (1,).
 
         With a PCA also `basis` (D, d): the broadcast one (`ldp_fpca`), that of the mean noised
         covariance (`ldp_pca`), or the first axes (`local_pca`, where each party has its own).
         """
         count = int(state["tail_count"][0])
         source, divisor = ("tail", float(count)) if count else ("iterate", UNIT)
+        head = state[source].astype(np.float64) / divisor
         weights: dict[str, Array] = {
             "centre": state["centre"].astype(np.float32),
             "radius": np.array([self.parameters.radius], np.float32),
-            "weight": (state[source].astype(np.float64) / divisor).astype(np.float32),
+            "weight": head.astype(np.float32),
         }
+        if self.setting.regression:
+            weights["weight"] = (head[:-1] * (SHRUNK_STEPS / UNIT)).astype(np.float32)
+            weights["bias"] = (head[-1] * (INTERCEPT_STEPS / UNIT)).astype(np.float32)
         if "basis" in state:
             weights["basis"] = as_weights(np.asarray(state["basis"], np.int16))
         return weights
 
     def _curvature(self, mean: Tensors, uploads: int) -> tuple[Array, Array]:
         """κ·Q₊ + ridge·(noise level)·I as a flat triangle, and its spectrum, both public."""
-        quadratic = symmetric(self._in_units(mean, QUADRATIC), self.setting.dimension)
+        quadratic = symmetric(self._in_units(mean, QUADRATIC), self.setting.head[0])
         values, vectors = np.linalg.eigh(quadratic)
-        curved = self.parameters.curvature * np.maximum(values, 0.0) + self.ridge_level(uploads)
+        curved = self._hessian * np.maximum(values, 0.0) + self.ridge_level(uploads)
         triangle = upper((vectors * curved) @ vectors.T).astype(np.float32)
         return triangle, np.array([0.999 * curved.min(), 1.001 * curved.max()])
 
     def _isotropic(self, uploads: int) -> NDArray[np.float64]:
         """The spectrum of (κ + ridge·(noise level))·I, which bounds the curvature: ‖z‖ <= 1."""
-        return np.full(2, self.parameters.curvature + self.ridge_level(uploads))
+        return np.full(2, self._hessian + self.ridge_level(uploads))
+
+    @property
+    def _hessian(self) -> float:
+        """κ: what bounds the loss's second derivative along a logit; of a squared loss it is 1."""
+        return 1.0 if self.setting.regression else self.parameters.curvature
 
     def ridge_level(self, uploads: int) -> float:
         """The ridge, from the noise in the mean of `uploads` devices only, never from data.
@@ -399,13 +416,22 @@ class FmCloud:
         The larger of the operator norms to expect: 2√d·σ of the quadratic, σ being the noise off
         its diagonal, and √c·σ of the linear.
         """
-        d, b = self.setting.dimension, self.budget
-        linear = math.sqrt(self.setting.classes * b.noise_variance(TRAIN))
+        (d, c), b = self.setting.head, self.budget
+        linear = math.sqrt(c * b.noise_variance(TRAIN))
         quadratic = 0.0
         if self.parameters.quadratic == "once":
             quadratic = 2 * math.sqrt(d * b.noise_variance(QUADRATIC))
         scale = 1 / (self.setting.nominal_records * math.sqrt(max(1, uploads)))
         return self.parameters.ridge * max(quadratic, linear) * scale
+
+
+def _refuses(parameters: FmParameters, setting: Setting) -> Iterable[tuple[tuple[str, ...], str]]:
+    if setting.regression and parameters.curvature != FmParameters().curvature:
+        yield (
+            ("train.curvature", "data.schema.label.number"),
+            "bounds the softmax Hessian, and that of the squared loss of a number is known; leave"
+            " it out",
+        )
 
 
 PART = MethodPart(
@@ -417,6 +443,8 @@ PART = MethodPart(
     reveals="noised sums over a device's records",
     privacy="proven",
     example="train: {method: fm, rounds: 15}",
+    regression=True,
     summed=True,
     shares=True,
+    refuses=_refuses,
 )

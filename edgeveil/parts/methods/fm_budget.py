@@ -57,7 +57,7 @@ class FmParameters(MethodParameters):
     """The `train` block of a job with `method: fm`. Hessian bound: Böhning (1992)."""
 
     method: Literal["fm"] = "fm"
-    """The re-expanded functional mechanism for a softmax head."""
+    """The re-expanded functional mechanism for a softmax head, or of a number for a linear one."""
     rounds: int = Field(default=15, ge=1, le=10_000)
     """Training rounds, one Taylor expansion each; preparatory exchanges are not counted."""
     noise: Literal["gaussian", "laplace"] = "gaussian"
@@ -73,7 +73,8 @@ class FmParameters(MethodParameters):
     ridge: float = Field(default=0.3, gt=0, le=1e3)
     """Ridge, as a multiple of the noise level in the averaged sums."""
     curvature: float = Field(default=0.5, gt=0, le=1.0)
-    """Bound on the softmax Hessian; 0.5 is Böhning's, smaller takes longer steps."""
+    """Bound on the softmax Hessian; 0.5 is Böhning's, smaller takes longer steps. Not for a label
+    that is a number: there the loss is a polynomial itself, and its Hessian known."""
     shares: Shares = Shares()
     """Shares of the budget for the preparatory sums."""
     local_steps: int = Field(default=20, ge=1, le=1000)
@@ -142,20 +143,25 @@ def released_sum(phase: str, parameters: FmParameters, setting: Setting) -> Rele
 
     L1 norms: of φ at most √d. Of the triangle of zzᵀ (‖z‖₁² + ‖z‖²)/2 <= (d + 1)/2. Of z·rᵀ,
     r = p - y clipped, ‖z‖₁·‖r‖₁: at most 2√d, and at most 2√(d(c - 1)/c)·clip, since r's entry at
-    the label weighs as much as all the others (up to one step of 2**-12, for rounding).
+    the label weighs as much as all the others (up to one step of 2**-12, for rounding). A number's
+    r is one value: ‖z‖₁·|r| is at most 2√d, and at most √d·clip, d counting the intercept.
     """
-    d, c, features = setting.dimension, setting.classes, setting.feature_dimension
+    (d, c), features = setting.head, setting.feature_dimension
     one = 1 << PRODUCT_BITS
     if phase == COVARIANCE:
         return _triangle("covariance of the features", features)
     if phase == QUADRATIC:
         return _triangle("sum of quadratic terms", d)
     if phase == CENTRE:
-        return ReleasedSum("sum of features", d, 1.0, math.isqrt(d * one * one))
+        kept = setting.dimension
+        return ReleasedSum("sum of features", kept, 1.0, math.isqrt(kept * one * one))
     widest = math.isqrt(d * one)  # ‖z‖₁ in steps of 2**-12
     limit = int(parameters.clip * one) ** 2
     by_factors = widest * LARGEST_L1
-    by_norm = math.isqrt(4 * d * (c - 1) * limit // c) + 1 + widest
+    if setting.regression:
+        by_norm = math.isqrt(d * limit)
+    else:
+        by_norm = math.isqrt(4 * d * (c - 1) * limit // c) + 1 + widest
     return ReleasedSum("sum of linear terms", d * c, parameters.clip, min(by_factors, by_norm))
 
 

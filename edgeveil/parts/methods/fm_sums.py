@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
+from edgeveil.data.target import scaled
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.exchange import Array
 from edgeveil.parts.features import valid_records
@@ -45,6 +46,8 @@ from edgeveil.privacy.sampler import RandomBytes, discrete_gaussian
 from edgeveil.subnormals import flushed
 
 FEATURE_BITS = 24
+INTERCEPT_STEPS = 1 << (GRID_BITS - 1)  # b = 1/2
+SHRUNK_STEPS = math.isqrt((1 << 2 * GRID_BITS) - INTERCEPT_STEPS**2)  # a, just below √3/2
 BLOCK = 4096  # rows at a time: bounds memory; a multiple of the 64 rows of one norm
 Int16 = NDArray[np.int16]
 Int32 = NDArray[np.int32]
@@ -108,6 +111,19 @@ def bounded(features: Features, centre: NDArray[np.generic], radius: float) -> B
     return Bounded(steps, squared, features.labels)
 
 
+def with_intercept(z: Bounded) -> Bounded:
+    """(a·z, b) in the place of z, the last entry being the intercept's; a² + b² <= 1, so it keeps
+    to norm 1. In integers, rounded toward zero."""
+    steps = np.empty((len(z.steps), z.steps.shape[1] + 1), np.int16)
+    squared = np.empty(len(steps), np.int64)
+    for rows in blocks(len(steps)):
+        given = z.steps[rows].astype(np.int64)
+        steps[rows, :-1] = np.sign(given) * (np.abs(given) * SHRUNK_STEPS >> GRID_BITS)
+        steps[rows, -1] = INTERCEPT_STEPS
+        squared[rows] = squared_norms(steps[rows].astype(np.int64))
+    return Bounded(steps, squared, z.labels)
+
+
 class FeatureCache:
     """What is computed of data sets: features once, then z for the last basis and centre.
 
@@ -142,7 +158,7 @@ class FeatureCache:
 # others are.
 
 PRODUCT_BITS = 2 * GRID_BITS
-LARGEST_L1 = 2 << GRID_BITS  # of p - y
+LARGEST_L1 = 2 << GRID_BITS  # of p - y, or of a difference of numbers
 
 
 def check_sizes(setting: Setting) -> None:
@@ -184,22 +200,25 @@ def quadratic_sum(z: Bounded) -> Int64:
     return np.asarray(upper(exact_gram(z.steps)), dtype=np.int64)
 
 
-def linear_sum(z: Bounded, weight_steps: Int64, clip: float) -> Int64:
+def linear_sum(z: Bounded, weight_steps: Int64, clip: float, *, regression: bool = False) -> Int64:
     """Σ z(p - y)ᵀ (d, c), each record clipped to Frobenius norm `clip`.
 
-    p = softmax(Wᵀz). W (d, c) stands on the grid 2**-12, so the logits are exact integers on
-    2**-24 and do not depend on the batch.
+    p = softmax(Wᵀz), or with `regression` Wᵀz itself, and y the number t. W (d, c) stands on the
+    grid 2**-12, so the logits are exact integers on 2**-24 and do not depend on the batch.
     """
+    residual_of, sound = _residual, _of_a_residual
+    if regression:
+        residual_of, sound = _difference, _of_a_difference
     total = np.zeros(weight_steps.shape, np.int64)
     limit = int(clip * 2.0**PRODUCT_BITS) ** 2
     for rows in blocks(len(z.steps)):
         steps, squared = z.steps[rows], z.squared[rows]
-        residual = _residual(exact_matmul(steps, weight_steps), z.labels[rows])
+        residual = residual_of(exact_matmul(steps, weight_steps), z.labels[rows])
         norm = np.sqrt(squared.astype(np.float64)) * 2.0**-GRID_BITS
         factors = quantise(clip_rows(residual, clip / np.maximum(norm, 1e-9)), 2.0)
         # The outer product's norm is the product of the norms: check it in integers.
         within = squared * squared_norms(factors) <= limit
-        within &= _of_a_residual(factors, z.labels[rows])
+        within &= sound(factors, z.labels[rows])
         total += exact_matmul(steps.T, np.where(within[:, None], factors, 0))
     return total
 
@@ -219,6 +238,18 @@ def _of_a_residual(factors: Int64, labels: Int64) -> NDArray[np.bool_]:
     sizes = np.abs(factors)
     total, own = sizes.sum(axis=1), sizes[np.arange(len(labels)), labels]
     within: NDArray[np.bool_] = (total <= LARGEST_L1) & (total <= 2 * own + 1)
+    return within
+
+
+def _difference(logit_steps: Int64, labels: Int64) -> Float64:
+    """Wᵀz - t (n, 1) for products in steps of 2**-24."""
+    found: Float64 = logit_steps.astype(np.float64) * 2.0**-PRODUCT_BITS - scaled(labels)[:, None]
+    return found
+
+
+def _of_a_difference(factors: Int64, labels: Int64) -> NDArray[np.bool_]:
+    """Mask (n,): |r| <= 2, whatever the labels; the L1 sensitivity rests on it."""
+    within: NDArray[np.bool_] = np.abs(factors[:, 0]) <= LARGEST_L1
     return within
 
 

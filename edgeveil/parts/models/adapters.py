@@ -155,8 +155,17 @@ class AdaptedNetwork(PretrainedNetwork):
     @cached_property
     def pretrained(self) -> Mapping[str, NDArray[np.float32]]:
         """The state_dict's weights; without the head where that begins anew."""
-        new = self.adapters.head_start == "new"
-        return self._fitted(tuple(sorted(self.head)) if new else ())
+        head = tuple(sorted(self.head))
+        if self.adapters.head_start == "new":
+            return self._fitted(head)
+        try:
+            return self._fitted(())
+        except DataError as error:
+            if self.packed is not None:
+                self._fitted(head)  # raises where it is not the head alone that does not fit
+                fix = "begin the head anew: adapters: {head_start: new}"
+                raise DataError(error.what, where=error.where, fix=fix) from error
+            raise
 
     def initial(self) -> dict[str, NDArray[np.float32]]:
         """A by chance that is public, B as 0, the head as the state_dict has it, or new."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgeveil.errors import DataError
 from edgeveil.parts.features.feature_map import FeatureMap, Float64
-from edgeveil.parts.features.onnx_nodes import checked, serialise
+from edgeveil.parts.features.onnx_nodes import NodeList, checked, serialise
 from edgeveil.privacy.grid import row_norms
 
 WEIGHTS = ("centre", "radius", "weight")
@@ -30,9 +30,35 @@ def build_graph(
     all float32; with `kept`, the number of features after a PCA, also `basis` (D, d = kept).
     Output: `probabilities` float32 (N, classes). Needs the `onnx` package.
     """
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import helper
 
-    from edgeveil.parts.features.onnx_nodes import NodeList
+    parts, inputs = bounded_features(features, input_shape, kept)
+    parts.nodes += [
+        helper.make_node("MatMul", [BOUNDED, "weight"], ["head.logits"]),
+        helper.make_node("Softmax", ["head.logits"], ["probabilities"], axis=1),
+    ]
+    d = features.output_dim(input_shape) if kept is None else kept
+    inputs.insert(3, float_tensor("weight", [d, classes]))
+    outputs = [float_tensor("probabilities", ["N", classes])]
+    graph = helper.make_graph(parts.nodes, "softmax_head", inputs, outputs, parts.initializers)
+    return serialise(graph)
+
+
+BOUNDED = "head.bounded"
+
+
+def float_tensor(name: str, shape: list[int | str]) -> Any:
+    """An input or output of a graph."""
+    from onnx import TensorProto, helper
+
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+
+def bounded_features(
+    features: FeatureMap, input_shape: tuple[int, ...], kept: int | None
+) -> tuple[NodeList, list[Any]]:
+    """Nodes that give z (N, d), named BOUNDED, and the graph's inputs up to there."""
+    from onnx import helper, numpy_helper
 
     given = features.output_dim(input_shape)
     d = given if kept is None else kept
@@ -49,24 +75,15 @@ def build_graph(
         helper.make_node("ReduceSum", ["head.squares", "head.axes"], ["head.sum"], keepdims=1),
         helper.make_node("Sqrt", ["head.sum"], ["head.norm"]),
         helper.make_node("Max", ["head.norm", "radius"], ["head.divisor"]),
-        helper.make_node("Div", ["head.centred", "head.divisor"], ["head.bounded"]),
-        helper.make_node("MatMul", ["head.bounded", "weight"], ["head.logits"]),
-        helper.make_node("Softmax", ["head.logits"], ["probabilities"], axis=1),
+        helper.make_node("Div", ["head.centred", "head.divisor"], [BOUNDED]),
     ]
-
-    def value(name: str, shape: list[int | str]) -> Any:
-        return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-
     inputs = [
-        value("x", ["N", *input_shape]),
-        value("centre", [d]),
-        value("radius", [1]),
-        value("weight", [d, classes]),
-        *([] if kept is None else [value("basis", [given, d])]),
+        float_tensor("x", ["N", *input_shape]),
+        float_tensor("centre", [d]),
+        float_tensor("radius", [1]),
+        *([] if kept is None else [float_tensor("basis", [given, d])]),
     ]
-    outputs = [value("probabilities", ["N", classes])]
-    graph = helper.make_graph(nodes, "softmax_head", inputs, outputs, initializers)
-    return serialise(graph)
+    return parts, inputs
 
 
 def bake(
@@ -74,7 +91,8 @@ def bake(
     weights: Mapping[str, NDArray[np.generic]],
     entries: Mapping[str, str] | None = None,
 ) -> bytes:
-    """A self-contained model: weight inputs become initializers, and `label` int64 (N,) is added.
+    """A self-contained model: weight inputs become initializers, and of classes the likeliest,
+    `label` int64 (N,), is added.
 
     `entries` become its `metadata_props`: what it says of itself to whoever opens it. Raises
     `DataError` if a weight is missing or has another shape than the graph's input.
@@ -94,8 +112,10 @@ def bake(
         kept = graph.initializer.add(name=given.name, dims=shape, data_type=TensorProto.FLOAT)
         kept.raw_data = np.ascontiguousarray(array, dtype="<f4").tobytes()
         graph.input.remove(given)
-    graph.node.append(helper.make_node("ArgMax", ["probabilities"], ["label"], axis=1, keepdims=0))
-    graph.output.append(helper.make_tensor_value_info("label", TensorProto.INT64, ["N"]))
+    if graph.output[0].name == "probabilities":
+        likeliest = helper.make_node("ArgMax", ["probabilities"], ["label"], axis=1, keepdims=0)
+        graph.node.append(likeliest)
+        graph.output.append(helper.make_tensor_value_info("label", TensorProto.INT64, ["N"]))
     for key, value in sorted((entries or {}).items()):
         model.metadata_props.add(key=key, value=value)
     return checked(model)
@@ -121,11 +141,16 @@ def probabilities(
 
 def head_probabilities(phi: Float64, weights: Mapping[str, NDArray[np.generic]]) -> Float64:
     """The same from features (n, D), for records that are looked at more than once."""
+    return softmax(bounded(phi, weights) @ weights["weight"].astype(np.float64))
+
+
+def bounded(phi: Float64, weights: Mapping[str, NDArray[np.generic]]) -> Float64:
+    """z (n, d) of features (n, D)."""
     if "basis" in weights:
         phi = phi @ weights["basis"].astype(np.float64)
     centred = phi - weights["centre"].astype(np.float64)
     divisor = np.maximum(row_norms(centred), float(np.ravel(weights["radius"])[0]))
-    return softmax(centred / divisor[:, None] @ weights["weight"].astype(np.float64))
+    return centred / divisor[:, None]
 
 
 def softmax(logits: Float64) -> Float64:

@@ -6,6 +6,7 @@ size and colour. A picture that cannot be read becomes a record that learning dr
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -147,7 +148,8 @@ def encode_images(folder: Path | None, schema: DataSchema, max_bytes: int = MAX_
     digests = bytearray()
     for file, _ in _listed(folder, form.classes):
         try:
-            digests += stored_digest([file.read_bytes()])
+            with file.open("rb") as stream:  # not read whole: a picture may be of any size
+                digests += stored_digest([hashlib.file_digest(stream, "sha256").digest()])
         except OSError:
             digests += stored_digest([])  # a record that learning drops
     return Records(found.x, found.y, digest_rows(digests))

@@ -27,6 +27,8 @@ _TEXT_BYTES = 1 << 20  # of one name in the footer
 _ITEMS = 1 << 16  # of one list there
 _ROWS = 4096  # of what is unpacked at a time
 _WHOLE = 2.0**53
+_UNREADABLE = "\ufffd"  # a text that is no UTF-8, a date out of all calendars
+_NO_VALUE = (ValueError, OverflowError, TypeError)
 
 
 def read_parquet(
@@ -66,7 +68,7 @@ def encode_parquet(
         names = opened.schema_arrow.names
         encoder = RowEncoder(schema, names, str(file), labelled=labelled, max_bytes=max_bytes)
         for batch in opened.iter_batches(batch_size=_ROWS, use_threads=False):
-            columns = [map(_text, column.to_pylist()) for column in batch.columns]
+            columns = [_texts(column) for column in batch.columns]
             for cells in zip(*columns, strict=True):
                 encoder.add(cells)
     return encoder.encoded()
@@ -78,8 +80,23 @@ def parquet_rows(path: Path) -> tuple[list[str], list[list[str]]]:
     _require_pyarrow()
     with _opened(file) as opened:
         _check_size(opened, str(file), MAX_BYTES)
-        columns = [list(map(_text, one.to_pylist())) for one in opened.read().columns]
+        columns = [_texts(one) for one in opened.read().columns]
         return opened.schema_arrow.names, [list(row) for row in zip(*columns, strict=True)]
+
+
+def _texts(column: Any) -> list[str]:
+    """A column's cells as text. Raises nothing: no cell may make the file unreadable."""
+    try:
+        return [_text(value) for value in column.to_pylist()]
+    except _NO_VALUE:
+        return [_text_alone(value) for value in column]
+
+
+def _text_alone(value: Any) -> str:
+    try:
+        return _text(value.as_py())
+    except _NO_VALUE:
+        return _UNREADABLE
 
 
 def _text(value: Any) -> str:

@@ -15,9 +15,9 @@ import torch
 from edgeveil.data.records import Records
 from edgeveil.errors import ConfigError, JobFailed
 from edgeveil.jobs import compile_job, load_job, load_plan
+from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.aggregation.krum import Krum
-from edgeveil.parts.features import read_backbones
 from edgeveil.parts.models import python_model
 from edgeveil.privacy.ledger import Ledger
 from edgeveil_cloud.broadcasts import BroadcastLimits
@@ -102,7 +102,7 @@ def store_in(folder: Path) -> Store:
 
 def plan_of(path: Path) -> Plan:
     job = load_job(path)
-    return compile_job(job).with_artifacts(read_backbones(job.features))
+    return compile_job(job).with_artifacts(read_artifacts(job))
 
 
 @pytest.mark.parametrize("devices", [True, False])

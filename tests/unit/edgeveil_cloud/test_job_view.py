@@ -170,6 +170,10 @@ def test_figures_of_a_classifier_are_shown_where_there_are_some(planned):
     assert part(view, "figures", "lines", 1)["label"] == "Calibration: expected error 0.125"
     assert "2 records got no usable probability" in json.dumps(view)
     assert "Class by class" not in json.dumps(job_view(planned, course(2)))
+    named = {**figures, "classes": ["cat", "dog"]}
+    view = job_view(replace(planned, status="running"), [committed(2, 1, 1, figures=named)])
+    assert part(view, "figures", "table", 1)["rows"][1][0] == "dog"
+    assert part(view, "figures", "heat")["rows"] == ["cat", "dog"]
 
 
 def test_an_idle_time_of_days_does_not_flatten_the_picture_of_rounds(planned):
@@ -193,3 +197,17 @@ def test_the_view_of_an_entry_of_the_store(planned):
     view = job_view(broken, [committed(1, 0, 1)])
     assert view["title"] == "<b>" and view["cards"][1] == []
     assert "ε =" not in json.dumps(view, ensure_ascii=False)
+
+
+def test_rmse_follows_from_the_loss_where_the_events_of_a_round_are_forgotten():
+    facts = facts_of_plan(compile_job(load_job(JOBS / "diabetes.yaml")))
+    kept = ExchangeRecord(index=3, phase="train", number=1, attempt=1, uploads=5, loss=0.04)
+    view = job_view(facts, [], [kept])
+    (card, *_), _ = view["cards"]
+    assert (card["name"], card["value"]) == (
+        "RMSE now",
+        "35",
+    )  # 175, half of the range, times √0.04
+    (section,) = [one for one in view["sections"] if one["id"] == "accuracy"]
+    assert section["title"] == "RMSE by round"
+    assert "accuracy" not in json.dumps([view["cards"], section["parts"]])

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgeveil.data.schema import DataSchema, schema_metadata
 from edgeveil.data.split import split_once
 from edgeveil.errors import DataError, UsageError
 from edgeveil.evaluation.graph_check import check_graph
@@ -138,6 +139,31 @@ def test_a_box_learns_its_own_kind_of_records_and_the_release_stays_as_it_is(
     own = predict(site.state_dir, x, personal=True)
     assert own.model == "0001-a, personal"
     assert np.mean(own.labels == y) > np.mean(shared == y) + 0.2
+
+
+def test_records_are_read_as_the_release_reads_them(tmp_path: Path) -> None:
+    schema = {
+        "origin": "public",
+        "label": {"column": "kind", "classes": ["low", "high"]},
+        "columns": [{"name": "size", "number": [0, 1000]}, {"name": "age", "number": [0, 10]}],
+    }
+    weights = {
+        "centre": np.zeros(2, np.float32),
+        "radius": np.ones(1, np.float32),
+        "weight": np.array([[-9, 9], [0, 0]], np.float32),
+    }
+    features = Identity(IdentityParameters(input_scale=1))
+    entries = schema_metadata(DataSchema.model_validate_json(json.dumps(schema)))
+    site = a_box(tmp_path, np.zeros((1, 2)), np.zeros(1))
+    ReleaseStore(site.state_dir / RELEASES).install(
+        "a", bake(build_graph(features, (2,), 2), weights, entries), {}
+    )
+    rows = [f"{k},5,{'low' if k < 500 else 'high'}" for k in range(5, 1000, 10)]
+    (tmp_path / "records.csv").write_text("\n".join(["size,age,kind", *rows]))
+    data = site.data.model_copy(update={"source": "csv", "path": tmp_path / "records.csv"})
+    found = personalise(site.model_copy(update={"data": data}), site.state_dir / RELEASES)
+    assert found.training_records + found.evaluation_records == len(rows)
+    assert found.shared_accuracy == 1
 
 
 def test_evaluation_records_are_not_learned_from(tmp_path: Path) -> None:

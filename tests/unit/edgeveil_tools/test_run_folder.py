@@ -78,6 +78,15 @@ def test_an_interrupted_run_is_not_written_over_either(tmp_path):
         edgeveil.simulate(QUICKSTART, out=tmp_path)
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_a_job_file_that_somebody_wrote_is_not_written_over(force, tmp_path):
+    job = tmp_path / "job.yaml"
+    job.write_text(text := "# mine\n" + QUICKSTART.read_text().replace("rounds: 15", "rounds: 1"))
+    with pytest.raises(UsageError, match=r"holds a job\.yaml"):
+        edgeveil.simulate(job, out=tmp_path, devices=6, reference=False, report=False, force=force)
+    assert job.read_text() == text
+
+
 def test_the_model_says_what_it_is(ran):
     out, _ = ran
     raw = (out / "model.onnx").read_bytes()

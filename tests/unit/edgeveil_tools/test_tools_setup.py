@@ -92,6 +92,9 @@ def test_init_writes_a_job_that_plays_right_away(kind, made, tmp_path, capsys):
     out = tmp_path / "out"
     assert cli.main([*then[1:4], "--out", str(out), "--devices", "6", "--no-reference"]) == 0
     assert json.loads((out / "result.json").read_bytes())["final"]["accuracy"] > 0.8
+    assert cli.main(["predict", str(out / "model.onnx"), str(folder / made), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])["predictions"]
+    assert {"apple", "normal", "disc"} & {one["name"] for one in told}
 
 
 def test_init_writes_a_scenario_for_load(tmp_path, capsys):
@@ -145,7 +148,7 @@ def test_doctor_ends_with_1_where_something_is_wrong(monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "✗ it says" in said
     assert "✗ /proc/none cannot be written" in said
-    assert "2 problems; " in said
+    assert "2 problems" in said
 
 
 def test_doctor_looks_at_a_site_file(tmp_path, capsys):

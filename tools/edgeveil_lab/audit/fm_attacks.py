@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
+from edgeveil.data.target import LABELS
 from edgeveil.parts.exchange import TRAIN, Exchange, Tensors
 from edgeveil.parts.features import Identity, IdentityParameters
 from edgeveil.parts.features.pca import PcaParameters
@@ -118,13 +119,15 @@ class HostileCloud:
 
 
 def fm_attacks(runs: int) -> tuple[Attack, ...]:
-    """Jobs with Gaussian noise, without and with a PCA, and with Laplace noise."""
+    """Jobs with Gaussian noise, without and with a PCA, on a number, and with Laplace noise."""
     one_round = PARAMETERS.model_copy(update={"rounds": 1})
     projected = replace(SETTING, projection=PcaParameters(name="ldp_fpca", share=0.4))
+    number = replace(SETTING, classes=LABELS, regression=True)
     pure = replace(SETTING, epsilon=2.0, max_participations=1, input_shape=(1,))
     return (
         gaussian_job(runs, "end to end", NeighbouringJob.of(PARAMETERS, SETTING)),
         gaussian_job(runs, "after a PCA", NeighbouringJob.of(one_round, projected)),
+        gaussian_job(runs, "on a number", NeighbouringJob.of(one_round, number)),
         laplace_job(runs, NeighbouringJob.of(PARAMETERS.model_copy(update=PURE), pure)),
     )
 
@@ -201,7 +204,7 @@ def _hurtful(exchange: Exchange, tensors: Tensors) -> dict[str, NDArray[np.gener
         chosen["centre"][0] = -3.0
     if exchange.phase == TRAIN:
         weights = np.zeros_like(chosen["iterate"])
-        weights[0, :2] = 1 << 17, -(1 << 17)
+        weights[0, :2] = (1 << 17, -(1 << 17))[: weights.shape[1]]
         unit = upper(np.eye(len(weights), dtype=np.float32))
         chosen |= {"iterate": weights, "spectrum": np.ones(2), "curvature": unit}
     return chosen

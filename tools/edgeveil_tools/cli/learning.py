@@ -353,19 +353,27 @@ def _predict(args: argparse.Namespace) -> int:
     if found.stale:
         print(f"edgeveil: {found.stale}", file=sys.stderr)
     if args.json:
-        right = {} if found.accuracy is None else {"accuracy": found.accuracy}
+        right = dict(found.errors or {})
+        if found.accuracy is not None:
+            right["accuracy"] = found.accuracy
         print(json.dumps({"model": found.model, "predictions": found.plain(), **right}))
         return 0
     print(f"model {found.model}")
     for row in found.table():
         at = row.get("file", f"{row['record']:>6}")
-        if row["label"] is None:
+        if row.get("label", row.get("value")) is None:
             print(f"{at}  not a usable record")
+            continue
+        if "value" in row:
+            print(f"{at}  {row['value']:.6g}")
             continue
         name = row.get("name", f"class {row['label']}")
         print(f"{at}  {name}  probability {row['probability']:.3f}")
     if found.accuracy is not None:
         print(f"right: {found.accuracy:.4f} of the records that have a label")
+    if found.errors is not None:
+        errors = f"MAE {found.errors['mae']:.6g}, RMSE {found.errors['rmse']:.6g}"
+        print(f"{errors} on the records that have a label, clipped to the range")
     if args.model.is_file():
         say_next(f"edgeveil serve {args.model}")
     return 0

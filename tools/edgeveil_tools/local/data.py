@@ -177,7 +177,8 @@ def _own(job: Job, run: LocalRun, data: DataSource, pool: Records, test: Records
         where=(places(data, schema) or [_called(data)])[0],
         fix=f"give each record numbers and a label of 0 to {classes - 1}"
         if schema is None
-        else "correct data.schema.label: its column, and the classes' names as the file has them",
+        else "correct data.schema.label: its column, and the classes or the range as the file has"
+        " them",
     )
 
 

@@ -16,6 +16,7 @@ from edgeveil.jobs import Job, KnownFleet, Plan, compile_job, job_schema, job_tr
 from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.parts.aggregation import build_rule
 from edgeveil.parts.models import python_function
+from edgeveil.parts.partitions.dealing import needs_classes
 from edgeveil.privacy.policy import Limits, check_job
 from edgeveil.selection import how_many
 from edgeveil.settings.base import Block, ImpossibleMixError, Mix, SitePath
@@ -195,7 +196,11 @@ def _run_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
         yield from _cell_mixes(job, run)
     yield from _source_mixes(job, run)
     split = run.partition
-    if split.kind == "n_class" and split.classes_per_device > job.data.classes:
+    if job.data.target is not None and needs_classes(split):
+        keys = ("local_run.partition", "data.schema.label.number")
+        text = "deals or disturbs by class, and the label is a number; use iid or quantity_skew"
+        yield Mix(keys, f"{text}, without lq_data")
+    elif split.kind == "n_class" and split.classes_per_device > job.data.classes:
         yield Mix(
             ("local_run.partition.classes_per_device", "data.classes"),
             f"{split.classes_per_device} is more than the {job.data.classes} classes of the data; "

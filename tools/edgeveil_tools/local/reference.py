@@ -15,12 +15,15 @@ import numpy as np
 
 from edgeveil.data.records import Records
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
+from edgeveil.data.target import TargetRange
 from edgeveil.errors import EdgeVeilError
+from edgeveil.evaluation.figures import regression_figures
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_budget import FmParameters
+from edgeveil.parts.models.regression_head import head_values
 from edgeveil.parts.models.softmax_head import head_probabilities
 from edgeveil.parts.own_records import halves, take
 from edgeveil.parts.setting import Setting
@@ -39,7 +42,8 @@ def has_reference(job: Job) -> bool:
 
 
 class Reference:
-    """Trains in a thread. `rounds`: accuracy after each round, empty while not finished.
+    """Trains in a thread. `rounds`: accuracy after each round, RMSE where the label is a number;
+    empty while not finished.
 
     It reads the same records that the devices were dealt, through no ledger, so its figures are
     for published sets, or for the eyes of those whose records they are; nothing of it reaches a
@@ -70,7 +74,7 @@ class Reference:
             self._thread.join()
 
     def at(self, number: int) -> float | None:
-        """Accuracy after training round `number`, from 1; None where unknown."""
+        """Accuracy, or RMSE, after training round `number`, from 1; None where unknown."""
         return self.rounds[number - 1] if 0 < number <= len(self.rounds) else None
 
     def _train(self) -> None:
@@ -89,7 +93,8 @@ class _Stopped(Exception):  # noqa: N818 - no error
 
 
 def train(job: Job, run: LocalRun, plan: SitePlan, stop: threading.Event) -> list[float]:
-    """Test accuracy after each round without noise; empty for a method without a reference."""
+    """Test accuracy, or RMSE, after each round without noise; empty for a method without a
+    reference."""
     if not isinstance(job.train, FmParameters):
         return []
     test = held(job, run)
@@ -103,8 +108,9 @@ def train(job: Job, run: LocalRun, plan: SitePlan, stop: threading.Event) -> lis
             raise _Stopped
 
     parameters = job.train.model_copy(update={"ridge": job.train.ridge * RIDGE_SHARE})
-    accuracies = noise_free_reference(parameters, setting, pooled(job, run, plan), test, go_on)
-    return accuracies[: whole.rounds]
+    target, records = job.data.target, pooled(job, run, plan)
+    found = noise_free_reference(parameters, setting, records, test, go_on, target)
+    return found[: whole.rounds]
 
 
 def noise_free_reference(
@@ -113,8 +119,10 @@ def noise_free_reference(
     train: Records,
     test: Records,
     before: Callable[[Exchange], None] = lambda _exchange: None,
+    target: TargetRange | None = None,
 ) -> list[float]:
     """Test accuracy after each training round without noise; `train` pools all devices' records.
+    With a `target` labels are numbers of its range, and it is the RMSE.
 
     The mean over `setting.devices` devices of exact sums is the pooled sum over that number, and
     local steps are linear in the sums, so no device needs to be played alone. Under masks a sum
@@ -126,7 +134,7 @@ def noise_free_reference(
     device, cloud = FmDevice(parameters, setting), FmCloud(parameters, setting)
     state = cloud.initial_state()
     phi = setting.features(test.x)
-    accuracies: list[float] = []
+    found: list[float] = []
     for exchange in cloud.plan():
         before(exchange)
         tensors = cloud.package(state, exchange)
@@ -134,9 +142,14 @@ def noise_free_reference(
         segments = device.finish(exchange, tensors, mean)
         state = cloud.absorb(state, exchange, segments, setting.devices)
         if exchange.phase == TRAIN:
-            predicted = head_probabilities(phi, cloud.model(state)).argmax(axis=1)
-            accuracies.append(float((predicted == test.y).mean()))
-    return accuracies
+            model = cloud.model(state)
+            if target is not None:
+                values = head_values(phi, model, target)
+                found.append(regression_figures(values, test.y, target)["rmse"])
+                continue
+            predicted = head_probabilities(phi, model).argmax(axis=1)
+            found.append(float((predicted == test.y).mean()))
+    return found
 
 
 def _with_pooled_projection(setting: Setting) -> Setting:

@@ -274,8 +274,10 @@ def play(
     `stop`, set from another thread, ends it as a failed one. `watch` is told of the fleet before
     it starts. `command`: the line that asked for it.
     """
-    if out is not None and not (resume or force):
-        require_unused(out)
+    if out is not None:
+        _keep_job_file(out)
+        if not (resume or force):
+            require_unused(out)
     targets = [TrackTarget.parse(one) for one in track]
     started_s = time.time()
     _say(hear, "reading the records")
@@ -316,6 +318,8 @@ def play(
         watch(fleet)
         for line in fleet.log.plan.notes:
             fleet.progress.note(f"Privacy: {line}")
+        if fleet.log.plan.adapter_note:
+            fleet.progress.note(fleet.log.plan.adapter_note)
         for note in notes:
             fleet.progress.note(f"Records{'' if published else ', for your eyes'}: {note}")
         if targets:
@@ -412,7 +416,8 @@ def _report(
     from edgeveil_tools.report.page import write_report
 
     try:
-        write_report(result, events, path, holdings(*dealing) if dealing else None)
+        by_class = dealing is not None and dealing[0].data.target is None
+        write_report(result, events, path, holdings(*dealing) if dealing and by_class else None)
     except OSError as error:
         raise UsageError(
             f"the report cannot be written ({error.strerror}); result.json and the model are there",
@@ -432,6 +437,16 @@ def require_unused(out: Path, name: str = "result.json") -> None:
     else:
         return
     raise UsageError(what, where=str(out), fix=f"{first} ({fresh}), or write over it with --force")
+
+
+def _keep_job_file(out: Path) -> None:
+    """Raise UsageError where the folder's job.yaml was written by no run, but by somebody."""
+    if (out / "job.yaml").exists() and not (out / "events.jsonl").exists():
+        raise UsageError(
+            "holds a job.yaml that a run would write over",
+            where=str(out),
+            fix="name another folder",
+        )
 
 
 def prepare(out: Path, *, resume: bool = False) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgeveil.errors import EdgeVeilError, JobFailed, UsageError
+from edgeveil.evaluation.figures import leading_text
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.shuffle_amplification import shuffled
 from edgeveil.jobs.who_sees import who_sees
@@ -48,6 +49,7 @@ class RunProgress:
     declined: int = 0
     selected: int | None = None
     accuracy: float | None = None
+    rmse: float | None = None  # where the label is a number
     reference: float | None = None
     training_epsilon: float | None = None
     inference_epsilon: float | None = None
@@ -56,6 +58,11 @@ class RunProgress:
     elapsed_s: float = 0.0
     kind: Literal["doing", "committed", "note", "look"] = "doing"
     line: str = ""
+
+    @property
+    def leading(self) -> tuple[str, float | None]:
+        """The figure that says how good the model is, and its name."""
+        return ("accuracy", self.accuracy) if self.rmse is None else ("RMSE", self.rmse)
 
 
 Listener = Callable[[RunProgress], None]
@@ -98,8 +105,9 @@ class RunReporter:
         figures = [f"{view.uploads} answered"]
         if view.declined:
             figures.append(f"{view.declined} declined")
-        if view.accuracy is not None:
-            figures.append(f"accuracy {view.accuracy:.3f}")
+        name, value = view.leading
+        if value is not None:
+            figures.append(f"{name} {leading_text(name, value)}")
         figures.append(epsilon_by_plan(view))
         self._tell("committed", f"{view.doing}: {', '.join(figures)}")
 
@@ -163,6 +171,11 @@ class RunEvents:
     def accuracy(self) -> float | None:
         """After the last committed round."""
         return self.rounds[-1]["accuracy"] if self.rounds else None
+
+    @property
+    def rmse(self) -> float | None:
+        """The same of a label that is a number."""
+        return (self.rounds[-1].get("figures") or {}).get("rmse") if self.rounds else None
 
 
 class RunLog:
@@ -233,7 +246,7 @@ class RunLog:
         elif event["type"] == "exchange_committed":
             view.committed, view.round = self.record.committed, len(self.record.rounds)
             view.uploads, view.declined = data["uploads"], data.get("declined", 0)
-            view.accuracy = self.record.accuracy
+            view.accuracy, view.rmse = self.record.accuracy, self.record.rmse
             view.reference = reference.at(view.round) if reference else None
             spent, quote = data.get("epsilon", {}), self._whole
             view.training_epsilon = spent.get("training") if quote.training.proven else None

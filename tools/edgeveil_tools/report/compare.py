@@ -1,5 +1,5 @@
-"""Several runs side by side: their accuracy on one chart, what each cost, and what they did
-differently."""
+"""Several runs side by side: their accuracy, or RMSE, on one chart, what each cost, and what they
+did differently."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from edgeveil.errors import DataError
+from edgeveil.evaluation.figures import leading
 from edgeveil.pages.parts import Json, figure_text, least, lines, rounded, said, section, series
 from edgeveil.pages.parts import table as table_part
 from edgeveil.privacy.guarantee import guarantee_text
@@ -58,6 +59,7 @@ class RunOfMany:
             "accuracy": self.result.accuracy,
             "measured_on": self.measured_on,
             "accuracy_without_noise": self.result.reference_accuracy,
+            "rmse": self.result.rmse,
             "privacy": self.result.privacy,
             "rounds": len(content["rounds"]),
             "seconds": content["seconds"],
@@ -114,7 +116,7 @@ def comparison_view(runs: Sequence[RunOfMany]) -> Json:
         "progress": None,
         "cards": [],
         "sections": [
-            section("accuracy", "Accuracy by round", [_curves(runs)]),
+            section("accuracy", f"{_measure(runs)} by round", [_curves(runs)]),
             section("runs", "Runs", [_costs(runs)], before=notes),
             section(
                 "settings",
@@ -130,9 +132,19 @@ def comparison_view(runs: Sequence[RunOfMany]) -> Json:
     }
 
 
+def _measure(runs: Sequence[RunOfMany]) -> str:
+    """What their chart is of: RMSE where all of them tell a number."""
+    return "Accuracy" if any(run.result.rmse is None for run in runs) else "RMSE"
+
+
 def _curves(runs: Sequence[RunOfMany]) -> Json | None:
+    measure = _measure(runs)
+    of_number = measure == "RMSE"
     tested = {
-        run.name: {row["round"]: row["accuracy"] for row in run.result.content["rounds"]}
+        run.name: {
+            row["round"]: leading(row)[1] if of_number else row["accuracy"]
+            for row in run.result.content["rounds"]
+        }
         for run in runs
     }
     x = sorted({number for of in tested.values() for number, value in of.items() if value})
@@ -142,8 +154,11 @@ def _curves(runs: Sequence[RunOfMany]) -> Json | None:
         series(name, [rounded(of.get(number)) for number in x], colour, dash=dash)
         for (name, of), (colour, dash) in zip(tested.items(), _styles(), strict=False)
     ]
+    name = f"{measure} on the test records"
+    if of_number:
+        return lines(name, x, shown, low=0.0)
     low = max(0.0, least([value for one in shown for value in one["values"]]) - 0.05)
-    return lines("Accuracy on the test records", x, shown, low=round(low, 1), high=1.0)
+    return lines(name, x, shown, low=round(low, 1), high=1.0)
 
 
 def _styles() -> Iterator[tuple[str, bool]]:
@@ -152,12 +167,13 @@ def _styles() -> Iterator[tuple[str, bool]]:
 
 
 def _costs(runs: Sequence[RunOfMany]) -> Json:
-    head = ["run", "status", "accuracy", "training", "inference", "rounds", "time", "bytes"]
+    measure = _measure(runs).replace("A", "a")
+    head = ["run", "status", measure, "training", "inference", "rounds", "time", "bytes"]
     rows = [
         [
             run.name,
             row["status"] + (", simulated" if row["simulated"] else ""),
-            figure_text(row["accuracy"]),
+            figure_text(row["accuracy"]) if row["rmse"] is None else f"RMSE {row['rmse']:.4g}",
             *(guarantee_text(row["privacy"], which) for which in ("training", "inference")),
             str(row["rounds"]),
             seconds_text(row["seconds"]),

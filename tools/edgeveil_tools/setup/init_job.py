@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.errors import UsageError, needs_extra
-from edgeveil_tools.describe import describe
+from edgeveil_tools.describe import OF_NUMBER, describe
 from edgeveil_tools.result import write_whole, writing
 
 _TEMPLATES = Path(__file__).parents[1] / "templates" / "init"
@@ -55,7 +55,7 @@ job: {job}
 features:{features}
 
 train: {{method: fm, rounds: 10}}
-
+{evaluation}
 privacy:                    # of the training, per record, for the whole job
   epsilon: 8
   delta: 1.0e-5
@@ -75,6 +75,9 @@ _OF_TABLE = """
 _OF_PICTURES = """
   - {name: gabor, input_scale: 255}     # fixed and public, computed on the box
   - {name: random, dimension: 200}"""
+_WITHOUT_CLASSES = """
+unsupervised: {eval_type: NOT_EVAL}       # that is about classes
+"""
 DEVICES = 20
 _NAME = re.compile(r"[^a-z0-9_-]+")
 
@@ -93,12 +96,14 @@ def write_from(records: Path, folder: Path, label: str | None = None) -> str:
         fix = "use a CSV or Parquet file, or a folder with one folder of pictures for each class"
         raise UsageError(f"unknown kind '{records.suffix}'", where=str(records), fix=fix)
     job = _NAME.sub("_", records.stem.lower()).strip("_")[:64] or "mine"
+    data = describe(records, label, devices=DEVICES)
     text = _FROM.format(
         what="classes of pictures apart" if source == "images" else "the label of a record",
         file=records.name,
         job=job,
         devices=DEVICES,
-        data=describe(records, label, devices=DEVICES),
+        data=data,
+        evaluation=_WITHOUT_CLASSES if OF_NUMBER in data else "",
         features=_OF_PICTURES if source == "images" else _OF_TABLE,
         source=source,
         path=json.dumps(os.path.relpath(records, folder), ensure_ascii=False),

@@ -28,6 +28,7 @@ class MlflowRun:
         from mlflow import MlflowClient
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)
+        logging.getLogger("urllib3").setLevel(logging.ERROR)  # of its tries we tell the last
         self._client = MlflowClient(tracking_uri=uri)
         self._run, self._done = "", 0  # steps that an earlier process logged
 

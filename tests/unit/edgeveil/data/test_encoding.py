@@ -3,6 +3,7 @@ from the record, and never a failure for what it holds."""
 
 import csv
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from edgeveil.data.check import schema_problems
+from edgeveil.data.encoding import RowEncoder
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError
 from edgeveil.parts.own_records import device_records
@@ -100,6 +102,38 @@ def test_parquet_reads_alike_whether_its_columns_have_gaps_or_not(gaps, tmp_path
     assert np.array_equal(found.places, wanted.places)
 
 
+def test_rows_that_a_wide_schema_has_no_room_for_are_refused_before_they_take_it():
+    of = schema(columns=[{"name": [f"c{k}" for k in range(1000)], "number": [0, 9]}])
+    names = [name for column in of.columns for name in column.names] + ["income"]
+    encoder = RowEncoder(of, names, "a.csv", max_bytes=10 * 1000 * 4)
+    for _ in range(10):
+        encoder.add(["a cell"])
+    with pytest.raises(DataError, match="the limit is 40000"):
+        encoder.add(["a cell"])
+    assert len(encoder.encoded().records) == 10
+
+
+NO_VALUES = {
+    "a text that is no UTF-8": pa.array([b"a", b"\xff", b"c"], pa.binary()).view(pa.string()),
+    "a date beyond the calendar": pa.array([0, 2**31 - 1, 1], pa.int32()).view(pa.date32()),
+    "a time in nanoseconds": pa.array([0, 1, 1000], pa.timestamp("ns")),
+    "an endless duration": pa.array([0, 2**62, 1], pa.duration("s")),
+}
+
+
+@pytest.mark.parametrize("kind", NO_VALUES)
+def test_no_cell_makes_a_parquet_file_unreadable(kind, tmp_path):
+    plain = {"age": [20, 40, 50], "hours": [1, 2, 3], "income": ["low", "high", "low"]}
+    of = schema(columns=[{"name": "hours", "number": [0, 9]}])
+    for name, chosen in (("all", [0, 1, 2]), ("rest", [0, 2])):
+        table = pa.table({**plain, "work": NO_VALUES[kind]}).take(chosen)
+        parquet.write_table(table, tmp_path / f"{name}.parquet")
+    whole, rest = (read("parquet", tmp_path / f"{name}.parquet", of) for name in ("all", "rest"))
+    for part in ("x", "y", "places"):
+        kept = np.delete(getattr(whole, part), 1, axis=0)
+        assert getattr(rest, part).tobytes() == kept.tobytes()
+
+
 @pytest.mark.parametrize("gone", range(len(ROWS)))
 def test_each_record_is_encoded_and_placed_alone(gone, tmp_path):
     whole = read("csv", written(tmp_path / "a.csv"))
@@ -183,6 +217,16 @@ def test_pictures_in_colour_are_scaled_and_stand_where_their_bytes_say(tmp_path)
     other = DataSchema.model_validate_json(json.dumps(small))
     again = load_records("images", Origin(path=tmp_path, schema=other))
     assert again.places.tobytes() == found.places.tobytes()
+
+
+def test_no_picture_is_taken_into_memory_for_its_place(monkeypatch, tmp_path):
+    of = DataSchema.model_validate_json(json.dumps(PICTURES))
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "a.png").write_bytes(b"no picture, and of any size")
+    monkeypatch.delattr(Path, "read_bytes")
+    found = load_records("images", Origin(path=tmp_path, schema=of))
+    assert np.isnan(found.x).all()
+    assert found.places.shape == (1, 32)
 
 
 def test_arrays_of_pictures_have_names_and_a_range(tmp_path):

@@ -128,6 +128,13 @@ def test_a_hostile_cloud_cannot_send_a_schema_that_cannot_be():
             compile_canonical(raw.replace(b'"origin":"public"', wrong))
 
 
+def test_many_names_that_the_header_lacks_are_looked_for_once():
+    columns = [{"name": [f"a{k}" for k in range(400)], "number": [0, 1]}]
+    schema = made(TABLE, columns=columns, header=[f"b{k}" for k in range(400)])
+    (found,) = impossible(schema, "data.schema")
+    assert "does not hold 'a0' and 400 more" in found.text
+
+
 def test_a_model_carries_it_even_with_the_word_that_no_graph_may_hold():
     schema = made(TABLE, columns=[{"name": "location", "number": [0, 1]}])
     properties = schema_metadata(schema)

@@ -17,6 +17,7 @@ IDENTITY = "features: [{name: identity}]\n"
 WHOLE = "proxy: {shuffle: whole}\n"
 TRAINED = OPEN + MLP + SGD
 SUMMED = CLOSED + FM + IDENTITY
+PCA = "features: [{name: identity}, {name: ldp_fpca, keep: 0.5}]\n"
 
 
 def run(devices=20, **more):
@@ -102,9 +103,9 @@ CASES = {
     ),
     "no model": (OPEN + SGD, "train.method: method 'sgd' trains a model and none is named"),
     "no features": (CLOSED + FM, "train.method: method 'fm' learns on public features"),
-    "features of a whole model": (
-        TRAINED + IDENTITY,
-        "features: method 'sgd' trains a whole model on the records themselves",
+    "a PCA before a whole model": (
+        TRAINED + PCA,
+        "features: a PCA takes exchanges of its own, which method 'sgd' has not",
     ),
     "pictures that are none": (
         OPEN + SGD + "model: {name: cnn}\n",

@@ -11,6 +11,7 @@ import pytest
 
 from edgeveil.errors import ConfigError, DataError, PrivacyError, ProtocolError
 from edgeveil.jobs import compile_job, load_job, parse_plan
+from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.jobs.rehearsal import made_up_records, rehearse_device, training_kinds
 from edgeveil.parts.exchange import KEPT, TRAIN
 
@@ -18,7 +19,8 @@ JOBS = Path("configs/jobs")
 
 
 def plan_of(name):
-    return compile_job(load_job(JOBS / name))
+    job = load_job(JOBS / name)
+    return compile_job(job).with_artifacts(read_artifacts(job))
 
 
 def rehearsed(plan, **changes):

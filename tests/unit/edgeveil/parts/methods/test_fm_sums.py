@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edgeveil.data.records import Records
+from edgeveil.data.target import LABELS
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_budget import FmParameters
@@ -23,8 +24,17 @@ VARIANTS = {
     "fpca": ({}, PcaParameters(name="ldp_fpca", keep=0.5)),
     "pca": ({"centre": False}, PcaParameters(name="ldp_pca", keep=0.75)),
     "laplace fpca": ({"noise": "laplace"}, PcaParameters(name="ldp_fpca", keep=0.5)),
+    "number": ({}, None),
+    "number laplace": ({"noise": "laplace"}, None),
+    "number fpca": ({}, PcaParameters(name="ldp_fpca", keep=0.5)),
 }
 variants = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def numbers(y):
+    """Labels of a number in the place of classes: its ends, its middle, and ones outside."""
+    steps = np.where(y == CLASSES, LABELS, y * (LABELS // 2))
+    return np.where(y < 0, y, steps)
 
 
 class Bench:
@@ -36,7 +46,8 @@ class Bench:
             epsilon=8.0,
             delta=1e-5,
             max_participations=15,
-            classes=CLASSES,
+            classes=LABELS if variant.startswith("number") else CLASSES,
+            regression=variant.startswith("number"),
             input_shape=(D,),
             features=features or build_features([IdentityParameters(shift=shift)]),
             nominal_records=4,
@@ -44,11 +55,13 @@ class Bench:
             projection=projection,
         )
         chosen = FmParameters(**{**parameters, **options})
-        self.device, self.d = FmDevice(chosen, setting), setting.dimension
+        self.device, self.d, self.head = FmDevice(chosen, setting), setting.dimension, setting.head
         plan = FmCloud(chosen, setting).plan()
         self.phases = plan[: len(plan) - chosen.rounds + 1]
 
     def sums(self, exchange, package, records):
+        if self.device.setting.regression:
+            records = Records(records.x, numbers(records.y))
         return self.device.sums(exchange, package, records)
 
     def package(self, seed=0, reach=0, centre=None):
@@ -59,7 +72,7 @@ class Bench:
         )
         return {
             "centre": np.zeros(self.d, np.float32) if centre is None else centre[: self.d],
-            "iterate": rng.integers(-reach, reach + 1, (self.d, CLASSES)).astype(np.int32),
+            "iterate": rng.integers(-reach, reach + 1, self.head).astype(np.int32),
             "basis": basis.astype(np.int16),
             "covariance": rng.normal(size=D * (D + 1) // 2).astype(np.float32) * max(1, reach),
         }

@@ -35,7 +35,8 @@ def test_the_example_of_an_own_model_can_be_trained(tmp_path, monkeypatch):
     (tmp_path / code[1]).parent.mkdir()
     (tmp_path / code[1]).write_text(code[2])
     monkeypatch.syspath_prepend(tmp_path)
-    model = yaml.safe_load(re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[1])
+    own = PAGE[PAGE.index("## A model of your own") :]
+    model = yaml.safe_load(re.search(r"```yaml\n(.*?)```", own, re.DOTALL)[1])
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump({**yaml.safe_load(JOB), **model}))
     check_own_model(load_plan(path))

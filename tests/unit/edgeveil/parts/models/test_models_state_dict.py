@@ -104,6 +104,8 @@ def test_frozen_weights_travel_and_those_that_are_trained_do_not(tmp_path):
     (digest,) = kept_digests(whole)
     assert kept_digests(frozen) == carried_digests(frozen) == (digest,)
     assert carried_digests(whole) == ()
+    assert compile_job(whole).adapter_note == ""
+    assert "27 of the model's 43 values are trained" in compile_job(frozen).adapter_note
 
 
 def test_the_cloud_does_not_begin_without_them(tmp_path):
@@ -205,3 +207,12 @@ def test_adapters_need_weights_to_stand_on(tmp_path):
     text = JOB.replace("state_dict: FILE ADAPTERS", "adapters: {rank: 1}")
     with pytest.raises(ConfigError, match=r"add state_dict: FILE"):
         parse_job(text)
+
+
+def test_a_weights_name_that_no_segment_may_have_is_refused_unless_all_are_one_segment():
+    """The proxy would turn every round away."""
+    own = 'name: python, function: "a:b", weights: [["Conv.weight", [3, 4]]]'
+    text = JOB.replace("name: mlp, hidden: [5], state_dict: FILE ADAPTERS", own)
+    with pytest.raises(ConfigError, match=r"module\.Conv\.weight is a name under which no segment"):
+        parse_job(text)
+    assert parse_job(text + "proxy: {shuffle: whole}\n").proxy.shuffle == "whole"

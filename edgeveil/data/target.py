@@ -1,0 +1,56 @@
+"""A number that is learned to tell, and the whole number that stands for it among labels.
+
+A public range becomes t in [-1, 1], and t the step that it lies at: labels are whole numbers
+everywhere, also of a table whose label is a number.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+BITS = 12  # t stands in steps of 2**-12
+STEPS = 2 << BITS  # from one end of the range to the other
+LABELS = STEPS + 1
+
+
+@dataclass(frozen=True)
+class TargetRange:
+    """A public range of numbers, low < high."""
+
+    low: float
+    high: float
+
+    @property
+    def middle(self) -> float:
+        """Where t is 0."""
+        return self.low / 2 + self.high / 2
+
+    @property
+    def half(self) -> float:
+        """Half of its width: what a change of t by 1 means."""
+        return self.high / 2 - self.low / 2
+
+    @property
+    def told_in_float32(self) -> bool:
+        """Whether float32 tells the steps apart."""
+        return self.half / STEPS > max(abs(self.low), abs(self.high)) * 2.0**-24
+
+    def label(self, value: float) -> int | None:
+        """The step nearest to a value, one outside clipped to the range; None for no number."""
+        if math.isnan(value):
+            return None
+        within = min(max(value, self.low), self.high)
+        return round(((within - self.middle) / self.half + 1.0) * (STEPS // 2))
+
+    def values(self, labels: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The numbers that labels (n,) stand for, in the range's own unit."""
+        return self.middle + self.half * scaled(labels)
+
+
+def scaled(labels: NDArray[np.int64]) -> NDArray[np.float64]:
+    """t in [-1, 1] of labels, exactly."""
+    return labels / (STEPS // 2) - 1.0

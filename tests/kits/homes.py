@@ -1,0 +1,56 @@
+"""A made-up table whose label is a number, and a job that learns to tell it."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+NAMES = ["rooms", "place", "price"]
+SCHEMA = {
+    "origin": "public",
+    "label": {"column": "price", "number": [0, 1000]},
+    "columns": [
+        {"name": "rooms", "number": [1, 9]},
+        {"name": "place", "category": ["town", "country"]},
+    ],
+    "missing": ["?"],
+}
+
+
+def homes(count: int = 400) -> list[list[str]]:
+    """Rows: more rooms cost more, and the town more than the country."""
+    rng = np.random.default_rng(5)
+    rows = []
+    for _ in range(count):
+        rooms, town = rng.uniform(1, 9), rng.random() < 0.5
+        price = 150 + 70 * rooms + 120 * town + rng.normal(0, 20)
+        rows.append([f"{rooms:.2f}", "town" if town else "country", f"{price:.1f}"])
+    return rows
+
+
+def write_homes(path: Path, rows: list[list[str]] | None = None) -> Path:
+    """A CSV file of them."""
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([NAMES, *(homes() if rows is None else rows)])
+    return path
+
+
+def homes_job(folder: Path, **changes: object) -> Path:
+    """The job's file, beside `homes.csv`. Blocks in `changes` stand in place of those here."""
+    plain = {
+        "job": "homes",
+        "data": {"source": "homes", "nominal_records": 60, "schema": SCHEMA},
+        "features": [{"name": "identity"}],
+        "train": {"method": "fm", "rounds": 3},
+        "unsupervised": {"eval_type": "NOT_EVAL"},
+        "privacy": {"epsilon": 10},
+        "local_run": {
+            "devices": 5,
+            "simulate": True,
+            "data": {"source": "csv", "path": "homes.csv"},
+        },
+        **changes,
+    }
+    (folder / "homes.yaml").write_text(yaml.safe_dump(plain, sort_keys=False))
+    return folder / "homes.yaml"

@@ -1,0 +1,194 @@
+"""A label that is a number, from its table to values in its unit: run, reported, released, used."""
+
+import json
+import re
+
+import numpy as np
+import onnx
+import pytest
+
+from edgeveil.errors import ConfigError, DataError, UsageError
+from edgeveil.evaluation.onnx_session import OnnxModel
+from edgeveil_edge.inference import ServedModel
+from edgeveil_edge.predict import predict
+from edgeveil_edge.release_trial import run_trial
+from edgeveil_edge.releases import ReleaseStore
+from edgeveil_tools.cli import main
+from edgeveil_tools.local.job import Overrides
+from edgeveil_tools.local.local_run import load_local_job
+from edgeveil_tools.local.run import run_local
+from edgeveil_tools.prospect import PlanOptions, prospect
+from edgeveil_tools.report.command import report
+from edgeveil_tools.result import Result
+from edgeveil_tools.setup.init_job import write_from
+from tests.kits.homes import SCHEMA, homes, homes_job, write_homes
+
+SECURE = {"name": "fedavg", "secure": True}
+SHARED = {"epsilon": 5, "noise": "shared", "honest_share": 0.8}
+
+
+def run_of(folder, *, reference=False, **changes):
+    write_homes(folder / "homes.csv")
+    job = homes_job(folder, **changes)
+    assert run_local(job, folder / "out", Overrides(), reference=reference) == 0
+    return Result.load(folder / "out")
+
+
+def local(engine):
+    return {
+        "devices": 5,
+        "simulate": True,
+        "engine": engine,
+        "data": {"source": "csv", "path": "homes.csv"},
+    }
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    """The folder of a run in which all parties took part, and the noise-free reference beside."""
+    folder = tmp_path_factory.mktemp("homes")
+    run_of(folder, reference=True, local_run=local("faithful"))
+    return folder
+
+
+def test_a_number_is_learned_and_told_in_its_unit(learned):
+    result = Result.load(learned / "out")
+    figures = result.content["final"]["figures"]
+    assert result.accuracy is None
+    assert figures.keys() == {"mae", "rmse", "r2", "unusable"}
+    spread = float(np.std([float(row[2]) for row in homes()]))
+    assert 15 < figures["rmse"] == result.rmse < 0.5 * spread
+    assert result.content["reference"]["accuracy"] is None
+    assert 15 < result.content["reference"]["rmse"] < 0.35 * spread
+    assert result.content["rounds"][-1]["loss"] == pytest.approx((result.rmse / 500) ** 2, rel=1e-3)
+    assert f"final RMSE: {result.rmse:.4g}" in str(result)
+    assert "accuracy" not in str(result)
+
+
+def test_its_report_speaks_of_rmse_and_of_no_class(learned):
+    page = (learned / "out" / "report.html").read_text()
+    view = re.search(r'"title": ?"homes".*', page).group().replace('"id":"accuracy"', "")
+    assert "RMSE by round" in view
+    assert "without noise" in view
+    for word in ("ccuracy", "lass by class", "entropy", "probable class"):
+        assert word not in view
+
+
+def test_simulated_processes_and_sums_with_shared_noise_learn_it_too(learned, tmp_path):
+    plain, shared = tmp_path / "plain", tmp_path / "shared"
+    plain.mkdir()
+    shared.mkdir()
+    one = run_of(plain, local_run=local("processes"))
+    assert one.rmse == Result.load(learned / "out").rmse
+    policy = {"max_collusion_epsilon_per_job": 20}
+    run = {**local("processes"), "policy": policy}
+    other = run_of(shared, aggregation=SECURE, privacy=SHARED, local_run=run)
+    assert other.rmse < one.rmse * 1.2
+    assert other.privacy["training"]["collusion_epsilon"] > 5
+
+
+def test_the_released_model_reads_raw_rows_and_prints_values(learned, capsys):
+    model = learned / "out" / "model.onnx"
+    assert run_trial(model.read_bytes()) == ""
+    found = predict(model, learned / "homes.csv")
+    assert len(found) == 400
+    assert found.accuracy is None
+    truth = np.array([float(row[2]) for row in homes()])
+    assert found.errors["rmse"] == pytest.approx(
+        float(np.sqrt(np.mean((found.values - np.clip(truth, 0, 1000)) ** 2))), rel=1e-3
+    )
+    (learned / "bare.csv").write_text("place,rooms\ntown,5\n?,many\n")  # read as missing
+    capsys.readouterr()
+    assert main(["predict", str(model), str(learned / "bare.csv"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told.keys() == {"model", "predictions"}
+    assert [one.keys() for one in told["predictions"]] == [{"value"}] * 2
+    assert 400 < told["predictions"][0]["value"] < 850
+    assert main(["predict", str(model), str(learned / "homes.csv")]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^     1  \d+", out, re.M)
+    assert re.search(r"MAE \d+.*, RMSE \d+.* on the records that have a label", out)
+
+
+def test_the_inference_service_answers_with_values(learned, tmp_path):
+    releases = ReleaseStore(tmp_path / "releases")
+    releases.install("first", (learned / "out" / "model.onnx").read_bytes(), {})
+    served = ServedModel.load(releases.current())
+    found = served.run(np.array([[0.0, 1, 0, 0], [np.nan, 0, 0, 1]]))
+    first, second = found.plain()
+    assert 400 < first["value"] < 850
+    assert second == {"value": None} or 0 <= second["value"] <= 1000
+
+
+def test_a_release_outside_the_range_that_it_tells_is_not_used(learned):
+    raw = (learned / "out" / "model.onnx").read_bytes()
+    model = onnx.load_model_from_string(raw)
+    (text,) = [one for one in model.metadata_props if one.key == "edgeveil.schema"]
+    text.value = text.value.replace("1000.0", "10.0")
+    assert "no number of the range" in run_trial(model.SerializeToString())
+    model.metadata_props.remove(text)
+    assert "does not tell its range" in run_trial(model.SerializeToString())
+    assert OnnxModel(raw).metadata.keys() >= {"edgeveil.schema", "edgeveil.privacy"}
+    assert "edgeveil.labels" not in OnnxModel(raw).metadata
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "fix"),
+    [
+        ({"train": {"method": "fm_paper"}}, "train.method", "use fm"),
+        ({"unsupervised": {"every_rounds": 1}}, "unsupervised.every_rounds", "NOT_EVAL"),
+        ({"train": {"method": "fm", "curvature": 0.3}}, "train.curvature", "leave it out"),
+        (
+            {"local_run": {**local("processes"), "partition": {"kind": "n_class"}}},
+            "local_run.partition",
+            "iid or quantity_skew",
+        ),
+        (
+            {"local_run": {**local("processes"), "partition": {"lq_user": 0.5, "lq_data": 0.5}}},
+            "local_run.partition",
+            "without lq_data",
+        ),
+        (
+            {"data": {"source": "h", "nominal_records": 60, "schema": SCHEMA, "classes": 3}},
+            "data.classes",
+            "leave it out",
+        ),
+    ],
+)
+def test_what_is_about_classes_is_refused_when_the_file_is_read(tmp_path, changes, key, fix):
+    write_homes(tmp_path / "homes.csv")
+    with pytest.raises(ConfigError) as refused:
+        load_local_job(homes_job(tmp_path, **changes))
+    assert f"{key}:" in str(refused.value)
+    assert fix in str(refused.value)
+
+
+def test_a_job_is_not_planned_on_made_up_classes(tmp_path):
+    write_homes(tmp_path / "homes.csv")
+    with pytest.raises(UsageError, match="the label is a number"):
+        prospect(homes_job(tmp_path), PlanOptions(), lambda _line: None)
+
+
+def test_a_table_without_one_number_is_refused(tmp_path):
+    write_homes(tmp_path / "homes.csv", [["3", "town", "?"]] * 40)
+    with pytest.raises(DataError, match="no record can be learned from"):
+        run_local(homes_job(tmp_path), tmp_path / "out", Overrides(workers=1), reference=False)
+
+
+def test_a_number_is_drafted_with_a_range_and_its_job_can_be_played(tmp_path):
+    table = write_homes(tmp_path / "homes.csv")
+    write_from(table, tmp_path, "price")
+    text = (tmp_path / "job.yaml").read_text()
+    assert re.search(r"column: price\n +number: \[\d+, \d+\]   # in place of classes", text)
+    (tmp_path / "job.yaml").write_text(text.replace("own_records", "public"))
+    load_local_job(tmp_path / "job.yaml")
+
+
+def test_runs_are_compared_by_rmse(learned, tmp_path, capsys):
+    page, out = tmp_path / "page.html", learned / "out"
+    assert report([out, out], page, as_json=True) == 0
+    row = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert row["accuracy"] is None
+    assert row["rmse"] == Result.load(out).rmse
+    assert "RMSE by round" in page.read_text()
+    assert f"RMSE {row['rmse']:.4g}" in page.read_text()
