@@ -46,9 +46,11 @@ def test_six_commands_lead_from_a_table_to_answers_each_told_by_the_one_before(
     (draft,) = blocks(PAGE, "yaml")
     assert draft in job.read_text()
     run(["sh", "-c", judged], tmp_path)
+    price = blocks(PAGE, "text")[0].split("\n\n")[1].split("Noise")[0]
     for line in lines[1:-1]:
         assert NEXT.findall(told)[-1] == line
         told = run(command(line), tmp_path)
+        assert "plan" not in line or price in told
     assert NEXT.findall(told)[-1] == lines[-1]
     assert "dog" in told and "cat" in told  # what predict printed: names
 
