@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from edgeveil import plugins
+from edgeveil.data.records import MAX_BYTES
 from edgeveil.errors import PrivacyError, UsageError
 from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.jobs.plan import Plan
@@ -65,6 +67,14 @@ def refusals(policy: Policy, plan: Plan, *, trains: bool) -> Iterator[PrivacyErr
         yield PrivacyError(
             "the proxy would hand uploads over in the order in which they came",
             where="policy.accept_unshuffled",
+        )
+    values = math.prod(job.data.input_shape)
+    if job.data.schema_ is not None and 4 * values * policy.max_records > MAX_BYTES:
+        yield PrivacyError(
+            f"{policy.max_records} records would not fit memory as the job reads them, {values}"
+            " values each",
+            where="policy.max_records",
+            fix="lower it to the most that this box will ever hold",
         )
     budget_s = job.round.time_budget_s
     if budget_s > policy.max_budget_s:

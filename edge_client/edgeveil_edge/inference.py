@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.data.encoding import RowEncoder
+from edgeveil.data.encoding import RowEncoder, cell_text
 from edgeveil.data.schema import DataSchema, schema_in
 from edgeveil.errors import DataError, EdgeVeilError, UsageError
 from edgeveil.evaluation.graph_check import check_graph
@@ -273,8 +273,7 @@ def _named(records: list[Any], schema: DataSchema) -> NDArray[np.float32]:
         if unknown is not None:
             where, what = f"record {number}", f"has '{unknown[:64]}', which no column is called"
             raise DataError(what, where=where, fix=nearest(unknown, names))
-        values = (record.get(name) for name in names)
-        encoder.add(["" if value is None else str(value) for value in values])
+        encoder.add([cell_text(record.get(name)) for name in names])
     return encoder.encoded().records.x
 
 

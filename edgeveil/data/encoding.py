@@ -14,6 +14,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from edgeveil.registry import nearest
 
 _DIGEST_BYTES = 32
 NO_CLASS = -1
+_WHOLE = 2.0**53
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,16 @@ class Encoded:
     columns: tuple[ColumnTally, ...] = ()
     unknown_labels: int = 0
     labelled: bool = True
+
+
+def cell_text(value: Any) -> str:
+    """A value as the text of a cell, the same from whatever kind of file or request: a whole number
+    reads alike whether its column has gaps or not, what is missing is empty."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < _WHOLE else repr(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class RowEncoder:

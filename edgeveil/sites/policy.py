@@ -111,6 +111,10 @@ class Policy(Block):
     first answer to the job's end. One more is declined until there is a place again."""
     max_budget_s: float = Field(default=120.0, gt=0, le=86400)
     """Longest time budget of a job's rounds (`round.budget_s`), in seconds."""
+    max_records: int = Field(default=20_000, ge=1, le=10**9)
+    """The most records that the box will ever hold, a public number: a job with a schema is
+    declined where so many would not fit memory as it reads them. Otherwise a job could be made so
+    wide that one record more is one too many, and an answer would tell of it."""
     require_cover: bool = False
     """Answer no round without cover traffic (`cover_traffic` at the proxy), and say nothing."""
 

@@ -120,17 +120,17 @@ class PageRoutes:
         address = request.remote or ""
         if not self._guard.same_origin(request):
             return refusal(403, "this came from another site's page", "log in at the cloud's own")
-        if (wait_s := self._tries.wait_s(address)) > 0:
-            answer = _login_page(f"Too many wrong tokens. Try again in {wait_s:.0f} s.", 429)
-            answer.headers["Retry-After"] = str(int(wait_s) + 1)
-            return answer
         if request.content_length is None or request.content_length > _FORM_BYTES:
             return refusal(413, f"more than {_FORM_BYTES} bytes", "send the form of the log-in")
         async with in_time(BODY_S):
             form = await request.read()
         token = parse_qs(form.decode("utf-8", "replace")).get("token", [""])[0].strip()
         answer = web.Response(status=303, headers={"Location": "/"})
-        if self._guard.log_in(request, answer, token):
+        if self._guard.log_in(request, answer, token):  # whoever else tried wrong ones from there
+            return answer
+        if (wait_s := self._tries.wait_s(address)) > 0:
+            answer = _login_page(f"Too many wrong tokens. Try again in {wait_s:.0f} s.", 429)
+            answer.headers["Retry-After"] = str(int(wait_s) + 1)
             return answer
         self._tries.failed(address)
         return _login_page("This token is none of the cloud's. It is the text of the file.", 401)

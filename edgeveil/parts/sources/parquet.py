@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from edgeveil.data.encoding import Encoded, RowEncoder
+from edgeveil.data.encoding import Encoded, RowEncoder, cell_text
 from edgeveil.data.records import MAX_BYTES, Records, as_records, require_file, require_room
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError
@@ -26,7 +26,6 @@ from edgeveil.registry import nearest
 _TEXT_BYTES = 1 << 20  # of one name in the footer
 _ITEMS = 1 << 16  # of one list there
 _ROWS = 4096  # of what is unpacked at a time
-_WHOLE = 2.0**53
 _UNREADABLE = "\ufffd"  # a text that is no UTF-8, a date out of all calendars
 _NO_VALUE = (ValueError, OverflowError, TypeError)
 
@@ -87,25 +86,16 @@ def parquet_rows(path: Path) -> tuple[list[str], list[list[str]]]:
 def _texts(column: Any) -> list[str]:
     """A column's cells as text. Raises nothing: no cell may make the file unreadable."""
     try:
-        return [_text(value) for value in column.to_pylist()]
+        return [cell_text(value) for value in column.to_pylist()]
     except _NO_VALUE:
         return [_text_alone(value) for value in column]
 
 
 def _text_alone(value: Any) -> str:
     try:
-        return _text(value.as_py())
+        return cell_text(value.as_py())
     except _NO_VALUE:
         return _UNREADABLE
-
-
-def _text(value: Any) -> str:
-    """A cell as text: a whole number reads the same whether its column has gaps or not."""
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return str(int(value)) if value.is_integer() and abs(value) < _WHOLE else repr(value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _require_pyarrow() -> None:

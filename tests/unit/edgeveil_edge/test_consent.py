@@ -16,7 +16,7 @@ from edgeveil.jobs.plan import Plan
 from edgeveil.privacy.policy import JobRequest
 from edgeveil.protocol.device_tasks import NoAnswer, SealedAnswer
 from edgeveil.sites.policy import Policy
-from edgeveil_edge.consent import consent, limits_of
+from edgeveil_edge.consent import consent, limits_of, refusals
 
 PLAN = compile_job(job())
 QUOTE = PLAN.quote()
@@ -174,3 +174,24 @@ def test_every_limit_of_the_policy_reaches_the_ledger() -> None:
     for key, value in marks.items():
         assert getattr(limits_of(Policy.model_validate({key: value})), key) == value
         assert getattr(limits_of(Policy()), key) != value
+
+
+def test_a_schema_whose_width_would_tell_how_many_records_there_are_is_refused() -> None:
+    """Read so wide, some thousands of records fit memory and one more would not."""
+
+    def of_pictures(height: int, width: int) -> Plan:
+        schema = {
+            "origin": "public",
+            "label": {"classes": ("a", "b", "c")},
+            "image": {"size": (height, width)},
+        }
+        data = {"source": "bench", "schema": schema, "nominal_records": 30}
+        return compile_job(job(data=data, features=({"name": "random", "dimension": 8},)))
+
+    policy = Policy()
+    values = (2 << 30) // 4 // policy.max_records  # of one record, that so many have room
+    assert 163 * 164 <= values < 164 * 164
+    told = [str(one) for one in refusals(policy, of_pictures(163, 164), trains=True)]
+    assert not any("max_records" in one for one in told)
+    told = [str(one) for one in refusals(policy, of_pictures(164, 164), trains=True)]
+    assert any("20000 records would not fit memory" in one for one in told)
