@@ -64,6 +64,7 @@ KINDS: Mapping[str, str] = {
 }
 _PRIVATE = {"Cache-Control": "no-store"}
 _NAME_CHARACTERS = 64
+_REFUSALS_S = 60.0  # between two lines of the log that tell of refused log-ins
 _LOGIN_DIGITS = 4  # of a log-in's length: 999 bytes are more than it ever has
 
 
@@ -75,6 +76,7 @@ class DevicePage:
         self._token_file = device.site.state_dir / TOKEN_FILE
         self._token_mark: tuple[int, ...] = ()
         self._sessions = OwnerSessions("")
+        self._refused_s = -_REFUSALS_S
         self._files = files("edgeveil_edge", "device.html", "device.css", "device.js")
         posts = {
             "/login": self._login,
@@ -157,7 +159,9 @@ class DevicePage:
         except (ValueError, TypeError, RecursionError):
             return _refused(400, "this is no log-in", "send a token or a ticket")
         if not self._is_owner(**shown):
-            LOG.warning("page_login_refused")
+            if time.monotonic() - self._refused_s > _REFUSALS_S:  # any program here may try
+                self._refused_s = time.monotonic()
+                LOG.warning("page_login_refused")
             fix = f"take the token from {TOKEN_FILE} in the state folder, or a new address from"
             return _refused(401, "this is not known, or used up", f"{fix} edgeveil edge page")
         self._knows(request)  # another token ends what stood before it
