@@ -81,12 +81,11 @@ class ServedModel:
         """Raises DataError for values that are no records of the model's shape."""
         x = as_records(values, self.session.input_shape, "records")
         found = self.session.answers(x, {}, limit_s=RUN_S)
-        classes = () if self.schema is None else self.schema.label.names
-        return Predictions.of(self.release.version, self.session, found, classes=classes)
+        return Predictions.of(self.release.version, self.session, found)
 
     def predict_file(self, file: Path) -> Predictions:
         """Of a file in any form that `edgeveil predict` takes. Raises DataError or UsageError."""
-        return told_by(self.session, self.release.version, file, self.release.version, RUN_S)
+        return told_by(self.session, self.release.version, file, RUN_S)
 
     @property
     def takes(self) -> dict[str, Any]:

@@ -52,10 +52,15 @@ class Predictions:
 
     @classmethod
     def of(cls, model: str, session: OnnxModel, found: NDArray[np.float64], **beside: Any) -> Self:
-        """What a session answered. Raises DataError where a model of a number tells no range."""
+        """What a session answered. Raises DataError where a model of a number tells no range, or
+        one of classes names others than it tells apart."""
         schema = schema_in(session.metadata, session.input_shape)
         if session.output != VALUE:
-            return cls(model, found, **beside)
+            classes = () if schema is None else schema.label.names
+            if classes and found.shape[1] != len(classes):
+                what = f"names {len(classes)} classes of {found.shape[1]}"
+                raise DataError(what, where=model)
+            return cls(model, found, classes=classes, **beside)
         if schema is None or schema.target is None:
             raise DataError("gives a number, and does not tell its range", where=model)
         none = np.zeros((len(found), 0))
@@ -204,25 +209,20 @@ def _predicted(path: Path, called: str, records: str | Path | NDArray[Any]) -> P
             where=str(path),
             fix="use a released model",
         )
-    return told_by(session, called, records, str(path))
+    return told_by(session, called, records)
 
 
 def told_by(
     session: OnnxModel,
     called: str,
     records: str | Path | NDArray[Any],
-    where: str,
     limit_s: float = math.inf,
 ) -> Predictions:
     """What a loaded model, named `called`, says of records, within `limit_s`. Raises DataError."""
     schema = schema_in(session.metadata, session.input_shape)
     given = _given(records, schema, session.input_shape)
-    classes = () if schema is None else schema.label.names
     found = session.answers(given.x, {}, limit_s=limit_s)
-    if classes and found.shape[1] != len(classes):
-        raise DataError(f"names {len(classes)} classes of {found.shape[1]}", where=where)
-    beside = {"classes": classes, "files": given.files, "given": given.labels}
-    return Predictions.of(called, session, found, **beside)
+    return Predictions.of(called, session, found, files=given.files, given=given.labels)
 
 
 @dataclass(frozen=True)
