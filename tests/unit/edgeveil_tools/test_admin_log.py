@@ -147,6 +147,9 @@ class Control:
     def cancel(self, job):
         self.store.cancel(job)
 
+    def status(self):
+        return {}
+
     def resume(self, job):
         self.store.resume(job)
 

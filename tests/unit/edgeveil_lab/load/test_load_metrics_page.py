@@ -16,6 +16,15 @@ from edgeveil_cloud.store import Store
 from edgeveil_lab.load.processes import ProcessFigures, figures, page
 
 TOKEN = "t" * 43
+
+
+class Idle:
+    """A cloud that nobody asks for jobs."""
+
+    def status(self):
+        return {}
+
+
 ALL = """\
 process_cpu_seconds_total 12.5
 process_resident_memory_bytes 1e+08
@@ -28,7 +37,7 @@ def fetched(path: str, token_file=None) -> ProcessFigures:
     metrics = Metrics()
 
     async def body() -> ProcessFigures:
-        app = make_app(Store(), None, lambda: {Scope.READ: TOKEN}, metrics=metrics)
+        app = make_app(Store(), Idle(), lambda: {Scope.READ: TOKEN}, metrics=metrics)
         server = await serve(app, "127.0.0.1", 0)
         try:
             return await asyncio.to_thread(page(server.url + path, token_file))
