@@ -23,6 +23,7 @@ def _every_method(schema: dict[str, Any]) -> None:
 
 
 DEFAULT_METHOD = "fm"
+USUAL_RECORDS = 20_000  # that a box holds at most
 _NAME = r"[A-Za-z_]\w{0,63}"
 FUNCTION = rf"^{_NAME}(\.{_NAME})*:{_NAME}$"  # `module:function`
 MethodName = Annotated[str, AfterValidator(_method_name), Field(json_schema_extra=_every_method)]
@@ -111,7 +112,9 @@ class Policy(Block):
     first answer to the job's end. One more is declined until there is a place again."""
     max_budget_s: float = Field(default=120.0, gt=0, le=86400)
     """Longest time budget of a job's rounds (`round.budget_s`), in seconds."""
-    max_records: int = Field(default=20_000, ge=1, le=10**9)
+    max_records: int = Field(
+        default=USUAL_RECORDS, ge=1, le=10**9, exclude_if=lambda records: records == USUAL_RECORDS
+    )
     """The most records that the box will ever hold, a public number: a job with a schema is
     declined where so many would not fit memory as it reads them. Otherwise a job could be made so
     wide that one record more is one too many, and an answer would tell of it."""

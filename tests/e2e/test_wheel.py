@@ -72,7 +72,7 @@ def test_it_installs_names_that_are_ours(wheel: Path) -> None:
     names = {name.partition("/")[0] for name in ZipFile(wheel).namelist()}
     assert {name for name in names if not name.endswith(".dist-info")} == OURS
     files = set(ZipFile(wheel).namelist())
-    assert "edgeveil_tools/templates/report.html" in files
+    assert "edgeveil_tools/templates/load.html" in files
     assert "edgeveil_tools/templates/init/images/job.yaml" in files
 
 

@@ -32,12 +32,12 @@ def heard() -> Iterator[io.StringIO]:
     log.setLevel(level)
 
 
-def quoting(_site: EdgeSite, _split_key: bytes, _share: float) -> tuple:
+def quoting(_site: EdgeSite, _split_key: bytes, _share: float, _schema: object) -> tuple:
     """Data that cannot be read, told by an error that quotes a record."""
     raise DataError(f"raised ValueError: record 17 is [{MARKER}, 0.25]", where="own.py", fix="mend")
 
 
-def failing(_site: EdgeSite, _split_key: bytes, _share: float) -> tuple:
+def failing(_site: EdgeSite, _split_key: bytes, _share: float, _schema: object) -> tuple:
     raise ValueError(f"record 3 of box secret-9 is [{MARKER}]")
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -32,8 +33,8 @@ def _completed(tmp_path, *words):
     """What bash completes the last word to, by the script."""
     script = tmp_path / "edgeveil.bash"
     with script.open("w") as file:
-        subprocess.run(["python", "-m", "edgeveil_tools.cli", "completion", "bash"], stdout=file,
-                       check=True)  # fmt: skip
+        command = [sys.executable, "-m", "edgeveil_tools.cli", "completion", "bash"]
+        subprocess.run(command, stdout=file, check=True)
     listed = " ".join(f"'{word}'" for word in ("edgeveil", *words))
     asked = (
         f"source {script}; COMP_WORDS=({listed}); COMP_CWORD={len(words)}\n"
