@@ -37,6 +37,7 @@ from edgeveil_cloud.http_guard import (
     Handler,
     RequestGuard,
     in_time,
+    posted_text,
     refusal,
     with_security_headers,
 )
@@ -50,7 +51,6 @@ from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobEntry, StoreAway, StoredEvent, StoreError, UnknownJob
 
 MAX_BODY_BYTES = 1 << 20
-BODY_S = 30.0
 BACKBONE_S = 120.0
 MAX_WAIT_S = 30.0
 _POLL_S = 0.1
@@ -193,14 +193,9 @@ class _Routes:
         return web.json_response(dict(await self._ask(self._control.status)))
 
     async def submit(self, request: web.Request) -> web.Response:
-        async with in_time(BODY_S):
-            body = await request.read()
-        try:
-            text = body.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise ConfigError([f"(posted):1 : not UTF-8 text at byte {error.start}"]) from error
+        text = await posted_text(request)
         await asyncio.to_thread(self._control.check, text)
-        await self._note(request, "submit", sha256=hashlib.sha256(body).hexdigest())
+        await self._note(request, "submit", sha256=hashlib.sha256(text.encode()).hexdigest())
         job = await self._ask(lambda: self._control.submit(text))
         return web.json_response({"id": job}, status=201)
 

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from edgeveil.errors import ConfigError
 from edgeveil.pages.assets import SECURITY_HEADERS
 from edgeveil.transport.listener import ListenAt, is_loopback, peer_names
 from edgeveil_cloud.http_sessions import KEEP_S, BrowserSessions
@@ -164,6 +165,19 @@ async def in_time(limit_s: float) -> AsyncIterator[None]:
             yield
     except TimeoutError:
         raise web.HTTPRequestTimeout(reason=f"the body took over {limit_s:g} s") from None
+
+
+BODY_S = 30.0  # for the body of a request, but a backbone's
+
+
+async def posted_text(request: web.Request) -> str:
+    """The body, UTF-8. Raises ConfigError, and HTTPRequestTimeout for one that takes BODY_S."""
+    async with in_time(BODY_S):
+        body = await request.read()
+    try:
+        return body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"(posted):1 : not UTF-8 text at byte {error.start}"]) from error
 
 
 async def with_security_headers(_request: web.Request, answer: web.StreamResponse) -> None:

@@ -31,7 +31,7 @@ from edgeveil.privacy.guarantee import guarantee_text
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.protocol.sealed import unpack_tensors
 from edgeveil.units import byte_text, seconds_text
-from edgeveil_cloud.round_report import file_name
+from edgeveil_cloud.round_report import file_name, summary_of
 from edgeveil_tools.checks import input_range, price, rehearse
 from edgeveil_tools.local.data import dealt, held, is_published
 from edgeveil_tools.local.job import Overrides, local_job
@@ -230,7 +230,7 @@ def prospect(path: Path, asked: PlanOptions, say: Callable[[str], None]) -> Pros
             without_noise=ceiling,
             fleets=[FleetOutcome(run.devices, tuple(base))] if base else [],
             round_one=signal,
-            privacy=_privacy(plan),
+            privacy=summary_of(plan, len(plan.exchanges), None)["privacy"],
             notes=price(job).notes,
             traffic=_traffic(plan, first),
             failure=failure,
@@ -620,14 +620,6 @@ def told(found: Prospect) -> Iterator[str]:
     )
     took = seconds_text(round(found.seconds))
     yield f"Simulated in {took}; nothing was spent, no device was asked."
-
-
-def _privacy(plan: Plan) -> dict[str, Any]:
-    from edgeveil_tools.result import privacy_of
-
-    event = plan.softmax_event()
-    once = getattr(event, "epsilon", None)
-    return privacy_of(plan.quote(), float(once) if once is not None else None, event.unit)
 
 
 def _traffic(plan: Plan, result: Result | None) -> dict[str, float]:

@@ -27,7 +27,15 @@ from urllib.parse import parse_qs
 from aiohttp import web
 
 from edgeveil.errors import ConfigError
-from edgeveil_cloud.http_guard import OWN_PAGE, SCOPE, RequestGuard, in_time, refusal
+from edgeveil_cloud.http_guard import (
+    BODY_S,
+    OWN_PAGE,
+    SCOPE,
+    RequestGuard,
+    in_time,
+    posted_text,
+    refusal,
+)
 from edgeveil_cloud.http_sessions import FailedTries
 from edgeveil_cloud.http_token import Scope
 from edgeveil_cloud.pages import files
@@ -43,7 +51,6 @@ BEAT_S = 10.0
 SLOW_S = 10.0  # a watcher that takes longer to take what it is sent is hung up on
 FRESH_S = 5.0  # what is asked of disk, links and rounds is not asked again for so long
 _FORM_BYTES = 4096
-BODY_S = 30.0
 
 
 class PagedControl(Protocol):
@@ -232,12 +239,7 @@ class PageRoutes:
 
     async def check(self, request: web.Request) -> web.Response:
         """A job's problems, each with its line, or its price. One is checked at a time."""
-        async with in_time(BODY_S):
-            body = await request.read()
-        try:
-            text = body.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise ConfigError([f"(posted):1 : not UTF-8 text at byte {error.start}"]) from error
+        text = await posted_text(request)
         async with self._checking:
             try:
                 price = await asyncio.to_thread(self._control.quote, text)

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from edgeveil.errors import ConfigError, UsageError
 from edgeveil.transport.http import serve
-from edgeveil_cloud import database, http
+from edgeveil_cloud import database, http, http_guard
 from edgeveil_cloud.http import MAX_BODY_BYTES, make_app
 from edgeveil_cloud.http_token import Scope, TokenFolder, load_or_make_token, rotate_token
 from edgeveil_cloud.rollouts import shown_rollout
@@ -393,7 +393,7 @@ def test_a_store_that_is_away_is_no_conflict(monkeypatch):
 
 
 def test_a_body_that_does_not_come_takes_no_place_for_long(monkeypatch):
-    monkeypatch.setattr(http, "BODY_S", 0.1)
+    monkeypatch.setattr(http_guard, "BODY_S", 0.1)
     monkeypatch.setattr(http, "BACKBONE_S", 0.1)
 
     async def run():

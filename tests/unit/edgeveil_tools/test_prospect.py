@@ -98,3 +98,12 @@ def test_made_up_records_have_the_jobs_form_and_the_difficulty_that_is_said(
 def test_no_seed_at_all_is_refused() -> None:
     with pytest.raises(UsageError, match="at least 1"):
         looked_at(QUICK, seeds=0)
+
+
+def test_a_job_without_any_guarantee_is_told_as_json_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = "configs/jobs/digits_fedavg.yaml"
+    assert main(["plan", job, "--seeds", "1", "--no-larger", "--json"]) == 0
+    training = json.loads(capsys.readouterr().out)["privacy"]["training"]
+    assert (training["epsilon"], training["status"]) == (None, "none")
