@@ -20,7 +20,7 @@ import threading
 import time
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
@@ -504,21 +504,35 @@ def _interrupt(*_: object) -> None:
 # --- the command ---
 
 
+class _Shown:
+    """The page of a run while it is served. Where it is stays unsaid until there is a run."""
+
+    def __init__(self, page: RunPage, tell: Callable[[], None]) -> None:
+        self._page, self._tell = page, tell
+        self.end = page.end
+
+    def watch(self, fleet: LocalFleet) -> None:
+        """The run is made, and nothing was refused."""
+        self._page.show(fleet)
+        self._tell()
+
+
 @contextmanager
-def _served(note: Callable[[str], None], *, browse: bool) -> Iterator[RunPage]:
+def _served(note: Callable[[str], None], *, browse: bool) -> Iterator[_Shown]:
     """The page of a run, served; `note` is told where."""
     from edgeveil_tools.local.run_page import RunPage, way_in
 
     page = RunPage()
     address = page.start()
-    try:
-        note(f"Watch it at {address}")
-        with way_in(address) if browse else nullcontext() as door:
-            if door:
-                webbrowser.open(door.as_uri())
-            yield page
-    finally:
-        page.stop()
+    with ExitStack() as doors:
+        doors.callback(page.stop)
+
+        def tell() -> None:
+            note(f"Watch it at {address}")
+            if browse:
+                webbrowser.open(doors.enter_context(way_in(address)).as_uri())
+
+        yield _Shown(page, tell)
 
 
 def run_local(
@@ -561,7 +575,7 @@ def run_local(
             track=track,
             command=command,
             hear=display,
-            watch=shown.show if shown else unwatched,
+            watch=shown.watch if shown else unwatched,
         )
         if shown:
             shown.end(played.result)
