@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,19 +95,29 @@ def fuzz(name: str, bounds: Bounds, out: Path, tell: Callable[[str], None]) -> O
 
 
 def side_by_side(one: Callable[[str], Outcome], names: Iterable[str], jobs: int) -> list[Outcome]:
-    """`one` of each name, `jobs` of them at a time; an error or Ctrl-C ends all that run."""
+    """`one` of each name, `jobs` of them at a time; an error or Ctrl-C ends all that run.
+
+    They are killed: libFuzzer prints when it is asked to end, and may wait for a lock of its own.
+    """
     _stopping.clear()
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            return list(pool.map(one, names))
+            asked = [pool.submit(one, name) for name in names]
+            left = set(asked)
+            while left:  # looks up, for a Ctrl-C just before a wait without an end is not heard
+                done, left = wait(left, _LOOK_UP_S, FIRST_EXCEPTION)
+                for each in done:
+                    each.result()
+            return [each.result() for each in asked]
         except BaseException:
             _stopping.set()
             pool.shutdown(wait=False, cancel_futures=True)
             for child in tuple(_running):
-                child.terminate()
+                child.kill()
             raise
 
 
+_LOOK_UP_S = 0.5
 _running: set[subprocess.Popen[str]] = set()
 _stopping = threading.Event()
 _making = threading.Lock()
@@ -135,10 +145,10 @@ def _run(command: list[str], folder: Path, tell: Callable[[str], None]) -> tuple
         _running.add(child)
         try:
             if _stopping.is_set():
-                child.terminate()
+                child.kill()
             lines = _watched(child, tell)
         except BaseException:
-            child.terminate()
+            child.kill()
             raise
         finally:
             _running.discard(child)
