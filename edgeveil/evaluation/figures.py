@@ -99,6 +99,13 @@ def regression_figures(
     }
 
 
+def spread_of(labels: NDArray[np.int64], target: TargetRange) -> float | None:
+    """RMSE of saying the mean of labels (n,) of numbers for each of them, in the target's unit: what
+    a model must come below. None where no record has a label."""
+    known = (labels >= 0) & (labels < LABELS)
+    return _figure(target.values(labels[known]).std()) if known.any() else None
+
+
 def leading(row: Mapping[str, Any]) -> tuple[str, float | None]:
     """What leads a round's figures, by name: RMSE of a number, else accuracy."""
     figures = row.get("figures") or {}
