@@ -175,7 +175,8 @@ class Store:
         return JobGlimpse(
             entry,
             None if newest is None else _exchange_of(newest),
-            *(tested or (None, None)),
+            None if tested is None else tested.accuracy,
+            None if tested is None else tested.loss,
             None if event is None else StoredEvent(**event),
         )
 
