@@ -696,8 +696,7 @@ def _rekey(args: argparse.Namespace) -> int:
     from edgeveil.crypto.keys import SigningKey
     from edgeveil.transport.process import OwnFolder
     from edgeveil_edge.identity import IDENTITY_FILE, renew_opening
-    from edgeveil_edge.role import STORE_FILE
-    from edgeveil_edge.store import DeviceStore
+    from edgeveil_edge.store import STORE_FILE, DeviceStore
 
     folder = load_edge(args.config).state_dir
     with OwnFolder(folder):
