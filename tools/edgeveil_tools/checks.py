@@ -21,6 +21,7 @@ from edgeveil.errors import ConfigError, ConfigProblem, DataError, UsageError
 from edgeveil.jobs import Job, Plan, compile_job, line_of, load_plan
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.jobs.shuffle_amplification import shuffled
+from edgeveil.parts.methods import METHODS
 from edgeveil.parts.own_records import device_records, origin_of
 from edgeveil.parts.sources import brings_its_test, source_part
 from edgeveil.privacy.guarantee import Guarantee
@@ -377,7 +378,8 @@ def input_range(job: Job | None) -> tuple[float, float] | None:
 def scale_notes(job: Job, largest: float) -> list[str]:
     """What to say of a job whose records reach `largest`, beyond its `input_scale`; mostly []."""
     wanted = input_range(job)
-    if wanted is None or largest <= wanted[1]:
+    unread = METHODS[job.train.method].learns_on == "nothing"
+    if wanted is None or largest <= wanted[1] or unread:
         return []
     return [
         f"values reach {largest:g}, beyond the job's input_scale of {wanted[1]:g}: write"
