@@ -40,7 +40,7 @@ from edgeveil.protocol.sealed import (
 )
 from edgeveil.selection import how_many, rounded_up, uniform
 from edgeveil_cloud.evaluation import Evaluation
-from edgeveil_cloud.model_card import model_card
+from edgeveil_cloud.model_card import model_card, weights_file
 from edgeveil_cloud.rollout_store import Stage, report_digest
 from edgeveil_cloud.round_secret import RoundSecret
 from edgeveil_cloud.secure_round import kept_unmasks
@@ -296,7 +296,7 @@ class Sealer:
         plan = self._jobs.plan(entry)
         weights = self._evaluation.weights(plan, self._jobs.state(entry))
         onnx = bake(self._jobs.graph(entry), weights, model_card(plan))
-        packed = pack_tensors(weights)
+        packed = weights_file(plan, weights)
         del weights  # as large as what is stored
         self._store.put_release(entry.id, onnx, packed)
         del packed

@@ -15,7 +15,7 @@ from itertools import cycle
 from typing import Any
 
 from edgeveil.errors import ProtocolError
-from edgeveil.evaluation.figures import leading_text
+from edgeveil.evaluation.figures import leading_stored, leading_text
 from edgeveil.evaluation.noise_correction import NOT_IDENTIFIABLE
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
@@ -340,8 +340,8 @@ class _View:
     def _measured(self, row: Mapping[str, Any]) -> float | None:
         """Accuracy after a round; of a number RMSE, which also follows from the loss."""
         found: float | None = row["accuracy" if self._measure == "accuracy" else "rmse"]
-        if self._measure == "RMSE" and found is None and row["loss"] is not None:
-            return None if self._facts.half is None else self._facts.half * math.sqrt(row["loss"])
+        if self._measure == "RMSE" and found is None and self._facts.half is not None:
+            return leading_stored(None, row["loss"], self._facts.half)[1]
         return found
 
     def _text(self, value: float | None) -> str:

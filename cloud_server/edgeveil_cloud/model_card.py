@@ -1,4 +1,5 @@
-"""What a released model says of itself: entries of its ONNX file's `metadata_props`.
+"""What a released model says of itself: entries of its ONNX file's `metadata_props`. And the
+file of its weights alone.
 
 The same plan gives the same entries, so that a model is the same to the bit wherever it was
 computed; when that was is said beside it.
@@ -11,7 +12,11 @@ from importlib import metadata
 
 from edgeveil.data.schema import without_location
 from edgeveil.jobs import Plan
+from edgeveil.parts.exchange import Tensors
+from edgeveil.protocol.sealed import pack_tensors
 from edgeveil_cloud.round_report import summary_of
+
+STATE_DICT = {"format": "pt"}  # as safetensors files of PyTorch say it
 
 
 def model_card(plan: Plan) -> dict[str, str]:
@@ -34,3 +39,12 @@ def model_card(plan: Plan) -> dict[str, str]:
         **plan.model_metadata,  # names in place of numbers
     }
     return {key: without_location(text) for key, text in found.items()}
+
+
+def weights_file(plan: Plan, weights: Tensors) -> bytes:
+    """The graph's weights as safetensors: of a `model` a state_dict of PyTorch, dense weights
+    (out, in), as the file's own metadata says; of a head as the graph takes them."""
+    network = plan.setting.network
+    if network is None:
+        return pack_tensors(weights)
+    return pack_tensors(network.saved(weights), STATE_DICT)

@@ -52,7 +52,7 @@ from edgeveil.protocol.sealed import (
 from edgeveil_cloud.broadcasts import BroadcastLimits, round_package
 from edgeveil_cloud.commit_round import aggregate
 from edgeveil_cloud.evaluation import Evaluation, clusters, mean_softmax
-from edgeveil_cloud.model_card import model_card
+from edgeveil_cloud.model_card import model_card, weights_file
 from edgeveil_cloud.validate_batch import ValidatedBatch
 
 REHEARSAL_S = 300.0  # imports on a slow box and every kind of round
@@ -192,7 +192,7 @@ class _Rehearsal:
         plan, x = self._plan, self._test.x[:RECORDS]
         weights = self._evaluation.weights(plan, self._state)
         onnx = bake(graph, weights, model_card(plan))
-        tensor_views(pack_tensors(weights))
+        weights_file(plan, weights)
         if len(onnx) > MAX_GRAPH_BYTES:
             raise DataError(
                 f"has {len(onnx)} bytes, a device takes {MAX_GRAPH_BYTES}",

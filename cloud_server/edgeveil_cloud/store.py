@@ -164,7 +164,9 @@ class Store:
         entry, done, told = _entry(db, job), tables.exchanges, tables.events
         of_it = sa.select(done).where(done.c.job == job).order_by(done.c.index.desc()).limit(1)
         newest = db.execute(of_it).mappings().first()
-        accuracy = sa.select(done.c.accuracy).where(done.c.job == job, done.c.accuracy.is_not(None))
+        was_tested = sa.or_(done.c.accuracy.is_not(None), done.c.loss.is_not(None))
+        figures = sa.select(done.c.accuracy, done.c.loss).where(done.c.job == job, was_tested)
+        tested = db.execute(figures.order_by(done.c.index.desc()).limit(1)).first()
         event = None
         if entry.status != "running":  # else it may stand behind thousands of others
             kinds = told.c.type.startswith("job_", autoescape=True)
@@ -173,7 +175,8 @@ class Store:
         return JobGlimpse(
             entry,
             None if newest is None else _exchange_of(newest),
-            db.scalar(accuracy.order_by(done.c.index.desc()).limit(1)),
+            None if tested is None else tested.accuracy,
+            None if tested is None else tested.loss,
             None if event is None else StoredEvent(**event),
         )
 

@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,7 @@ from edgeveil.transport.http import (
 from edgeveil_edge import conditions
 from edgeveil_edge.host import LOG
 from edgeveil_edge.page_sessions import OwnerSessions
+from edgeveil_edge.personal_model import kept_personal
 
 if TYPE_CHECKING:
     from edgeveil_edge.main import DeviceProcess
@@ -223,6 +224,7 @@ class DevicePage:
                 "max_inference_epsilon": policy.max_inference_epsilon,
             },
             "release": release,
+            "personal": self._personal_told(release),
         }
 
     def _job_names(self, jobs: list[str]) -> dict[str, str]:
@@ -256,6 +258,13 @@ class DevicePage:
             return told
         shown = {key: value for key, value in told.items() if key != "path"}
         return {**shown, "stale": 0 < told["expires_s"] <= time.time()}
+
+    def _personal_told(self, release: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """The box's own model, and whether it was made of the release in use."""
+        found = kept_personal(self._site.state_dir)
+        if found is None:
+            return None
+        return {**asdict(found), "of_release": found.digest == (release or {}).get("digest")}
 
     async def _model(self, _request: PageRequest) -> PageContent:
         return await self._device.inference.told()

@@ -8,9 +8,8 @@ how well it does is measured on the evaluation records, which it never sees.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,36 +23,21 @@ from edgeveil.evaluation.model_head import LinearHead, find_head, with_output
 from edgeveil.evaluation.onnx_session import BATCH_RECORDS, aligned, open_session, run_session
 from edgeveil.parts.own_records import device_records, of_shape
 from edgeveil.sites.edge import EdgeSite
-from edgeveil.storage import write_durably
-from edgeveil_edge.releases import InstalledRelease, ReleaseStore
+from edgeveil_edge.personal_model import PersonalModel, keep_personal
+from edgeveil_edge.releases import ReleaseStore
+from edgeveil_edge.round_work import USUAL_SHARE
+from edgeveil_edge.store import split_share
 
-FOLDER = "personal"  # inside a device's state folder
 PULLS = (10.0, 1.0, 0.1, 0.01, 0.001)  # towards the release, the strongest first
 FOLDS = 5
 LEAST_RECORDS = 10  # to learn from
-EVALUATION_SHARE = 0.2
 _STEPS = 300
 _LEAST = 1e-12  # probability whose logarithm is taken
 
 Float64 = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class PersonalModel:
-    """What a box made of a release, and how both do on its evaluation records. Private."""
-
-    release: str  # the version it began with
-    digest: str  # that release's, SHA-256 in hex
-    training_records: int
-    evaluation_records: int
-    pull: float | None  # None: the release's own head did best, and stands
-    shared_accuracy: float | None
-    personal_accuracy: float | None
-    shared_loss: float | None
-    personal_loss: float | None
-
-
-def personalise(site: EdgeSite, releases: Path, share: float = EVALUATION_SHARE) -> PersonalModel:
+def personalise(site: EdgeSite, releases: Path) -> PersonalModel:
     """Learn the personal model of the release in use and put it in its folder, durably.
 
     `releases` is the folder of models. Raises UsageError where there is no release, DataError where
@@ -67,7 +51,7 @@ def personalise(site: EdgeSite, releases: Path, share: float = EVALUATION_SHARE)
     graph = release.path.read_bytes()
     head = find_head(graph)
     features = HeadFeatures(graph, head)
-    key = load_split_key(site.state_dir / SPLIT_KEY_FILE)
+    key, share = load_split_key(site.state_dir / SPLIT_KEY_FILE), evaluation_share(site.state_dir)
     halves = device_records(site.data, key, evaluation_share=share, schema=features.schema)
     training, evaluation = (features.of(half) for half in halves)
     if len(training.y) < LEAST_RECORDS:
@@ -87,35 +71,15 @@ def personalise(site: EdgeSite, releases: Path, share: float = EVALUATION_SHARE)
         pull,
         *(one for pair in zip(shared, own, strict=True) for one in pair),
     )
-    _keep(site.state_dir, head.replaced(graph, learned.weight, learned.bias), found)
+    keep_personal(site.state_dir, head.replaced(graph, learned.weight, learned.bias), found)
     return found
 
 
-def personal_model(state_dir: Path, release: InstalledRelease) -> tuple[Path, PersonalModel]:
-    """The file of the box's own model, which must be of the release in use. Raises UsageError."""
-    folder = state_dir / FOLDER
-    try:
-        about = PersonalModel(**json.loads((folder / "about.json").read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
-        raise UsageError(
-            "holds no personal model",
-            where=str(state_dir),
-            fix="edgeveil edge personalise --config edge.yaml makes one",
-        ) from error
-    if about.digest != release.digest:
-        raise UsageError(
-            f"the personal model is of the release {about.release}, in use is {release.version}",
-            where=str(folder),
-            fix="make it anew: edgeveil edge personalise --config edge.yaml",
-        )
-    return folder / "model.onnx", about
-
-
-def _keep(state_dir: Path, graph: bytes, about: PersonalModel) -> None:
-    folder = state_dir / FOLDER
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_durably(folder / "model.onnx", graph, mode=0o600)
-    write_durably(folder / "about.json", json.dumps(asdict(about), indent=2).encode(), mode=0o600)
+def evaluation_share(state_dir: Path) -> float:
+    """The share of its records that the box keeps apart: its first job's, for good, so that none of
+    them was learned from; before any job the usual one. Raises StorageError."""
+    fixed = split_share(state_dir)
+    return USUAL_SHARE if fixed is None else fixed
 
 
 # --- learning ---
@@ -246,12 +210,13 @@ def told(found: PersonalModel, state_dir: Path) -> Sequence[str]:
     lines = [first]
     if found.evaluation_records and found.shared_loss is not None:
         lines.append(
-            f"on {found.evaluation_records} evaluation records of this box: shared model accuracy"
+            f"on {found.evaluation_records} evaluation records of this box, which neither learned"
+            f" from: shared model accuracy"
             f" {found.shared_accuracy:.3f}, loss {found.shared_loss:.3f}; personal model accuracy"
             f" {found.personal_accuracy:.3f}, loss {found.personal_loss:.3f}"
         )
     else:
-        lines.append("no evaluation record is there to compare them on")
+        lines.append("no evaluation record is there to compare them on: the jobs keep none apart")
     lines.append("for your eyes: learned without noise, no guarantee covers it; it stays here")
     lines.append(f"use it: edgeveil predict --personal {state_dir} RECORDS")
     return lines

@@ -24,7 +24,7 @@ from edgeveil.parts.sources.csvfile import any_form, encode_csv, read_matrix
 from edgeveil.parts.sources.images import ENDINGS, encode_files, pictures_below
 from edgeveil.parts.sources.npz import npy_array, npz_array
 from edgeveil.parts.sources.parquet import encode_parquet
-from edgeveil_edge.personal import personal_model
+from edgeveil_edge.personal_model import personal_model
 from edgeveil_edge.release_trial import run_trial
 from edgeveil_edge.releases import InstalledRelease, ReleaseStore
 

@@ -23,9 +23,7 @@ from edgeveil.trust.bundle import HeldTrust
 from edgeveil_edge.compute import Compute
 from edgeveil_edge.host import DeviceChance, DeviceHost
 from edgeveil_edge.identity import DeviceIdentity
-from edgeveil_edge.store import DeviceStore
-
-STORE_FILE = "device.sqlite"
+from edgeveil_edge.store import STORE_FILE, DeviceStore
 
 
 class DeviceRole:

@@ -52,7 +52,7 @@ from edgeveil_edge.consent import consent, judge
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.release_check import against
 from edgeveil_edge.release_trial import CHECKED
-from edgeveil_edge.store import DeviceStore, memory_name, trial_name
+from edgeveil_edge.store import SPLIT_SHARE, DeviceStore, memory_name, trial_name
 
 _READ_BY = "records_read_by"  # a device's fact: what its records were split by, for good
 _BY_VALUES = "by their values"
@@ -184,7 +184,7 @@ class RoundWork:
 
     def _share(self, asked: float) -> float:
         """The share that the records are split by: the first job's, for good."""
-        fixed = self._store.fact("evaluation_share")
+        fixed = self._store.fact(SPLIT_SHARE)
         return asked if fixed is None else float(fixed)
 
     def _trial(self, job_id: bytes) -> JobTrial | None:
@@ -367,7 +367,7 @@ class RoundWork:
             at = f"job {short_name(manifest.at.job_id)}, round {manifest.at.exchange}"
             self._say(f"{at} is answered without records: {found.without}")
         data = context.job.data
-        self._store.put_fact("evaluation_share", repr(data.evaluation_share))
+        self._store.put_fact(SPLIT_SHARE, repr(data.evaluation_share))
         self._store.put_fact(_READ_BY, _BY_VALUES if data.schema_ is None else _BY_SCHEMA)
         check_price(price, found.parts)
         return list(found.parts)
@@ -387,7 +387,7 @@ class RoundWork:
 
     def _check_split(self, data: JobData) -> None:
         """A second job may not move the line between training and evaluation records."""
-        fixed, share = self._store.fact("evaluation_share"), data.evaluation_share
+        fixed, share = self._store.fact(SPLIT_SHARE), data.evaluation_share
         by = _BY_VALUES if data.schema_ is None else _BY_SCHEMA
         read_by = self._store.fact(_READ_BY) or (_BY_VALUES if fixed is not None else by)
         if read_by != by:

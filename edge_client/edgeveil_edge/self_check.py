@@ -11,8 +11,10 @@ from pathlib import Path
 import psutil
 
 from edgeveil.errors import EdgeVeilError, UsageError
+from edgeveil.jobs.job import JobData
 from edgeveil.parts.methods import trains_model
 from edgeveil.parts.own_records import own_records
+from edgeveil.parts.sources import source_part
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.units import EARLIEST_S, byte_text
 from edgeveil_edge.conditions import BoxSensors
@@ -32,15 +34,20 @@ class BoxFacts:
 
 
 def self_check(
-    site: EdgeSite, facts: BoxFacts | None = None, *, read_records: bool = False
+    site: EdgeSite,
+    facts: BoxFacts | None = None,
+    *,
+    read_records: bool = False,
+    asked: JobData | None = None,
 ) -> list[str]:
     """What stands against this device's work, each with its fix; empty: nothing.
 
     With `read_records` all records are read, which may take long; else only that files are there.
+    They are read as the job that has `asked` for them does.
     """
     facts = facts or BoxFacts()
     found = [*_extras(site, facts), *_clock(site, facts), *_room(site, facts)]
-    return [str(one) for one in (*found, *_data(site, read_records))]
+    return [str(one) for one in (*found, *_data(site, read_records, asked))]
 
 
 def _extras(site: EdgeSite, facts: BoxFacts) -> Iterator[UsageError]:
@@ -99,12 +106,29 @@ def _memory(facts: BoxFacts) -> Iterator[UsageError]:
         )
 
 
-def _data(site: EdgeSite, read_records: bool) -> Iterator[EdgeVeilError]:
+def _data(site: EdgeSite, read_records: bool, asked: JobData | None) -> Iterator[EdgeVeilError]:
     path = site.data.path
+    if asked is not None and asked.source != site.data.name:
+        yield UsageError(
+            f"the job learns from '{asked.source}', this device's data set is called"
+            f" '{site.data.name}': it would sit the job out",
+            where="data.name",
+            fix="check with a job that is about these records",
+        )
+        return
     if path is not None and not path.exists():
         yield UsageError("is not there", where=str(path), fix="check data.path of the site file")
     elif read_records:
         try:
-            own_records(site.data)
+            own_records(site.data, None if asked is None else asked.schema_)
         except EdgeVeilError as error:
-            yield error
+            yield error if asked is not None else _plainly(site, error)
+
+
+def _plainly(site: EdgeSite, error: EdgeVeilError) -> EdgeVeilError:
+    """Why the records cannot be read as plain numbers, which need not be how jobs read them."""
+    if not source_part(site.data.source).by_schema:
+        return error
+    by_schema = "where only a job's data.schema may read it: check with --job JOB.yaml"
+    fix = f"{error.fix}; {by_schema}" if error.fix else by_schema
+    return UsageError(error.what, where=error.where, fix=fix)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -40,7 +40,7 @@ from edgeveil.protocol.messages import (
     decode_header,
     encode_inner,
 )
-from edgeveil.storage import SqliteFile
+from edgeveil.storage import SqliteFile, StorageError
 
 _VERSION = 2  # of the schema
 _SCHEMA = """
@@ -66,6 +66,8 @@ DROP TABLE outbox;
 ALTER TABLE uploads RENAME TO outbox;
 """
 }
+STORE_FILE = "device.sqlite"
+SPLIT_SHARE = "evaluation_share"  # the fact: what the first job kept apart, for good
 RECEIPTS_KEPT = 1000
 _HASH_BYTES = 32
 
@@ -299,6 +301,22 @@ class DeviceStore:
         """Remember a value."""
         with self._file.transaction() as db:
             db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+
+def split_share(state_dir: Path) -> float | None:
+    """The share of a device's records that is kept apart for evaluation, read beside the process
+    that owns the store; None before its first job. Raises StorageError."""
+    path = state_dir / STORE_FILE
+    if not path.exists():
+        return None
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            row = db.execute("SELECT value FROM facts WHERE name = ?", (SPLIT_SHARE,)).fetchone()
+            return None if row is None else float(row[0])
+    except (sqlite3.Error, ValueError, TypeError) as error:
+        raise StorageError(
+            f"cannot be read ({error})", where=str(path), fix="see edgeveil edge check"
+        ) from error
 
 
 def trial_name(job_id: bytes) -> str:

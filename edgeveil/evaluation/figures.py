@@ -99,10 +99,28 @@ def regression_figures(
     }
 
 
+def spread_of(labels: NDArray[np.int64], target: TargetRange) -> float | None:
+    """RMSE of saying the mean of labels (n,) for each of them, in the target's unit: what a model
+    must come below. None where no record has a label."""
+    known = (labels >= 0) & (labels < LABELS)
+    return _figure(target.values(labels[known]).std()) if known.any() else None
+
+
 def leading(row: Mapping[str, Any]) -> tuple[str, float | None]:
     """What leads a round's figures, by name: RMSE of a number, else accuracy."""
     figures = row.get("figures") or {}
     return ("RMSE", figures["rmse"]) if "rmse" in figures else ("accuracy", row.get("accuracy"))
+
+
+def leading_stored(
+    accuracy: float | None, loss: float | None, half: float | None
+) -> tuple[str, float | None]:
+    """The same of accuracy and loss alone, as `ModelScore` has them. `half` of a number's range:
+    RMSE follows from the loss; None: labels are classes."""
+    if half is None:
+        return "accuracy", accuracy
+    known = loss is not None and math.isfinite(loss)
+    return "RMSE", half * math.sqrt(loss or 0.0) if known else None
 
 
 def leading_text(name: str, value: float | None) -> str:

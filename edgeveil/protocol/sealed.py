@@ -155,10 +155,13 @@ class _Placed(msgspec.Struct):
 _places: msgspec.json.Decoder[dict[str, _Placed]] = msgspec.json.Decoder(dict[str, _Placed])
 
 
-def pack_tensors(tensors: Mapping[str, NDArray[np.generic]]) -> bytes:
+def pack_tensors(
+    tensors: Mapping[str, NDArray[np.generic]], metadata: Mapping[str, str] | None = None
+) -> bytes:
     """Named arrays as safetensors (C order, little-endian); ValueError for other than real numbers.
 
-    The same bytes as the library's `save`, which makes them twice.
+    With `metadata` in its header, which `tensor_views` does not read. The same bytes as the
+    library's `save`, which makes them twice.
     """
     named = sorted(
         ((name, _laid_out(array)) for name, array in tensors.items()),
@@ -168,7 +171,7 @@ def pack_tensors(tensors: Mapping[str, NDArray[np.generic]]) -> bytes:
     for name, array in named:
         start, end = end, end + array.nbytes
         placed[name] = _Placed(_TYPES[array.dtype], array.shape, (start, end))
-    header = msgspec.json.encode(placed)
+    header = msgspec.json.encode({"__metadata__": metadata, **placed} if metadata else placed)
     header += b" " * (-len(header) % _ALIGNMENT_BYTES)
     views = [array.reshape(-1).view(np.uint8).data for _, array in named]
     return b"".join([len(header).to_bytes(_LENGTH_BYTES, "little"), header, *views])

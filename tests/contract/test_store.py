@@ -359,6 +359,8 @@ def test_a_glimpse_has_the_newest_of_a_job(store):
     store.commit_exchange(job, exchange(2), b"")
     found = store.glimpse(job)
     assert (found.entry.status, found.newest.index, found.accuracy) == ("running", 2, 0.5)
+    store.commit_exchange(job, exchange(3, loss=0.04), b"")  # of a number there is no accuracy
+    assert (store.glimpse(job).accuracy, store.glimpse(job).loss) == (None, 0.04)
     store.set_status(job, "paused", "too few", {"answers": {"selected": 3}})
     store.append_event(job, "release_withdrawn", {})
     assert store.glimpse(job).life.data == {"reason": "too few", "answers": {"selected": 3}}

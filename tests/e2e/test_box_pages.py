@@ -26,6 +26,7 @@ from edgeveil.sites.edge import OwnerPage
 from edgeveil.transport.http import serve_pages
 from edgeveil_edge import page as device_page
 from edgeveil_edge.page import TOKEN_FILE
+from edgeveil_edge.personal_model import PersonalModel, keep_personal
 from edgeveil_tools.site.brokers import free_ports
 from tests.kits.browser import DESK, PHONE, Browser, browser
 from tests.kits.live_site import LiveSite
@@ -122,6 +123,13 @@ def test_an_owner_logs_in_pauses_tries_a_record_and_goes_back(
             assert HOSTILE in text_of(shown, ".said-of")
             shown.wait("document.getElementById('try-hint').innerText.includes('tables')")
             assert HOSTILE in text_of(shown, "#try-hint")
+            sound(shown)
+            about = PersonalModel(HOSTILE, "ab" * 32, 40, 10, 0.1, 0.5, 0.75, 1.5, 0.25)
+            keep_personal(own.state_dir, b"graph", about)
+            shown.wait("document.querySelector('#personal table')")
+            personal = text_of(shown, "#personal")
+            assert HOSTILE in personal and "not in use" in personal
+            assert "this box's own\t0.750\t0.250" in personal
             sound(shown)
             click(shown, "#rollback")
             assert text_of(shown, "#rollback") == "Yes, go back to 0001-boxed"

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from edgeveil.evaluation.onnx_session import OnnxModel
-from edgeveil.jobs import Job, load_job
-from edgeveil.jobs.artifacts import carried_digests, kept_digests
+from edgeveil.jobs import Job, compile_job, load_job
+from edgeveil.jobs.artifacts import carried_digests, kept_digests, read_artifacts
 from edgeveil.sites.policy import Policy
 from edgeveil_cloud.stored_jobs import wire_id
 from tests.kits.backbone_files import small_backbone
@@ -79,6 +80,43 @@ def test_adapters_are_learned_and_merged_and_frozen_weights_stay(tmp_path: Path)
     output, bias = (torch.tensor(np.asarray(state[f"output.{n}"])) for n in ("weight", "bias"))
     torch_says = (hidden.relu() @ output + bias).softmax(1)
     assert np.allclose(OnnxModel(release.onnx).probabilities(x, {}), torch_says, atol=1e-5)
+    (tmp_path / "merged.safetensors").write_bytes(release.safetensors)
+    merged = load_file(tmp_path / "merged.safetensors")
+    assert merged.keys() == first.keys()
+    assert torch.allclose(merged["hidden1.weight"], first["hidden1.weight"] + 4 * b @ a, atol=1e-6)
+    assert torch.equal(merged["output.weight"], output.T)
+
+
+def test_a_released_models_weights_are_what_torch_loads_and_the_next_job_begins_with(
+    tmp_path: Path,
+) -> None:
+    """Square ones too, of which no shape tells how they lie."""
+    square = MLP.replace("[32]", "[32, 32]").replace(", state_dict: net.safetensors", "")
+    fleet, name, ended = played(tmp_path, job(tmp_path, f"model: {{{square}}}", "sgd", PLAIN))
+    assert ended == "completed"
+    release = fleet.store.release(name)
+    assert release is not None
+    (tmp_path / "learned.safetensors").write_bytes(release.safetensors)
+    with safe_open(tmp_path / "learned.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+    net = nn.Sequential()
+    for layer, (size, width) in {
+        "hidden1": (64, 32),
+        "hidden2": (32, 32),
+        "output": (32, 10),
+    }.items():
+        net.add_module(layer, nn.Linear(size, width))
+        if layer != "output":
+            net.add_module(f"{layer}_relu", nn.ReLU())
+    net.load_state_dict(load_file(tmp_path / "learned.safetensors"))
+    x = np.random.default_rng(0).uniform(0, 16, (4, 64)).astype(np.float32)
+    told = OnnxModel(release.onnx).probabilities(x, {})
+    assert np.allclose(net(torch.tensor(x / 16)).softmax(1).detach(), told, atol=1e-5)
+    onward = square + ", state_dict: learned.safetensors"
+    wanted = job(tmp_path, f"model: {{{onward}}}", "sgd", PLAIN)
+    plan = compile_job(wanted).with_artifacts(read_artifacts(wanted))
+    first = plan.graph_weights(plan.cloud.initial_state())
+    assert np.array_equal(OnnxModel(plan.graph()).probabilities(x, first), told)
 
 
 def test_a_device_whose_owner_does_not_allow_the_frozen_weights_declines(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
@@ -22,9 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from edgeveil.errors import INTERRUPTED, UsageError
+from edgeveil.evaluation.figures import leading, leading_text, spread_of
+from edgeveil.jobs import Job
 from edgeveil.privacy.guarantee import up, worth
-from edgeveil_tools.local.data import check_data, is_published
+from edgeveil_lab.table import measure_of
+from edgeveil_tools.local.data import check_data, held, is_published
 from edgeveil_tools.local.job import Overrides, local_job
+from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.reference import has_reference
 from edgeveil_tools.local.run import require_unused, run_local
 from edgeveil_tools.pages import write_page
@@ -34,7 +39,6 @@ from edgeveil_tools.result import (
     SIMULATED,
     UNPROTECTED,
     finite,
-    share_text,
     versions,
     write_json,
     writing,
@@ -49,6 +53,7 @@ NO_NOISE = (
 )
 COLUMNS = ("noise", "accuracy", "ε", "ε if all others collude", "δ", "unit", "seconds")
 _COLOURS = {"local": BLUE, "shared": GREEN, "none": RED}
+_GREY = "#8A8A8A"
 
 
 @dataclass(frozen=True)
@@ -84,12 +89,6 @@ def compare(path: Path, asked: ComparisonOptions) -> int:
     if not asked.force:
         require_unused(asked.out, "compare.json")
     written = local_job(path, asked.overrides("none"))
-    if written[0].data.target is not None:
-        raise UsageError(
-            "compares accuracies, and the label is a number",
-            where=f"{path}: data.schema.label.number",
-            fix="run the job with each noise, with edgeveil run --reference",
-        )
     published = is_published(*written)
     noises = asked.noises or (NOISES if published else ("local", "shared"))
     for noise in noises:
@@ -132,7 +131,9 @@ def compare(path: Path, asked: ComparisonOptions) -> int:
     content = finite(
         {
             "job": written[0].job,
+            "measure": measure_of(written[0]),
             "rows": [rows[noise] for noise in noises],
+            "predicting_the_mean": _predicting_the_mean(*written),
             "notes": _notes(noises, published=published),
             "measured_on": MEASURED_ON[published],
             "versions": versions(),
@@ -146,13 +147,20 @@ def compare(path: Path, asked: ComparisonOptions) -> int:
     return 0
 
 
+def _predicting_the_mean(job: Job, run: LocalRun) -> float | None:
+    """RMSE of saying the test records' own mean for each of them; None where labels are classes."""
+    target = job.data.target
+    return None if target is None else spread_of(held(job, run).y, target)
+
+
 def _row(noise: Noise, result: Mapping[str, Any]) -> dict[str, Any]:
+    """`accuracies` are of the content's `measure`."""
     training, rounds = result["privacy"]["training"], result["rounds"]
     proven = training["status"] == "proven"
     return {
         "noise": noise,
-        "accuracy": result["final"]["accuracy"],
-        "accuracies": [row["accuracy"] for row in rounds],
+        "accuracy": leading(result["final"])[1],
+        "accuracies": [leading(row)[1] for row in rounds],
         "epsilon": training["epsilon"] if proven else None,
         "collusion_epsilon": _colluding(training) if proven else None,
         "honest_devices": training.get("honest_devices", 0),
@@ -200,18 +208,19 @@ def _notes(noises: Sequence[Noise], *, published: bool) -> list[str]:
 # --- table, page and pictures ---
 
 
-def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+def cells(row: Mapping[str, Any], measure: str = "accuracy") -> tuple[str, ...]:
     """One row in words."""
+    reached = leading_text(measure, row["accuracy"])
     if row["noise"] == "none":
         nothing = "no privacy at all"
-        return ("none", share_text(row["accuracy"]), nothing, nothing, "–", "–", "–")
+        return ("none", reached, nothing, nothing, "–", "–", "–")
     seconds = f"{row['seconds']:.1f}"
     if row["status"] != "proven":
         told = "no proven guarantee"
-        return (row["noise"], share_text(row["accuracy"]), told, told, "–", row["unit"], seconds)
+        return (row["noise"], reached, told, told, "–", row["unit"], seconds)
     return (
         row["noise"],
-        share_text(row["accuracy"]),
+        reached,
         _epsilon(row["epsilon"]),
         _epsilon(row["collusion_epsilon"]),
         up(row["delta"]),
@@ -226,27 +235,42 @@ def _epsilon(value: float | None) -> str:
 
 def show(content: Mapping[str, Any], stream: IO[str]) -> None:
     """The table for a terminal."""
-    table = Table(title=f"{content['job']}: accuracy on {content['measured_on']}")
-    for name in COLUMNS:
+    measure = content["measure"]
+    table = Table(title=f"{content['job']}: {measure} on {content['measured_on']}")
+    for name in columns(measure):
         table.add_column(name, justify="left" if name == "noise" else "right")
     for row in content["rows"]:
-        table.add_row(*cells(row), style="red" if row["noise"] == "none" else None)
+        table.add_row(*cells(row, measure), style="red" if row["noise"] == "none" else None)
     console = Console(file=stream, highlight=False)
     console.print(table)
+    if content["predicting_the_mean"] is not None:
+        console.print(_mean_text(content), markup=False)
     for note in content["notes"]:
         console.print(note, markup=False, style="bold red" if note == NO_NOISE else None)
 
 
+def columns(measure: str) -> list[str]:
+    """The heads of the table."""
+    return [name.replace("accuracy", measure) for name in COLUMNS]
+
+
+def _mean_text(content: Mapping[str, Any]) -> str:
+    of_mean = leading_text(content["measure"], content["predicting_the_mean"])
+    return f"Saying the mean of the test records for each of them: {content['measure']} {of_mean}"
+
+
 def write_comparison(content: Mapping[str, Any], out: Path) -> None:
     """Write all files. Raises UsageError where they cannot be written."""
+    measure = content["measure"]
     pictures = {
-        "accuracy": accuracy_picture(content["rows"]),
+        "accuracy": accuracy_picture(content["rows"], measure, content["predicting_the_mean"]),
         "epsilon": epsilon_picture(content["rows"]),
     }
     page = {
         "content": content,
-        "columns": COLUMNS,
-        "rows": [cells(row) for row in content["rows"]],
+        "columns": columns(measure),
+        "rows": [cells(row, measure) for row in content["rows"]],
+        "mean": "" if content["predicting_the_mean"] is None else _mean_text(content),
         "no_noise": NO_NOISE,
         "pictures": {name: Markup(svg) for name, svg in pictures.items()},  # noqa: S704 - our own
         "rounds": _by_round(content["rows"]),
@@ -254,11 +278,12 @@ def write_comparison(content: Mapping[str, Any], out: Path) -> None:
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "compare.json", content)
-        write_page(out / "compare.html", "noise.html", page, {"figure": share_text})
+        shown = partial(leading_text, measure)
+        write_page(out / "compare.html", "noise.html", page, {"figure": shown})
 
 
 def _by_round(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, list[float | None]]]:
-    """Each round with the accuracies of all noises, None where one ended earlier."""
+    """Each round with the figures of all noises, None where one ended earlier."""
     most = max((len(row["accuracies"]) for row in rows), default=0)
     return [
         (k + 1, [row["accuracies"][k] if k < len(row["accuracies"]) else None for row in rows])
@@ -266,8 +291,11 @@ def _by_round(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, list[float |
     ]
 
 
-def accuracy_picture(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Accuracy by round, a line for each noise; "" where nothing was tested."""
+def accuracy_picture(
+    rows: Sequence[Mapping[str, Any]], measure: str = "accuracy", mean: float | None = None
+) -> str:
+    """The measure by round, a line for each noise, and one for saying the `mean`; "" where nothing
+    was tested."""
     tested = {row["noise"]: _points(row["accuracies"]) for row in rows}
     if not any(tested.values()):
         return ""
@@ -282,13 +310,18 @@ def accuracy_picture(rows: Sequence[Mapping[str, Any]]) -> str:
                 marker="s" if none else "o",
                 label="none: no privacy at all" if none else noise,
             )
-        lowest = min(value for points in tested.values() for _, value in points)
-        axes.set_ylim(max(0.0, math.floor(lowest * 20 - 0.5) / 20), 1.0)
+        if measure == "accuracy":
+            lowest = min(value for points in tested.values() for _, value in points)
+            axes.set_ylim(max(0.0, math.floor(lowest * 20 - 0.5) / 20), 1.0)
+        else:
+            axes.set_ylim(bottom=0)
+        if mean is not None:
+            axes.axhline(mean, color=_GREY, linestyle=":", label="saying the mean")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
         axes.set_xlabel("training round")
-        axes.set_title("accuracy, by noise")
+        axes.set_title(f"{measure}, by noise")
         axes.grid(axis="y")
-        axes.legend(loc="lower right")
+        axes.legend(loc="lower right" if measure == "accuracy" else "best")
     return done[0]
 
 

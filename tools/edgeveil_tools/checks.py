@@ -21,6 +21,7 @@ from edgeveil.errors import ConfigError, ConfigProblem, DataError, UsageError
 from edgeveil.jobs import Job, Plan, compile_job, line_of, load_plan
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.jobs.shuffle_amplification import shuffled
+from edgeveil.parts.methods import METHODS
 from edgeveil.parts.own_records import device_records, origin_of
 from edgeveil.parts.sources import brings_its_test, source_part
 from edgeveil.privacy.guarantee import Guarantee
@@ -33,7 +34,7 @@ from edgeveil.sites.data import DataSource
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.files import SITES, kind_of, load_policy, load_site, site_of
 from edgeveil_tools.backbone.command import ensure_for_jobs
-from edgeveil_tools.local.local_run import LocalJob, load_local_job, local_job_schema
+from edgeveil_tools.local.local_run import LocalJob, LocalRun, load_local_job, local_job_schema
 from edgeveil_tools.result import PlainTable, html_table
 
 if TYPE_CHECKING:
@@ -73,13 +74,16 @@ def load(path: Path) -> tuple[str, tuple[LocalJob, Plan] | Site | Policy | Fleet
     return kind, load_site(path)
 
 
-def validate(path: str | Path, limits: BroadcastLimits | None = None) -> list[ConfigProblem]:
+def validate(
+    path: str | Path, limits: BroadcastLimits | None = None, data: Path | None = None
+) -> list[ConfigProblem]:
     """Every problem of a configuration file of any kind; [] where it is sound.
 
     `limits` are those of the site that would play a job (`site_limits`), None the usual ones.
     A job is also played on made-up records, where the cloud's libraries are installed. Whether the
     keys, passwords and data that a site file names exist is for the process to see when it starts.
-    Records that its `local_run` names are read, where their file is there.
+    Records that its `local_run` names are read, where their file is there; in their place those of
+    the file `data`, if one is given.
     Nothing is trained: that the public encoder of digits is not made yet is a problem too.
     Nothing is raised for what a file holds.
     """
@@ -87,27 +91,30 @@ def validate(path: str | Path, limits: BroadcastLimits | None = None) -> list[Co
         _, found = load(Path(path))
         if isinstance(found, tuple):
             rehearse(found[1], Path(path), limits=limits, needed=False)
-            record_notes(found[0], Path(path))
+            record_notes(found[0], Path(path), data)
     except ConfigError as error:
         return error.places
     return []
 
 
-def record_notes(job: LocalJob, path: Path) -> list[str]:
+def record_notes(job: LocalJob, path: Path, data: Path | None = None) -> list[str]:
     """What a person should know of the records that the job's `local_run` names, where their file
-    is there: what learning would drop or clip. For the console of the one who has them.
+    is there, or of those of the file `data`: what learning would drop or clip. For the console of
+    the one who has them.
 
     Raises ConfigError, `file:line key: what, fix`, where the job cannot learn from them.
     """
-    from edgeveil_tools.local.data import check_data
+    from edgeveil_tools.local.data import check_data, run_on
 
-    run = job.local_run
-    if run is None or run.data.path is None or not run.data.path.exists():
+    run, key = job.local_run, "local_run.data"
+    if data is None and (run is None or run.data.path is None or not run.data.path.exists()):
         return []
     try:
-        return check_data(job.alone, run)
+        if data is not None:
+            run, key = run_on(data, job), "data"
+        return check_data(job.alone, run or LocalRun())
     except (DataError, UsageError) as error:
-        place = f"{path}:{line_of(path, 'local_run.data')} local_run.data"
+        place = f"{path}:{line_of(path, key)} {key}"
         fix = f"; {error.fix}" if error.fix else ""
         text = f"{place}: {error.where}: {error.what}{fix}"
         raise ConfigError([" ".join(text.split())]) from error
@@ -371,7 +378,8 @@ def input_range(job: Job | None) -> tuple[float, float] | None:
 def scale_notes(job: Job, largest: float) -> list[str]:
     """What to say of a job whose records reach `largest`, beyond its `input_scale`; mostly []."""
     wanted = input_range(job)
-    if wanted is None or largest <= wanted[1]:
+    unread = METHODS[job.train.method].learns_on == "nothing"
+    if wanted is None or largest <= wanted[1] or unread:
         return []
     return [
         f"values reach {largest:g}, beyond the job's input_scale of {wanted[1]:g}: write"

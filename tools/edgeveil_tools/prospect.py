@@ -21,8 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
-from edgeveil.data.schema import DataSchema
+from edgeveil.data.schema import Column, DataSchema, Label
+from edgeveil.data.target import TargetRange
 from edgeveil.errors import ConfigError, EdgeVeilError, UsageError
+from edgeveil.evaluation.figures import leading_text, regression_figures, spread_of
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.jobs import Job, Plan, compile_job
 from edgeveil.jobs.artifacts import read_artifacts
@@ -38,15 +40,17 @@ from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.local_run import LocalJob, LocalRun
 from edgeveil_tools.local.reference import has_reference
 from edgeveil_tools.local.run import play
-from edgeveil_tools.result import Result, share_text
+from edgeveil_tools.result import Result
 
 USEFUL = 0.8  # of what learning without noise gains over guessing
-WORTH_A_LOOK = 0.02  # accuracy gained by twice as many devices
+WORTH_A_LOOK = 0.02  # accuracy gained by twice as many devices; of RMSE, the share of guessing's
 LARGEST_FLEET = 2560  # devices that are simulated
 LARGEST_POOL = 400_000  # records of all of them
 WITHIN_S = 60.0  # a larger fleet is simulated only before so long
 TEST_RECORDS = 2000
 MADE_UP_ACCURACY = 0.9  # of the best classifier of made-up records
+MADE_UP_R2 = 0.6  # of the variance of a made-up number, what the best model explains
+_TO_THE_END = 3  # deviations of a made-up number from the middle to an end of its range
 _SMOOTH = 4  # made-up classes differ in waves of at most so many halves along each axis
 
 
@@ -62,7 +66,8 @@ class PlanOptions:
 
 @dataclass(frozen=True)
 class FleetOutcome:
-    """What a fleet of `devices` learned: the accuracy of each seed, on records of nobody."""
+    """What a fleet of `devices` learned: the accuracy of each seed, on records of nobody; the RMSE
+    where the label is a number."""
 
     devices: int
     accuracies: tuple[float, ...]
@@ -92,9 +97,11 @@ class SignalAndNoise:
 @dataclass
 class Prospect:
     """All that is known before a job runs; `gain` of an accuracy is its share of what learning
-    without noise gains over guessing, None where that is not known."""
+    without noise gains over guessing, None where that is not known. Accuracies are of the
+    `measure`: where that is RMSE, less is better, and guessing is saying the mean."""
 
     job: str
+    measure: str
     devices: int
     nominal_records: int
     measured_on: str
@@ -113,9 +120,19 @@ class Prospect:
     def gain(self, accuracy: float) -> float | None:
         """See above."""
         best = self.without_noise
-        if best is None or best <= self.guessing:
+        if best is None or self.above_guessing(best) <= 0:
             return None
-        return (accuracy - self.guessing) / (best - self.guessing)
+        return self.above_guessing(accuracy) / self.above_guessing(best)
+
+    def above_guessing(self, accuracy: float) -> float:
+        """How much better than guessing; of RMSE as a share of guessing's."""
+        if self.measure == "accuracy":
+            return accuracy - self.guessing
+        return 1 - accuracy / self.guessing
+
+    def text(self, accuracy: float | None) -> str:
+        """Of an accuracy or RMSE."""
+        return leading_text(self.measure, accuracy)
 
     @property
     def may_improve(self) -> bool:
@@ -124,7 +141,8 @@ class Prospect:
         if self.without_noise is not None:
             return self.useful_from is None
         *before, last = self.fleets
-        return not before or last.mean >= before[-1].mean + WORTH_A_LOOK
+        reached = self.above_guessing(last.mean)
+        return not before or reached >= self.above_guessing(before[-1].mean) + WORTH_A_LOOK
 
     @property
     def useful_from(self) -> int | None:
@@ -144,6 +162,7 @@ class Prospect:
             "nominal_records": self.nominal_records,
             "privacy": dict(self.privacy),
             "notes": list(self.notes),
+            "measure": self.measure,
             "measured_on": self.measured_on,
             "guessing": self.guessing,
             "without_noise": self.without_noise,
@@ -193,12 +212,6 @@ def prospect(path: Path, asked: PlanOptions, say: Callable[[str], None]) -> Pros
         )
     begun_s = time.monotonic()
     job, run = local_job(path, Overrides(devices=asked.devices, simulate=True))
-    if job.data.target is not None:
-        raise UsageError(
-            "the label is a number, and records are made up for classes alone",
-            where=f"{path}: data.schema.label.number",
-            fix="see what it comes to: edgeveil run JOB.yaml --simulate --reference",
-        )
     plan = compile_job(job).with_artifacts(read_artifacts(job))
     rehearse(plan, path)
     records = stand_in(job, run)
@@ -223,6 +236,7 @@ def prospect(path: Path, asked: PlanOptions, say: Callable[[str], None]) -> Pros
         ceiling = fleets.without_noise(Path(folder) / "free", say) if not failure else None
         found = Prospect(
             job=job.job,
+            measure="accuracy" if records.target is None else "RMSE",
             devices=run.devices,
             nominal_records=job.data.nominal_records,
             measured_on=records.told,
@@ -256,15 +270,19 @@ def prospect(path: Path, asked: PlanOptions, say: Callable[[str], None]) -> Pros
 @dataclass(frozen=True)
 class StandIn:
     """Records that may be looked at: public ones, or such as are made up. `draw(n, chance)` gives n
-    to deal to devices, `test` is what models are measured on."""
+    to deal to devices, `test` is what models are measured on. With a `target` labels are numbers of
+    its range."""
 
     draw: Callable[[int, np.random.Generator], Records]
     test: Records
     told: str
+    target: TargetRange | None = None
 
     @property
     def guessing(self) -> float:
-        """Accuracy of always saying the commonest class of the test."""
+        """Accuracy of always saying the commonest class of the test; RMSE of saying its mean."""
+        if self.target is not None:
+            return spread_of(self.test.y, self.target) or 0.0
         counts = np.bincount(self.test.y[self.test.y >= 0])
         return float(counts.max() / len(self.test.y))
 
@@ -277,7 +295,7 @@ def stand_in(job: Job, run: LocalRun) -> StandIn:
             return _of_public(job, pool, test)
     schema = job.data.schema_
     if schema is not None and schema.columns is not None:
-        return _made_up_table(schema)
+        return _made_up_table(schema) if schema.target is None else _made_up_numbers(schema)
     return _made_up(job)
 
 
@@ -326,20 +344,13 @@ def _made_up(job: Job) -> StandIn:
 def _made_up_table(schema: DataSchema) -> StandIn:
     """Rows as the schema encodes them: numbers and categories that depend on the class, so much
     that a linear model is right for about MADE_UP_ACCURACY of the records."""
-    widths = [one.width for one in schema.columns or () for _ in one.names]
-    starts = np.cumsum([0, *widths])[:-1]
-    centres = np.random.default_rng(22).normal(size=(schema.classes, sum(widths)))
+    width = math.prod(schema.input_shape)
+    centres = np.random.default_rng(22).normal(size=(schema.classes, width))
 
     def draw(n: int, chance: np.random.Generator, noise: float) -> Records:
         y = chance.integers(0, schema.classes, n)
-        x = centres[y] / noise + chance.normal(size=(n, centres.shape[1]))
-        for at, width in zip(starts, widths, strict=True):
-            place = x[:, at : at + width]
-            if width == 1:
-                np.clip(place / 4, -1, 1, out=place)
-            else:
-                place[:] = place.argmax(axis=1)[:, None] == np.arange(width)
-        return Records(x.astype(np.float32), y.astype(np.int64))
+        rows = _as_encoded(schema, centres[y] / noise + chance.normal(size=(n, width)))
+        return Records(rows, y.astype(np.int64))
 
     low, high = 0.05, 100.0
     for _ in range(14):
@@ -352,6 +363,47 @@ def _made_up_table(schema: DataSchema) -> StandIn:
     )
     test = draw(TEST_RECORDS, np.random.default_rng(21), low)
     return StandIn(lambda n, chance: draw(n, chance, low), test, told)
+
+
+def _made_up_numbers(schema: DataSchema) -> StandIn:
+    """Rows as the schema encodes them, and a number that is their weighted sum and noise: so much
+    that nothing explains more than MADE_UP_R2 of its variance."""
+    target = schema.target
+    if target is None:
+        raise ValueError("the schema's label is no number")
+    width = math.prod(schema.input_shape)
+    weights = np.random.default_rng(22).normal(size=width)
+    many = _as_encoded(schema, np.random.default_rng(23).normal(size=(TEST_RECORDS, width)))
+    middle, spread = float(np.mean(many @ weights)), float(np.std(many @ weights))
+    deviation = target.half / _TO_THE_END
+
+    def draw(n: int, chance: np.random.Generator) -> Records:
+        x = _as_encoded(schema, chance.normal(size=(n, width)))
+        told = (x @ weights - middle) / spread * math.sqrt(MADE_UP_R2)
+        told += chance.normal(0, math.sqrt(1 - MADE_UP_R2), n)
+        labels = [target.label(value) for value in target.middle + deviation * told]
+        return Records(x, np.array(labels, np.int64))
+
+    text = (
+        "made-up rows of the job's schema, whose label a perfect model, a linear one, explains to"
+        f" {MADE_UP_R2:.0%}, {_TO_THE_END} deviations from the middle to the ends of its range:"
+        " your own may be easier or harder"
+    )
+    return StandIn(draw, draw(TEST_RECORDS, np.random.default_rng(21)), text, target)
+
+
+def _as_encoded(schema: DataSchema, x: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Normal draws (n, width) as what a schema makes of rows; changes x. Numbers stay within their
+    range, of each category or bin the place with the largest draw is 1."""
+    at = 0
+    for width in (one.width for one in schema.columns or () for _ in one.names):
+        place = x[:, at : at + width]
+        at += width
+        if width == 1:
+            np.clip(place / 4, -1, 1, out=place)
+        else:
+            place[:] = place.argmax(axis=1)[:, None] == np.arange(width)
+    return x.astype(np.float32)
 
 
 def _linear_accuracy(training: Records, test: Records) -> float:
@@ -403,13 +455,13 @@ class FleetsOnPaper:
     def play(
         self, devices: int, seed: int, out: Path, *, record: bool = False, reference: bool = False
     ) -> tuple[Result, float] | None:
-        """One simulation and the accuracy of its model; None where the job did not complete."""
+        """One simulation and the accuracy or RMSE of its model; None where the job did not
+        complete."""
         out.mkdir(parents=True)
-        path = out / "records.npz"
         wanted = devices * self._job.data.nominal_records
         drawn = self._records.draw(wanted, np.random.default_rng(seed))
         share = 0.2 if reference else 0.0
-        np.savez(path, x=drawn.x, y=drawn.y)
+        path = self._written(drawn, out)
         try:
             played = play(
                 self._of_size(devices, path, share),
@@ -440,7 +492,23 @@ class FleetsOnPaper:
         if self._job.privacy.noise == "local":  # from more records: what there is to be learned
             devices = max(devices, min(200, 20_000 // self._job.data.nominal_records))
         played = self.play(devices, 1, out, reference=True)
-        return None if played is None else played[0].reference_accuracy
+        if played is None:
+            return None
+        result = played[0]
+        return result.reference_accuracy if self._records.target is None else result.reference_rmse
+
+    def _written(self, drawn: Records, out: Path) -> Path:
+        """The records' file: only a table by a schema has labels that are numbers."""
+        target = self._records.target
+        if target is None:
+            path = out / "records.npz"
+            np.savez(path, x=drawn.x, y=drawn.y)
+            return path
+        path = out / "records.csv"
+        table = np.column_stack([drawn.x, target.values(drawn.y)])
+        names = ",".join([*_place_names(drawn.x.shape[1]), _LABEL])
+        np.savetxt(path, table, "%.9g", ",", header=names, comments="")
+        return path
 
     def _of_size(self, devices: int, path: Path, test_share: float) -> LocalJob:
         """The same job for a fleet of this size on the records of a file."""
@@ -456,7 +524,7 @@ class FleetsOnPaper:
         files = run.data.model_copy(
             update={
                 **dict.fromkeys(("labels_path", "label_column", "images", "test_path")),
-                "source": "npz",
+                "source": path.suffix[1:],
                 "path": path,
             }
         )
@@ -474,13 +542,37 @@ class FleetsOnPaper:
         )
         given = {name: getattr(job, name) for name in Job.model_fields}
         # The records are numbers already, as the schema would make them.
-        given["data"] = job.data.model_copy(update={"schema_": None})
+        target = self._records.target
+        plain = None if target is None else _schema_of_numbers(job.data.input_shape, target)
+        given["data"] = job.data.model_copy(update={"schema_": plain})
         given |= {"selection": selection, "round": closing, "local_run": local}
         return LocalJob.model_construct(**given)
 
     def _accuracy(self, model: Path) -> float:
-        found = OnnxModel(model.read_bytes()).probabilities(self._records.test.x, {})
-        return float(np.mean(np.argmax(found, axis=1) == self._records.test.y))
+        test, target = self._records.test, self._records.target
+        found = OnnxModel(model.read_bytes()).answers(test.x, {})
+        if target is not None:
+            return float(regression_figures(found[:, 0], test.y, target)["rmse"])
+        return float(np.mean(np.argmax(found, axis=1) == test.y))
+
+
+_LABEL = "label"
+_IN_ONE_LIST = 4096  # names, at most, of columns that are read alike
+
+
+def _place_names(width: int) -> list[str]:
+    return [f"v{at}" for at in range(width)]
+
+
+def _schema_of_numbers(shape: Sequence[int], target: TargetRange) -> DataSchema:
+    """What reads records of this shape that are in [-1, 1] already as they are."""
+    names = _place_names(math.prod(shape))
+    columns = [
+        Column(name=tuple(names[at : at + _IN_ONE_LIST]), number=(-1.0, 1.0))
+        for at in range(0, len(names), _IN_ONE_LIST)
+    ]
+    label = Label(column=_LABEL, number=(target.low, target.high))
+    return DataSchema(origin="public", label=label, columns=tuple(columns))
 
 
 def _sizes(devices: int, nominal_records: int) -> Iterator[int]:
@@ -535,22 +627,26 @@ def verdict(found: Prospect, plan: Plan) -> list[str]:
     epsilon = plan.job.privacy.epsilon
     who = f"{base.devices:,} devices of {found.nominal_records} records"
     at = f" at ε = {epsilon:g}" if epsilon is not None and plan.adds_noise else ""
+    reached, guessing = found.text(base.mean), found.text(found.guessing)
+    guess = "guessing"
+    if found.measure == "RMSE":
+        reached, guess = f"RMSE {reached}", "saying the mean"
     if gain is None:
-        if base.mean <= found.guessing + 0.02:
-            return [f"{who}{at} learn nothing: {base.mean:.3f}, guessing {found.guessing:.3f}."]
-        return [f"{who}{at} reach {base.mean:.3f}; guessing is {found.guessing:.3f}."]
+        if found.above_guessing(base.mean) <= WORTH_A_LOOK:
+            return [f"{who}{at} learn nothing: {reached}, {guess} {guessing}."]
+        return [f"{who}{at} reach {reached}; {guess} is {guessing}."]
     level = next(word for least, word in _LEVELS if gain >= least)
     lines = [
-        f"{who}{at} learn {level}: {base.mean:.3f}, where guessing is {found.guessing:.3f} and the"
-        f" same without noise {share_text(found.without_noise)}."
+        f"{who}{at} learn {level}: {reached}, where {guess} is {guessing} and the"
+        f" same without noise {found.text(found.without_noise)}."
     ]
     useful, largest = found.useful_from, found.fleets[-1]
     if gain < USEFUL and useful is not None:
-        lines.append(f"From about {useful:,} devices on it is of use ({largest.mean:.3f}).")
+        lines.append(f"From about {useful:,} devices on it is of use ({found.text(largest.mean)}).")
     elif gain < USEFUL and len(found.fleets) > 1:
         lines.append(
-            f"Even {largest.devices:,} devices reach {largest.mean:.3f} and no more; no larger"
-            " fleet was simulated."
+            f"Even {largest.devices:,} devices reach {found.text(largest.mean)} and no more;"
+            " no larger fleet was simulated."
         )
     if gain < USEFUL:
         lines += _advice(plan)
@@ -595,15 +691,18 @@ def told(found: Prospect) -> Iterator[str]:
         noise = f"{one.noise:.3g}{one.unit}"
         yield f"  the mean of {one.uploads} uploads: noise {noise}, signal {seen}{ratio}"
     if found.fleets:
-        yield f"Accuracy, on {found.measured_on}"
-        yield f"  guessing            {found.guessing:.3f}"
+        numbers = found.measure == "RMSE"
+        yield f"{'RMSE' if numbers else 'Accuracy'}, on {found.measured_on}"
+        guess = "saying the mean" if numbers else "guessing"
+        yield f"  {guess:<18}  {found.text(found.guessing)}"
         for of in found.fleets:
             low, high = min(of.accuracies), max(of.accuracies)
-            band = f"{of.mean:.3f}" + (f"  ({low:.3f} to {high:.3f})" if low < high else "")
+            between = f"  ({found.text(low)} to {found.text(high)})" if low < high else ""
+            band = found.text(of.mean) + between
             gain = found.gain(of.mean)
             bar = "" if gain is None else "  " + "█" * round(20 * min(1.0, max(0.0, gain)))
             yield f"  {of.devices:>7,} devices     {band}{bar}"
-        yield f"  without noise       {share_text(found.without_noise)}"
+        yield f"  without noise       {found.text(found.without_noise)}"
         if found.stopped:
             yield f"  not larger: {found.stopped}"
     traffic = found.traffic

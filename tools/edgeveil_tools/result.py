@@ -200,6 +200,12 @@ class Result:
         return found
 
     @property
+    def reference_rmse(self) -> float | None:
+        """The same of a label that is a number: RMSE, in its unit."""
+        found: float | None = self.content["reference"].get("rmse")
+        return found
+
+    @property
     def privacy(self) -> dict[str, Any]:
         """Both guarantees: {training: {epsilon, delta, unit, status, …}, inference: {…}}.
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from edgeveil.errors import EdgeVeilError
+from edgeveil.evaluation.figures import leading_stored, leading_text
 from edgeveil.jobs import compile_canonical
 from edgeveil.privacy.guarantee import record_text, shared_text, up, worth
 from edgeveil.protocol.cloud_tasks import OTHERWISE, RESUME, pause_advice
@@ -24,6 +25,7 @@ class PlannedJob:
     exchanges: int
     method: str
     privacy: Mapping[str, Any]
+    half: float | None = None  # of the range of a label that is a number
 
 
 UNREADABLE = PlannedJob(0, 0, "", {})
@@ -37,7 +39,8 @@ def planned(canonical: bytes) -> PlannedJob:
         privacy = summary_of(plan, len(plan.exchanges), None)["privacy"]
     except (EdgeVeilError, ValueError, LookupError, TypeError, AttributeError):
         return UNREADABLE
-    return PlannedJob(plan.rounds, len(plan.exchanges), plan.job.train.method, privacy)
+    half = None if plan.job.data.target is None else plan.job.data.target.half
+    return PlannedJob(plan.rounds, len(plan.exchanges), plan.job.train.method, privacy, half)
 
 
 def row_of(glimpse: JobGlimpse, running: int, most_running: int) -> dict[str, Any]:
@@ -46,6 +49,7 @@ def row_of(glimpse: JobGlimpse, running: int, most_running: int) -> dict[str, An
     plan, told = planned(entry.canonical), glimpse.life.data if glimpse.life else {}
     spent = told.get("privacy") if entry.ended else None
     reason, advice = why_it_stands(glimpse, running, most_running)
+    led, value = leading_stored(glimpse.accuracy, glimpse.loss, plan.half)
     times = ("submitted_at", "started_at", "ended_at")
     return {
         "id": entry.id,
@@ -60,7 +64,7 @@ def row_of(glimpse: JobGlimpse, running: int, most_running: int) -> dict[str, An
         "exchanges": plan.exchanges,
         "round": newest.number if newest else 0,
         "rounds": plan.rounds,
-        "accuracy": glimpse.accuracy,
+        "figure": {"name": led, "text": None if value is None else leading_text(led, value)},
         "guarantees": guarantee_cells(spent or plan.privacy, planned=spent is None),
     }
 

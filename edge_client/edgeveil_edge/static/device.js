@@ -202,6 +202,23 @@
     ];
   }
 
+  function personal(p) {
+    if (!p) return null;
+    const text = (value) => (value === null ? "–" : value.toFixed(3));
+    const rows = [["shared", text(p.shared_accuracy), text(p.shared_loss)], ["this box's own", text(p.personal_accuracy), text(p.personal_loss)]];
+    return [
+      ev.el("h3", {}, "This box's own model"),
+      ev.el("p", {}, `Made of release ${p.release} from ${p.training_records} records of this box. `,
+        p.pull === null ? "The release's own last layer does best on them, and stands. " : "",
+        p.of_release ? null : ev.el("strong", { class: "warn" }, "That release is not in use: make it anew with edgeveil edge personalise.")),
+      p.evaluation_records ? [
+        ev.el("p", {}, `Both on ${p.evaluation_records} records of this box that are kept apart, and that neither learned from:`),
+        ev.table(["Model", "Accuracy", "Loss"], rows, { caption: "The shared model and this box's own", text: [0] }),
+      ] : ev.el("p", { class: "soft" }, "No record is kept apart to compare them on."),
+      ev.el("p", { class: "soft small" }, "For your eyes: learned without noise, no guarantee covers it, and it stays here."),
+    ];
+  }
+
   let sure = false;
   function showRollback() {
     const earlier = (state && state.release && state.release.earlier) || [], before = earlier[earlier.length - 1];
@@ -244,6 +261,7 @@
     for (const one of document.querySelectorAll("details.job")) one.open = one.open || open.has(one.dataset.job);
     ev.paint($("conditions"), [s.wanted, s.waiting_for, s.interval_s], () => conditions(s));
     ev.paint($("release"), s.release, release);
+    ev.paint($("personal"), s.personal, personal);
     showRollback();
     ev.paint($("about"), [s.device, s.role, s.cell], () => [`Device `, ev.el("code", {}, s.device), ` · ${s.role === "infer" ? "evaluates alone" : "trains and evaluates"}${s.cell ? ` · cell ${s.cell}` : ""} · its name stays on this box`]);
     if (first && location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();

@@ -55,6 +55,10 @@ class PretrainedNetwork(Network):
         """The base's."""
         return self.base.saved_name(weight)
 
+    def saved(self, weights: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
+        """The base's."""
+        return self.base.saved(weights)
+
     def initial(self) -> dict[str, NDArray[np.float32]]:
         """Out of the state_dict."""
         return self.base.initial() if self.packed is None else dict(self.pretrained)

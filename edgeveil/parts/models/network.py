@@ -77,6 +77,13 @@ class Network:
         """What a state_dict calls a weight."""
         return weight
 
+    def saved(self, weights: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
+        """The graph's weights as a state_dict of PyTorch holds them: its names, matrices turned."""
+        return {
+            self.saved_name(one.name): weights[one.name].T if one.turned else weights[one.name]
+            for one in self.weights
+        }
+
     def merged(self, weights: Mapping[str, NDArray[np.generic]]) -> Mapping[str, Any]:
         """All weights of the graph, made of those that are trained: here they are the same."""
         return weights

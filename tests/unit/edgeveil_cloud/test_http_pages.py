@@ -26,6 +26,7 @@ from edgeveil_cloud.http_token import Scope, TokenFolder, rotate_token
 from edgeveil_cloud.pages import files, routes
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import ExchangeRecord
+from edgeveil_tools.local.local_run import load_job
 from tests.kits.certificates import Authority
 from tests.kits.cloud_control import idle_control
 
@@ -369,14 +370,20 @@ def test_what_a_page_loads_is_there():
 # --- what a page is told ---
 
 
-def run_job(store, name="digits", rounds=2):
-    entry = store.submit_job(name, example().canonical(), example().digest())
+def run_job(store, name="digits", rounds=2, job=None):
+    of = job or example()
+    number = of.data.target is not None
+    entry = store.submit_job(name, of.canonical(), of.digest())
     store.set_status(entry.id, "running")
     for index in range(1, rounds + 1):
         store.announce(entry.id, {"kind": "round", "selected": 5, "round": f"round {index}"})
-        record = ExchangeRecord(index, "train", index, 1, 4, index / 10, bytes={"cloud_in": 10})
+        right = None if number else index / 10
+        loss = 0.16 / index**2 if number else None
+        record = ExchangeRecord(
+            index, "train", index, 1, 4, right, bytes={"cloud_in": 10}, loss=loss
+        )
         told = {"exchange": index, "phase": "train", "number": index, "uploads": 4}
-        told |= {"declined": 1, "refused": {"bad_norm": 1}, "accuracy": index / 10}
+        told |= {"declined": 1, "refused": {"bad_norm": 1}, "accuracy": right, "loss": loss}
         store.commit_exchange(entry.id, record, b"", [("exchange_committed", told)])
     return entry.id
 
@@ -387,6 +394,10 @@ def example():
     return parse_job(files.text("example.yaml"))
 
 
+def of_a_number():
+    return load_job("configs/jobs/diabetes.yaml").alone
+
+
 def test_the_stream_begins_with_all_and_goes_on_with_what_changed():
     async def scenario(page, store):
         first, second = run_job(store), run_job(store, "other")
@@ -395,10 +406,8 @@ def test_the_stream_begins_with_all_and_goes_on_with_what_changed():
             rows = {row["id"]: row for row in (await told())["rows"]}
             assert rows.keys() == {first, second}
             row = rows[first]
-            assert (row["status"], row["round"], row["rounds"], row["accuracy"]) == (
-                *("running", 2, 15),
-                0.2,
-            )
+            assert (row["status"], row["round"], row["rounds"]) == ("running", 2, 15)
+            assert row["figure"] == {"name": "accuracy", "text": "0.200"}
             training, inference = row["guarantees"]
             assert (training["name"], training["value"]) == ("ε training", "8")
             assert "as planned" in training["note"]
@@ -407,6 +416,27 @@ def test_the_stream_begins_with_all_and_goes_on_with_what_changed():
             change = await told()
             assert [(one["id"], one["status"]) for one in change["rows"]] == [(first, "paused")]
             assert "below the minimum" in change["rows"][0]["reason"]
+
+    play(scenario)
+
+
+def test_a_job_about_a_number_is_led_by_its_rmse_in_the_list_and_beside_others():
+    async def scenario(page, store):
+        job, other = run_job(store, "sick", job=of_a_number()), run_job(store)
+        fresh = run_job(store, "fresh", rounds=0, job=of_a_number())
+        await page.log_in(Scope.READ)
+        async with stream(page) as (told, _):
+            rows = {row["id"]: row for row in (await told())["rows"]}
+        assert rows[job]["figure"] == {"name": "RMSE", "text": "35"}  # 175, half its range, × 0.2
+        assert rows[fresh]["figure"] == {"name": "RMSE", "text": None}
+        query = "&".join(f"job={one}" for one in (job, other, fresh))
+        by_round, figures = (await page.json("GET", f"/v1/page/compare?{query}"))["sections"]
+        accuracy, errors = by_round["parts"]
+        assert [one["name"] for one in accuracy["series"]] == [other]
+        assert [one["values"] for one in errors["series"]] == [[pytest.approx(70), 35]]
+        assert "RMSE" in errors["label"]
+        cells = [row[2] for row in figures["parts"][0]["rows"]]
+        assert cells == ["RMSE 35", "accuracy 0.200", "–"]
 
     play(scenario)
 

@@ -23,6 +23,7 @@ from edgeveil_edge import page as page_module
 from edgeveil_edge import spending
 from edgeveil_edge.control import ask
 from edgeveil_edge.page import TOKEN_FILE
+from edgeveil_edge.personal_model import PersonalModel, keep_personal
 from edgeveil_tools.cli import main
 from tests.unit.edgeveil_edge.edge_kit import final_model, site
 from tests.unit.edgeveil_edge.test_conditions import WELL, replace
@@ -348,6 +349,25 @@ def test_a_damaged_release_is_told(own):
         release = process.device.host.releases.install("boxed", final_model(), {})
         release.path.write_bytes(b"other")
         assert "was changed after" in client.state()["release"]["problem"]
+
+    opened(own, work)
+
+
+def test_a_model_of_the_box_s_own_is_shown_with_what_it_was_made_of(own):
+    def work(client, process):
+        client.log_in()
+        assert client.state()["personal"] is None
+        release = process.device.host.releases.install("boxed", final_model(), {})
+        about = PersonalModel(release.version, release.digest, 40, 10, 0.1, 0.5, 0.75, 1.5, 0.5)
+        keep_personal(own.state_dir, b"graph", about)
+        told = client.state()["personal"]
+        assert (told["release"], told["of_release"]) == ("0001-boxed", True)
+        assert (told["shared_accuracy"], told["personal_accuracy"]) == (0.5, 0.75)
+        other = PersonalModel("0000-old", "ab" * 32, 40, 10, 0.1, 0.5, 0.75, 1.5, 0.5)
+        keep_personal(own.state_dir, b"graph", other)
+        assert not client.state()["personal"]["of_release"]
+        (own.state_dir / "personal" / "about.json").write_text("[")
+        assert client.state()["personal"] is None
 
     opened(own, work)
 

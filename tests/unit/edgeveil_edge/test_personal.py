@@ -1,6 +1,7 @@
 """A box's own model: the release's head learned further, seen by its owner alone."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,12 @@ from edgeveil.parts.models.cnn import CnnParameters
 from edgeveil.parts.models.mlp import MlpParameters
 from edgeveil.parts.models.softmax_head import bake, build_graph
 from edgeveil.sites.edge import EdgeSite
-from edgeveil_edge.personal import EVALUATION_SHARE, personalise
+from edgeveil.storage import StorageError
+from edgeveil_edge.personal import personalise, told
 from edgeveil_edge.predict import RELEASES, predict
 from edgeveil_edge.releases import ReleaseStore
+from edgeveil_edge.round_work import USUAL_SHARE
+from edgeveil_edge.store import SPLIT_SHARE, STORE_FILE, DeviceStore
 from edgeveil_tools.cli import main
 
 CHANCE = np.random.default_rng(4)
@@ -174,7 +178,7 @@ def test_evaluation_records_are_not_learned_from(tmp_path: Path) -> None:
     first = personalise(site, store.folder)
     learned = (site.state_dir / "personal" / "model.onnx").read_bytes()
     key = (site.state_dir / "split.key").read_bytes()
-    _, evaluation = split_once(x, EVALUATION_SHARE, key)
+    _, evaluation = split_once(x, USUAL_SHARE, key)
     turned = y.copy()
     turned[evaluation] = 11 - turned[evaluation]
     np.savez(tmp_path / "records.npz", x=x, y=turned)
@@ -182,6 +186,31 @@ def test_evaluation_records_are_not_learned_from(tmp_path: Path) -> None:
     assert (site.state_dir / "personal" / "model.onnx").read_bytes() == learned
     assert first.personal_accuracy is not None and second.personal_accuracy is not None
     assert second.personal_accuracy < 0.2 < first.personal_accuracy
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_the_split_is_the_devices_own(share: float, tmp_path: Path) -> None:
+    """As its first job had it: what is compared on was learned from by no job."""
+    x, y = two_digits()
+    site = a_box(tmp_path, x, y)
+    site.state_dir.mkdir()
+    with closing(DeviceStore(site.state_dir / STORE_FILE)) as running:  # the device's process
+        running.put_fact(SPLIT_SHARE, repr(share))
+        store = ReleaseStore(site.state_dir / RELEASES)
+        store.install("a", of_features(), {})
+        found = personalise(site, store.folder)
+    _, evaluation = split_once(x, share, (site.state_dir / "split.key").read_bytes())
+    assert found.evaluation_records == len(evaluation)
+    assert (found.shared_accuracy is None) == (share == 0)
+    assert ("neither learned" in " ".join(told(found, site.state_dir))) == (share > 0)
+
+
+def test_a_damaged_store_is_told(tmp_path: Path) -> None:
+    site = a_box(tmp_path, *two_digits())
+    ReleaseStore(site.state_dir / RELEASES).install("a", of_features(), {})
+    (site.state_dir / STORE_FILE).write_bytes(b"no database, and long enough to be one" * 9)
+    with pytest.raises(StorageError, match="cannot be read"):
+        personalise(site, site.state_dir / RELEASES)
 
 
 def test_records_that_cannot_be_used_are_left_out(tmp_path: Path) -> None:
@@ -238,9 +267,9 @@ def test_the_owner_reads_both_figures(tmp_path: Path, capsys: pytest.CaptureFixt
         f"  data: {{name: own, source: npz, path: {tmp_path / 'records.npz'}}}\n"
     )
     assert main(["edge", "personalise", "--config", str(config)]) == 0
-    told = capsys.readouterr().out
-    assert "shared model accuracy" in told and "personal model accuracy" in told
-    assert "no guarantee covers it" in told
+    said = capsys.readouterr().out
+    assert "shared model accuracy" in said and "personal model accuracy" in said
+    assert "no guarantee covers it" in said
     assert main(["edge", "personalise", "--config", str(config), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["release"] == "0001-a"
     np.savez(tmp_path / "some.npz", x=x[:2])

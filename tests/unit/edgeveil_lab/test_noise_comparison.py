@@ -123,6 +123,48 @@ def test_of_own_records_no_noise_is_shown_only_if_it_is_asked_for(
     assert "none: computed from the run's own records without any protection" in said
 
 
+def number_job(folder: Path) -> Path:
+    """A small table whose label is a number of two columns, and a job for it."""
+    rng = np.random.default_rng(4)
+    x = rng.uniform(0, 1, (600, 2))
+    y = 2 + 5 * x[:, 0] + 2 * x[:, 1] + rng.normal(0, 0.2, 600)
+    table = np.column_stack([x, y])
+    np.savetxt(folder / "t.csv", table, "%.6f", ",", header="a,b,y", comments="")
+    schema = {
+        "origin": "public",
+        "label": {"column": "y", "number": [0, 10]},
+        "columns": [{"name": ["a", "b"], "number": [0, 1]}],
+    }
+    return job_file(
+        folder,
+        data={"source": "t", "nominal_records": 96, "evaluation_share": 0, "schema": schema},
+        features=[{"name": "identity"}],
+        unsupervised={"eval_type": "NOT_EVAL"},
+        local_run={**SMALL["local_run"], "data": {"source": "csv", "path": "t.csv"}},
+    )
+
+
+def test_a_number_is_compared_by_its_rmse_beside_that_of_the_mean(
+    tmp_path: Path, capsys: Any
+) -> None:
+    path, out = str(number_job(tmp_path)), tmp_path / "out"
+    assert main(["compare", path, "--noise", "local,shared,none", "--out", str(out), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    rows = {row["noise"]: row for row in content["rows"]}
+    assert content["measure"] == "RMSE"
+    mean = content["predicting_the_mean"]
+    assert 1.2 < mean < 1.9  # of 2 + 5a + 2b, whose deviation is 1.55
+    for noise in ("local", "shared"):
+        result = json.loads((out / noise / "result.json").read_bytes())
+        assert rows[noise]["accuracy"] == result["final"]["figures"]["rmse"]
+        r2 = result["final"]["figures"]["r2"]
+        assert rows[noise]["accuracy"] == pytest.approx(mean * (1 - r2) ** 0.5, rel=1e-4)
+    assert 0 < rows["none"]["accuracy"] < mean / 2
+    page = (out / "compare.html").read_text("utf-8")
+    assert page.count("<svg") == 2 and "RMSE by round" in page and "Accuracy" not in page
+    assert f"Saying the mean of the test records for each of them: RMSE {mean:.4g}" in page
+
+
 def row(noise: str, **changes: Any) -> dict[str, Any]:
     plain = {
         "noise": noise, "accuracy": 0.9, "accuracies": [0.8, 0.9], "epsilon": 2.0,

@@ -158,6 +158,73 @@ def test_validate_tells_what_would_be_clipped_or_dropped(tmp_path, capsys):
     assert "✗ column 'age': 51 of 51" in capsys.readouterr().out
 
 
+def without_run(job):
+    """The job file as it is submitted, which names no records."""
+    plain = yaml.safe_load(job.read_text())
+    del plain["local_run"]
+    job.write_text(yaml.safe_dump(plain))
+    return job
+
+
+def test_validate_holds_a_file_against_the_job_before_anything_starts(tmp_path, capsys):
+    job = without_run(people_job(tmp_path, write_people(tmp_path / "good.csv")))
+    assert main(["validate", str(job), "--data", str(tmp_path / "good.csv")]) == 0
+    assert "records:" not in capsys.readouterr().out
+    parquet.write_table(
+        pa.table(dict(zip(NAMES, map(list, zip(*people(), strict=True)), strict=True))),
+        tmp_path / "good.parquet",
+    )
+    assert main(["validate", str(job), "--data", str(tmp_path / "good.parquet")]) == 0
+    (tmp_path / "bad.csv").write_text((tmp_path / "good.csv").read_text().replace("income", "pay"))
+    capsys.readouterr()
+    assert main(["validate", str(job), "--data", str(tmp_path / "bad.csv")]) == 2
+    said = capsys.readouterr().out
+    assert re.search(r"people\.yaml:\d+ data: .*bad\.csv:1: has no column 'income'", said)
+    (problem,) = validate(job, data=tmp_path / "bad.csv")
+    assert problem.key == "data"
+    rows = [[*row[:-1], "other"] for row in people(30)]
+    write_people(tmp_path / "labels.csv", rows)
+    assert "no record can be learned from" in str(validate(job, data=tmp_path / "labels.csv"))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "why"),
+    [
+        (np.zeros((50, 63)), np.arange(50) % 10, r"have \[63\]"),
+        (np.zeros((50, 64)), np.arange(50) % 11, "has the label 10, data.classes is 10"),
+    ],
+)
+def test_validate_holds_numbers_against_the_job(x, y, why, tmp_path):
+    np.savez(tmp_path / "own.npz", x=x, y=y)
+    job = "configs/jobs/own_data.yaml"
+    assert re.search(why, str(validate(job, data=tmp_path / "own.npz")))
+    assert validate(job) == []
+
+
+def test_validate_tells_of_a_given_files_ranges(tmp_path, capsys):
+    np.savez(tmp_path / "own.npz", x=np.full((50, 64), 255.0), y=np.arange(50) % 10)
+    line = ["validate", "configs/jobs/own_data.yaml", "--data", str(tmp_path / "own.npz")]
+    assert main(line) == 0
+    assert "records: " in capsys.readouterr().out
+
+
+def test_validate_says_which_file_it_cannot_hold_against_a_job(tmp_path, capsys):
+    job = without_run(people_job(tmp_path, write_people(tmp_path / "p.csv")))
+    (tmp_path / "p.odd").write_text("1")
+    site = tmp_path / "policy.yaml"
+    site.write_text("policy: {}\n")
+    for line, why in [
+        ([str(job), "--data", str(tmp_path / "gone.csv")], "is not there"),
+        ([str(job), "--data", str(tmp_path / "p.odd")], "ends in none of"),
+        (["configs/jobs/quickstart.yaml", "--data", str(tmp_path / "p.csv")], "reads no file"),
+        ([str(site), "--data", str(tmp_path / "p.csv")], "no job"),
+    ]:
+        capsys.readouterr()
+        assert main(["validate", *line]) == 2, why
+        told = capsys.readouterr()
+        assert why in told.out + told.err
+
+
 def test_a_draft_is_ones_own_look_and_no_job_before_it_is_judged(tmp_path, capsys):
     path = write_people(tmp_path / "people.csv")
     assert main(["data", "describe", str(path)]) == 0

@@ -1,11 +1,14 @@
 """What is told beside figures: scales, settings chosen on the same records, large ε."""
 
 import io
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import yaml
 
+from edgeveil.errors import ConfigError
+from edgeveil.jobs import load_job
 from edgeveil_lab.reproduce.output import markdown as reproduced
 from edgeveil_lab.reproduce.run import tuned_rows
 from edgeveil_lab.table import (
@@ -20,6 +23,7 @@ from edgeveil_lab.table import (
     study_of,
     was_tuned,
 )
+from edgeveil_tools.checks import published_largest, scale_notes
 from edgeveil_tools.cli import main
 from edgeveil_tools.local.job import Overrides, local_job
 
@@ -49,6 +53,16 @@ def test_validate_warns_of_a_models_scale_over_published_pictures(scale, tmp_pat
     assert main(["validate", str(path)]) == 0
     told = "values reach 255, beyond the job's input_scale of 1: write input_scale: 255"
     assert (told in capsys.readouterr().out) == (scale == 1)
+
+
+def test_no_example_has_values_beyond_its_scale():
+    looked_at = 0
+    for path in sorted(Path("configs/jobs").glob("*.yaml")):
+        with suppress(ConfigError):  # its encoder is made elsewhere
+            job = load_job(path)
+            assert scale_notes(job, published_largest(job.data.source)) == [], path
+            looked_at += 1
+    assert looked_at > 30
 
 
 def test_validate_says_that_an_epsilon_protects_nothing(tmp_path, capsys):

@@ -16,7 +16,7 @@ from edgeveil.errors import MissingExtraError, UsageError
 from edgeveil_tools import cli
 from edgeveil_tools.local import run
 from edgeveil_tools.tracking import tracker
-from edgeveil_tools.tracking.course import WAITING, Tracking, tracked
+from edgeveil_tools.tracking.course import WAITING, Tracking, metrics_of, tracked
 from edgeveil_tools.tracking.follow import JobFollower
 from edgeveil_tools.tracking.tracker import TrackTarget, flat, hidden
 
@@ -25,7 +25,7 @@ ROUNDS = 3
 COMMITTED = {
     "exchange": 3, "phase": "train", "number": 1, "attempt": 1, "uploads": 6, "accuracy": 0.5,
     "loss": 1.5, "seconds": 0.4, "bytes": {"cloud_out": 10}, "timeline": {}, "clusters": None,
-    "epsilon": {"training": 2.0, "inference": None},
+    "epsilon": {"training": 2.0, "inference": None}, "figures": {"macro_f1": 0.25},
 }  # fmt: skip
 
 
@@ -117,6 +117,34 @@ def test_tensorboard_reads_the_same(ran):
     assert "| train.method | fm |" in told["parameters"]
     assert "| privacy.inference.unit | device |" in told["outcome"]
     assert (folder / "model.onnx").read_bytes() == result.model.read_bytes()
+
+
+def test_every_rounds_figures_are_logged(ran, store_uri):
+    base, _, result = ran
+    client = MlflowClient(tracking_uri=store_uri)
+    experiment = client.get_experiment_by_name("edgeveil")
+    (run,) = client.search_runs([experiment.experiment_id])
+    read = EventAccumulator(str(next((base / "board").iterdir())))
+    read.Reload()
+    for name in ("balanced_accuracy", "macro_f1", "auc"):
+        by_round = [(row["round"], row[f"figures_{name}"]) for row in result.rounds]
+        history = client.get_metric_history(run.info.run_id, name)
+        assert [(one.step, one.value) for one in history] == by_round
+        assert [one.step for one in read.Scalars(name)] == [number for number, _ in by_round]
+        assert run.data.metrics[f"final.{name}"] == by_round[-1][1]
+    rows = result.content["rounds"]
+    history = client.get_metric_history(run.info.run_id, "calibration_error")
+    assert [one.value for one in history] == [
+        row["figures"]["calibration"]["error"] for row in rows
+    ]
+
+
+def test_figures_of_a_number_are_logged_and_none_that_is_not_known():
+    figures = {"rmse": 54.5, "mae": 41.25, "r2": None, "unusable": 0}
+    found = metrics_of({**COMMITTED, "accuracy": None, "figures": figures})
+    assert (found["rmse"], found["mae"], found["unusable"]) == (54.5, 41.25, 0)
+    assert not {"r2", "accuracy"} & found.keys()
+    assert metrics_of({**COMMITTED, "figures": None})["accuracy"] == 0.5  # of an earlier version
 
 
 def _records(path):
@@ -293,6 +321,7 @@ def test_a_follower_logs_each_job_once_and_goes_on_with_it(tmp_path, store_uri):
     assert run.data.params["train.method"] == "fm"
     assert run.data.tags["privacy.training.status"] == "proven"
     assert run.data.metrics["final.accuracy"] == 0.9
+    assert run.data.metrics["macro_f1"] == run.data.metrics["final.macro_f1"] == 0.25
     files = {one.path for one in client.list_artifacts(run.info.run_id)}
     assert files == {"job.yaml", "model.onnx"}
     assert json.loads(kept.read_bytes()) == []

@@ -29,12 +29,13 @@ def add(commands: Subparsers) -> None:
             "Prints every problem of every file as `file:line key: what, why, fix`. A job is also\n"
             "played on made-up records, so that what would fail late fails here. With the site\n"
             "files of cloud or proxy beside it, also whether its rounds fit the brokers' quotas.\n"
-            "Records that its local_run names are read where they are there: columns, labels and\n"
-            "ranges that are not as the job says are told, on this console alone."
+            "Records that its local_run names, where they are there, or those of --data are read:\n"
+            "columns, labels and ranges that are not as the job says are told, here alone."
         ),
         examples=(
             "edgeveil validate configs/*.yaml configs/jobs/*.yaml\n"
             "edgeveil validate configs/jobs/digits_preset.yaml --show\n"
+            "edgeveil validate job.yaml --data people.csv\n"
             "edgeveil validate job.yaml site/cloud.yaml site/proxy.yaml --devices 200"
         ),
     )
@@ -48,6 +49,9 @@ def add(commands: Subparsers) -> None:
         default=0,
         metavar="N",
         help="devices of the fleet, where cloud.yaml and proxy.yaml stand beside jobs",
+    )
+    validate.add_argument(
+        "--data", type=Path, metavar="PATH", help="file or folder to hold against the job"
     )
     validate.add_argument("--json", action="store_true", help="one JSON object a file and line")
     validate.set_defaults(handler=_validate)
@@ -291,17 +295,18 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _validate(args: argparse.Namespace) -> int:
-    from edgeveil.errors import ConfigError
+    from edgeveil.errors import ConfigError, UsageError
     from edgeveil_tools.checks import load, record_notes, site_limits, validate
 
-    code, limits = 0, site_limits(args.files, args.devices)
+    code, limits, jobs = 0, site_limits(args.files, args.devices), 0
     for path in args.files:
-        problems = [str(problem) for problem in validate(path, limits)]
+        problems = [str(problem) for problem in validate(path, limits, args.data)]
         kind, found = ("", None) if problems else load(path)
         job, plan = found if isinstance(found, tuple) else (None, None)
+        jobs += bool(problems) or job is not None
         if problems:
             code = ConfigError.exit_code
-        notes = [] if job is None else record_notes(job, path)
+        notes = [] if job is None else record_notes(job, path, args.data)
         if args.json:
             told = {"file": str(path), "kind": kind or None, "problems": problems}
             told |= {"records": notes} if notes else {}
@@ -314,6 +319,10 @@ def _validate(args: argparse.Namespace) -> int:
             print("".join(f"  records: {note}\n" for note in notes), end="")
             if job is not None and job.local_run is not None and len(args.files) == 1:
                 say_next(f"edgeveil plan {path}")
+    if args.data is not None and not jobs:
+        raise UsageError(
+            "no job is named to hold it against", where="--data", fix="name the job's file too"
+        )
     return code
 
 

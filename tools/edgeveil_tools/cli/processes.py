@@ -318,11 +318,16 @@ def _add_edge(commands: Subparsers) -> None:
         "find out whether this box can do a device's work",
         about=(
             "Libraries for the role and the methods of the policy, clock, disk, memory, and that\n"
-            "the records can be read. Exit code 0: all well; 1: what is printed stands against it."
+            "the records can be read: as plain numbers, or with --job as that job's data.schema\n"
+            "says. Exit code 0: all well; 1: what is printed stands against it."
         ),
-        examples="edgeveil edge check --config configs/edge.yaml",
+        examples=(
+            "edgeveil edge check --config configs/edge.yaml\n"
+            "edgeveil edge check --config configs/edge.yaml --job configs/jobs/quickstart.yaml"
+        ),
     )
     _config(check)
+    check.add_argument("--job", type=Path, metavar="FILE", help="read the records as this job does")
     check.set_defaults(handler=_check)
     personal = command(
         parts,
@@ -696,8 +701,7 @@ def _rekey(args: argparse.Namespace) -> int:
     from edgeveil.crypto.keys import SigningKey
     from edgeveil.transport.process import OwnFolder
     from edgeveil_edge.identity import IDENTITY_FILE, renew_opening
-    from edgeveil_edge.role import STORE_FILE
-    from edgeveil_edge.store import DeviceStore
+    from edgeveil_edge.store import STORE_FILE, DeviceStore
 
     folder = load_edge(args.config).state_dir
     with OwnFolder(folder):
@@ -711,9 +715,11 @@ def _rekey(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
+    from edgeveil.jobs import load_plan
     from edgeveil_edge.self_check import self_check
 
-    problems = self_check(load_edge(args.config), read_records=True)
+    asked = None if args.job is None else load_plan(args.job).job.data
+    problems = self_check(load_edge(args.config), read_records=True, asked=asked)
     print("\n".join(problems) or "this box can do the device's work")
     return 1 if problems else 0
 

@@ -14,14 +14,21 @@ from edgeveil.jobs import Job
 from edgeveil.parts.aggregation import build_rule
 from edgeveil.parts.own_records import dealt_records, held_records, origin_of
 from edgeveil.parts.partitions import Shares
-from edgeveil.parts.sources import brings_its_test, load_records, published_files
+from edgeveil.parts.sources import (
+    SOURCES,
+    brings_its_test,
+    load_records,
+    published_files,
+    source_part,
+)
 from edgeveil.parts.sources.csvfile import read_matrix
 from edgeveil.parts.sources.images import class_folders
 from edgeveil.sites.data import MAX_SIDE, DataFiles, DataSource, Images, data_mixes
 from edgeveil_tools.checks import column_problems, input_range, places, scale_notes
-from edgeveil_tools.local.local_run import LocalRun
+from edgeveil_tools.local.local_run import LocalJob, LocalRun
 
 PLACES = (Path("../shared/data"), Path("data"))  # looked at where no folder is named
+_KINDS = {".csv": "csv", ".data": "csv", ".parquet": "parquet", ".npz": "npz"}
 TEST_SHARE = 0.2  # of records that come without a test half
 
 
@@ -60,6 +67,26 @@ def check_data(job: Job, run: LocalRun) -> list[str]:
     if brings_its_test(data.source):
         return scale_notes(job, float(np.abs(pool.x).max(initial=0.0)))
     return _own(job, run, data, pool, test)
+
+
+def run_on(file: Path, job: LocalJob) -> LocalRun:
+    """The job's run on the records of a file or folder alone, by their kind; of one device where
+    the job names no run. Raises UsageError for what is not there, or of no kind that is read."""
+    run = job.local_run or LocalRun(devices=1)
+    named = run.data.source or job.data.source
+    kind = "images" if file.is_dir() else _KINDS.get(file.suffix.lower(), "")
+    if not file.exists():
+        raise UsageError("is not there", where=str(file), fix="check the path")
+    if named in SOURCES and (brings_its_test(named) or not kind):
+        kind = named
+    if not kind:
+        fix = "convert it, or write local_run: {data: {source: …}} into the job"
+        raise UsageError(f"ends in none of {', '.join(_KINDS)}", where=str(file), fix=fix)
+    if not source_part(kind).place:
+        what = f"the job's records are those of '{kind}', which reads no file"
+        raise UsageError(what, where=str(file), fix="leave --data out")
+    files = run.data.model_copy(update={"source": kind, "path": file.absolute(), "test_path": None})
+    return run.model_copy(update={"data": files})
 
 
 def held(job: Job, run: LocalRun) -> Records:

@@ -365,6 +365,7 @@ def _hand_over(fleet: LocalFleet, result: Result, *, interrupted: bool) -> None:
     found = {
         "final.accuracy": result.accuracy,
         "reference.accuracy": result.reference_accuracy,
+        "reference.rmse": result.reference_rmse,
         "run.seconds": result.content["seconds"],
         "run.memory_peak_bytes": result.content["memory_peak_bytes"],
     }

@@ -30,7 +30,7 @@ from edgeveil.protocol.cloud_tasks import RoundAnswers
 from edgeveil.protocol.mask_seeds import dealt
 from edgeveil.protocol.messages import ExchangeId
 from edgeveil.protocol.proxy_tasks import ShuffleRound
-from edgeveil.protocol.sealed import encode_package, pack_tensors, unpack_tensors
+from edgeveil.protocol.sealed import encode_package, unpack_tensors
 from edgeveil.testing import KEY_BYTES, SimulationSeeds
 from edgeveil_cloud.broadcasts import TooFewDevices, TooManyDevices, round_package, select
 from edgeveil_cloud.commit_round import (
@@ -42,7 +42,7 @@ from edgeveil_cloud.commit_round import (
     tell_round,
 )
 from edgeveil_cloud.evaluation import Evaluation
-from edgeveil_cloud.model_card import model_card
+from edgeveil_cloud.model_card import model_card, weights_file
 from edgeveil_cloud.round_report import Recorder, summary_of
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_cloud.validate_batch import ValidatedBatch, norm_limit
@@ -144,7 +144,9 @@ class SimulatedRounds:
             self._tell("exchange_committed", event)
             self._committed(exchange.index, accuracy, state)
         weights = self._evaluation.weights(plan, state)
-        model = PlayedModel(bake(self._graph, weights, model_card(plan)), pack_tensors(weights))
+        model = PlayedModel(
+            bake(self._graph, weights, model_card(plan)), weights_file(plan, weights)
+        )
         self._tell("broadcast", {"kind": "release", "selected": devices, "round": "release"})
         self._tell("job_completed", summary_of(plan, len(plan.exchanges), accuracy))
         return model

@@ -97,12 +97,14 @@ class Tracking:
         """Both guarantees of what was spent, by the event of its end."""
         self.final: Mapping[str, Any] = {}
         """What came of it, by the same."""
+        self._figures: Metrics = {}  # of the newest tested model
 
     def take(self, event: Mapping[str, Any]) -> None:
         """The job's next event."""
         kind, data = event["type"], event["data"]
         if kind == "exchange_committed":
             step = int(data["number"]) if data["phase"] == "train" else 0
+            self._figures = figures_of(data) or self._figures
             for feed in self._feeds:
                 feed.put((metrics_of(data), step))
         elif kind in _ENDS:
@@ -129,10 +131,12 @@ class Tracking:
         files: Sequence[Path] = (),
         wait_s: float = CLOSE_S,
     ) -> list[str]:
-        """Hand over the outcome and wait for the trackers, but not for long; what is to be told."""
+        """Hand over the outcome, with the newest figures as final, and wait for the trackers, but
+        not for long; what is to be told."""
         facts = {key: str(value) for key, value in flat(privacy, "privacy.")}
         there = [path for path in files if path.is_file()]
-        outcome = RunOutcome(status, facts, dict(metrics or {}), there)
+        final = {f"final.{name}": value for name, value in self._figures.items()}
+        outcome = RunOutcome(status, facts, {**final, **(metrics or {})}, there)
         end_s = time.monotonic() + wait_s
         for feed in self._feeds:
             feed.put(outcome, max(0.01, end_s - time.monotonic()))
@@ -153,4 +157,15 @@ def metrics_of(data: Mapping[str, Any]) -> dict[str, float]:
         **{f"bytes.{key}": value for key, value in data.get("bytes", {}).items()},
         "cluster_score": (data.get("clusters") or {}).get("score"),
     }
+    return {**_numbers(found), **figures_of(data)}
+
+
+def figures_of(data: Mapping[str, Any]) -> dict[str, float]:
+    """Those of a tested model that are one number each, beside accuracy and loss."""
+    figures = data.get("figures") or {}
+    error = (figures.get("calibration") or {}).get("error")
+    return _numbers({**figures, "calibration_error": error})
+
+
+def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
     return {key: float(value) for key, value in found.items() if isinstance(value, int | float)}

@@ -18,7 +18,7 @@
         el("h3", {}, el("a", { href: `#/job/${encodeURIComponent(row.id)}` }, row.name), " ", cloud.badge(row.status)),
         el("span", { class: "id" }, row.id)),
       el("div", { class: "far" }, cloud.progress(row)),
-      figure("accuracy", ev.figure(row.accuracy), row.rounds && row.accuracy !== null ? `after ${row.rounds === row.round ? "all" : row.round} rounds` : ""),
+      figure(row.figure.name, row.figure.text ?? "–", row.rounds && row.figure.text !== null ? `after ${row.rounds === row.round ? "all" : row.round} rounds` : ""),
       row.guarantees.map((one) => figure(one.name, one.value, one.note, one.tone)),
       el("label", { class: "pick" }, box, el("span", {}, "compare")),
       row.reason ? el("p", { class: "why" }, row.reason, row.advice ? [". ", el("span", {}, `What to do: ${row.advice}`)] : null) : null);

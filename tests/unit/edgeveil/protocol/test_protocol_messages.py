@@ -268,7 +268,9 @@ ARRAYS = st.builds(lambda kind, shape: np.ones(shape, kind), st.sampled_from(REA
 @given(st.dictionaries(st.text('ab/é"', max_size=4), ARRAYS, max_size=6))
 def test_tensors_are_packed_as_the_library_packs_them_and_read_where_they_lie(tensors):
     packed = pack_tensors(tensors)
-    assert packed == save({name: np.ascontiguousarray(one) for name, one in tensors.items()})
+    whole = {name: np.ascontiguousarray(one) for name, one in tensors.items()}
+    assert packed == save(whole)
+    assert pack_tensors(tensors, {"format": "pt"}) == save(whole, {"format": "pt"})
     views, copies = tensor_views(packed), unpack_tensors(packed)
     assert views.keys() == copies.keys()
     for name, view in views.items():

@@ -13,6 +13,7 @@ from torch import nn
 from edgeveil.errors import ConfigError, DataError
 from edgeveil.jobs import Job, compile_job, load_job, load_plan, parse_job
 from edgeveil.jobs.artifacts import carried_digests, kept_digests, read_artifacts
+from edgeveil.parts.models import build_network
 from edgeveil.parts.models import state_dict as files
 from edgeveil_tools.local.job import submitted
 
@@ -223,3 +224,11 @@ def test_a_header_is_bounded_before_it_is_read(monkeypatch):
     monkeypatch.setattr(files.json, "loads", lambda _text: pytest.fail("it was read"))
     with pytest.raises(DataError, match="no safetensors file"):
         files.unpacked(len(many).to_bytes(8, "little") + many)
+
+
+def test_a_users_own_module_finds_its_names_again():
+    own = 'name: python, function: "a:b", weights: [["conv.weight", [3, 4]]]'
+    text = JOB.replace("name: mlp, hidden: [5], state_dict: FILE ADAPTERS", own)
+    network = build_network(parse_job(text).model, (4,), 3)
+    array = np.ones((3, 4), np.float32)
+    assert network.saved({"module.conv.weight": array}).keys() == {"conv.weight"}
