@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgeveil.evaluation.figures import ACCURACY, leading
 from edgeveil.pages.parts import thinned
 from edgeveil_cloud.store_tables import ExchangeRecord
 
@@ -94,7 +95,7 @@ class JobHistory:
                 "epsilon": {},
                 "timeline": {},
             }
-            self.rows.append({**row, **ended, **known, "rmse": None})
+            self.rows.append({**row, **ended, **known, "led": (ACCURACY, row["accuracy"])})
             self._score(row["number"], record.scores)
 
     @property
@@ -111,7 +112,7 @@ class JobHistory:
         uploads, selected = int(data["uploads"]), self._selected
         row = {
             **{name: data.get(name) for name in _ROW},
-            "rmse": (data.get("figures") or {}).get("rmse"),  # where the label is a number
+            "led": leading(data),
             "exchange": int(data["exchange"]),
             "uploads": uploads,
             "seconds": float(data.get("seconds") or 0.0),

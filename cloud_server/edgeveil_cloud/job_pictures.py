@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,6 +68,23 @@ def calibration(found: Mapping[str, Any]) -> Json | None:
     error = figure_text(found.get("error"))
     label = f"Calibration: expected error {error}"
     return lines(label, x, shown, x_name="confidence", low=0.0, high=1.0)
+
+
+def by_score(found: Mapping[str, Any]) -> Json | None:
+    """How normal and anomalous records spread over scores, a share of each in bins of its
+    logarithm."""
+    normal, anomalous = found.get("normal") or [], found.get("anomalous") or []
+    if len(normal) < 2:
+        return None
+    low, high = found["from"] * math.log10(2), found["to"] * math.log10(2)
+    width = (high - low) / len(normal)
+    x = [round(low + (k + 0.5) * width, 3) for k in range(len(normal))]
+    shown = [
+        series(name, [rounded(one / max(1, sum(of)), 4) for one in of], colour)
+        for name, of, colour in (("normal", normal, "blue"), ("anomalous", anomalous, "orange"))
+    ]
+    label = "Share of the records by score"
+    return lines(label, x, shown, x_name="score, as a power of ten", low=0.0)
 
 
 def cluster_picture(shown: Sequence[EvaluationPoints]) -> Json | None:

@@ -24,7 +24,7 @@ from edgeveil.parts.aggregation import AGGREGATIONS, build_rule
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import PcaParameters, build_features, projection_of
 from edgeveil.parts.methods import METHODS, trains_model
-from edgeveil.parts.models import Network, PretrainedNetwork, build_network
+from edgeveil.parts.models import MODELS, Network, PretrainedNetwork, build_network
 from edgeveil.parts.setting import Setting
 from edgeveil.parts.sources import SOURCES, require_schema
 from edgeveil.parts.update import Stage
@@ -64,6 +64,7 @@ def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
         *_evaluation(job),
         *_selected(job),
         *_participations(job, fleet),
+        *_of_anomalies(job),
         *_time_budget(job),
         *broadcast_precision.impossible(job),
     ]
@@ -138,6 +139,8 @@ def _schema(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
         )
     if schema.target is not None:
         yield from _of_numbers(job)
+    if schema.anomaly != job.anomaly:
+        yield _other_labels(job)
     if job.data.input_shape != schema.input_shape:
         yield Mix(
             ("data.input_shape", "data.schema"),
@@ -157,6 +160,43 @@ def _schema(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
             require_schema(source, schema)
         except DataError as error:
             yield Mix((f"{fleet.key}.data.source", "data.source"), f"{error.what}; {error.fix}")
+
+
+def _other_labels(job: Job) -> Mix:
+    """Labels that say what is normal where classes or a number are learned, or the reverse."""
+    name = job.train.method if METHODS[job.train.method].anomaly or not job.model else ""
+    key, what = ("train.method", f"method '{name}'") if name else ("model", "this model")
+    if job.anomaly:
+        return Mix(
+            (key, "data.schema.label"),
+            f"{what} learns what is normal, and the label does not say what is; write for example"
+            " normal: [ok] in place of classes or number",
+        )
+    able = [f"train: {{method: {name}}}" for name in METHODS if METHODS[name].anomaly]
+    able += [f"model: {{name: {name}}}" for name in MODELS if MODELS[name].anomaly]
+    return Mix(
+        (key, "data.schema.label.normal"),
+        f"{what} learns classes or a number, and the label says what is normal; use"
+        f" {' or '.join(able)}, or name classes",
+    )
+
+
+def _of_anomalies(job: Job) -> Iterator[Mix]:
+    """What is about classes, where what is normal is learned."""
+    if not job.anomaly:
+        return
+    if job.infer_every:
+        yield Mix(
+            ("unsupervised.eval_type", "unsupervised.every_rounds", "unsupervised", "train.method"),
+            "devices would upload probabilities of classes, and the job learns what is normal; set"
+            " unsupervised.eval_type to NOT_EVAL",
+        )
+    if build_rule(job.aggregation).validation_records:
+        yield Mix(
+            ("aggregation.name", "train.method"),
+            f"'{job.aggregation.name}' scores uploads by their accuracy, and the job learns what is"
+            " normal; use fedavg",
+        )
 
 
 def _of_numbers(job: Job) -> Iterator[Mix]:

@@ -23,6 +23,7 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 from edgeveil.data.schema import DataSchema
 from edgeveil.data.target import TargetRange
 from edgeveil.errors import ProtocolError
+from edgeveil.evaluation.figures import ACCURACY, AUC, RMSE
 from edgeveil.parts.aggregation import AGGREGATIONS, RuleParameters
 from edgeveil.parts.aggregation.fedavg import FedAvgParameters
 from edgeveil.parts.features import FEATURES, FeatureParameters
@@ -338,6 +339,21 @@ class Job(Block):
     def rounds(self) -> int:
         """Training rounds; preparatory exchanges are not counted."""
         return self.train.rounds
+
+    @property
+    def anomaly(self) -> bool:
+        """Whether it learns what is normal, to tell what is not."""
+        model = self.model
+        return METHODS[self.train.method].anomaly or (
+            model is not None and MODELS[model.name].anomaly
+        )
+
+    @property
+    def measure(self) -> str:
+        """What leads the figures of its model: `accuracy`, `RMSE` or `AUC`."""
+        if self.anomaly:
+            return AUC
+        return ACCURACY if self.data.target is None else RMSE
 
     @property
     def max_participations(self) -> int:

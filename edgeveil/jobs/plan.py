@@ -43,6 +43,7 @@ from edgeveil.parts.models import (
 )
 from edgeveil.parts.models.layers import value_count
 from edgeveil.parts.models.regression_head import regression_graph
+from edgeveil.parts.models.residual_score import no_threshold, residual_graph
 from edgeveil.parts.models.softmax_head import build_graph
 from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages import STAGES
@@ -107,6 +108,7 @@ class Plan:
             max_participations=job.max_participations,
             classes=job.data.classes,
             regression=job.data.target is not None,
+            anomaly=job.anomaly,
             input_shape=job.data.input_shape,
             features=self.features,
             nominal_records=job.data.nominal_records,
@@ -138,6 +140,8 @@ class Plan:
         if setting.network is not None:
             front = (self.features, data.input_shape) if setting.mapped else None
             return setting.network.graph(front)
+        if setting.anomaly:
+            return residual_graph(self.features, data.input_shape)
         if data.target is not None:
             return regression_graph(self.features, data.input_shape, data.target, setting.kept)
         return build_graph(self.features, data.input_shape, data.classes, setting.kept)
@@ -163,9 +167,10 @@ class Plan:
 
     def graph_weights(self, trained: Tensors) -> Tensors:
         """What the job's graph takes for weights, of those that are trained: with adapters the sum
-        of both."""
+        of both, and where what is normal is learned a threshold."""
         network = self.setting.network
-        return trained if network is None else network.merged(trained)
+        found = trained if network is None else network.merged(trained)
+        return {**no_threshold(), **found} if self.setting.anomaly else found
 
     @cached_property
     def cloud(self) -> CloudMethod:

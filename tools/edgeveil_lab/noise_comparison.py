@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from edgeveil.errors import INTERRUPTED, UsageError
+from edgeveil.evaluation.figures import ACCURACY
 from edgeveil.privacy.guarantee import up, worth
 from edgeveil_tools.local.data import check_data, is_published
 from edgeveil_tools.local.job import Overrides, local_job
@@ -84,10 +85,10 @@ def compare(path: Path, asked: ComparisonOptions) -> int:
     if not asked.force:
         require_unused(asked.out, "compare.json")
     written = local_job(path, asked.overrides("none"))
-    if written[0].data.target is not None:
+    if written[0].measure != ACCURACY:
         raise UsageError(
-            "compares accuracies, and the label is a number",
-            where=f"{path}: data.schema.label.number",
+            f"compares accuracies, and the job's figure is {written[0].measure}",
+            where=f"{path}: data.schema.label",
             fix="run the job with each noise, with edgeveil run --reference",
         )
     published = is_published(*written)

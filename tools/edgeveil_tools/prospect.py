@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import ConfigError, EdgeVeilError, UsageError
+from edgeveil.evaluation.figures import ACCURACY
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.jobs import Job, Plan, compile_job
 from edgeveil.jobs.artifacts import read_artifacts
@@ -193,10 +194,10 @@ def prospect(path: Path, asked: PlanOptions, say: Callable[[str], None]) -> Pros
         )
     begun_s = time.monotonic()
     job, run = local_job(path, Overrides(devices=asked.devices, simulate=True))
-    if job.data.target is not None:
+    if job.measure != ACCURACY:
         raise UsageError(
-            "the label is a number, and records are made up for classes alone",
-            where=f"{path}: data.schema.label.number",
+            f"the job's figure is {job.measure}, and records are made up for classes alone",
+            where=f"{path}: data.schema.label",
             fix="see what it comes to: edgeveil run JOB.yaml --simulate --reference",
         )
     plan = compile_job(job).with_artifacts(read_artifacts(job))

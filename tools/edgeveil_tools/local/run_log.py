@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgeveil.errors import EdgeVeilError, JobFailed, UsageError
-from edgeveil.evaluation.figures import leading_text
+from edgeveil.evaluation.figures import ACCURACY, AUC, RMSE, leading_of, leading_text
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.shuffle_amplification import shuffled
 from edgeveil.jobs.who_sees import who_sees
@@ -50,6 +50,7 @@ class RunProgress:
     selected: int | None = None
     accuracy: float | None = None
     rmse: float | None = None  # where the label is a number
+    auc: float | None = None  # where what is normal is learned
     reference: float | None = None
     training_epsilon: float | None = None
     inference_epsilon: float | None = None
@@ -62,7 +63,9 @@ class RunProgress:
     @property
     def leading(self) -> tuple[str, float | None]:
         """The figure that says how good the model is, and its name."""
-        return ("accuracy", self.accuracy) if self.rmse is None else ("RMSE", self.rmse)
+        if self.auc is not None:
+            return AUC, self.auc
+        return (ACCURACY, self.accuracy) if self.rmse is None else (RMSE, self.rmse)
 
 
 Listener = Callable[[RunProgress], None]
@@ -175,7 +178,12 @@ class RunEvents:
     @property
     def rmse(self) -> float | None:
         """The same of a label that is a number."""
-        return (self.rounds[-1].get("figures") or {}).get("rmse") if self.rounds else None
+        return leading_of(RMSE, self.rounds[-1]) if self.rounds else None
+
+    @property
+    def auc(self) -> float | None:
+        """The same where what is normal is learned."""
+        return leading_of(AUC, self.rounds[-1]) if self.rounds else None
 
 
 class RunLog:
@@ -247,6 +255,7 @@ class RunLog:
             view.committed, view.round = self.record.committed, len(self.record.rounds)
             view.uploads, view.declined = data["uploads"], data.get("declined", 0)
             view.accuracy, view.rmse = self.record.accuracy, self.record.rmse
+            view.auc = self.record.auc
             view.reference = reference.at(view.round) if reference else None
             spent, quote = data.get("epsilon", {}), self._whole
             view.training_epsilon = spent.get("training") if quote.training.proven else None
