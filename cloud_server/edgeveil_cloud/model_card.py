@@ -10,6 +10,7 @@ import json
 from importlib import metadata
 
 from edgeveil.data.schema import without_location
+from edgeveil.evaluation.figures import ACCURACY
 from edgeveil.jobs import Plan
 from edgeveil_cloud.round_report import summary_of
 
@@ -24,7 +25,7 @@ def model_card(plan: Plan) -> dict[str, str]:
         "input_shape": list(job.data.input_shape),
         "privacy": summary_of(plan, len(plan.exchanges), None)["privacy"],
     }
-    if job.data.target is None:
+    if job.measure == ACCURACY:
         told["labels"] = [str(label) for label in range(job.data.classes)]
     found = {
         "edgeveil.version": metadata.version("edgeveil"),

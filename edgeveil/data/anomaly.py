@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 NORMAL, ANOMALOUS, UNLABELLED, UNKNOWN = 0, 1, -1, -2
 NAMES = ("normal", "anomalous")
+ALARM_RATE = "edgeveil.alarm_rate"
+"""Property of a released model whose score above 1 is an alarm: the share of normal records that
+its threshold was made for."""
 
 
 def learned_from(labels: NDArray[np.int64]) -> NDArray[np.bool_]:

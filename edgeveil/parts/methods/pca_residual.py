@@ -76,12 +76,12 @@ class PcaResidualParameters(MethodParameters):
     rounds: int = Field(default=1, ge=1, le=10_000)
     """Training rounds, in each of which devices release their products; more than one is of use
     where not all devices take part in each, since a device's budget is shared among its rounds."""
-    radius: float = Field(default=0.3, ge=1e-3, le=2.0)
+    radius: float = Field(default=0.2, ge=1e-3, le=2.0)
     """L2 bound on one record's centred features as it is learned from; public, never taken from the
     data. Smaller: less noise, and less that an unusual record among those learned from changes."""
     centre_share: float = Field(default=0.05, gt=0, lt=1)
     """Share of the budget, of μ², for the sum of the features; the products get the rest."""
-    ridge: float = Field(default=0.3, gt=0, le=1e3)
+    ridge: float = Field(default=0.1, gt=0, le=1e3)
     """r, as a multiple of the noise level in the averaged products."""
     keep: Count | Share | None = Field(default=None, examples=[8])
     """So many leading directions, or this share of them, do not count at all, and all others alike.
