@@ -15,7 +15,7 @@ from edgeveil.jobs.buffered_rounds import closing_uploads
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.jobs.round_traffic import BrokerUse
-from edgeveil.parts.exchange import Array
+from edgeveil.parts.exchange import EVALUATE, Array
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud_tasks import (
     AskUnmask,
@@ -125,12 +125,14 @@ def _whole_batch(
 def round_package(context: RoundContext, state: Mapping[str, Array]) -> RoundPackage:
     """What the devices of a round are sent."""
     exchange, cloud = context.exchange, context.plan.cloud
+    tensors = {} if exchange.phase == EVALUATE else cloud.package(state, exchange)
+    model = cloud.model(state) if exchange.carries_model else None
     return RoundPackage(
         exchange.phase,
         exchange.number,
         exchange.infer,
-        pack_tensors(as_sent(context.plan, cloud.package(state, exchange))),
-        pack_tensors(as_sent(context.plan, cloud.model(state))) if exchange.infer else b"",
+        pack_tensors(as_sent(context.plan, tensors)),
+        b"" if model is None else pack_tensors(as_sent(context.plan, model)),
     )
 
 

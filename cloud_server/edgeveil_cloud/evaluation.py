@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.aggregation.rule import Score
-from edgeveil.parts.exchange import Array
+from edgeveil.parts.exchange import EVALUATE, Array
 from edgeveil.parts.methods.fm_sums import own_weights
 from edgeveil.privacy.events import LaplaceEvent
 from edgeveil.privacy.laplace_mechanism import SOFTMAX_BITS, noise_law
@@ -162,6 +162,20 @@ def mean_softmax(context: RoundContext, found: list[Array], uploads: int) -> Mea
     event = context.plan.softmax_event()
     variance = noise_law(event)[1] if isinstance(event, LaplaceEvent) else 0.0
     return MeanSoftmax(tuple(values.tolist()), uploads, math.sqrt(variance / uploads))
+
+
+FEDERATED = "FEDERATED"  # the `eval_type` of figures on the devices' own records
+
+
+def federated_figures(
+    context: RoundContext, found: Sequence[Array], uploads: int
+) -> dict[str, Any] | None:
+    """The figures on the devices' own evaluation records, of the counts of `uploads` devices, one
+    by one or summed; None in an exchange that asks for none."""
+    if context.exchange.phase != EVALUATE:
+        return None
+    figures = context.plan.evaluation.figures(found, uploads)
+    return {"eval_type": FEDERATED, "round": context.exchange.number, **figures}
 
 
 def clusters(context: RoundContext, vectors: list[Array]) -> ClusterScores | None:

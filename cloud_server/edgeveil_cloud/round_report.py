@@ -115,7 +115,8 @@ def summary_of(plan: Plan, asked: int, accuracy: float | None) -> dict[str, Any]
     quote = plan.spent(asked)
     event = plan.softmax_event()
     per_round = float(event.epsilon) if isinstance(event, LaplaceEvent) else None
-    inference = {**_plain(quote.inference), "unit": event.unit, "epsilon_per_round": per_round}
+    unit = quote.inference.unit if quote.inference.epsilon else event.unit
+    inference = {**_plain(quote.inference), "unit": unit, "epsilon_per_round": per_round}
     return {
         "privacy": {"training": _plain(quote.training), "inference": inference},
         "final": {"accuracy": accuracy},

@@ -23,7 +23,7 @@ from edgeveil.jobs.buffered_rounds import late_exchanges, own_budget_s, stalenes
 from edgeveil.jobs.job import JobData
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.parts.exchange import KEPT, Answer, Array, Tensors
+from edgeveil.parts.exchange import EVALUATE, KEPT, Answer, Array, Tensors
 from edgeveil.parts.features import match_artifacts
 from edgeveil.parts.methods import METHODS
 from edgeveil.privacy.derived import NoiseFor, Question
@@ -279,7 +279,8 @@ class RoundWork:
                 continue
             if self._store.was_taken(at.job_id, earlier.index, at.exchange):
                 return None
-            weight = staleness_weight(plan.job.round, at.exchange - earlier.index)
+            late = plan.exchange(at.exchange).number - earlier.number
+            weight = staleness_weight(plan.job.round, late)
             self._say(
                 f"job {short_name(at.job_id)}, round {at.exchange} is answered with the update of"
                 f" round {earlier.index}, which was late for its own: it weighs {weight:.2f}"
@@ -406,6 +407,8 @@ class RoundWork:
 
 def nothing_to_give(site: EdgeSite, context: RoundContext) -> str:
     """The reason why a device of this role sits the round out, or an empty string."""
+    if context.exchange.phase == EVALUATE:
+        return ""
     if site.role != "train" and not context.exchange.infer:
         return "this round asks for no inference, and the role is infer"
     if site.role != "train" and context.plan.sums_inferences:

@@ -62,6 +62,7 @@ def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
     mixes = [
         *_privacy(job),
         *_evaluation(job),
+        *_federated_evaluation(job),
         *_selected(job),
         *_participations(job, fleet),
         *_of_anomalies(job),
@@ -292,6 +293,30 @@ def _evaluation(job: Job) -> Iterator[Mix]:
             ("encrypt.privacy_eval_type", "privacy.accept_unproven", "unsupervised"),
             "NOT_ENCRYPT uploads inferences without noise, so no guarantee holds; use LAPLACE, "
             "or set privacy.accept_unproven to true",
+        )
+
+
+def _federated_evaluation(job: Job) -> Iterator[Mix]:
+    """Evaluations that never come, or have no records, or no model."""
+    asked, key = job.federated_evaluation, "federated_evaluation"
+    if asked is None:
+        return
+    if asked.every_rounds > job.rounds:
+        yield Mix(
+            (f"{key}.every_rounds", "train.rounds"),
+            f"{asked.every_rounds} is more than the {job.rounds} rounds of the job; set at most "
+            f"{job.rounds}, or leave it out: the last model is always evaluated",
+        )
+    if job.data.evaluation_share == 0:
+        yield Mix(
+            ("data.evaluation_share", key),
+            "devices are to evaluate on records that they keep apart, and keep none; set for "
+            f"example 0.1, or leave {key} out",
+        )
+    if METHODS[job.train.method].learns_on == "nothing":
+        yield Mix(
+            (key, "train.method"),
+            f"method '{job.train.method}' learns nothing that could be evaluated; leave {key} out",
         )
 
 
@@ -586,6 +611,16 @@ def _shares(plan: Plan) -> bool:
 def _sum_room(plan: Plan) -> Iterator[Mix]:
     """Sums that no ring holds."""
     summed = {s.name: s for exchange in plan.planned for s in plan.segments(exchange) if s.bits}
+    if plan.job.federated_evaluation is not None and plan.evaluation.spec.bits:
+        counts = plan.evaluation.spec
+        try:
+            Ring(counts.count, counts.bits)
+        except CryptoError as error:
+            yield Mix(
+                ("federated_evaluation.epsilon", "selection.devices", "data.nominal_records"),
+                "the sum of the devices' noised counts does not fit the largest ring, "
+                f"{error.what}; raise its epsilon, or name fewer devices in selection.devices",
+            )
     inferred = summed.pop(SOFTMAX, None)
     try:
         for spec in summed.values():
@@ -624,6 +659,12 @@ def _own_bases(job: Job) -> Iterator[Mix]:
             "with local_pca the cloud has no basis with which devices could evaluate; "
             "set unsupervised.eval_type to NOT_EVAL, or use ldp_fpca",
         )
+    if projection.name == "local_pca" and job.federated_evaluation is not None:
+        yield Mix(
+            ("federated_evaluation", "features"),
+            "with local_pca the cloud has no basis with which devices could evaluate; leave "
+            "federated_evaluation out, or use ldp_fpca",
+        )
 
 
 def _prices(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
@@ -636,7 +677,7 @@ def _prices(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
             "inherited; set for example epsilon: 8",
         )
         return
-    inferred = list(_inference_price(plan))
+    inferred = [*_inference_price(plan), *_evaluation_price(plan)]
     try:
         plan.device.price(plan.planned[0])
     except PrivacyError as error:
@@ -664,6 +705,20 @@ def _inference_price(plan: Plan) -> Iterator[Mix]:
         yield Mix(
             ("encrypt.laplace_eval.laplace_eval_eps", "data.classes"),
             f"{number(plan.softmax_epsilon)} cannot be met, {error.what}; {error.fix}",
+        )
+
+
+def _evaluation_price(plan: Plan) -> Iterator[Mix]:
+    """An ε that no noise of the devices' counts meets."""
+    asked = plan.job.federated_evaluation
+    if asked is None:
+        return
+    try:
+        plan.evaluation  # noqa: B018
+    except PrivacyError as error:
+        yield Mix(
+            ("federated_evaluation.epsilon", "privacy.delta"),
+            f"{number(asked.epsilon)} cannot be met, {error.what}; {error.fix}",
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -96,6 +97,11 @@ class JobData(Block):
     """Public divisor of a device's sums: about its records, the same for all, never a count."""
     evaluation_share: float = Field(default=0.1, ge=0, lt=1)
     """Share of a device's records that it keeps apart for evaluation, split once."""
+
+    @property
+    def nominal_evaluation_records(self) -> int:
+        """About how many of a device's records are for evaluation: public, at least one."""
+        return max(1, math.ceil(self.evaluation_share * self.nominal_records))
 
     @property
     def target(self) -> TargetRange | None:
@@ -270,6 +276,17 @@ class Unsupervised(Block):
         return self.eval_type == "MEAN_SOFTMAX"
 
 
+class FederatedEvaluationBlock(Block):
+    """Evaluation with labels: each device counts on its own evaluation records how the model does,
+    and what it sends has noise."""
+
+    epsilon: float = Field(gt=0, examples=[1])
+    """ε of all evaluations of one device's evaluation records together, with `privacy.delta`."""
+    every_rounds: int = Field(default=0, ge=0, le=10**6)
+    """Evaluate after every so-manyth training round as well; 0: the model after the last one alone,
+    which always is."""
+
+
 class Job(Block):
     """One learning job: what the cloud signs and devices judge.
 
@@ -314,6 +331,10 @@ class Job(Block):
     """How inference uploads are protected."""
     unsupervised: Unsupervised = Unsupervised(every_rounds=0)
     """Evaluation on the devices; without this block there is none."""
+    federated_evaluation: FederatedEvaluationBlock | None = Field(
+        default=None, exclude_if=says_nothing(None), examples=[{"epsilon": 1}]
+    )
+    """Figures on the devices' own evaluation records, noised; null: the cloud's test alone."""
     release: ReleaseRollout = Field(
         default=ReleaseRollout(), exclude_if=says_nothing(ReleaseRollout())
     )

@@ -13,10 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.schema import schema_metadata
-from edgeveil.errors import ProtocolError
+from edgeveil.errors import ProtocolError, UsageError
+from edgeveil.evaluation.record_counts import counts_of_classes
+from edgeveil.jobs.federated_evaluation import FederatedEvaluation, with_evaluations
 from edgeveil.jobs.job import Job
 from edgeveil.parts.aggregation import AggregationRule, ChoosingParameters, build_rule
 from edgeveil.parts.exchange import (
+    EVALUATE,
     Array,
     CloudMethod,
     DeviceMethod,
@@ -48,6 +51,7 @@ from edgeveil.parts.models.softmax_head import build_graph
 from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.events import Event, UnprotectedEvent
+from edgeveil.privacy.gaussian_mechanism import counts_event
 from edgeveil.privacy.guarantee import up
 from edgeveil.privacy.laplace_mechanism import (
     largest_softmax,
@@ -77,11 +81,13 @@ def summands(job: Job) -> int:
     return MOST_SUMMED
 
 
-def honest_devices(job: Job) -> int:
-    """How many devices in each sum add their part of shared noise; 0 where noise is not shared."""
+def honest_devices(job: Job, sets: int = 0) -> int:
+    """How many devices in each sum add their part of shared noise, where uploads are dealt into so
+    many `sets` (0: as those of a round are); 0 where noise is not shared."""
     if job.privacy.noise != "shared":
         return 0
-    return rounded_up(job.round.min_batch // job.aggregation.groups, job.privacy.honest_share)
+    least = job.round.min_batch // (sets or job.aggregation.groups)
+    return rounded_up(least, job.privacy.honest_share)
 
 
 def network_input(job: Job) -> tuple[int, ...]:
@@ -194,15 +200,39 @@ class Plan:
 
     @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
-        """The planned exchanges, without those past `privacy.stop`, which never begin.
+        """The planned exchanges, without those past `privacy.stop`, which never begin, and with the
+        evaluations that the job asks for.
 
         Raises PrivacyError where that rule meets a price that is not proven.
         """
-        stop = self.job.privacy.stop
-        if stop is None:
-            return self.planned
-        prices = (self._training_price(exchange) for exchange in self.planned)
-        return self.planned[: exchanges_within(prices, stop.epsilon, stop.delta)]
+        stop, kept, asked = self.job.privacy.stop, self.planned, self.job.federated_evaluation
+        if stop is not None:
+            prices = (self._training_price(exchange) for exchange in self.planned)
+            kept = kept[: exchanges_within(prices, stop.epsilon, stop.delta)]
+        return kept if asked is None else with_evaluations(kept, asked.every_rounds)
+
+    @cached_property
+    def evaluation(self) -> FederatedEvaluation:
+        """What an evaluation asks of each device.
+
+        Raises PrivacyError where its noise cannot be made, UsageError where the job asks for none.
+        """
+        job, asked = self.job, self.job.federated_evaluation
+        if asked is None:
+            raise UsageError("the job asks for no evaluation", where="federated_evaluation")
+        counts = counts_of_classes(job.data.classes)
+        times = sum(exchange.phase == EVALUATE for exchange in self.exchanges)
+        event = counts_event(
+            "evaluation counts",
+            counts.sensitivity_squared,
+            counts.cells,
+            asked.epsilon,
+            job.privacy.delta,
+            max(1, times),
+            honest_devices(job, sets=1),
+        )
+        summed = self.setting.summed
+        return FederatedEvaluation(counts, event, job.data.nominal_records, summed)
 
     @property
     def rounds(self) -> int:
@@ -231,6 +261,8 @@ class Plan:
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
         """What may be uploaded, the softmax last."""
+        if exchange.phase == EVALUATE:
+            return (self.evaluation.spec,)
         specs = self.cloud.segments(exchange)
         if exchange.infer:
             specs += (self._softmax_spec,)
@@ -252,8 +284,17 @@ class Plan:
 
     @property
     def sets(self) -> int:
-        """Into how many sets the uploads of a round are dealt, each summed by itself."""
+        """Into how many sets the updates of a round are dealt, each summed by itself."""
         return self.job.aggregation.groups
+
+    def next_state(
+        self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
+    ) -> dict[str, Array]:
+        """The method's state after the mean of `uploads` devices' segments, or what a rule made of
+        them; no evaluation changes it."""
+        if exchange.phase == EVALUATE:
+            return dict(state)
+        return self.cloud.absorb(state, exchange, mean, uploads)
 
     def groups(self, exchange: Exchange) -> tuple[Group, ...]:
         """The same as the manifest states it: names and public sizes."""
@@ -348,11 +389,16 @@ class Plan:
         """Everything one device is asked for at most, up to exchange `until` (None: the job)."""
         result: list[Event] = []
         for exchange in self.exchanges[:until]:
-            if trains:
-                result += self._training_price(exchange)
-            if exchange.infer:
-                result.append(self.softmax_event())
+            within = exchange.number <= self.job.max_participations
+            result += self.price(exchange, trains=trains and within)
         return tuple(result)
+
+    def price(self, exchange: Exchange, *, trains: bool) -> tuple[Event, ...]:
+        """The events that one device's answer costs, the softmax upload last."""
+        if exchange.phase == EVALUATE:
+            return (self.evaluation.event,)
+        training = self.device.price(exchange) if trains else ()
+        return (*training, self.softmax_event()) if exchange.infer else training
 
     def _training_price(self, exchange: Exchange) -> tuple[Event, ...]:
         """The training events of a device that takes part as early and as often as it may."""

@@ -11,7 +11,14 @@ from fractions import Fraction
 
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.accountant import epsilon, weakest
-from edgeveil.privacy.events import Event, PureEvent, UnprotectedEvent, event_from_dict, to_dict
+from edgeveil.privacy.events import (
+    Event,
+    PureEvent,
+    UnprotectedEvent,
+    event_from_dict,
+    for_one_record,
+    to_dict,
+)
 from edgeveil.privacy.guarantee import Guarantee, up
 
 TRAIN, INFER = "train", "infer"
@@ -107,11 +114,18 @@ class Quote:
 
 
 def price(events: Iterable[Event], delta: float) -> Quote:
-    """Price training and inference events apart; each kind must have one unit."""
+    """Price training and inference events apart; those of training must have one unit.
+
+    What reads the evaluation records may be priced a record and a device: together it is per
+    record, as each of them holds for one record of a device too.
+    """
     listed = tuple(events)
+    inferred = [e for e in listed if e.purpose != TRAIN]
+    if len({e.unit for e in inferred}) > 1:
+        inferred = [for_one_record(e) for e in inferred]
     return Quote(
         epsilon([e for e in listed if e.purpose == TRAIN], delta),
-        epsilon([e for e in listed if e.purpose != TRAIN], delta),
+        epsilon(inferred, delta),
     )
 
 
