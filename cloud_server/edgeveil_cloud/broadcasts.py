@@ -296,8 +296,10 @@ class Sealer:
         from edgeveil.parts.models.softmax_head import bake
 
         plan = self._jobs.plan(entry)
-        weights = self._evaluation.weights(plan, self._jobs.state(entry))
-        onnx = bake(self._jobs.graph(entry), weights, model_card(plan))
+        state = self._jobs.state(entry)
+        weights, card = self._evaluation.weights(plan, state), model_card(plan, state)
+        del state
+        onnx = bake(self._jobs.graph(entry), weights, card)
         packed = pack_tensors(weights)
         del weights  # as large as what is stored
         self._store.put_release(entry.id, onnx, packed)

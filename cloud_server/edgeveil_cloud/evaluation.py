@@ -22,6 +22,7 @@ from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.aggregation.rule import Score
 from edgeveil.parts.exchange import EVALUATE, Array
 from edgeveil.parts.methods.fm_sums import own_weights
+from edgeveil.parts.models.residual_score import THRESHOLD
 from edgeveil.privacy.events import LaplaceEvent
 from edgeveil.privacy.laplace_mechanism import SOFTMAX_BITS, noise_law
 
@@ -79,8 +80,7 @@ class Evaluation:
 
     def weights(self, plan: Plan, state: Mapping[str, Array]) -> dict[str, Array]:
         """The graph's weights; what each holder of records computes itself is of the test's."""
-        model = plan.graph_weights(plan.cloud.model(state))
-        return {**model, **own_weights(plan.setting, self._fitting(plan))}
+        return {**plan.model_weights(state), **own_weights(plan.setting, self._fitting(plan))}
 
     def tested(
         self, context: RoundContext, graph: bytes, state: Mapping[str, Array]
@@ -95,7 +95,7 @@ class Evaluation:
             return None
         part = slice(plan.rule.validation_records, None)
         held = self._on(test, graph, part, plan.job.data.target)
-        return held.tested(self.weights(plan, state))
+        return held.tested(self.weights(plan, state), alarms=THRESHOLD in state)
 
     def _on(
         self, test: Records, graph: bytes, part: slice, target: TargetRange | None = None

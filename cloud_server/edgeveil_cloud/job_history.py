@@ -174,4 +174,6 @@ class JobHistory:
             for name, value in found.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
-        self.figures_by_round.append({**plain, "round": int(data["number"])})
+        number = int(data["number"])
+        self.figures_by_round = [row for row in self.figures_by_round if row["round"] < number]
+        self.figures_by_round.append({**plain, "round": number})

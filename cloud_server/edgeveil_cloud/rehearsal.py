@@ -210,7 +210,7 @@ class _Rehearsal:
     def _release(self, graph: bytes) -> None:
         plan, x = self._plan, self._test.x[:RECORDS]
         weights = self._evaluation.weights(plan, self._state)
-        onnx = bake(graph, weights, model_card(plan))
+        onnx = bake(graph, weights, model_card(plan, self._state))
         tensor_views(pack_tensors(weights))
         if len(onnx) > MAX_GRAPH_BYTES:
             raise DataError(

@@ -142,10 +142,10 @@ class Predictions:
         {value}, null for an unusable record; of anomalies {score}, null likewise, and with alarms
         {label, name} beside it."""
         if self.scores is not None:
-            told = zip(self.scores.tolist(), self.labels.tolist(), self._sound, strict=True)
+            rows = zip(self.scores.tolist(), self.labels.tolist(), self._sound, strict=True)
             return [
                 {"score": score if sound else None, **(_verdict(label) if self.alarms else {})}
-                for score, label, sound in told
+                for score, label, sound in rows
             ]
         if self.values is not None:
             pairs = zip(self.values.tolist(), self._sound, strict=True)

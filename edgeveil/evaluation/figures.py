@@ -210,18 +210,24 @@ def _average_precision(ranked: NDArray[np.float64], bad: NDArray[np.bool_]) -> f
     return _plain(float((gained * caught / flagged).sum()))
 
 
+def score_bins(scores: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The bin of SCORE_BINS that each of finite scores (n,) is in; those beyond the first or the
+    last are in these."""
+    low, high, bins = SCORE_BINS
+    at = (np.log2(np.maximum(scores, np.finfo(np.float64).tiny)) - low) / (high - low) * bins
+    return np.clip(at, 0, bins - 1).astype(np.int64)
+
+
 def _by_score(scores: NDArray[np.float64], bad: NDArray[np.bool_]) -> dict[str, Any]:
     low, high, bins = SCORE_BINS
-    tiny = np.finfo(np.float64).tiny
-    at = (np.log2(np.maximum(scores, tiny)) - low) / (high - low) * bins
-    at = np.clip(at, 0, bins - 1).astype(np.int64)
+    at, width = score_bins(scores), (high - low) / bins
     counts = {
         name: np.bincount(at[of], minlength=bins)
         for name, of in (("normal", ~bad), ("anomalous", bad))
     }
     there = np.flatnonzero(counts["normal"] + counts["anomalous"])
     first, last = (int(there[0]), int(there[-1]) + 1) if len(there) else (0, 0)
-    ends = {"from": low + first * (high - low) / bins, "to": low + last * (high - low) / bins}
+    ends = {"from": low + first * width, "to": low + last * width}
     return {**ends, **{name: of[first:last].tolist() for name, of in counts.items()}}
 
 

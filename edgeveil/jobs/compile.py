@@ -307,6 +307,12 @@ def _federated_evaluation(job: Job) -> Iterator[Mix]:
             f"{asked.every_rounds} is more than the {job.rounds} rounds of the job; set at most "
             f"{job.rounds}, or leave it out: the last model is always evaluated",
         )
+    if asked.alarm_rate is not None and not job.anomaly:
+        yield Mix(
+            (f"{key}.alarm_rate", "train.method"),
+            "is of a job that learns what is normal, and this one learns classes or a number; leave"
+            " it out",
+        )
     if job.data.evaluation_share == 0:
         yield Mix(
             ("data.evaluation_share", key),

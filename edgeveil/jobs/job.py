@@ -285,6 +285,16 @@ class FederatedEvaluationBlock(Block):
     every_rounds: int = Field(default=0, ge=0, le=10**6)
     """Evaluate after every so-manyth training round as well; 0: the model after the last one alone,
     which always is."""
+    alarm_rate: float | None = Field(
+        default=None, ge=1e-4, le=0.5, examples=[0.05], exclude_if=says_nothing(None)
+    )
+    """Of a job that learns what is normal: the share of normal records that may be flagged. The
+    threshold of its model is what the devices' noised counts make of it; null: 0.05."""
+
+    @property
+    def wanted_alarm_rate(self) -> float:
+        """`alarm_rate`, or what stands for it."""
+        return 0.05 if self.alarm_rate is None else self.alarm_rate
 
 
 class Job(Block):

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from edgeveil.data.schema import schema_metadata
 from edgeveil.errors import ProtocolError, UsageError
 from edgeveil.evaluation.record_counts import counts_of_classes
-from edgeveil.jobs.federated_evaluation import FederatedEvaluation, with_evaluations
+from edgeveil.evaluation.score_counts import ScoreCounts
+from edgeveil.jobs.federated_evaluation import COUNTS, FederatedEvaluation, with_evaluations
 from edgeveil.jobs.job import Job
 from edgeveil.parts.aggregation import AggregationRule, ChoosingParameters, build_rule
 from edgeveil.parts.exchange import (
@@ -46,7 +47,7 @@ from edgeveil.parts.models import (
 )
 from edgeveil.parts.models.layers import value_count
 from edgeveil.parts.models.regression_head import regression_graph
-from edgeveil.parts.models.residual_score import no_threshold, residual_graph
+from edgeveil.parts.models.residual_score import THRESHOLD, no_threshold, residual_graph
 from edgeveil.parts.models.softmax_head import build_graph
 from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages import STAGES
@@ -178,6 +179,11 @@ class Plan:
         found = trained if network is None else network.merged(trained)
         return {**no_threshold(), **found} if self.setting.anomaly else found
 
+    def model_weights(self, state: Tensors) -> Tensors:
+        """What the graph takes of the cloud's state, the threshold with it where one is known."""
+        known = {THRESHOLD: state[THRESHOLD]} if THRESHOLD in state else {}
+        return {**self.graph_weights(self.cloud.model(state)), **known}
+
     @cached_property
     def cloud(self) -> CloudMethod:
         """The method's cloud half."""
@@ -220,7 +226,11 @@ class Plan:
         job, asked = self.job, self.job.federated_evaluation
         if asked is None:
             raise UsageError("the job asks for no evaluation", where="federated_evaluation")
-        counts = counts_of_classes(job.data.classes)
+        counts = (
+            ScoreCounts(asked.wanted_alarm_rate)
+            if job.anomaly
+            else counts_of_classes(job.data.classes)
+        )
         times = sum(exchange.phase == EVALUATE for exchange in self.exchanges)
         event = counts_event(
             "evaluation counts",
@@ -291,10 +301,18 @@ class Plan:
         self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
         """The method's state after the mean of `uploads` devices' segments, or what a rule made of
-        them; no evaluation changes it."""
-        if exchange.phase == EVALUATE:
-            return dict(state)
-        return self.cloud.absorb(state, exchange, mean, uploads)
+        them. An evaluation changes the threshold alone, which is of the model that was evaluated.
+        """
+        if exchange.phase != EVALUATE:
+            after = self.cloud.absorb(state, exchange, mean, uploads)
+        else:
+            after = dict(state)
+        after.pop(THRESHOLD, None)
+        if exchange.phase == EVALUATE and self.job.anomaly:
+            counted = np.rint(mean[COUNTS].astype(np.float64) * uploads)
+            found = self.evaluation.figures([counted], uploads).get("threshold")
+            after |= {} if found is None else {THRESHOLD: np.array([found], np.float32)}
+        return after
 
     def groups(self, exchange: Exchange) -> tuple[Group, ...]:
         """The same as the manifest states it: names and public sizes."""

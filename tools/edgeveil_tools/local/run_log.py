@@ -15,6 +15,7 @@ from edgeveil.evaluation.figures import ACCURACY, AUC, RMSE, leading_of, leading
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.shuffle_amplification import shuffled
 from edgeveil.jobs.who_sees import who_sees
+from edgeveil.parts.exchange import EVALUATE, TRAIN
 from edgeveil.privacy.guarantee import up
 from edgeveil.privacy.policy import Quote
 from edgeveil.protocol.cloud_tasks import RESUME
@@ -150,7 +151,9 @@ class RunEvents:
         kind, data = event["type"], event["data"]
         if kind == "exchange_committed":
             row = exchange_row(data)
-            (self.rounds if data["phase"] == "train" else self.phases).append(row)
+            (self.rounds if data["phase"] == TRAIN else self.phases).append(row)
+            if data["phase"] == EVALUATE and self.rounds and row.get("figures"):
+                self.rounds[-1]["figures"] = row["figures"]  # of the same model, more is known
         elif kind == "broadcast" and data.get("kind") == "round":
             self.asked = self.committed + 1
         elif kind == "all_declined":

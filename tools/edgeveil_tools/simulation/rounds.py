@@ -144,7 +144,8 @@ class SimulatedRounds:
             self._tell("exchange_committed", event)
             self._committed(exchange.index, accuracy, state)
         weights = self._evaluation.weights(plan, state)
-        model = PlayedModel(bake(self._graph, weights, model_card(plan)), pack_tensors(weights))
+        onnx = bake(self._graph, weights, model_card(plan, state))
+        model = PlayedModel(onnx, pack_tensors(weights))
         self._tell("broadcast", {"kind": "release", "selected": devices, "round": "release"})
         self._tell("job_completed", summary_of(plan, len(plan.exchanges), accuracy))
         return model
