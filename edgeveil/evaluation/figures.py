@@ -112,6 +112,17 @@ def leading_text(name: str, value: float | None) -> str:
     return f"{value:.4g}" if name == "RMSE" else f"{value:.3f}"
 
 
+def federated_text(found: Mapping[str, Any]) -> str:
+    """The first figure on devices' own records: `accuracy 0.930 ± 0.012 on the devices' own
+    records`."""
+    key = found.get("leading")
+    if key is None:
+        return "on the devices' own records nothing but noise"
+    name = {"rmse": "RMSE"}.get(key, key)
+    value, off = (leading_text(name, found[one]) for one in (key, f"{key}_deviation"))
+    return f"{name} {value} ± {off} on the devices' own records"
+
+
 def _figure(value: float) -> float:
     """Of any size, to as many digits."""
     return float(f"{value:.{_DIGITS}g}")
