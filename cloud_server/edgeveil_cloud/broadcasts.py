@@ -15,7 +15,7 @@ from edgeveil.jobs.buffered_rounds import closing_uploads
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.jobs.round_traffic import BrokerUse
-from edgeveil.parts.exchange import EVALUATE, Array
+from edgeveil.parts.exchange import Array
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud_tasks import (
     AskUnmask,
@@ -124,15 +124,14 @@ def _whole_batch(
 
 def round_package(context: RoundContext, state: Mapping[str, Array]) -> RoundPackage:
     """What the devices of a round are sent."""
-    exchange, cloud = context.exchange, context.plan.cloud
-    tensors = {} if exchange.phase == EVALUATE else cloud.package(state, exchange)
-    model = cloud.model(state) if exchange.carries_model else None
+    exchange, plan = context.exchange, context.plan
+    model = plan.cloud.model(state) if exchange.carries_model else None
     return RoundPackage(
         exchange.phase,
         exchange.number,
         exchange.infer,
-        pack_tensors(as_sent(context.plan, tensors)),
-        b"" if model is None else pack_tensors(as_sent(context.plan, model)),
+        pack_tensors(as_sent(plan, plan.package(state, exchange))),
+        b"" if model is None else pack_tensors(as_sent(plan, model)),
     )
 
 
@@ -151,7 +150,7 @@ def seal_round(
     """The round's manifest and blob, and the secret that will open its answers; `in_all` devices
     are asked in all cells (None: there is one)."""
     opening = OpeningKey.generate()
-    exchange, job = context.exchange, context.job
+    exchange, job, closes = context.exchange, context.job, context.round
     terms = Terms(
         kind="round",
         at=at,
@@ -159,9 +158,9 @@ def seal_round(
         job_digest=job.digest(),
         phase=exchange.phase,
         min_batch=context.min_batch,
-        quorum=closing_uploads(job.round, len(recipients), in_all or len(recipients)),
+        quorum=closing_uploads(closes, len(recipients), in_all or len(recipients)),
         deadline_s=job.round.deadline_s,
-        grace_s=0.0 if job.round.mode == "buffered" else job.round.grace_s,
+        grace_s=0.0 if closes.mode == "buffered" else closes.grace_s,
         groups=context.groups,
         cloud_key=opening.public().to_bytes(),
         shuffled=context.shuffled,

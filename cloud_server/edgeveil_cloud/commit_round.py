@@ -17,7 +17,7 @@ from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation import Uploads
 from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.aggregation.rule import Score
-from edgeveil.parts.exchange import Array
+from edgeveil.parts.exchange import EVALUATE, Array
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol.cloud_tasks import (
     AskUnmask,
@@ -190,6 +190,8 @@ def tell_round(
     federated = federated_figures(context, valid.arrays.get(COUNTS, ()), told.uploads)
     evaluated = scores.to_dict() if scores else averaged.to_dict() if averaged else federated
     tested = evaluation.tested(context, graph, state)
+    again = exchange.phase == EVALUATE  # the round's own event has them
+    figures = {**tested.figures, **_class_names(context.plan)} if tested and not again else None
     record = ExchangeRecord(
         index=exchange.index,
         phase=exchange.phase,
@@ -210,7 +212,7 @@ def tell_round(
         "refused": dict(valid.refused),
         "clusters": shown_clusters(scores, vectors),
         "mean_softmax": averaged.to_dict() if averaged else None,
-        "figures": {**tested.figures, **_class_names(context.plan)} if tested else None,
+        "figures": figures,
         **({"federated": federated} if federated else {}),
         **({"cells": dict(told.cells)} if any(told.cells) else {}),  # they have names
     }
@@ -395,7 +397,7 @@ class RoundCommitter:
     ) -> RoundCommit:
         graph = self._jobs.graph(entry)
         if self._recorder is not None:
-            package = context.plan.cloud.package(before, context.exchange)
+            package = context.plan.package(before, context.exchange)
             sent = as_learned_from(context.plan, package)
             model = self._evaluation.weights(context.plan, state)
             self._recorder.keep(context, sent, valid.arrays, model)

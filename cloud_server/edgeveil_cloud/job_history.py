@@ -12,6 +12,8 @@ from typing import Any
 
 from edgeveil.evaluation.figures import ACCURACY, leading
 from edgeveil.pages.parts import thinned
+from edgeveil.parts.exchange import EVALUATE
+from edgeveil_cloud.evaluation import FEDERATED
 from edgeveil_cloud.store_tables import ExchangeRecord
 
 KEPT_EVENTS = 200  # that a page shows
@@ -49,6 +51,7 @@ class JobHistory:
     release: list[str] = field(default_factory=list)
     figures: Mapping[str, Any] = field(default_factory=dict)  # of the newest tested model
     figures_by_round: list[dict[str, Any]] = field(default_factory=list)
+    federated: list[Mapping[str, Any]] = field(default_factory=list)  # by round
     events: int = 0
     seq: int = 0
     doing: str = ""
@@ -101,7 +104,7 @@ class JobHistory:
     @property
     def rounds(self) -> list[dict[str, Any]]:
         """Committed training rounds alone."""
-        return [row for row in self.rows if row["number"]]
+        return [row for row in self.rows if row["number"] and row["phase"] != EVALUATE]
 
     @property
     def phases(self) -> list[str]:
@@ -139,6 +142,7 @@ class JobHistory:
         number = int(data["number"])
         if averaged := data.get("mean_softmax"):
             self.means.append({**averaged, "round": number})
+        self._score(number, data.get("federated"))
         found = data.get("clusters")
         if not found:
             return
@@ -159,7 +163,10 @@ class JobHistory:
             self._stride *= 2
 
     def _score(self, number: int, found: Mapping[str, Any] | None) -> None:
-        if found and "eval_type" in found and "mean" not in found:
+        if found and found.get("eval_type") == FEDERATED:
+            self.federated = [one for one in self.federated if one["round"] < number]
+            self.federated.append({**found, "round": number})
+        elif found and "eval_type" in found and "mean" not in found:
             kept = {name: value for name, value in found.items() if name not in _LONG}
             self.scores = [one for one in self.scores if one["round"] < number]
             self.scores.append({**kept, "round": number})

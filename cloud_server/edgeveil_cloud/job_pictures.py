@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from edgeveil.evaluation.clustering import project_2d
-from edgeveil.evaluation.figures import leading, leading_text
+from edgeveil.evaluation.figures import federated_text, leading, leading_text
 from edgeveil.pages.parts import (
     Json,
     Tone,
@@ -21,6 +21,7 @@ from edgeveil.pages.parts import (
     series,
     table,
 )
+from edgeveil.parts.exchange import exchange_label, short_label
 from edgeveil.privacy.guarantee import up
 from edgeveil_cloud.job_history import EvaluationPoints
 
@@ -145,7 +146,7 @@ def time_picture(rows: Sequence[Mapping[str, Any]]) -> Json:
         drawn_s += min(idle_s, longest)
         found.append(
             {
-                "name": str(row["number"] or row["phase"]),
+                "name": short_label(row["phase"], row["number"]),
                 "start_s": round(drawn_s, 4),
                 "begun_s": round(max(0.0, begun_s - first_s), 4),
                 "parts_s": parts,
@@ -166,10 +167,12 @@ def event_line(kind: str, data: Mapping[str, Any], proven: set[str]) -> Json:
     """An event in a line."""
     tone: Tone = ""
     if kind == "exchange_committed":
-        name = f"round {data['number']}" if data["number"] else data["phase"]
+        name = exchange_label(data["phase"], data["number"])
         text = f"{name} committed: {data['uploads']} answered"
         text += f", {data['declined']} declined" if data["declined"] else ""
         led, value = leading(data)
+        if federated := data.get("federated"):
+            text += f"; {federated_text(federated)}"
         if value is not None:
             epsilon = data["epsilon"]
             spent = ", ".join(

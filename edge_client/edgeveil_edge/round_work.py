@@ -272,12 +272,13 @@ class RoundWork:
     def _late(self, manifest: Manifest, plan: Plan) -> LateUpdate | None:
         """This device's newest update, where it was too late for its round and may go with this one
         (`buffered_rounds`). No record is read for it, so there is nothing to pay."""
-        at, job_id = manifest.at, manifest.at.job_id.hex()
+        at, job_id, since = manifest.at, manifest.at.job_id.hex(), list[int]()
         for earlier in late_exchanges(plan, at.exchange):
+            since.append(earlier.index)
             held = self._ledger.recall(job_id, earlier.index)
             if held is None:
                 continue
-            if self._store.was_taken(at.job_id, earlier.index, at.exchange):
+            if self._store.was_taken(at.job_id, since):
                 return None
             late = plan.exchange(at.exchange).number - earlier.number
             weight = staleness_weight(plan.job.round, late)
@@ -527,7 +528,8 @@ def release(
     `parts` are used up. Raises PrivacyError where more than `memory_bytes` would be kept.
     """
     events = [event for part in parts for event in part.events]
-    kept = _packed(parts, memory_bytes)
+    # An evaluation stands between two rounds, which keep for each other.
+    kept = None if manifest.phase == EVALUATE else _packed(parts, memory_bytes)
     payload = pack_tensors({name: a for part in parts for name, a in part.segments.items()})
     parts.clear()  # as large as the payload, which SQLite copies twice
     job_id, index = manifest.at.job_id.hex(), manifest.at.exchange

@@ -15,10 +15,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.data.target import LABELS, TargetRange
 from edgeveil.evaluation.figures import MOST_CROSSED
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
+LEAST_SIGNAL = 2.0  # deviations of their noise: of fewer records no figure is told
+ERROR_STEPS = 1 << 10  # to half of the range of a number: what a device's errors are rounded to
 _DIGITS = 6
 
 
@@ -60,8 +63,11 @@ class RecordCounts(Protocol):
         ...
 
 
-def counts_of_classes(classes: int) -> RecordCounts:
-    """Of a classifier: all pairs of true and predicted class, of few classes."""
+def counts_of(classes: int, target: TargetRange | None) -> RecordCounts:
+    """Of a number its errors, else of few classes all pairs of true and predicted one, of many
+    what each gets right and wrong."""
+    if target is not None:
+        return Errors(target)
     return Confusion(classes) if classes <= MOST_CROSSED else Hits(classes)
 
 
@@ -145,6 +151,52 @@ class Hits:
         return _accuracy(counts, deviation, _by_class(right, right + missed, right + taken))
 
 
+@dataclass(frozen=True)
+class Errors:
+    """Of a number, cells: records, errors and squared errors, in ERROR_STEPS.
+
+    An error is measured in halves of the target's range and cut off at one: guessing the middle has
+    no larger one. One record adds at most ERROR_STEPS to each of the three; one whose output is not
+    finite has the largest error, and one without a label is not counted.
+    """
+
+    target: TargetRange
+    outputs = 1
+    cells = 3
+    largest = ERROR_STEPS
+    sensitivity_squared = 3 * ERROR_STEPS**2
+
+    def of(self, outputs: Float64, labels: Int64) -> Int64:
+        """See `RecordCounts.of`."""
+        known = (labels >= 0) & (labels < LABELS)
+        found, wanted = outputs[known, 0], self.target.values(labels[known])
+        away = np.abs(np.where(np.isfinite(found), found, np.inf) - wanted) / self.target.half
+        away = np.minimum(away, 1.0)
+        each = np.stack([np.ones_like(away), away, np.square(away)])
+        total: Int64 = np.rint(each * ERROR_STEPS).astype(np.int64).sum(axis=1)
+        return total
+
+    def figures(self, counts: Float64, deviation: float) -> Mapping[str, Any]:
+        """`rmse` and `mae` in the target's own unit, each with its `_deviation`."""
+        records, errors, squared = (float(one) for one in counts / ERROR_STEPS)
+        deviation /= ERROR_STEPS
+        if records <= max(0.0, LEAST_SIGNAL * deviation):
+            return {}
+        half, mean, square = self.target.half, errors / records, squared / records
+        off = deviation / records
+        of_square = off * math.hypot(1, square)
+        square, root = max(0.0, square), math.sqrt(max(0.0, square))
+        return {
+            "leading": "rmse",
+            "rmse": _figure(half * root),
+            "rmse_deviation": _figure(half * (math.sqrt(square + of_square) - root)),
+            "mae": _figure(half * max(0.0, mean)),
+            "mae_deviation": _figure(half * off * math.hypot(1, mean)),
+            "records": _plain(records),
+            "count_deviation": _plain(deviation),
+        }
+
+
 def _told(outputs: Float64, labels: Int64, classes: int) -> tuple[Int64, Int64]:
     """Of the records with a class: that, and the likeliest one, -1 where there is none."""
     known = (labels >= 0) & (labels < classes)
@@ -161,8 +213,8 @@ def _right_and_wrong(labels: Int64, predicted: Int64) -> list[int]:
 def _accuracy(counts: Float64, deviation: float, further: Mapping[str, Any]) -> Mapping[str, Any]:
     """By the first two counts; its deviation is that of right/(right + wrong) to first order."""
     right, wrong = float(counts[0]), float(counts[1])
-    records = right + wrong
-    if records <= 0:
+    records, noise = right + wrong, math.sqrt(2) * deviation
+    if records <= max(0.0, LEAST_SIGNAL * noise):
         return {}
     accuracy = min(1.0, max(0.0, right / records))
     off = deviation * math.hypot(1 - accuracy, accuracy) / records
@@ -203,6 +255,10 @@ def _share(part: Float64, whole: Float64) -> Float64:
     found = np.zeros(len(part))
     np.divide(part, whole, out=found, where=whole > 0)
     return np.clip(found, 0.0, 1.0)
+
+
+def _figure(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
 
 
 def _plain(value: float) -> float:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgeveil.data.schema import schema_metadata
 from edgeveil.errors import ProtocolError, UsageError
-from edgeveil.evaluation.record_counts import counts_of_classes
+from edgeveil.evaluation.record_counts import counts_of
 from edgeveil.evaluation.score_counts import ScoreCounts
 from edgeveil.jobs.federated_evaluation import COUNTS, FederatedEvaluation, with_evaluations
 from edgeveil.jobs.job import Job
@@ -51,7 +51,7 @@ from edgeveil.parts.models.residual_score import THRESHOLD, no_threshold, residu
 from edgeveil.parts.models.softmax_head import build_graph
 from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages import STAGES
-from edgeveil.privacy.events import Event, UnprotectedEvent
+from edgeveil.privacy.events import Event, LaplaceEvent, UnprotectedEvent
 from edgeveil.privacy.gaussian_mechanism import counts_event
 from edgeveil.privacy.guarantee import up
 from edgeveil.privacy.laplace_mechanism import (
@@ -217,6 +217,11 @@ class Plan:
             kept = kept[: exchanges_within(prices, stop.epsilon, stop.delta)]
         return kept if asked is None else with_evaluations(kept, asked.every_rounds)
 
+    @property
+    def of_method(self) -> tuple[Exchange, ...]:
+        """Those of the exchanges that the method asks for."""
+        return tuple(exchange for exchange in self.exchanges if exchange.phase != EVALUATE)
+
     @cached_property
     def evaluation(self) -> FederatedEvaluation:
         """What an evaluation asks of each device.
@@ -226,11 +231,9 @@ class Plan:
         job, asked = self.job, self.job.federated_evaluation
         if asked is None:
             raise UsageError("the job asks for no evaluation", where="federated_evaluation")
-        counts = (
-            ScoreCounts(asked.wanted_alarm_rate)
-            if job.anomaly
-            else counts_of_classes(job.data.classes)
-        )
+        counts = counts_of(job.data.classes, job.data.target)
+        if job.anomaly:
+            counts = ScoreCounts(asked.wanted_alarm_rate)
         times = sum(exchange.phase == EVALUATE for exchange in self.exchanges)
         event = counts_event(
             "evaluation counts",
@@ -265,7 +268,7 @@ class Plan:
     def recalled(self, exchange: Exchange) -> tuple[Exchange, ...]:
         """Earlier exchanges whose answer this one builds on: with `ldp_pca` the covariance."""
         projection = self.setting.projection
-        if projection is None or projection.name != "ldp_pca":
+        if projection is None or projection.name != "ldp_pca" or exchange.phase == EVALUATE:
             return ()
         return tuple(e for e in self.exchanges[: exchange.index - 1] if e.phase == COVARIANCE)
 
@@ -296,6 +299,10 @@ class Plan:
     def sets(self) -> int:
         """Into how many sets the updates of a round are dealt, each summed by itself."""
         return self.job.aggregation.groups
+
+    def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
+        """The method's tensors for the selected devices; of an evaluation none."""
+        return {} if exchange.phase == EVALUATE else self.cloud.package(state, exchange)
 
     def next_state(
         self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
@@ -369,6 +376,14 @@ class Plan:
         if encrypt.privacy_eval_type == "NOT_ENCRYPT" or encrypt.laplace_eval is None:
             return None
         return encrypt.laplace_eval.laplace_eval_eps
+
+    @property
+    def epsilon_per_inference(self) -> float | None:
+        """ε that one softmax upload costs, where all that reads evaluation records is such
+        uploads; None where it is not, or they have no noise."""
+        event = self.softmax_event()
+        alone = self.job.federated_evaluation is None
+        return float(event.epsilon) if alone and isinstance(event, LaplaceEvent) else None
 
     @property
     def softmax_samples(self) -> int | None:

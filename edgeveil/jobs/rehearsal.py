@@ -19,7 +19,7 @@ from edgeveil.errors import OF_OTHERS_CODE, DataError, EdgeVeilError, PrivacyErr
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs.federated_evaluation import COUNTS
 from edgeveil.jobs.plan import SOFTMAX, Plan
-from edgeveil.parts.exchange import EVALUATE, KEPT, TRAIN, Array, Exchange, Tensors
+from edgeveil.parts.exchange import KEPT, TRAIN, Array, Exchange, Tensors
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol.sealed import pack_tensors, unpack_tensors
 
@@ -178,8 +178,7 @@ def training_kinds(plan: Plan) -> tuple[Exchange, ...]:
     round and, where stages may keep something from it, the second.
     """
     most = 2 if plan.setting.stages else 1
-    of_method = (e for e in plan.exchanges if e.phase != EVALUATE)
-    return tuple(e for e in of_method if e.phase != TRAIN or e.number <= most)
+    return tuple(e for e in plan.of_method if e.phase != TRAIN or e.number <= most)
 
 
 def _train(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeveil.jobs import Job
+from edgeveil.jobs.job import Round
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import EVALUATE, Exchange, SegmentSpec
 from edgeveil.privacy.events import Event
@@ -44,6 +45,14 @@ class RoundContext:
     def sets(self) -> int:
         """Into how many sets uploads are dealt, each summed by itself."""
         return self.plan.sets if self.masked and self.exchange.phase != EVALUATE else 1
+
+    @property
+    def round(self) -> Round:
+        """How the exchange closes; an evaluation has no late uploads that another could count."""
+        said = self.job.round
+        if self.exchange.phase != EVALUATE:
+            return said
+        return said.model_copy(update={"mode": "sync"})
 
     @property
     def segment_bytes(self) -> tuple[int, ...]:

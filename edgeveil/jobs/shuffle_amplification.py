@@ -62,7 +62,7 @@ def shuffled(plan: Plan) -> tuple[ShuffleCredit, ...]:
     job = plan.job
     if job.proxy.shuffle == "none" or plan.sets > 1 or job.round.mode == "buffered":
         return ()
-    prices = [(e, plan.device.price(e)) for e in plan.exchanges if e.phase != EVALUATE]
+    prices = [(e, plan.device.price(e)) for e in plan.of_method]
     trained = [price for e, price in prices if e.number <= job.max_participations]
     if any(stage.remembers for stage in plan.setting.stages):
         trained = []

@@ -46,14 +46,24 @@ class Exchange:
 
     @property
     def label(self) -> str:
-        """What a person reads: `centre`, `round 3`, `evaluation of round 3`."""
-        of = {TRAIN: f"round {self.number}", EVALUATE: f"evaluation of round {self.number}"}
-        return of.get(self.phase, self.phase)
+        """What a person reads of it."""
+        return exchange_label(self.phase, self.number)
 
     @property
     def carries_model(self) -> bool:
         """Whether devices are sent the model itself: they run it on their evaluation records."""
         return self.infer or self.phase == EVALUATE
+
+
+def exchange_label(phase: str, number: int) -> str:
+    """What a person reads of an exchange: `centre`, `round 3`, `evaluation of round 3`."""
+    of = {TRAIN: f"round {number}", EVALUATE: f"evaluation of round {number}"}
+    return of.get(phase, phase)
+
+
+def short_label(phase: str, number: int) -> str:
+    """The same in a table's first column: `centre`, `3`, `3, evaluated`."""
+    return f"{number}, evaluated" if phase == EVALUATE else str(number or phase)
 
 
 @dataclass(frozen=True)

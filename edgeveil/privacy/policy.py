@@ -29,10 +29,11 @@ class Limits:
     """The owner's limits for one data set.
 
     `max_epsilon_per_job`, `lifetime_epsilon` and `lifetime_delta` bound training, in the jobs' own
-    unit where all have one, else per record; `max_inference_epsilon` bounds the inference uploads
-    of the data set's whole life. The two of collusion bound what training costs if all others
-    collude; None: as much as if they do not. `max_jobs` bounds the jobs that are open at once;
-    None: as many as there is budget for.
+    unit where all have one, else per record; `max_inference_epsilon` bounds what is uploaded of
+    evaluation records, inferences and counts, in the data set's whole life, and `lifetime_delta`
+    that too. The two of collusion bound what training costs if all others collude, that of the
+    lifetime also what evaluation does; None: as much as if they do not. `max_jobs` bounds the jobs
+    that are open at once; None: as many as there is budget for.
     """
 
     max_epsilon_per_job: float
@@ -189,6 +190,12 @@ def check_job(request: JobRequest, limits: Limits, others: Iterable[Quote]) -> Q
         ),
         ("lifetime_delta", training.delta, limits.lifetime_delta),
         ("max_inference_epsilon", inference.epsilon, limits.max_inference_epsilon),
+        (
+            "lifetime_collusion_epsilon",
+            inference.if_colluding,
+            limits.max_inference_epsilon if lifetime is None else lifetime,
+        ),
+        ("lifetime_delta", inference.delta, limits.lifetime_delta),
     ):
         if asked is not None and not asked <= limit:  # None: noise is not shared
             raise PrivacyError(

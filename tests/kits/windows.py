@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import yaml
 
-
 NAMES = [f"r{k}" for k in range(8)]
 SCHEMA: dict[str, Any] = {
     "origin": "public",

@@ -633,7 +633,7 @@ def _traffic(plan: Plan, result: Result | None) -> dict[str, float]:
         "upload_bytes": plan.upload_bytes,
         "cloud_in_bytes": plan.upload_bytes * uploads,
         "rounds": plan.rounds,
-        "preparatory": len(plan.exchanges) - plan.rounds,
+        "preparatory": len(plan.of_method) - plan.rounds,
         "budget_s": plan.job.round.time_budget_s,
         "deadline_s": plan.job.round.deadline_s,
     }

@@ -32,8 +32,16 @@
                           the guarantee, also of a run that ended here, is `privacy`
         attempt           from 1
     phases                the same for the exchanges before round 1, `phase` instead of `round`
+    evaluations           the same for each federated evaluation, `round` being the one whose model
+                          was evaluated, and accuracy the cloud's; with `federated`, figures of the
+                          devices' own evaluation records by noised counts, as
+                          `edgeveil.evaluation.record_counts` has them: leading, the name of the
+                          first, with its `_deviation`, the standard error by the noise alone;
+                          records, about how many; count_deviation, that of the noise in each count;
+                          uploads; none but these two where all the rest was noise
     final                 {accuracy, figures, measured_on}: after the last committed round, or null;
-                          and on which records these and those of all rounds are measured
+                          and on which records these and those of all rounds are measured;
+                          federated: that of the last evaluation, or null
     reference             noise-free on the same records: {accuracy, rounds: [accuracy …], note};
                           of a number {rmse, rounds: [rmse …]}, of anomalies {auc, …}, and
                           accuracy null;
@@ -87,7 +95,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from edgeveil.errors import UsageError
-from edgeveil.evaluation.figures import ACCURACY, AUC, RMSE, leading, leading_of, leading_text
+from edgeveil.evaluation.figures import (
+    ACCURACY,
+    AUC,
+    RMSE,
+    federated_text,
+    leading,
+    leading_of,
+    leading_text,
+)
 from edgeveil.privacy.events import Unit
 from edgeveil.privacy.guarantee import guarantee_text
 from edgeveil.privacy.policy import Quote
@@ -157,7 +173,7 @@ class Result:
     shows itself.
     """
 
-    TABLES = ("rounds", "epsilon", "uploads", "guarantees")
+    TABLES = ("rounds", "epsilon", "uploads", "guarantees", "evaluations")
 
     def __init__(self, content: Mapping[str, Any], folder: Path) -> None:
         self.content, self.folder = dict(content), folder
@@ -220,6 +236,12 @@ class Result:
     def rounds(self) -> PlainTable:
         """A row for each committed training round: round, accuracy, loss, uploads, seconds, …"""
         return [_flat(row) for row in self.content["rounds"]]
+
+    @property
+    def evaluations(self) -> PlainTable:
+        """A row for each federated evaluation: round, the cloud's accuracy, and the figures of the
+        devices' own records, `federated_accuracy`, `federated_accuracy_deviation`, …"""
+        return [_flat(row) for row in self.content.get("evaluations", ())]
 
     @property
     def epsilon(self) -> PlainTable:
@@ -294,7 +316,11 @@ class Result:
 
     @property
     def _exchanges(self) -> list[dict[str, Any]]:
-        return [*self.content["phases"], *self.content["rounds"]]
+        evaluations = self.content.get("evaluations", ())
+        found: list[dict[str, Any]] = [*self.content["phases"]]
+        for row in self.content["rounds"]:
+            found += [row, *(one for one in evaluations if one["round"] == row["round"])]
+        return found
 
     def __str__(self) -> str:
         return "\n".join(f"{name}: {value}" for name, value in summary(self.content))
@@ -358,10 +384,12 @@ def build(record: RunEvents, facts: RunFacts) -> dict[str, Any]:
         "reason": facts.reason or record.reason,
         "rounds": record.rounds,
         "phases": record.phases,
+        "evaluations": record.evaluations,
         "final": {
             "accuracy": record.accuracy,
             "figures": final.get("figures"),
             "measured_on": MEASURED_ON[facts.published],
+            "federated": record.evaluations[-1]["federated"] if record.evaluations else None,
         },
         "reference": {
             "accuracy": last if led == ACCURACY else None,
@@ -435,10 +463,11 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     unprotected = f", {reference['note']}" if reference["note"] else ""
     why = f"; {result['reason']}" if result["reason"] else ""
     figures, (led, value) = final.get("figures"), leading(final)
-    ideal = reference_of(reference)
+    ideal, federated = reference_of(reference), final.get("federated")
     return [
         *([("note", result["note"])] if result["note"] else []),
         (f"final {led}", leading_text(led, value) + own),
+        *([("federated", federated_text(federated))] if federated else []),
         *([("other figures", figures_text(figures))] if figures else []),
         *([] if ideal is None else [("without noise", leading_text(led, ideal) + unprotected)]),
         ("training guarantee", guarantee_text(result["privacy"], "training")),
@@ -541,9 +570,13 @@ def finite(value: Any) -> Any:
 
 def exchange_row(data: Mapping[str, Any]) -> dict[str, Any]:
     clusters, averaged = data.get("clusters"), data.get("mean_softmax")
-    name = {"round": data["number"]} if data["phase"] == "train" else {"phase": data["phase"]}
+    phase, number = {"phase": data["phase"]}, {"round": data["number"]}
+    name = {"train": number, "evaluate": phase | number}.get(data["phase"], phase)
+    federated = data.get("federated") or {}
+    told = {key: value for key, value in federated.items() if key not in ("eval_type", "round")}
     return {
         **name,
+        **({"federated": told} if federated else {}),
         "accuracy": data.get("accuracy"),
         "loss": data.get("loss"),
         "figures": data.get("figures"),

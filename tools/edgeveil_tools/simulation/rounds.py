@@ -219,7 +219,7 @@ class SimulatedRounds:
                 f"{error.what} ({told})", where=error.where, fix=error.fix
             ) from None
         if self._recorder is not None:
-            sent = as_learned_from(plan, plan.cloud.package(state, context.exchange))
+            sent = as_learned_from(plan, plan.package(state, context.exchange))
             weights = self._evaluation.weights(plan, after)
             self._recorder.keep(context, sent, valid.arrays, weights)
         seal, sealed, answered = times_s
