@@ -18,6 +18,7 @@ from edgeveil.parts.aggregation import Uploads
 from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.aggregation.rule import Score
 from edgeveil.parts.exchange import EVALUATE, Array
+from edgeveil.parts.models.residual_score import THRESHOLD
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol.cloud_tasks import (
     AskUnmask,
@@ -190,7 +191,8 @@ def tell_round(
     federated = federated_figures(context, valid.arrays.get(COUNTS, ()), told.uploads)
     evaluated = scores.to_dict() if scores else averaged.to_dict() if averaged else federated
     tested = evaluation.tested(context, graph, state)
-    again = exchange.phase == EVALUATE  # the round's own event has them
+    # The round's own event has them, but for what follows from a threshold.
+    again = exchange.phase == EVALUATE and THRESHOLD not in state
     figures = {**tested.figures, **_class_names(context.plan)} if tested and not again else None
     record = ExchangeRecord(
         index=exchange.index,
