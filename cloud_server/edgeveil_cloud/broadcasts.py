@@ -124,13 +124,14 @@ def _whole_batch(
 
 def round_package(context: RoundContext, state: Mapping[str, Array]) -> RoundPackage:
     """What the devices of a round are sent."""
-    exchange, cloud = context.exchange, context.plan.cloud
+    exchange, plan = context.exchange, context.plan
+    model = plan.cloud.model(state) if exchange.carries_model else None
     return RoundPackage(
         exchange.phase,
         exchange.number,
         exchange.infer,
-        pack_tensors(as_sent(context.plan, cloud.package(state, exchange))),
-        pack_tensors(as_sent(context.plan, cloud.model(state))) if exchange.infer else b"",
+        pack_tensors(as_sent(plan, plan.package(state, exchange))),
+        b"" if model is None else pack_tensors(as_sent(plan, model)),
     )
 
 
@@ -149,7 +150,7 @@ def seal_round(
     """The round's manifest and blob, and the secret that will open its answers; `in_all` devices
     are asked in all cells (None: there is one)."""
     opening = OpeningKey.generate()
-    exchange, job = context.exchange, context.job
+    exchange, job, closes = context.exchange, context.job, context.round
     terms = Terms(
         kind="round",
         at=at,
@@ -157,9 +158,9 @@ def seal_round(
         job_digest=job.digest(),
         phase=exchange.phase,
         min_batch=context.min_batch,
-        quorum=closing_uploads(job.round, len(recipients), in_all or len(recipients)),
+        quorum=closing_uploads(closes, len(recipients), in_all or len(recipients)),
         deadline_s=job.round.deadline_s,
-        grace_s=0.0 if job.round.mode == "buffered" else job.round.grace_s,
+        grace_s=0.0 if closes.mode == "buffered" else closes.grace_s,
         groups=context.groups,
         cloud_key=opening.public().to_bytes(),
         shuffled=context.shuffled,
@@ -294,8 +295,10 @@ class Sealer:
         from edgeveil.parts.models.softmax_head import bake
 
         plan = self._jobs.plan(entry)
-        weights = self._evaluation.weights(plan, self._jobs.state(entry))
-        onnx = bake(self._jobs.graph(entry), weights, model_card(plan))
+        state = self._jobs.state(entry)
+        weights, card = self._evaluation.weights(plan, state), model_card(plan, state)
+        del state
+        onnx = bake(self._jobs.graph(entry), weights, card)
         packed = weights_file(plan, weights)
         del weights  # as large as what is stored
         self._store.put_release(entry.id, onnx, packed)

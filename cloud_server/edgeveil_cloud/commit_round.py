@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 
 from edgeveil.errors import JobFailed, ProtocolError
 from edgeveil.jobs.broadcast_precision import as_learned_from
+from edgeveil.jobs.federated_evaluation import COUNTS
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation import Uploads
 from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.aggregation.rule import Score
-from edgeveil.parts.exchange import TRAIN, Array
+from edgeveil.parts.exchange import EVALUATE, Array
+from edgeveil.parts.models.residual_score import THRESHOLD
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol.cloud_tasks import (
     AskUnmask,
@@ -31,7 +33,7 @@ from edgeveil.protocol.messages import Batch, ExchangeId
 from edgeveil.protocol.sealed import Sealing, pack_tensors
 from edgeveil_cloud.broadcasts import MarksOfJobs, TooFewDevices
 from edgeveil_cloud.compute import WorkerProcesses
-from edgeveil_cloud.evaluation import Evaluation, clusters, mean_softmax
+from edgeveil_cloud.evaluation import Evaluation, clusters, federated_figures, mean_softmax
 from edgeveil_cloud.round_report import (
     Recorder,
     exchange_event,
@@ -50,6 +52,7 @@ from edgeveil_cloud.validate_batch import (
     SpooledBatch,
     ValidatedBatch,
     looks_at_none,
+    under_rule,
     validate_batch,
 )
 
@@ -66,19 +69,20 @@ def aggregate(
 ) -> tuple[dict[str, Array], int]:
     """The method's next state and the number of uploads in it. Raises TooFewDevices.
 
-    Sums of a preparatory exchange are averaged where the job's rule is not defined on sums.
+    Sums of a preparatory exchange are averaged where the job's rule is not defined on sums, and
+    those of an evaluation always.
     """
     plan, exchange = context.plan, context.exchange
     training = {name: arrays for name, arrays in batch.arrays.items() if name != SOFTMAX}
     uploads = uploads_in(batch)
-    ruled = plan.rule.sums or exchange.phase == TRAIN
+    ruled = under_rule(context)
     check_enough(context, uploads, plan.rule.least if ruled else 1)
     if not ruled:
-        return plan.cloud.absorb(state, exchange, mean(training), uploads), uploads
+        return plan.next_state(state, exchange, mean(training), uploads), uploads
     # A rule that looks at no upload turns them towards nothing either.
     aim = None if looks_at_none(context) else plan.cloud.aim(state, exchange)
     combined = plan.rule.combine(Uploads(training, aim, random_bytes, score))
-    return plan.cloud.absorb(state, exchange, combined, plan.rule.counted(uploads)), uploads
+    return plan.next_state(state, exchange, combined, plan.rule.counted(uploads)), uploads
 
 
 def uploads_in(batch: ValidatedBatch) -> int:
@@ -104,12 +108,11 @@ def combine_sums(
         for name in sums[0][1]
         if name != SOFTMAX
     }
-    ruled = sets > 1 and (plan.rule.sums or exchange.phase == TRAIN)
-    if not ruled:
-        return plan.cloud.absorb(state, exchange, mean(means), uploads)
+    if sets == 1 or not under_rule(context):
+        return plan.next_state(state, exchange, mean(means), uploads)
     combined = plan.rule.combine(Uploads(means, plan.cloud.aim(state, exchange), random_bytes))
     counted = max(1, plan.rule.counted(sets) * uploads // sets)
-    return plan.cloud.absorb(state, exchange, combined, counted)
+    return plan.next_state(state, exchange, combined, counted)
 
 
 def joined(batches: Sequence[ValidatedBatch]) -> ValidatedBatch:
@@ -185,8 +188,12 @@ def tell_round(
     """An exchange as the store keeps it, and as its event tells of it; its model is tested here."""
     exchange, vectors = context.exchange, list(valid.arrays.get(SOFTMAX, ()))
     scores, averaged = clusters(context, vectors), mean_softmax(context, vectors, told.uploads)
-    evaluated = scores or averaged
+    federated = federated_figures(context, valid.arrays.get(COUNTS, ()), told.uploads)
+    evaluated = scores.to_dict() if scores else averaged.to_dict() if averaged else federated
     tested = evaluation.tested(context, graph, state)
+    # The round's own event has them, but for what follows from a threshold.
+    again = exchange.phase == EVALUATE and THRESHOLD not in state
+    figures = {**tested.figures, **_class_names(context.plan)} if tested and not again else None
     record = ExchangeRecord(
         index=exchange.index,
         phase=exchange.phase,
@@ -195,7 +202,7 @@ def tell_round(
         uploads=told.uploads,
         accuracy=tested.accuracy if tested else None,
         loss=tested.loss if tested else None,
-        scores=evaluated.to_dict() if evaluated else None,
+        scores=dict(evaluated) if evaluated else None,
         seconds=sum(told.timeline.values()),
         bytes={"cloud_out": told.sent_bytes, "cloud_in": told.taken_bytes},
     )
@@ -207,7 +214,8 @@ def tell_round(
         "refused": dict(valid.refused),
         "clusters": shown_clusters(scores, vectors),
         "mean_softmax": averaged.to_dict() if averaged else None,
-        "figures": {**tested.figures, **_class_names(context.plan)} if tested else None,
+        "figures": figures,
+        **({"federated": federated} if federated else {}),
         **({"cells": dict(told.cells)} if any(told.cells) else {}),  # they have names
     }
     return record, event
@@ -391,7 +399,7 @@ class RoundCommitter:
     ) -> RoundCommit:
         graph = self._jobs.graph(entry)
         if self._recorder is not None:
-            package = context.plan.cloud.package(before, context.exchange)
+            package = context.plan.package(before, context.exchange)
             sent = as_learned_from(context.plan, package)
             model = self._evaluation.weights(context.plan, state)
             self._recorder.keep(context, sent, valid.arrays, model)

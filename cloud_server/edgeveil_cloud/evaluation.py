@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,9 @@ from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.aggregation.rule import Score
-from edgeveil.parts.exchange import Array
+from edgeveil.parts.exchange import EVALUATE, Array
 from edgeveil.parts.methods.fm_sums import own_weights
+from edgeveil.parts.models.residual_score import THRESHOLD
 from edgeveil.privacy.events import LaplaceEvent
 from edgeveil.privacy.laplace_mechanism import SOFTMAX_BITS, noise_law
 
@@ -79,8 +80,7 @@ class Evaluation:
 
     def weights(self, plan: Plan, state: Mapping[str, Array]) -> dict[str, Array]:
         """The graph's weights; what each holder of records computes itself is of the test's."""
-        model = plan.graph_weights(plan.cloud.model(state))
-        return {**model, **own_weights(plan.setting, self._fitting(plan))}
+        return {**plan.model_weights(state), **own_weights(plan.setting, self._fitting(plan))}
 
     def tested(
         self, context: RoundContext, graph: bytes, state: Mapping[str, Array]
@@ -95,7 +95,7 @@ class Evaluation:
             return None
         part = slice(plan.rule.validation_records, None)
         held = self._on(test, graph, part, plan.job.data.target)
-        return held.tested(self.weights(plan, state))
+        return held.tested(self.weights(plan, state), alarms=THRESHOLD in state)
 
     def _on(
         self, test: Records, graph: bytes, part: slice, target: TargetRange | None = None
@@ -162,6 +162,20 @@ def mean_softmax(context: RoundContext, found: list[Array], uploads: int) -> Mea
     event = context.plan.softmax_event()
     variance = noise_law(event)[1] if isinstance(event, LaplaceEvent) else 0.0
     return MeanSoftmax(tuple(values.tolist()), uploads, math.sqrt(variance / uploads))
+
+
+FEDERATED = "FEDERATED"  # the `eval_type` of figures on the devices' own records
+
+
+def federated_figures(
+    context: RoundContext, found: Sequence[Array], uploads: int
+) -> dict[str, Any] | None:
+    """The figures on the devices' own evaluation records, of the counts of `uploads` devices, one
+    by one or summed; None in an exchange that asks for none."""
+    if context.exchange.phase != EVALUATE:
+        return None
+    figures = context.plan.evaluation.figures(found, uploads)
+    return {"eval_type": FEDERATED, "round": context.exchange.number, **figures}
 
 
 def clusters(context: RoundContext, vectors: list[Array]) -> ClusterScores | None:

@@ -10,7 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgeveil.evaluation.figures import ACCURACY, leading
 from edgeveil.pages.parts import thinned
+from edgeveil.parts.exchange import EVALUATE
+from edgeveil_cloud.evaluation import FEDERATED
 from edgeveil_cloud.store_tables import ExchangeRecord
 
 KEPT_EVENTS = 200  # that a page shows
@@ -48,6 +51,7 @@ class JobHistory:
     release: list[str] = field(default_factory=list)
     figures: Mapping[str, Any] = field(default_factory=dict)  # of the newest tested model
     figures_by_round: list[dict[str, Any]] = field(default_factory=list)
+    federated: list[Mapping[str, Any]] = field(default_factory=list)  # by round
     events: int = 0
     seq: int = 0
     doing: str = ""
@@ -94,13 +98,13 @@ class JobHistory:
                 "epsilon": {},
                 "timeline": {},
             }
-            self.rows.append({**row, **ended, **known, "rmse": None})
+            self.rows.append({**row, **ended, **known, "led": (ACCURACY, row["accuracy"])})
             self._score(row["number"], record.scores)
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
         """Committed training rounds alone."""
-        return [row for row in self.rows if row["number"]]
+        return [row for row in self.rows if row["number"] and row["phase"] != EVALUATE]
 
     @property
     def phases(self) -> list[str]:
@@ -111,7 +115,7 @@ class JobHistory:
         uploads, selected = int(data["uploads"]), self._selected
         row = {
             **{name: data.get(name) for name in _ROW},
-            "rmse": (data.get("figures") or {}).get("rmse"),  # where the label is a number
+            "led": leading(data),
             "exchange": int(data["exchange"]),
             "uploads": uploads,
             "seconds": float(data.get("seconds") or 0.0),
@@ -138,6 +142,7 @@ class JobHistory:
         number = int(data["number"])
         if averaged := data.get("mean_softmax"):
             self.means.append({**averaged, "round": number})
+        self._score(number, data.get("federated"))
         found = data.get("clusters")
         if not found:
             return
@@ -158,7 +163,10 @@ class JobHistory:
             self._stride *= 2
 
     def _score(self, number: int, found: Mapping[str, Any] | None) -> None:
-        if found and "eval_type" in found and "mean" not in found:
+        if found and found.get("eval_type") == FEDERATED:
+            self.federated = [one for one in self.federated if one["round"] < number]
+            self.federated.append({**found, "round": number})
+        elif found and "eval_type" in found and "mean" not in found:
             kept = {name: value for name, value in found.items() if name not in _LONG}
             self.scores = [one for one in self.scores if one["round"] < number]
             self.scores.append({**kept, "round": number})
@@ -173,4 +181,6 @@ class JobHistory:
             for name, value in found.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
-        self.figures_by_round.append({**plain, "round": int(data["number"])})
+        number = int(data["number"])
+        self.figures_by_round = [row for row in self.figures_by_round if row["round"] < number]
+        self.figures_by_round.append({**plain, "round": number})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from edgeveil.evaluation.clustering import project_2d
-from edgeveil.evaluation.figures import leading, leading_text
+from edgeveil.evaluation.figures import federated_text, leading, leading_text
 from edgeveil.pages.parts import (
     Json,
     Tone,
@@ -20,6 +21,7 @@ from edgeveil.pages.parts import (
     series,
     table,
 )
+from edgeveil.parts.exchange import exchange_label, short_label
 from edgeveil.privacy.guarantee import up
 from edgeveil_cloud.job_history import EvaluationPoints
 
@@ -67,6 +69,23 @@ def calibration(found: Mapping[str, Any]) -> Json | None:
     error = figure_text(found.get("error"))
     label = f"Calibration: expected error {error}"
     return lines(label, x, shown, x_name="confidence", low=0.0, high=1.0)
+
+
+def by_score(found: Mapping[str, Any]) -> Json | None:
+    """How normal and anomalous records spread over scores, a share of each in bins of its
+    logarithm."""
+    normal, anomalous = found.get("normal") or [], found.get("anomalous") or []
+    if len(normal) < 2:
+        return None
+    low, high = found["from"] * math.log10(2), found["to"] * math.log10(2)
+    width = (high - low) / len(normal)
+    x = [round(low + (k + 0.5) * width, 3) for k in range(len(normal))]
+    shown = [
+        series(name, [rounded(one / max(1, sum(of)), 4) for one in of], colour)
+        for name, of, colour in (("normal", normal, "blue"), ("anomalous", anomalous, "orange"))
+    ]
+    label = "Share of the records by score"
+    return lines(label, x, shown, x_name="score, as a power of ten", low=0.0)
 
 
 def cluster_picture(shown: Sequence[EvaluationPoints]) -> Json | None:
@@ -127,7 +146,7 @@ def time_picture(rows: Sequence[Mapping[str, Any]]) -> Json:
         drawn_s += min(idle_s, longest)
         found.append(
             {
-                "name": str(row["number"] or row["phase"]),
+                "name": short_label(row["phase"], row["number"]),
                 "start_s": round(drawn_s, 4),
                 "begun_s": round(max(0.0, begun_s - first_s), 4),
                 "parts_s": parts,
@@ -148,10 +167,12 @@ def event_line(kind: str, data: Mapping[str, Any], proven: set[str]) -> Json:
     """An event in a line."""
     tone: Tone = ""
     if kind == "exchange_committed":
-        name = f"round {data['number']}" if data["number"] else data["phase"]
+        name = exchange_label(data["phase"], data["number"])
         text = f"{name} committed: {data['uploads']} answered"
         text += f", {data['declined']} declined" if data["declined"] else ""
         led, value = leading(data)
+        if federated := data.get("federated"):
+            text += f"; {federated_text(federated)}"
         if value is not None:
             epsilon = data["epsilon"]
             spent = ", ".join(

@@ -15,7 +15,7 @@ from itertools import cycle
 from typing import Any
 
 from edgeveil.errors import ProtocolError
-from edgeveil.evaluation.figures import leading_stored, leading_text
+from edgeveil.evaluation.figures import ACCURACY, AUC, RMSE, leading_stored, leading_text
 from edgeveil.evaluation.noise_correction import NOT_IDENTIFIABLE
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
@@ -48,6 +48,7 @@ from edgeveil_cloud.job_pictures import (
     NUMBERED,
     STEPS,
     TONES,
+    by_score,
     calibration,
     cluster_picture,
     count_text,
@@ -74,6 +75,12 @@ HOPS = (
     ("proxy_to_cloud", "proxy → cloud"),
 )
 _CLOUDS_RECORDS = "on records the cloud holds"
+_NO_FIGURES = ("round", "unusable", "normal", "anomalous")  # among numbers of a round
+_UNUSABLE = {  # what a record without a usable answer lacks, and how it counts
+    ACCURACY: ("probability", "wrong"),
+    RMSE: ("value", "far off"),
+    AUC: ("score", "wrong"),
+}
 
 
 @dataclass(frozen=True)
@@ -119,6 +126,7 @@ class JobDetails:
     seen: Sequence[Mapping[str, str]] = ()
     shuffle: Sequence[str] = ()
     aggregation_note: str = ""
+    measure: str = ACCURACY  # what leads its figures
     half: float | None = None  # of the range of a label that is a number
     run: RunPart | None = None
 
@@ -160,6 +168,7 @@ def facts_of_plan(plan: Plan, cells: int = 1) -> JobDetails:
         seen=[asdict(row) for row in who_sees(plan, cells)],
         shuffle=[str(credit) for credit in shuffled(plan)],
         aggregation_note=plan.aggregation_note,
+        measure=plan.job.measure,
         half=None if plan.job.data.target is None else plan.job.data.target.half,
     )
 
@@ -215,8 +224,8 @@ class _View:
         }
         self._rows = [self._proven(row) for row in course.rows]
         self._phases = course.phases
-        of_number = facts.half is not None or any(row["rmse"] is not None for row in course.rounds)
-        self._measure = "RMSE" if of_number else "accuracy"
+        told = [row["led"][0] for row in course.rounds if row["led"][1] is not None]
+        self._measure = facts.measure if facts.measure != ACCURACY or not told else told[-1]
         self._tested = [row for row in course.rounds if self._measured(row) is not None]
         self._simulated = self._run is not None and self._run.simulated
 
@@ -294,14 +303,14 @@ class _View:
         last = rounds[-1] if rounds else None
         measured = f"on {run.measured_on}" if run and run.measured_on else _CLOUDS_RECORDS
         name = f"final {self._measure}" if self._ended else f"{self._measure} now"
-        if self._measure == "RMSE":
+        if self._measure == RMSE:
             measured = f"in the label's unit, {measured}"
         found = [card(name, self._text(self._measured(last) if last else None), measured)]
         if run is not None and run.reference:
             note = "same records, no privacy"
             note += f": {run.reference_note}" if run.reference_note else ""
             found.append(card("without noise", self._text(run.reference[-1]), note))
-        if last is not None and last["loss"] is not None and self._measure == "accuracy":
+        if last is not None and last["loss"] is not None and self._measure == ACCURACY:
             found.append(card("loss", figure_text(last["loss"]), "mean cross-entropy, in nats"))
         if self._rows:
             row = self._rows[-1]
@@ -338,11 +347,12 @@ class _View:
     # --- accuracy ---
 
     def _measured(self, row: Mapping[str, Any]) -> float | None:
-        """Accuracy after a round; of a number RMSE, which also follows from the loss."""
-        found: float | None = row["accuracy" if self._measure == "accuracy" else "rmse"]
-        if self._measure == "RMSE" and found is None and self._facts.half is not None:
-            return leading_stored(None, row["loss"], self._facts.half)[1]
-        return found
+        """What leads the figures after a round; RMSE and AUC also follow from the loss."""
+        name, found = row["led"]
+        value: float | None = found if name == self._measure else None
+        if value is not None:
+            return value
+        return leading_stored(self._measure, None, row["loss"], self._facts.half)
 
     def _text(self, value: float | None) -> str:
         return "–" if value is None else leading_text(self._measure, value)
@@ -371,11 +381,11 @@ class _View:
         shown += self._beside(x)
         lowest = least([v for one in shown if not one["quiet"] for v in one["values"]])
         low = max(0.0, math.floor(lowest * 20 - 0.5) / 20)
-        ends = (0.0, None) if self._measure == "RMSE" else (low, 1.0)
+        ends = (0.0, None) if self._measure == RMSE else (low, 1.0)
         name = f"{measure} on the test records"
         parts = [lines(name, x, shown, low=ends[0], high=ends[1])]
         losses = [rounded(row["loss"]) for row in self._tested]
-        if any(value is not None for value in losses) and self._measure == "accuracy":
+        if any(value is not None for value in losses) and self._measure == ACCURACY:
             parts.append(
                 lines("Loss on the test records", x, [series("loss", losses, "purple")], low=0.0)
             )
@@ -396,9 +406,7 @@ class _View:
         found, by_round = self._course.figures, self._course.figures_by_round
         if not found:
             return None
-        names = {
-            name: None for row in by_round for name in row if name not in ("round", "unusable")
-        }
+        names = {name: None for row in by_round for name in row if name not in _NO_FIGURES}
         parts: list[Json | None] = []
         if len(by_round) > 1 and names:
             x = [row["round"] for row in by_round]
@@ -427,10 +435,11 @@ class _View:
                 )
             )
         parts.append(calibration(found.get("calibration") or {}))
+        parts.append(by_score(found.get("histogram") or {}))
         at = by_round[-1]["round"] if by_round else 0
         text = f"Of the model after round {at}, on the records that {self._measure} is measured on."
         unusable = int(found.get("unusable") or 0)
-        answer, count = ("value", "far off") if "rmse" in found else ("probability", "wrong")
+        answer, count = _UNUSABLE[self._measure]
         bad = f"{counted(unusable, 'record')} got no usable {answer} and count as {count}."
         before = [said(text), said(bad, "bad") if unusable else None]
         title = "Class by class" if found.get("per_class") else "Further figures"
@@ -717,7 +726,13 @@ class _View:
             "The share of the cloud's test records whose most probable class is right; the loss is"
             " the mean cross-entropy on them."
         )
-        if self._measure == "RMSE":
+        if self._measure == AUC:
+            found = (
+                "How likely an anomalous one of the cloud's test records scores above a normal one,"
+                " the area under the ROC curve: 0.5 is chance. A score above 1 is an alarm, where"
+                " the devices' own counts gave a threshold."
+            )
+        if self._measure == RMSE:
             found = (
                 "The root of the mean squared error on the cloud's test records, in the label's own"
                 " unit; the loss is the mean squared error where the range is [-1, 1]."

@@ -28,13 +28,14 @@ from edgeveil.jobs.rehearsal import (
     brief,
     made_up_records,
     rehearsed_answer,
+    rehearsed_evaluation,
     rehearsed_softmax,
     training_kinds,
 )
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.jobs.round_traffic import BrokerUse, RoundTraffic, misfits
 from edgeveil.own_process import is_own, run_apart
-from edgeveil.parts.exchange import TRAIN, Array, Exchange, SegmentSpec
+from edgeveil.parts.exchange import EVALUATE, TRAIN, Array, Exchange, SegmentSpec
 from edgeveil.parts.features import match_artifacts
 from edgeveil.parts.methods.own_code import check_own_code
 from edgeveil.parts.models import runs_python
@@ -51,14 +52,24 @@ from edgeveil.protocol.sealed import (
 )
 from edgeveil_cloud.broadcasts import BroadcastLimits, round_package
 from edgeveil_cloud.commit_round import aggregate
-from edgeveil_cloud.evaluation import Evaluation, clusters, mean_softmax
+from edgeveil_cloud.evaluation import Evaluation, clusters, federated_figures, mean_softmax
 from edgeveil_cloud.model_card import model_card, weights_file
 from edgeveil_cloud.validate_batch import ValidatedBatch
 
 REHEARSAL_S = 300.0  # imports on a slow box and every kind of round
 RECORDS = 16  # of a made-up device
 _FAR = 1e-3  # of a probability: rounding alone makes no such difference
-_KEYS = ("aggregation", "data", "features", "model", "privacy", "round", "selection", "train")
+_KEYS = (
+    "aggregation",
+    "data",
+    "features",
+    "federated_evaluation",
+    "model",
+    "privacy",
+    "round",
+    "selection",
+    "train",
+)
 
 
 class RefusedJobError(DataError):
@@ -171,6 +182,14 @@ class _Rehearsal:
                 context = RoundContext.of(plan, exchange.index)
                 clusters(context, [vector])
                 mean_softmax(context, [vector], 1)
+        for exchange in [one for one in plan.exchanges if one.phase == EVALUATE][:1]:
+            context = RoundContext.of(plan, exchange.index)
+            self._check_sizes(context)
+            with _stage("evaluation on a device", self._network):
+                model = plan.cloud.model(self._state)
+                counts = rehearsed_evaluation(plan, graph, model, made_up_records(plan, RECORDS))
+            with _stage("the figures of devices", "federated_evaluation"):
+                federated_figures(context, [counts], 1)
 
     def _absorb(self, exchange: Exchange, graph: bytes, upload: dict[str, Array]) -> None:
         """A batch of one upload, again and again, as many as the rule needs."""
@@ -191,7 +210,7 @@ class _Rehearsal:
     def _release(self, graph: bytes) -> None:
         plan, x = self._plan, self._test.x[:RECORDS]
         weights = self._evaluation.weights(plan, self._state)
-        onnx = bake(graph, weights, model_card(plan))
+        onnx = bake(graph, weights, model_card(plan, self._state))
         weights_file(plan, weights)
         if len(onnx) > MAX_GRAPH_BYTES:
             raise DataError(

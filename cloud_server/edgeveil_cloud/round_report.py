@@ -28,7 +28,6 @@ from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.exchange import Array, Exchange, Tensors
 from edgeveil.parts.methods import METHODS
-from edgeveil.privacy.events import LaplaceEvent
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.protocol.sealed import pack_tensors
 from edgeveil_cloud.store import Store
@@ -113,9 +112,9 @@ def job_summary(store: Store, plan: Plan, job: str, all_declined: bool = False) 
 def summary_of(plan: Plan, asked: int, accuracy: float | None) -> dict[str, Any]:
     """The same of a job that asked devices for nothing past exchange `asked`."""
     quote = plan.spent(asked)
-    event = plan.softmax_event()
-    per_round = float(event.epsilon) if isinstance(event, LaplaceEvent) else None
-    inference = {**_plain(quote.inference), "unit": event.unit, "epsilon_per_round": per_round}
+    unit = quote.inference.unit if quote.inference.epsilon else plan.softmax_event().unit
+    once = plan.epsilon_per_inference
+    inference = {**_plain(quote.inference), "unit": unit, "epsilon_per_round": once}
     return {
         "privacy": {"training": _plain(quote.training), "inference": inference},
         "final": {"accuracy": accuracy},

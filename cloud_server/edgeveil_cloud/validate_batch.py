@@ -25,7 +25,7 @@ from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation import AGGREGATIONS
 from edgeveil.parts.aggregation.mean import ExactSum, Grids, largest_of
-from edgeveil.parts.exchange import TRAIN, Array, SegmentSpec
+from edgeveil.parts.exchange import EVALUATE, TRAIN, Array, SegmentSpec
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud_tasks import BatchPart
 from edgeveil.protocol.mask_seeds import masked_vectors
@@ -457,8 +457,13 @@ def validate_batch(
 def adds_up(context: RoundContext, spec: SegmentSpec) -> bool:
     """Whether a segment's mean over all uploads is all that is asked for: by the job's rule, or in
     an exchange for which its rule is not defined."""
-    ruled = context.plan.rule.sums or context.exchange.phase == TRAIN
-    return spec.name != SOFTMAX and (looks_at_none(context) or not ruled)
+    return spec.name != SOFTMAX and (looks_at_none(context) or not under_rule(context))
+
+
+def under_rule(context: RoundContext) -> bool:
+    """Whether the job's rule combines what comes of this exchange; else it is averaged."""
+    phase = context.exchange.phase
+    return phase != EVALUATE and (context.plan.rule.sums or phase == TRAIN)
 
 
 def looks_at_none(context: RoundContext) -> bool:

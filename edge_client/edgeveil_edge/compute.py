@@ -23,7 +23,7 @@ from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs.broadcast_precision import as_received
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.rehearsal import rehearse_device
-from edgeveil.parts.exchange import KEPT, Answer, Array, Exchange, Tensors
+from edgeveil.parts.exchange import EVALUATE, KEPT, Answer, Array, Exchange, Tensors
 from edgeveil.parts.own_records import device_records, of_shape
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.sampler import RandomBytes
@@ -36,7 +36,7 @@ _WARM_RECORDS = 8
 _SCHEMAS_KEPT = 2  # by which records are read at the same time: of jobs that run beside each other
 _TRIES = 3  # the least counts: what the box can do, whatever else it did meanwhile
 
-Half = Literal["train", "infer"]  # of an answer
+Half = Literal["train", "infer", "evaluate"]  # of an answer; the last is one by itself
 _Reading = tuple[float, DataSchema | None]  # the share for evaluation, and the job's schema
 
 
@@ -199,6 +199,8 @@ class Computer:
 
     def order(self, one: Computation) -> tuple[Half, ...]:
         """The halves of an answer, training first: no evaluation record may decide its fate."""
+        if one.exchange.phase == EVALUATE:
+            return ("evaluate",)
         halves: tuple[tuple[Half, bool], ...] = (
             ("train", one.trains),
             ("infer", one.exchange.infer),
@@ -210,7 +212,7 @@ class Computer:
         plan = one.job.plan
         if one.trains:
             plan.check_backbones()
-        if one.exchange.infer:
+        if one.exchange.carries_model:
             self._inference.session(one.job.graph, plan.job.data.classes)
 
     def blank(self, one: Computation, half: Half) -> Answer:
@@ -243,6 +245,9 @@ class Computer:
             return training_answer(plan, exchange, package, one.own, training, noise, processor)
         session = self._inference.session(one.job.graph, plan.job.data.classes)
         weights = plan.graph_weights(as_received(plan, unpack_tensors(package.model)))
+        if half == "evaluate":
+            row_s = one.allowed_s / (2 * plan.job.data.nominal_evaluation_records)
+            return plan.evaluation.answer(session, weights, evaluation, noise, row_s)
         samples = plan.softmax_samples
         row_s = one.allowed_s / (2 * samples) if samples else math.inf
         key = self._split_key

@@ -335,7 +335,7 @@ class ComputeServer:
         self._jobs[request.digest] = TaughtJob(plan, request.canonical, request.graph)
         if request.trains and trains_model(plan.job.train.method):
             _load("torch", "torch.func")
-        if any(one.infer for one in plan.exchanges):
+        if any(one.carries_model for one in plan.exchanges):
             _load("onnxruntime")
 
     def _try(self, request: TryJob) -> None:

@@ -207,7 +207,8 @@ class Device:
         return as_plain(path, read_ledger(path), {self.site.data.name: self.site.policy})
 
     def predict(self, records: str | Path | NDArray[Any]) -> Predictions:
-        """Class and probabilities, or a number, by the release in use; nothing leaves this machine.
+        """Class and probabilities, a number, or how unusual each is, by the release in use; nothing
+        leaves this machine.
 
         Raises UsageError before the first release, DataError for records of another form.
         """

@@ -28,6 +28,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.data.anomaly import ALARM_RATE
 from edgeveil.data.encoding import RowEncoder, cell_text
 from edgeveil.data.schema import DataSchema, schema_in
 from edgeveil.errors import DataError, EdgeVeilError, UsageError
@@ -96,6 +97,8 @@ class ServedModel:
             return told
         columns = [name for column in schema.columns or () for name in column.names]
         named: dict[str, Any] = {"classes": list(schema.label.names), "columns": columns}
+        if schema.anomaly:
+            named["alarms"] = ALARM_RATE in self.session.metadata
         if schema.target is not None:
             named["range"] = [schema.target.low, schema.target.high]
         return {**told, **named, "pictures": schema.image is not None}

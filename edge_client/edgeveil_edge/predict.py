@@ -13,13 +13,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.data.anomaly import ALARM_RATE, NAMES
 from edgeveil.data.encoding import Encoded, pictures
 from edgeveil.data.records import require_file
 from edgeveil.data.schema import DataSchema, schema_in
 from edgeveil.data.target import TargetRange
 from edgeveil.errors import DataError, EdgeVeilError, UsageError, needs_extra
-from edgeveil.evaluation.figures import regression_figures
-from edgeveil.evaluation.onnx_session import VALUE, OnnxModel
+from edgeveil.evaluation.figures import anomaly_figures, regression_figures
+from edgeveil.evaluation.onnx_session import SCORE, VALUE, OnnxModel
 from edgeveil.parts.sources.csvfile import any_form, encode_csv, read_matrix
 from edgeveil.parts.sources.images import ENDINGS, encode_files, pictures_below
 from edgeveil.parts.sources.npz import npy_array, npz_array
@@ -38,7 +39,9 @@ class Predictions:
     A row with NaN or infinity is that of an unusable record. `classes` are the classes' names and
     `files` the pictures' files, where there are any; `given` are the labels that stood beside the
     records (records,), -1 for none. Of a model of a number `values` (records,) has them, in the
-    unit of its range `target`, and there are neither classes nor probabilities.
+    unit of its range `target`, and there are neither classes nor probabilities. Of one of anomalies
+    `scores` (records,) are how far each is from what is usual; with `alarms` one above 1 is an
+    anomaly.
     """
 
     model: str
@@ -49,12 +52,17 @@ class Predictions:
     given: NDArray[np.int64] | None = None
     values: NDArray[np.float64] | None = None
     target: TargetRange | None = None
+    scores: NDArray[np.float64] | None = None
+    alarms: bool = False
 
     @classmethod
     def of(cls, model: str, session: OnnxModel, found: NDArray[np.float64], **beside: Any) -> Self:
         """What a session answered. Raises DataError where a model of a number tells no range, or
         one of classes names others than it tells apart."""
         schema = schema_in(session.metadata, session.input_shape)
+        if session.output == SCORE:
+            none, alarms = np.zeros((len(found), 0)), ALARM_RATE in session.metadata
+            return cls(model, none, scores=found[:, 0], alarms=alarms, **beside)
         if session.output != VALUE:
             classes = () if schema is None else schema.label.names
             if classes and found.shape[1] != len(classes):
@@ -71,35 +79,49 @@ class Predictions:
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """The likeliest class of each record (records,); -1 for an unusable one, or of a number."""
-        if self.values is not None:
+        """The likeliest class of each record (records,), 1 for an anomaly and 0 for none; -1 for an
+        unusable one, of a number, and where no score is known to be an anomaly's."""
+        if self.scores is not None and self.alarms:
+            return np.where(self._sound, self.scores > 1, -1)
+        if self._number is not None:
             return np.full(len(self), -1)
         return np.where(self._sound, np.argmax(self.probabilities, axis=1), -1)
 
     @property
+    def _number(self) -> NDArray[np.float64] | None:
+        """What each record has in place of probabilities, if anything."""
+        return self.values if self.scores is None else self.scores
+
+    @property
     def _sound(self) -> NDArray[np.bool_]:
-        found = self.probabilities if self.values is None else self.values[:, None]
+        found = self.probabilities if self._number is None else self._number[:, None]
         return np.asarray(np.isfinite(found).all(axis=1))
 
     @property
     def errors(self) -> Mapping[str, Any] | None:
-        """Of a number, `regression_figures` on the records with a label; None without any."""
-        if self.given is None or self.values is None or self.target is None:
+        """Of a number, `regression_figures` on the records with a label, of anomalies
+        `anomaly_figures`; None without any."""
+        if self.given is None:
+            return None
+        if self.scores is not None:
+            return anomaly_figures(self.scores, self.given, alarms=self.alarms) or None
+        if self.values is None or self.target is None:
             return None
         return regression_figures(self.values, self.given, self.target) or None
 
     @property
     def accuracy(self) -> float | None:
         """The share of the records with a label that were told right; None where none has one."""
-        if self.given is None or self.values is not None:
+        if self.given is None or self._number is not None:
             return None
         known = (self.given >= 0) & self._sound
         return float((self.labels[known] == self.given[known]).mean()) if known.any() else None
 
     def table(self) -> list[dict[str, Any]]:
         """A row for each record: its number from 1, label and probability, None if unusable; also
-        the class's name and the picture's file, where there are any. Of a number its value."""
-        if self.values is not None:
+        the class's name and the picture's file, where there are any. Of a number its value, of
+        anomalies as `plain` has it."""
+        if self._number is not None:
             return [{"record": number, **row} for number, row in enumerate(self.plain(), start=1)]
         return [
             {
@@ -117,7 +139,14 @@ class Predictions:
     def plain(self) -> list[dict[str, Any]]:
         """For JSON: {label, name, probabilities} of each record, {label: null} of an unusable one;
         the name only where the model knows its classes', `file` only of pictures. Of a number
-        {value}, null for an unusable record."""
+        {value}, null for an unusable record; of anomalies {score}, null likewise, and with alarms
+        {label, name} beside it."""
+        if self.scores is not None:
+            rows = zip(self.scores.tolist(), self.labels.tolist(), self._sound, strict=True)
+            return [
+                {"score": score if sound else None, **(_verdict(label) if self.alarms else {})}
+                for score, label, sound in rows
+            ]
         if self.values is not None:
             pairs = zip(self.values.tolist(), self._sound, strict=True)
             return [{"value": value if sound else None} for value, sound in pairs]
@@ -134,12 +163,17 @@ class Predictions:
         return {"name": self.classes[label] if label >= 0 else None}
 
 
+def _verdict(label: int) -> dict[str, Any]:
+    known = label >= 0
+    return {"label": label if known else None, "name": NAMES[label] if known else None}
+
+
 @needs_extra("infer")
 def predict(
     model: str | Path, records: str | Path | NDArray[Any], *, personal: bool = False
 ) -> Predictions:
-    """Class and probabilities of records, or the number that a job of numbers learned to tell, by a
-    released model; nothing leaves this machine.
+    """Class and probabilities of records, the number that a job of numbers learned to tell, or how
+    unusual each is, by a released model; nothing leaves this machine.
 
     `model` is an ONNX file or a device's state folder, whose release in use is then taken.
     `records` is an array (records, …) or a file: .npz (array `x`), .npy or .csv (values alone);

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from edgeveil.data.schema import schema_in
 from edgeveil.errors import DataError, EdgeVeilError
 from edgeveil.evaluation.graph_check import check_graph
-from edgeveil.evaluation.onnx_session import VALUE, OnnxModel
+from edgeveil.evaluation.onnx_session import SCORE, VALUE, OnnxModel
 
 CHECKED = "the graph check refuses it: "  # how a reason of `try_release` begins that it gave
 _TRIED_RECORDS = 8
@@ -53,7 +53,9 @@ def run_trial(onnx: bytes) -> str:
 
 
 def _fault(model: OnnxModel, found: NDArray[np.float64]) -> str:
-    """What is wrong with answers: no distributions, or no numbers of the range it tells."""
+    """What is wrong with answers: no distributions, no numbers of the range it tells, no scores."""
+    if model.output == SCORE:
+        return "" if (np.isfinite(found) & (found >= 0)).all() else "no scores"
     if model.output == VALUE:
         schema = schema_in(model.metadata, model.input_shape)
         if schema is None or schema.target is None:

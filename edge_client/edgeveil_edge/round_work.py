@@ -23,7 +23,7 @@ from edgeveil.jobs.buffered_rounds import late_exchanges, own_budget_s, stalenes
 from edgeveil.jobs.job import JobData
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.parts.exchange import KEPT, Answer, Array, Tensors
+from edgeveil.parts.exchange import EVALUATE, KEPT, Answer, Array, Tensors
 from edgeveil.parts.features import match_artifacts
 from edgeveil.parts.methods import METHODS
 from edgeveil.privacy.derived import NoiseFor, Question
@@ -272,14 +272,16 @@ class RoundWork:
     def _late(self, manifest: Manifest, plan: Plan) -> LateUpdate | None:
         """This device's newest update, where it was too late for its round and may go with this one
         (`buffered_rounds`). No record is read for it, so there is nothing to pay."""
-        at, job_id = manifest.at, manifest.at.job_id.hex()
+        at, job_id, since = manifest.at, manifest.at.job_id.hex(), list[int]()
         for earlier in late_exchanges(plan, at.exchange):
+            since.append(earlier.index)
             held = self._ledger.recall(job_id, earlier.index)
             if held is None:
                 continue
-            if self._store.was_taken(at.job_id, earlier.index, at.exchange):
+            if self._store.was_taken(at.job_id, since):
                 return None
-            weight = staleness_weight(plan.job.round, at.exchange - earlier.index)
+            late = plan.exchange(at.exchange).number - earlier.number
+            weight = staleness_weight(plan.job.round, late)
             self._say(
                 f"job {short_name(at.job_id)}, round {at.exchange} is answered with the update of"
                 f" round {earlier.index}, which was late for its own: it weighs {weight:.2f}"
@@ -406,6 +408,8 @@ class RoundWork:
 
 def nothing_to_give(site: EdgeSite, context: RoundContext) -> str:
     """The reason why a device of this role sits the round out, or an empty string."""
+    if context.exchange.phase == EVALUATE:
+        return ""
     if site.role != "train" and not context.exchange.infer:
         return "this round asks for no inference, and the role is infer"
     if site.role != "train" and context.plan.sums_inferences:
@@ -524,7 +528,8 @@ def release(
     `parts` are used up. Raises PrivacyError where more than `memory_bytes` would be kept.
     """
     events = [event for part in parts for event in part.events]
-    kept = _packed(parts, memory_bytes)
+    # An evaluation stands between two rounds, which keep for each other.
+    kept = None if manifest.phase == EVALUATE else _packed(parts, memory_bytes)
     payload = pack_tensors({name: a for part in parts for name, a in part.segments.items()})
     parts.clear()  # as large as the payload, which SQLite copies twice
     job_id, index = manifest.at.job_id.hex(), manifest.at.exchange

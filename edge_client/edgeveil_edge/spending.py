@@ -46,16 +46,20 @@ def left(account: Account, policy: Policy) -> dict[str, float]:
     training, inference = total(q.training for q in quotes), total(q.inference for q in quotes)
     return {
         "lifetime_epsilon": max(0.0, policy.lifetime_epsilon - training.epsilon),
-        **_left_if_colluding(policy, training),
-        "lifetime_delta": max(0.0, policy.lifetime_delta - training.delta),
+        **_left_if_colluding(policy, training, inference),
+        "lifetime_delta": max(0.0, policy.lifetime_delta - max(training.delta, inference.delta)),
         "max_inference_epsilon": max(0.0, policy.max_inference_epsilon - inference.epsilon),
     }
 
 
-def _left_if_colluding(policy: Policy, training: Guarantee) -> dict[str, float]:
-    if training.if_colluding is None and policy.lifetime_collusion_epsilon is None:
+def _left_if_colluding(
+    policy: Policy, training: Guarantee, inference: Guarantee
+) -> dict[str, float]:
+    shared = training.if_colluding is not None or inference.if_colluding is not None
+    if not shared and policy.lifetime_collusion_epsilon is None:
         return {}
-    left_over = policy.collusion_epsilon_in_all - training.collusion_epsilon
+    spent = max(training.collusion_epsilon, inference.if_colluding or 0.0)
+    left_over = policy.collusion_epsilon_in_all - spent
     return {"lifetime_collusion_epsilon": max(0.0, left_over)}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,16 +198,15 @@ class DeviceStore:
             ).fetchone()
         return int(row[0])
 
-    def was_taken(self, job_id: bytes, since: int, before: int) -> bool:
+    def was_taken(self, job_id: bytes, rounds: Sequence[int]) -> bool:
         """Whether the proxy took an upload of these rounds, or may have: it neither refused it, nor
         does the round's record show that it did not count."""
         with self._file.guard() as db:
-            row = db.execute(
-                "SELECT 1 FROM receipts WHERE job = ? AND round >= ? AND round < ?"
-                " AND state NOT IN ('refused', 'late') LIMIT 1",
-                (job_id, since, before),
-            ).fetchone()
-        return row is not None
+            found = db.execute(
+                "SELECT round FROM receipts WHERE job = ? AND state NOT IN ('refused', 'late')",
+                (job_id,),
+            ).fetchall()
+        return not {round_ for (round_,) in found}.isdisjoint(rounds)
 
     def receipts(self) -> list[UploadReceipt]:
         """What became of the newest uploads, the oldest of them first."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgeveil.data.anomaly import anomalous, learned_from
 from edgeveil.data.encoding import ColumnTally, Encoded
 from edgeveil.data.records import Records, flat_rows
 from edgeveil.data.schema import DataSchema
@@ -23,6 +24,7 @@ class DataReport:
     shape_wanted: tuple[int, ...] | None
     not_finite: int  # records with NaN or an infinity
     labels_outside: int  # labels that are none of 0..classes-1; -1 stands for no whole number
+    not_learned: int  # of a job that learns what is normal: records that are labelled anomalous
     out_of_range: int  # records with a value outside the declared range
     usable: int  # records that learning will count
     histogram: Mapping[int, int]  # usable records by class
@@ -60,12 +62,16 @@ def check_records(
     classes: int | None = None,
     input_shape: tuple[int, ...] | None = None,
     input_range: tuple[float, float] | None = None,
+    anomaly: bool = False,
 ) -> DataReport:
-    """Count what learning will drop or clip. `classes`, shape and range come from the job."""
+    """Count what learning will drop or clip. `classes`, shape and range come from the job, and
+    whether it learns what is normal (`anomaly`)."""
     shape = tuple(training.x.shape[1:])
     y = np.concatenate([training.y, evaluation.y])
     finite = np.concatenate([_finite(training), _finite(evaluation)])
     outside = (y < 0) if classes is None else (y < 0) | (y >= classes)
+    if anomaly:
+        outside = ~(learned_from(y) | anomalous(y))
     beyond = np.zeros(len(y), dtype=np.bool_)
     if input_range is not None:
         beyond = np.concatenate([_beyond(part, input_range) for part in (training, evaluation)])
@@ -80,6 +86,7 @@ def check_records(
         shape_wanted=None if input_shape is None else tuple(input_shape),
         not_finite=int((~finite).sum()),
         labels_outside=int(outside.sum()),
+        not_learned=int(anomalous(y).sum()) if anomaly else 0,
         out_of_range=int((beyond & finite).sum()),
         usable=int(usable.sum()),
         histogram=dict(zip(labels.tolist(), counts.tolist(), strict=True)),
@@ -98,6 +105,11 @@ def schema_problems(schema: DataSchema, found: Encoded) -> list[str]:
         told.append(
             f"{found.unknown_labels} of {len(found.records)} labels in column"
             f" '{schema.label.column}' are missing or no number: dropped"
+        )
+    elif found.unknown_labels and schema.anomaly:
+        told.append(
+            f"{found.unknown_labels} of {len(found.records)} labels in column"
+            f" '{schema.label.column}' are neither normal nor anomalous by the schema: dropped"
         )
     elif found.unknown_labels:
         told.append(

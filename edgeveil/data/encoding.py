@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.crypto.labels import RECORD_STORED, context
+from edgeveil.data.anomaly import ANOMALOUS, UNKNOWN, UNLABELLED
 from edgeveil.data.records import MAX_BYTES, Records, require_room
 from edgeveil.data.schema import PIXEL_RANGE, Column, DataSchema
 from edgeveil.errors import DataError
@@ -71,7 +72,7 @@ class RowEncoder:
     """Rows of text -> records. `names` are the columns of the file, in its order.
 
     Raises DataError for a column that the file lacks; `labelled`: whether the label's is needed,
-    None: if it is there.
+    None: if it is there, as always where records need no label.
     """
 
     def __init__(
@@ -86,7 +87,8 @@ class RowEncoder:
         self._schema, self._where, self._max_bytes = schema, where, max_bytes
         self._width, place = len(names), {name: at for at, name in enumerate(names)}
         label = schema.label.column or ""
-        labelled = label in place if labelled is None else labelled
+        if labelled is None or (labelled and schema.anomaly):
+            labelled = label in place
         wanted = [name for column in schema.columns or () for name in column.names]
         if labelled:
             wanted.append(label)
@@ -111,6 +113,7 @@ class RowEncoder:
         ]
         self._label = place[label] if labelled else None
         self._label_of = _label_reader(schema)
+        self._dropped = UNKNOWN if schema.anomaly else NO_CLASS
         self._labels, self._broken, self._digests = array("q"), array("b"), bytearray()
 
     def add(self, cells: Sequence[str]) -> str:
@@ -129,7 +132,7 @@ class RowEncoder:
         self._labels.append(label)
         if not whole:
             return f"{len(cells)} columns, there should be {self._width}"
-        if label == NO_CLASS and self._label is not None:
+        if label == self._dropped and self._label is not None:
             what = (
                 "is none of the classes of" if self._schema.target is None else "is no number, as"
             )
@@ -150,7 +153,7 @@ class RowEncoder:
         return Encoded(
             Records(x, labels, digest_rows(self._digests)),
             tuple(column.tally(broken) for _, column in self._columns),
-            int((labels[~broken] == NO_CLASS).sum()) if self._label is not None else 0,
+            int((labels[~broken] == self._dropped).sum()) if self._label is not None else 0,
             self._label is not None,
         )
 
@@ -158,9 +161,12 @@ class RowEncoder:
 def _label_reader(schema: DataSchema) -> Callable[[str], int]:
     """What makes a label of a cell."""
     target, numbers = schema.target, schema.label.numbers
+    missing = frozenset(("", *schema.missing))
+    if schema.anomaly:
+        other = UNKNOWN if schema.label.anomalous else ANOMALOUS
+        return lambda cell: UNLABELLED if cell in missing else numbers.get(cell, other)
     if target is None:
         return lambda cell: numbers.get(cell, NO_CLASS)
-    missing = frozenset(("", *schema.missing))
 
     def label(cell: str) -> int:
         found = None if cell in missing else target.label(number_in(cell))

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from edgeveil.data import anomaly
 from edgeveil.data.target import LABELS, TargetRange
 from edgeveil.errors import DataError
 from edgeveil.registry import nearest
@@ -24,6 +25,7 @@ Text = Annotated[str, Field(max_length=256)]
 ColumnName = Annotated[str, Field(min_length=1, max_length=128)]
 Finite = Annotated[float, Field(ge=-1e30, le=1e30)]
 Pixels = Annotated[int, Field(ge=1, le=4096)]
+LabelNames = Annotated[tuple[Text, ...], Field(max_length=256)]
 
 Origin = Literal["public", "own_records"]
 PIXEL_RANGE = (0.0, 255.0)
@@ -88,15 +90,28 @@ class Label(Block):
     )
     """In place of `classes`: the label is a number, and this its public range. What lies outside is
     clipped; a record without a number there is dropped."""
+    normal: LabelNames = Field(default=(), examples=[["ok"]], exclude_if=_says_nothing)
+    """In place of both: what is usual is learned, and these labels say so of a record. One without
+    a label, or in a file without the column, is learned from too."""
+    anomalous: LabelNames = Field(
+        default=(), examples=[["leak", "stall"]], exclude_if=_says_nothing
+    )
+    """Beside `normal`: labels that say the opposite. Such a record is not learned from, and one
+    with another label is dropped; without a list, any other label says so."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """What each class is called."""
+        if self.normal:
+            return anomaly.NAMES
         return tuple(one if isinstance(one, str) else one[0] for one in self.classes)
 
     @property
     def numbers(self) -> dict[str, int]:
         """The class that each name means."""
+        if self.normal:
+            bad = dict.fromkeys(self.anomalous, anomaly.ANOMALOUS)
+            return {**dict.fromkeys(self.normal, anomaly.NORMAL), **bad}
         return {
             name: number
             for number, one in enumerate(self.classes)
@@ -153,9 +168,14 @@ class DataSchema(Block):
 
     @property
     def classes(self) -> int:
-        """How many labels there are; of a number, the steps of its range. A label that says neither
+        """How many labels there are; of a number, the steps of its range. A label that says nothing
         is refused by itself, and not for its count too."""
-        return max(2, len(self.label.classes)) if self.target is None else LABELS
+        return max(2, len(self.label.names)) if self.target is None else LABELS
+
+    @property
+    def anomaly(self) -> bool:
+        """Whether labels say what is normal, and what is not."""
+        return bool(self.label.normal)
 
     @property
     def target(self) -> TargetRange | None:
@@ -241,6 +261,9 @@ def impossible(schema: DataSchema, at: str) -> Iterator[Mix]:
         if schema.label.number is not None:
             text = "is for tables: pictures lie in a folder for each class; name classes"
             yield Mix((f"{at}.label.number",), text)
+        if schema.label.normal:
+            text = "is for tables: pictures lie in a folder for each class; name classes"
+            yield Mix((f"{at}.label.normal",), text)
     if schema.image is not None and schema.image.values[0] >= schema.image.values[1]:
         yield _not_a_range(schema.image.values, f"{at}.image.values")
 
@@ -250,13 +273,23 @@ def _labels(label: Label, at: str) -> Iterator[Mix]:
     twice = _twice(said)
     if twice is not None:
         yield Mix((f"{at}.label.classes",), f"'{twice}' stands twice; name each class once")
-    if bool(label.classes) == (label.number is not None):
-        given = "both are given" if label.classes else "neither is given"
+    twice = _twice([*label.normal, *label.anomalous])
+    if twice is not None:
+        keys = (f"{at}.label.normal", f"{at}.label.anomalous")
+        yield Mix(keys, f"'{twice}' stands twice; a label says one thing of a record")
+    if label.anomalous and not label.normal:
+        text = "is beside what is normal, and nothing is; add for example normal: [ok]"
+        yield Mix((f"{at}.label.anomalous", f"{at}.label"), text)
+    forms = {"classes": bool(label.classes), "number": label.number is not None}
+    forms["normal"] = bool(label.normal)
+    given = [name for name, there in forms.items() if there]
+    if len(given) != 1:
         text = (
-            f"a label is a class or a number, and {given}; write for example classes: [no, yes],"
-            " or number: [0, 100]"
+            f"a label is a class, a number or what is normal, and {' and '.join(given) or 'none'}"
+            f" {'are' if given else 'is'} given; write for example classes: [no, yes], number:"
+            " [0, 100], or normal: [ok]"
         )
-        yield Mix((f"{at}.label.classes", f"{at}.label"), text)
+        yield Mix((f"{at}.label.{(given or ['classes'])[0]}", f"{at}.label"), text)
     elif len(label.classes) == 1:
         text = "names one class, and there is nothing to tell it from; name at least two"
         yield Mix((f"{at}.label.classes",), text)
@@ -285,7 +318,8 @@ def _table(schema: DataSchema, columns: tuple[Column, ...], at: str) -> Iterator
     again = _twice(schema.header)
     if again is not None:
         yield Mix((f"{at}.header",), f"'{again}' stands twice; give each column its own name")
-    wanted, there = (*named, *([label] if label else ())), set(schema.header)
+    needed = label if label is not None and not schema.anomaly else None
+    wanted, there = (*named, *([needed] if needed else ())), set(schema.header)
     lacking = [name for name in wanted if name not in there]
     if lacking:  # told once: to look for what is meant takes time, and a job may come from anybody
         more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""

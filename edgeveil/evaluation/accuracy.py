@@ -12,10 +12,15 @@ from numpy.typing import NDArray
 
 from edgeveil.data.target import TargetRange
 from edgeveil.errors import DataError
-from edgeveil.evaluation.figures import classification_figures, regression_figures
+from edgeveil.evaluation.figures import (
+    anomaly_figures,
+    classification_figures,
+    regression_figures,
+)
 from edgeveil.evaluation.onnx_session import (
     BATCH_RECORDS,
     PROBABILITIES,
+    SCORE,
     VALUE,
     open_session,
     run_session,
@@ -32,7 +37,8 @@ class ModelScore:
     `accuracy` is the share whose largest probability is at the label, `loss` the mean cross-entropy
     in nats, of no record above 88. What is not finite is wrong, and has the largest loss. `figures`
     are those of `classification_figures`. Of a number `accuracy` is None, `loss` the mean squared
-    error of t in [-1, 1], and the figures are those of `regression_figures`.
+    error of t in [-1, 1], and the figures are those of `regression_figures`. Of anomalies it is
+    None too, `loss` is 1 - AUC, and the figures are those of `anomaly_figures`.
     """
 
     accuracy: float | None
@@ -44,8 +50,9 @@ class HeldOutTest:
     """Tests of one job's model on x (n, ...) and labels y (n,), for any weights.
 
     `graph` is the job's, weights as inputs. It is cut where weights first enter: what comes before
-    depends on the records alone. `target`: labels stand for numbers of this range. Needs the `onnx`
-    package. Raises DataError if there is no record or the graph does not fit.
+    depends on the records alone. `target`: labels stand for numbers of this range. Of a graph that
+    gives scores they are normal or not. Needs the `onnx` package. Raises DataError if there is no
+    record or the graph does not fit.
     """
 
     def __init__(
@@ -63,6 +70,8 @@ class HeldOutTest:
             )
         before, after, self._joint = cut(graph)
         self._y, self._target, self._head = y, target, open_session(after)
+        outputs = {one.name for one in self._head.get_outputs()}
+        self._output = next(name for name in (PROBABILITIES, VALUE, SCORE) if name in outputs)
         batches = [
             np.ascontiguousarray(x[start : start + BATCH_RECORDS], np.float32)
             for start in range(0, len(x), BATCH_RECORDS)
@@ -72,9 +81,13 @@ class HeldOutTest:
             _run(features, self._joint, {DATA: batch}) if features else batch for batch in batches
         ]
 
-    def tested(self, weights: Mapping[str, NDArray[Any]]) -> ModelScore:
-        """How the model with these weights does."""
+    def tested(self, weights: Mapping[str, NDArray[Any]], *, alarms: bool = False) -> ModelScore:
+        """How the model with these weights does. `alarms`: a score above 1 is one."""
         found = self._outputs(weights)
+        if self._output == SCORE:
+            figures = anomaly_figures(found[:, 0], self._y, alarms=alarms)
+            area = figures.get("auc")
+            return ModelScore(None, math.nan if area is None else 1 - area, figures)
         if self._target is not None:
             figures = regression_figures(found[:, 0], self._y, self._target)
             error = figures.get("rmse")
@@ -91,8 +104,9 @@ class HeldOutTest:
 
     def _outputs(self, weights: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         feed = {name: np.asarray(value, np.float32) for name, value in weights.items()}
-        output = PROBABILITIES if self._target is None else VALUE
-        parts = [_run(self._head, output, {**feed, self._joint: phi}) for phi in self._features]
+        parts = [
+            _run(self._head, self._output, {**feed, self._joint: phi}) for phi in self._features
+        ]
         return np.concatenate(parts)
 
     def _right(self, found: NDArray[Any]) -> int:

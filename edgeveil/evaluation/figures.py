@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.data.anomaly import NORMAL, anomalous
 from edgeveil.data.target import LABELS, TargetRange
 
 MOST_CROSSED = 20  # classes of a confusion matrix that is still told: an event stays small
 BINS = 10  # of confidence
 _DIGITS = 6
+ACCURACY, RMSE, AUC = "accuracy", "RMSE", "AUC"  # what leads the figures of a job
+_LEADS = {RMSE: "rmse", AUC: "average_precision"}  # by a figure that others have not
+SCORE_BINS = (-20.0, 20.0, 80)  # from, to and how many, of log2 of a score
 
 
 def classification_figures(
@@ -106,28 +110,157 @@ def spread_of(labels: NDArray[np.int64], target: TargetRange) -> float | None:
     return _figure(target.values(labels[known]).std()) if known.any() else None
 
 
+def anomaly_figures(
+    scores: NDArray[np.floating], labels: NDArray[np.int64], *, alarms: bool
+) -> Mapping[str, Any]:
+    """Figures of `scores` (n,) for `labels` (n,), 0 normal and above it anomalous; for JSON.
+    Records without a label are left out; {} where none is left.
+
+        auc                the area under the ROC curve: how likely an anomalous record scores
+                           above a normal one; None without records of both
+        average_precision  the mean precision over the anomalous records, from the highest score
+                           on (scikit-learn's average_precision_score); None without any
+        normal, anomalous  how many of each there are
+        histogram          {from, to, normal, anomalous}: records by score, in bins of equal
+                           width in its logarithm from 2^from to 2^to
+        unusable           records whose score is not finite: wrong in every figure
+
+    With `alarms` a score above 1 is an alarm, and there are also
+
+        detection_rate     the share of the anomalous records that are flagged
+        false_alarm_rate   that of the normal ones
+        precision, f1      of the flagged ones; None, or 0, where there are none
+
+    None where a share would divide by nothing.
+    """
+    known = (labels == NORMAL) | anomalous(labels)
+    if not known.any():
+        return {}
+    scores, bad = scores[known].astype(np.float64), anomalous(labels[known])
+    sound = np.isfinite(scores)
+    ranked = np.where(sound, scores, np.where(bad, -np.inf, np.inf))
+    found: dict[str, Any] = {
+        "auc": _rank_area(ranked, bad),
+        "average_precision": _average_precision(ranked, bad),
+        "normal": int(np.count_nonzero(~bad)),
+        "anomalous": int(np.count_nonzero(bad)),
+        "histogram": _by_score(scores[sound], bad[sound]),
+        "unusable": int(len(sound) - np.count_nonzero(sound)),
+    }
+    return {**found, **alarm_figures(*_alarms(ranked > 1, bad))} if alarms else found
+
+
+def alarm_figures(caught: float, missed: float, false: float, silent: float) -> dict[str, Any]:
+    """Of anomalous records caught and missed, of normal ones that gave a false alarm and none."""
+    flagged = caught + false
+    return {
+        "detection_rate": _part(caught, caught + missed),
+        "false_alarm_rate": _part(false, false + silent),
+        "precision": _part(caught, flagged),
+        "f1": _part(2 * caught, flagged + caught + missed),
+    }
+
+
 def leading(row: Mapping[str, Any]) -> tuple[str, float | None]:
-    """What leads a round's figures, by name: RMSE of a number, else accuracy."""
+    """What leads a round's figures, by name: RMSE of a number, AUC of anomalies, else accuracy."""
     figures = row.get("figures") or {}
-    return ("RMSE", figures["rmse"]) if "rmse" in figures else ("accuracy", row.get("accuracy"))
+    for name, key in _LEADS.items():
+        if key in figures:
+            return name, figures[name.lower()]
+    return ACCURACY, row.get("accuracy")
+
+
+def leading_of(name: str, row: Mapping[str, Any]) -> float | None:
+    """The value of `leading` if that is its name, else None."""
+    led, value = leading(row)
+    return value if led == name else None
 
 
 def leading_stored(
-    accuracy: float | None, loss: float | None, half: float | None
-) -> tuple[str, float | None]:
-    """The same of accuracy and loss alone, as `ModelScore` has them. `half` of a number's range:
-    RMSE follows from the loss; None: labels are classes."""
-    if half is None:
-        return "accuracy", accuracy
-    known = loss is not None and math.isfinite(loss)
-    return "RMSE", half * math.sqrt(loss or 0.0) if known else None
+    name: str, accuracy: float | None, loss: float | None, half: float | None = None
+) -> float | None:
+    """The value of `leading` by accuracy and loss alone, as `ModelScore` has them. `half` of a
+    number's range: RMSE follows from the loss, as AUC does."""
+    if name == ACCURACY:
+        return accuracy
+    if loss is None or not math.isfinite(loss):
+        return None
+    if name == AUC:
+        return 1.0 - loss
+    return None if half is None else half * math.sqrt(loss)
 
 
 def leading_text(name: str, value: float | None) -> str:
     """The value of `leading`: an accuracy to three places, an RMSE to as many digits."""
     if value is None:
         return "unknown"
-    return f"{value:.4g}" if name == "RMSE" else f"{value:.3f}"
+    return f"{value:.4g}" if name == RMSE else f"{value:.3f}"
+
+
+def _alarms(flagged: NDArray[np.bool_], bad: NDArray[np.bool_]) -> tuple[int, int, int, int]:
+    masks = flagged & bad, ~flagged & bad, flagged & ~bad, ~flagged & ~bad
+    caught, missed, false, silent = (int(np.count_nonzero(mask)) for mask in masks)
+    return caught, missed, false, silent
+
+
+def _part(some: float, whole: float) -> float | None:
+    return _plain(some / whole) if whole > 0 else None
+
+
+def _rank_area(ranked: NDArray[np.float64], bad: NDArray[np.bool_]) -> float | None:
+    """By the rank sum, ties counted half; without scipy, which a device need not have."""
+    inside = int(np.count_nonzero(bad))
+    outside = len(bad) - inside
+    if not inside or not outside:
+        return None
+    _, at, counts = np.unique(ranked, return_inverse=True, return_counts=True)
+    ranks = np.cumsum(counts) - (counts - 1) / 2
+    total = float(ranks[at][bad].sum())
+    return _plain((total - inside * (inside + 1) / 2) / (inside * outside))
+
+
+def _average_precision(ranked: NDArray[np.float64], bad: NDArray[np.bool_]) -> float | None:
+    """Σ (recall gained)·precision over the distinct scores, from the highest on."""
+    if not bad.any():
+        return None
+    order = np.argsort(-ranked, kind="stable")
+    last = np.append(np.diff(ranked[order]) != 0, True)  # of each distinct score
+    caught = np.cumsum(bad[order])[last].astype(np.float64)
+    flagged = np.flatnonzero(last) + 1.0
+    gained = np.diff(caught, prepend=0.0) / caught[-1]
+    return _plain(float((gained * caught / flagged).sum()))
+
+
+def score_bins(scores: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The bin of SCORE_BINS that each of finite scores (n,) is in; those beyond the first or the
+    last are in these."""
+    low, high, bins = SCORE_BINS
+    at = (np.log2(np.maximum(scores, np.finfo(np.float64).tiny)) - low) / (high - low) * bins
+    return np.clip(at, 0, bins - 1).astype(np.int64)
+
+
+def _by_score(scores: NDArray[np.float64], bad: NDArray[np.bool_]) -> dict[str, Any]:
+    low, high, bins = SCORE_BINS
+    at, width = score_bins(scores), (high - low) / bins
+    counts = {
+        name: np.bincount(at[of], minlength=bins)
+        for name, of in (("normal", ~bad), ("anomalous", bad))
+    }
+    there = np.flatnonzero(counts["normal"] + counts["anomalous"])
+    first, last = (int(there[0]), int(there[-1]) + 1) if len(there) else (0, 0)
+    ends = {"from": low + first * width, "to": low + last * width}
+    return {**ends, **{name: of[first:last].tolist() for name, of in counts.items()}}
+
+
+def federated_text(found: Mapping[str, Any]) -> str:
+    """The first figure on devices' own records: `accuracy 0.930 ± 0.012 on the devices' own
+    records`."""
+    key = found.get("leading")
+    if key is None:
+        return "on the devices' own records nothing but noise"
+    name = {"rmse": RMSE, "auc": AUC}.get(key, key.replace("_", " "))
+    value, off = (leading_text(name, found[one]) for one in (key, f"{key}_deviation"))
+    return f"{name} {value} ± {off} on the devices' own records"
 
 
 def _figure(value: float) -> float:

@@ -104,6 +104,32 @@ class InferenceSession:
                 rows[slot] = found[0]
         return rows
 
+    @flushed()
+    def single_outputs(
+        self,
+        x: NDArray[np.float32],
+        weights: Mapping[str, NDArray[Any]],
+        width: int,
+        row_s: float = math.inf,
+    ) -> NDArray[np.float64]:
+        """What the graph gives for each record of x (n, ...), (n, width); a row of NaN for a record
+        that it fails on, for whatever reason, or that takes longer than `row_s` seconds.
+
+        A row is a function of its own record alone, as in `slot_softmax`. Raises DataError as
+        `mean_softmax` does, and for a graph whose output is not so wide.
+        """
+        weights = {name: aligned(np.asarray(value)) for name, value in weights.items()}
+        if self._model.answers(self._blank(1), weights).shape[1] != width:
+            raise DataError(f"gives no {width} values a record", where="ONNX graph")
+        rows = np.full((len(x), width), np.nan)
+        for index in range(len(x)):
+            try:
+                record = np.asarray(x[index : index + 1], np.float32)
+                rows[index] = self._model.answers(record, weights, limit_s=row_s)[0]
+            except Exception:  # noqa: S112 - this record's own doing, and its own row's
+                continue
+        return rows
+
     def _blank(self, records: int) -> NDArray[np.float32]:
         return np.zeros((records, *(axis or 1 for axis in self._model.input_shape)), np.float32)
 

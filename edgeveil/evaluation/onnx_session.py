@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession as OrtSession
     from onnxruntime import RunOptions, SessionOptions
 
-PROBABILITIES, VALUE = "probabilities", "value"  # what a graph gives
+PROBABILITIES, VALUE, SCORE = "probabilities", "value", "score"  # what a graph gives
 BATCH_RECORDS = 64
 MAX_GRAPH_BYTES = 250 << 20  # so that its package stays below the usual limits.blob_bytes
 MAX_RUN_BYTES = 512 << 20  # of all tensors of all sessions of this process
@@ -49,8 +49,8 @@ def aligned(values: NDArray[Any]) -> NDArray[np.float32]:
 
 
 class OnnxModel:
-    """A graph with the data input `x` and the output `probabilities` (n, classes), or of a number
-    `value` (n, 1); `output` says which.
+    """A graph with the data input `x` and the output `probabilities` (n, classes), of a number
+    `value` (n, 1), or of anomalies `score` (n, 1); `output` says which.
 
     Every other input is a weight. Runs on the CPU with one thread, so that a device stays
     responsive. Raises DataError if the bytes are no such graph.
@@ -62,12 +62,14 @@ class OnnxModel:
         self._session = open_session(graph)
         inputs = {item.name: item for item in self._session.get_inputs()}
         outputs = {item.name for item in self._session.get_outputs()}
-        self.output = PROBABILITIES if PROBABILITIES in outputs else VALUE
+        known = [name for name in (PROBABILITIES, VALUE, SCORE) if name in outputs]
+        self.output = known[0] if known else VALUE
         if "x" not in inputs or self.output not in outputs:
             raise DataError(
                 f"has inputs {sorted(inputs)} and outputs {sorted(outputs)}",
                 where="ONNX graph",
-                fix="name the data input 'x' and the output 'probabilities', of a number 'value'",
+                fix="name the data input 'x' and the output 'probabilities', of a number 'value',"
+                " of anomalies 'score'",
             )
         self.input_shape: tuple[int | None, ...] = tuple(
             axis if isinstance(axis, int) else None for axis in inputs.pop("x").shape[1:]
@@ -93,9 +95,10 @@ class OnnxModel:
         *,
         limit_s: float = math.inf,
     ) -> NDArray[np.float64]:
-        """As `answers`, of a classifier. Raises DataError for a model of a number, too."""
+        """As `answers`, of a classifier. Raises DataError for a model of anything else, too."""
         if self.output != PROBABILITIES:
-            raise DataError("gives a number, and classes are asked for", where="ONNX graph")
+            what = f"gives a {self.output}, and classes are asked for"
+            raise DataError(what, where="ONNX graph")
         return self.answers(x, weights, limit_s=limit_s)
 
     def answers(

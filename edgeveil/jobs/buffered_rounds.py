@@ -25,6 +25,7 @@ from the job's trial on made-up records, and from no record (`own_budget_s`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from edgeveil.jobs.job import Round
@@ -46,10 +47,13 @@ def staleness_weight(round_: Round, staleness: int) -> float:
 
 
 def late_exchanges(plan: Plan, index: int) -> Iterator[Exchange]:
-    """The exchanges whose update may still go with exchange `index`, the newest first."""
-    if plan.job.round.mode == "buffered":
-        oldest = max(1, index - plan.job.round.max_staleness)
-        yield from (e for e in plan.exchanges[oldest - 1 : index - 1][::-1] if e.phase == TRAIN)
+    """The exchanges whose update may still go with exchange `index`, the newest first: the training
+    rounds before it, where it is one."""
+    exchange = plan.exchange(index)
+    if plan.job.round.mode == "buffered" and exchange.phase == TRAIN:
+        earlier = (e for e in plan.exchanges[: index - 1][::-1] if e.phase == TRAIN)
+        oldest = exchange.number - plan.job.round.max_staleness
+        yield from takewhile(lambda e: e.number >= oldest, earlier)
 
 
 def closing_uploads(round_: Round, asked: int, in_all: int) -> int:

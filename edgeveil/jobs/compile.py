@@ -24,7 +24,7 @@ from edgeveil.parts.aggregation import AGGREGATIONS, build_rule
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import PcaParameters, build_features, projection_of
 from edgeveil.parts.methods import METHODS, trains_model
-from edgeveil.parts.models import Network, PretrainedNetwork, build_network
+from edgeveil.parts.models import MODELS, Network, PretrainedNetwork, build_network
 from edgeveil.parts.setting import Setting
 from edgeveil.parts.sources import SOURCES, require_schema
 from edgeveil.parts.update import Stage
@@ -62,8 +62,10 @@ def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
     mixes = [
         *_privacy(job),
         *_evaluation(job),
+        *_federated_evaluation(job),
         *_selected(job),
         *_participations(job, fleet),
+        *_of_anomalies(job),
         *_time_budget(job),
         *broadcast_precision.impossible(job),
     ]
@@ -138,6 +140,8 @@ def _schema(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
         )
     if schema.target is not None:
         yield from _of_numbers(job)
+    if schema.anomaly != job.anomaly:
+        yield _other_labels(job)
     if job.data.input_shape != schema.input_shape:
         yield Mix(
             ("data.input_shape", "data.schema"),
@@ -157,6 +161,43 @@ def _schema(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
             require_schema(source, schema)
         except DataError as error:
             yield Mix((f"{fleet.key}.data.source", "data.source"), f"{error.what}; {error.fix}")
+
+
+def _other_labels(job: Job) -> Mix:
+    """Labels that say what is normal where classes or a number are learned, or the reverse."""
+    name = job.train.method if METHODS[job.train.method].anomaly or not job.model else ""
+    key, what = ("train.method", f"method '{name}'") if name else ("model", "this model")
+    if job.anomaly:
+        return Mix(
+            (key, "data.schema.label"),
+            f"{what} learns what is normal, and the label does not say what is; write for example"
+            " normal: [ok] in place of classes or number",
+        )
+    able = [f"train: {{method: {name}}}" for name in METHODS if METHODS[name].anomaly]
+    able += [f"model: {{name: {name}}}" for name in MODELS if MODELS[name].anomaly]
+    return Mix(
+        (key, "data.schema.label.normal"),
+        f"{what} learns classes or a number, and the label says what is normal; use"
+        f" {' or '.join(able)}, or name classes",
+    )
+
+
+def _of_anomalies(job: Job) -> Iterator[Mix]:
+    """What is about classes, where what is normal is learned."""
+    if not job.anomaly:
+        return
+    if job.infer_every:
+        yield Mix(
+            ("unsupervised.eval_type", "unsupervised.every_rounds", "unsupervised", "train.method"),
+            "devices would upload probabilities of classes, and the job learns what is normal; set"
+            " unsupervised.eval_type to NOT_EVAL",
+        )
+    if build_rule(job.aggregation).validation_records:
+        yield Mix(
+            ("aggregation.name", "train.method"),
+            f"'{job.aggregation.name}' scores uploads by their accuracy, and the job learns what is"
+            " normal; use fedavg",
+        )
 
 
 def _of_numbers(job: Job) -> Iterator[Mix]:
@@ -252,6 +293,36 @@ def _evaluation(job: Job) -> Iterator[Mix]:
             ("encrypt.privacy_eval_type", "privacy.accept_unproven", "unsupervised"),
             "NOT_ENCRYPT uploads inferences without noise, so no guarantee holds; use LAPLACE, "
             "or set privacy.accept_unproven to true",
+        )
+
+
+def _federated_evaluation(job: Job) -> Iterator[Mix]:
+    """Evaluations that never come, or have no records, or no model."""
+    asked, key = job.federated_evaluation, "federated_evaluation"
+    if asked is None:
+        return
+    if asked.every_rounds > job.rounds:
+        yield Mix(
+            (f"{key}.every_rounds", "train.rounds"),
+            f"{asked.every_rounds} is more than the {job.rounds} rounds of the job; set at most "
+            f"{job.rounds}, or leave it out: the last model is always evaluated",
+        )
+    if asked.alarm_rate is not None and not job.anomaly:
+        yield Mix(
+            (f"{key}.alarm_rate", "train.method"),
+            "is of a job that learns what is normal, and this one learns classes or a number; leave"
+            " it out",
+        )
+    if job.data.evaluation_share == 0:
+        yield Mix(
+            ("data.evaluation_share", key),
+            "devices are to evaluate on records that they keep apart, and keep none; set for "
+            f"example 0.1, or leave {key} out",
+        )
+    if METHODS[job.train.method].learns_on == "nothing":
+        yield Mix(
+            (key, "train.method"),
+            f"method '{job.train.method}' learns nothing that could be evaluated; leave {key} out",
         )
 
 
@@ -546,6 +617,16 @@ def _shares(plan: Plan) -> bool:
 def _sum_room(plan: Plan) -> Iterator[Mix]:
     """Sums that no ring holds."""
     summed = {s.name: s for exchange in plan.planned for s in plan.segments(exchange) if s.bits}
+    if plan.job.federated_evaluation is not None and plan.evaluation.spec.bits:
+        counts = plan.evaluation.spec
+        try:
+            Ring(counts.count, counts.bits)
+        except CryptoError as error:
+            yield Mix(
+                ("federated_evaluation.epsilon", "selection.devices", "data.nominal_records"),
+                "the sum of the devices' noised counts does not fit the largest ring, "
+                f"{error.what}; raise its epsilon, or name fewer devices in selection.devices",
+            )
     inferred = summed.pop(SOFTMAX, None)
     try:
         for spec in summed.values():
@@ -584,6 +665,12 @@ def _own_bases(job: Job) -> Iterator[Mix]:
             "with local_pca the cloud has no basis with which devices could evaluate; "
             "set unsupervised.eval_type to NOT_EVAL, or use ldp_fpca",
         )
+    if projection.name == "local_pca" and job.federated_evaluation is not None:
+        yield Mix(
+            ("federated_evaluation", "features"),
+            "with local_pca the cloud has no basis with which devices could evaluate; leave "
+            "federated_evaluation out, or use ldp_fpca",
+        )
 
 
 def _prices(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
@@ -596,7 +683,7 @@ def _prices(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
             "inherited; set for example epsilon: 8",
         )
         return
-    inferred = list(_inference_price(plan))
+    inferred = [*_inference_price(plan), *_evaluation_price(plan)]
     try:
         plan.device.price(plan.planned[0])
     except PrivacyError as error:
@@ -624,6 +711,20 @@ def _inference_price(plan: Plan) -> Iterator[Mix]:
         yield Mix(
             ("encrypt.laplace_eval.laplace_eval_eps", "data.classes"),
             f"{number(plan.softmax_epsilon)} cannot be met, {error.what}; {error.fix}",
+        )
+
+
+def _evaluation_price(plan: Plan) -> Iterator[Mix]:
+    """An ε that no noise of the devices' counts meets."""
+    asked = plan.job.federated_evaluation
+    if asked is None:
+        return
+    try:
+        plan.evaluation  # noqa: B018
+    except PrivacyError as error:
+        yield Mix(
+            ("federated_evaluation.epsilon", "privacy.delta"),
+            f"{number(asked.epsilon)} cannot be met, {error.what}; {error.fix}",
         )
 
 

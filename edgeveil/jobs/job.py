@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -23,6 +24,7 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 from edgeveil.data.schema import DataSchema
 from edgeveil.data.target import TargetRange
 from edgeveil.errors import ProtocolError
+from edgeveil.evaluation.figures import ACCURACY, AUC, RMSE
 from edgeveil.parts.aggregation import AGGREGATIONS, RuleParameters
 from edgeveil.parts.aggregation.fedavg import FedAvgParameters
 from edgeveil.parts.features import FEATURES, FeatureParameters
@@ -95,6 +97,11 @@ class JobData(Block):
     """Public divisor of a device's sums: about its records, the same for all, never a count."""
     evaluation_share: float = Field(default=0.1, ge=0, lt=1)
     """Share of a device's records that it keeps apart for evaluation, split once."""
+
+    @property
+    def nominal_evaluation_records(self) -> int:
+        """About how many of a device's records are for evaluation: public, at least one."""
+        return max(1, math.ceil(self.evaluation_share * self.nominal_records))
 
     @property
     def target(self) -> TargetRange | None:
@@ -269,6 +276,27 @@ class Unsupervised(Block):
         return self.eval_type == "MEAN_SOFTMAX"
 
 
+class FederatedEvaluationBlock(Block):
+    """Evaluation with labels: each device counts on its own evaluation records how the model does,
+    and what it sends has noise."""
+
+    epsilon: float = Field(gt=0, examples=[1])
+    """ε of all evaluations of one device's evaluation records together, with `privacy.delta`."""
+    every_rounds: int = Field(default=0, ge=0, le=10**6)
+    """Evaluate after every so-manyth training round as well; 0: the model after the last one alone,
+    which always is."""
+    alarm_rate: float | None = Field(
+        default=None, ge=1e-4, le=0.5, examples=[0.05], exclude_if=says_nothing(None)
+    )
+    """Of a job that learns what is normal: the share of normal records that may be flagged. The
+    threshold of its model is what the devices' noised counts make of it; null: 0.05."""
+
+    @property
+    def wanted_alarm_rate(self) -> float:
+        """`alarm_rate`, or what stands for it."""
+        return 0.05 if self.alarm_rate is None else self.alarm_rate
+
+
 class Job(Block):
     """One learning job: what the cloud signs and devices judge.
 
@@ -313,6 +341,10 @@ class Job(Block):
     """How inference uploads are protected."""
     unsupervised: Unsupervised = Unsupervised(every_rounds=0)
     """Evaluation on the devices; without this block there is none."""
+    federated_evaluation: FederatedEvaluationBlock | None = Field(
+        default=None, exclude_if=says_nothing(None), examples=[{"epsilon": 1}]
+    )
+    """Figures on the devices' own evaluation records, noised; null: the cloud's test alone."""
     release: ReleaseRollout = Field(
         default=ReleaseRollout(), exclude_if=says_nothing(ReleaseRollout())
     )
@@ -338,6 +370,21 @@ class Job(Block):
     def rounds(self) -> int:
         """Training rounds; preparatory exchanges are not counted."""
         return self.train.rounds
+
+    @property
+    def anomaly(self) -> bool:
+        """Whether it learns what is normal, to tell what is not."""
+        model = self.model
+        return METHODS[self.train.method].anomaly or (
+            model is not None and MODELS[model.name].anomaly
+        )
+
+    @property
+    def measure(self) -> str:
+        """What leads the figures of its model: `accuracy`, `RMSE` or `AUC`."""
+        if self.anomaly:
+            return AUC
+        return ACCURACY if self.data.target is None else RMSE
 
     @property
     def max_participations(self) -> int:

@@ -13,10 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.schema import schema_metadata
-from edgeveil.errors import ProtocolError
+from edgeveil.errors import ProtocolError, UsageError
+from edgeveil.evaluation.record_counts import counts_of
+from edgeveil.evaluation.score_counts import ScoreCounts
+from edgeveil.jobs.federated_evaluation import COUNTS, FederatedEvaluation, with_evaluations
 from edgeveil.jobs.job import Job
 from edgeveil.parts.aggregation import AggregationRule, ChoosingParameters, build_rule
 from edgeveil.parts.exchange import (
+    EVALUATE,
     Array,
     CloudMethod,
     DeviceMethod,
@@ -43,10 +47,12 @@ from edgeveil.parts.models import (
 )
 from edgeveil.parts.models.layers import value_count
 from edgeveil.parts.models.regression_head import regression_graph
+from edgeveil.parts.models.residual_score import THRESHOLD, no_threshold, residual_graph
 from edgeveil.parts.models.softmax_head import build_graph
 from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages import STAGES
-from edgeveil.privacy.events import Event, UnprotectedEvent
+from edgeveil.privacy.events import Event, LaplaceEvent, UnprotectedEvent
+from edgeveil.privacy.gaussian_mechanism import counts_event
 from edgeveil.privacy.guarantee import up
 from edgeveil.privacy.laplace_mechanism import (
     largest_softmax,
@@ -76,11 +82,13 @@ def summands(job: Job) -> int:
     return MOST_SUMMED
 
 
-def honest_devices(job: Job) -> int:
-    """How many devices in each sum add their part of shared noise; 0 where noise is not shared."""
+def honest_devices(job: Job, sets: int = 0) -> int:
+    """How many devices in each sum add their part of shared noise, where uploads are dealt into so
+    many `sets` (0: as those of a round are); 0 where noise is not shared."""
     if job.privacy.noise != "shared":
         return 0
-    return rounded_up(job.round.min_batch // job.aggregation.groups, job.privacy.honest_share)
+    least = job.round.min_batch // (sets or job.aggregation.groups)
+    return rounded_up(least, job.privacy.honest_share)
 
 
 def network_input(job: Job) -> tuple[int, ...]:
@@ -107,6 +115,7 @@ class Plan:
             max_participations=job.max_participations,
             classes=job.data.classes,
             regression=job.data.target is not None,
+            anomaly=job.anomaly,
             input_shape=job.data.input_shape,
             features=self.features,
             nominal_records=job.data.nominal_records,
@@ -138,6 +147,8 @@ class Plan:
         if setting.network is not None:
             front = (self.features, data.input_shape) if setting.mapped else None
             return setting.network.graph(front)
+        if setting.anomaly:
+            return residual_graph(self.features, data.input_shape)
         if data.target is not None:
             return regression_graph(self.features, data.input_shape, data.target, setting.kept)
         return build_graph(self.features, data.input_shape, data.classes, setting.kept)
@@ -163,9 +174,15 @@ class Plan:
 
     def graph_weights(self, trained: Tensors) -> Tensors:
         """What the job's graph takes for weights, of those that are trained: with adapters the sum
-        of both."""
+        of both, and where what is normal is learned a threshold."""
         network = self.setting.network
-        return trained if network is None else network.merged(trained)
+        found = trained if network is None else network.merged(trained)
+        return {**no_threshold(), **found} if self.setting.anomaly else found
+
+    def model_weights(self, state: Tensors) -> Tensors:
+        """What the graph takes of the cloud's state, the threshold with it where one is known."""
+        known = {THRESHOLD: state[THRESHOLD]} if THRESHOLD in state else {}
+        return {**self.graph_weights(self.cloud.model(state)), **known}
 
     @cached_property
     def cloud(self) -> CloudMethod:
@@ -189,15 +206,46 @@ class Plan:
 
     @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
-        """The planned exchanges, without those past `privacy.stop`, which never begin.
+        """The planned exchanges, without those past `privacy.stop`, which never begin, and with the
+        evaluations that the job asks for.
 
         Raises PrivacyError where that rule meets a price that is not proven.
         """
-        stop = self.job.privacy.stop
-        if stop is None:
-            return self.planned
-        prices = (self._training_price(exchange) for exchange in self.planned)
-        return self.planned[: exchanges_within(prices, stop.epsilon, stop.delta)]
+        stop, kept, asked = self.job.privacy.stop, self.planned, self.job.federated_evaluation
+        if stop is not None:
+            prices = (self._training_price(exchange) for exchange in self.planned)
+            kept = kept[: exchanges_within(prices, stop.epsilon, stop.delta)]
+        return kept if asked is None else with_evaluations(kept, asked.every_rounds)
+
+    @property
+    def of_method(self) -> tuple[Exchange, ...]:
+        """Those of the exchanges that the method asks for."""
+        return tuple(exchange for exchange in self.exchanges if exchange.phase != EVALUATE)
+
+    @cached_property
+    def evaluation(self) -> FederatedEvaluation:
+        """What an evaluation asks of each device.
+
+        Raises PrivacyError where its noise cannot be made, UsageError where the job asks for none.
+        """
+        job, asked = self.job, self.job.federated_evaluation
+        if asked is None:
+            raise UsageError("the job asks for no evaluation", where="federated_evaluation")
+        counts = counts_of(job.data.classes, job.data.target)
+        if job.anomaly:
+            counts = ScoreCounts(asked.wanted_alarm_rate)
+        times = sum(exchange.phase == EVALUATE for exchange in self.exchanges)
+        event = counts_event(
+            "evaluation counts",
+            counts.sensitivity_squared,
+            counts.cells,
+            asked.epsilon,
+            job.privacy.delta,
+            max(1, times),
+            honest_devices(job, sets=1),
+        )
+        summed = self.setting.summed
+        return FederatedEvaluation(counts, event, job.data.nominal_records, summed)
 
     @property
     def rounds(self) -> int:
@@ -220,12 +268,14 @@ class Plan:
     def recalled(self, exchange: Exchange) -> tuple[Exchange, ...]:
         """Earlier exchanges whose answer this one builds on: with `ldp_pca` the covariance."""
         projection = self.setting.projection
-        if projection is None or projection.name != "ldp_pca":
+        if projection is None or projection.name != "ldp_pca" or exchange.phase == EVALUATE:
             return ()
         return tuple(e for e in self.exchanges[: exchange.index - 1] if e.phase == COVARIANCE)
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
         """What may be uploaded, the softmax last."""
+        if exchange.phase == EVALUATE:
+            return (self.evaluation.spec,)
         specs = self.cloud.segments(exchange)
         if exchange.infer:
             specs += (self._softmax_spec,)
@@ -247,8 +297,29 @@ class Plan:
 
     @property
     def sets(self) -> int:
-        """Into how many sets the uploads of a round are dealt, each summed by itself."""
+        """Into how many sets the updates of a round are dealt, each summed by itself."""
         return self.job.aggregation.groups
+
+    def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
+        """The method's tensors for the selected devices; of an evaluation none."""
+        return {} if exchange.phase == EVALUATE else self.cloud.package(state, exchange)
+
+    def next_state(
+        self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
+    ) -> dict[str, Array]:
+        """The method's state after the mean of `uploads` devices' segments, or what a rule made of
+        them. An evaluation changes the threshold alone, which is of the model that was evaluated.
+        """
+        if exchange.phase != EVALUATE:
+            after = self.cloud.absorb(state, exchange, mean, uploads)
+        else:
+            after = dict(state)
+        after.pop(THRESHOLD, None)
+        if exchange.phase == EVALUATE and self.job.anomaly:
+            counted = np.rint(mean[COUNTS].astype(np.float64) * uploads)
+            found = self.evaluation.figures([counted], uploads).get("threshold")
+            after |= {} if found is None else {THRESHOLD: np.array([found], np.float32)}
+        return after
 
     def groups(self, exchange: Exchange) -> tuple[Group, ...]:
         """The same as the manifest states it: names and public sizes."""
@@ -307,6 +378,14 @@ class Plan:
         return encrypt.laplace_eval.laplace_eval_eps
 
     @property
+    def epsilon_per_inference(self) -> float | None:
+        """ε that one softmax upload costs, where all that reads evaluation records is such
+        uploads; None where it is not, or they have no noise."""
+        event = self.softmax_event()
+        alone = self.job.federated_evaluation is None
+        return float(event.epsilon) if alone and isinstance(event, LaplaceEvent) else None
+
+    @property
     def softmax_samples(self) -> int | None:
         """Rows of one `per_sample` upload; None where the job asks for a mean."""
         wanted = self.job.unsupervised
@@ -343,11 +422,16 @@ class Plan:
         """Everything one device is asked for at most, up to exchange `until` (None: the job)."""
         result: list[Event] = []
         for exchange in self.exchanges[:until]:
-            if trains:
-                result += self._training_price(exchange)
-            if exchange.infer:
-                result.append(self.softmax_event())
+            within = exchange.number <= self.job.max_participations
+            result += self.price(exchange, trains=trains and within)
         return tuple(result)
+
+    def price(self, exchange: Exchange, *, trains: bool) -> tuple[Event, ...]:
+        """The events that one device's answer costs, the softmax upload last."""
+        if exchange.phase == EVALUATE:
+            return (self.evaluation.event,)
+        training = self.device.price(exchange) if trains else ()
+        return (*training, self.softmax_event()) if exchange.infer else training
 
     def _training_price(self, exchange: Exchange) -> tuple[Event, ...]:
         """The training events of a device that takes part as early and as often as it may."""

@@ -17,6 +17,7 @@ from edgeveil.data.records import Records
 from edgeveil.data.split import sample_slots
 from edgeveil.errors import OF_OTHERS_CODE, DataError, EdgeVeilError, PrivacyError, ProtocolError
 from edgeveil.evaluation.inference import InferenceSession
+from edgeveil.jobs.federated_evaluation import COUNTS
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.parts.exchange import KEPT, TRAIN, Array, Exchange, Tensors
 from edgeveil.privacy.sampler import RandomBytes, os_random
@@ -63,7 +64,7 @@ def rehearse_device(
     memory_bytes: int | None = None,
 ) -> float:
     """Play one device's part of the job on `records` made-up training records; the seconds that
-    its longest answer took, softmax upload and slowest exchange together.
+    its longest answer took: softmax upload and slowest exchange together, or an evaluation.
 
     `graph` is the job's ONNX graph, `trains` the device's role, `memory_bytes` the most that it
     keeps from round to round. Evaluation runs on the job's share of as many. What one answer needs
@@ -75,15 +76,19 @@ def rehearse_device(
     try:
         made, state = made_up_records(plan, records), plan.cloud.initial_state()
         begun_s, trained_s = time.perf_counter(), 0.0
+        share = plan.job.data.evaluation_share
+        part = made.at(np.arange(min(len(made), max(1, int(np.ceil(share * len(made)))))))
         if any(exchange.infer for exchange in plan.exchanges):
-            share = plan.job.data.evaluation_share
-            x = made.x[: max(1, int(np.ceil(share * len(made))))]
-            rehearsed_softmax(plan, graph, plan.cloud.model(state), x, random_bytes)
+            rehearsed_softmax(plan, graph, plan.cloud.model(state), part.x, random_bytes)
         inferred_s = time.perf_counter() - begun_s
+        begun_s, evaluated_s = time.perf_counter(), 0.0
+        if plan.job.federated_evaluation is not None:
+            rehearsed_evaluation(plan, graph, plan.cloud.model(state), part, random_bytes)
+            evaluated_s = time.perf_counter() - begun_s
         if trains:
             plan.check_backbones()
             trained_s = _train(plan, made, state, processor, random_bytes, memory_bytes)
-        return inferred_s + trained_s
+        return max(inferred_s + trained_s, evaluated_s)
     except (DataError, PrivacyError, ProtocolError):
         raise
     except EdgeVeilError as error:
@@ -117,6 +122,31 @@ def rehearsed_softmax(
     return noised
 
 
+def rehearsed_evaluation(
+    plan: Plan,
+    graph: bytes,
+    weights: Tensors,
+    records: Records,
+    random_bytes: RandomBytes = os_random,
+) -> Array:
+    """The noised counts of these evaluation records, as they would be sealed.
+
+    Raises DataError for a graph that a device refuses, or that has no output for the first of them.
+    """
+    job = plan.job
+    session = InferenceSession(graph, sha256(graph).digest(), classes=job.data.classes)
+    given = dict(plan.graph_weights(unpack_tensors(pack_tensors(weights))))
+    first = session.single_outputs(records.x[:1], given, plan.evaluation.counts.outputs)
+    if not np.isfinite(first).all():
+        raise DataError(
+            "gives a made-up record no finite output",
+            where="ONNX graph",
+            fix="let the model give finite values",
+        )
+    answer = plan.evaluation.answer(session, given, records, random_bytes)
+    return unpack_tensors(pack_tensors(answer.segments))[COUNTS]
+
+
 def rehearsed_answer(
     plan: Plan,
     exchange: Exchange,
@@ -148,7 +178,7 @@ def training_kinds(plan: Plan) -> tuple[Exchange, ...]:
     round and, where stages may keep something from it, the second.
     """
     most = 2 if plan.setting.stages else 1
-    return tuple(e for e in plan.exchanges if e.phase != TRAIN or e.number <= most)
+    return tuple(e for e in plan.of_method if e.phase != TRAIN or e.number <= most)
 
 
 def _train(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeveil.jobs import Job
+from edgeveil.jobs.job import Round
 from edgeveil.jobs.plan import Plan
-from edgeveil.parts.exchange import Exchange, SegmentSpec
+from edgeveil.parts.exchange import EVALUATE, Exchange, SegmentSpec
 from edgeveil.privacy.events import Event
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Group, MaskedGroup
 
@@ -43,7 +44,15 @@ class RoundContext:
     @property
     def sets(self) -> int:
         """Into how many sets uploads are dealt, each summed by itself."""
-        return self.plan.sets if self.masked else 1
+        return self.plan.sets if self.masked and self.exchange.phase != EVALUATE else 1
+
+    @property
+    def round(self) -> Round:
+        """How the exchange closes; an evaluation has no late uploads that another could count."""
+        said = self.job.round
+        if self.exchange.phase != EVALUATE:
+            return said
+        return said.model_copy(update={"mode": "sync"})
 
     @property
     def segment_bytes(self) -> tuple[int, ...]:
@@ -67,5 +76,4 @@ class RoundContext:
 
     def price(self, *, trains: bool) -> tuple[Event, ...]:
         """The events that one device's answer costs, the softmax upload last."""
-        training = self.plan.device.price(self.exchange) if trains else ()
-        return (*training, self.plan.softmax_event()) if self.exchange.infer else training
+        return self.plan.price(self.exchange, trains=trains)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgeveil.jobs.plan import SOFTMAX, Plan
+from edgeveil.parts.exchange import EVALUATE
 from edgeveil.privacy.accountant import pure_epsilon
 from edgeveil.privacy.amplification import shuffled_epsilon
 from edgeveil.privacy.events import Event, LaplaceEvent, TwoValueEvent
@@ -61,12 +62,15 @@ def shuffled(plan: Plan) -> tuple[ShuffleCredit, ...]:
     job = plan.job
     if job.proxy.shuffle == "none" or plan.sets > 1 or job.round.mode == "buffered":
         return ()
-    prices = [(e, plan.device.price(e)) for e in plan.exchanges]
+    prices = [(e, plan.device.price(e)) for e in plan.of_method]
     trained = [price for e, price in prices if e.number <= job.max_participations]
     if any(stage.remembers for stage in plan.setting.stages):
         trained = []
+    inferred: list[tuple[Event, ...]]
     inferred = [(plan.softmax_event(),) for e in plan.exchanges if e.infer]
-    layers = sum(s.name != SOFTMAX for s in plan.segments(plan.exchanges[-1]))
+    # They read the same records, and their noise is not of such a kind: together nothing is earned.
+    inferred += [plan.price(e, trains=False) for e in plan.exchanges if e.phase == EVALUATE]
+    layers = sum(s.name != SOFTMAX for s in plan.segments(prices[-1][0]))
     found = (
         _credit(plan, TRAIN, trained[: job.max_participations], layers),
         _credit(plan, INFER, inferred, 1),

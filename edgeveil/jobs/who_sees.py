@@ -25,6 +25,8 @@ def who_sees(plan: Plan, cells: int = 1) -> tuple[Sight, ...]:
     rows = [_training(plan, cells)]
     if plan.job.infer_every:
         rows.append(_inference(plan, cells))
+    if plan.job.federated_evaluation is not None:
+        rows.append(_evaluation(plan, cells))
     models = Sight("models sent to devices", "all: it makes them", "ciphertext")
     return (*rows, models)
 
@@ -46,10 +48,18 @@ def _inference(plan: Plan, cells: int) -> Sight:
     return Sight("inferences", f"each {noised} {rows}, {_order(plan, cells)}{alone}", _PROXY)
 
 
-def _sums(plan: Plan, what: str, kind: str, cells: int) -> str:
+def _evaluation(plan: Plan, cells: int) -> Sight:
+    what = "noised counts of evaluation records"
+    if plan.evaluation.summed:
+        return Sight("evaluation counts", _sums(plan, what, "sum", cells, sets=1), _SUMMED)
+    return Sight("evaluation counts", f"each device's {what}, {_order(plan, cells)}", _PROXY)
+
+
+def _sums(plan: Plan, what: str, kind: str, cells: int, sets: int = 0) -> str:
     """What the cloud sees of uploads under masks."""
-    least, each = plan.job.round.min_batch // plan.sets, " and cell" if cells > 1 else ""
-    of = f"{kind} of each round" if plan.sets == 1 else f"{kind}s of {plan.sets} groups a round"
+    sets = sets or plan.sets
+    least, each = plan.job.round.min_batch // sets, " and cell" if cells > 1 else ""
+    of = f"{kind} of each round" if sets == 1 else f"{kind}s of {sets} groups a round"
     of += each
     return f"the {what} {of}, of {least} uploads or more; no single upload"
 

@@ -26,6 +26,7 @@ Array = NDArray[np.generic]
 Tensors = Mapping[str, NDArray[np.generic]]
 
 TRAIN = "train"
+EVALUATE = "evaluate"  # a model on the devices' evaluation records; no method knows of it
 KEPT = "kept/"  # before the name of what a device keeps to itself, among an answer's tensors
 
 
@@ -33,8 +34,9 @@ KEPT = "kept/"  # before the name of what a device keeps to itself, among an ans
 class Exchange:
     """One broadcast and its answers. `index` counts from 1 over the whole job.
 
-    `phase` is `train` for training rounds, else the preparatory phase's name; `number` is the
-    training round's number from 1, 0 in a preparatory phase. `infer` asks for softmax uploads.
+    `phase` is `train` for training rounds, `evaluate` where the model after one is evaluated, else
+    the preparatory phase's name; `number` is the training round's number from 1, 0 in a
+    preparatory phase. `infer` asks for softmax uploads.
     """
 
     index: int
@@ -44,8 +46,24 @@ class Exchange:
 
     @property
     def label(self) -> str:
-        """What a person reads: `centre`, `round 3`."""
-        return f"round {self.number}" if self.phase == TRAIN else self.phase
+        """What a person reads of it."""
+        return exchange_label(self.phase, self.number)
+
+    @property
+    def carries_model(self) -> bool:
+        """Whether devices are sent the model itself: they run it on their evaluation records."""
+        return self.infer or self.phase == EVALUATE
+
+
+def exchange_label(phase: str, number: int) -> str:
+    """What a person reads of an exchange: `centre`, `round 3`, `evaluation of round 3`."""
+    of = {TRAIN: f"round {number}", EVALUATE: f"evaluation of round {number}"}
+    return of.get(phase, phase)
+
+
+def short_label(phase: str, number: int) -> str:
+    """The same in a table's first column: `centre`, `3`, `3, evaluated`."""
+    return f"{number}, evaluated" if phase == EVALUATE else str(number or phase)
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from edgeveil.data.anomaly import learned_from
 from edgeveil.errors import PrivacyError, UsageError
 from edgeveil.parts.exchange import CloudMethod, DeviceMethod
-from edgeveil.parts.features import FeatureMap
+from edgeveil.parts.features import FeatureMap, finite_records, valid_records
 from edgeveil.parts.features.pca import PcaParameters
 from edgeveil.parts.models.layers import value_count
 from edgeveil.parts.models.network import Network
 from edgeveil.parts.part import BlockPart
 
 if TYPE_CHECKING:
+    from edgeveil.data.records import Records
     from edgeveil.parts.update import Stage
 
 
@@ -34,7 +38,7 @@ class Setting:
     `summed`: uploads are integers that are summed under masks, so many at most; 0: they are seen
     one by one. `honest`: so many devices in each sum are counted on to add their part of the noise;
     0: each adds all of it. `regression`: labels stand for a number (`edgeveil.data.target`), and
-    `classes` is how many there are.
+    `classes` is how many there are. `anomaly`: what is normal is learned (`edgeveil.data.anomaly`).
     """
 
     epsilon: float
@@ -54,6 +58,7 @@ class Setting:
     summed: int = 0
     honest: int = 0
     regression: bool = False
+    anomaly: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -67,6 +72,13 @@ class Setting:
         ):
             if getattr(self, name) < least:
                 raise PrivacyError(f"{name}: must be at least {least}, got {getattr(self, name)}")
+
+    def learned_from(self, records: Records) -> NDArray[np.bool_]:
+        """Mask (n,) of what is learned from: all values finite, and a label of the classes, or none
+        that says anomalous. Each record decides alone."""
+        if self.anomaly:
+            return learned_from(records.y) & finite_records(records.x)
+        return valid_records(records.x, records.y, self.classes)
 
     @property
     def feature_dimension(self) -> int:
@@ -105,10 +117,11 @@ class MethodPart(BlockPart):
     """The declaration of a training method: its two halves, each made of parameters and setting.
 
     `learns_on`: `features`, `model` for a method that trains the job's model and uploads what
-    changed, or `nothing`. `regression`: it learns labels that are numbers, too. `summed`: it can
-    upload integers of which only sums are seen. `shares`: its noise may then be shared. `refuses`
-    gives keys of the job and why their values cannot stand with this method. `box_warning` says
-    what a device's owner should know of how this box plays the job, or "".
+    changed, or `nothing`. `regression`: it learns labels that are numbers, too. `anomaly`: it
+    learns what is normal. `summed`: it can upload integers of which only sums are seen. `shares`:
+    its noise may then be shared. `refuses` gives keys of the job and why their values cannot stand
+    with this method. `box_warning` says what a device's owner should know of how this box plays the
+    job, or "".
     """
 
     family: ClassVar[str] = "methods"
@@ -121,6 +134,7 @@ class MethodPart(BlockPart):
     cloud: Callable[[Any, Setting], CloudMethod]
     learns_on: Literal["features", "model", "nothing"] = "features"
     regression: bool = False
+    anomaly: bool = False
     summed: bool = False
     shares: bool = False
     refuses: Callable[[Any, Setting], Iterable[tuple[tuple[str, ...], str]]] | None = None

@@ -16,6 +16,7 @@ the sum is of; `accountant.py` composes.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
@@ -50,6 +51,7 @@ LARGEST_MULTIPLIER = LARGEST_SCALE >> 30
 LEAST_SHARE_BITS = 10  # of the σ, in steps, of one device's part in shared noise
 CLIP_STEPS_BITS = 30  # of C in steps, at most: squares of norms then fit 64 bits
 SIGMA_BITS = 37  # of σ in steps, about: fine for the price, and within what the sampler draws
+COUNTS_SIGMA_BITS = 22  # of σ of counts; each cell of a sum costs as many bits more
 SUMMED_SIGMA_BITS = 24  # the same where each bit of a sum costs: a float32 has as many
 
 
@@ -151,19 +153,60 @@ def update_event(
     """One release of an update of norm at most `clip_norm`; `times` of them are (ε, δ)-DP.
 
     `what` names it, `coordinates` is the number of weights; the grid follows from the noise, whose
-    σ has about `sigma_bits` bits in steps.
+    σ has about `sigma_bits` bits in steps. Raises `PrivacyError` where no noise of the sampler's
+    meets (ε, δ).
+    """
+
+    def of(mu: float) -> GaussianEvent:
+        size = min(CLIP_STEPS_BITS, sigma_bits + math.floor(math.log2(mu)))
+        bits = size - math.ceil(math.log2(clip_norm))
+        steps = int(clip_norm * 2.0**bits)
+        return gaussian_event(what, steps, mu, coordinates, grid_bits=bits, unit="device")
+
+    return _meeting(of, epsilon_, delta, times)
+
+
+def counts_event(
+    what: str,
+    sensitivity_squared: int,
+    coordinates: int,
+    epsilon_: float,
+    delta: float,
+    times: int,
+    honest: int = 0,
+) -> GaussianEvent | SharedGaussian:
+    """One release of whole-number counts over evaluation records; `times` of them are (ε, δ)-DP.
+
+    The squares of what one record adds to the `coordinates` counts sum to at most
+    `sensitivity_squared`. A count is 2**grid_bits steps, so that the noise is fine although counts
+    are few. `honest`: so many devices in each sum add a part of the noise; 0: each adds all of it.
+    Raises `PrivacyError` where no noise of the sampler's meets (ε, δ).
+    """
+    spare = (honest.bit_length() + 1) // 2  # each part has its share of the variance alone
+
+    def of(mu: float) -> GaussianEvent:
+        bits = max(0, COUNTS_SIGMA_BITS + spare + math.floor(math.log2(mu)))
+        steps = math.isqrt((sensitivity_squared << 2 * bits) - 1) + 1
+        event = gaussian_event(what, steps, mu, coordinates, grid_bits=bits)
+        return replace(event, purpose="infer")
+
+    event = _meeting(of, epsilon_, delta, times)
+    return shared_gaussian(event, honest) if honest else event
+
+
+def _meeting(
+    of: Callable[[float], GaussianEvent], epsilon_: float, delta: float, times: int
+) -> GaussianEvent:
+    """The event of a μ for which `times` of it are (ε, δ)-DP.
+
     Part of δ is set aside for the discreteness of the noise, which depends on the noise: a few
-    rounds settle it. Raises `PrivacyError` where no noise of the sampler's meets (ε, δ).
+    rounds settle it.
     """
     reserve = 0.0
     for _ in range(8):
         if reserve >= delta:
             break
-        mu = mu_for(epsilon_, delta - reserve) / math.sqrt(times)
-        size = min(CLIP_STEPS_BITS, sigma_bits + math.floor(math.log2(mu)))
-        bits = size - math.ceil(math.log2(clip_norm))
-        steps = int(clip_norm * 2.0**bits)
-        event = gaussian_event(what, steps, mu, coordinates, grid_bits=bits, unit="device")
+        event = of(mu_for(epsilon_, delta - reserve) / math.sqrt(times))
         slack = (1 + math.exp(epsilon_)) * times * discreteness_tv(event)
         if _costs(event, times, delta) <= epsilon_:
             return event

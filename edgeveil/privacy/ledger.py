@@ -284,11 +284,12 @@ class Ledger:
         exchange: int,
         events: Sequence[Event],
         payload: bytes,
-        kept: bytes = b"",
+        kept: bytes | None = b"",
     ) -> Receipt:
         """Record events and noised tensors together, durably, and return the receipt.
 
-        `kept` is what the device keeps to itself until its next release of this job. A second
+        `kept` is what the device keeps to itself until its next release of this job; None: what
+        it kept before. A second
         commit for the same job and exchange changes nothing and returns the first receipt, which
         does not cover another payload: publish what `recall` gives. Raises `PrivacyError` if the
         job is not open or the events go past what it reserved.
@@ -300,7 +301,8 @@ class Ledger:
                 released = Change(self.dataset, "released", job_id, exchange, body)
                 number = self._chain.append(db, released)
                 db.execute("INSERT INTO payloads VALUES (?, ?)", (number, payload))
-                self._keep(db, job_id, kept)
+                if kept is not None:
+                    self._keep(db, job_id, kept)
         return self._receipt(job_id, exchange)
 
     def kept(self, job_id: str) -> bytes:

@@ -11,7 +11,14 @@ from fractions import Fraction
 
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.accountant import epsilon, weakest
-from edgeveil.privacy.events import Event, PureEvent, UnprotectedEvent, event_from_dict, to_dict
+from edgeveil.privacy.events import (
+    Event,
+    PureEvent,
+    UnprotectedEvent,
+    event_from_dict,
+    for_one_record,
+    to_dict,
+)
 from edgeveil.privacy.guarantee import Guarantee, up
 
 TRAIN, INFER = "train", "infer"
@@ -22,10 +29,11 @@ class Limits:
     """The owner's limits for one data set.
 
     `max_epsilon_per_job`, `lifetime_epsilon` and `lifetime_delta` bound training, in the jobs' own
-    unit where all have one, else per record; `max_inference_epsilon` bounds the inference uploads
-    of the data set's whole life. The two of collusion bound what training costs if all others
-    collude; None: as much as if they do not. `max_jobs` bounds the jobs that are open at once;
-    None: as many as there is budget for.
+    unit where all have one, else per record; `max_inference_epsilon` bounds what is uploaded of
+    evaluation records, inferences and counts, in the data set's whole life, and `lifetime_delta`
+    that too. The two of collusion bound what training costs if all others collude, that of the
+    lifetime also what evaluation does; None: as much as if they do not. `max_jobs` bounds the jobs
+    that are open at once; None: as many as there is budget for.
     """
 
     max_epsilon_per_job: float
@@ -107,11 +115,18 @@ class Quote:
 
 
 def price(events: Iterable[Event], delta: float) -> Quote:
-    """Price training and inference events apart; each kind must have one unit."""
+    """Price training and inference events apart; those of training must have one unit.
+
+    What reads the evaluation records may be priced a record and a device: together it is per
+    record, as each of them holds for one record of a device too.
+    """
     listed = tuple(events)
+    inferred = [e for e in listed if e.purpose != TRAIN]
+    if len({e.unit for e in inferred}) > 1:
+        inferred = [for_one_record(e) for e in inferred]
     return Quote(
         epsilon([e for e in listed if e.purpose == TRAIN], delta),
-        epsilon([e for e in listed if e.purpose != TRAIN], delta),
+        epsilon(inferred, delta),
     )
 
 
@@ -175,6 +190,12 @@ def check_job(request: JobRequest, limits: Limits, others: Iterable[Quote]) -> Q
         ),
         ("lifetime_delta", training.delta, limits.lifetime_delta),
         ("max_inference_epsilon", inference.epsilon, limits.max_inference_epsilon),
+        (
+            "lifetime_collusion_epsilon",
+            inference.if_colluding,
+            limits.max_inference_epsilon if lifetime is None else lifetime,
+        ),
+        ("lifetime_delta", inference.delta, limits.lifetime_delta),
     ):
         if asked is not None and not asked <= limit:  # None: noise is not shared
             raise PrivacyError(

@@ -66,14 +66,16 @@ class Policy(Block):
     lifetime_epsilon: float = Field(default=50.0, ge=0)
     """Largest training ε of all jobs together on this data set."""
     lifetime_delta: float = Field(default=1e-4, ge=0, lt=1, examples=[1e-4])
-    """Largest δ of all jobs together on this data set."""
+    """Largest δ of all jobs together on this data set, of training and of evaluation each."""
     max_inference_epsilon: float = Field(default=100.0, ge=0)
-    """Largest ε of all inference uploads together on this data set."""
+    """Largest ε of all that is uploaded of evaluation records, inferences and counts, together on
+    this data set."""
     max_collusion_epsilon_per_job: float | None = Field(default=None, ge=0, examples=[30])
     """Largest training ε of one job if all others collude, where noise is shared
     (`privacy.noise: shared`). null: as max_epsilon_per_job."""
     lifetime_collusion_epsilon: float | None = Field(default=None, ge=0, examples=[150])
-    """The same of all jobs together on this data set. null: as lifetime_epsilon."""
+    """The same of all jobs together on this data set, of training and of evaluation each. null: as
+    lifetime_epsilon."""
     accept_unproven: bool = False
     """Take part in jobs whose guarantee is claimed and not proven."""
     accept_unprotected: bool = False

@@ -23,10 +23,9 @@ from rich.console import Console
 from rich.table import Table
 
 from edgeveil.errors import INTERRUPTED, UsageError
-from edgeveil.evaluation.figures import leading, leading_text, spread_of
+from edgeveil.evaluation.figures import ACCURACY, leading, leading_text, spread_of
 from edgeveil.jobs import Job
 from edgeveil.privacy.guarantee import up, worth
-from edgeveil_lab.table import measure_of
 from edgeveil_tools.local.data import check_data, held, is_published
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.local_run import LocalRun
@@ -131,7 +130,7 @@ def compare(path: Path, asked: ComparisonOptions) -> int:
     content = finite(
         {
             "job": written[0].job,
-            "measure": measure_of(written[0]),
+            "measure": written[0].measure,
             "rows": [rows[noise] for noise in noises],
             "predicting_the_mean": _predicting_the_mean(*written),
             "notes": _notes(noises, published=published),
@@ -208,7 +207,7 @@ def _notes(noises: Sequence[Noise], *, published: bool) -> list[str]:
 # --- table, page and pictures ---
 
 
-def cells(row: Mapping[str, Any], measure: str = "accuracy") -> tuple[str, ...]:
+def cells(row: Mapping[str, Any], measure: str = ACCURACY) -> tuple[str, ...]:
     """One row in words."""
     reached = leading_text(measure, row["accuracy"])
     if row["noise"] == "none":
@@ -292,7 +291,7 @@ def _by_round(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, list[float |
 
 
 def accuracy_picture(
-    rows: Sequence[Mapping[str, Any]], measure: str = "accuracy", mean: float | None = None
+    rows: Sequence[Mapping[str, Any]], measure: str = ACCURACY, mean: float | None = None
 ) -> str:
     """The measure by round, a line for each noise, and one for saying the `mean`; "" where nothing
     was tested."""
@@ -310,7 +309,7 @@ def accuracy_picture(
                 marker="s" if none else "o",
                 label="none: no privacy at all" if none else noise,
             )
-        if measure == "accuracy":
+        if measure == ACCURACY:
             lowest = min(value for points in tested.values() for _, value in points)
             axes.set_ylim(max(0.0, math.floor(lowest * 20 - 0.5) / 20), 1.0)
         else:
@@ -321,7 +320,7 @@ def accuracy_picture(
         axes.set_xlabel("training round")
         axes.set_title(f"{measure}, by noise")
         axes.grid(axis="y")
-        axes.legend(loc="lower right" if measure == "accuracy" else "best")
+        axes.legend(loc="lower right" if measure == ACCURACY else "best")
     return done[0]
 
 

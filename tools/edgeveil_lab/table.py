@@ -39,6 +39,7 @@ from edgeveil_tools.report.plots import BLUE, GREEN, ORANGE, file_figure
 from edgeveil_tools.result import (
     MEASURED_ON,
     UNPROTECTED,
+    reference_of,
     versions,
     write_json,
     write_whole,
@@ -99,9 +100,10 @@ def table(paths: Sequence[Path], asked: TableOptions) -> int:
     for one in asked.track:
         TrackTarget.parse(one)
     studies = [study_of(path, asked) for path in paths]
-    if len({measure_of(study.job) for study in studies}) > 1:
+    if len({study.job.measure for study in studies}) > 1:
         raise UsageError(
-            "some jobs tell classes and some a number, so one has accuracies, the other errors",
+            "some jobs tell classes, some a number or anomalies, and their figures are no"
+            " column of one table",
             where="edgeveil table",
             fix="make a table of each kind",
         )
@@ -129,11 +131,6 @@ def table(paths: Sequence[Path], asked: TableOptions) -> int:
     return JobFailed.exit_code if failures else 0
 
 
-def measure_of(job: Job) -> str:
-    """What says how good its model is."""
-    return "accuracy" if job.data.target is None else "RMSE"
-
-
 def _measured(rows: Sequence[Mapping[str, Any]]) -> str:
     return str(rows[0].get("measure", "accuracy")) if rows else "accuracy"
 
@@ -146,10 +143,10 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def row(study: TableJob, seeds: int) -> dict[str, Any]:
     """One row of `table.json`, of the runs that completed. `accuracies` are of its `measure`."""
     results = [found for n in range(seeds) if (found := done(study, study.run.seed + n))]
-    measure = measure_of(study.job)
+    measure = study.job.measure
     measured = [leading(r["final"])[1] for r in results]
     accuracies = [value for value in measured if value is not None]
-    references = [r["reference"].get("rmse", r["reference"]["accuracy"]) for r in results]
+    references = [reference_of(r["reference"]) for r in results]
     known = [value for value in references if value is not None]
     training = results[0]["privacy"]["training"] if results else {}
     privacy = study.job.privacy

@@ -335,6 +335,7 @@ def data_check(edge_site: Path, job_file: Path | None = None) -> int:
         classes=None if job is None else job.data.classes,
         input_shape=None if job is None else job.data.input_shape,
         input_range=input_range(job),
+        anomaly=job is not None and job.anomaly,
     )
     problems = report.problems + places(site.data, schema)
     problems += [] if schema is None else column_problems(site.data, schema)
@@ -400,8 +401,13 @@ def _print(report: DataReport, problems: list[str], *, exact_split: bool) -> Non
     print(f"{report.records} records of shape {report.shape}, {report.usable} usable")
     print(f"split: {about}{report.training} training, {about}{report.evaluation} evaluation")
     if len(report.histogram) <= _MOST_CLASSES:
-        by = ", ".join(f"{label}: {count}" for label, count in sorted(report.histogram.items()))
+        by = ", ".join(
+            f"{'none' if label < 0 else label}: {count}"
+            for label, count in sorted(report.histogram.items())
+        )
         print(f"usable records by class: {by or 'none'}")
+    if report.not_learned:
+        print(f"{report.not_learned} of them are labelled anomalous: not learned from")
     for problem in problems:
         print(f"✗ {problem}")
     if not problems:

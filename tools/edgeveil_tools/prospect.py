@@ -24,7 +24,13 @@ from edgeveil.data.records import Records
 from edgeveil.data.schema import Column, DataSchema, Label
 from edgeveil.data.target import TargetRange
 from edgeveil.errors import ConfigError, EdgeVeilError, UsageError
-from edgeveil.evaluation.figures import leading_text, regression_figures, spread_of
+from edgeveil.evaluation.figures import (
+    ACCURACY,
+    RMSE,
+    leading_text,
+    regression_figures,
+    spread_of,
+)
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.jobs import Job, Plan, compile_job
 from edgeveil.jobs.artifacts import read_artifacts
@@ -126,7 +132,7 @@ class Prospect:
 
     def above_guessing(self, accuracy: float) -> float:
         """How much better than guessing; of RMSE as a share of guessing's."""
-        if self.measure == "accuracy":
+        if self.measure == ACCURACY:
             return accuracy - self.guessing
         return 1 - accuracy / self.guessing
 
@@ -212,6 +218,12 @@ def prospect(path: Path, asked: PlanOptions, say: Callable[[str], None]) -> Pros
         )
     begun_s = time.monotonic()
     job, run = local_job(path, Overrides(devices=asked.devices, simulate=True))
+    if job.measure not in (ACCURACY, RMSE):
+        raise UsageError(
+            f"the job's figure is {job.measure}, and records are made up for classes and numbers",
+            where=f"{path}: data.schema.label",
+            fix="see what it comes to: edgeveil run JOB.yaml --simulate --reference",
+        )
     plan = compile_job(job).with_artifacts(read_artifacts(job))
     rehearse(plan, path)
     records = stand_in(job, run)
@@ -236,7 +248,7 @@ def prospect(path: Path, asked: PlanOptions, say: Callable[[str], None]) -> Pros
         ceiling = fleets.without_noise(Path(folder) / "free", say) if not failure else None
         found = Prospect(
             job=job.job,
-            measure="accuracy" if records.target is None else "RMSE",
+            measure=job.measure,
             devices=run.devices,
             nominal_records=job.data.nominal_records,
             measured_on=records.told,
@@ -629,7 +641,7 @@ def verdict(found: Prospect, plan: Plan) -> list[str]:
     at = f" at ε = {epsilon:g}" if epsilon is not None and plan.adds_noise else ""
     reached, guessing = found.text(base.mean), found.text(found.guessing)
     guess = "guessing"
-    if found.measure == "RMSE":
+    if found.measure == RMSE:
         reached, guess = f"RMSE {reached}", "saying the mean"
     if gain is None:
         if found.above_guessing(base.mean) <= WORTH_A_LOOK:
@@ -691,7 +703,7 @@ def told(found: Prospect) -> Iterator[str]:
         noise = f"{one.noise:.3g}{one.unit}"
         yield f"  the mean of {one.uploads} uploads: noise {noise}, signal {seen}{ratio}"
     if found.fleets:
-        numbers = found.measure == "RMSE"
+        numbers = found.measure == RMSE
         yield f"{'RMSE' if numbers else 'Accuracy'}, on {found.measured_on}"
         guess = "saying the mean" if numbers else "guessing"
         yield f"  {guess:<18}  {found.text(found.guessing)}"
@@ -731,7 +743,7 @@ def _traffic(plan: Plan, result: Result | None) -> dict[str, float]:
         "upload_bytes": plan.upload_bytes,
         "cloud_in_bytes": plan.upload_bytes * uploads,
         "rounds": plan.rounds,
-        "preparatory": len(plan.exchanges) - plan.rounds,
+        "preparatory": len(plan.of_method) - plan.rounds,
         "budget_s": plan.job.round.time_budget_s,
         "deadline_s": plan.job.round.deadline_s,
     }

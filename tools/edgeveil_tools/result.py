@@ -13,7 +13,10 @@
         figures           on the same records, or null: balanced_accuracy, macro_f1, auc (one
                           class against the rest, their mean), per_class, confusion, calibration,
                           unusable, as `edgeveil.evaluation.figures` has them; classes, their names,
-                          where the job's schema has some; of a number mae, rmse, r2, unusable
+                          where the job's schema has some; of a number mae, rmse, r2, unusable;
+                          of anomalies auc, average_precision, normal, anomalous, histogram,
+                          unusable, and with a threshold detection_rate, false_alarm_rate,
+                          precision, f1
         uploads, declined answers that were counted, devices that refused
         cluster_scores    null, or {eval_type, score, reason, used, wanted, labels, squared,
                           corrected, corrected_error, corrected_reason, noise_variance}: `used` of
@@ -29,10 +32,19 @@
                           the guarantee, also of a run that ended here, is `privacy`
         attempt           from 1
     phases                the same for the exchanges before round 1, `phase` instead of `round`
+    evaluations           the same for each federated evaluation, `round` being the one whose model
+                          was evaluated, and accuracy the cloud's; with `federated`, figures of the
+                          devices' own evaluation records by noised counts, as
+                          `edgeveil.evaluation.record_counts` has them: leading, the name of the
+                          first, with its `_deviation`, the standard error by the noise alone;
+                          records, about how many; count_deviation, that of the noise in each count;
+                          uploads; none but these two where all the rest was noise
     final                 {accuracy, figures, measured_on}: after the last committed round, or null;
-                          and on which records these and those of all rounds are measured
+                          and on which records these and those of all rounds are measured;
+                          federated: that of the last evaluation, or null
     reference             noise-free on the same records: {accuracy, rounds: [accuracy …], note};
-                          of a number {rmse, rounds: [rmse …]}, and accuracy null;
+                          of a number {rmse, rounds: [rmse …]}, of anomalies {auc, …}, and
+                          accuracy null;
                           of a run on own records only with --reference, and the note then says
                           that it is a figure without any protection
     privacy.training      {epsilon, delta, unit, status} of what was spent, with Gaussian noise
@@ -83,7 +95,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from edgeveil.errors import UsageError
-from edgeveil.evaluation.figures import leading, leading_text
+from edgeveil.evaluation.figures import (
+    ACCURACY,
+    AUC,
+    RMSE,
+    federated_text,
+    leading,
+    leading_of,
+    leading_text,
+)
 from edgeveil.privacy.events import Unit
 from edgeveil.privacy.guarantee import guarantee_text
 from edgeveil.privacy.policy import Quote
@@ -153,7 +173,7 @@ class Result:
     shows itself.
     """
 
-    TABLES = ("rounds", "epsilon", "uploads", "guarantees")
+    TABLES = ("rounds", "epsilon", "uploads", "guarantees", "evaluations")
 
     def __init__(self, content: Mapping[str, Any], folder: Path) -> None:
         self.content, self.folder = dict(content), folder
@@ -191,7 +211,12 @@ class Result:
     @property
     def rmse(self) -> float | None:
         """Of the final model on the test records, where the label is a number: in its unit."""
-        return (self.content["final"].get("figures") or {}).get("rmse")
+        return leading_of(RMSE, self.content["final"])
+
+    @property
+    def auc(self) -> float | None:
+        """Of the final model on the test records, where what is normal is learned."""
+        return leading_of(AUC, self.content["final"])
 
     @property
     def reference_accuracy(self) -> float | None:
@@ -217,6 +242,12 @@ class Result:
     def rounds(self) -> PlainTable:
         """A row for each committed training round: round, accuracy, loss, uploads, seconds, …"""
         return [_flat(row) for row in self.content["rounds"]]
+
+    @property
+    def evaluations(self) -> PlainTable:
+        """A row for each federated evaluation: round, the cloud's accuracy, and the figures of the
+        devices' own records, `federated_accuracy`, `federated_accuracy_deviation`, …"""
+        return [_flat(row) for row in self.content.get("evaluations", ())]
 
     @property
     def epsilon(self) -> PlainTable:
@@ -291,7 +322,11 @@ class Result:
 
     @property
     def _exchanges(self) -> list[dict[str, Any]]:
-        return [*self.content["phases"], *self.content["rounds"]]
+        evaluations = self.content.get("evaluations", ())
+        found: list[dict[str, Any]] = [*self.content["phases"]]
+        for row in self.content["rounds"]:
+            found += [row, *(one for one in evaluations if one["round"] == row["round"])]
+        return found
 
     def __str__(self) -> str:
         return "\n".join(f"{name}: {value}" for name, value in summary(self.content))
@@ -304,7 +339,8 @@ class Result:
         """The summary and the rounds, for a notebook."""
         head = f"<p><b>{html.escape(self.job)}</b>: {html.escape(self.status)}</p>"
         facts = [{"": name, " ": value} for name, value in summary(self.content)]
-        led = "accuracy" if self.rmse is None else "figures_rmse"
+        name = leading(self.content["final"])[0]
+        led = name if name == ACCURACY else f"figures_{name.lower()}"
         shown = ("round", led, "loss", "uploads", "declined", "seconds")
         rows = [{key: row[key] for key in shown} for row in self.rounds]
         return head + html_table(facts) + html_table(rows)
@@ -347,21 +383,23 @@ def build(record: RunEvents, facts: RunFacts) -> dict[str, Any]:
     reference = [float(value) for value in facts.reference]
     final = record.rounds[-1] if record.rounds else {}
     last = reference[-1] if reference else None
-    of_number = leading(final)[0] == "RMSE"
+    led = leading(final)[0]
     found = {
         "job": facts.job,
         "status": facts.status,
         "reason": facts.reason or record.reason,
         "rounds": record.rounds,
         "phases": record.phases,
+        "evaluations": record.evaluations,
         "final": {
             "accuracy": record.accuracy,
             "figures": final.get("figures"),
             "measured_on": MEASURED_ON[facts.published],
+            "federated": record.evaluations[-1]["federated"] if record.evaluations else None,
         },
         "reference": {
-            "accuracy": None if of_number else last,
-            **({"rmse": last} if of_number else {}),
+            "accuracy": last if led == ACCURACY else None,
+            **({} if led == ACCURACY else {led.lower(): last}),
             "rounds": reference,
             "note": UNPROTECTED if reference and not facts.published else "",
         },
@@ -431,10 +469,11 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     unprotected = f", {reference['note']}" if reference["note"] else ""
     why = f"; {result['reason']}" if result["reason"] else ""
     figures, (led, value) = final.get("figures"), leading(final)
-    ideal = reference["accuracy"] if led == "accuracy" else reference.get("rmse")
+    ideal, federated = reference_of(reference), final.get("federated")
     return [
         *([("note", result["note"])] if result["note"] else []),
         (f"final {led}", leading_text(led, value) + own),
+        *([("federated", federated_text(federated))] if federated else []),
         *([("other figures", figures_text(figures))] if figures else []),
         *([] if ideal is None else [("without noise", leading_text(led, ideal) + unprotected)]),
         ("training guarantee", guarantee_text(result["privacy"], "training")),
@@ -452,6 +491,12 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def reference_of(reference: Mapping[str, Any]) -> float | None:
+    """What leads the figures of a result's `reference`; None where none was trained."""
+    found = (reference.get(key) for key in ("accuracy", "rmse", "auc"))
+    return next((value for value in found if value is not None), None)
+
+
 def engine_text(engine: Mapping[str, Any]) -> str:
     """What simulated: `processes, 2 workers`."""
     count = engine["workers"]
@@ -460,7 +505,12 @@ def engine_text(engine: Mapping[str, Any]) -> str:
 
 def figures_text(figures: Mapping[str, Any]) -> str:
     """`balanced accuracy 0.891, macro-F1 0.893, AUC 0.988, calibration error 0.061`; of a number
-    `MAE 41.2, R² 0.474`."""
+    `MAE 41.2, R² 0.474`, of anomalies `average precision 0.913`."""
+    if "average_precision" in figures:
+        shown = [("average precision", "average_precision"), ("detection rate", "detection_rate")]
+        shown.append(("false alarm rate", "false_alarm_rate"))
+        told = [(name, figures[key]) for name, key in shown if key in figures]
+        return ", ".join(f"{name} {share_text(value)}" for name, value in told)
     if "rmse" in figures:
         return f"MAE {figures['mae']:.4g}, R² {share_text(figures['r2'])}"
     named = (
@@ -526,9 +576,13 @@ def finite(value: Any) -> Any:
 
 def exchange_row(data: Mapping[str, Any]) -> dict[str, Any]:
     clusters, averaged = data.get("clusters"), data.get("mean_softmax")
-    name = {"round": data["number"]} if data["phase"] == "train" else {"phase": data["phase"]}
+    phase, number = {"phase": data["phase"]}, {"round": data["number"]}
+    name = {"train": number, "evaluate": phase | number}.get(data["phase"], phase)
+    federated = data.get("federated") or {}
+    told = {key: value for key, value in federated.items() if key not in ("eval_type", "round")}
     return {
         **name,
+        **({"federated": told} if federated else {}),
         "accuracy": data.get("accuracy"),
         "loss": data.get("loss"),
         "figures": data.get("figures"),

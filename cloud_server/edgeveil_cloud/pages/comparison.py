@@ -31,7 +31,7 @@ def comparison(jobs: Sequence[Compared]) -> Json:
 
 
 def _by_round(jobs: Sequence[Compared]) -> Json:
-    """A picture for each kind of figure: accuracies, RMSE of numbers."""
+    """A picture for each kind of figure: accuracies, RMSE of numbers, AUC of anomalies."""
     drawn: dict[str, list[tuple[dict[int, float], Json]]] = {}
     for index, ((job, records), colour) in enumerate(zip(jobs, _COLOURS, strict=False)):
         name, curve = _curve(job, records)
@@ -45,12 +45,12 @@ def _by_round(jobs: Sequence[Compared]) -> Json:
 
 
 def _curve(job: JobGlimpse, records: Sequence[ExchangeRecord]) -> tuple[str, dict[int, float]]:
-    half, name, found = planned(job.entry.canonical).half, "", dict[int, float]()
+    plan, found = planned(job.entry.canonical), dict[int, float]()
     for one in records:
-        name, value = leading_stored(one.accuracy, one.loss, half)
+        value = leading_stored(plan.measure, one.accuracy, one.loss, plan.half)
         if one.number and value is not None:
             found[one.number] = value
-    return name, found
+    return plan.measure, found
 
 
 def _picture(name: str, drawn: Sequence[tuple[dict[int, float], Json]]) -> Json:
@@ -64,7 +64,7 @@ def _figures(jobs: Sequence[Compared]) -> Json:
     head = ("job", "status", "figure", "training guarantee", "inference guarantee", "rounds")
     rows = [_row(glimpse, records) for glimpse, records in jobs]
     cells = table("The jobs in figures", (*head, "time of rounds", "bytes"), rows, text=(1, 3, 4))
-    beside = said("An accuracy or RMSE is worth comparing beside both guarantees alone.")
+    beside = said("A figure is worth comparing beside both guarantees alone.")
     return section("figures", "In figures", [cells], after=[beside])
 
 
@@ -73,7 +73,8 @@ def _row(glimpse: JobGlimpse, records: Sequence[ExchangeRecord]) -> list[str]:
     spent = glimpse.life.data.get("privacy") if glimpse.life and entry.ended else None
     privacy, how = spent or plan.privacy, "" if spent else "; as planned"
     told = [f"{guarantee_text(privacy, one)}{how}" for one in ("training", "inference") if privacy]
-    led, value = leading_stored(glimpse.accuracy, glimpse.loss, plan.half)
+    led = plan.measure
+    value = leading_stored(led, glimpse.accuracy, glimpse.loss, plan.half)
     moved = sum(sum(one.bytes.values()) for one in records)
     return [
         entry.id,

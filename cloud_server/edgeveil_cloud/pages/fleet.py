@@ -13,6 +13,7 @@ from typing import Any
 
 from cryptography import x509
 
+from edgeveil.parts.exchange import exchange_label
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.links import BrokerLink
 from edgeveil.transport.mqtt_link import RuntimeLink
@@ -129,7 +130,7 @@ def rounds_of(events: Iterable[StoredEvent]) -> list[dict[str, Any]]:
                 row["selected"] += data.get("selected", 0)
             case "exchange_committed":
                 row = asked.pop(job) if job in asked else _begun(job, "", event.time)
-                label = f"round {data['number']}" if data.get("number") else data.get("phase", "")
+                label = exchange_label(data.get("phase", ""), data.get("number", 0))
                 row |= {"round": label, "answered": data.get("uploads", 0), "outcome": "counted"}
                 row |= {"declined": data.get("declined", 0), "refused": data.get("refused", {})}
                 found.append({**row, "at": event.time})

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from edgeveil.errors import EdgeVeilError
-from edgeveil.evaluation.figures import leading_stored, leading_text
+from edgeveil.evaluation.figures import ACCURACY, leading_stored, leading_text
 from edgeveil.jobs import compile_canonical
 from edgeveil.privacy.guarantee import record_text, shared_text, up, worth
 from edgeveil.protocol.cloud_tasks import OTHERWISE, RESUME, pause_advice
@@ -26,6 +26,7 @@ class PlannedJob:
     method: str
     privacy: Mapping[str, Any]
     half: float | None = None  # of the range of a label that is a number
+    measure: str = ACCURACY
 
 
 UNREADABLE = PlannedJob(0, 0, "", {})
@@ -40,7 +41,8 @@ def planned(canonical: bytes) -> PlannedJob:
     except (EdgeVeilError, ValueError, LookupError, TypeError, AttributeError):
         return UNREADABLE
     half = None if plan.job.data.target is None else plan.job.data.target.half
-    return PlannedJob(plan.rounds, len(plan.exchanges), plan.job.train.method, privacy, half)
+    method, measure = plan.job.train.method, plan.job.measure
+    return PlannedJob(plan.rounds, len(plan.exchanges), method, privacy, half, measure)
 
 
 def row_of(glimpse: JobGlimpse, running: int, most_running: int) -> dict[str, Any]:
@@ -49,7 +51,8 @@ def row_of(glimpse: JobGlimpse, running: int, most_running: int) -> dict[str, An
     plan, told = planned(entry.canonical), glimpse.life.data if glimpse.life else {}
     spent = told.get("privacy") if entry.ended else None
     reason, advice = why_it_stands(glimpse, running, most_running)
-    led, value = leading_stored(glimpse.accuracy, glimpse.loss, plan.half)
+    led = plan.measure
+    value = leading_stored(led, glimpse.accuracy, glimpse.loss, plan.half)
     times = ("submitted_at", "started_at", "ended_at")
     return {
         "id": entry.id,

@@ -267,7 +267,10 @@
     if (first && location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();
   }
 
+  const scored = (one) => (one.score === null ? "not a usable record" : `${one.name || "score"} ${one.score.toPrecision(4)}`);
+
   function of(prediction, classes) {
+    if ("score" in prediction) return ev.el("div", { class: "said-of" }, ev.el("h3", {}, `Record 1: ${scored(prediction)}`), prediction.name ? ev.el("p", { class: "soft small" }, "A score above 1 is an anomaly's.") : null);
     if ("value" in prediction) return ev.el("div", { class: "said-of" }, ev.el("h3", {}, prediction.value === null ? "Record 1: not a usable record" : `Record 1: ${prediction.value.toPrecision(6)}`));
     const called = (label) => (classes[label] === undefined ? `class ${label}` : classes[label]);
     const title = ev.el("h3", {}, prediction.label === null ? "Record 1: not a usable record" : `Record 1: ${called(prediction.label)}`);
@@ -283,11 +286,11 @@
 
   function answer(told) {
     const [first, ...others] = told.predictions;
-    const number = "value" in first;
-    const rows = number ? others.map((one, i) => [i + 2, one.value === null ? "not usable" : one.value.toPrecision(6)]) : others.map((one, i) => [i + 2, one.label === null ? "not usable" : one.name || `class ${one.label}`, one.label === null ? "–" : `${(100 * one.probabilities[one.label]).toFixed(1)} %`]);
+    const number = "value" in first, unusual = "score" in first;
+    const rows = unusual ? others.map((one, i) => [i + 2, scored(one)]) : number ? others.map((one, i) => [i + 2, one.value === null ? "not usable" : one.value.toPrecision(6)]) : others.map((one, i) => [i + 2, one.label === null ? "not usable" : one.name || `class ${one.label}`, one.label === null ? "–" : `${(100 * one.probabilities[one.label]).toFixed(1)} %`]);
     return [
       of(first, told.classes),
-      rows.length ? ev.table(number ? ["Record", "Value"] : ["Record", "Class", "Probability"], rows, { caption: "Further records", text: [1] }) : null,
+      rows.length ? ev.table(unusual ? ["Record", "Score"] : number ? ["Record", "Value"] : ["Record", "Class", "Probability"], rows, { caption: "Further records", text: [1] }) : null,
       told.records > told.predictions.length ? ev.el("p", { class: "soft small" }, `${told.records} records, the first ${told.predictions.length} are shown.`) : null,
       told.accuracy === null ? null : ev.el("p", {}, `Of the labels that stood beside the records ${(100 * told.accuracy).toFixed(1)} % were told.`),
       ev.el("p", { class: "soft small" }, `By release ${told.release}, on this box.`),

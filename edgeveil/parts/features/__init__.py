@@ -12,6 +12,7 @@ from edgeveil.parts.features.feature_map import (
     FeatureParameters,
     FeaturePart,
     MapParameters,
+    finite_records,
     valid_records,
 )
 from edgeveil.parts.features.identity import Identity, IdentityParameters
@@ -47,6 +48,7 @@ __all__ = [
     "build_map",
     "cached_backbone",
     "check_backbones",
+    "finite_records",
     "match_artifacts",
     "projection_of",
     "read_backbones",

@@ -108,9 +108,13 @@ def unit_rows(rows: Float64) -> Float64:
 
 def valid_records(x: NDArray[np.float32], y: NDArray[np.int64], classes: int) -> NDArray[np.bool_]:
     """Mask (n,): all values finite and the label in [0, classes). Each row decides alone."""
-    finite = np.isfinite(x.reshape(len(x), size_of(x.shape[1:]))).all(axis=1)
-    mask: NDArray[np.bool_] = finite & (y >= 0) & (y < classes)
+    mask: NDArray[np.bool_] = finite_records(x) & (y >= 0) & (y < classes)
     return mask
+
+
+def finite_records(x: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Mask (n,): all values finite. Each row decides alone."""
+    return np.asarray(np.isfinite(x.reshape(len(x), size_of(x.shape[1:]))).all(axis=1))
 
 
 # Several maps side by side, each with its share of the norm.

@@ -1,7 +1,8 @@
-"""The raw values, scaled, shifted or brought from their ranges, and brought to unit norm."""
+"""The raw values, scaled, shifted or brought from their ranges, and brought to a norm within 1."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -27,7 +28,7 @@ class IdentityParameters(MapParameters):
     """An `identity` entry of a job's `features`; all of it is public."""
 
     name: Literal["identity"] = "identity"
-    """The values themselves, scaled, shifted and brought to unit norm."""
+    """The values themselves, scaled, shifted and brought to unit norm, or below it."""
     input_scale: float = Field(default=1.0, ge=1e-30, le=1e30, allow_inf_nan=False)
     """Divides the raw values: the largest that a value can be."""
     shift: float = Field(default=0.0, ge=-1e6, le=1e6, allow_inf_nan=False)
@@ -37,6 +38,9 @@ class IdentityParameters(MapParameters):
     )
     """In place of both: the public range of each value of a record, in their order. Each becomes
     [-1, 1], what lies outside is clipped; a job with `data.schema` needs none."""
+    norm: Literal["unit", "bounded"] = Field(default="unit", exclude_if=says_nothing("unit"))
+    """`unit`: each record is brought to norm 1, and how large it was is lost. `bounded`: each value
+    is clipped to [-1, 1] and all are divided alike, so that it stays."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -49,8 +53,8 @@ class IdentityParameters(MapParameters):
 
 
 class Identity:
-    """φ(x) = u/‖u‖ for u = x/input_scale + shift, or x brought from its ranges to [-1, 1];
-    φ = 0 where u = 0."""
+    """φ(x) = u/‖u‖ for u = x/input_scale + shift, or x brought from its ranges to [-1, 1]; φ = 0
+    where u = 0. With norm `bounded` φ(x) = u/√d, u clipped to [-1, 1]."""
 
     name = "identity"
 
@@ -77,8 +81,17 @@ class Identity:
             valid: NDArray[np.bool_] = np.asarray(np.isfinite(flat).all(axis=1))
             within = np.clip(np.where(valid[:, None], flat, 0.0), low, high)
             ranged = (within - low) / (high - low) * 2.0 - 1.0
-            return unit_rows(np.where(valid[:, None], ranged, np.nan))
-        return unit_rows(flat / self.parameters.input_scale + self.parameters.shift)
+            return self._normed(np.where(valid[:, None], ranged, np.nan))
+        return self._normed(flat / self.parameters.input_scale + self.parameters.shift)
+
+    def _normed(self, rows: Float64) -> Float64:
+        """Rows (n, d) within norm 1; zeros for one that is not finite."""
+        if self.parameters.norm == "unit":
+            return unit_rows(rows)
+        valid: NDArray[np.bool_] = np.asarray(np.isfinite(rows).all(axis=1))
+        within = np.clip(np.where(valid[:, None], rows, 0.0), -1.0, 1.0)
+        bounded: Float64 = within / math.sqrt(rows.shape[1])
+        return bounded
 
     def _ends(self, kind: type[np.floating[Any]]) -> tuple[NDArray[Any], NDArray[Any]]:
         """The least and the greatest value of each."""
@@ -95,11 +108,19 @@ class Identity:
             within = graph.add(
                 "Sub", graph.add("Min", within, graph.constant(high)), graph.constant(low)
             )
-            return graph.unit_rows(
-                graph.add("Sub", graph.add("Div", within, width), graph.number(1.0))
-            )
+            ranged = graph.add("Sub", graph.add("Div", within, width), graph.number(1.0))
+            return self._normed_nodes(graph, ranged, len(low))
         scaled = graph.add("Div", flat, graph.number(self.parameters.input_scale))
-        return graph.unit_rows(graph.add("Add", scaled, graph.number(self.parameters.shift)))
+        shifted = graph.add("Add", scaled, graph.number(self.parameters.shift))
+        return self._normed_nodes(graph, shifted, self.output_dim(input_shape))
+
+    def _normed_nodes(self, graph: NodeList, rows: str, width: int) -> str:
+        if self.parameters.norm == "unit":
+            return graph.unit_rows(rows)
+        below = graph.add("Min", graph.add("Max", rows, graph.number(-1.0)), graph.number(1.0))
+        # What is no number stays none: Max and Min may put a bound in its place.
+        kept = graph.add("Add", below, graph.add("Mul", rows, graph.number(0.0)))
+        return graph.add("Div", kept, graph.number(math.sqrt(width)))
 
 
 PART = FeaturePart(

@@ -41,7 +41,6 @@ from edgeveil.parts.methods.fm_budget import (
 )
 from edgeveil.parts.methods.fm_sums import (
     INTERCEPT_STEPS,
-    PRODUCT_BITS,
     SHRUNK_STEPS,
     Bounded,
     FeatureCache,
@@ -174,13 +173,8 @@ class FmDevice:
 
         Never leaves the device. Where uploads are summed it keeps within the room of one.
         """
-        shift = self.budget.grid_bits(exchange.phase) - PRODUCT_BITS
-        total = self._sums(exchange, tensors, records) << shift
-        if not self.setting.summed:
-            return total
-        room = self.budget.room(exchange.phase, self.setting.nominal_records)
-        within: Int64 = np.clip(total, -room, room)
-        return within
+        total = self._sums(exchange, tensors, records)
+        return self.budget.on_grid(exchange.phase, total, self.setting)
 
     def _sums(self, exchange: Exchange, tensors: Tensors, records: Records) -> Int64:
         if exchange.phase == COVARIANCE:

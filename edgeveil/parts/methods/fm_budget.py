@@ -7,10 +7,12 @@ one record moves it; then the budget, shared among the phases.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Self
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from edgeveil.errors import PrivacyError
@@ -29,6 +31,7 @@ from edgeveil.privacy.events import (
     as_summed,
 )
 from edgeveil.privacy.gaussian_mechanism import Layout, gaussian_event, shared_gaussian
+from edgeveil.privacy.grid import Int64
 from edgeveil.privacy.laplace_mechanism import laplace_event, noise_room, scale_of
 
 
@@ -149,12 +152,11 @@ def released_sum(phase: str, parameters: FmParameters, setting: Setting) -> Rele
     (d, c), features = setting.head, setting.feature_dimension
     one = 1 << PRODUCT_BITS
     if phase == COVARIANCE:
-        return _triangle("covariance of the features", features)
+        return products_sum("covariance of the features", features)
     if phase == QUADRATIC:
-        return _triangle("sum of quadratic terms", d)
+        return products_sum("sum of quadratic terms", d)
     if phase == CENTRE:
-        kept = setting.dimension
-        return ReleasedSum("sum of features", kept, 1.0, math.isqrt(kept * one * one))
+        return features_sum(setting.dimension)
     widest = math.isqrt(d * one)  # ‖z‖₁ in steps of 2**-12
     limit = int(parameters.clip * one) ** 2
     by_factors = widest * LARGEST_L1
@@ -165,7 +167,14 @@ def released_sum(phase: str, parameters: FmParameters, setting: Setting) -> Rele
     return ReleasedSum("sum of linear terms", d * c, parameters.clip, min(by_factors, by_norm))
 
 
-def _triangle(what: str, d: int) -> ReleasedSum:
+def features_sum(d: int) -> ReleasedSum:
+    """Σφ of d features: of norm 1 at most, and so ‖φ‖₁ is √d at most."""
+    one = 1 << PRODUCT_BITS
+    return ReleasedSum("sum of features", d, 1.0, math.isqrt(d * one * one))
+
+
+def products_sum(what: str, d: int) -> ReleasedSum:
+    """The triangle of Σzzᵀ, z (d,) of norm 1 at most."""
     return ReleasedSum(what, triangle_size(d), 1.0, (d + 1) << (PRODUCT_BITS - 1), "symmetric")
 
 
@@ -209,6 +218,15 @@ class Budget:
         if isinstance(event, GaussianEvent | LaplaceEvent):
             return event.grid_bits
         return PRODUCT_BITS
+
+    def on_grid(self, phase: str, total: Int64, setting: Setting) -> Int64:
+        """An exact sum on the grid of its phase; where it is summed cut off at the room of one."""
+        moved = total << (self.grid_bits(phase) - PRODUCT_BITS)
+        if not setting.summed:
+            return moved
+        room = self.room(phase, setting.nominal_records)
+        within: Int64 = np.clip(moved, -room, room)
+        return within
 
     def room(self, phase: str, nominal_records: int) -> int:
         """What one device's sum over records is cut off at where it is summed, in steps; public.
@@ -277,19 +295,30 @@ def _split(parameters: FmParameters, setting: Setting) -> _Split:
 def budget(parameters: FmParameters, setting: Setting) -> Budget:
     """Noise such that a device's whole part in the job is (ε, δ)-DP per record.
 
+    Raises `PrivacyError` as `settled`.
+    """
+    split = _split(parameters, setting)
+    gaussian_epsilon = split.gaussian_epsilon(parameters.noise)
+    return settled(partial(_share_out, parameters, setting, split), setting, gaussian_epsilon)
+
+
+def settled(made: Callable[[float], Budget], setting: Setting, gaussian_epsilon: float) -> Budget:
+    """What `made` makes of a δ, such that it costs the setting's (ε, δ) at most; its Gaussian sums
+    may cost `gaussian_epsilon` together.
+
     Part of δ is set aside for the discreteness of Gaussian noise, which in turn depends on the
     noise: a few rounds settle it, and the accountant then prices the result. Raises
     `PrivacyError` if the grid is too coarse for (ε, δ), or for so many features.
     """
     check_sizes(setting)
-    split, reserve = _split(parameters, setting), 0.0
+    reserve = 0.0
     for _ in range(8):
         if reserve < setting.delta:
-            result = _share_out(parameters, setting, split, setting.delta - reserve)
+            result = made(setting.delta - reserve)
             if _costs(result, setting.delta) <= setting.epsilon:
                 return result
             tv = math.fsum(discreteness_tv(event) for event in _gaussians(result))
-            worst = math.exp(split.gaussian_epsilon(parameters.noise))
+            worst = math.exp(gaussian_epsilon)
             reserve = 1.1 * (1 + worst) * tv + 1e-6 * setting.delta
     raise PrivacyError(
         f"the noise grid is too coarse for ε = {setting.epsilon:g}, δ = {setting.delta:g}",
@@ -334,7 +363,7 @@ def _share_out(parameters: FmParameters, setting: Setting, split: _Split, delta:
     for phase, share in shares.items():
         released = released_sum(phase, parameters, setting)
         if parameters.noise == "gaussian":
-            events[phase] = _shared(released.gaussian(mu * math.sqrt(share)), setting)
+            events[phase] = own_part(released.gaussian(mu * math.sqrt(share)), setting)
         else:
             events[phase] = released.laplace(split.rest_epsilon * share)
     local = setting.projection is not None and setting.projection.name == "local_pca"
@@ -347,8 +376,9 @@ def _covariance_event(
     if setting.projection is not None and setting.projection.noise == "wishart":
         return wishart_event(split.own_epsilon)
     mu = mu_for(split.own_epsilon, delta) * (math.sqrt(split.first) if split.one_kind else 1.0)
-    return _shared(released_sum(COVARIANCE, parameters, setting).gaussian(mu), setting)
+    return own_part(released_sum(COVARIANCE, parameters, setting).gaussian(mu), setting)
 
 
-def _shared(event: GaussianEvent, setting: Setting) -> Event:
+def own_part(event: GaussianEvent, setting: Setting) -> Event:
+    """The event where its noise is shared, if it is."""
     return shared_gaussian(event, setting.honest) if setting.honest else event

@@ -24,7 +24,6 @@ from edgeveil.data.records import Records
 from edgeveil.data.target import scaled
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.exchange import Array
-from edgeveil.parts.features import valid_records
 from edgeveil.parts.methods.symmetric_packing import symmetric, upper
 from edgeveil.parts.setting import Setting
 from edgeveil.privacy.derived import bound
@@ -80,7 +79,7 @@ def blocks(count: int) -> Iterator[slice]:
 @flushed()
 def features_of(records: Records, setting: Setting) -> Features:
     """Features of the valid records; the others are dropped."""
-    mask = valid_records(records.x, records.y, setting.classes)
+    mask = setting.learned_from(records)
     x, labels = records.x[mask], records.y[mask]
     steps = np.empty((len(labels), setting.feature_dimension), np.int32)
     for rows in blocks(len(labels)):

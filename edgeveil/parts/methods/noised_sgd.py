@@ -86,24 +86,22 @@ class RecordSums:
 
 
 def record_gradients(network: Network) -> Gradients:
-    """The gradients (n, …) of the cross-entropy of n records, each by itself, of every weight."""
+    """The gradients (n, …) of the losses of n records, each by itself, of every weight."""
     from torch.func import grad, vmap
 
     return vmap(grad(_loss_of(network)), in_dims=(None, 0, 0))
 
 
 def record_losses(network: Network) -> Losses:
-    """The cross-entropies (n,) of n records, each by itself even where a model mixes batches."""
+    """The losses (n,) of n records, each by itself even where a model mixes batches."""
     from torch.func import vmap
 
     return vmap(_loss_of(network), in_dims=(None, 0, 0))
 
 
 def _loss_of(network: Network) -> Losses:
-    import torch
-
     def loss(weights: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(network.logits(weights, x[None]), y[None])
+        return network.loss(weights, x[None], y[None])
 
     return loss
 

@@ -67,7 +67,7 @@ def _one_gradient(
     import torch
 
     leaves = [value.requires_grad_() for value in weights.values()]
-    loss = torch.nn.functional.cross_entropy(network.logits(weights, x), labels)
+    loss = network.loss(weights, x, labels)
     torch.autograd.grad(loss, leaves)
 
 

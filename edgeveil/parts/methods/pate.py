@@ -44,7 +44,6 @@ from edgeveil.parts.exchange import (
     Tensors,
     summed_spec,
 )
-from edgeveil.parts.features import valid_records
 from edgeveil.parts.methods.fm import exchanges
 from edgeveil.parts.methods.fm_sums import noised
 from edgeveil.parts.methods.sgd import Steps
@@ -406,7 +405,7 @@ class PateDevice:
         """
         p, s = self.parameters, self.setting
         ballot = np.zeros((p.per_round, s.classes), np.int64)
-        mask = valid_records(records.x, records.y, s.classes)
+        mask = s.learned_from(records)
         if not mask.any():
             return ballot
         public = PublicFeatures(p, s)

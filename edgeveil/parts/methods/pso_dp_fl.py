@@ -77,9 +77,8 @@ class PsoDpFl:
 
 
 def mean_loss(task: Task, position: NDArray[np.float64]) -> float:
-    """Mean cross-entropy of all records under the weights `position` (d,); at least one record."""
+    """Mean loss of all records under the weights `position` (d,); at least one record."""
     import torch
-    from torch.nn.functional import cross_entropy
 
     processor, records = chosen_processor(task.processor), task.records
     weights = {
@@ -91,7 +90,7 @@ def mean_loss(task: Task, position: NDArray[np.float64]) -> float:
         for first in range(0, len(records), BLOCK):
             x = torch.as_tensor(records.x[first : first + BLOCK]).to(processor)
             y = torch.as_tensor(records.y[first : first + BLOCK]).to(processor)
-            total += float(cross_entropy(task.network.logits(weights, x), y, reduction="sum"))
+            total += float(task.network.loss(weights, x, y)) * len(y)
     return total / len(records)
 
 

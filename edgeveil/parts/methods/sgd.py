@@ -48,7 +48,7 @@ class SgdParameters(LocalSgd):
 
 
 class Sgd:
-    """Trains with plain cross-entropy."""
+    """Trains with the network's own loss."""
 
     proximal = 0.0  # μ of FedProx
 
@@ -62,7 +62,6 @@ class Sgd:
     def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
         """Weights after the local epochs, minus the global ones. Needs torch."""
         import torch
-        from torch.nn.functional import cross_entropy
 
         p, processor = self.parameters, chosen_processor(task.processor)
         x = torch.as_tensor(task.records.x).to(processor)
@@ -78,7 +77,7 @@ class Sgd:
         for _ in range(p.local_epochs):
             for batch in batches(len(y), p.batch_size, task.random_bytes):
                 chosen = torch.as_tensor(batch).to(processor)
-                loss = cross_entropy(task.network.logits(weights, x[chosen]), y[chosen])
+                loss = task.network.loss(weights, x[chosen], y[chosen])
                 steps.take(loss + self._penalty(weights, anchor))
         # In place: what was trained is not needed beside what changed.
         return {

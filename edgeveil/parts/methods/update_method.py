@@ -29,7 +29,6 @@ from edgeveil.parts.exchange import (
     Tensors,
     summed_spec,
 )
-from edgeveil.parts.features import valid_records
 from edgeveil.parts.setting import MethodParameters, MethodPart, Setting, network_of, size_of
 from edgeveil.parts.update import (
     USUAL_GRID,
@@ -172,7 +171,7 @@ class UpdateDevice:
             if name.startswith(KEPT)
         }
         network, setting = self._network, self._setting
-        valid = valid_records(records.x, records.y, setting.classes)
+        valid = setting.learned_from(records)
         own = Records(records.x[valid], records.y[valid])
         if setting.mapped:
             own = Records(np.asarray(setting.features(own.x), np.float32), own.y)

@@ -34,7 +34,7 @@ def build_network(
     network.weights  # noqa: B018 - shapes are checked here
     if parameters.state_dict is None:
         return network
-    same = (network.layers, input_shape, classes, network.input_scale)
+    same = (network.layers, input_shape, classes, network.input_scale, network.goal)
     packed = artifacts.get(parameters.state_dict.sha256)
     if parameters.adapters is None:
         return PretrainedNetwork(*same, base=network, packed=packed)

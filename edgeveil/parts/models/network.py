@@ -23,6 +23,7 @@ from pydantic_core import CoreSchema
 
 from edgeveil.errors import DataError
 from edgeveil.parts.features.onnx import sha256_hex
+from edgeveil.parts.models.goal import CLASSES, Goal
 from edgeveil.parts.models.layers import Layer, Shape, Weight, placed
 from edgeveil.parts.models.state_dict import packed_state_dict
 from edgeveil.parts.part import BlockPart, says_nothing
@@ -38,7 +39,8 @@ _DRAWN = 1 << 16  # of them at one time
 
 @dataclass(frozen=True)
 class Network:
-    """Logits of records of `input_shape`, divided by `input_scale` first.
+    """Logits of records of `input_shape`, divided by `input_scale` first, or what else its goal
+    takes of them.
 
     The weights lie outside: a mapping from `layers.Weight.name`, float32.
     """
@@ -47,6 +49,7 @@ class Network:
     input_shape: Shape
     classes: int
     input_scale: float = 1.0
+    goal: Goal = CLASSES
 
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
@@ -89,14 +92,22 @@ class Network:
         return weights
 
     def logits(self, weights: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """Logits (n, classes) of x (n, *input_shape); a pure function, for torch.func too."""
+        """Logits (n, classes) of x (n, *input_shape), or what the goal takes in their place; a pure
+        function, for torch.func too."""
         x = x / self.input_scale
         for name, layer in self.layers:
             x = layer.apply(weights, name, x)
         return x
 
+    def loss(
+        self, weights: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor
+    ) -> torch.Tensor:
+        """The mean loss of records x (n, *input_shape) with labels y (n,), as the goal has it."""
+        return self.goal.loss(self.logits(weights, x), x / self.input_scale, y)
+
     def graph(self, front: tuple[FeatureMap, Shape] | None = None) -> bytes:
-        """ONNX: `x` (N, *input_shape) and all weights in, `probabilities` (N, classes) out.
+        """ONNX: `x` (N, *input_shape) and all weights in, the goal's output out, `probabilities`
+        (N, classes) if it is classes.
 
         With `front`, a feature map and the shape of a record, `x` is records and the network takes
         what the map gives.
@@ -110,17 +121,18 @@ class Network:
         if front is not None:
             features, shape = front
             x = features.onnx_nodes(parts, x, shape)
-        x = parts.add("Div", x, parts.number(self.input_scale))
+        scaled = x = parts.add("Div", x, parts.number(self.input_scale))
         for name, layer, given in placed(self.layers, self.input_shape):
             x = layer.nodes(parts, name, x, given)
-        parts.nodes.append(helper.make_node("Softmax", [x], ["probabilities"], axis=1))
+        self.goal.nodes(parts, x, scaled, self.input_shape)
 
         def value(name: str, shape: Sequence[int | str]) -> object:
             return helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape))
 
         inputs = [value("x", ["N", *shape])]
         inputs += [value(weight.name, weight.shape) for weight in self.weights]
-        outputs = [value("probabilities", ["N", self.classes])]
+        inputs += [value(name, [1]) for name in self.goal.inputs]
+        outputs = [value(self.goal.output, ["N", self.goal.width(self.classes)])]
         return serialise(
             helper.make_graph(parts.nodes, "network", inputs, outputs, parts.initializers)
         )
@@ -227,7 +239,8 @@ class ModelParameters(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPart(BlockPart):
-    """The declaration of a model; `build(parameters, input_shape, classes)` gives its network."""
+    """The declaration of a model; `build(parameters, input_shape, classes)` gives its network.
+    `anomaly`: it learns what is normal."""
 
     family: ClassVar[str] = "models"
     key: ClassVar[str] = "model"
@@ -235,3 +248,4 @@ class ModelPart(BlockPart):
     block: ClassVar[type[BaseModel]] = ModelParameters
 
     build: Callable[[Any, Shape, int], Network]
+    anomaly: bool = False

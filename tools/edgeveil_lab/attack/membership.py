@@ -120,7 +120,7 @@ def single_uploads(recording: Recording, members: Records) -> tuple[RocCurve, ..
     of the device known, one upload or, could they be linked, all that it ever sends. Noise is
     drawn anew, by the device's own mechanism: a recording does not say whose upload is whose.
     """
-    device, exchanges = recording.device, recording.plan.exchanges
+    device, exchanges = recording.device, recording.plan.of_method
     first = len(exchanges) - len(recording.rounds)
     rng = np.random.default_rng(0)
     largest = max(event_variances(event).size for event in device.budget.events.values())

@@ -166,7 +166,8 @@ def _sent(device: DeviceFacts, job: JobFacts, index: int) -> tuple[int, float] |
     its own, or where rounds are buffered the newest before it. None: it has none."""
     for one in (job.plan.exchange(index), *late_exchanges(job.plan, index)):
         if (job.wire.hex(), one.index) in device.links:
-            return one.index, staleness_weight(job.plan.job.round, index - one.index)
+            late = job.plan.exchange(index).number - one.number
+            return one.index, staleness_weight(job.plan.job.round, late)
     return None
 
 
@@ -349,9 +350,7 @@ def logs_silent(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
 
 
 def _priced(job: JobFacts, index: int, device: DeviceFacts) -> Sequence[Event]:
-    exchange = job.plan.exchange(index)
-    events = tuple(job.plan.device.price(exchange)) if device.trains else ()
-    return (*events, job.plan.softmax_event()) if exchange.infer else events
+    return job.plan.price(job.plan.exchange(index), trains=device.trains)
 
 
 def _excused(end: ProcessEnd, facts: ChaosFacts) -> bool:

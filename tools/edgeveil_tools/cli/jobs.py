@@ -443,10 +443,12 @@ def _rounds(job: Mapping[str, Any]) -> Table:
 
 
 def _cells(exchanges: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, ...]]:
+    from edgeveil.parts.exchange import short_label
+
     for record in exchanges:
         scores = record["scores"] or {}
         yield (
-            str(record["number"]) if record["number"] else record["phase"],
+            short_label(record["phase"], record["number"]),
             str(record["uploads"]),
             _figure(record["accuracy"]),
             _figure(record["loss"]),

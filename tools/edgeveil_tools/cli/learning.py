@@ -353,6 +353,7 @@ def _schema(args: argparse.Namespace) -> int:
 def _predict(args: argparse.Namespace) -> int:
     from edgeveil.errors import UsageError
     from edgeveil_edge.predict import predict, rollback
+    from edgeveil_tools.result import figures_text, share_text
 
     if args.rollback:
         print(f"now in use: {rollback(args.model)}")
@@ -371,8 +372,11 @@ def _predict(args: argparse.Namespace) -> int:
     print(f"model {found.model}")
     for row in found.table():
         at = row.get("file", f"{row['record']:>6}")
-        if row.get("label", row.get("value")) is None:
+        if row.get("score", row.get("label", row.get("value"))) is None:
             print(f"{at}  not a usable record")
+            continue
+        if "score" in row:
+            print(f"{at}  {row.get('name', 'score'):9}  {row['score']:.4g}")
             continue
         if "value" in row:
             print(f"{at}  {row['value']:.6g}")
@@ -381,7 +385,13 @@ def _predict(args: argparse.Namespace) -> int:
         print(printable(f"{at}  {name}  probability {row['probability']:.3f}"))
     if found.accuracy is not None:
         print(f"right: {found.accuracy:.4f} of the records that have a label")
-    if found.errors is not None:
+    if found.scores is not None:
+        if found.errors is not None:
+            area = share_text(found.errors["auc"])
+            print(f"AUC {area}, {figures_text(found.errors)} on the records that have a label")
+        if not found.alarms:
+            print("no threshold is known: the scores tell an order, the most unusual has the most")
+    elif found.errors is not None:
         errors = f"MAE {found.errors['mae']:.6g}, RMSE {found.errors['rmse']:.6g}"
         print(f"{errors} on the records that have a label, clipped to the range")
     if args.model.is_file():

@@ -182,7 +182,7 @@ def _own(job: Job, run: LocalRun, data: DataSource, pool: Records, test: Records
     """What is wrong with a user's own records: told, where learning drops only some of them."""
     classes, schema = job.data.classes, job.data.schema_
     largest = int(max(pool.y.max(initial=-1), test.y.max(initial=-1)))
-    if largest >= classes:
+    if largest >= classes and not job.anomaly:
         raise DataError(
             f"has the label {largest}, data.classes is {classes}",
             where=_first(data, classes, schema),
@@ -194,6 +194,7 @@ def _own(job: Job, run: LocalRun, data: DataSource, pool: Records, test: Records
         classes=classes,
         input_shape=job.data.input_shape,
         input_range=input_range(job),
+        anomaly=job.anomaly,
     )
     if report.usable:
         told = places(data, schema) if report.usable < report.records else []

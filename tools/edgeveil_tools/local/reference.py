@@ -1,12 +1,13 @@
 """The noise-free reference of a local run, trained beside it in the tool's own process.
 
-The two halves of `fm` on the pooled records, without noise. It writes to no ledger and prices
-nothing: what it shows is not private.
+The two halves of `fm` or `pca_residual` on the pooled records, without noise. It writes to no
+ledger and prices nothing: what it shows is not private.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,13 +18,16 @@ from edgeveil.data.records import Records
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
 from edgeveil.data.target import TargetRange
 from edgeveil.errors import EdgeVeilError
-from edgeveil.evaluation.figures import regression_figures
+from edgeveil.evaluation.figures import anomaly_figures, regression_figures
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.parts.exchange import TRAIN, Exchange
-from edgeveil.parts.methods.fm import FmCloud, FmDevice
+from edgeveil.parts.methods import METHODS
+from edgeveil.parts.methods.fm import FmDevice
 from edgeveil.parts.methods.fm_budget import FmParameters
+from edgeveil.parts.methods.pca_residual import PcaResidualDevice, PcaResidualParameters
 from edgeveil.parts.models.regression_head import head_values
+from edgeveil.parts.models.residual_score import no_threshold, residual_scores
 from edgeveil.parts.models.softmax_head import head_probabilities
 from edgeveil.parts.own_records import halves, take
 from edgeveil.parts.setting import Setting
@@ -38,12 +42,12 @@ RIDGE_SHARE = 1 / 30  # the ridge stands against noise; without any, little of i
 
 def has_reference(job: Job) -> bool:
     """Whether the job's method is one that can be trained without noise."""
-    return isinstance(job.train, FmParameters)
+    return isinstance(job.train, FmParameters | PcaResidualParameters)
 
 
 class Reference:
-    """Trains in a thread. `rounds`: accuracy after each round, RMSE where the label is a number;
-    empty while not finished.
+    """Trains in a thread. `rounds`: accuracy after each round, RMSE where the label is a number,
+    AUC where what is normal is learned; empty while not finished.
 
     It reads the same records that the devices were dealt, through no ledger, so its figures are
     for published sets, or for the eyes of those whose records they are; nothing of it reaches a
@@ -74,7 +78,7 @@ class Reference:
             self._thread.join()
 
     def at(self, number: int) -> float | None:
-        """Accuracy, or RMSE, after training round `number`, from 1; None where unknown."""
+        """What leads the figures after training round `number`, from 1; None where unknown."""
         return self.rounds[number - 1] if 0 < number <= len(self.rounds) else None
 
     def _train(self) -> None:
@@ -93,9 +97,9 @@ class _Stopped(Exception):  # noqa: N818 - no error
 
 
 def train(job: Job, run: LocalRun, plan: SitePlan, stop: threading.Event) -> list[float]:
-    """Test accuracy, or RMSE, after each round without noise; empty for a method without a
+    """What leads the test's figures after each round without noise; empty for a method without a
     reference."""
-    if not isinstance(job.train, FmParameters):
+    if not isinstance(job.train, FmParameters | PcaResidualParameters):
         return []
     test = held(job, run)
     if not len(test):
@@ -114,7 +118,7 @@ def train(job: Job, run: LocalRun, plan: SitePlan, stop: threading.Event) -> lis
 
 
 def noise_free_reference(
-    parameters: FmParameters,
+    parameters: FmParameters | PcaResidualParameters,
     setting: Setting,
     train: Records,
     test: Records,
@@ -122,7 +126,7 @@ def noise_free_reference(
     target: TargetRange | None = None,
 ) -> list[float]:
     """Test accuracy after each training round without noise; `train` pools all devices' records.
-    With a `target` labels are numbers of its range, and it is the RMSE.
+    With a `target` labels are numbers of its range, and it is the RMSE; of anomalies it is the AUC.
 
     The mean over `setting.devices` devices of exact sums is the pooled sum over that number, and
     local steps are linear in the sums, so no device needs to be played alone. Under masks a sum
@@ -131,7 +135,10 @@ def noise_free_reference(
     `before` is called ahead of each exchange; what it raises ends the training.
     """
     setting = replace(_with_pooled_projection(setting), summed=0)
-    device, cloud = FmDevice(parameters, setting), FmCloud(parameters, setting)
+    part = METHODS[parameters.method]
+    device, cloud = part.device(parameters, setting), part.cloud(parameters, setting)
+    if not isinstance(device, FmDevice | PcaResidualDevice):
+        return []
     state = cloud.initial_state()
     phi = setting.features(test.x)
     found: list[float] = []
@@ -143,6 +150,11 @@ def noise_free_reference(
         state = cloud.absorb(state, exchange, segments, setting.devices)
         if exchange.phase == TRAIN:
             model = cloud.model(state)
+            if setting.anomaly:
+                scores = residual_scores(phi, {**no_threshold(), **model})
+                area = anomaly_figures(scores, test.y, alarms=False).get("auc")
+                found.append(math.nan if area is None else area)
+                continue
             if target is not None:
                 values = head_values(phi, model, target)
                 found.append(regression_figures(values, test.y, target)["rmse"])

@@ -11,10 +11,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgeveil.errors import EdgeVeilError, JobFailed, UsageError
-from edgeveil.evaluation.figures import leading_text
+from edgeveil.evaluation.figures import (
+    ACCURACY,
+    AUC,
+    RMSE,
+    federated_text,
+    leading_of,
+    leading_text,
+)
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.shuffle_amplification import shuffled
 from edgeveil.jobs.who_sees import who_sees
+from edgeveil.parts.exchange import EVALUATE, TRAIN
 from edgeveil.privacy.guarantee import up
 from edgeveil.privacy.policy import Quote
 from edgeveil.protocol.cloud_tasks import RESUME
@@ -50,10 +58,13 @@ class RunProgress:
     selected: int | None = None
     accuracy: float | None = None
     rmse: float | None = None  # where the label is a number
+    auc: float | None = None  # where what is normal is learned
     reference: float | None = None
+    federated: str = ""  # what the newest evaluation on the devices' own records came to
     training_epsilon: float | None = None
     inference_epsilon: float | None = None
     collusion_epsilon: float | None = None
+    evaluating: bool = False  # whether that was the newest exchange
     memory_bytes: int = 0
     elapsed_s: float = 0.0
     kind: Literal["doing", "committed", "note", "look"] = "doing"
@@ -62,7 +73,9 @@ class RunProgress:
     @property
     def leading(self) -> tuple[str, float | None]:
         """The figure that says how good the model is, and its name."""
-        return ("accuracy", self.accuracy) if self.rmse is None else ("RMSE", self.rmse)
+        if self.auc is not None:
+            return AUC, self.auc
+        return (ACCURACY, self.accuracy) if self.rmse is None else (RMSE, self.rmse)
 
 
 Listener = Callable[[RunProgress], None]
@@ -106,8 +119,11 @@ class RunReporter:
         if view.declined:
             figures.append(f"{view.declined} declined")
         name, value = view.leading
+        of = " by the cloud's test" if view.evaluating else ""
+        if view.evaluating:
+            figures.append(view.federated)
         if value is not None:
-            figures.append(f"{name} {leading_text(name, value)}")
+            figures.append(f"{name} {leading_text(name, value)}{of}")
         figures.append(epsilon_by_plan(view))
         self._tell("committed", f"{view.doing}: {', '.join(figures)}")
 
@@ -136,6 +152,7 @@ class RunEvents:
     events: list[dict[str, Any]] = field(default_factory=list)
     rounds: list[dict[str, Any]] = field(default_factory=list)
     phases: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
     asked: int = 0  # exchanges that devices were asked to answer, committed or not
     ended: str = ""
     reason: str = ""
@@ -147,7 +164,10 @@ class RunEvents:
         kind, data = event["type"], event["data"]
         if kind == "exchange_committed":
             row = exchange_row(data)
-            (self.rounds if data["phase"] == "train" else self.phases).append(row)
+            kept = {TRAIN: self.rounds, EVALUATE: self.evaluations}
+            kept.get(data["phase"], self.phases).append(row)
+            if data["phase"] == EVALUATE and self.rounds and row.get("figures"):
+                self.rounds[-1]["figures"] = row["figures"]  # of the same model, more is known
         elif kind == "broadcast" and data.get("kind") == "round":
             self.asked = self.committed + 1
         elif kind == "all_declined":
@@ -159,13 +179,14 @@ class RunEvents:
 
     @property
     def committed(self) -> int:
-        """Exchanges committed so far, preparatory ones included."""
-        return len(self.rounds) + len(self.phases)
+        """Exchanges committed so far, preparatory ones and evaluations included."""
+        return len(self.rounds) + len(self.phases) + len(self.evaluations)
 
     @property
     def repeated(self) -> bool:
         """Whether a committed exchange took more than one attempt."""
-        return any(row["attempt"] > 1 for row in (*self.phases, *self.rounds))
+        rows = (*self.phases, *self.rounds, *self.evaluations)
+        return any(row["attempt"] > 1 for row in rows)
 
     @property
     def accuracy(self) -> float | None:
@@ -175,7 +196,12 @@ class RunEvents:
     @property
     def rmse(self) -> float | None:
         """The same of a label that is a number."""
-        return (self.rounds[-1].get("figures") or {}).get("rmse") if self.rounds else None
+        return leading_of(RMSE, self.rounds[-1]) if self.rounds else None
+
+    @property
+    def auc(self) -> float | None:
+        """The same where what is normal is learned."""
+        return leading_of(AUC, self.rounds[-1]) if self.rounds else None
 
 
 class RunLog:
@@ -247,6 +273,10 @@ class RunLog:
             view.committed, view.round = self.record.committed, len(self.record.rounds)
             view.uploads, view.declined = data["uploads"], data.get("declined", 0)
             view.accuracy, view.rmse = self.record.accuracy, self.record.rmse
+            view.auc = self.record.auc
+            view.evaluating = data["phase"] == EVALUATE
+            if view.evaluating:
+                view.federated = federated_text(data.get("federated") or {})
             view.reference = reference.at(view.round) if reference else None
             spent, quote = data.get("epsilon", {}), self._whole
             view.training_epsilon = spent.get("training") if quote.training.proven else None
@@ -278,9 +308,8 @@ class RunLog:
         return self._plain(self._whole)
 
     def _plain(self, quote: Quote) -> dict[str, Any]:
-        event = self.plan.softmax_event()
-        once = getattr(event, "epsilon", None)
-        return privacy_of(quote, None if once is None else float(once), event.unit)
+        once = self.plan.epsilon_per_inference
+        return privacy_of(quote, once, self.plan.softmax_event().unit)
 
     def result(
         self,

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from edgeveil.errors import DataError
-from edgeveil.evaluation.figures import leading
+from edgeveil.evaluation.figures import ACCURACY, AUC, RMSE, leading, leading_of, leading_text
 from edgeveil.pages.parts import Json, figure_text, least, lines, rounded, said, section, series
 from edgeveil.pages.parts import table as table_part
 from edgeveil.privacy.guarantee import guarantee_text
@@ -47,6 +47,11 @@ class RunOfMany:
         return str(self.result.content["final"]["measured_on"])
 
     @property
+    def led(self) -> tuple[str, float | None]:
+        """What leads its figures, by name."""
+        return leading(self.result.content["final"])
+
+    @property
     def row(self) -> dict[str, Any]:
         """Its figures, plain."""
         content = self.result.content
@@ -60,6 +65,7 @@ class RunOfMany:
             "measured_on": self.measured_on,
             "accuracy_without_noise": self.result.reference_accuracy,
             "rmse": self.result.rmse,
+            "auc": leading_of(AUC, content["final"]),
             "privacy": self.result.privacy,
             "rounds": len(content["rounds"]),
             "seconds": content["seconds"],
@@ -116,7 +122,7 @@ def comparison_view(runs: Sequence[RunOfMany]) -> Json:
         "progress": None,
         "cards": [],
         "sections": [
-            section("accuracy", f"{_measure(runs)} by round", [_curves(runs)]),
+            section("accuracy", f"{_head(_measure(runs))} by round", [_curves(runs)]),
             section("runs", "Runs", [_costs(runs)], before=notes),
             section(
                 "settings",
@@ -133,18 +139,24 @@ def comparison_view(runs: Sequence[RunOfMany]) -> Json:
 
 
 def _measure(runs: Sequence[RunOfMany]) -> str:
-    """What their chart is of: RMSE where all of them tell a number."""
-    return "Accuracy" if any(run.result.rmse is None for run in runs) else "RMSE"
+    """What their chart is of: what leads the figures of all of them, else accuracy."""
+    names = {run.led[0] for run in runs}
+    return names.pop() if len(names) == 1 else ACCURACY
+
+
+def _head(measure: str) -> str:
+    return measure[0].upper() + measure[1:]
+
+
+def _led_text(run: RunOfMany) -> str:
+    name, value = run.led
+    return figure_text(value) if name == ACCURACY else f"{name} {leading_text(name, value)}"
 
 
 def _curves(runs: Sequence[RunOfMany]) -> Json | None:
     measure = _measure(runs)
-    of_number = measure == "RMSE"
     tested = {
-        run.name: {
-            row["round"]: leading(row)[1] if of_number else row["accuracy"]
-            for row in run.result.content["rounds"]
-        }
+        run.name: {row["round"]: leading_of(measure, row) for row in run.result.content["rounds"]}
         for run in runs
     }
     x = sorted({number for of in tested.values() for number, value in of.items() if value})
@@ -154,8 +166,8 @@ def _curves(runs: Sequence[RunOfMany]) -> Json | None:
         series(name, [rounded(of.get(number)) for number in x], colour, dash=dash)
         for (name, of), (colour, dash) in zip(tested.items(), _styles(), strict=False)
     ]
-    name = f"{measure} on the test records"
-    if of_number:
+    name = f"{_head(measure)} on the test records"
+    if measure == RMSE:
         return lines(name, x, shown, low=0.0)
     low = max(0.0, least([value for one in shown for value in one["values"]]) - 0.05)
     return lines(name, x, shown, low=round(low, 1), high=1.0)
@@ -167,13 +179,12 @@ def _styles() -> Iterator[tuple[str, bool]]:
 
 
 def _costs(runs: Sequence[RunOfMany]) -> Json:
-    measure = _measure(runs).replace("A", "a")
-    head = ["run", "status", measure, "training", "inference", "rounds", "time", "bytes"]
+    head = ["run", "status", _measure(runs), "training", "inference", "rounds", "time", "bytes"]
     rows = [
         [
             run.name,
             row["status"] + (", simulated" if row["simulated"] else ""),
-            figure_text(row["accuracy"]) if row["rmse"] is None else f"RMSE {row['rmse']:.4g}",
+            _led_text(run),
             *(guarantee_text(row["privacy"], which) for which in ("training", "inference")),
             str(row["rounds"]),
             seconds_text(row["seconds"]),

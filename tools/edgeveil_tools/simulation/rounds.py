@@ -144,9 +144,8 @@ class SimulatedRounds:
             self._tell("exchange_committed", event)
             self._committed(exchange.index, accuracy, state)
         weights = self._evaluation.weights(plan, state)
-        model = PlayedModel(
-            bake(self._graph, weights, model_card(plan)), weights_file(plan, weights)
-        )
+        onnx = bake(self._graph, weights, model_card(plan, state))
+        model = PlayedModel(onnx, weights_file(plan, weights))
         self._tell("broadcast", {"kind": "release", "selected": devices, "round": "release"})
         self._tell("job_completed", summary_of(plan, len(plan.exchanges), accuracy))
         return model
@@ -220,7 +219,7 @@ class SimulatedRounds:
                 f"{error.what} ({told})", where=error.where, fix=error.fix
             ) from None
         if self._recorder is not None:
-            sent = as_learned_from(plan, plan.cloud.package(state, context.exchange))
+            sent = as_learned_from(plan, plan.package(state, context.exchange))
             weights = self._evaluation.weights(plan, after)
             self._recorder.keep(context, sent, valid.arrays, weights)
         seal, sealed, answered = times_s

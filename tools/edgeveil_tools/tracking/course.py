@@ -103,7 +103,7 @@ class Tracking:
         """The job's next event."""
         kind, data = event["type"], event["data"]
         if kind == "exchange_committed":
-            step = int(data["number"]) if data["phase"] == "train" else 0
+            step = int(data["number"])
             self._figures = figures_of(data) or self._figures
             for feed in self._feeds:
                 feed.put((metrics_of(data), step))
@@ -151,6 +151,11 @@ class Tracking:
 
 def metrics_of(data: Mapping[str, Any]) -> dict[str, float]:
     """The figures of a committed exchange; what is not known is left out."""
+    federated = data.get("federated") or {}
+    if data["phase"] == "evaluate":  # beside those of the round itself, not in their place
+        shown = {key: value for key, value in federated.items() if key not in ("round", "leading")}
+        told = {f"federated/{key}": value for key, value in shown.items()}
+        return {key: float(value) for key, value in told.items() if isinstance(value, int | float)}
     found: dict[str, Any] = {
         **{key: data.get(key) for key in ("accuracy", "loss", "uploads", "declined", "seconds")},
         **{f"epsilon.{key}": value for key, value in data.get("epsilon", {}).items()},

@@ -122,7 +122,5 @@ def _run_of(job: str, canonical: bytes) -> TrackedRun:
         plan = compile_canonical(canonical)
     except EdgeVeilError:
         return tracked(job, json.loads(canonical), {}, job)
-    event = plan.softmax_event()
-    once = getattr(event, "epsilon", None)
-    planned = privacy_of(plan.quote(), None if once is None else float(once), event.unit)
+    planned = privacy_of(plan.quote(), plan.epsilon_per_inference, plan.softmax_event().unit)
     return tracked(job, json.loads(canonical), planned, job)

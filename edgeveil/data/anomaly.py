@@ -1,0 +1,26 @@
+"""Labels where what is usual is learned, and what is not is told by it: normal or anomalous.
+
+A record may have no label: it is learned from, as a normal one is. Labels are whole numbers as they
+are everywhere, and a file of numbers has 0 for normal and any class above it for anomalous.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+NORMAL, ANOMALOUS, UNLABELLED, UNKNOWN = 0, 1, -1, -2
+NAMES = ("normal", "anomalous")
+ALARM_RATE = "edgeveil.alarm_rate"
+"""Property of a released model whose score above 1 is an alarm: the share of normal records that
+its threshold was made for."""
+
+
+def learned_from(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Mask (n,): normal, or without a label. Each decides alone."""
+    return np.asarray((labels == NORMAL) | (labels == UNLABELLED))
+
+
+def anomalous(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Mask (n,): labelled as something else than normal."""
+    return np.asarray(labels >= ANOMALOUS)

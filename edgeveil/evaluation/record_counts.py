@@ -1,0 +1,265 @@
+"""What devices count of their evaluation records, and what the cloud makes of the noised sum.
+
+A kind of counts says what one record adds: whole numbers, so that sums are exact, and bounded, so
+that their noise has a price. A record is counted by its own outputs and label alone. Neighbours are
+data sets of which one has a record more, so a sum over records changes by what that one adds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.data.target import LABELS, TargetRange
+from edgeveil.evaluation.figures import MOST_CROSSED
+
+Int64 = NDArray[np.int64]
+Float64 = NDArray[np.float64]
+LEAST_SIGNAL = 2.0  # deviations of their noise: of fewer records no figure is told
+ERROR_STEPS = 1 << 10  # to half of the range of a number: what a device's errors are rounded to
+_DIGITS = 6
+
+
+class RecordCounts(Protocol):
+    """One kind of counts. `outputs` (n, outputs) are the model's, a row of NaN where it fails."""
+
+    @property
+    def outputs(self) -> int:
+        """Values that the model gives for a record."""
+        ...
+
+    @property
+    def cells(self) -> int:
+        """How many counts there are; public, so that it says nothing."""
+        ...
+
+    @property
+    def largest(self) -> int:
+        """The most that one record adds to a cell; it takes nothing away."""
+        ...
+
+    @property
+    def sensitivity_squared(self) -> int:
+        """The most that the squares of what one record adds to the cells sum to."""
+        ...
+
+    def of(self, outputs: Float64, labels: Int64) -> Int64:
+        """The counts (cells,) of all records. Total: whatever a record holds, it is counted within
+        the bounds above, or not at all, and no other is counted differently for it."""
+        ...
+
+    def figures(self, counts: Float64, deviation: float) -> Mapping[str, Any]:
+        """What the noised counts (cells,) of all devices come to, for JSON; `deviation` is the
+        standard deviation of the noise in each. {} where the noise is all there is.
+
+        Said by every kind: `records`, about how many were counted, and `leading`, the name of its
+        first figure, which has `<name>_deviation` beside it: its standard error by the noise alone.
+        """
+        ...
+
+
+def counts_of(classes: int, target: TargetRange | None) -> RecordCounts:
+    """Of a number its errors, else of few classes all pairs of true and predicted one, of many
+    what each gets right and wrong."""
+    if target is not None:
+        return Errors(target)
+    return Confusion(classes) if classes <= MOST_CROSSED else Hits(classes)
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Cells: right, wrong, and records by true (row) and predicted (column) class.
+
+    The first two say again what the others add up to, with the noise of two cells and not of all.
+    One record adds 1 to one of the two and to one of the others. A record whose output is not
+    finite is wrong; one whose label is no class is not counted.
+    """
+
+    classes: int
+    largest = 1
+    sensitivity_squared = 2
+
+    @property
+    def outputs(self) -> int:
+        """A probability a class."""
+        return self.classes
+
+    @property
+    def cells(self) -> int:
+        """2 + classes²."""
+        return 2 + self.classes**2
+
+    def of(self, outputs: Float64, labels: Int64) -> Int64:
+        """See `RecordCounts.of`."""
+        labels, predicted = _told(outputs, labels, self.classes)
+        there = predicted >= 0
+        crossed = np.bincount(
+            labels[there] * self.classes + predicted[there], minlength=self.classes**2
+        )
+        return np.concatenate([_right_and_wrong(labels, predicted), crossed]).astype(np.int64)
+
+    def figures(self, counts: Float64, deviation: float) -> Mapping[str, Any]:
+        """`accuracy` and those of `classification_figures` that counts tell: `balanced_accuracy`,
+        `macro_f1`, `per_class`, `confusion`."""
+        crossed = counts[2:].reshape(self.classes, self.classes)
+        several = _by_class(np.diagonal(crossed), crossed.sum(axis=1), crossed.sum(axis=0))
+        return _accuracy(
+            counts,
+            deviation,
+            {**several, "confusion": [[_plain(x) for x in row] for row in crossed]},
+        )
+
+
+@dataclass(frozen=True)
+class Hits:
+    """Of many classes, cells: right, wrong, and by class those that are right, of it and missed,
+    and wrongly taken for it. One record adds 1 to at most three of them.
+    """
+
+    classes: int
+    largest = 1
+    sensitivity_squared = 3
+
+    @property
+    def outputs(self) -> int:
+        """A probability a class."""
+        return self.classes
+
+    @property
+    def cells(self) -> int:
+        """2 + 3·classes."""
+        return 2 + 3 * self.classes
+
+    def of(self, outputs: Float64, labels: Int64) -> Int64:
+        """See `RecordCounts.of`."""
+        labels, predicted = _told(outputs, labels, self.classes)
+        hit, there = labels == predicted, predicted >= 0
+        by_class = (
+            np.bincount(of, minlength=self.classes)
+            for of in (labels[hit], labels[~hit], predicted[there & ~hit])
+        )
+        return np.concatenate([_right_and_wrong(labels, predicted), *by_class]).astype(np.int64)
+
+    def figures(self, counts: Float64, deviation: float) -> Mapping[str, Any]:
+        """As those of `Confusion`, without the matrix."""
+        right, missed, taken = counts[2:].reshape(3, self.classes)
+        return _accuracy(counts, deviation, _by_class(right, right + missed, right + taken))
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Of a number, cells: records, errors and squared errors, in ERROR_STEPS.
+
+    An error is measured in halves of the target's range and cut off at one: guessing the middle has
+    no larger one. One record adds at most ERROR_STEPS to each of the three; one whose output is not
+    finite has the largest error, and one without a label is not counted.
+    """
+
+    target: TargetRange
+    outputs = 1
+    cells = 3
+    largest = ERROR_STEPS
+    sensitivity_squared = 3 * ERROR_STEPS**2
+
+    def of(self, outputs: Float64, labels: Int64) -> Int64:
+        """See `RecordCounts.of`."""
+        known = (labels >= 0) & (labels < LABELS)
+        found, wanted = outputs[known, 0], self.target.values(labels[known])
+        away = np.abs(np.where(np.isfinite(found), found, np.inf) - wanted) / self.target.half
+        away = np.minimum(away, 1.0)
+        each = np.stack([np.ones_like(away), away, np.square(away)])
+        total: Int64 = np.rint(each * ERROR_STEPS).astype(np.int64).sum(axis=1)
+        return total
+
+    def figures(self, counts: Float64, deviation: float) -> Mapping[str, Any]:
+        """`rmse` and `mae` in the target's own unit, each with its `_deviation`."""
+        records, errors, squared = (float(one) for one in counts / ERROR_STEPS)
+        deviation /= ERROR_STEPS
+        if records <= max(0.0, LEAST_SIGNAL * deviation):
+            return {}
+        half, mean, square = self.target.half, errors / records, squared / records
+        off = deviation / records
+        of_square = off * math.hypot(1, square)
+        square, root = max(0.0, square), math.sqrt(max(0.0, square))
+        return {
+            "leading": "rmse",
+            "rmse": _figure(half * root),
+            "rmse_deviation": _figure(half * (math.sqrt(square + of_square) - root)),
+            "mae": _figure(half * max(0.0, mean)),
+            "mae_deviation": _figure(half * off * math.hypot(1, mean)),
+            "records": _plain(records),
+            "count_deviation": _plain(deviation),
+        }
+
+
+def _told(outputs: Float64, labels: Int64, classes: int) -> tuple[Int64, Int64]:
+    """Of the records with a class: that, and the likeliest one, -1 where there is none."""
+    known = (labels >= 0) & (labels < classes)
+    outputs, labels = outputs[known], labels[known]
+    sound = np.isfinite(outputs).all(axis=1)
+    return labels, np.where(sound, np.argmax(outputs, axis=1), -1)
+
+
+def _right_and_wrong(labels: Int64, predicted: Int64) -> list[int]:
+    right = int(np.count_nonzero(labels == predicted))
+    return [right, len(labels) - right]
+
+
+def _accuracy(counts: Float64, deviation: float, further: Mapping[str, Any]) -> Mapping[str, Any]:
+    """By the first two counts; its deviation is that of right/(right + wrong) to first order."""
+    right, wrong = float(counts[0]), float(counts[1])
+    records, noise = right + wrong, math.sqrt(2) * deviation
+    if records <= max(0.0, LEAST_SIGNAL * noise):
+        return {}
+    accuracy = min(1.0, max(0.0, right / records))
+    off = deviation * math.hypot(1 - accuracy, accuracy) / records
+    return {
+        "leading": "accuracy",
+        "accuracy": _plain(accuracy),
+        "accuracy_deviation": _plain(off),
+        "records": _plain(records),
+        "count_deviation": _plain(deviation),
+        **further,
+    }
+
+
+def _by_class(right: Float64, records: Float64, foreseen: Float64) -> dict[str, Any]:
+    """Figures by class, of counts of which noise may have left less than nothing; shares are kept
+    to 0 to 1, and None where they would divide by nothing."""
+    recall, precision = _share(right, records), _share(right, foreseen)
+    f1 = _share(2 * right, records + foreseen)
+    there = records > 0
+    either = there | (foreseen > 0)
+    return {
+        "balanced_accuracy": _plain(recall[there].mean()) if there.any() else None,
+        "macro_f1": _plain(f1[either].mean()) if either.any() else None,
+        "per_class": [
+            {
+                "class": of,
+                "precision": _plain(precision[of]) if foreseen[of] > 0 else None,
+                "recall": _plain(recall[of]) if there[of] else None,
+                "f1": _plain(f1[of]) if either[of] else None,
+                "records": _plain(records[of]),
+            }
+            for of in range(len(records))
+        ],
+    }
+
+
+def _share(part: Float64, whole: Float64) -> Float64:
+    found = np.zeros(len(part))
+    np.divide(part, whole, out=found, where=whole > 0)
+    return np.clip(found, 0.0, 1.0)
+
+
+def _figure(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def _plain(value: float) -> float:
+    return round(float(value), _DIGITS)

@@ -1,0 +1,128 @@
+"""Federated evaluation: the model's figures on the devices' own evaluation records, by noised sums.
+
+After a training round it is asked for in an exchange of its own, phase `evaluate`, whose package
+carries the model. Each device runs it on every evaluation record by itself, counts (see
+`edgeveil.evaluation.record_counts`), and adds noise that is made for all evaluations of the job
+together; of all the counts the cloud has the sum alone where uploads are summed under masks. The
+state of the training does not change by it, and no method knows of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.data.records import Records
+from edgeveil.evaluation.inference import InferenceSession
+from edgeveil.evaluation.record_counts import RecordCounts
+from edgeveil.parts.exchange import (
+    EVALUATE,
+    TRAIN,
+    Answer,
+    Array,
+    Exchange,
+    SegmentSpec,
+    Tensors,
+    summed_spec,
+)
+from edgeveil.privacy.events import GaussianEvent, SharedGaussian, as_single
+from edgeveil.privacy.gaussian_mechanism import gaussian
+from edgeveil.privacy.sampler import RandomBytes, os_random
+
+COUNTS = "counts"
+_ROOM_SIGMAS = 12  # Q(12) < 2^-108: no noise of a job's uploads is ever beyond
+
+
+def evaluation_rounds(rounds: int, every: int) -> Iterator[int]:
+    """The training rounds, of `rounds`, whose model is evaluated: each `every`-th, and the last."""
+    yield from (n for n in range(1, rounds + 1) if n == rounds or (every and n % every == 0))
+
+
+def with_evaluations(exchanges: Sequence[Exchange], every: int) -> tuple[Exchange, ...]:
+    """A method's exchanges and an evaluation after each training round that asks for one, counted
+    from 1."""
+    evaluated = set(evaluation_rounds(max((e.number for e in exchanges), default=0), every))
+    result: list[Exchange] = []
+    for exchange in exchanges:
+        result.append(replace(exchange, index=len(result) + 1))
+        if exchange.phase == TRAIN and exchange.number in evaluated:
+            result.append(Exchange(len(result) + 1, EVALUATE, exchange.number))
+    return tuple(result)
+
+
+@dataclass(frozen=True)
+class FederatedEvaluation:
+    """What each device is asked for in one evaluation, and what the cloud makes of it.
+
+    `event` is the price of one; `nominal_records` times what one record adds is where a device's
+    count is cut off, so that sums have room. Under masks at most `summed` uploads are in one; 0:
+    each is seen.
+    """
+
+    counts: RecordCounts
+    event: GaussianEvent | SharedGaussian
+    nominal_records: int
+    summed: int = 0
+
+    @property
+    def spec(self) -> SegmentSpec:
+        """The one segment of an upload."""
+        shape = (self.counts.cells,)
+        if not self.summed:
+            return SegmentSpec(COUNTS, shape, "int64")
+        noise = math.ceil(_ROOM_SIGMAS * math.sqrt(self._own.sigma_squared))
+        largest = (self._room << self._own.grid_bits) + noise
+        return summed_spec(COUNTS, shape, largest, self.summed)
+
+    @property
+    def _own(self) -> GaussianEvent:
+        """The noise that a device adds itself."""
+        own = as_single(self.event)
+        if not isinstance(own, GaussianEvent):
+            raise TypeError("counts have Gaussian noise")
+        return own
+
+    @property
+    def _room(self) -> int:
+        return self.nominal_records * self.counts.largest
+
+    def answer(
+        self,
+        session: InferenceSession,
+        weights: Tensors,
+        records: Records,
+        random_bytes: RandomBytes = os_random,
+        row_s: float = math.inf,
+    ) -> Answer:
+        """The answer of a device with these evaluation records: how the model with the graph's
+        `weights` does on them. A record that takes longer than `row_s` seconds has no output.
+
+        Raises DataError for a graph or weights that fail whatever the records are.
+        """
+        outputs = session.single_outputs(records.x, weights, self.counts.outputs, row_s)
+        return self.noised(self.counts.of(outputs, records.y), random_bytes)
+
+    def noised(self, counts: NDArray[np.int64], random_bytes: RandomBytes = os_random) -> Answer:
+        """The answer of a device with these exact counts (cells,), in steps.
+
+        They are cut off before the noise, each by itself: two of them are no further apart then.
+        """
+        within = np.clip(counts, 0, self._room) << self._own.grid_bits
+        noised, _ = gaussian(within, self._own, random_bytes)
+        return Answer({COUNTS: noised}, (self.event,))
+
+    def figures(self, sums: Sequence[Array], uploads: int) -> Mapping[str, Any]:
+        """Of the noised counts of `uploads` devices, one by one or summed; for JSON."""
+        steps, unit = np.zeros(self.counts.cells, np.int64), 2.0**-self._own.grid_bits
+        for one in sums:
+            steps += one.astype(np.int64)
+        deviation = math.sqrt(uploads * self._own.sigma_squared) * unit
+        return {
+            **self.counts.figures(steps.astype(np.float64) * unit, deviation),
+            "uploads": uploads,
+        }

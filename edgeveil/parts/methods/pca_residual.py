@@ -1,0 +1,302 @@
+"""What is usual, as the directions that records vary in; what lies beside them is a residual
+(`pca_residual`).
+
+Per record, add/remove, proven. Devices release the noised sum of their bounded features, and then
+that of the products of the centred ones (Analyze Gauss, Dwork et al. 2014): two exact integer sums
+of at most 1 a record, priced and noised as those of `fm` (`docs/privacy.md`, "The sums of
+`pca_residual`"). All else is post-processing of their mean. Records that are labelled anomalous are
+in no sum, which each record decides alone.
+
+With λᵢ, vᵢ of the noised covariance, direction i counts by wᵢ = r/(max(λᵢ, 0) + r), r the level of
+the noise: one that varies far above it hardly does, one that cannot be told from noise does by all.
+That is r times the squared Mahalanobis distance with a ridge. `keep` has 0 for the leading
+directions in place of it and 1 for the others, the squared distance from their subspace (Jackson
+and Mudholkar 1979).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from edgeveil.data.records import Records
+from edgeveil.errors import ProtocolError
+from edgeveil.parts.exchange import (
+    TRAIN,
+    Aim,
+    Answer,
+    Array,
+    Exchange,
+    SegmentSpec,
+    Tensors,
+    summed_spec,
+)
+from edgeveil.parts.methods.fm import exchanges
+from edgeveil.parts.methods.fm_budget import (
+    CENTRE,
+    Budget,
+    ReleasedSum,
+    features_sum,
+    own_part,
+    products_sum,
+    settled,
+)
+from edgeveil.parts.methods.fm_sums import (
+    FeatureCache,
+    bounded,
+    centre_sum,
+    noised,
+    quadratic_sum,
+)
+from edgeveil.parts.methods.symmetric_packing import symmetric, triangle_size
+from edgeveil.parts.setting import MethodParameters, MethodPart, Setting
+from edgeveil.privacy.accountant import mu_for
+from edgeveil.privacy.events import Event
+from edgeveil.privacy.grid import Int64
+from edgeveil.privacy.sampler import RandomBytes, os_random
+from edgeveil.subnormals import flushed
+
+PRODUCTS = "products"  # the segment of a training round
+LEAST_RIDGE = 1e-3  # of the mean λ: r where there is hardly any noise
+
+Count = Annotated[int, Field(ge=1, le=1 << 22)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class PcaResidualParameters(MethodParameters):
+    """The `train` block of a job with `method: pca_residual`; all of it is public."""
+
+    method: Literal["pca_residual"] = "pca_residual"
+    """What is usual, by the covariance of public features; a residual tells what is not."""
+    rounds: int = Field(default=1, ge=1, le=10_000)
+    """Training rounds, in each of which devices release their products; more than one is of use
+    where not all devices take part in each, since a device's budget is shared among its rounds."""
+    radius: float = Field(default=0.2, ge=1e-3, le=2.0)
+    """L2 bound on one record's centred features as it is learned from; public, never taken from the
+    data. Smaller: less noise, and less that an unusual record among those learned from changes."""
+    centre_share: float = Field(default=0.05, gt=0, lt=1)
+    """Share of the budget, of μ², for the sum of the features; the products get the rest."""
+    ridge: float = Field(default=0.1, gt=0, le=1e3)
+    """r, as a multiple of the noise level in the averaged products."""
+    keep: Count | Share | None = Field(default=None, examples=[8])
+    """So many leading directions, or this share of them, do not count at all, and all others alike.
+    null: each counts by how much records vary in it."""
+
+    def kept(self, d: int) -> int | None:
+        """How many of d directions do not count; None: each counts by its variance."""
+        if self.keep is None or isinstance(self.keep, int):
+            return self.keep
+        return max(1, round(self.keep * d))
+
+
+def released(phase: str, setting: Setting) -> ReleasedSum:
+    """The sum of a phase, and how far one record moves it."""
+    if phase == CENTRE:
+        return features_sum(setting.dimension)
+    return products_sum("sum of products of centred features", setting.dimension)
+
+
+def budget(parameters: PcaResidualParameters, setting: Setting) -> Budget:
+    """Noise such that a device's whole part in the job is (ε, δ)-DP per record.
+
+    Raises `PrivacyError` if the grid is too coarse for (ε, δ), or for so many features.
+    """
+    times = min(setting.max_participations, parameters.rounds)
+    shares = {CENTRE: parameters.centre_share, TRAIN: (1 - parameters.centre_share) / times}
+
+    def made(delta: float) -> Budget:
+        mu = mu_for(setting.epsilon, delta)
+        events = {
+            phase: own_part(released(phase, setting).gaussian(mu * math.sqrt(share)), setting)
+            for phase, share in shares.items()
+        }
+        return Budget(events, times)
+
+    return settled(made, setting, setting.epsilon)
+
+
+class PcaResidualDevice:
+    """Built from public facts alone; keeps only features, for as long as their records live."""
+
+    def __init__(self, parameters: PcaResidualParameters, setting: Setting) -> None:
+        self.parameters, self.setting = parameters, setting
+        self.budget: Budget = budget(parameters, setting)
+        self._cache = FeatureCache(setting)
+
+    def job_events(self) -> tuple[Event, ...]:
+        """All events of this device's part in the job; never reads a record."""
+        return self.budget.job_events()
+
+    def price(self, exchange: Exchange) -> tuple[Event, ...]:
+        """The events of this exchange; never reads a record."""
+        return self.budget.price(exchange)
+
+    def prepare(self, records: Records) -> None:
+        """Compute the features of `records` ahead of the first exchange."""
+        self._cache.features(records)
+
+    @flushed()
+    def answer(
+        self,
+        exchange: Exchange,
+        tensors: Tensors,
+        records: Records,
+        random_bytes: RandomBytes = os_random,
+        processor: str = "auto",
+    ) -> Answer:
+        """The noised sum: in float32, or in steps where it is summed under masks.
+
+        Raises `ProtocolError` for a package of wrong form, before any record is read.
+        """
+        if exchange.phase == TRAIN:
+            self._check(tensors)
+        total = self.sums(exchange, tensors, records)
+        result = noised(total, self.budget.events[exchange.phase], random_bytes)
+        return Answer(self.finish(exchange, tensors, result), self.price(exchange))
+
+    def finish(
+        self, exchange: Exchange, tensors: Tensors, noised_sum: NDArray[np.generic]
+    ) -> Mapping[str, Array]:
+        """The segment to upload: float32, or where uploads are summed the integers themselves."""
+        name = PRODUCTS if exchange.phase == TRAIN else CENTRE
+        return {name: noised_sum if self.setting.summed else noised_sum.astype(np.float32)}
+
+    def _check(self, tensors: Tensors) -> None:
+        centre, d = tensors.get(CENTRE), self.setting.dimension
+        if centre is None or (centre.shape, str(centre.dtype)) != ((d,), "float32"):
+            raise ProtocolError("bad_package", f"tensor '{CENTRE}' has a wrong form")
+        if not np.isfinite(centre).all():
+            raise ProtocolError("bad_package", f"tensor '{CENTRE}' is not finite")
+
+    @flushed()
+    def sums(self, exchange: Exchange, tensors: Tensors, records: Records) -> Int64:
+        """The exact sum over records, before any noise, in steps of the phase's grid.
+
+        Never leaves the device. Where uploads are summed it keeps within the room of one.
+        """
+        if exchange.phase == TRAIN:
+            centre, radius = np.asarray(tensors[CENTRE]), self.parameters.radius
+            z = self._cache.bounded(
+                records, (centre.tobytes(),), lambda phi: bounded(phi, centre, radius)
+            )
+            total = quadratic_sum(z)
+        else:
+            total = centre_sum(self._cache.features(records))
+        return self.budget.on_grid(exchange.phase, total, self.setting)
+
+
+class PcaResidualCloud:
+    """State: `centre` (d,) float32, and of the rounds so far `products` (d(d+1)/2,) float64, the
+    sum over uploads of mean products, and `uploads` (1,)."""
+
+    def __init__(self, parameters: PcaResidualParameters, setting: Setting) -> None:
+        self.parameters, self.setting = parameters, setting
+        self.budget: Budget = budget(parameters, setting)
+
+    def plan(self) -> tuple[Exchange, ...]:
+        """The centre, then the training rounds."""
+        return exchanges((CENTRE,), self.parameters.rounds, self.setting.infer_every)
+
+    def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
+        """The centre (d,), or the products' triangle; integers where they are summed."""
+        d, phase = self.setting.dimension, exchange.phase
+        name, shape = (PRODUCTS, (triangle_size(d),)) if phase == TRAIN else (CENTRE, (d,))
+        if not self.setting.summed:
+            return (SegmentSpec(name, shape, "float32"),)
+        largest = self.budget.largest(phase, self.setting.nominal_records)
+        return (summed_spec(name, shape, largest, self.setting.summed),)
+
+    def initial_state(self) -> dict[str, Array]:
+        """Nothing is known: every direction is a residual."""
+        d = self.setting.dimension
+        return {
+            CENTRE: np.zeros(d, np.float32),
+            PRODUCTS: np.zeros(triangle_size(d)),
+            "uploads": np.zeros(1, np.int64),
+        }
+
+    def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
+        """The centre, where products are asked for."""
+        return {CENTRE: np.asarray(state[CENTRE])} if exchange.phase == TRAIN else {}
+
+    def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
+        """Nothing: segments are noised sums."""
+        return None
+
+    def absorb(
+        self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
+    ) -> dict[str, Array]:
+        """State after an exchange; `mean` has the segments' names and shapes, any float type."""
+        new = {name: np.asarray(value) for name, value in state.items()}
+        step = 2.0 ** -self.budget.grid_bits(exchange.phase) / self.setting.nominal_records
+        if exchange.phase != TRAIN:
+            new[CENTRE] = (mean[CENTRE].astype(np.float64) * step).astype(np.float32)
+            return new
+        found = np.nan_to_num(mean[PRODUCTS].astype(np.float64), posinf=0.0, neginf=0.0)
+        new[PRODUCTS] = state[PRODUCTS].astype(np.float64) + uploads * step * found
+        new["uploads"] = state["uploads"].astype(np.int64) + uploads
+        return new
+
+    def model(self, state: Tensors) -> dict[str, Array]:
+        """`centre` (d,) and `residual` (d, d), float32."""
+        d, uploads = self.setting.dimension, max(1, int(np.asarray(state["uploads"])[0]))
+        covariance = symmetric(state[PRODUCTS].astype(np.float64) / uploads, d)
+        values, vectors = np.linalg.eigh(covariance)
+        root = np.sqrt(self._weights(np.maximum(values, 0.0), uploads))
+        residual = (vectors * root) @ vectors.T
+        return {
+            CENTRE: state[CENTRE].astype(np.float32),
+            "residual": residual.astype(np.float32),
+        }
+
+    def _weights(self, values: NDArray[np.float64], uploads: int) -> NDArray[np.float64]:
+        """By how much each direction counts (d,), of its variance, the least first."""
+        kept = self.parameters.kept(len(values))
+        if kept is not None:
+            return (np.arange(len(values)) < len(values) - kept).astype(np.float64)
+        ridge = max(self.ridge_level(uploads), LEAST_RIDGE * float(values.mean()))
+        return np.asarray(ridge / np.maximum(values + ridge, np.finfo(np.float64).tiny))
+
+    def ridge_level(self, uploads: int) -> float:
+        """r, from the noise in the mean of `uploads` devices only: the operator norm to expect of a
+        symmetric matrix of it, 2√d·σ, σ being the noise off its diagonal."""
+        sigma = math.sqrt(self.budget.noise_variance(TRAIN))
+        scale = self.setting.nominal_records * math.sqrt(uploads)
+        return self.parameters.ridge * 2 * math.sqrt(self.setting.dimension) * sigma / scale
+
+
+def _refuses(
+    parameters: PcaResidualParameters, setting: Setting
+) -> Iterable[tuple[tuple[str, ...], str]]:
+    if setting.projection is not None:
+        yield (
+            ("features", "train.method"),
+            "pca_residual finds the directions itself; leave the PCA out",
+        )
+    d = setting.feature_dimension
+    if (kept := parameters.kept(d)) is not None and kept >= d:
+        yield (
+            ("train.keep", "features"),
+            f"{kept} directions of {d} leave no residual; keep at most {d - 1}",
+        )
+
+
+PART = MethodPart(
+    parameters=PcaResidualParameters,
+    device=PcaResidualDevice,
+    cloud=PcaResidualCloud,
+    source="Analyze Gauss, Dwork et al. 2014; residual, Jackson and Mudholkar 1979",
+    needs="features",
+    reveals="noised sums over a device's records",
+    privacy="proven",
+    example="train: {method: pca_residual}",
+    anomaly=True,
+    summed=True,
+    shares=True,
+    refuses=_refuses,
+)

@@ -1,0 +1,45 @@
+"""A perceptron that gives back what it is given, through a narrow layer (`autoencoder`)."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from edgeveil.parts.models.goal import Reconstruction
+from edgeveil.parts.models.layers import Dense, Flatten, Layer, Relu, Shape
+from edgeveil.parts.models.network import ModelParameters, ModelPart, Network
+
+
+class AutoencoderParameters(ModelParameters):
+    """The `model` block of a job with `name: autoencoder`."""
+
+    name: Literal["autoencoder"] = "autoencoder"
+    """Gives records back through a narrow layer: one unlike those learned comes back worse."""
+    hidden: tuple[Annotated[int, Field(ge=1, le=8192)], ...] = Field(default=(64,), max_length=8)
+    """Widths of the layers before the narrow one, with ReLU; behind it they stand in turn."""
+    code: int = Field(default=8, ge=1, le=8192)
+    """Width of the narrow layer, which is linear."""
+
+
+def build(parameters: AutoencoderParameters, input_shape: Shape, classes: int) -> Network:
+    """d - hidden… - code - …hidden - d; of nothing but records, so `classes` says nothing."""
+    layers: list[tuple[str, Layer]] = [("flat", Flatten())]
+    for number, width in enumerate(parameters.hidden, start=1):
+        layers += [(f"encoder{number}", Dense(width)), (f"relu{number}", Relu())]
+    layers.append(("code", Dense(parameters.code)))
+    for number, width in enumerate(reversed(parameters.hidden), start=1):
+        layers += [(f"decoder{number}", Dense(width)), (f"unfolded{number}", Relu())]
+    layers.append(("output", Dense(math.prod(input_shape))))
+    goal = Reconstruction()
+    return Network(tuple(layers), input_shape, classes, parameters.input_scale, goal)
+
+
+PART = ModelPart(
+    parameters=AutoencoderParameters,
+    build=build,
+    source="Hinton and Salakhutdinov 2006; as a detector, Sakurada and Yairi 2014",
+    example="model: {name: autoencoder, hidden: [64], code: 8}",
+    anomaly=True,
+)

@@ -1,0 +1,148 @@
+"""`autoencoder`: layers that give back what they are given, and the graph that scores by it."""
+
+import numpy as np
+import pytest
+import torch
+
+from edgeveil.data.records import Records
+from edgeveil.evaluation.graph_check import check_graph
+from edgeveil.evaluation.onnx_session import SCORE, OnnxModel
+from edgeveil.parts.exchange import TRAIN, Exchange
+from edgeveil.parts.features import IdentityParameters, build_features
+from edgeveil.parts.methods import METHODS
+from edgeveil.parts.methods.noised_sgd import record_gradients
+from edgeveil.parts.models import build_network
+from edgeveil.parts.models.autoencoder import AutoencoderParameters
+from edgeveil.parts.models.residual_score import no_threshold
+from edgeveil.parts.models.softmax_head import bake
+from edgeveil.parts.setting import Setting
+from edgeveil.privacy.sampler import SeededRandom
+
+
+def network(shape=(4,), **changes):
+    return build_network(AutoencoderParameters(**{"hidden": (5,), "code": 2, **changes}), shape, 2)
+
+
+def tensors(weights):
+    return {name: torch.tensor(value) for name, value in weights.items()}
+
+
+def records(count=40, labels=None):
+    x = np.random.default_rng(0).normal(size=(count, 4)).astype(np.float32)
+    return Records(x, np.zeros(count, np.int64) if labels is None else labels)
+
+
+def test_it_narrows_and_widens_in_turn():
+    shapes = {one.name: one.shape for one in network(hidden=(7, 5)).weights}
+    assert shapes == {
+        "encoder1.weight": (4, 7),
+        "encoder1.bias": (7,),
+        "encoder2.weight": (7, 5),
+        "encoder2.bias": (5,),
+        "code.weight": (5, 2),
+        "code.bias": (2,),
+        "decoder1.weight": (2, 5),
+        "decoder1.bias": (5,),
+        "decoder2.weight": (5, 7),
+        "decoder2.bias": (7,),
+        "output.weight": (7, 4),
+        "output.bias": (4,),
+    }
+
+
+def test_one_record_by_hand():
+    """Without hidden layers, code and output by hand: (3, 1) comes back as (4, 0)."""
+    net = network((2,), hidden=(), code=1, input_scale=2.0)
+    weights = {
+        "code.weight": np.array([[1], [1]], np.float32),  # (3 + 1)/2 = 2
+        "code.bias": np.zeros(1, np.float32),
+        "output.weight": np.array([[1, 0]], np.float32),
+        "output.bias": np.zeros(2, np.float32),
+    }
+    given = torch.tensor([[3.0, 1.0]])  # (1.5, 0.5) as the network takes it, given back as (2, 0)
+    loss = net.loss(tensors(weights), given, torch.tensor([0]))
+    assert float(loss) == pytest.approx((0.5**2 + 0.5**2) / 2)
+    onnx = OnnxModel(bake(net.graph(), {**weights, "threshold": np.array([0.5], np.float32)}))
+    assert onnx.answers(given.numpy(), {})[0, 0] == pytest.approx(0.5)  # 0.25 / 0.5
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("shape", [(4,), (2, 2)])
+def test_its_graph_scores_as_its_loss(mapped, shape):
+    features = build_features([IdentityParameters(norm="bounded")])
+    net = network((4,) if mapped else shape)
+    graph = net.graph((features, shape) if mapped else None)
+    check_graph(graph)
+    x = records().x.reshape(-1, *shape)
+    weights = net.initial()
+    model = OnnxModel(bake(graph, {**weights, **no_threshold()}))
+    found = model.answers(x, {})
+    assert model.output == SCORE
+    assert found.shape == (40, 1)
+    given = torch.tensor(features(x).astype(np.float32) if mapped else x)
+    for k in range(40):
+        loss = net.loss(tensors(weights), given[k : k + 1], torch.tensor([0]))
+        assert found[k, 0] == pytest.approx(float(loss), rel=1e-4)
+    unusable = np.full((1, *shape), np.nan, np.float32)
+    assert not np.isfinite(model.answers(unusable, {})).any()
+
+
+def test_labels_take_no_part_in_a_gradient():
+    net = network()
+    x, weights = torch.tensor(records().x), tensors(net.initial())
+    of = record_gradients(net)
+    zeros, ones = (of(weights, x, torch.full((40,), k)) for k in (0, 1))
+    for name in weights:
+        assert torch.equal(zeros[name], ones[name])
+        mean = torch.autograd.functional.jacobian(
+            lambda value, name=name: net.loss({**weights, name: value}, x, torch.zeros(40)),
+            weights[name],
+        )
+        assert torch.allclose(zeros[name].mean(0), mean, atol=1e-5)
+
+
+def trained(method, given, **changes):
+    net = network()
+    setting = Setting(
+        epsilon=8.0,
+        delta=1e-5,
+        max_participations=3,
+        classes=2,
+        input_shape=(4,),
+        features=build_features([IdentityParameters()]),
+        nominal_records=40,
+        devices=1,
+        network=net,
+        anomaly=True,
+    )
+    part = METHODS[method]
+    device = part.device(part.parameters(rounds=3, **changes), setting)
+    answer = device.answer(Exchange(1, TRAIN, 1), net.initial(), given, SeededRandom(3), "cpu")
+    return net, answer
+
+
+def test_it_learns_of_what_is_not_said_to_be_anomalous():
+    labels = np.zeros(40, np.int64)
+    labels[20:] = [1] * 10 + [-2] * 10
+    whole = records(labels=labels)
+    part = Records(whole.x[:20], np.full(20, -1))  # the same without any label
+    _, first = trained("sgd", whole, local_epochs=3)
+    _, second = trained("sgd", part, local_epochs=3)
+    for name, value in first.segments.items():
+        np.testing.assert_array_equal(value, second.segments[name])
+        assert np.abs(value).max() > 0
+
+
+@pytest.mark.parametrize("method", ["sgd", "fedprox", "dp_sgd", "gep", "rgp"])
+def test_methods_of_updates_train_it(method):
+    changes = {"local_epochs": 30} if method in ("sgd", "fedprox") else {}
+    net, answer = trained(method, records(), **changes)
+    assert set(answer.segments) == {one.name.partition(".")[0] for one in net.weights} or len(
+        answer.segments
+    )
+    if method == "sgd":
+        before, x = tensors(net.initial()), torch.tensor(records().x)
+        update = {name: np.asarray(answer.segments[name]) for name in before}
+        after = {name: value + torch.tensor(update[name]) for name, value in before.items()}
+        y = torch.zeros(40)
+        assert float(net.loss(after, x, y)) < 0.8 * float(net.loss(before, x, y))

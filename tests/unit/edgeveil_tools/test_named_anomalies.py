@@ -1,0 +1,260 @@
+"""What is normal, from a table of windows to alarms: learned, counted, reported, released, used."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import yaml
+
+from edgeveil.errors import ConfigError, DataError, UsageError
+from edgeveil.evaluation.model_head import find_head
+from edgeveil.evaluation.onnx_session import OnnxModel
+from edgeveil_edge.inference import ServedModel
+from edgeveil_edge.predict import predict
+from edgeveil_edge.release_trial import run_trial
+from edgeveil_edge.releases import ReleaseStore
+from edgeveil_lab.noise_comparison import ComparisonOptions, compare
+from edgeveil_tools.checks import data_check
+from edgeveil_tools.cli import main
+from edgeveil_tools.local.job import Overrides
+from edgeveil_tools.local.local_run import load_local_job
+from edgeveil_tools.local.run import run_local
+from edgeveil_tools.prospect import PlanOptions, prospect
+from edgeveil_tools.result import Result
+from tests.kits.windows import NAMES, SCHEMA, windows, windows_job, write_windows
+
+SECURE = {"name": "fedavg", "secure": True}
+AUTOENCODER = {
+    "features": [],
+    "model": {"name": "autoencoder", "hidden": [], "code": 2},
+    "train": {"method": "sgd", "rounds": 3, "local_epochs": 5, "learning_rate": 0.5},
+    "privacy": {"accept_unproven": True},
+}
+
+
+def run_of(folder, *, reference=False, **changes):
+    write_windows(folder / "windows.csv")
+    job = windows_job(folder, **changes)
+    assert run_local(job, folder / "out", Overrides(), reference=reference) == 0
+    return Result.load(folder / "out")
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    """The folder of a simulated run, and the noise-free reference beside."""
+    folder = tmp_path_factory.mktemp("windows")
+    run_of(folder, reference=True)
+    return folder
+
+
+def test_anomalies_are_told_by_what_is_normal(learned):
+    result = Result.load(learned / "out")
+    figures = result.content["final"]["figures"]
+    assert result.accuracy is None
+    assert result.rmse is None
+    assert figures["auc"] == result.auc > 0.9
+    assert result.content["reference"]["accuracy"] is None
+    assert result.content["reference"]["auc"] > 0.9
+    assert result.content["rounds"][-1]["loss"] == pytest.approx(1 - result.auc, abs=1e-6)
+    federated = result.content["final"]["federated"]
+    assert federated["alarm_rate"] == 0.1
+    assert 0 < federated["threshold"] < 1
+    assert abs(figures["false_alarm_rate"] - 0.1) < 0.08
+    assert figures["detection_rate"] > 0.6
+    assert f"final AUC: {result.auc:.3f}" in str(result)
+    assert "detection rate" in str(result)
+    assert "accuracy" not in str(result)
+
+
+def test_its_report_speaks_of_auc_and_of_no_class(learned):
+    page = (learned / "out" / "report.html").read_text()
+    view = re.search(r'"title": ?"windows".*', page).group().replace('"id":"accuracy"', "")
+    for word in ("AUC by round", "without noise", "Share of the records by score"):
+        assert word in view
+    for word in ("ccuracy", "lass by class", "entropy", "probable class"):
+        assert word not in view
+
+
+def test_the_released_model_reads_raw_rows_and_tells_alarms(learned, capsys):
+    model = learned / "out" / "model.onnx"
+    assert run_trial(model.read_bytes()) == ""
+    found = predict(model, learned / "windows.csv")
+    assert len(found) == 1500
+    assert (found.accuracy, found.values) == (None, None)
+    assert found.alarms
+    assert found.labels.tolist() == (found.scores > 1).astype(int).tolist()
+    _, names = windows()
+    bad = np.array([name in ("leak", "stall") for name in names])
+    ok = np.array([name == "ok" for name in names])
+    assert found.labels[bad].mean() > 0.6
+    assert found.labels[ok].mean() < 0.2
+    assert found.errors["detection_rate"] == pytest.approx(found.labels[bad].mean(), abs=1e-6)
+    (learned / "bare.csv").write_text(f"{','.join(NAMES)}\n{','.join(['0.3'] * 8)}\n1,2,3\n")
+    capsys.readouterr()
+    assert main(["predict", str(model), str(learned / "bare.csv"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told.keys() == {"model", "predictions"}
+    first, second = told["predictions"]
+    assert (first["label"], first["name"]) == (0, "normal")
+    assert second == {"score": None, "label": None, "name": None}
+    assert main(["predict", str(model), str(learned / "windows.csv")]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^     1  (normal|anomalous)  +\d", out, re.M)
+    assert re.search(r"AUC 0\.9\d+, .*detection rate [01]\.\d+.* have a label", out)
+
+
+def test_without_federated_evaluation_there_is_no_threshold(tmp_path, capsys):
+    result = run_of(tmp_path, federated_evaluation=None)
+    assert result.content["final"]["figures"].keys().isdisjoint({"detection_rate", "precision"})
+    model = tmp_path / "out" / "model.onnx"
+    found = predict(model, tmp_path / "windows.csv")
+    assert not found.alarms
+    assert set(found.labels.tolist()) == {-1}
+    assert found.plain()[0].keys() == {"score"}
+    assert main(["predict", str(model), str(tmp_path / "windows.csv")]) == 0
+    assert "no threshold is known" in capsys.readouterr().out
+
+
+def test_sums_with_shared_noise_learn_it_and_find_a_threshold_too(learned, tmp_path):
+    privacy = {"epsilon": 4, "noise": "shared", "honest_share": 0.8}
+    result = run_of(tmp_path, aggregation=SECURE, privacy=privacy)
+    assert result.auc > 0.9
+    assert result.content["final"]["federated"]["threshold"] > 0
+    assert result.privacy["training"]["collusion_epsilon"] > 4
+
+
+def test_an_autoencoder_learns_it_too(tmp_path):
+    result = run_of(tmp_path, **AUTOENCODER)
+    assert result.auc > 0.8
+    assert result.content["final"]["figures"]["detection_rate"] > 0.3
+    model = tmp_path / "out" / "model.onnx"
+    assert run_trial(model.read_bytes()) == ""
+    assert predict(model, tmp_path / "windows.csv").alarms
+
+
+def test_a_served_model_tells_what_it_takes_and_what_it_finds(learned, tmp_path):
+    model = learned / "out" / "model.onnx"
+    store = ReleaseStore(tmp_path / "releases")
+    store.install("first", model.read_bytes(), {})
+    served = ServedModel.load(store.current())
+    assert served.takes["classes"] == ["normal", "anomalous"]
+    assert served.takes["alarms"] is True
+    found = served.run(np.full((2, 8), 0.15, np.float32))
+    assert [one["name"] for one in found.plain()] == ["normal"] * 2
+    assert OnnxModel(model.read_bytes()).output == "score"
+
+
+def test_a_head_of_its_own_is_refused_clearly(learned):
+    with pytest.raises(DataError, match="it tells anomalies"):
+        find_head((learned / "out" / "model.onnx").read_bytes())
+
+
+def test_a_model_that_gives_no_scores_is_refused(learned, tmp_path):
+    import onnx
+    from onnx import numpy_helper
+
+    model = onnx.load(learned / "out" / "model.onnx")
+    for array in model.graph.initializer:
+        if array.name == "threshold":
+            array.CopyFrom(numpy_helper.from_array(np.array([-1], np.float32), "threshold"))
+    assert "no scores" in run_trial(model.SerializeToString())
+
+
+OTHER = {**SCHEMA, "label": {"column": "state", "classes": ["a", "b"]}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"train": {"method": "fm"}}, "the label says what is normal; use train"),
+        (
+            {"data": {"source": "w", "schema": OTHER, "nominal_records": 9}},
+            "write for example normal: \\[ok\\]",
+        ),
+        (
+            {
+                "unsupervised": {"every_rounds": 1},
+                "encrypt": {"laplace_eval": {"laplace_eval_eps": 1}},
+            },
+            "set unsupervised.eval_type to NOT_EVAL",
+        ),
+        ({"train": {"method": "pca_residual", "keep": 8}}, "leave no residual"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path, changes, text):
+    with pytest.raises(ConfigError, match=text):
+        load_local_job(windows_job(tmp_path, **changes))
+
+
+def test_alarms_are_of_anomalies_alone(tmp_path):
+    given = {
+        "data": {"source": "digits", "classes": 10, "input_shape": [64], "nominal_records": 64},
+        "train": {"method": "fm"},
+        "features": [{"name": "identity", "input_scale": 16}],
+        "local_run": {"devices": 5, "data": {"source": "digits"}},
+    }
+    with pytest.raises(ConfigError, match="is of a job that learns what is normal"):
+        load_local_job(windows_job(tmp_path, **given))
+
+
+def test_arrays_have_zero_for_normal(tmp_path):
+    """Without a schema: class 0 is normal, all others anomalous, -1 without a label."""
+    x, names = windows()
+    codes = {"ok": 0, "leak": 3, "stall": 7}
+    y = np.array([codes.get(name, -1) for name in names])
+    np.savez(tmp_path / "windows.npz", x=x.astype(np.float32), y=y)
+    job = windows_job(
+        tmp_path,
+        data={
+            "source": "windows",
+            "classes": 2,
+            "input_shape": [8],
+            "nominal_records": 240,
+            "evaluation_share": 0.4,
+        },
+        features=[{"name": "identity", "norm": "bounded", "input_scale": 2}],
+        local_run={
+            "devices": 5,
+            "simulate": True,
+            "engine": "processes",
+            "data": {"source": "npz", "path": "windows.npz"},
+            "policy": {"allowed_methods": ["pca_residual"], "max_inference_epsilon": 10},
+            "test_share": 0.3,
+        },
+    )
+    assert run_local(job, tmp_path / "out", Overrides()) == 0
+    result = Result.load(tmp_path / "out")
+    assert result.auc > 0.9
+    assert result.content["final"]["figures"]["anomalous"] > 10
+
+
+def test_plans_and_comparisons_refuse_it_clearly(tmp_path):
+    write_windows(tmp_path / "windows.csv")
+    job = windows_job(tmp_path)
+    with pytest.raises(UsageError, match="AUC, and records are made up for classes"):
+        prospect(job, PlanOptions(), print)
+    with pytest.raises(UsageError, match="compares accuracies"):
+        compare(job, ComparisonOptions(out=tmp_path / "c"))
+
+
+def test_a_device_s_owner_reads_what_is_learned_from(tmp_path, capsys):
+    write_windows(tmp_path / "windows.csv", 60)
+    job = windows_job(tmp_path)
+    plain = yaml.safe_load(job.read_text())
+    del plain["local_run"]
+    (tmp_path / "sent.yaml").write_text(yaml.safe_dump(plain))
+    site = {
+        "edge": {
+            "name": "one",
+            "role": "train",
+            "broker": {"url": "mqtt://127.0.0.1:1"},
+            "proxy_key_file": "p.pub",
+            "cloud_key_file": "c.pub",
+            "state_dir": str(tmp_path / "state"),
+            "data": {"name": "windows", "source": "csv", "path": str(tmp_path / "windows.csv")},
+        }
+    }
+    (tmp_path / "edge.yaml").write_text(yaml.safe_dump(site))
+    assert data_check(tmp_path / "edge.yaml", tmp_path / "sent.yaml") == 0
+    assert "are labelled anomalous: not learned from" in capsys.readouterr().out
