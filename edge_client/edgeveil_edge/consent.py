@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 
 from edgeveil import plugins
 from edgeveil.data.records import MAX_BYTES
 from edgeveil.errors import PrivacyError, UsageError
 from edgeveil.jobs.artifacts import carried_digests
+from edgeveil.jobs.job import JobData
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.models import python_function
 from edgeveil.privacy.ledger import Ledger
@@ -63,6 +65,12 @@ def refusals(policy: Policy, plan: Plan, *, trains: bool) -> Iterator[PrivacyErr
                 where="policy.allowed_python_models",
                 fix=f"add what `edgeveil methods digest {function}` prints, if you trust the code",
             )
+    if policy.allowed_columns is not None:
+        why = _columns_refusal(job.data, policy.allowed_columns)
+        if why:
+            yield PrivacyError(
+                why, where="policy.allowed_columns", fix="add it if jobs may read that"
+            )
     if job.proxy.shuffle == "none" and not policy.accept_unshuffled:
         yield PrivacyError(
             "the proxy would hand uploads over in the order in which they came",
@@ -97,6 +105,31 @@ def _python_refusal(policy: Policy, function: str) -> str:
     if here in allowed:
         return ""
     return f"{function} has other files here than the owner allows, their digest is {here}"
+
+
+def _columns_refusal(data: JobData, allowed: Sequence[str]) -> str:
+    """Why the job may not read the columns that it reads, or ""."""
+    schema = data.schema_
+    if schema is None:
+        read = {} if "*" in allowed else {"*": "every column there is, since it has no schema"}
+    elif schema.columns is None:
+        return ""  # pictures have none
+    else:
+        named = [*(name for one in schema.columns for name in one.names), schema.label.column or ""]
+        at = {name: f"#{place}" for place, name in enumerate(schema.header or (), start=1)}
+        # A header is the job's own word: the file's columns are known by their places alone.
+        read = {
+            name if schema.header is None else at.get(name, name): f"column {name!r}"
+            + (f", the file's {at[name]}" if name in at else "")
+            for name in named
+        }
+    refused = [
+        told
+        for name, told in read.items()
+        if not any(name == one or fnmatchcase(name, one) for one in allowed)
+    ]
+    more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
+    return f"the job reads {refused[0]}{more}" if refused else ""
 
 
 def too_few(policy: Policy, selected: int) -> PrivacyError | None:

@@ -211,12 +211,12 @@ def told(found: PersonalModel, state_dir: Path) -> Sequence[str]:
     if found.evaluation_records and found.shared_loss is not None:
         lines.append(
             f"on {found.evaluation_records} evaluation records of this box, which neither learned"
-            f" from: shared model accuracy"
+            " from: shared model accuracy"
             f" {found.shared_accuracy:.3f}, loss {found.shared_loss:.3f}; personal model accuracy"
             f" {found.personal_accuracy:.3f}, loss {found.personal_loss:.3f}"
         )
     else:
-        lines.append("no evaluation record is there to compare them on: the jobs keep none apart")
+        lines.append("no evaluation record is there to compare them on")
     lines.append("for your eyes: learned without noise, no guarantee covers it; it stays here")
     lines.append(f"use it: edgeveil predict --personal {state_dir} RECORDS")
     return lines

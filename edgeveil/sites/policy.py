@@ -26,6 +26,7 @@ DEFAULT_METHOD = "fm"
 USUAL_RECORDS = 20_000  # that a box holds at most
 _NAME = r"[A-Za-z_]\w{0,63}"
 FUNCTION = rf"^{_NAME}(\.{_NAME})*:{_NAME}$"  # `module:function`
+ColumnPattern = Annotated[str, Field(min_length=1, max_length=128)]
 MethodName = Annotated[str, AfterValidator(_method_name), Field(json_schema_extra=_every_method)]
 
 
@@ -106,6 +107,16 @@ class Policy(Block):
     imported and run on the data.
 
     The owners that `edgeveil run` plays allow those of its own job.
+    """
+    allowed_columns: tuple[ColumnPattern, ...] | None = Field(
+        default=None,
+        max_length=4096,
+        exclude_if=lambda given: given is None,
+        examples=[["age", "hours_*"]],
+    )
+    """The columns of a table that jobs may read, the label's too, as names or patterns with `*`;
+    null: all. Where a job names a file's columns by their order (`data.schema.header`), `#3` stands
+    for the third, whatever the job calls it. A job of a table without a schema reads all of them.
     """
     min_devices: int = Field(default=5, ge=1)
     """Fewest devices a round must select; hiding among fewer is refused."""

@@ -30,6 +30,7 @@ REQUEST_BYTES = 16384
 _LENGTH_DIGITS = 18  # of a body's length; more are not read as a number
 CONNECTIONS = 64  # of watchers at once; more are hung up on
 STREAMS = 16  # of these connections that stay; one more is told to come again
+NEAR_STREAMS = 4  # of these, for watchers on this machine alone
 STREAM_S = 900.0  # after which a stream ends, and its watcher comes again
 QUIET_S = 15.0  # after which a stream without news shows that it stands
 SILENT_S = 5.0  # until a request's head is whole, and between an answer and the next request
@@ -138,8 +139,8 @@ class PageServer:
 
     `posts` take bodies of `body_bytes` at most beside that: a longer one is refused by its header.
     `refusal(path, request)` answers in place of a page, or of a post before its body is read.
-    Of the connections STREAMS may stay, for STREAM_S at most; who does not take what is sent is
-    hung up on after REQUEST_S.
+    Of the connections STREAMS may stay, for STREAM_S at most, NEAR_STREAMS of them only where they
+    come from this machine; who does not take what is sent is hung up on after REQUEST_S.
     """
 
     def __init__(
@@ -204,7 +205,7 @@ class PageServer:
         """Answer the request; the stream that is to follow, if that is the answer."""
         method, found = await self._asked(reader)
         if isinstance(found, EventStream):
-            if self._streams < STREAMS:
+            if self._streams < (STREAMS if _is_near(writer) else STREAMS - NEAR_STREAMS):
                 writer.write(_head(200, {"Content-Type": "text/event-stream"}))
                 return found if method == "GET" else None
             found = _plain(503, {"Retry-After": "5"})
@@ -278,6 +279,13 @@ class PageServer:
             return await post(PageRequest(request.headers, content))
         except Exception:  # as for a page
             return _plain(500)
+
+
+def _is_near(writer: asyncio.StreamWriter) -> bool:
+    """Whether the client is on this machine: by a loopback address, or a socket in the file system,
+    whose peer has no address."""
+    peer = writer.get_extra_info("peername")
+    return not isinstance(peer, tuple) or is_loopback(str(peer[0]).removeprefix("::ffff:"))
 
 
 def _name_of(host: str) -> str:

@@ -98,6 +98,14 @@ def test_a_job_from_its_text_to_its_model_in_a_browser(tmp_path, window):
         window.driver.find_element("css selector", "a[href$='model.onnx']").click()
         fetched = tmp_path / f"{entry['id']}.onnx"
         assert arrived(fetched) == site.client.model(entry["id"])
+        again = "[...document.querySelectorAll('main a')].find((a) => a.textContent === '{}')"
+        window.run(f"{again.format('Submit again from this one')}.click()")
+        window.wait("document.querySelector('textarea')?.value.includes('rounds: 3')")
+        assert window.run("return location.hash") == "#/submit"
+        assert entry["id"] in window.text
+        text = window.run("return document.querySelector('textarea').value")
+        assert parse_job(text).canonical() == site.client.content(entry["id"])
+        assert window.barriers() == []
 
         go(window, "fleet")
         window.wait("document.querySelector('main').innerText.includes('Newest rounds')")

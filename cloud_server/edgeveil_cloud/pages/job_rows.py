@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import yaml
+
 from edgeveil.errors import EdgeVeilError
 from edgeveil.evaluation.figures import ACCURACY, leading_stored, leading_text
 from edgeveil.jobs import compile_canonical
@@ -118,6 +120,18 @@ def _paused(entry: JobEntry) -> tuple[str, str]:
         if why.endswith(f"; {advice}"):
             return why.removesuffix(f"; {advice}"), f"{advice}, then resume it"
     return why, "do that, then resume it"
+
+
+def job_text(entry: JobEntry) -> str:
+    """A job as YAML that makes the same one again: all that it says, in the order of job files; as
+    it stands where this version does not know it."""
+    try:
+        plain = compile_canonical(entry.canonical).job.model_dump(mode="json")
+    except (EdgeVeilError, ValueError, LookupError, TypeError, AttributeError):
+        plain = json.loads(entry.canonical)
+    if entry.priority != "normal":
+        plain["priority"] = entry.priority
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 
 def encoded(value: object) -> bytes:

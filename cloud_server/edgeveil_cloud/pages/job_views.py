@@ -48,7 +48,7 @@ class JobViews:
     def begin(self) -> None:
         """Somebody has opened the page: load what the first job's page would wait a second for."""
         if self._loaded is None:
-            load = asyncio.to_thread(import_module, "scipy.stats")
+            load = asyncio.to_thread(import_module, "scipy.special")
             self._loaded = asyncio.create_task(load)
 
     async def view(self, job: str, room: tuple[int, int]) -> bytes:

@@ -9,6 +9,7 @@
     GET  /v1/page/compare?job=…     the page of some jobs beside each other
     GET  /v1/page/fleet             devices by cell, newest rounds, links, disk, what ends when
     GET  /v1/page/example           a job's text to begin with
+    GET  /v1/page/jobs/ID/text      the text of a job, to submit it again
     POST /v1/page/check             a job's text: its problems by line, or its price
 
 What changes a job goes to the addresses that the command line uses.
@@ -42,7 +43,7 @@ from edgeveil_cloud.pages import files
 from edgeveil_cloud.pages.board import Ask, JobBoard
 from edgeveil_cloud.pages.comparison import MOST, Compared, comparison
 from edgeveil_cloud.pages.fleet import CloudFacts, devices_by_cell, newest_rounds
-from edgeveil_cloud.pages.job_rows import encoded
+from edgeveil_cloud.pages.job_rows import encoded, job_text
 from edgeveil_cloud.pages.job_views import JobViews
 from edgeveil_cloud.store import Store
 
@@ -98,6 +99,7 @@ class PageRoutes:
         ]
         self.submitting = [
             web.get("/v1/page/example", self.example),
+            web.get("/v1/page/jobs/{id}/text", self.text),
             web.post("/v1/page/check", self.check),
         ]
         self.all = [*self.open_to_all, *self.reading, *self.submitting]
@@ -236,6 +238,11 @@ class PageRoutes:
     async def example(self, _request: web.Request) -> web.Response:
         """A job's text to begin with."""
         return _json({"text": files.text("example.yaml")})
+
+    async def text(self, request: web.Request) -> web.Response:
+        """The text that makes the same job again."""
+        entry = await self._ask(partial(self._store.job, request.match_info["id"]))
+        return _json({"text": await asyncio.to_thread(job_text, entry)})
 
     async def check(self, request: web.Request) -> web.Response:
         """A job's problems, each with its line, or its price. One is checked at a time."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import aiohttp
 import pytest
 
+from edgeveil.jobs import parse_job
 from edgeveil.pages.assets import CONTENT_POLICY
 from edgeveil.transport.http import serve
 from edgeveil.transport.listener import ListenAt, server_context
@@ -233,6 +234,7 @@ def test_a_cookie_reaches_as_far_as_its_token():
             ("POST", "/jobs"),
             ("POST", "/v1/page/check"),
             ("GET", "/v1/page/example"),
+            ("GET", f"/v1/page/jobs/{job}/text"),
             ("POST", f"/jobs/{job}/cancel"),
             ("POST", f"/jobs/{job}/resume"),
             ("GET", f"/jobs/{job}/model.onnx"),
@@ -389,8 +391,6 @@ def run_job(store, name="digits", rounds=2, job=None):
 
 
 def example():
-    from edgeveil.jobs import parse_job
-
     return parse_job(files.text("example.yaml"))
 
 
@@ -567,6 +567,23 @@ def test_jobs_are_compared_beside_both_guarantees():
         seven = "&".join(f"job={n}" for n in range(7))
         assert (await page.ask("GET", f"/v1/page/compare?{seven}")).status == 422
         assert (await page.ask("GET", "/v1/page/compare?job=none")).status == 404
+
+    play(scenario)
+
+
+def test_a_jobs_text_makes_the_same_job_again():
+    async def scenario(page, store):
+        of = of_a_number()
+        named = store.submit_job("sick", of.canonical(), of.digest(), priority="high").id
+        await page.log_in()
+        text = (await page.json("GET", f"/v1/page/jobs/{named}/text"))["text"]
+        again = parse_job(text)
+        assert (again.canonical(), again.priority) == (of.canonical(), "high")
+        assert text.startswith("job: diabetes\n")
+        strange = store.submit_job("old", b'{"job": "old", "magic": "\xc3\xbc"}', bytes(32)).id
+        text = (await page.json("GET", f"/v1/page/jobs/{strange}/text"))["text"]
+        assert text == "job: old\nmagic: ü\n"  # as it stands, where this version knows it no more
+        assert (await page.ask("GET", "/v1/page/jobs/none/text")).status == 404
 
     play(scenario)
 

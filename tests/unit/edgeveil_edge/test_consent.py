@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
+import yaml
 from edge_kit import FIRST, QUADRATIC, Device, Loader, Round, job
 
 from edgeveil.errors import PrivacyError
-from edgeveil.jobs import compile_job
+from edgeveil.jobs import compile_job, parse_plan
 from edgeveil.jobs.plan import Plan
 from edgeveil.privacy.policy import JobRequest
 from edgeveil.protocol.device_tasks import NoAnswer, SealedAnswer
@@ -195,3 +196,67 @@ def test_a_schema_whose_width_would_tell_how_many_records_there_are_is_refused()
     assert not any("max_records" in one for one in told)
     told = [str(one) for one in refusals(policy, of_pictures(164, 164), trains=True)]
     assert any("20000 records would not fit memory" in one for one in told)
+
+
+def of_columns(*names: str, label: str = "rich", **schema: Any) -> Plan:
+    columns = [{"name": name, "number": [0, 1]} for name in names]
+    said = {"column": label, "classes": ["no", "yes"]}
+    data = {
+        "source": "bench",
+        "nominal_records": 100,
+        "schema": {"origin": "public", "label": said, "columns": columns, **schema},
+    }
+    text = {
+        "job": "columns",
+        "data": data,
+        "features": [{"name": "identity"}],
+        "train": {"method": "fm"},
+        "unsupervised": {"eval_type": "NOT_EVAL"},
+        "privacy": {"epsilon": 1},
+    }
+    return parse_plan(yaml.safe_dump(text))
+
+
+def columns_refused(plan: Plan, *allowed: str, trains: bool = True) -> str:
+    policy = Policy(allowed_columns=allowed)
+    return " ".join(str(one) for one in refusals(policy, plan, trains=trains))
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_columns_that_the_owner_does_not_name_are_not_read(trains: bool) -> None:
+    plan = of_columns("age", "hours_week")
+    assert list(refusals(Policy(), plan, trains=trains)) == []
+    assert columns_refused(plan, "age", "hours_*", "rich", trains=trains) == ""
+    told = columns_refused(plan, "age", "rich", trains=trains)
+    assert "policy.allowed_columns: the job reads column 'hours_week'. add it" in told
+    assert "column 'rich'" in columns_refused(plan, "age", "hours_week", trains=trains)
+    assert "column 'age' and 2 more" in columns_refused(plan, trains=trains)
+
+
+def test_a_name_that_a_job_gives_to_a_column_is_not_the_file_s() -> None:
+    plan = of_columns("age", header=["diagnosis", "age", "rich"])
+    renamed = of_columns("age", header=["age", "x", "rich"])  # it reads the first column
+    assert "column 'age', the file's #2" in columns_refused(plan, "age", "rich")
+    assert columns_refused(plan, "#2", "#3") == columns_refused(plan, "*") == ""
+    assert "the file's #1" in columns_refused(renamed, "#2", "#3")
+
+
+def test_a_job_without_a_schema_reads_every_column() -> None:
+    assert "reads every column there is" in columns_refused(PLAN, "age")
+    assert columns_refused(PLAN, "*") == ""
+
+
+def test_pictures_have_no_columns_and_names_do_not_steer_a_console() -> None:
+    pictures = of_columns(columns=None, image={"size": [8, 8]}, label=None)
+    assert columns_refused(pictures, "age") == ""
+    assert "\\x1b[2J" in columns_refused(of_columns("a\x1b[2J"), "rich")
+
+
+def test_a_job_of_another_column_is_declined_before_a_record_is_read(tmp_path: Path) -> None:
+    plan = of_columns("age")
+    policy = {"min_devices": 3, "allowed_columns": ("hours",)}
+    device = Device(tmp_path, unread(), policy=policy).knows(plan)
+    answer = device.answer(Round(plan, QUADRATIC, device.keys()))
+    assert isinstance(answer, NoAnswer)
+    assert answer.why.startswith("policy.allowed_columns: ")
+    assert device.load.reads == 0 and device.ledger.spent().epsilon == 0

@@ -127,6 +127,7 @@
       const actions = (row) => !cloud.maySubmit ? [] : [
         row.status === "paused" ? el("button", { class: "main", on: { click: () => act("resume", "the job goes on") } }, "Resume") : null,
         cloud.group(row) === "ended" ? null : el("button", { on: { click: cancel } }, "Cancel …"),
+        cloud.group(row) === "ended" ? el("a", { class: "button", href: `#/submit/${encodeURIComponent(job)}` }, "Submit again from this one") : null,
         row.status === "completed" ? [
           el("a", { class: "button", href: `${path}/model.onnx`, download: true }, "Fetch the model (ONNX)"),
           el("a", { class: "button", href: `${path}/model.safetensors`, download: true }, "Fetch its weights")] : null,

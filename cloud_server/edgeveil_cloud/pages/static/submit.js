@@ -6,7 +6,7 @@
 
   cloud.views.submit = {
     title: () => "Submit a job",
-    open(main) {
+    open(main, from) {
       const lines = el("pre", { class: "lines", "aria-hidden": "true" });
       const text = el("textarea", { id: "job", spellcheck: "false", wrap: "off", autocapitalize: "off", autocomplete: "off", "aria-describedby": "hint found" });
       const found = el("div", { id: "found" });
@@ -124,7 +124,18 @@
         el("div", { class: "row" }, check, submit), found);
 
       function fill(content) { text.value = content; changed(); }
-      if (draft !== null) fill(draft);
+      // The text of another job takes the place of a draft, once: what is made of it is the draft then.
+      async function begin(given) {
+        history.replaceState(null, "", "#/submit");
+        try {
+          const job = decodeURIComponent(given);
+          fill((await ev.ask(`/v1/page/jobs/${encodeURIComponent(job)}/text`)).text);
+          ev.show(found, el("p", { class: "told" }, `The text of ${job}: change what you like, then check it.`));
+        } catch (error) { fill(draft ?? ""); ev.show(found, cloud.wrong(error)); }
+      }
+
+      if (from) begin(from);
+      else if (draft !== null) fill(draft);
       else ev.ask("/v1/page/example").then((answer) => { if (!text.value) fill(answer.text); }, () => fill(""));
       return { update() {} };
     },

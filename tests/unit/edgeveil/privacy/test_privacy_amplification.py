@@ -1,6 +1,8 @@
 """The clone bound against published values, and against a sum over all outcomes."""
 
 import math
+import subprocess
+import sys
 from math import comb
 
 import numpy as np
@@ -8,7 +10,13 @@ import pytest
 from scipy.stats import binom
 
 from edgeveil.errors import PrivacyError
-from edgeveil.privacy.amplification import clone_delta, clone_epsilon, composed, shuffled_epsilon
+from edgeveil.privacy.amplification import (
+    _clones,
+    clone_delta,
+    clone_epsilon,
+    composed,
+    shuffled_epsilon,
+)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +84,38 @@ def test_epsilon_is_where_the_direct_delta_is_met(devices):
         found = clone_epsilon(1.0, devices, delta)
         assert direct_delta(found, 1.0, devices) <= delta
         assert found == 1.0 or direct_delta(found - 1e-3, 1.0, devices) > delta * 0.999
+
+
+@pytest.mark.parametrize("devices", [2, 9, 400, 100_000])
+@pytest.mark.parametrize("local", [0.01, 1.0, 4.0, 30.0])
+def test_no_number_of_clones_has_less_than_its_chance(devices, local):
+    counts, chances, left_out = _clones(local, devices, 1e-6)
+    n, p = devices - 1, math.exp(-local)
+    own = binom.pmf(counts, n, p)
+    assert left_out == pytest.approx(2e-10)
+    assert 1 - own.sum() <= left_out + 1e-12
+    assert (chances >= own * (1 - 1e-9)).all()
+    assert chances == pytest.approx(own, rel=1e-8, abs=1e-300)
+
+
+def test_neither_a_shuffles_price_nor_a_rounds_figures_load_scipys_statistics():
+    """They take a second and 50 MB, of a cloud's page and of a command."""
+    script = (
+        "import sys, numpy as np\n"
+        "from edgeveil.evaluation.figures import classification_figures\n"
+        "from pathlib import Path\n"
+        "from edgeveil.jobs import load_plan\n"
+        "from edgeveil.jobs.shuffle_amplification import shuffled\n"
+        "path = Path('configs/jobs/digits_secure_inference.yaml')\n"
+        "assert shuffled(load_plan(path)) is not None\n"
+        "from edgeveil.privacy.amplification import shuffled_epsilon\n"
+        "assert shuffled_epsilon(1.0, 1000, 2, 1e-5) < 1\n"
+        "found = classification_figures(np.eye(3), np.arange(3))\n"
+        "assert found['auc'] == 1.0\n"
+        "print([name for name in sys.modules if name.startswith('scipy.stats')][:3])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
 def test_a_device_alone_gains_nothing_and_nobody_ever_loses():

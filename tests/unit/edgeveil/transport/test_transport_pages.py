@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -158,8 +160,10 @@ def stream_of(values: list[object], stands: Callable[[], bool] = lambda: True) -
 
 
 @asynccontextmanager
-async def watching(port: int, path: str = "/events") -> AsyncIterator[asyncio.StreamReader]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+async def watching(
+    port: int, path: str = "/events", host: str = "127.0.0.1"
+) -> AsyncIterator[asyncio.StreamReader]:
+    reader, writer = await asyncio.open_connection(host, port)
     writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
     try:
         yield reader
@@ -203,6 +207,60 @@ def test_streams_leave_places_for_other_pages_and_are_free_when_their_watchers_g
                     break
 
     served(body, {"/events": stream_of([1]), "/status": counts})
+
+
+def own_address() -> str:
+    """An address of this machine that others reach it by; nothing is sent to find it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no network")
+        return str(probe.getsockname()[0])
+
+
+def test_watchers_from_elsewhere_leave_streams_to_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "STREAMS", 3)
+    monkeypatch.setattr(http, "NEAR_STREAMS", 1)
+    far = own_address()
+
+    async def run() -> None:
+        server = await serve_pages({"/events": stream_of([1])}, "0.0.0.0")
+        port = int(server.url.rpartition(":")[2])
+        try:
+            async with watching(port, host=far) as first, watching(port, host=far) as second:
+                for reader in (first, second):
+                    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+                async with watching(port, host=far) as third, watching(port) as near:
+                    assert (await third.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 503")
+                    assert (await near.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+                    assert (await said(port, b"GET /events HTTP/1.1\r\n\r\n"))[0] == 503
+        finally:
+            await server.stop()
+
+    asyncio.run(run())
+
+
+def test_watchers_over_a_socket_of_this_machine_are_near(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "STREAMS", 1)
+    monkeypatch.setattr(http, "NEAR_STREAMS", 1)
+
+    async def run() -> None:
+        place = tmp_path / "page.sock"
+        server = await serve_pages({"/events": stream_of([1])}, ListenAt(socket=place))
+        try:
+            reader, writer = await asyncio.open_unix_connection(str(place))
+            writer.write(b"GET /events HTTP/1.1\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            writer.close()
+        finally:
+            await server.stop()
+
+    asyncio.run(run())
 
 
 def test_a_stream_ends_by_its_time_by_its_page_and_where_its_value_fails(
