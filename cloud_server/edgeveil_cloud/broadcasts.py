@@ -39,7 +39,7 @@ from edgeveil.protocol.sealed import (
     pack_tensors,
 )
 from edgeveil.selection import how_many, rounded_up, uniform
-from edgeveil_cloud.evaluation import Evaluation
+from edgeveil_cloud.evaluation import Evaluation, told_federated
 from edgeveil_cloud.model_card import model_card
 from edgeveil_cloud.rollout_store import Stage, report_digest
 from edgeveil_cloud.round_secret import RoundSecret
@@ -296,7 +296,9 @@ class Sealer:
 
         plan = self._jobs.plan(entry)
         weights = self._evaluation.weights(plan, self._jobs.state(entry))
-        onnx = bake(self._jobs.graph(entry), weights, model_card(plan))
+        last = self._store.last_commit(entry.id)
+        card = model_card(plan, told_federated(last.record.scores if last else None))
+        onnx = bake(self._jobs.graph(entry), weights, card)
         packed = pack_tensors(weights)
         del weights  # as large as what is stored
         self._store.put_release(entry.id, onnx, packed)
