@@ -1,4 +1,4 @@
-"""Federated evaluation in a job's plan: where it stands, what it costs, which jobs cannot have it."""
+"""Federated evaluation in a job's plan: where it stands, its price, which jobs cannot have it."""
 
 from __future__ import annotations
 
@@ -177,14 +177,14 @@ def test_who_sees_counts_is_said() -> None:
 def test_the_owners_limits_count_evaluations() -> None:
     little = {**SHARED, "privacy": {"epsilon": 0.3, "delta": 1e-5, "noise": "shared"}}
     request = plan_of(**little).request("j")
-    most = dict(
-        max_epsilon_per_job=5.0,
-        lifetime_epsilon=50.0,
-        lifetime_delta=1e-4,
-        max_inference_epsilon=2.0,
-        max_collusion_epsilon_per_job=1e3,
-        lifetime_collusion_epsilon=1e3,
-    )
+    most = {
+        "max_epsilon_per_job": 5.0,
+        "lifetime_epsilon": 50.0,
+        "lifetime_delta": 1e-4,
+        "max_inference_epsilon": 2.0,
+        "max_collusion_epsilon_per_job": 1e3,
+        "lifetime_collusion_epsilon": 1e3,
+    }
     quote = check_job(request, Limits(**most), ())
     training, inference = quote.training.if_colluding, quote.inference.if_colluding
     assert quote.inference.epsilon <= 1
