@@ -500,11 +500,15 @@ class _View:
             f"Of the model after round {number}. Each device counted on its own evaluation records"
             f" and added noise; in each count of the sum it has a standard deviation of"
             f" {own['count_deviation']:.3g} records. What stands beside ± is one standard error by"
-            " this noise alone, and not by the choice of records. Figures of single classes have"
-            " more of it: where a class has few records they say little."
+            " this noise alone, and not by the choice of records. Of a class with few records the"
+            " noise hides what there is, so that it, and a mean over classes, is not told."
         )
         called = self._course.figures.get("classes") or []
-        classes = [{**one, "records": round(one["records"])} for one in own.get("per_class") or []]
+        classes = [
+            {**one, "records": round(one["records"])}
+            for one in own.get("per_class") or []
+            if any(one[name] is not None for name in ("precision", "recall"))
+        ]
         parts = [
             table("Figures", ["figure", "devices' own records", "the cloud's test"], rows),
             per_class(classes, called),

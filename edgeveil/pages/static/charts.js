@@ -80,6 +80,7 @@
     const bound = (y) => Math.min(u.bbox.top + u.bbox.height, Math.max(u.bbox.top, u.valToPos(y, "y", true)));
     u.ctx.save();
     u.ctx.lineWidth = 1.5 * window.devicePixelRatio;
+    u.ctx.setLineDash([]);
     for (const one of part.series.filter((some) => some.off)) {
       u.ctx.strokeStyle = css(one.colour);
       one.values.forEach((y, k) => {
