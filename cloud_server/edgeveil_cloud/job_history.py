@@ -125,6 +125,7 @@ class JobHistory:
             "epsilon": dict(data.get("epsilon") or {}),
             "timeline": dict(data.get("timeline") or {}),
             "cells": dict(data.get("cells") or {}),
+            "federated": _short(data.get("federated")),
             "ended_at": time_s,
         }
         while self.rows and self.rows[-1]["exchange"] >= row["exchange"]:
@@ -181,3 +182,11 @@ class JobHistory:
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
         self.figures_by_round.append({**plain, "round": int(data["number"])})
+
+
+def _short(federated: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Its first figure, with its error."""
+    if not federated:
+        return None
+    name = federated.get("leading")
+    return {key: federated[key] for key in ("leading", name, f"{name}_deviation") if name}

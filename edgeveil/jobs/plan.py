@@ -443,7 +443,8 @@ class Plan:
         return (
             f"federated_evaluation: {times} evaluation{'s' * (times != 1)}; in each count of"
             f" {uploads:,} devices noise of {noise:.3g} records, beside about {records:,}"
-            f" evaluation records in all, so that shares of them are told to ± {noise / records:.2g} or so"
+            " evaluation records in all, so that shares of them are told to"
+            f" ± {noise / records:.2g} or so"
         )
 
     @property
