@@ -188,5 +188,7 @@ def _short(federated: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Its first figure, with its error."""
     if not federated:
         return None
-    name = federated.get("leading")
-    return {key: federated[key] for key in ("leading", name, f"{name}_deviation") if name}
+    if "leading" not in federated:
+        return {}
+    name = str(federated["leading"])
+    return {key: federated[key] for key in ("leading", name, f"{name}_deviation")}
