@@ -39,7 +39,7 @@ from edgeveil.protocol.sealed import (
     pack_tensors,
 )
 from edgeveil.selection import how_many, rounded_up, uniform
-from edgeveil_cloud.evaluation import Evaluation
+from edgeveil_cloud.evaluation import Evaluation, told_federated
 from edgeveil_cloud.model_card import model_card, weights_file
 from edgeveil_cloud.rollout_store import Stage, report_digest
 from edgeveil_cloud.round_secret import RoundSecret
@@ -295,8 +295,9 @@ class Sealer:
         from edgeveil.parts.models.softmax_head import bake
 
         plan = self._jobs.plan(entry)
-        state = self._jobs.state(entry)
-        weights, card = self._evaluation.weights(plan, state), model_card(plan, state)
+        state, last = self._jobs.state(entry), self._store.last_commit(entry.id)
+        weights = self._evaluation.weights(plan, state)
+        card = model_card(plan, state, told_federated(last.record.scores if last else None))
         del state
         onnx = bake(self._jobs.graph(entry), weights, card)
         packed = weights_file(plan, weights)

@@ -126,6 +126,7 @@ class JobHistory:
             "epsilon": dict(data.get("epsilon") or {}),
             "timeline": dict(data.get("timeline") or {}),
             "cells": dict(data.get("cells") or {}),
+            "federated": _short(data.get("federated")),
             "ended_at": time_s,
         }
         while self.rows and self.rows[-1]["exchange"] >= row["exchange"]:
@@ -184,3 +185,13 @@ class JobHistory:
         number = int(data["number"])
         self.figures_by_round = [row for row in self.figures_by_round if row["round"] < number]
         self.figures_by_round.append({**plain, "round": number})
+
+
+def _short(federated: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Its first figure, with its error."""
+    if not federated:
+        return None
+    if "leading" not in federated:
+        return {}
+    name = str(federated["leading"])
+    return {key: federated[key] for key in ("leading", name, f"{name}_deviation")}

@@ -171,7 +171,7 @@ def event_line(kind: str, data: Mapping[str, Any], proven: set[str]) -> Json:
         text = f"{name} committed: {data['uploads']} answered"
         text += f", {data['declined']} declined" if data["declined"] else ""
         led, value = leading(data)
-        if federated := data.get("federated"):
+        if (federated := data.get("federated")) is not None:
             text += f"; {federated_text(federated)}"
         if value is not None:
             epsilon = data["epsilon"]

@@ -8,7 +8,9 @@ computed; when that was is said beside it.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from importlib import metadata
+from typing import Any
 
 from edgeveil.data.anomaly import ALARM_RATE
 from edgeveil.data.schema import without_location
@@ -22,17 +24,27 @@ from edgeveil_cloud.round_report import summary_of
 STATE_DICT = {"format": "pt"}  # as safetensors files of PyTorch say it
 
 
-def model_card(plan: Plan, state: Tensors) -> dict[str, str]:
+def model_card(
+    plan: Plan, state: Tensors, federated: Mapping[str, Any] | None = None
+) -> dict[str, str]:
     """Entries of the model of a completed job, by the cloud's last `state`; what is no plain text
     is JSON.
 
     `edgeveil.privacy` has both guarantees with δ, unit and status; neither alone is "the" ε.
+    `edgeveil.federated` has the figures on the devices' own records, as the last exchange's event
+    tells them: those that are single numbers.
     """
     job = plan.job
-    told = {
+    told: dict[str, Any] = {
         "input_shape": list(job.data.input_shape),
         "privacy": summary_of(plan, len(plan.exchanges), None)["privacy"],
     }
+    if federated:
+        told["federated"] = {
+            key: value
+            for key, value in federated.items()
+            if isinstance(value, int | float) or key == "leading"
+        }
     if job.measure == ACCURACY:
         told["labels"] = [str(label) for label in range(job.data.classes)]
     asked = job.federated_evaluation

@@ -107,7 +107,12 @@ class Confusion:
         """`accuracy` and those of `classification_figures` that counts tell: `balanced_accuracy`,
         `macro_f1`, `per_class`, `confusion`."""
         crossed = counts[2:].reshape(self.classes, self.classes)
-        several = _by_class(np.diagonal(crossed), crossed.sum(axis=1), crossed.sum(axis=0))
+        several = _by_class(
+            np.diagonal(crossed),
+            crossed.sum(axis=1),
+            crossed.sum(axis=0),
+            deviation * math.sqrt(self.classes),
+        )
         return _accuracy(
             counts,
             deviation,
@@ -148,7 +153,11 @@ class Hits:
     def figures(self, counts: Float64, deviation: float) -> Mapping[str, Any]:
         """As those of `Confusion`, without the matrix."""
         right, missed, taken = counts[2:].reshape(3, self.classes)
-        return _accuracy(counts, deviation, _by_class(right, right + missed, right + taken))
+        return _accuracy(
+            counts,
+            deviation,
+            _by_class(right, right + missed, right + taken, deviation * math.sqrt(2)),
+        )
 
 
 @dataclass(frozen=True)
@@ -228,20 +237,28 @@ def _accuracy(counts: Float64, deviation: float, further: Mapping[str, Any]) -> 
     }
 
 
-def _by_class(right: Float64, records: Float64, foreseen: Float64) -> dict[str, Any]:
-    """Figures by class, of counts of which noise may have left less than nothing; shares are kept
-    to 0 to 1, and None where they would divide by nothing."""
+def _by_class(
+    right: Float64, records: Float64, foreseen: Float64, deviation: float
+) -> dict[str, Any]:
+    """Figures by class; `deviation`: of `records` and `foreseen`. A figure that would divide by no
+    more than the noise is None, and so is a mean over classes of which one is not told; shares are
+    kept to 0 to 1. Without noise that is as scikit-learn has it."""
+    least = LEAST_SIGNAL * deviation
     recall, precision = _share(right, records), _share(right, foreseen)
     f1 = _share(2 * right, records + foreseen)
-    there = records > 0
-    either = there | (foreseen > 0)
+    there, taken = records > least, foreseen > least
+    either = there | taken
+
+    def mean(values: Float64, of: NDArray[np.bool_]) -> float | None:
+        return _plain(values[of].mean()) if of.all() or (of.any() and not deviation) else None
+
     return {
-        "balanced_accuracy": _plain(recall[there].mean()) if there.any() else None,
-        "macro_f1": _plain(f1[either].mean()) if either.any() else None,
+        "balanced_accuracy": mean(recall, there),
+        "macro_f1": mean(f1, either),
         "per_class": [
             {
                 "class": of,
-                "precision": _plain(precision[of]) if foreseen[of] > 0 else None,
+                "precision": _plain(precision[of]) if taken[of] else None,
                 "recall": _plain(recall[of]) if there[of] else None,
                 "f1": _plain(f1[of]) if either[of] else None,
                 "records": _plain(records[of]),

@@ -116,12 +116,17 @@ class FederatedEvaluation:
         noised, _ = gaussian(within, self._own, random_bytes)
         return Answer({COUNTS: noised}, (self.event,))
 
+    def deviation(self, uploads: int) -> float:
+        """Standard deviation of the noise in each count of so many devices, in records."""
+        steps = math.sqrt(uploads * self._own.sigma_squared)
+        return steps * 2.0**-self._own.grid_bits / self.counts.largest
+
     def figures(self, sums: Sequence[Array], uploads: int) -> Mapping[str, Any]:
         """Of the noised counts of `uploads` devices, one by one or summed; for JSON."""
         steps, unit = np.zeros(self.counts.cells, np.int64), 2.0**-self._own.grid_bits
         for one in sums:
             steps += one.astype(np.int64)
-        deviation = math.sqrt(uploads * self._own.sigma_squared) * unit
+        deviation = self.deviation(uploads) * self.counts.largest
         return {
             **self.counts.figures(steps.astype(np.float64) * unit, deviation),
             "uploads": uploads,

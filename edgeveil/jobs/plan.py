@@ -452,6 +452,23 @@ class Plan:
         )
 
     @property
+    def evaluation_note(self) -> str:
+        """What a person reads of what the figures on devices' own records can tell, or ""."""
+        if self.job.federated_evaluation is None:
+            return ""
+        asked = self.job.selection.devices
+        uploads = asked if isinstance(asked, int) else self.job.round.min_batch
+        records = uploads * self.job.data.nominal_evaluation_records
+        noise = self.evaluation.deviation(uploads)
+        times = sum(exchange.phase == EVALUATE for exchange in self.exchanges)
+        return (
+            f"federated_evaluation: {times} evaluation{'s' * (times != 1)}; in each count of"
+            f" {uploads:,} devices noise of {noise:.3g} records, beside about {records:,}"
+            " evaluation records in all, so that shares of them are told to"
+            f" ± {noise / records:.2g} or so"
+        )
+
+    @property
     def aggregation_note(self) -> str:
         """What a person reads of a rule that draws uploads, as texts price it, or ""."""
         rule = self.job.aggregation

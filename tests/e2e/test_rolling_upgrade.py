@@ -107,3 +107,18 @@ def test_a_job_runs_through_while_every_party_is_brought_up(live: UpgradedSite, 
         assert "Traceback" not in live.log(name)
         for word in ("malformed", "unknown_version", "unexpected_body"):
             assert word not in live.log(name), live.log(name)
+
+
+def test_devices_of_before_decline_what_they_cannot_read(live: UpgradedSite) -> None:
+    """A job with a key that came later is for none of them; the next one they answer."""
+    for name in live.configs:
+        live.begin(name, earlier=name in BOXES)
+    live.wait_ready()
+    text = (live.plan.folder / "job.yaml").read_text() + "\nfederated_evaluation: {epsilon: 2}\n"
+    found = live.finish(live.client.submit_yaml(text.encode()))
+    assert found["status"] != "completed"
+    assert not found["exchanges"]
+    again = live.finish(live.submit(rounds=1, every=0))
+    assert {exchange["uploads"] for exchange in again["exchanges"]} == {DEVICES}
+    for name in BOXES:
+        assert "Traceback" not in live.log(name)

@@ -64,6 +64,7 @@ CASES = {
     "digits_pate": {},
     "digits_shared": {"train": {"rounds": 2}},
     "digits_secure_inference": {"train": {"rounds": 2}},
+    "digits_evaluated": {"train": {"rounds": 2}, "federated_evaluation": {"every_rounds": 1}},
 }
 
 

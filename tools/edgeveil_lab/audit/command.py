@@ -29,6 +29,7 @@ from rich.table import Table
 from edgeveil.errors import PrivacyError, UsageError
 from edgeveil.privacy.guarantee import up
 from edgeveil.registry import nearest
+from edgeveil_lab.audit.evaluation_attack import evaluation_attacks
 from edgeveil_lab.audit.fm_attacks import claimed_attacks, fm_attacks
 from edgeveil_lab.audit.guards import Guard, GuardFinding
 from edgeveil_lab.audit.mechanism_attacks import FULL, QUICK, Attack, Effort, single_mechanisms
@@ -82,6 +83,7 @@ def attacks(effort: Effort) -> tuple[Attack, ...]:
     return (
         *own,
         pate_attack(effort.jobs),
+        *evaluation_attacks(effort.jobs),
         *update_attacks(effort.values, effort.jobs),
         *swarm_attacks(max(1, effort.jobs // 20)),
         *stage_attacks(effort.jobs),

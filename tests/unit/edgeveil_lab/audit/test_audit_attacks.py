@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from edgeveil.data.records import Records
+from edgeveil.evaluation.record_counts import Confusion
 from edgeveil.parts.methods import METHODS, fm_sums, noised_sgd
 from edgeveil.parts.methods.fm import FmDevice
 from edgeveil.parts.stages import STAGES
@@ -28,6 +29,7 @@ from edgeveil.privacy.selection_mechanism import exponential_mechanism
 from edgeveil_lab.audit import command as audit
 from edgeveil_lab.audit import update_attacks
 from edgeveil_lab.audit.command import guards
+from edgeveil_lab.audit.evaluation_attack import evaluation_attack
 from edgeveil_lab.audit.fm_attacks import PARAMETERS, SETTING, NeighbouringJob, gaussian_job
 from edgeveil_lab.audit.mechanism_attacks import (
     FULL,
@@ -171,6 +173,17 @@ def test_laplace_noise_a_tenth_too_small_is_found():
 def test_a_sample_that_is_larger_than_priced_is_found():
     assert failing(single_step_attack(100_000, lambda count, _: np.arange(count))) != set()
     assert failing(single_step_attack(100_000)) == set()
+
+
+class UnderstatedCounts(Confusion):
+    sensitivity_squared = 1  # a record changes two cells
+
+
+def test_counts_that_a_record_changes_more_than_is_said_are_found():
+    assert failing(evaluation_attack("understated", UnderstatedCounts(2), 6000)) == {
+        "both evaluations"
+    }
+    assert failing(evaluation_attack("as said", Confusion(2), 6000)) == set()
 
 
 def test_a_gradient_that_is_not_clipped_is_found(monkeypatch):

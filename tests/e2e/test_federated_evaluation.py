@@ -1,0 +1,66 @@
+"""Devices evaluate over a real broker: one by one, under masks, and with noise that they share."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+from edgeveil.pages.frozen import thawed
+from edgeveil_tools.result import Result
+
+pytestmark = pytest.mark.slow
+
+JOB = Path(__file__).parents[2] / "configs" / "jobs" / "digits_evaluated.yaml"
+DEVICES = 8
+SMALLER = {
+    "rounds: 10": "rounds: 2",
+    "every_rounds: 5": "every_rounds: 1",
+    "epsilon: 1 ": "epsilon: 16 ",
+    "max_inference_epsilon: 10": "max_inference_epsilon: 20",
+    "devices: 50": f"devices: {DEVICES}",
+    "min_batch: 40": "min_batch: 5",
+    "epsilon_per_job: 100": "epsilon_per_job: 1000",
+    "collusion_epsilon: 100": "collusion_epsilon: 1000",
+}
+PLAIN = {", noise: shared": "", ", secure: true": ""}
+SECURE = {", noise: shared": ""}
+
+
+@pytest.mark.parametrize("changes", [PLAIN, SECURE, {}], ids=["plain", "secure", "shared"])
+def test_figures_of_devices_stand_beside_the_clouds(
+    tmp_path: Path, changes: dict[str, str]
+) -> None:
+    text = JOB.read_text("utf-8")
+    for old, new in {**SMALLER, **changes}.items():
+        assert old in text
+        text = text.replace(old, new)
+    path, out = tmp_path / "job.yaml", tmp_path / "out"
+    path.write_text(text, "utf-8")
+    command = [sys.executable, "-m", "edgeveil_tools.cli", "run", str(path), "--out", str(out)]
+    done = subprocess.run([*command, "--no-page"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = Result.load(out)
+    assert [row["round"] for row in result.rounds] == [1, 2]
+    assert [row["round"] for row in result.evaluations] == [1, 2]
+    last, rounds = result.evaluations[-1], result.rounds
+    assert last["uploads"] == last["federated_uploads"] == DEVICES
+    assert last["accuracy"] == rounds[-1]["accuracy"] == result.accuracy
+    off = 6 * last["federated_accuracy_deviation"] + 0.1  # other records than the cloud's
+    assert last["federated_accuracy"] == pytest.approx(result.accuracy, abs=off)
+    inference = result.privacy["inference"]
+    assert 15 < inference["epsilon"] <= 16
+    assert ("collusion_epsilon" in inference) == (not changes)
+    assert (inference["unit"], inference["epsilon_per_round"]) == ("record", None)
+    assert "on the devices' own records" in done.stdout
+    phases = [row["phase"] for row in result.epsilon]
+    assert phases == ["centre", "quadratic", *["train", "evaluate"] * 2]
+    view = thawed((out / "report.html").read_text("utf-8"))
+    assert "federated" in {section["id"] for section in view["sections"]}
+    entries = {one.key: one.value for one in onnx.load(out / "model.onnx").metadata_props}
+    told = json.loads(entries["edgeveil.federated"])
+    assert told["accuracy"] == last["federated_accuracy"]

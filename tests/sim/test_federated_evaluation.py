@@ -1,0 +1,170 @@
+"""Evaluations on the devices' own records over a whole fleet: exact sums of noised counts, and a
+training that does not notice them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgeveil.evaluation.onnx_session import OnnxModel
+from edgeveil.jobs import Job
+from edgeveil.jobs.federated_evaluation import COUNTS
+from edgeveil.parts.exchange import EVALUATE
+from edgeveil.protocol.messages import Manifest, Unmask
+from edgeveil.sites.policy import Policy
+from tests.kits.fleet import Fleet
+from tests.sim.test_secure_sums import (
+    DEVICES,
+    LIMITS,
+    Books,
+    books,
+    check_exact,
+    job,
+    played,
+    said,
+    state,
+)
+
+__all__ = ["books"]  # the fixture
+
+pytestmark = pytest.mark.slow
+
+ASKED = {"epsilon": 12.0, "every_rounds": 1}
+PLAIN = {"aggregation": {"name": "fedavg"}}
+SHARED = {"privacy": {"epsilon": 8.0, "delta": 1e-5, "noise": "shared"}}
+
+
+def evaluated(**changes: Any) -> Job:
+    """Two rounds, each of them evaluated: exchanges 4 and 6."""
+    data = {"source": "digits", "classes": 10, "input_shape": (64,), "nominal_records": 150}
+    plain = {
+        "data": {**data, "evaluation_share": 0.3},
+        "federated_evaluation": ASKED,
+        "unsupervised": {"every_rounds": 0},
+    }
+    return job(**{**plain, **changes})
+
+
+def told(fleet: Fleet, done: str) -> dict[int, Mapping[str, Any]]:
+    """The events of evaluations, by round."""
+    events = fleet.store.events_after(0, done)
+    rounds = [event.data for event in events if event.type == "exchange_committed"]
+    assert all(("federated" in one) == (one["phase"] == EVALUATE) for one in rounds)
+    return {one["number"]: one for one in rounds if one["phase"] == EVALUATE}
+
+
+def right_of_all(fleet: Fleet, done: str) -> tuple[int, int]:
+    """(right, records) of the released model on all evaluation records, without any noise."""
+    model = OnnxModel(fleet.store.release(done).onnx)
+    right = records = 0
+    for box in fleet.devices:
+        computer = box.host._work._compute
+        own = computer.records(0.3)[1]
+        found = model.answers(own.x, {}).argmax(axis=1)
+        right, records = right + int((found == own.y).sum()), records + len(own)
+    return right, records
+
+
+@pytest.mark.parametrize("changes", [PLAIN, {}, SHARED], ids=["plain", "secure", "shared"])
+def test_figures_are_those_of_all_devices_records(
+    tmp_path: Path, books: Books, changes: dict[str, Any]
+) -> None:
+    policy = Policy(max_collusion_epsilon_per_job=500, lifetime_collusion_epsilon=500)
+    fleet, done = played(tmp_path, evaluated(**changes), policy=policy)
+    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
+    records = fleet.store.exchanges(done)
+    assert [one.phase for one in records][2:] == ["train", EVALUATE, "train", EVALUATE]
+    if "aggregation" not in changes:
+        check_exact(fleet, books, done)
+        masked = {m.at.exchange: m for m in said(fleet, Manifest) if m.kind == "round"}
+        assert [group.name for group in masked[6].groups] == [COUNTS]
+        assert len(masked[6].masked) == 1
+        assert len({(q.at.exchange, q.chosen) for q in said(fleet, Unmask)}) == 6
+    found = told(fleet, done)
+    assert sorted(found) == [1, 2]
+    last = found[2]["federated"]
+    right, count = right_of_all(fleet, done)
+    assert last["uploads"] == DEVICES
+    assert last["records"] == pytest.approx(count, abs=6 * 1.5 * last["count_deviation"])
+    assert last["accuracy"] == pytest.approx(right / count, abs=6 * last["accuracy_deviation"])
+    assert found[2]["accuracy"] == records[4].accuracy  # of the same model by the cloud's test
+    assert records[-1].scores == last
+    for box in fleet.devices:
+        assert box.ledger.spent(purpose="infer").epsilon == pytest.approx(12, rel=0.01)
+        assert box.ledger.spent().epsilon == pytest.approx(8, rel=0.01)
+
+
+def test_an_evaluation_changes_nothing_of_the_training(tmp_path: Path) -> None:
+    fleet, done = played(tmp_path, evaluated())
+    fleet.net.run(lambda: len(fleet.store.exchanges(done)) == 3)
+    before = {name: array.copy() for name, array in state(fleet, done).items()}
+    fleet.net.run(lambda: len(fleet.store.exchanges(done)) == 4)
+    after = state(fleet, done)
+    assert after.keys() == before.keys()
+    assert all(np.array_equal(after[name], before[name]) for name in after)
+    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
+
+
+def test_what_a_device_keeps_for_its_next_round_outlives_an_evaluation(tmp_path: Path) -> None:
+    """`stc` keeps what it did not send; an evaluation stands between two rounds."""
+    changes = {
+        "features": (),
+        "model": {"name": "mlp", "hidden": (4,), "input_scale": 16.0},
+        "train": {"method": "sgd", "rounds": 2},
+        "update": ({"name": "stc", "share": 0.2},),
+        "privacy": {"accept_unproven": True, "epsilon": None},
+        **PLAIN,
+    }
+    policy = Policy(accept_unproven=True, accept_unprotected=True, allowed_methods=("sgd",))
+    fleet, done = played(tmp_path, evaluated(**changes), policy=policy)
+    fleet.net.run(lambda: len(fleet.store.exchanges(done)) == 1)
+    wire = done_id(fleet, done)
+    kept = [box.ledger.kept(wire) for box in fleet.devices]
+    fleet.net.run(lambda: len(fleet.store.exchanges(done)) == 2)
+    assert all(kept)
+    assert [box.ledger.kept(wire) for box in fleet.devices] == kept
+    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
+
+
+def done_id(fleet: Fleet, done: str) -> str:
+    started = [e for e in fleet.store.events_after(0, done) if e.type == "job_started"]
+    return str(started[0].data["job_id"])
+
+
+def test_devices_that_only_infer_evaluate_too(tmp_path: Path, books: Books) -> None:
+    fleet, done = played(tmp_path, evaluated(selection={"devices": 7}), devices=7, infer_only=2)
+    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
+    assert [one.uploads for one in fleet.store.exchanges(done)] == [5, 5, 5, 7, 5, 7]
+
+
+def test_a_device_without_evaluation_records_answers_like_the_others(
+    tmp_path: Path, books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, done = played(tmp_path, evaluated(**PLAIN))
+    empty = fleet.devices[0].host._work._compute
+    training, own = empty.records(0.3)
+    monkeypatch.setattr(empty, "records", lambda *_: (training, own.at(np.zeros(0, np.int64))))
+    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
+    assert told(fleet, done)[2]["federated"]["uploads"] == DEVICES
+
+
+def test_groups_of_a_rule_do_not_divide_the_counts(tmp_path: Path, books: Books) -> None:
+    policy = Policy(allowed_methods=("dp_sgd",))
+    rule = {"name": "trimmed_mean", "share": 0.2, "secure": True, "groups": 3}
+    changes = {
+        "features": (),
+        "model": {"name": "mlp", "hidden": (), "input_scale": 16.0},
+        "train": {"method": "dp_sgd", "rounds": 2},
+        "aggregation": rule,
+        "round": {**LIMITS, "min_batch": 6},
+        "selection": {"devices": 6},
+    }
+    fleet, done = played(tmp_path, evaluated(**changes), 6, policy=policy, floor=2)
+    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
+    sets = {m.at.exchange: m.sets for m in said(fleet, Manifest) if m.kind == "round"}
+    assert sets == {1: 3, 2: 1, 3: 3, 4: 1}
+    assert told(fleet, done)[2]["federated"]["uploads"] == 6

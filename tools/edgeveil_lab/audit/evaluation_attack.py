@@ -1,0 +1,88 @@
+"""Attacks on federated evaluation: one evaluation record more, which the model gets right or wrong.
+
+What is heard is a device's whole upload, from outputs and labels on; with shared noise the sum of
+as many uploads as are counted on, of which the attacker knows all records but the one.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.data.target import LABELS, TargetRange
+from edgeveil.evaluation.record_counts import Confusion, Errors, Hits, RecordCounts
+from edgeveil.jobs.federated_evaluation import COUNTS, FederatedEvaluation
+from edgeveil.privacy.accountant import epsilon
+from edgeveil.privacy.events import GaussianEvent, as_summed
+from edgeveil.privacy.gaussian_mechanism import counts_event
+from edgeveil_lab.audit.mechanism_attacks import Attack, Claim, fresh_noise, low_bits
+from edgeveil_lab.audit.mechanism_attacks import Hits as Played
+from edgeveil_lab.audit.statistics import gaussian_threshold
+
+MECHANISM = "evaluation"
+EPSILON, DELTA = 8.0, 1e-5
+TIMES = 2  # evaluations of one job, both of which are heard
+HONEST = 4
+_RECORDS = 3  # that the device holds anyway
+_KINDS: tuple[tuple[str, RecordCounts], ...] = (
+    ("two classes", Confusion(2)),
+    ("by class", Hits(3)),
+    ("a number", Errors(TargetRange(0.0, 1.0))),
+)
+
+
+def _one_more(kind: RecordCounts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Exact counts without and with a record that changes as much as one can."""
+    outputs = np.zeros((_RECORDS + 1, kind.outputs))
+    outputs[:, -1] = 1e6
+    labels = np.zeros(_RECORDS + 1, np.int64)
+    if isinstance(kind, Errors):
+        labels[:_RECORDS] = LABELS - 1
+    return kind.of(outputs[:-1], labels[:-1]), kind.of(outputs, labels)
+
+
+def evaluation_attack(title: str, kind: RecordCounts, runs: int, honest: int = 0) -> Attack:
+    """The noised counts of all evaluations along what the record changes: a likelihood ratio."""
+    event = counts_event(
+        MECHANISM, kind.sensitivity_squared, kind.cells, EPSILON, DELTA, TIMES, honest
+    )
+    own = FederatedEvaluation(kind, event, _RECORDS + 1)
+    law = as_summed(event)
+    if not isinstance(law, GaussianEvent):
+        raise TypeError("counts have Gaussian noise")
+    without, with_it = _one_more(kind)
+    gap, unit = (with_it - without).astype(np.float64), 2.0**-law.grid_bits
+    scale = math.sqrt(TIMES * law.sigma_squared) * unit * float(np.linalg.norm(gap))
+    edge, delta = gaussian_threshold(math.sqrt(TIMES) * law.mu, runs)
+
+    def heard(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What is seen of one evaluation, beside what is known."""
+        others = [own.noised(np.zeros_like(counts), fresh_noise()) for _ in range(honest - 1)]
+        answers = [own.noised(counts, fresh_noise()), *others]
+        total: NDArray[np.int64]
+        total = np.sum([one.segments[COUNTS] for one in answers], axis=0, dtype=np.int64)
+        return total
+
+    def play(present: bool, count: int) -> Played:
+        counts, hits = with_it if present else without, list[NDArray[np.bool_]]()
+        for _ in range(count):
+            seen = [heard(counts) for _ in range(TIMES)]
+            beside = np.sum(seen, axis=0) * unit - TIMES * without
+            past = float(beside @ gap) / scale >= edge
+            odd, off = low_bits(seen[0][:1], law.grid_bits)
+            hits.append(np.array([past, odd[0], off[0]]))
+        return np.stack(hits, axis=1)
+
+    claimed = epsilon([event] * TIMES, delta).epsilon
+    names = ("both evaluations", "lowest bit", "off the grid")
+    claims = tuple(Claim(name, claimed, delta) for name in names)
+    return Attack(MECHANISM, title, claims, play, runs)
+
+
+def evaluation_attacks(runs: int) -> tuple[Attack, ...]:
+    """One for each kind of counts, and one on shared noise."""
+    alone = (evaluation_attack(title, kind, runs) for title, kind in _KINDS)
+    shared = evaluation_attack("two classes, shared noise", Confusion(2), runs // 2, HONEST)
+    return (*alone, shared)
