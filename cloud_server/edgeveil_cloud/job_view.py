@@ -77,6 +77,10 @@ HOPS = (
 )
 _CLOUDS_RECORDS = "on records the cloud holds"
 _NO_FIGURES = ("round", "unusable", "normal", "anomalous")  # among numbers of a round
+_BY_DEVICES = (  # figures that counts of devices may tell
+    *("accuracy", "balanced_accuracy", "macro_f1", "rmse", "mae"),
+    *("auc", "threshold", "false_alarm_rate", "detection_rate", "precision", "f1"),
+)
 _UNUSABLE = {  # what a record without a usable answer lacks, and how it counts
     ACCURACY: ("probability", "wrong"),
     RMSE: ("value", "far off"),
@@ -332,21 +336,26 @@ class _View:
         return found
 
     def _federated_card(self, own: Mapping[str, Any]) -> Json:
-        name = f"{self._measure} on the devices' own records"
+        name = "{} on the devices' own records"
         if "leading" not in own:
-            return card(name, "–", f"the noise hides all there is, after round {own['round']}")
+            return card(
+                name.format(self._measure),
+                "–",
+                f"the noise hides all there is, after round {own['round']}",
+            )
         note = (
             f"noised counts of about {own['records']:,.0f} records after round {own['round']}; ±"
             " one standard error, by the noise alone"
         )
-        return card(name, self._with_error(own, own["leading"]), note)
+        key = str(own["leading"])
+        return card(name.format(words(key)), self._with_error(own, key), note)
 
     def _with_error(self, own: Mapping[str, Any], key: str) -> str:
         """`0.918 ± 0.018`; nothing but the figure where its error is not known."""
         value, off = own.get(key), own.get(f"{key}_deviation")
-        measure = "accuracy" if self._measure == "accuracy" else "RMSE"
         if value is None:
             return "–"
+        measure = RMSE if key in ("rmse", "mae", "threshold") else ACCURACY
         told = leading_text(measure, value)
         return told if off is None else f"{told} ± {leading_text(measure, off)}"
 
@@ -389,7 +398,7 @@ class _View:
         federated = {
             one["round"]: (one[one["leading"]], one[f"{one['leading']}_deviation"])
             for one in self._course.federated
-            if "leading" in one
+            if one.get("leading") == self._measure.lower()
         }
         if not self._tested and not federated:
             none = "" if self._course.rounds else ": none was committed"
@@ -498,10 +507,9 @@ class _View:
         by_cloud = dict(self._course.figures)
         rounds = {row["number"]: row for row in self._course.rounds}
         by_cloud["accuracy"] = rounds.get(number, {}).get("accuracy")
-        names = ("accuracy", "balanced_accuracy", "macro_f1", "rmse", "mae")
         rows = [
             [words(name), self._with_error(own, name), self._with_error(by_cloud, name)]
-            for name in names
+            for name in _BY_DEVICES
             if name in own
         ]
         rows.append(["records", f"about {own['records']:,.0f}", "–"])
