@@ -39,7 +39,7 @@ from edgeveil.protocol.sealed import (
     pack_tensors,
 )
 from edgeveil.selection import how_many, rounded_up, uniform
-from edgeveil_cloud.evaluation import Evaluation
+from edgeveil_cloud.evaluation import Evaluation, told_federated
 from edgeveil_cloud.model_card import model_card
 from edgeveil_cloud.rollout_store import Stage, report_digest
 from edgeveil_cloud.round_secret import RoundSecret
@@ -295,9 +295,9 @@ class Sealer:
         from edgeveil.parts.models.softmax_head import bake
 
         plan = self._jobs.plan(entry)
-        state = self._jobs.state(entry)
-        weights, card = self._evaluation.weights(plan, state), model_card(plan, state)
-        del state
+        weights = self._evaluation.weights(plan, self._jobs.state(entry))
+        last = self._store.last_commit(entry.id)
+        card = model_card(plan, told_federated(last.record.scores if last else None))
         onnx = bake(self._jobs.graph(entry), weights, card)
         packed = pack_tensors(weights)
         del weights  # as large as what is stored

@@ -178,6 +178,11 @@ def federated_figures(
     return {"eval_type": FEDERATED, "round": context.exchange.number, **figures}
 
 
+def told_federated(scores: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """What a stored exchange has of `federated_figures`, if it has that."""
+    return scores if scores and scores.get("eval_type") == FEDERATED else None
+
+
 def clusters(context: RoundContext, vectors: list[Array]) -> ClusterScores | None:
     """Scores of the inferences uploaded in one exchange; None where none were asked for."""
     if not context.exchange.infer or context.job.unsupervised.of_all:

@@ -20,7 +20,7 @@ from edgeveil.evaluation.noise_correction import NOT_IDENTIFIABLE
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.shuffle_amplification import shuffled
-from edgeveil.jobs.who_sees import who_sees
+from edgeveil.jobs.who_sees import COUNTS, who_sees
 from edgeveil.pages.parts import (
     Json,
     Tone,
@@ -40,6 +40,7 @@ from edgeveil.pages.parts import (
     terms,
     thinned,
 )
+from edgeveil.parts.exchange import TRAIN, short_label
 from edgeveil.privacy.guarantee import guarantee_text, record_text, shared_text, up, worth
 from edgeveil.units import byte_text, seconds_text
 from edgeveil_cloud.job_history import EvaluationPoints, JobHistory
@@ -76,6 +77,7 @@ HOPS = (
 )
 _CLOUDS_RECORDS = "on records the cloud holds"
 _NO_FIGURES = ("round", "unusable", "normal", "anomalous")  # among numbers of a round
+_OF_ALARMS = ("auc", "detection_rate", "false_alarm_rate", "precision", "f1", "threshold")
 _UNUSABLE = {  # what a record without a usable answer lacks, and how it counts
     ACCURACY: ("probability", "wrong"),
     RMSE: ("value", "far off"),
@@ -224,6 +226,9 @@ class _View:
         }
         self._rows = [self._proven(row) for row in course.rows]
         self._phases = course.phases
+        self._before = self._phases  # names of exchanges, as far as they do not follow
+        if course.federated:
+            self._before = [short_label(row["phase"], row["number"]) for row in course.rows]
         told = [row["led"][0] for row in course.rounds if row["led"][1] is not None]
         self._measure = facts.measure if facts.measure != ACCURACY or not told else told[-1]
         self._tested = [row for row in course.rounds if self._measured(row) is not None]
@@ -233,6 +238,7 @@ class _View:
         sections = (
             self._accuracy,
             self._figures,
+            self._federated,
             self._held,
             self._epsilon,
             self._answers,
@@ -306,6 +312,8 @@ class _View:
         if self._measure == RMSE:
             measured = f"in the label's unit, {measured}"
         found = [card(name, self._text(self._measured(last) if last else None), measured)]
+        if self._course.federated:
+            found.append(self._federated_card(self._course.federated[-1]))
         if run is not None and run.reference:
             note = "same records, no privacy"
             note += f": {run.reference_note}" if run.reference_note else ""
@@ -323,6 +331,28 @@ class _View:
                 card("memory, peak", byte_text(run.memory_bytes), "all processes together")
             )
         return found
+
+    def _federated_card(self, own: Mapping[str, Any]) -> Json:
+        name = f"{self._measure} on the devices' own records"
+        if "leading" not in own:
+            return card(name, "–", f"the noise hides all there is, after round {own['round']}")
+        note = (
+            f"noised counts of about {own['records']:,.0f} records after round {own['round']}; ±"
+            " one standard error, by the noise alone"
+        )
+        if own["leading"] != self._measure.lower():
+            name = f"{words(own['leading'])} on the devices' own records"
+        return card(name, self._with_error(own, own["leading"]), note)
+
+    def _with_error(self, own: Mapping[str, Any], key: str) -> str:
+        """`0.918 ± 0.018`; nothing but the figure where its error is not known."""
+        value, off = own.get(key), own.get(f"{key}_deviation")
+        in_unit = self._measure == RMSE or key == "threshold"
+        measure = RMSE if in_unit else ACCURACY
+        if value is None:
+            return "–"
+        told = leading_text(measure, value)
+        return told if off is None else f"{told} ± {leading_text(measure, off)}"
 
     def _guarantee_cards(self) -> list[Json]:
         found = []
@@ -364,7 +394,12 @@ class _View:
     def _accuracy(self) -> Json:
         measure = self._measure[0].upper() + self._measure[1:]
         run, title = self._run, f"{measure} by round"
-        if not self._tested:
+        federated = {
+            one["round"]: (one[one["leading"]], one[f"{one['leading']}_deviation"])
+            for one in self._course.federated
+            if one.get("leading") == self._measure.lower()
+        }
+        if not self._tested and not federated:
             none = "" if self._course.rounds else ": none was committed"
             none += " yet" if none and not self._ended else ""
             return section("accuracy", title, [], before=[said(f"No round was tested{none}.")])
@@ -376,9 +411,20 @@ class _View:
                 " process; nothing of it reaches a device or the cloud."
             )
             note = said(f"It was {run.reference_note}.", "bad") if run.reference_note else None
-        x = [row["number"] for row in self._tested]
-        own = [rounded(self._measured(row)) for row in self._tested]
-        shown = [series("this run" if run else self._measure, own, "blue")]
+        tested = {row["number"]: self._measured(row) for row in self._tested}
+        x = sorted(tested.keys() | federated.keys())
+        shown = []
+        if tested:
+            own = [rounded(tested.get(number)) for number in x]
+            shown.append(series("this run" if run else self._measure, own, "blue"))
+        if federated:
+            text += (
+                " The points with bars are figures on the devices' own evaluation records, ± one"
+                " standard error, by the noise alone."
+            )
+            pairs = [federated.get(number, (None, None)) for number in x]
+            points, off = ([rounded(pair[k]) for pair in pairs] for k in (0, 1))
+            shown.append(series("on the devices' own records", points, "green", off=off))
         if reference:
             known = [reference[k - 1] if k <= len(reference) else None for k in x]
             shown.append(series("without noise", known, "orange", dash=True))
@@ -386,13 +432,12 @@ class _View:
         lowest = least([v for one in shown if not one["quiet"] for v in one["values"]])
         low = max(0.0, math.floor(lowest * 20 - 0.5) / 20)
         ends = (0.0, None) if self._measure == RMSE else (low, 1.0)
-        name = f"{measure} on the test records"
+        name = f"{measure} on the test records" if tested else measure
         parts = [lines(name, x, shown, low=ends[0], high=ends[1])]
         losses = [rounded(row["loss"]) for row in self._tested]
         if any(value is not None for value in losses) and self._measure == ACCURACY:
-            parts.append(
-                lines("Loss on the test records", x, [series("loss", losses, "purple")], low=0.0)
-            )
+            loss = [series("loss", losses, "purple")]
+            parts.append(lines("Loss on the test records", list(tested), loss, low=0.0))
         return section("accuracy", title, parts, before=[said(text), note])
 
     def _beside(self, rounds: Sequence[int]) -> list[Json]:
@@ -449,6 +494,48 @@ class _View:
         title = "Class by class" if found.get("per_class") else "Further figures"
         return section("figures", title, parts, before=before)
 
+    def _federated(self) -> Json | None:
+        """Of the newest evaluation on the devices' own records, beside the cloud's test."""
+        if not self._course.federated:
+            return None
+        own, title = self._course.federated[-1], "On the devices' own records"
+        number = own["round"]
+        if "leading" not in own:
+            said_so = f"After round {number} the counts were nothing but noise: no figure is told."
+            return section("federated", title, [], before=[said(said_so, "warn")])
+        by_cloud = dict(self._course.figures)
+        rounds = {row["number"]: row for row in self._course.rounds}
+        by_cloud["accuracy"] = rounds.get(number, {}).get("accuracy")
+        names = ("accuracy", "balanced_accuracy", "macro_f1", "rmse", "mae", *_OF_ALARMS)
+        rows = [
+            [words(name), self._with_error(own, name), self._with_error(by_cloud, name)]
+            for name in names
+            if name in own
+        ]
+        rows.append(["records", f"about {own['records']:,.0f}", "–"])
+        text = (
+            f"Of the model after round {number}. Each device counted on its own evaluation records"
+            f" and added noise; in each count of the sum it has a standard deviation of"
+            f" {own['count_deviation']:.3g} records. What stands beside ± is one standard error by"
+            " this noise alone, and not by the choice of records. Figures of single classes have"
+            " more of it: where a class has few records they say little."
+        )
+        if "threshold" in own:
+            text += (
+                f" A score above the threshold is an alarm: it was chosen so that"
+                f" {own['alarm_rate']:.3g} of the records that are normal, or have no label, give"
+                " one by these counts."
+            )
+            if own["far"]:
+                text += " So few are lost in the noise: it goes on from a quantile that is not."
+        called = self._course.figures.get("classes") or []
+        classes = [{**one, "records": round(one["records"])} for one in own.get("per_class") or []]
+        parts = [
+            table("Figures", ["figure", "devices' own records", "the cloud's test"], rows),
+            per_class(classes, called),
+        ]
+        return section("federated", title, parts, before=[said(text)])
+
     def _held(self) -> Json | None:
         return self._run.held if self._run is not None else None
 
@@ -484,7 +571,7 @@ class _View:
                     series("if all others collude", alone, "orange", "up", dash=True, steps=True)
                 )
             label = f"{which}: ε by plan, per {unit}"
-            parts.append(lines(label, x, drawn, x_name="exchange", before=self._phases, low=0.0))
+            parts.append(lines(label, x, drawn, x_name="exchange", before=self._before, low=0.0))
         units = " and ".join(f"per {self._guarantees[key].unit} ({key})" for key in shown)
         text = (
             f"The planned price of all exchanges up to each one, {units}. This is progress; the"
@@ -513,7 +600,7 @@ class _View:
             if any(values):
                 found.append(series(name, values, colour, "count", dash=name == "selected"))
         parts: list[Json | None] = [
-            lines("Answers by exchange", x, found, x_name="exchange", before=self._phases, low=0.0)
+            lines("Answers by exchange", x, found, x_name="exchange", before=self._before, low=0.0)
         ]
         if void := self._course.void:
             rows = [(why.replace("_", " "), float(n), f"{n:,}") for why, n in void.most_common(12)]
@@ -634,7 +721,7 @@ class _View:
                 for key, name, colour in STEPS
             ]
             label = "Seconds by exchange"
-            parts.append(lines(label, x, shown, x_name="exchange", before=self._phases, low=0.0))
+            parts.append(lines(label, x, shown, x_name="exchange", before=self._before, low=0.0))
         last = [row for _, row in timed[-MOST_BARS:]]
         parts.append(time_picture(last))
         some = f" of the last {MOST_BARS} exchanges" if len(timed) > MOST_BARS else ""
@@ -682,11 +769,12 @@ class _View:
         if not self._guarantees:
             return None
         training, inference = self._guarantees["training"], self._guarantees["inference"]
+        counted_too = any(row["what"] == COUNTS for row in self._facts.seen)
         found = [("Simulated", _SIMULATED)] if self._simulated else []
         planned = ", as planned" if self._planned else ""
         found += [
             (f"Training: {training.text}{planned}", self._training_meaning(training)),
-            (f"Inference: {inference.text}{planned}", _inference_meaning(inference)),
+            (f"Inference: {inference.text}{planned}", _inference_meaning(inference, counted_too)),
         ]
         if self._facts.aggregation_note:
             found.append(("Aggregation", f"{self._facts.aggregation_note}."))
@@ -764,13 +852,15 @@ class _View:
         keys = ["training", *[COLLUSION] * self._shared, "inference"]
         rows = [
             [
-                str(row["number"] or row["phase"]),
+                short_label(row["phase"], row["number"]),
                 self._text(self._measured(row)),
                 figure_text(row["loss"]),
                 count_text(row["uploads"]),
                 count_text(row["declined"]),
                 count_text(row["attempt"]),
-                figure_text(scores[row["number"]], 2) if row["number"] in scores else "",
+                figure_text(scores[row["number"]], 2)
+                if row["number"] in scores and row["phase"] == TRAIN
+                else "",
                 *(up_text(row["epsilon"].get(key)) for key in keys),
                 *(byte_text(row["bytes"].get(key, 0)) for _, key in hops),
                 f"{row['seconds']:.2f}",
@@ -816,7 +906,16 @@ _SILHOUETTE = said(
 _CORRECTED = said("The corrected score takes out what the known noise does, where it can.")
 
 
-def _inference_meaning(inference: _Guarantee) -> str:
+def _inference_meaning(inference: _Guarantee, counted_too: bool) -> str:
+    """`counted_too`: devices also count on their evaluation records."""
+    if counted_too and inference.proven and inference.epsilon:
+        return (
+            "Of a device's evaluation records all that is uploaded is priced here together: the"
+            " noised counts of how the model does on them, and inferences where there are any. It"
+            f" holds for one {inference.unit} added or removed"
+            + shared_text(inference.part)
+            + ". Training is priced apart: its records are never the same."
+        )
     if not inference.proven:
         return "Devices uploaded inferences without a proven guarantee."
     if not inference.epsilon:

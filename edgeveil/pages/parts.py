@@ -63,10 +63,13 @@ def series(
     dash: bool = False,
     steps: bool = False,
     quiet: bool = False,
+    off: Sequence[float | None] | None = None,
 ) -> Json:
     """One line of a chart, its area filled with `steps`. `quiet`: only its value is told, beside
-    those of the others."""
-    how = {"dash": dash, "steps": steps, "quiet": quiet}
+    those of the others. `off`: standard errors; points with bars, then, and no line."""
+    how: dict[str, Any] = {"dash": dash, "steps": steps, "quiet": quiet}
+    if off is not None:
+        how["off"] = list(off)
     return {"name": name, "values": list(values), "colour": colour, "form": form, **how}
 
 
@@ -89,10 +92,15 @@ def lines(
         "x": [x[k] for k in picks],
         "x_name": x_name,
         "before": list(before),
-        "series": [{**one, "values": [one["values"][k] for k in picks]} for one in shown],
+        "series": [_picked(one, picks) for one in shown],
         "low": low,
         "high": high,
     }
+
+
+def _picked(one: Json, picks: Sequence[int]) -> Json:
+    lists = [key for key in ("values", "off") if key in one]
+    return one | {key: [one[key][k] for k in picks] for key in lists}
 
 
 def table(

@@ -51,7 +51,7 @@ LARGEST_MULTIPLIER = LARGEST_SCALE >> 30
 LEAST_SHARE_BITS = 10  # of the σ, in steps, of one device's part in shared noise
 CLIP_STEPS_BITS = 30  # of C in steps, at most: squares of norms then fit 64 bits
 SIGMA_BITS = 37  # of σ in steps, about: fine for the price, and within what the sampler draws
-COUNTS_SIGMA_BITS = 22  # of σ of counts; each cell of a sum costs as many bits more
+COUNTS_SIGMA_BITS = 22  # of the σ of counts, at least; each cell of a sum costs as many bits more
 SUMMED_SIGMA_BITS = 24  # the same where each bit of a sum costs: a float32 has as many
 
 
@@ -182,10 +182,13 @@ def counts_event(
     are few. `honest`: so many devices in each sum add a part of the noise; 0: each adds all of it.
     Raises `PrivacyError` where no noise of the sampler's meets (ε, δ).
     """
-    spare = (honest.bit_length() + 1) // 2  # each part has its share of the variance alone
+    # Discreteness may take a hundredth of δ; and each part has its share of the variance alone.
+    finest = (1 + math.exp(min(epsilon_, 64.0))) * coordinates * times / (0.16 * delta)
+    least = max(COUNTS_SIGMA_BITS, min(SIGMA_BITS, math.ceil(math.log2(finest) / 2)))
+    sigma_bits = least + (honest.bit_length() + 1) // 2
 
     def of(mu: float) -> GaussianEvent:
-        bits = max(0, COUNTS_SIGMA_BITS + spare + math.floor(math.log2(mu)))
+        bits = max(0, sigma_bits + math.floor(math.log2(mu)))
         steps = math.isqrt((sensitivity_squared << 2 * bits) - 1) + 1
         event = gaussian_event(what, steps, mu, coordinates, grid_bits=bits)
         return replace(event, purpose="infer")

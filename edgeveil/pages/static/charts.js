@@ -65,7 +65,33 @@
   // The same beside values: `round 3`, `centre`, `confidence 0.5`.
   function placed(part, x) {
     if (part.x_name !== "exchange") return `${part.x_name} ${x}`;
-    return x <= part.before.length ? place(part, x) : `round ${place(part, x)}`;
+    const name = place(part, x);
+    return /^[0-9]/.test(name) ? `round ${name}` : name;
+  }
+
+  // A value as it is read, with the standard error that it has.
+  function valueText(one, k) {
+    const told = FORMS[one.form] || FORMS.figure;
+    return one.off && one.values[k] !== null ? `${told(one.values[k])} ± ${told(one.off[k])}` : told(one.values[k]);
+  }
+
+  // A bar through each point of a series with errors, one above and one below it.
+  function drawErrors(u, part) {
+    const bound = (y) => Math.min(u.bbox.top + u.bbox.height, Math.max(u.bbox.top, u.valToPos(y, "y", true)));
+    u.ctx.save();
+    u.ctx.lineWidth = 1.5 * window.devicePixelRatio;
+    for (const one of part.series.filter((some) => some.off)) {
+      u.ctx.strokeStyle = css(one.colour);
+      one.values.forEach((y, k) => {
+        if (y === null) return;
+        const x = u.valToPos(part.x[k], "x", true);
+        u.ctx.beginPath();
+        u.ctx.moveTo(x, bound(y + one.off[k]));
+        u.ctx.lineTo(x, bound(y - one.off[k]));
+        u.ctx.stroke();
+      });
+    }
+    u.ctx.restore();
   }
 
   function lines(first) {
@@ -74,7 +100,7 @@
     const legend = ev.el("ul", { class: "legend" });
     const holder = ev.el("div", {}, legend, box);
 
-    const shape = () => JSON.stringify([part.series.map((one) => [one.name, one.colour, one.dash, one.steps, one.quiet]), part.before, part.low, part.high]);
+    const shape = () => JSON.stringify([part.series.map((one) => [one.name, one.colour, one.dash, one.steps, one.quiet, Boolean(one.off)]), part.before, part.low, part.high]);
     const data = () => [part.x, ...part.series.filter((one) => !one.quiet).map((one) => one.values)];
 
     function read(index) {
@@ -82,7 +108,7 @@
       if (at < 0) return ev.show(legend);
       ev.show(legend, ev.el("li", { class: "at" }, placed(part, part.x[at])),
         part.series.map((one) => ev.el("li", {}, one.quiet ? null : swatch(one), `${one.name} `,
-          ev.el("span", { class: "value" }, (FORMS[one.form] || FORMS.figure)(one.values[at])))));
+          ev.el("span", { class: "value" }, valueText(one, at)))));
     }
 
     function options(width) {
@@ -110,10 +136,10 @@
         series: [{}, ...part.series.filter((one) => !one.quiet).map((one) => ({
           stroke: () => css(one.colour), width: 2, dash: one.dash ? [6, 4] : undefined, spanGaps: true,
           fill: one.steps && !one.dash ? () => `${css(one.colour)}26` : undefined,
-          paths: one.steps ? uPlot.paths.stepped({ align: 1, extend: true }) : undefined,
-          points: { show: part.x.length <= 40 && !one.steps && !one.dash, size: 6, fill: () => css(one.colour) },
+          paths: one.off ? () => null : one.steps ? uPlot.paths.stepped({ align: 1, extend: true }) : undefined,
+          points: { show: Boolean(one.off) || (part.x.length <= 40 && !one.steps && !one.dash), size: 6, fill: () => css(one.colour) },
         }))],
-        hooks: { setCursor: [(u) => read(u.cursor.idx)] },
+        hooks: { setCursor: [(u) => read(u.cursor.idx)], draw: [(u) => drawErrors(u, part)] },
       };
     }
 
@@ -142,7 +168,7 @@
     const name = () => box.setAttribute("aria-label", `${part.label}: a chart; arrow keys read its values`);
     const frame = framed(() => part.label, holder, () => [
       [part.x_name, ...part.series.map((one) => one.name)],
-      part.x.map((x, k) => [place(part, x), ...part.series.map((one) => (FORMS[one.form] || FORMS.figure)(one.values[k]))]),
+      part.x.map((x, k) => [place(part, x), ...part.series.map((one) => valueText(one, k))]),
       { caption: part.label, text: [0] },
     ]);
     name();

@@ -289,7 +289,9 @@ class FleetOfWorkers:
         self._run.progress.note(f"Going on after exchange {found.exchange}")
         return found
 
-    def _committed(self, exchange: int, accuracy: float | None, state: Mapping[str, Array]) -> None:
+    def _committed(
+        self, exchange: int, event: Mapping[str, Any], state: Mapping[str, Array]
+    ) -> None:
         """Keep where to go on, now and then."""
         run, rounds, now_s = self._run, self._rounds, self._run.progress.elapsed_s
         if rounds is None or now_s - self._kept_s < EVERY_S:
@@ -300,10 +302,11 @@ class FleetOfWorkers:
             exchange,
             self._events,
             self._earlier_s + now_s,
-            accuracy,
+            event["accuracy"],
             rounds.chance(),
             pack_tensors(state),
             rounds.states(),
+            event.get("federated"),
         ).save(run.out)
 
     def _started(self, fleet: SimulatedFleet, count: int) -> Workers:

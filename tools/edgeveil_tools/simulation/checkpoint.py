@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -41,6 +42,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     chance: list[str]
     state: bytes
     devices: list[KeptDevice]
+    federated: dict[str, Any] | None = None  # of the exchange, where it was an evaluation
 
     def save(self, folder: Path) -> None:
         """Replace the folder's. Raises OSError."""

@@ -76,7 +76,7 @@ class PlayedModel:
     safetensors: bytes
 
 
-def _nothing(_exchange: int, _accuracy: float | None, _state: Mapping[str, Array]) -> None:
+def _nothing(_exchange: int, _event: Mapping[str, Any], _state: Mapping[str, Array]) -> None:
     """For who keeps no checkpoint."""
 
 
@@ -85,7 +85,7 @@ class SimulatedRounds:
 
     `tell` hears the job's events as the cloud would tell them, `say` what device so-and-so tells
     its owner, and `look` is called some times a second. `committed` may look at `chance` and
-    `states` after an exchange, whose number it is given, with the accuracy and the method's state.
+    `states` after an exchange, whose number it is given, with its event and the method's state.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class SimulatedRounds:
         tell: Tell,
         say: Callable[[int, str], object] = lambda _number, _line: None,
         look: Callable[[], object] = lambda: None,
-        committed: Callable[[int, float | None, Mapping[str, Array]], object] = _nothing,
+        committed: Callable[[int, Mapping[str, Any], Mapping[str, Array]], object] = _nothing,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = RoundCounts()
@@ -119,10 +119,10 @@ class SimulatedRounds:
         self._evaluation.check(plan)
         self._graph, devices = plan.graph(), self._site.devices
         if begin is None:
-            accuracy, state = None, plan.cloud.initial_state()
+            accuracy, federated, state = None, None, plan.cloud.initial_state()
             self._announce()
         else:
-            accuracy, state = begin.accuracy, self._restored(begin)
+            accuracy, federated, state = begin.accuracy, begin.federated, self._restored(begin)
         for exchange in plan.exchanges[begin.exchange if begin else 0 :]:
             context = RoundContext.of(plan, exchange.index)
             asked = exchange.index - 1
@@ -140,12 +140,12 @@ class SimulatedRounds:
             except (TooFewDevices, TooManyDevices) as error:
                 self._end("paused", str(error), asked, accuracy)
                 return None
-            accuracy = event["accuracy"]
+            accuracy, federated = event["accuracy"], event.get("federated")
             self._tell("exchange_committed", event)
-            self._committed(exchange.index, accuracy, state)
+            self._committed(exchange.index, event, state)
         weights = self._evaluation.weights(plan, state)
-        onnx = bake(self._graph, weights, model_card(plan, state))
-        model = PlayedModel(onnx, pack_tensors(weights))
+        card = model_card(plan, federated)
+        model = PlayedModel(bake(self._graph, weights, card), pack_tensors(weights))
         self._tell("broadcast", {"kind": "release", "selected": devices, "round": "release"})
         self._tell("job_completed", summary_of(plan, len(plan.exchanges), accuracy))
         return model

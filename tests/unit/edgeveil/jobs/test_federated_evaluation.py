@@ -1,0 +1,256 @@
+"""Federated evaluation in a job's plan: where it stands, what it costs, which jobs cannot have it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs.buffered_rounds import late_exchanges
+from edgeveil.jobs.plan import Plan
+from edgeveil.jobs.round_context import RoundContext
+from edgeveil.jobs.shuffle_amplification import shuffled
+from edgeveil.jobs.who_sees import who_sees
+from edgeveil.parts.exchange import EVALUATE
+from edgeveil.privacy.events import SharedGaussian, as_summed, event_from_dict, to_dict
+from edgeveil.privacy.policy import Limits, check_job, price
+from edgeveil.privacy.sampler import SeededRandom
+from edgeveil.settings.base import ImpossibleMixError
+
+PLAIN: dict[str, Any] = {
+    "job": "evaluated",
+    "data": {"source": "s", "classes": 3, "input_shape": (5,), "nominal_records": 40},
+    "features": ({"name": "identity"},),
+    "train": {"method": "fm", "rounds": 6},
+    "privacy": {"epsilon": 4.0, "delta": 1e-5},
+    "federated_evaluation": {"epsilon": 1.0, "every_rounds": 2},
+}
+SECURE = {"aggregation": {"name": "fedavg", "secure": True}, "selection": {"devices": 20}}
+SHARED = {
+    **SECURE,
+    "privacy": {"epsilon": 4.0, "delta": 1e-5, "noise": "shared"},
+    "round": {"min_batch": 10},
+}
+BUFFERED = {
+    "features": (),
+    "model": {"name": "mlp", "hidden": ()},
+    "train": {"method": "dp_sgd", "rounds": 6},
+    "round": {"mode": "buffered", "buffer": 6, "min_batch": 3, "max_staleness": 3},
+}
+
+
+def plan_of(**changes: Any) -> Plan:
+    return compile_job(Job.model_validate({**PLAIN, **changes}))
+
+
+def evaluated(plan: Plan) -> list[int]:
+    return [e.number for e in plan.exchanges if e.phase == EVALUATE]
+
+
+def test_each_evaluation_follows_its_round_and_indices_count_on() -> None:
+    plan = plan_of()
+    assert [e.label for e in plan.exchanges[:6]] == [
+        *("centre", "quadratic", "round 1", "round 2", "evaluation of round 2", "round 3")
+    ]
+    assert [e.index for e in plan.exchanges] == list(range(1, len(plan.exchanges) + 1))
+    assert evaluated(plan) == [2, 4, 6]
+    assert (plan.rounds, len(plan.of_method)) == (6, 8)
+
+
+def test_the_last_model_is_always_evaluated() -> None:
+    assert evaluated(plan_of(federated_evaluation={"epsilon": 1})) == [6]
+    assert evaluated(plan_of(federated_evaluation={"epsilon": 1, "every_rounds": 4})) == [4, 6]
+    stop = {"epsilon": 4.0, "delta": 1e-5, "stop": {"epsilon": 4.0, "delta": 1e-7}}
+    stopped = plan_of(privacy=stop, federated_evaluation={"epsilon": 1})
+    assert 0 < stopped.rounds < 6
+    assert evaluated(stopped) == [stopped.rounds]
+    assert stopped.exchanges[-1].phase == EVALUATE
+
+
+def test_a_job_without_the_block_says_nothing_of_it() -> None:
+    without = {name: value for name, value in PLAIN.items() if name != "federated_evaluation"}
+    job = Job.model_validate(without)
+    assert b"federated" not in job.canonical()
+    assert compile_job(job).exchanges == compile_job(job).planned
+
+
+@pytest.mark.parametrize("every", [0, 1, 2])
+def test_all_evaluations_together_cost_what_the_job_says(every: int) -> None:
+    plan = plan_of(federated_evaluation={"epsilon": 1.0, "every_rounds": every})
+    quote = plan.quote()
+    assert 0.99 < quote.inference.epsilon <= 1
+    assert (quote.inference.unit, quote.inference.delta) == ("record", 1e-5)
+    assert quote.training.epsilon == pytest.approx(4, rel=1e-4)
+    untrained = plan.events(trains=False)
+    assert set(untrained) == {plan.evaluation.event}
+    assert len(untrained) == len(evaluated(plan))
+    assert event_from_dict(to_dict(plan.evaluation.event)) == plan.evaluation.event
+
+
+def test_inferences_read_the_same_records_so_both_are_one_price() -> None:
+    asked = {"encrypt": {"laplace_eval": {"laplace_eval_eps": 2.0}}}
+    plan = plan_of(**asked, unsupervised={"every_rounds": 3})
+    found = plan.quote().inference
+    assert found.unit == "record"
+    assert 4 < found.epsilon <= 5
+    assert plan.epsilon_per_inference is None
+    rows = {"every_rounds": 3, "upload": "per_sample"}
+    assert 4 < plan_of(**asked, unsupervised=rows).quote().inference.epsilon <= 5
+
+
+def test_shared_noise_is_shared_by_all_of_one_sum() -> None:
+    plan = plan_of(**SHARED)
+    event = plan.evaluation.event
+    assert isinstance(event, SharedGaussian)
+    assert event.honest == 8  # of 10 uploads, 0.8
+    alone = plan_of(**SECURE).evaluation.event
+    assert as_summed(event).mu == pytest.approx(as_summed(alone).mu, rel=1e-3)
+    found = plan.quote().inference
+    assert found.epsilon <= 1 < (found.if_colluding or 0)
+    groups = {"name": "trimmed_mean", "secure": True, "groups": 5}
+    of_groups = plan_of(**{**SHARED, "aggregation": groups})
+    dealt = RoundContext.of(of_groups, of_groups.exchanges[-1].index)
+    assert (dealt.sets, of_groups.evaluation.event.honest) == (1, 8)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("changes", [{}, SECURE, SHARED])
+def test_noised_counts_come_out_again(changes: dict[str, Any]) -> None:
+    plan = plan_of(**{**changes, "federated_evaluation": {"epsilon": 30}})
+    own = plan.evaluation
+    outputs = np.eye(3)[[0, 1, 2, 0]]
+    counts = own.counts.of(outputs, np.array([0, 1, 2, 1]))
+    answers = [own.noised(counts, SeededRandom(k)) for k in range(20)]
+    assert {answer.events for answer in answers} == {(own.event,)}
+    found = own.figures([answer.segments["counts"] for answer in answers], 20)
+    assert found["records"] == pytest.approx(80, abs=6 * found["count_deviation"])
+    assert found["accuracy"] == pytest.approx(0.75, abs=6 * found["accuracy_deviation"])
+    assert found["uploads"] == 20
+
+
+def test_a_device_counts_no_more_than_there_is_room_for() -> None:
+    own = plan_of(**SECURE, federated_evaluation={"epsilon": 30}).evaluation
+    counts = np.full(own.counts.cells, 10**12)
+    noised = own.noised(counts, SeededRandom(1)).segments["counts"]
+    assert int(np.abs(noised).max()) * 20 < 2 ** (own.spec.bits - 1)
+
+
+def test_the_noise_of_one_count_is_what_the_accountant_asks_for() -> None:
+    own = plan_of(federated_evaluation={"epsilon": 1.0}).evaluation
+    event = own.event
+    draws = [
+        own.noised(np.zeros(own.counts.cells, np.int64)).segments["counts"] for _ in range(400)
+    ]
+    assert np.std(draws) == pytest.approx(math.sqrt(event.sigma_squared), rel=0.05)  # type: ignore[union-attr]
+    steps = event.sensitivity_steps  # type: ignore[union-attr]
+    assert steps**2 >= own.counts.sensitivity_squared << 2 * event.grid_bits  # type: ignore[union-attr]
+
+
+def test_late_updates_pass_an_evaluation_by() -> None:
+    plan = plan_of(**BUFFERED)
+    by_label = {e.label: e.index for e in plan.exchanges}
+    assert not list(late_exchanges(plan, by_label["evaluation of round 4"]))
+    late = [e.number for e in late_exchanges(plan, by_label["round 5"])]
+    assert late == [4, 3, 2]  # three rounds late at most, whatever stands between them
+    assert RoundContext.of(plan, by_label["evaluation of round 4"]).round.mode == "sync"
+    assert RoundContext.of(plan, by_label["round 5"]).round.mode == "buffered"
+
+
+def test_the_shuffle_earns_nothing_where_counts_are_asked_for() -> None:
+    asked = {"encrypt": {"laplace_eval": {"laplace_eval_eps": 1.0}}}
+    inferred = {**asked, "unsupervised": {"every_rounds": 3}, "round": {"min_batch": 200}}
+    without = {**PLAIN, **inferred}
+    del without["federated_evaluation"]
+    assert [c.purpose for c in shuffled(compile_job(Job.model_validate(without)))] == ["infer"]
+    assert shuffled(plan_of(**inferred)) == ()
+
+
+def test_who_sees_counts_is_said() -> None:
+    rows = {row.what: row.cloud for row in who_sees(plan_of())}
+    assert rows["evaluation counts"].startswith("each device's noised counts")
+    rows = {row.what: row.cloud for row in who_sees(plan_of(**SHARED))}
+    assert "no single upload" in rows["evaluation counts"]
+
+
+def test_the_owners_limits_count_evaluations() -> None:
+    little = {**SHARED, "privacy": {"epsilon": 0.3, "delta": 1e-5, "noise": "shared"}}
+    request = plan_of(**little).request("j")
+    most = dict(
+        max_epsilon_per_job=5.0,
+        lifetime_epsilon=50.0,
+        lifetime_delta=1e-4,
+        max_inference_epsilon=2.0,
+        max_collusion_epsilon_per_job=1e3,
+        lifetime_collusion_epsilon=1e3,
+    )
+    quote = check_job(request, Limits(**most), ())
+    training, inference = quote.training.if_colluding, quote.inference.if_colluding
+    assert quote.inference.epsilon <= 1
+    assert training is not None
+    assert inference is not None
+    assert training < inference
+    for key, value, said in (
+        ("max_inference_epsilon", 0.5, "policy.max_inference_epsilon"),
+        (
+            "lifetime_collusion_epsilon",
+            (training + inference) / 2,
+            "policy.lifetime_collusion_epsilon",
+        ),
+        ("lifetime_delta", 1e-6, "policy.lifetime_delta"),
+    ):
+        with pytest.raises(Exception, match="the owner allows") as caught:
+            check_job(request, Limits(**{**most, key: value}), ())
+        assert caught.value.where == said  # type: ignore[attr-defined]
+    again = [price(request.events, request.delta)] * 2
+    with pytest.raises(Exception, match="the owner allows") as caught:
+        check_job(request, Limits(**most), again)
+    assert caught.value.where == "policy.max_inference_epsilon"  # type: ignore[attr-defined]
+
+
+LOCAL_PCA = ({"name": "identity"}, {"name": "local_pca"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "what"),
+    [
+        (
+            {"federated_evaluation": {"epsilon": 1, "every_rounds": 7}},
+            "federated_evaluation.every_rounds",
+            "more than the 6 rounds",
+        ),
+        ({"data": {**PLAIN["data"], "evaluation_share": 0}}, "data.evaluation_share", "keep none"),
+        ({"federated_evaluation": {"epsilon": 701}}, "federated_evaluation.epsilon", "be met"),
+        (
+            {
+                **SECURE,
+                "data": {**PLAIN["data"], "nominal_records": 10**8},
+                "privacy": {"epsilon": 4.0, "delta": 1e-12},
+                "selection": {"devices": 10**6},
+            },
+            "federated_evaluation.epsilon",
+            "largest ring",
+        ),
+        (
+            {"features": (), "train": {"method": "noise_only", "rounds": 6}, "unsupervised": {}},
+            "federated_evaluation",
+            "learns nothing",
+        ),
+        ({"features": LOCAL_PCA}, "federated_evaluation", "no basis"),
+    ],
+)
+def test_impossible_jobs_are_refused_by_name(changes: dict[str, Any], key: str, what: str) -> None:
+    with pytest.raises(ImpossibleMixError) as caught:
+        plan_of(**changes)
+    assert any(key in mix.paths and what in mix.text for mix in caught.value.mixes), [
+        (mix.paths, mix.text) for mix in caught.value.mixes
+    ]
+
+
+@pytest.mark.parametrize("epsilon", [0, -1, None])
+def test_an_epsilon_is_asked_for(epsilon: float | None) -> None:
+    with pytest.raises(ValueError, match="epsilon"):
+        Job.model_validate({**PLAIN, "federated_evaluation": {"epsilon": epsilon}})
+    with pytest.raises(ValueError, match="epsilon"):
+        Job.model_validate({**PLAIN, "federated_evaluation": {}})
