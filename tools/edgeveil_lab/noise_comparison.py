@@ -87,7 +87,7 @@ def compare(path: Path, asked: ComparisonOptions) -> int:
     written = local_job(path, asked.overrides("none"))
     if written[0].measure != ACCURACY:
         raise UsageError(
-            f"compares accuracies, and the job's figure is {written[0].measure}",
+            f"compares accuracies, and {written[0].learns}",
             where=f"{path}: data.schema.label",
             fix="run the job with each noise, with edgeveil run --reference",
         )
