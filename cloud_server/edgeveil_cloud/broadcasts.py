@@ -295,10 +295,9 @@ class Sealer:
         from edgeveil.parts.models.softmax_head import bake
 
         plan = self._jobs.plan(entry)
-        state, last = self._jobs.state(entry), self._store.last_commit(entry.id)
-        weights = self._evaluation.weights(plan, state)
-        card = model_card(plan, state, told_federated(last.record.scores if last else None))
-        del state
+        weights = self._evaluation.weights(plan, self._jobs.state(entry))
+        last = self._store.last_commit(entry.id)
+        card = model_card(plan, told_federated(last.record.scores if last else None))
         onnx = bake(self._jobs.graph(entry), weights, card)
         packed = weights_file(plan, weights)
         del weights  # as large as what is stored

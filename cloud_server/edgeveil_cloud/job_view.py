@@ -79,7 +79,7 @@ _CLOUDS_RECORDS = "on records the cloud holds"
 _NO_FIGURES = ("round", "unusable", "normal", "anomalous")  # among numbers of a round
 _BY_DEVICES = (  # figures that counts of devices may tell
     *("accuracy", "balanced_accuracy", "macro_f1", "rmse", "mae"),
-    *("auc", "threshold", "false_alarm_rate", "detection_rate", "precision", "f1"),
+    *("auc", "detection_rate", "false_alarm_rate", "precision", "f1", "threshold"),
 )
 _UNUSABLE = {  # what a record without a usable answer lacks, and how it counts
     ACCURACY: ("probability", "wrong"),
@@ -520,6 +520,14 @@ class _View:
             " this noise alone, and not by the choice of records. Of a class with few records the"
             " noise hides what there is, so that it, and a mean over classes, is not told."
         )
+        if "threshold" in own:
+            text += (
+                f" A score above the threshold is an alarm: it was chosen so that"
+                f" {own['alarm_rate']:.3g} of the records that are normal, or have no label, give"
+                " one by these counts."
+            )
+            if own["far"]:
+                text += " So few are lost in the noise: it goes on from a quantile that is not."
         called = self._course.figures.get("classes") or []
         classes = [
             {**one, "records": round(one["records"])}

@@ -17,18 +17,14 @@ from edgeveil.data.schema import without_location
 from edgeveil.evaluation.figures import ACCURACY
 from edgeveil.jobs import Plan
 from edgeveil.parts.exchange import Tensors
-from edgeveil.parts.models.residual_score import THRESHOLD
 from edgeveil.protocol.sealed import pack_tensors
 from edgeveil_cloud.round_report import summary_of
 
 STATE_DICT = {"format": "pt"}  # as safetensors files of PyTorch say it
 
 
-def model_card(
-    plan: Plan, state: Tensors, federated: Mapping[str, Any] | None = None
-) -> dict[str, str]:
-    """Entries of the model of a completed job, by the cloud's last `state`; what is no plain text
-    is JSON.
+def model_card(plan: Plan, federated: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """Entries of the model of a completed job; what is no plain text is JSON.
 
     `edgeveil.privacy` has both guarantees with δ, unit and status; neither alone is "the" ε.
     `edgeveil.federated` has the figures on the devices' own records, as the last exchange's event
@@ -45,11 +41,10 @@ def model_card(
             for key, value in federated.items()
             if isinstance(value, int | float) or key == "leading"
         }
+        if "threshold" in federated:
+            told[ALARM_RATE.removeprefix("edgeveil.")] = federated["alarm_rate"]
     if job.measure == ACCURACY:
         told["labels"] = [str(label) for label in range(job.data.classes)]
-    asked = job.federated_evaluation
-    if THRESHOLD in state and asked is not None:
-        told[ALARM_RATE.removeprefix("edgeveil.")] = asked.wanted_alarm_rate
     found = {
         "edgeveil.version": metadata.version("edgeveil"),
         "edgeveil.job": job.job,

@@ -387,6 +387,12 @@ class Job(Block):
         return ACCURACY if self.data.target is None else RMSE
 
     @property
+    def learns(self) -> str:
+        """The same in words, for what refuses a job that does not learn classes."""
+        told = {RMSE: "the label is a number", AUC: "the job learns what is normal"}
+        return told.get(self.measure, "the job learns classes")
+
+    @property
     def max_participations(self) -> int:
         """Training rounds one device may answer: the configured number, else all."""
         return self.privacy.max_participations or self.rounds

@@ -29,6 +29,7 @@ from edgeveil.parts.methods import Setting
 from edgeveil.parts.models import Network
 from edgeveil.parts.models.mlp import MlpParameters
 from edgeveil.parts.models.mlp import build as build_mlp
+from edgeveil.parts.models.residual_score import no_threshold
 from edgeveil.parts.part import BlockPart, Part
 from edgeveil.parts.partitions import PartitionPart
 from edgeveil.parts.sources import Origin, SourcePart
@@ -311,7 +312,8 @@ def _odd() -> Records:
 
 def _played(part: Any, records: Records) -> Iterator[tuple[Any, Exchange, Answer]]:
     """The cloud's half, and each exchange of a short job with the answer of one device."""
-    setting = _setting(network=_network()) if part.learns_on == "model" else _setting()
+    network = _network() if part.learns_on == "model" else None
+    setting = _setting(network=network, anomaly=part.anomaly)
     parameters = part.parameters(**{**example_of(part).model_dump(), "rounds": 2})
     device, cloud = part.device(parameters, setting), part.cloud(parameters, setting)
     state = cloud.initial_state()
@@ -425,19 +427,26 @@ def weights_are_named_once_and_begin_finite(part: Any) -> str:
     return f"'{wrong[0]}' begins in another shape" if wrong else "" if finite else "not finite"
 
 
-def the_graph_gives_probabilities_of_each_record_alone(part: Any) -> str:
-    """It is what devices run. Needs onnx and onnxruntime."""
+def the_graph_answers_for_each_record_alone(part: Any) -> str:
+    """Probabilities, or scores where what is normal is learned. It is what devices run. Needs onnx
+    and onnxruntime."""
     from edgeveil.evaluation.graph_check import check_graph
-    from edgeveil.evaluation.onnx_session import OnnxModel
+    from edgeveil.evaluation.onnx_session import SCORE, OnnxModel
 
     network, shape = _built(part)
     raw = network.graph()
     check_graph(raw)
-    graph, weights = OnnxModel(raw), network.initial()
+    graph, weights = (
+        OnnxModel(raw),
+        {**network.initial(), **(no_threshold() if part.anomaly else {})},
+    )
     x = np.random.default_rng(0).random((3, *shape), np.float32)
-    together = graph.probabilities(x, weights)
-    alone = np.concatenate([graph.probabilities(x[k : k + 1], weights) for k in range(3)])
-    if together.shape != (3, CLASSES) or not np.allclose(together.sum(axis=1), 1, atol=1e-4):
+    together = graph.answers(x, weights)
+    alone = np.concatenate([graph.answers(x[k : k + 1], weights) for k in range(3)])
+    if part.anomaly:
+        if graph.output != SCORE or together.shape != (3, 1) or not (together >= 0).all():
+            return "what it gives are no scores"
+    elif together.shape != (3, CLASSES) or not np.allclose(together.sum(axis=1), 1, atol=1e-4):
         return "what it gives are no probabilities of the classes"
     return "" if np.allclose(together, alone, atol=1e-4) else "records of a batch mix"
 
@@ -524,7 +533,7 @@ LAWS: dict[str, tuple[Callable[[Any], str], ...]] = {
     "stages": (an_update_keeps_its_form, what_protects_has_a_price),
     "models": (
         weights_are_named_once_and_begin_finite,
-        the_graph_gives_probabilities_of_each_record_alone,
+        the_graph_answers_for_each_record_alone,
     ),
     "sources": (without_its_files_it_is_refused_by_name, reading_twice_gives_the_same_rows),
     "partitions": (each_record_is_dealt_once_and_by_the_seed, one_own_record_more_moves_no_other),

@@ -42,6 +42,7 @@ GOLDEN = {
             "pso_dp_fl": f"{UPDATES}pso.py::test_two_particles_on_a_quadratic_move_as_by_hand",
             "gep": f"{UPDATES}views.py::test_embedding_and_rest_are_clipped_apart_as_by_hand",
             "rgp": f"{UPDATES}views.py::test_carriers_see_a_gradient_as_by_hand",
+            "pca_residual": "parts/methods/test_pca_residual.py::test_one_record_by_hand",
             "noise_only": "parts/methods/test_noise_only.py::"
             "test_each_four_random_bytes_make_one_value",
         },
@@ -81,6 +82,7 @@ GOLDEN = {
         MODELS,
         {
             **dict.fromkeys(("mlp", "mlp_300_100", "cnn", "lenet", "alexnet", "resnet20"), SIZES),
+            "autoencoder": "parts/models/test_models_autoencoder.py::test_one_record_by_hand",
             "low_rank_head": "parts/models/test_models_adapters.py::"
             "test_a_low_rank_change_of_features_by_hand",
             "python": "parts/models/test_models_python.py::"

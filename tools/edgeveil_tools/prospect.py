@@ -220,7 +220,7 @@ def prospect(path: Path, asked: PlanOptions, say: Callable[[str], None]) -> Pros
     job, run = local_job(path, Overrides(devices=asked.devices, simulate=True))
     if job.measure not in (ACCURACY, RMSE):
         raise UsageError(
-            f"the job's figure is {job.measure}, and records are made up for classes and numbers",
+            f"{job.learns}, and records are made up for classes and numbers alone",
             where=f"{path}: data.schema.label",
             fix="see what it comes to: edgeveil run JOB.yaml --simulate --reference",
         )

@@ -232,7 +232,7 @@ def test_arrays_have_zero_for_normal(tmp_path):
 def test_plans_and_comparisons_refuse_it_clearly(tmp_path):
     write_windows(tmp_path / "windows.csv")
     job = windows_job(tmp_path)
-    with pytest.raises(UsageError, match="AUC, and records are made up for classes"):
+    with pytest.raises(UsageError, match="what is normal, and records are made up for classes"):
         prospect(job, PlanOptions(), print)
     with pytest.raises(UsageError, match="compares accuracies"):
         compare(job, ComparisonOptions(out=tmp_path / "c"))

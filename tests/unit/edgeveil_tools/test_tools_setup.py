@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeveil.evaluation.figures import leading
 from edgeveil_tools import cli
 from edgeveil_tools.checks import validate
 from edgeveil_tools.setup import doctor, init_job
@@ -78,6 +79,7 @@ def test_the_other_shells_have_a_script(shell, first, capsys):
         ("classification", "fruit.csv"),
         ("images", "pictures/disc/000.png"),
         ("sensors", "windows.csv"),
+        ("anomaly", "windows.csv"),
     ],
 )
 def test_init_writes_a_job_that_plays_right_away(kind, made, tmp_path, capsys):
@@ -92,7 +94,7 @@ def test_init_writes_a_job_that_plays_right_away(kind, made, tmp_path, capsys):
     assert then[3] == "--simulate"
     out = tmp_path / "out"
     assert cli.main([*then[1:4], "--out", str(out), "--devices", "6", "--no-reference"]) == 0
-    assert json.loads((out / "result.json").read_bytes())["final"]["accuracy"] > 0.8
+    assert leading(json.loads((out / "result.json").read_bytes())["final"])[1] > 0.8
     assert cli.main(["predict", str(out / "model.onnx"), str(folder / made), "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])["predictions"]
     assert {"apple", "normal", "disc"} & {one["name"] for one in told}

@@ -1,9 +1,11 @@
-"""`fm` end to end: a device's own half answers a whole job, broadcasts chosen to hurt.
+"""`fm` and `pca_residual` end to end: a device's own half answers a whole job, broadcasts chosen to
+hurt.
 
 Each run is one job as one device sees it: its records, the answer to every exchange in turn,
 fresh noise each time. The added record is far too long and of the wrong class; the broadcast
 centre and weights are such that it counts as much as any record can. A record of NaN and one of
-an unknown class stand by.
+an unknown class stand by; where what is normal is learned that one is anomalous, and the added one
+has no label.
 
 Below it what is only claimed: mechanisms of the literature whose guarantee does not hold. A
 measured ε above the claim is what one expects there, and no failure: these mechanisms are labelled
@@ -15,16 +17,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.data.anomaly import UNLABELLED
 from edgeveil.data.records import Records
 from edgeveil.data.target import LABELS
-from edgeveil.parts.exchange import TRAIN, Exchange, Tensors
+from edgeveil.parts.exchange import Exchange, Tensors
 from edgeveil.parts.features import Identity, IdentityParameters
 from edgeveil.parts.features.pca import PcaParameters
-from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters, Shares
+from edgeveil.parts.methods.fm import HEAD, FmCloud, FmDevice, FmParameters, Shares
 from edgeveil.parts.methods.fm_budget import GAUSSIAN_BITS
 from edgeveil.parts.methods.fm_paper import (
     HIDDEN,
@@ -32,6 +36,11 @@ from edgeveil.parts.methods.fm_paper import (
     FmPaperCloud,
     FmPaperDevice,
     FmPaperParameters,
+)
+from edgeveil.parts.methods.pca_residual import (
+    PcaResidualCloud,
+    PcaResidualDevice,
+    PcaResidualParameters,
 )
 from edgeveil.parts.methods.symmetric_packing import upper
 from edgeveil.parts.setting import Setting
@@ -42,11 +51,14 @@ from edgeveil_lab.audit.mechanism_attacks import Attack, Claim, Effort, Hits, fr
 from edgeveil_lab.audit.statistics import gaussian_threshold
 
 Float64 = NDArray[np.float64]
-MakeDevice = Callable[[FmParameters, Setting], FmDevice]
+Parameters = FmParameters | PcaResidualParameters
+SummingDevice = FmDevice | PcaResidualDevice
+MakeDevice = Callable[[Any, Setting], SummingDevice]
 
 HUGE = 1e30
 PURE = {"noise": "laplace", "rounds": 1}
 PARAMETERS = FmParameters(rounds=2, local_steps=1, shares=Shares(centre=0.3, quadratic=0.3))
+NORMAL = PcaResidualParameters(rounds=2, centre_share=0.4)
 SETTING = Setting(
     epsilon=8.0,
     delta=1e-5,
@@ -63,13 +75,13 @@ SETTING = Setting(
 class NeighbouringJob:
     """A job, and the records that are there with and without the added one."""
 
-    parameters: FmParameters
+    parameters: Parameters
     setting: Setting
     without: Records
     present: Records
 
     @classmethod
-    def of(cls, parameters: FmParameters, setting: Setting) -> NeighbouringJob:
+    def of(cls, parameters: Parameters, setting: Setting) -> NeighbouringJob:
         """The records that this file's heading describes."""
         values = math.prod(setting.input_shape)
         others = np.zeros((3, values), np.float32)
@@ -77,8 +89,22 @@ class NeighbouringJob:
         added = np.zeros((1, values), np.float32)
         added[0, 0] = HUGE
         labels = np.array([0, 1, 7])
-        present = Records(np.concatenate([others, added]), np.append(labels, 1))
+        own = UNLABELLED if setting.anomaly else 1
+        present = Records(np.concatenate([others, added]), np.append(labels, own))
         return cls(parameters, setting, Records(others, labels), present)
+
+
+DEVICES: dict[str, MakeDevice] = {"fm": FmDevice, "pca_residual": PcaResidualDevice}
+CLOUDS: dict[str, Callable[[Any, Setting], FmCloud | PcaResidualCloud]] = {
+    "fm": FmCloud,
+    "pca_residual": PcaResidualCloud,
+}
+
+
+def made(scene: NeighbouringJob, make_device: MakeDevice | None = None) -> SummingDevice:
+    """The device's half of a scene's method, or what is to be attacked in its place."""
+    make = make_device or DEVICES[scene.parameters.method]
+    return make(scene.parameters, scene.setting)
 
 
 class HostileCloud:
@@ -90,8 +116,10 @@ class HostileCloud:
 
     def __init__(self, scene: NeighbouringJob) -> None:
         self.scene = scene
-        device = FmDevice(scene.parameters, scene.setting)
-        cloud = FmCloud(scene.parameters, scene.setting)
+        device, cloud = (
+            made(scene),
+            CLOUDS[scene.parameters.method](scene.parameters, scene.setting),
+        )
         state = cloud.initial_state()
         self.exchanges = cloud.plan()
         self.broadcasts = [_hurtful(e, cloud.package(state, e)) for e in self.exchanges]
@@ -104,31 +132,34 @@ class HostileCloud:
             self.bases.append(base)
             self.gaps.append(full - base)
 
-    def hear(self, device: FmDevice, records: Records) -> list[Float64]:
+    def hear(self, device: SummingDevice, records: Records) -> list[Float64]:
         """One job's noised sums, without what the other records give, in steps."""
         return [self.hear_one(k, device, records) for k in range(len(self.exchanges))]
 
-    def hear_one(self, k: int, device: FmDevice, records: Records) -> Float64:
+    def hear_one(self, k: int, device: SummingDevice, records: Records) -> Float64:
         """The same of exchange `k` alone, from 0."""
         exchange = self.exchanges[k]
         answer = device.answer(exchange, self.broadcasts[k], records, fresh_noise(), "cpu")
         values = next(iter(answer.segments.values())).astype(np.float64).ravel()
-        if exchange.phase == TRAIN:  # unit curvature: a step is the noised sum, negated
+        if HEAD in answer.segments:  # unit curvature: a step is the noised sum, negated
             values = values / -self.steps[k]
         return np.asarray(values - self.bases[k])
 
 
 def fm_attacks(runs: int) -> tuple[Attack, ...]:
-    """Jobs with Gaussian noise, without and with a PCA, on a number, and with Laplace noise."""
+    """Jobs with Gaussian noise, without and with a PCA, on a number, and with Laplace noise; and
+    what is normal, learned."""
     one_round = PARAMETERS.model_copy(update={"rounds": 1})
     projected = replace(SETTING, projection=PcaParameters(name="ldp_fpca", share=0.4))
     number = replace(SETTING, classes=LABELS, regression=True)
+    usual = replace(SETTING, anomaly=True)
     pure = replace(SETTING, epsilon=2.0, max_participations=1, input_shape=(1,))
     return (
         gaussian_job(runs, "end to end", NeighbouringJob.of(PARAMETERS, SETTING)),
         gaussian_job(runs, "after a PCA", NeighbouringJob.of(one_round, projected)),
         gaussian_job(runs, "on a number", NeighbouringJob.of(one_round, number)),
         laplace_job(runs, NeighbouringJob.of(PARAMETERS.model_copy(update=PURE), pure)),
+        gaussian_job(runs, "what is normal", NeighbouringJob.of(NORMAL, usual)),
     )
 
 
@@ -136,7 +167,7 @@ def gaussian_job(
     runs: int,
     title: str,
     scene: NeighbouringJob,
-    make_device: MakeDevice = FmDevice,
+    make_device: MakeDevice | None = None,
 ) -> Attack:
     """Each sum alone along what the record changes, and all of them as one likelihood ratio."""
     listener = HostileCloud(scene)
@@ -149,7 +180,7 @@ def gaussian_job(
     whole = gaussian_threshold(total_mu(events), runs)
 
     def play(present: bool, count: int) -> Hits:
-        device = make_device(scene.parameters, scene.setting)
+        device = made(scene, make_device)
         records = scene.present if present else scene.without
         seen = np.empty((len(events), count))
         for run in range(count):
@@ -164,7 +195,7 @@ def gaussian_job(
         for exchange, event, (_, delta) in zip(listener.exchanges, events, alone, strict=True)
     ]
     claims.append(Claim("the whole job", epsilon(events, whole[1]).epsilon, whole[1]))
-    return Attack("fm", title, tuple(claims), play, runs)
+    return Attack(scene.parameters.method, title, tuple(claims), play, runs)
 
 
 def laplace_job(runs: int, scene: NeighbouringJob, make_device: MakeDevice = FmDevice) -> Attack:
@@ -202,7 +233,7 @@ def _hurtful(exchange: Exchange, tensors: Tensors) -> dict[str, NDArray[np.gener
     if "centre" in chosen:
         chosen["centre"] = np.zeros_like(chosen["centre"])
         chosen["centre"][0] = -3.0
-    if exchange.phase == TRAIN:
+    if "iterate" in chosen:
         weights = np.zeros_like(chosen["iterate"])
         weights[0, :2] = (1 << 17, -(1 << 17))[: weights.shape[1]]
         unit = upper(np.eye(len(weights), dtype=np.float32))
@@ -237,7 +268,7 @@ def wishart_attack(runs: int) -> Attack:
     claimed = event.claimed_epsilon if isinstance(event, ClaimedEvent) else math.nan
 
     def play(present: bool, count: int) -> Hits:
-        device = FmDevice(scene.parameters, scene.setting)
+        device = made(scene)
         records = scene.present if present else scene.without
         gap = listener.gaps[0][0]
         heard = [listener.hear_one(0, device, records)[0] for _ in range(count)]
@@ -271,7 +302,7 @@ def local_pca_attack(runs: int) -> Attack:
     scale = event.mu / event.sensitivity * 2.0**-GAUSSIAN_BITS
 
     def play(present: bool, count: int) -> Hits:
-        device = FmDevice(scene.parameters, scene.setting)
+        device = made(scene)
         records = scene.present if present else scene.without
         heard = [listener.hear_one(0, device, records) for _ in range(count)]
         return np.array([[values @ np.sign(gap) * scale >= edge for values in heard]])

@@ -57,7 +57,7 @@ from edgeveil.protocol.proxy_tasks import (
 )
 from edgeveil_edge.round_work import Masks
 from edgeveil_lab.attack.membership import event_variances
-from edgeveil_lab.audit.fm_attacks import HostileCloud, NeighbouringJob
+from edgeveil_lab.audit.fm_attacks import HostileCloud, NeighbouringJob, made
 from edgeveil_lab.audit.guards import AttackOutcome, Guard
 from edgeveil_lab.audit.mechanism_attacks import Attack, Claim, Hits, fresh_noise
 from edgeveil_lab.audit.pate_attack import TurnedLabels
@@ -158,7 +158,7 @@ class SharedNoiseJob:
 
     def _turn_second_round(self) -> None:
         """Broadcast weights under which the record counts nothing: rounds are told apart."""
-        hostile, device = self.hostile, FmDevice(self.scene.parameters, self.scene.setting)
+        hostile, device = self.hostile, made(self.scene)
         tensors = dict(hostile.broadcasts[SECOND])
         tensors["iterate"] = -tensors["iterate"].astype(np.int32)
         hostile.broadcasts[SECOND] = tensors

@@ -8,7 +8,7 @@ from pathlib import Path
 from edgeveil.errors import UsageError
 from edgeveil_tools.cli.common import Subparsers, command
 
-_KINDS = ("classification", "images", "sensors", "loadtest")
+_KINDS = ("classification", "images", "sensors", "anomaly", "loadtest")
 _SHELLS = ("bash", "zsh", "tcsh")
 
 
@@ -29,6 +29,7 @@ def _add_init(commands: Subparsers) -> None:
             "  classification   a table of numbers, CSV\n"
             "  images           small grey pictures, PNG, a folder for each class\n"
             "  sensors          windows of a sensor's readings, CSV\n"
+            "  anomaly          windows of which most are normal, and few have a label, CSV\n"
             "  loadtest         a load scenario; it needs no records\n"
             "The records are made up by a rule. --from drafts a job from records of your own, for\n"
             "you to judge before anybody else sees it: a list or a range can tell of a record."

@@ -146,6 +146,23 @@ def _pump() -> dict[str, bytes]:
     return {"windows.csv": _csv(names, np.clip(current, 0, 10), labels, "%.2f")}
 
 
+def _bearing() -> dict[str, bytes]:
+    """The shaking of a bearing, 24 readings within a turn: mostly as it should be, and one in three
+    windows without a word on it."""
+    chance = np.random.default_rng(_SEED)
+    turn = 2 * np.pi * np.arange(24) / 24
+    states = chance.choice(3, _RECORDS, p=[0.92, 0.04, 0.04])
+    at, loud = chance.uniform(0, 2 * np.pi, (_RECORDS, 1)), chance.uniform(2, 4, (_RECORDS, 1))
+    shaking = loud * np.sin(2 * turn + at) + chance.normal(0, 0.3, (_RECORDS, 24))
+    shaking += (states == 1)[:, None] * 1.5 * np.sin(7 * turn + at)
+    shaking += (states == 2)[:, None] * 2.0 * np.sign(np.sin(2 * turn + at))
+    names = (*(f"r{n:02d}" for n in range(24)), "state")
+    called = ("ok", "worn", "loose")
+    known = chance.random(_RECORDS) < 2 / 3
+    labels = [called[state] if told else "" for state, told in zip(states, known, strict=True)]
+    return {"windows.csv": _csv(names, np.clip(shaking, -8, 8), labels, "%.2f")}
+
+
 def _csv(
     names: tuple[str, ...], values: NDArray[np.float64], labels: Sequence[str], form: str
 ) -> bytes:
@@ -186,6 +203,7 @@ def _shapes() -> dict[str, bytes]:
 
 
 _RECORDS_OF: dict[str, Callable[[], dict[str, bytes]]] = {
+    "anomaly": _bearing,
     "classification": _fruit,
     "images": _shapes,
     "sensors": _pump,

@@ -144,7 +144,7 @@ class SimulatedRounds:
             self._tell("exchange_committed", event)
             self._committed(exchange.index, event, state)
         weights = self._evaluation.weights(plan, state)
-        onnx = bake(self._graph, weights, model_card(plan, state, federated))
+        onnx = bake(self._graph, weights, model_card(plan, federated))
         model = PlayedModel(onnx, weights_file(plan, weights))
         self._tell("broadcast", {"kind": "release", "selected": devices, "round": "release"})
         self._tell("job_completed", summary_of(plan, len(plan.exchanges), accuracy))

@@ -83,3 +83,13 @@ def test_each_value_is_brought_from_its_own_range_and_clipped():
 def test_ranges_that_cannot_be_are_refused(wrong, why):
     with pytest.raises(ValidationError, match=why):
         IdentityParameters(**wrong)
+
+
+def test_bounded_keeps_how_large_a_record_is():
+    features = build_features([IdentityParameters(norm="bounded", input_scale=2.0)])
+    x = np.array([[1, 1, 1, 1], [2, 2, 2, 2], [9, -9, 0, 0], [np.nan, 0, 0, 0]], np.float32)
+    found = features(x)
+    wanted = [[0.25] * 4, [0.5] * 4, [0.5, -0.5, 0, 0], [0] * 4]
+    np.testing.assert_array_equal(found, wanted)
+    assert (np.linalg.norm(found, axis=1) <= 1).all()
+    assert "norm" not in IdentityParameters().model_dump()  # earlier jobs keep their bytes
