@@ -45,6 +45,7 @@ from edgeveil_cloud.http_sessions import BrowserSessions
 from edgeveil_cloud.http_token import NONCE, PROOF_PATH, Scope, Tokens, proof
 from edgeveil_cloud.pages.board import Ask
 from edgeveil_cloud.pages.fleet import CloudFacts
+from edgeveil_cloud.pages.job_rows import figure_text
 from edgeveil_cloud.pages.routes import PageRoutes
 from edgeveil_cloud.round_report import planned_of_shared
 from edgeveil_cloud.store import Store
@@ -217,7 +218,7 @@ class _Routes:
     async def job(self, request: web.Request) -> web.Response:
         entry = await self._entry(request)
         records = await self._ask(lambda: self._store.exchanges(entry.id))
-        rounds = [asdict(record) for record in records]
+        rounds = [{**asdict(one), "figure": figure_text(entry.canonical, one)} for one in records]
         found = await self._ask(lambda: self._control.releases(entry.id))
         release = found[0] if found else None
         return web.json_response({**_summary(entry), "exchanges": rounds, "release": release})

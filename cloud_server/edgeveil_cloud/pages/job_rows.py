@@ -11,12 +11,13 @@ from typing import Any
 import yaml
 
 from edgeveil.errors import EdgeVeilError
-from edgeveil.evaluation.figures import ACCURACY, leading_stored, leading_text
+from edgeveil.evaluation.figures import ACCURACY, federated_text, leading_stored, leading_text
 from edgeveil.jobs import compile_canonical
 from edgeveil.privacy.guarantee import record_text, shared_text, up, worth
 from edgeveil.protocol.cloud_tasks import OTHERWISE, RESUME, pause_advice
+from edgeveil_cloud.evaluation import told_federated
 from edgeveil_cloud.round_report import summary_of
-from edgeveil_cloud.store_tables import JobEntry, JobGlimpse
+from edgeveil_cloud.store_tables import ExchangeRecord, JobEntry, JobGlimpse
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,16 @@ def row_of(glimpse: JobGlimpse, running: int, most_running: int) -> dict[str, An
         "figure": {"name": led, "text": None if value is None else leading_text(led, value)},
         "guarantees": guarantee_cells(spent or plan.privacy, planned=spent is None),
     }
+
+
+def figure_text(canonical: bytes, record: ExchangeRecord) -> str:
+    """What leads the figures of one exchange of a job, by name, or ""."""
+    federated = told_federated(record.scores)
+    if federated is not None:
+        return federated_text(federated)
+    plan = planned(canonical)
+    value = leading_stored(plan.measure, record.accuracy, record.loss, plan.half)
+    return "" if value is None else f"{plan.measure} {leading_text(plan.measure, value)}"
 
 
 def guarantee_cells(privacy: Mapping[str, Any], *, planned: bool) -> list[dict[str, str]]:

@@ -99,6 +99,7 @@ def test_a_job_from_submission_to_model():
         shown = body(await ask("GET", f"/jobs/{job}"))
         assert shown["status"] == "completed"
         assert shown["exchanges"][0]["accuracy"] == 0.9
+        assert shown["exchanges"][0]["figure"] == "accuracy 0.900"
         assert await ask("GET", f"/jobs/{job}/model.onnx") == (200, b"ONNX")
         assert await ask("GET", f"/jobs/{job}/model.safetensors") == (200, b"TENSORS")
         assert body(await ask("GET", "/status")) == {"running": None}

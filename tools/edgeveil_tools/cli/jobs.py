@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 AWAY_S = 60.0  # a watch outlives a restart of the cloud
 DEFAULT_CLOUD_CONFIG = Path("configs/cloud.yaml")
 _EPSILONS = ("ε", "ε if all others collude")
-COLUMNS = ("round", "answered", "accuracy", "loss", "score", "corrected", "seconds", "bytes")
+COLUMNS = ("round", "answered", "figure", "loss", "score", "corrected", "seconds", "bytes")
 
 
 def add(commands: Subparsers) -> None:
@@ -381,7 +381,13 @@ def watch(job: str, cloud: Cloud, *, as_json: bool = False) -> int:
             _say_stand(event)
             rows = list(_cells(cloud.job(job)["exchanges"]))
             for row in rows[shown:]:
-                print("  ".join(f"{name} {v}" for name, v in zip(COLUMNS, row, strict=True) if v))
+                print(
+                    "  ".join(
+                        v if name == "figure" else f"{name} {v}"
+                        for name, v in zip(COLUMNS, row, strict=True)
+                        if v
+                    )
+                )
             sys.stdout.flush()
             shown = len(rows)
         print(f"{job}: {cloud.job(job)['status']}", flush=True)
@@ -450,7 +456,7 @@ def _cells(exchanges: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, ...]]:
         yield (
             short_label(record["phase"], record["number"]),
             str(record["uploads"]),
-            _figure(record["accuracy"]),
+            record["figure"],
             _figure(record["loss"]),
             _figure(scores.get("score")),
             _figure(scores.get("corrected")),
