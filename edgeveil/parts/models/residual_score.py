@@ -9,7 +9,6 @@ known it is 1, and a score tells the order of records alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +17,10 @@ from edgeveil.parts.features.feature_map import FeatureMap, Float64
 from edgeveil.parts.features.onnx_nodes import NodeList, serialise
 from edgeveil.parts.models.softmax_head import float_tensor
 
-if TYPE_CHECKING:
-    from edgeveil.parts.exchange import Array
-
 THRESHOLD = "threshold"  # the weight (1,) that a score is divided by
 
 
-def no_threshold() -> dict[str, Array]:
+def no_threshold() -> dict[str, NDArray[np.float32]]:
     """The weight where none is known: a score is the residual itself."""
     return {THRESHOLD: np.ones(1, np.float32)}
 

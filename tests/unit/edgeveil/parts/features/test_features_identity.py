@@ -86,7 +86,7 @@ def test_ranges_that_cannot_be_are_refused(wrong, why):
 
 
 def test_bounded_keeps_how_large_a_record_is():
-    features = Identity(IdentityParameters(norm="bounded", input_scale=2.0))
+    features = build_features([IdentityParameters(norm="bounded", input_scale=2.0)])
     x = np.array([[1, 1, 1, 1], [2, 2, 2, 2], [9, -9, 0, 0], [np.nan, 0, 0, 0]], np.float32)
     found = features(x)
     wanted = [[0.25] * 4, [0.5] * 4, [0.5, -0.5, 0, 0], [0] * 4]
