@@ -20,7 +20,7 @@ from edgeveil.parts.models.softmax_head import float_tensor
 THRESHOLD = "threshold"  # the weight (1,) that a score is divided by
 
 
-def no_threshold() -> dict[str, NDArray[np.generic]]:
+def no_threshold() -> dict[str, NDArray[np.float32]]:
     """The weight where none is known: a score is the residual itself."""
     return {THRESHOLD: np.ones(1, np.float32)}
 
