@@ -258,3 +258,15 @@ def test_a_device_s_owner_reads_what_is_learned_from(tmp_path, capsys):
     (tmp_path / "edge.yaml").write_text(yaml.safe_dump(site))
     assert data_check(tmp_path / "edge.yaml", tmp_path / "sent.yaml") == 0
     assert "are labelled anomalous: not learned from" in capsys.readouterr().out
+
+
+def test_a_run_without_any_label_ends_and_says_that_nothing_was_tested(tmp_path):
+    readings, _ = windows()
+    rows = [",".join(f"{v:.4f}" for v in row) for row in readings]
+    (tmp_path / "windows.csv").write_text("\n".join([",".join(NAMES), *rows, ""]))
+    assert run_local(windows_job(tmp_path), tmp_path / "out", Overrides()) == 0
+    result = Result.load(tmp_path / "out")
+    assert result.auc is None
+    assert "final AUC: unknown" in str(result)
+    assert result.content["final"]["federated"]["threshold"] > 0
+    assert (tmp_path / "out" / "report.html").exists()
