@@ -229,13 +229,15 @@ def test_arrays_have_zero_for_normal(tmp_path):
     assert result.content["final"]["figures"]["anomalous"] > 10
 
 
-def test_plans_and_comparisons_refuse_it_clearly(tmp_path):
+def test_plans_refuse_it_clearly_and_comparisons_tell_auc(tmp_path):
     write_windows(tmp_path / "windows.csv")
     job = windows_job(tmp_path)
     with pytest.raises(UsageError, match="what is normal, and records are made up for classes"):
         prospect(job, PlanOptions(), print)
-    with pytest.raises(UsageError, match="compares accuracies"):
-        compare(job, ComparisonOptions(out=tmp_path / "c"))
+    assert compare(job, ComparisonOptions(out=tmp_path / "c")) == 0
+    found = json.loads((tmp_path / "c" / "compare.json").read_text())
+    assert found["measure"] == "AUC"
+    assert all(row["accuracy"] > 0.9 for row in found["rows"])
 
 
 def test_a_device_s_owner_reads_what_is_learned_from(tmp_path, capsys):
@@ -270,3 +272,32 @@ def test_a_run_without_any_label_ends_and_says_that_nothing_was_tested(tmp_path)
     assert "final AUC: unknown" in str(result)
     assert result.content["final"]["federated"]["threshold"] > 0
     assert (tmp_path / "out" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("label", "told"),
+    [
+        ({"column": "state", "normal": ["OK"]}, "no label is normal, which is 'OK'"),
+        ({"column": "stat", "normal": ["ok"]}, "no record has a label in column 'stat'"),
+        ({"column": "state", "normal": ["ok"]}, ""),
+    ],
+)
+def test_labels_that_say_nothing_are_told_before_a_run(tmp_path, capsys, label, told):
+    write_windows(tmp_path / "windows.csv")
+    data = {"source": "windows", "schema": {**SCHEMA, "label": label}, "nominal_records": 240}
+    job = windows_job(tmp_path, data=data)
+    assert main(["validate", str(job)]) == 0
+    shown = capsys.readouterr()
+    assert told in shown.out
+    assert ("records: no" in shown.out) == bool(told)
+    assert f"Next: edgeveil run {job} --simulate" in shown.err  # a plan is refused
+
+
+def test_where_every_record_is_anomalous_nothing_is_learned(tmp_path, capsys):
+    write_windows(tmp_path / "windows.csv")
+    text = (tmp_path / "windows.csv").read_text()
+    (tmp_path / "windows.csv").write_text(re.sub(",(ok|leak|stall|)$", ",leak", text, flags=re.M))
+    assert main(["validate", str(windows_job(tmp_path))]) == ConfigError.exit_code
+    shown = capsys.readouterr().out
+    assert "none as normal, which is 'ok': nothing is learned" in shown
+    assert "data.schema.label.normal" in shown
