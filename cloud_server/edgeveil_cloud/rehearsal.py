@@ -134,6 +134,7 @@ class _Rehearsal:
         self._test = made_up_records(plan, BATCH_RECORDS + plan.rule.validation_records)
         self._evaluation = Evaluation(self._test)
         self._state: dict[str, Array] = {}
+        self._federated: Mapping[str, Any] | None = None
 
     def play(self) -> None:
         plan = self._plan
@@ -189,7 +190,7 @@ class _Rehearsal:
                 model = plan.cloud.model(self._state)
                 counts = rehearsed_evaluation(plan, graph, model, made_up_records(plan, RECORDS))
             with _stage("the figures of devices", "federated_evaluation"):
-                federated_figures(context, [counts], 1)
+                self._federated = federated_figures(context, [counts], 1)
 
     def _absorb(self, exchange: Exchange, graph: bytes, upload: dict[str, Array]) -> None:
         """A batch of one upload, again and again, as many as the rule needs."""
@@ -210,7 +211,7 @@ class _Rehearsal:
     def _release(self, graph: bytes) -> None:
         plan, x = self._plan, self._test.x[:RECORDS]
         weights = self._evaluation.weights(plan, self._state)
-        onnx = bake(graph, weights, model_card(plan, self._state))
+        onnx = bake(graph, weights, model_card(plan, self._federated))
         weights_file(plan, weights)
         if len(onnx) > MAX_GRAPH_BYTES:
             raise DataError(
