@@ -64,6 +64,7 @@ def test_anomalies_are_told_by_what_is_normal(learned):
     assert figures["detection_rate"] > 0.6
     assert f"final AUC: {result.auc:.3f}" in str(result)
     assert "detection rate" in str(result)
+    assert "uploads: 15 from 5 devices" in str(result)  # of the centre, the round, its evaluation
     assert "accuracy" not in str(result)
 
 
