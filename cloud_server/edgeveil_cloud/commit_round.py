@@ -193,7 +193,9 @@ def tell_round(
     tested = evaluation.tested(context, graph, state)
     # The round's own event has them, but for what follows from a threshold.
     again = exchange.phase == EVALUATE and THRESHOLD not in state
-    figures = {**tested.figures, **_class_names(context.plan)} if tested and not again else None
+    figures = tested.figures if tested and not again else None
+    if figures:  # without any label there are none
+        figures = {**figures, **_class_names(context.plan)}
     record = ExchangeRecord(
         index=exchange.index,
         phase=exchange.phase,
@@ -214,7 +216,7 @@ def tell_round(
         "refused": dict(valid.refused),
         "clusters": shown_clusters(scores, vectors),
         "mean_softmax": averaged.to_dict() if averaged else None,
-        "figures": figures,
+        "figures": figures or None,
         **({"federated": federated} if federated else {}),
         **({"cells": dict(told.cells)} if any(told.cells) else {}),  # they have names
     }

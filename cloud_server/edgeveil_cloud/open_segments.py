@@ -102,6 +102,8 @@ class SegmentOpener:
         most = largest(array)
         if not math.isfinite(most):
             return Found("not_finite"), None
+        if self.spec.largest is not None and most > self.spec.largest:
+            return Found("out_of_range"), None
         return Found("", norm(array), most), array
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
@@ -134,6 +135,7 @@ class _Rehearsal:
         self._test = made_up_records(plan, BATCH_RECORDS + plan.rule.validation_records)
         self._evaluation = Evaluation(self._test)
         self._state: dict[str, Array] = {}
+        self._federated: Mapping[str, Any] | None = None
 
     def play(self) -> None:
         plan = self._plan
@@ -189,7 +191,7 @@ class _Rehearsal:
                 model = plan.cloud.model(self._state)
                 counts = rehearsed_evaluation(plan, graph, model, made_up_records(plan, RECORDS))
             with _stage("the figures of devices", "federated_evaluation"):
-                federated_figures(context, [counts], 1)
+                self._federated = federated_figures(context, [counts], 1)
 
     def _absorb(self, exchange: Exchange, graph: bytes, upload: dict[str, Array]) -> None:
         """A batch of one upload, again and again, as many as the rule needs."""
@@ -210,7 +212,7 @@ class _Rehearsal:
     def _release(self, graph: bytes) -> None:
         plan, x = self._plan, self._test.x[:RECORDS]
         weights = self._evaluation.weights(plan, self._state)
-        onnx = bake(graph, weights, model_card(plan, self._state))
+        onnx = bake(graph, weights, model_card(plan, self._federated))
         weights_file(plan, weights)
         if len(onnx) > MAX_GRAPH_BYTES:
             raise DataError(

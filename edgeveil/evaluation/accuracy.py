@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from edgeveil.data.target import TargetRange
 from edgeveil.errors import DataError
 from edgeveil.evaluation.figures import (
+    NO_ORDER,
     anomaly_figures,
     classification_figures,
     regression_figures,
@@ -85,7 +86,7 @@ class HeldOutTest:
         """How the model with these weights does. `alarms`: a score above 1 is one."""
         found = self._outputs(weights)
         if self._output == SCORE:
-            figures = anomaly_figures(found[:, 0], self._y, alarms=alarms)
+            figures = anomaly_figures(found[:, 0], self._y, alarms=alarms) or NO_ORDER
             area = figures.get("auc")
             return ModelScore(None, math.nan if area is None else 1 - area, figures)
         if self._target is not None:

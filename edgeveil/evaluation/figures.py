@@ -17,6 +17,7 @@ BINS = 10  # of confidence
 _DIGITS = 6
 ACCURACY, RMSE, AUC = "accuracy", "RMSE", "AUC"  # what leads the figures of a job
 _LEADS = {RMSE: "rmse", AUC: "average_precision"}  # by a figure that others have not
+NO_ORDER: Mapping[str, Any] = {"auc": None, "average_precision": None}  # without any label
 SCORE_BINS = (-20.0, 20.0, 80)  # from, to and how many, of log2 of a score
 
 
@@ -119,7 +120,8 @@ def anomaly_figures(
         auc                the area under the ROC curve: how likely an anomalous record scores
                            above a normal one; None without records of both
         average_precision  the mean precision over the anomalous records, from the highest score
-                           on (scikit-learn's average_precision_score); None without any
+                           on (scikit-learn's average_precision_score); None without records of
+                           both, since of anomalous ones alone every order is right
         normal, anomalous  how many of each there are
         histogram          {from, to, normal, anomalous}: records by score, in bins of equal
                            width in its logarithm from 2^from to 2^to
@@ -221,7 +223,7 @@ def _rank_area(ranked: NDArray[np.float64], bad: NDArray[np.bool_]) -> float | N
 
 def _average_precision(ranked: NDArray[np.float64], bad: NDArray[np.bool_]) -> float | None:
     """Σ (recall gained)·precision over the distinct scores, from the highest on."""
-    if not bad.any():
+    if not bad.any() or bad.all():
         return None
     order = np.argsort(-ranked, kind="stable")
     last = np.append(np.diff(ranked[order]) != 0, True)  # of each distinct score

@@ -73,10 +73,10 @@ class FederatedEvaluation:
     def spec(self) -> SegmentSpec:
         """The one segment of an upload."""
         shape = (self.counts.cells,)
-        if not self.summed:
-            return SegmentSpec(COUNTS, shape, "int64")
         noise = math.ceil(_ROOM_SIGMAS * math.sqrt(self._own.sigma_squared))
         largest = (self._room << self._own.grid_bits) + noise
+        if not self.summed:
+            return SegmentSpec(COUNTS, shape, "int64", largest=largest)
         return summed_spec(COUNTS, shape, largest, self.summed)
 
     @property

@@ -70,13 +70,15 @@ def short_label(phase: str, number: int) -> str:
 class SegmentSpec:
     """Name, shape and dtype of one uploaded tensor; public, so its size says nothing.
 
-    With `bits` its integers are summed mod 2^bits under masks, and only the sum is seen.
+    With `bits` its integers are summed mod 2^bits under masks, and only the sum is seen. With
+    `largest` no sound upload has a value beyond ±that, and one that has does not count.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str  # "float16" | "float32" | "float64" | "int64"
     bits: int = 0
+    largest: int | None = None
 
     @property
     def count(self) -> int:

@@ -185,7 +185,8 @@ def counts_event(
     # Discreteness may take a hundredth of δ; and each part has its share of the variance alone.
     finest = (1 + math.exp(min(epsilon_, 64.0))) * coordinates * times / (0.16 * delta)
     least = max(COUNTS_SIGMA_BITS, min(SIGMA_BITS, math.ceil(math.log2(finest) / 2)))
-    sigma_bits = least + (honest.bit_length() + 1) // 2
+    widest = math.isqrt(LARGEST_SCALE**2 // sensitivity_squared).bit_length() - 1
+    sigma_bits = min(widest, least + (honest.bit_length() + 1) // 2)
 
     def of(mu: float) -> GaussianEvent:
         bits = max(0, sigma_bits + math.floor(math.log2(mu)))

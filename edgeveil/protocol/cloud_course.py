@@ -127,6 +127,7 @@ ALL_DECLINED = (
     "all {} selected devices declined: a policy or a spent budget does not allow this job, or the "
     "boxes are too slow for it; each device's console says why"
 )
+_EVALUATE = "evaluate"  # the phase of what changes no model
 _SILENT = "the proxy did not answer in time"
 _SLOW = "the other cells had a quorum of all devices before it answered"
 
@@ -601,8 +602,11 @@ class JobCourse:
         declined = sum(one.declined for one in short if one is not None)
         if self.attempt == 1 and not uploads and declined >= selected:
             # Nothing was released, and asking again at once would change no owner's mind.
+            why = ALL_DECLINED.format(declined)
+            if any(one is not None and one.phase == _EVALUATE for one in asked):
+                return self._pause(why)  # what was learned is not given up for want of figures
             report = self._report("all_declined", round=self.exchange, declined=declined)
-            return [report, *self._end("failed", ALL_DECLINED.format(declined))]
+            return [report, *self._end("failed", why)]
         answers = RoundAnswers(selected, uploads, declined)
         return self._repeat(f"{answers}: below the minimum", answers)
 

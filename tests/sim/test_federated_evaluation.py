@@ -168,3 +168,42 @@ def test_groups_of_a_rule_do_not_divide_the_counts(tmp_path: Path, books: Books)
     sets = {m.at.exchange: m.sets for m in said(fleet, Manifest) if m.kind == "round"}
     assert sets == {1: 3, 2: 1, 3: 3, 4: 1}
     assert told(fleet, done)[2]["federated"]["uploads"] == 6
+
+
+def test_an_evaluation_that_too_few_answer_pauses_and_is_answered_with_the_same_counts(
+    tmp_path: Path, books: Books
+) -> None:
+    fleet, done = played(tmp_path, evaluated(**PLAIN))
+    fleet.net.run(lambda: len(fleet.store.exchanges(done)) == 5)
+    for box in fleet.devices[1:]:
+        box.runner.up = False
+    assert fleet.finish(done) == "paused"
+    wire, trained = done_id(fleet, done), state(fleet, done)
+    held = fleet.devices[0].ledger.recall(wire, 6)
+    spent = fleet.devices[0].ledger.spent()
+    for box in fleet.devices[1:]:
+        box.runner.up = True
+        fleet.net.connect(box.runner)
+    fleet.resume(done)
+    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
+    assert held is not None
+    assert fleet.devices[0].ledger.recall(wire, 6) == held
+    assert fleet.devices[0].ledger.spent() == spent
+    assert all(np.array_equal(state(fleet, done)[name], was) for name, was in trained.items())
+    assert told(fleet, done)[2]["federated"]["uploads"] == DEVICES
+
+
+def test_what_was_learned_is_not_given_up_where_all_decline_to_evaluate_it(
+    tmp_path: Path, books: Books
+) -> None:
+    fleet, done = played(tmp_path, evaluated(**PLAIN))
+    fleet.net.run(lambda: len(fleet.store.exchanges(done)) == 5)
+    for box in fleet.devices:
+        box.host._work.paused = True
+    assert fleet.finish(done) == "paused"
+    assert f"all {DEVICES} selected devices declined" in fleet.store.job(done).reason
+    for box in fleet.devices:
+        box.host._work.paused = False
+    fleet.resume(done)
+    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
+    assert told(fleet, done)[2]["federated"]["uploads"] == DEVICES

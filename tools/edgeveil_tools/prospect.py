@@ -222,7 +222,7 @@ def prospect(path: Path, asked: PlanOptions, say: Callable[[str], None]) -> Pros
         raise UsageError(
             f"{job.learns}, and records are made up for classes and numbers alone",
             where=f"{path}: data.schema.label",
-            fix="see what it comes to: edgeveil run JOB.yaml --simulate --reference",
+            fix=f"see what it comes to: edgeveil run {path} --simulate --reference",
         )
     plan = compile_job(job).with_artifacts(read_artifacts(job))
     rehearse(plan, path)

@@ -462,8 +462,8 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """A run in a few lines. Training and inference guarantee always stand together."""
     from edgeveil.jobs.shuffle_amplification import ShuffleCredit
 
-    rounds = result["rounds"]
-    uploads = sum(row["uploads"] for row in rounds + result["phases"])
+    counted = (result["rounds"], result["phases"], result.get("evaluations", ()))
+    uploads = sum(row["uploads"] for rows in counted for row in rows)
     hops, final, reference = result["bytes"], result["final"], result["reference"]
     own = "" if final["measured_on"] == MEASURED_ON[True] else f", on {final['measured_on']}"
     unprotected = f", {reference['note']}" if reference["note"] else ""

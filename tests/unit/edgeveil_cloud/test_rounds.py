@@ -71,6 +71,19 @@ def test_a_segment_of_another_group_or_altered_is_refused() -> None:
         assert spoilt(segment)[0].refused == {"not_for_this_round": 1}
 
 
+def test_counts_that_no_record_and_no_noise_make_are_refused() -> None:
+    """Each by itself: of two uploads none is usual, and a sum of the largest would wrap around."""
+    plan = compile_job(job(federated_evaluation={"epsilon": 1.0}, round={"min_batch": 1}))
+    here = CloudRound(len(plan.exchanges), plan=plan)
+    (spec,) = here.context.segments
+    assert (here.exchange.phase, spec.dtype, spec.bits) == ("evaluate", "int64", 0)
+    most = spec.largest or 0
+    assert 30 << plan.evaluation.event.grid_bits < most < 2**62  # type: ignore[union-attr]
+    given = [-most, most, most + 1, -most - 1, 2**63 - 1, -(2**63)]
+    opened = here.opened([[here.segment(0, np.full(spec.shape, n, np.int64)) for n in given]])
+    assert (opened.refused, values(opened, spec.name)) == ({"out_of_range": 4}, [-most, most])
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_segment_that_is_not_finite_is_refused(bad: float) -> None:
     array = ROUND.array(0, 1.0)

@@ -64,6 +64,7 @@ def test_anomalies_are_told_by_what_is_normal(learned):
     assert figures["detection_rate"] > 0.6
     assert f"final AUC: {result.auc:.3f}" in str(result)
     assert "detection rate" in str(result)
+    assert "uploads: 15 from 5 devices" in str(result)  # of the centre, the round, its evaluation
     assert "accuracy" not in str(result)
 
 
@@ -229,13 +230,15 @@ def test_arrays_have_zero_for_normal(tmp_path):
     assert result.content["final"]["figures"]["anomalous"] > 10
 
 
-def test_plans_and_comparisons_refuse_it_clearly(tmp_path):
+def test_plans_refuse_it_clearly_and_comparisons_tell_auc(tmp_path):
     write_windows(tmp_path / "windows.csv")
     job = windows_job(tmp_path)
     with pytest.raises(UsageError, match="what is normal, and records are made up for classes"):
         prospect(job, PlanOptions(), print)
-    with pytest.raises(UsageError, match="compares accuracies"):
-        compare(job, ComparisonOptions(out=tmp_path / "c"))
+    assert compare(job, ComparisonOptions(out=tmp_path / "c")) == 0
+    found = json.loads((tmp_path / "c" / "compare.json").read_text())
+    assert found["measure"] == "AUC"
+    assert all(row["accuracy"] > 0.9 for row in found["rows"])
 
 
 def test_a_device_s_owner_reads_what_is_learned_from(tmp_path, capsys):
@@ -258,3 +261,44 @@ def test_a_device_s_owner_reads_what_is_learned_from(tmp_path, capsys):
     (tmp_path / "edge.yaml").write_text(yaml.safe_dump(site))
     assert data_check(tmp_path / "edge.yaml", tmp_path / "sent.yaml") == 0
     assert "are labelled anomalous: not learned from" in capsys.readouterr().out
+
+
+def test_a_run_without_any_label_ends_and_says_that_nothing_was_tested(tmp_path):
+    readings, _ = windows()
+    rows = [",".join(f"{v:.4f}" for v in row) for row in readings]
+    (tmp_path / "windows.csv").write_text("\n".join([",".join(NAMES), *rows, ""]))
+    assert run_local(windows_job(tmp_path), tmp_path / "out", Overrides()) == 0
+    result = Result.load(tmp_path / "out")
+    assert result.auc is None
+    assert "final AUC: unknown" in str(result)
+    assert result.content["final"]["federated"]["threshold"] > 0
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("label", "told"),
+    [
+        ({"column": "state", "normal": ["OK"]}, "no label is normal, which is 'OK'"),
+        ({"column": "stat", "normal": ["ok"]}, "no record has a label in column 'stat'"),
+        ({"column": "state", "normal": ["ok"]}, ""),
+    ],
+)
+def test_labels_that_say_nothing_are_told_before_a_run(tmp_path, capsys, label, told):
+    write_windows(tmp_path / "windows.csv")
+    data = {"source": "windows", "schema": {**SCHEMA, "label": label}, "nominal_records": 240}
+    job = windows_job(tmp_path, data=data)
+    assert main(["validate", str(job)]) == 0
+    shown = capsys.readouterr()
+    assert told in shown.out
+    assert ("records: no" in shown.out) == bool(told)
+    assert f"Next: edgeveil run {job} --simulate" in shown.err  # a plan is refused
+
+
+def test_where_every_record_is_anomalous_nothing_is_learned(tmp_path, capsys):
+    write_windows(tmp_path / "windows.csv")
+    text = (tmp_path / "windows.csv").read_text()
+    (tmp_path / "windows.csv").write_text(re.sub(",(ok|leak|stall|)$", ",leak", text, flags=re.M))
+    assert main(["validate", str(windows_job(tmp_path))]) == ConfigError.exit_code
+    shown = capsys.readouterr().out
+    assert "none as normal, which is 'ok': nothing is learned" in shown
+    assert "data.schema.label.normal" in shown

@@ -296,6 +296,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _validate(args: argparse.Namespace) -> int:
     from edgeveil.errors import ConfigError, UsageError
+    from edgeveil.evaluation.figures import AUC
     from edgeveil_tools.checks import load, record_notes, site_limits, validate
 
     code, limits, jobs = 0, site_limits(args.files, args.devices), 0
@@ -318,7 +319,10 @@ def _validate(args: argparse.Namespace) -> int:
             _print_sound(path, kind, plan, job if args.show else None)
             print("".join(f"  records: {note}\n" for note in notes), end="")
             if job is not None and job.local_run is not None and len(args.files) == 1:
-                say_next(f"edgeveil plan {path}")
+                unplanned = job.measure == AUC  # which `plan` refuses
+                say_next(
+                    f"edgeveil run {path} --simulate" if unplanned else f"edgeveil plan {path}"
+                )
     if args.data is not None and not jobs:
         raise UsageError(
             "no job is named to hold it against", where="--data", fix="name the job's file too"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edgeveil.data.anomaly import NORMAL, learned_from
 from edgeveil.data.check import check_records
 from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
@@ -199,7 +200,8 @@ def _own(job: Job, run: LocalRun, data: DataSource, pool: Records, test: Records
     if report.usable:
         told = places(data, schema) if report.usable < report.records else []
         by_column = [] if schema is None else column_problems(data, schema)
-        return _sizes(run, pool, test) + report.problems + by_column + told
+        told = _labels(job, data, pool, test) + by_column + told
+        return _sizes(run, pool, test) + report.problems + told
     raise DataError(
         "no record can be learned from",
         where=(places(data, schema) or [_called(data)])[0],
@@ -208,6 +210,29 @@ def _own(job: Job, run: LocalRun, data: DataSource, pool: Records, test: Records
         else "correct data.schema.label: its column, and the classes or the range as the file has"
         " them",
     )
+
+
+def _labels(job: Job, data: DataSource, pool: Records, test: Records) -> list[str]:
+    """What labels mean for a run that learns what is normal. Raises DataError where all training
+    records are labelled anomalous."""
+    if not job.anomaly:
+        return []
+    schema, labels = job.data.schema_, np.concatenate([pool.y, test.y])
+    normal = "0" if schema is None else ", ".join(map(repr, schema.label.normal))
+    if not learned_from(pool.y).any():
+        raise DataError(
+            f"every record is labelled, and none as normal, which is {normal}: nothing is learned",
+            where=_called(data),
+            fix="give normal records the label 0"
+            if schema is None
+            else "write into data.schema.label.normal what the file calls it",
+        )
+    if not (labels >= NORMAL).any():
+        column = "" if schema is None else f" in column {schema.label.column!r}"
+        return [f"no record has a label{column}: all are learned from, and no model is tested"]
+    if not (labels == NORMAL).any():
+        return [f"no label is normal, which is {normal}: all that there are count as anomalous"]
+    return []
 
 
 def _sizes(run: LocalRun, pool: Records, test: Records) -> list[str]:

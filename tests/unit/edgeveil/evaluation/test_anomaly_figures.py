@@ -67,6 +67,9 @@ def test_of_one_kind_alone_there_is_no_order():
     assert found["auc"] is None
     assert found["average_precision"] is None
     assert "false_alarm_rate" not in found
+    found = anomaly_figures(np.array([1.0, 2.0]), np.array([1, 3]), alarms=True)
+    assert (found["auc"], found["average_precision"], found["false_alarm_rate"]) == (None,) * 3
+    assert found["detection_rate"] == 0.5
 
 
 def test_auc_leads_them():

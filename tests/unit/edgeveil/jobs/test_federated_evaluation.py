@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgeveil.data.target import TargetRange
+from edgeveil.errors import PrivacyError
+from edgeveil.evaluation.record_counts import Confusion, Errors, Hits, RecordCounts
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.buffered_rounds import late_exchanges
 from edgeveil.jobs.plan import Plan
@@ -16,6 +19,7 @@ from edgeveil.jobs.shuffle_amplification import shuffled
 from edgeveil.jobs.who_sees import who_sees
 from edgeveil.parts.exchange import EVALUATE
 from edgeveil.privacy.events import SharedGaussian, as_summed, event_from_dict, to_dict
+from edgeveil.privacy.gaussian_mechanism import counts_event
 from edgeveil.privacy.policy import Limits, check_job, price
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.settings.base import ImpossibleMixError
@@ -135,6 +139,19 @@ def test_a_device_counts_no_more_than_there_is_room_for() -> None:
     counts = np.full(own.counts.cells, 10**12)
     noised = own.noised(counts, SeededRandom(1)).segments["counts"]
     assert int(np.abs(noised).max()) * 20 < 2 ** (own.spec.bits - 1)
+
+
+@pytest.mark.parametrize("honest", [0, 800])
+@pytest.mark.parametrize("kind", [Confusion(10), Hits(100), Errors(TargetRange(0, 1))])
+def test_a_large_epsilon_is_met_as_far_as_noise_can_be_drawn(
+    kind: RecordCounts, honest: int
+) -> None:
+    """Steps as fine as the sampler has them, and no finer, whatever one record adds."""
+    said = "evaluation counts", kind.sensitivity_squared, kind.cells
+    event = counts_event(*said, 24.0, 1e-6, 10, honest)
+    assert 23 < price([event] * 10, 1e-6).inference.epsilon <= 24
+    with pytest.raises(PrivacyError, match="lower epsilon or raise delta"):
+        counts_event(*said, 64.0, 1e-6, 10, honest)
 
 
 def test_the_noise_of_one_count_is_what_the_accountant_asks_for() -> None:
