@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeveil.errors import ConfigError, DataError, UsageError
+from edgeveil.errors import ConfigError, DataError
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil_edge.inference import ServedModel
 from edgeveil_edge.predict import predict
@@ -17,7 +17,6 @@ from edgeveil_tools.cli import main
 from edgeveil_tools.local.job import Overrides
 from edgeveil_tools.local.local_run import load_local_job
 from edgeveil_tools.local.run import run_local
-from edgeveil_tools.prospect import PlanOptions, prospect
 from edgeveil_tools.report.command import report
 from edgeveil_tools.result import Result
 from edgeveil_tools.setup.init_job import write_from
@@ -63,6 +62,18 @@ def test_a_number_is_learned_and_told_in_its_unit(learned):
     assert result.content["rounds"][-1]["loss"] == pytest.approx((result.rmse / 500) ** 2, rel=1e-3)
     assert f"final RMSE: {result.rmse:.4g}" in str(result)
     assert "accuracy" not in str(result)
+
+
+def test_devices_errors_on_their_own_records_are_told_beside_the_clouds(tmp_path):
+    asked = {"epsilon": 9}
+    policy = {"max_inference_epsilon": 10}
+    beside = {**local("faithful"), "policy": policy}
+    result = run_of(tmp_path, federated_evaluation=asked, local_run=beside)
+    told = result.content["final"]["federated"]
+    assert told["leading"] == "rmse"
+    assert abs(told["rmse"] - result.rmse) < 3 * told["rmse_deviation"]  # of other records
+    assert 0 < told["rmse_deviation"] < 500  # half of the range is what guessing its middle has
+    assert "on the devices' own records" in str(result)
 
 
 def test_its_report_speaks_of_rmse_and_of_no_class(learned):
@@ -161,12 +172,6 @@ def test_what_is_about_classes_is_refused_when_the_file_is_read(tmp_path, change
         load_local_job(homes_job(tmp_path, **changes))
     assert f"{key}:" in str(refused.value)
     assert fix in str(refused.value)
-
-
-def test_a_job_is_not_planned_on_made_up_classes(tmp_path):
-    write_homes(tmp_path / "homes.csv")
-    with pytest.raises(UsageError, match="the label is a number"):
-        prospect(homes_job(tmp_path), PlanOptions(), lambda _line: None)
 
 
 def test_a_table_without_one_number_is_refused(tmp_path):
