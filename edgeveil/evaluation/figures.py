@@ -254,15 +254,18 @@ def _by_score(scores: NDArray[np.float64], bad: NDArray[np.bool_]) -> dict[str, 
     return {**ends, **{name: of[first:last].tolist() for name, of in counts.items()}}
 
 
+BY_DEVICES = " on the devices' own records"
+
+
 def federated_text(found: Mapping[str, Any]) -> str:
     """The first figure on devices' own records: `accuracy 0.930 ± 0.012 on the devices' own
     records`."""
     key = found.get("leading")
     if key is None:
-        return "on the devices' own records nothing but noise"
+        return f"nothing but noise{BY_DEVICES}"
     name = {"rmse": RMSE, "auc": AUC}.get(key, key.replace("_", " "))
     value, off = (leading_text(name, found[one]) for one in (key, f"{key}_deviation"))
-    return f"{name} {value} ± {off} on the devices' own records"
+    return f"{name} {value} ± {off}{BY_DEVICES}"
 
 
 def _figure(value: float) -> float:

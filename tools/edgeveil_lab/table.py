@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from edgeveil.errors import INTERRUPTED, EdgeVeilError, JobFailed, UsageError
-from edgeveil.evaluation.figures import leading
+from edgeveil.evaluation.figures import BY_DEVICES, federated_text, leading
 from edgeveil.jobs import Job, load_job
 from edgeveil.parts.sources import published_files
 from edgeveil.privacy.guarantee import up, worth
@@ -117,9 +117,10 @@ def table(paths: Sequence[Path], asked: TableOptions) -> int:
     for study in studies:
         if run_seeds(study, str(study.path), asked, stream, failures) == INTERRUPTED:
             return INTERRUPTED
+    rows = [row(study, asked.seeds) for study in studies]
     content = {
-        "rows": [row(study, asked.seeds) for study in studies],
-        "notes": notes(studies),
+        "rows": rows,
+        "notes": [*notes(studies), *filter(None, map(_by_devices, rows))],
         "failures": failures,
         "versions": versions(),
     }
@@ -165,10 +166,17 @@ def row(study: TableJob, seeds: int) -> dict[str, Any]:
         "accuracies": accuracies,
         "median": statistics.median(accuracies) if accuracies else None,
         "reference": known[0] if known else None,
+        "federated": [told for r in results if (told := r["final"].get("federated"))],
         "seconds": statistics.median(r["seconds"] for r in results) if results else None,
         "memory_peak_bytes": max((r["memory_peak_bytes"] or 0 for r in results), default=None),
         "claims": [{"text": claim.text, **vars(claim)} for claim in claims(study.job.job)],
     }
+
+
+def _by_devices(row: Mapping[str, Any]) -> str:
+    """What devices' own counts say of the runs of a row, by seed, or ""."""
+    told = ", ".join(federated_text(one).removesuffix(BY_DEVICES) for one in row["federated"])
+    return f"by noised counts{BY_DEVICES}, {row['job']}: {told}" if told else ""
 
 
 def notes(studies: Sequence[TableJob]) -> list[str]:

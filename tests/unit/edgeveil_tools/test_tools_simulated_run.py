@@ -208,11 +208,15 @@ def test_mnist_that_is_nowhere_names_the_option_and_the_files(tmp_path, nowhere)
 
 
 def test_a_table_holds_every_seed_and_goes_on_where_it_stopped(tmp_path, capsys):
-    path, out = job_file(tmp_path), tmp_path / "table"
+    path, out = job_file(tmp_path, federated_evaluation={"epsilon": 8}), tmp_path / "table"
     asked = TableOptions(seeds=2, out=out, as_json=True)
     assert table([path], asked) == 0
     said = capsys.readouterr()
-    (row,) = json.loads(said.out)["rows"]
+    content = json.loads(said.out)
+    (row,) = content["rows"]
+    assert [one["uploads"] for one in row["federated"]] == [5, 5]
+    (beside,) = (note for note in content["notes"] if note.startswith("by noised"))
+    assert beside.count("±") == 2 and beside[1:] in (out / "table.md").read_text()
     assert (
         len(re.findall(r"small\.yaml, seed [78] \([12] of 2\): accuracy 0\.\d{4}", said.err)) == 2
     )

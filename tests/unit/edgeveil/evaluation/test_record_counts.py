@@ -112,7 +112,7 @@ def test_nothing_but_noise_is_no_figure(kind: RecordCounts) -> None:
     for counts in (np.zeros(kind.cells), np.full(kind.cells, -3.0)):
         found = kind.figures(counts, float(kind.largest))
         assert found == {}
-        assert federated_text(found) == "on the devices' own records nothing but noise"
+        assert federated_text(found) == "nothing but noise on the devices' own records"
 
 
 def test_counts_below_nothing_leave_shares_within_their_ends() -> None:
