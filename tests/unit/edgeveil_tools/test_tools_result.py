@@ -90,7 +90,8 @@ def test_the_result_has_every_key_that_scripts_read():
         "broker", "devices", "seconds", "memory_peak_bytes", "versions", "bytes",
     }  # fmt: skip
     assert found["final"] == {
-            "accuracy": 0.625, "figures": None, "measured_on": "the published set's test records",
+            "accuracy": 0.625, "figures": None, "federated": None,
+            "measured_on": "the published set's test records",
         }  # fmt: skip
     assert found["reference"] == {"accuracy": 0.75, "rounds": [0.5, 0.75], "note": ""}
     assert [row["round"] for row in found["rounds"]] == [1, 2]

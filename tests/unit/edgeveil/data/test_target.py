@@ -61,8 +61,8 @@ def test_rows_become_labels_and_what_is_no_number_is_dropped(tmp_path):
 @pytest.mark.parametrize(
     ("label", "why"),
     [
-        ({"classes": ["a", "b"]}, "both are given"),
-        ({"number": None}, "neither is given"),
+        ({"classes": ["a", "b"]}, "classes and number are given"),
+        ({"number": None}, "none is given"),
         ({"number": [30, 10]}, "least and the greatest"),
         ({"number": [1.7e9, 1.7e9 + 60]}, "narrower than float32"),
         ({"number": None, "classes": ["a"]}, "names one class"),

@@ -124,7 +124,7 @@ def test_the_released_graph_computes_the_same_and_stays_in_the_range(kept):
     assert [one.name for one in ort.InferenceSession(onnx).get_outputs()] == ["value"]
     far = bake(graph, {**weights, "bias": np.array([9e9], np.float32)})
     assert (OnnxModel(far).answers(x, {}) == 30).all()
-    with pytest.raises(DataError, match="gives a number"):
+    with pytest.raises(DataError, match="gives a value, and classes"):
         OnnxModel(onnx).probabilities(x, {})
     with pytest.raises(DataError, match="tells a number"):
         find_head(onnx)
