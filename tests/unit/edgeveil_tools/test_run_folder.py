@@ -30,6 +30,7 @@ def ran(tmp_path_factory):
     return base / "out", [*line, "--out", str(base / "out")]
 
 
+@pytest.mark.timeout(900)  # whose backbone is not here yet has it trained
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
 def test_a_job_that_is_written_whole_is_the_same_job(path, tmp_path):
     job, run = local_job(path, Overrides(seed=11))

@@ -93,6 +93,7 @@ def test_a_table_says_which_settings_were_chosen_on_its_images():
     assert picture([ROW], "svg", [told]) != picture([ROW], "svg")
 
 
+@pytest.mark.timeout(900)  # where their backbone is not here yet it is trained
 def test_a_table_of_chosen_settings_says_so_once_for_all_rows():
     paths = [Path(f"configs/jobs/{name}.yaml") for name in ("mnist_fm_local", "quickstart")]
     studies = [TableJob(path, *local_job(path, Overrides()), Path("out")) for path in paths]
