@@ -177,7 +177,7 @@ def test_a_site_broker_takes_new_users_and_ends_on_ctrl_c(engine, tmp_path):
             with pytest.raises(BrokerError, match="wrong user name"):
                 await make_link(url, "bob").connect_or_raise()
             (tmp_path / "users").write_text("ada:ada-word\nbob:bob-word\n")
-            for _ in range(100):
+            for _ in range(300):
                 link = make_link(url, "bob")
                 with contextlib.suppress(BrokerError):
                     await link.connect_or_raise()
