@@ -171,6 +171,7 @@ def test_bundles_make_a_fleet_whose_devices_come_and_go(fleet: PlannedFleet) -> 
     fleet.places.joinpath("box-ward").symlink_to(fleet.places / "ward-7")
     (fleet.logs / "box-ward").touch()
     fleet.start("box-ward")
+    wait_for(lambda: "final model is in use" in fleet.log("box-ward"), "what a late one is sent")
     found = fleet.finish(DEVICES)  # as many as before: one went, one came
     assert (found["status"], found["reason"]) == ("completed", "")
     assert {exchange["uploads"] for exchange in found["exchanges"]} == {DEVICES}
