@@ -20,7 +20,7 @@ from edgeveil.evaluation.noise_correction import NOT_IDENTIFIABLE
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.shuffle_amplification import shuffled
-from edgeveil.jobs.who_sees import COUNTS, who_sees
+from edgeveil.jobs.who_sees import EVALUATION_COUNTS, who_sees
 from edgeveil.pages.parts import (
     Json,
     Tone,
@@ -773,7 +773,7 @@ class _View:
         if not self._guarantees:
             return None
         training, inference = self._guarantees["training"], self._guarantees["inference"]
-        counted_too = any(row["what"] == COUNTS for row in self._facts.seen)
+        counted_too = any(row["what"] == EVALUATION_COUNTS for row in self._facts.seen)
         found = [("Simulated", _SIMULATED)] if self._simulated else []
         planned = ", as planned" if self._planned else ""
         found += [

@@ -57,15 +57,15 @@ def classification_figures(
     f1 = _share(2 * right, records + foreseen)
     there = records > 0
     return {
-        "balanced_accuracy": _plain(recall[there].mean()),
-        "macro_f1": _plain(f1[there | (foreseen > 0)].mean()),
+        "balanced_accuracy": to_places(recall[there].mean()),
+        "macro_f1": to_places(f1[there | (foreseen > 0)].mean()),
         "auc": _area(probabilities, labels, sound),
         "per_class": [
             {
                 "class": of,
-                "precision": _plain(precision[of]) if foreseen[of] else None,
-                "recall": _plain(recall[of]) if there[of] else None,
-                "f1": _plain(f1[of]) if there[of] or foreseen[of] else None,
+                "precision": to_places(precision[of]) if foreseen[of] else None,
+                "recall": to_places(recall[of]) if there[of] else None,
+                "f1": to_places(f1[of]) if there[of] or foreseen[of] else None,
                 "records": int(records[of]),
             }
             for of in range(classes)
@@ -97,9 +97,9 @@ def regression_figures(
     spread = float(np.square(wanted - wanted.mean()).sum())
     squared = float(np.square(away).sum())
     return {
-        "mae": _figure(away.mean()),
-        "rmse": _figure(math.sqrt(squared / len(away))),
-        "r2": _plain(1 - squared / spread) if spread > 0 else None,
+        "mae": to_digits(away.mean()),
+        "rmse": to_digits(math.sqrt(squared / len(away))),
+        "r2": to_places(1 - squared / spread) if spread > 0 else None,
         "unusable": int(len(sound) - np.count_nonzero(sound)),
     }
 
@@ -108,7 +108,7 @@ def spread_of(labels: NDArray[np.int64], target: TargetRange) -> float | None:
     """RMSE of saying the mean of labels (n,) for each of them, in the target's unit: what a model
     must come below. None where no record has a label."""
     known = (labels >= 0) & (labels < LABELS)
-    return _figure(target.values(labels[known]).std()) if known.any() else None
+    return to_digits(target.values(labels[known]).std()) if known.any() else None
 
 
 def anomaly_figures(
@@ -141,8 +141,9 @@ def anomaly_figures(
     scores, bad = scores[known].astype(np.float64), anomalous(labels[known])
     sound = np.isfinite(scores)
     ranked = np.where(sound, scores, np.where(bad, -np.inf, np.inf))
+    area = _rank_area(ranked, bad)
     found: dict[str, Any] = {
-        "auc": _rank_area(ranked, bad),
+        "auc": None if area is None else to_places(area),
         "average_precision": _average_precision(ranked, bad),
         "normal": int(np.count_nonzero(~bad)),
         "anomalous": int(np.count_nonzero(bad)),
@@ -206,19 +207,21 @@ def _alarms(flagged: NDArray[np.bool_], bad: NDArray[np.bool_]) -> tuple[int, in
 
 
 def _part(some: float, whole: float) -> float | None:
-    return _plain(some / whole) if whole > 0 else None
+    return to_places(some / whole) if whole > 0 else None
 
 
 def _rank_area(ranked: NDArray[np.float64], bad: NDArray[np.bool_]) -> float | None:
-    """By the rank sum, ties counted half; without scipy, which a device need not have."""
+    """The area under the ROC curve by the rank sum (Mann and Whitney 1947), ties counted half; None
+    without records of both. In numpy: scipy.stats takes a second to load, and a device may lack it.
+    """
     inside = int(np.count_nonzero(bad))
     outside = len(bad) - inside
     if not inside or not outside:
         return None
-    _, at, counts = np.unique(ranked, return_inverse=True, return_counts=True)
-    ranks = np.cumsum(counts) - (counts - 1) / 2
-    total = float(ranks[at][bad].sum())
-    return _plain((total - inside * (inside + 1) / 2) / (inside * outside))
+    ordered = np.sort(ranked)
+    before, up_to = (np.searchsorted(ordered, ranked[bad], side) for side in ("left", "right"))
+    total = float(((before + up_to + 1) / 2).sum())
+    return (total - inside * (inside + 1) / 2) / (inside * outside)
 
 
 def _average_precision(ranked: NDArray[np.float64], bad: NDArray[np.bool_]) -> float | None:
@@ -230,7 +233,7 @@ def _average_precision(ranked: NDArray[np.float64], bad: NDArray[np.bool_]) -> f
     caught = np.cumsum(bad[order])[last].astype(np.float64)
     flagged = np.flatnonzero(last) + 1.0
     gained = np.diff(caught, prepend=0.0) / caught[-1]
-    return _plain(float((gained * caught / flagged).sum()))
+    return to_places(float((gained * caught / flagged).sum()))
 
 
 def score_bins(scores: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -268,7 +271,12 @@ def federated_text(found: Mapping[str, Any]) -> str:
     return f"{name} {value} ± {off}{BY_DEVICES}"
 
 
-def _figure(value: float) -> float:
+def to_places(value: float) -> float:
+    """Of about 1, to as many decimal places."""
+    return round(float(value), _DIGITS)
+
+
+def to_digits(value: float) -> float:
     """Of any size, to as many digits."""
     return float(f"{value:.{_DIGITS}g}")
 
@@ -276,27 +284,13 @@ def _figure(value: float) -> float:
 def _area(
     probabilities: NDArray[np.floating], labels: NDArray[np.int64], sound: NDArray[np.bool_]
 ) -> float | None:
-    """By the rank sum (Mann and Whitney 1947), ties counted half; an unusable record is ranked
-    below all others of its class, and above all others elsewhere."""
+    """The mean over classes; an unusable record is ranked below all others of its class, and above
+    all others elsewhere."""
     of = labels[:, None] == np.arange(probabilities.shape[1])
     ranked = np.where(sound[:, None], probabilities.astype(np.float64), np.where(of, -1.0, 2.0))
-    inside = of.sum(axis=0)
-    outside = len(labels) - inside
-    both = (inside > 0) & (outside > 0)
-    if not both.any():
-        return None
-    ranks = np.stack([_ranks(column) for column in ranked[:, both].T], axis=1)
-    sums = (ranks * of[:, both]).sum(axis=0)
-    inside, outside = inside[both], outside[both]
-    return _plain(((sums - inside * (inside + 1) / 2) / (inside * outside)).mean())
-
-
-def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """From 1, equal ones with the mean of theirs; as scipy.stats.rankdata, which takes a second to
-    load."""
-    ordered = np.sort(values)
-    before, up_to = (np.searchsorted(ordered, values, side) for side in ("left", "right"))
-    return np.asarray((before + up_to + 1) / 2, np.float64)
+    found = [_rank_area(*pair) for pair in zip(ranked.T, of.T, strict=True)]
+    known = [area for area in found if area is not None]
+    return to_places(float(np.mean(known))) if known else None
 
 
 def _calibration(probabilities: NDArray[np.floating], right: NDArray[np.bool_]) -> dict[str, Any]:
@@ -307,11 +301,11 @@ def _calibration(probabilities: NDArray[np.floating], right: NDArray[np.bool_]) 
     held = _share(np.bincount(at, weights=right.astype(np.float64), minlength=BINS), records)
     error = float((records * np.abs(said - held)).sum() / max(1, len(right)))
     return {
-        "error": _plain(error),
+        "error": to_places(error),
         "bins": [
             {
-                "confidence": _plain(said[bin_]),
-                "accuracy": _plain(held[bin_]),
+                "confidence": to_places(said[bin_]),
+                "accuracy": to_places(held[bin_]),
                 "records": int(records[bin_]),
             }
             for bin_ in np.flatnonzero(records)
@@ -323,7 +317,3 @@ def _share(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
     found = np.zeros(len(part))
     np.divide(part, whole, out=found, where=whole > 0)
     return found
-
-
-def _plain(value: float) -> float:
-    return round(float(value), _DIGITS)

@@ -16,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.target import LABELS, TargetRange
-from edgeveil.evaluation.figures import MOST_CROSSED
+from edgeveil.evaluation.figures import MOST_CROSSED, to_digits, to_places
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
 LEAST_SIGNAL = 2.0  # deviations of their noise: of fewer records no figure is told
 ERROR_STEPS = 1 << 10  # to half of the range of a number: what a device's errors are rounded to
-_DIGITS = 6
 
 
 class RecordCounts(Protocol):
@@ -116,7 +115,7 @@ class Confusion:
         return _accuracy(
             counts,
             deviation,
-            {**several, "confusion": [[_plain(x) for x in row] for row in crossed]},
+            {**several, "confusion": [[to_places(x) for x in row] for row in crossed]},
         )
 
 
@@ -197,12 +196,12 @@ class Errors:
         square, root = max(0.0, square), math.sqrt(max(0.0, square))
         return {
             "leading": "rmse",
-            "rmse": _figure(half * root),
-            "rmse_deviation": _figure(half * (math.sqrt(square + of_square) - root)),
-            "mae": _figure(half * max(0.0, mean)),
-            "mae_deviation": _figure(half * off * math.hypot(1, mean)),
-            "records": _plain(records),
-            "count_deviation": _plain(deviation),
+            "rmse": to_digits(half * root),
+            "rmse_deviation": to_digits(half * (math.sqrt(square + of_square) - root)),
+            "mae": to_digits(half * max(0.0, mean)),
+            "mae_deviation": to_digits(half * off * math.hypot(1, mean)),
+            "records": to_places(records),
+            "count_deviation": to_places(deviation),
         }
 
 
@@ -229,10 +228,10 @@ def _accuracy(counts: Float64, deviation: float, further: Mapping[str, Any]) -> 
     off = deviation * math.hypot(1 - accuracy, accuracy) / records
     return {
         "leading": "accuracy",
-        "accuracy": _plain(accuracy),
-        "accuracy_deviation": _plain(off),
-        "records": _plain(records),
-        "count_deviation": _plain(deviation),
+        "accuracy": to_places(accuracy),
+        "accuracy_deviation": to_places(off),
+        "records": to_places(records),
+        "count_deviation": to_places(deviation),
         **further,
     }
 
@@ -250,7 +249,7 @@ def _by_class(
     either = there | taken
 
     def mean(values: Float64, of: NDArray[np.bool_]) -> float | None:
-        return _plain(values[of].mean()) if of.all() or (of.any() and not deviation) else None
+        return to_places(values[of].mean()) if of.all() or (of.any() and not deviation) else None
 
     return {
         "balanced_accuracy": mean(recall, there),
@@ -258,10 +257,10 @@ def _by_class(
         "per_class": [
             {
                 "class": of,
-                "precision": _plain(precision[of]) if taken[of] else None,
-                "recall": _plain(recall[of]) if there[of] else None,
-                "f1": _plain(f1[of]) if either[of] else None,
-                "records": _plain(records[of]),
+                "precision": to_places(precision[of]) if taken[of] else None,
+                "recall": to_places(recall[of]) if there[of] else None,
+                "f1": to_places(f1[of]) if either[of] else None,
+                "records": to_places(records[of]),
             }
             for of in range(len(records))
         ],
@@ -272,11 +271,3 @@ def _share(part: Float64, whole: Float64) -> Float64:
     found = np.zeros(len(part))
     np.divide(part, whole, out=found, where=whole > 0)
     return np.clip(found, 0.0, 1.0)
-
-
-def _figure(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")
-
-
-def _plain(value: float) -> float:
-    return round(float(value), _DIGITS)

@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.anomaly import anomalous, learned_from
-from edgeveil.evaluation.figures import SCORE_BINS, alarm_figures, score_bins
+from edgeveil.evaluation.figures import SCORE_BINS, alarm_figures, score_bins, to_digits
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
-_DIGITS = 6
 _LOW, _HIGH, _BINS = SCORE_BINS
 _SURE = 3.0  # standard deviations of the noise that a count must pass to be more than noise
 _BULK = 0.75  # a quantile at least so high is needed to tell how wide scores spread
@@ -65,13 +64,13 @@ class ScoreCounts:
         false = (1 - _at(share, edges, threshold)) * quiet
         told: dict[str, Any] = {
             "leading": "false_alarm_rate",
-            "threshold": _plain(2.0**threshold),
+            "threshold": to_digits(2.0**threshold),
             "far": far,
             "alarm_rate": self.alarm_rate,
-            "false_alarm_rate": _plain(false / quiet),
-            "false_alarm_rate_deviation": _plain(noise / quiet),
-            "records": _plain(quiet),
-            "count_deviation": _plain(deviation),
+            "false_alarm_rate": to_digits(false / quiet),
+            "false_alarm_rate_deviation": to_digits(noise / quiet),
+            "records": to_digits(quiet),
+            "count_deviation": to_digits(deviation),
         }
         unusual = float(bad.sum())
         if unusual <= _SURE * noise:
@@ -82,9 +81,9 @@ class ScoreCounts:
             **told,
             **alarm_figures(unusual - missed, missed, false, quiet - false),
             "leading": "auc",
-            "auc": _plain(area),
-            "auc_deviation": _plain(off),
-            "anomalous": _plain(unusual),
+            "auc": to_digits(area),
+            "auc_deviation": to_digits(off),
+            "anomalous": to_digits(unusual),
         }
 
 
@@ -148,7 +147,3 @@ def _area(normal: Float64, bad: Float64, of_normal: float, of_bad: float) -> tup
         of_normal * math.sqrt(float(np.square(above - area).sum())),
     )
     return min(1.0, max(0.0, area)), off
-
-
-def _plain(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import TRAIN
 
-COUNTS = "evaluation counts"
+EVALUATION_COUNTS = "evaluation counts"
 _PROXY = "ciphertext of one size, who sent it and when"
 _SUMMED = f"{_PROXY}; the seeds of masks, without what they hide"
 
@@ -52,8 +52,8 @@ def _inference(plan: Plan, cells: int) -> Sight:
 def _evaluation(plan: Plan, cells: int) -> Sight:
     what = "noised counts of evaluation records"
     if plan.evaluation.summed:
-        return Sight(COUNTS, _sums(plan, what, "sum", cells, sets=1), _SUMMED)
-    return Sight(COUNTS, f"each device's {what}, {_order(plan, cells)}", _PROXY)
+        return Sight(EVALUATION_COUNTS, _sums(plan, what, "sum", cells, sets=1), _SUMMED)
+    return Sight(EVALUATION_COUNTS, f"each device's {what}, {_order(plan, cells)}", _PROXY)
 
 
 def _sums(plan: Plan, what: str, kind: str, cells: int, sets: int = 0) -> str:

@@ -128,10 +128,6 @@ class PcaResidualDevice:
         self.budget: Budget = budget(parameters, setting)
         self._cache = FeatureCache(setting)
 
-    def job_events(self) -> tuple[Event, ...]:
-        """All events of this device's part in the job; never reads a record."""
-        return self.budget.job_events()
-
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
         """The events of this exchange; never reads a record."""
         return self.budget.price(exchange)

@@ -98,7 +98,7 @@ def test_anomalous_records_are_in_no_sum_and_those_without_a_label_are():
 def test_the_whole_job_costs_what_was_asked(rounds):
     parameters = PcaResidualParameters(rounds=rounds)
     device, cloud = halves(parameters, epsilon=2.0, nominal_records=50, max_participations=2)
-    events = device.job_events()
+    events = device.budget.job_events()
     assert len(events) == 1 + min(rounds, 2)
     assert 0.98 * 2 < epsilon([as_summed(event) for event in events], 1e-5).epsilon <= 2
     assert [exchange.number for exchange in cloud.plan()] == [0, *range(1, rounds + 1)]
