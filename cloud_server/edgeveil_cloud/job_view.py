@@ -41,7 +41,14 @@ from edgeveil.pages.parts import (
     thinned,
 )
 from edgeveil.parts.exchange import TRAIN, short_label
-from edgeveil.privacy.guarantee import guarantee_text, record_text, shared_text, up, worth
+from edgeveil.privacy.guarantee import (
+    colluding_text,
+    guarantee_text,
+    record_text,
+    shared_text,
+    up,
+    worth,
+)
 from edgeveil.units import byte_text, seconds_text
 from edgeveil_cloud.job_history import EvaluationPoints, JobHistory
 from edgeveil_cloud.job_pictures import (
@@ -799,13 +806,12 @@ class _View:
             f" {real}holds against "
         )
         if shared_text(training.part):
-            alone = training.part["collusion_epsilon"]
             found += (
                 "the cloud and any devices together, while the proxy works with none of them and at"
                 f" least {training.part['honest_devices']} of the devices in each sum keep to the"
                 " protocol: each adds a part of the noise. Nobody can check that. If all others"
-                " work together, a device's own part protects it, and ε is"
-                f" {'not bounded' if alone is None else up(alone)}."
+                " work together, a device's own part protects it:"
+                f" {colluding_text(training.part)}."
             )
         else:
             found += "the cloud and the proxy, even if they work together."

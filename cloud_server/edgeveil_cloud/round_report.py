@@ -72,8 +72,8 @@ def exchange_event(
 
 
 def _if_colluding(guarantee: Guarantee) -> dict[str, Any]:
-    found = guarantee.of_collusion
-    return {"collusion": found["collusion_epsilon"]} if found else {}
+    found = guarantee.plain
+    return {"collusion": found["collusion_epsilon"]} if "collusion_epsilon" in found else {}
 
 
 def shown_mean(plan: Plan, state: Mapping[str, Array]) -> dict[str, float]:
@@ -114,9 +114,9 @@ def summary_of(plan: Plan, asked: int, accuracy: float | None) -> dict[str, Any]
     quote = plan.spent(asked)
     unit = quote.inference.unit if quote.inference.epsilon else plan.softmax_event().unit
     once = plan.epsilon_per_inference
-    inference = {**_plain(quote.inference), "unit": unit, "epsilon_per_round": once}
+    inference = {**quote.inference.plain, "unit": unit, "epsilon_per_round": once}
     return {
-        "privacy": {"training": _plain(quote.training), "inference": inference},
+        "privacy": {"training": quote.training.plain, "inference": inference},
         "final": {"accuracy": accuracy},
     }
 
@@ -134,24 +134,12 @@ def planned_of_shared(canonical: bytes) -> Mapping[str, Any]:
     except (ValueError, LookupError, TypeError, AttributeError, ProtocolError):
         return {}
     quote = plan.quote()
-    return {"privacy": {"training": _plain(quote.training), "inference": _plain(quote.inference)}}
+    return {"privacy": {"training": quote.training.plain, "inference": quote.inference.plain}}
 
 
 def _finite(guarantee: Guarantee) -> float | None:
     """ε, or None where there is no bound: JSON knows no infinity."""
     return guarantee.epsilon if math.isfinite(guarantee.epsilon) else None
-
-
-def _plain(guarantee: Guarantee) -> dict[str, Any]:
-    return {
-        "epsilon": _finite(guarantee),
-        "delta": guarantee.delta,
-        "unit": guarantee.unit,
-        "status": guarantee.status,
-        **guarantee.of_records,
-        **guarantee.of_collusion,
-        **guarantee.notes,
-    }
 
 
 # --- recordings ---

@@ -184,13 +184,9 @@ def guarantees(quote: Quote) -> tuple[tuple[str, Guarantee], tuple[str, Guarante
 
 
 def _guarantee(found: Guarantee) -> dict[str, Any]:
+    text = {"text": str(found) if found.epsilon or not found.proven else "nothing"}
+    if found.proven:
+        return {**found.plain, **text}
+    plain = {"epsilon": None, "delta": None, "unit": found.unit, "status": found.status, **text}
     claimed = found.status == "claimed" and math.isfinite(found.epsilon)
-    return {
-        "epsilon": found.epsilon if found.proven else None,
-        "delta": found.delta if found.proven else None,
-        "unit": found.unit,
-        "status": found.status,
-        **({**found.of_records, **found.of_collusion} if found.proven else {}),
-        **found.notes,
-        **({"claimed_epsilon": found.epsilon} if claimed else {}),
-    }
+    return {**plain, **({"claimed_epsilon": found.epsilon} if claimed else {})}

@@ -130,15 +130,25 @@ def mu_for(epsilon: float, delta: float) -> float:
 
 
 def epsilon(events: Iterable[Event], delta: float) -> Guarantee:
-    """As `_epsilon`; shared noise as sums show it, with the ε of a device's own noise beside."""
+    """(ε, δ) of releasing all `events` on the same data: see `_epsilon`.
+
+    Shared noise is priced as sums show it, and as the device's own noise alone (`colluding`); both
+    for the events' unit and, where a record of a device has another ε, for one record.
+    """
     listed = tuple(events)
+    summed = tuple(map(as_summed, listed))
+    found = _epsilon(summed, delta)
+    found = replace(found, among_others=_among_others(summed, delta))
     shared = [event for event in listed if isinstance(event, SharedGaussian)]
-    summed = _epsilon(map(as_summed, listed), delta)
     if not shared:
-        return summed
-    single = _or_infinite(tuple(map(as_single, listed)), delta)
-    honest = max(event.honest for event in shared)
-    return replace(summed, if_colluding=max(single, summed.epsilon), honest=honest)
+        return found
+    single = tuple(map(as_single, listed))
+    alone = replace(
+        found,
+        epsilon=max(_or_infinite(single, delta), found.epsilon),
+        among_others=_among_others(single, delta),
+    )
+    return replace(found, colluding=alone, honest=max(event.honest for event in shared))
 
 
 def _or_infinite(events: tuple[Event, ...], delta: float) -> float:
@@ -184,15 +194,14 @@ def _epsilon(events: Iterable[Event], delta: float) -> Guarantee:
     if any(isinstance(event, UnprotectedEvent) for event in listed):
         total = math.inf
     spent = delta if noisy else 0.0
-    return Guarantee(total, spent, unit, status, _among_others(listed, delta, total))
+    return Guarantee(total, spent, unit, status)
 
 
-def _among_others(events: tuple[Event, ...], delta: float, whole: float) -> float | None:
+def _among_others(events: tuple[Event, ...], delta: float) -> float | None:
     """`Guarantee.among_others`."""
     if not any(isinstance(e, GaussianEvent) and e.unit == "device" for e in events):
         return None
-    each = tuple(for_one_record(event) for event in events)
-    return max(whole, _or_infinite(each, delta))
+    return _or_infinite(tuple(map(for_one_record, events)), delta)
 
 
 def pure_epsilon(events: Iterable[Event]) -> Fraction:

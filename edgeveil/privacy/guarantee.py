@@ -33,7 +33,8 @@ class Guarantee:
     `among_others` is the ε of one record of a device that keeps its others, at the same δ, where
     that is not ε itself: see `for_one_record`. With shared noise ε holds while cloud and proxy do
     not collude and each sum has the parts of `honest` devices that keep to the protocol; if all
-    others collude, the device's own noise is left and the ε is `if_colluding`, at the same δ.
+    others collude, the device's own noise is left and `colluding` is the guarantee, in the same
+    unit and at the same δ, with an `among_others` of its own.
     """
 
     epsilon: float
@@ -41,28 +42,37 @@ class Guarantee:
     unit: Unit
     status: Status
     among_others: float | None = None
-    if_colluding: float | None = None
+    colluding: Guarantee | None = None
     honest: int = 0
+
+    @property
+    def if_colluding(self) -> float | None:
+        """ε if all others collude, where that is not ε itself."""
+        return None if self.colluding is None else self.colluding.epsilon
 
     @property
     def collusion_epsilon(self) -> float:
         """ε if all others collude."""
-        return self.epsilon if self.if_colluding is None else self.if_colluding
+        return self.epsilon if self.colluding is None else self.colluding.epsilon
 
     @property
-    def of_collusion(self) -> dict[str, float | int | None]:
-        """`collusion_epsilon`, null where infinite, `honest_devices`; {} where ε says it all."""
-        if self.if_colluding is None:
-            return {}
-        found = self.if_colluding if self.if_colluding < math.inf else None
-        return {"collusion_epsilon": found, "honest_devices": self.honest}
+    def plain(self) -> dict[str, Any]:
+        """As results, events and pages hold it, with null for what is infinite.
 
-    @property
-    def of_records(self) -> dict[str, float | None]:
-        """`record_epsilon`, null where infinite, for readers of JSON; {} where ε says it all."""
-        if self.among_others is None:
-            return {}
-        return {"record_epsilon": self.among_others if self.among_others < math.inf else None}
+        `record_epsilon`, and with shared noise `collusion_epsilon`, `collusion_record_epsilon` and
+        `honest_devices`, stand where ε does not say it all.
+        """
+        found: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta}
+        found |= {"unit": self.unit, "status": self.status}
+        if self.among_others is not None:
+            found["record_epsilon"] = self.among_others
+        if self.colluding is not None:
+            found["collusion_epsilon"] = self.colluding.epsilon
+            if self.colluding.among_others is not None:
+                found["collusion_record_epsilon"] = self.colluding.among_others
+            found["honest_devices"] = self.honest
+        found = {k: None if value == math.inf else value for k, value in found.items()}
+        return {**found, **self.notes}
 
     @property
     def notes(self) -> dict[str, str]:
@@ -84,20 +94,8 @@ class Guarantee:
         if not self.proven:
             return "no proven guarantee"
         whole = f"ε = {up(self.epsilon)}, δ = {up(self.delta)} per {self.unit}"
-        if self.among_others is not None:
-            whole += f" (ε = {up(self.among_others)} per record)"
-        whole += worth(self.epsilon)
-        if self.if_colluding is not None:
-            whole += f"; {collusion_text(self.honest, self.if_colluding)}"
-        return whole
-
-
-def collusion_text(honest: int, if_colluding: float) -> str:
-    """What stands behind an ε of shared noise: what it counts on, and what is left without."""
-    return (
-        f"with {honest} honest devices in each sum, and cloud and proxy apart; if all others"
-        f" collude ε = {up(if_colluding)}"
-    )
+        part = self.plain
+        return f"{whole}{record_text(part)}{worth(self.epsilon)}{shared_text(part)}"
 
 
 def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
@@ -113,28 +111,41 @@ def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
     unit, delta = part["unit"], part["delta"]
     total = f"ε = {up(part['epsilon'])}" + (f", δ = {up(delta)}" if delta else "")
     if which == "inference" and part.get("epsilon_per_round"):
-        return (
-            f"ε = {up(part['epsilon_per_round'])} per round, {total} in total, per {unit},"
-            f" proven{worth(part['epsilon'])}"
-        )
-    told = f"({total}) per {unit}, whole job, proven{record_text(part)}{worth(part['epsilon'])}"
-    return f"{told}{shared_text(part)}"
+        each = f"ε = {up(part['epsilon_per_round'])} per round"
+        told = f"{each}, {total} in total, per {unit}, proven"
+    else:
+        told = f"({total}) per {unit}, whole job, proven"
+    return f"{told}{record_text(part)}{worth(part['epsilon'])}{shared_text(part)}"
 
 
 def shared_text(part: Mapping[str, Any]) -> str:
     """With shared noise, what ε counts on and what it is if all others collude; else nothing."""
     if "collusion_epsilon" not in part:
         return ""
-    alone = part["collusion_epsilon"]
-    return f"; {collusion_text(part['honest_devices'], math.inf if alone is None else alone)}"
+    return (
+        f"; with {part['honest_devices']} honest devices in each sum, and cloud and proxy apart; if"
+        f" all others collude {colluding_text(part)}"
+    )
+
+
+def colluding_text(part: Mapping[str, Any]) -> str:
+    """`ε = 30 per device; per record ε = 70`: a guarantee if all others collude, with its unit."""
+    return f"{_bounded(part['collusion_epsilon'])} per {part['unit']}" + _record_text(
+        part, "collusion_record_epsilon"
+    )
 
 
 def record_text(part: Mapping[str, Any]) -> str:
     """`; per record ε = 19.15` where that is not the guarantee itself, else nothing."""
-    if "record_epsilon" not in part:
-        return ""
-    among = part["record_epsilon"]
-    return f"; per record {'none' if among is None else f'ε = {up(among)}'}"
+    return _record_text(part, "record_epsilon")
+
+
+def _record_text(part: Mapping[str, Any], key: str) -> str:
+    return f"; per record {_bounded(part[key])}" if key in part else ""
+
+
+def _bounded(epsilon: float | None) -> str:
+    return "none" if epsilon is None else f"ε = {up(epsilon)}"
 
 
 def protects_nothing(epsilon: float) -> bool:

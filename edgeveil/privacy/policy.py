@@ -14,6 +14,7 @@ from edgeveil.privacy.accountant import epsilon, weakest
 from edgeveil.privacy.events import (
     Event,
     PureEvent,
+    Unit,
     UnprotectedEvent,
     event_from_dict,
     for_one_record,
@@ -133,26 +134,26 @@ def price(events: Iterable[Event], delta: float) -> Quote:
 def total(parts: Iterable[Guarantee]) -> Guarantee:
     """Basic composition of several jobs: ε and δ add up, the weakest status stays.
 
-    Of different units the sum holds per record, with what each job costs one record.
+    Of different units the sum holds per record, with what each job costs one record. With shared
+    noise in any of them the same is done for what they cost if all others collude.
     """
     listed = tuple(parts)
-    units = {part.unit for part in listed if part.epsilon > 0}
-    of_records = _added(part.record_epsilon for part in listed)
-    delta, status = math.fsum(p.delta for p in listed), weakest(p.status for p in listed)
-    if len(units) > 1:
-        return _with_collusion(Guarantee(of_records, delta, "record", status), listed)
-    unit = units.pop() if units else "record"
-    told = of_records if any(part.among_others is not None for part in listed) else None
-    whole = Guarantee(_added(part.epsilon for part in listed), delta, unit, status, told)
-    return _with_collusion(whole, listed)
-
-
-def _with_collusion(whole: Guarantee, parts: tuple[Guarantee, ...]) -> Guarantee:
-    """With what the parts cost if all others collude, where that is more."""
-    if all(part.if_colluding is None for part in parts):
+    units = {p.unit for p in listed if max(p.record_epsilon, p.collusion_epsilon) > 0}
+    whole = _composed(listed, units)
+    if all(part.colluding is None for part in listed):
         return whole
-    colluding = _added(max(p.collusion_epsilon, p.record_epsilon) for p in parts)
-    return replace(whole, if_colluding=colluding, honest=max(p.honest for p in parts))
+    alone = _composed(tuple(part.colluding or part for part in listed), units)
+    return replace(whole, colluding=alone, honest=max(part.honest for part in listed))
+
+
+def _composed(parts: tuple[Guarantee, ...], units: set[Unit]) -> Guarantee:
+    of_records = _added(part.record_epsilon for part in parts)
+    delta, status = math.fsum(part.delta for part in parts), weakest(part.status for part in parts)
+    if len(units) > 1:
+        return Guarantee(of_records, delta, "record", status)
+    unit: Unit = min(units, default="record")
+    told = of_records if any(part.among_others is not None for part in parts) else None
+    return Guarantee(_added(part.epsilon for part in parts), delta, unit, status, told)
 
 
 def _added(epsilons: Iterable[float]) -> float:

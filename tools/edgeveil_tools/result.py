@@ -53,8 +53,9 @@
                           infinite or not asked for is null. Neither alone is "the" ε. Noise that
                           hides a device from none has a record_epsilon for one record among
                           others, shared noise a collusion_epsilon for the case that all
-                          others collude, and the honest_devices in each sum that ε counts on; a
-                          note says of an ε that it is too large to protect
+                          others collude (and a collusion_record_epsilon), and the honest_devices
+                          in each sum that ε counts on; a note says of an ε that it is too large to
+                          protect
     shuffle               what the shuffle earned, proven by the clone bound against a curious cloud
                           alone; of training and of inference {purpose, epsilon, delta, uploads,
                           rounds, local_epsilon, segments, claimed_epsilon}; empty where its
@@ -287,7 +288,9 @@ class Result:
         """Training and inference guarantee, each with its words."""
         parts = self.content["privacy"].values()
         shared = any("collusion_epsilon" in part for part in parts)
-        keys = ("epsilon", *["collusion_epsilon"] * shared, "delta", "unit", "status")
+        keys = ["epsilon", *["collusion_epsilon"] * shared, "delta", "unit", "status"]
+        for key in ("record_epsilon", "collusion_record_epsilon"):
+            keys += [key] * any(key in part for part in parts)
         return [
             {
                 "of": which,
@@ -429,18 +432,7 @@ def privacy_of(
 ) -> dict[str, Any]:
     """Both guarantees as `result.json` holds them; `inference_unit` is that of the job's uploads,
     which an inference guarantee without any release does not know."""
-    parts: dict[str, dict[str, Any]] = {
-        name: {
-            "epsilon": g.epsilon,
-            "delta": g.delta,
-            "unit": g.unit,
-            "status": g.status,
-            **g.of_records,
-            **g.of_collusion,
-            **g.notes,
-        }
-        for name, g in (("training", quote.training), ("inference", quote.inference))
-    }
+    parts = {"training": quote.training.plain, "inference": quote.inference.plain}
     parts["inference"]["epsilon_per_round"] = epsilon_per_round
     if not quote.inference.epsilon:
         parts["inference"]["unit"] = inference_unit

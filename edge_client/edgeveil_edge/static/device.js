@@ -68,10 +68,7 @@
 
   function guarantee(g) {
     if (!g) return "nothing";
-    if (g.epsilon === null) return g.claimed_epsilon === undefined ? "no proven guarantee" : `no proven guarantee (claimed: ε = ${ev.up(g.claimed_epsilon)})`;
-    if (g.epsilon === 0 && g.delta === 0) return "nothing";
-    const alone = g.collusion_epsilon === undefined ? "" : `; if all others collude ε = ${g.collusion_epsilon === null ? "∞" : ev.up(g.collusion_epsilon)}`;
-    return `ε = ${ev.up(g.epsilon)}, δ = ${ev.up(g.delta)} per ${g.unit}${alone}${g.note ? ` (${g.note})` : ""}`;
+    return g.claimed_epsilon === undefined ? g.text : `${g.text} (claimed: ε = ${ev.up(g.claimed_epsilon)})`;
   }
 
   // The limits of the policy: what is spent, what open jobs reserved beside, and what is left.

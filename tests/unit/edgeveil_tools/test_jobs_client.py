@@ -218,7 +218,9 @@ def test_of_a_job_with_shared_noise_both_epsilons_are_shown(tmp_path, capsys):
         assert jobs.show_job(shared, at) == 0
         shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
         assert shown["training"].startswith("(ε = 2, δ = 1e-05) per record, whole job, proven")
-        assert shown["training"].endswith(f"collude ε = {up(training['collusion_epsilon'])}")
+        assert shown["training"].endswith(
+            f"collude ε = {up(training['collusion_epsilon'])} per record"
+        )
         assert shown["inference"] == "nothing was released"
         assert jobs.show_job(plain, at) == 0
         assert "training" not in capsys.readouterr().out

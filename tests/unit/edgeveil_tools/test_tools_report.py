@@ -232,7 +232,8 @@ def test_a_run_that_does_not_say_what_was_seen_has_no_such_section():
     assert "What each party" not in text_of(view(events()))
 
 
-SHARED = Guarantee(2.0, 1e-5, "record", "proven", if_colluding=9.6449, honest=15)
+ALONE = Guarantee(9.6449, 1e-5, "record", "proven")
+SHARED = Guarantee(2.0, 1e-5, "record", "proven", colluding=ALONE, honest=15)
 
 
 def of_shared():

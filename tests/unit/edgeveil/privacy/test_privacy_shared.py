@@ -112,7 +112,7 @@ def test_too_coarse_parts_are_priced_by_moments() -> None:
 def test_a_job_without_shared_noise_has_one_price() -> None:
     found = epsilon([event()], DELTA)
     assert found.if_colluding is None
-    assert found.of_collusion == {}
+    assert set(found.plain) == {"epsilon", "delta", "unit", "status"}
     assert found.collusion_epsilon == found.epsilon
 
 

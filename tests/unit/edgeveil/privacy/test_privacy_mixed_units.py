@@ -1,0 +1,189 @@
+"""A total over jobs of different units is never below what one record costs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from edgeveil.errors import PrivacyError
+from edgeveil.jobs import compile_job, parse_job
+from edgeveil.jobs.plan import Plan
+from edgeveil.privacy.events import GaussianEvent, SharedGaussian
+from edgeveil.privacy.guarantee import guarantee_text
+from edgeveil.privacy.ledger import Ledger
+from edgeveil.privacy.policy import INFER, Limits, price, total
+
+DELTA = 1e-5
+BASE: dict[str, Any] = {
+    "job": "mixed",
+    "data": {"source": "digits", "classes": 10, "input_shape": [64], "nominal_records": 64},
+    "privacy": {"epsilon": 2, "delta": DELTA},
+    "aggregation": {"name": "fedavg", "secure": True},
+    "selection": {"devices": 20},
+    "round": {"min_batch": 18},
+    "unsupervised": {"eval_type": "NOT_EVAL"},
+}
+SHARED = {"privacy": {**BASE["privacy"], "noise": "shared"}}
+FM = {"features": [{"name": "identity"}], "train": {"method": "fm", "rounds": 3}}
+UPDATES = {
+    "model": {"name": "mlp", "hidden": []},
+    "train": {"method": "sgd", "rounds": 3},
+    "update": [{"name": "gradient_gaussian"}],
+}
+PARTICLES = {
+    "model": {"name": "mlp", "hidden": []},
+    "train": {"method": "pso_dp_fl", "rounds": 3, "particles": 3, "clip_norm": 0.1},
+}
+JOBS: dict[str, dict[str, Any]] = {
+    "fm": FM,
+    "fm, shared": {**FM, **SHARED},
+    "updates": UPDATES,
+    "updates, shared": {**UPDATES, **SHARED},
+    "updates, a clip norm that moves": {
+        **UPDATES,
+        **SHARED,
+        "update": [{"name": "gradient_gaussian", "quantile": 0.5}],
+    },
+    "particles": PARTICLES,
+}
+
+
+def plan_of(name: str) -> Plan:
+    return compile_job(parse_job(yaml.safe_dump({**BASE, **JOBS[name]})))
+
+
+def record_epsilon_if_all_collude(plans: Sequence[Plan]) -> float:
+    """By hand: of each Gaussian the device's own noise, and an update moves by up to twice its
+    clip norm for one record of a device that keeps its others; jobs add up."""
+    found = 0.0
+    for plan in plans:
+        squared = 0.0
+        for event in plan.events():
+            one = event.own if isinstance(event, SharedGaussian) else event
+            assert isinstance(one, GaussianEvent)
+            times = 2 if one.unit == "device" else 1
+            squared += (times * one.sensitivity_steps) ** 2 / one.sigma_squared
+        mu = math.sqrt(squared)
+
+        def over(e: float, mu: float = mu) -> float:
+            tail = norm.logcdf(-e / mu - mu / 2) + e
+            return float(norm.cdf(-e / mu + mu / 2) - math.exp(tail) - DELTA)
+
+        found += float(brentq(over, 1e-6, 500.0))
+    return found
+
+
+def limits(**changed: float) -> Limits:
+    wide = Limits(1e3, 1e3, 1e-2, 1e3)
+    return Limits(**{**vars(wide), **changed})
+
+
+def spend(ledger: Ledger, plans: Sequence[Plan], owner: Limits) -> None:
+    for at, plan in enumerate(plans):
+        request = plan.request(f"job-{at}")
+        ledger.open_job(request, owner)
+        for number, event in enumerate(request.events, start=1):
+            ledger.commit(request.job_id, number, [event], b"sent")
+        ledger.close_job(request.job_id)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("updates, shared", "fm"),
+        ("updates, shared", "fm, shared"),
+        ("updates, a clip norm that moves", "fm"),
+        ("updates", "fm, shared"),
+        ("particles", "fm, shared"),
+        ("updates, shared", "particles"),
+    ],
+)
+def test_if_all_others_collude_a_total_is_what_it_costs_one_record(
+    tmp_path: Path, one: str, other: str
+) -> None:
+    for order, names in enumerate(itertools.permutations((one, other))):
+        plans = [plan_of(name) for name in names]
+        true = record_epsilon_if_all_collude(plans)
+        ledger = Ledger(tmp_path / f"{order}.sqlite", "digits")
+        spend(ledger, plans, limits())
+        spent = ledger.spent()
+        alone = spent.colluding
+        assert alone is not None
+        assert alone.record_epsilon == pytest.approx(true, rel=0.08)  # by log moments
+        assert alone.record_epsilon >= true * (1 - 1e-6)
+        if {plan.quote().training.unit for plan in plans} == {"record", "device"}:
+            assert (spent.unit, alone.epsilon) == ("record", alone.record_epsilon)
+        # Nothing that this records is let in under a limit below it.
+        other_ledger = Ledger(tmp_path / f"{order}-limited.sqlite", "digits")
+        with pytest.raises(PrivacyError, match="the owner allows") as caught:
+            spend(other_ledger, plans, limits(lifetime_collusion_epsilon=alone.epsilon * 0.99))
+        assert caught.value.where == "policy.lifetime_collusion_epsilon"
+
+
+@pytest.mark.parametrize("name", ["updates, shared", "updates, a clip norm that moves"])
+def test_what_a_record_costs_if_all_others_collude_is_printed_with_its_unit(name: str) -> None:
+    plan = plan_of(name)
+    found = plan.quote().training
+    alone = found.colluding
+    assert alone is not None
+    true = record_epsilon_if_all_collude([plan])
+    assert found.unit == alone.unit == "device"
+    assert alone.epsilon < true <= alone.record_epsilon < true * 1.08
+    assert found.plain["collusion_record_epsilon"] == alone.record_epsilon
+    for text in (str(found), guarantee_text({"training": found.plain}, "training")):
+        told = re.search(r"collude ε = (\S+) per device; per record ε = (\S+)$", text)
+        assert told is not None
+        assert alone.epsilon <= float(told[1]) < alone.epsilon * 1.001
+        assert alone.record_epsilon <= float(told[2]) < alone.record_epsilon * 1.001
+
+
+def test_a_device_level_price_of_nothing_still_counts_what_a_record_costs() -> None:
+    """At a large δ a small step is ε = 0 for the device, and not for a record."""
+    small = GaussianEvent(
+        what="a small update",
+        unit="device",
+        sensitivity_steps=1 << 24,
+        sigma_squared=(1 << 24) ** 2 * 900,
+        finest_sigma_squared=(1 << 24) ** 2 * 900,
+        coordinates=4,
+        grid_bits=24,
+    )
+    device = price([small], 0.02).training
+    assert device.epsilon == 0 < device.record_epsilon
+    record = plan_of("fm").quote().training
+    both = total([device, record])
+    assert both.unit == "record"
+    assert both.epsilon >= record.epsilon + device.record_epsilon
+
+
+def test_what_reads_evaluation_records_adds_up_per_record_too(tmp_path: Path) -> None:
+    """Shared counts of one job, a mean softmax of another: an infer-only device has both."""
+    counted = {**BASE, **JOBS["fm, shared"], "federated_evaluation": {"epsilon": 1}}
+    softmax = {
+        **BASE,
+        **FM,
+        "unsupervised": {"eval_type": "CALINSKI_HARABASZ_SCORE", "every_rounds": 3},
+        "encrypt": {"laplace_eval": {"laplace_eval_eps": 4.0}},
+    }
+    plans = [compile_job(parse_job(yaml.safe_dump(one))) for one in (counted, softmax)]
+    ledger = Ledger(tmp_path / "ledger.sqlite", "digits")
+    for at, plan in enumerate(plans):
+        request = plan.request(f"job-{at}", trains=False)
+        ledger.open_job(request, limits())
+        for number, event in enumerate(request.events, start=1):
+            ledger.commit(request.job_id, number, [event], b"sent")
+    found = ledger.spent(purpose=INFER)
+    parts = [plan.quote().inference for plan in plans]
+    assert (found.unit, {one.unit for one in parts}) == ("record", {"record", "device"})
+    assert found.epsilon == pytest.approx(sum(one.record_epsilon for one in parts))
+    alone = sum((one.colluding or one).record_epsilon for one in parts)
+    assert found.collusion_epsilon == pytest.approx(alone)
