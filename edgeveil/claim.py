@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from edgeveil.crypto.keys import SigningKey, VerifyKey, sign, verify
-from edgeveil.crypto.labels import CLAIM, CLAIM_ANSWER
+from edgeveil.crypto.labels import CLAIM, CLAIM_ANSWER, CLAIM_KEY, context
 from edgeveil.enrolment import Enrolment, EnrolmentError
 from edgeveil.errors import CryptoError, EdgeVeilError
 
@@ -25,7 +27,31 @@ _FORMAT = "edgeveil-claim-1"
 _POINT_BYTES = 65  # an uncompressed P-256 public key, SEC 1
 _FIX = "ask the proxy's operator for a claim: edgeveil proxy claims add"
 
+# A request as every version writes it: what is read of it before it is parsed.
+_HEAD = re.compile(rb'\{"format": "edgeveil-claim-1", "claim": "([0-9a-f]{64})"')
+
 Verdict = Literal["admitted", "waiting", "refused"]
+
+
+def key_id(key: VerifyKey) -> str:
+    """How a topic names the key that signs a request: 32 hexadecimal digits.
+
+    Only the box, the proxy and the edge broker know the key. So nobody else can ask in its name.
+    """
+    return _id_of(key.to_bytes())
+
+
+def claimed_key_id(raw: bytes) -> str:
+    """The `key_id` of the key with which a request says it is signed; empty where it says none.
+
+    Nothing is parsed or verified.
+    """
+    head = _HEAD.match(raw)
+    return _id_of(bytes.fromhex(head[1].decode())) if head else ""
+
+
+def _id_of(key: bytes) -> str:
+    return hashlib.sha256(context(CLAIM_KEY, key)).hexdigest()[:32]
 
 
 class ClaimError(EdgeVeilError):

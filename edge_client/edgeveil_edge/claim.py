@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from cryptography import x509
@@ -15,7 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from edgeveil.claim import ClaimAnswer, ClaimError, ClaimRequest, claim_key
+from edgeveil.claim import ClaimAnswer, ClaimError, ClaimRequest, claim_key, claimed_key_id
 from edgeveil.crypto.authorities import key_pem, new_key
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import BrokerError, CryptoError, UsageError
@@ -138,17 +139,23 @@ async def _asked(site: EdgeSite, shown: TlsFiles, request: bytes, device_id: str
     broker = site.broker.model_copy(update=dict(zip(("cert_file", "key_file"), shown, strict=True)))
     settings = link_settings(broker, f"claim-{device_id}", site.limits.packet_bytes)
     topics = Topics(site.cell)
+    own = shown[0] == site.broker.cert_file  # the broker knows the device by it
+    asks_at = [
+        topics.renewal(device_id) if own else topics.claim(claimed_key_id(request)),
+        topics.claims_of_before,  # a proxy of the version before hears nothing else
+    ]
     link = MqttLink(settings, on_message=on_message)
     await link.subscribe([topics.claims_down])
     await link.connect_or_raise()
     running = asyncio.ensure_future(link.run_forever())
     try:
         while True:
-            try:
-                await link.publish(topics.claims_up, request)
-                answer = await asyncio.wait_for(_answer(heard, proxy, device_id), ANSWER_S)
-            except (TimeoutError, BrokerError):
-                answer = ClaimAnswer(device_id, "waiting", "nobody answers")
+            answer = ClaimAnswer(device_id, "waiting", "nobody answers")
+            for topic in asks_at:
+                with suppress(TimeoutError, BrokerError):
+                    await link.publish(topic, request)
+                    answer = await asyncio.wait_for(_answer(heard, proxy, device_id), ANSWER_S)
+                    break
             if answer.verdict == "admitted":
                 return answer
             if answer.verdict == "refused":

@@ -58,6 +58,9 @@ RECORD_DISTURBED = b"edgeveil/v1/record-disturbed"
 # Hashes without a key: a record as it is stored, a row's cells or a file's bytes.
 RECORD_STORED = b"edgeveil/v1/record-stored"
 
+# A hash without a key: the public key with which a box asks for a certificate, as a topic names it.
+CLAIM_KEY = b"edgeveil/v1/claim-key"
+
 
 def context(label: bytes, *parts: bytes) -> bytes:
     """`label`, NUL, then each part behind its 4-byte big-endian length: one reading only.

@@ -84,7 +84,8 @@ class ClaimDeskSettings(Block):
     admit: Literal["at_once", "operator"] = "at_once"
     """`at_once`: whoever holds a claim; `operator`: after `edgeveil proxy claims admit NAME`."""
     per_minute: int = Field(default=600, ge=1, le=10**6)
-    """Requests that are looked at in one minute; more are dropped, and come again."""
+    """Requests that are looked at in one minute from senders that are not known; more are dropped.
+    Each claim and each device has a rate of its own, 6 at once and then one in 5 s."""
 
 
 class ProxySite(Block):

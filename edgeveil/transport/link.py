@@ -214,14 +214,32 @@ class Topics:
         return f"{self.root}/cloud/in"
 
     @cached_property
-    def claims_up(self) -> str:
-        """Where boxes with a claim ask to be admitted."""
+    def any_renewal(self) -> str:
+        """The proxy's subscription to devices that ask for their next certificate."""
+        return self.renewal("+")
+
+    @cached_property
+    def any_claim(self) -> str:
+        """The proxy's subscription to boxes with a claim."""
+        return self.claim("+")
+
+    @cached_property
+    def claims_of_before(self) -> str:
+        """Where boxes of the version before ask for either, all of them."""
         return f"{self.root}/claim/up"
 
     @cached_property
     def claims_down(self) -> str:
-        """Where the proxy answers them."""
+        """Where the proxy answers all of these."""
         return f"{self.root}/claim/down"
+
+    def renewal(self, device: str) -> str:
+        """Where this device asks for its next certificate."""
+        return f"{self.root}/d/{device}/renew"
+
+    def claim(self, key: str) -> str:
+        """Where a box without a certificate of its own asks, by the id of the key it signs with."""
+        return f"{self.root}/claim/{key}/up"
 
     @cached_property
     def proxies(self) -> str:
@@ -244,6 +262,16 @@ class Topics:
     def _to_devices(self) -> re.Pattern[str]:
         root = re.escape(self.root)
         return re.compile(rf"{root}/d/[0-9a-f]{{16}}/down|{root}/b/[0-9]{{1,5}}/[0-9]{{1,5}}")
+
+    @cached_property
+    def _asks(self) -> re.Pattern[str]:
+        root = re.escape(self.root)
+        return re.compile(rf"{root}/(?:d/([0-9a-f]{{16}})/renew|claim/([0-9a-f]{{32}})/up)")
+
+    def claimant_of(self, topic: str) -> str:
+        """Which device, or key, asks here for a certificate; empty where the topic names none."""
+        match = self._asks.fullmatch(topic)
+        return (match[1] or match[2]) if match else ""
 
     def sender_of(self, topic: str) -> Address | None:
         """Who may publish here, by the brokers' access lists; None for a foreign topic."""

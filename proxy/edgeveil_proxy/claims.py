@@ -3,28 +3,42 @@
 A claim is kept as its public key. It admits the first identity that it signs for, before it
 expires; the same identity may ask again, as answers get lost. Once admitted it asks in its own name
 for its next certificate.
+
+Theory of operation. A request counts against its sender before it is parsed. The sender is the
+device whose topic it came on, which the broker vouches for, or the key that the topic of a box
+without a certificate names (`claim.key_id`): only that box knows the key, so nobody else spends
+what it may ask. Each sender that is known, a claim or a device, has a rate of its own; all others
+share one, and take nothing from those that are known. The same request again within an hour gets
+the certificate that was made for it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from edgeveil.claim import ClaimAnswer, ClaimError, ClaimRequest
+from edgeveil.claim import MESSAGE_BYTES, ClaimAnswer, ClaimError, ClaimRequest, key_id
 from edgeveil.crypto.authorities import RENEWALS, Authority, certificate_pem
-from edgeveil.crypto.keys import SigningKey
+from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.enrolment import EnrolmentError
 from edgeveil.errors import EdgeVeilError
 from edgeveil.storage import SqliteFile
 from edgeveil_proxy.registry import NOTE_CHARACTERS, Registry
 
 CLAIMS_FILE = "claims.sqlite"
+SHOWN = 100  # senders that a status page names
+EACH_BURST = 6  # requests of one known sender at once, and then one in each:
+EACH_S = 5.0  # a box asks again no sooner
 _MINUTE_S = 60.0
-_READ_TIMES = 10
+_SAME_S = 3600.0  # shorter than a third of the shortest certificate's life: it is renewed then
+_ANSWERS = 1024
 _SCHEMA = """CREATE TABLE IF NOT EXISTS claim (
     key BLOB PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
@@ -139,13 +153,10 @@ class ClaimBook:
             db.execute("UPDATE claim SET device = ? WHERE key = ?", (device, key))
         return found
 
-    def knows(self, request: ClaimRequest) -> bool:
-        """Whether there is such a claim, or one that the device has used."""
-        device = request.enrolment.device_id if request.is_renewal else None
-        query = "SELECT count(*) FROM claim WHERE key = ? OR device = ?"
+    def version(self) -> tuple[int, int]:
+        """Differs after a change, by another process and by this one."""
         with self._file.guard() as db:
-            (count,) = db.execute(query, (request.claim.to_bytes(), device)).fetchone()
-        return bool(count)
+            return int(db.execute("PRAGMA data_version").fetchone()[0]), db.total_changes
 
     def of_device(self, device: str) -> HeldClaim:
         """The claim that it used last. ClaimError: none."""
@@ -172,8 +183,8 @@ class ClaimBook:
 class ClaimDesk:
     """Judges requests: admits a device, and signs its certificate and the answer.
 
-    At most `per_minute` requests with a claim that is known are answered, by `clock` (seconds,
-    monotonic), and ten times as many read: junk does not take the place of boxes with claims.
+    `per_minute` requests of senders that are not known are looked at in a minute by `clock`
+    (seconds, monotonic). `takes` is for the event loop, `look` and `answer` for one thread.
     """
 
     def __init__(
@@ -189,71 +200,128 @@ class ClaimDesk:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._book, self._registry, self._authority = book, registry, authority
-        self._signer, self._days = signer, certificate_days
+        self._signer, self._days, self._clock = signer, certificate_days, clock
         self._waits = approved_by_operator
-        self._read = _Allowance(_READ_TIMES * per_minute, clock)
-        self._answered = _Allowance(per_minute, clock)
+        self._known: Mapping[str, str] = {}  # senders, by what an operator calls them
+        self._known_at: tuple[int, ...] = ()
+        self._each: dict[str, _Rate] = {}
+        self._strangers = _Rate(per_minute, _MINUTE_S / per_minute)
+        self._same: dict[str, tuple[bytes, float, str]] = {}  # device: request, until, certificate
+        self._dropped: Counter[str] = Counter()
         self.admitted = self.refused = self.dropped = 0
+        self.look()
 
-    def answer(self, raw: bytes) -> bytes | None:
+    # --- who may ask, and how often ---
+
+    def look(self) -> None:
+        """Know the claims and devices that there are now."""
+        self._registry.changed()
+        at = *self._book.version(), self._registry.roster_epoch
+        if at == self._known_at:
+            return
+        known = {}
+        for held in self._book.all():
+            known[key_id(VerifyKey(held.key))] = held.name
+            if held.device is not None:
+                known[held.device] = held.device
+        for one in self._registry.devices():
+            known[one.device_id] = known[key_id(one.identity)] = one.device_id
+        self._known, self._known_at = known, at
+
+    def takes(self, sender: str, raw: bytes) -> bool:
+        """Whether a request is looked at; it counts as one of its sender's."""
+        name, now_s = self._known.get(sender), self._clock()
+        rate = self._strangers if name is None else self._rate_of(sender)
+        if rate.take(now_s) and len(raw) <= MESSAGE_BYTES:
+            return True
+        self.dropped += 1
+        self._dropped[name or ""] += 1
+        return False
+
+    def _rate_of(self, sender: str) -> _Rate:
+        rate = self._each.get(sender)
+        if rate is not None:
+            return rate
+        if len(self._each) > len(self._known):  # some are known no longer
+            self._each = {one: rate for one, rate in self._each.items() if one in self._known}
+            self._dropped = Counter(
+                {name: self._dropped[name] for name in ("", *self._known.values())}
+            )
+        rate = self._each[sender] = _Rate(EACH_BURST, EACH_S)
+        return rate
+
+    def dropped_by_sender(self) -> list[dict[str, Any]]:
+        """Whose requests were dropped, the most first, `SHOWN` at most; those of nobody that is
+        known stand under an empty name."""
+        most = (+self._dropped).most_common(SHOWN)
+        return [{"sender": name, "dropped": count} for name, count in most]
+
+    # --- what they are answered ---
+
+    def answer(self, sender: str, raw: bytes) -> bytes | None:
         """The signed answer; None for what nobody could use an answer to."""
-        if not self._read.take():
-            self.dropped += 1
-            return None
         try:
             request = ClaimRequest.from_bytes(raw)
             request.verify()
         except (ClaimError, EnrolmentError):
             self.refused += 1
             return None
-        if self._book.knows(request) and not self._answered.take():
-            self.dropped += 1
-            return None
         device = request.enrolment.device_id
+        if sender not in (device if request.is_renewal else "", key_id(request.claim)):
+            self.refused += 1
+            return None
         try:
-            answer = self._judge(request, device)
+            answer = self._judge(request, device, hashlib.sha256(raw).digest())
         except (ClaimError, EnrolmentError) as error:
             self.refused += 1
             answer = ClaimAnswer(device, "refused", error.what)
         return answer.to_bytes(self._signer())
 
-    def _judge(self, request: ClaimRequest, device: str) -> ClaimAnswer:
+    def _judge(self, request: ClaimRequest, device: str, asked: bytes) -> ClaimAnswer:
         try:
             point = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), request.tls_key)
         except ValueError:
             raise ClaimError("holds no P-256 public key") from None
         self._registry.changed()  # an operator may have revoked it meanwhile
-        known = {one.device_id: one for one in self._registry.devices(revoked=True)}
+        known = self._registry.device(device)
         if request.is_renewal:
             held = self._book.of_device(device)
         else:
             held = self._book.use(request.claim.to_bytes(), device)
         # A claim that was used admits nobody anew by itself: the registry was lost, and with it
         # who was revoked.
-        waits = self._waits or (held.issued > 0 and device not in known)
+        waits = self._waits or (held.issued > 0 and known is None)
         if waits and not held.approved:
             return ClaimAnswer(device, "waiting", "the proxy's operator has to admit it")
-        if device not in known:
+        if known is None:
             self._registry.admit(request.enrolment, note=held.name)
             self.admitted += 1
-        elif not known[device].active:
+            self.look()
+        elif not known.active:
             raise ClaimError("the device was revoked")
-        issue = self._book.next_issue(held.key, device)
-        shown = self._authority.client(device, point, issue=issue, days=self._days)
-        return ClaimAnswer(device, "admitted", certificate=certificate_pem(shown).decode())
+        same, until_s, certificate = self._same.get(device, (b"", 0.0, ""))
+        if same != asked or self._clock() >= until_s:
+            issue = self._book.next_issue(held.key, device)
+            shown = self._authority.client(device, point, issue=issue, days=self._days)
+            certificate = certificate_pem(shown).decode()
+            self._same.pop(device, None)
+            while len(self._same) >= _ANSWERS:
+                del self._same[next(iter(self._same))]
+            self._same[device] = asked, self._clock() + _SAME_S, certificate
+        return ClaimAnswer(device, "admitted", certificate=certificate)
 
 
-class _Allowance:
-    """So many in each minute."""
+class _Rate:
+    """`burst` at once, and then one in each `each_s` seconds."""
 
-    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
-        self._per_minute, self._clock = per_minute, clock
-        self._left, self._since_s = per_minute, clock()
+    def __init__(self, burst: int, each_s: float) -> None:
+        self._burst_s, self._each_s = burst * each_s, each_s
+        self._spent_until_s = 0.0
 
-    def take(self) -> bool:
+    def take(self, now_s: float) -> bool:
         """Whether there is one more."""
-        now_s = self._clock()
-        if now_s - self._since_s >= _MINUTE_S:
-            self._left, self._since_s = self._per_minute, now_s
-        self._left -= 1
-        return self._left >= 0
+        until_s = max(now_s, self._spent_until_s) + self._each_s
+        if until_s - now_s > self._burst_s + 1e-6:
+            return False
+        self._spent_until_s = until_s
+        return True

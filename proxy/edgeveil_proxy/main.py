@@ -91,9 +91,8 @@ class _ProxyProcess:
             },
             [lambda: warnings_of(self._at), *([self.trust.warnings] if self.trust else [])],
         )
-        claims = self.claims.counts if self.claims else None
         self.page = ProxyPage(
-            site, self._at, self.proxy, self.runtime, self.health, self.links, claims
+            site, self._at, self.proxy, self.runtime, self.health, self.links, self.claims
         )
 
     def _join(self, proxy: ProxyRole) -> Runtime:
@@ -123,7 +122,8 @@ class _ProxyProcess:
     def _claim_desk(self, settings: ClaimDeskSettings) -> ClaimLink:
         from edgeveil_proxy.claim_link import ClaimLink  # where nobody claims, none of it is loaded
 
-        return ClaimLink(self.site, settings, lambda: self.proxy.machine.signer.key)
+        signer, conduct = lambda: self.proxy.machine.signer.key, self.proxy.conduct
+        return ClaimLink(self.site, settings, signer, conduct.refused)
 
     async def _publish(self, to: fx.Address, frame: bytes) -> None:
         session = self.cloud if isinstance(to, fx.CloudAddress) else self.edge

@@ -9,9 +9,9 @@ these lists are left out.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgeveil.sites.proxy import ProxySite
 from edgeveil.storage import file_mark
@@ -23,12 +23,15 @@ from edgeveil.transport.mqtt_link import RuntimeLink
 from edgeveil.transport.runtime import Runtime
 from edgeveil_proxy.role import ProxyRole
 
+if TYPE_CHECKING:
+    from edgeveil_proxy.claim_link import ClaimLink
+
 LOOK_S = 2.0
 
 
 class ProxyPage:
-    """The pages of one proxy. `links` are its hops `edge` and `cloud`; `claims` gives the counts of
-    its claim desk, where it has one."""
+    """The pages of one proxy. `links` are its hops `edge` and `cloud`; `claims` is its desk of
+    claims, where it has one."""
 
     def __init__(
         self,
@@ -38,7 +41,7 @@ class ProxyPage:
         runtime: Runtime,
         health: Health,
         links: Mapping[str, RuntimeLink],
-        claims: Callable[[], Mapping[str, int]] | None = None,
+        claims: ClaimLink | None = None,
     ) -> None:
         self._site, self._at, self._proxy, self._runtime = site, at, proxy, runtime
         self._health, self._links, self._claims = health, links, claims
@@ -84,7 +87,7 @@ class ProxyPage:
             },
             "refused": dict(runtime.refusals.counts),
             "cooling_down": proxy.conduct.cooling_down,
-            **({"claims": self._claims()} if self._claims else {}),
+            **({"claims": self._claims.counts()} if self._claims else {}),
         }
 
     def _of_devices(self, request: PageRequest) -> dict[str, Any]:
@@ -94,6 +97,7 @@ class ProxyPage:
         return {
             "misbehaving": conduct.misbehaving(),
             "refused_by_device": conduct.refused_by_device(),
+            **({"claims_dropped": self._claims.dropped()} if self._claims else {}),
         }
 
     async def _state(self) -> dict[str, Any]:

@@ -128,6 +128,15 @@ class Registry:
         entry = self._entries.get(device_id)
         return entry.identity if entry and entry.active else None
 
+    def device(self, device_id: str) -> AdmittedDevice | None:
+        """What is known of an identity, one that was revoked too."""
+        return self._entries.get(device_id)
+
+    @property
+    def roster_epoch(self) -> int:
+        """Grows with every change."""
+        return self._epoch
+
     def roster(self) -> tuple[int, bytes]:
         """Epoch (grows with every change) and all active sealing keys, sorted, 32 bytes each."""
         keys = [entry.sealing.to_bytes() for entry in self._entries.values() if entry.active]

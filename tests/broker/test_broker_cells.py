@@ -53,7 +53,7 @@ def test_a_proxy_is_of_one_cell(shared):
             entered(shared, "ada", NORTH.all_down, NORTH.device_down("ada")) as (ada, ada_ear),
             entered(shared, "bob", SOUTH.all_down, SOUTH.device_down("bob")) as (bob, bob_ear),
         ):
-            await tries(north, SOUTH.devices_up, SOUTH.claims_up, SOUTH.device_down("bob"))
+            await tries(north, SOUTH.devices_up, SOUTH.any_claim, SOUTH.device_down("bob"))
             await north.publish(SOUTH.all_down, b"another's")
             await north.publish(SOUTH.device_down("bob"), b"another's")
             await bob.publish(SOUTH.device_up("bob"), b"to south")

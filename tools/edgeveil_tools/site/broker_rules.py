@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from edgeveil.claim import USER as CLAIM_USER
 from edgeveil.errors import BrokerError, UsageError
 from edgeveil.transport.link import Topics
 
@@ -47,9 +48,13 @@ def _edge_rules(cell: str) -> tuple[Rule, ...]:
         Rule(None, "read", topics.device_down("%u")),
         Rule(None, "read", topics.all_down),
         Rule(None, "read", topics.any_bucket),
-        Rule(None, "write", topics.claims_up),  # devices renew what came with a claim
+        Rule(None, "write", topics.renewal("%u")),
+        Rule(None, "write", topics.claims_of_before),
         Rule(None, "read", topics.claims_down),
-        Rule(proxy, "read", topics.claims_up),
+        Rule(CLAIM_USER, "write", topics.any_claim),
+        Rule(proxy, "read", topics.any_renewal),
+        Rule(proxy, "read", topics.any_claim),
+        Rule(proxy, "read", topics.claims_of_before),
         Rule(proxy, "write", topics.claims_down),
         Rule(proxy, "read", topics.devices_up),
         Rule(proxy, "write", topics.device_down("+")),

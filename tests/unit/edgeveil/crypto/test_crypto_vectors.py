@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgeveil.claim import key_id
 from edgeveil.crypto import labels
 from edgeveil.crypto.keys import (
     CheckKey,
@@ -54,6 +55,11 @@ def test_labels_are_the_published_ones():
 def test_context(case):
     parts = [bytes.fromhex(part) for part in case["parts"]]
     assert labels.context(case["label"].encode(), *parts) == unhex(case, "bytes")
+
+
+@pytest.mark.parametrize("case", VECTORS["claim_key"])
+def test_claim_key(case):
+    assert key_id(VerifyKey.from_bytes(unhex(case, "verify_key"))) == case["id"]
 
 
 @pytest.mark.parametrize("case", VECTORS["commitment"])

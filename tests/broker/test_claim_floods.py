@@ -1,0 +1,322 @@
+"""Boxes claim and renew while others flood the desk: at a real broker, by the real connection."""
+
+import asyncio
+import secrets
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from edgeveil.claim import ClaimRequest, claim_text
+from edgeveil.crypto.authorities import Authority, certificate_pem, key_pem, new_key
+from edgeveil.crypto.keys import OpeningKey, SigningKey
+from edgeveil.enrolment import Enrolment
+from edgeveil.sites.edge import EdgeSite
+from edgeveil.sites.proxy import ProxySite
+from edgeveil.storage import write_durably
+from edgeveil.transport.link import Topics
+from edgeveil.transport.mqtt_packets import Login, connect, encoded_topic, publish_head
+from edgeveil_edge.claim import renew, take_up_claim
+from edgeveil_edge.identity import DeviceIdentity
+from edgeveil_proxy.claim_link import ClaimLink
+from edgeveil_proxy.claims import CLAIMS_FILE, ClaimBook
+from edgeveil_proxy.registry import REGISTRY_FILE, Registry
+from edgeveil_tools.site import brokers
+from edgeveil_tools.site.broker_rules import rules_for
+from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, ListenerTls
+from tests.kits.earlier_code import earlier_code
+
+TOPICS, PROXY = Topics(), SigningKey.generate()
+A_SECOND, TICK_S = 4000, 0.02
+BEFORE = "706e04621a403ed87c032c6f8edf16a094c091d7"
+STORY_S = 60
+
+
+class Place:
+    """A broker that asks for certificates, its authority, and the folders of proxy and boxes."""
+
+    def __init__(self, folder):
+        self.folder, self.authority = folder, Authority.make("edge")
+        self.authority.save(folder / "ca.crt", folder / "ca.key")
+        PROXY.public().save(folder / "proxy.pub")
+        SigningKey.generate().public().save(folder / "cloud.pub")
+        key = new_key()
+        shown = self.authority.server("broker", key.public_key(), ["127.0.0.1"])
+        self._write("broker", shown, key)
+        self.certificate("proxy")
+        self.certificate("claim")
+        tls = ListenerTls(folder / "broker.crt", folder / "broker.key", folder / "ca.crt")
+        plan = BrokerPlan(engine="mosquitto", acl="edge", tls=tls)
+        self.broker = BrokerProcess(plan, folder / "broker")
+        self.broker.start()
+
+    def _write(self, name, shown, key):
+        write_durably(self.folder / f"{name}.crt", certificate_pem(shown), mode=0o644)
+        write_durably(self.folder / f"{name}.key", key_pem(key), mode=0o600)
+
+    def certificate(self, name):
+        """Of a user at the broker."""
+        key = new_key()
+        self._write(name, self.authority.client(name, key.public_key()), key)
+
+    def tls(self, name, folder=None):
+        folder = folder or self.folder
+        files = {"ca_file": str(self.folder / "ca.crt"), "cert_file": str(folder / f"{name}.crt")}
+        return {"url": self.broker.url, "key_file": str(folder / f"{name}.key"), **files}
+
+    def box(self, name):
+        """A box's site file, with a claim in its folder."""
+        state = self.folder / name
+        state.mkdir(exist_ok=True)
+        book = ClaimBook(self.folder / CLAIMS_FILE)
+        ((_, claim),) = book.add([name], 3600.0)
+        book.close()
+        (state / "claim").write_text(claim_text(claim))
+        image = {one: str(self.folder / f"claim.{end}") for one, end in _FILES}
+        return EdgeSite(
+            name=name,
+            broker=self.tls("edge", state),
+            state_dir=state,
+            proxy_key_file=self.folder / "proxy.pub",
+            cloud_key_file=self.folder / "cloud.pub",
+            data={"name": "digits", "source": "digits"},
+            claim={**image, "claim_file": str(state / "claim")},
+        )
+
+    def device(self, name):
+        """One that has claimed before: its identity, with a certificate."""
+        signing = SigningKey.generate()
+        enrolment = Enrolment.make(signing, OpeningKey.generate())
+        registry = Registry(self.folder / REGISTRY_FILE)
+        registry.admit(enrolment, note=name)
+        registry.close()
+        self.certificate(enrolment.device_id)
+        return signing, enrolment
+
+    def proxy_site(self):
+        return ProxySite(
+            edge_broker=self.tls("proxy"),
+            cloud_broker={"url": "mqtt://127.0.0.1:1"},
+            state_dir=self.folder,
+            cloud_key_file=self.folder / "cloud.pub",
+            claims={one: str(self.folder / f"ca.{end}") for one, end in _AUTHORITY},
+        )
+
+    @asynccontextmanager
+    async def desk(self):
+        """The proxy's connection, and whom it refused."""
+        refused, site = [], self.proxy_site()
+        desk = ClaimLink(
+            site, site.claims, lambda: PROXY, lambda sender, why: refused.append((sender.id, why))
+        )
+        running = asyncio.ensure_future(desk.run())
+        try:
+            while not desk._link.connected:
+                assert not running.done(), running.exception()
+                await asyncio.sleep(0.01)
+            yield desk, refused
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await desk.close()
+
+
+_FILES = (("cert_file", "crt"), ("key_file", "key"))
+_AUTHORITY = (("authority_cert_file", "crt"), ("authority_key_file", "key"))
+
+
+@contextmanager
+def flood(place, user, topics, payload, a_second):
+    """A thread that publishes as this user until the end; `topics()` gives where."""
+    context = ssl.create_default_context(cafile=place.folder / "ca.crt")
+    context.load_cert_chain(place.folder / f"{user}.crt", place.folder / f"{user}.key")
+    over = threading.Event()
+    host, port = "127.0.0.1", place.broker.port
+
+    def play():
+        with context.wrap_socket(
+            socket.create_connection((host, port)), server_hostname=host
+        ) as line:
+            line.sendall(
+                connect(Login(f"flood-{secrets.token_hex(8)}", None, None, None, 60, 65536), 4)
+            )
+            line.recv(64)
+            behind = time.monotonic()
+            while not over.is_set():
+                line.sendall(
+                    b"".join(
+                        publish_head(encoded_topic(topics()), len(payload), 0, 4) + payload
+                        for _ in range(max(1, int(a_second * TICK_S)))
+                    )
+                )
+                behind += max(TICK_S, 1 / a_second)
+                time.sleep(max(0.0, behind - time.monotonic()))
+
+    thread = threading.Thread(target=play, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(10)
+
+
+def renewal_of(signing, enrolment):
+    point = new_key().public_key().public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
+    return ClaimRequest.make(signing, enrolment, point).to_bytes()
+
+
+def what_it_sends(hostile, kind):
+    """What one hostile device sends, and how often in a second."""
+    user = hostile[1].device_id
+    own = TOPICS.renewal(user)
+    match kind:
+        case "a byte in its own name":
+            return user, lambda: own, b"x", A_SECOND
+        case "a byte where the version before asks":
+            return user, lambda: TOPICS.claims_of_before, b"x", A_SECOND
+        case "one valid renewal, over and over":
+            return user, lambda: own, renewal_of(*hostile), 100
+        case "one valid renewal where the version before asks":
+            return user, lambda: TOPICS.claims_of_before, renewal_of(*hostile), 100
+        case "a byte under keys of nobody":
+            return "claim", lambda: TOPICS.claim(secrets.token_hex(16)), b"x", A_SECOND
+    raise AssertionError(kind)
+
+
+KINDS = (
+    "a byte in its own name",
+    "a byte where the version before asks",
+    "one valid renewal, over and over",
+    "one valid renewal where the version before asks",
+    "a byte under keys of nobody",
+)
+
+
+@pytest.fixture
+def place(tmp_path):
+    made = Place(tmp_path)
+    yield made
+    made.broker.stop()
+
+
+@pytest.mark.parametrize("hostile", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_boxes_claim_and_renew_while_devices_flood_the_desk(place, kind, hostile, capsys):
+    loud = [place.device(f"loud-{number}") for number in range(hostile)]
+    quiet = place.box("quiet")
+
+    async def play():
+        async with place.desk() as (desk, refused):
+            with ExitStack() as floods:
+                for one in loud:
+                    floods.enter_context(flood(place, *what_it_sends(one, kind)))
+                await asyncio.sleep(2.0)
+                admitted = await take_up_claim(quiet)
+                first = quiet.broker.cert_file.read_bytes()
+                await renew(quiet, DeviceIdentity.load_or_create(quiet.state_dir))
+                assert quiet.broker.cert_file.read_bytes() != first
+            return admitted, desk, refused, desk.dropped(), desk.counts()
+
+    admitted, _, refused, dropped, counts = asyncio.run(asyncio.wait_for(play(), STORY_S))
+    assert "waiting" not in capsys.readouterr().out, "the first request was answered"
+    assert counts["admitted"] == 1 and counts["dropped"] > 50 * hostile
+    names = {enrolment.device_id for _, enrolment in loud}
+    told = {one["sender"] for one in dropped}
+    assert admitted not in told and "quiet" not in told
+    if "its own name" in kind or "over and over" in kind:
+        assert told == names == {who for who, _ in refused}, "who floods is named"
+    else:
+        assert not refused
+
+
+THEN = """
+import asyncio, json, sys
+from pathlib import Path
+from edgeveil.crypto.keys import SigningKey
+from edgeveil.sites.edge import EdgeSite
+from edgeveil.sites.proxy import ProxySite
+part, said = sys.argv[1], json.loads(sys.argv[2])
+if part == "box":
+    from edgeveil_edge.claim import take_up_claim
+    print(asyncio.run(take_up_claim(EdgeSite(**said))))
+else:
+    from edgeveil_proxy.claim_link import ClaimLink
+    site, key = ProxySite(**said), SigningKey.load(Path(sys.argv[3]))
+    asyncio.run(ClaimLink(site, site.claims, lambda: key).run())
+"""
+
+
+@pytest.fixture
+def before(tmp_path_factory):
+    """The environment of code from before a request's topic named its sender."""
+    return earlier_code(tmp_path_factory.mktemp("earlier"), BEFORE)
+
+
+def as_json(site):
+    return site.model_dump_json(exclude_unset=True)
+
+
+def test_a_box_of_the_version_before_claims_at_today_s_proxy(place, before):
+    """Also while others flood the topic that it shares with them."""
+    loud, box = place.device("loud"), place.box("box")
+
+    async def play():
+        async with place.desk() as (desk, _):
+            sent = what_it_sends(loud, "a byte where the version before asks")
+            with flood(place, *sent):
+                command = [sys.executable, "-c", THEN, "box", as_json(box)]
+                how = {"env": before, "cwd": place.folder, "capture_output": True, "text": True}
+                done = await asyncio.to_thread(subprocess.run, command, timeout=50, **how)
+            return done, desk.counts()
+
+    done, counts = asyncio.run(asyncio.wait_for(play(), STORY_S))
+    assert done.returncode == 0, done.stderr
+    device = done.stdout.strip().splitlines()[-1]
+    registry = Registry(place.folder / REGISTRY_FILE)
+    assert device in registry.admitted() and counts["admitted"] == 1
+    registry.close()
+
+
+@pytest.mark.parametrize("proxy", ["before", "today"])
+def test_a_box_claims_where_broker_and_proxy_are_of_the_version_before(
+    tmp_path, before, proxy, monkeypatch
+):
+    """The order of an upgrade is free: neither the new subscriptions nor the new topics are let."""
+    named = (TOPICS.renewal("%u"), TOPICS.any_renewal, TOPICS.any_claim)
+
+    def of_before(*asked, **how):
+        return tuple(rule for rule in rules_for(*asked, **how) if rule.topic not in named)
+
+    monkeypatch.setattr(brokers, "rules_for", of_before)
+    monkeypatch.setattr("edgeveil_edge.claim.ANSWER_S", 2.0)
+    place = Place(tmp_path)
+    box = place.box("box")
+    PROXY.save(tmp_path / "proxy-own.key")
+
+    async def play():
+        if proxy == "today":
+            async with place.desk():
+                return await take_up_claim(box)
+        said = as_json(place.proxy_site())
+        command = [sys.executable, "-c", THEN, "proxy", said, str(tmp_path / "proxy-own.key")]
+        with subprocess.Popen(command, env=before, cwd=tmp_path) as running:
+            try:
+                return await take_up_claim(box)
+            finally:
+                running.terminate()
+
+    try:
+        device = asyncio.run(asyncio.wait_for(play(), STORY_S))
+    finally:
+        place.broker.stop()
+    assert box.broker.cert_file.exists()
+    registry = Registry(tmp_path / REGISTRY_FILE)
+    assert device in registry.admitted()
+    registry.close()
