@@ -6,7 +6,7 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from edgeveil.claim import ClaimAnswer, ClaimRequest, claim_key
+from edgeveil.claim import ClaimAnswer, ClaimRequest, claim_key, claimed_key_id
 from edgeveil.crypto.authorities import Authority, new_key
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.enrolment import Enrolment
@@ -80,7 +80,9 @@ class Box:
             approved_by_operator=desk.admit == "operator",
             per_minute=100,
         )
-        answer = ClaimAnswer.from_bytes(answering.answer(self._asked), PROXY.public())
+        answer = ClaimAnswer.from_bytes(
+            answering.answer(claimed_key_id(self._asked), self._asked), PROXY.public()
+        )
         registry.close()
         book.close()
         return answer.verdict
