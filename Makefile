@@ -10,7 +10,7 @@ DRAWN  := edgeveil_tools.protocol_diagrams edgeveil_tools.architecture_page \
 export PATH := $(PATH):/usr/sbin:/usr/local/sbin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all check bench fuzz long docs mosquitto postgresql chromium nats rabbitmq rootfs clean
+.PHONY: help setup run test test-all check mutants bench fuzz long docs mosquitto postgresql chromium nats rabbitmq rootfs clean
 
 help:            ## list all targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -33,6 +33,14 @@ check: $(VENV)/.all  ## ruff, mypy --strict, import-linter; whether `make docs` 
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	@for module in $(DRAWN); do $(BIN)/python -m $$module || exit 1; done
+
+ONLY    ?=
+mutants: $(VENV)/.all  ## plant small privacy flaws, one at a time: each must be found by a test (ONLY=NAME)
+	$(BIN)/python -m tests.mutants --workers $(WORKERS) $(if $(ONLY),--only '$(ONLY)')
+
+ONLY    ?=
+mutants: $(VENV)/.all  ## plant small privacy flaws, one at a time: a test must find each (ONLY=NAME)
+	$(BIN)/python -m tests.mutants --workers $(WORKERS) $(if $(ONLY),--only '$(ONLY)')
 
 bench: $(VENV)/.all  ## time noise, codec and encryption
 	$(BIN)/python -m edgeveil_lab.bench
