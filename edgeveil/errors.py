@@ -5,6 +5,7 @@ The class decides the exit code; `str(error)` is the text a user reads.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,6 +85,30 @@ class UsageError(EdgeVeilError):
     """A command or a call asks for something that cannot be done."""
 
     exit_code = 2
+
+
+class SystemFault(EdgeVeilError):  # noqa: N818 - the state's name
+    """The machine lacks what may be there the next time: a disk, a file, a port, a thread."""
+
+
+_WRITTEN = (errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP, errno.EISDIR, None)
+
+
+def of_environment(error: BaseException) -> bool:
+    """Whether the machine is what ended a process with `error`, and nothing that its owner wrote.
+
+    The one place that decides it: an error of the operating system or of a database (PEP 249's
+    OperationalError) stands behind `error`, and is none of a path that can never be one. Such an
+    end has exit code 1, after which a service is started again; 2 is not tried again.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, SystemFault) or type(cause).__name__ == "OperationalError":
+            return True
+        if isinstance(cause, OSError) and type(cause).__module__ != "ssl":
+            return cause.errno not in _WRITTEN
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 class MissingExtraError(UsageError, ImportError):

@@ -10,7 +10,6 @@ from edgeveil import logs
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.transport.blob_store import sweep_forever
 from edgeveil.transport.http import (
-    STUCK_S,
     Health,
     Probe,
     warn_of_plain_http,
@@ -145,7 +144,7 @@ class _CloudProcess:
                     f"broker/{name}" if name else "broker": partial(_connected, one)
                     for name, one in self.links.sessions.items()
                 },
-                "machine": lambda: self.runtime.step_s < STUCK_S,
+                "machine": lambda: self.runtime.turns,
                 "store": lambda: False if store.away else probe(),
             },
             [lambda: warnings_of(at), *([self.trust.warnings] if self.trust else [])],

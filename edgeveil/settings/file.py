@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from edgeveil.errors import ConfigError
+from edgeveil.errors import ConfigError, SystemFault, of_environment
 from edgeveil.settings import yaml_tree
 from edgeveil.settings.base import ImpossibleMixError
 from edgeveil.settings.explain import Explainer, Schema, SchemaWalk
@@ -23,7 +23,10 @@ R = TypeVar("R")
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a plain file, none of one that is too large. Raises ConfigError."""
+    """The bytes of a plain file, none of one that is too large.
+
+    Raises ConfigError, and SystemFault for one that is there and cannot be read now.
+    """
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
@@ -36,7 +39,11 @@ def read(path: Path) -> bytes:
     except FileNotFoundError:
         text = "no such file; check the path"
     except (OSError, ValueError) as error:
-        text = f"cannot be read, {getattr(error, 'strerror', None) or error}; check its rights"
+        what = f"cannot be read, {getattr(error, 'strerror', None) or error}"
+        if of_environment(error):
+            fix = "check its rights and its disk"
+            raise SystemFault(what, where=str(path), fix=fix) from error
+        text = f"{what}; check its rights"
     raise problems_error(str(path), [Problem((), 1, text)])
 
 

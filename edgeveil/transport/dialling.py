@@ -38,7 +38,11 @@ async def dial_in_thread(
 
     Raises BrokerError that says what went wrong, also when it took longer than `timeout_s`.
     """
-    job = _DIALLERS.submit(dial)
+    try:
+        job = _DIALLERS.submit(dial)
+    except RuntimeError as error:  # no thread can be started: as a broker that cannot be reached
+        fix = "raise the limit of tasks (TasksMax, --pids-limit) or of memory"
+        raise BrokerError(str(error), where=str(address), fix=fix) from error
     try:
         await asyncio.wait_for(asyncio.wrap_future(job), timeout_s)
     except BaseException as error:

@@ -395,7 +395,6 @@ def warn_of_plain_http(at: ListenAt, log: logging.Logger) -> None:
 # --- health ---------------------------------------------------------------------------------
 
 
-STUCK_S = 30.0
 PROBE_EVERY_S = 5.0
 PROBE_TIMEOUT_S = 2.0
 _PROBE_BYTES = 4096
@@ -458,7 +457,8 @@ class Probe:
             done, _ = await asyncio.wait([looking], timeout=PROBE_TIMEOUT_S)
             if not done:
                 return False
-            self._holds, self._looked_s, self._looking = await looking, self._clock(), None
+            self._holds = looking.exception() is None and looking.result()
+            self._looked_s, self._looking = self._clock(), None
         return self._holds
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from edgeveil.errors import UsageError
+from edgeveil.errors import SystemFault, UsageError
 from edgeveil.sites.links import Http
 from edgeveil.storage import open_to_others
 
@@ -188,7 +188,7 @@ class Listener:
                     ssl_handshake_timeout=HANDSHAKE_S,
                     ssl_shutdown_timeout=_SHUTDOWN_S,
                 )
-        except (OSError, ssl.SSLError):  # gone, too slow, or not to be trusted
+        except Exception:  # gone, too slow, not to be trusted: the next one is taken all the same
             found.close()
         except asyncio.CancelledError:
             found.close()
@@ -279,7 +279,7 @@ def server_context(cert_file: Path, key_file: Path, client_ca_file: Path | None)
     """
     for path in (cert_file, key_file, client_ca_file):
         if path is not None and not path.is_file():
-            raise UsageError("this TLS file does not exist", where=str(path), fix="check http.tls")
+            raise SystemFault("this TLS file does not exist", where=str(path), fix="check http.tls")
     with key_file.open("rb") as file:
         if open_to_others(file.fileno()):
             what = "other users of this machine may read this private key"

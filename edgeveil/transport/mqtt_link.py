@@ -495,11 +495,14 @@ class RuntimeLink:
 
     async def run(self) -> None:
         """Keep the link up and hearing until it is closed."""
-        listens = asyncio.ensure_future(self._listen())
+        tasks = [asyncio.ensure_future(one) for one in (self.link.run_forever(), self._listen())]
         try:
-            await self.link.run_forever()
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
-            listens.cancel()
+            for task in tasks:
+                task.cancel()
 
     async def _listen(self) -> None:
         while True:

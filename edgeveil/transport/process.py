@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from edgeveil.audit_log import OwnAuditLog
 from edgeveil.crypto.keys import SigningKey, VerifyKey
-from edgeveil.errors import UsageError
+from edgeveil.errors import EdgeVeilError, SystemFault, UsageError, of_environment
 from edgeveil.heap import keep_heap
 from edgeveil.transport.listener import raise_file_limit
 from edgeveil.transport.service_manager import keep_alive, tell_stopping
 
 EXIT_S = 3.0
 LOCK_FILE = "process.lock"
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LOG = logging.getLogger("edgeveil.process")
 
 
 class OwnFolder:
@@ -83,9 +85,9 @@ def own_audit_log(state_dir: Path, role: str) -> OwnAuditLog:
 
 
 def peer_key(path: Path, whose: str) -> VerifyKey:
-    """The pinned public key of another party. Raises UsageError if there is none."""
+    """The pinned public key of another party. Raises SystemFault while there is none."""
     if not path.is_file():
-        raise UsageError(
+        raise SystemFault(
             f"the public key of {whose} is not there",
             where=str(path),
             fix=f"copy {whose}'s .pub file to this place",
@@ -93,35 +95,69 @@ def peer_key(path: Path, whose: str) -> VerifyKey:
     return VerifyKey.load(path)
 
 
-def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[object, object, int]]) -> int:
-    """Run `main(stop)`; SIGINT and SIGTERM set `stop`, a second one ends at once.
+def stop_signals() -> list[signal.Signals]:
+    """Ctrl-C, SIGTERM, and a terminal that hangs up, unless that is ignored (nohup)."""
+    found = [signal.SIGINT, signal.SIGTERM]
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return found if ignored else [*found, signal.SIGHUP]
 
-    Raises UsageError where the process may open too few files.
+
+def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[object, object, int]]) -> int:
+    """Run `main(stop)`; each of `stop_signals` sets `stop`, a second one ends at once.
+
+    A task whose error nobody takes ends the process too: what it was to do is never done. Raises
+    UsageError where the process may open too few files. An error that the machine is to blame for
+    has exit code 1 (`of_environment`).
     """
     raise_file_limit()
     keep_heap()
+    numbers = stop_signals()
 
     async def body() -> int:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
+        lost: asyncio.Future[int] = loop.create_future()
+
+        def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            error = context.get("exception")
+            if error is None or not isinstance(context.get("future"), asyncio.Task):
+                # no task: a connection's own matter
+                loop.default_exception_handler(context)
+            elif not lost.done():
+                lost.set_exception(error)
 
         def asked() -> None:
             # From now on the system's own action: work that holds the loop cannot delay it.
-            for number in _SIGNALS:
+            for number in numbers:
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_DFL)
             tell_stopping()
             stop.set()
 
-        for number in _SIGNALS:
+        for number in numbers:
             loop.add_signal_handler(number, asked)
+        loop.set_exception_handler(handle)
+        running = asyncio.ensure_future(main(stop))
         alive = asyncio.ensure_future(keep_alive())
         try:
-            return await main(stop)
+            await asyncio.wait([running, lost], return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                _LOG.error("task_failed", extra={"error": type(lost.exception()).__name__})
+                running.cancel()
+                await asyncio.wait([running])
+                return await lost
+            return await running
         finally:
             alive.cancel()
+            running.cancel()
+            lost.cancel()
 
-    return asyncio.run(body())
+    try:
+        return asyncio.run(body())
+    except EdgeVeilError as error:
+        if error.exit_code == UsageError.exit_code and of_environment(error):
+            error.exit_code = SystemFault.exit_code
+        raise
 
 
 async def first_of(stop: asyncio.Event, *work: Awaitable[object]) -> None:

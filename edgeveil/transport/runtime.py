@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 INBOX_EVENTS = 4096
 INBOX_BYTES = 16 * 1024 * 1024
 TOGETHER_EVENTS = 64  # waiting events whose stores share one write to the disk
+STUCK_S = 30.0  # a machine that takes no event for so long does not turn
 
 Publish = Callable[[fx.Address, bytes], Awaitable[None]]
 _Queued = tuple[bool, int, fx.Event, int]  # whether it waits behind others, its number; its bytes
@@ -123,7 +124,9 @@ class Runtime:
         self._gate: Gate = OpenGate() if gate is None else gate
         self._blobs = blobs
         self._at: ExchangeId | None = None
-        self._since_s = 0.0
+        self._since_s = self._took_s = 0.0
+        self._feeding = False
+        self._lost: asyncio.Future[None] | None = None
         self._events: asyncio.PriorityQueue[_Queued] = asyncio.PriorityQueue()
         self._numbers = itertools.count()
         self._room = SendWindow(INBOX_EVENTS, INBOX_BYTES)
@@ -146,9 +149,12 @@ class Runtime:
         return self._room.size_bytes
 
     @property
-    def step_s(self) -> float:
-        """For how long the step under way has taken; 0 between steps."""
-        return time.monotonic() - self._since_s if self._since_s else 0.0
+    def turns(self) -> bool:
+        """Whether the machine is fed: no step has taken STUCK_S, and no event waits for so long."""
+        now_s = time.monotonic()
+        in_time = not self._since_s or now_s - self._since_s < STUCK_S
+        waits_s = 0.0 if self._events.empty() else now_s - self._took_s
+        return self._feeding and in_time and waits_s < STUCK_S
 
     def follow_logs(self) -> None:
         """Log lines of this task, and of those that it starts, name the machine's job and round."""
@@ -180,22 +186,37 @@ class Runtime:
         """What devices say waits behind all else: there is much of it, and the others are few."""
         sender = event.sender if isinstance(event, fx.MessageReceived) else None
         behind = isinstance(sender, fx.DeviceAddress)
+        if self._events.empty():
+            self._took_s = time.monotonic()
         self._events.put_nowait((behind, next(self._numbers), event, frame_bytes))
 
     async def run(self) -> None:
-        """Feed the machine until cancelled."""
+        """Feed the machine until cancelled. Raises what kept work from being begun."""
         self.follow_logs()
+        self._lost = asyncio.get_running_loop().create_future()
+        feeding = asyncio.ensure_future(self._feed())
+        try:
+            await asyncio.wait([feeding, self._lost], return_when=asyncio.FIRST_COMPLETED)
+            await (self._lost if self._lost.done() else feeding)
+        finally:
+            self._feeding = False
+            feeding.cancel()
+            self._lost.cancel()
+            await asyncio.wait([feeding])
+            for timer in self._timers.values():
+                timer.cancel()
+            for task in self._working:
+                task.cancel()
+
+    async def _feed(self) -> None:
         settled = asyncio.ensure_future(asyncio.sleep(0))
+        self._feeding, self._took_s = True, time.monotonic()
         try:
             while True:
                 decided = self._decide(await self._waiting(settled))
                 await settled
                 settled = asyncio.ensure_future(self._settle(decided))
         finally:
-            for timer in self._timers.values():
-                timer.cancel()
-            for task in self._working:
-                task.cancel()
             settled.cancel()
             await asyncio.wait([settled])
 
@@ -217,6 +238,7 @@ class Runtime:
                 first.cancel()
         else:
             queued = await self._events.get()
+        self._took_s = time.monotonic()
         events = [self._taken(queued)]
         while len(events) < TOGETHER_EVENTS and not self._events.empty():
             events.append(self._taken(self._events.get_nowait()))
@@ -313,7 +335,7 @@ class Runtime:
             case fx.Work() as work:
                 job = asyncio.create_task(self._perform(work))
                 self._working.add(job)
-                job.add_done_callback(self._working.discard)
+                job.add_done_callback(self._worked)
             case fx.Refuse(reason=reason):
                 self.refusals.add(reason)
             case fx.Report() as report:
@@ -336,6 +358,14 @@ class Runtime:
         timer = self._timers.pop(name, None)
         if timer:
             timer.cancel()
+
+    def _worked(self, job: asyncio.Task[None]) -> None:
+        """Work that could not even be begun, for want of a thread, ends the runtime: the machine
+        would wait for its outcome for ever."""
+        self._working.discard(job)
+        error = None if job.cancelled() else job.exception()
+        if error is not None and self._lost is not None and not self._lost.done():
+            self._lost.set_exception(error)
 
     async def _perform(self, work: fx.Work) -> None:
         task, loop, here = work.task, asyncio.get_running_loop(), contextvars.copy_context()

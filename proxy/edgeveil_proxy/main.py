@@ -15,7 +15,6 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.proxy_tasks import BatchDelivered, BatchKept, KeptBroadcast, UploadKept
 from edgeveil.sites.proxy import ClaimDeskSettings, ProxySite
 from edgeveil.transport.http import (
-    STUCK_S,
     Health,
     Probe,
     serve_pages,
@@ -86,7 +85,7 @@ class _ProxyProcess:
                 **({"devices_file": self._plan_taken} if site.devices_file else {}),
                 "edge_broker": lambda: self.edge.link.connected,
                 "cloud_broker": lambda: self.cloud.link.connected,
-                "machine": lambda: self.runtime.step_s < STUCK_S,
+                "machine": lambda: self.runtime.turns,
                 "store": Probe(lambda: writable(site.state_dir)),
             },
             [lambda: warnings_of(self._at), *([self.trust.warnings] if self.trust else [])],

@@ -32,6 +32,7 @@ from edgeveil.sites.broker import BrokerSite
 from edgeveil.sites.broker_profiles import ProfileName
 from edgeveil.storage import open_to_others
 from edgeveil.transport.listener import raise_file_limit
+from edgeveil.transport.process import stop_signals
 from edgeveil.transport.service_manager import tell, tell_ready, tell_stopping
 from edgeveil_tools.site import broker_tied
 from edgeveil_tools.site.broker_rules import acl_text, read_users, rules_for, users_text
@@ -437,7 +438,7 @@ class BrokerProcess:
 
 
 def run_broker(site: BrokerSite) -> int:
-    """Run the broker of a site file until Ctrl-C or SIGTERM; the exit code.
+    """Run the broker of a site file until one of `stop_signals`; the exit code.
 
     A changed `users_file` takes effect within two seconds, and so do changed TLS files, for which
     the broker starts anew: it reads them then alone, and a revoked certificate's connection ends.
@@ -480,7 +481,7 @@ def _check_key(path: Path) -> None:
 
 def _run_until_signal(plan: BrokerPlan, users_file: Path | None) -> int:
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         signal.signal(number, lambda *_: stop.set())
     with tempfile.TemporaryDirectory(prefix="edgeveil-broker-") as directory:
         broker = BrokerProcess(plan, Path(directory), users_file=users_file)

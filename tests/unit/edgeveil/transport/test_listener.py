@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from edgeveil.errors import UsageError
+from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.transport import http, listener
 from edgeveil.transport.http import HttpServer, PageContent, PageRequest, serve, serve_pages
 from edgeveil.transport.listener import ListenAt, most_connections
@@ -255,7 +255,7 @@ def test_tls_files_that_cannot_be_used_are_named(tmp_path: Path, broken: str) ->
         case "authority":
             ca = tmp_path / "empty.crt"
             ca.write_text("")
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(EdgeVeilError) as caught:
         listener.server_context(cert, key, ca)
     assert Path(caught.value.where) in (cert, key, ca) and caught.value.fix
 

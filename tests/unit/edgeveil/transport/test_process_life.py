@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import signal
+import sqlite3
+import ssl
 import subprocess
 import sys
 import textwrap
@@ -14,13 +17,14 @@ from pathlib import Path
 import pytest
 
 from edgeveil.crypto.keys import SigningKey, VerifyKey
-from edgeveil.errors import BrokerError, CryptoError, UsageError
+from edgeveil.errors import BrokerError, CryptoError, EdgeVeilError, SystemFault, UsageError
 from edgeveil.transport.process import (
     OwnFolder,
     first_of,
     own_signing_key,
     peer_key,
     run_until_stopped,
+    stop_signals,
 )
 
 
@@ -89,7 +93,7 @@ def test_a_damaged_key_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_a_missing_peer_is_named_with_the_fix(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"the proxy is not there.*\.pub"):
+    with pytest.raises(SystemFault, match=r"the proxy is not there.*\.pub"):
         peer_key(tmp_path / "proxy.pub", "the proxy")
     SigningKey.generate().save(tmp_path / "secret.key")
     with pytest.raises(CryptoError):  # a private key is no public one
@@ -181,9 +185,9 @@ def test_a_task_that_does_not_end_cannot_hold_the_process(monkeypatch: pytest.Mo
     asyncio.run(asyncio.wait_for(scene(), 20))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_a_clean_stop(number: signal.Signals) -> None:
-    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
     async def main(stop: asyncio.Event) -> int:
         os.kill(os.getpid(), number)
@@ -227,3 +231,72 @@ def test_a_second_signal_ends_at_once(number: signal.Signals) -> None:
             assert process.wait(20) == -number
         finally:
             process.kill()
+
+
+def test_who_ignores_the_terminals_end_goes_on_ignoring_it() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert signal.SIGHUP not in stop_signals()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert signal.SIGHUP in stop_signals()
+
+
+def code_of(error: Exception) -> int:
+    """With which exit code a process ends that raises this."""
+
+    async def main(_stop: asyncio.Event) -> int:
+        raise error
+
+    with pytest.raises(EdgeVeilError) as caught:
+        run_until_stopped(main)
+    return caught.value.exit_code
+
+
+def behind(cause: Exception, error: EdgeVeilError) -> EdgeVeilError:
+    """The error as it is raised where `cause` was met, and not shown."""
+    try:
+        try:
+            raise cause
+        except Exception:
+            raise error from None
+    except EdgeVeilError as made:
+        return made
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EADDRINUSE, errno.ENOENT])
+def test_what_the_machine_lacks_is_tried_again(number: int) -> None:
+    assert code_of(behind(OSError(number, "no"), UsageError("cannot be used"))) == 1
+
+
+def test_a_database_that_is_away_is_tried_again() -> None:
+    assert code_of(behind(sqlite3.OperationalError("disk I/O error"), UsageError("no"))) == 1
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [OSError(errno.ENOTDIR, "no"), OSError("AF_UNIX path too long"), ssl.SSLError(1, "no"), None],
+)
+def test_what_the_owner_wrote_is_not_tried_again(cause: Exception | None) -> None:
+    error = UsageError("cannot be used")
+    assert code_of(error if cause is None else behind(cause, error)) == 2
+
+
+def test_other_codes_stay() -> None:
+    assert code_of(behind(OSError(errno.ENOENT, "no"), BrokerError("away"))) == 3
+
+
+def test_a_task_that_nobody_waits_for_ends_the_process_with_its_error() -> None:
+    async def main(stop: asyncio.Event) -> int:
+        def begin() -> None:
+            asyncio.ensure_future(fails())  # noqa: RUF006 - forgotten, as in the case
+
+        begin()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        gc.collect()
+        await stop.wait()
+        return 0
+
+    with pytest.raises(BrokerError, match="refused"):
+        run_until_stopped(main)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -548,5 +548,40 @@ def test_a_write_that_fails_ends_the_run_though_nothing_else_happens():
         runtime.post(fx.Command("start"))
         with pytest.raises(OSError, match="disk full"):
             await asyncio.wait_for(running, 20)
+
+    asyncio.run(body())
+
+
+class NoThread(Executor):
+    """An executor of a machine that starts no thread any more."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+
+def test_work_that_cannot_be_begun_ends_the_runtime_with_its_reason() -> None:
+    script, diary = Script(started([fx.Work("task")])), Diary()
+
+    async def body() -> None:
+        runtime = Runtime(script, diary, diary.publish, NoThread(), LOG, LIMIT)
+        runtime.post(fx.Command("start"))
+        with pytest.raises(RuntimeError, match="new thread"):
+            await asyncio.wait_for(runtime.run(), 20)
+        assert not runtime.turns
+
+    asyncio.run(body())
+
+
+def test_a_place_for_work_that_cannot_be_named_ends_the_runtime() -> None:
+    script, diary = Script(started([fx.Work("task")])), Diary()
+
+    def nowhere(task: object) -> Executor:
+        raise MemoryError
+
+    async def body() -> None:
+        runtime = Runtime(script, diary, diary.publish, nowhere, LOG, LIMIT)
+        runtime.post(fx.Command("start"))
+        with pytest.raises(MemoryError):
+            await asyncio.wait_for(runtime.run(), 20)
 
     asyncio.run(body())

@@ -1,0 +1,142 @@
+"""Faults of the machine that real processes meet: each ends by itself, and none is "ok" meanwhile."""
+
+from __future__ import annotations
+
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgeveil_tools.site.brokers import free_ports
+from edgeveil_tools.site.provision import Ports, SitePlan, provision
+from tests.kits.live_site import LiveSite, wait_for
+
+pytestmark = pytest.mark.slow
+ENDS_S = 30.0
+STARTS_S = 120.0  # a start beside other work
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[LiveSite]:
+    """A site with its brokers, and no process yet."""
+    with LiveSite(tmp_path) as made:
+        yield made
+
+
+def without_memory(process: subprocess.Popen) -> None:
+    """Let a process have no more address space than it has: no thread of it can be started."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    (size,) = re.findall(r"VmSize:\s+(\d+) kB", status)
+    resource.prlimit(process.pid, resource.RLIMIT_AS, (int(size) * 1024 + (1 << 20), -1))
+
+
+# --- a thread that cannot be started ---
+
+
+def test_a_cloud_that_can_start_no_thread_ends_and_its_job_goes_on(site: LiveSite) -> None:
+    cloud = site.start("cloud", site.site.cloud)
+    wait_for(site.answers, "the cloud's start")
+    job = site.submit(rounds=1, every=0, deadline_s=300)  # waits: no device is known yet
+    without_memory(cloud)
+    site.start_proxy()
+    site.start("edge", *site.site.edges)
+    assert cloud.wait(ENDS_S) == 1
+    site.start("cloud", site.site.cloud)
+    wait_for(site.answers, "the cloud's start")
+    found = site.finish(job)
+    assert found["status"] == "completed", found["reason"]
+
+
+# --- what the machine lacks is tried again, what the owner wrote is not ---
+
+
+FILES = {"cloud": "cloud.yaml", "proxy": "proxy.yaml", "edge": "edge-1.yaml"}
+
+
+@pytest.fixture(scope="module")
+def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a site of which no process runs."""
+    folder = tmp_path_factory.mktemp("files") / "site"
+    provision(SitePlan(folder, devices=3, ports=Ports(*free_ports(6))))
+    return folder
+
+
+@pytest.fixture
+def files(provisioned: Path, tmp_path: Path) -> Path:
+    """The same, for one test to change."""
+    return Path(shutil.copytree(provisioned, tmp_path / "site"))
+
+
+def ended(config: Path, *before: str) -> tuple[int, str]:
+    """The exit code of a process that cannot start, and what it wrote."""
+    role = config.name.partition("-")[0].removesuffix(".yaml")
+    command = [*before, sys.executable, "-m", "edgeveil_tools.cli", role, "--config", str(config)]
+    done = subprocess.run(command, capture_output=True, timeout=STARTS_S, check=False)
+    return done.returncode, (done.stdout + done.stderr).decode()
+
+
+def named_in(config: Path, key: str) -> str:
+    """The first value of this key."""
+    return re.findall(rf"^\s*{key}: (.+)$", config.read_text(), re.MULTILINE)[0]
+
+
+def mounted(options: str, state: Path) -> list[str]:
+    """A prefix of a command that sees another file system in the place of this folder."""
+    probe = subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False)
+    if probe.returncode:
+        pytest.skip("this machine does not let a test mount anything")
+    script = f'mount -t tmpfs -o {options} none "{state}" && exec "$@"'
+    return ["unshare", "-m", "sh", "-c", script, "sh"]
+
+
+@pytest.mark.parametrize("role", FILES)
+@pytest.mark.parametrize("options", ["ro", "nr_inodes=1"])
+def test_a_disk_that_takes_nothing_is_tried_again(files: Path, role: str, options: str) -> None:
+    config = files / FILES[role]
+    state = files / named_in(config, "state_dir")
+    state.mkdir(parents=True, exist_ok=True)
+    code, said = ended(config, *mounted(options, state))
+    assert code == 1 and str(state) in said
+
+
+@pytest.mark.parametrize("role", FILES)
+def test_a_password_that_is_not_there_yet_is_tried_again(files: Path, role: str) -> None:
+    config = files / FILES[role]
+    path = files / named_in(config, "password_file")
+    path.unlink()
+    code, said = ended(config)
+    assert code == 1 and str(path) in said
+
+
+@pytest.mark.parametrize("role", ["cloud", "proxy"])
+def test_a_port_that_is_taken_is_tried_again(files: Path, role: str) -> None:
+    config = files / FILES[role]
+    port = int(named_in(config, "port"))
+    with socket.create_server(("127.0.0.1", port)):
+        code, said = ended(config)
+    assert code == 1 and str(port) in said
+
+
+@pytest.mark.parametrize("role", FILES)
+def test_a_path_that_can_never_be_a_folder_is_the_owners_word(files: Path, role: str) -> None:
+    config = files / FILES[role]
+    text = config.read_text().replace(named_in(config, "state_dir"), f"{config}/state")
+    config.write_text(text)
+    assert ended(config)[0] == 2
+
+
+# --- the terminal hangs up ---
+
+
+def test_all_end_cleanly_when_their_terminal_hangs_up(site: LiveSite) -> None:
+    site.start_all()
+    for role in ("cloud", "proxy", "edge"):
+        assert site.stop(role, signal.SIGHUP) == 0
+        assert "Traceback" not in site.log(role)
