@@ -1,4 +1,4 @@
-"""Faults of the machine that real processes meet: each ends by itself, and none is "ok" meanwhile."""
+"""Faults of the machine that real processes meet: each ends by itself, none is "ok" meanwhile."""
 
 from __future__ import annotations
 

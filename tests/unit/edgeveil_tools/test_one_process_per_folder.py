@@ -32,7 +32,7 @@ def test_the_second_process_names_the_folder_and_ends(site: Site, role: str) -> 
         before = sorted(state_dir.rglob("*"))
         command = [sys.executable, "-m", "edgeveil_tools.cli", role, "--config", str(config)]
         second = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert second.returncode == 2
+        assert second.returncode == 1  # the one before may be about to end
         assert f"{state_dir}: another process uses this state folder" in second.stderr
         assert "Traceback" not in second.stderr
         assert sorted(state_dir.rglob("*")) == before
