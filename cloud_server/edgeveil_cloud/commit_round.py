@@ -170,7 +170,7 @@ class Told:
 
     attempt: int
     uploads: int
-    declined: int
+    answers: RoundAnswers
     sent_bytes: int
     taken_bytes: int
     timeline: Mapping[str, float]
@@ -211,12 +211,14 @@ def tell_round(
     event = {
         **exchange_event(record, context.plan, told.timeline),
         **shown_mean(context.plan, state),
-        "declined": told.declined,
+        "declined": told.answers.declined,
         "accepted": len(valid.accepted),
         "refused": dict(valid.refused),
         "clusters": shown_clusters(scores, vectors),
         "mean_softmax": averaged.to_dict() if averaged else None,
         "figures": figures or None,
+        **({"causes": dict(told.answers.causes)} if told.answers.causes else {}),
+        **({"offline": told.answers.offline} if told.answers.offline else {}),
         **({"federated": federated} if federated else {}),
         **({"cells": dict(told.cells)} if any(told.cells) else {}),  # they have names
     }
@@ -313,9 +315,7 @@ class RoundCommitter:
             score = self._evaluation.score(context, self._jobs.graph(entry), before)
             state, uploads = aggregate(context, before, everything, self._random_bytes, score)
         except TooFewDevices as error:
-            uploaded = sum(batch.uploads for batch in batches.values())
-            declined = sum(batch.declined for batch in batches.values())
-            answers = RoundAnswers(asked, uploaded, declined, dict(everything.refused))
+            answers = RoundAnswers.of(asked, batches.values(), dict(everything.refused))
             what = f"{error.what} ({answers})"
             why = TooFewDevices(what, where=error.where, fix=error.fix)
             return TooFewUploads(str(why), answers)
@@ -412,7 +412,7 @@ class RoundCommitter:
         told = Told(
             at.attempt,
             uploads,
-            sum(batch.declined for batch in batches),
+            RoundAnswers.of(0, batches),
             marks.sent_bytes,
             sum(batch.blob.size_bytes for batch in batches),
             timeline,

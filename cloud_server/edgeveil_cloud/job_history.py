@@ -47,6 +47,7 @@ class JobHistory:
     evaluations: list[EvaluationPoints] = field(default_factory=list)
     attempts: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT_ATTEMPTS))
     void: Counter[str] = field(default_factory=Counter)  # segments that did not count, by reason
+    causes: Counter[str] = field(default_factory=Counter)  # of declines
     last: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     release: list[str] = field(default_factory=list)
     figures: Mapping[str, Any] = field(default_factory=dict)  # of the newest tested model
@@ -95,6 +96,7 @@ class JobHistory:
             known: dict[str, Any] = {
                 "exchange": record.index,
                 "declined": None,
+                "causes": {},
                 "epsilon": {},
                 "timeline": {},
             }
@@ -121,6 +123,7 @@ class JobHistory:
             "seconds": float(data.get("seconds") or 0.0),
             "attempt": data.get("attempt", 1),
             "declined": data.get("declined", 0),
+            "causes": data.get("causes") or {},
             "selected": selected if selected is None or selected >= uploads else None,
             "bytes": dict(data.get("bytes") or {}),
             "epsilon": dict(data.get("epsilon") or {}),
@@ -135,6 +138,7 @@ class JobHistory:
         self.void.update(
             {str(why): int(count) for why, count in (data.get("refused") or {}).items()}
         )
+        self.causes.update(data.get("causes") or {})
         self._evaluate(data)
         self._figure(data)
         return row

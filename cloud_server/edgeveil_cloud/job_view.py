@@ -49,6 +49,7 @@ from edgeveil.privacy.guarantee import (
     up,
     worth,
 )
+from edgeveil.protocol.cloud_tasks import declined_text
 from edgeveil.units import byte_text, seconds_text
 from edgeveil_cloud.job_history import EvaluationPoints, JobHistory
 from edgeveil_cloud.job_pictures import (
@@ -333,8 +334,9 @@ class _View:
         if self._rows:
             row = self._rows[-1]
             of = f" of {row['selected']}" if row.get("selected") else ""
-            declined = f", {row['declined']} declined" if row["declined"] else ""
-            note = f"counts of the last exchange{declined}"
+            note = "counts of the last exchange"
+            if row["declined"]:
+                note += f", {declined_text(row['declined'], row['causes'])}"
             found.append(card("answered", f"{row['uploads']}{of}", note))
         if run is not None and run.memory_bytes:
             found.append(
@@ -616,6 +618,9 @@ class _View:
         if void := self._course.void:
             rows = [(why.replace("_", " "), float(n), f"{n:,}") for why, n in void.most_common(12)]
             parts.append(bars("Segments that did not count, by reason", rows, "red"))
+        if causes := self._course.causes:
+            rows = [(why, float(n), f"{n:,}") for why, n in causes.most_common()]
+            parts.append(bars("Declines of all exchanges, by cause", rows, "red"))
         if attempts := self._course.attempts:
             counts = ("selected", "uploaded", "declined", "absent")
             body = [

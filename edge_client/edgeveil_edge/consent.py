@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from edgeveil import plugins
 from edgeveil.data.records import MAX_BYTES
-from edgeveil.errors import PrivacyError, UsageError
+from edgeveil.errors import EdgeVeilError, PrivacyError, UsageError
 from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.jobs.job import JobData
 from edgeveil.jobs.plan import Plan
@@ -18,6 +18,11 @@ from edgeveil.privacy.policy import Limits
 from edgeveil.protocol.messages import Manifest
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.policy import Policy
+
+_USED_UP = (  # limits that grow full, against those that a job keeps to or not
+    *("lifetime_epsilon", "lifetime_collusion_epsilon", "lifetime_delta"),
+    *("max_inference_epsilon", "max_jobs"),
+)
 
 
 def limits_of(policy: Policy) -> Limits:
@@ -153,9 +158,25 @@ def judge(site: EdgeSite, plan: Plan) -> None:
     """Raise PrivacyError with the owner's reason against a job as such; reads no record."""
     wanted = plan.job.data.source
     if wanted != site.data.name:
-        raise PrivacyError(f"the job is for data '{wanted}', this device holds '{site.data.name}'")
+        raise PrivacyError(
+            f"the job is for data '{wanted}', this device holds '{site.data.name}'",
+            where="data.name",
+        )
     for refusal in refusals(site.policy, plan, trains=site.role == "train"):
         raise refusal
+
+
+def decline_cause(error: EdgeVeilError) -> str:
+    """Class an owner's or a box's reason against a job as one of `DECLINE_CAUSES`.
+
+    Decided by the key that the reason names, so that no text of it leaves the box.
+    """
+    section, _, key = error.where.rpartition(".")
+    if error.where == "conditions":
+        return "conditions"
+    if section != "policy":
+        return "fit"
+    return "budget" if key in _USED_UP else "policy"
 
 
 def consent(site: EdgeSite, plan: Plan, manifest: Manifest, ledger: Ledger) -> None:

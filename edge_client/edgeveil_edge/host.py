@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ from edgeveil.sites.edge import EdgeSite
 from edgeveil.trust.believed import take_trust
 from edgeveil.trust.bundle import HeldTrust
 from edgeveil_edge.compute import Compute, Computer, LoadRecords, load_own
+from edgeveil_edge.consent import limits_of
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_edge.round_work import RoundWork
@@ -62,6 +64,7 @@ from edgeveil_edge.store import DeviceStore
 LOG = logging.getLogger("edgeveil.edge")
 _MEMBERSHIP_BYTES = 32
 _SLUG = re.compile(r"[a-z_]{1,40}")
+_KEY = re.compile(r"policy\.[a-z_]{1,40}")
 # What the owner reads on the console, and whether the log warns of it too.
 _LINES = {
     "counted": (False, "job {job}, round {round}: {counted} of {segments} counted"),
@@ -145,6 +148,9 @@ class DeviceHost:
                 f" training: {train} (limit ε = {policy.lifetime_epsilon:g}{alone});"
                 f" inference: {infer} (limit ε = {policy.max_inference_epsilon:g})"
             )
+            refusal = self._ledger.next_refusal(limits_of(policy))
+            if refusal is not None:
+                self._say(f"one more job like it would be declined: {refusal}")
         self._store.store(item)
 
     def together(self) -> AbstractContextManager[None]:
@@ -157,6 +163,21 @@ class DeviceHost:
         warns, line = _LINES.get(report.what, (False, ""))
         # A reason in words may quote a path or a record: that is for the console alone.
         told = {k: v for k, v in report.data.items() if k != "why" or _SLUG.fullmatch(str(v))}
+        if report.what == "declined" and report.at is not None:
+            why, job_id = str(report.data["why"]), report.at.job_id
+            if (key := _KEY.match(why)) is not None:
+                told["key"] = key[0]
+            known = self._store.job(job_id)
+            self._store.note_refusal(
+                {
+                    "time_s": round(time.time(), 3),
+                    "job_id": job_id.hex(),
+                    "job": json.loads(known[0])["job"] if known else "",
+                    "round": report.at.exchange,
+                    "cause": report.data["cause"],
+                    "why": why,
+                }
+            )
         LOG.log(logging.WARNING if warns else logging.DEBUG, report.what, extra=told)
         if line:
             self._say(line.format(**report.data))
@@ -177,7 +198,11 @@ class DeviceHost:
             case ComputeAnswer() | InstallRelease() if self._trust and self._trust.problem:
                 self._say(f"nothing is done for the cloud: {self._trust.problem}")
                 released = isinstance(task, InstallRelease)
-                return fx.WorkFailed("trust_expired") if released else NoAnswer(self._trust.problem)
+                return (
+                    fx.WorkFailed("trust_expired")
+                    if released
+                    else NoAnswer(self._trust.problem, "conditions")
+                )
             case ComputeAnswer(manifest=manifest, package=RoundPackage() as package):
                 job_id = manifest.at.job_id
                 blob, membership = self._memberships.get(job_id, (b"", b""))

@@ -265,7 +265,9 @@ class DeviceProcess:
         return {
             **self.standing([one["job"] for one in spent.get("jobs", ()) if one["open"]]),
             "release": current.version if current else None,
-            "budget": {key: spent.get(key) for key in ("training", "inference", "left")},
+            "budget": {
+                key: spent.get(key) for key in ("training", "inference", "left", "next_refusal")
+            },
         }
 
     def standing(self, taken_up: Sequence[str]) -> dict[str, Any]:
@@ -281,6 +283,7 @@ class DeviceProcess:
             "connected": self.session.link.connected,
             "last_counted_round": counted[-1].round if counted else None,
             "jobs": self._jobs(taken_up),
+            "refused_lately": self.device.store.refused_lately(),
             "max_jobs": self.site.policy.max_jobs,
         }
 

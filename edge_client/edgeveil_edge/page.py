@@ -223,6 +223,7 @@ class DevicePage:
                 "lifetime_delta": policy.lifetime_delta,
                 "max_inference_epsilon": policy.max_inference_epsilon,
             },
+            "next_refusal": own.get("next_refusal"),
             "release": release,
             "personal": self._personal_told(release),
         }

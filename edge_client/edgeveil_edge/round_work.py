@@ -48,7 +48,7 @@ from edgeveil.protocol.sealed import (
 )
 from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge.compute import Computation, Compute, JobTrial, TaughtJob
-from edgeveil_edge.consent import consent, judge
+from edgeveil_edge.consent import consent, decline_cause, judge
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.release_check import against
 from edgeveil_edge.release_trial import CHECKED
@@ -245,8 +245,10 @@ class RoundWork:
             raise ProtocolError("superseded_round")
         # Before anything is spent: a key that nothing can be sealed to ends the work.
         masks = Masks.of(manifest, self.identity.device_id, task.round_key)
-        why = nothing_to_give(self.site, context) or "the owner has paused the device" * self.paused
-        why = why or too_large(self.site, manifest.groups) or self._too_often(manifest, job.plan)
+        if self.paused:
+            return NoAnswer("the owner has paused the device", "conditions")
+        why = nothing_to_give(self.site, context) or too_large(self.site, manifest.groups)
+        why = why or self._too_often(manifest, job.plan)
         if why:
             return NoAnswer(why)
         price = context.price(trains=self.site.role == "train")
@@ -263,7 +265,7 @@ class RoundWork:
             if held is None:
                 held = release(self._ledger, manifest, parts, self.site.limits.memory_bytes)
         except (PrivacyError, DataError, UsageError) as error:
-            return NoAnswer(str(error))
+            return NoAnswer(str(error), decline_cause(error))
         weight = late.weight if late else 1.0
         sealed = seal_release(*held, context, manifest, membership, self._sealing, masks, weight)
         deposit = self._ledger.deposit(manifest.at.job_id.hex())
@@ -336,7 +338,8 @@ class RoundWork:
         trial = self._trial(task.manifest.at.job_id)
         if trial is None:  # of this round's time: what is left may be too little for an answer
             self.take_up(task.manifest)
-            raise PrivacyError("the job could be tried only now; the next round is answered")
+            what = "the job could be tried only now; the next round is answered"
+            raise PrivacyError(what, where="conditions")
         why = trial.refused or self._too_slow(trial, task.allowed_s)
         if why:
             raise PrivacyError(why)

@@ -15,6 +15,7 @@ from edgeveil.privacy.ledger import Account, Book, JobAccount, read_ledger
 from edgeveil.privacy.policy import INFER, Quote, countable_quote, price, total
 from edgeveil.sites.policy import Policy
 from edgeveil.storage import file_mark
+from edgeveil_edge.consent import limits_of
 
 POINTS = 32  # of the course of spending; each may take the accountant a moment
 
@@ -33,11 +34,20 @@ def as_plain(path: Path, book: Book, policies: dict[str, Policy]) -> dict[str, A
                 "training": _guarantee(account.spent()),
                 "inference": _guarantee(account.spent(purpose=INFER)),
                 "left": left(account, policies[name]) if name in policies else None,
+                "next_refusal": _next_refusal(account, policies.get(name)),
                 "jobs": [_job(job, entry) for job, entry in account.jobs.items()],
             }
             for name, account in book.accounts.items()
         ],
     }
+
+
+def _next_refusal(account: Account, policy: Policy | None) -> dict[str, str] | None:
+    """Which limit (`limit`) one more job like the newest would pass, and by how much (`why`)."""
+    refusal = account.next_refusal(limits_of(policy)) if policy else None
+    if refusal is None:
+        return None
+    return {"limit": refusal.where.removeprefix("policy."), "why": str(refusal)}
 
 
 def left(account: Account, policy: Policy) -> dict[str, float]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -70,6 +70,7 @@ STORE_FILE = "device.sqlite"
 SPLIT_SHARE = "evaluation_share"  # the fact: what the first job kept apart, for good
 RECEIPTS_KEPT = 1000
 _HASH_BYTES = 32
+_REFUSED, _REFUSED_KEPT = "refused_lately", 20
 
 # Facts of what the cloud's keys said of releases: another key's numbers begin anew.
 _RELEASE_MARKS = (
@@ -295,6 +296,19 @@ class DeviceStore:
         with self._file.guard() as db:
             row = db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return str(row[0]) if row else None
+
+    def refused_lately(self) -> list[dict[str, Any]]:
+        """The newest rounds that this device declined, the newest first: `time_s` (since 1970),
+        `job_id`, `job` (its name), `round`, `cause` (one of `DECLINE_CAUSES`) and `why`, in
+        words for the owner."""
+        found: list[dict[str, Any]] = json.loads(self.fact(_REFUSED) or "[]")
+        return found
+
+    def note_refusal(self, refusal: Mapping[str, Any]) -> None:
+        """Keep it among `refused_lately`, one for each job and cause: its newest round."""
+        same = refusal["job_id"], refusal["cause"]
+        others = [one for one in self.refused_lately() if (one["job_id"], one["cause"]) != same]
+        self.put_fact(_REFUSED, json.dumps([dict(refusal), *others][:_REFUSED_KEPT]))
 
     def put_fact(self, name: str, value: str) -> None:
         """Remember a value."""

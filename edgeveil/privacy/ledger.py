@@ -125,6 +125,18 @@ class Account:
         """Whether a copy of the device answered nobody knows what."""
         return _UNTOLD.job_id in self.jobs
 
+    def next_refusal(self, limits: Limits) -> PrivacyError | None:
+        """The limit that one more job like the newest would pass; None where it fits."""
+        own = [entry.request for entry in self.jobs.values() if not entry.elsewhere]
+        if not own:
+            return None
+        held = [countable_quote(entry.counting) for entry in self.jobs.values()]
+        try:
+            check_job(replace(own[-1], job_id="like the newest"), limits, held)
+        except PrivacyError as error:
+            return error
+        return None
+
     def spent(self, job_id: str | None = None, purpose: str = TRAIN) -> Guarantee:
         """What was spent: by one job, or (None) over the data set's life.
 
@@ -398,6 +410,11 @@ class Ledger:
         with self._file.guard():
             entry = self._account().jobs.get(job_id)
             return entry is not None and bool(entry.releases)
+
+    def next_refusal(self, limits: Limits) -> PrivacyError | None:
+        """See `Account.next_refusal`."""
+        with self._file.guard():
+            return self._account().next_refusal(limits)
 
     def spent(self, job_id: str | None = None, purpose: str = TRAIN) -> Guarantee:
         """What was spent: see `Account.spent`."""

@@ -58,6 +58,7 @@ from edgeveil.protocol.cloud_tasks import (
     TakeBatch,
     TakeMasks,
     TooFewUploads,
+    all_declined,
     timer_name,
 )
 from edgeveil.protocol.effects import StateTable
@@ -123,10 +124,6 @@ CLOUD_STATES = StateTable(
 )
 
 
-ALL_DECLINED = (
-    "all {} selected devices declined: a policy or a spent budget does not allow this job, or the "
-    "boxes are too slow for it; each device's console says why"
-)
 _EVALUATE = "evaluate"  # the phase of what changes no model
 _SILENT = "the proxy did not answer in time"
 _SLOW = "the other cells had a quorum of all devices before it answered"
@@ -598,16 +595,15 @@ class JobCourse:
             return self._repeat(why) if why == _SILENT else self._pause(why)
         asked = [one.manifest for one in self.cells.values() if one.stand is not Stand.OUT]
         selected = sum(one.selected for one in asked if one is not None)
-        uploads = sum(one.uploads for one in short if one is not None)
-        declined = sum(one.declined for one in short if one is not None)
-        if self.attempt == 1 and not uploads and declined >= selected:
+        answers = RoundAnswers.of(selected, [one for one in short if one is not None])
+        if self.attempt == 1 and not answers.uploaded and answers.declined >= selected:
             # Nothing was released, and asking again at once would change no owner's mind.
-            why = ALL_DECLINED.format(declined)
+            why = all_declined(answers)
             if any(one is not None and one.phase == _EVALUATE for one in asked):
                 return self._pause(why)  # what was learned is not given up for want of figures
-            report = self._report("all_declined", round=self.exchange, declined=declined)
+            told = {"declined": answers.declined, "causes": dict(answers.causes)}
+            report = self._report("all_declined", round=self.exchange, **told)
             return [report, *self._end("failed", why)]
-        answers = RoundAnswers(selected, uploads, declined)
         return self._repeat(f"{answers}: below the minimum", answers)
 
     # --- timers ---

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from edgeveil.protocol.beside import GrantPut
-from edgeveil.protocol.messages import Batch, Commit, ExchangeId, Manifest, Unmask
+from edgeveil.protocol.messages import (
+    DECLINE_CAUSES,
+    Batch,
+    Commit,
+    ExchangeId,
+    Manifest,
+    Shortfall,
+    Unmask,
+)
 
 ONE_CELL = ("",)  # of a fleet without named cells
 
@@ -198,6 +208,16 @@ class RoundCommit:
     data: bytes
 
 
+def declined_text(declined: int, causes: Mapping[str, int]) -> str:
+    """`10 declined (8 for budget, 2 for policy)`."""
+    return f"{declined} declined{_causes_text(causes)}"
+
+
+def _causes_text(causes: Mapping[str, int]) -> str:
+    told = ", ".join(f"{count} for {cause}" for cause, count in causes.items())
+    return f" ({told})" if told else ""
+
+
 @dataclass(frozen=True)
 class RoundAnswers:
     """What came of an attempt, as counts: `void` are segments that did not count, by their reason.
@@ -209,6 +229,30 @@ class RoundAnswers:
     uploaded: int
     declined: int
     void: Mapping[str, int] = field(default_factory=dict)
+    causes: Mapping[str, int] = field(default_factory=dict)  # of declines, by `DECLINE_CAUSES`
+    offline: int | None = None  # of the devices asked or not, where the proxies know it
+
+    @classmethod
+    def of(
+        cls,
+        selected: int,
+        told: Iterable[Batch | Shortfall],
+        void: Mapping[str, int] | None = None,
+    ) -> RoundAnswers:
+        """Sum up what the proxies of all cells told of one attempt."""
+        told = list(told)
+        causes = Counter[str]()
+        for one in told:
+            causes.update(dict(zip(DECLINE_CAUSES, one.causes, strict=False)))
+        known = bool(told) and all(one.offline >= 0 for one in told)
+        return cls(
+            selected,
+            sum(one.uploads for one in told),
+            sum(one.declined for one in told),
+            void or {},
+            {cause: count for cause, count in causes.items() if count},
+            sum(one.offline for one in told) if known else None,
+        )
 
     @property
     def absent(self) -> int:
@@ -223,13 +267,18 @@ class RoundAnswers:
             "declined": self.declined,
             "absent": self.absent,
             "void": dict(self.void),
+            "causes": dict(self.causes),
+            "offline": self.offline,
         }
 
     def __str__(self) -> str:
         told = (
-            f"{self.selected} selected, {self.uploaded} uploaded, {self.declined} declined, "
-            f"{self.absent} late or absent"
+            f"{self.selected} selected, {self.uploaded} uploaded"
+            f", {declined_text(self.declined, self.causes)}"
+            f", {self.absent} late or absent"
         )
+        if self.offline is not None:
+            told += f", {self.offline} offline in the fleet"
         if not self.void:
             return told
         why = ", ".join(f"{n} {reason.replace('_', ' ')}" for reason, n in self.void.items())
@@ -371,10 +420,14 @@ def job_of(task: object) -> bytes | None:
 # --- what to do before a paused job is resumed ----------------------------------------------
 
 
-_AWAY = (
-    "look at the devices (the proxy's /status counts those online); a job submitted anew "
-    "may give them more time (round.deadline_s) or attempts (round.retries)"
+_LATE = (
+    "a job submitted anew may give them more time (round.deadline_s) or attempts (round.retries)"
 )
+_AWAY = f"look at the devices (the proxy's /status counts those online); {_LATE}"
+_OFFLINE = "devices are offline: the proxy's page lists them, and when each was seen last"
+_VOID = "see what the devices' consoles say"
+_BEHIND = "a cloud whose store was begun anew may number behind: rotate its keys"
+_COUNTS = re.compile(r"(\d+) late or absent(?:, (\d+) offline in the fleet)?")
 _PROXY = "look at the proxy's log"
 # A part of the reason -> what to do. The first that is found.
 _ADVICE = (
@@ -398,7 +451,7 @@ _ADVICE = (
     ("limits.spool_bytes is", "raise limits.spool_bytes at the cloud and start it again"),
     (
         "0 uploaded, 0 declined",
-        f"{_AWAY}; a cloud whose store was begun anew may number behind: rotate its keys",
+        f"{_AWAY}; {_BEHIND}",
     ),
     (
         "refused to unmask",
@@ -406,14 +459,55 @@ _ADVICE = (
         "store was lost or put back, cancel the job and submit it anew",
     ),
     ("below the minimum", _AWAY),
-    ("valid upload", f"see what the devices' consoles say; {_AWAY}"),
+    ("valid upload", f"{_VOID}; {_AWAY}"),
     ("no device answered", _AWAY),
     ("the disk cannot be used", "make room in the cloud's state_dir, or mend its rights"),
 )
+# A cause of declines, as `RoundAnswers` names it -> what to do.
+_BY_CAUSE = {
+    "policy": (
+        "their owners' policy does not allow the job: each box names the key (edgeveil edge status)"
+    ),
+    "budget": (
+        "their owners' budgets do not hold the job's price beside what was spent: owners may raise "
+        "the limit that edgeveil edge status names, or a job may ask for less ε"
+    ),
+    "conditions": "the boxes had no time (paused, busy, not what their owners ask for): wait",
+    "fit": (
+        "the boxes cannot play the job (other data, too slow, too little room): each names why "
+        "(edgeveil edge status); a longer round.budget_s helps those that are too slow"
+    ),
+}
 RESUME = "then: edgeveil job resume "
 OTHERWISE = "mend what stands here, or see the cloud's log"
 
 
 def pause_advice(reason: str) -> str:
-    """The next step in words; for a reason that none is known for, where to look."""
-    return next((what for part, what in _ADVICE if part in reason), OTHERWISE)
+    """The next steps in words; for a reason that none is known for, where to look."""
+    steps = _by_answers(reason)
+    return "; ".join(steps) or next((what for part, what in _ADVICE if part in reason), OTHERWISE)
+
+
+def _by_answers(reason: str) -> list[str]:
+    """Steps for each cause that `RoundAnswers` names in the reason: declines, offline, late, void.
+
+    [] where it names none, or an earlier version wrote it.
+    """
+    steps = [what for cause, what in _BY_CAUSE.items() if f" for {cause}" in reason]
+    counts = _COUNTS.search(reason)
+    absent, offline = (int(counts[1]), int(counts[2] or 0)) if counts else (0, 0)
+    if counts and counts[2]:
+        steps += [_OFFLINE] * (min(absent, offline) > 0) + [_LATE] * (absent > offline)
+        steps += [_BEHIND] * ("0 uploaded, 0 declined" in reason and absent > offline)
+    elif steps and absent:
+        steps.append(_AWAY)
+    return steps + [_VOID] * (bool(steps) and "segments void" in reason)
+
+
+def all_declined(answers: RoundAnswers) -> str:
+    """Why a job ends that every selected device declined, with the next steps."""
+    causes = _causes_text(answers.causes)
+    told = f"all {answers.declined} selected devices declined{causes}"
+    if not answers.causes:
+        return f"{told}; each device's console, page and `edgeveil edge status` say why"
+    return f"{told}; {pause_advice(told)}"

@@ -398,10 +398,12 @@ class DeviceMachine:
                 return []
             case SealedAnswer() as sealed:
                 return round_.sealed(manifest, sealed, self._now_s)
-            case NoAnswer(why=why) | fx.WorkFailed(reason=why):
-                return (
-                    round_.uncovered(manifest, why) if dummies else round_.declined(manifest, why)
-                )
+            case (NoAnswer() | fx.WorkFailed()) as none:
+                why = none.why if isinstance(none, NoAnswer) else none.reason
+                if dummies:
+                    return round_.uncovered(manifest, why)
+                cause = none.cause if isinstance(none, NoAnswer) else "fit"
+                return round_.declined(manifest, why, cause)
         return []
 
     def _in_use(self, release: Manifest) -> None:

@@ -269,7 +269,7 @@ class DeviceRound:
     def out_of_time(self) -> list[fx.Effect]:
         """Others' work leaves too little time: what follows from public moments alone."""
         manifest, self._package = self.manifest, None
-        return [] if manifest is None else self.declined(manifest, BUSY)
+        return [] if manifest is None else self.declined(manifest, BUSY, "conditions")
 
     def not_for_me(self, manifest: Manifest) -> list[fx.Effect]:
         """Not selected, or not to be opened: nothing to do but to cover those who were."""
@@ -280,9 +280,10 @@ class DeviceRound:
         self._step("not_for_me")
         return []
 
-    def declined(self, manifest: Manifest, why: str) -> list[fx.Effect]:
+    def declined(self, manifest: Manifest, why: str, cause: str) -> list[fx.Effect]:
         """Selected, and nothing will be sent; under cover not even that."""
-        report = fx.Report("declined", {**place(manifest.at), "why": why})
+        told = {**place(manifest.at), "cause": cause, "why": why}
+        report = fx.Report("declined", told, manifest.at)
         if manifest != self.manifest:
             return [report]
         if self.cover.on:
@@ -290,7 +291,7 @@ class DeviceRound:
         self._step("declined")
         settled = replace(self._memory.seen[manifest.at.job_id], settled=True)
         self._memory.seen[manifest.at.job_id] = settled
-        note = self._signer.note(Decline(manifest.at))
+        note = self._signer.note(Decline(manifest.at, cause))
         return [fx.Persist(settled), report, fx.Send(fx.ProxyAddress(), note)]
 
     def _answer_with_dummies(self, manifest: Manifest) -> list[fx.Effect]:

@@ -125,9 +125,11 @@ class SealedAnswer:
 
 @dataclass(frozen=True)
 class NoAnswer:
-    """Nothing will be sent; `why` is for the owner's console only."""
+    """Nothing will be sent; `why` is for the owner's console only, `cause` (one of
+    `DECLINE_CAUSES`) for the proxy too."""
 
     why: str
+    cause: str = "fit"
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,8 @@ class MaskedGroup(msgspec.Struct, frozen=True, array_like=True):
 
 MOST_SETS = 64  # of uploads, in one round
 DATA_SET_TAG_BYTES = 16
+DECLINE_CAUSES = ("policy", "budget", "conditions", "fit")
+MOST_CAUSES = 16  # counted in one message: room for causes of later versions
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
@@ -234,6 +236,8 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     Of a manifest that is not `shuffled` they stand in the order in which uploads came. Those of
     masked groups are shuffled together: each upload has one place in all of them. With a `stream`
     they come first, one upload after the other: the blob begins with what `Arrived` called so.
+    `causes` counts the declined by `DECLINE_CAUSES`, in that order; the rest named no cause.
+    `offline` is the number of admitted devices that were not connected (-1: unknown).
     """
 
     at: ExchangeId
@@ -242,6 +246,8 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     counts: Annotated[tuple[Count, ...], Meta(max_length=1024)]
     blob: Blob
     stream: Annotated[bytes, Meta(max_length=32)] = b""
+    causes: Annotated[tuple[Count, ...], Meta(max_length=MOST_CAUSES)] = ()
+    offline: Annotated[int, Meta(ge=-1, le=2**31)] = -1
 
 
 MOST_PIECES = 16  # of a round's record
@@ -414,17 +420,24 @@ class Want(msgspec.Struct, frozen=True, array_like=True, tag="want"):
 
 
 class Decline(msgspec.Struct, frozen=True, array_like=True, tag="decline"):
-    """A selected device will not answer this round. The reason stays on its console."""
+    """A selected device will not answer this round.
+
+    `cause` is one of `DECLINE_CAUSES`, or "" (an earlier version). It follows from the job, the
+    owner's settings and the ledger, never from a record; the reason in words stays on the console.
+    """
 
     at: ExchangeId
+    cause: Annotated[str, Meta(pattern=r"^[a-z]{0,16}\Z")] = ""
 
 
 class Shortfall(msgspec.Struct, frozen=True, array_like=True, tag="shortfall"):
-    """The round ended below the floor: nothing is handed over. Counts only."""
+    """The round ended below the floor: nothing is handed over. Counts only, as in `Batch`."""
 
     at: ExchangeId
     uploads: Count
     declined: Count
+    causes: Annotated[tuple[Count, ...], Meta(max_length=MOST_CAUSES)] = ()
+    offline: Annotated[int, Meta(ge=-1, le=2**31)] = -1
 
 
 class Close(msgspec.Struct, frozen=True, array_like=True, tag="close"):

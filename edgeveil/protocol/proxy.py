@@ -111,6 +111,11 @@ class ProxyMachine:
         """The round that was opened last."""
         return next(reversed(self.rounds.collections), None)
 
+    @property
+    def offline(self) -> set[str] | None:
+        """Admitted devices that are not connected; None while they may be about to come."""
+        return self._context.offline
+
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         """Take an event; hostile or stale input ends as one `Refuse`."""
         try:
@@ -336,8 +341,8 @@ class ProxyMachine:
                 return [fx.Persist(SealingKeyChanged(device, sealing, number)), told]
             case Want(job_id=job_id):
                 return self.serving.want(device, job_id, now_s)
-            case Decline(at=at):
-                return self.uploads.decline(device, at, now_s)
+            case Decline() as decline:
+                return self.uploads.decline(device, decline, now_s)
             case BlobPut() as put:
                 return self.uploads.is_put(device, put)
             case ReleaseReport() as report:

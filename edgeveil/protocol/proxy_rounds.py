@@ -47,6 +47,7 @@ from edgeveil.protocol.beside import (
 from edgeveil.protocol.effects import StateTable
 from edgeveil.protocol.mask_seeds import open_seed
 from edgeveil.protocol.messages import (
+    DECLINE_CAUSES,
     SEAL_OVERHEAD_BYTES,
     Ack,
     Batch,
@@ -54,6 +55,7 @@ from edgeveil.protocol.messages import (
     BlobAt,
     BlobPart,
     BlobPut,
+    Decline,
     ExchangeId,
     Manifest,
     Need,
@@ -131,7 +133,7 @@ class Collection:
     cover: bool = False
     state: CollectionState = COLLECTION_STATES.start
     uploads: dict[str, HeldUpload] = field(default_factory=dict)
-    declined: set[str] = field(default_factory=set)
+    declined: dict[str, str] = field(default_factory=dict)  # device -> cause
     slots: dict[str, int] = field(default_factory=dict)
     pending: set[str] | None = None
     due: set[str] = field(default_factory=set)
@@ -196,10 +198,16 @@ class Collection:
         self.uploads[device] = held
         self._answered(device)
 
-    def decline(self, device: str) -> None:
+    def decline(self, device: str, cause: str) -> None:
         """The device will not upload."""
-        self.declined.add(device)
+        self.declined[device] = cause
         self._answered(device)
+
+    @property
+    def causes(self) -> tuple[int, ...]:
+        """Number of declines by `DECLINE_CAUSES`; () without any decline."""
+        given = list(self.declined.values())
+        return tuple(map(given.count, DECLINE_CAUSES)) if given else ()
 
     def came(self, device: str) -> None:
         """With cover traffic a device that is there is waited for."""
@@ -474,13 +482,15 @@ class ProxyRounds:
             grace_s = collection.manifest.grace_s + self._context.settings.cover_window_s
             return [_set("grace", at, grace_s)]
         self._end_arrivals(at)
+        silent = collection.manifest.selected - len(collection.uploads) - len(collection.declined)
+        absent = [_outcome("absent", silent)] if silent > 0 else []
         if collection.state is not CollectionState.SHORT:
             # A round that was short tells of the fleet, not of single devices.
             self.attendance.missed(collection.due)
-            return [self._shuffle(collection)]
+            return [*absent, self._shuffle(collection)]
         self.streams.end(at)
         collection.forget_ciphertext()  # the cloud can only begin anew
-        return [fx.Persist(UploadsDropped(at)), *self._short(at)]
+        return [*absent, fx.Persist(UploadsDropped(at)), *self._short(at)]
 
     def _shuffle(self, collection: Collection) -> fx.Effect:
         uploads = tuple((held.slot, held.groups) for held in collection.uploads.values())
@@ -513,7 +523,15 @@ class ProxyRounds:
             return [failed, _set("shuffle", at, settings.resend_s)]
         blob = Blob(result.digest, len(result.data), part_bytes(settings.packet_bytes))
         answers = (len(collection.uploads), len(collection.declined))
-        batch = Batch(at, *answers, result.counts, blob, result.stream)
+        batch = Batch(
+            at,
+            *answers,
+            result.counts,
+            blob,
+            result.stream,
+            collection.causes,
+            self._context.offline_count,
+        )
         held = list(collection.uploads.values())
         seeds = tuple(seed for at_ in result.order if (seed := held[at_].seed) is not None)
         signed = self._context.signer.header(batch)
@@ -580,7 +598,8 @@ class ProxyRounds:
         collection, settings = self.collections[at], self._context.settings
         wait_s = min(settings.resend_s * 2.0 ** min(collection.told, 16), settings.waits_cap_s)
         collection.told += 1
-        note = Shortfall(at, len(collection.uploads), len(collection.declined))
+        answers = (len(collection.uploads), len(collection.declined))
+        note = Shortfall(at, *answers, collection.causes, self._context.offline_count)
         told = fx.Send(fx.CloudAddress(), self._context.signer.note(note))
         return [told, _set("short", at, wait_s)]
 
@@ -633,6 +652,19 @@ class ProxyRounds:
             case "grace", CollectionState.GRACE:
                 return self.advance(collection, grace_over=True)
         return []
+
+
+ANSWER_OUTCOMES = ("uploaded", *DECLINE_CAUSES, "declined", "absent", "late", "refused")
+"""What a device's answer to a round can come to, as counted by `edgeveil_answers_total`.
+
+`declined` named no cause. `absent` counts the selected who said nothing until the round was over,
+`late` the uploads that came after it (of devices already counted as absent), `refused` those that
+were not what the round asks for.
+"""
+
+
+def _outcome(outcome: str, count: int = 1) -> fx.Report:
+    return fx.Report("answer", {"outcome": outcome, "count": count})
 
 
 def _timer(what: str, at: ExchangeId) -> str:
@@ -767,8 +799,10 @@ class ProxyUploads:
         return collection.open and device not in collection.declined
 
     def _refuse(self, device: str, digest: bytes, status: str, reason: str) -> list[fx.Effect]:
+        outcome = {"closed": "late", "refused": "refused"}.get(status)  # a duplicate is no answer
         return [
             fx.Refuse(reason),
+            *([_outcome(outcome)] if outcome else []),
             fx.Send(fx.DeviceAddress(device), self._context.ack(digest, status, reason)),
         ]
 
@@ -821,16 +855,17 @@ class ProxyUploads:
             *self._rounds.advance(collection),
         ]
 
-    def decline(self, device: str, at: ExchangeId, now_s: float) -> list[fx.Effect]:
+    def decline(self, device: str, decline: Decline, now_s: float) -> list[fx.Effect]:
         """A device says that it will not upload; final."""
-        collection = self._rounds.collections.get(at)
+        collection = self._rounds.collections.get(decline.at)
         if collection is None or not collection.open or device in collection.uploads:
             raise ProtocolError("closed_round")
-        collection.decline(device)
+        collection.decline(device, decline.cause)
         self._rounds.attendance.answered(device)
         self._rounds.arrivals.forget(device)
         more = self._rounds.advance(collection)
-        return [self._answered(collection), *more, *self._rounds.arrivals.deal(now_s)]
+        said = _outcome(decline.cause if decline.cause in DECLINE_CAUSES else "declined")
+        return [said, self._answered(collection), *more, *self._rounds.arrivals.deal(now_s)]
 
     def came(self, device: str, now_s: float) -> list[fx.Effect]:
         """A device is there (again): with cover traffic it will answer every open round."""
@@ -858,6 +893,7 @@ class ProxyUploads:
             "round": collection.manifest.at.exchange,
             "uploads": len(collection.uploads),
             "declined": len(collection.declined),
+            "causes": dict(zip(DECLINE_CAUSES, collection.causes, strict=False)),
             "selected": collection.manifest.selected,
         }
         return fx.Report("answered", counts, collection.manifest.at)

@@ -424,6 +424,16 @@ class ProxyContext:
     online: set[str] = field(default_factory=set)
     all_came: bool = False  # `online` is complete: devices had their time to say hello
 
+    @property
+    def offline(self) -> set[str] | None:
+        """Admitted devices that are not connected; None while they may be about to come."""
+        return set(self.registry.admitted()) - self.online if self.all_came else None
+
+    @property
+    def offline_count(self) -> int:
+        """Number of them, or -1, as messages have it."""
+        return -1 if (offline := self.offline) is None else len(offline)
+
     def ack(self, digest: bytes, status: str, reason: str = "") -> Note:
         """A signed acknowledgement; `status` is one of `Ack`'s."""
         return self.signer.note(Ack(digest, status, reason))  # type: ignore[arg-type]

@@ -62,6 +62,9 @@ class ProxyLimits(Block):
     `min_batch_floor` of them. Larger than a round: all wait for the last, as without masks."""
     devices: int = Field(default=100_000, ge=1, le=10**7)
     """Devices that may be enrolled."""
+    max_offline_share: float = Field(default=0.5, ge=0, le=1)
+    """Share of the admitted devices that may be offline before page and `/healthz` warn of it
+    (`fleet_offline`)."""
 
 
 class ProxyBrokerLink(BrokerLink):

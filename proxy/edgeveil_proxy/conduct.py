@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +55,7 @@ UNSOUND = frozenset(
 class _Record:
     """What is known of one identity; times are the clock's."""
 
+    seen_at: float = 0.0  # when its last message came, in seconds since 1970; 0: none yet
     spoken_until_s: float = 0.0  # its messages so far last until then, at the rate
     refused: Counter[str] = field(default_factory=Counter)
     window_from_s: float = 0.0
@@ -79,7 +80,9 @@ class DeviceConduct:
         asked: Callable[[str], bool],
         on_cool_down: Callable[[str], None] = lambda _device: None,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        self._wall_clock = wall_clock
         self._limits, self._each_s = limits, 1.0 / limits.device_messages_per_s
         self._burst_s = max(BURST_S, self._each_s)
         self._is_enrolled, self._asked = enrolled, asked
@@ -97,6 +100,7 @@ class DeviceConduct:
         if not isinstance(sender, fx.DeviceAddress):
             return None
         record, now_s = self._record(sender.id), self._clock()
+        record.seen_at = self._wall_clock()
         if now_s < record.cooling_until_s:
             record.refused["cooling_down"] += 1
             return "cooling_down"
@@ -145,6 +149,13 @@ class DeviceConduct:
         """Identities of which something was refused, the most refused first, `SHOWN` at most."""
         both = {**self._others, **self._enrolled}
         return self._shown({device: record for device, record in both.items() if record.refused})
+
+    def last_seen(self, devices: Iterable[str]) -> list[dict[str, Any]]:
+        """When each of these said something last, in seconds since 1970 (None: not since this
+        process began), those away for longest first, `SHOWN` at most."""
+        seen = {one: r.seen_at if (r := self._enrolled.get(one)) else 0.0 for one in devices}
+        first = sorted(seen.items(), key=lambda one: (one[1], one[0]))[:SHOWN]
+        return [{"device": device, "seen_at": at or None} for device, at in first]
 
     # --- inside ---
 

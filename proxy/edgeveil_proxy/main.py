@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from edgeveil import logs
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.proxy_rounds import ANSWER_OUTCOMES
 from edgeveil.protocol.proxy_tasks import BatchDelivered, BatchKept, KeptBroadcast, UploadKept
 from edgeveil.sites.proxy import ClaimDeskSettings, ProxySite
 from edgeveil.transport.http import (
@@ -88,7 +89,11 @@ class _ProxyProcess:
                 "machine": lambda: self.runtime.turns,
                 "store": Probe(lambda: writable(site.state_dir)),
             },
-            [lambda: warnings_of(self._at), *([self.trust.warnings] if self.trust else [])],
+            [
+                lambda: warnings_of(self._at),
+                self.proxy.warnings,
+                *([self.trust.warnings] if self.trust else []),
+            ],
         )
         self.page = ProxyPage(
             site, self._at, self.proxy, self.runtime, self.health, self.links, self.claims
@@ -214,15 +219,19 @@ class ProxyMetrics(Collector):
         )
         for result in ("opened", "closed", "delivered"):
             self._rounds.labels(result)
-        text = "Uploads taken and acknowledged."
-        self._uploads = Count("edgeveil_uploads", text, registry=metrics.registry)
+        text = "Answers of devices to rounds, by their outcome."
+        self._answers = Count("edgeveil_answers", text, ["outcome"], registry=metrics.registry)
+        for outcome in ANSWER_OUTCOMES:
+            self._answers.labels(outcome)
         metrics.registry.register(self)
 
     def watch(self, thing: object) -> None:
         """Hear what passes the machine's host."""
         match thing:
             case UploadKept():
-                self._uploads.inc()
+                self._answers.labels("uploaded").inc()
+            case fx.Report(what="answer", data=data):
+                self._answers.labels(data["outcome"]).inc(data["count"])  # type: ignore[arg-type]
             case KeptBroadcast(header=header) if getattr(header, "kind", "") == "round":
                 self._rounds.labels("opened").inc()
             case BatchKept():

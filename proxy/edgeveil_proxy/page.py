@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgeveil.protocol.messages import DECLINE_CAUSES
 from edgeveil.sites.proxy import ProxySite
 from edgeveil.storage import file_mark
 from edgeveil.transport.http import EventStream, Health, Page, PageContent, PageRequest, files
@@ -77,6 +78,7 @@ class ProxyPage:
         proxy, runtime, moved = self._proxy, self._runtime, self._links
         return {
             "enrolled": len(proxy.registry.devices()),
+            "max_offline_share": self._site.limits.max_offline_share,
             "online": proxy.host.online,
             "round": proxy.host.round,
             "bytes": {
@@ -93,8 +95,9 @@ class ProxyPage:
     def _of_devices(self, request: PageRequest) -> dict[str, Any]:
         if not (self._at.is_local and request.is_for_this_machine):
             return {}
-        conduct = self._proxy.conduct
+        conduct, offline = self._proxy.conduct, self._proxy.machine.offline
         return {
+            "offline": None if offline is None else conduct.last_seen(offline),
             "misbehaving": conduct.misbehaving(),
             "refused_by_device": conduct.refused_by_device(),
             **({"claims_dropped": self._claims.dropped()} if self._claims else {}),
@@ -140,6 +143,7 @@ class ProxyPage:
                 "phase": held.manifest.phase,
                 "uploads": len(held.uploads),
                 "declined": len(held.declined),
+                "causes": dict(zip(DECLINE_CAUSES, held.causes, strict=False)),
                 "selected": held.manifest.selected,
                 "opened_s": opened,
                 "ends_s": opened + held.manifest.deadline_s if opened else None,

@@ -121,6 +121,16 @@ class ProxyRole:
         """No round waits for a device whose messages are dropped."""
         self.runner.post(fx.Command(SetAside(device)))
 
+    def warnings(self) -> list[str]:
+        """What is wrong with the fleet though the proxy works: `fleet_offline` where more of it is
+        offline than `limits.max_offline_share` allows, `rounds_declined` where most of those that
+        the newest round selected declined it."""
+        offline, enrolled = self.machine.offline, len(self.registry.devices())
+        answers, most = self.host.round, self.site.limits.max_offline_share
+        away = offline is not None and len(offline) > most * enrolled
+        declined = 2 * answers.get("declined", 0) > answers.get("selected", 0)
+        return ["fleet_offline"] * away + ["rounds_declined"] * declined
+
     def take_up_trust(self) -> None:
         """The operator has handed over newer metadata."""
         self.runner.post(fx.Command(self._believe()))

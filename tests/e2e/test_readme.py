@@ -41,7 +41,7 @@ def test_a_fleet_started_by_hand_runs_jobs_and_shows_its_pages(tmp_path: Path) -
         assert listed, log
         assert f"{(tmp_path / 'id').read_text().strip()}: completed" in log
         assert 'edgeveil_jobs{status="completed"} 2.0' in (tmp_path / "cloud.metrics").read_text()
-        assert "edgeveil_uploads_total" in (tmp_path / "proxy.metrics").read_text()
+        assert "edgeveil_answers_total" in (tmp_path / "proxy.metrics").read_text()
         assert re.search(r"^\w+: admitted", log, re.MULTILINE), log  # one box more
         for made in ("model.onnx", "compared.html"):
             assert (tmp_path / made).stat().st_size > 0

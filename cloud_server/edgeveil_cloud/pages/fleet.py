@@ -133,12 +133,14 @@ def rounds_of(events: Iterable[StoredEvent]) -> list[dict[str, Any]]:
                 label = exchange_label(data.get("phase", ""), data.get("number", 0))
                 row |= {"round": label, "answered": data.get("uploads", 0), "outcome": "counted"}
                 row |= {"declined": data.get("declined", 0), "refused": data.get("refused", {})}
+                row["causes"] = data.get("causes", {})
                 found.append({**row, "at": event.time})
             case "round_repeated" | "all_declined" | "job_paused" if job in asked:
                 row = asked.pop(job)
                 answers = data.get("answers") or {}
                 row |= {"answered": answers.get("uploaded", 0), "refused": answers.get("void", {})}
                 row["declined"] = answers.get("declined", data.get("declined", 0))
+                row["causes"] = answers.get("causes", data.get("causes", {}))
                 row["outcome"] = event.type.removeprefix("round_").removeprefix("job_")
                 found.append({**row, "at": event.time})
     found += [{**row, "outcome": "under way"} for row in asked.values()]
@@ -146,5 +148,5 @@ def rounds_of(events: Iterable[StoredEvent]) -> list[dict[str, Any]]:
 
 
 def _begun(job: str, label: str, at: float) -> dict[str, Any]:
-    counts = {"selected": 0, "answered": 0, "declined": 0, "refused": {}}
+    counts = {"selected": 0, "answered": 0, "declined": 0, "causes": {}, "refused": {}}
     return {"job": job, "round": label, "at": at, **counts}

@@ -102,8 +102,11 @@
     return ev.el("div", { class: "ring" },
       ev.svg("svg", { viewBox: "0 0 120 120", role: "img", "aria-label": `${one.name}, ${worded(one)}` },
         ev.svg("circle", { cx: 60, cy: 60, r: 50, "stroke-width": 14, class: "rest" }), arc("spent", 0, spent), arc("reserved", spent, reserved)),
-      ev.el("div", { class: "said", "aria-hidden": "true" }, ev.el("strong", {}, down(one.left)), ev.el("span", {}, `ε left of ${down(one.limit)}`), ev.el("span", {}, "for training")));
+      ev.el("div", { class: "said", "aria-hidden": "true" }, ev.el("strong", {}, down(one.left)), ev.el("span", {}, `left of ${down(one.limit)}`), ev.el("span", {}, one.name)));
   }
+
+  // The limit of which the smallest share is left: the one that ends taking part first.
+  const tightest = (all) => all.reduce((a, b) => (b.left / (b.limit || 1) < a.left / (a.limit || 1) ? b : a));
 
   function gauge(one) {
     const whole = one.limit || 1, spent = (100 * one.spent) / whole, reserved = (100 * one.reserved) / whole;
@@ -120,7 +123,8 @@
     const all = limits(s);
     return [
       ev.el("p", { class: "soft" }, `Of the data set ${s.data}, over its whole life, against your policy; the ledger's ${s.ledger.links} ${s.ledger.links === 1 ? "link is" : "links are"} intact.`),
-      ev.el("div", { class: "budget" }, ring(all[0]), ev.el("div", {}, all.map(gauge))),
+      s.next_refusal ? ev.el("p", { class: "warn" }, `One more job like the newest would be declined: ${s.next_refusal.why}`) : null,
+      ev.el("div", { class: "budget" }, ring(tightest(all)), ev.el("div", {}, all.map(gauge))),
       ev.el("div", { class: "key" }, ev.el("span", { class: "k-spent" }, "spent"), ev.el("span", { class: "k-reserved" }, "reserved for open jobs"), ev.el("span", { class: "k-rest" }, "left")),
     ];
   }
@@ -174,6 +178,12 @@
   }
 
   // --- conditions, release ---
+
+  function declined(all) {
+    if (!all.length) return ev.el("p", { class: "soft" }, "No round was declined.");
+    const rows = all.map((one) => [ev.time(one.time_s), one.job || one.job_id.slice(0, 12), one.round, one.cause, one.why]);
+    return ev.table(["When", "Job", "Round", "Cause", "Why"], rows, { caption: "Rounds that this device declined, the newest of each job and cause", text: [0, 1, 3, 4] });
+  }
 
   function conditions(s) {
     const unmet = Object.fromEntries(s.waiting_for.map((text) => [text.split(":")[0], text.slice(text.indexOf(":") + 1).trim()]));
@@ -233,11 +243,13 @@
     $("title").textContent = s.name;
     document.title = `${s.name} – EdgeVeil device`;
     const kind = { running: "good", paused: "warn", waiting: "warn" }[s.state];
-    ev.paint($("state"), [s.state, s.waiting_for, s.connected, s.last_counted_round], () => [
+    const newest = s.refused_lately[0];
+    ev.paint($("state"), [s.state, s.waiting_for, s.connected, s.last_counted_round, newest], () => [
       ev.el("span", { class: `badge ${kind}` }, s.state),
       s.state === "waiting" ? ` for ${s.waiting_for.join("; ")}` : "",
       ev.el("span", { class: s.connected ? "soft" : "bad" }, s.connected ? " · connected to the broker" : " · not connected to the broker"),
       ev.el("span", { class: "soft" }, s.last_counted_round === null ? " · no round has counted it yet" : ` · counted last in round ${s.last_counted_round}`),
+      newest ? ev.el("a", { class: "warn", href: "#declined-part" }, ` · declined last for ${newest.cause}, ${ev.time(newest.time_s)}`) : "",
     ]);
     const paused = s.state === "paused";
     if ($("pause").hidden !== paused || $("resume").hidden === paused) {
@@ -251,7 +263,8 @@
       s.ledger.intact ? null : ev.el("p", {}, ev.el("strong", { class: "bad" }, "The ledger is broken: "), `${s.ledger.what}${s.ledger.where ? ` (${s.ledger.where})` : ""}. ${s.ledger.fix}`),
       s.problems.map((one) => ev.el("p", { class: "bad" }, one)),
     ]);
-    ev.paint($("budget"), [s.spent, s.policy, s.ledger], () => budget(s));
+    ev.paint($("budget"), [s.spent, s.policy, s.ledger, s.next_refusal], () => budget(s));
+    ev.paint($("declined"), s.refused_lately, declined);
     ev.paint($("course"), [s.spent.course, s.policy], () => course(s));
     const open = new Set([...document.querySelectorAll("details.job[open]")].map((one) => one.dataset.job));
     ev.paint($("jobs"), [s.spent.jobs, s.jobs, s.names, s.max_jobs, s.ledger.intact], () => jobs(s));

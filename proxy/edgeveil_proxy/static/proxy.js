@@ -11,7 +11,12 @@
     trust: "others do not believe it, or it cannot tell whom to believe",
     devices_file: "the plan's devices cannot be taken up",
   };
-  const WARNINGS = { plain_http: "this page is readable on its way: set http.tls, or listen on 127.0.0.1" };
+  const WARNINGS = {
+    fleet_offline: "more of the fleet is offline than limits.max_offline_share allows: see the devices below",
+    rounds_declined: "most devices declined the newest round: their owners' pages and edgeveil edge status say why",
+    plain_http: "this page is readable on its way: set http.tls, or listen on 127.0.0.1",
+  };
+  const OF_FLEET = ["fleet_offline", "rounds_declined"]; // warnings with which nothing is well
   const REASONS = {
     rate: "faster than a device may speak", cooling_down: "dropped in a cool-down", forged: "signature is not the sender's",
     malformed: "no message of the protocol", unknown_signer: "of nobody who is admitted", unknown_version: "of an unknown version",
@@ -38,6 +43,7 @@
     const held = s.rounds.reduce((all, one) => all + one.uploads, 0);
     return [
       card("Devices online", s.online, `of ${s.enrolled} admitted`),
+      s.round.declined ? card("Declined, newest round", `${s.round.declined} of ${s.round.selected}`, Object.entries(s.round.causes || {}).filter(([, n]) => n).map(([why, n]) => `${n} for ${why}`).join(", ")) : null,
       card("Open rounds", s.rounds.length, s.round.index === undefined ? "none yet" : `round ${s.round.index} came last`),
       card("Uploads in them", held, "a count alone"),
       card("Refused", total(s.refused), count(s.cooling_down, "device cools", "devices cool") + " down"),
@@ -48,7 +54,8 @@
     const left_s = one.ends_s === null ? null : one.ends_s - Date.now() / 1000;
     const ends = left_s === null ? "" : left_s > 0 ? ` · closes in ${ev.seconds(left_s)} at the latest` : " · closes now";
     const again = one.attempt > 1 ? `, attempt ${one.attempt}` : "";
-    const text = `${count(one.uploads, "upload")}, ${one.declined} declined, of ${one.selected} selected${ends}`;
+    const causes = Object.entries(one.causes).filter(([, n]) => n).map(([why, n]) => `${n} for ${why}`).join(", ");
+    const text = `${count(one.uploads, "upload")}, ${one.declined} declined${causes ? ` (${causes})` : ""}, of ${one.selected} selected${ends}`;
     return meter(`Round ${one.index}${again} (${one.phase})`, one.uploads + one.declined, one.selected, text);
   }
 
@@ -79,6 +86,13 @@
       Object.entries(one.refused).map(([why, n]) => `${why} ${n}`).join(", "),
       one.cooling_down_s > 0 ? ev.el("span", { class: "bad" }, `cools down, ${ev.seconds(one.cooling_down_s)} left`) : "heard",
     ]), { caption: "Devices whose messages were refused", text: [1, 3, 4] });
+  }
+
+  function offline(told) {
+    if (told === undefined) return devices(null);
+    if (told === null) return ev.el("p", { class: "soft" }, "Not known yet: devices have their time to come.");
+    if (!told.length) return ev.el("p", { class: "soft" }, "None.");
+    return ev.table(["Device", "Last seen"], told.map((one) => [one.device, one.seen_at === null ? "not since this proxy began" : ev.time(one.seen_at)]), { caption: "Admitted devices that are offline, those away for longest first", text: [0, 1] });
   }
 
   function ends(all) {
@@ -130,7 +144,9 @@
     ev.paint($("health"), [s.failing, s.warnings, s.cover], () => [
       s.failing.length
         ? ev.el("span", { class: "badge bad" }, "degraded")
-        : ev.el("span", { class: "badge good" }, "all well"),
+        : s.warnings.some((one) => OF_FLEET.includes(one))
+          ? ev.el("span", { class: "badge warn" }, "look at the fleet")
+          : ev.el("span", { class: "badge good" }, "all well"),
       s.failing.length ? ` ${s.failing.map((part) => PARTS[part] || part).join("; ")}` : "",
       s.cover ? ev.el("span", { class: "soft" }, " · cover traffic: all devices answer every round") : "",
       s.warnings.map((one) => ev.el("span", { class: "warn" }, ` · ${WARNINGS[one] || one}`)),
@@ -139,6 +155,7 @@
     ev.paint($("links"), s.links, (all) => Object.entries(all).map(link));
     ev.paint($("rooms"), [s.rooms, s.floor], () => rooms(s.rooms, s.floor));
     ev.paint($("refused"), s.refused, refused);
+    ev.paint($("offline"), s.offline === undefined ? "" : s.offline, () => offline(s.offline));
     ev.paint($("devices"), s.refused_by_device === undefined ? null : s.refused_by_device, devices);
     $("claims-part").hidden = !s.claims;
     if (s.claims) ev.paint($("claims"), s.claims, (c) => ev.table(["Boxes admitted", "Refused", "Dropped"], [[c.admitted, c.refused, c.dropped]], { caption: "Claims since the start" }));

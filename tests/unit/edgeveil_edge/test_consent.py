@@ -46,6 +46,7 @@ def test_each_key_refuses_before_a_record_is_read(key: str, value: Any, tmp_path
     answer = device.answer(Round(PLAN, QUADRATIC, device.keys()))
     assert isinstance(answer, NoAnswer)
     assert answer.why.startswith(f"policy.{key}: ")
+    assert answer.cause == ("budget" if "lifetime" in key or "inference" in key else "policy")
     assert device.load.reads == 0
     assert device.ledger.spent().epsilon == 0
 

@@ -12,6 +12,8 @@ from edgeveil.errors import UsageError
 from edgeveil.privacy.laplace_mechanism import softmax_event
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol import device_tasks
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.messages import ExchangeId
 from edgeveil_edge import main as main_module
 from edgeveil_edge.compute_process import ComputeProcess
 from edgeveil_edge.control import CONTROL_FILE, ControlSocket, ask
@@ -178,9 +180,10 @@ def test_what_it_waits_for_is_told(own, capsys, monkeypatch):
             "connected": False,
             "last_counted_round": None,
             "jobs": [],
+            "refused_lately": [],
             "max_jobs": 4,
             "release": None,
-            "budget": {"training": None, "inference": None, "left": None},
+            "budget": {"training": None, "inference": None, "left": None, "next_refusal": None},
         }
         assert main(["edge", "status", "--config", str(path)]) == 0
         shown = capsys.readouterr().out
@@ -208,6 +211,28 @@ def test_its_owner_is_told_of_each_job_that_the_device_takes_part_in(own, capsys
         assert told["jobs"] == [{"job": jobs[1].hex(), **at}]
         assert main(["edge", "status", "--config", str(path)]) == 0
         assert f"job {jobs[1].hex()[:12]}: idle, round -;" in capsys.readouterr().out
+
+    running(own, WELL, status)
+
+
+def test_the_owner_is_told_what_was_declined_and_what_will_not_fit_any_more(own, capsys):
+    path, job = written(own), bytes(range(16))
+
+    def status(process):
+        limit = own.policy.max_inference_epsilon
+        request = JobRequest(job.hex(), 1e-5, (softmax_event(10, 0.6 * limit),))
+        process.device.ledger.open_job(request, Limits(1, 1, 1e-4, limit))
+        for number, cause in ((1, "budget"), (2, "budget"), (3, "conditions")):
+            at = ExchangeId(job, number, 1)
+            told = {"job": "short", "round": number, "cause": cause, "why": f"reason {number}"}
+            process.device.host.report(fx.Report("declined", told, at))
+        told = ask(own.state_dir, "status")
+        assert told["budget"]["next_refusal"]["limit"] == "max_inference_epsilon"
+        newest = [(one["round"], one["cause"], one["why"]) for one in told["refused_lately"]]
+        assert newest == [(3, "conditions", "reason 3"), (2, "budget", "reason 2")]
+        assert main(["edge", "status", "--config", str(path)]) == 0
+        shown = capsys.readouterr().out
+        assert "reason 3" in shown and "policy.max_inference_epsilon" in shown
 
     running(own, WELL, status)
 

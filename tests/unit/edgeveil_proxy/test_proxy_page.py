@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from edgeveil.crypto.authorities import Authority, certificate_pem
-from edgeveil.crypto.keys import SigningKey
+from edgeveil.crypto.keys import OpeningKey, SigningKey
+from edgeveil.enrolment import Enrolment
 from edgeveil.protocol import effects as fx
 from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.http import EventStream, Health, PageContent, PageRequest
@@ -25,7 +26,7 @@ from edgeveil_proxy.role import LOG, build
 
 HERE: Mapping[str, str] = {"host": "127.0.0.1:8702"}
 FAR: Mapping[str, str] = {"host": "proxy.example"}
-LISTS = {"misbehaving", "refused_by_device"}
+LISTS = {"misbehaving", "refused_by_device", "offline"}
 
 
 def made(folder: Path, host: str = "127.0.0.1", **site: Any) -> ProxyPage:
@@ -81,6 +82,27 @@ def test_the_page_tells_what_does_not_work_what_it_holds_and_its_bounds(tmp_path
     assert (shown["cell"], shown["floor"], shown["rounds"]) == ("north", 7, [])
     assert shown["rooms"]["spool"] == [0, 1 << 30]
     assert shown["refused"] == {"malformed": 1, "other": 2}
+
+
+def test_a_fleet_of_which_too_much_is_offline_or_declines_is_not_well(tmp_path: Path) -> None:
+    page = made(tmp_path)
+    proxy, context = page._proxy, page._proxy.machine._context
+    boxes = [Enrolment.make(SigningKey.generate(), OpeningKey.generate()) for _ in range(4)]
+    proxy.registry.admit_many(boxes)
+    first, second, *others = [box.device_id for box in boxes]
+    assert (proxy.warnings(), told(page)[0]["offline"]) == ([], None)  # not known yet
+    context.all_came = True
+    context.online.update((first, second))
+    assert proxy.warnings() == []  # half of it is as much as is allowed
+    context.online.discard(first)
+    proxy.conduct.refusal(fx.DeviceAddress(first), b"")
+    assert proxy.warnings() == ["fleet_offline"]
+    away = told(page)[0]["offline"]
+    assert [one["device"] for one in away] == [*sorted(others), first]
+    assert [one["seen_at"] is None for one in away] == [True, True, False]
+    counts = {"round": 4, "uploads": 1, "declined": 2, "causes": {"budget": 2}, "selected": 3}
+    proxy.host.report(fx.Report("answered", counts))
+    assert proxy.warnings() == ["fleet_offline", "rounds_declined"]
 
 
 def test_it_is_known_since_when_a_link_is_up_or_down(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgeveil.audit_log import AUDIT_FILE
 from edgeveil.errors import UsageError
+from edgeveil.logs import printable
 from edgeveil_tools.cli.common import (
     Subparsers,
     add_track,
@@ -761,6 +763,12 @@ def _control(args: argparse.Namespace) -> int:
             epsilon = budget[purpose]["epsilon"]
             shown = "no proven guarantee" if epsilon is None else f"ε = {epsilon:.4g}"
             print(f"{purpose}: {shown} spent")
+    if budget["next_refusal"]:
+        print(f"one more job like the newest would be declined: {budget['next_refusal']['why']}")
+    for one in told["refused_lately"]:
+        at = time.strftime("%Y-%m-%d %H:%M", time.localtime(one["time_s"]))
+        job = printable(one["job"] or one["job_id"][:12])
+        print(f"declined for {one['cause']}, {at}: job {job}, round {one['round']}: {one['why']}")
     return 0
 
 

@@ -33,7 +33,7 @@ from edgeveil.sites.edge import EdgeSite
 from edgeveil.testing import SimulationSeeds, device_sites
 from edgeveil_cloud.open_segments import norm
 from edgeveil_edge.compute import Computation, Computer, SharedSession, TaughtJob
-from edgeveil_edge.consent import enough, judge, limits_of
+from edgeveil_edge.consent import decline_cause, enough, judge, limits_of
 from edgeveil_edge.round_work import (
     check_price,
     kept_of,
@@ -70,6 +70,7 @@ class DeviceAnswer:
     number: int
     groups: dict[int, tuple[float, float]] = field(default_factory=dict)
     declined: str = ""
+    cause: str = ""  # of a decline, one of `DECLINE_CAUSES`
     told: tuple[str, ...] = ()
 
 
@@ -159,14 +160,12 @@ class SimulatedDevices:
         context, package, selected = self._open_round
         device = self._device(number)
         index = context.exchange.index
-        why = self._refusal(device, context, selected)
-        if why:
-            return DeviceAnswer(number, declined=why)
         try:
+            self._consent(device, context, selected)
             found = self._computed(device, context, package)
             kept = kept_of(found.parts, self._sites[device.role].limits.memory_bytes)
         except (PrivacyError, DataError, UsageError) as error:
-            return DeviceAnswer(number, declined=str(error))
+            return DeviceAnswer(number, declined=str(error), cause=decline_cause(error))
         segments = {name: array for part in found.parts for name, array in part.segments.items()}
         device.answered.append(index)
         if context.exchange.phase != EVALUATE:
@@ -226,22 +225,20 @@ class SimulatedDevices:
 
     # --- the owner's word ---
 
-    def _refusal(self, device: _Device, context: RoundContext, selected: int) -> str:
-        """Why the device declines this round, or an empty string."""
+    def _consent(self, device: _Device, context: RoundContext, selected: int) -> None:
+        """Raise UsageError or PrivacyError with the reason why the device declines this round."""
         site = self._sites[device.role]
         why = nothing_to_give(site, context) or too_large(site, context.groups)
-        why = why or self._refused(device.role, selected)
         if why:
-            return why
+            raise UsageError(why)
+        refused = self._refused(device.role, selected)
+        if refused is not None:
+            raise refused
         spent = [event for index in device.answered for event in self._price(device.role, index)]
-        try:
-            new = self._price(device.role, context.exchange.index)
-            self._request(device.role).admit(spent, new)
-        except PrivacyError as error:
-            return str(error)
-        return ""
+        new = self._price(device.role, context.exchange.index)
+        self._request(device.role).admit(spent, new)
 
-    def _refused_of(self, role: Role, selected: int) -> str:
+    def _refused_of(self, role: Role, selected: int) -> PrivacyError | None:
         """The same of a device that has answered nothing: of the job and its whole price."""
         site = self._sites[role]
         try:
@@ -249,8 +246,8 @@ class SimulatedDevices:
             enough(site.policy, selected)
             check_job(self._request(role), limits_of(site.policy), ())
         except PrivacyError as error:
-            return str(error)
-        return ""
+            return error
+        return None
 
     def _request_of(self, role: Role) -> JobRequest:
         return self._plan.request(self._plan.job.job, trains=role == "train")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, overload
 
 import numpy as np
@@ -25,10 +25,9 @@ from edgeveil.parts.aggregation.mean import ExactSum, Grids
 from edgeveil.parts.exchange import EVALUATE, Array
 from edgeveil.parts.models.softmax_head import bake
 from edgeveil.parts.own_records import held_records
-from edgeveil.protocol.cloud_course import ALL_DECLINED
-from edgeveil.protocol.cloud_tasks import RoundAnswers
+from edgeveil.protocol.cloud_tasks import RoundAnswers, all_declined
 from edgeveil.protocol.mask_seeds import dealt
-from edgeveil.protocol.messages import ExchangeId
+from edgeveil.protocol.messages import DECLINE_CAUSES, ExchangeId
 from edgeveil.protocol.proxy_tasks import ShuffleRound
 from edgeveil.protocol.sealed import encode_package, unpack_tensors
 from edgeveil.testing import KEY_BYTES, SimulationSeeds
@@ -136,7 +135,11 @@ class SimulatedRounds:
                 if exchange.phase == EVALUATE:
                     self._end("paused", str(error), exchange.index - 1, accuracy)
                     return None
-                why = {"round": exchange.index, "declined": error.declined}
+                why = {
+                    "round": exchange.index,
+                    "declined": error.answers.declined,
+                    "causes": dict(error.answers.causes),
+                }
                 self._tell("all_declined", why)
                 self._end("failed", str(error), exchange.index - 1, accuracy)
                 return None
@@ -205,9 +208,11 @@ class SimulatedRounds:
         answers = self._answers(context, package, selected)
         times_s.append(self._clock())
         gave = [one for one in answers if one.groups]
-        told = RoundAnswers(len(selected), len(gave), len(answers) - len(gave))
+        causes = Counter(one.cause for one in answers if one.cause)
+        known = {cause: causes[cause] for cause in DECLINE_CAUSES if causes[cause]}
+        told = RoundAnswers(len(selected), len(gave), len(answers) - len(gave), causes=known)
         if not gave and told.declined >= len(selected):
-            raise _AllDeclined(told.declined)
+            raise _AllDeclined(told)
         floor = max(context.min_batch, self._site.min_batch_floor, 1)
         if len(gave) < floor:
             raise TooFewDevices(f"{told}: below the minimum")
@@ -217,7 +222,7 @@ class SimulatedRounds:
         try:
             after, uploads = self._combined(context, state, batch, valid)
         except TooFewDevices as error:
-            told = RoundAnswers(len(selected), len(gave), told.declined, dict(valid.refused))
+            told = replace(told, void=dict(valid.refused))
             raise TooFewDevices(
                 f"{error.what} ({told})", where=error.where, fix=error.fix
             ) from None
@@ -232,7 +237,7 @@ class SimulatedRounds:
             "wait_s": round(answered - sealed, 6),
             "absorb_s": round(self._clock() - answered, 6),
         }
-        facts = Told(1, uploads, told.declined, sent_bytes, batch.size_bytes, timeline)
+        facts = Told(1, uploads, told, sent_bytes, batch.size_bytes, timeline)
         _, event = tell_round(context, self._evaluation, self._graph, after, valid, facts)
         return after, event
 
@@ -358,9 +363,9 @@ class HeldArrays(Sequence[Array]):
 class _AllDeclined(EdgeVeilError):  # noqa: N818 - the state's name
     """All who were selected declined."""
 
-    def __init__(self, declined: int) -> None:
-        super().__init__(ALL_DECLINED.format(declined))
-        self.declined = declined
+    def __init__(self, answers: RoundAnswers) -> None:
+        super().__init__(all_declined(answers))
+        self.answers = answers
 
 
 class _Batch:

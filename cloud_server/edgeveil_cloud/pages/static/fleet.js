@@ -20,7 +20,12 @@
             one.problem ? el("span", { class: "bad" }, one.problem) : "nothing"]), { caption: "Devices by cell", text: [0, 3] })
         : null,
       total ? null : el("p", {}, "No device is enrolled yet. Where devices ask for admission, at the proxy: ", el("code", {}, admit)),
-      el("p", { class: "soft small" }, "Who is online the cloud does not know: the proxies’ pages count them. It knows public keys, and no names."));
+      el("p", { class: "soft small" }, "Which devices are online the cloud does not know: the proxies’ pages name them. It knows public keys, and no names."));
+  }
+
+  function declined(one) {
+    const causes = Object.entries(one.causes).map(([why, n]) => `${n} for ${why}`).join(", ");
+    return `${one.declined}${causes ? ` (${causes})` : ""}`;
   }
 
   function rounds(found) {
@@ -30,7 +35,7 @@
         ? ev.table(["job", "round", "outcome", "selected", "answered", "declined", "segments refused", "when"],
           found.rounds.map((one) => [el("a", { href: `#/job/${encodeURIComponent(one.job)}` }, one.job), one.round,
             el("span", { class: tone[one.outcome] || "" }, one.outcome.replaceAll("_", " ")), String(one.selected),
-            one.outcome === "under way" ? "–" : String(one.answered), one.outcome === "under way" ? "–" : String(one.declined),
+            one.outcome === "under way" ? "–" : String(one.answered), one.outcome === "under way" ? "–" : declined(one),
             one.outcome === "under way" ? "–" : refused(one.refused), ev.time(one.at)]),
           { caption: "Selected, answered, declined and refused by round", text: [1, 2, 6] })
         : el("p", {}, "No round was begun yet: it takes a job, and as many devices as the job asks for."));

@@ -45,6 +45,22 @@ def request(job: str) -> JobRequest:
     return JobRequest(job, 1e-6, (ROUND,) * PLANNED[job])
 
 
+def test_what_will_no_longer_fit_is_known_one_job_ahead(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite", "ward")
+    allowed = Limits(10, 5.5, 1e-4, 10)
+    assert ledger.next_refusal(allowed) is None  # nothing is known of what comes
+    ledger.open_job(request("j1"), allowed)  # 2 of 5.5, and another 2 fit
+    assert ledger.next_refusal(allowed) is None
+    ledger.open_job(request("j2"), allowed)  # 5 of 5.5
+    refusal = ledger.next_refusal(allowed)
+    assert refusal is not None and refusal.where == "policy.lifetime_epsilon"
+    with pytest.raises(PrivacyError):  # and it is so
+        ledger.open_job(JobRequest("j4", 1e-6, (ROUND,) * PLANNED["j2"]), allowed)
+    ledger.close_job("j2")  # it released nothing, so all of it is free again
+    assert ledger.next_refusal(allowed) is None
+    assert read_ledger(tmp_path / "ledger.sqlite").accounts["ward"].next_refusal(allowed) is None
+
+
 class Model:
     """What the ledger must hold: by job how many releases, and whether it is open."""
 

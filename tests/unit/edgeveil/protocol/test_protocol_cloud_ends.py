@@ -51,12 +51,15 @@ from edgeveil.protocol.cloud_tasks import (
     JobStatus,
     RepeatEnd,
     RosterKept,
+    RoundAnswers,
     RoundCommit,
     SealJob,
     SealRelease,
     SealRound,
     StartJob,
     TakeMasks,
+    all_declined,
+    pause_advice,
 )
 from edgeveil.protocol.messages import Ack, Close, Note, Roster, Shortfall, Unmask
 from edgeveil.protocol.transfer import describe
@@ -185,10 +188,59 @@ def test_when_all_declined_the_job_fails_at_once():
     machine = waiting()
     out = receive(machine, PROXY.note(Shortfall(at(), 0, 5)))
     assert stored(out)[0].status == "failed" and "declined" in stored(out)[0].reason
-    assert reports(out)["all_declined"]["declined"] == 5
+    assert reports(out)["all_declined"] == {"round": 1, "declined": 5, "causes": {}}
     # Known before the job's end is written, so that nothing is priced that was not released.
     kinds = [type(one) for one in out]
     assert kinds.index(fx.Report) < kinds.index(fx.Persist)
+
+
+# What a proxy told of a round of ten, and what its pause or end advises: this and nothing else.
+STEPS = {
+    "policy": "policy does not allow",
+    "budget": "budgets do not hold",
+    "conditions": "had no time",
+    "fit": "cannot play",
+    "offline": "devices are offline",
+    "late": "more time",
+    "away": "look at the devices",
+}
+
+
+@pytest.mark.parametrize(
+    ("told", "steps"),
+    [
+        (Shortfall(at(), 0, 10, (10, 0, 0, 0), 0), {"policy"}),
+        (Shortfall(at(), 0, 10, (0, 10, 0, 0), 0), {"budget"}),
+        (Shortfall(at(), 0, 10, (0, 0, 10, 0), 0), {"conditions"}),
+        (Shortfall(at(), 0, 10, (0, 0, 0, 10), 0), {"fit"}),
+        (Shortfall(at(), 0, 10, (0, 7, 3, 0), 0), {"budget", "conditions"}),
+        (Shortfall(at(), 0, 0, (), 10), {"offline"}),
+        (Shortfall(at(), 0, 8, (0, 8, 0, 0), 2), {"budget", "offline"}),
+        (Shortfall(at(), 2, 0, (), 0), {"late"}),
+        (Shortfall(at(), 2, 0, (), 3), {"late", "offline"}),
+        (Shortfall(at(), 2, 1, (0, 0, 0, 1), 0), {"fit", "late"}),
+        (Shortfall(at(), 2, 0), {"away", "late"}),  # a proxy of an earlier version
+    ],
+)
+def test_each_cause_of_a_short_round_has_the_advice_that_fits_it(told, steps):
+    answers = RoundAnswers.of(10, [told])
+    everybody = answers.declined == 10
+    reason = all_declined(answers) if everybody else f"{answers}: below the minimum"
+    advice = reason if everybody else pause_advice(reason)
+    assert {step for step, words in STEPS.items() if words in advice} == steps
+    assert all(str(n) in reason for n in told.causes if n)
+
+
+def test_causes_of_all_cells_add_up():
+    cells = [Shortfall(at(), 1, 2, (1, 1, 0, 0), 4), Shortfall(at(), 0, 3, (0, 2, 0, 0), 1)]
+    answers = RoundAnswers.of(9, cells)
+    assert (answers.declined, answers.causes, answers.offline, answers.absent) == (
+        5,
+        {"policy": 1, "budget": 3},
+        5,
+        3,
+    )
+    assert RoundAnswers.of(9, [*cells, Shortfall(at(), 0, 0)]).offline is None
 
 
 @pytest.mark.parametrize(("uploads", "declined"), [(0, 1), (1, 4), (0, 0)])

@@ -306,7 +306,7 @@ def test_what_would_come_too_late_is_declined_as_it_comes() -> None:
     machine = several()
     open_(machine, round_of(JOBS[0]), 100.0, budget_s=40.0)
     out = open_(machine, round_of(JOBS[1], deadline_s=31.0), 100.0, budget_s=2.0, needed_s=1.0)
-    assert bodies(out, Decline) == [Decline(at(job=JOBS[1]))]
+    assert bodies(out, Decline) == [Decline(at(job=JOBS[1]), "conditions")]
     assert reports(out)["declined"]["why"] == BUSY
     assert state(machine, JOBS[1]) is S.IDLE
     assert works(machine.handle(fx.Timer(TURN), 130.0)) == []

@@ -75,13 +75,14 @@ def ack(status, digest=DIGEST, signer=PROXY, reason=""):
     return signer.note(Ack(digest, status, reason))
 
 
-def test_declining_says_so_and_not_why():
+def test_declining_says_so_and_names_the_cause_but_not_the_reason():
     machine, header = device(), manifest(MODEL)
     work_on(machine, header)
-    out = done(machine, ComputeAnswer(header, PACKAGE), NoAnswer("over budget by 3"))
-    assert bodies(out, Decline) == [Decline(header.at)]
-    assert all(b"budget" not in encode(send.message) for send in of(out, fx.Send))
-    assert reports(out)["declined"]["why"] == "over budget by 3"
+    out = done(machine, ComputeAnswer(header, PACKAGE), NoAnswer("over it by 3", "budget"))
+    assert bodies(out, Decline) == [Decline(header.at, "budget")]
+    assert all(b"over it" not in encode(send.message) for send in of(out, fx.Send))
+    assert reports(out)["declined"]["why"] == "over it by 3"
+    assert reports(out)["declined"]["cause"] == "budget"
     assert machine.state is DeviceState.IDLE
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -31,6 +32,7 @@ from proxy_bench import FLEET, MODEL, cloud_says, fire, open_round, proxy, says,
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
+    DECLINE_CAUSES,
     Ack,
     Batch,
     BlobPart,
@@ -64,8 +66,8 @@ def state(machine):
     return machine.rounds.collections[at(1, 1)].state
 
 
-def decline(machine, number):
-    return says(machine, FLEET[number], FLEET[number].signer.note(Decline(at())))
+def decline(machine, number, cause=""):
+    return says(machine, FLEET[number], FLEET[number].signer.note(Decline(at(), cause)))
 
 
 def batch_of(effects):
@@ -159,7 +161,53 @@ def test_when_too_many_declined_the_round_is_short_at_once():
     for number in range(3):
         decline(machine, number)
     upload(machine, 3)
-    assert bodies(upload(machine, 4), Shortfall) == [Shortfall(at(), 2, 3)]
+    assert bodies(upload(machine, 4), Shortfall) == [Shortfall(at(), 2, 3, (0, 0, 0, 0))]
+
+
+def test_declines_are_handed_on_as_counts_by_cause():
+    machine = opened()
+    for number, cause in enumerate(["budget", "policy", "budget", "later"]):
+        decline(machine, number, cause)
+    (short,) = bodies(upload(machine, 4), Shortfall)
+    assert dict(zip(DECLINE_CAUSES, short.causes, strict=True)) == {
+        "policy": 1,
+        "budget": 2,
+        "conditions": 0,
+        "fit": 0,
+    }
+    assert short.declined == 4
+    whole = opened()
+    for number in range(4):
+        upload(whole, number)
+    header, _ = batch_of(decline(whole, 4, "fit"))
+    assert (header.declined, header.causes) == (1, (0, 0, 0, 1))
+
+
+def test_offline_devices_are_counted_once_all_had_their_time_to_come():
+    machine = opened()
+    fire(machine, "deadline")
+    (unknown,) = bodies(fire(machine, "short"), Shortfall)
+    assert unknown.offline == -1
+    machine = opened()
+    machine.online.update(device.id for device in FLEET[:2])
+    machine._context.all_came = True
+    fire(machine, "deadline")
+    (known,) = bodies(fire(machine, "short"), Shortfall)
+    assert known.offline == len(machine.registry.admitted()) - 2 > 0
+
+
+def test_every_selected_device_is_counted_under_one_outcome():
+    machine = opened()
+    out = [*decline(machine, 0, "budget"), *decline(machine, 1), *upload(machine, 2)]
+    out += fire(machine, "deadline")
+    late = upload(machine, 3)
+    counted = Counter()
+    for report in of([*out, *late], fx.Report):
+        if report.what == "answer":
+            counted[report.data["outcome"]] += report.data["count"]
+    kept = sum(isinstance(item, UploadKept) for item in stored(out))
+    assert counted == {"budget": 1, "declined": 1, "absent": 2, "late": 1}
+    assert kept + 1 + 1 + 2 == 5  # all who were selected; who is late was absent
 
 
 def test_a_shortfall_is_told_until_the_round_is_repeated():

@@ -60,6 +60,7 @@ def test_an_upload_is_durable_before_it_is_acknowledged():
         "round": 1,
         "uploads": 1,
         "declined": 0,
+        "causes": {},
         "selected": 6,
     }
 
@@ -186,7 +187,7 @@ def test_an_upload_cannot_be_declined_afterwards():
     machine = opened()
     upload(machine, 0)
     assert refused(decline(machine, 0)) == ["closed_round"]
-    assert collection(machine).declined == set()
+    assert collection(machine).declined == {}
 
 
 def test_nobody_both_declines_and_uploads():

@@ -32,7 +32,9 @@ NEW = {
     "Roster": ("", 0.0, 0),
     "Hello": (0, 0, -1, 0),
     "Upload": (0, b"", b""),
-    "Batch": (b"",),
+    "Batch": (b"", [], -1),
+    "Decline": ("",),
+    "Shortfall": ([], -1),
     "Commit": ([],),
     "RoundKey": (b"",),
     "Offer": (False,),
@@ -46,6 +48,7 @@ DIGESTS = {  # of the first so many; who appends vectors appends the digest of a
     84: "0bba34f6c1e0808f27b45e6be19bf484b1df1027b1d834bc9b878f0f401b5f8e",
     89: "6676b9ed9048525e5a5b27ed7fda1cc7dfe54aaa34c7d48380faaae5289a03b9",
     92: "a4fa96931fd4d2b188f748eda569d3802af1dcf077ce54f3c018f2644717291e",
+    96: "481f6674e92e392299ae1c2b8e3ce4d6b98c1f5f5a90945c7f50a343a6df667b",
 }
 
 

@@ -1,0 +1,36 @@
+"""A fleet whose owners' budgets are used up says so, at the cloud, at the proxy and on each box."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgeveil.privacy.policy import INFER
+from edgeveil.sites.policy import Policy
+from tests.kits.fleet import Fleet, small_job
+
+pytestmark = pytest.mark.slow
+
+JOB = small_job(round={"deadline_s": 5.0, "min_batch": 3, "retries": 1, "grace_s": 1.0})
+
+
+def test_a_used_up_inference_budget_is_named_everywhere(tmp_path: Path) -> None:
+    probe = Fleet(tmp_path / "probe", 5, floor=3)
+    assert probe.finish(probe.submit(JOB)) == "completed"
+    price = probe.devices[0].ledger.spent(purpose=INFER).epsilon
+    fleet = Fleet(tmp_path / "site", 5, floor=3, policy=Policy(max_inference_epsilon=1.5 * price))
+    assert fleet.finish(fleet.submit(JOB)) == "completed"
+    spent = [box.ledger.spent() for box in fleet.devices]
+    again = fleet.submit(JOB)
+    assert fleet.finish(again) == "failed"
+    reason = fleet.store.job(again).reason
+    assert "(5 for budget)" in reason and "more time" not in reason
+    (event,) = [e for e in fleet.store.events_after(0, again) if e.type == "all_declined"]
+    assert event.data["causes"] == {"budget": 5}
+    assert fleet.proxy.warnings() == ["rounds_declined"]
+    for box in fleet.devices:
+        (refusal,) = box.store.refused_lately()
+        assert (refusal["cause"], refusal["job"]) == ("budget", JOB.job)
+        assert refusal["why"].startswith("policy.max_inference_epsilon: ")
+    assert [box.ledger.spent() for box in fleet.devices] == spent
