@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from edgeveil.errors import DataError, EdgeVeilError
@@ -17,7 +17,7 @@ from edgeveil.privacy.guarantee import guarantee_text
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
 from edgeveil.protocol.cloud_course import CloudState
-from edgeveil.protocol.cloud_tasks import CancelJob, RepeatEnd, StartJob
+from edgeveil.protocol.cloud_tasks import CancelJob, RepeatEnd, StartJob, goes_on
 from edgeveil.sites.cloud import ReleaseValidity
 from edgeveil.transport.runtime import Runner
 from edgeveil_cloud.host import LOG, CloudHost
@@ -29,6 +29,7 @@ from edgeveil_cloud.store_tables import JobEntry
 from edgeveil_cloud.stored_jobs import wire_id
 
 LOOK_S = 0.5
+GO_ON_S = 10.0  # between two tries to let a job go on by itself
 TELL_AGAIN = 16  # as many ends as a proxy keeps
 
 
@@ -50,7 +51,9 @@ class Control:
         running: int = 1,
         python_models: bool = False,
         validity: ReleaseValidity | None = None,
+        able: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`able`: whether the machine takes what a round needs to write."""
         self._store, self._host, self._machine = store, host, machine
         self._runner, self._queue, self._python_models = runner, queue, python_models
         self.rollouts = RolloutDriver(
@@ -61,6 +64,8 @@ class Control:
         self._waiting: dict[str, int] = {}  # jobs that lack devices, and how many there were
         self._given: set[str] = set()  # the jobs that the machine was given, while they run
         self._cancelled: set[str] = set()  # running jobs that are to be cancelled
+        self._able = able
+        self._tried_s: dict[str, float] = {}  # of paused jobs: when one was last to go on
         self._rehearsed = b""  # the job that was found possible last
 
     def check(self, job_yaml: str) -> None:
@@ -202,6 +207,7 @@ class Control:
         """Start what there is room for; see to the releases of jobs before."""
         self.rollouts.look()
         self._cancel_paused()
+        self._go_on()
         entries = self._store.next_jobs()
         self._given &= {entry.id for entry in entries if entry.status == "running"}
         for entry in entries:
@@ -223,6 +229,22 @@ class Control:
                 self._cancelled.discard(job)
             if status == "paused":
                 self.cancel(job)
+
+    def _go_on(self) -> None:
+        """Resume what paused for want of a link or of the machine, once that is back; a proxy that
+        is silent is asked for a sign."""
+        now_s, waiting = time.monotonic(), self._store.paused_jobs()
+        tried_s = {job: at_s for job, at_s in self._tried_s.items() if now_s - at_s < GO_ON_S}
+        due = [one for one in waiting if goes_on(one.reason) and one.id not in tried_s]
+        unreached = self._machine.unreached
+        for entry in due:
+            tried_s[entry.id] = now_s
+            if not unreached and self._able():
+                LOG.info("job_goes_on", extra={"job": entry.id})
+                self.resume(entry.id)
+        for cell in unreached if due else ():
+            self._runner.post(fx.PeerSilent(fx.ProxyAddress(cell)))
+        self._tried_s = tried_s
 
     def _ready(self, entry: JobEntry) -> bool:
         """Whether to start it now. A job that this version cannot plan fails, and not the cloud."""

@@ -16,6 +16,8 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.beside import GrantPut, PutTaken, ShowBlob
 from edgeveil.protocol.cloud_tasks import (
+    DISK,
+    MEMORY,
     RESUME,
     Absorb,
     BatchDropped,
@@ -36,6 +38,7 @@ from edgeveil.protocol.cloud_tasks import (
     TakeMasks,
     job_of,
     pause_advice,
+    resume_follows,
 )
 from edgeveil.protocol.messages import KNOWS_BUCKETS, KNOWS_RECORDS, Batch
 from edgeveil.protocol.sealed import Sealing
@@ -178,8 +181,10 @@ class CloudHost:
 
     def _next_step(self, job: str, reason: str, advised: str) -> str:
         """What its operator does; a reason that says its own way out needs no other."""
-        first = "" if advised == reason else f"{pause_advice(reason)}, "
-        return f"{first}{RESUME}{job}"
+        if advised == reason:
+            return f"{RESUME}{job}"
+        advice = pause_advice(reason)
+        return f"{advice}, {RESUME}{job}" if resume_follows(advice) else advice
 
     def together(self) -> AbstractContextManager[None]:
         """Its few stores are each durable at once."""
@@ -216,7 +221,9 @@ class CloudHost:
             self._advised[job_of(task) or b""] = str(error) if error.fix else ""
             return Obstacle(str(error))
         except OSError as error:
-            return Obstacle(f"the disk cannot be used ({error.strerror or type(error).__name__})")
+            return Obstacle(f"{DISK} ({error.strerror or type(error).__name__})")
+        except MemoryError:
+            return Obstacle(MEMORY)
 
     def _take(self, blobs: StoreBeside, task: TakeBatch) -> PutTaken:
         """What the proxy put there, to where parts of the batch would go."""

@@ -29,6 +29,7 @@ from edgeveil.protocol.transfer import part_bytes
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.data import DataSource
 from edgeveil.transport.blob_store import open_store
+from edgeveil.transport.http import writable
 from edgeveil.transport.process import own_signing_key
 from edgeveil.transport.runtime import Runner
 from edgeveil.trust.believed import believed_keys, delegated_key
@@ -208,5 +209,6 @@ def build(
         running=site.limits.jobs_running,
         python_models=site.allow_python_models,
         validity=site.releases,
+        able=partial(writable, site.state_dir),
     )
     return role

@@ -127,6 +127,13 @@ class Store:
         return tuple(_entry_of(row) for row in db.execute(query).mappings())
 
     @transaction
+    def paused_jobs(self, db: sa.Connection) -> tuple[JobEntry, ...]:
+        """Those that are paused, the oldest first."""
+        table = tables.jobs
+        query = sa.select(table).where(table.c.status == "paused").order_by(table.c.number)
+        return tuple(_entry_of(row) for row in db.execute(query).mappings())
+
+    @transaction
     def jobs(self, db: sa.Connection) -> tuple[JobEntry, ...]:
         """All jobs, oldest first."""
         rows = db.execute(sa.select(tables.jobs).order_by(tables.jobs.c.number)).mappings()

@@ -35,6 +35,8 @@ from edgeveil.protocol.cloud_course import CourseContext, JobCourse
 from edgeveil.protocol.cloud_outgoing import JobEnds
 from edgeveil.protocol.cloud_releases import CloudReleases
 from edgeveil.protocol.cloud_tasks import (
+    EDGE_LINK,
+    OWN_LINK,
     BatchDropped,
     CancelJob,
     CloudSettings,
@@ -59,6 +61,7 @@ from edgeveil.protocol.messages import (
     Envelope,
     ExchangeId,
     Here,
+    LinkState,
     MaskSums,
     Message,
     Need,
@@ -108,6 +111,7 @@ class CloudMachine:
         the root's."""
         self.signer, self.keys, self._metadata = signer, dict(keys), metadata
         self.heard: set[str] = set()
+        self._down: dict[str, dict[str, str]] = {cell: {} for cell in keys}  # links, by their hop
         self._now_s = 0.0
         self._releases = releases or signer
         self.settings = settings or CloudSettings()
@@ -134,7 +138,9 @@ class CloudMachine:
             out = self._handle(event)
         except ProtocolError as error:
             return [fx.Refuse(error.reason)]
-        self.courses = {job: course for job, course in self.courses.items() if not course.over}
+        for course in [one for one in self.courses.values() if one.over]:
+            self.heard -= {cell for cell in self.keys if course.silent(cell)}  # it is to come anew
+            del self.courses[course.job_id]
         return out
 
     def _handle(self, event: fx.Event) -> list[fx.Effect]:
@@ -143,6 +149,8 @@ class CloudMachine:
                 course = self.courses.get(start.job_id) or JobCourse(start, self._context)
                 out = course.begin()
                 self.courses[start.job_id] = course
+                for cell in self.keys:
+                    course.linked(cell, self.link_down(cell))
                 return out
             case fx.Command(what=CancelJob(job_id=job_id)):
                 return self.courses[job_id].cancel() if job_id in self.courses else []
@@ -157,7 +165,10 @@ class CloudMachine:
             case fx.PeerSilent(peer=fx.ProxyAddress(cell=cell)) if cell in self.keys:
                 return [self._here(cell)]
             case fx.PeerConnected(peer=fx.ProxyAddress(cell=cell)) if cell in self.keys:
-                return self._connected(cell)
+                return [*self._connected(cell), *self._linked(cell, "cloud", "")]
+            case fx.PeerLost(peer=fx.ProxyAddress(cell=cell)) if cell in self.keys:
+                self.heard.discard(cell)
+                return self._linked(cell, "cloud", OWN_LINK)
             case fx.MessageReceived(sender=fx.ProxyAddress(cell=cell), message=message):
                 return self._message(cell, message) if cell in self.keys else []
             case fx.Timer(name=name):
@@ -171,6 +182,24 @@ class CloudMachine:
             case fx.WorkDone(task=task, result=result):
                 return self._done(task, result)
         return []
+
+    @property
+    def unreached(self) -> list[str]:
+        """The cells to which a link is down, or whose proxy is still to say something."""
+        return [cell for cell in self.keys if self._down[cell] or cell not in self.heard]
+
+    def link_down(self, cell: str) -> str:
+        """Which link on the way to the cell's devices is known to be down; "": none."""
+        return next(iter(self._down[cell].values()), "")
+
+    def _linked(self, cell: str, hop: str, down: str) -> list[fx.Effect]:
+        """What the jobs make of a link that is `down`, or up again."""
+        if down:
+            self._down[cell][hop] = f"{down} (cell '{cell}')" if cell else down
+        else:
+            self._down[cell].pop(hop, None)
+        told = self.link_down(cell)
+        return [one for course in self.courses.values() for one in course.linked(cell, told)]
 
     def _connected(self, cell: str) -> list[fx.Effect]:
         jobs = [one for course in self.courses.values() for one in course.send(cell)]
@@ -335,6 +364,8 @@ class CloudMachine:
                 return self.releases.reports(cell, body, note)
             case Ack():
                 return self._ack(cell, body)
+            case LinkState(up=up):
+                return self._linked(cell, "edge", "" if up else EDGE_LINK)
         raise ProtocolError("unexpected_body")
 
     def _ack(self, cell: str, ack: Ack) -> list[fx.Effect]:

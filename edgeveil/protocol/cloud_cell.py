@@ -64,6 +64,7 @@ class CellCourse:
         self.masks = MaskArrivals(cell, signer, settings, job_id)
         self.stand, self.reason = Stand.OUT, ""
         self.joined = self.joining = self.heard = False
+        self.link = self.outage = ""  # which link is down now; which was, since the last offer
         self.manifest: Manifest | None = None  # the newest that it was offered
         self.shortfall: Shortfall | None = None
 
@@ -82,8 +83,16 @@ class CellCourse:
     def offer(self, what: Broadcast) -> list[fx.Effect]:
         """Begin to offer this to its proxy."""
         self.stand, self.reason, self.shortfall = Stand.OFFERED, "", None
+        self.outage = self.link
         self.manifest = what.manifest
         return [*self.out.offer(what.manifest, what.data), self.wait()]
+
+    def linked(self, down: str) -> list[fx.Effect]:
+        """A link on the way to its devices is `down`, or none is any more: its silence meanwhile
+        was the link's."""
+        before, self.link = self.link, down
+        self.outage = down or self.outage
+        return [self.wait()] if before and not down and self.awaited else []
 
     def hold(self) -> list[fx.Effect]:
         """Its proxy holds the broadcast; the proxy's deadline runs from here, not from sealing."""

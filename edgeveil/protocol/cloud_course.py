@@ -40,6 +40,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud_cell import CellCourse, Stand
 from edgeveil.protocol.cloud_outgoing import JobEnds
 from edgeveil.protocol.cloud_tasks import (
+    SILENT,
     Absorb,
     AskUnmask,
     Broadcast,
@@ -59,6 +60,7 @@ from edgeveil.protocol.cloud_tasks import (
     TakeMasks,
     TooFewUploads,
     all_declined,
+    goes_on,
     timer_name,
 )
 from edgeveil.protocol.effects import StateTable
@@ -125,7 +127,6 @@ CLOUD_STATES = StateTable(
 
 
 _EVALUATE = "evaluate"  # the phase of what changes no model
-_SILENT = "the proxy did not answer in time"
 _SLOW = "the other cells had a quorum of all devices before it answered"
 
 
@@ -350,10 +351,16 @@ class JobCourse:
         return [*out, *self._join(), self._work(self.sealing)]
 
     def _repeat(self, reason: str, answers: RoundAnswers | None = None) -> list[fx.Effect]:
-        if self.retries_left <= 0:
+        """Another attempt; one during which a link was down cost no retry, and while it is down
+        none is begun."""
+        asked = [one for one in self.cells.values() if one.stand is not Stand.OUT]
+        if down := next((one.link for one in asked if one.link), ""):
+            return self._pause(down, answers)
+        outage = any(one.outage for one in asked)
+        if self.retries_left <= 0 and not outage:
             return self._pause(reason, answers)
         self._step("repeat")
-        self.retries_left -= 1
+        self.retries_left -= not outage
         self.attempt += 1
         told = {} if answers is None else {"answers": answers.to_dict()}
         what = {"round": self.exchange, "attempt": self.attempt, "why": reason, **told}
@@ -390,6 +397,15 @@ class JobCourse:
     def send(self, cell: str) -> list[fx.Effect]:
         """Say all that is not confirmed (again)."""
         return self.cells[cell].send()
+
+    def linked(self, cell: str, down: str) -> list[fx.Effect]:
+        """A link on the way to the cell's devices is `down`, or none is any more."""
+        return self.cells[cell].linked(down)
+
+    def silent(self, cell: str) -> bool:
+        """Whether a step went on without this cell, as nothing came from its proxy, and still
+        nothing has."""
+        return self.cells[cell].reason == SILENT and not self.cells[cell].heard
 
     def heard(self, cell: str) -> None:
         """There is a sign of its proxy."""
@@ -558,7 +574,7 @@ class JobCourse:
     def _why(self) -> str:
         """Why no cell has what the step needs: a refusal says more than silence."""
         reasons = [one.reason for one in self._where(Stand.GONE)]
-        return next((one for one in reasons if one != _SILENT), _SILENT)
+        return next((one for one in reasons if one != SILENT), SILENT)
 
     def _round_moves(self) -> list[fx.Effect]:
         out: list[fx.Effect] = []
@@ -592,7 +608,7 @@ class JobCourse:
         short = [one.shortfall for one in self.cells.values() if one.stand is Stand.SHORT]
         if not short:
             why = self._why()
-            return self._repeat(why) if why == _SILENT else self._pause(why)
+            return self._repeat(why) if goes_on(why) else self._pause(why)
         asked = [one.manifest for one in self.cells.values() if one.stand is not Stand.OUT]
         selected = sum(one.selected for one in asked if one is not None)
         answers = RoundAnswers.of(selected, [one for one in short if one is not None])
@@ -637,8 +653,8 @@ class JobCourse:
         """The same is offered or asked on, unless others answered; each further wait takes one of
         the retries. A round is not waited for twice."""
         others = self._where(Stand.HELD, Stand.CAME)
-        if self.state not in _WAITING_ON or others or self.retries_left <= 0:
-            return self._gone(cell, _SILENT)
+        if self.state not in _WAITING_ON or others or self.retries_left <= 0 or cell.link:
+            return self._gone(cell, cell.link or SILENT)
         waiting = self._where(Stand.OFFERED, Stand.ASKED)
         self.retries_left -= cell is waiting[0]
         return [*cell.out.send(), cell.arrival.watch()]

@@ -420,6 +420,20 @@ def job_of(task: object) -> bytes | None:
 # --- what to do before a paused job is resumed ----------------------------------------------
 
 
+SILENT = "the proxy did not answer in time"
+OWN_LINK = "the cloud's link to its broker is down"
+EDGE_LINK = "the proxy's link to the devices' broker is down"
+DISK = "the disk cannot be used"
+MEMORY = "the machine's memory is used up"
+_PASSES = (SILENT, OWN_LINK, EDGE_LINK, DISK, MEMORY)
+BY_ITSELF = "it goes on by itself then"
+
+
+def goes_on(reason: str) -> bool:
+    """Whether a job that paused for this goes on by itself, once link or machine is back."""
+    return any(one in reason for one in _PASSES)
+
+
 _LATE = (
     "a job submitted anew may give them more time (round.deadline_s) or attempts (round.retries)"
 )
@@ -429,25 +443,29 @@ _VOID = "see what the devices' consoles say"
 _BEHIND = "a cloud whose store was begun anew may number behind: rotate its keys"
 _COUNTS = re.compile(r"(\d+) late or absent(?:, (\d+) offline in the fleet)?")
 _PROXY = "look at the proxy's log"
-# A part of the reason -> what to do. The first that is found.
+ANEW = "cancel it and submit it anew"
+# A part of the reason -> what to do, then resume it; with ANEW, that. The first that is found.
 _ADVICE = (
     ("cache_full", "wait for other jobs to end, or raise limits.cache_bytes at the proxy"),
     ("spool_full", "make room at the proxy, or raise its limits.spool_bytes"),
     ("spool_too_small_for_cover", "raise limits.spool_bytes at the proxy"),
-    ("closed_job", "the proxy has closed this job: cancel it and submit it anew"),
+    ("closed_job", f"the proxy has closed this job: {ANEW}"),
     (
         "selected_below_floor",
-        "the proxy's min_batch_floor is above what the job selects: submit the job anew with more "
-        "devices a round, or lower the floor",
+        "the proxy's min_batch_floor is above what the job selects: lower it and resume the job, "
+        f"or {ANEW} with more devices a round",
     ),
     (
         "sets_below_floor",
-        "the proxy's min_batch_floor is above what a group has: submit the job anew with fewer "
-        "groups (aggregation.groups) or a larger round.min_batch, or lower the floor",
+        "the proxy's min_batch_floor is above what a group has: lower it and resume the job, or "
+        f"{ANEW} with fewer groups (aggregation.groups) or a larger round.min_batch",
     ),
     ("forked_manifest", "cloud and proxy disagree on what was sent: look at both logs"),
     ("refused the broadcast", _PROXY),
-    ("did not answer in time", "see that the proxy runs and that both reach their broker"),
+    (SILENT, f"see that the proxy runs and reaches its brokers; {BY_ITSELF}"),
+    (OWN_LINK, f"see that the broker runs and can be reached from the cloud; {BY_ITSELF}"),
+    (EDGE_LINK, f"see that the broker runs and can be reached from the proxy; {BY_ITSELF}"),
+    (MEMORY, f"give the cloud more memory, or end what takes it; {BY_ITSELF}"),
     ("limits.spool_bytes is", "raise limits.spool_bytes at the cloud and start it again"),
     (
         "0 uploaded, 0 declined",
@@ -455,13 +473,13 @@ _ADVICE = (
     ),
     (
         "refused to unmask",
-        "the proxy gives a round's masks once, for one choice of uploads: if its spool or this "
-        "store was lost or put back, cancel the job and submit it anew",
+        "the proxy gives a round's masks once, for one choice of uploads, and its spool or this "
+        f"store was lost or put back: {ANEW}",
     ),
     ("below the minimum", _AWAY),
     ("valid upload", f"{_VOID}; {_AWAY}"),
     ("no device answered", _AWAY),
-    ("the disk cannot be used", "make room in the cloud's state_dir, or mend its rights"),
+    (DISK, f"make room in the cloud's state_dir, or mend its rights; {BY_ITSELF}"),
 )
 # A cause of declines, as `RoundAnswers` names it -> what to do.
 _BY_CAUSE = {
@@ -511,3 +529,8 @@ def all_declined(answers: RoundAnswers) -> str:
     if not answers.causes:
         return f"{told}; each device's console, page and `edgeveil edge status` say why"
     return f"{told}; {pause_advice(told)}"
+
+
+def resume_follows(advice: str) -> bool:
+    """Whether a person resumes the job after this: it neither goes on by itself, nor ends."""
+    return BY_ITSELF not in advice and ANEW not in advice

@@ -70,6 +70,13 @@ class PeerConnected:
 
 
 @dataclass(frozen=True)
+class PeerLost:
+    """The link towards this peer is down."""
+
+    peer: Address
+
+
+@dataclass(frozen=True)
 class PeerSilent:
     """The link towards this peer is up, and nothing came by it for long: ask for a sign."""
 
@@ -113,7 +120,7 @@ class Command:
     what: object
 
 
-Event = PeerConnected | PeerSilent | MessageReceived | Timer | WorkDone | Command
+Event = PeerConnected | PeerLost | PeerSilent | MessageReceived | Timer | WorkDone | Command
 
 
 # --- effects ------------------------------------------------------------------------------

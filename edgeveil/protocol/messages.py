@@ -440,6 +440,13 @@ class Shortfall(msgspec.Struct, frozen=True, array_like=True, tag="shortfall"):
     offline: Annotated[int, Meta(ge=-1, le=2**31)] = -1
 
 
+class LinkState(msgspec.Struct, frozen=True, array_like=True, tag="linkstate"):
+    """The proxy's word to the cloud on its link to the devices' broker, when it changes and when
+    the cloud comes: what no device can answer is no attempt."""
+
+    up: bool
+
+
 class Close(msgspec.Struct, frozen=True, array_like=True, tag="close"):
     """The cloud ends a job; devices and proxy drop what they keep for it."""
 
@@ -542,6 +549,7 @@ Body = (
     | ReleaseStatement
     | BlobAt
     | BlobPut
+    | LinkState
 )
 
 

@@ -36,6 +36,7 @@ from edgeveil.protocol.messages import (
     Hello,
     Here,
     Later,
+    LinkState,
     Need,
     NewSealingKey,
     Note,
@@ -105,6 +106,7 @@ class ProxyMachine:
         self.online = context.online
         self._greeting = ProxyGreeting(context)
         self._roster: tuple[Envelope, Roster, bytes] | None = None
+        self._edge_up = True  # the link to the devices' broker
 
     @property
     def at(self) -> ExchangeId | None:
@@ -126,9 +128,12 @@ class ProxyMachine:
     def _handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         match event:
             case fx.PeerConnected(peer=fx.CloudAddress()):
-                return self._send_roster() + self.rounds.report_all()
+                return [*self._send_roster(), self._link_state(), *self.rounds.report_all()]
             case fx.PeerConnected(peer=fx.AllDevices()) | fx.PeerSilent(peer=fx.AllDevices()):
-                return self._greeting.here()
+                told = [] if self._edge_up else [self._link_state(up=True)]
+                return [*told, *self._greeting.here()]
+            case fx.PeerLost(peer=fx.AllDevices()):
+                return [self._link_state(up=False)] if self._edge_up else []
             case fx.PeerSilent(peer=fx.CloudAddress()):
                 return self._send_roster()
             case fx.Command(what="started"):
@@ -207,6 +212,11 @@ class ProxyMachine:
     def open_rounds(self) -> int:
         """Rounds that take uploads."""
         return len(self.rounds.open)
+
+    def _link_state(self, *, up: bool | None = None) -> fx.Effect:
+        """Tell the cloud how the link to the devices' broker stands, `up` from now on."""
+        self._edge_up = self._edge_up if up is None else up
+        return fx.Send(fx.CloudAddress(), self.signer.note(LinkState(self._edge_up)))
 
     # --- the roster ---
 
@@ -288,7 +298,8 @@ class ProxyMachine:
                 if isinstance(body, Close):
                     return self.broadcasts.close(body, note)
                 if isinstance(body, Here):
-                    return self._send_roster() + self.rounds.report_short()
+                    out = self._send_roster() + self.rounds.report_short()
+                    return [*out, self._link_state()]
         raise ProtocolError("unexpected_body")
 
     def _cloud_need(self, need: Need) -> list[fx.Effect]:

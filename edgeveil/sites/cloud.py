@@ -12,12 +12,12 @@ from edgeveil.settings.base import Block, Mix, SitePath, refuse
 from edgeveil.sites.blobs import BlobStore, blob_mixes
 from edgeveil.sites.data import DataSource, data_mixes
 from edgeveil.sites.links import (
-    BrokerLink,
     ByteLimit,
     Cell,
     CloudHttp,
     Log,
     PacketBytes,
+    ServerLink,
     broker_mixes,
     http_mixes,
     trust_mixes,
@@ -84,7 +84,7 @@ class CloudCell(Block):
 
     name: Cell
     """As in the cell's topics; empty: the cell without a name."""
-    broker: BrokerLink | None = None
+    broker: ServerLink | None = None
     """Its cloud-side broker; null: the one that the cells share."""
     proxy_key_file: SitePath | None = Field(default=None, examples=["../site/keys/north.pub"])
     """Its proxy's public Ed25519 key, where it is pinned; else `trust_file`."""
@@ -93,7 +93,7 @@ class CloudCell(Block):
 class CloudSite(Block):
     """The cloud process: runs jobs, never sees who sent what."""
 
-    broker: BrokerLink
+    broker: ServerLink
     """The cloud-side broker."""
     state_dir: SitePath = Path("state/cloud")
     """Folder for the store, keys and models; made at first start."""

@@ -131,6 +131,13 @@ class BrokerLink(Block):
         return (self.url,) if isinstance(self.url, str) else self.url
 
 
+class ServerLink(BrokerLink):
+    """How cloud or proxy, on which all others wait, reach an MQTT broker."""
+
+    backoff_cap_s: float = Field(default=15.0, ge=0.1, le=3600)
+    """Longest pause before a lost link is tried again; each pause is drawn at random below it."""
+
+
 class HttpTls(Block):
     """TLS of the status and control pages."""
 

@@ -11,12 +11,12 @@ from pydantic import Field, model_validator
 from edgeveil.settings.base import Block, Mix, SitePath, refuse
 from edgeveil.sites.blobs import BlobAccess, BlobStore, blob_mixes
 from edgeveil.sites.links import (
-    BrokerLink,
     ByteLimit,
     Cell,
     Log,
     PacketBytes,
     ProxyHttp,
+    ServerLink,
     broker_mixes,
     http_mixes,
     trust_mixes,
@@ -67,7 +67,7 @@ class ProxyLimits(Block):
     (`fleet_offline`)."""
 
 
-class ProxyBrokerLink(BrokerLink):
+class ProxyBrokerLink(ServerLink):
     """How the proxy reaches an MQTT broker."""
 
     links: int = Field(default=1, ge=1, le=64)

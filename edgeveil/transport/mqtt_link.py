@@ -482,7 +482,7 @@ class RuntimeLink:
             on_state(connected, reason)
             if connected:
                 self._hearing.connected(time.monotonic())
-                runtime.post(fx.PeerConnected(self._peer))
+            runtime.post((fx.PeerConnected if connected else fx.PeerLost)(self._peer))
 
         self.link.takes, self.link.on_message, self.link.on_state = takes, on_message, state
         await self.link.subscribe(self._topics)

@@ -388,7 +388,8 @@ class Runtime:
 
 
 def perform(host: Host, task: object, log: logging.Logger) -> object:
-    """The host's outcome, or `WorkFailed` with the reason: work never takes a process down."""
+    """The host's outcome, or `WorkFailed` with the reason: work never takes a process down, but for
+    a machine that starts no thread any more."""
     try:
         return host.perform(task)
     except ProtocolError as error:
@@ -396,6 +397,8 @@ def perform(host: Host, task: object, log: logging.Logger) -> object:
     except EdgeVeilError as error:
         return fx.WorkFailed(str(error))
     except Exception as error:
+        if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
+            raise
         # The text of an unexpected error could quote data, so only its type and place are told.
         place = error.__traceback__
         while place and place.tb_next:

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
@@ -52,6 +54,37 @@ def test_a_cloud_that_can_start_no_thread_ends_and_its_job_goes_on(site: LiveSit
     wait_for(site.answers, "the cloud's start")
     found = site.finish(job)
     assert found["status"] == "completed", found["reason"]
+
+
+# --- links: an outage longer than all attempts of a round ---
+
+
+@pytest.mark.parametrize("domain", ["edge", "cloud"])
+def test_a_job_outlives_a_broker_that_is_away_for_longer_than_its_attempts(
+    site: LiveSite, domain: str
+) -> None:
+    site.start_all()
+    job = site.submit(rounds=4, every=0, deadline_s=6, retries=0)
+    wait_for(lambda: site.client.job(job)["exchanges"], "the first round's commit")
+    site.brokers[domain].stop()
+    wait_for(lambda: site.client.job(job)["status"] == "paused", "the pause", 120)
+    paused = site.client.job(job)
+    wait_for(lambda: health(site) == 503, "a health check that fails")
+    site.brokers[domain].start()
+    link = "the proxy's link" if domain == "edge" else "the cloud's link"
+    assert link in paused["reason"] and "look at the devices" not in paused["reason"]
+    wait_for(lambda: site.client.job(job)["status"] != "paused", "its end", ENDS_S)
+    assert site.finish(job)["status"] == "completed"
+
+
+def health(site: LiveSite) -> int:
+    """What the proxy's health page answers: it is on both links."""
+    url = f"http://127.0.0.1:{site.plan.ports_of('').proxy_http}/healthz"
+    try:
+        with urlopen(url, timeout=10) as answer:
+            return answer.status
+    except HTTPError as error:
+        return error.code
 
 
 # --- what the machine lacks is tried again, what the owner wrote is not ---

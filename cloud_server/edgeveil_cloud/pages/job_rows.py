@@ -14,7 +14,7 @@ from edgeveil.errors import EdgeVeilError
 from edgeveil.evaluation.figures import ACCURACY, federated_text, leading_stored, leading_text
 from edgeveil.jobs import compile_canonical
 from edgeveil.privacy.guarantee import record_text, shared_text, up, worth
-from edgeveil.protocol.cloud_tasks import OTHERWISE, RESUME, pause_advice
+from edgeveil.protocol.cloud_tasks import OTHERWISE, RESUME, pause_advice, resume_follows
 from edgeveil_cloud.evaluation import told_federated
 from edgeveil_cloud.round_report import summary_of
 from edgeveil_cloud.store_tables import ExchangeRecord, JobEntry, JobGlimpse
@@ -129,7 +129,8 @@ def _paused(entry: JobEntry) -> tuple[str, str]:
     why = entry.reason.removesuffix(f"{RESUME}{entry.id}").rstrip(" ,;")
     for advice in (pause_advice(why), OTHERWISE):
         if why.endswith(f"; {advice}"):
-            return why.removesuffix(f"; {advice}"), f"{advice}, then resume it"
+            then = ", then resume it" if resume_follows(advice) else ""
+            return why.removesuffix(f"; {advice}"), f"{advice}{then}"
     return why, "do that, then resume it"
 
 

@@ -17,7 +17,7 @@ from edgeveil.jobs import Job
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
 from edgeveil.protocol.cloud_course import CloudState, JobCourse
-from edgeveil.protocol.cloud_tasks import RepeatEnd
+from edgeveil.protocol.cloud_tasks import DISK, EDGE_LINK, OWN_LINK, SILENT, RepeatEnd
 from edgeveil.protocol.messages import Close, Note, PeerKeys, Signer, decode, decode_body
 from edgeveil.protocol.sealed import pack_tensors
 from edgeveil.transport.runtime import Runtime
@@ -544,3 +544,30 @@ def test_work_that_waits_for_devices_pauses_the_job_with_its_reason(store: Store
 
     cloud.play(scene)
     assert "no device is enrolled" in store.job(entry).reason
+
+
+@pytest.mark.parametrize("reason", [OWN_LINK, EDGE_LINK, SILENT, f"{DISK} (No space left)"])
+def test_a_pause_for_a_link_or_the_disk_ends_by_itself_and_no_other_does(
+    store: Store, reason: str
+) -> None:
+    cloud, able = Cloud(store, running=4), [False]
+    cloud.control._able = lambda: able[0]
+    named, other = cloud.submit(), cloud.submit()
+    for entry, why in ((named, reason), (other, "the proxy refused the broadcast: closed_job")):
+        cloud.store.set_status(entry, "running")
+        cloud.store.set_status(entry, "paused", why)
+
+    async def scene() -> None:
+        await cloud.looked_again()
+        assert cloud.status(named) == "paused"  # the proxy has said nothing yet
+        assert cloud.sent  # and was asked to
+        cloud.machine.heard.add("")
+        cloud.control._tried_s.clear()
+        await cloud.looked_again()
+        assert cloud.status(named) == "paused"  # nothing can be written yet
+        able[0] = True
+        cloud.control._tried_s.clear()
+        await cloud.until(lambda: cloud.runs(named))
+        assert cloud.status(other) == "paused"
+
+    cloud.play(scene)

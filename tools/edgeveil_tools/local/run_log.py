@@ -25,7 +25,7 @@ from edgeveil.jobs.who_sees import who_sees
 from edgeveil.parts.exchange import EVALUATE, TRAIN
 from edgeveil.privacy.guarantee import up
 from edgeveil.privacy.policy import Quote
-from edgeveil.protocol.cloud_tasks import RESUME
+from edgeveil.protocol.cloud_tasks import BY_ITSELF, RESUME
 from edgeveil_tools.local.data import is_published
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.reference import Reference
@@ -294,7 +294,8 @@ class RunLog:
         """
         if self.record.ended != "completed":
             why = self.record.reason or f"the job was {self.record.ended}"
-            why = why.partition(RESUME)[0].rstrip(" ,;")  # nobody can: this run's cloud has ended
+            why = why.partition(RESUME)[0]  # nobody can: this run's cloud has ended
+            why = why.partition(BY_ITSELF)[0].rstrip(" ,;")
             why = f"the job paused: {why}" if self.record.ended == "paused" else why
             raise JobFailed(
                 f"{why}; first of all, {declined}" if declined else why,

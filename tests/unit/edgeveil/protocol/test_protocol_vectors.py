@@ -49,6 +49,7 @@ DIGESTS = {  # of the first so many; who appends vectors appends the digest of a
     89: "6676b9ed9048525e5a5b27ed7fda1cc7dfe54aaa34c7d48380faaae5289a03b9",
     92: "a4fa96931fd4d2b188f748eda569d3802af1dcf077ce54f3c018f2644717291e",
     96: "481f6674e92e392299ae1c2b8e3ce4d6b98c1f5f5a90945c7f50a343a6df667b",
+    98: "c84747398e880265050ec88ffcc205b2116bc61ee358f743d767c0d78ed38525",
 }
 
 
