@@ -64,13 +64,13 @@ def test_a_job_outlives_a_broker_that_is_away_for_longer_than_its_attempts(
     site: LiveSite, domain: str
 ) -> None:
     site.start_all()
-    job = site.submit(rounds=4, every=0, deadline_s=6, retries=0)
+    job = site.submit(rounds=4, every=0, deadline_s=6)
     wait_for(lambda: site.client.job(job)["exchanges"], "the first round's commit")
     site.brokers[domain].stop()
     wait_for(lambda: site.client.job(job)["status"] == "paused", "the pause", 120)
     paused = site.client.job(job)
     wait_for(lambda: health(site) == 503, "a health check that fails")
-    site.brokers[domain].start()
+    site.brokers[domain].start_again()
     link = "the proxy's link" if domain == "edge" else "the cloud's link"
     assert link in paused["reason"] and "look at the devices" not in paused["reason"]
     wait_for(lambda: site.client.job(job)["status"] != "paused", "its end", ENDS_S)
