@@ -25,6 +25,7 @@ from edgeveil.protocol.cloud_tasks import (
     ReportsCounted,
     SealRound,
 )
+from edgeveil.protocol.mask_seeds import committed
 from edgeveil.protocol.messages import ExchangeId, Manifest, data_set_tag
 from edgeveil.protocol.release_health import HEALTH, ReleaseOutcome
 from edgeveil.protocol.sealed import (
@@ -146,9 +147,11 @@ def seal_round(
     *,
     bucketed: bool = False,
     in_all: int | None = None,
+    checked: bool = False,
 ) -> tuple[Manifest, bytes, RoundSecret]:
     """The round's manifest and blob, and the secret that will open its answers; `in_all` devices
-    are asked in all cells (None: there is one)."""
+    are asked in all cells (None: there is one). `checked`: its proxy and devices know checks of
+    masks."""
     opening = OpeningKey.generate()
     exchange, job, closes = context.exchange, context.job, context.round
     terms = Terms(
@@ -172,7 +175,10 @@ def seal_round(
     manifest, data, membership = sealing.seal_broadcast(
         terms, plain, keys, part_bytes, bucketed=bucketed
     )
-    return manifest, data, RoundSecret(opening, membership, tuple(recipients))
+    checked = checked and bool(context.masked)
+    if checked:
+        manifest = committed(manifest, membership)
+    return manifest, data, RoundSecret(opening, membership, tuple(recipients), checked)
 
 
 @dataclass(frozen=True)
@@ -231,6 +237,7 @@ class Sealer:
         # Whom each running job was announced to, by cell.
         self._cohorts: dict[str, dict[str, tuple[bytes, ...]]] = {}
         self.buckets: dict[str, bool] = {}  # whether all devices of a cell look in buckets
+        self.checks: dict[str, bool] = {}  # whether all of a cell know checks of masks
 
     def job(self, entry: JobEntry, cells: Sequence[str]) -> CellBroadcasts:
         """The job and its graph, for every enrolled device: rounds select among these."""
@@ -274,6 +281,7 @@ class Sealer:
                 self._sealing,
                 bucketed=self._bucketed([cell]),
                 in_all=in_all,
+                checked=self.checks.get(cell, False),
             )
             if manifest.buckets == 1 and len(keys) < len(enrolled[cell]):
                 manifest = in_pieces(manifest, data)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,19 +19,22 @@ from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation import Uploads
 from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.aggregation.rule import Score
-from edgeveil.parts.exchange import EVALUATE, Array
+from edgeveil.parts.exchange import EVALUATE, TRAIN, Array
 from edgeveil.parts.models.residual_score import THRESHOLD
+from edgeveil.privacy.policy import price
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol.cloud_tasks import (
+    AskChecks,
     AskUnmask,
     RoundAnswers,
     RoundCommit,
+    TakeChecks,
     TakeMasks,
     TooFewUploads,
 )
 from edgeveil.protocol.commit_record import describe_record
-from edgeveil.protocol.mask_seeds import dealt
-from edgeveil.protocol.messages import Batch, ExchangeId
+from edgeveil.protocol.mask_seeds import RoundCheck, choice, dealt
+from edgeveil.protocol.messages import Batch, CheckMasks, ExchangeId, Misfits
 from edgeveil.protocol.sealed import Sealing, pack_tensors
 from edgeveil_cloud.broadcasts import MarksOfJobs, TooFewDevices
 from edgeveil_cloud.compute import WorkerProcesses
@@ -55,6 +60,8 @@ from edgeveil_cloud.validate_batch import (
     under_rule,
     validate_batch,
 )
+
+LOG = logging.getLogger("edgeveil.cloud")
 
 CellSum = tuple[int, Mapping[str, NDArray[np.int64]]]
 """How many uploads are in a sum, and its segments."""
@@ -111,8 +118,25 @@ def combine_sums(
     if sets == 1 or not under_rule(context):
         return plan.next_state(state, exchange, mean(means), uploads)
     combined = plan.rule.combine(Uploads(means, plan.cloud.aim(state, exchange), random_bytes))
-    counted = max(1, plan.rule.counted(sets) * uploads // sets)
+    counted = max(1, plan.rule.counted(len(sums)) * uploads // len(sums))
     return plan.next_state(state, exchange, combined, counted)
+
+
+def without_sums(context: RoundContext, state: Mapping[str, Array]) -> dict[str, Array]:
+    """The method's next state where no sum counts: what is learned stays as it is, and what other
+    exchanges build on is that of devices without records."""
+    if context.exchange.phase in (TRAIN, EVALUATE):
+        return {name: array for name, array in state.items() if name != THRESHOLD}
+    specs = [spec for spec in context.segments if spec.bits and spec.name != SOFTMAX]
+    zeros = {spec.name: np.zeros(spec.shape) for spec in specs}
+    return context.plan.next_state(state, context.exchange, zeros, context.min_batch)
+
+
+def within_bounds(context: RoundContext, of_set: CellSum) -> bool:
+    """Whether no value of a sum is beyond what its uploads may have. One that is holds garbage."""
+    uploads, sums = of_set
+    bounds = {spec.name: uploads * (spec.largest or 0) for spec in context.segments if spec.bits}
+    return all(bool(np.all(np.abs(sums[name]) <= bounds[name])) for name in sums)
 
 
 def joined(batches: Sequence[ValidatedBatch]) -> ValidatedBatch:
@@ -129,12 +153,15 @@ def joined(batches: Sequence[ValidatedBatch]) -> ValidatedBatch:
     return result
 
 
-def joined_sums(by_cell: Sequence[Sequence[CellSum]]) -> list[CellSum]:
-    """The exact sums of all cells, set by set; integers, so that their order does not matter."""
-    if len(by_cell) == 1:
-        return list(by_cell[0])
+def joined_sums(by_cell: Sequence[Sequence[CellSum | None]]) -> list[CellSum]:
+    """The exact sums of all cells, set by set; integers, so that their order does not matter. None:
+    a sum that does not count; a set of which none does is left out."""
     result: list[CellSum] = []
-    for of_set in zip(*by_cell, strict=True):
+    for of_all in zip(*by_cell, strict=True):
+        of_set = [one for one in of_all if one is not None]
+        if len(of_set) < 2:
+            result += of_set
+            continue
         names = of_set[0][1]
         sums = {name: np.sum([arrays[name] for _, arrays in of_set], axis=0) for name in names}
         result.append((sum(uploads for uploads, _ in of_set), sums))
@@ -166,7 +193,8 @@ def check_sets(context: RoundContext, chosen: Sequence[int]) -> None:
 
 @dataclass(frozen=True)
 class Told:
-    """What is told of a committed exchange beside its numbers; `cells`: uploads of each cell."""
+    """What is told of a committed exchange beside its numbers; `cells`: uploads of each cell;
+    `discarded`: those of sums that do not count."""
 
     attempt: int
     uploads: int
@@ -175,6 +203,7 @@ class Told:
     taken_bytes: int
     timeline: Mapping[str, float]
     cells: Mapping[str, int] = field(default_factory=dict)
+    discarded: int = 0
 
 
 def tell_round(
@@ -221,8 +250,20 @@ def tell_round(
         **({"offline": told.answers.offline} if told.answers.offline else {}),
         **({"federated": federated} if federated else {}),
         **({"cells": dict(told.cells)} if any(told.cells) else {}),  # they have names
+        **({"discarded": shown_discarded(context, told.discarded)} if told.discarded else {}),
     }
     return record, event
+
+
+def shown_discarded(context: RoundContext, uploads: int) -> dict[str, Any]:
+    """What is told of sums beyond their public bound: how many uploads are in them, and what the
+    round cost each device all the same."""
+    quote = price(context.price(trains=True), context.job.privacy.delta)
+    return {
+        "uploads": uploads,
+        "why": "a sum is beyond its public bound: a device put garbage into it",
+        "price": {"training": str(quote.training), "inference": str(quote.inference)},
+    }
 
 
 def _class_names(plan: Plan) -> dict[str, list[str]]:
@@ -230,6 +271,37 @@ def _class_names(plan: Plan) -> dict[str, list[str]]:
     schema = plan.job.data.schema_
     names = [] if schema is None else list(schema.label.names)
     return {"classes": names} if names else {}
+
+
+@dataclass(frozen=True)
+class OpenedBatches:
+    """An attempt's batches, opened, of `asked` devices; `files` are those whose masks are yet to be
+    checked."""
+
+    at: ExchangeId
+    batches: Mapping[str, Batch]
+    valid: Mapping[str, ValidatedBatch]
+    asked: int
+    files: Mapping[str, SpooledBatch] = field(default_factory=dict)
+
+    @property
+    def misfits(self) -> dict[str, Misfits]:
+        """Uploads that no honest device sends, by cell, where the proxy hears of them."""
+        return {
+            cell: Misfits(self.at, self.batches[cell].blob.digest, choice(of.misfits, of.masked))
+            for cell, of in self.valid.items()
+            if of.misfits and cell in self.files
+        }
+
+    def too_few(self, error: TooFewDevices) -> TooFewUploads:
+        """What is told of an attempt that did not bring enough."""
+        refused = Counter[str]()
+        for of_it in self.valid.values():
+            refused.update(of_it.refused)
+        answers = RoundAnswers.of(self.asked, self.batches.values(), dict(refused))
+        what = f"{error.what} ({answers})"
+        why = TooFewDevices(what, where=error.where, fix=error.fix)
+        return TooFewUploads(str(why), answers, self.misfits)
 
 
 class RoundCommitter:
@@ -254,6 +326,7 @@ class RoundCommitter:
         self._recorder, self._part_bytes = recorder, part_bytes
         self._random_bytes = random_bytes
         self.in_pieces = False  # whether the proxy hands out records in pieces
+        self._opened: dict[bytes, OpenedBatches] = {}  # by job, until their masks are checked
 
     def open_arrived(self, batch: Batch, data: SpooledBatch, cell: str) -> None:
         """Open and add up what is there of a round's stream in a cell. Raises JobFailed or
@@ -277,9 +350,9 @@ class RoundCommitter:
 
     def commit(
         self, batches: Mapping[str, Batch], data: Callable[[str, Batch], SpooledBatch]
-    ) -> RoundCommit | AskUnmask | TooFewUploads:
+    ) -> RoundCommit | AskChecks | AskUnmask | TooFewUploads:
         """Open what `data` gives of each cell's batch and commit all; of a round under masks keep
-        the sums.
+        the sums, after its masks were checked.
 
         Raises JobFailed or StoreError.
         """
@@ -290,6 +363,7 @@ class RoundCommitter:
         if kept is not None:
             return AskUnmask(kept_unmasks(kept))
         valid, asked = dict[str, ValidatedBatch](), 0
+        files, checks = dict[str, SpooledBatch](), dict[str, CheckMasks]()
         for cell, batch in batches.items():
             digest = batch.blob.digest
             opening = self._store.open_batch(entry.id, at.exchange, at.attempt, digest, cell)
@@ -307,48 +381,66 @@ class RoundCommitter:
                 front=spooled.front if batch.stream else None,
                 workers=self._workers,
             )
+            if valid[cell].uploads is not None:
+                files[cell] = spooled
+                check = RoundCheck.of(at, secret.membership, disclosed=True)
+                checks[cell] = CheckMasks(at, digest, check.key.to_bytes())
+        if context.masked:
+            opened = OpenedBatches(at, batches, valid, asked, files)
+            if not checks:
+                return self._keep_sums(entry, context, opened)
+            self._opened[at.job_id] = opened
+            return AskChecks(checks)
         everything = joined(list(valid.values()))
         try:
-            if context.masked:
-                return self._keep_sums(entry, context, at, batches, valid)
             before = StateWhenAsked(self._jobs, entry)
             score = self._evaluation.score(context, self._jobs.graph(entry), before)
             state, uploads = aggregate(context, before, everything, self._random_bytes, score)
         except TooFewDevices as error:
-            answers = RoundAnswers.of(asked, batches.values(), dict(everything.refused))
-            what = f"{error.what} ({answers})"
-            why = TooFewDevices(what, where=error.where, fix=error.fix)
-            return TooFewUploads(str(why), answers)
+            return OpenedBatches(at, batches, valid, asked).too_few(error)
         cells = {cell: uploads_in(of_it) for cell, of_it in valid.items()}
         return self._commit(
             entry, context, batches, everything, before, state, uploads, cells, started_s
         )
 
+    def check(self, task: TakeChecks) -> AskUnmask | TooFewUploads:
+        """Leave out uploads whose masks are not those of their seeds, and keep the sums of the
+        others. Raises JobFailed, StoreError or ProtocolError `wrong_mask_checks`."""
+        at = task.at
+        entry = self._jobs.entry(at.job_id)
+        opened = self._opened.pop(at.job_id, None)
+        if opened is None or opened.at != at:
+            raise JobFailed("what was opened of this attempt is gone")
+        for cell, data in opened.files.items():
+            of_it = opened.valid[cell]
+            if of_it.uploads is not None and cell in task.checks:
+                of_it.uploads.compare(of_it, task.checks[cell], data)
+        valid = {cell: one for cell, one in opened.valid.items() if one.uploads is None}
+        context = RoundContext.of(self._jobs.plan(entry), at.exchange)
+        return self._keep_sums(entry, context, replace(opened, valid=valid))
+
+    def forget(self, job_id: bytes) -> None:
+        """The job runs no more."""
+        self._opened.pop(job_id, None)
+
     def _keep_sums(
-        self,
-        entry: JobEntry,
-        context: RoundContext,
-        at: ExchangeId,
-        batches: Mapping[str, Batch],
-        valid: Mapping[str, ValidatedBatch],
-    ) -> AskUnmask:
-        """The sums of the cells that have enough. Raises TooFewDevices where none has: each sum is
-        seen by itself, so that the floor holds in each."""
-        found, short = dict[str, KeptSums](), list[TooFewDevices]()
-        for cell, of_it in valid.items():
+        self, entry: JobEntry, context: RoundContext, opened: OpenedBatches
+    ) -> AskUnmask | TooFewUploads:
+        """Keep the sums of the cells that have enough, unless none has: each sum is seen by itself,
+        so that the floor holds in each."""
+        found, short, at = dict[str, KeptSums](), list[TooFewDevices](), opened.at
+        for cell, of_it in opened.valid.items():
             try:
                 check_enough(context, len(of_it.chosen))
                 check_sets(context, of_it.chosen)
             except TooFewDevices as error:
                 short.append(error)
             else:
-                found[cell] = KeptSums.of(batches[cell], of_it)
+                found[cell] = KeptSums.of(opened.batches[cell], of_it)
         if not found:
-            raise short[0]
-        sums = pack_kept(found)
-        return AskUnmask(
-            kept_unmasks(self._store.keep_sums(entry.id, at.exchange, at.attempt, sums))
-        )
+            return opened.too_few(short[0])
+        sums = self._store.keep_sums(entry.id, at.exchange, at.attempt, pack_kept(found))
+        return AskUnmask(kept_unmasks(sums), opened.misfits)
 
     def finish(self, task: TakeMasks) -> RoundCommit:
         """Take the masks away and commit what was kept. Raises JobFailed or StoreError."""
@@ -363,9 +455,7 @@ class RoundCommitter:
         kept = {cell: all_kept[cell] for cell in task.masks if cell in all_kept}
         try:
             by_cell = [
-                of_it.sums(
-                    context, task.masks[cell], RoundSecret.from_bytes(secrets[cell]).membership
-                )
+                of_it.sums(context, task.masks[cell], RoundSecret.from_bytes(secrets[cell]))
                 for cell, of_it in kept.items()
             ]
         except ProtocolError:
@@ -375,16 +465,31 @@ class RoundCommitter:
                 where=context.exchange.label,
                 fix="see that the proxy is sound and of the same version; submit the job anew",
             ) from None
-        sums = joined_sums(by_cell)
+        sound = [[one if within_bounds(context, one) else None for one in of] for of in by_cell]
+        sums = joined_sums(sound)
         before = state_after(self._store.last_commit(entry.id), context.plan)
-        state = combine_sums(context, before, sums, self._random_bytes)
         valid = joined([of_it.valid() for of_it in kept.values()])
-        valid.arrays |= {name: [of_set[name] for _, of_set in sums] for name in sums[0][1]}
+        least = context.plan.rule.least if context.sets > 1 and under_rule(context) else 1
+        if len(sums) < least:
+            sums, state = [], without_sums(context, before)
+        else:
+            state = combine_sums(context, before, sums, self._random_bytes)
+            valid.arrays |= {name: [of_set[name] for _, of_set in sums] for name in sums[0][1]}
         batches = {cell: of_it.batch for cell, of_it in kept.items()}
-        cells = {cell: of_it.uploads for cell, of_it in kept.items()}
-        uploads = sum(cells.values())
+        counted = [sum(one[0] for one in of if one is not None and sums) for of in sound]
+        cells = dict(zip(kept, counted, strict=True))
+        discarded = sum(of_it.uploads for of_it in kept.values()) - sum(counted)
         return self._commit(
-            entry, context, batches, valid, before, state, uploads, cells, started_s
+            entry,
+            context,
+            batches,
+            valid,
+            before,
+            state,
+            sum(counted),
+            cells,
+            started_s,
+            discarded,
         )
 
     def _commit(
@@ -398,6 +503,7 @@ class RoundCommitter:
         uploads: int,
         cells: Mapping[str, int],
         started_s: float,
+        discarded: int = 0,
     ) -> RoundCommit:
         graph = self._jobs.graph(entry)
         if self._recorder is not None:
@@ -417,7 +523,11 @@ class RoundCommitter:
             sum(batch.blob.size_bytes for batch in batches),
             timeline,
             cells,
+            discarded,
         )
+        if discarded:
+            told_of_it = shown_discarded(context, discarded)
+            LOG.warning("sums_discarded", extra={"exchange": context.exchange.label, **told_of_it})
         record, event = tell_round(context, self._evaluation, graph, state, valid, told)
         done = self._store.commit_exchange(
             entry.id,

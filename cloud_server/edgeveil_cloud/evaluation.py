@@ -171,8 +171,8 @@ def federated_figures(
     context: RoundContext, found: Sequence[Array], uploads: int
 ) -> dict[str, Any] | None:
     """The figures on the devices' own evaluation records, of the counts of `uploads` devices, one
-    by one or summed; None in an exchange that asks for none."""
-    if context.exchange.phase != EVALUATE:
+    by one or summed; None in an exchange that asks for none, and where none count."""
+    if context.exchange.phase != EVALUATE or not found:
         return None
     figures = context.plan.evaluation.figures(found, uploads)
     return {"eval_type": FEDERATED, "round": context.exchange.number, **figures}

@@ -35,12 +35,13 @@ from edgeveil.protocol.cloud_tasks import (
     SealRelease,
     SealRound,
     TakeBatch,
+    TakeChecks,
     TakeMasks,
     job_of,
     pause_advice,
     resume_follows,
 )
-from edgeveil.protocol.messages import KNOWS_BUCKETS, KNOWS_RECORDS, Batch
+from edgeveil.protocol.messages import KNOWS_BUCKETS, KNOWS_CHECKS, KNOWS_RECORDS, Batch
 from edgeveil.protocol.sealed import Sealing
 from edgeveil.sites.cloud import ReleaseValidity
 from edgeveil.transport.blob_store import StoreBeside, taken
@@ -147,6 +148,7 @@ class CloudHost:
         mark = RosterMark(roster.lineage, roster.epoch)
         self._store.take_roster(mark, roster.expires_s, cell)
         self._sealer.buckets[cell] = roster.knows >= KNOWS_BUCKETS
+        self._sealer.checks[cell] = roster.knows >= KNOWS_CHECKS
         self._records[cell] = roster.knows >= KNOWS_RECORDS
         self._committer.in_pieces = all(self._records.values())
         if claimed:
@@ -157,6 +159,7 @@ class CloudHost:
         entry, job_id = self.jobs.entry(left.job_id), left.job_id
         self._marks.forget(job_id)
         self._sealer.forget(entry.id)
+        self._committer.forget(job_id)
         advised, all_declined = self._advised.pop(job_id, ""), job_id in self._all_declined
         self._all_declined.discard(job_id)
         if entry.ended:
@@ -253,6 +256,8 @@ class CloudHost:
                 if (under_way := spooled.under_way) is not None:
                     self._committer.open_arrived(batch, under_way, cell)
                 return None
+            case TakeChecks():
+                return self._committer.check(task)
             case TakeMasks():
                 return self._committer.finish(task)
             case SealRelease(job_id=job_id, cells=cells):

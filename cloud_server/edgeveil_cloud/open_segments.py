@@ -20,8 +20,8 @@ from edgeveil.errors import ProtocolError
 from edgeveil.parts.aggregation.mean import BLOCK_VALUES, ExactSum, Grids, largest
 from edgeveil.parts.exchange import Array, SegmentSpec
 from edgeveil.protocol import sealed as real_sealing
-from edgeveil.protocol.mask_seeds import MaskedVector
-from edgeveil.protocol.masked_sums import unpadded
+from edgeveil.protocol.mask_seeds import MaskedVector, RoundCheck
+from edgeveil.protocol.masked_sums import MaskChecks, unpadded
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Group
 from edgeveil.protocol.sealed import Sealing
 from edgeveil.protocol.transfer import Data
@@ -30,6 +30,7 @@ Place = tuple[int, int]
 """Where a sealed segment begins in its batch, and its bytes."""
 Upload = tuple[int, tuple[int, ...]]
 """Its place among the uploads of its batch, and where its masked segments begin."""
+ToldOpening = tuple[bytes, bytes, ExchangeId, bytes, bool]
 
 
 @dataclass(frozen=True)
@@ -41,16 +42,23 @@ class RoundOpening:
     membership: bytes = field(repr=False)
     at: ExchangeId
     job_digest: bytes
+    checked: bool = False  # the masks of single uploads
     sealing: Sealing = real_sealing
 
-    def told(self) -> tuple[bytes, bytes, ExchangeId, bytes]:
+    def told(self) -> ToldOpening:
         """For a worker of the cloud's own."""
-        return self.key.to_bytes(), self.membership, self.at, self.job_digest
+        return self.key.to_bytes(), self.membership, self.at, self.job_digest, self.checked
 
     @classmethod
-    def heard(cls, told: tuple[bytes, bytes, ExchangeId, bytes]) -> RoundOpening:
+    def heard(cls, told: ToldOpening) -> RoundOpening:
         """In the worker."""
         return cls(OpeningKey(told[0]), *told[1:])
+
+    def checks(self, vectors: Sequence[MaskedVector]) -> MaskChecks | None:
+        """What computes the checks of single masks, where they are compared."""
+        if not self.checked:
+            return None
+        return MaskChecks(vectors, RoundCheck.of(self.at, self.membership, disclosed=True))
 
 
 @dataclass(frozen=True)
@@ -183,12 +191,20 @@ class PlainSlice:
         return result
 
 
+class FoundUpload(NamedTuple):
+    """Why an upload under masks does not count, or ""; and what its masks' checks (`MaskChecks`)
+    are if it is sound, where they are compared."""
+
+    refused: str
+    checks: bytes = b""
+
+
 @dataclass(frozen=True)
 class AddedUploads:
-    """For each whole upload why it does not count, or ""; for each set of uploads the sums of the
-    others, one of each masked group."""
+    """For each whole upload what was found; for each set of uploads the sums of those that were
+    added, one of each masked group."""
 
-    refused: list[str]
+    found: list[FoundUpload]
     totals: list[list[Vector]]
 
 
@@ -211,32 +227,39 @@ class MaskedSlice:
     def opened(self, opening: RoundOpening, data: Data) -> AddedUploads:
         """See `Slice`."""
         sums = [[PackedSum(one.ring) for one in self.vectors] for _ in range(self.sets)]
-        refused = self.add_to(sums, opening, data)
-        return AddedUploads(refused, [[one.total() for one in of_set] for of_set in sums])
+        found = self.add_to(sums, opening, data)
+        return AddedUploads(found, [[one.total() for one in of_set] for of_set in sums])
 
     def add_to(
         self, sums: Sequence[Sequence[PackedSum]], opening: RoundOpening, data: Data
-    ) -> list[str]:
-        """Add them to sums that there are already; why those do not count that do not, or ""."""
-        of = zip(self.specs, self.groups, strict=True)
-        openers = [SegmentOpener(spec, group, opening, data) for spec, group in of]
-        return [self._add(openers, sums[index % self.sets], at) for index, at in self.uploads]
+    ) -> list[FoundUpload]:
+        """Add them to sums that there are already; what each of them is."""
+        checks, result = opening.checks(self.vectors), []
+        for index, offsets in self.uploads:
+            try:
+                found = self.packed(opening, data, offsets)
+            except ProtocolError as error:
+                result.append(FoundUpload(error.reason))
+                continue
+            for total, packed in zip(sums[index % self.sets], found, strict=True):
+                total.add(packed)
+            result.append(FoundUpload("", checks.of_masked(found) if checks else b""))
+        return result
 
-    def _add(
-        self, openers: Sequence[SegmentOpener], sums: Sequence[PackedSum], offsets: Sequence[int]
-    ) -> str:
-        pairs = zip(openers, offsets, strict=True)
-        plain = [one.plain(one.sealed(offset)) for one, offset in pairs]
-        opened = [one for one in plain if one is not None]
-        if len(opened) < len(plain):
-            return "not_for_this_round"
-        try:
-            found = [unpadded(of, one) for of, one in zip(self.vectors, opened, strict=True)]
-        except ProtocolError as error:
-            return error.reason
-        for total, packed in zip(sums, found, strict=True):
-            total.add(packed)
-        return ""
+    def packed(self, opening: RoundOpening, data: Data, offsets: Sequence[int]) -> list[memoryview]:
+        """The packed vectors of one upload, by masked group.
+
+        Raises ProtocolError `not_for_this_round` or `bad_padding`.
+        """
+        result = []
+        parts = zip(self.specs, self.groups, self.vectors, offsets, strict=True)
+        for spec, group, vector, offset in parts:
+            opener = SegmentOpener(spec, group, opening, data)
+            plain = opener.plain(opener.sealed(offset))
+            if plain is None:
+                raise ProtocolError("not_for_this_round")
+            result.append(unpadded(vector, plain))
+        return result
 
 
 def norm(array: Array) -> float:

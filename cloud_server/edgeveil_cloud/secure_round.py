@@ -17,10 +17,11 @@ from edgeveil.errors import ProtocolError
 from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.exchange import Array
-from edgeveil.protocol.mask_seeds import choice, chosen_of, dealt, masked_vectors
+from edgeveil.protocol.mask_seeds import RoundCheck, choice, chosen_of, dealt, masked_vectors
 from edgeveil.protocol.masked_sums import exact_sums, packed_vectors, unpacked_vectors
 from edgeveil.protocol.messages import Batch, Unmask
 from edgeveil.protocol.sealed import pack_tensors, unpack_tensors
+from edgeveil_cloud.round_secret import RoundSecret
 from edgeveil_cloud.validate_batch import ValidatedBatch
 
 _MARK_BYTES = 32
@@ -69,13 +70,14 @@ class KeptSums(msgspec.Struct, frozen=True, array_like=True):
         return chosen_of(self.unmask.chosen, uploads)
 
     def sums(
-        self, context: RoundContext, masks: bytes, membership: bytes
+        self, context: RoundContext, masks: bytes, secret: RoundSecret
     ) -> list[tuple[int, dict[str, NDArray[np.int64]]]]:
         """Of each set of uploads how many they are, and their exact sums in the segments' shapes.
 
         Raises ProtocolError `wrong_mask_sums`.
         """
         vectors = masked_vectors(self.batch.at, context.groups, context.masked)
+        check = RoundCheck.of(self.batch.at, secret.membership, disclosed=secret.checked)
         shapes = {spec.name: spec.shape for spec in context.segments}
         size, sets = sum(one.ring.byte_count for one in vectors), context.sets
         if len(masks) != size * sets:
@@ -84,7 +86,7 @@ class KeptSums(msgspec.Struct, frozen=True, array_like=True):
         for number, members in enumerate(dealt(self.chosen, sets)):
             of_set = slice(number * size, (number + 1) * size)
             totals = unpacked_vectors(vectors, self.totals[of_set])
-            sums = exact_sums(vectors, totals, masks[of_set], membership)
+            sums = exact_sums(vectors, totals, masks[of_set], check)
             shaped = {name: numbers.reshape(shapes[name]) for name, numbers in sums.items()}
             result.append((len(members), shaped))
         return result

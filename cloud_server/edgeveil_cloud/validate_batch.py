@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import TypeVar, overload
+from typing import NamedTuple, TypeVar, overload
 
 import numpy as np
 
 from edgeveil.crypto.masking import PackedSum, Vector
+from edgeveil.crypto.ring import CHECK_BYTES
 from edgeveil.crypto.stream import TAG_BYTES
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs.plan import SOFTMAX
@@ -36,6 +37,7 @@ from edgeveil_cloud.compute import BatchFile, WorkerProcesses
 from edgeveil_cloud.open_segments import (
     AddedUploads,
     Found,
+    FoundUpload,
     MaskedSlice,
     OpenedSegments,
     PlainSlice,
@@ -382,7 +384,8 @@ class ValidatedBatch:
 
     Of masked groups there are `totals`, for each set of uploads the sums under masks in the groups'
     order, and which uploads are in them: the `chosen` of so many `masked`, by their place in the
-    batch.
+    batch. `misfits` are the places of those that no honest device sends; `uploads` is what opened
+    them, where their masks are yet to be checked.
     """
 
     arrays: dict[str, Sequence[Array]] = field(default_factory=dict)
@@ -391,6 +394,8 @@ class ValidatedBatch:
     totals: list[list[Vector]] = field(default_factory=list)
     chosen: list[int] = field(default_factory=list)
     masked: int = 0
+    misfits: set[int] = field(default_factory=set)
+    uploads: MaskedUploads | None = None
 
 
 def validate_batch(
@@ -471,10 +476,18 @@ def looks_at_none(context: RoundContext) -> bool:
     return AGGREGATIONS[context.job.aggregation.name].adds_up
 
 
+class CountedUpload(NamedTuple):
+    """Where an upload's masked segments begin, their marks, and the checks of its masks."""
+
+    offsets: tuple[int, ...]
+    marks: list[bytes]
+    checks: bytes
+
+
 class MaskedUploads:
     """Whole uploads under masks, opened and added up one by one, in the order of their batch; of a
     number under a mask only the form can be looked at. Memory: for each set of uploads a sum of
-    each masked group, and the marks.
+    each masked group, and places, marks and checks.
     """
 
     def __init__(
@@ -485,8 +498,9 @@ class MaskedUploads:
         sealing: Sealing,
         workers: WorkerProcesses | None = None,
     ) -> None:
+        digest = context.job.digest()
         self.opening = RoundOpening(
-            secret.opening, secret.membership, at, context.job.digest(), sealing
+            secret.opening, secret.membership, at, digest, secret.checked, sealing
         )
         self._workers = workers
         pairs = zip(context.segments, context.groups, strict=True)
@@ -496,8 +510,8 @@ class MaskedUploads:
         self._sizes = [sealed_bytes(group) for group in self._groups]
         self._vectors = masked_vectors(at, context.groups, context.masked)
         self._totals = [[PackedSum(one.ring) for one in self._vectors] for _ in range(context.sets)]
-        self._seen, self._marks = set[bytes](), list[bytes]()
-        self._chosen, self._refused = list[int](), Counter[str]()
+        self._seen, self._counted = set[bytes](), dict[int, CountedUpload]()
+        self._refused, self._misfits = Counter[str](), set[int]()
         self.opened = 0
         self.broken = False  # it failed half-way, and sums of some are not those of any
 
@@ -535,14 +549,15 @@ class MaskedUploads:
         names = [list(map(reader.mark, offsets, self._sizes)) for _, offsets in uploads]
         repeated = [self._repeats(of_upload) for of_upload in names]
         new = [one for one, again in zip(uploads, repeated, strict=True) if not again]
-        refusals = iter(self._added(reader, new))
-        for (index, _), of_upload, again in zip(uploads, names, repeated, strict=True):
-            reason = "repeated_segment" if again else next(refusals)
-            if reason:
-                self._refused[reason] += 1
-            else:
-                self._chosen.append(index)
-                self._marks += of_upload
+        added = iter(self._added(reader, new))
+        for (index, offsets), of_upload, again in zip(uploads, names, repeated, strict=True):
+            found = FoundUpload("repeated_segment") if again else next(added)
+            if not found.refused:
+                self._counted[index] = CountedUpload(offsets, of_upload, found.checks)
+                continue
+            self._refused[found.refused] += 1
+            if found.refused != "not_for_this_round":  # as one who covers others sends it
+                self._misfits.add(index)
         self.opened, self.broken = self.opened + len(uploads), False
 
     def _repeats(self, names: Sequence[bytes]) -> bool:
@@ -552,37 +567,66 @@ class MaskedUploads:
         self._seen.update(names)
         return False
 
-    def _added(self, reader: Reader, uploads: Sequence[Upload]) -> list[str]:
-        """Add them up: why each does not count, or ""."""
-        form = self._specs, self._groups, self._vectors, len(self._totals)
+    def _slice(self, uploads: Sequence[Upload]) -> MaskedSlice:
+        return MaskedSlice(self._specs, self._groups, self._vectors, len(self._totals), uploads)
+
+    def _added(self, reader: Reader, uploads: Sequence[Upload]) -> list[FoundUpload]:
+        """Add them up: what each is."""
         cuts = reader.cuts(len(uploads), self.upload_bytes)
-        slices = [MaskedSlice(*form, uploads[cut]) for cut in cuts]
+        slices = [self._slice(uploads[cut]) for cut in cuts]
         if len(slices) < 2:
             return [
-                reason
+                found
                 for one in slices
-                for reason in one.add_to(self._totals, self.opening, reader.data)
+                for found in one.add_to(self._totals, self.opening, reader.data)
             ]
-        refused: list[list[str]] = [[] for _ in slices]
+        found: list[list[FoundUpload]] = [[] for _ in slices]
 
         def take(number: int, part: AddedUploads) -> None:
-            refused[number] = part.refused
+            found[number] = part.found
             for of_set, more in zip(self._totals, part.totals, strict=True):
                 for total, other in zip(of_set, more, strict=True):
                     total.join(other)
 
         reader.run(slices, take)
-        return [reason for part in refused for reason in part]
+        return [one for part in found for one in part]
 
     def tell(self, result: ValidatedBatch, selected: int) -> None:
         """What they come to."""
         result.refused.update(self._refused)
-        if len(self._chosen) > selected:
-            result.refused["more_than_selected"] += len(self._chosen)
+        result.misfits |= self._misfits
+        if len(self._counted) > selected:
+            result.refused["more_than_selected"] += len(self._counted)
             return
-        result.chosen = list(self._chosen)
+        result.chosen = list(self._counted)
         result.totals = [[one.total() for one in of_set] for of_set in self._totals]
-        result.accepted += self._marks
+        result.accepted += [mark for one in self._counted.values() for mark in one.marks]
+        result.uploads = self if self.opening.checked and self._counted else None
+
+    def compare(self, result: ValidatedBatch, checks: bytes, data: Data) -> None:
+        """Leave out of what they came to those whose masks are not those of their seeds, by the
+        proxy's checks. Their segments are opened again from `data`.
+
+        Raises ProtocolError `wrong_mask_checks`: of another size.
+        """
+        size = CHECK_BYTES * len(self._vectors)
+        if len(checks) != size * result.masked:
+            raise ProtocolError("wrong_mask_checks")
+        gone, out = set[bytes](), set[int]()
+        for index, one in self._counted.items():
+            if checks[index * size : (index + 1) * size] == one.checks:
+                continue
+            packed = self._slice(()).packed(self.opening, data, one.offsets)
+            of_set = result.totals[index % len(self._totals)]
+            for vector, total, raw in zip(self._vectors, of_set, packed, strict=True):
+                total.subtract(Vector.from_bytes(vector.ring, bytes(raw)))
+            gone.update(one.marks)
+            out.add(index)
+        result.misfits |= out
+        result.refused.update({"wrong_mask": len(out)} if out else {})
+        result.chosen = [index for index in result.chosen if index not in out]
+        result.accepted = [mark for mark in result.accepted if mark not in gone]
+        result.uploads = None
 
 
 def _valid(

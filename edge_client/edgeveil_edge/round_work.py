@@ -32,7 +32,13 @@ from edgeveil.privacy.ledger import Ledger, Receipt
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.device_round import WORK_SHARE
 from edgeveil.protocol.device_tasks import ComputeAnswer, NoAnswer, SealedAnswer
-from edgeveil.protocol.mask_seeds import MaskedVector, masked_vectors, seal_seed
+from edgeveil.protocol.mask_seeds import (
+    MaskedVector,
+    RoundCheck,
+    check_factors,
+    masked_vectors,
+    seal_seed,
+)
 from edgeveil.protocol.masked_sums import masked_segment
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Group, Manifest, short_name
 from edgeveil.protocol.release_health import ReleaseOutcome
@@ -243,7 +249,10 @@ class RoundWork:
         check_package(context, manifest, package)
         if membership is None:
             raise ProtocolError("superseded_round")
-        # Before anything is spent: a key that nothing can be sealed to ends the work.
+        # Before anything is spent: a key that nothing can be sealed to ends the work, and so do
+        # factors that are not what the proxy will hold the cloud to.
+        if manifest.check:
+            check_factors(manifest, RoundCheck.said(manifest, membership).key)
         masks = Masks.of(manifest, self.identity.device_id, task.round_key)
         if self.paused:
             return NoAnswer("the owner has paused the device", "conditions")
@@ -500,6 +509,7 @@ class Masks:
     vectors: Mapping[int, MaskedVector]  # by group
     seed: MaskSeed
     sealed: bytes  # the seed, to the proxy
+    manifest: Manifest
 
     @classmethod
     def of(cls, manifest: Manifest, device: str, round_key: bytes) -> Masks:
@@ -512,11 +522,12 @@ class Masks:
                 sealed = seal_seed(seed, manifest, device, round_key)
             except CryptoError:
                 raise ProtocolError("bad_round_key") from None
-        return cls({one.group: one for one in found}, seed, sealed)
+        return cls({one.group: one for one in found}, seed, sealed, manifest)
 
     def applied(self, group: int, array: Array, membership: bytes) -> bytes:
         """The group's segment."""
-        return masked_segment(self.vectors[group], array.astype(np.int64), self.seed, membership)
+        check = RoundCheck.said(self.manifest, membership)
+        return masked_segment(self.vectors[group], array.astype(np.int64), self.seed, check)
 
     def seed_for(self, groups: Sequence[int]) -> bytes:
         """The sealed seed for an upload of these groups; empty where none of them is masked."""

@@ -223,6 +223,17 @@ class CheckKey(SecretKey):
     __slots__ = ()
     tag = "edgeveil-check-key-1"
 
+    @classmethod
+    def disclosable(cls, membership: bytes, at: bytes) -> CheckKey:
+        """Derive the key of the round `at` from its membership tag, which the key does not give
+        away: the proxy hears it once it holds the round's batch."""
+        info = labels.context(labels.CHECK_KEY, at)
+        return cls(HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(membership))
+
+    def commitment(self, at: bytes) -> bytes:
+        """Return what binds whoever announces it to this one key in the round `at`, 32 bytes."""
+        return hashlib.sha256(labels.context(labels.CHECK_COMMITMENT, at, self._raw)).digest()
+
 
 DEPOSIT_BYTES = 1024  # of what is deposited, whatever it holds
 

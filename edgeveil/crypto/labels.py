@@ -38,6 +38,8 @@ NOISE_KEY = b"edgeveil/v1/noise-key"
 DEPOSIT_KEY = b"edgeveil/v1/deposit-key"
 MASK = b"edgeveil/v1/mask"
 MASK_CHECK = b"edgeveil/v1/mask-check"
+CHECK_KEY = b"edgeveil/v1/check-key"
+CHECK_COMMITMENT = b"edgeveil/v1/check-commitment"
 
 # Keyed hashes: one link of a device's privacy ledger, an evaluation record's slot; and a device's
 # noise: one question's key, its secret samples, the noise on one exact sum. A change in how bytes

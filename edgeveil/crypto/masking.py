@@ -7,9 +7,16 @@ sum of their masks (Bonawitz et al. 2017, section 4; with two servers Prio, Corr
 HKDF-SHA256 (RFC 5869) that is bound to its use.
 
 With each vector goes a check, Σ r_j·x_j mod 2^64 under a mask of its own, the factors r_j made of a
-key that devices and cloud share. Who takes away wrong masks without that key changes some x_j by
-e_j with 0 < |e_j| < 2^k, and the check holds with a probability of at most 2^(k - 65): r_j·e_j is
-uniform over the multiples of the largest power of two, at most 2^(k - 1), that divides e_j.
+key that devices and cloud share. Mod 2^k it is a linear form over the ring. So the form of a masked
+vector less its check is the form of the mask less the check's mask (`check_of_mask`), which whoever
+has the seed and the key can compute too: a vector for which the two agree is, whatever its sender
+did, some vector with its own check under this seed's mask, and sums of such vectors fit their sum
+of checks with certainty. Of an unrelated seed they agree with a probability of 2^-k.
+
+Where the key is not disclosed, the check holds for integers whose sums do not leave the ring, mod
+2^64: who takes away wrong masks without that key changes some x_j by e_j with 0 < |e_j| < 2^k, and
+the check holds with a probability of at most 2^(k - 65): r_j·e_j is uniform over the multiples of
+the largest power of two, at most 2^(k - 1), that divides e_j.
 """
 
 from __future__ import annotations
@@ -38,6 +45,7 @@ _WORD = np.dtype("<u8")
 _BLOCK = 8192
 _ZEROS = bytes(8 * _BLOCK)
 _MOST_ADDED = 0xFFFF // 0xFF  # bytes that fit in 16 bits together
+_FACTORS_KEPT = 1 << 21  # of 8 bytes each
 
 
 def pack(ring: Ring, numbers: UInt64) -> bytes:
@@ -104,6 +112,11 @@ class Vector:
         """`other` on top, mod 2^bits; the check mod 2^64."""
         self.numbers += other.numbers
         self.check = (self.check + other.check) % 2**64
+
+    def subtract(self, other: Vector) -> None:
+        """Undo `add`."""
+        self.numbers -= other.numbers
+        self.check = (self.check - other.check) % 2**64
 
 
 class PackedSum:
@@ -192,14 +205,68 @@ def check_of(numbers: Int64, key: CheckKey, use: bytes) -> int:
     return total % 2**64
 
 
-def unmasked(total: Vector, masks: Vector, key: CheckKey, use: bytes) -> Int64 | None:
-    """The exact sum, int64 (count,); None where its check does not hold.
+def unmasked(
+    total: Vector, masks: Vector, key: CheckKey, use: bytes, bits: int = 64
+) -> Int64 | None:
+    """Return the exact sum, int64 (count,); None where the `bits` lowest bits of its check do not
+    hold.
 
-    It holds where `masks` is the sum of the masks in `total` and no sum leaves the ring.
+    All 64 hold where `masks` is the sum of the masks in `total` and no sum leaves the ring; as many
+    as the ring has also where one does.
     """
     numbers = signed(total.ring, total.numbers - masks.numbers)
-    checked = (total.check - masks.check) % 2**64
-    return numbers if check_of(numbers, key, use) == checked else None
+    checked = total.check - masks.check
+    return numbers if (check_of(numbers, key, use) - checked) % 2**bits == 0 else None
+
+
+class Factors:
+    """The factors r_j of checks that are computed for many vectors of one ring.
+
+    They are kept in memory where they are few, and derived again for each vector where not.
+    """
+
+    def __init__(self, key: CheckKey, use: bytes, ring: Ring) -> None:
+        self.ring, self._use = ring, use
+        self._key = key
+        self._modulus = 1 << ring.bits
+        self._few = ring.count <= _FACTORS_KEPT
+        self._kept: UInt64 | None = None
+
+    def blocks(self) -> Iterator[tuple[slice, UInt64]]:
+        """Yield places and their factors, block by block."""
+        if self._few and self._kept is None:
+            self._kept = np.concatenate([words.copy() for _, words in self._derived()])
+        if self._kept is None:
+            yield from self._derived()
+            return
+        for part in _blocks(self.ring.count):
+            yield part, self._kept[part]
+
+    def form(self, numbers: UInt64) -> int:
+        """Return Σ r_j·x_j mod 2^bits of a vector (count,)."""
+        total = 0
+        for part, words in self.blocks():
+            total += int(np.dot(words, numbers[part]))
+        return total % self._modulus
+
+    def check_of_masked(self, vector: Vector) -> int:
+        """Return what `check_of_mask` gives for the seed under whose mask a sound vector stands:
+        its form less its check, mod 2^bits. The cloud's side."""
+        return (self.form(vector.numbers) - vector.check) % self._modulus
+
+    def check_of_mask(self, seed: MaskSeed) -> int:
+        """Return the form of the seed's mask less the check's mask, mod 2^bits. The proxy's side.
+
+        No higher bit may leave: those would tell which numbers wrapped around under the mask.
+        """
+        mask = Vector.zeros(self.ring)
+        add_mask(mask, seed, self._use)
+        return self.check_of_masked(mask)
+
+    def _derived(self) -> Iterator[tuple[slice, UInt64]]:
+        stream = _Keystream(self._key, context(MASK_CHECK, self._use))
+        for part in _blocks(self.ring.count):
+            yield part, stream.words(part, _WORD)
 
 
 class _Keystream:

@@ -71,7 +71,8 @@ class SegmentSpec:
     """Name, shape and dtype of one uploaded tensor; public, so its size says nothing.
 
     With `bits` its integers are summed mod 2^bits under masks, and only the sum is seen. With
-    `largest` no sound upload has a value beyond ±that, and one that has does not count.
+    `largest` no sound upload has a value beyond ±that, and one that has does not count; nor does a
+    sum of n uploads with a value beyond n times that.
     """
 
     name: str
@@ -95,7 +96,8 @@ class SegmentSpec:
 
 def summed_spec(name: str, shape: tuple[int, ...], largest: int, uploads: int) -> SegmentSpec:
     """Of integers up to ±`largest`, of which at most `uploads` are summed: no sum wraps around."""
-    return SegmentSpec(name, shape, "int64", max(LEAST_BITS, (largest * uploads).bit_length() + 1))
+    bits = max(LEAST_BITS, (largest * uploads).bit_length() + 1)
+    return SegmentSpec(name, shape, "int64", bits, largest)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,16 @@ from edgeveil.protocol.cloud_arrivals import BatchArrival, acknowledged
 from edgeveil.protocol.cloud_masks import MaskArrivals
 from edgeveil.protocol.cloud_outgoing import OutgoingBroadcast
 from edgeveil.protocol.cloud_tasks import Broadcast, CloudSettings, timer_name
-from edgeveil.protocol.messages import Batch, Commit, Manifest, Shortfall, Signer, Unmask
+from edgeveil.protocol.messages import (
+    Batch,
+    CheckMasks,
+    Commit,
+    Manifest,
+    Misfits,
+    Shortfall,
+    Signer,
+    Unmask,
+)
 from edgeveil.protocol.transfer import sends
 
 
@@ -29,9 +38,9 @@ class Stand(Enum):
     HELD = "held"
     """The proxy holds it; of a round the batch is awaited."""
     ASKED = "asked"
-    """The proxy is asked for masks."""
+    """The proxy is asked about masks."""
     CAME = "came"
-    """The batch is whole, or the sums of masks."""
+    """The batch is whole, or the checks or sums of masks."""
     SHORT = "short"
     """Too few devices answered."""
     GONE = "gone"
@@ -100,10 +109,14 @@ class CellCourse:
         self.out.drop()
         return [self._cancel("resend"), self.wait()]
 
-    def ask(self, unmask: Unmask) -> list[fx.Effect]:
-        """Ask its proxy for masks."""
+    def ask(self, asked: CheckMasks | Unmask) -> list[fx.Effect]:
+        """Ask its proxy about masks."""
         self.stand, self.reason = Stand.ASKED, ""
-        return [*self.masks.ask(unmask), self.arrival.watch()]
+        return [*self.masks.ask(asked), self.arrival.watch()]
+
+    def blame(self, misfits: Misfits) -> fx.Effect:
+        """Tell its proxy, while that knows their senders, which uploads do not fit."""
+        return fx.Send(self.proxy, self._signer.note(misfits))
 
     def come(self) -> list[fx.Effect]:
         """What was awaited of it is here."""

@@ -8,9 +8,12 @@ batches are awaited, pulled part by part to the host's disk, and given to the ho
 aggregate and commit together (`Absorb`). Only then are they acknowledged: a proxy keeps its batch
 until the round is durable here.
 
-A round under masks takes one step more. What the host opens are sums that say nothing yet, one of
-each cell; once they are durable each proxy is asked for the masks of the uploads in its own
-(`MaskArrivals`), again and again until it answers. There is no way back from there: the exchange is
+A round under masks takes two steps more. What the host opens are sums that say nothing yet, one of
+each cell. Each proxy is asked for the checks of its batch's masks, by factors that it hears only
+now, and uploads that do not fit are left out of the sums; of a choice nothing is said yet, so a
+round that ends here is repeated like any other. Once the sums are durable each proxy is asked for
+the masks of the uploads in its own (`MaskArrivals` asks both questions, again and again until the
+proxy answers). There is no way back from there: the exchange is
 never asked for again, also not after a restart, which finds the kept sums when it would seal the
 round anew.
 
@@ -42,6 +45,7 @@ from edgeveil.protocol.cloud_outgoing import JobEnds
 from edgeveil.protocol.cloud_tasks import (
     SILENT,
     Absorb,
+    AskChecks,
     AskUnmask,
     Broadcast,
     CellBroadcasts,
@@ -57,6 +61,7 @@ from edgeveil.protocol.cloud_tasks import (
     SealRound,
     StartJob,
     TakeBatch,
+    TakeChecks,
     TakeMasks,
     TooFewUploads,
     all_declined,
@@ -70,9 +75,11 @@ from edgeveil.protocol.messages import (
     Batch,
     BlobPart,
     BlobPut,
+    CheckMasks,
     Commit,
     ExchangeId,
     MaskSums,
+    Misfits,
     Need,
     Offer,
     Shortfall,
@@ -92,13 +99,15 @@ class CloudState(Enum):
     BROADCASTING = "broadcasting"
     WAITING = "waiting"
     ABSORBING = "absorbing"
+    CHECKING = "checking"
     UNMASKING = "unmasking"
     SEALING_RELEASE = "sealing_release"
     RELEASING = "releasing"
 
 
 _S = CloudState
-_WAITING_ON = (_S.ANNOUNCING, _S.UNMASKING, _S.RELEASING)  # nothing else can be done meanwhile
+_ASKING = (_S.CHECKING, _S.UNMASKING)  # about masks
+_WAITING_ON = (_S.ANNOUNCING, *_ASKING, _S.RELEASING)  # nothing else can be done meanwhile
 _RUNNING = [state for state in CloudState if state is not _S.IDLE]
 CLOUD_STATES = StateTable(
     _S.IDLE,
@@ -113,14 +122,16 @@ CLOUD_STATES = StateTable(
         (_S.WAITING, "batch"): _S.ABSORBING,
         (_S.ABSORBING, "committed"): _S.SEALING,
         (_S.ABSORBING, "committed_last"): _S.SEALING_RELEASE,
+        (_S.ABSORBING, "opened"): _S.CHECKING,
         (_S.ABSORBING, "summed"): _S.UNMASKING,
+        (_S.CHECKING, "summed"): _S.UNMASKING,
         (_S.SEALING, "summed"): _S.UNMASKING,
         (_S.UNMASKING, "committed"): _S.SEALING,
         (_S.UNMASKING, "committed_last"): _S.SEALING_RELEASE,
         (_S.SEALING_RELEASE, "sealed"): _S.RELEASING,
         (_S.RELEASING, "held"): _S.IDLE,
     }
-    | {(s, "repeat"): _S.SEALING for s in (_S.BROADCASTING, _S.WAITING, _S.ABSORBING)}
+    | {(s, "repeat"): _S.SEALING for s in (_S.BROADCASTING, _S.WAITING, _S.ABSORBING, _S.CHECKING)}
     | {(s, "rekeyed"): _S.SEALING_JOB for s in (_S.SEALING, _S.BROADCASTING, _S.WAITING)}
     | {(s, how): _S.IDLE for how in ("pause", "end") for s in _RUNNING},
 )
@@ -201,7 +212,7 @@ class JobCourse:
                 return job_id == self.job_id
             case SealRound():
                 return task == self.sealing
-            case Absorb(at=at) | TakeMasks(at=at):
+            case Absorb(at=at) | TakeChecks(at=at) | TakeMasks(at=at):
                 return at == self.at
         return False
 
@@ -240,7 +251,7 @@ class JobCourse:
         """The cloud speaks with another key: what was signed before is believed no more."""
         if not self._may("rekeyed"):
             # Nothing that was signed is needed any more, or it is offered again with the new key.
-            self._announce_again = self.state in (_S.ABSORBING, _S.UNMASKING)
+            self._announce_again = self.state in (_S.ABSORBING, *_ASKING)
             return [one for cell in self.cells for one in self.send(cell)]
         self.attempt += 1
         return self._announce_anew()
@@ -283,7 +294,9 @@ class JobCourse:
             if joining:
                 return self._offer_job(joining, result)
         match result:
-            case fx.WorkFailed(reason=reason) | Obstacle(reason=reason) if isinstance(task, Absorb):
+            case fx.WorkFailed(reason=reason) | Obstacle(reason=reason) if isinstance(
+                task, Absorb | TakeChecks
+            ):
                 # Not acknowledged: the proxies still have it, and drop it with the next attempt.
                 return self._repeat(reason)
             case fx.WorkFailed(reason=reason):
@@ -294,11 +307,13 @@ class JobCourse:
                 return self._sealed(by_cell)
             case RoundCommit(commit=commit, data=data):
                 return self._committed(commit, data)
-            case AskUnmask(unmasks=unmasks):
-                return self._ask_unmask(unmasks)
-            case TooFewUploads(reason=reason, answers=answers):
+            case AskChecks(checks=checks):
+                return self._ask_checks(checks)
+            case AskUnmask(unmasks=unmasks, misfits=misfits):
+                return [*self._blame(misfits), *self._ask_unmask(unmasks)]
+            case TooFewUploads(reason=reason, answers=answers, misfits=misfits):
                 told = [one for cell in self.cells.values() for one in cell.arrival.acknowledge()]
-                return told + self._repeat(reason, answers)
+                return [*self._blame(misfits), *told, *self._repeat(reason, answers)]
         return []
 
     def opened(self, task: OpenArrived) -> list[fx.Effect]:
@@ -308,6 +323,15 @@ class JobCourse:
     def _at_work(self, out: list[fx.Effect]) -> list[fx.Effect]:
         """With the place that work of the arrival is about."""
         return [self._work(one.task) if isinstance(one, fx.Work) else one for one in out]
+
+    def _ask_checks(self, checks: Mapping[str, CheckMasks]) -> list[fx.Effect]:
+        """Of cells that are not asked the uploads are there, and are not checked one by one."""
+        self._step("opened")
+        asked = [one for cell, check in checks.items() for one in self.cells[cell].ask(check)]
+        return [self._report("checking", round=self.exchange), *asked]
+
+    def _blame(self, misfits: Mapping[str, Misfits]) -> list[fx.Effect]:
+        return [self.cells[cell].blame(said) for cell, said in misfits.items()]
 
     def _ask_unmask(self, unmasks: Mapping[str, Unmask]) -> list[fx.Effect]:
         self._step("summed")
@@ -429,7 +453,8 @@ class JobCourse:
         """It holds the broadcast, or will not; or it gives no masks."""
         of_it = self.cells[cell]
         if ack.blob == of_it.masks.question:
-            return self._gone(of_it, f"the proxy refused to unmask: {ack.reason}")
+            what = "check masks" if self.state is _S.CHECKING else "unmask"
+            return self._gone(of_it, f"the proxy refused to {what}: {ack.reason}")
         if of_it.joining:
             of_it.joining, of_it.joined = False, ack.status == "held"
             of_it.out.drop()
@@ -550,9 +575,14 @@ class JobCourse:
         """The step ends once no cell is awaited."""
         if self._may("batch"):
             return self._round_moves()
-        waits_for = Stand.ASKED if self.state is _S.UNMASKING else Stand.OFFERED
+        waits_for = Stand.ASKED if self.state in _ASKING else Stand.OFFERED
         if self.state not in _WAITING_ON or self._where(waits_for):
             return []
+        if self.state is _S.CHECKING:
+            came = self._where(Stand.CAME)
+            checks = {one.cell: one.masks.masks for one in came}
+            there = {cell: of_it for cell, of_it in checks.items() if of_it is not None}
+            return [self._work(TakeChecks(self.at, there))] if came else self._repeat(self._why())
         if self.state is _S.UNMASKING:
             masks = {one.cell: one.masks.masks for one in self._where(Stand.CAME)}
             there = {cell: of_it for cell, of_it in masks.items() if of_it is not None}

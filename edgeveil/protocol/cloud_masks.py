@@ -1,4 +1,4 @@
-"""The cloud's one question for sums of masks to a cell's proxy, and the answer on its way."""
+"""The cloud's questions about masks to a cell's proxy, one at a time, and the answer on its way."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from edgeveil.protocol.cloud_tasks import CloudSettings, timer_name
 from edgeveil.protocol.messages import (
     Ack,
     BlobPart,
+    CheckMasks,
     MaskSums,
     Offer,
     Signer,
@@ -27,13 +28,13 @@ class MaskArrivals:
     def __init__(self, cell: str, signer: Signer, settings: CloudSettings, job_id: bytes) -> None:
         self._proxy, self._signer, self._settings = fx.ProxyAddress(cell), signer, settings
         self._timer = timer_name("unmask", job_id, cell)
-        self._asked: Unmask | None = None
+        self._asked: CheckMasks | Unmask | None = None
         self._answer: Fetch[MaskSums] | None = None
         self.masks: bytes | None = None
 
-    def ask(self, unmask: Unmask) -> list[fx.Effect]:
+    def ask(self, asked: CheckMasks | Unmask) -> list[fx.Effect]:
         """Begin with this question."""
-        self._asked, self._answer, self.masks = unmask, None, None
+        self._asked, self._answer, self.masks = asked, None, None
         return self.send()
 
     def drop(self) -> list[fx.Effect]:

@@ -11,9 +11,11 @@ from edgeveil.protocol.beside import GrantPut
 from edgeveil.protocol.messages import (
     DECLINE_CAUSES,
     Batch,
+    CheckMasks,
     Commit,
     ExchangeId,
     Manifest,
+    Misfits,
     Shortfall,
     Unmask,
 )
@@ -150,7 +152,8 @@ class Absorb:
     of each cell.
 
     Outcome `RoundCommit`, `TooFewUploads`, `Obstacle` or `WorkFailed`; for a round under masks
-    `AskUnmask`. The host commits in one transaction and does nothing the second time.
+    `AskChecks`, or `AskUnmask` where its masks are not checked one by one. The host commits in one
+    transaction and does nothing the second time.
     """
 
     batches: Mapping[str, Batch]
@@ -174,12 +177,34 @@ class OpenArrived:
 
 
 @dataclass(frozen=True)
+class AskChecks:
+    """The uploads were opened and added up under their masks; before any counts, the proxy of each
+    of these cells is asked for the check of each mask."""
+
+    checks: Mapping[str, CheckMasks]
+
+
+@dataclass(frozen=True)
+class TakeChecks:
+    """Compare the masks' checks with what the uploads say, and leave out those that do not fit. A
+    cell that was asked and whose checks are not here is left out.
+
+    Outcome `AskUnmask`, `TooFewUploads`, `Obstacle` or `WorkFailed`.
+    """
+
+    at: ExchangeId
+    checks: Mapping[str, bytes] = field(repr=False)
+
+
+@dataclass(frozen=True)
 class AskUnmask:
     """The uploads that count were added up under their masks, and that is durable; the proxy of
-    each cell has the masks of its own. `at` is the attempt that it came to.
+    each cell has the masks of its own. `at` is the attempt that it came to; `misfits` are uploads
+    that no honest device sends, by cell.
     """
 
     unmasks: Mapping[str, Unmask]
+    misfits: Mapping[str, Misfits] = field(default_factory=dict)
 
     @property
     def at(self) -> ExchangeId:
@@ -291,6 +316,7 @@ class TooFewUploads:
 
     reason: str
     answers: RoundAnswers | None = None
+    misfits: Mapping[str, Misfits] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -410,7 +436,7 @@ def job_of(task: object) -> bytes | None:
             return job_id
         case OpenArrived(batch) | TakeBatch(batch):
             return batch.at.job_id
-        case Absorb(at=at) | TakeMasks(at) | CountReports(at):
+        case Absorb(at=at) | TakeChecks(at) | TakeMasks(at) | CountReports(at):
             return at.job_id
         case GrantPut(job_id=job_id):
             return job_id
@@ -471,6 +497,7 @@ _ADVICE = (
         "0 uploaded, 0 declined",
         f"{_AWAY}; {_BEHIND}",
     ),
+    ("refused to check masks", _PROXY),
     (
         "refused to unmask",
         "the proxy gives a round's masks once, for one choice of uploads, and its spool or this "

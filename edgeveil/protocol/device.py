@@ -63,7 +63,7 @@ from edgeveil.protocol.device_tasks import (
     StatementApplied,
 )
 from edgeveil.protocol.messages import (
-    KNOWS_BUCKETS,
+    KNOWS_CHECKS,
     Ack,
     Behind,
     BlobAt,
@@ -585,7 +585,7 @@ class DeviceGreeting:
             return []
         self._greeted = True
         answered = self._memory.answered
-        hello = Hello(self._signer.name, *self.versions, answered, KNOWS_BUCKETS)
+        hello = Hello(self._signer.name, *self.versions, answered, KNOWS_CHECKS)
         note = self._signer.note(hello)
         self._said = hashlib.sha256(note.body.payload).digest()
         settings = self._settings

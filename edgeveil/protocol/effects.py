@@ -179,9 +179,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Refuse:
-    """A message was refused: counted by reason, logged at most once a minute and reason."""
+    """A message was refused: counted by reason, logged at most once a minute and reason.
+
+    `sender`, where somebody else's word showed what is wrong with it.
+    """
 
     reason: str
+    sender: Address | None = None
 
 
 @dataclass(frozen=True)

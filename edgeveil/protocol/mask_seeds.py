@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from edgeveil.crypto.keys import MaskSeed, OpeningKey, SealingKey
+from msgspec import structs
+
+from edgeveil.crypto.keys import CheckKey, MaskSeed, OpeningKey, SealingKey
 from edgeveil.crypto.labels import MASK_SEED, context
 from edgeveil.crypto.ring import Ring
 from edgeveil.crypto.sealing import open_sealed, seal
@@ -57,11 +59,12 @@ def masked_vectors(
 
 def _seed_info(manifest: Manifest, device: str) -> bytes:
     at = manifest.at
-    return context(MASK_SEED, at.job_id, at.numbers, manifest.job_digest, device.encode())
+    said = (at.job_id, at.numbers, manifest.job_digest, device.encode())
+    return context(MASK_SEED, *said, *([manifest.check] if manifest.check else []))
 
 
 def seal_seed(seed: MaskSeed, manifest: Manifest, device: str, round_key: bytes) -> bytes:
-    """The seed to the proxy's key of the round, bound to round and device.
+    """The seed to the proxy's key of the round, bound to round, device, and factors of the checks.
 
     Raises CryptoError for a key that cannot be sealed to.
     """
@@ -75,6 +78,55 @@ def open_seed(key: OpeningKey, manifest: Manifest, device: str, sealed: bytes) -
         return MaskSeed(raw or b"")
     except CryptoError:
         raise ProtocolError("bad_seed") from None
+
+
+# --- the key of the checks --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RoundCheck:
+    """The key of the checks of one round's vectors. `disclosed`: the proxy hears it, so that each
+    upload is checked by itself, mod 2^k; else their sum alone is, mod 2^64.
+    """
+
+    key: CheckKey
+    disclosed: bool
+
+    @classmethod
+    def of(cls, at: ExchangeId, membership: bytes, *, disclosed: bool) -> RoundCheck:
+        """Derive it from what those share who opened the round's package."""
+        if not disclosed:
+            return cls(CheckKey(membership), disclosed)
+        return cls(CheckKey.disclosable(membership, _names(at)), disclosed)
+
+    @classmethod
+    def said(cls, manifest: Manifest, membership: bytes) -> RoundCheck:
+        """Derive it as the manifest says that masks are checked."""
+        return cls.of(manifest.at, membership, disclosed=bool(manifest.check))
+
+    def bits(self, ring: Ring) -> int:
+        """How many low bits of a check of this ring count."""
+        return ring.bits if self.disclosed else 64
+
+
+def committed(manifest: Manifest, membership: bytes) -> Manifest:
+    """Return the manifest with its commitment to the factors by which its masks are checked."""
+    key = RoundCheck.of(manifest.at, membership, disclosed=True).key
+    return structs.replace(manifest, check=key.commitment(_names(manifest.at)))
+
+
+def check_factors(manifest: Manifest, key: CheckKey) -> None:
+    """Raise ProtocolError `wrong_factors` unless the manifest commits to this key.
+
+    With other factors than those of a device's own check, the check of its mask would give the
+    cloud a linear form of the device's numbers.
+    """
+    if not manifest.check or key.commitment(_names(manifest.at)) != manifest.check:
+        raise ProtocolError("wrong_factors")
+
+
+def _names(at: ExchangeId) -> bytes:
+    return at.job_id + at.numbers
 
 
 # --- the choice of uploads --------------------------------------------------------------------

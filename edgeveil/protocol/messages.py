@@ -175,7 +175,8 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
     release, as a tag (`data_set_tag`; empty: by a cloud of an earlier version). `pieces`, where not
     everybody is selected, are the blob's stanzas and its stream, each as a blob of its own: who
     finds no stanza needs no stream. Where there are several `buckets`, each is a part of the first
-    piece, and a device needs that of its own key alone (`edgeveil.crypto.buckets`).
+    piece, and a device needs that of its own key alone (`edgeveil.crypto.buckets`). `check` is the
+    commitment to the factors by which masks are checked (`CheckMasks`; empty: none are).
     """
 
     kind: Literal["job", "round", "release"]
@@ -201,6 +202,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
     data_set: Annotated[bytes, Meta(max_length=DATA_SET_TAG_BYTES)] = b""
     pieces: Annotated[tuple[Blob, ...], Meta(max_length=2)] = ()
     buckets: Annotated[int, Meta(ge=1, le=65536)] = 1
+    check: Annotated[bytes, Meta(max_length=32)] = b""
 
 
 def data_set_tag(name: str) -> bytes:
@@ -290,7 +292,8 @@ class Roster(msgspec.Struct, frozen=True, array_like=True, tag="roster"):
 
 class MaskSums(msgspec.Struct, frozen=True, array_like=True, tag="masksums"):
     """The proxy's answer to `Unmask`, which `question` names: for each masked group the sum of the
-    masks of those uploads, packed, and of their checks.
+    masks of those uploads, packed, and of their checks. Or to `CheckMasks`: of each upload, in the
+    batch's order, for each masked group the check of its mask, 8 bytes, big-endian.
     """
 
     at: ExchangeId
@@ -329,8 +332,10 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     knows: Count = 0
 
 
-KNOWS_BUCKETS = 1  # what a hello of this version says that the device knows
-KNOWS_RECORDS = 2  # what a roster of this version says, where all its devices say as much
+# What hellos and rosters say that devices and proxy know, each with all before it.
+KNOWS_BUCKETS = 1
+KNOWS_RECORDS = 2  # of a roster whose devices know buckets: the proxy hands out pieces of records
+KNOWS_CHECKS = 3  # the proxy answers checks of masks, by factors that devices hold it to
 
 
 class Here(msgspec.Struct, frozen=True, array_like=True, tag="here"):
@@ -400,6 +405,26 @@ class Unmask(msgspec.Struct, frozen=True, array_like=True, tag="unmask"):
     at: ExchangeId
     batch: Digest
     chosen: Annotated[bytes, Meta(min_length=1, max_length=1 << 17)]
+
+
+class CheckMasks(msgspec.Struct, frozen=True, array_like=True, tag="checkmasks"):
+    """The cloud asks for the check of each mask of a batch that is durable, and discloses the key
+    of the factors, to which the round's manifest commits.
+    """
+
+    at: ExchangeId
+    batch: Digest
+    key: Key
+
+
+class Misfits(msgspec.Struct, frozen=True, array_like=True, tag="misfits"):
+    """The cloud says which uploads of a batch no honest device sends, as `Unmask` says its choice:
+    for the proxy's operator to see, and of no other effect.
+    """
+
+    at: ExchangeId
+    batch: Digest
+    places: Annotated[bytes, Meta(min_length=1, max_length=1 << 17)]
 
 
 class Arrived(msgspec.Struct, frozen=True, array_like=True, tag="arrived"):
@@ -538,6 +563,8 @@ Body = (
     | Cover
     | RoundKey
     | Unmask
+    | CheckMasks
+    | Misfits
     | Arrived
     | Want
     | Decline

@@ -22,6 +22,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.beside import FetchBeside, GrantPut, PutBeside, ShowBlob
 from edgeveil.protocol.messages import (
     KNOWS_BUCKETS,
+    KNOWS_CHECKS,
     KNOWS_RECORDS,
     Ack,
     Behind,
@@ -29,6 +30,7 @@ from edgeveil.protocol.messages import (
     BlobPart,
     BlobPut,
     Bye,
+    CheckMasks,
     Close,
     Decline,
     Envelope,
@@ -37,6 +39,7 @@ from edgeveil.protocol.messages import (
     Here,
     Later,
     LinkState,
+    Misfits,
     Need,
     NewSealingKey,
     Note,
@@ -59,6 +62,7 @@ from edgeveil.protocol.proxy_rounds import ProxyRounds, ProxyUploads
 from edgeveil.protocol.proxy_tasks import (
     Answered,
     AnswersFrom,
+    CheckSeeds,
     DeviceKnows,
     DeviceRegistry,
     FindAnswered,
@@ -160,7 +164,7 @@ class ProxyMachine:
                 return self.uploads.may_be_put(task, result)
             case fx.WorkDone(task=TakePut() as task, result=result):
                 return self.uploads.taken(task, result)
-            case fx.WorkDone(task=SumMasks() as task, result=result):
+            case fx.WorkDone(task=SumMasks() | CheckSeeds() as task, result=result):
                 return self.masks.summed(task, result)
             case fx.WorkDone(task=FindAnswered() as task, result=Answered() as found):
                 return self._greeting.found(task, found)
@@ -231,12 +235,18 @@ class ProxyMachine:
         epoch, keys = self.registry.roster()
         blob = describe(keys, part_bytes(self.settings.packet_bytes))
         registry = self.registry
-        earlier = self.memory.earlier.intersection(registry.admitted())
-        knows = 0 if earlier else KNOWS_RECORDS
-        header = Roster(epoch, blob, registry.lineage, registry.roster_expires_s(), knows)
+        header = Roster(epoch, blob, registry.lineage, registry.roster_expires_s(), self._all_know)
         self._roster = (self.signer.header(header), header, keys)
         again = fx.SetTimer("roster_again", self.settings.roster_again_s)
         return [*self._offer_roster(push=True), again]
+
+    @property
+    def _all_know(self) -> int:
+        """What the proxy and all admitted devices know."""
+        admitted = set(self.registry.admitted())
+        earlier = (knows for one, knows in self.memory.earlier.items() if one in admitted)
+        least = min(earlier, default=KNOWS_CHECKS)
+        return 0 if least < KNOWS_BUCKETS else max(least, KNOWS_RECORDS)
 
     def _offer_roster(self, *, push: bool) -> list[fx.Effect]:
         if self._roster is None:
@@ -293,8 +303,10 @@ class ProxyMachine:
                 if isinstance(body, BlobAt):
                     lay = self.rounds.lay_down if body.put else self.broadcasts.lies_at
                     return lay(body)
-                if isinstance(body, Unmask):
-                    return self.masks.unmask(body, signed)
+                if isinstance(body, Unmask | CheckMasks):
+                    return self.masks.asked(body, signed)
+                if isinstance(body, Misfits):
+                    return self.masks.misfits(body)
                 if isinstance(body, Close):
                     return self.broadcasts.close(body, note)
                 if isinstance(body, Here):
@@ -371,14 +383,15 @@ class ProxyMachine:
 
     def _knows(self, hello: Hello) -> list[fx.Effect]:
         """The cloud speaks as the earliest of its devices understands."""
-        earlier = hello.knows < KNOWS_BUCKETS
-        if earlier == (hello.device in self.memory.earlier):
+        earlier, knows = self.memory.earlier, min(hello.knows, KNOWS_CHECKS)
+        if knows == earlier.get(hello.device, KNOWS_CHECKS):
             return []
-        before = bool(self.memory.earlier)
-        change = self.memory.earlier.add if earlier else self.memory.earlier.discard
-        change(hello.device)
-        told = self._send_roster() if before != bool(self.memory.earlier) else []
-        return [fx.Persist(DeviceKnows(hello.device, earlier=earlier)), *told]
+        before = self._all_know
+        earlier[hello.device] = knows
+        if knows == KNOWS_CHECKS:
+            del earlier[hello.device]
+        told = self._send_roster() if before != self._all_know else []
+        return [fx.Persist(DeviceKnows(hello.device, knows)), *told]
 
     def _presence(self) -> fx.Effect:
         return fx.Report("devices_online", {"count": len(self.online)})

@@ -17,11 +17,12 @@ whom, and waits for the number alone.
 A round below the floor is `short`: its ciphertexts are forgotten and the cloud is told counts,
 again and again, since it can only begin anew. Else the host shuffles every group by itself. When
 the batch is durable it is forgotten whose uploads it came from: who answered stays known, so that a
-repeat is recognised, but no place, no digest and no time. The batch is offered until the cloud
-holds it, which it does when the round is committed. One under masks stays even where the cloud says
-that it has no use for it: a job that is paused may have its sums already. A newer round of the job,
-its commit or its end drops a round from any state, and a dropped round stays closed, after a
-restart too.
+repeat is recognised, but no place, no digest and no time. Of a round under masks the senders by
+their places stay in memory until the masks are summed (`Misfits`). The batch is offered until the
+cloud holds it, which it does when the round is committed. One under masks stays even where the
+cloud says that it has no use for it: a job that is paused may have its sums already. A newer round
+of the job, its commit or its end drops a round from any state, and a dropped round stays closed,
+after a restart too.
 """
 
 from __future__ import annotations
@@ -123,6 +124,9 @@ COLLECTION_STATES = StateTable(
 class Collection:
     """Uploads of one round. `floor` is the larger of the job's and this proxy's minimum.
 
+    `senders`, of the masked uploads in their batch's order, stay in memory alone until the masks of
+    the batch are summed: the cloud may say which do not fit.
+
     `pending`, with cover traffic: the devices that are there and have not answered; None while
     that is not known, since not all have had their time to say hello. `due` are those who
     have to answer and have not, as far as they are known; `aside` those of them who cost no grace.
@@ -140,6 +144,7 @@ class Collection:
     aside: set[str] = field(default_factory=set)
     told: int = 0  # how often a shortfall was
     streamed: bool = False  # its masked uploads began to go on before it closed
+    senders: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         sealed = (group.padded_bytes + SEAL_OVERHEAD_BYTES for group in self.manifest.groups)
@@ -460,6 +465,7 @@ class ProxyRounds:
             self._end_arrivals(at)
             self._context.memory.delivered.add(at)  # so that it stays closed after a restart
             collection.forget_ciphertext()
+            collection.senders = ()
             collection.step("dropped")
         timers = [_cancel(what, at) for what in _TIMERS]
         return [fx.Persist(RoundDropped(at)), *timers]
@@ -532,13 +538,15 @@ class ProxyRounds:
             collection.causes,
             self._context.offline_count,
         )
-        held = list(collection.uploads.values())
-        seeds = tuple(seed for at_ in result.order if (seed := held[at_].seed) is not None)
+        held = list(collection.uploads.items())
+        masked = [held[place] for place in result.order if held[place][1].seed is not None]
+        seeds = tuple(one.seed for _, one in masked if one.seed is not None)
         signed = self._context.signer.header(batch)
         kept = BatchKept(at, signed, batch, result.data, seeds, result.pieces)
         collection.step("shuffled")
         self.streams.end(at)
         collection.forget_ciphertext()
+        collection.senders = tuple(device for device, _ in masked)
         memory.batches[at] = kept
         return [fx.Persist(kept), *self._hand_over(at)]
 
@@ -630,6 +638,7 @@ class ProxyRounds:
                 memory.delivered.add(at)
                 if at in self.collections:
                     self.collections[at].step("held_by_cloud")
+                    self.collections[at].senders = ()
                 return [fx.Persist(BatchDelivered(at)), _cancel("handover", at)]
         return []
 

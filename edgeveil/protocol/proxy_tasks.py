@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
-from edgeveil.crypto.keys import MaskSeed, OpeningKey, VerifyKey
+from edgeveil.crypto.keys import CheckKey, MaskSeed, OpeningKey, VerifyKey
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.mask_seeds import MaskedVector
 from edgeveil.protocol.messages import (
@@ -148,10 +148,10 @@ class AnswersFrom:
 
 @dataclass(frozen=True)
 class DeviceKnows:
-    """Whether a device is of an earlier version, which looks for its stanza among all."""
+    """What a device knows, as its hello says: less than this version where it is of an earlier."""
 
     device: str
-    earlier: bool
+    knows: int
 
 
 @dataclass(frozen=True)
@@ -327,9 +327,21 @@ class SumMasks:
 
 @dataclass(frozen=True)
 class SummedMasks:
-    """The sums, as `MaskSums` has them."""
+    """The sums, or the checks, as `MaskSums` has them."""
 
     data: bytes
+
+
+@dataclass(frozen=True)
+class CheckSeeds:
+    """Compute the check of each seed's masks, by factors that are disclosed. Outcome `SummedMasks`,
+    as `MaskSums` has them, or `WorkFailed`."""
+
+    at: ExchangeId
+    question: bytes
+    vectors: tuple[MaskedVector, ...]
+    seeds: tuple[MaskSeed, ...]
+    key: CheckKey
 
 
 @dataclass(frozen=True)
@@ -370,7 +382,9 @@ class ProxyMemory:
     ended: dict[bytes, Note] = field(default_factory=dict)
     statement: Note | None = None  # on releases
     answered: dict[str, int] = field(default_factory=dict)  # by device, its newest answer's number
-    earlier: set[str] = field(default_factory=set)  # devices of an earlier version (`DeviceKnows`)
+    earlier: dict[str, int] = field(
+        default_factory=dict
+    )  # by device of an earlier version, `knows`
     unmasked: dict[tuple[bytes, int], RoundUnmasked] = field(default_factory=dict)  # by exchange
     summed: set[bytes] = field(default_factory=set)  # jobs never to be unmasked (again)
     name: bytes = b""  # another one where all this was lost, or put back from a backup

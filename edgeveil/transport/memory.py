@@ -41,6 +41,7 @@ class Node:
     host: Host
     up: bool = True
     refused: Counter[str] = field(default_factory=Counter)
+    blamed: Counter[tuple[fx.Address, str]] = field(default_factory=Counter)  # by others' word
     timers: dict[str, int] = field(default_factory=dict)  # name -> number of the live timer
     working: Future[object] | None = None  # the task given to the executor last
 
@@ -129,8 +130,10 @@ class MemoryNet:
                 node.host.store(item)
             case fx.Work(task=task):
                 self.post(node, self._work(node, task), self.work_s(task))
-            case fx.Refuse(reason=reason):
+            case fx.Refuse(reason=reason, sender=sender):
                 node.refused[reason] += 1
+                if sender is not None:
+                    node.blamed[sender, reason] += 1
             case fx.Report() as report:
                 node.host.report(report)
 

@@ -252,7 +252,7 @@ class Runtime:
             if isinstance(event, fx.MessageReceived):
                 for effect in made:
                     if isinstance(effect, fx.Refuse):
-                        self._gate.refused(event.sender, effect.reason)
+                        self._gate.refused(effect.sender or event.sender, effect.reason)
             effects += made
             self._note_place(self.machine.at or self._at)  # a job's end still belongs to it
         return effects

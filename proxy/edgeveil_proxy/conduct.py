@@ -7,7 +7,8 @@ Those that no sound device causes (`UNSOUND`) are also counted against it: more 
 is dropped for the price of one look-up. A cool-down ends by itself, and what is dropped in it does
 not prolong it. The next one is twice as long, up to `cool_down_cap_s`, unless the device first
 behaved for as long as the last one took. Devices send again by their timers, so a dropped message
-costs them time alone.
+costs them time alone. What the cloud says of masked uploads that do not fit is counted and shown
+under their senders, and drops nothing: it is the cloud's word.
 
 An identity is what the broker's topic says: signatures are checked much later. So nothing here may
 do more than what the broker could do to the same device by dropping its messages.
@@ -23,6 +24,7 @@ from typing import Any
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import PART_START
+from edgeveil.protocol.proxy_masks import MISFIT
 from edgeveil.sites.proxy import ProxyLimits
 
 BURST_S = 2.0  # a device that was silent may say at once what it may say in this time
@@ -142,8 +144,10 @@ class DeviceConduct:
         return sum(1 for _ in self._cooling())
 
     def misbehaving(self) -> list[dict[str, Any]]:
-        """Identities in a cool-down, the most refused first, `SHOWN` at most."""
-        return self._shown(dict(self._cooling()))
+        """Identities in a cool-down, and those of whose uploads the cloud said that they do not fit
+        (which excludes nobody), the most refused first, `SHOWN` at most."""
+        misfits = {one: record for one, record in self._enrolled.items() if record.refused[MISFIT]}
+        return self._shown({**misfits, **dict(self._cooling())})
 
     def refused_by_device(self) -> list[dict[str, Any]]:
         """Identities of which something was refused, the most refused first, `SHOWN` at most."""

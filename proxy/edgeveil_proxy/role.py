@@ -17,9 +17,11 @@ from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import EdgeVeilError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.beside import GrantPut, ShowBlob
+from edgeveil.protocol.mask_seeds import RoundCheck
 from edgeveil.protocol.messages import ExchangeId, PeerKeys, Signer, TrustMetadata
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_tasks import (
+    CheckSeeds,
     FindAnswered,
     KeepBroadcast,
     ProxySettings,
@@ -246,6 +248,10 @@ class ProxyHost:
                 from edgeveil.protocol.masked_sums import mask_sums
 
                 return SummedMasks(b"".join(mask_sums(vectors, seeds) for seeds in sets))
+            case CheckSeeds(vectors=vectors, seeds=seeds, key=key):
+                from edgeveil.protocol.masked_sums import mask_checks
+
+                return SummedMasks(mask_checks(vectors, seeds, RoundCheck(key, disclosed=True)))
             case FindAnswered():
                 return self._spool.answered(task)
             case ShowBlob() if self._blobs:

@@ -21,6 +21,7 @@ from edgeveil.crypto.keys import KEY_BYTES, MaskSeed, OpeningKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol.beside import PutTaken
 from edgeveil.protocol.messages import (
+    KNOWS_CHECKS,
     Batch,
     Blob,
     Commit,
@@ -64,7 +65,7 @@ from edgeveil.storage import FileData, SqliteFile, StorageError, sync_folder
 from edgeveil_proxy.shuffle import MaskedStream, PiecedData, Shuffle, shuffle_round
 
 SPOOL_FILE = "spool.sqlite"
-_VERSION = 6  # of the tables below
+_VERSION = 7  # of the tables below
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS kept (number INTEGER PRIMARY KEY AUTOINCREMENT,
   digest BLOB UNIQUE, job BLOB, kind TEXT, signed BLOB);
@@ -104,7 +105,12 @@ INSERT INTO memory VALUES (1, randomblob(16));
 _EARLIER = """
 CREATE TABLE earlier (device TEXT PRIMARY KEY) WITHOUT ROWID;
 """
-_STEPS = {1: _ANSWERED, 2: _MASKS, 3: _PIECES, 4: _NAMED, 5: _EARLIER}
+# What these know; those who were heard of before are of an earlier version until they say hello.
+_KNOWING = """
+ALTER TABLE earlier ADD COLUMN knows INTEGER DEFAULT 0;
+INSERT OR IGNORE INTO earlier SELECT DISTINCT device, 1 FROM answered;
+"""
+_STEPS = {1: _ANSWERED, 2: _MASKS, 3: _PIECES, 4: _NAMED, 5: _EARLIER, 6: _KNOWING}
 _DELIVERED = "UPDATE batches SET delivered = 1, seeds = x'', pieces = x''"
 _UNMASKED = "SELECT job, round, attempt, question FROM unmasked WHERE job = ? AND round = ?"
 _SINCE = b""  # in place of a job
@@ -198,8 +204,8 @@ class Spool:
             case AnswersFrom(device=device, number=number):
                 row = (device, _SINCE, number, b"")
                 db.execute("INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?)", row)
-            case DeviceKnows(device=device, earlier=True):
-                db.execute("INSERT OR IGNORE INTO earlier VALUES (?)", (device,))
+            case DeviceKnows(device=device, knows=knows) if knows < KNOWS_CHECKS:
+                db.execute("INSERT OR REPLACE INTO earlier VALUES (?, ?)", (device, knows))
             case DeviceKnows(device=device):
                 db.execute("DELETE FROM earlier WHERE device = ?", (device,))
             case BatchKept(at=at, signed=signed, seeds=seeds, pieces=pieces):
@@ -465,7 +471,7 @@ class Spool:
             memory.ended[job] = msgspec.msgpack.decode(note, type=Note)
         counts = "SELECT device, max(number) FROM answered GROUP BY device"
         memory.answered = dict(db.execute(counts).fetchall())
-        memory.earlier.update(device for (device,) in db.execute("SELECT device FROM earlier"))
+        memory.earlier.update(db.execute("SELECT device, knows FROM earlier").fetchall())
         for (note,) in db.execute("SELECT note FROM statement"):
             memory.statement = msgspec.msgpack.decode(note, type=Note)
         (memory.name,) = db.execute("SELECT name FROM memory").fetchone()

@@ -42,7 +42,14 @@ from edgeveil.privacy.events import (
 from edgeveil.privacy.gaussian_mechanism import clipped_steps
 from edgeveil.privacy.guarantee import Guarantee, up
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.mask_seeds import MaskedVector, choice, masked_vectors, open_seed
+from edgeveil.protocol.mask_seeds import (
+    MaskedVector,
+    RoundCheck,
+    choice,
+    committed,
+    masked_vectors,
+    open_seed,
+)
 from edgeveil.protocol.masked_sums import exact_sums, mask_sums, opened_vector
 from edgeveil.protocol.messages import Batch, Blob, ExchangeId, Manifest, PeerKeys, Signer, Unmask
 from edgeveil.protocol.proxy_masks import ProxyMasks
@@ -99,10 +106,9 @@ class MaskedExchange:
     """One exchange of a job with secure sums, with what its parties hold."""
 
     def __init__(self, plan: Plan, exchange: Exchange) -> None:
-        self.manifest = _manifest(plan, exchange)
-        said = self.manifest
-        (self.vector,) = masked_vectors(said.at, said.groups, said.masked)
         self.key, self.membership = OpeningKey.generate(), bytes(range(32))
+        self.manifest = said = committed(_manifest(plan, exchange), self.membership)
+        (self.vector,) = masked_vectors(said.at, said.groups, said.masked)
         self._public = self.key.public().to_bytes()
 
     def upload(self, device: str, segments: Mapping[str, Array]) -> MaskedUpload:
@@ -130,7 +136,8 @@ class MaskedExchange:
             total.add(self.opened(upload))
         if masks is None:
             masks = mask_sums([self.vector], [self.seed(upload) for upload in uploads])
-        found = exact_sums([self.vector], [total], masks, self.membership)
+        check = RoundCheck.said(self.manifest, self.membership)
+        found = exact_sums([self.vector], [total], masks, check)
         return found[self.vector.name].astype(np.float64)
 
     def apart(self, one: Vector, other: Vector) -> Float64:
@@ -505,7 +512,7 @@ class AskedProxy:
         """The sum of the masks of these uploads; empty where the proxy refuses."""
         said = choice(list(chosen), self._uploads)
         asked = Unmask(self._batch.at, self._batch.blob.digest, said)
-        effects = self._masks.unmask(asked, self._cloud.note(asked).body)
+        effects = self._masks.asked(asked, self._cloud.note(asked).body)
         for effect in effects:
             if isinstance(effect, fx.Refuse):
                 return b""

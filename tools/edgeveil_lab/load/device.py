@@ -47,7 +47,7 @@ from edgeveil.protocol.device_tasks import (
     StanzaLook,
     StatementApplied,
 )
-from edgeveil.protocol.mask_seeds import masked_vectors, seal_seed
+from edgeveil.protocol.mask_seeds import RoundCheck, masked_vectors, seal_seed
 from edgeveil.protocol.masked_sums import masked_segment
 from edgeveil.protocol.messages import (
     Ack,
@@ -320,7 +320,8 @@ class NoiseWorker:
         ]
         self.total = sum(int(one.sum()) for one in steps) / steps_of_one(summed)
         parts = zip(vectors, steps, strict=True)
-        masked = [masked_segment(of, one, seed, membership) for of, one in parts]
+        check = RoundCheck.said(manifest, membership)
+        masked = [masked_segment(of, one, seed, check) for of, one in parts]
         return masked, seal_seed(seed, manifest, self._device, round_key)
 
 
