@@ -126,7 +126,7 @@ def test_of_uploads_of_several_segments_each_device_asks_for_the_whole(tmp_path:
 def test_while_devices_are_of_before_the_whole_goes_to_all(tmp_path: Path) -> None:
     wire = Wire()
     with pytest.MonkeyPatch.context() as earlier:
-        earlier.setattr(device, "KNOWS_BUCKETS", 0)
+        earlier.setattr(device, "KNOWS_CHECKS", 0)
         fleet = played(tmp_path, wire, **ONE_SEGMENT)
     assert len(wire.records) == 4
     assert {record.pieces for record in wire.records} == {()}

@@ -26,7 +26,7 @@ from edgeveil.errors import UsageError
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.aggregation.mean import mean
 from edgeveil.protocol.cloud_tasks import BatchPart, Obstacle
-from edgeveil.protocol.mask_seeds import masked_vectors
+from edgeveil.protocol.mask_seeds import RoundCheck, masked_vectors
 from edgeveil.protocol.masked_sums import masked_segment
 from edgeveil.protocol.messages import Batch
 from edgeveil.sites.cloud import ComputeAt
@@ -152,7 +152,8 @@ def masked(of: CloudRound) -> list[list[bytes]]:
             raw: Any = of.array(g, device)
             if g in by_group:
                 values = np.random.default_rng(device).integers(-100, 100, by_group[g].ring.count)
-                raw = masked_segment(by_group[g], values, seed(device), of.secret.membership)
+                check = RoundCheck.said(of.manifest, of.secret.membership)
+                raw = masked_segment(by_group[g], values, seed(device), check)
             segments.append(of.segment(g, raw))
         groups.append([*segments[:5], os.urandom(len(segments[0])), *segments[5:], segments[2]])
     return groups

@@ -32,7 +32,7 @@ from edgeveil.protocol.cloud_tasks import (
     TakeMasks,
     TooFewUploads,
 )
-from edgeveil.protocol.mask_seeds import chosen_of, masked_vectors
+from edgeveil.protocol.mask_seeds import RoundCheck, chosen_of, masked_vectors
 from edgeveil.protocol.masked_sums import mask_sums, masked_segment, unpacked_vectors
 from edgeveil.protocol.messages import Batch, Manifest, MaskedGroup
 from edgeveil.protocol.sealed import seal_segment
@@ -77,7 +77,8 @@ class SecureDesk(Desk):
         for index, group in enumerate(manifest.groups):
             raw = np.full(3, device, np.float64).tobytes()
             if index in vectors:
-                raw = masked_segment(vectors[index], numbers[index], seed(device), membership)
+                check = RoundCheck.said(manifest, membership)
+                raw = masked_segment(vectors[index], numbers[index], seed(device), check)
             sealed.append(seal_segment(manifest, group, membership, raw))
         return sealed
 

@@ -25,7 +25,7 @@ from edgeveil.protocol.device_tasks import (
     SealDummies,
     SealedAnswer,
 )
-from edgeveil.protocol.mask_seeds import masked_vectors, open_seed
+from edgeveil.protocol.mask_seeds import RoundCheck, masked_vectors, open_seed
 from edgeveil.protocol.masked_sums import exact_sums, mask_sums, opened_vector
 from edgeveil.protocol.messages import MaskedGroup
 from edgeveil.protocol.sealed import unpack_tensors
@@ -59,7 +59,8 @@ def unmasked(device: Device, sealed: Round, answer: SealedAnswer) -> dict[str, n
     plain = sealed.tensors(answer)
     totals = [opened_vector(one, plain[one.name]) for one in vectors]
     masks = mask_sums(vectors, [seed])
-    return exact_sums(vectors, totals, masks, sealed.secret.membership)
+    check = RoundCheck.said(manifest, sealed.secret.membership)
+    return exact_sums(vectors, totals, masks, check)
 
 
 def payload(device: Device, index: int) -> dict[str, np.ndarray]:

@@ -29,7 +29,13 @@ from spool_kit import (
 
 from edgeveil.crypto.keys import OpeningKey
 from edgeveil.crypto.labels import HEADER
-from edgeveil.protocol.messages import Batch, Close, check_signature
+from edgeveil.protocol.messages import (
+    KNOWS_BUCKETS,
+    KNOWS_CHECKS,
+    Batch,
+    Close,
+    check_signature,
+)
 from edgeveil.protocol.proxy_tasks import (
     BatchDelivered,
     BatchKept,
@@ -96,10 +102,11 @@ def test_a_spool_of_before_gets_its_name_when_it_is_brought_up(path: Path) -> No
 
 def test_devices_of_an_earlier_version_stay_known(path: Path) -> None:
     spool = Spool(path)
-    spool.store(DeviceKnows("0" * 16, earlier=True))
-    spool.store(DeviceKnows("1" * 16, earlier=True))
-    spool.store(DeviceKnows("0" * 16, earlier=False))
-    assert reopened(path).earlier == {"1" * 16}
+    for number in range(3):
+        spool.store(DeviceKnows(str(number) * 16, 0))
+    spool.store(DeviceKnows("0" * 16, KNOWS_CHECKS))
+    spool.store(DeviceKnows("1" * 16, KNOWS_BUCKETS))
+    assert reopened(path).earlier == {"1" * 16: KNOWS_BUCKETS, "2" * 16: 0}
     spool.close()
 
 

@@ -285,5 +285,5 @@ def test_a_device_says_hello_on_every_connection():
     machine = device()
     for _ in range(2):
         out = machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
-        assert bodies(out, Hello) == [Hello(ME.id, knows=1)]
+        assert bodies(out, Hello) == [Hello(ME.id, knows=3)]
     assert len(of(out, fx.Send)) == 1

@@ -11,17 +11,23 @@ from hypothesis import strategies as st
 from msgspec import structs
 from protocol_kit import JOB, at, manifest, member
 
-from edgeveil.crypto.keys import MaskSeed, OpeningKey
+from edgeveil.crypto.keys import CheckKey, MaskSeed, OpeningKey
+from edgeveil.crypto.masking import Factors
 from edgeveil.errors import CryptoError, ProtocolError
 from edgeveil.protocol.mask_seeds import (
+    RoundCheck,
+    check_factors,
     choice,
     chosen_of,
+    committed,
     masked_vectors,
     open_seed,
     seal_seed,
 )
 from edgeveil.protocol.masked_sums import (
+    MaskChecks,
     exact_sums,
+    mask_checks,
     mask_sums,
     masked_segment,
     opened_vector,
@@ -34,6 +40,7 @@ GROUPS = (Group("layer0", 64), Group("layer1", 128), Group("softmax", 64))
 MASKED = (MaskedGroup(0, 7, 40), MaskedGroup(1, 20, 33))
 VECTORS = masked_vectors(at(), GROUPS, MASKED)
 MEMBERSHIP = bytes(range(32))
+CHECK = RoundCheck.of(at(), MEMBERSHIP, disclosed=False)
 KEY = OpeningKey.from_bytes(hashlib.sha256(b"the proxy's key of a round").digest())
 ROUND = manifest(b"model", groups=GROUPS, masked=MASKED)
 ME, OTHER = member(0).id, member(1).id
@@ -149,9 +156,7 @@ def test_no_upload_has_two_names_in_a_choice() -> None:
 def sent(number: int, plain: list[np.ndarray]) -> list[bytes]:
     """A device's padded segments, as the cloud opens them."""
     return [
-        masked_segment(of, numbers, seed(number), MEMBERSHIP).ljust(
-            GROUPS[of.group].padded_bytes, b"\0"
-        )
+        masked_segment(of, numbers, seed(number), CHECK).ljust(GROUPS[of.group].padded_bytes, b"\0")
         for of, numbers in zip(VECTORS, plain, strict=True)
     ]
 
@@ -175,7 +180,7 @@ def totals(uploads: list[list[np.ndarray]]) -> list[object]:
 def test_cloud_and_proxy_come_to_the_exact_sums() -> None:
     uploads = plains()
     masks = mask_sums(VECTORS, [seed(number) for number in range(4)])
-    found = exact_sums(VECTORS, totals(uploads), masks, MEMBERSHIP)  # type: ignore[arg-type]
+    found = exact_sums(VECTORS, totals(uploads), masks, CHECK)  # type: ignore[arg-type]
     for at_, name in enumerate(("layer0", "layer1")):
         expected = sum(upload[at_].ravel() for upload in uploads)
         assert found[name].tolist() == expected.tolist()
@@ -190,9 +195,9 @@ def test_sums_with_other_masks_are_refused() -> None:
     wrong += [bytes(flipped), good[:-1], good + b"\0", b""]
     for masks in wrong:
         with pytest.raises(ProtocolError, match="wrong_mask_sums"):
-            exact_sums(VECTORS, summed, masks, MEMBERSHIP)  # type: ignore[arg-type]
+            exact_sums(VECTORS, summed, masks, CHECK)  # type: ignore[arg-type]
     with pytest.raises(ProtocolError, match="wrong_mask_sums"):
-        exact_sums(VECTORS, summed, good, bytes(32))  # type: ignore[arg-type]
+        exact_sums(VECTORS, summed, good, RoundCheck(CheckKey(bytes(32)), disclosed=False))  # type: ignore[arg-type]
 
 
 def test_padding_that_holds_something_is_refused() -> None:
@@ -205,7 +210,109 @@ def test_masks_of_two_attempts_of_one_seed_have_nothing_in_common() -> None:
     """A device draws a seed for each attempt; even one that did not would not show its numbers."""
     again = masked_vectors(at(1, 2), GROUPS, MASKED)
     numbers = np.zeros(VECTORS[0].ring.count, np.int64)
-    first = masked_segment(VECTORS[0], numbers, seed(0), MEMBERSHIP)
-    second = masked_segment(again[0], numbers, seed(0), MEMBERSHIP)
+    first = masked_segment(VECTORS[0], numbers, seed(0), CHECK)
+    second = masked_segment(again[0], numbers, seed(0), CHECK)
     assert sum(a == b for a, b in zip(first, second, strict=True)) < 5
     assert JOB in VECTORS[0].use
+
+
+# --- checks of single masks ---
+
+DISCLOSED = RoundCheck.of(at(), MEMBERSHIP, disclosed=True)
+
+
+def packed(number: int, plain: list[np.ndarray], check: RoundCheck = DISCLOSED) -> list[bytes]:
+    """A device's vectors, as the cloud opens them."""
+    pairs = zip(VECTORS, plain, strict=True)
+    return [masked_segment(of, numbers, seed(number), check) for of, numbers in pairs]
+
+
+def fits(sealed_seed: int, vectors: list[bytes]) -> bool:
+    """Whether cloud and proxy come to the same checks, the proxy by the seed that was sealed."""
+    return MaskChecks(VECTORS, DISCLOSED).of_masked(vectors) == mask_checks(
+        VECTORS, [seed(sealed_seed)], DISCLOSED
+    )
+
+
+def test_an_honest_upload_s_checks_are_what_the_cloud_computes_by_itself() -> None:
+    """So the proxy's answer for it tells the cloud nothing."""
+    for number, plain in enumerate(plains()):
+        assert fits(number, packed(number, plain))
+
+
+def test_wrong_seeds_checks_factors_and_rings_do_not_fit() -> None:
+    plain, other = plains(1)[0], RoundCheck(CheckKey(bytes(32)), disclosed=True)
+    good = packed(0, plain)
+    assert not fits(1, good)
+    assert not fits(0, packed(0, plain, other))
+    for change in range(len(good)):
+        for bit in (0, len(good[change]) - 1):
+            damaged = [bytearray(one) for one in good]
+            damaged[change][bit] ^= 1
+            assert not fits(0, list(map(bytes, damaged)))
+    assert not fits(0, [bytes(len(one)) for one in good])
+
+
+@given(st.integers(0, 2**32), st.integers(0, 2**64 - 1))
+def test_what_fits_is_some_vector_with_its_own_check_whatever_its_sender_did(
+    number: int, check: int
+) -> None:
+    """So a sum of uploads that fit has the check of its sum, with certainty."""
+    rng = np.random.default_rng(number)
+    made = [rng.bytes(one.ring.packed_bytes) for one in VECTORS]
+    asked = mask_checks(VECTORS, [seed(0)], DISCLOSED)
+    forged = [raw + check.to_bytes(8) for raw in made]
+    found = MaskChecks(VECTORS, DISCLOSED).of_masked(forged)
+    fitting = []
+    for at_, raw in enumerate(made):
+        of = slice(8 * at_, 8 * at_ + 8)
+        short = int.from_bytes(found[of]) - int.from_bytes(asked[of])
+        fitting.append(raw + ((check + short) % 2**64).to_bytes(8))
+    assert fits(0, fitting)
+    vectors = [opened_vector(of, raw) for of, raw in zip(VECTORS, fitting, strict=True)]
+    for honest in plains(3):
+        for total, of, raw in zip(vectors, VECTORS, packed(1, honest), strict=True):
+            total.add(opened_vector(of, raw))
+    masks = mask_sums(VECTORS, [seed(0), seed(1), seed(1), seed(1)])
+    assert exact_sums(VECTORS, vectors, masks, DISCLOSED)
+
+
+def test_no_bit_beyond_the_ring_leaves_the_proxy() -> None:
+    """Those would tell which of a device's numbers wrapped around under its mask."""
+    for number in range(50):
+        checks = mask_checks(VECTORS, [seed(number)], DISCLOSED)
+        for at_, one in enumerate(VECTORS):
+            assert int.from_bytes(checks[8 * at_ : 8 * at_ + 8]) < 2**one.ring.bits
+
+
+def test_other_factors_than_the_device_s_would_show_a_form_of_its_numbers() -> None:
+    """Why the manifest commits to them: here a cloud asks by other ones, and reads one number."""
+    of, plain = VECTORS[0], plains(1)[0]
+    other = RoundCheck.of(at(2), MEMBERSHIP, disclosed=True)
+    ours, theirs = (Factors(one.key, of.use, of.ring) for one in (DISCLOSED, other))
+    (vector,) = [opened_vector(of, packed(0, plain)[0])]
+    answer = theirs.check_of_mask(seed(0))
+    told = theirs.form(vector.numbers) - vector.check - answer  # the form of x by the difference
+    numbers = plain[0].astype(np.int64).view(np.uint64).ravel()
+    assert told % 2**40 == (theirs.form(numbers) - ours.form(numbers)) % 2**40 != 0
+
+
+def test_a_manifest_is_bound_to_one_key_of_checks() -> None:
+    said = committed(ROUND, MEMBERSHIP)
+    check_factors(said, DISCLOSED.key)
+    for key in (CheckKey(MEMBERSHIP), RoundCheck.of(at(1, 2), MEMBERSHIP, disclosed=True).key):
+        with pytest.raises(ProtocolError, match="wrong_factors"):
+            check_factors(said, key)
+    with pytest.raises(ProtocolError, match="wrong_factors"):
+        check_factors(ROUND, DISCLOSED.key)
+
+
+def test_a_seed_is_sealed_for_one_key_of_checks() -> None:
+    """What a device made for some factors opens for no others, and for none where it made none."""
+    said = committed(ROUND, MEMBERSHIP)
+    forked = committed(ROUND, bytes(32))
+    sealed = seal_seed(seed(1), said, ME, KEY.public().to_bytes())
+    assert open_seed(KEY, said, ME, sealed).to_bytes() == seed(1).to_bytes()
+    for other in (forked, ROUND):
+        with pytest.raises(ProtocolError, match="bad_seed"):
+            open_seed(KEY, other, ME, sealed)

@@ -35,6 +35,8 @@ from edgeveil.protocol.device_tasks import (
     StanzaLook,
 )
 from edgeveil.protocol.messages import (
+    KNOWS_BUCKETS,
+    KNOWS_CHECKS,
     KNOWS_RECORDS,
     BlobPart,
     Cover,
@@ -349,14 +351,17 @@ def test_the_roster_says_what_every_device_knows():
     machine = proxy()
     old, new = FLEET[0], FLEET[1]
     (first,) = rosters(cloud_says(machine, CLOUD.note(Here(0.0))))
-    assert first.knows == KNOWS_RECORDS
+    assert first.knows == KNOWS_CHECKS
     out = says(machine, old, old.signer.note(Hello(old.id)))
     assert [one.knows for one in rosters(out)] == [0]
-    assert DeviceKnows(old.id, earlier=True) in stored(out)
-    assert rosters(says(machine, new, new.signer.note(Hello(new.id, knows=1)))) == []
-    out = says(machine, old, old.signer.note(Hello(old.id, knows=1)))
+    assert DeviceKnows(old.id, 0) in stored(out)
+    assert rosters(says(machine, new, new.signer.note(Hello(new.id, knows=KNOWS_CHECKS)))) == []
+    out = says(machine, old, old.signer.note(Hello(old.id, knows=KNOWS_BUCKETS)))
     assert [one.knows for one in rosters(out)] == [KNOWS_RECORDS]
-    assert DeviceKnows(old.id, earlier=False) in stored(out)
+    assert DeviceKnows(old.id, KNOWS_BUCKETS) in stored(out)
+    out = says(machine, old, old.signer.note(Hello(old.id, knows=KNOWS_CHECKS)))
+    assert [one.knows for one in rosters(out)] == [KNOWS_CHECKS]
+    assert DeviceKnows(old.id, KNOWS_CHECKS) in stored(out)
 
 
 def rosters(effects):

@@ -150,7 +150,7 @@ def test_a_device_that_comes_back_is_asked_again_at_once_and_keeps_what_it_sent(
     offered(machine, 0)
     first, *rest = big(0)[1]
     says(machine, FLEET[0], first)
-    out = says(machine, FLEET[0], FLEET[0].signer.note(Hello(FLEET[0].id, knows=1)))
+    out = says(machine, FLEET[0], FLEET[0].signer.note(Hello(FLEET[0].id, knows=3)))
     assert needs(out) == [(0, (1, 2, 3))] and machine.credit_bytes == SEALED - PART_BYTES
     for piece in rest:
         out = says(machine, FLEET[0], piece)
@@ -161,7 +161,7 @@ def test_coming_back_does_not_move_a_device_in_the_queue():
     machine = opened(credit_bytes=ROOM)
     for number in range(3):
         offered(machine, number)
-    assert needs(says(machine, FLEET[1], FLEET[1].signer.note(Hello(FLEET[1].id, knows=1)))) == []
+    assert needs(says(machine, FLEET[1], FLEET[1].signer.note(Hello(FLEET[1].id, knows=3)))) == []
     for piece in big(0)[1]:
         out = says(machine, FLEET[0], piece)
     assert needs(out) == [(1, (0, 1, 2, 3))]
@@ -288,7 +288,7 @@ def test_after_twice_come_parts_a_device_that_comes_back_is_asked_at_once():
     pieces = big(0)[1]
     for piece in (pieces[0], pieces[1], pieces[2], pieces[1]):
         says(machine, FLEET[0], piece)
-    out = says(machine, FLEET[0], FLEET[0].signer.note(Hello(FLEET[0].id, knows=1)))
+    out = says(machine, FLEET[0], FLEET[0].signer.note(Hello(FLEET[0].id, knows=3)))
     assert needs(out) == [(0, (3,))]
 
 
@@ -315,7 +315,7 @@ def test_neither_a_hello_nor_another_offer_makes_a_slow_device_brisk(how):
     offered(machine, 0)
     machine.handle(fx.Timer("credit"), 5.0)
     if how == "hello":
-        says(machine, FLEET[0], FLEET[0].signer.note(Hello(FLEET[0].id, knows=1)), 6.0)
+        says(machine, FLEET[0], FLEET[0].signer.note(Hello(FLEET[0].id, knows=3)), 6.0)
     else:
         header, _, _ = big(9)
         says(machine, FLEET[0], offer(header, b"", FLEET[0].signer), 6.0)

@@ -74,7 +74,7 @@ def test_it_counts_again_as_soon_as_it_delivers(machine):
 
 def hello(machine):
     device = FLEET[STALLED]
-    says(machine, device, device.signer.note(Hello(device.id, knows=1)))
+    says(machine, device, device.signer.note(Hello(device.id, knows=3)))
 
 
 def test_one_that_was_away_is_waited_for_when_it_comes_again(machine):
@@ -160,7 +160,7 @@ def test_with_cover_traffic_who_is_there_and_silent_is_not_waited_for_either():
     machine = proxy(cover_window_s=10.0)
     machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
     for device in FLEET:
-        says(machine, device, device.signer.note(Hello(device.id, knows=1)))
+        says(machine, device, device.signer.note(Hello(device.id, knows=3)))
     machine.handle(fx.Timer("hellos"), 10.0)
     graced = [play(machine, n, range(5), selected=4, quorum=2)[1] for n in range(1, 7)]
     assert graced == [True] * 3 + [False] * 3

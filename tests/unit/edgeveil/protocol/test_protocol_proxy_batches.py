@@ -508,8 +508,8 @@ def test_a_delivered_round_stays_closed_after_a_restart(ended_by):
 
 def test_a_device_that_comes_when_a_round_takes_no_more_uploads_is_not_offered_it():
     machine, _, _ = handed_over()
-    out = says(machine, FLEET[5], FLEET[5].signer.note(Hello(FLEET[5].id, knows=1)))
+    out = says(machine, FLEET[5], FLEET[5].signer.note(Hello(FLEET[5].id, knows=3)))
     assert headers(out) == []
     open_round(machine, manifest(MODEL, at(2)))
-    out = says(machine, FLEET[5], FLEET[5].signer.note(Hello(FLEET[5].id, knows=1)))
+    out = says(machine, FLEET[5], FLEET[5].signer.note(Hello(FLEET[5].id, knows=3)))
     assert [header.at for header in headers(out)] == [at(2)]

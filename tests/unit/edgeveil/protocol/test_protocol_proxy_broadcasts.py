@@ -245,7 +245,7 @@ def test_a_commit_is_passed_on_and_ends_the_round():
 
 
 def hello(machine, who=ME):
-    return says(machine, who, who.signer.note(Hello(who.id, knows=1)))
+    return says(machine, who, who.signer.note(Hello(who.id, knows=3)))
 
 
 def test_a_late_device_gets_what_is_open_the_job_first():
@@ -290,9 +290,9 @@ def test_wanting_a_job_gets_that_job_alone():
 @pytest.mark.parametrize(
     ("note", "reason"),
     [
-        (FLEET[1].signer.note(Hello(FLEET[1].id, knows=1)), "unknown_signer"),
-        (Signer(ME.id, signing_key(9)).note(Hello(ME.id, knows=1)), "forged"),
-        (ME.signer.note(Hello(FLEET[1].id, knows=1)), "unexpected_body"),
+        (FLEET[1].signer.note(Hello(FLEET[1].id, knows=3)), "unknown_signer"),
+        (Signer(ME.id, signing_key(9)).note(Hello(ME.id, knows=3)), "forged"),
+        (ME.signer.note(Hello(FLEET[1].id, knows=3)), "unexpected_body"),
         (ME.signer.note(Bye(FLEET[1].id)), "unexpected_body"),
         (ME.signer.note(Close(JOB, "failed")), "unexpected_body"),
         (CLOUD.note(Close(JOB, "failed")), "unknown_signer"),

@@ -41,7 +41,7 @@ def opened(there=range(6), **changes):
 
 
 def hello(machine, number):
-    return says(machine, FLEET[number], FLEET[number].signer.note(Hello(FLEET[number].id, knows=1)))
+    return says(machine, FLEET[number], FLEET[number].signer.note(Hello(FLEET[number].id, knows=3)))
 
 
 def bye(machine, number):

@@ -11,7 +11,7 @@ from edgeveil.protocol.messages import Ack, Bye, Cover, Hello, Here, Later
 
 
 def hello(machine, who, now_s=0.0):
-    return says(machine, who, who.signer.note(Hello(who.id, knows=1)), now_s)
+    return says(machine, who, who.signer.note(Hello(who.id, knows=3)), now_s)
 
 
 def crowd(machine, count):
@@ -60,7 +60,7 @@ def test_within_the_pace_nobody_is_put_off():
 def test_a_forged_hello_takes_nobody_s_place():
     machine = proxy(hellos_per_s=1.0)
     for _ in range(5):
-        forged = FLEET[1].signer.note(Hello(FLEET[0].id, knows=1))
+        forged = FLEET[1].signer.note(Hello(FLEET[0].id, knows=3))
         assert refused(says(machine, FLEET[0], forged)) == ["unknown_signer"]
     assert bodies(hello(machine, FLEET[0]), Ack)
 

@@ -94,7 +94,7 @@ def key_of(machine: ProxyMachine, where: ExchangeId) -> bytes:
 def told_key(machine: ProxyMachine, where: ExchangeId | None = None) -> bytes:
     """The round's key, as a device that says hello is told it."""
     device = FLEET[5]
-    out = says(machine, device, device.signer.note(Hello(device.id, knows=1)))
+    out = says(machine, device, device.signer.note(Hello(device.id, knows=3)))
     keys = {body.at: body.key for body in bodies(out, RoundKey)}
     return keys.get(where or at(), b"")
 

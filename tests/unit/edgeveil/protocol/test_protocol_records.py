@@ -278,7 +278,7 @@ def test_the_last_record_stays_with_the_job_s_end_for_who_asks():
     commit, data = record()
     brought(machine, commit, data)
     cloud_says(machine, CLOUD.note(Close(JOB, "completed")))
-    hello = FLEET[0].signer.note(Hello(FLEET[0].id, knows=1))
+    hello = FLEET[0].signer.note(Hello(FLEET[0].id, knows=3))
     assert messages(says(machine, FLEET[0], hello), Offer) == []
     asked = Need(commit.pieces[0].digest, (0,))
     assert messages(says(machine, FLEET[0], asked), BlobPart)

@@ -210,7 +210,7 @@ def holding(header: Manifest | None = None, **settings: object):
     header = header or release()
     cloud_says(machine, offer(header, bytes_of(header)))
     for one in FLEET[:4]:
-        says(machine, one, one.signer.note(Hello(one.id, knows=1)))
+        says(machine, one, one.signer.note(Hello(one.id, knows=3)))
     return machine
 
 
@@ -296,7 +296,7 @@ def test_the_newest_statement_is_kept_passed_on_and_told_to_who_comes():
     older = CLOUD.note(ReleaseStatement(4, 100.0, (), (7,)))
     assert refused(cloud_says(machine, older)) == ["replayed_statement"]
     says(machine, FLEET[0], FLEET[0].signer.note(Bye(FLEET[0].id)))
-    out = says(machine, FLEET[0], FLEET[0].signer.note(Hello(FLEET[0].id, knows=1)))
+    out = says(machine, FLEET[0], FLEET[0].signer.note(Hello(FLEET[0].id, knows=3)))
     assert note in messages(out, Note)
     assert len(headers(out)) == 1
 
@@ -307,7 +307,7 @@ def test_a_withdrawn_release_is_served_no_more_and_not_taken_again():
     out = cloud_says(machine, note)
     assert stored(out) == [ReleaseStated(note, (header.blob.digest,))]
     assert not messages(
-        says(machine, FLEET[5], FLEET[5].signer.note(Hello(FLEET[5].id, knows=1))), Offer
+        says(machine, FLEET[5], FLEET[5].signer.note(Hello(FLEET[5].id, knows=3))), Offer
     )
     again = cloud_says(machine, offer(header, bytes_of(header)))
     assert refused(again) == ["withdrawn_release"]
@@ -328,7 +328,7 @@ def test_of_each_data_set_the_newest_release_is_kept():
     out = cloud_says(machine, offer(newer, bytes_of(newer)))
     assert ReleaseReplaced(release(5).blob.digest) in stored(out)
     assert kept_releases(machine) == [7, 9]
-    late = says(machine, FLEET[5], FLEET[5].signer.note(Hello(FLEET[5].id, knows=1)))
+    late = says(machine, FLEET[5], FLEET[5].signer.note(Hello(FLEET[5].id, knows=3)))
     assert [header.sequence for header in headers(late)] == [7, 9]
     again = release(6, data_set=B)
     assert refused(cloud_says(machine, offer(again, bytes_of(again)))) == ["replayed_release"]

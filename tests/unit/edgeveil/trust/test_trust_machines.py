@@ -148,7 +148,7 @@ def test_who_pins_keys_takes_no_metadata_and_who_is_behind_says_hello_again():
     out = machine.handle(fx.WorkDone(fx.TakeTrust(METADATA), fx.WorkFailed("metadata_gap")), 0.0)
     hellos = [e.message for e in out if isinstance(e, fx.Send)]
     assert refusals(out) == ["metadata_gap"]
-    assert decode_body(hellos[0].body) == Hello(DEVICE_ID, 1, 1, knows=1)
+    assert decode_body(hellos[0].body) == Hello(DEVICE_ID, 1, 1, knows=3)
 
 
 # --- the proxy --------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def proxy(keys: PeerKeys = UNDER_ROOT, **options: Any) -> ProxyMachine:
     ],
 )
 def test_a_device_is_sent_exactly_what_it_lacks(knows, sent):
-    hello = Signer(DEVICE_ID, DEVICE).note(Hello(DEVICE_ID, *knows, knows=1))
+    hello = Signer(DEVICE_ID, DEVICE).note(Hello(DEVICE_ID, *knows, knows=3))
     out = told(proxy(), hello, fx.DeviceAddress(DEVICE_ID))
     found = [e.message for e in out if isinstance(e, fx.Send)]
     assert [one for one in found if isinstance(one, TrustMetadata)] == [sent] * (sent is not None)
@@ -237,7 +237,7 @@ def test_metadata_that_do_not_fit_one_packet_come_in_order():
         ProxySettings(packet_bytes=4096),
         Long(),
     )
-    hello = Signer(DEVICE_ID, DEVICE).note(Hello(DEVICE_ID, 1, 1, knows=1))
+    hello = Signer(DEVICE_ID, DEVICE).note(Hello(DEVICE_ID, 1, 1, knows=3))
     out = told(machine, hello, fx.DeviceAddress(DEVICE_ID))
     (first,) = [e.message for e in out if isinstance(getattr(e, "message", 0), TrustMetadata)]
     assert (len(first.roots), first.delegations) == (1, b"")

@@ -1,0 +1,261 @@
+"""Selected devices whose masks, checks or rings are wrong end no secure job, and have names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgeveil.crypto.keys import CheckKey, MaskSeed
+from edgeveil.crypto.ring import Ring
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.device_tasks import ComputeAnswer, SealedAnswer
+from edgeveil.protocol.mask_seeds import MaskedVector, RoundCheck, masked_vectors, seal_seed
+from edgeveil.protocol.masked_sums import masked_segment
+from edgeveil.protocol.messages import CheckMasks, Manifest, Misfits, Unmask
+from edgeveil.protocol.proxy_masks import MISFIT
+from edgeveil.protocol.sealed import seal_segment, segment_mark
+from edgeveil_edge.role import DeviceRole
+from tests.kits.fleet import Fleet
+from tests.sim.hostile import Attacker
+from tests.sim.test_secure_sums import (
+    LIMITS,
+    STREAMED,
+    Books,
+    books,
+    check_exact,
+    job,
+    said,
+    state,
+)
+
+__all__ = ["books"]
+pytestmark = pytest.mark.slow
+
+HONEST = 4
+SENT: list[SealedAnswer] = []
+"""What two devices that work together send, the second what the first did."""
+
+
+class WrongMasks(Attacker):
+    """A selected device that does one thing wrong in every round under masks."""
+
+    def __init__(self, fleet: Fleet, box: DeviceRole, how: str) -> None:
+        super().__init__(fleet, box, lambda _manifest, _group: b"")
+        self.how, self.round_key = how, b""
+
+    def perform(self, task: object) -> object:
+        if isinstance(task, ComputeAnswer):
+            self.round_key = task.round_key
+        return super().perform(task)
+
+    def sealed(self, manifest: Manifest) -> SealedAnswer:
+        seed, check = MaskSeed.generate(), RoundCheck.said(manifest, self.membership)
+        made = {
+            one.group: one for one in masked_vectors(manifest.at, manifest.groups, manifest.masked)
+        }
+        segments = []
+        for index, group in enumerate(manifest.groups):
+            raw = self._vector(made[index], seed, check) if index in made else b""
+            segments.append(seal_segment(manifest, group, self.membership, raw))
+        told = MaskSeed.generate() if self.how == "another seed" else seed
+        sealed = seal_seed(told, manifest, self.signer.name, self.round_key)
+        marks = tuple(segment_mark(self.membership, one) for one in segments)
+        every, sizes = tuple(range(len(segments))), tuple(map(len, segments))
+        answer = SealedAnswer(every, sizes, b"".join(segments), marks, seed=sealed)
+        if self.how != "the same as another":
+            return answer
+        SENT.append(answer)
+        first = SENT[0] if SENT[0].sizes == answer.sizes and len(SENT) % 2 == 0 else answer
+        if len(SENT) == 2:
+            SENT.clear()
+        return SealedAnswer(every, sizes, first.data, first.marks, seed=sealed)
+
+    def _vector(self, of: MaskedVector, seed: MaskSeed, check: RoundCheck) -> bytes:
+        numbers: NDArray[np.int64] = np.ones(of.ring.count, np.int64)
+        match self.how:
+            case "another check":
+                check = RoundCheck(CheckKey.generate(), check.disclosed)
+            case "a wider ring":
+                of = MaskedVector(of.at, of.group, of.name, Ring(of.ring.count, of.ring.bits + 7))
+            case "a narrower ring":
+                of = MaskedVector(of.at, of.group, of.name, Ring(of.ring.count, of.ring.bits - 7))
+            case "garbage":
+                numbers = numbers << (of.ring.bits - 1)
+        size = of.ring.byte_count
+        return masked_segment(of, numbers, seed, check)[:size]
+
+
+def attacked(
+    folder: Path,
+    how: str,
+    bad: int,
+    rounds: int = 2,
+    changes: dict[str, Any] | None = None,
+    **options: Any,
+) -> tuple[Fleet, str, list[fx.Address]]:
+    """A fleet of four honest devices and so many others."""
+    devices = HONEST + bad
+    fleet = Fleet(folder, devices, **options)
+    fleet.net.wire = []
+    SENT.clear()
+    who = [WrongMasks(fleet, box, how) for box in fleet.devices[:bad]]
+    what = job(
+        selection={"devices": devices},
+        train={"method": "fm", "rounds": rounds},
+        unsupervised={"eval_type": "NOT_EVAL"},
+        **(changes or {}),
+    )
+    return fleet, fleet.submit(what), [fx.DeviceAddress(one.signer.name) for one in who]
+
+
+def check_unharmed(fleet: Fleet, done: str, named: list[fx.Address], counted: int = HONEST) -> None:
+    """The job is whole, every honest upload counts in the first attempt, and only who is wrong is
+    named, at the proxy."""
+    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
+    records = fleet.store.exchanges(done)
+    assert {(record.attempt, record.uploads) for record in records} == {(1, counted)}
+    blamed = fleet.proxy.runner.blamed
+    assert set(blamed) == {(who, MISFIT) for who in named}
+    assert min(blamed.values()) >= len(records) / 2
+    assert not fleet.proxy.conduct.cooling_down
+
+
+WRONG = ("another seed", "another check", "a wider ring", "a narrower ring")
+
+
+@pytest.mark.parametrize("bad", [1, 2])
+@pytest.mark.parametrize("how", WRONG)
+def test_a_wrong_upload_costs_nobody_the_round(
+    tmp_path: Path, books: Books, how: str, bad: int
+) -> None:
+    fleet, done, named = attacked(tmp_path, how, bad)
+    check_unharmed(fleet, done, named)
+    check_exact(fleet, books, done)
+    asked = [check.at for check in said(fleet, CheckMasks)]
+    assert set(asked) == {one.at for one in said(fleet, Unmask)}
+
+
+def test_two_that_send_the_same_upload_cost_nobody_the_round(tmp_path: Path) -> None:
+    fleet, done, named = attacked(tmp_path, "the same as another", 2)
+    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
+    records = fleet.store.exchanges(done)
+    assert {record.attempt for record in records} == {1}
+    assert {record.uploads for record in records} <= {HONEST, HONEST + 1}
+    assert {who for who, _ in fleet.proxy.runner.blamed} <= set(named)
+    assert fleet.proxy.runner.blamed
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"packet_bytes": 4096, "proxy": STREAMED},
+        {"proxy": {"cover_traffic": True, "cover_window_s": 4.0}},
+    ],
+    ids=["streamed", "cover"],
+)
+def test_it_is_left_out_of_streams_and_under_cover(
+    tmp_path: Path, books: Books, options: dict[str, Any]
+) -> None:
+    fleet, done, named = attacked(tmp_path, "another seed", 2, **options)
+    check_unharmed(fleet, done, named)
+    check_exact(fleet, books, done)
+
+
+def test_it_is_left_out_of_its_group_alone(tmp_path: Path, books: Books) -> None:
+    changes = {
+        "aggregation": {"name": "median", "secure": True, "groups": 2},
+        "round": {**LIMITS, "min_batch": 2},
+    }
+    floor = {"proxy": {"min_batch_floor": 1}}
+    fleet, done, named = attacked(tmp_path, "another seed", 2, changes=changes, **floor)
+    check_unharmed(fleet, done, named)
+    check_exact(fleet, books, done)
+
+
+def test_with_too_few_others_the_round_is_asked_again_and_never_unmasked(tmp_path: Path) -> None:
+    """Those who are wrong are named all the same, and nobody pays for it: the noise is the same."""
+    limits = {"round": {**LIMITS, "min_batch": HONEST + 1}}
+    fleet, done, named = attacked(tmp_path, "another seed", 1, changes=limits)
+    assert fleet.finish(done) == "paused"
+    assert "wrong mask" in fleet.store.job(done).reason
+    assert not said(fleet, Unmask)
+    assert fleet.store.exchanges(done) == ()
+    assert set(fleet.proxy.runner.blamed) == {(named[0], MISFIT)}
+
+
+def test_two_hundred_rounds_lose_nothing_to_two_of_them(tmp_path: Path) -> None:
+    for bad in (1, 2):
+        fleet, done, named = attacked(tmp_path / str(bad), "another seed", bad, rounds=200)
+        check_unharmed(fleet, done, named)
+        assert len(fleet.store.exchanges(done)) == 202
+
+
+# --- what fits, and is beyond all bounds ---
+
+
+def test_a_sum_beyond_its_bound_is_discarded_and_the_job_goes_on(tmp_path: Path) -> None:
+    fleet, done, _ = attacked(tmp_path, "garbage", 1)
+    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
+    events = [e.data for e in fleet.store.events_after(0, done) if e.type == "exchange_committed"]
+    assert len(events) == 4
+    for event in events:
+        assert event["uploads"] == 0
+        assert event["discarded"]["uploads"] == HONEST + 1
+        assert "ε = " in event["discarded"]["price"]["training"]
+    assert all(np.all(np.isfinite(array)) for array in state(fleet, done).values())
+    assert not fleet.proxy.runner.blamed  # nothing says whose it was
+
+
+def test_a_group_beyond_its_bound_is_left_out_and_the_others_count(
+    tmp_path: Path, books: Books
+) -> None:
+    changes = {
+        "aggregation": {"name": "median", "secure": True, "groups": 3},
+        "round": {**LIMITS, "min_batch": 3},
+    }
+    fleet, done, _ = attacked(tmp_path, "garbage", 1, changes=changes, proxy={"min_batch_floor": 1})
+    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
+    events = [e.data for e in fleet.store.events_after(0, done) if e.type == "exchange_committed"]
+    for event in events:
+        assert 0 < event["discarded"]["uploads"] < HONEST + 1
+        assert event["uploads"] + event["discarded"]["uploads"] == HONEST + 1
+    assert all(len(sets[name]) == 2 for sets in books.sets.values() for name in sets)
+
+
+# --- restarts ---
+
+
+def test_a_proxy_that_starts_anew_between_batch_and_checks_answers_the_same(
+    tmp_path: Path, books: Books
+) -> None:
+    """It has forgotten whose uploads these are; the next round's it knows."""
+    fleet, done, named = attacked(tmp_path, "another seed", 1)
+    fleet.net.run(lambda: bool(said(fleet, CheckMasks)))
+    node = fleet.proxy.runner
+    node.timers.clear()
+    fleet.net._queue = [entry for entry in fleet.net._queue if entry[2] is not node]
+    fleet.start_proxy()
+    fleet.net.connect(fleet.proxy.runner)
+    fleet.net.post(fleet.proxy.runner, fx.Command("started"))
+    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
+    check_exact(fleet, books, done)
+    records = fleet.store.exchanges(done)
+    assert {(record.attempt, record.uploads) for record in records} == {(1, HONEST)}
+    assert fleet.proxy.runner.blamed[named[0], MISFIT] == len(records) - 1
+    assert len({check.key for check in said(fleet, CheckMasks)}) == len(records)
+
+
+def test_while_a_device_is_of_before_sums_go_on_as_they_did(
+    tmp_path: Path, books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgeveil.protocol.device.KNOWS_CHECKS", 1)
+    fleet, done, _ = attacked(tmp_path, "nothing", 1)
+    assert fleet.finish(done) == "completed"
+    check_exact_honest = {record.uploads for record in fleet.store.exchanges(done)}
+    assert check_exact_honest == {HONEST + 1}
+    assert not said(fleet, CheckMasks) and not said(fleet, Misfits)
+    assert {m.check for m in said(fleet, Manifest)} == {b""}
