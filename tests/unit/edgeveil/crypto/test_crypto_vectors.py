@@ -21,6 +21,7 @@ from edgeveil.crypto.keys import (
     verify,
 )
 from edgeveil.crypto.masking import (
+    Factors,
     Vector,
     add_mask,
     check_of,
@@ -148,3 +149,16 @@ def test_masked_numbers_and_their_check(case):
     removed = unmasked(total, sum_of_masks([seed], use, ring), key, use)
     assert removed is not None
     assert removed.tolist() == case["numbers"]
+
+
+@pytest.mark.parametrize("case", VECTORS["checked"])
+def test_checks_of_single_masks(case):
+    at, seed, use = unhex(case, "at"), MaskSeed(unhex(case, "seed")), unhex(case, "use")
+    key = CheckKey.disclosable(unhex(case, "membership"), at)
+    assert key.to_bytes() == unhex(case, "check_key")
+    assert key.commitment(at) == unhex(case, "commitment")
+    ring = Ring(len(case["numbers"]), case["bits"])
+    vector = masked(np.array(case["numbers"], np.int64), seed, key, use, ring)
+    assert vector.to_bytes() == unhex(case, "masked")
+    factors, expected = Factors(key, use, ring), int(case["check_of_mask"], 16)
+    assert factors.check_of_mask(seed) == factors.check_of_masked(vector) == expected

@@ -28,7 +28,7 @@ FILE = json.loads((Path(__file__).parents[3] / "vectors" / "wire.json").read_tex
 VECTORS = FILE["vectors"]
 PACKET_BYTES = 65536
 NEW = {
-    "Manifest": (True, [], 1, b"", [], 1),
+    "Manifest": (True, [], 1, b"", [], 1, b""),
     "Roster": ("", 0.0, 0),
     "Hello": (0, 0, -1, 0),
     "Upload": (0, b"", b""),
@@ -50,6 +50,7 @@ DIGESTS = {  # of the first so many; who appends vectors appends the digest of a
     92: "a4fa96931fd4d2b188f748eda569d3802af1dcf077ce54f3c018f2644717291e",
     96: "481f6674e92e392299ae1c2b8e3ce4d6b98c1f5f5a90945c7f50a343a6df667b",
     98: "c84747398e880265050ec88ffcc205b2116bc61ee358f743d767c0d78ed38525",
+    103: "d5ca68303debdf68e8c0ebcdf2666b6972504d09a0d12623a00d9b7f71a5fc78",
 }
 
 
