@@ -172,11 +172,17 @@ def _sent(device: DeviceFacts, job: JobFacts, index: int) -> tuple[int, float] |
 
 
 def acknowledged_counted(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
-    """every upload that a proxy acknowledged stands in the record of its round, if its cell does"""
+    """every upload that a proxy acknowledged stands in the record of its round, if its cell does;
+    of one with wrong masks nothing that is masked"""
     for job, device, receipt, commit in _promised(found):
         if device.cell not in commit.cells:
             continue
         yield 1
+        if device.wrong_masks:
+            if receipt.segment_hashes[0] in commit.accepted:
+                at = f"{_at(job, receipt.round)}, attempt {receipt.attempt}"
+                yield f"{at}: device {device.number}, whose masks are wrong, is counted"
+            continue
         lost = len(set(receipt.segment_hashes) - set(commit.accepted))
         if lost or receipt.state == "missing":
             yield (

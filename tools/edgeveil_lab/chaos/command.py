@@ -96,7 +96,7 @@ def run_chaos(
         if interrupted or chaos is None:
             view.note("Interrupted; nothing was checked")
             return INTERRUPTED
-        found = collect(chaos.site.site, logs)
+        found = collect(chaos.site.site, logs, chaos.site.wrong)
         checked = check_all(found, chaos.facts())
     broker = chaos.site.brokers["cloud"].name
     result = result_of(chaos, found, checked, broker=broker, workers=run.workers or WORKERS)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +75,7 @@ class DeviceFacts:
     releases: dict[tuple[str, int], bytes] = field(default_factory=dict, repr=False)
     faults: tuple[str, ...] = ()
     cell: str = ""
+    wrong_masks: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,8 @@ class Evidence:
     cells: tuple[str, ...] = ("",)
 
 
-def collect(site: Site, logs: Path) -> Evidence:
-    """Read the files of a site whose processes have ended."""
+def collect(site: Site, logs: Path, wrong_masks: Collection[int] = ()) -> Evidence:
+    """Read the files of a site whose processes have ended; the masks of these devices are wrong."""
     folder, plan = site.plan.folder, site.plan
     texts = {path.stem: path.read_text("utf-8", "replace") for path in logs.glob("*.log")}
     for path in folder.glob("broker-*/broker.log"):
@@ -111,11 +112,14 @@ def collect(site: Site, logs: Path) -> Evidence:
     return Evidence(
         jobs=tuple(stored_jobs(folder / CLOUD_STORE)),
         devices=tuple(
-            device_facts(
-                plan.edge_state(number),
-                number,
-                number <= plan.devices - plan.infer_only,
-                plan.cell_of(number),
+            replace(
+                device_facts(
+                    plan.edge_state(number),
+                    number,
+                    number <= plan.devices - plan.infer_only,
+                    plan.cell_of(number),
+                ),
+                wrong_masks=number in wrong_masks,
             )
             for number in range(1, plan.devices + 1)
         ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from edgeveil_tools.site.fleet_plan import of_cell
 from edgeveil_tools.site.provision import CellPorts, Ports, broker_processes, provision
 
 BACKOFF_CAP_S = 2.0
+WRONG_MASKS = "edgeveil_lab.chaos.wrong_masks"
 PACKET_BYTES = 4096  # so that models, uploads and batches go in parts, and are hit between them
 _BLOCKS = {
     "devices-edge": ("edge", "broker"),
@@ -73,7 +74,10 @@ class ChaosSite:
             _fit(path, {link: port for link, (port, _) in relayed.items()}, self.compute)
         self.brokers: dict[str, BrokerProcess] = broker_processes(plan)
         self.supervisor = Supervisor(logs, now_s)
-        self._workers = min(run.workers or WORKERS, len(self.site.edges))
+        # Under masks the last device that trains has wrong ones, in a process of its own.
+        self.wrong = {plan.devices - plan.infer_only} if job.aggregation.secure else set[int]()
+        sound = len(self.site.edges) - len(self.wrong)
+        self._workers = min(run.workers or WORKERS, sound) + len(self.wrong)
         self._lock = threading.Lock()
 
     @property
@@ -92,13 +96,20 @@ class ChaosSite:
         for path in (self.site.cloud, *self.site.proxies.values()):
             name, role = path.stem, path.stem.partition("-")[0]
             self.supervisor.start(name, [role, "--config", str(path)], self._disks[name])
-        cells = len(self.site.proxies)
-        for k in range(self._workers):
+        cells, workers = len(self.site.proxies), self._workers - len(self.wrong)
+        sound = [n for n in range(len(self.site.edges)) if n + 1 not in self.wrong]
+        for k in range(workers):
             # Devices take turns in the cells, so each worker gets some of every cell.
-            mine = [n for n in range(len(self.site.edges)) if n // cells % self._workers == k]
-            configs = [word for n in mine for word in ("--config", str(self.site.edges[n]))]
-            disks = [disk for n in mine for disk in self._edge_disks[n]]
-            self.supervisor.start(f"worker-{k + 1}", ["edge", *configs], disks)
+            self._start_worker(k + 1, [n for n in sound if n // cells % workers == k])
+        for k, number in enumerate(sorted(self.wrong)):
+            self._start_worker(workers + k + 1, [number - 1], WRONG_MASKS)
+
+    def _start_worker(
+        self, worker: int, mine: Sequence[int], module: str = "edgeveil_tools.cli"
+    ) -> None:
+        configs = [word for n in mine for word in ("--config", str(self.site.edges[n]))]
+        disks = [disk for n in mine for disk in self._edge_disks[n]]
+        self.supervisor.start(f"worker-{worker}", ["edge", *configs], disks, module)
 
     def tap(self) -> None:
         """Once every device is up, before its first job: no release is forgotten from now on, nor

@@ -158,6 +158,7 @@ class _SupervisedProcess:
     name: str
     arguments: tuple[str, ...]
     disks: tuple[Disk, ...] = ()
+    module: str = "edgeveil_tools.cli"
     process: subprocess.Popen[bytes] | None = None
     started_s: float = 0.0
     starts: int = 0
@@ -196,9 +197,16 @@ class Supervisor:
         """Of all processes."""
         return tuple(self._all)
 
-    def start(self, name: str, arguments: Sequence[str], disks: Sequence[Disk] = ()) -> None:
-        """Run `edgeveil <arguments>`, whose state lies on these disks, from now on."""
-        kept = self._all[name] = _SupervisedProcess(name, tuple(arguments), tuple(disks))
+    def start(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        disks: Sequence[Disk] = (),
+        module: str = "edgeveil_tools.cli",
+    ) -> None:
+        """Run `edgeveil <arguments>`, as `module` has it, whose state lies on these disks, from now
+        on."""
+        kept = self._all[name] = _SupervisedProcess(name, tuple(arguments), tuple(disks), module)
         kept.keeper = threading.Thread(target=self._keep, args=(kept,), daemon=True, name=name)
         kept.keeper.start()
 
@@ -285,7 +293,9 @@ class Supervisor:
 
     def _spawn(self, kept: _SupervisedProcess) -> subprocess.Popen[bytes]:
         threads = 1 if kept.name.startswith("worker") else None
-        process = spawn(kept.arguments, subprocess.PIPE, self._lifeline, threads=threads)
+        process = spawn(
+            kept.arguments, subprocess.PIPE, self._lifeline, threads=threads, module=kept.module
+        )
         kept.process, kept.started_s, kept.starts = process, self._now_s(), kept.starts + 1
         self.filled += _limit(kept) and kept.full
         if kept.doomed:

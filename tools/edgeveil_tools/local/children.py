@@ -132,14 +132,20 @@ class MemoryPeak:
 
 
 def spawn(
-    arguments: Sequence[str], output: IO[bytes] | int, lifeline: Lifeline, *, threads: int | None
+    arguments: Sequence[str],
+    output: IO[bytes] | int,
+    lifeline: Lifeline,
+    *,
+    threads: int | None,
+    module: str = "edgeveil_tools.cli",
 ) -> subprocess.Popen[bytes]:
-    """Start `edgeveil <arguments>` in a group of its own; all it writes goes to `output`."""
+    """Start `edgeveil <arguments>`, as `module` has it, in a group of its own; all it writes goes
+    to `output`."""
     settings = {"PYTHONUNBUFFERED": "1", "MALLOC_ARENA_MAX": "2"}
     if threads is not None:
         settings |= {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)}
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "edgeveil_tools.cli", *arguments],
+        [sys.executable, "-P", "-m", module, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,

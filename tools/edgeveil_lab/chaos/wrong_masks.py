@@ -1,0 +1,24 @@
+"""Run `edgeveil` with devices that mask their numbers with one seed and seal another to the proxy.
+
+Such a device is sound in all else: it is selected, pays, answers, and its segments open.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from edgeveil.crypto.keys import MaskSeed
+from edgeveil.protocol.mask_seeds import seal_seed
+from edgeveil.protocol.messages import Manifest
+from edgeveil_edge import round_work
+from edgeveil_tools.cli import main
+
+
+def seal_another(_seed: MaskSeed, manifest: Manifest, device: str, round_key: bytes) -> bytes:
+    """A seed that nothing is masked with, in place of the one of the masks."""
+    return seal_seed(MaskSeed.generate(), manifest, device, round_key)
+
+
+if __name__ == "__main__":
+    round_work.seal_seed = seal_another
+    sys.exit(main())
