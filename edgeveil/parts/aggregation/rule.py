@@ -38,7 +38,10 @@ class RuleParameters(BaseModel):
 
     name: str
     secure: bool = Field(default=False, exclude_if=says_nothing(False))
-    """Sum uploads under masks: the cloud sees their sum alone, and the proxy nothing of them."""
+    """Sum uploads under masks: the cloud sees their sum alone, and the proxy nothing of them.
+    Uploads with wrong masks are left out and a sum beyond its public bound is discarded; but nobody
+    sees garbage within it that one device puts in, which only `groups` with a robust rule bound,
+    nor that a proxy lies about the masks of a sum."""
     groups: int = Field(default=1, ge=1, le=64, exclude_if=says_nothing(1))
     """With secure sums: deal the uploads at random into so many groups and sum each by itself, for
     rules that compare. A poisoned upload then spoils its group's mean."""
