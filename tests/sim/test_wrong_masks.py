@@ -60,6 +60,7 @@ class WrongMasks(Attacker):
         segments = []
         for index, group in enumerate(manifest.groups):
             raw = self._vector(made[index], seed, check) if index in made else b""
+            raw = raw[: group.padded_bytes]
             segments.append(seal_segment(manifest, group, self.membership, raw))
         told = MaskSeed.generate() if self.how == "another seed" else seed
         sealed = seal_seed(told, manifest, self.signer.name, self.round_key)
@@ -85,8 +86,7 @@ class WrongMasks(Attacker):
                 of = MaskedVector(of.at, of.group, of.name, Ring(of.ring.count, of.ring.bits - 7))
             case "garbage":
                 numbers = numbers << (of.ring.bits - 1)
-        size = of.ring.byte_count
-        return masked_segment(of, numbers, seed, check)[:size]
+        return masked_segment(of, numbers, seed, check)
 
 
 def attacked(

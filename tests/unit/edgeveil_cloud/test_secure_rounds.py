@@ -10,31 +10,34 @@ import msgspec
 import numpy as np
 import pytest
 from round_kit import CloudRound, job
-from test_cloud_host import Desk
+from test_cloud_host import Desk, public_keys
 
-from edgeveil.crypto.keys import MaskSeed
+from edgeveil.crypto.keys import CheckKey, MaskSeed
 from edgeveil.crypto.masking import signed
-from edgeveil.errors import JobFailed, ProtocolError
+from edgeveil.errors import EdgeVeilError, JobFailed, ProtocolError
 from edgeveil.jobs import Job
 from edgeveil.jobs import plan as jobs_plan
 from edgeveil.jobs.plan import Plan
 from edgeveil.protocol.cloud_tasks import (
     Absorb,
+    AskChecks,
     AskUnmask,
     BatchPart,
     Broadcast,
     JobStatus,
     Obstacle,
     OpenArrived,
+    RosterKept,
     RoundCommit,
     SealJob,
     SealRound,
+    TakeChecks,
     TakeMasks,
     TooFewUploads,
 )
-from edgeveil.protocol.mask_seeds import RoundCheck, chosen_of, masked_vectors
-from edgeveil.protocol.masked_sums import mask_sums, masked_segment, unpacked_vectors
-from edgeveil.protocol.messages import Batch, Manifest, MaskedGroup
+from edgeveil.protocol.mask_seeds import RoundCheck, check_factors, chosen_of, masked_vectors
+from edgeveil.protocol.masked_sums import mask_checks, mask_sums, masked_segment, unpacked_vectors
+from edgeveil.protocol.messages import KNOWS_CHECKS, Batch, Manifest, MaskedGroup
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud.broadcasts import BroadcastLimits
@@ -484,3 +487,90 @@ def test_a_job_for_all_pauses_where_there_are_more_than_a_sum_has_room_for(
     assert isinstance(blocked, Obstacle)
     assert "4 devices would be selected, and a sum under masks takes at most 3" in blocked.reason
     assert desk.store.round_key(desk.id, CENTRE, 1) is None
+
+
+# --- masks that are checked one by one ---
+
+
+class CheckingDesk(SecureDesk):
+    """A cloud whose proxy and devices all know checks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        roster = RosterKept(2, b"".join(public_keys(4)), knows=KNOWS_CHECKS)
+        self.host.store(roster)
+
+    def opened(self, how: dict[int, str], index: int = CENTRE) -> tuple[Broadcast, AskChecks]:
+        """Four uploads of which some are wrong; the host asks for the checks."""
+        broadcast = self.sealed(index)
+        manifest, membership = broadcast.manifest, self.secret(broadcast.manifest.at).membership
+        uploads = [self.segments(manifest, device, membership) for device in range(4)]
+        for device, what in how.items():
+            if what == "padding":
+                group, size = manifest.groups[0], manifest.groups[0].padded_bytes
+                uploads[device][0] = seal_segment(manifest, group, membership, b"\x07" * size)
+            elif what == "repeated":
+                uploads[device] = uploads[0]
+        found = self.perform(self.batched(broadcast, uploads))
+        assert isinstance(found, AskChecks)
+        return broadcast, found
+
+    def checks(self, broadcast: Broadcast, asked: AskChecks, seeds: list[int]) -> TakeChecks:
+        """What the proxy answers, by the seeds that it was sent."""
+        at, key = broadcast.manifest.at, CheckKey(asked.checks[""].key)
+        check_factors(broadcast.manifest, key)
+        vectors = masked_vectors(at, broadcast.manifest.groups, broadcast.manifest.masked)
+        check = RoundCheck(key, disclosed=True)
+        return TakeChecks(at, {"": mask_checks(vectors, list(map(seed, seeds)), check)})
+
+
+def test_uploads_that_do_not_fit_are_left_out_of_sum_choice_and_record() -> None:
+    desk = CheckingDesk()
+    broadcast, asked = desk.opened({})
+    assert desk.kept() is None
+    found = desk.perform(desk.checks(broadcast, asked, [0, 9, 2, 3]))
+    assert isinstance(found, AskUnmask)
+    assert chosen_of(found.unmasks[""].chosen, 4) == [0, 2, 3]
+    assert chosen_of(found.misfits[""].places, 4) == [1]
+    done = desk.perform(desk.masks(broadcast, [0, 2, 3]))
+    assert isinstance(done, RoundCommit)
+    assert done.commit.accepted == 3
+    (record,) = desk.store.exchanges(desk.id)
+    assert record.uploads == 3
+
+
+@pytest.mark.parametrize("how", ["padding", "repeated"])
+def test_what_no_honest_device_sends_is_told_with_those(how: str) -> None:
+    desk = CheckingDesk()
+    broadcast, asked = desk.opened({2: how})
+    found = desk.perform(desk.checks(broadcast, asked, [0, 1, 2, 3]))
+    assert isinstance(found, AskUnmask)
+    assert chosen_of(found.misfits[""].places, 4) == [2]
+
+
+def test_too_few_that_fit_keep_nothing_and_are_told() -> None:
+    desk = CheckingDesk()
+    broadcast, asked = desk.opened({})
+    found = desk.perform(desk.checks(broadcast, asked, [0, 9, 9, 3]))
+    assert isinstance(found, TooFewUploads)
+    assert "2 wrong mask" in found.reason
+    assert chosen_of(found.misfits[""].places, 4) == [1, 2]
+    assert desk.kept() is None
+    assert isinstance(desk.perform(SealRound(desk.wire, CENTRE, 2)), Broadcast)
+
+
+def test_an_answer_of_another_size_or_to_another_process_keeps_nothing() -> None:
+    desk = CheckingDesk()
+    broadcast, asked = desk.opened({})
+    task = desk.checks(broadcast, asked, [0, 1, 2])
+    for host in (desk, desk.again()):
+        with pytest.raises(EdgeVeilError):
+            host.perform(task)
+        assert host.kept() is None
+
+
+def test_a_cell_that_is_of_before_is_not_asked() -> None:
+    desk = SecureDesk()
+    broadcast, found = desk.asked()
+    assert broadcast.manifest.check == b""
+    assert not found.misfits

@@ -25,8 +25,14 @@ from edgeveil.protocol.device_tasks import (
     SealDummies,
     SealedAnswer,
 )
-from edgeveil.protocol.mask_seeds import RoundCheck, masked_vectors, open_seed
-from edgeveil.protocol.masked_sums import exact_sums, mask_sums, opened_vector
+from edgeveil.protocol.mask_seeds import RoundCheck, committed, masked_vectors, open_seed
+from edgeveil.protocol.masked_sums import (
+    MaskChecks,
+    exact_sums,
+    mask_checks,
+    mask_sums,
+    opened_vector,
+)
 from edgeveil.protocol.messages import MaskedGroup
 from edgeveil.protocol.sealed import unpack_tensors
 from edgeveil_edge.store import memory_name
@@ -230,6 +236,26 @@ def test_masks_that_are_not_the_job_s_are_refused_before_a_record_is_read(
         answered(device, sealed, masked=masked)
     assert device.load.reads == reads
     assert device.ledger.recall(JOB_ID.hex(), FIRST) is None
+
+
+def test_factors_that_the_round_does_not_commit_to_are_refused_before_a_record_is_read(
+    device: Device,
+) -> None:
+    """By others than its own a cloud would read its numbers off the check of its mask."""
+    sealed = Round(PLAN, FIRST, device.keys())
+    reads, other = device.load.reads, committed(sealed.manifest, bytes(32)).check
+    with pytest.raises(ProtocolError, match="wrong_factors"):
+        answered(device, sealed, check=other)
+    assert device.load.reads == reads
+    assert device.ledger.recall(JOB_ID.hex(), FIRST) is None
+    said = committed(sealed.manifest, sealed.secret.membership)
+    answer = answered(device, sealed, check=said.check)
+    assert isinstance(answer, SealedAnswer)
+    seed = open_seed(KEY, said, device.identity.device_id, answer.seed)
+    vectors = masked_vectors(said.at, said.groups, said.masked)
+    check, plain = RoundCheck.said(said, sealed.secret.membership), sealed.tensors(answer)
+    packed = [plain[one.name][: one.ring.byte_count] for one in vectors]
+    assert MaskChecks(vectors, check).of_masked(packed) == mask_checks(vectors, [seed], check)
 
 
 def test_masks_of_a_job_without_any_are_refused(tmp_path: Path) -> None:

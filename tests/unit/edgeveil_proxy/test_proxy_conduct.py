@@ -9,6 +9,7 @@ import pytest
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import BlobPart, Need, encode
+from edgeveil.protocol.proxy_masks import MISFIT
 from edgeveil.sites.proxy import ProxyLimits
 from edgeveil_proxy.conduct import BURST_S, OTHERS, SHOWN, UNSOUND, DeviceConduct
 
@@ -221,3 +222,14 @@ def test_who_is_admitted_begins_anew_and_who_is_revoked_is_forgotten() -> None:
     scene.admitted = set()
     scene.conduct.keep_enrolled()
     assert scene.conduct.known == 0
+
+
+def test_who_does_not_fit_by_the_cloud_s_word_is_shown_and_never_shut_out() -> None:
+    scene = Scene(**STRICT)
+    scene.misbehave(A, 100, MISFIT)
+    assert scene.takes(A)
+    assert scene.set_aside == []
+    (shown,) = scene.conduct.misbehaving()
+    assert (shown["device"], shown["refused"]) == (A.id, {MISFIT: 100})
+    assert (shown["cooling_down_s"], shown["cool_downs"]) == (0.0, 0)
+    assert scene.conduct.cooling_down == 0

@@ -37,6 +37,7 @@ from edgeveil.protocol.messages import (
     check_signature,
 )
 from edgeveil.protocol.proxy_tasks import (
+    AnswersFrom,
     BatchDelivered,
     BatchKept,
     BroadcastDropped,
@@ -108,6 +109,19 @@ def test_devices_of_an_earlier_version_stay_known(path: Path) -> None:
     spool.store(DeviceKnows("1" * 16, KNOWS_BUCKETS))
     assert reopened(path).earlier == {"1" * 16: KNOWS_BUCKETS, "2" * 16: 0}
     spool.close()
+
+
+def test_devices_that_an_earlier_proxy_heard_are_of_before_until_they_say_otherwise(
+    path: Path,
+) -> None:
+    """Uploads with other seeds than a round commits to would be paid for in vain."""
+    spool = Spool(path)
+    spool.store(AnswersFrom("0" * 16, 1))
+    spool.store(DeviceKnows("1" * 16, 0))
+    spool.close()
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript("ALTER TABLE earlier DROP COLUMN knows; PRAGMA user_version = 6;")
+    assert reopened(path).earlier == {"0" * 16: KNOWS_BUCKETS, "1" * 16: 0}
 
 
 def test_each_item_is_there_after_a_kill_right_behind_it(path: Path) -> None:

@@ -44,6 +44,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud_course import CloudState
 from edgeveil.protocol.cloud_tasks import (
     Absorb,
+    AskChecks,
     AskUnmask,
     Broadcast,
     CancelJob,
@@ -57,13 +58,15 @@ from edgeveil.protocol.cloud_tasks import (
     SealRelease,
     SealRound,
     StartJob,
+    TakeChecks,
     TakeMasks,
     all_declined,
     pause_advice,
 )
-from edgeveil.protocol.messages import Ack, Close, Note, Roster, Shortfall, Unmask
+from edgeveil.protocol.messages import Ack, CheckMasks, Close, Note, Roster, Shortfall, Unmask
 from edgeveil.protocol.transfer import describe
 
+CHECKED = AskChecks({"": CheckMasks(at(), batch()[0].blob.digest, bytes(32))})
 ASKED = AskUnmask({"": Unmask(at(), batch()[0].blob.digest, b"\x07")})
 
 
@@ -102,7 +105,8 @@ def _at_state(wanted):
         (CloudState.BROADCASTING, lambda: seal(machine, SealRound(JOB, 1, 1))),
         (CloudState.WAITING, lambda: receive(machine, ack(round_header()))),
         (CloudState.ABSORBING, lambda: hand_over(machine)),
-        (CloudState.UNMASKING, lambda: done(machine, Absorb({"": batch()[0]}), ASKED)),
+        (CloudState.CHECKING, lambda: done(machine, Absorb({"": batch()[0]}), CHECKED)),
+        (CloudState.UNMASKING, lambda: done(machine, TakeChecks(at(), {}), ASKED)),
         (CloudState.SEALING_RELEASE, lambda: finish_round(machine)),
         (CloudState.RELEASING, lambda: seal(machine, SealRelease(JOB))),
     ]
