@@ -95,10 +95,11 @@ def attacked(
     bad: int,
     rounds: int = 2,
     changes: dict[str, Any] | None = None,
+    honest: int = HONEST,
     **options: Any,
 ) -> tuple[Fleet, str, list[fx.Address]]:
-    """A fleet of four honest devices and so many others."""
-    devices = HONEST + bad
+    """A fleet of honest devices, four unless it is said, and so many others."""
+    devices = honest + bad
     fleet = Fleet(folder, devices, **options)
     fleet.net.wire = []
     SENT.clear()
@@ -167,12 +168,11 @@ def test_it_is_left_out_of_streams_and_under_cover(
 
 def test_it_is_left_out_of_its_group_alone(tmp_path: Path, books: Books) -> None:
     changes = {
-        "aggregation": {"name": "median", "secure": True, "groups": 2},
-        "round": {**LIMITS, "min_batch": 2},
+        "aggregation": {"name": "median", "secure": True, "groups": 3},
+        "round": {**LIMITS, "min_batch": 9},
     }
-    floor = {"proxy": {"min_batch_floor": 1}}
-    fleet, done, named = attacked(tmp_path, "another seed", 2, changes=changes, **floor)
-    check_unharmed(fleet, done, named)
+    fleet, done, named = attacked(tmp_path, "another seed", 2, changes=changes, honest=13)
+    check_unharmed(fleet, done, named, 13)
     check_exact(fleet, books, done)
 
 
@@ -214,16 +214,15 @@ def test_a_group_beyond_its_bound_is_left_out_and_the_others_count(
     tmp_path: Path, books: Books
 ) -> None:
     changes = {
-        "aggregation": {"name": "median", "secure": True, "groups": 3},
-        "round": {**LIMITS, "min_batch": 3},
+        "aggregation": {"name": "median", "secure": True, "groups": 4},
+        "round": {**LIMITS, "min_batch": 12},
     }
-    fleet, done, _ = attacked(tmp_path, "garbage", 1, changes=changes, proxy={"min_batch_floor": 1})
+    fleet, done, _ = attacked(tmp_path, "garbage", 1, changes=changes, honest=15)
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
     events = [e.data for e in fleet.store.events_after(0, done) if e.type == "exchange_committed"]
     for event in events:
-        assert 0 < event["discarded"]["uploads"] < HONEST + 1
-        assert event["uploads"] + event["discarded"]["uploads"] == HONEST + 1
-    assert all(len(sets[name]) == 2 for sets in books.sets.values() for name in sets)
+        assert (event["discarded"]["uploads"], event["uploads"]) == (4, 12)
+    assert all(len(sets[name]) == 3 for sets in books.sets.values() for name in sets)
 
 
 # --- restarts ---
@@ -255,7 +254,6 @@ def test_while_a_device_is_of_before_sums_go_on_as_they_did(
     monkeypatch.setattr("edgeveil.protocol.device.KNOWS_CHECKS", 1)
     fleet, done, _ = attacked(tmp_path, "nothing", 1)
     assert fleet.finish(done) == "completed"
-    check_exact_honest = {record.uploads for record in fleet.store.exchanges(done)}
-    assert check_exact_honest == {HONEST + 1}
+    assert {record.uploads for record in fleet.store.exchanges(done)} == {HONEST + 1}
     assert not said(fleet, CheckMasks) and not said(fleet, Misfits)
     assert {m.check for m in said(fleet, Manifest)} == {b""}

@@ -30,7 +30,7 @@ def heard(machine) -> None:
 
 def said(machine) -> bytes:
     """Digest of its hello."""
-    hello = Hello(ME.id, 0, 0, machine.memory.answered, 1)
+    hello = Hello(ME.id, 0, 0, machine.memory.answered, 3)
     return hashlib.sha256(ME.signer.note(hello).body.payload).digest()
 
 
@@ -42,7 +42,7 @@ def test_answers_are_numbered_and_a_hello_says_the_last_number() -> None:
     heard(machine)
     (header,) = headers(upload(machine))
     assert (header.number, machine.memory.answered) == (5, 5)
-    assert bodies(machine.handle(UP, 0.0), Hello) == [Hello(ME.id, 0, 0, 5, 1)]
+    assert bodies(machine.handle(UP, 0.0), Hello) == [Hello(ME.id, 0, 0, 5, 3)]
 
 
 def test_the_deposit_travels_with_the_answer() -> None:
@@ -73,7 +73,7 @@ def test_told_that_it_is_behind_it_counts_before_it_says_hello_again() -> None:
     assert task == CountElsewhere(behind)
     assert receive(machine, offer(manifest(MODEL), MODEL)) == []
     out = done(machine, task, Installation())
-    assert bodies(out, Hello) == [Hello(ME.id, 0, 0, 6, 1)]
+    assert bodies(out, Hello) == [Hello(ME.id, 0, 0, 6, 3)]
 
 
 @pytest.mark.parametrize("wrong", ["of another hello", "by another signer"])
@@ -100,7 +100,7 @@ def test_what_could_not_be_counted_leaves_it_where_it_was() -> None:
 
 
 def hello(machine, number: int):
-    return says(machine, FLEET[0], FLEET[0].signer.note(Hello(FLEET[0].id, 0, 0, number, 1)))
+    return says(machine, FLEET[0], FLEET[0].signer.note(Hello(FLEET[0].id, 0, 0, number, 3)))
 
 
 def test_who_counts_fewer_than_were_given_is_told_and_not_heard() -> None:
