@@ -20,5 +20,5 @@ def seal_another(_seed: MaskSeed, manifest: Manifest, device: str, round_key: by
 
 
 if __name__ == "__main__":
-    round_work.seal_seed = seal_another
+    vars(round_work)["seal_seed"] = seal_another
     sys.exit(main())
