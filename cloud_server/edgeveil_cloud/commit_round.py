@@ -19,7 +19,7 @@ from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation import Uploads
 from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.aggregation.rule import Score
-from edgeveil.parts.exchange import EVALUATE, TRAIN, Array
+from edgeveil.parts.exchange import TRAIN, Array
 from edgeveil.parts.models.residual_score import THRESHOLD
 from edgeveil.privacy.policy import price
 from edgeveil.privacy.sampler import RandomBytes, os_random
@@ -38,7 +38,13 @@ from edgeveil.protocol.messages import Batch, CheckMasks, ExchangeId, Misfits
 from edgeveil.protocol.sealed import Sealing, pack_tensors
 from edgeveil_cloud.broadcasts import MarksOfJobs, TooFewDevices
 from edgeveil_cloud.compute import WorkerProcesses
-from edgeveil_cloud.evaluation import Evaluation, clusters, federated_figures, mean_softmax
+from edgeveil_cloud.evaluation import (
+    Evaluation,
+    cluster_figures,
+    clusters,
+    federated_figures,
+    mean_softmax,
+)
 from edgeveil_cloud.round_report import (
     Recorder,
     exchange_event,
@@ -217,11 +223,14 @@ def tell_round(
     """An exchange as the store keeps it, and as its event tells of it; its model is tested here."""
     exchange, vectors = context.exchange, list(valid.arrays.get(SOFTMAX, ()))
     scores, averaged = clusters(context, vectors), mean_softmax(context, vectors, told.uploads)
-    federated = federated_figures(context, valid.arrays.get(COUNTS, ()), told.uploads)
-    evaluated = scores.to_dict() if scores else averaged.to_dict() if averaged else federated
+    counts = valid.arrays.get(COUNTS, ())
+    federated = federated_figures(context, counts, told.uploads)
+    by_sums = cluster_figures(context, state, counts, told.uploads)
+    uploaded = scores.to_dict() if scores else averaged.to_dict() if averaged else None
+    evaluated = uploaded or federated or by_sums
     tested = evaluation.tested(context, graph, state)
     # The round's own event has them, but for what follows from a threshold.
-    again = exchange.phase == EVALUATE and THRESHOLD not in state
+    again = exchange.evaluates and THRESHOLD not in state
     figures = tested.figures if tested and not again else None
     if figures:  # without any label there are none
         figures = {**figures, **_class_names(context.plan)}
@@ -243,7 +252,7 @@ def tell_round(
         "declined": told.answers.declined,
         "accepted": len(valid.accepted),
         "refused": dict(valid.refused),
-        "clusters": shown_clusters(scores, vectors),
+        "clusters": by_sums or shown_clusters(scores, vectors),
         "mean_softmax": averaged.to_dict() if averaged else None,
         "figures": figures or None,
         **({"causes": dict(told.answers.causes)} if told.answers.causes else {}),

@@ -15,12 +15,14 @@ from edgeveil.data.schema import DataSchema
 from edgeveil.data.target import TargetRange
 from edgeveil.errors import DataError, JobFailed
 from edgeveil.evaluation.accuracy import HeldOutTest, ModelScore
+from edgeveil.evaluation.cluster_sums import HIDDEN
 from edgeveil.evaluation.clustering import MEAN, ClusterScores, Noise, cluster_scores
+from edgeveil.jobs.federated_evaluation import ABOUT, CENTROIDS
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.aggregation.rule import Score
-from edgeveil.parts.exchange import EVALUATE, Array
+from edgeveil.parts.exchange import CLUSTER, EVALUATE, Array
 from edgeveil.parts.methods.fm_sums import own_weights
 from edgeveil.parts.models.residual_score import THRESHOLD
 from edgeveil.privacy.events import LaplaceEvent
@@ -176,6 +178,26 @@ def federated_figures(
         return None
     figures = context.plan.evaluation.figures(found, uploads)
     return {"eval_type": FEDERATED, "round": context.exchange.number, **figures}
+
+
+def cluster_figures(
+    context: RoundContext, state: Mapping[str, Array], found: Sequence[Array], uploads: int
+) -> dict[str, Any] | None:
+    """Cluster scores from the sums of `uploads` devices, one by one or summed, in the `state` after
+    them, led by the one that the job names; None in an exchange that asks for none."""
+    if context.exchange.phase != CLUSTER:
+        return None
+    asked, wanted = context.plan.cluster_sums, context.job.unsupervised.eval_type
+    told = asked.about({CENTROIDS: state[ABOUT]}).figures(found, uploads)
+    leading = wanted.removesuffix("_SCORE").lower()
+    return {
+        "eval_type": wanted,
+        "upload": "sums",
+        "score": told[leading],
+        "score_deviation": told[f"{leading}_deviation"],
+        "reason": HIDDEN if told[leading] is None else "",
+        **told,
+    }
 
 
 def told_federated(scores: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from edgeveil.evaluation.figures import ACCURACY, leading
 from edgeveil.pages.parts import thinned
-from edgeveil.parts.exchange import EVALUATE
+from edgeveil.parts.exchange import EVALUATIONS
 from edgeveil_cloud.evaluation import FEDERATED
 from edgeveil_cloud.store_tables import ExchangeRecord
 
@@ -106,7 +106,7 @@ class JobHistory:
     @property
     def rounds(self) -> list[dict[str, Any]]:
         """Committed training rounds alone."""
-        return [row for row in self.rows if row["number"] and row["phase"] != EVALUATE]
+        return [row for row in self.rows if row["number"] and row["phase"] not in EVALUATIONS]
 
     @property
     def phases(self) -> list[str]:
@@ -130,6 +130,7 @@ class JobHistory:
             "timeline": dict(data.get("timeline") or {}),
             "cells": dict(data.get("cells") or {}),
             "federated": _short(data.get("federated")),
+            "clusters": _sums_alone(data.get("clusters")),
             "ended_at": time_s,
         }
         while self.rows and self.rows[-1]["exchange"] >= row["exchange"]:
@@ -189,6 +190,11 @@ class JobHistory:
         number = int(data["number"])
         self.figures_by_round = [row for row in self.figures_by_round if row["round"] < number]
         self.figures_by_round.append({**plain, "round": number})
+
+
+def _sums_alone(clusters: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Scores from sums; those of uploads come with the uploads."""
+    return clusters if clusters and clusters.get("upload") == "sums" else None
 
 
 def _short(federated: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from edgeveil.evaluation.clustering import project_2d
-from edgeveil.evaluation.figures import federated_text, leading, leading_text
+from edgeveil.evaluation.figures import evaluation_text, leading, leading_text
 from edgeveil.pages.parts import (
     Json,
     Tone,
@@ -171,8 +171,8 @@ def event_line(kind: str, data: Mapping[str, Any], proven: set[str]) -> Json:
         text = f"{name} committed: {data['uploads']} answered"
         text += f", {data['declined']} declined" if data["declined"] else ""
         led, value = leading(data)
-        if (federated := data.get("federated")) is not None:
-            text += f"; {federated_text(federated)}"
+        if told := evaluation_text(data):
+            text += f"; {told}"
         if value is not None:
             epsilon = data["epsilon"]
             spent = ", ".join(

@@ -15,7 +15,16 @@ from itertools import cycle
 from typing import Any
 
 from edgeveil.errors import ProtocolError
-from edgeveil.evaluation.figures import ACCURACY, AUC, RMSE, leading_stored, leading_text
+from edgeveil.evaluation.figures import (
+    ACCURACY,
+    AUC,
+    CLUSTER_SCORES,
+    RMSE,
+    error_text,
+    leading_stored,
+    leading_text,
+    score_text,
+)
 from edgeveil.evaluation.noise_correction import NOT_IDENTIFIABLE
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
@@ -647,6 +656,8 @@ class _View:
         scores = self._course.scores
         if not scores:
             return None
+        if scores[-1].get("upload") == "sums":
+            return self._cluster_sums(scores)
         shown = [
             self._course.evaluations[k] for k in thinned(len(self._course.evaluations), PANELS)
         ]
@@ -674,6 +685,28 @@ class _View:
         before = [self._points_text(shown), _SILHOUETTE if silhouette else None, _CORRECTED]
         title = "What devices uploaded for evaluation"
         return section("clusters", title, parts, before=before, after=[said(after)])
+
+    def _cluster_sums(self, scores: Sequence[Mapping[str, Any]]) -> Json:
+        rows = [
+            [
+                str(one["round"]),
+                *(score_text(one, key) for key in CLUSTER_SCORES),
+                f"{one['clusters']}",
+                f"about {one['records']:,.0f}",
+            ]
+            for one in scores[-MOST_ROWS:]
+        ]
+        text = (
+            "Each device added its evaluation records up by the nearest of public centroids, the"
+            " means of the last such sums, and added noise; in each count of the sum it has a"
+            f" standard deviation of {scores[-1]['count_deviation']:.3g} records. What stands"
+            " beside ± is one standard error by this noise alone. The silhouette is the simplified"
+            " one, by distances to centroids; a score that the noise hides is not told."
+        )
+        names = [name.capitalize() if name.islower() else name for name in CLUSTER_SCORES.values()]
+        head = ["round", *names, "clusters seen", "records"]
+        parts = [table("Scores", head, rows, first=FIRST_ROWS)]
+        return section("clusters", "Clusters of the devices' records", parts, before=[said(text)])
 
     def _points_text(self, shown: Sequence[EvaluationPoints]) -> Json | None:
         if not shown:
@@ -953,8 +986,7 @@ def _corrected(scores: Mapping[str, Any]) -> str:
     if value is None or error is None:
         reason = str(scores.get("corrected_reason") or "")
         return NOT_IDENTIFIABLE if reason.startswith(NOT_IDENTIFIABLE) else "–"
-    digits = max(0, 1 - math.floor(math.log10(error))) if error > 0 else 3
-    return f"{value:.{min(digits, 4)}f} ± {error:.{min(digits, 4)}f}"
+    return error_text(value, error)
 
 
 def _ups(values: Sequence[float | None]) -> list[float | None]:

@@ -24,9 +24,11 @@ from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import BATCH_RECORDS, MAX_GRAPH_BYTES, OnnxModel
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.artifacts import carried_digests, kept_digests
+from edgeveil.jobs.federated_evaluation import COUNTS
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.rehearsal import (
     brief,
+    evaluation_kinds,
     made_up_records,
     rehearsed_answer,
     rehearsed_evaluation,
@@ -53,7 +55,13 @@ from edgeveil.protocol.sealed import (
 )
 from edgeveil_cloud.broadcasts import BroadcastLimits, round_package
 from edgeveil_cloud.commit_round import aggregate
-from edgeveil_cloud.evaluation import Evaluation, clusters, federated_figures, mean_softmax
+from edgeveil_cloud.evaluation import (
+    Evaluation,
+    cluster_figures,
+    clusters,
+    federated_figures,
+    mean_softmax,
+)
 from edgeveil_cloud.model_card import model_card, weights_file
 from edgeveil_cloud.validate_batch import ValidatedBatch
 
@@ -184,14 +192,18 @@ class _Rehearsal:
                 context = RoundContext.of(plan, exchange.index)
                 clusters(context, [vector])
                 mean_softmax(context, [vector], 1)
-        for exchange in [one for one in plan.exchanges if one.phase == EVALUATE][:1]:
+        for exchange in evaluation_kinds(plan):
             context = RoundContext.of(plan, exchange.index)
             self._check_sizes(context)
             with _stage("evaluation on a device", self._network):
-                model = plan.cloud.model(self._state)
-                counts = rehearsed_evaluation(plan, graph, model, made_up_records(plan, RECORDS))
-            with _stage("the figures of devices", "federated_evaluation"):
-                self._federated = federated_figures(context, [counts], 1)
+                records = made_up_records(plan, RECORDS)
+                counts = rehearsed_evaluation(plan, exchange, graph, self._state, records)
+            key = "federated_evaluation" if exchange.phase == EVALUATE else "unsupervised"
+            with _stage("the figures of devices", key):
+                mean = {COUNTS: counts.astype(np.float64)}
+                after = plan.next_state(self._state, exchange, mean, 1)
+                cluster_figures(context, after, [counts], 1)
+                self._federated = federated_figures(context, [counts], 1) or self._federated
 
     def _absorb(self, exchange: Exchange, graph: bytes, upload: dict[str, Array]) -> None:
         """A batch of one upload, again and again, as many as the rule needs."""

@@ -26,7 +26,7 @@ from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation import AGGREGATIONS
 from edgeveil.parts.aggregation.mean import ExactSum, Grids, largest_of
-from edgeveil.parts.exchange import EVALUATE, TRAIN, Array, SegmentSpec
+from edgeveil.parts.exchange import TRAIN, Array, SegmentSpec
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud_tasks import BatchPart
 from edgeveil.protocol.mask_seeds import masked_vectors
@@ -467,8 +467,8 @@ def adds_up(context: RoundContext, spec: SegmentSpec) -> bool:
 
 def under_rule(context: RoundContext) -> bool:
     """Whether the job's rule combines what comes of this exchange; else it is averaged."""
-    phase = context.exchange.phase
-    return phase != EVALUATE and (context.plan.rule.sums or phase == TRAIN)
+    exchange = context.exchange
+    return not exchange.evaluates and (context.plan.rule.sums or exchange.phase == TRAIN)
 
 
 def looks_at_none(context: RoundContext) -> bool:

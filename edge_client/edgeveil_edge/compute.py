@@ -23,7 +23,7 @@ from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs.broadcast_precision import as_received
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.rehearsal import rehearse_device
-from edgeveil.parts.exchange import EVALUATE, KEPT, Answer, Array, Exchange, Tensors
+from edgeveil.parts.exchange import KEPT, Answer, Array, Exchange, Tensors
 from edgeveil.parts.own_records import device_records, of_shape
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.sampler import RandomBytes
@@ -199,7 +199,7 @@ class Computer:
 
     def order(self, one: Computation) -> tuple[Half, ...]:
         """The halves of an answer, training first: no evaluation record may decide its fate."""
-        if one.exchange.phase == EVALUATE:
+        if one.exchange.evaluates:
             return ("evaluate",)
         halves: tuple[tuple[Half, bool], ...] = (
             ("train", one.trains),
@@ -247,7 +247,8 @@ class Computer:
         weights = plan.graph_weights(as_received(plan, unpack_tensors(package.model)))
         if half == "evaluate":
             row_s = one.allowed_s / (2 * plan.job.data.nominal_evaluation_records)
-            return plan.evaluation.answer(session, weights, evaluation, noise, row_s)
+            asked = plan.evaluation_of(one.exchange.phase).about(unpack_tensors(package.tensors))
+            return asked.answer(session, weights, evaluation, noise, row_s)
         samples = plan.softmax_samples
         row_s = one.allowed_s / (2 * samples) if samples else math.inf
         key = self._split_key

@@ -23,7 +23,7 @@ from edgeveil.jobs.buffered_rounds import late_exchanges, own_budget_s, stalenes
 from edgeveil.jobs.job import JobData
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.parts.exchange import EVALUATE, KEPT, Answer, Array, Tensors
+from edgeveil.parts.exchange import EVALUATIONS, KEPT, Answer, Array, Tensors
 from edgeveil.parts.features import match_artifacts
 from edgeveil.parts.methods import METHODS
 from edgeveil.privacy.derived import NoiseFor, Question
@@ -420,7 +420,7 @@ class RoundWork:
 
 def nothing_to_give(site: EdgeSite, context: RoundContext) -> str:
     """The reason why a device of this role sits the round out, or an empty string."""
-    if context.exchange.phase == EVALUATE:
+    if context.exchange.evaluates:
         return ""
     if site.role != "train" and not context.exchange.infer:
         return "this round asks for no inference, and the role is infer"
@@ -543,7 +543,7 @@ def release(
     """
     events = [event for part in parts for event in part.events]
     # An evaluation stands between two rounds, which keep for each other.
-    kept = None if manifest.phase == EVALUATE else _packed(parts, memory_bytes)
+    kept = None if manifest.phase in EVALUATIONS else _packed(parts, memory_bytes)
     payload = pack_tensors({name: a for part in parts for name, a in part.segments.items()})
     parts.clear()  # as large as the payload, which SQLite copies twice
     job_id, index = manifest.at.job_id.hex(), manifest.at.exchange

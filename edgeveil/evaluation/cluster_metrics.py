@@ -101,7 +101,7 @@ def scatter(points: Points, labels: Labels, variance: float = 0.0) -> tuple[floa
     return float(centred.sum()) - noise * (clusters - 1), within - noise * (n - clusters), clusters
 
 
-def scatter_ratio(between: float, within: float, n: int, clusters: int) -> float:
+def scatter_ratio(between: float, within: float, n: float, clusters: int) -> float:
     """Calinski-Harabasz of the two scatters."""
     return between / within * (n - clusters) / (clusters - 1)
 
@@ -150,3 +150,10 @@ def _clusters(points: Points, labels: Labels) -> tuple[Points, Points, Points]:
     sums = np.stack([np.bincount(place, column) for column in points.T], axis=1)
     squares = np.bincount(place, (points**2).sum(axis=1)).astype(np.float64)
     return sums.astype(np.float64), squares, sizes
+
+
+def on_simplex(vector: Points) -> Points:
+    """The nearest vector with entries >= 0 and sum 1 (Duchi et al. 2008)."""
+    falling = np.sort(vector)[::-1]
+    excess = (np.cumsum(falling) - 1) / np.arange(1, len(vector) + 1)
+    return np.asarray(np.maximum(vector - excess[np.flatnonzero(falling > excess)[-1]], 0.0))

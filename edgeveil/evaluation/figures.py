@@ -271,6 +271,40 @@ def federated_text(found: Mapping[str, Any]) -> str:
     return f"{name} {value} ± {off}{BY_DEVICES}"
 
 
+CLUSTER_SCORES = {  # by the names in `edgeveil.evaluation.cluster_sums`
+    "silhouette": "silhouette",
+    "calinski_harabasz": "Calinski-Harabasz",
+    "davies_bouldin": "Davies-Bouldin",
+}
+
+
+def evaluation_text(data: Mapping[str, Any]) -> str:
+    """What an evaluation over devices' own records came to, of an exchange's event; "" for none."""
+    if (federated := data.get("federated")) is not None:
+        return federated_text(federated)
+    found = data.get("clusters") or {}
+    return cluster_text(found) if found.get("upload") == "sums" else ""
+
+
+def cluster_text(found: Mapping[str, Any]) -> str:
+    """Cluster scores from sums: `silhouette 0.74 ± 0.03, Davies-Bouldin hidden by the noise, on the
+    devices' own records`."""
+    scores = (f"{name} {score_text(found, key)}" for key, name in CLUSTER_SCORES.items())
+    return f"{', '.join(scores)},{BY_DEVICES}"
+
+
+def score_text(found: Mapping[str, Any], key: str) -> str:
+    """One of them: `131 ± 12`."""
+    value, error = found.get(key), found.get(f"{key}_deviation")
+    return "hidden by the noise" if value is None else error_text(value, error or 0.0)
+
+
+def error_text(value: float, error: float) -> str:
+    """`131 ± 12`, in as many digits as the error tells."""
+    digits = max(0, 1 - math.floor(math.log10(error))) if error > 0 else 3
+    return f"{value:.{min(digits, 4)}f} ± {error:.{min(digits, 4)}f}"
+
+
 def to_places(value: float) -> float:
     """Of about 1, to as many decimal places."""
     return round(float(value), _DIGITS)

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 
 from edgeveil.evaluation.cluster_metrics import (
     Labeller,
+    on_simplex,
     scatter,
     scatter_ratio,
     silhouette_squared,
@@ -324,7 +325,7 @@ def fit_dirichlets(
 
     if near is None:
         kinds, sizes = np.unique(labels, return_counts=True)
-        means = np.stack([_on_simplex(points[labels == kind].mean(axis=0)) for kind in kinds])
+        means = np.stack([on_simplex(points[labels == kind].mean(axis=0)) for kind in kinds])
         start = _parameters(np.maximum(means, _LEAST_MEAN), sizes, _FIRST_CONCENTRATION)
     else:
         start = _parameters(near.means, near.weights, near.concentration)
@@ -423,10 +424,3 @@ def _dirichlet(means: Array, concentration: float, rng: np.random.Generator) -> 
 def _softmax(logits: Array) -> Array:
     raw = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return np.asarray(raw / raw.sum(axis=-1, keepdims=True))
-
-
-def _on_simplex(vector: Array) -> Array:
-    """The nearest vector with entries >= 0 and sum 1 (Duchi et al. 2008)."""
-    falling = np.sort(vector)[::-1]
-    excess = (np.cumsum(falling) - 1) / np.arange(1, len(vector) + 1)
-    return np.asarray(np.maximum(vector - excess[np.flatnonzero(falling > excess)[-1]], 0.0))

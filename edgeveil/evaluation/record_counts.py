@@ -43,6 +43,11 @@ class RecordCounts(Protocol):
         ...
 
     @property
+    def whole(self) -> int:
+        """What one record adds where records are counted."""
+        ...
+
+    @property
     def sensitivity_squared(self) -> int:
         """The most that the squares of what one record adds to the cells sum to."""
         ...
@@ -80,7 +85,7 @@ class Confusion:
     """
 
     classes: int
-    largest = 1
+    largest = whole = 1
     sensitivity_squared = 2
 
     @property
@@ -126,7 +131,7 @@ class Hits:
     """
 
     classes: int
-    largest = 1
+    largest = whole = 1
     sensitivity_squared = 3
 
     @property
@@ -171,7 +176,7 @@ class Errors:
     target: TargetRange
     outputs = 1
     cells = 3
-    largest = ERROR_STEPS
+    largest = whole = ERROR_STEPS
     sensitivity_squared = 3 * ERROR_STEPS**2
 
     def of(self, outputs: Float64, labels: Int64) -> Int64:

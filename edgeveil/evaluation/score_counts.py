@@ -33,7 +33,7 @@ class ScoreCounts:
     alarm_rate: float
     outputs = 1
     cells = 2 * _BINS
-    largest = 1
+    largest = whole = 1
     sensitivity_squared = 1
 
     def of(self, outputs: Float64, labels: Int64) -> Int64:

@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 from edgeveil.crypto.ring import Ring
 from edgeveil.data.schema import impossible
 from edgeveil.errors import CryptoError, DataError, PrivacyError, ProtocolError, UsageError
+from edgeveil.evaluation.cluster_sums import ClusterSums
 from edgeveil.jobs import broadcast_precision, buffered_rounds
 from edgeveil.jobs.artifacts import read_weights
-from edgeveil.jobs.job import CANONICAL_BYTES, Job
+from edgeveil.jobs.job import CANONICAL_BYTES, Encrypt, Job
 from edgeveil.jobs.plan import SOFTMAX, Plan, network_input
 from edgeveil.parts.aggregation import AGGREGATIONS, build_rule
-from edgeveil.parts.exchange import TRAIN, Exchange
+from edgeveil.parts.exchange import CLUSTER, EVALUATE, TRAIN, Exchange
 from edgeveil.parts.features import PcaParameters, build_features, projection_of
 from edgeveil.parts.methods import METHODS, trains_model
 from edgeveil.parts.models import MODELS, Network, PretrainedNetwork, build_network
@@ -63,6 +64,7 @@ def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
         *_privacy(job),
         *_evaluation(job),
         *_federated_evaluation(job),
+        *_cluster_sums(job),
         *_selected(job),
         *_participations(job, fleet),
         *_of_anomalies(job),
@@ -186,7 +188,7 @@ def _of_anomalies(job: Job) -> Iterator[Mix]:
     """What is about classes, where what is normal is learned."""
     if not job.anomaly:
         return
-    if job.infer_every:
+    if job.infer_every or job.cluster_every:
         yield Mix(
             ("unsupervised.eval_type", "unsupervised.every_rounds", "unsupervised", "train.method"),
             "devices would upload probabilities of classes, and the job learns what is normal; set"
@@ -210,7 +212,7 @@ def _of_numbers(job: Job) -> Iterator[Mix]:
             f"method '{job.train.method}' learns classes, and the label is a number; use {able}, or"
             " name classes",
         )
-    if job.infer_every:
+    if job.infer_every or job.cluster_every:
         yield Mix(
             ("unsupervised.eval_type", "unsupervised.every_rounds", "unsupervised", at),
             "devices would upload probabilities of classes, and the label is a number; set"
@@ -266,7 +268,7 @@ def _features(job: Job) -> Iterator[Mix]:
 
 
 def _evaluation(job: Job) -> Iterator[Mix]:
-    every = job.infer_every
+    every = job.infer_every or job.cluster_every
     if not every:
         return
     yield from _uploads(job)
@@ -282,6 +284,8 @@ def _evaluation(job: Job) -> Iterator[Mix]:
             "devices are to be evaluated but keep no records apart for it; set for example 0.1, "
             "or unsupervised.every_rounds to 0",
         )
+    if job.cluster_every:
+        return
     if job.encrypt.privacy_eval_type == "LAPLACE" and job.encrypt.laplace_eval is None:
         yield Mix(
             ("encrypt.laplace_eval", "encrypt.privacy_eval_type", "unsupervised"),
@@ -293,6 +297,56 @@ def _evaluation(job: Job) -> Iterator[Mix]:
             ("encrypt.privacy_eval_type", "privacy.accept_unproven", "unsupervised"),
             "NOT_ENCRYPT uploads inferences without noise, so no guarantee holds; use LAPLACE, "
             "or set privacy.accept_unproven to true",
+        )
+
+
+def _cluster_sums(job: Job) -> Iterator[Mix]:
+    """`unsupervised.upload: sums`, and what is of other uploads, or of these alone."""
+    wanted, key = job.unsupervised, "unsupervised"
+    if wanted.upload != "sums":
+        if wanted.epsilon is not None:
+            yield Mix(
+                (f"{key}.epsilon", f"{key}.upload"),
+                f"is of upload: sums, and upload is {wanted.upload}, whose ε is"
+                " encrypt.laplace_eval.laplace_eval_eps; leave it out, or set upload: sums",
+            )
+        return
+    if not job.cluster_every:
+        return
+    if wanted.epsilon is None:
+        yield Mix(
+            (f"{key}.epsilon", f"{key}.upload"),
+            "is missing: upload: sums needs the ε of all its sums together; add for example"
+            " epsilon: 1",
+        )
+    if job.encrypt != Encrypt():
+        yield Mix(
+            ("encrypt.privacy_eval_type", "encrypt", f"{key}.upload"),
+            "is about softmax uploads, and with upload: sums there are none; leave encrypt out, the"
+            f" ε of the sums is {key}.epsilon",
+        )
+    if wanted.labels != "argmax":
+        yield Mix(
+            (f"{key}.labels", f"{key}.upload"),
+            "with upload: sums a record belongs to its nearest centroid; leave labels out",
+        )
+    if wanted.silhouette != "sklearn":
+        yield Mix(
+            (f"{key}.silhouette", f"{key}.upload"),
+            "needs all distances between vectors, and with upload: sums nobody has them; leave"
+            " silhouette out",
+        )
+    cells = ClusterSums(job.data.classes).cells
+    if cells > UPLOAD_VALUES:
+        yield Mix(
+            (f"{key}.upload", "data.classes"),
+            f"sums by {job.data.classes} clusters are {cells} values a device, more than"
+            f" {UPLOAD_VALUES}; use upload: mean",
+        )
+    if METHODS[job.train.method].learns_on == "nothing":
+        yield Mix(
+            (f"{key}.upload", "train.method"),
+            f"method '{job.train.method}' learns nothing that could be evaluated; leave {key} out",
         )
 
 
@@ -340,9 +394,13 @@ def _uploads(job: Job) -> Iterator[Mix]:
         yield Mix(
             ("unsupervised.eval_type", "unsupervised.upload", "unsupervised.labels"),
             "MEAN_SOFTMAX is the mean of one vector a device, and nothing is clustered; leave "
-            "upload: per_sample and labels: kmeans out, or choose for example SILHOUETTE_SCORE",
+            "upload and labels out, or choose for example SILHOUETTE_SCORE",
         )
-    if wanted.silhouette == "text" and wanted.eval_type != "SILHOUETTE_SCORE":
+    if (
+        wanted.upload != "sums"
+        and wanted.silhouette == "text"
+        and wanted.eval_type != "SILHOUETTE_SCORE"
+    ):
         yield Mix(
             ("unsupervised.silhouette", "unsupervised.eval_type"),
             f"the text's silhouette is asked for, but {wanted.eval_type} is no silhouette; set "
@@ -617,13 +675,13 @@ def _shares(plan: Plan) -> bool:
 def _sum_room(plan: Plan) -> Iterator[Mix]:
     """Sums that no ring holds."""
     summed = {s.name: s for exchange in plan.planned for s in plan.segments(exchange) if s.bits}
-    if plan.job.federated_evaluation is not None and plan.evaluation.spec.bits:
-        counts = plan.evaluation.spec
+    for phase, key, _ in _evaluations(plan.job) if plan.setting.summed else ():
+        counts = plan.evaluation_of(phase).spec
         try:
             Ring(counts.count, counts.bits)
         except CryptoError as error:
             yield Mix(
-                ("federated_evaluation.epsilon", "selection.devices", "data.nominal_records"),
+                (key, "selection.devices", "data.nominal_records"),
                 "the sum of the devices' noised counts does not fit the largest ring, "
                 f"{error.what}; raise its epsilon, or name fewer devices in selection.devices",
             )
@@ -659,7 +717,7 @@ def _own_bases(job: Job) -> Iterator[Mix]:
             "with ldp_pca a device needs its own answer to the first exchange in all others; "
             "select all devices, or use ldp_fpca",
         )
-    if projection.name == "local_pca" and job.infer_every:
+    if projection.name == "local_pca" and (job.infer_every or job.cluster_every):
         yield Mix(
             ("unsupervised.eval_type", "unsupervised.every_rounds", "features"),
             "with local_pca the cloud has no basis with which devices could evaluate; "
@@ -716,16 +774,21 @@ def _inference_price(plan: Plan) -> Iterator[Mix]:
 
 def _evaluation_price(plan: Plan) -> Iterator[Mix]:
     """An ε that no noise of the devices' counts meets."""
-    asked = plan.job.federated_evaluation
-    if asked is None:
-        return
-    try:
-        plan.evaluation  # noqa: B018
-    except PrivacyError as error:
-        yield Mix(
-            ("federated_evaluation.epsilon", "privacy.delta"),
-            f"{number(asked.epsilon)} cannot be met, {error.what}; {error.fix}",
-        )
+    for phase, key, epsilon in _evaluations(plan.job):
+        try:
+            plan.evaluation_of(phase)
+        except PrivacyError as error:
+            what = f"{number(epsilon)} cannot be met, {error.what}; {error.fix}"
+            yield Mix((key, "privacy.delta"), what)
+
+
+def _evaluations(job: Job) -> Iterator[tuple[str, str, float]]:
+    """The phases of evaluations that a job asks for, each with its ε and the key of that."""
+    asked, epsilon = job.federated_evaluation, job.unsupervised.epsilon
+    if asked is not None:
+        yield EVALUATE, "federated_evaluation.epsilon", asked.epsilon
+    if job.cluster_every and epsilon is not None:
+        yield CLUSTER, "unsupervised.epsilon", epsilon
 
 
 def _aggregation(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
@@ -809,7 +872,7 @@ def _self_stop(plan: Plan) -> Iterator[Mix]:
             f"{up(spent.delta(stop.epsilon))} at ε = {number(stop.epsilon)}, past the threshold "
             f"{number(stop.delta)}; raise privacy.stop.epsilon, or lower privacy.epsilon",
         )
-    elif plan.job.infer_every > rounds:
+    elif max(plan.job.infer_every, plan.job.cluster_every) > rounds:
         yield Mix(
             ("privacy.stop", "unsupervised.every_rounds"),
             f"training ends after round {rounds}, so devices would never be evaluated; set "

@@ -1,16 +1,18 @@
 """Federated evaluation: the model's figures on the devices' own evaluation records, by noised sums.
 
-After a training round it is asked for in an exchange of its own, phase `evaluate`, whose package
-carries the model. Each device runs it on every evaluation record by itself, counts (see
-`edgeveil.evaluation.record_counts`), and adds noise that is made for all evaluations of the job
-together; of all the counts the cloud has the sum alone where uploads are summed under masks. The
-state of the training does not change by it, and no method knows of it.
+After a training round it is asked for in an exchange of its own, whose package carries the model:
+phase `evaluate` for counts of what it gets right (`edgeveil.evaluation.record_counts`), `cluster`
+for sums that cluster scores follow from (`edgeveil.evaluation.cluster_sums`), with the centroids in
+the package. Each device runs the model on every evaluation record by itself, adds up, and adds
+noise that is made for all exchanges of the phase together; the cloud has the sum of all devices
+alone where uploads are summed under masks. The state of the training does not change by it, and no
+method knows of it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,10 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
+from edgeveil.errors import ProtocolError
+from edgeveil.evaluation.cluster_sums import ClusterSums
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.evaluation.record_counts import RecordCounts
 from edgeveil.parts.exchange import (
-    EVALUATE,
+    EVALUATIONS,
     TRAIN,
     Answer,
     Array,
@@ -35,6 +39,8 @@ from edgeveil.privacy.gaussian_mechanism import gaussian
 from edgeveil.privacy.sampler import RandomBytes, os_random
 
 COUNTS = "counts"
+CENTROIDS = "clusters/centroids"  # of the next exchange: in the cloud's state, and sent out
+ABOUT = "clusters/about"  # in the state: those that the last sums are about
 _ROOM_SIGMAS = 12  # Q(12) < 2^-108: no noise of a job's uploads is ever beyond
 
 
@@ -43,15 +49,17 @@ def evaluation_rounds(rounds: int, every: int) -> Iterator[int]:
     yield from (n for n in range(1, rounds + 1) if n == rounds or (every and n % every == 0))
 
 
-def with_evaluations(exchanges: Sequence[Exchange], every: int) -> tuple[Exchange, ...]:
-    """A method's exchanges and an evaluation after each training round that asks for one, counted
-    from 1."""
-    evaluated = set(evaluation_rounds(max((e.number for e in exchanges), default=0), every))
+def with_evaluations(
+    exchanges: Sequence[Exchange], rounds: Mapping[str, Collection[int]]
+) -> tuple[Exchange, ...]:
+    """A method's exchanges and the evaluations after each training round, whose numbers `rounds`
+    has by phase; counted from 1."""
     result: list[Exchange] = []
     for exchange in exchanges:
         result.append(replace(exchange, index=len(result) + 1))
-        if exchange.phase == TRAIN and exchange.number in evaluated:
-            result.append(Exchange(len(result) + 1, EVALUATE, exchange.number))
+        for phase in EVALUATIONS if exchange.phase == TRAIN else ():
+            if exchange.number in rounds.get(phase, ()):
+                result.append(Exchange(len(result) + 1, phase, exchange.number))
     return tuple(result)
 
 
@@ -78,6 +86,17 @@ class FederatedEvaluation:
         if not self.summed:
             return SegmentSpec(COUNTS, shape, "int64", largest=largest)
         return summed_spec(COUNTS, shape, largest, self.summed)
+
+    def about(self, tensors: Tensors) -> FederatedEvaluation:
+        """The same about the centroids that a package's `tensors` name, if it is about any.
+
+        Raises ProtocolError `bad_package` where they are missing or none.
+        """
+        if not isinstance(self.counts, ClusterSums):
+            return self
+        if CENTROIDS not in tensors:
+            raise ProtocolError("bad_package", "the centroids are missing")
+        return replace(self, counts=self.counts.of_broadcast(tensors[CENTROIDS]))
 
     @property
     def _own(self) -> GaussianEvent:
@@ -119,15 +138,21 @@ class FederatedEvaluation:
     def deviation(self, uploads: int) -> float:
         """Standard deviation of the noise in each count of so many devices, in records."""
         steps = math.sqrt(uploads * self._own.sigma_squared)
-        return steps * 2.0**-self._own.grid_bits / self.counts.largest
+        return steps * 2.0**-self._own.grid_bits / self.counts.whole
 
     def figures(self, sums: Sequence[Array], uploads: int) -> Mapping[str, Any]:
         """Of the noised counts of `uploads` devices, one by one or summed; for JSON."""
+        return {**self.counts.figures(*self._summed(sums, uploads)), "uploads": uploads}
+
+    def next_centroids(self, sums: Sequence[Array], uploads: int) -> NDArray[np.int64]:
+        """What the next exchange's sums are about, after these; see `about`."""
+        if not isinstance(self.counts, ClusterSums):
+            raise TypeError("counts are about no centroids")
+        return self.counts.moved(*self._summed(sums, uploads))
+
+    def _summed(self, sums: Sequence[Array], uploads: int) -> tuple[NDArray[np.float64], float]:
+        """The sum of all in the steps of the counts, and the deviation of its noise."""
         steps, unit = np.zeros(self.counts.cells, np.int64), 2.0**-self._own.grid_bits
         for one in sums:
             steps += one.astype(np.int64)
-        deviation = self.deviation(uploads) * self.counts.largest
-        return {
-            **self.counts.figures(steps.astype(np.float64) * unit, deviation),
-            "uploads": uploads,
-        }
+        return steps.astype(np.float64) * unit, self.deviation(uploads) * self.counts.whole

@@ -250,12 +250,16 @@ class Unsupervised(Block):
 
     every_rounds: int = Field(default=5, ge=0, le=10**6)
     """Evaluate in every so-manyth training round; 0: never."""
-    upload: Literal["mean", "per_sample"] = "mean"
-    """`mean`: one vector a device, unit device. `per_sample`: one a record, unit record."""
+    upload: Literal["mean", "per_sample", "sums"] = "mean"
+    """`mean`: one vector a device, unit device. `per_sample`: one a record, unit record. `sums`: no
+    vector; noised sums over a device's records by their nearest public centroid, unit record."""
+    epsilon: float | None = Field(default=None, gt=0, exclude_if=says_nothing(None), examples=[1])
+    """ε of all `sums` of one device's evaluation records together, with `privacy.delta`."""
     samples_per_device: int = Field(default=16, ge=1, le=4096)
     """Vectors of one device's `per_sample` upload; public, the same for all devices."""
     labels: Literal["argmax", "kmeans"] = "argmax"
-    """How uploads are put into clusters: by their largest entry, or by k-means."""
+    """How uploads are put into clusters: by their largest entry, or by k-means; `sums` have their
+    centroids."""
     silhouette: Literal["sklearn", "text"] = "sklearn"
     """`text`: the mean inner distance divides by the cluster's whole size, the point included."""
     cluster_client_num: int = Field(default=1000, ge=1, le=10**6)
@@ -400,6 +404,15 @@ class Job(Block):
     @property
     def infer_every(self) -> int:
         """Devices upload inferences in rounds that are multiples of this; 0: never."""
+        return 0 if self.unsupervised.upload == "sums" else self._unsupervised_every
+
+    @property
+    def cluster_every(self) -> int:
+        """Devices sum records by cluster after rounds that are multiples of this; 0: never."""
+        return self._unsupervised_every if self.unsupervised.upload == "sums" else 0
+
+    @property
+    def _unsupervised_every(self) -> int:
         unsupervised = self.unsupervised
         return 0 if unsupervised.eval_type == "NOT_EVAL" else unsupervised.every_rounds
 

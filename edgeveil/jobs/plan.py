@@ -14,12 +14,21 @@ from numpy.typing import NDArray
 
 from edgeveil.data.schema import schema_metadata
 from edgeveil.errors import ProtocolError, UsageError
-from edgeveil.evaluation.record_counts import counts_of
+from edgeveil.evaluation.cluster_sums import STEP_BITS, ClusterSums
+from edgeveil.evaluation.record_counts import RecordCounts, counts_of
 from edgeveil.evaluation.score_counts import ScoreCounts
-from edgeveil.jobs.federated_evaluation import COUNTS, FederatedEvaluation, with_evaluations
+from edgeveil.jobs.federated_evaluation import (
+    ABOUT,
+    CENTROIDS,
+    COUNTS,
+    FederatedEvaluation,
+    evaluation_rounds,
+    with_evaluations,
+)
 from edgeveil.jobs.job import Job
 from edgeveil.parts.aggregation import AggregationRule, ChoosingParameters, build_rule
 from edgeveil.parts.exchange import (
+    CLUSTER,
     EVALUATE,
     Array,
     CloudMethod,
@@ -212,37 +221,61 @@ class Plan:
         Raises PrivacyError where that rule meets a price that is not proven.
         """
         stop, kept, asked = self.job.privacy.stop, self.planned, self.job.federated_evaluation
+        every = self.job.cluster_every
         if stop is not None:
             prices = (self._training_price(exchange) for exchange in self.planned)
             kept = kept[: exchanges_within(prices, stop.epsilon, stop.delta)]
-        return kept if asked is None else with_evaluations(kept, asked.every_rounds)
+        rounds = max((e.number for e in kept), default=0)
+        after = {CLUSTER: set(range(every, rounds + 1, every)) if every else set()}
+        if asked is not None:
+            after[EVALUATE] = set(evaluation_rounds(rounds, asked.every_rounds))
+        return with_evaluations(kept, after)
 
     @property
     def of_method(self) -> tuple[Exchange, ...]:
         """Those of the exchanges that the method asks for."""
-        return tuple(exchange for exchange in self.exchanges if exchange.phase != EVALUATE)
+        return tuple(exchange for exchange in self.exchanges if not exchange.evaluates)
 
-    @cached_property
-    def evaluation(self) -> FederatedEvaluation:
-        """What an evaluation asks of each device.
+    def evaluation_of(self, phase: str) -> FederatedEvaluation:
+        """What an evaluation of this phase asks of each device.
 
         Raises PrivacyError where its noise cannot be made, UsageError where the job asks for none.
         """
+        return self.cluster_sums if phase == CLUSTER else self.evaluation
+
+    @cached_property
+    def evaluation(self) -> FederatedEvaluation:
+        """What an evaluation asks of each device; see `evaluation_of`."""
         job, asked = self.job, self.job.federated_evaluation
         if asked is None:
             raise UsageError("the job asks for no evaluation", where="federated_evaluation")
         counts = counts_of(job.data.classes, job.data.target)
         if job.anomaly:
             counts = ScoreCounts(asked.wanted_alarm_rate)
-        times = sum(exchange.phase == EVALUATE for exchange in self.exchanges)
+        return self._evaluation("evaluation counts", EVALUATE, counts, asked.epsilon)
+
+    @cached_property
+    def cluster_sums(self) -> FederatedEvaluation:
+        """The same of `unsupervised.upload: sums`."""
+        epsilon = self.job.unsupervised.epsilon
+        if epsilon is None or not self.job.cluster_every:
+            raise UsageError("the job asks for no sums", where="unsupervised.upload")
+        counts = ClusterSums(self.job.data.classes)
+        return self._evaluation("cluster sums", CLUSTER, counts, epsilon, STEP_BITS)
+
+    def _evaluation(
+        self, what: str, phase: str, counts: RecordCounts, epsilon: float, fine_bits: int = 0
+    ) -> FederatedEvaluation:
+        job, times = self.job, sum(exchange.phase == phase for exchange in self.exchanges)
         event = counts_event(
-            "evaluation counts",
+            what,
             counts.sensitivity_squared,
             counts.cells,
-            asked.epsilon,
+            epsilon,
             job.privacy.delta,
             max(1, times),
             honest_devices(job, sets=1),
+            fine_bits,
         )
         summed = self.setting.summed
         return FederatedEvaluation(counts, event, job.data.nominal_records, summed)
@@ -268,14 +301,14 @@ class Plan:
     def recalled(self, exchange: Exchange) -> tuple[Exchange, ...]:
         """Earlier exchanges whose answer this one builds on: with `ldp_pca` the covariance."""
         projection = self.setting.projection
-        if projection is None or projection.name != "ldp_pca" or exchange.phase == EVALUATE:
+        if projection is None or projection.name != "ldp_pca" or exchange.evaluates:
             return ()
         return tuple(e for e in self.exchanges[: exchange.index - 1] if e.phase == COVARIANCE)
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
         """What may be uploaded, the softmax last."""
-        if exchange.phase == EVALUATE:
-            return (self.evaluation.spec,)
+        if exchange.evaluates:
+            return (self.evaluation_of(exchange.phase).spec,)
         specs = self.cloud.segments(exchange)
         if exchange.infer:
             specs += (self._softmax_spec,)
@@ -301,23 +334,39 @@ class Plan:
         return self.job.aggregation.groups
 
     def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
-        """The method's tensors for the selected devices; of an evaluation none."""
-        return {} if exchange.phase == EVALUATE else self.cloud.package(state, exchange)
+        """The method's tensors for the selected devices; of an evaluation none, but centroids."""
+        if exchange.phase == CLUSTER:
+            return {CENTROIDS: self._centroids(state)}
+        return {} if exchange.evaluates else self.cloud.package(state, exchange)
+
+    def _centroids(self, state: Tensors) -> Array:
+        """What the next sums by cluster are about: corners of the simplex before any came."""
+        known = state.get(CENTROIDS)
+        return ClusterSums(self.job.data.classes).about if known is None else known
 
     def next_state(
         self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
         """The method's state after the mean of `uploads` devices' segments, or what a rule made of
-        them. An evaluation changes the threshold alone, which is of the model that was evaluated.
+        them. An evaluation changes the threshold alone, which is of the model that was evaluated,
+        or the centroids.
         """
-        if exchange.phase != EVALUATE:
+        if not exchange.evaluates:
             after = self.cloud.absorb(state, exchange, mean, uploads)
+            if self.job.cluster_every:
+                after |= {name: state[name] for name in (CENTROIDS, ABOUT) if name in state}
         else:
             after = dict(state)
         after.pop(THRESHOLD, None)
-        if exchange.phase == EVALUATE and self.job.anomaly:
-            counted = np.rint(mean[COUNTS].astype(np.float64) * uploads)
-            found = self.evaluation.figures([counted], uploads).get("threshold")
+        if not exchange.evaluates:
+            return after
+        counted = [np.rint(mean[COUNTS].astype(np.float64) * uploads)]
+        if exchange.phase == CLUSTER:
+            about = self._centroids(state)
+            moved = self.cluster_sums.about({CENTROIDS: about}).next_centroids(counted, uploads)
+            after |= {ABOUT: about, CENTROIDS: moved}
+        elif self.job.anomaly:
+            found = self.evaluation.figures(counted, uploads).get("threshold")
             after |= {} if found is None else {THRESHOLD: np.array([found], np.float32)}
         return after
 
@@ -428,8 +477,8 @@ class Plan:
 
     def price(self, exchange: Exchange, *, trains: bool) -> tuple[Event, ...]:
         """The events that one device's answer costs, the softmax upload last."""
-        if exchange.phase == EVALUATE:
-            return (self.evaluation.event,)
+        if exchange.evaluates:
+            return (self.evaluation_of(exchange.phase).event,)
         training = self.device.price(exchange) if trains else ()
         return (*training, self.softmax_event()) if exchange.infer else training
 
@@ -454,17 +503,23 @@ class Plan:
     @property
     def evaluation_note(self) -> str:
         """What a person reads of what the figures on devices' own records can tell, or ""."""
-        if self.job.federated_evaluation is None:
-            return ""
+        told = []
+        if self.job.cluster_every:
+            told.append(self._noise_note("unsupervised", CLUSTER, "evaluation by sums"))
+        if self.job.federated_evaluation is not None:
+            told.append(self._noise_note("federated_evaluation", EVALUATE, "evaluation"))
+        return "; ".join(told)
+
+    def _noise_note(self, key: str, phase: str, what: str) -> str:
         asked = self.job.selection.devices
         uploads = asked if isinstance(asked, int) else self.job.round.min_batch
         records = uploads * self.job.data.nominal_evaluation_records
-        noise = self.evaluation.deviation(uploads)
-        times = sum(exchange.phase == EVALUATE for exchange in self.exchanges)
+        noise = self.evaluation_of(phase).deviation(uploads)
+        times = sum(exchange.phase == phase for exchange in self.exchanges)
         return (
-            f"federated_evaluation: {times} evaluation{'s' * (times != 1)}; in each count of"
-            f" {uploads:,} devices noise of {noise:.3g} records, beside about {records:,}"
-            " evaluation records in all, so that shares of them are told to"
+            f"{key}: {times} {what.replace('evaluation', 'evaluations') if times != 1 else what};"
+            f" in each count of {uploads:,} devices noise of {noise:.3g} records, beside about"
+            f" {records:,} evaluation records in all, so that shares of them are told to"
             f" ± {noise / records:.2g} or so"
         )
 

@@ -81,10 +81,11 @@ def rehearse_device(
         if any(exchange.infer for exchange in plan.exchanges):
             rehearsed_softmax(plan, graph, plan.cloud.model(state), part.x, random_bytes)
         inferred_s = time.perf_counter() - begun_s
-        begun_s, evaluated_s = time.perf_counter(), 0.0
-        if plan.job.federated_evaluation is not None:
-            rehearsed_evaluation(plan, graph, plan.cloud.model(state), part, random_bytes)
-            evaluated_s = time.perf_counter() - begun_s
+        evaluated_s = 0.0
+        for exchange in evaluation_kinds(plan):
+            begun_s = time.perf_counter()
+            rehearsed_evaluation(plan, exchange, graph, state, part, random_bytes)
+            evaluated_s = max(evaluated_s, time.perf_counter() - begun_s)
         if trains:
             plan.check_backbones()
             trained_s = _train(plan, made, state, processor, random_bytes, memory_bytes)
@@ -124,26 +125,30 @@ def rehearsed_softmax(
 
 def rehearsed_evaluation(
     plan: Plan,
+    exchange: Exchange,
     graph: bytes,
-    weights: Tensors,
+    state: Tensors,
     records: Records,
     random_bytes: RandomBytes = os_random,
 ) -> Array:
-    """The noised counts of these evaluation records, as they would be sealed.
+    """The noised counts of these evaluation records, by the model of the cloud's `state`, as they
+    would be sealed.
 
     Raises DataError for a graph that a device refuses, or that has no output for the first of them.
     """
     job = plan.job
     session = InferenceSession(graph, sha256(graph).digest(), classes=job.data.classes)
-    given = dict(plan.graph_weights(unpack_tensors(pack_tensors(weights))))
-    first = session.single_outputs(records.x[:1], given, plan.evaluation.counts.outputs)
+    given = dict(plan.graph_weights(unpack_tensors(pack_tensors(plan.cloud.model(state)))))
+    package = unpack_tensors(pack_tensors(plan.package(state, exchange)))
+    asked = plan.evaluation_of(exchange.phase).about(package)
+    first = session.single_outputs(records.x[:1], given, asked.counts.outputs)
     if not np.isfinite(first).all():
         raise DataError(
             "gives a made-up record no finite output",
             where="ONNX graph",
             fix="let the model give finite values",
         )
-    answer = plan.evaluation.answer(session, given, records, random_bytes)
+    answer = asked.answer(session, given, records, random_bytes)
     return unpack_tensors(pack_tensors(answer.segments))[COUNTS]
 
 
@@ -179,6 +184,12 @@ def training_kinds(plan: Plan) -> tuple[Exchange, ...]:
     """
     most = 2 if plan.setting.stages else 1
     return tuple(e for e in plan.of_method if e.phase != TRAIN or e.number <= most)
+
+
+def evaluation_kinds(plan: Plan) -> tuple[Exchange, ...]:
+    """One exchange of each kind in which devices evaluate alone."""
+    first = {e.phase: e for e in reversed(plan.exchanges) if e.evaluates}
+    return tuple(first.values())
 
 
 def _train(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from edgeveil.jobs import Job
 from edgeveil.jobs.job import Round
 from edgeveil.jobs.plan import Plan
-from edgeveil.parts.exchange import EVALUATE, Exchange, SegmentSpec
+from edgeveil.parts.exchange import Exchange, SegmentSpec
 from edgeveil.privacy.events import Event
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Group, MaskedGroup
 
@@ -44,13 +44,13 @@ class RoundContext:
     @property
     def sets(self) -> int:
         """Into how many sets uploads are dealt, each summed by itself."""
-        return self.plan.sets if self.masked and self.exchange.phase != EVALUATE else 1
+        return self.plan.sets if self.masked and not self.exchange.evaluates else 1
 
     @property
     def round(self) -> Round:
         """How the exchange closes; an evaluation has no late uploads that another could count."""
         said = self.job.round
-        if self.exchange.phase != EVALUATE:
+        if not self.exchange.evaluates:
             return said
         return said.model_copy(update={"mode": "sync"})
 

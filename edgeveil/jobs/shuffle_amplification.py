@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgeveil.jobs.plan import SOFTMAX, Plan
-from edgeveil.parts.exchange import EVALUATE
 from edgeveil.privacy.accountant import pure_epsilon
 from edgeveil.privacy.amplification import shuffled_epsilon
 from edgeveil.privacy.events import Event, LaplaceEvent, TwoValueEvent
@@ -69,7 +68,7 @@ def shuffled(plan: Plan) -> tuple[ShuffleCredit, ...]:
     inferred: list[tuple[Event, ...]]
     inferred = [(plan.softmax_event(),) for e in plan.exchanges if e.infer]
     # They read the same records, and their noise is not of such a kind: together nothing is earned.
-    inferred += [plan.price(e, trains=False) for e in plan.exchanges if e.phase == EVALUATE]
+    inferred += [plan.price(e, trains=False) for e in plan.exchanges if e.evaluates]
     layers = sum(s.name != SOFTMAX for s in plan.segments(prices[-1][0]))
     found = (
         _credit(plan, TRAIN, trained[: job.max_participations], layers),

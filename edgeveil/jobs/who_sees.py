@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import TRAIN
 
-EVALUATION_COUNTS = "evaluation counts"
+EVALUATION_COUNTS, CLUSTER_SUMS = "evaluation counts", "cluster sums"
 _PROXY = "ciphertext of one size, who sent it and when"
 _SUMMED = f"{_PROXY}; the seeds of masks, without what they hide"
 
@@ -27,7 +27,11 @@ def who_sees(plan: Plan, cells: int = 1) -> tuple[Sight, ...]:
     if plan.job.infer_every:
         rows.append(_inference(plan, cells))
     if plan.job.federated_evaluation is not None:
-        rows.append(_evaluation(plan, cells))
+        what = "noised counts of evaluation records"
+        rows.append(_evaluation(plan, cells, EVALUATION_COUNTS, what))
+    if plan.job.cluster_every:
+        what = "noised sums of evaluation records by cluster"
+        rows.append(_evaluation(plan, cells, CLUSTER_SUMS, what))
     models = Sight("models sent to devices", "all: it makes them", "ciphertext")
     return (*rows, models)
 
@@ -49,11 +53,10 @@ def _inference(plan: Plan, cells: int) -> Sight:
     return Sight("inferences", f"each {noised} {rows}, {_order(plan, cells)}{alone}", _PROXY)
 
 
-def _evaluation(plan: Plan, cells: int) -> Sight:
-    what = "noised counts of evaluation records"
-    if plan.evaluation.summed:
-        return Sight(EVALUATION_COUNTS, _sums(plan, what, "sum", cells, sets=1), _SUMMED)
-    return Sight(EVALUATION_COUNTS, f"each device's {what}, {_order(plan, cells)}", _PROXY)
+def _evaluation(plan: Plan, cells: int, name: str, what: str) -> Sight:
+    if plan.setting.summed:
+        return Sight(name, _sums(plan, what, "sum", cells, sets=1), _SUMMED)
+    return Sight(name, f"each device's {what}, {_order(plan, cells)}", _PROXY)
 
 
 def _sums(plan: Plan, what: str, kind: str, cells: int, sets: int = 0) -> str:

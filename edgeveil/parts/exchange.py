@@ -27,6 +27,8 @@ Tensors = Mapping[str, NDArray[np.generic]]
 
 TRAIN = "train"
 EVALUATE = "evaluate"  # a model on the devices' evaluation records; no method knows of it
+CLUSTER = "cluster"  # the same, by sums about public centroids
+EVALUATIONS = (CLUSTER, EVALUATE)  # in their order after a round
 KEPT = "kept/"  # before the name of what a device keeps to itself, among an answer's tensors
 
 
@@ -34,9 +36,9 @@ KEPT = "kept/"  # before the name of what a device keeps to itself, among an ans
 class Exchange:
     """One broadcast and its answers. `index` counts from 1 over the whole job.
 
-    `phase` is `train` for training rounds, `evaluate` where the model after one is evaluated, else
-    the preparatory phase's name; `number` is the training round's number from 1, 0 in a
-    preparatory phase. `infer` asks for softmax uploads.
+    `phase` is `train` for training rounds, one of EVALUATIONS where the model after one is
+    evaluated, else the preparatory phase's name; `number` is the training round's number from 1, 0
+    in a preparatory phase. `infer` asks for softmax uploads.
     """
 
     index: int
@@ -52,18 +54,29 @@ class Exchange:
     @property
     def carries_model(self) -> bool:
         """Whether devices are sent the model itself: they run it on their evaluation records."""
-        return self.infer or self.phase == EVALUATE
+        return self.infer or self.evaluates
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether devices sum over their evaluation records, and train nothing."""
+        return self.phase in EVALUATIONS
 
 
 def exchange_label(phase: str, number: int) -> str:
-    """What a person reads of an exchange: `centre`, `round 3`, `evaluation of round 3`."""
-    of = {TRAIN: f"round {number}", EVALUATE: f"evaluation of round {number}"}
+    """What a person reads of an exchange: `centre`, `round 3`, `evaluation of round 3`, `clusters
+    of round 3`."""
+    of = {
+        TRAIN: f"round {number}",
+        EVALUATE: f"evaluation of round {number}",
+        CLUSTER: f"clusters of round {number}",
+    }
     return of.get(phase, phase)
 
 
 def short_label(phase: str, number: int) -> str:
     """The same in a table's first column: `centre`, `3`, `3, evaluated`."""
-    return f"{number}, evaluated" if phase == EVALUATE else str(number or phase)
+    of = {EVALUATE: f"{number}, evaluated", CLUSTER: f"{number}, clustered"}
+    return of.get(phase, str(number or phase))
 
 
 @dataclass(frozen=True)

@@ -174,22 +174,24 @@ def counts_event(
     delta: float,
     times: int,
     honest: int = 0,
+    fine_bits: int = 0,
 ) -> GaussianEvent | SharedGaussian:
     """One release of whole-number counts over evaluation records; `times` of them are (ε, δ)-DP.
 
     The squares of what one record adds to the `coordinates` counts sum to at most
     `sensitivity_squared`. A count is 2**grid_bits steps, so that the noise is fine although counts
-    are few. `honest`: so many devices in each sum add a part of the noise; 0: each adds all of it.
-    Raises `PrivacyError` where no noise of the sampler's meets (ε, δ).
+    are few; with `fine_bits` they come in steps of 2**-fine_bits already. `honest`: so many devices
+    in each sum add a part of the noise; 0: each adds all of it. Raises `PrivacyError` where no
+    noise of the sampler's meets (ε, δ).
     """
     # Discreteness may take a hundredth of δ; and each part has its share of the variance alone.
     finest = (1 + math.exp(min(epsilon_, 64.0))) * coordinates * times / (0.16 * delta)
     least = max(COUNTS_SIGMA_BITS, min(SIGMA_BITS, math.ceil(math.log2(finest) / 2)))
     widest = math.isqrt(LARGEST_SCALE**2 // sensitivity_squared).bit_length() - 1
-    sigma_bits = min(widest, least + (honest.bit_length() + 1) // 2)
+    sigma_bits = min(widest + fine_bits, least + (honest.bit_length() + 1) // 2)
 
     def of(mu: float) -> GaussianEvent:
-        bits = max(0, sigma_bits + math.floor(math.log2(mu)))
+        bits = max(0, sigma_bits + math.floor(math.log2(mu)) - fine_bits)
         steps = math.isqrt((sensitivity_squared << 2 * bits) - 1) + 1
         event = gaussian_event(what, steps, mu, coordinates, grid_bits=bits)
         return replace(event, purpose="infer")

@@ -137,7 +137,7 @@ CLOUD_STATES = StateTable(
 )
 
 
-_EVALUATE = "evaluate"  # the phase of what changes no model
+_EVALUATIONS = ("evaluate", "cluster")  # phases of what changes no model
 _SLOW = "the other cells had a quorum of all devices before it answered"
 
 
@@ -645,7 +645,7 @@ class JobCourse:
         if self.attempt == 1 and not answers.uploaded and answers.declined >= selected:
             # Nothing was released, and asking again at once would change no owner's mind.
             why = all_declined(answers)
-            if any(one is not None and one.phase == _EVALUATE for one in asked):
+            if any(one is not None and one.phase in _EVALUATIONS for one in asked):
                 return self._pause(why)  # what was learned is not given up for want of figures
             told = {"declined": answers.declined, "causes": dict(answers.causes)}
             report = self._report("all_declined", round=self.exchange, **told)

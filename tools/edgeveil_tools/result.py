@@ -100,6 +100,7 @@ from edgeveil.evaluation.figures import (
     ACCURACY,
     AUC,
     RMSE,
+    cluster_text,
     federated_text,
     leading,
     leading_of,
@@ -386,7 +387,7 @@ def build(record: RunEvents, facts: RunFacts) -> dict[str, Any]:
     reference = [float(value) for value in facts.reference]
     final = record.rounds[-1] if record.rounds else {}
     last = reference[-1] if reference else None
-    led = leading(final)[0]
+    led, by_sums = leading(final)[0], _last(record.evaluations, "cluster_scores")
     found = {
         "job": facts.job,
         "status": facts.status,
@@ -398,7 +399,8 @@ def build(record: RunEvents, facts: RunFacts) -> dict[str, Any]:
             "accuracy": record.accuracy,
             "figures": final.get("figures"),
             "measured_on": MEASURED_ON[facts.published],
-            "federated": record.evaluations[-1]["federated"] if record.evaluations else None,
+            "federated": _last(record.evaluations, "federated"),
+            **({"cluster_scores": by_sums} if by_sums else {}),
         },
         "reference": {
             "accuracy": last if led == ACCURACY else None,
@@ -425,6 +427,11 @@ def build(record: RunEvents, facts: RunFacts) -> dict[str, Any]:
     }
     plain: dict[str, Any] = finite(found)
     return plain
+
+
+def _last(rows: Sequence[Mapping[str, Any]], key: str) -> Any:
+    """What the newest of them has under the key; None where none has it."""
+    return next((row[key] for row in reversed(rows) if row.get(key)), None)
 
 
 def privacy_of(
@@ -462,10 +469,12 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     why = f"; {result['reason']}" if result["reason"] else ""
     figures, (led, value) = final.get("figures"), leading(final)
     ideal, federated = reference_of(reference), final.get("federated")
+    by_sums = final.get("cluster_scores")
     return [
         *([("note", result["note"])] if result["note"] else []),
         (f"final {led}", leading_text(led, value) + own),
         *([("federated", federated_text(federated))] if federated else []),
+        *([("clusters", cluster_text(by_sums))] if by_sums else []),
         *([("other figures", figures_text(figures))] if figures else []),
         *([] if ideal is None else [("without noise", leading_text(led, ideal) + unprotected)]),
         ("training guarantee", guarantee_text(result["privacy"], "training")),
@@ -566,10 +575,17 @@ def finite(value: Any) -> Any:
     return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+def _scores(clusters: Mapping[str, Any]) -> dict[str, Any]:
+    if clusters.get("upload") == "sums":
+        return dict(clusters)
+    return {key: clusters.get(key) for key in _SCORES}
+
+
 def exchange_row(data: Mapping[str, Any]) -> dict[str, Any]:
     clusters, averaged = data.get("clusters"), data.get("mean_softmax")
     phase, number = {"phase": data["phase"]}, {"round": data["number"]}
-    name = {"train": number, "evaluate": phase | number}.get(data["phase"], phase)
+    both = phase | number
+    name = {"train": number, "evaluate": both, "cluster": both}.get(data["phase"], phase)
     federated = data.get("federated") or {}
     told = {key: value for key, value in federated.items() if key not in ("eval_type", "round")}
     return {
@@ -580,7 +596,7 @@ def exchange_row(data: Mapping[str, Any]) -> dict[str, Any]:
         "figures": data.get("figures"),
         "uploads": data["uploads"],
         "declined": data.get("declined", 0),
-        "cluster_scores": {key: clusters.get(key) for key in _SCORES} if clusters else None,
+        "cluster_scores": _scores(clusters) if clusters else None,
         "mean_softmax": {key: averaged[key] for key in _MEAN} if averaged else None,
         "seconds": data.get("seconds", 0.0),
         "bytes": dict(data.get("bytes", {})),

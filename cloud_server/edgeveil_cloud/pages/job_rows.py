@@ -11,7 +11,12 @@ from typing import Any
 import yaml
 
 from edgeveil.errors import EdgeVeilError
-from edgeveil.evaluation.figures import ACCURACY, federated_text, leading_stored, leading_text
+from edgeveil.evaluation.figures import (
+    ACCURACY,
+    evaluation_text,
+    leading_stored,
+    leading_text,
+)
 from edgeveil.jobs import compile_canonical
 from edgeveil.privacy.guarantee import record_text, shared_text, up, worth
 from edgeveil.protocol.cloud_tasks import OTHERWISE, RESUME, pause_advice, resume_follows
@@ -77,9 +82,9 @@ def row_of(glimpse: JobGlimpse, running: int, most_running: int) -> dict[str, An
 
 def figure_text(canonical: bytes, record: ExchangeRecord) -> str:
     """What leads the figures of one exchange of a job, by name, or ""."""
-    federated = told_federated(record.scores)
-    if federated is not None:
-        return federated_text(federated)
+    told = evaluation_text({"federated": told_federated(record.scores), "clusters": record.scores})
+    if told:
+        return told
     plan = planned(canonical)
     value = leading_stored(plan.measure, record.accuracy, record.loss, plan.half)
     return "" if value is None else f"{plan.measure} {leading_text(plan.measure, value)}"

@@ -15,14 +15,14 @@ from edgeveil.evaluation.figures import (
     ACCURACY,
     AUC,
     RMSE,
-    federated_text,
+    evaluation_text,
     leading_of,
     leading_text,
 )
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.shuffle_amplification import shuffled
 from edgeveil.jobs.who_sees import who_sees
-from edgeveil.parts.exchange import EVALUATE, TRAIN
+from edgeveil.parts.exchange import EVALUATIONS, TRAIN
 from edgeveil.privacy.guarantee import up
 from edgeveil.privacy.policy import Quote
 from edgeveil.protocol.cloud_tasks import BY_ITSELF, RESUME
@@ -164,9 +164,9 @@ class RunEvents:
         kind, data = event["type"], event["data"]
         if kind == "exchange_committed":
             row = exchange_row(data)
-            kept = {TRAIN: self.rounds, EVALUATE: self.evaluations}
+            kept = {TRAIN: self.rounds, **dict.fromkeys(EVALUATIONS, self.evaluations)}
             kept.get(data["phase"], self.phases).append(row)
-            if data["phase"] == EVALUATE and self.rounds and row.get("figures"):
+            if data["phase"] in EVALUATIONS and self.rounds and row.get("figures"):
                 self.rounds[-1]["figures"] = row["figures"]  # of the same model, more is known
         elif kind == "broadcast" and data.get("kind") == "round":
             self.asked = self.committed + 1
@@ -274,9 +274,9 @@ class RunLog:
             view.uploads, view.declined = data["uploads"], data.get("declined", 0)
             view.accuracy, view.rmse = self.record.accuracy, self.record.rmse
             view.auc = self.record.auc
-            view.evaluating = data["phase"] == EVALUATE
+            view.evaluating = data["phase"] in EVALUATIONS
             if view.evaluating:
-                view.federated = federated_text(data.get("federated") or {})
+                view.federated = evaluation_text(data)
             view.reference = reference.at(view.round) if reference else None
             spent, quote = data.get("epsilon", {}), self._whole
             view.training_epsilon = spent.get("training") if quote.training.proven else None

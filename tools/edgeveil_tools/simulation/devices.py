@@ -22,7 +22,7 @@ from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation.mean import ExactSum, Grids, largest
-from edgeveil.parts.exchange import EVALUATE, Array, Tensors
+from edgeveil.parts.exchange import Array, Tensors
 from edgeveil.parts.features import match_artifacts
 from edgeveil.parts.own_records import dealt_records, halves, origin_of, take
 from edgeveil.privacy.events import Event
@@ -168,7 +168,7 @@ class SimulatedDevices:
             return DeviceAnswer(number, declined=str(error), cause=decline_cause(error))
         segments = {name: array for part in found.parts for name, array in part.segments.items()}
         device.answered.append(index)
-        if context.exchange.phase != EVALUATE:
+        if not context.exchange.evaluates:
             device.kept = kept
         if index in self._built_on:
             device.released[index] = pack_tensors(segments)

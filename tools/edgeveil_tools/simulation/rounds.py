@@ -22,7 +22,7 @@ from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.jobs.broadcast_precision import as_learned_from
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation.mean import ExactSum, Grids
-from edgeveil.parts.exchange import EVALUATE, Array
+from edgeveil.parts.exchange import Array
 from edgeveil.parts.models.softmax_head import bake
 from edgeveil.parts.own_records import held_records
 from edgeveil.protocol.cloud_tasks import RoundAnswers, all_declined
@@ -132,7 +132,7 @@ class SimulatedRounds:
                 asked += 1
                 state, event = self._round(context, state, selected)
             except _AllDeclined as error:
-                if exchange.phase == EVALUATE:
+                if exchange.evaluates:
                     self._end("paused", str(error), exchange.index - 1, accuracy)
                     return None
                 why = {

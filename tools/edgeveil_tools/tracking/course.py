@@ -152,6 +152,10 @@ class Tracking:
 def metrics_of(data: Mapping[str, Any]) -> dict[str, float]:
     """The figures of a committed exchange; what is not known is left out."""
     federated = data.get("federated") or {}
+    clusters = data.get("clusters") or {}
+    if data["phase"] == "cluster":
+        told = {f"clusters/{key}": value for key, value in clusters.items()}
+        return _numbers({**told, "cluster_score": clusters.get("score")})
     if data["phase"] == "evaluate":  # beside those of the round itself, not in their place
         shown = {key: value for key, value in federated.items() if key not in ("round", "leading")}
         told = {f"federated/{key}": value for key, value in shown.items()}
@@ -160,7 +164,7 @@ def metrics_of(data: Mapping[str, Any]) -> dict[str, float]:
         **{key: data.get(key) for key in ("accuracy", "loss", "uploads", "declined", "seconds")},
         **{f"epsilon.{key}": value for key, value in data.get("epsilon", {}).items()},
         **{f"bytes.{key}": value for key, value in data.get("bytes", {}).items()},
-        "cluster_score": (data.get("clusters") or {}).get("score"),
+        "cluster_score": clusters.get("score"),
     }
     return {**_numbers(found), **figures_of(data)}
 
