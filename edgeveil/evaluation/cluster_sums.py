@@ -37,6 +37,7 @@ HIDDEN = "the noise hides it"
 _SUM_ERROR = 1e-3  # of probabilities that are scaled to sum 1; others are none
 _TOTALS = 3
 _DRAWS, _SEED = 100, 1  # of the noise that the standard errors are measured with; public
+_SURE = 4.0  # standard errors that a score must have to be told
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class ClusterSums:
             off = [draw.get(name, math.inf) - true.get(name, math.nan) for draw in draws]
             error = math.sqrt(float(np.mean(np.square(off)))) if off else 0.0
             value = found.get(name, math.nan)
-            sure = value > LEAST_SIGNAL * error  # never of NaN
+            sure = value >= _SURE * error  # never of NaN
             told[name] = to_digits(value) if sure else None
             told[f"{name}_deviation"] = to_digits(error) if sure else None
         return {

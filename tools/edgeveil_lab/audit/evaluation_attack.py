@@ -1,4 +1,5 @@
-"""Attacks on federated evaluation: one evaluation record more, which the model gets right or wrong.
+"""Attacks on federated evaluation: one evaluation record more, which the model gets right or wrong,
+or which is as far from all centroids as a record can be.
 
 What is heard is a device's whole upload, from outputs and labels on; with shared noise the sum of
 as many uploads as are counted on, of which the attacker knows all records but the one.
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.target import LABELS, TargetRange
+from edgeveil.evaluation.cluster_sums import ONE, STEP_BITS, ClusterSums
 from edgeveil.evaluation.record_counts import Confusion, Errors, Hits, RecordCounts
 from edgeveil.jobs.federated_evaluation import COUNTS, FederatedEvaluation
 from edgeveil.privacy.accountant import epsilon
@@ -30,13 +32,14 @@ _KINDS: tuple[tuple[str, RecordCounts], ...] = (
     ("two classes", Confusion(2)),
     ("by class", Hits(3)),
     ("a number", Errors(TargetRange(0.0, 1.0))),
+    ("clusters", ClusterSums(2, ((ONE, 0), (ONE, 0)))),
 )
 
 
 def _one_more(kind: RecordCounts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Exact counts without and with a record that changes as much as one can."""
     outputs = np.zeros((_RECORDS + 1, kind.outputs))
-    outputs[:, -1] = 1e6
+    outputs[:, -1] = 1.0 if isinstance(kind, ClusterSums) else 1e6
     labels = np.zeros(_RECORDS + 1, np.int64)
     if isinstance(kind, Errors):
         labels[:_RECORDS] = LABELS - 1
@@ -45,8 +48,9 @@ def _one_more(kind: RecordCounts) -> tuple[NDArray[np.int64], NDArray[np.int64]]
 
 def evaluation_attack(title: str, kind: RecordCounts, runs: int, honest: int = 0) -> Attack:
     """The noised counts of all evaluations along what the record changes: a likelihood ratio."""
+    fine_bits = STEP_BITS if isinstance(kind, ClusterSums) else 0
     event = counts_event(
-        MECHANISM, kind.sensitivity_squared, kind.cells, EPSILON, DELTA, TIMES, honest
+        MECHANISM, kind.sensitivity_squared, kind.cells, EPSILON, DELTA, TIMES, honest, fine_bits
     )
     own = FederatedEvaluation(kind, event, _RECORDS + 1)
     law = as_summed(event)
@@ -82,7 +86,10 @@ def evaluation_attack(title: str, kind: RecordCounts, runs: int, honest: int = 0
 
 
 def evaluation_attacks(runs: int) -> tuple[Attack, ...]:
-    """One for each kind of counts, and one on shared noise."""
+    """One for each kind of counts, and two on shared noise."""
     alone = (evaluation_attack(title, kind, runs) for title, kind in _KINDS)
-    shared = evaluation_attack("two classes, shared noise", Confusion(2), runs // 2, HONEST)
-    return (*alone, shared)
+    shared = (
+        evaluation_attack(f"{title}, shared noise", kind, runs // 2, HONEST)
+        for title, kind in (_KINDS[0], _KINDS[-1])
+    )
+    return (*alone, *shared)

@@ -2,8 +2,8 @@
 
 The file is real, of every form that owners have; the loader, the dealing and the device halves are
 those of a device. Without one record each exact sum of each phase changes by so many steps, and so
-does each row of a per-sample upload: that over the noise is the true μ, or ε, of the whole fleet's
-answers for this pair of files. It may not exceed what the job prints.
+do each row of a per-sample upload and the sums by cluster: that over the noise is the true μ, or ε,
+of the whole fleet's answers for this pair of files. It may not exceed what the job prints.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from edgeveil.data.public_order import hold_back
 from edgeveil.data.records import Records
 from edgeveil.data.split import sample_slots
 from edgeveil.errors import PrivacyError
+from edgeveil.evaluation.cluster_sums import ONE, STEP_BITS, ClusterSums
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs import parse_plan
 from edgeveil.parts import own_records as device
@@ -42,7 +43,7 @@ from edgeveil.parts.partitions import PARTITIONS, Shares
 from edgeveil.parts.partitions.dealing import OwnRule, disturbed, partition
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import Event, GaussianEvent, LaplaceEvent
-from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle
+from edgeveil.privacy.gaussian_mechanism import counts_event, diagonal_of_triangle
 from edgeveil.privacy.grid import Int64
 from edgeveil.privacy.laplace_mechanism import SOFTMAX_BITS, scale_of
 from edgeveil.sites.data import DeviceData
@@ -184,6 +185,7 @@ class FleetRelease:
     held: Counter[tuple[Any, ...]]  # (device, half, record) of each record
     sums: tuple[tuple[Int64, ...], ...]  # by exchange and device, in steps
     rows: NDArray[np.float64]  # (devices, slots, classes) of one per-sample upload
+    clusters: tuple[Int64, ...]  # sums by cluster of each device, in steps
 
 
 class DealtFleet:
@@ -207,13 +209,20 @@ class DealtFleet:
         self._asked = list(self._questions())
         graph = self.plan.graph()
         self._session = InferenceSession(graph, sha256(graph).digest(), classes=CLASSES)
+        rows = np.random.default_rng(SEED).dirichlet(np.ones(CLASSES), CLASSES) * ONE
+        self._clusters = ClusterSums(CLASSES).of_broadcast(np.floor(rows).astype(np.int64))
+        squared, cells = self._clusters.sensitivity_squared, self._clusters.cells
+        event = counts_event("clusters", squared, cells, 8.0, DELTA, 1, fine_bits=STEP_BITS)
+        if not isinstance(event, GaussianEvent):
+            raise TypeError("a device's sums have Gaussian noise")
+        self._of_clusters = event
 
     def released(self, data: dict[str, Any], dealing: dict[str, Any]) -> FleetRelease:
         """What the fleet that shares the file of `data` would release."""
         shared = {"devices": DEVICES, "partition": dealing, "seed": SEED, "classes": CLASSES}
         held: Counter[tuple[Any, ...]] = Counter()
         sums: list[list[Int64]] = [[] for _ in self._asked]
-        rows = []
+        rows, clusters = [], []
         for index in range(DEVICES):
             block = {**data, "name": "own", "test_share": _SHARES["test_share"]}
             site = DeviceData.model_validate_json(
@@ -232,10 +241,12 @@ class DealtFleet:
                 found.append(self._fm.sums(exchange, tensors, training))
             slots = sample_slots(evaluation.x, 4, key)
             rows.append(self._session.slot_softmax(evaluation.x, self._weights, slots))
-        return FleetRelease(held, tuple(map(tuple, sums)), np.stack(rows))
+            outputs = self._session.single_outputs(evaluation.x, self._weights, CLASSES)
+            clusters.append(self._clusters.of(outputs, evaluation.y))
+        return FleetRelease(held, tuple(map(tuple, sums)), np.stack(rows), tuple(clusters))
 
-    def true_epsilons(self, one: FleetRelease, other: FleetRelease) -> tuple[float, float]:
-        """(training, inference) ε of the whole fleet's answers for this pair of files.
+    def true_epsilons(self, one: FleetRelease, other: FleetRelease) -> tuple[float, float, float]:
+        """(training, inference, clusters) ε of the whole fleet's answers for this pair of files.
 
         Devices add their noise independently, so their squared L2 norms add up, as do L1 norms.
         """
@@ -254,18 +265,20 @@ class DealtFleet:
         if not isinstance(softmax, LaplaceEvent):
             raise TypeError(f"a softmax upload without Laplace noise: {softmax.what}")
         inference = float(np.abs(steps).sum()) / float(scale_of(softmax))
-        try:
-            return epsilon(events, DELTA).epsilon + pure, inference
-        except PrivacyError:  # more than any ε at this δ
-            return math.inf, inference
+        pairs = zip(one.clusters, other.clusters, strict=True)
+        squared = sum(int(v) ** 2 for before, after in pairs for v in before - after)
+        whole = math.isqrt(max(0, (squared << 2 * self._of_clusters.grid_bits) - 1)) + 1
+        clusters = _epsilon([replace(self._of_clusters, sensitivity_steps=whole)])
+        return _epsilon(events) + pure, inference, clusters
 
     @cached_property
-    def printed(self) -> tuple[float, float]:
-        """What the job prints as proven for the whole training, and for one upload of rows."""
+    def printed(self) -> tuple[float, float, float]:
+        """What is printed as proven for the whole training, for one upload of rows, and of sums."""
         training = self.plan.quote().training
         if not training.proven:
             raise TypeError("the job of the audit has no proven guarantee")
-        return training.epsilon, epsilon([self.plan.softmax_event()], 0.0).epsilon
+        rows = epsilon([self.plan.softmax_event()], 0.0).epsilon
+        return training.epsilon, rows, epsilon([self._of_clusters], DELTA).epsilon
 
     def _questions(self) -> Iterator[tuple[Exchange, Tensors]]:
         """Each exchange and its package, as if devices had answered with noise alone."""
@@ -289,6 +302,13 @@ def _fleet(shape: tuple[int, ...], noise: str) -> DealtFleet:
     return DealtFleet(shape, noise)
 
 
+def _epsilon(events: Sequence[Event]) -> float:
+    try:
+        return epsilon(events, DELTA).epsilon
+    except PrivacyError:  # more than any ε at this δ
+        return math.inf
+
+
 def _squared(change: Sequence[int], event: GaussianEvent) -> int:
     """Squared norm in the metric of the noise: of the whole matrix where it is symmetric."""
     squares: list[int] = [value * value for value in change]
@@ -305,7 +325,7 @@ def play(flawed: bool, quick: bool) -> AttackOutcome:
     removed, table = (REMOVED_QUICK if quick else REMOVED), made_up()
     # The equal ones, the broken one and the last of its class come first.
     order = [0, 7, 5, *(k for k in range(len(table.y)) if k not in (0, 7, 5))][:removed]
-    worst = {"training": 0.0, "inference": 0.0}
+    worst = {"training": 0.0, "inference": 0.0, "clusters": 0.0}
     moved, pairs, broke = 0, 0, False
     with by_index() if flawed else nullcontext(), _folder() as folder:
         for number, (form, noise, dealing) in enumerate(_cases()):
@@ -326,10 +346,10 @@ def play(flawed: bool, quick: bool) -> AttackOutcome:
                 }
                 pairs += 1
     printed = fleet.printed
-    ours, theirs = (f"{worst[key]:.4g} of {printed[at]:.4g}" for at, key in enumerate(worst))
+    ours, theirs, sums = (f"{worst[key]:.4g} of {printed[at]:.4g}" for at, key in enumerate(worst))
     figure = (
         f"{pairs} pairs of files, at most {moved} of {len(table.y)} records moved; ε {ours} in"
-        f" training, {theirs} in an inference"
+        f" training, {theirs} in an inference, {sums} in sums by cluster"
     )
     return AttackOutcome(broke, figure)
 

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from edgeveil.data.records import Records
+from edgeveil.evaluation.cluster_sums import ONE, ClusterSums
 from edgeveil.evaluation.record_counts import Confusion
 from edgeveil.parts.methods import METHODS, fm_sums, noised_sgd
 from edgeveil.parts.methods.fm import FmDevice
@@ -184,6 +185,18 @@ def test_counts_that_a_record_changes_more_than_is_said_are_found():
         "both evaluations"
     }
     assert failing(evaluation_attack("as said", Confusion(2), 6000)) == set()
+
+
+class UnderstatedSums(ClusterSums):
+    sensitivity_squared = ClusterSums.sensitivity_squared // 2
+
+
+def test_sums_that_a_record_changes_more_than_is_said_are_found():
+    far = ((ONE, 0), (ONE, 0))
+    assert failing(evaluation_attack("understated", UnderstatedSums(2, far), 4000)) == {
+        "both evaluations"
+    }
+    assert failing(evaluation_attack("as said", ClusterSums(2, far), 4000)) == set()
 
 
 def test_a_gradient_that_is_not_clipped_is_found(monkeypatch):

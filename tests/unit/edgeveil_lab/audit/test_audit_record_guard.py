@@ -14,3 +14,4 @@ def test_the_guard_holds_and_finds_its_flaw():
     assert found.verdict == "holds"
     assert "at most 1 of 60 records moved" in found.stands.figure
     assert "ε inf of 8 in training" in found.flawed.figure
+    assert "inf of 8 in sums by cluster" in found.flawed.figure

@@ -1,0 +1,208 @@
+"""Cluster scores from sums: bounded by record, scikit-learn's where there is no noise, and ± where
+there is some."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics
+
+from edgeveil.errors import ProtocolError
+from edgeveil.evaluation.cluster_sums import ONE, SCORES, STEP, ClusterSums
+from edgeveil.evaluation.figures import cluster_text
+
+Array = np.ndarray[Any, Any]
+ODD = [np.nan, np.inf, -np.inf, -1e-9, 0.0, 1.5, 1e308]
+NO_LABELS = np.zeros(0, np.int64)
+
+
+def softmax(seed: int, count: int, classes: int, sharp: float = 3.0) -> Array:
+    """Vectors about the corners of the simplex, as a trained model gives them."""
+    chance = np.random.default_rng(seed)
+    logits = chance.normal(0, 1, (count, classes))
+    logits[np.arange(count), np.arange(count) % classes] += sharp
+    raw = np.exp(logits)
+    return np.asarray(raw / raw.sum(axis=1, keepdims=True))
+
+
+def about(centroids: Array) -> ClusterSums:
+    return ClusterSums(len(centroids)).of_broadcast(np.floor(centroids * ONE).astype(np.int64))
+
+
+def by_hand(points: Array, centroids: Array) -> tuple[Array, float]:
+    """(labels, simplified silhouette) by the distances themselves."""
+    apart = np.sqrt(np.square(points[:, None] - centroids[None]).sum(axis=2))
+    least = np.sort(apart, axis=1)
+    return apart.argmin(axis=1), float(np.mean(1 - least[:, 0] / least[:, 1]))
+
+
+def means(points: Array, labels: Array) -> Array:
+    return np.stack([points[labels == k].mean(axis=0) for k in range(points.shape[1])])
+
+
+# --- what one record adds ---------------------------------------------------------------------
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    classes=st.integers(2, 6),
+    count=st.integers(1, 30),
+    gone=st.integers(0, 29),
+    alike=st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_one_record_changes_no_more_than_is_said(
+    seed: int, classes: int, count: int, gone: int, alike: bool
+) -> None:
+    chance, at = np.random.default_rng(seed), gone % count
+    points = softmax(seed, count, classes, sharp=float(chance.uniform(0, 40)))
+    odd = chance.random(points.shape) < 0.05
+    points[odd] = chance.choice(ODD, odd.sum())
+    centroids = chance.dirichlet(np.full(classes, 0.2), classes)
+    kind = about(np.repeat(centroids[:1], classes, axis=0) if alike else centroids)
+    with_it, without = kind.of(points, NO_LABELS), kind.of(np.delete(points, at, 0), NO_LABELS)
+    changed = with_it - without
+    assert with_it.shape == (kind.cells,)
+    assert changed.min() >= 0
+    assert changed.max() <= kind.largest
+    assert int((changed**2).sum()) <= kind.sensitivity_squared
+    assert np.array_equal(changed, kind.of(points[at : at + 1], NO_LABELS))
+
+
+def test_a_record_can_change_as_much_as_is_said() -> None:
+    """A corner, all centroids at another: but for the square root of 2 all is as said."""
+    kind = about(np.array([[0.0, 1.0]] * 2))
+    changed = kind.of(np.array([[1.0, 0.0]]), NO_LABELS)
+    assert changed.max() == kind.largest
+    assert 0 <= kind.sensitivity_squared - int((changed**2).sum()) < 3 * STEP
+    assert changed[-3:].tolist() == [2 * STEP, 0, STEP]  # ‖p − c‖² = 2, silhouette 0
+
+
+def test_a_record_that_lies_on_all_centroids_has_the_silhouette_0() -> None:
+    kind = about(np.array([[0.5, 0.5]] * 2))
+    assert kind.of(np.array([[0.5, 0.5]]), NO_LABELS)[-3:].tolist() == [0, 0, STEP]
+    alone = about(np.array([[0.5, 0.5], [1.0, 0.0]]))
+    assert alone.of(np.array([[0.5, 0.5]]), NO_LABELS)[-3:].tolist() == [0, STEP, 0]
+
+
+def test_what_is_no_distribution_adds_nothing_and_its_label_is_not_looked_at() -> None:
+    kind, sound = ClusterSums(3), softmax(1, 5, 3)
+    rows = [[np.nan, 0.5, 0.5], [0.5, 0.5, 0.5], [-0.2, 0.6, 0.6], [np.inf, 0, 0], [0, 0, 0]]
+    mixed = np.concatenate([rows[:2], sound, rows[2:]])
+    assert np.array_equal(kind.of(mixed, np.arange(10)), kind.of(sound, np.full(5, -1)))
+    assert not kind.of(np.array(rows), NO_LABELS).any()
+    assert not kind.of(np.zeros((0, 3)), NO_LABELS).any()
+
+
+@pytest.mark.parametrize(
+    "centroids",
+    [
+        np.eye(3),
+        np.eye(3, dtype=np.int64)[:2] * ONE,
+        np.eye(3, dtype=np.int64) * (ONE + 1),
+        np.array([[ONE, 1, 0]] * 3),
+        np.array([[ONE, -1, 0]] * 3),
+        np.array([[2**62, 2**62, 2**62]] * 3),
+    ],
+    ids=["float", "shape", "large", "outside", "negative", "overflow"],
+)
+def test_centroids_that_are_none_are_refused(centroids: Array) -> None:
+    """What is proven of a record holds for centroids on the simplex."""
+    with pytest.raises(ProtocolError) as caught:
+        ClusterSums(3).of_broadcast(centroids)
+    assert caught.value.reason == "bad_package"
+
+
+# --- scores without noise ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("classes", [2, 4, 10])
+def test_about_own_means_the_scores_are_scikit_learns(classes: int) -> None:
+    points = softmax(3, 400, classes)
+    centroids = np.eye(classes)
+    for _ in range(50):  # to where the means stay where they are
+        labels, _ = by_hand(points, centroids)
+        centroids = means(points, labels)
+    kind = about(centroids)
+    parts = [kind.of(points[k::3], NO_LABELS) for k in range(3)]  # of three devices
+    found = kind.figures(np.sum(parts, axis=0).astype(np.float64), 0.0)
+    labels, silhouette = by_hand(points, centroids)
+    assert found["silhouette"] == pytest.approx(silhouette, abs=1e-3)
+    wanted = metrics.calinski_harabasz_score(points, labels)
+    assert found["calinski_harabasz"] == pytest.approx(wanted, rel=1e-3)
+    wanted = metrics.davies_bouldin_score(points, labels)
+    assert found["davies_bouldin"] == pytest.approx(wanted, rel=1e-3)
+    assert (found["records"], found["clusters"]) == (400, classes)
+    assert all(found[f"{name}_deviation"] == 0 for name in SCORES)
+
+
+def test_about_other_centroids_calinski_harabasz_is_still_scikit_learns() -> None:
+    points, kind = softmax(4, 300, 5, sharp=1.5), ClusterSums(5)
+    labels, silhouette = by_hand(points, np.eye(5))
+    assert np.array_equal(labels, points.argmax(axis=1))  # the nearest corner
+    found = kind.figures(kind.of(points, NO_LABELS).astype(np.float64), 0.0)
+    wanted = metrics.calinski_harabasz_score(points, labels)
+    assert found["calinski_harabasz"] == pytest.approx(wanted, rel=1e-3)
+    assert found["silhouette"] == pytest.approx(silhouette, abs=1e-3)
+    wanted = metrics.davies_bouldin_score(points, labels)
+    assert found["davies_bouldin"] == pytest.approx(wanted, rel=0.1)  # by the squares, roughly
+
+
+def test_the_next_centroids_are_the_means_of_these_sums() -> None:
+    points, kind = softmax(5, 200, 4), ClusterSums(4)
+    points = points[points.argmax(axis=1) != 3]  # nobody is near the last corner
+    moved = kind.moved(kind.of(points, NO_LABELS).astype(np.float64), 0.0)
+    assert (moved.sum(axis=1) == ONE).all()
+    labels = points.argmax(axis=1)
+    for k in range(3):
+        assert moved[k] / ONE == pytest.approx(points[labels == k].mean(axis=0), abs=1e-3)
+    assert np.array_equal(moved[3], kind.about[3])
+    kind.of_broadcast(moved)
+
+
+# --- scores with noise ------------------------------------------------------------------------
+
+
+def noised(kind: ClusterSums, exact: Array, deviation: float, seed: int) -> Array:
+    return np.asarray(exact + np.random.default_rng(seed).normal(0, deviation * STEP, exact.size))
+
+
+def test_noise_moves_scores_by_their_standard_errors() -> None:
+    points, kind, times, deviation = softmax(6, 20_000, 4), ClusterSums(4), 60, 20.0
+    exact = kind.of(points, NO_LABELS).astype(np.float64)
+    true = kind.figures(exact, 0.0)
+    told = [
+        kind.figures(noised(kind, exact, deviation, seed), deviation * STEP)
+        for seed in range(times)
+    ]
+    for name in SCORES:
+        off = np.array([one[name] - true[name] for one in told])
+        said = np.mean([one[f"{name}_deviation"] for one in told])
+        assert 0.6 < off.std() / said < 1.5, name
+        assert abs(off.mean()) < 5 * said / math.sqrt(times), name
+    assert {one["count_deviation"] for one in told} == {deviation}
+
+
+def test_what_the_noise_hides_is_not_told() -> None:
+    points, kind = softmax(7, 200, 4), ClusterSums(4)
+    exact = kind.of(points, NO_LABELS).astype(np.float64)
+    for seed in range(20):
+        found = kind.figures(noised(kind, exact, 25.0, seed), 25.0 * STEP)
+        assert found["calinski_harabasz"] is None
+        assert found["davies_bouldin"] is None
+    nothing = kind.figures(noised(kind, exact * 0, 25.0, 1), 25.0 * STEP)
+    assert [nothing[name] for name in SCORES] == [None] * 3
+    moved = kind.moved(noised(kind, exact * 0, 25.0, 1), 1e6 * STEP)
+    assert np.array_equal(moved, kind.about)
+
+
+def test_text_of_scores() -> None:
+    found = {"silhouette": 0.7412, "silhouette_deviation": 0.0234}
+    text = cluster_text({**found, "calinski_harabasz": None, "davies_bouldin": None})
+    assert "silhouette 0.741 ± 0.023" in text
+    assert "Davies-Bouldin hidden by the noise" in text

@@ -1,0 +1,248 @@
+"""Cluster scores from sums in a job's plan: where they stand, their price, who cannot ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgeveil.data.records import Records
+from edgeveil.errors import ProtocolError
+from edgeveil.evaluation.cluster_sums import ONE
+from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs.federated_evaluation import ABOUT, CENTROIDS, COUNTS
+from edgeveil.jobs.plan import Plan
+from edgeveil.jobs.rehearsal import made_up_records, rehearse_device
+from edgeveil.jobs.round_context import RoundContext
+from edgeveil.jobs.shuffle_amplification import shuffled
+from edgeveil.jobs.who_sees import who_sees
+from edgeveil.parts.exchange import CLUSTER, EVALUATE, EVALUATIONS
+from edgeveil.privacy.events import SharedGaussian, as_summed, event_from_dict, to_dict
+from edgeveil.privacy.policy import price
+from edgeveil.privacy.sampler import SeededRandom
+from edgeveil.settings.base import ImpossibleMixError
+from edgeveil_cloud.evaluation import cluster_figures
+
+ASKED = {"upload": "sums", "epsilon": 1.0, "every_rounds": 2}
+PLAIN: dict[str, Any] = {
+    "job": "clustered",
+    "data": {"source": "s", "classes": 3, "input_shape": (5,), "nominal_records": 40},
+    "features": ({"name": "identity"},),
+    "train": {"method": "fm", "rounds": 6},
+    "privacy": {"epsilon": 4.0, "delta": 1e-5},
+    "unsupervised": ASKED,
+}
+SECURE = {"aggregation": {"name": "fedavg", "secure": True}, "selection": {"devices": 20}}
+SHARED = {
+    **SECURE,
+    "privacy": {"epsilon": 4.0, "delta": 1e-5, "noise": "shared"},
+    "round": {"min_batch": 10},
+}
+BOTH = {"federated_evaluation": {"epsilon": 1.0, "every_rounds": 4}}
+
+
+def plan_of(**changes: Any) -> Plan:
+    return compile_job(Job.model_validate({**PLAIN, **changes}))
+
+
+def asking(**changes: Any) -> dict[str, Any]:
+    return {"unsupervised": {**ASKED, **changes}}
+
+
+def at(plan: Plan, phase: str) -> list[int]:
+    return [e.number for e in plan.exchanges if e.phase == phase]
+
+
+def test_sums_are_asked_for_after_every_so_manyth_round_and_nothing_in_it() -> None:
+    plan = plan_of()
+    assert at(plan, CLUSTER) == [2, 4, 6]
+    assert at(plan_of(**asking(every_rounds=4)), CLUSTER) == [4]
+    assert not any(e.infer for e in plan.exchanges)
+    assert (plan.rounds, len(plan.of_method)) == (6, 8)
+    assert at(plan_of(**asking(every_rounds=0)), CLUSTER) == []
+    assert at(plan_of(**asking(eval_type="NOT_EVAL")), CLUSTER) == []
+
+
+def test_both_kinds_of_evaluation_stand_after_one_round_counts_last() -> None:
+    plan = plan_of(**BOTH)
+    assert [(e.phase, e.number) for e in plan.exchanges if e.evaluates] == [
+        *((CLUSTER, 2), (CLUSTER, 4), (EVALUATE, 4), (CLUSTER, 6), (EVALUATE, 6))
+    ]
+    assert [e.index for e in plan.exchanges] == list(range(1, len(plan.exchanges) + 1))
+    together = plan.quote().inference
+    assert 1 < together.epsilon < 2  # of the same records: one guarantee, by its Gaussian law
+    assert together.unit == "record"
+
+
+@pytest.mark.parametrize("every", [1, 2, 6])
+def test_all_sums_together_cost_what_the_job_says(every: int) -> None:
+    plan = plan_of(**asking(every_rounds=every))
+    quote = plan.quote()
+    assert 0.99 < quote.inference.epsilon <= 1
+    assert (quote.inference.unit, quote.inference.delta) == ("record", 1e-5)
+    assert quote.training.epsilon == pytest.approx(4, rel=1e-4)
+    assert set(plan.events(trains=False)) == {plan.cluster_sums.event}
+    assert len(plan.events(trains=False)) == len(at(plan, CLUSTER))
+    assert event_from_dict(to_dict(plan.cluster_sums.event)) == plan.cluster_sums.event
+
+
+def test_the_event_covers_what_one_record_adds() -> None:
+    for changes in ({}, SECURE, {"data": {**PLAIN["data"], "classes": 40}}):
+        own = plan_of(**changes).cluster_sums
+        steps = own.event.sensitivity_steps  # type: ignore[union-attr]
+        wanted = own.counts.sensitivity_squared << 2 * own.event.grid_bits  # type: ignore[union-attr]
+        assert (steps - 1) ** 2 < wanted <= steps**2
+
+
+def test_shared_noise_is_shared_by_all_of_one_sum() -> None:
+    plan = plan_of(**SHARED)
+    event = plan.cluster_sums.event
+    assert isinstance(event, SharedGaussian)
+    assert event.honest == 8  # of 10 uploads, 0.8
+    alone = plan_of(**SECURE).cluster_sums.event
+    assert as_summed(event).mu == pytest.approx(as_summed(alone).mu, rel=1e-3)
+    found = plan.quote().inference
+    assert found.epsilon <= 1 < (found.if_colluding or 0)
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 24.0])
+@pytest.mark.parametrize("devices", [20, 16_000])
+def test_sums_fit_their_ring_at_every_epsilon(epsilon: float, devices: int) -> None:
+    """16,000 devices with local noise each: the most that a job may sum."""
+    changes = {**SECURE, "selection": {"devices": devices}, **asking(epsilon=epsilon)}
+    plan = plan_of(**changes)
+    exchange = next(e for e in plan.exchanges if e.phase == CLUSTER)
+    (group,) = plan.masked(exchange)
+    assert group.count == plan.cluster_sums.counts.cells
+    assert price([plan.cluster_sums.event] * 3, 1e-5).inference.epsilon <= epsilon
+    counts = np.full(group.count, 10**15)
+    noised = plan.cluster_sums.noised(counts, SeededRandom(1)).segments[COUNTS]
+    assert int(np.abs(noised).max()) * devices < 2 ** (group.bits - 1)
+
+
+def test_the_package_has_corners_first_and_then_the_means_of_the_last_sums() -> None:
+    plan = plan_of(**asking(epsilon=30))
+    first, second = [e for e in plan.exchanges if e.phase == CLUSTER][:2]
+    train = next(e for e in plan.exchanges if e.number == 3 and not e.evaluates)
+    state = plan.cloud.initial_state()
+    corners = plan.package(state, first)[CENTROIDS]
+    assert np.array_equal(corners, np.eye(3) * ONE)
+    own = plan.cluster_sums.about({CENTROIDS: corners})
+    points = np.repeat([[0.8, 0.1, 0.1], [0.2, 0.6, 0.2], [0.0, 0.1, 0.9]], 13, axis=0)
+    exact = own.counts.of(points, np.zeros(0, np.int64))
+    uploads = [own.noised(exact, SeededRandom(k)).segments[COUNTS] for k in range(60)]
+    mean = {COUNTS: np.mean(uploads, axis=0)}
+    after = plan.next_state(state, first, mean, len(uploads))
+    assert np.array_equal(after[ABOUT], corners)
+    moved = plan.package(after, second)[CENTROIDS] / ONE
+    assert moved == pytest.approx(points[::13], abs=0.1)
+    trained = plan.next_state(after, train, {s.name: np.zeros(s.shape) for s in
+                                             plan.segments(train)}, 20)  # fmt: skip
+    assert np.array_equal(trained[CENTROIDS], after[CENTROIDS])
+    found = cluster_figures(RoundContext.of(plan, first.index), after, [upload.segments[COUNTS]], 1)
+    assert found is not None
+    assert (found["eval_type"], found["upload"]) == ("SILHOUETTE_SCORE", "sums")
+    assert found["score"] == found["silhouette"]
+    assert cluster_figures(RoundContext.of(plan, train.index), after, [], 1) is None
+
+
+@pytest.mark.parametrize("tensors", [{}, {CENTROIDS: np.eye(3)}], ids=["none", "floats"])
+def test_a_device_answers_no_package_without_sound_centroids(tensors: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        plan_of().cluster_sums.about(tensors)
+
+
+def test_a_device_tries_the_sums_before_it_reads_a_record() -> None:
+    for changes in ({}, SHARED, BOTH):
+        plan = plan_of(**changes)
+        assert rehearse_device(plan, plan.graph(), trains=False, records=8, processor="cpu") > 0
+    assert isinstance(made_up_records(plan, 8), Records)
+
+
+def test_who_sees_sums_is_said_and_the_shuffle_earns_nothing() -> None:
+    rows = {row.what: row.cloud for row in who_sees(plan_of())}
+    assert rows["cluster sums"].startswith("each device's noised sums")
+    rows = {row.what: row.cloud for row in who_sees(plan_of(**SHARED))}
+    assert "no single upload" in rows["cluster sums"]
+    assert [c.purpose for c in shuffled(plan_of(round={"min_batch": 200}))] == []
+    assert "inferences" not in rows
+
+
+def test_a_job_that_does_not_ask_says_nothing_of_it() -> None:
+    job = Job.model_validate({**PLAIN, "unsupervised": {"every_rounds": 0}})
+    assert b"sums" not in job.canonical()
+    assert b'"unsupervised":{"cluster_client_num":1000,"eval_type"' in job.canonical()
+    plan = compile_job(Job.from_canonical(plan_of().job.canonical()))
+    assert at(plan, CLUSTER) == [2, 4, 6]
+    assert EVALUATIONS == (CLUSTER, EVALUATE)
+
+
+BUFFERED = {
+    "features": (),
+    "model": {"name": "mlp", "hidden": ()},
+    "train": {"method": "dp_sgd", "rounds": 6},
+    "round": {"mode": "buffered", "buffer": 6, "min_batch": 3, "max_staleness": 3},
+}
+
+
+def test_buffered_rounds_may_ask_for_sums_which_close_like_others() -> None:
+    plan = plan_of(**BUFFERED)
+    index = next(e.index for e in plan.exchanges if e.phase == CLUSTER)
+    assert RoundContext.of(plan, index).round.mode == "sync"
+
+
+LOCAL_PCA = ({"name": "identity"}, {"name": "local_pca"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "what"),
+    [
+        (asking(epsilon=None), "unsupervised.epsilon", "is missing"),
+        (
+            {"unsupervised": {"epsilon": 1.0, "every_rounds": 0}},
+            "unsupervised.epsilon",
+            "is of upload: sums",
+        ),
+        (asking(every_rounds=7), "unsupervised.every_rounds", "more than the 6 rounds"),
+        (asking(eval_type="MEAN_SOFTMAX"), "unsupervised.eval_type", "nothing is clustered"),
+        (asking(labels="kmeans"), "unsupervised.labels", "nearest centroid"),
+        (asking(silhouette="text"), "unsupervised.silhouette", "nobody has them"),
+        (
+            {"encrypt": {"laplace_eval": {"laplace_eval_eps": 2.0}}},
+            "encrypt",
+            "leave encrypt out",
+        ),
+        (
+            {"encrypt": {"privacy_eval_type": "NOT_ENCRYPT"}},
+            "encrypt.privacy_eval_type",
+            "leave encrypt out",
+        ),
+        ({"data": {**PLAIN["data"], "evaluation_share": 0}}, "data.evaluation_share", "no records"),
+        ({"data": {**PLAIN["data"], "classes": 600}}, "unsupervised.upload", "values a device"),
+        (asking(epsilon=701), "unsupervised.epsilon", "be met"),
+        (
+            {
+                **SECURE,
+                "data": {**PLAIN["data"], "nominal_records": 10**8},
+                "privacy": {"epsilon": 4.0, "delta": 1e-12},
+                "selection": {"devices": 10**6},
+            },
+            "unsupervised.epsilon",
+            "largest ring",
+        ),
+        (
+            {"features": (), "train": {"method": "noise_only", "rounds": 6}},
+            "unsupervised.upload",
+            "learns nothing",
+        ),
+        ({"features": LOCAL_PCA}, "unsupervised.eval_type", "no basis"),
+        ({"train": {"method": "pca_residual"}}, "unsupervised.eval_type", "what is normal"),
+    ],
+)
+def test_impossible_jobs_are_refused_by_name(changes: dict[str, Any], key: str, what: str) -> None:
+    with pytest.raises(ImpossibleMixError) as caught:
+        plan_of(**changes)
+    assert any(key in mix.paths and what in mix.text for mix in caught.value.mixes), [
+        (mix.paths, mix.text) for mix in caught.value.mixes
+    ]
