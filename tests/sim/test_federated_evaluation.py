@@ -9,11 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn import metrics
 
+from edgeveil.evaluation.cluster_sums import ONE
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.jobs import Job
-from edgeveil.jobs.federated_evaluation import COUNTS
-from edgeveil.parts.exchange import EVALUATE
+from edgeveil.jobs.federated_evaluation import ABOUT, COUNTS
+from edgeveil.jobs.plan import Plan
+from edgeveil.parts.exchange import CLUSTER, EVALUATE
 from edgeveil.protocol.messages import Manifest, Unmask
 from edgeveil.sites.policy import Policy
 from tests.kits.fleet import Fleet
@@ -207,3 +210,65 @@ def test_what_was_learned_is_not_given_up_where_all_decline_to_evaluate_it(
     fleet.resume(done)
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
     assert told(fleet, done)[2]["federated"]["uploads"] == DEVICES
+
+
+def all_outputs(fleet: Fleet, done: str) -> np.ndarray[Any, Any]:
+    """The released model's softmax of all evaluation records, as nobody ever sees it."""
+    model = OnnxModel(fleet.store.release(done).onnx)
+    own = [box.host._work._compute.records(0.3)[1] for box in fleet.devices]
+    return np.concatenate([model.answers(one.x, {}) for one in own])
+
+
+@pytest.mark.parametrize("changes", [PLAIN, {}, SHARED], ids=["plain", "secure", "shared"])
+def test_cluster_scores_are_those_of_all_devices_records(
+    tmp_path: Path, books: Books, changes: dict[str, Any]
+) -> None:
+    """The last sums are about the noised means of those before: the scores follow from them."""
+    policy = Policy(
+        max_inference_epsilon=100,
+        max_collusion_epsilon_per_job=2000,
+        lifetime_collusion_epsilon=2000,
+    )
+    asked = {"upload": "sums", "epsilon": 24.0, "every_rounds": 1}
+    wanted = {"unsupervised": asked, "federated_evaluation": None, "encrypt": {}, **changes}
+    fleet, done = played(tmp_path, evaluated(**wanted), policy=policy)
+    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
+    records = fleet.store.exchanges(done)
+    assert [one.phase for one in records][2:] == ["train", CLUSTER, "train", CLUSTER]
+    if "aggregation" not in changes:
+        check_exact(fleet, books, done)
+    events = [e.data for e in fleet.store.events_after(0, done) if e.type == "exchange_committed"]
+    first, last = [one["clusters"] for one in events if one["phase"] == CLUSTER]
+    assert records[-1].scores == last
+    assert (last["upload"], last["uploads"]) == ("sums", DEVICES)
+    after = state(fleet, done)
+    centroids, points = after[ABOUT] / ONE, all_outputs(fleet, done)
+    assert not np.array_equal(centroids, np.eye(10))  # those of the first sums
+    assert last["records"] == pytest.approx(len(points), abs=9 * last["count_deviation"])
+    apart = np.sqrt(np.square(points[:, None] - centroids[None]).sum(axis=2))
+    least = np.sort(apart, axis=1)
+    silhouette = float(np.mean(1 - least[:, 0] / least[:, 1]))
+    said = last["silhouette_deviation"]
+    assert last["silhouette"] == pytest.approx(silhouette, abs=5 * said)
+    assert first["silhouette"] != last["silhouette"]
+    wanted_score = metrics.calinski_harabasz_score(points, apart.argmin(axis=1))
+    if last["calinski_harabasz"] is not None:
+        said = last["calinski_harabasz_deviation"]
+        assert last["calinski_harabasz"] == pytest.approx(wanted_score, abs=5 * said)
+    for box in fleet.devices:
+        assert box.ledger.spent(purpose="infer").epsilon == pytest.approx(24, rel=0.01)
+
+
+def test_a_device_declines_sums_about_what_are_no_centroids(
+    tmp_path: Path, books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is proven of a record holds on the simplex alone; nothing is paid."""
+    asked = {"upload": "sums", "epsilon": 2.0, "every_rounds": 2}
+    wanted = {"unsupervised": asked, "federated_evaluation": None, "encrypt": {}, **PLAIN}
+    fleet, done = played(tmp_path, evaluated(**wanted))
+    fleet.net.run(lambda: len(fleet.store.exchanges(done)) == 4)
+    far = np.diag(np.full(10, 3 * ONE))
+    monkeypatch.setattr(Plan, "_centroids", lambda *_: far)
+    assert fleet.finish(done) == "paused"
+    assert f"all {DEVICES} selected devices declined" in fleet.store.job(done).reason
+    assert {box.ledger.spent(purpose="infer").epsilon for box in fleet.devices} == {0.0}

@@ -140,7 +140,7 @@ def test_the_package_has_corners_first_and_then_the_means_of_the_last_sums() -> 
     trained = plan.next_state(after, train, {s.name: np.zeros(s.shape) for s in
                                              plan.segments(train)}, 20)  # fmt: skip
     assert np.array_equal(trained[CENTROIDS], after[CENTROIDS])
-    found = cluster_figures(RoundContext.of(plan, first.index), after, [upload.segments[COUNTS]], 1)
+    found = cluster_figures(RoundContext.of(plan, first.index), after, uploads, 60)
     assert found is not None
     assert (found["eval_type"], found["upload"]) == ("SILHOUETTE_SCORE", "sums")
     assert found["score"] == found["silhouette"]
