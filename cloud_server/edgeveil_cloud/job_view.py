@@ -29,7 +29,7 @@ from edgeveil.evaluation.noise_correction import NOT_IDENTIFIABLE
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.shuffle_amplification import shuffled
-from edgeveil.jobs.who_sees import EVALUATION_COUNTS, who_sees
+from edgeveil.jobs.who_sees import CLUSTER_SUMS, EVALUATION_COUNTS, who_sees
 from edgeveil.pages.parts import (
     Json,
     Tone,
@@ -49,7 +49,7 @@ from edgeveil.pages.parts import (
     terms,
     thinned,
 )
-from edgeveil.parts.exchange import TRAIN, short_label
+from edgeveil.parts.exchange import EVALUATIONS, TRAIN, short_label
 from edgeveil.privacy.guarantee import (
     colluding_text,
     guarantee_text,
@@ -247,7 +247,7 @@ class _View:
         self._rows = [self._proven(row) for row in course.rows]
         self._phases = course.phases
         self._before = self._phases  # names of exchanges, as far as they do not follow
-        if course.federated:
+        if any(row["phase"] in EVALUATIONS for row in course.rows):
             self._before = [short_label(row["phase"], row["number"]) for row in course.rows]
         told = [row["led"][0] for row in course.rounds if row["led"][1] is not None]
         self._measure = facts.measure if facts.measure != ACCURACY or not told else told[-1]
@@ -818,7 +818,8 @@ class _View:
         if not self._guarantees:
             return None
         training, inference = self._guarantees["training"], self._guarantees["inference"]
-        counted_too = any(row["what"] == EVALUATION_COUNTS for row in self._facts.seen)
+        counted = (EVALUATION_COUNTS, CLUSTER_SUMS)
+        counted_too = any(row["what"] in counted for row in self._facts.seen)
         found = [("Simulated", _SIMULATED)] if self._simulated else []
         planned = ", as planned" if self._planned else ""
         found += [
@@ -959,7 +960,8 @@ def _inference_meaning(inference: _Guarantee, counted_too: bool) -> str:
     if counted_too and inference.proven and inference.epsilon:
         return (
             "Of a device's evaluation records all that is uploaded is priced here together: the"
-            " noised counts of how the model does on them, and inferences where there are any. It"
+            " noised counts and sums of how the model does on them, and inferences where there are"
+            " any. It"
             f" holds for one {inference.unit} added or removed"
             + shared_text(inference.part)
             + ". Training is priced apart: its records are never the same."

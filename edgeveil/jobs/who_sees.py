@@ -30,7 +30,7 @@ def who_sees(plan: Plan, cells: int = 1) -> tuple[Sight, ...]:
         what = "noised counts of evaluation records"
         rows.append(_evaluation(plan, cells, EVALUATION_COUNTS, what))
     if plan.job.cluster_every:
-        what = "noised sums of evaluation records by cluster"
+        what = "noised by-cluster totals of evaluation records"
         rows.append(_evaluation(plan, cells, CLUSTER_SUMS, what))
     models = Sight("models sent to devices", "all: it makes them", "ciphertext")
     return (*rows, models)

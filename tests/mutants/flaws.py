@@ -134,6 +134,14 @@ MUTANTS = (
         killed_by="tests/unit/edgeveil/parts/methods/test_updates_pso.py::test_the_whole_update_is_clipped_and_priced_once_for_the_device",
     ),
     Mutant(
+        name="evaluation-half-noise",
+        decides="noise scale",
+        where="edgeveil.jobs.federated_evaluation:FederatedEvaluation.noised",
+        find="gaussian(within, self._own, random_bytes)",
+        put="(within + gaussian(0 * within, self._own, random_bytes)[0] // 2, None)",
+        killed_by="tests/unit/edgeveil/jobs/test_federated_evaluation.py::test_the_noise_of_one_count_is_what_the_accountant_asks_for",
+    ),
+    Mutant(
         name="fm-paper-half-noise",
         decides="noise scale",
         where="edgeveil.parts.methods.fm_paper:FmPaperDevice._noised",
@@ -251,7 +259,47 @@ MUTANTS = (
         nth=1,
         killed_by="tests/unit/edgeveil/evaluation/test_record_counts.py::test_one_record_changes_no_more_than_is_said",
     ),
+    Mutant(
+        name="cluster-sums-half-the-square",
+        decides="sensitivity",
+        where="edgeveil.evaluation.cluster_sums:ClusterSums",
+        find="12 * STEP**2",
+        put="6 * STEP**2",
+        killed_by="tests/unit/edgeveil/evaluation/test_cluster_sums.py::test_a_record_can_change_as_much_as_is_said",
+    ),
+    Mutant(
+        name="cluster-distances-twice-as-long",
+        decides="sensitivity",
+        where="edgeveil.evaluation.cluster_sums:ClusterSums.of",
+        find="np.rint(distance / 2)",
+        put="np.rint(distance)",
+        killed_by="tests/unit/edgeveil/evaluation/test_cluster_sums.py::test_a_record_can_change_as_much_as_is_said",
+    ),
     # --- clip ---
+    Mutant(
+        name="centroids-outside-of-the-simplex",
+        decides="clip",
+        where="edgeveil.evaluation.cluster_sums:ClusterSums.of_broadcast",
+        find="min(row) < 0 or sum(row) > ONE",
+        put="min(row) < 0",
+        killed_by="tests/unit/edgeveil/evaluation/test_cluster_sums.py::test_centroids_that_are_none_are_refused",
+    ),
+    Mutant(
+        name="outputs-that-are-no-distribution",
+        decides="clip",
+        where="edgeveil.evaluation.cluster_sums:_in_steps",
+        find="np.abs(sums - 1) < _SUM_ERROR",
+        put="sums > 0",
+        killed_by="tests/unit/edgeveil/evaluation/test_cluster_sums.py::test_what_is_no_distribution_adds_nothing_and_its_label_is_not_looked_at",
+    ),
+    Mutant(
+        name="evaluation-counts-not-cut-off",
+        decides="clip",
+        where="edgeveil.jobs.federated_evaluation:FederatedEvaluation.noised",
+        find="np.clip(counts, 0, self._room)",
+        put="np.asarray(counts)",
+        killed_by="tests/unit/edgeveil/jobs/test_federated_evaluation.py::test_a_device_counts_no_more_than_there_is_room_for",
+    ),
     Mutant(
         name="feature-rows-of-norm-two",
         decides="clip",
@@ -340,6 +388,14 @@ MUTANTS = (
         killed_by="tests/unit/edgeveil/privacy/test_privacy_sampled.py::test_one_step_lies_above_both_divergences_and_close_to_the_larger",
     ),
     # --- composition ---
+    Mutant(
+        name="evaluations-priced-as-one",
+        decides="composition",
+        where="edgeveil.jobs.plan:Plan._evaluation",
+        find="max(1, times)",
+        put="1",
+        killed_by="tests/unit/edgeveil/jobs/test_cluster_sums.py::test_all_sums_together_cost_what_the_job_says",
+    ),
     Mutant(
         name="weights-of-an-upload-paid-once",
         decides="composition",

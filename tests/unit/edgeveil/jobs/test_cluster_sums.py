@@ -162,7 +162,7 @@ def test_a_device_tries_the_sums_before_it_reads_a_record() -> None:
 
 def test_who_sees_sums_is_said_and_the_shuffle_earns_nothing() -> None:
     rows = {row.what: row.cloud for row in who_sees(plan_of())}
-    assert rows["cluster sums"].startswith("each device's noised sums")
+    assert rows["cluster sums"].startswith("each device's noised by-cluster totals")
     rows = {row.what: row.cloud for row in who_sees(plan_of(**SHARED))}
     assert "no single upload" in rows["cluster sums"]
     assert [c.purpose for c in shuffled(plan_of(round={"min_batch": 200}))] == []
