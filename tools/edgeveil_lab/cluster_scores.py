@@ -1,14 +1,17 @@
 """Clustering scores against ε for simulated fleets: raw, corrected and without noise.
 
     python -m edgeveil_lab.cluster_scores [--devices 1000] [--out docs/images/cluster_scores.png]
+    python -m edgeveil_lab.cluster_scores --sums
 
-Draws the picture of docs/privacy.md and prints its table. Seeded: the same at every run.
+Draws the picture of docs/privacy.md and prints its table; with --sums prints that of scores from
+sums over records alone. Seeded: the same at every run.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,14 +23,17 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from edgeveil.errors import UsageError
-from edgeveil.evaluation.cluster_metrics import by_argmax
+from edgeveil.evaluation.cluster_metrics import by_argmax, calinski_harabasz, davies_bouldin
+from edgeveil.evaluation.cluster_sums import STEP_BITS, ClusterSums
+from edgeveil.evaluation.figures import CLUSTER_SCORES, score_text
 from edgeveil.evaluation.noise_correction import (
     NOT_IDENTIFIABLE,
     TARGETS,
     CorrectedScore,
     corrected_score,
 )
-from edgeveil.privacy.events import LaplaceEvent
+from edgeveil.privacy.events import GaussianEvent, LaplaceEvent
+from edgeveil.privacy.gaussian_mechanism import counts_event
 from edgeveil.privacy.laplace_mechanism import noise_law, softmax_laplace
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.registry import Table
@@ -223,12 +229,61 @@ def _cell(found: CorrectedScore) -> str:
     return f"{found.score:.3g} ± {found.error:.1g} ({found.method})"
 
 
+# --- scores from sums ---
+
+RECORDS, OF_SUMS, HONEST = (500, 2_000, 10_000, 50_000), (1.0, 2.0, 8.0), 0.64
+
+
+def sums_table() -> str:
+    """Scores from sums over so many records, at each ε, beside scikit-learn's, as Markdown: about
+    corners, and about the means of such sums. Noise is shared, and a part of HONEST is counted on.
+    """
+    names = " | ".join(CLUSTER_SCORES.values())
+    rows = [f"| records | ε | centroids | {names} |", "| --- " * 6 + "|"]
+    for records in RECORDS:
+        points = fleet(FLEET, records, SEED)
+        for epsilon in OF_SUMS:
+            kind = ClusterSums(CLASSES)
+            for about in ("corners", "means"):
+                told, moved = _of_sums(kind, points, epsilon, records)
+                cells = " | ".join(score_text(told, name) for name in CLUSTER_SCORES)
+                rows.append(f"| {records:,} | {epsilon:g} | {about} | {cells} |")
+                kind = kind.of_broadcast(moved)
+        labels = points.argmax(axis=1)
+        exact, _ = _of_sums(ClusterSums(CLASSES), points, math.inf, records)
+        found = (calinski_harabasz(points, labels), davies_bouldin(points, labels))
+        cells = " | ".join(f"{value:.4g}" for value in (exact["silhouette"], *found))
+        rows.append(f"| {records:,} | none | scikit-learn | {cells} |")
+    return "\n".join(rows)
+
+
+def _of_sums(
+    kind: ClusterSums, points: Float64, epsilon: float, records: int
+) -> tuple[Mapping[str, Any], NDArray[np.int64]]:
+    """Scores of sums that cost ε with a second exchange of the same, and the next centroids."""
+    counts = kind.of(points, np.zeros(0, np.int64)).astype(np.float64)
+    deviation = 0.0
+    if math.isfinite(epsilon):
+        asked = kind.sensitivity_squared, kind.cells, epsilon, 1e-5, 2
+        event = counts_event("sums", *asked, fine_bits=STEP_BITS)
+        if not isinstance(event, GaussianEvent):
+            raise TypeError("sums have Gaussian noise")
+        deviation = math.sqrt(event.sigma_squared / HONEST) * 2.0**-event.grid_bits
+        chance = np.random.default_rng([SEED, records, int(epsilon), len(kind.centroids)])
+        counts += chance.normal(0.0, deviation, counts.size)
+    return kind.figures(counts, deviation), kind.moved(counts, deviation)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw and print."""
     parser = argparse.ArgumentParser(prog="edgeveil_lab.cluster_scores", description=__doc__)
     parser.add_argument("--devices", type=int, default=1000)
     parser.add_argument("--out", type=Path, default=Path("docs/images/cluster_scores.png"))
+    parser.add_argument("--sums", action="store_true", help="print scores from sums alone")
     args = parser.parse_args(argv)
+    if args.sums:
+        print(sums_table())
+        return 0
     courses = [score_curve(kind, args.devices) for kind in TARGETS]
     picture(courses, args.out)
     print(table(courses))

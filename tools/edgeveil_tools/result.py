@@ -22,7 +22,11 @@
                           corrected, corrected_error, corrected_reason, noise_variance}: `used` of
                           `wanted` uploads were scored; `corrected` estimates the score without the
                           noise, with standard error, null where the reason says why; of
-                          silhouettes it is that of squared distances, `squared` the one with noise
+                          silhouettes it is that of squared distances, `squared` the one with noise.
+                          In a row of `evaluations`, from sums: {eval_type, upload, score,
+                          score_deviation, reason, silhouette, calinski_harabasz, davies_bouldin,
+                          each with its `_deviation`, clusters, records, count_deviation, uploads};
+                          a score that the noise hides is null
         mean_softmax      null, or {mean, uploads, noise_deviation}: of so many devices' inferences
                           (`eval_type: MEAN_SOFTMAX`); in each entry noise of that deviation
         seconds           from sealing the broadcast to the commit
@@ -38,10 +42,12 @@
                           `edgeveil.evaluation.record_counts` has them: leading, the name of the
                           first, with its `_deviation`, the standard error by the noise alone;
                           records, about how many; count_deviation, that of the noise in each count;
-                          uploads; none but these two where all the rest was noise
+                          uploads; none but these two where all the rest was noise. Sums by
+                          cluster (`phase: cluster`) have `cluster_scores` in place of `federated`
     final                 {accuracy, figures, measured_on}: after the last committed round, or null;
                           and on which records these and those of all rounds are measured;
-                          federated: that of the last evaluation, or null
+                          federated: that of the last evaluation, or null; cluster_scores: those
+                          of the last sums, where there were any
     reference             noise-free on the same records: {accuracy, rounds: [accuracy …], note};
                           of a number {rmse, rounds: [rmse …]}, of anomalies {auc, …}, and
                           accuracy null;
