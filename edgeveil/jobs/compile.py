@@ -316,8 +316,7 @@ def _cluster_sums(job: Job) -> Iterator[Mix]:
     if wanted.epsilon is None:
         yield Mix(
             (f"{key}.epsilon", f"{key}.upload"),
-            "is missing: upload: sums needs the ε of all its sums together; add for example"
-            " epsilon: 1",
+            "upload: sums needs the ε of all its sums together; add for example epsilon: 1",
         )
     if job.encrypt != Encrypt():
         yield Mix(

@@ -65,6 +65,7 @@ CASES = {
     "digits_shared": {"train": {"rounds": 2}},
     "digits_secure_inference": {"train": {"rounds": 2}},
     "digits_evaluated": {"train": {"rounds": 2}, "federated_evaluation": {"every_rounds": 1}},
+    "digits_clustered": {"train": {"rounds": 2}, "unsupervised": {"every_rounds": 1}},
 }
 
 

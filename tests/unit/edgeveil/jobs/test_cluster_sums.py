@@ -198,7 +198,7 @@ LOCAL_PCA = ({"name": "identity"}, {"name": "local_pca"})
 @pytest.mark.parametrize(
     ("changes", "key", "what"),
     [
-        (asking(epsilon=None), "unsupervised.epsilon", "is missing"),
+        (asking(epsilon=None), "unsupervised.epsilon", "needs the ε"),
         (
             {"unsupervised": {"epsilon": 1.0, "every_rounds": 0}},
             "unsupervised.epsilon",
