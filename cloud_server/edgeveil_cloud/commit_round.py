@@ -131,7 +131,7 @@ def combine_sums(
 def without_sums(context: RoundContext, state: Mapping[str, Array]) -> dict[str, Array]:
     """The method's next state where no sum counts: what is learned stays as it is, and what other
     exchanges build on is that of devices without records."""
-    if context.exchange.phase in (TRAIN, EVALUATE):
+    if context.exchange.phase == TRAIN or context.exchange.evaluates:
         return {name: array for name, array in state.items() if name != THRESHOLD}
     specs = [spec for spec in context.segments if spec.bits and spec.name != SOFTMAX]
     zeros = {spec.name: np.zeros(spec.shape) for spec in specs}

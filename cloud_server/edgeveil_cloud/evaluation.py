@@ -184,8 +184,9 @@ def cluster_figures(
     context: RoundContext, state: Mapping[str, Array], found: Sequence[Array], uploads: int
 ) -> dict[str, Any] | None:
     """Cluster scores from the sums of `uploads` devices, one by one or summed, in the `state` after
-    them, led by the one that the job names; None in an exchange that asks for none."""
-    if context.exchange.phase != CLUSTER:
+    them, led by the one that the job names; None in an exchange that asks for none, and where none
+    count."""
+    if context.exchange.phase != CLUSTER or not found:
         return None
     asked, wanted = context.plan.cluster_sums, context.job.unsupervised.eval_type
     told = asked.about({CENTROIDS: state[ABOUT]}).figures(found, uploads)

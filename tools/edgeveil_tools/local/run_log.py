@@ -120,7 +120,7 @@ class RunReporter:
             figures.append(f"{view.declined} declined")
         name, value = view.leading
         of = " by the cloud's test" if view.evaluating else ""
-        if view.evaluating:
+        if view.evaluating and view.federated:
             figures.append(view.federated)
         if value is not None:
             figures.append(f"{name} {leading_text(name, value)}{of}")
