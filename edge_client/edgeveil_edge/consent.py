@@ -8,11 +8,12 @@ from fnmatch import fnmatchcase
 
 from edgeveil import plugins
 from edgeveil.data.records import MAX_BYTES
-from edgeveil.errors import EdgeVeilError, PrivacyError, UsageError
+from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, UsageError
 from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.jobs.job import JobData
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.models import python_function
+from edgeveil.parts.sources import require_header
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import Limits
 from edgeveil.protocol.messages import Manifest
@@ -40,8 +41,13 @@ def limits_of(policy: Policy) -> Limits:
     )
 
 
-def refusals(policy: Policy, plan: Plan, *, trains: bool) -> Iterator[PrivacyError]:
-    """The owner's reasons against a job as such: not against its price or its rounds' devices."""
+def refusals(
+    policy: Policy, plan: Plan, *, trains: bool, header: bool = False
+) -> Iterator[PrivacyError]:
+    """The owner's reasons against a job as such: not against its price or its rounds' devices.
+
+    `header`: whether the device's file names its columns itself.
+    """
     job = plan.job
     if trains and job.train.method not in policy.allowed_methods:
         yield PrivacyError(
@@ -71,7 +77,7 @@ def refusals(policy: Policy, plan: Plan, *, trains: bool) -> Iterator[PrivacyErr
                 fix=f"add what `edgeveil methods digest {function}` prints, if you trust the code",
             )
     if policy.allowed_columns is not None:
-        why = _columns_refusal(job.data, policy.allowed_columns)
+        why = _columns_refusal(job.data, policy.allowed_columns, header=header)
         if why:
             yield PrivacyError(
                 why, where="policy.allowed_columns", fix="add it if jobs may read that"
@@ -112,7 +118,7 @@ def _python_refusal(policy: Policy, function: str) -> str:
     return f"{function} has other files here than the owner allows, their digest is {here}"
 
 
-def _columns_refusal(data: JobData, allowed: Sequence[str]) -> str:
+def _columns_refusal(data: JobData, allowed: Sequence[str], *, header: bool) -> str:
     """Why the job may not read the columns that it reads, or ""."""
     schema = data.schema_
     if schema is None:
@@ -121,10 +127,11 @@ def _columns_refusal(data: JobData, allowed: Sequence[str]) -> str:
         return ""  # pictures have none
     else:
         named = [*(name for one in schema.columns for name in one.names), schema.label.column or ""]
-        at = {name: f"#{place}" for place, name in enumerate(schema.header or (), start=1)}
-        # A header is the job's own word: the file's columns are known by their places alone.
+        named_by_job = None if header else schema.header
+        at = {name: f"#{place}" for place, name in enumerate(named_by_job or (), start=1)}
+        # A schema's header is the job's own word: columns are then known by their places alone.
         read = {
-            name if schema.header is None else at.get(name, name): f"column {name!r}"
+            name if named_by_job is None else at.get(name, name): f"column {name!r}"
             + (f", the file's {at[name]}" if name in at else "")
             for name in named
         }
@@ -162,7 +169,12 @@ def judge(site: EdgeSite, plan: Plan) -> None:
             f"the job is for data '{wanted}', this device holds '{site.data.name}'",
             where="data.name",
         )
-    for refusal in refusals(site.policy, plan, trains=site.role == "train"):
+    data, trains = site.data, site.role == "train"
+    try:
+        require_header(data.source, data.header, plan.job.data.schema_)
+    except DataError as error:
+        raise PrivacyError(error.what, where=error.where, fix=error.fix) from None
+    for refusal in refusals(site.policy, plan, trains=trains, header=bool(data.header)):
         raise refusal
 
 

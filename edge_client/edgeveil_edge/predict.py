@@ -292,7 +292,8 @@ def _given(
 
 
 def _encode_any_csv(file: Path, schema: DataSchema) -> Encoded:
-    return encode_csv(file, any_form(file, schema), labelled=None)
+    schema, header = any_form(file, schema)
+    return encode_csv(file, schema, header=header, labelled=None)
 
 
 def _encode_any_parquet(file: Path, schema: DataSchema) -> Encoded:

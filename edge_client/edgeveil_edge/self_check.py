@@ -14,7 +14,7 @@ from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.jobs.job import JobData
 from edgeveil.parts.methods import trains_model
 from edgeveil.parts.own_records import own_records
-from edgeveil.parts.sources import source_part
+from edgeveil.parts.sources import require_header, source_part
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.units import EARLIEST_S, byte_text
 from edgeveil_edge.conditions import BoxSensors
@@ -108,6 +108,12 @@ def _memory(facts: BoxFacts) -> Iterator[UsageError]:
 
 def _data(site: EdgeSite, read_records: bool, asked: JobData | None) -> Iterator[EdgeVeilError]:
     path = site.data.path
+    if site.data.header is None:
+        try:
+            require_header(site.data.source, None, None)
+        except EdgeVeilError as error:
+            yield error
+            return
     if asked is not None and asked.source != site.data.name:
         yield UsageError(
             f"the job learns from '{asked.source}', this device's data set is called"

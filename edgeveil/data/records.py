@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from edgeveil.errors import DataError
 
 MAX_BYTES = 2 << 30  # of one array in memory, as float32
+OPAQUE = "OV"  # kinds of NumPy arrays whose values are not read: objects, structures
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,16 +75,18 @@ def require_room(shape: Sequence[int], item_bytes: int, max_bytes: int, where: s
 def as_records(x: NDArray[Any], y: NDArray[Any], where: str) -> Records:
     """Records from any numeric `x` (n, ...) and labels `y` (n,).
 
-    Raises DataError for types and shapes, which belong to the source as a whole; never for a
-    value, since whether a device takes part may not depend on a record. Two arrays of shape (0,),
-    as an empty list is stored, are no records: x is then (0, 0).
+    Raises DataError for shapes and for types without values, which belong to the source as a whole;
+    never for a value, since whether a device takes part may not depend on a record: NumPy gives a
+    whole array the type of one text in it. Two arrays of shape (0,), as an empty list is stored,
+    are no records: x is then (0, 0).
     """
     if x.shape == y.shape == (0,):
         x = x.reshape(0, 0)
-    if x.dtype.kind not in "buif" or y.dtype.kind not in "buif":
+    if x.dtype.kind in OPAQUE or y.dtype.kind in OPAQUE:
         raise DataError(
             f"x has type {x.dtype} and y {y.dtype}", where=where, fix="store plain numbers"
         )
+    x, y = plain_numbers(x), plain_numbers(y)
     if x.ndim < 2:
         raise DataError(
             f"x has shape {x.shape}, wanted (records, ...)",
@@ -102,6 +105,30 @@ def as_records(x: NDArray[Any], y: NDArray[Any], where: str) -> Records:
     with np.errstate(over="ignore", invalid="ignore"):  # what is too large becomes infinite
         values = np.ascontiguousarray(x, dtype=np.float32)
     return Records(values, whole_labels(y))
+
+
+def plain_numbers(array: NDArray[Any]) -> NDArray[Any]:
+    """The numbers of an array of any type but `OPAQUE`; NaN for each value that is none, whatever
+    the others are."""
+    kind = array.dtype.kind
+    if kind in "buif":
+        return array
+    if kind == "c":
+        return np.where(array.imag == 0, array.real, np.nan)
+    if kind not in "US":
+        return np.full(array.shape, np.nan)
+    if kind == "S":
+        array = np.char.decode(array, "utf-8", "replace")
+    numbers = (number_in_text(str(text)) for text in array.ravel())
+    return np.fromiter(numbers, np.float64, array.size).reshape(array.shape)
+
+
+def number_in_text(text: str) -> float:
+    """The number that a text is, as a column or an array of numbers would hold it; else NaN."""
+    try:
+        return float(text)
+    except ValueError:
+        return {"true": 1.0, "false": 0.0}.get(text.strip().lower(), math.nan)
 
 
 def flat_rows(x: NDArray[np.float32]) -> NDArray[np.float32]:

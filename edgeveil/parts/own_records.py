@@ -24,7 +24,13 @@ from edgeveil.parts.partitions.dealing import (
     hold_back_share,
     partition,
 )
-from edgeveil.parts.sources import Origin, brings_its_test, load_records, source_part
+from edgeveil.parts.sources import (
+    Origin,
+    brings_its_test,
+    guessed_header,
+    load_records,
+    source_part,
+)
 from edgeveil.parts.sources.source import ImageForm
 
 
@@ -57,6 +63,8 @@ class SourceSettings(Protocol):
     @property
     def labels_path(self) -> Path | None: ...
     @property
+    def header(self) -> bool | None: ...
+    @property
     def label_column(self) -> str | None: ...
     @property
     def images(self) -> ImageForm | None: ...
@@ -86,9 +94,11 @@ def held_records(data: SourceSettings, schema: DataSchema | None = None) -> Reco
     origin = origin_of(data, schema)
     if test is not None:
         return test(origin)
+    path = data.path if data.test_share is not None else data.test_path or data.path
+    header = guessed_header(data.source, data.header, path, schema)
+    origin = replace(origin, path=path, header=header)
     if data.test_share is None:
-        path = data.test_path or data.path
-        return load_records(data.source, replace(origin, path=path))
+        return load_records(data.source, origin)
     return _halves(data.source, origin)[1]
 
 
@@ -189,6 +199,7 @@ def origin_of(data: SourceSettings, schema: DataSchema | None = None) -> Origin:
     return Origin(
         path=data.path,
         labels_path=data.labels_path,
+        header=data.header,
         label_column=data.label_column,
         images=data.images,
         test_records=data.test_records,

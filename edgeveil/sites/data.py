@@ -55,6 +55,10 @@ class DataFiles(Block):
     for published sets the folder of their files."""
     labels_path: SitePath | None = None
     """The labels of `idx`."""
+    header: bool | None = Field(default=None, exclude_if=lambda said: said is None)
+    """Of `csv`: whether the first line names the columns (true), or is a record like the others
+    (false: a job's `data.schema.header` names them). A device answers no job from a CSV file while
+    this is not said: read off a record, the form of a file would tell of it."""
     label_column: str | None = Field(default=None, min_length=1, max_length=128)
     """The label's column in `csv` and `parquet`; none: the last one."""
     images: Images | None = None
@@ -221,7 +225,7 @@ def test_file_mixes(path: object, share: float | None, at: str) -> Iterator[Mix]
 
 def unread_mixes(files: DataFiles, source: str, at: str, source_key: str) -> Iterator[Mix]:
     """Keys of `files` that the source, named at `source_key`, does not read."""
-    for key in ("labels_path", "label_column", "images"):
+    for key in ("header", "labels_path", "label_column", "images"):
         readers = _readers("sources", key)
         if getattr(files, key) is not None and source not in readers:
             text = f"is read for {' and '.join(readers)} alone, and the source is {source}"

@@ -36,7 +36,7 @@ def npz(folder):
 def csv(folder):
     lines = [",".join(map(str, [*row, label])) for row, label in zip(VALUES, LABELS, strict=True)]
     (folder / "own.csv").write_text("\n".join(["a,b,c,d,kind", *lines]))
-    return Origin(path=folder / "own.csv", label_column="kind")
+    return Origin(path=folder / "own.csv", header=True, label_column="kind")
 
 
 def parquet_file(folder):

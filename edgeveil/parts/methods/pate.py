@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
-from edgeveil.data.records import Records
+from edgeveil.data.records import Records, plain_numbers
 from edgeveil.errors import DataError, PrivacyError, ProtocolError
 from edgeveil.parts.exchange import (
     Aim,
@@ -140,7 +140,7 @@ def _read(file: str, folder: Path) -> NDArray[Any]:
     path = folder / Path(file).expanduser()
     if not path.is_file():
         raise DataError("no such file", where=str(path), fix="name an NPZ file with an array x")
-    return npz_array(path, "x", FILE_BYTES)
+    return plain_numbers(npz_array(path, "x", FILE_BYTES))
 
 
 def _facts(x: NDArray[Any], records: int) -> dict[str, Any]:

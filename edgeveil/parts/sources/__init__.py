@@ -9,6 +9,7 @@ from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError
 from edgeveil.parts.part import PartTable
+from edgeveil.parts.sources.csvfile import guess_header, require_columns
 from edgeveil.parts.sources.source import FileSet, Origin, SourcePart, published_part
 
 __all__ = [
@@ -17,9 +18,11 @@ __all__ = [
     "Origin",
     "SourcePart",
     "brings_its_test",
+    "guessed_header",
     "load_records",
     "published_files",
     "published_part",
+    "require_header",
     "require_schema",
     "source_part",
 ]
@@ -74,6 +77,23 @@ def load_records(source: str, origin: Origin | None = None) -> Records:
             fix="let nothing write to it meanwhile, or write another file and rename it",
         )
     return records
+
+
+def require_header(source: str, header: bool | None, schema: DataSchema | None) -> None:
+    """Raise DataError where a source's columns are named by nobody: neither does the owner say that
+    the first line does (`header`), nor does a job's schema. Reads no file."""
+    if "header" in source_part(source).reads:
+        require_columns(header, schema)
+
+
+def guessed_header(
+    source: str, header: bool | None, path: Path | None, schema: DataSchema | None
+) -> bool | None:
+    """`header`; where that is not said, what a look at the file makes likely. For tools at the desk
+    and the cloud's own test records; no device asks it."""
+    if header is None and "header" in source_part(source).reads:
+        return guess_header(path, schema)
+    return header
 
 
 def require_schema(part: SourcePart, schema: DataSchema) -> None:

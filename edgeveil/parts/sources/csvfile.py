@@ -1,11 +1,12 @@
 """CSV files: one record a line. Of numbers, the label in the last or a named column; or of whatever
 a job's schema makes numbers of.
 
-The first line names the columns and so states the form of the file; no later line can make it
-unreadable, since whether a device takes part may not depend on a record. A file whose first line
-is a record is refused: without that record the next one would state the form, or nothing. Only a
-schema that names all columns of the file (`header`) states it in place of a line. A line
-out of form becomes a record that learning drops, and `csv_faults` tells the owner where it stands.
+Whether the first line names the columns is the owner's word (`Origin.header`), never read off a
+line: a job could otherwise ask whether the first record holds the cells that it takes for names. A
+file without such a line is read by a schema that names all columns (`data.schema.header`), and by
+nothing else. No record makes a file unreadable, since whether a device takes part may not depend on
+one: a line out of form becomes a record that learning drops, and `csv_faults` tells the owner where
+it stands.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from edgeveil.parts.sources.source import Origin, SourcePart
 from edgeveil.registry import nearest
 
 _NAME_THEM = "write a first line that names every column, such as v1,v2,label"
+_SAY_IT = (
+    "write header: true where the first line names the columns, header: false where it does not"
+)
 
 _LINES_LOOKED_AT = 100
 
@@ -112,19 +116,22 @@ def encode_csv(
     max_bytes: int = MAX_BYTES,
     tell: Tell = lambda _line, _what: None,
     *,
+    header: bool | None = True,
     labelled: bool | None = True,
 ) -> Encoded:
     """The records of a CSV file as a job's schema reads them, and what was found in its columns.
 
+    `header`: whether the first line names the columns, and is no record; else `schema.header` does.
     `tell` hears of each line that is out of form or has an unknown label. Raises DataError for a
-    file without a first line that names its columns, unless the schema names all of them, and for
-    one that lacks a column; never for what a later line holds.
+    header that is not stated or holds a number, a file whose columns nothing names, and one that
+    lacks a column; never for what a record holds.
     """
+    require_columns(header, schema)
     file = require_file(path, "data.path")
     _require_small(file, max_bytes)
     encoder: RowEncoder | None = None
-    if schema.header is not None:
-        names = list(schema.header)
+    if not header:
+        names = list(schema.header or ())
         encoder = RowEncoder(schema, names, str(file), labelled=labelled, max_bytes=max_bytes)
     with file.open(encoding="utf-8-sig", errors="replace") as stream:
         for number, line in enumerate(stream, start=1):
@@ -133,6 +140,7 @@ def encode_csv(
             if encoder is None:
                 where = f"{file}:{number}"
                 names = _first_row(line, where)
+                _require_no_number(names, where)
                 encoder = RowEncoder(schema, names, where, labelled=labelled, max_bytes=max_bytes)
                 continue
             fault = encoder.add(_cells(line))
@@ -141,6 +149,31 @@ def encode_csv(
     if encoder is None:
         raise DataError("is empty", where=str(file), fix=_NAME_THEM)
     return encoder.encoded()
+
+
+def require_columns(header: bool | None, schema: DataSchema | None) -> None:
+    """Raise DataError unless it is stated what names the columns of a CSV file: its first line
+    (`header`), or a job's schema. Reads no file."""
+    if header is None:
+        what = "does not say whether the first line of the CSV file names its columns"
+        raise DataError(what, where="data.header", fix=_SAY_IT)
+    if not header and (schema is None or schema.header is None):
+        raise DataError(
+            "no line of the CSV file names its columns, and the job does not either",
+            where="data.header",
+            fix="take a job whose data.schema.header names them, or write them into the file's"
+            " first line and header: true",
+        )
+
+
+def guess_header(path: Path | None, schema: DataSchema | None) -> bool:
+    """Whether the first line of a CSV file names its columns, as it seems: where a schema could
+    name them, by whether that line holds the names that are read."""
+    if schema is None or schema.header is None:
+        return True
+    if path is None or not path.is_file():
+        return False
+    return any_form(path, schema)[1]
 
 
 def csv_rows(path: Path) -> tuple[list[str], list[list[str]]]:
@@ -157,19 +190,19 @@ def csv_rows(path: Path) -> tuple[list[str], list[list[str]]]:
     return first, rows[1:]
 
 
-def any_form(file: Path, schema: DataSchema) -> DataSchema:
-    """The schema as a file may be read by it that no device holds: with a first line that names
+def any_form(file: Path, schema: DataSchema) -> tuple[DataSchema, bool]:
+    """How a file may be read that no device holds: (schema, header), with a first line that names
     the columns or without one, with the label's column or without it."""
     wanted = {name for column in schema.columns or () for name in column.names}
     with file.open(encoding="utf-8-sig", errors="replace") as stream:
         lines = [line for line in islice(stream, _LINES_LOOKED_AT) if line.strip()]
     rows = [[cell.strip() for cell in _cells(line)] for line in lines]
     if schema.header is None or (rows and wanted <= set(rows[0])):
-        return schema.model_copy(update={"header": None})
+        return schema, True
     if any(len(row) == len(schema.header) for row in rows):
-        return schema
+        return schema, False
     without = tuple(name for name in schema.header if name != schema.label.column)
-    return schema.model_copy(update={"header": without})
+    return schema.model_copy(update={"header": without}), False
 
 
 def _require_small(file: Path, max_bytes: int) -> None:
@@ -213,6 +246,16 @@ def _require_names(cells: list[str], where: str) -> None:
             "holds no header: one record more or less would change the form of the file",
             where=where,
             fix=_NAME_THEM,
+        )
+
+
+def _require_no_number(cells: list[str], where: str) -> None:
+    """Raise DataError for a line that holds a number: the owner may be wrong about it."""
+    if any(cell and _number(cell) is not None for cell in cells):
+        raise DataError(
+            "should name the columns, as data.header says, and holds a number: it may be a record",
+            where=where,
+            fix=f"{_SAY_IT}; no column may be called by a number",
         )
 
 
@@ -262,19 +305,23 @@ def _label_index(header: list[str], name: str | None, file: Path) -> int:
 
 
 def _read(origin: Origin) -> Records:
+    require_columns(origin.header, origin.schema)
     if origin.schema is not None:
-        return encode_csv(origin.path, origin.schema, origin.max_bytes).records
+        return _tallies(origin, origin.schema).records
     return read_csv(origin.path, origin.label_column, origin.max_bytes)
 
 
 def _tallies(origin: Origin, schema: DataSchema) -> Encoded:
-    return encode_csv(origin.path, schema, origin.max_bytes)
+    return encode_csv(origin.path, schema, origin.max_bytes, header=origin.header)
 
 
 def _faults(origin: Origin) -> list[str]:
+    require_columns(origin.header, origin.schema)
     if origin.schema is not None:
         found: dict[int, str] = {}
-        encode_csv(origin.path, origin.schema, origin.max_bytes, found.setdefault)
+        encode_csv(
+            origin.path, origin.schema, origin.max_bytes, found.setdefault, header=origin.header
+        )
         return [f"{origin.path}:{line}: {what}" for line, what in sorted(found.items())]
     return csv_faults(origin.path, origin.label_column)
 
@@ -283,7 +330,7 @@ PART = SourcePart(
     name="csv",
     read=_read,
     place="file",
-    reads=("label_column",),
+    reads=("header", "label_column"),
     faults=_faults,
     tallies=_tallies,
     by_schema="columns",

@@ -12,14 +12,17 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.data.encoding import NO_CLASS, pictures
+from edgeveil.data.encoding import pictures
 from edgeveil.data.records import (
     MAX_BYTES,
+    OPAQUE,
     Records,
     as_records,
     flat_rows,
+    plain_numbers,
     require_file,
     require_room,
+    whole_labels,
 )
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError
@@ -50,18 +53,20 @@ def encode_npz(path: Path | None, schema: DataSchema, max_bytes: int = MAX_BYTES
     Raises DataError as `read_npz`, and for pictures of another shape.
     """
     file = require_file(path, "data.path")
-    x, y = npz_array(file, "x", max_bytes), npz_array(file, "y", max_bytes, texts=True)
-    if y.dtype.kind == "U":
-        numbers = schema.label.numbers
-        y = np.array([numbers.get(str(name).strip(), NO_CLASS) for name in y.ravel()], np.int64)
+    x, y = npz_array(file, "x", max_bytes), npz_array(file, "y", max_bytes)
+    if y.dtype.kind == "U":  # also where one name stands among numbers
+        named, whole = schema.label.numbers, whole_labels(plain_numbers(y))
+        labels = [
+            named.get(str(name).strip(), number)
+            for name, number in zip(y.ravel(), whole.ravel().tolist(), strict=True)
+        ]
+        y = np.array(labels, np.int64).reshape(y.shape)
     plain = as_records(x, y, where=str(file))
     return Records(pictures(schema, plain.x, str(file)), plain.y, flat_rows(plain.x))
 
 
-def npz_array(
-    file: Path, name: str, max_bytes: int = MAX_BYTES, *, texts: bool = False
-) -> NDArray[Any]:
-    """The array called `name` of an NPZ file, after its header passed; also one of `texts`."""
+def npz_array(file: Path, name: str, max_bytes: int = MAX_BYTES) -> NDArray[Any]:
+    """The array called `name` of an NPZ file, of whatever type, after its header passed."""
     where = f"{file}:{name}"
     try:
         with zipfile.ZipFile(file) as archive:
@@ -73,7 +78,7 @@ def npz_array(
                     fix=f"save it with numpy.savez(file, {name}=…)",
                 )
             with archive.open(f"{name}.npy") as member:
-                return _read_npy(member, where, max_bytes, "buifU" if texts else "buif")
+                return _read_npy(member, where, max_bytes)
     except _UNREADABLE as error:
         raise DataError(
             f"is not a readable NPZ array: {error}", where=where, fix="save it with numpy.savez"
@@ -91,9 +96,9 @@ def npy_array(file: Path, max_bytes: int = MAX_BYTES) -> NDArray[Any]:
         ) from error
 
 
-def _read_npy(stream: IO[bytes], where: str, max_bytes: int, kinds: str = "buif") -> NDArray[Any]:
+def _read_npy(stream: IO[bytes], where: str, max_bytes: int) -> NDArray[Any]:
     shape, fortran, dtype = _header(stream)
-    if dtype.kind not in kinds:
+    if dtype.kind in OPAQUE:
         raise DataError(f"holds {dtype}, not numbers", where=where, fix="store plain numbers")
     require_room(shape, dtype.itemsize, max_bytes, where)
     count = int(np.prod(shape, dtype=np.int64))

@@ -1,9 +1,11 @@
 """Parquet files: one record a row. Of numbers, the label in the last or a named column; or of
 whatever a job's schema makes numbers of.
 
-The schema states the form of the file. A value that is missing is NaN, such a label -1, and
-learning drops these records; no row can make the file unreadable. All numbers are read as float64,
-so that a gap, which no whole number can be, rounds none of the others differently.
+The names of the columns are the form of the file. Their types are not: writers take those from the
+rows, so that one text among numbers makes a column of texts. A value that is missing or no number
+is NaN, such a label -1, and learning drops these records; no row can make the file unreadable. All
+numbers are read as float64, so that a gap, which no whole number can be, rounds none of the others
+differently.
 """
 
 from __future__ import annotations
@@ -15,9 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgeveil.data.encoding import Encoded, RowEncoder, cell_text
-from edgeveil.data.records import MAX_BYTES, Records, as_records, require_file, require_room
+from edgeveil.data.records import (
+    MAX_BYTES,
+    Records,
+    as_records,
+    number_in_text,
+    require_file,
+    require_room,
+)
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.source import Origin, SourcePart
@@ -35,15 +45,15 @@ def read_parquet(
 ) -> Records:
     """Records with x (n, columns-1) float32 of a Parquet file.
 
-    Raises DataError without pyarrow, for a file that is none, for a column without numbers, and
-    for one of more than `max_bytes`, by its footer, before its rows are read.
+    Raises DataError without pyarrow, for a file that is none or has no such columns, and for one of
+    more than `max_bytes`, by its footer, before its rows are read.
     """
     file = require_file(path, "data.path")
     _require_pyarrow()
     with _opened(file) as opened:
         _check_form(opened, str(file), max_bytes)
         table = opened.read(use_threads=False)
-        columns = [np.asarray(column.to_numpy(), np.float64) for column in table.columns]
+        columns = [_numbers(column) for column in table.columns]
     label = columns.pop(_label_index(table.schema.names, label_column, file))
     return as_records(np.column_stack(columns), label, str(file))
 
@@ -81,6 +91,34 @@ def parquet_rows(path: Path) -> tuple[list[str], list[list[str]]]:
         _check_size(opened, str(file), MAX_BYTES)
         columns = [_texts(one) for one in opened.read().columns]
         return opened.schema_arrow.names, [list(row) for row in zip(*columns, strict=True)]
+
+
+def _numbers(column: Any) -> NDArray[np.float64]:
+    """A column (n,) as numbers; NaN for what is none. Raises nothing for a cell."""
+    if _holds_numbers(column.type):
+        return np.asarray(column.to_numpy(), np.float64)
+    return np.array([number_in_text(text) for text in _texts(column)], np.float64)
+
+
+def _holds_numbers(kind: Any) -> bool:
+    """Whether a column's type has numbers alone, or gaps alone, which writers give a type too."""
+    import pyarrow as pa
+
+    numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_null)
+    return any(is_kind(kind) for is_kind in numbers)
+
+
+def parquet_faults(path: Path | None) -> list[str]:
+    """`file: what is wrong` of each column whose type is not one of numbers, for the console."""
+    file = require_file(path, "data.path")
+    _require_pyarrow()
+    with _opened(file) as opened:
+        return [
+            f"{file}: column '{field.name}' holds {str(field.type)[:100]}: what is no number there"
+            " is dropped"
+            for field in opened.schema_arrow
+            if not _holds_numbers(field.type)
+        ]
 
 
 def _texts(column: Any) -> list[str]:
@@ -127,23 +165,10 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def _check_form(opened: Any, where: str, max_bytes: int) -> None:
-    import pyarrow as pa
-
-    schema = opened.schema_arrow
-    if len(schema) < 2:
+    if len(opened.schema_arrow) < 2:
         raise DataError(
             "has fewer than two columns", where=where, fix="give each row its values and a label"
         )
-    for field in schema:
-        kind = field.type
-        numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
-        # A column that holds gaps alone may have been written as one of nothing else.
-        if not any(is_kind(kind) for is_kind in (*numbers, pa.types.is_null)):
-            raise DataError(
-                f"column '{field.name}' holds {str(kind)[:100]}, not numbers",
-                where=where,
-                fix="store plain numbers, one column for each value, and classes from 0",
-            )
     _check_size(opened, where, max_bytes)
 
 
@@ -168,6 +193,10 @@ def _read(origin: Origin) -> Records:
     return read_parquet(origin.path, origin.label_column, origin.max_bytes)
 
 
+def _faults(origin: Origin) -> list[str]:
+    return [] if origin.schema is not None else parquet_faults(origin.path)
+
+
 def _tallies(origin: Origin, schema: DataSchema) -> Encoded:
     return encode_parquet(origin.path, schema, origin.max_bytes)
 
@@ -177,6 +206,7 @@ PART = SourcePart(
     read=_read,
     place="file",
     reads=("label_column",),
+    faults=_faults,
     tallies=_tallies,
     by_schema="columns",
     source="the user's own data",

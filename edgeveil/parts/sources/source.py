@@ -39,6 +39,7 @@ class Origin:
 
     path: Path | None = None
     labels_path: Path | None = None
+    header: bool | None = None  # of csv: whether the first line names the columns
     label_column: str | None = None
     function: str | None = None
     images: ImageForm | None = None

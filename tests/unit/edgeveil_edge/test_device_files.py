@@ -60,6 +60,8 @@ def forget() -> None:
 def box(folder: Path, source: str, **data: Any) -> Device:
     """A device whose records are read from `folder/records`, as they really are."""
     block = {"name": "bench", "source": source, "path": folder / "records", **data}
+    if source == "csv":
+        block.setdefault("header", True)
     if source == "idx":
         block["labels_path"] = folder / "labels"
     return Device(folder / "state", load_own, data=block).knows(PLAN)  # type: ignore[arg-type]

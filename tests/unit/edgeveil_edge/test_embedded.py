@@ -125,7 +125,9 @@ def test_given_records_are_halved_as_those_of_a_source_are(own):
 def test_the_computing_process_reads_them_and_not_the_site_s_source(own):
     from edgeveil.data.records import Records
 
-    absent = own.data.model_copy(update={"source": "csv", "path": own.state_dir / "absent.csv"})
+    absent = own.data.model_copy(
+        update={"source": "csv", "path": own.state_dir / "absent.csv", "header": True}
+    )
     there = own.model_copy(update={"data": absent})
     raw = records_bytes(Records(X.astype(np.float32), Y.astype(np.int64)))
     server = ComputeServer()

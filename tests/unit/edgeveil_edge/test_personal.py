@@ -164,7 +164,9 @@ def test_records_are_read_as_the_release_reads_them(tmp_path: Path) -> None:
     )
     rows = [f"{k},5,{'low' if k < 500 else 'high'}" for k in range(5, 1000, 10)]
     (tmp_path / "records.csv").write_text("\n".join(["size,age,kind", *rows]))
-    data = site.data.model_copy(update={"source": "csv", "path": tmp_path / "records.csv"})
+    data = site.data.model_copy(
+        update={"source": "csv", "path": tmp_path / "records.csv", "header": True}
+    )
     found = personalise(site.model_copy(update={"data": data}), site.state_dir / RELEASES)
     assert found.training_records + found.evaluation_records == len(rows)
     assert found.shared_accuracy == 1

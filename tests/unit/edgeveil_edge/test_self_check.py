@@ -79,7 +79,7 @@ def of_a_table(folder):
   state_dir: {folder}
   cloud_key_file: {folder}/cloud.pub
   proxy_key_file: {folder}/proxy.pub
-  data: {{name: people, source: csv, path: {folder}/rows.csv}}
+  data: {{name: people, source: csv, path: {folder}/rows.csv, header: false}}
 """
     )
     (folder / "job.yaml").write_text(

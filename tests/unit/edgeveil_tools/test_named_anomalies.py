@@ -255,7 +255,12 @@ def test_a_device_s_owner_reads_what_is_learned_from(tmp_path, capsys):
             "proxy_key_file": "p.pub",
             "cloud_key_file": "c.pub",
             "state_dir": str(tmp_path / "state"),
-            "data": {"name": "windows", "source": "csv", "path": str(tmp_path / "windows.csv")},
+            "data": {
+                "name": "windows",
+                "source": "csv",
+                "path": str(tmp_path / "windows.csv"),
+                "header": True,
+            },
         }
     }
     (tmp_path / "edge.yaml").write_text(yaml.safe_dump(site))

@@ -150,7 +150,7 @@ def test_validate_tells_what_would_be_clipped_or_dropped(tmp_path, capsys):
             "proxy_key_file": "p.pub",
             "cloud_key_file": "c.pub",
             "state_dir": str(tmp_path / "state"),
-            "data": {"name": "people", "source": "csv", "path": str(data)},
+            "data": {"name": "people", "source": "csv", "path": str(data), "header": True},
         }
     }
     (tmp_path / "edge.yaml").write_text(yaml.safe_dump(site))

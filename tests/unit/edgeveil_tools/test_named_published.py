@@ -42,7 +42,9 @@ def test_breast_cancer_from_its_file(tmp_path):
 def test_adult_from_its_files(tmp_path):
     folder = adult_folder(tmp_path)
     schema = load_job(JOBS / "adult.yaml").data.schema_
-    train, test = (encode_csv(folder / name, schema) for name in ("adult.data", "adult.test"))
+    train, test = (
+        encode_csv(folder / name, schema, header=False) for name in ("adult.data", "adult.test")
+    )
     assert np.bincount(train.records.y + 1).tolist() == [0, 24720, 7841]
     assert np.bincount(test.records.y + 1).tolist() == [1, 12435, 3846]  # and a comment
     assert schema_problems(schema, train) == schema_problems(schema, test) == []

@@ -87,7 +87,7 @@ def _csv(place: Path, table: RecordTable) -> dict[str, Any]:
     names = [f"v{k}" for k in range(SIDE * SIDE)] + ["label"]
     rows = ([*map(_cell, row.ravel()), str(y)] for row, y in zip(table.x, table.y, strict=True))
     place.with_suffix(".csv").write_text("\n".join(",".join(row) for row in (names, *rows)))
-    return {"source": "csv", "path": str(place.with_suffix(".csv"))}
+    return {"source": "csv", "path": str(place.with_suffix(".csv")), "header": True}
 
 
 def _cell(value: float) -> str:

@@ -18,6 +18,7 @@ from edgeveil.parts.partitions import Shares
 from edgeveil.parts.sources import (
     SOURCES,
     brings_its_test,
+    guessed_header,
     load_records,
     published_files,
     source_part,
@@ -122,6 +123,7 @@ def source(job: Job, run: LocalRun) -> DataSource:
         source=name,
         path=path,
         labels_path=own.labels_path,
+        header=guessed_header(name, own.header, path, job.data.schema_),
         label_column=own.label_column,
         images=_form(job, own) if name == "images" and not job.data.schema_ else own.images,
         test_records=run.test_records,

@@ -17,6 +17,7 @@ from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.parts.aggregation import build_rule
 from edgeveil.parts.models import python_function
 from edgeveil.parts.partitions.dealing import needs_classes
+from edgeveil.parts.sources import guessed_header
 from edgeveil.privacy.policy import Limits, check_job
 from edgeveil.selection import how_many
 from edgeveil.settings.base import Block, ImpossibleMixError, Mix, SitePath
@@ -302,8 +303,10 @@ def _allowed_model(function: str) -> AllowedPythonModel:
 def _policy_mixes(plan: Plan, run: LocalRun) -> Iterator[Mix]:
     """Why the run's own devices would decline the job."""
     policy, asked = owners_policy(plan.job, run), plan.job.selection
+    data, source = run.data, run.data.source or plan.job.data.source
+    named = bool(guessed_header(source, data.header, data.path, plan.job.data.schema_))
     fewer = too_few(policy, how_many(asked.devices, run.devices, asked.over_select))
-    for error in (*refusals(policy, plan, trains=True), *([fewer] if fewer else [])):
+    for error in (*refusals(policy, plan, trains=True, header=named), *([fewer] if fewer else [])):
         yield _refusal(error.where, error.what)
     if policy.require_cover:
         yield _refusal("policy.require_cover", "a local run's proxy asks for no cover traffic")

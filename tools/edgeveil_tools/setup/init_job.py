@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.errors import UsageError, needs_extra
+from edgeveil.parts.sources.csvfile import csv_rows
 from edgeveil_tools.describe import OF_NUMBER, describe
 from edgeveil_tools.result import write_whole, writing
 
@@ -66,7 +67,7 @@ local_run:                  # how `edgeveil run` plays it here; a submitted job 
   devices: {devices}
   data:
     source: {source}
-    path: {path}
+    path: {path}{header}
   test_share: 0.2           # held back for the cloud's test
   partition: {{kind: iid}}    # or dirichlet, n_class, quantity_skew: uneven boxes
 """
@@ -106,12 +107,20 @@ def write_from(records: Path, folder: Path, label: str | None = None) -> str:
         evaluation=_WITHOUT_CLASSES if OF_NUMBER in data else "",
         features=_OF_PICTURES if source == "images" else _OF_TABLE,
         source=source,
+        header=_header(records) if source == "csv" else "",
         path=json.dumps(os.path.relpath(records, folder), ensure_ascii=False),
     )
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(path, text.encode())
     return f"edgeveil validate {path}"
+
+
+def _header(records: Path) -> str:
+    """What a site file says of a CSV file's first line, by a look at it."""
+    if csv_rows(records)[0]:
+        return "\n    header: true          # the first line names the columns, as it seems"
+    return "\n    header: false         # no line names the columns, as it seems"
 
 
 def _fruit() -> dict[str, bytes]:

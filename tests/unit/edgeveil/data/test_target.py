@@ -53,7 +53,7 @@ def test_a_label_is_as_near_as_its_steps_and_never_outside(one, other, value):
 def test_rows_become_labels_and_what_is_no_number_is_dropped(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("rooms,price\n1,10\n5,25\n9,1e9\n5,\n5,99\n5,many\n")
-    found = load_records("csv", Origin(path=path, schema=schema()))
+    found = load_records("csv", Origin(path=path, header=True, schema=schema()))
     assert found.y.tolist() == [0, 6144, 8192, -1, -1, -1]
     assert found.x[:3, 0].tolist() == [-1, 0, 1]
 

@@ -17,7 +17,7 @@ HEADER, GOOD = "a,b,label", ["1,2,0", "3,4,1"]
 def csv(path, *lines, label_column=None) -> Records:
     text = "".join(f"{line}\n" for line in lines)
     (path / "a.csv").write_bytes(text.encode("utf-8", "surrogateescape"))
-    return load_records("csv", Origin(path=path / "a.csv", label_column=label_column))
+    return load_records("csv", Origin(header=True, path=path / "a.csv", label_column=label_column))
 
 
 def test_labels_that_are_no_class_become_minus_one():
@@ -68,7 +68,7 @@ def test_no_line_makes_a_file_unreadable(tmp_path_factory, lines):
     file = tmp_path_factory.getbasetemp() / "any.csv"
     rows = [line.replace(b"\n", b"").replace(b"\r", b"") for line in lines]
     file.write_bytes(b"a,b,label\n1,2,0\n" + b"".join(row + b"\n" for row in rows) + b"3,4,1\n")
-    got = load_records("csv", Origin(path=file))
+    got = load_records("csv", Origin(header=True, path=file))
     assert len(got) == 2 + sum(bool(row.decode(errors="replace").strip()) for row in rows)
     assert valid_records(got.x, got.y, 2)[[0, -1]].all()
     assert all(fault.startswith(f"{file}:") for fault in csv_faults(file))

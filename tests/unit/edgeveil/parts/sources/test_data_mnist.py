@@ -131,7 +131,7 @@ def test_a_label_that_the_set_does_not_have_is_told_with_its_place(folder):
 
 def test_a_folder_in_place_of_a_file_is_told(tmp_path):
     with pytest.raises(DataError, match="is a folder, not a file"):
-        load_records("csv", Origin(path=tmp_path))
+        load_records("csv", Origin(header=True, path=tmp_path))
 
 
 def test_labels_in_place_of_images_are_told(folder):

@@ -1,5 +1,8 @@
 """Parquet tables: numbers and a label, gaps that only drop their record, all else refused."""
 
+import datetime
+from decimal import Decimal
+
 import numpy as np
 import pytest
 
@@ -57,9 +60,26 @@ def test_an_empty_table_has_no_records(tmp_path):
     assert load_records("parquet", Origin(path=file)).x.shape == (0, 1)
 
 
-@pytest.mark.parametrize("column", [["a", "b"], [[1.0], [2.0]], [b"x", b"y"]])
-def test_a_column_without_numbers_is_named(tmp_path, column):
-    assert "column 'odd' holds" in refused(write(tmp_path, odd=column, kind=[0, 1]))
+@pytest.mark.parametrize(
+    "column", [["a", "2.5"], [[1.0], [2.0]], [b"x", b"y"], [datetime.date(2020, 1, 1)] * 2]
+)
+def test_a_column_of_no_numbers_drops_what_is_none_and_is_named_to_the_owner(tmp_path, column):
+    file = write(tmp_path, odd=column, kind=[0, 1])
+    found = load_records("parquet", Origin(path=file)).x.tolist()
+    assert np.array_equal(found, [[np.nan], [2.5 if "2.5" in column else np.nan]], equal_nan=True)
+    (said,) = reader.parquet_faults(file)
+    assert "column 'odd' holds" in said
+
+
+def test_one_text_changes_no_number_beside_it(tmp_path):
+    """Writers make a column of texts of it, and exact decimals, and switches, are read alike."""
+    values = [1.5, -0.1, 2**53 + 1, True]
+    texts = write(tmp_path, a=[*map(str, values), "none"], kind=[0] * 5)
+    read = load_records("parquet", Origin(path=texts)).x[:4]
+    plain = write(tmp_path, a=pa.array(map(float, values)), kind=[0] * 4)
+    assert read.tolist() == load_records("parquet", Origin(path=plain)).x.tolist()
+    exact = write(tmp_path, a=[Decimal("1.5"), None], kind=[0, 1])
+    assert load_records("parquet", Origin(path=exact)).x[0].tolist() == [1.5]
 
 
 def test_files_of_another_form_are_told(tmp_path):

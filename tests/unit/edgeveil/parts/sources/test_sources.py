@@ -23,7 +23,7 @@ def idx_bytes(array, type_byte=0x08, dtype=">u1"):
 
 def refused(source, **origin):
     with pytest.raises(DataError) as caught:
-        load_records(source, Origin(**origin))
+        load_records(source, Origin(**{"header": source == "csv" or None, **origin}))
     assert caught.value.where
     return str(caught.value)
 
@@ -84,8 +84,21 @@ def test_npz_refusals(tmp_path):
     assert "no array 'y'" in refused("npz", path=file)
     np.savez(file, x=X, y=Y[:2])
     assert "one label for each record" in refused("npz", path=file)
-    np.savez(file, x=X, y=np.array(["a", "b", "c"]))
+    np.savez(file, x=X, y=np.array([("a", 1)] * 3, dtype="U1,i4"))
     assert "not numbers" in refused("npz", path=file)
+
+
+def test_one_text_among_numbers_costs_its_own_record_alone(tmp_path):
+    """NumPy makes an array of texts of them all, and of dates or complex numbers likewise."""
+    file = tmp_path / "a.npz"
+    np.savez(file, x=np.array([[1.5, 2], ["secret", 3], [True, -4]]), y=np.array(["0", "a", "2"]))
+    got = load_records("npz", Origin(path=file))
+    assert np.array_equal(got.x, [[1.5, 2], [np.nan, 3], [1, -4]], equal_nan=True)
+    assert got.y.tolist() == [0, -1, 2]
+    np.savez(file, x=np.array([[1.5, 2j], [3, 4]]), y=np.array([b"1", b"\xff"]))
+    got = load_records("npz", Origin(path=file))
+    assert np.array_equal(got.x, [[1.5, np.nan], [3, 4]], equal_nan=True)
+    assert got.y.tolist() == [1, -1]
 
 
 def test_npz_never_runs_a_pickle(tmp_path):
@@ -119,14 +132,14 @@ def test_a_size_is_refused_from_the_header(tmp_path):
 )
 def test_csv_under_a_header(tmp_path, text):
     (tmp_path / "a.csv").write_text(text)
-    got = load_records("csv", Origin(path=tmp_path / "a.csv"))
+    got = load_records("csv", Origin(header=True, path=tmp_path / "a.csv"))
     assert got.x.tolist() == [[1, 2], [3, 4]]
     assert got.y.tolist() == [0, 1]
 
 
 def test_csv_label_by_name_and_missing_values(tmp_path):
     (tmp_path / "a.csv").write_text("kind,u,v\n1,,2\n,3,4\n")
-    got = load_records("csv", Origin(path=tmp_path / "a.csv", label_column="kind"))
+    got = load_records("csv", Origin(header=True, path=tmp_path / "a.csv", label_column="kind"))
     assert got.y.tolist() == [1, -1]
     assert np.isnan(got.x[0, 0])
     assert got.x[1].tolist() == [3, 4]

@@ -1,0 +1,342 @@
+"""What a file's form decides follows from the owner and the job, never from a record.
+
+Files of every form that owners have, jobs of every kind that a hostile cloud can write, and the
+device's own code between them: with any one record changed or gone it answers or declines as
+before, for the same reason, at the same time, in the same groups and sizes.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from pyarrow import parquet, table
+
+from edgeveil.data.schema import DataSchema
+from edgeveil.jobs import compile_job
+from edgeveil.jobs.plan import Plan
+from edgeveil.parts.sources import SOURCES, brings_its_test
+from edgeveil.protocol.device_tasks import NoAnswer, SealedAnswer
+from edgeveil.settings.base import ImpossibleMixError
+from edgeveil_edge.compute import load_own
+from tests.unit.edgeveil_edge.edge_kit import CENTRE, Device, Round, job
+
+Rows = list[list[str]]
+NAMES = ["age", "work", "rich"]
+CELLS = ["39", "38", "1", "0", "2.5", "1e400", "nan", "Private", "<=50K", ">50K", "", "?", "true"]
+HOSTILE = [*CELLS, '"', "a,b", "\ufeff39", "9" * 400, " 39 ", "\x00"]
+ROW = st.lists(st.sampled_from(HOSTILE), min_size=3, max_size=3)
+NEIGHBOUR = st.one_of(st.none(), ROW, st.lists(st.sampled_from(HOSTILE), max_size=5))
+"""One record: gone, another one, or one of another width."""
+
+
+# --- files, written as people's tools write them: a type follows from what a column holds ---
+
+
+def _csv(folder: Path, rows: Rows, header: list[str] | None) -> None:
+    with (folder / "records").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([*([header] if header else ()), *rows])
+
+
+def headed(folder: Path, rows: Rows) -> dict[str, Any]:
+    _csv(folder, rows, NAMES)
+    return {"source": "csv", "path": folder / "records", "header": True}
+
+
+def headless(folder: Path, rows: Rows) -> dict[str, Any]:
+    _csv(folder, rows, None)
+    return {"source": "csv", "path": folder / "records", "header": False}
+
+
+def unsaid(folder: Path, rows: Rows) -> dict[str, Any]:
+    """As site files of before are."""
+    _csv(folder, rows, None)
+    return {"source": "csv", "path": folder / "records"}
+
+
+def numbers_or_texts(cells: list[str]) -> list[Any]:
+    for kind in (int, float):
+        with suppress(ValueError, OverflowError):
+            found = [None if cell == "" else kind(cell) for cell in cells]
+            if kind is float or all(one is None or abs(one) < 2**63 for one in found):
+                return found
+    return list(cells)
+
+
+def parquet_file(folder: Path, rows: Rows) -> dict[str, Any]:
+    whole = [[*row, "", "", ""][:3] for row in rows]
+    columns = [numbers_or_texts([row[at] for row in whole]) for at in range(3)]
+    parquet.write_table(table(dict(zip(NAMES, columns, strict=True))), folder / "records")
+    return {"source": "parquet", "path": folder / "records"}
+
+
+def arrays(rows: Rows) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """x (n, 1, 2) and y (n,) with the types that NumPy takes from what they hold."""
+    whole = [[*row, "", "", ""][:3] for row in rows]
+
+    def array(cells: list[list[str]], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        flat = [cell for row in cells for cell in row]
+        typed = numbers_or_texts([cell or "nan" for cell in flat])
+        return np.array(typed).reshape(shape)
+
+    return array([row[:2] for row in whole], (-1, 1, 2)), array([row[2:] for row in whole], (-1,))
+
+
+def npz(folder: Path, rows: Rows) -> dict[str, Any]:
+    x, y = arrays(rows)
+    with (folder / "records").open("wb") as file:
+        np.savez(file, x=x, y=y)
+    return {"source": "npz", "path": folder / "records"}
+
+
+def idx(folder: Path, rows: Rows) -> dict[str, Any]:
+    values = np.array(
+        [[sum(map(ord, cell)) % 256 for cell in [*row, "", "", ""][:3]] for row in rows]
+    )
+    values = values.reshape(-1, 3).astype(np.uint8)
+    for name, array in (("records", values[:, :2]), ("labels", values[:, 2] % 3)):
+        header = bytes([0, 0, 8, array.ndim]) + np.asarray(array.shape, ">u4").tobytes()
+        (folder / name).write_bytes(header + array.tobytes())
+    return {"source": "idx", "path": folder / "records", "labels_path": folder / "labels"}
+
+
+def images(folder: Path, rows: Rows) -> dict[str, Any]:
+    """Pictures of any size and colour, broken ones, and folders that are none of the classes."""
+    place = folder / "records"
+    for name in ("<=50K", ">50K"):
+        (place / name).mkdir(parents=True)
+    for row in rows:
+        digest = hashlib.sha256(repr(row).encode()).digest()
+        below = place / (row[-1] if row and row[-1] in ("<=50K", ">50K") else "others")
+        below.mkdir(exist_ok=True)
+        file = below / f"{digest.hex()[:16]}.png"
+        if digest[0] % 3:
+            mode, size = ("L", "RGB", "RGBA", "I;16")[digest[1] % 4], (1 + digest[2] % 9,) * 2
+            Image.new(mode, size).save(file)
+        else:
+            file.write_bytes(digest)
+    form = {"size": (1, 2), "classes": ("<=50K", ">50K")}
+    return {"source": "images", "path": place, "images": form}
+
+
+def python(folder: Path, rows: Rows) -> dict[str, Any]:
+    """An owner's function, which states its shape; its types NumPy takes from what it holds."""
+    held["rows"] = rows
+    return {"source": f"python: {__name__}:made"}
+
+
+held: dict[str, Rows] = {}
+
+
+def made() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    return arrays(held["rows"])
+
+
+FORMS: dict[str, Callable[[Path, Rows], dict[str, Any]]] = {
+    "csv, a line of names": headed,
+    "csv, none": headless,
+    "csv, not said": unsaid,
+    "parquet": parquet_file,
+    "npz": npz,
+    "idx": idx,
+    "images": images,
+    "python": python,
+}
+
+
+def test_every_source_of_own_records_is_played(tmp_path: Path) -> None:
+    played = {
+        FORMS[form](folder, [["39", "Private", "<=50K"]])["source"].partition(":")[0]
+        for form in FORMS
+        for folder in [tmp_path / form]
+        if not folder.mkdir()
+    }
+    assert played == {name for name in SOURCES if not brings_its_test(name)}
+
+
+# --- jobs ---
+
+
+@st.composite
+def schemas(draw: st.DrawFn, form: str) -> dict[str, Any] | None:
+    """What a cloud may write of records, with names and lists taken from guesses at them; of three
+    in four the kind that is read of such a form."""
+    names = draw(st.permutations([*NAMES, *(cell for cell in CELLS if cell)]))
+    names = names[:3] if draw(st.booleans()) else NAMES
+    by = SOURCES[form.partition(",")[0]].by_schema or "none"
+    kind = draw(st.sampled_from([by, by, by, "columns", "image", "none"]))
+    classes = draw(st.sampled_from([["<=50K", ">50K"], ["0", "1"], ["1", ["2", "0"]]]))
+    if kind == "none":
+        return None
+    if kind == "image":
+        form = {"size": draw(st.sampled_from([[1, 2], [2, 2]])), "channels": 1}
+        return {"origin": "public", "label": {"classes": classes}, "image": form}
+    said: list[dict[str, Any]] = [
+        {"number": [0, 100]},
+        {"number": [38.5, 39.5]},
+        {"category": ["Private", "39"]},
+        {"number": [0, 100], "bins": [38.5, 39.5]},
+    ]
+    label: dict[str, Any] = draw(
+        st.sampled_from([{"classes": classes}, {"number": [0, 50]}, {"normal": ["<=50K"]}])
+    )
+    columns = [{"name": name, **draw(st.sampled_from(said))} for name in names[:2]]
+    schema = {
+        "origin": "public",
+        "label": {"column": names[2], **label},
+        "columns": columns[: draw(st.integers(1, 2))],
+        "missing": draw(st.lists(st.sampled_from(["?", "nan"]), max_size=1)),
+    }
+    if draw(st.booleans()) or form == "csv, none":
+        schema["header"] = draw(st.sampled_from([names, [*names, "more"]]))
+    return schema
+
+
+def plan_of(schema: dict[str, Any] | None) -> Plan | None:
+    """The job's plan; None for a job that nobody can compile, whoever holds records."""
+    data: dict[str, Any] = {"source": "bench", "nominal_records": 30}
+    if schema is None:
+        return compile_job(job(data={**data, "classes": 3, "input_shape": (2,)}))
+    data["schema"] = DataSchema.model_validate_json(json.dumps(schema), strict=True)
+    label = schema["label"]
+    method = "pca_residual" if "normal" in label else "fm"
+    changes: dict[str, Any] = {"data": data, "train": {"method": method, "rounds": 3}}
+    if "normal" in label:
+        changes["train"] = {"method": method}
+    if "classes" not in label:
+        changes["unsupervised"] = {"eval_type": "NOT_EVAL"}
+    with suppress(ImpossibleMixError):
+        return compile_job(job(**changes))
+    return None
+
+
+# --- the device ---
+
+
+def answered(folder: Path, form: str, rows: Rows, plan: Plan) -> tuple[object, ...]:
+    """All that anybody but the owner sees of a device's answer to the job's first question."""
+    folder.mkdir()
+    place = folder.parent / "box"  # one place for all: paths stand in reasons
+    if place.is_symlink():
+        place.unlink()
+    place.symlink_to(folder, target_is_directory=True)
+    block = {"name": "bench", **FORMS[form](place, rows)}
+    policy = {"min_devices": 3, "allowed_methods": ("fm", "pca_residual")}
+    device = Device(place / "state", load_own, data=block, policy=policy)  # type: ignore[arg-type]
+    with suppress(AssertionError):
+        device.knows(plan)
+    try:
+        answer = device.answer(Round(plan, CENTRE, device.keys()))
+    finally:
+        device.store.close()
+    if isinstance(answer, NoAnswer):
+        return ("declined", answer.why, device.ledger.spent().epsilon)
+    assert isinstance(answer, SealedAnswer), answer
+    return ("answered", answer.groups, answer.sizes, answer.at_once, answer.dummy)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    yield tmp_path_factory.mktemp("forms")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=25, deadline=None)
+@given(
+    data=st.data(),
+    rows=st.lists(ROW, min_size=1, max_size=4),
+    at=st.integers(0, 3),
+    other=NEIGHBOUR,
+)
+def test_one_record_changes_neither_whether_nor_when_nor_in_what_form_a_device_answers(
+    folders: Path,
+    form: str,
+    data: st.DataObject,
+    rows: Rows,
+    at: int,
+    other: list[str] | None,
+) -> None:
+    plan = plan_of(data.draw(schemas(form)))
+    if plan is None:
+        return
+    at %= len(rows)
+    neighbour = [*rows[:at], *([] if other is None else [other]), *rows[at + 1 :]]
+    number = len(list(folders.iterdir()))
+    one = answered(folders / str(number), form, rows, plan)
+    assert one == answered(folders / f"{number}n", form, neighbour, plan)
+
+
+# --- the case that was found, and those like it ---
+
+FIRST_CELL = {
+    "origin": "public",
+    "label": {"column": "<=50K", "classes": ["<=50K", ">50K"]},
+    "columns": [{"name": "39", "number": [0, 100]}],
+}
+ADULT = [["39", "Private", "<=50K"], ["50", "State", ">50K"]]
+
+
+@pytest.mark.parametrize("form", ["csv, none", "csv, not said", "csv, a line of names"])
+@pytest.mark.parametrize("guess", ["38", "39", "40"])
+def test_a_job_that_calls_a_column_by_a_cell_of_the_first_record_is_declined_alike(
+    form: str, guess: str, tmp_path: Path
+) -> None:
+    schema = {**FIRST_CELL, "columns": [{"name": guess, "number": [0, 100]}]}
+    plan = plan_of(schema)
+    assert plan is not None
+    assert answered(tmp_path / "one", form, ADULT, plan)[0] == "declined"
+
+
+def test_a_record_that_an_owner_wrongly_calls_a_line_of_names_is_taken_for_none(
+    tmp_path: Path,
+) -> None:
+    plan = plan_of(FIRST_CELL)
+    assert plan is not None
+    (tmp_path / "box").mkdir()
+    _csv(tmp_path / "box", ADULT, None)
+    block = {"name": "bench", "source": "csv", "path": tmp_path / "box/records", "header": True}
+    device = Device(tmp_path / "state", load_own, data=block).knows(plan)  # type: ignore[arg-type]
+    answer = device.answer(Round(plan, CENTRE, device.keys()))
+    assert isinstance(answer, NoAnswer)
+    assert "may be a record" in answer.why
+
+
+def test_a_file_s_own_names_stand_before_those_that_a_job_makes_up(tmp_path: Path) -> None:
+    """Or an owner who allows columns by their names would be read another one."""
+    schema = {
+        "origin": "public",
+        "label": {"column": "rich", "classes": ["<=50K", ">50K"]},
+        "columns": [{"name": "work", "category": ["Private", "State"]}],
+        "header": ["work", "age", "rich"],
+    }
+    plan = plan_of(schema)
+    assert plan is not None
+    (tmp_path / "box").mkdir()
+    block = {"name": "bench", **headed(tmp_path / "box", ADULT)}
+    policy = {"min_devices": 3, "allowed_columns": ("work", "rich")}
+    device = Device(tmp_path / "state", load_own, data=block, policy=policy)  # type: ignore[arg-type]
+    device.knows(plan)
+    assert isinstance(device.answer(Round(plan, CENTRE, device.keys())), SealedAnswer)
+    training, evaluation = load_own(device.site, bytes(32), 0.5, plan.job.data.schema_)
+    rows = np.concatenate([training.x, evaluation.x])
+    assert sorted(rows.tolist()) == [[0, 1, 0], [1, 0, 0]], "Private and State, as the file says"
+
+
+def test_one_text_among_numbers_makes_no_table_unreadable(tmp_path: Path) -> None:
+    for form in ("parquet", "npz", "python"):
+        plan = plan_of(None)
+        assert plan is not None
+        rows = [["1", "2", "0"], ["3", "4", "1"]]
+        plain = answered(tmp_path / f"{form} plain", form, rows, plan)
+        text = answered(tmp_path / f"{form} text", form, [*rows, ["secret", "x", "y"]], plan)
+        assert plain == text and plain[0] == "answered"
