@@ -99,6 +99,7 @@ def guards() -> tuple[Guard, ...]:
     from edgeveil_lab.audit.noise_guard import derived_guards
     from edgeveil_lab.audit.record_guard import records_guard
     from edgeveil_lab.audit.run_guards import disclosure_guard, rehearsal_guard
+    from edgeveil_lab.audit.schema_guard import schema_guard
     from edgeveil_lab.audit.shared_attacks import shared_guards
     from edgeveil_lab.audit.timing import SUBNORMALS
 
@@ -106,6 +107,7 @@ def guards() -> tuple[Guard, ...]:
         SUBNORMALS,
         *device_guards(),
         records_guard(),
+        schema_guard(),
         disclosure_guard(),
         *derived_guards(),
         *shared_guards(),
