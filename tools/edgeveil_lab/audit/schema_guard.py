@@ -1,7 +1,8 @@
 """Jobs whose schema asks a file a question: does its first record hold these cells?
 
 A hostile cloud names columns by guesses at a record's cells. The device is the real one, from the
-owner's word to the sealed upload; whether it answers, and in what groups and sizes, may not change when the first record of its file is removed.
+owner's word to the sealed upload; whether it answers, and in what groups and sizes, may not change
+when the first record of its file is removed.
 """
 
 from __future__ import annotations
