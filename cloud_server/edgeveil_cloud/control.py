@@ -82,7 +82,8 @@ class Control:
         privacy = summary_of(plan, len(plan.exchanges), None)["privacy"]
         guarantees = {one: guarantee_text(privacy, one) for one in ("training", "inference")}
         said = f"training: {plan.quote().training}", f"inference: {plan.quote().inference}"
-        notes = [*plan.notes, plan.aggregation_note, plan.stop_note]
+        untested = self._host.evaluation.untested(plan)
+        notes = [*plan.notes, plan.aggregation_note, plan.stop_note, untested]
         return {
             "job": job.job,
             "method": job.train.method,
@@ -101,9 +102,11 @@ class Control:
 
         DataError if a backbone that the job names was not put before, or is not what it says, if
         its model is Python code that may not run here, or if some later stage of it would fail on
-        made-up records; JobFailed if this cloud lacks the records that its rule asks for.
+        made-up records; JobFailed if this cloud lacks the records that its rule asks for, or its
+        test records of the job's data set do not fit.
         """
-        job = self._read(job_yaml).job
+        plan = self._read(job_yaml)
+        job, untested = plan.job, self._host.evaluation.untested(plan)
         entry = self._store.submit_job(
             job.job,
             job.canonical(),
@@ -111,6 +114,8 @@ class Control:
             queue_limit=self._queue,
             priority=job.priority,
         )
+        if untested:
+            self._store.append_event(entry.id, "untested", {"reason": untested})
         self._poke.set()
         return entry.id
 

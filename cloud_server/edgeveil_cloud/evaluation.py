@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from edgeveil.data.records import Records
-from edgeveil.data.schema import DataSchema
 from edgeveil.data.target import TargetRange
 from edgeveil.errors import DataError, JobFailed
 from edgeveil.evaluation.accuracy import HeldOutTest, ModelScore
 from edgeveil.evaluation.cluster_sums import HIDDEN
 from edgeveil.evaluation.clustering import MEAN, ClusterScores, Noise, cluster_scores
 from edgeveil.jobs.federated_evaluation import ABOUT, CENTROIDS
+from edgeveil.jobs.job import JobData
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation.mean import mean
@@ -25,35 +25,107 @@ from edgeveil.parts.aggregation.rule import Score
 from edgeveil.parts.exchange import CLUSTER, EVALUATE, Array
 from edgeveil.parts.methods.fm_sums import own_weights
 from edgeveil.parts.models.residual_score import THRESHOLD
+from edgeveil.parts.own_records import held_records
+from edgeveil.parts.sources import source_part
 from edgeveil.privacy.events import LaplaceEvent
 from edgeveil.privacy.laplace_mechanism import SOFTMAX_BITS, noise_law
+from edgeveil.sites.data import DataSource
 
 LOG = logging.getLogger("edgeveil.cloud")
 _TESTS_KEPT = 8  # of jobs that run beside each other
 
 
-class Evaluation:
-    """Tests models on the cloud's own records, where it has some.
+class HeldTests:
+    """The cloud's labelled records, each set of one data set: that of its block's name, as a job's
+    schema reads it.
 
-    A rule that scores uploads has the first of them, and the models are tested on the others. What
-    a job's schema makes of the records is read by `by_schema`, once for each schema.
+    Raises DataError for files that are not there, or that neither numbers nor a schema could read.
     """
 
-    def __init__(
-        self,
-        test: Records | None,
-        by_schema: Callable[[DataSchema], Records] | None = None,
-    ) -> None:
-        self._test = test if test is not None and len(test) else None
-        self._read = by_schema
-        self._by_schema: dict[DataSchema, Records | None] = {}
+    def __init__(self, blocks: Sequence[DataSource]) -> None:
+        self._blocks = tuple(blocks)
+        self._plain = {at: _plainly_read(block) for at, block in enumerate(blocks)}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The data sets."""
+        return tuple(block.name for block in self._blocks)
+
+    def of(self, data: JobData) -> Records | None:
+        """The records that models of a job are tested on: the first set of its data set that fits.
+        None where there is no set of that name; raises DataError where none of that name fits."""
+        misfit: DataError | None = None
+        for at, block in enumerate(self._blocks):
+            if block.name != data.source:
+                continue
+            plain = self._plain[at] if data.schema_ is None else None
+            try:
+                return in_form(plain or held_records(block, data.schema_), data.input_shape)
+            except DataError as error:
+                misfit = misfit or error
+        if misfit is not None:
+            raise misfit
+        return None
+
+
+def _plainly_read(block: DataSource) -> Records | None:
+    """The records as jobs without a schema read them; None where only a schema can."""
+    try:
+        return held_records(block)
+    except DataError as error:
+        part = source_part(block.source)
+        if not part.by_schema or block.path is None or not block.path.exists():
+            raise
+        LOG.warning("test_data_needs_a_schema", extra={"reason": str(error)})
+        return None
+
+
+def in_form(records: Records, shape: tuple[int, ...]) -> Records:
+    """The records in this shape, if each has as many values; else DataError."""
+    if not len(records) or math.prod(records.x.shape[1:]) == math.prod(shape):
+        return Records(records.x.reshape(len(records), *shape), records.y)
+    raise DataError(
+        f"are of shape {list(records.x.shape[1:])}, the job learns from {list(shape)}",
+        where="cloud.test_data",
+        fix="correct the job's input_shape or schema, or the file",
+    )
+
+
+class Evaluation:
+    """Tests models on the cloud's own records, where it has some of the job's data set.
+
+    A rule that scores uploads has the first of them, and the models are tested on the others.
+    `test`: of any data set, as far as their form fits; or sets that each belong to one.
+    """
+
+    def __init__(self, test: Records | HeldTests | None) -> None:
+        self._test = test
+        self._found: dict[object, Records | DataError | None] = {}  # by data set, schema and shape
         self._held: dict[
             tuple[bytes, int | None, int | None], HeldOutTest
         ] = {}  # by graph and records
-        self._said = False
+
+    def untested(self, plan: Plan) -> str:
+        """Why models of a job are tested on nothing, though the cloud has test records; else ""."""
+        if not isinstance(self._test, HeldTests) or self._fitting(plan) is not None:
+            return ""
+        return (
+            f"no round is tested: the cloud has no test records of data set"
+            f" '{plan.job.data.source}', only of {', '.join(map(repr, self._test.names))}"
+            " (cloud.test_data)"
+        )
 
     def check(self, plan: Plan) -> None:
-        """Raise JobFailed where the job's rule has no records to score uploads on."""
+        """Raise JobFailed where the test records of the job's data set do not fit the job, or its
+        rule has none to score uploads on."""
+        found = self._looked_up(plan)
+        if isinstance(found, DataError) and isinstance(self._test, HeldTests):
+            raise JobFailed(
+                f"the cloud's test records of data set '{plan.job.data.source}' do not fit the job:"
+                f" {found.where}: {found.what}",
+                where="data",
+                fix=found.fix or "correct the job, or cloud.test_data",
+            )
         asked, test = plan.rule.validation_records, self._fitting(plan)
         there = 0 if test is None else len(test)
         if asked >= there and asked:
@@ -110,31 +182,31 @@ class Evaluation:
         return self._held[key]
 
     def _fitting(self, plan: Plan) -> Records | None:
-        """The cloud's records, if the job is about records of their form."""
-        schema = plan.job.data.schema_
-        if schema is not None and self._read is not None:
-            return self._of_schema(schema, self._read)
-        if self._test is None or self._test.x.shape[1:] == tuple(plan.job.data.input_shape):
-            return self._test
-        if not self._said:
-            self._said = True
-            LOG.warning("test_data_does_not_fit", extra={"wanted": plan.job.data.input_shape})
-        return None
+        """The cloud's records, if the job is about records of their data set and form."""
+        found = self._looked_up(plan)
+        return None if isinstance(found, DataError) else found
 
-    def _of_schema(
-        self, schema: DataSchema, read: Callable[[DataSchema], Records]
-    ) -> Records | None:
-        if schema not in self._by_schema:
-            if len(self._by_schema) >= _TESTS_KEPT:
-                self._by_schema.clear()
-            try:
-                found = read(schema)
-            except DataError as error:
-                LOG.warning("test_data_does_not_fit", extra={"reason": str(error)})
-                self._by_schema[schema] = None
+    def _looked_up(self, plan: Plan) -> Records | DataError | None:
+        """The same, or why those of the data set do not fit: read once for each form."""
+        data = plan.job.data
+        key = data.source, data.schema_, data.input_shape
+        if key not in self._found:
+            if len(self._found) >= _TESTS_KEPT:
+                self._found.clear()
+            self._found[key] = self._read(data)
+        return self._found[key]
+
+    def _read(self, data: JobData) -> Records | DataError | None:
+        test = self._test
+        try:
+            if isinstance(test, HeldTests):
+                found = test.of(data)
             else:
-                self._by_schema[schema] = found if len(found) else None
-        return self._by_schema[schema]
+                found = None if test is None else in_form(test, data.input_shape)
+        except DataError as error:
+            LOG.warning("test_data_does_not_fit", extra={"reason": str(error)})
+            return error
+        return found if found is not None and len(found) else None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from edgeveil.data.records import Records
-from edgeveil.data.schema import DataSchema
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
@@ -57,7 +56,7 @@ from edgeveil_cloud.broadcasts import (
 )
 from edgeveil_cloud.commit_round import RoundCommitter
 from edgeveil_cloud.compute import ComputeError, WorkerProcesses
-from edgeveil_cloud.evaluation import Evaluation
+from edgeveil_cloud.evaluation import Evaluation, HeldTests
 from edgeveil_cloud.round_report import Recorder, job_summary
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import StoreError
@@ -83,7 +82,7 @@ class CloudHost:
     def __init__(
         self,
         store: Store,
-        test: Records | None,
+        test: Records | HeldTests | None,
         limits: BroadcastLimits,
         *,
         spool_dir: Path | None = None,
@@ -96,7 +95,6 @@ class CloudHost:
         moved: Callable[[], Mapping[bytes, str]] = dict,
         blobs: StoreBeside | None = None,
         workers: WorkerProcesses | None = None,
-        test_by_schema: Callable[[DataSchema], Records] | None = None,
     ) -> None:
         self._blobs = blobs
         self._store, self._clock, self._moved = store, clock, moved
@@ -105,7 +103,7 @@ class CloudHost:
         self._spools: dict[tuple[bytes, str], BatchSpool] = {}  # of each job in each cell
         self._records: dict[str, bool] = {}  # whether a cell's proxy hands out records in pieces
         self._marks = MarksOfJobs()
-        evaluation = self.evaluation = Evaluation(test, test_by_schema)
+        evaluation = self.evaluation = Evaluation(test)
         self.limits = limits
         self._sealer = Sealer(
             store, self.jobs, evaluation, limits, self._marks, clock, sealing, choose, valid_s

@@ -10,14 +10,10 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from edgeveil.crypto.keys import SigningKey
-from edgeveil.data.records import Records
-from edgeveil.errors import DataError, EdgeVeilError
+from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs.round_traffic import BrokerUse
-from edgeveil.parts.own_records import held_records
-from edgeveil.parts.sources import source_part
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
@@ -27,7 +23,6 @@ from edgeveil.protocol.messages import PeerKeys, Signer, TrustMetadata
 from edgeveil.protocol.sealed import Sealing
 from edgeveil.protocol.transfer import part_bytes
 from edgeveil.sites.cloud import CloudSite
-from edgeveil.sites.data import DataSource
 from edgeveil.transport.blob_store import open_store
 from edgeveil.transport.http import writable
 from edgeveil.transport.process import own_signing_key
@@ -38,6 +33,7 @@ from edgeveil.trust.moves import moved_cells, read_moves
 from edgeveil_cloud.broadcasts import BroadcastLimits, Choose, draw
 from edgeveil_cloud.compute import workers_of
 from edgeveil_cloud.control import Control
+from edgeveil_cloud.evaluation import HeldTests
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.round_report import Recorder
 from edgeveil_cloud.store import Store
@@ -50,21 +46,6 @@ _ROOTS_TOLD = 8  # a proxy that is further behind is handed trust.json by its op
 def store_of(site: CloudSite) -> Store:
     """The cloud's durable memory. Raises StoreError."""
     return Store(site.store_url or f"sqlite:///{site.state_dir / STORE_FILE}")
-
-
-def test_records(data: DataSource) -> Records | None:
-    """The records that jobs without a schema are tested on; None where only a schema can read them.
-
-    Raises DataError for files that are not there, or that no schema would read either.
-    """
-    try:
-        return held_records(data)
-    except DataError as error:
-        part = source_part(data.source)
-        if not part.by_schema or data.path is None or not data.path.exists():
-            raise
-        LOG.warning("test_data_needs_a_schema", extra={"reason": str(error)})
-        return None
 
 
 @dataclass(frozen=True)
@@ -110,7 +91,7 @@ class CloudRole:
         self.workers = workers_of(site.compute)
         self.host = CloudHost(
             self.store,
-            test_records(site.test_data) if site.test_data else None,
+            HeldTests(site.test_sets) if site.test_sets else None,
             limits_of(site),
             spool_dir=site.state_dir,
             clock=clock,
@@ -122,7 +103,6 @@ class CloudRole:
             moved=self._moved,
             blobs=self.blobs,
             workers=self.workers,
-            test_by_schema=partial(held_records, site.test_data) if site.test_data else None,
         )
 
     def _moved(self) -> dict[bytes, str]:

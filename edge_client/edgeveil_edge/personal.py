@@ -51,7 +51,8 @@ def personalise(site: EdgeSite, releases: Path) -> PersonalModel:
     graph = release.path.read_bytes()
     head = find_head(graph)
     features = HeadFeatures(graph, head)
-    key, share = load_split_key(site.state_dir / SPLIT_KEY_FILE), evaluation_share(site.state_dir)
+    key = load_split_key(site.state_dir / SPLIT_KEY_FILE)
+    share = evaluation_share(site.state_dir, site.data.name)
     halves = device_records(site.data, key, evaluation_share=share, schema=features.schema)
     training, evaluation = (features.of(half) for half in halves)
     if len(training.y) < LEAST_RECORDS:
@@ -75,10 +76,10 @@ def personalise(site: EdgeSite, releases: Path) -> PersonalModel:
     return found
 
 
-def evaluation_share(state_dir: Path) -> float:
-    """The share of its records that the box keeps apart: its first job's, for good, so that none of
-    them was learned from; before any job the usual one. Raises StorageError."""
-    fixed = split_share(state_dir)
+def evaluation_share(state_dir: Path, dataset: str) -> float:
+    """The share of a data set's records that the box keeps apart: that of the set's first job, for
+    good, so that none of them was learned from; before any the usual. Raises StorageError."""
+    fixed = split_share(state_dir, dataset)
     return USUAL_SHARE if fixed is None else fixed
 
 

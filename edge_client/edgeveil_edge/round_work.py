@@ -58,9 +58,15 @@ from edgeveil_edge.consent import consent, decline_cause, judge
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.release_check import against
 from edgeveil_edge.release_trial import CHECKED
-from edgeveil_edge.store import SPLIT_SHARE, DeviceStore, memory_name, trial_name
+from edgeveil_edge.store import (
+    READ_BY,
+    SPLIT_SHARE,
+    DeviceStore,
+    memory_name,
+    split_fact,
+    trial_name,
+)
 
-_READ_BY = "records_read_by"  # a device's fact: what its records were split by, for good
 _BY_VALUES = "by their values"
 _BY_SCHEMA = "as they are stored"
 USUAL_SHARE = float(JobData.model_fields["evaluation_share"].default)
@@ -94,6 +100,9 @@ class RoundWork:
         self.site, self.identity, self._sealing, self._say = site, identity, sealing, say
         self._store, self._ledger, self._noise_for = store, ledger, noise_for
         self._compute = compute
+        store.adopt_split(ledger.datasets or (ledger.dataset,))
+        self._split_share = split_fact(SPLIT_SHARE, ledger.dataset)
+        self._read_by = split_fact(READ_BY, ledger.dataset)
         self._jobs: dict[bytes, TaughtJob] = {}
         self.paused = False  # by the owner's word: rounds are declined
 
@@ -173,7 +182,7 @@ class RoundWork:
         Their trials stand; those that the owner allows by now are tried.
         """
         jobs = list(self._store.load().jobs)
-        if self._store.fact(_READ_BY) != _BY_SCHEMA:  # which only a job says
+        if self._store.fact(self._read_by) != _BY_SCHEMA:  # which only a job says
             self._compute.read_ahead(self._share(USUAL_SHARE))
         for job_id in jobs:
             if self._known(job_id).plan.job.data.schema_ is not None:
@@ -190,7 +199,7 @@ class RoundWork:
 
     def _share(self, asked: float) -> float:
         """The share that the records are split by: the first job's, for good."""
-        fixed = self._store.fact(SPLIT_SHARE)
+        fixed = self._store.fact(self._split_share)
         return asked if fixed is None else float(fixed)
 
     def _trial(self, job_id: bytes) -> JobTrial | None:
@@ -381,8 +390,8 @@ class RoundWork:
             at = f"job {short_name(manifest.at.job_id)}, round {manifest.at.exchange}"
             self._say(f"{at} is answered without records: {found.without}")
         data = context.job.data
-        self._store.put_fact(SPLIT_SHARE, repr(data.evaluation_share))
-        self._store.put_fact(_READ_BY, _BY_VALUES if data.schema_ is None else _BY_SCHEMA)
+        self._store.put_fact(self._split_share, repr(data.evaluation_share))
+        self._store.put_fact(self._read_by, _BY_VALUES if data.schema_ is None else _BY_SCHEMA)
         check_price(price, found.parts)
         return list(found.parts)
 
@@ -401,9 +410,9 @@ class RoundWork:
 
     def _check_split(self, data: JobData) -> None:
         """A second job may not move the line between training and evaluation records."""
-        fixed, share = self._store.fact(SPLIT_SHARE), data.evaluation_share
+        fixed, share = self._store.fact(self._split_share), data.evaluation_share
         by = _BY_VALUES if data.schema_ is None else _BY_SCHEMA
-        read_by = self._store.fact(_READ_BY) or (_BY_VALUES if fixed is not None else by)
+        read_by = self._store.fact(self._read_by) or (_BY_VALUES if fixed is not None else by)
         if read_by != by:
             raise PrivacyError(
                 f"the records were split {read_by}, the job would split them {by}, so that some"

@@ -42,7 +42,7 @@ from edgeveil.protocol.messages import (
 )
 from edgeveil.storage import SqliteFile, StorageError
 
-_VERSION = 2  # of the schema
+_VERSION = 3  # of the schema
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS seen (job BLOB PRIMARY KEY, round INTEGER, attempt INTEGER, digest BLOB,
   settled INTEGER);
@@ -64,10 +64,16 @@ CREATE TABLE uploads (job BLOB PRIMARY KEY, round INTEGER, attempt INTEGER,
 INSERT INTO uploads SELECT job, round, attempt, header, marks, data, dummy, held FROM outbox;
 DROP TABLE outbox;
 ALTER TABLE uploads RENAME TO outbox;
-"""
+""",
+    # What was a fact of the device is one of a data set, named after the stroke; see `adopt_split`.
+    2: """
+UPDATE facts SET name = name || '/' WHERE name IN ('evaluation_share', 'records_read_by');
+""",
 }
 STORE_FILE = "device.sqlite"
-SPLIT_SHARE = "evaluation_share"  # the fact: what the first job kept apart, for good
+SPLIT_SHARE = "evaluation_share"  # of a data set: what its first job kept apart, for good
+READ_BY = "records_read_by"  # of a data set: what its records were split by, for good
+_SPLIT_FACTS = (SPLIT_SHARE, READ_BY)
 RECEIPTS_KEPT = 1000
 _HASH_BYTES = 32
 _REFUSED, _REFUSED_KEPT = "refused_lately", 20
@@ -291,6 +297,18 @@ class DeviceStore:
             self.tell_sealing(device, sealing, now_s)
         self.put_fact("cell", cell)
 
+    def adopt_split(self, datasets: Iterable[str]) -> None:
+        """Give the facts of the split that a version before kept for the whole device to its data
+        sets, those that it released something of."""
+        for name in _SPLIT_FACTS:
+            value = self.fact(split_fact(name, ""))
+            if value is None:
+                continue
+            with self._file.transaction() as db:
+                rows = [(split_fact(name, one), value) for one in datasets]
+                db.executemany("INSERT OR IGNORE INTO facts VALUES (?, ?)", rows)
+                db.execute("DELETE FROM facts WHERE name = ?", (split_fact(name, ""),))
+
     def fact(self, name: str) -> str | None:
         """A remembered value, or None."""
         with self._file.guard() as db:
@@ -316,15 +334,23 @@ class DeviceStore:
             db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
 
 
-def split_share(state_dir: Path) -> float | None:
-    """The share of a device's records that is kept apart for evaluation, read beside the process
+def split_fact(name: str, dataset: str) -> str:
+    """The fact of one data set's split."""
+    return f"{name}/{dataset}"
+
+
+def split_share(state_dir: Path, dataset: str) -> float | None:
+    """The share of a data set's records that is kept apart for evaluation, read beside the process
     that owns the store; None before its first job. Raises StorageError."""
     path = state_dir / STORE_FILE
     if not path.exists():
         return None
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
-            row = db.execute("SELECT value FROM facts WHERE name = ?", (SPLIT_SHARE,)).fetchone()
+            names = (split_fact(SPLIT_SHARE, dataset), split_fact(SPLIT_SHARE, ""), SPLIT_SHARE)
+            row = db.execute(
+                "SELECT value FROM facts WHERE name IN (?, ?, ?) ORDER BY name DESC", names
+            ).fetchone()
             return None if row is None else float(row[0])
     except (sqlite3.Error, ValueError, TypeError) as error:
         raise StorageError(

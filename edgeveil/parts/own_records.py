@@ -29,6 +29,7 @@ from edgeveil.parts.sources import (
     brings_its_test,
     guessed_header,
     load_records,
+    require_schema,
     source_part,
 )
 from edgeveil.parts.sources.source import ImageForm
@@ -93,6 +94,8 @@ def held_records(data: SourceSettings, schema: DataSchema | None = None) -> Reco
     test = source_part(data.source).test
     origin = origin_of(data, schema)
     if test is not None:
+        if schema is not None:
+            require_schema(source_part(data.source), schema)
         return test(origin)
     path = data.path if data.test_share is not None else data.test_path or data.path
     header = guessed_header(data.source, data.header, path, schema)

@@ -411,6 +411,15 @@ class Ledger:
             entry = self._account().jobs.get(job_id)
             return entry is not None and bool(entry.releases)
 
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """The data sets that something was released of."""
+        with self._file.guard():
+            accounts = self._book.accounts.items()
+            return tuple(
+                name for name, of in accounts if any(job.releases for job in of.jobs.values())
+            )
+
     def next_refusal(self, limits: Limits) -> PrivacyError | None:
         """See `Account.next_refusal`."""
         with self._file.guard():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -90,6 +90,9 @@ class CloudCell(Block):
     """Its proxy's public Ed25519 key, where it is pinned; else `trust_file`."""
 
 
+TestSources = Annotated[tuple[DataSource, ...], Field(min_length=1, max_length=64)]
+
+
 class CloudSite(Block):
     """The cloud process: runs jobs, never sees who sent what."""
 
@@ -109,8 +112,9 @@ class CloudSite(Block):
     """Which cell each moved device belongs to, from `edgeveil site apply`; null: none was moved."""
     http: CloudHttp = CloudHttp()
     """Status and control."""
-    test_data: DataSource | None = None
-    """Labelled records to test each round's model on; null: none."""
+    test_data: DataSource | TestSources | None = None
+    """Labelled records to test each round's model on, of the data set that `name` names: jobs name
+    it as `data.source`. A list: of several data sets, or of one in several forms; null: none."""
     record_dir: SitePath | None = None
     """Keeps what the cloud sees of a job here, for a demonstration of one's own; null: none."""
     allow_python_models: bool = False
@@ -126,6 +130,12 @@ class CloudSite(Block):
     """Bounds."""
     log: Log = Log()
     """Console."""
+
+    @property
+    def test_sets(self) -> tuple[DataSource, ...]:
+        """`test_data` as a list."""
+        found = self.test_data or ()
+        return (found,) if isinstance(found, DataSource) else found
 
     @property
     def all_cells(self) -> tuple[CloudCell, ...]:
@@ -150,5 +160,6 @@ class CloudSite(Block):
             yield Mix(("cells",), "names a cell twice; name each once")
         yield from broker_mixes(self.broker, "broker", self.limits.packet_bytes)
         yield from blob_mixes(self.blobs, "blobs")
-        if self.test_data is not None:
-            yield from data_mixes(self.test_data, "test_data")
+        for number, data in enumerate(self.test_sets):
+            alone = isinstance(self.test_data, DataSource)
+            yield from data_mixes(data, "test_data" if alone else f"test_data.{number}")

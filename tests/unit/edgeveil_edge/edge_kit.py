@@ -165,7 +165,7 @@ class Device:
         self.site = site(folder, **changes)
         self.identity = DeviceIdentity.load_or_create(folder)
         self.store = DeviceStore(folder / "device.sqlite")
-        self.ledger = Ledger(folder / "ledger.sqlite", "bench")
+        self.ledger = Ledger(folder / "ledger.sqlite", self.site.data.name)
         self.host = DeviceHost(
             self.site,
             self.identity,

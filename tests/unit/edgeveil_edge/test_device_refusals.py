@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +12,13 @@ from edge_kit import CENTRE, FIRST, JOB_ID, QUADRATIC, Device, Loader, Round, jo
 
 from edgeveil.errors import DataError, ProtocolError
 from edgeveil.jobs import compile_job
+from edgeveil.jobs.plan import Plan
 from edgeveil.privacy.events import ClaimedEvent
 from edgeveil.privacy.policy import JobRequest
-from edgeveil.protocol.device_tasks import ComputeAnswer, JobClosed, NoAnswer
+from edgeveil.protocol.device_tasks import ComputeAnswer, JobClosed, NoAnswer, SealedAnswer
 from edgeveil.protocol.sealed import RoundPackage
 from edgeveil_edge.consent import limits_of
+from edgeveil_edge.store import split_share
 
 PLAN = compile_job(job())
 
@@ -41,6 +45,47 @@ def test_records_split_once_are_not_split_elsewhere(device: Device) -> None:
         assert why(box, sealed).startswith("data.evaluation_share: ")
         assert box.load.reads == reads
     assert device.ledger.spent(JOB_ID.hex()) == PLAN.spent(1).training
+
+
+def split_at(share: float, source: str, name: str) -> Plan:
+    data = {**PLAN.job.data.model_dump(), "source": source, "evaluation_share": share}
+    return compile_job(job(job=name, data=data))
+
+
+def answers(device: Device, plan: Plan, job_id: bytes) -> object:
+    sealed = Round(plan, CENTRE, device.knows(plan, job_id).keys(), job_id=job_id)
+    return device.answer(sealed)
+
+
+def test_a_box_that_is_pointed_to_another_data_set_splits_that_anew(tmp_path: Path) -> None:
+    """And the one before stays as it was split, whatever came between."""
+    assert isinstance(answers(Device(tmp_path), PLAN, JOB_ID), SealedAnswer)
+    other = Device(tmp_path, data={"name": "other", "source": "digits"})
+    assert isinstance(answers(other, split_at(0.3, "other", "b"), b"B" * 16), SealedAnswer)
+    back = Device(tmp_path)
+    moved = answers(back, split_at(0.3, "bench", "c"), b"C" * 16)
+    assert isinstance(moved, NoAnswer)
+    assert moved.why.startswith("data.evaluation_share: the records were split at 0.1")
+    assert isinstance(answers(back, split_at(0.1, "bench", "d"), b"D" * 16), SealedAnswer)
+
+
+def test_a_split_of_a_version_before_is_that_of_the_data_set_that_was_released(
+    tmp_path: Path,
+) -> None:
+    """Even where the owner points the box elsewhere together with the upgrade."""
+    before = Device(tmp_path)
+    assert isinstance(answers(before, PLAN, JOB_ID), SealedAnswer)
+    before.store.close()
+    with closing(sqlite3.connect(tmp_path / "device.sqlite")) as db, db:  # as version 2 left it
+        db.execute("DELETE FROM facts WHERE name LIKE '%/bench'")
+        db.execute("INSERT INTO facts VALUES ('evaluation_share', '0.1')")
+        db.execute("INSERT INTO facts VALUES ('records_read_by', 'by their values')")
+        db.execute("PRAGMA user_version = 2")
+    other = Device(tmp_path, data={"name": "other", "source": "digits"})
+    assert isinstance(answers(other, split_at(0.3, "other", "b"), b"B" * 16), SealedAnswer)
+    assert split_share(tmp_path, "other") == 0.3
+    assert split_share(tmp_path, "bench") == 0.1
+    assert isinstance(answers(Device(tmp_path), split_at(0.3, "bench", "c"), b"C" * 16), NoAnswer)
 
 
 def test_unreadable_data_decline_the_round_until_they_are_mended(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from edgeveil_edge.personal import personalise, told
 from edgeveil_edge.predict import RELEASES, predict
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_edge.round_work import USUAL_SHARE
-from edgeveil_edge.store import SPLIT_SHARE, STORE_FILE, DeviceStore
+from edgeveil_edge.store import SPLIT_SHARE, STORE_FILE, DeviceStore, split_fact
 from edgeveil_tools.cli import main
 
 CHANCE = np.random.default_rng(4)
@@ -197,7 +197,7 @@ def test_the_split_is_the_devices_own(share: float, tmp_path: Path) -> None:
     site = a_box(tmp_path, x, y)
     site.state_dir.mkdir()
     with closing(DeviceStore(site.state_dir / STORE_FILE)) as running:  # the device's process
-        running.put_fact(SPLIT_SHARE, repr(share))
+        running.put_fact(split_fact(SPLIT_SHARE, site.data.name), repr(share))
         store = ReleaseStore(site.state_dir / RELEASES)
         store.install("a", of_features(), {})
         found = personalise(site, store.folder)

@@ -290,7 +290,8 @@ def submit(
     cloud = _once_it_answers(connect, wait_s)
     job = cloud.submit_yaml(submitted(plan.job), backbones.values())
     print(job, flush=True)
-    for line in plan.notes:
+    untested = [e["data"]["reason"] for e in cloud.events(job) if e["type"] == "untested"]
+    for line in (*plan.notes, *untested):
         print(f"{job}: {line}", file=sys.stderr)
     return watch(job, connect(AWAY_S)) if follow else 0
 

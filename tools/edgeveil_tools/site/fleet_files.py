@@ -238,7 +238,7 @@ def _broker(plan: FleetPlan, party: Party) -> Settings:
 
 def _cloud(plan: FleetPlan, party: Party, facts: Facts) -> Settings:
     cloud = plan.cloud
-    data = cloud.test_data
+    data = cloud.model_dump(mode="json", exclude_none=True, include={"test_data"})
     names = domains_of(plan, party)
     links = {domain: _link(plan, party, name, domain) for name, domain in names.items()}
     cells = [
@@ -253,7 +253,7 @@ def _cloud(plan: FleetPlan, party: Party, facts: Facts) -> Settings:
         "state_dir": "state",
         "trust_file": TRUST_FILE,
         "http": cloud.http.model_dump(mode="json"),
-        "test_data": data.model_dump(mode="json", exclude_none=True) if data else None,
+        "test_data": data.get("test_data"),
         "limits": cloud.limits.model_dump(mode="json"),
         "log": cloud.log.model_dump(mode="json"),
     }

@@ -31,7 +31,7 @@ from edgeveil.settings.yaml_tree import Problem
 from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.sites.broker import BrokerLimits
 from edgeveil.sites.broker_profiles import ProfileName
-from edgeveil.sites.cloud import CloudLimits
+from edgeveil.sites.cloud import CloudLimits, TestSources
 from edgeveil.sites.conditions import Conditions
 from edgeveil.sites.data import DataSource, DeviceData
 from edgeveil.sites.edge import EdgeLimits
@@ -190,8 +190,9 @@ class PlannedCloud(Hosted):
 
     http: CloudHttp = CloudHttp()
     """Where its control listens."""
-    test_data: DataSource | None = None
-    """Labelled records to test each round's model on; null: none."""
+    test_data: DataSource | TestSources | None = None
+    """Labelled records to test each round's model on, of the data set that `name` names; a list: of
+    several; null: none."""
     limits: CloudLimits = CloudLimits()
     """Bounds."""
     log: Log = Log()

@@ -1,0 +1,154 @@
+"""A test set belongs to a data set: what does not fit is said at submit, at no price."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from edgeveil.errors import JobFailed
+from edgeveil.jobs import compile_job
+from edgeveil.jobs.round_context import RoundContext
+from edgeveil.sites.cloud import CloudSite
+from edgeveil.sites.data import DataSource
+from edgeveil_cloud.broadcasts import BroadcastLimits
+from edgeveil_cloud.control import Control
+from edgeveil_cloud.evaluation import Evaluation, HeldTests
+from edgeveil_cloud.host import CloudHost
+from edgeveil_cloud.store import Store
+from tests.kits.fleet import small_job
+from tests.kits.people import SCHEMA, people, write_people
+
+DIGITS = DataSource(name="digits", source="digits")
+LINK = {"url": "mqtt://127.0.0.1:1883"}
+
+
+def a_job(**data):
+    plain = small_job().model_dump(mode="json", by_alias=True, exclude_none=True)
+    plain["data"] = {"nominal_records": 150, "evaluation_share": 0.1, **data}
+    if "schema" in data:
+        plain["features"] = [{"name": "identity"}]
+    return yaml.safe_dump(plain)
+
+
+OF_DIGITS = {"source": "digits", "classes": 10, "input_shape": [64]}
+OF_PEOPLE = {"source": "people", "schema": SCHEMA}
+
+
+@pytest.fixture
+def control(tmp_path):
+    """A control of a cloud with these test sets, which runs no job."""
+
+    def of(*blocks):
+        store = Store(f"sqlite:///{tmp_path / 'cloud.sqlite'}")
+        host = CloudHost(store, HeldTests(blocks), BroadcastLimits(1 << 20))
+        return Control(store, host, None, None, 10), store
+
+    return of
+
+
+def people_set(folder: Path, name="people", **changes):
+    file = write_people(folder / f"{name}.csv")
+    return DataSource(name="people", source="csv", path=file, **changes)
+
+
+def events(store, job):
+    return [(one.type, one.data.get("reason")) for one in store.events_after(0, job)]
+
+
+def test_a_job_of_another_data_set_of_the_same_shape_is_tested_on_nothing_and_told_so(control):
+    cloud, store = control(DIGITS)
+    other = {**OF_DIGITS, "source": "scans"}
+    (said,) = [one for one in cloud.quote(a_job(**other))["notes"] if "no round is tested" in one]
+    assert "'scans'" in said and "'digits'" in said
+    job = cloud.submit(a_job(**other))
+    assert ("untested", said) in events(store, job)
+    data = {**other, "input_shape": (64,), "nominal_records": 9}
+    plan = compile_job(small_job(data=data))
+    context = RoundContext.of(plan, plan.exchanges[-1].index)
+    for_digits = Evaluation(HeldTests([DIGITS]))
+    assert for_digits.tested(context, plan.graph(), plan.cloud.initial_state()) is None
+
+
+def test_a_job_of_the_cloud_s_own_data_set_is_tested_and_nothing_is_said(control):
+    cloud, store = control(DIGITS)
+    assert not [one for one in cloud.quote(a_job(**OF_DIGITS))["notes"] if "tested" in one]
+    job = cloud.submit(a_job(**OF_DIGITS))
+    assert "untested" not in dict(events(store, job))
+
+
+def test_a_job_by_a_schema_of_another_data_set_is_tested_on_nothing(control):
+    """It was accepted, priced on every device, and failed on shapes in its last exchange."""
+    cloud, store = control(DIGITS)
+    job = cloud.submit(a_job(**OF_PEOPLE))
+    assert "untested" in dict(events(store, job))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({**OF_DIGITS, "input_shape": [63]}, "shape [64], the job learns from [63]"),
+        ({**OF_PEOPLE, "source": "digits"}, "not read by a schema"),
+    ],
+)
+def test_a_test_set_of_the_job_s_data_set_that_does_not_fit_refuses_the_job(control, data, said):
+    cloud, store = control(DIGITS)
+    with pytest.raises(JobFailed) as refused:
+        cloud.submit(a_job(**data))
+    assert said in str(refused.value)
+    assert not store.jobs(), "nothing is queued, so nothing is paid"
+
+
+def test_a_schema_that_names_a_column_which_the_test_set_lacks_refuses_the_job(control, tmp_path):
+    cloud, store = control(people_set(tmp_path))
+    lacks = {**SCHEMA, "columns": [{"name": "height", "number": [0, 9]}]}
+    with pytest.raises(JobFailed, match="has no column 'height'"):
+        cloud.submit(a_job(source="people", schema=lacks))
+    assert not store.jobs()
+    cloud.submit(a_job(**OF_PEOPLE))
+
+
+def test_of_several_sets_each_job_is_tested_on_its_own(control, tmp_path):
+    turned = tmp_path / "turned.csv"
+    with turned.open("w", newline="") as file:
+        rows = [["jahre", "rich"], *([row[0], row[-1]] for row in people(50))]
+        csv.writer(file).writerows(rows)
+    other = DataSource(name="people", source="csv", path=turned)
+    cloud, store = control(DIGITS, people_set(tmp_path), other)
+    renamed = {
+        "origin": "public",
+        "label": {"column": "rich", "classes": ["low", "high"]},
+        "columns": [{"name": "jahre", "number": [0, 99]}],
+    }
+    for data in (OF_DIGITS, OF_PEOPLE, {"source": "people", "schema": renamed}):
+        job = cloud.submit(a_job(**data))
+        assert "untested" not in dict(events(store, job))
+        store.cancel(job)
+
+
+def test_a_test_set_without_a_line_of_names_is_read_as_the_job_names_it(control, tmp_path):
+    file = write_people(tmp_path / "bare.csv", names=False)
+    cloud, _ = control(DataSource(name="people", source="csv", path=file))
+    named = {**SCHEMA, "header": ["age", "work", "hours", "note", "income"]}
+    cloud.submit(a_job(source="people", schema=named))
+
+
+def test_a_site_file_names_one_test_set_or_several(tmp_path):
+    plain = {"broker": LINK, "state_dir": tmp_path, "proxy_key_file": tmp_path / "p.pub"}
+    one = {"name": "digits", "source": "digits"}
+    assert CloudSite.model_validate({**plain, "test_data": one}).test_sets == (DIGITS,)
+    assert CloudSite.model_validate({**plain, "test_data": (one, one)}).test_sets == (DIGITS,) * 2
+    assert CloudSite.model_validate(plain).test_sets == ()
+    with pytest.raises(ValueError, match="npz is read from a file"):
+        CloudSite.model_validate({**plain, "test_data": (one, {"name": "own", "source": "npz"})})
+
+
+def test_records_of_another_arrangement_are_tested_as_the_job_arranges_them(tmp_path):
+    x = np.arange(32, dtype=np.float32).reshape(8, 4)
+    np.savez(tmp_path / "own.npz", x=x, y=np.arange(8) % 2)
+    own = HeldTests([DataSource(name="own", source="npz", path=tmp_path / "own.npz")])
+    data = small_job().data.model_copy(update={"source": "own", "input_shape": (2, 2)})
+    found = own.of(data)
+    assert found is not None
+    assert found.x.tolist() == x.reshape(8, 2, 2).tolist()
