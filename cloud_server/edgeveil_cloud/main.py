@@ -10,7 +10,11 @@ from edgeveil import logs
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.transport.blob_store import sweep_forever
 from edgeveil.transport.http import (
+    LINK_DOWN,
+    STUCK,
     Health,
+    HealthSocket,
+    Holds,
     Probe,
     warn_of_plain_http,
     warnings_of,
@@ -54,6 +58,9 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
         await links.attach(process.runtime, _said)
         tokens = TokenFolder(site.state_dir)
         audit = own_audit_log(site.state_dir, "cloud").append
+        health = process.health(at)
+        checked = HealthSocket(site.state_dir, health)
+        await checked.start()
         clients = {one.name: Scope[one.scope.upper()] for one in site.http.clients}
         desk = ControlDesk(asyncio.get_running_loop(), lambda: store.away)
         facts = CloudFacts(site, links.sessions, process.cloud.trust)
@@ -61,7 +68,7 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
             store,
             control,
             tokens,
-            process.health(at),
+            health,
             process.metrics,
             desk,
             clients,
@@ -86,6 +93,7 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
             await first_of(stop, links.run_forever(), process.runtime.run(), control.run(), *watch)
         finally:
             await http.stop()
+            await checked.stop()
             if blobs is not None:
                 await blobs.stop()
             await links.close()
@@ -129,11 +137,11 @@ class _CloudProcess:
         """Link, machine and store."""
         store = self.cloud.store
 
-        def stores() -> bool:
+        def stores() -> Holds:
             try:
                 store.counts()
             except StoreError:
-                return False
+                return "database_fails"
             return writable(self._site.state_dir)
 
         probe = Probe(stores)
@@ -144,15 +152,15 @@ class _CloudProcess:
                     f"broker/{name}" if name else "broker": partial(_connected, one)
                     for name, one in self.links.sessions.items()
                 },
-                "machine": lambda: self.runtime.turns,
-                "store": lambda: False if store.away else probe(),
+                "machine": lambda: self.runtime.turns or STUCK,
+                "store": lambda: "database_away" if store.away else probe(),
             },
             [lambda: warnings_of(at), *([self.trust.warnings] if self.trust else [])],
         )
 
 
-def _connected(session: RuntimeLink) -> bool:
-    return session.link.connected
+def _connected(session: RuntimeLink) -> Holds:
+    return session.link.connected or LINK_DOWN
 
 
 def _said(cell: str, connected: bool, reason: str) -> None:

@@ -190,6 +190,6 @@ def build(
         running=site.limits.jobs_running,
         python_models=site.allow_python_models,
         validity=site.releases,
-        able=partial(writable, site.state_dir),
+        able=lambda: writable(site.state_dir) is True,
     )
     return role

@@ -31,6 +31,7 @@ from edgeveil.protocol.messages import Bye, encode
 from edgeveil.sites.broker_profiles import PROFILES
 from edgeveil.sites.edge import EdgeSite, OwnerPage
 from edgeveil.transport.blob_client import BlobClient
+from edgeveil.transport.http import LINK_DOWN, STUCK, Health, HealthSocket, Probe, writable
 from edgeveil.transport.link import Topics, Will
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
 from edgeveil.transport.process import EXIT_S, OwnFolder, first_of, run_until_stopped
@@ -165,6 +166,16 @@ class DeviceProcess:
             site.conditions.presence_interval_s,
         )
         self._problems: list[str] = []
+        self._health = HealthSocket(
+            site.state_dir,
+            Health(
+                {
+                    "broker": lambda: self.session.link.connected or LINK_DOWN,
+                    "machine": lambda: self.runtime.turns or STUCK,
+                    "store": Probe(lambda: writable(site.state_dir)),
+                }
+            ),
+        )
         self._control = ControlSocket(site.state_dir, self._obey)
         self._page = None if site.page is None else _page(site.page, self)
         if self.device.store.fact(_PAUSED):
@@ -218,6 +229,7 @@ class DeviceProcess:
     async def run(self) -> None:
         """Until cancelled; a lost broker is tried again, with jitter."""
         self.runtime.follow_logs()
+        await self._health.start()
         self._problems = await asyncio.to_thread(self_check, self.site)
         for problem in self._problems:
             self._tell(problem)
@@ -357,6 +369,7 @@ class DeviceProcess:
         if self._blobs is not None:
             self._blobs.close()
         await self._control.stop()
+        await self._health.stop()
         if self._page is not None:
             await self._page.stop()
         await self.inference.stop()

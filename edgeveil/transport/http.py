@@ -8,6 +8,8 @@ device, loads no web framework; who serves an application loads aiohttp.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import json
 import logging
 import os
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from edgeveil.pages.assets import SECURITY_HEADERS, SHARED, asset, content_type
 from edgeveil.transport.listener import ListenAt, Listener, is_loopback, most_connections
+from edgeveil.transport.local_socket import listen_locally
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -399,7 +402,12 @@ PROBE_EVERY_S = 5.0
 PROBE_TIMEOUT_S = 2.0
 _PROBE_BYTES = 4096
 
-Check = Callable[[], bool | Awaitable[bool]]
+Holds = bool | str
+"""True, or False; or, where it does not hold, why, as one word."""
+Check = Callable[[], Holds | Awaitable[Holds]]
+HEALTH_SOCKET = "health.sock"
+LINK_DOWN, STUCK = "link_down", "stuck"  # reasons
+LIVE = "machine"  # the part that a new start of the process mends
 
 
 class Health:
@@ -411,13 +419,15 @@ class Health:
     ) -> None:
         self._checks, self._warnings = checks, warnings
 
-    async def failing(self) -> list[str]:
-        """Names of the parts that do not work now."""
-        found = []
+    async def failing(self) -> dict[str, str]:
+        """The parts that do not work now, each with the reason as one word."""
+        found = {}
         for name, check in self._checks.items():
             holds = check()
-            if not (holds if isinstance(holds, bool) else await holds):
-                found.append(name)
+            if not isinstance(holds, bool | str):
+                holds = await holds
+            if holds is not True:
+                found[name] = holds or f"{name.partition('/')[0]}_fails"
         return found
 
     def warnings(self) -> list[str]:
@@ -425,11 +435,12 @@ class Health:
         return [one for told in self._warnings for one in told()]
 
     async def told(self, _request: object = None) -> PageContent:
-        """200 `ok`, or 503 `degraded` and which part: nothing that is worth hiding."""
+        """200 `ok`, or 503 `degraded` and which part, for what reason: nothing that is worth
+        hiding. `live`: whether the machine turns, so that a new start would mend nothing."""
         parts = await self.failing()
         found: dict[str, Any] = {"status": "degraded" if parts else "ok"}
         if parts:
-            found["parts"] = parts
+            found |= {"parts": list(parts), "reasons": parts, "live": LIVE not in parts}
         if warnings := self.warnings():
             found["warnings"] = warnings
         return PageContent.of_json(found, 503 if parts else 200)
@@ -439,37 +450,68 @@ class Health:
         return (await self.told()).response()
 
 
+class HealthSocket:
+    """Answers who connects to `health.sock` in a state folder with its `Health`, and hangs up: what
+    a health check asks, past all crowds at the pages (`edgeveil_tools/probe.py`)."""
+
+    def __init__(self, state_dir: Path, health: Health) -> None:
+        self._path, self._health = state_dir / HEALTH_SOCKET, health
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen. Raises UsageError."""
+        self._server = await asyncio.start_unix_server(
+            self._connected, sock=listen_locally(self._path)
+        )
+
+    async def stop(self) -> None:
+        """Listen no more."""
+        if self._server is not None:
+            self._server.close()
+            self._path.unlink(missing_ok=True)
+
+    async def _connected(self, _reader: object, writer: asyncio.StreamWriter) -> None:
+        try:
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(REQUEST_S):
+                    writer.write((await self._health.told()).body)
+                    await writer.drain()
+        finally:
+            writer.close()
+
+
 class Probe:
     """A check that may hang: looked at in a thread, with a time limit, anew every few seconds."""
 
     def __init__(
-        self, look: Callable[[], bool], clock: Callable[[], float] = time.monotonic
+        self, look: Callable[[], Holds], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._look, self._clock = look, clock
-        self._looked_s, self._holds = -PROBE_EVERY_S, True
-        self._looking: asyncio.Task[bool] | None = None
+        self._looked_s = -PROBE_EVERY_S
+        self._holds: Holds = True
+        self._looking: asyncio.Task[Holds] | None = None
 
-    async def __call__(self) -> bool:
+    async def __call__(self) -> Holds:
         looking = self._looking
         if looking is None and self._clock() - self._looked_s >= PROBE_EVERY_S:
             looking = self._looking = asyncio.create_task(asyncio.to_thread(self._look))
         if looking is not None:
             done, _ = await asyncio.wait([looking], timeout=PROBE_TIMEOUT_S)
             if not done:
-                return False
-            self._holds = looking.exception() is None and looking.result()
+                return "hangs"
+            self._holds = "no_thread" if looking.exception() else looking.result()
             self._looked_s, self._looking = self._clock(), None
         return self._holds
 
 
-def writable(folder: Path) -> bool:
-    """Whether the folder takes a small file to its disk."""
+def writable(folder: Path) -> Holds:
+    """Whether the folder takes a small file to its disk; else the system's name of the error."""
     path = folder / "health.probe"
     try:
         with path.open("wb", buffering=0) as file:
             written = file.write(bytes(_PROBE_BYTES))
             os.fsync(file.fileno())
         path.unlink()
-    except OSError:
-        return False
-    return written == _PROBE_BYTES
+    except OSError as error:
+        return errno.errorcode.get(error.errno or 0, "oserror").lower()
+    return written == _PROBE_BYTES or "enospc"

@@ -16,7 +16,10 @@ from edgeveil.protocol.proxy_rounds import ANSWER_OUTCOMES
 from edgeveil.protocol.proxy_tasks import BatchDelivered, BatchKept, KeptBroadcast, UploadKept
 from edgeveil.sites.proxy import ClaimDeskSettings, ProxySite
 from edgeveil.transport.http import (
+    LINK_DOWN,
+    STUCK,
     Health,
+    HealthSocket,
     Probe,
     serve_pages,
     warn_of_plain_http,
@@ -84,9 +87,9 @@ class _ProxyProcess:
             {
                 **({"trust": self.trust.healthy} if self.trust else {}),
                 **({"devices_file": self._plan_taken} if site.devices_file else {}),
-                "edge_broker": lambda: self.edge.link.connected,
-                "cloud_broker": lambda: self.cloud.link.connected,
-                "machine": lambda: self.runtime.turns,
+                "edge_broker": lambda: self.edge.link.connected or LINK_DOWN,
+                "cloud_broker": lambda: self.cloud.link.connected or LINK_DOWN,
+                "machine": lambda: self.runtime.turns or STUCK,
                 "store": Probe(lambda: writable(site.state_dir)),
             },
             [
@@ -142,6 +145,8 @@ class _ProxyProcess:
             "/healthz": self.health.told,
             "/metrics": self.metrics.told,
         }
+        checked = HealthSocket(self.site.state_dir, self.health)
+        await checked.start()
         http = await serve_pages(pages, self._at)
         warn_of_plain_http(self._at, LOG)
         store = self.proxy.blobs
@@ -169,6 +174,7 @@ class _ProxyProcess:
             )
         finally:
             await http.stop()
+            await checked.stop()
             if store is not None:
                 await store.stop()
             await self.edge.link.close()

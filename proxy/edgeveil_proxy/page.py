@@ -108,7 +108,7 @@ class ProxyPage:
         machine, limits = self._proxy.machine, self._site.limits
         return {
             "cell": self._site.cell,
-            "failing": await self._health.failing(),
+            "failing": list(await self._health.failing()),
             "warnings": self._health.warnings(),
             "floor": self._site.min_batch_floor,
             "cover": self._site.cover_traffic,

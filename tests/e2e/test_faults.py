@@ -16,6 +16,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from edgeveil_tools.probe import problem_of
 from edgeveil_tools.site.brokers import free_ports
 from edgeveil_tools.site.provision import Ports, SitePlan, provision
 from tests.kits.live_site import LiveSite, wait_for
@@ -70,6 +71,10 @@ def test_a_job_outlives_a_broker_that_is_away_for_longer_than_its_attempts(
     wait_for(lambda: site.client.job(job)["status"] == "paused", "the pause", 120)
     paused = site.client.job(job)
     wait_for(lambda: health(site) == 503, "a health check that fails")
+    if domain == "edge":
+        state = str(site.site.edges[0].parent / named_in(site.site.edges[0], "state_dir"))
+        assert problem_of(state, "", 0) == "not well: broker (link_down)"
+        assert problem_of(state, "", 0, live=True) is None
     site.brokers[domain].start_again()
     link = "the proxy's link" if domain == "edge" else "the cloud's link"
     assert link in paused["reason"] and "look at the devices" not in paused["reason"]

@@ -98,7 +98,15 @@ def test_every_page_says_that_the_database_is_away_and_all_is_well_when_it_is_ba
 
     play(store, held_up)
     store.close()
-    assert answers.pop("/healthz") == (503, {"status": "degraded", "parts": ["store"]})
+    assert answers.pop("/healthz") == (
+        503,
+        {
+            "status": "degraded",
+            "parts": ["store"],
+            "reasons": {"store": "store_fails"},
+            "live": True,
+        },
+    )
     for path, (status, said) in answers.items():
         assert status == 503, path
         assert said["what"] == "the database does not answer", path

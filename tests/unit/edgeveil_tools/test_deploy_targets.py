@@ -115,6 +115,17 @@ def boxes(tmp_path_factory):
     return [str(site / "bundles" / name) for name in ("kitchen", "box-0001", "box-0002")]
 
 
+def test_kubernetes_restarts_what_is_stuck_and_not_what_lost_a_link(bundles, tmp_path):
+    found = deploy("kubernetes", tmp_path, *bundles)
+    for name in PARTIES:
+        manifests = yaml.safe_load_all(found[f"edgeveil-{name}.yaml"])
+        pod = next(one for one in manifests if one["kind"] == "StatefulSet")["spec"]["template"]
+        (container,) = pod["spec"]["containers"]
+        probes = [container[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")]
+        assert all(probe["timeoutSeconds"] > 1 for probe in probes)
+        assert ["--live" in probe["exec"]["command"] for probe in probes] == [True, False, True]
+
+
 def test_each_device_runs_in_the_smallest_image_that_does_its_work(boxes, tmp_path):
     wanted = {"kitchen": "edge-infer", "box-0001": "edge-train-fm", "box-0002": "edge-train"}
     plan = yaml.safe_load(deploy("compose", tmp_path / "compose", *boxes)["compose.yaml"])

@@ -1,111 +1,135 @@
 """`edgeveil health`: what is told of a process that does its work, and of one that does not."""
 
+import asyncio
+import json
+import os
 import socket
-from http.server import BaseHTTPRequestHandler, HTTPServer
+import subprocess
+import sys
 from pathlib import Path
-from threading import Thread
 
 import pytest
-import yaml
 
-from edgeveil.sites.broker import BrokerSite
-from edgeveil.sites.files import load_site
-from edgeveil.transport.process import OwnFolder
+from edgeveil.transport.http import HEALTH_SOCKET, Health, HealthSocket
+from edgeveil.transport.process import LOCK_FILE, OwnFolder
+from edgeveil_tools import probe
 from edgeveil_tools.cli import main
-from edgeveil_tools.deploy.health import problem_of
-from edgeveil_tools.site.brokers import free_ports
 from edgeveil_tools.site.provision import Ports, SitePlan, provision
+
+CONFIGS = Path(__file__).parents[3] / "configs"
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    plan = SitePlan(
-        tmp_path_factory.mktemp("health") / "site", devices=1, ports=Ports(*free_ports(6))
-    )
+    plan = SitePlan(tmp_path_factory.mktemp("health") / "site", devices=1, ports=Ports(1, 2, 3, 4))
     return provision(plan)
 
 
-class Pages:
-    """Answers every request in the same way, on a port of its own."""
+def asked(state, checks, *, live=False):
+    """What is told of a process with these checks, from another thread as by another process."""
 
-    def __init__(self, status, body):
-        class Answer(BaseHTTPRequestHandler):
-            def do_GET(self):
-                self.send_response(status)
-                self.end_headers()
-                self.wfile.write(body if self.path == "/healthz" else b"")
+    async def scene():
+        served = HealthSocket(state, Health(checks))
+        await served.start()
+        try:
+            return await asyncio.to_thread(probe.problem_of, str(state), "", 0, live=live)
+        finally:
+            await served.stop()
 
-            def log_message(self, *_):
-                """Quiet."""
-
-        self._server = HTTPServer(("127.0.0.1", 0), Answer)
-        self.port = self._server.server_port
-        Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._server.shutdown()
-        self._server.server_close()
+    return asyncio.run(scene())
 
 
-def at_port(site, port):
-    return site.model_copy(update={"http": site.http.model_copy(update={"port": port})})
+def test_both_sides_name_the_same_files():
+    assert (probe.SOCKET_FILE, probe.LOCK_FILE) == (HEALTH_SOCKET, LOCK_FILE)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_a_broker_is_well_while_it_listens(host):
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        broker = BrokerSite(host=host, port=port, users_file=Path("users"))
-        assert problem_of(broker) is None
-    assert problem_of(broker) == f"nobody listens on port {port}: Connection refused"
+        assert probe.problem_of("", host, port) is None
+    assert probe.problem_of("", host, port) == f"nobody listens on port {port}: Connection refused"
 
 
-def test_a_device_is_well_while_a_process_holds_its_folder(site, capsys):
-    config = site.edges[0]
-    held = load_site(config).state_dir
-    assert problem_of(load_site(config)) == "the device does not run"
-    with OwnFolder(held):
-        assert problem_of(load_site(config)) is None
-        assert main(["health", "--config", str(config)]) == 0
-    assert problem_of(load_site(config)) == "the device does not run"
-    assert capsys.readouterr().out == "ok\n"
-    assert main(["health", "--config", str(config)]) == 1
-    assert capsys.readouterr().err == "the device does not run\n"
+def test_a_process_is_as_well_as_its_parts(tmp_path):
+    down = {"broker": lambda: "link_down", "machine": lambda: True}
+    assert asked(tmp_path, {"broker": lambda: True}) is None
+    assert asked(tmp_path, down) == "not well: broker (link_down)"
 
 
-@pytest.mark.parametrize("role", ["cloud", "proxy"])
+def test_a_lost_link_makes_no_process_that_is_to_be_started_anew(tmp_path):
+    down = {"broker": lambda: "link_down", "machine": lambda: True}
+    assert asked(tmp_path, down, live=True) is None
+    stuck = {"broker": lambda: True, "machine": lambda: "stuck"}
+    assert asked(tmp_path, stuck, live=True) == "not well: machine (stuck)"
+
+
+def test_a_folder_with_a_long_name_is_asked_too(tmp_path):
+    folder = tmp_path / ("long" * 20) / ("longer" * 20)
+    folder.mkdir(parents=True)
+    assert asked(folder, {"broker": lambda: True}) is None
+
+
+def test_a_process_that_only_starts_is_alive_and_not_ready(tmp_path):
+    assert probe.problem_of(str(tmp_path), "", 0) == "does not run"
+    with OwnFolder(tmp_path):
+        assert probe.problem_of(str(tmp_path), "", 0) == "is starting"
+        assert probe.problem_of(str(tmp_path), "", 0, live=True) is None
+    assert probe.problem_of(str(tmp_path), "", 0, live=True) == "does not run"
+
+
+def test_a_loop_that_hangs_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(probe, "TIMEOUT_S", 0.2)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / HEALTH_SOCKET))
+        silent.listen()
+        assert "does not answer" in probe.problem_of(str(tmp_path), "", 0, live=True)
+
+
+@pytest.mark.parametrize("name", ["cloud.yaml", "proxy.yaml", "edge.yaml", "broker-edge.yaml"])
+def test_site_files_in_the_plain_form_are_read_as_their_loader_reads_them(name):
+    from edgeveil.sites.files import load_site
+
+    path = CONFIGS / name
+    state, host, port = probe.plain_values(str(path))
+    loaded = load_site(path)
+    if name.startswith("broker"):
+        assert (host, port) == (loaded.host, loaded.port)
+    else:
+        assert os.path.normpath(state) == os.path.normpath(loaded.state_dir)
+
+
 @pytest.mark.parametrize(
-    ("status", "body", "problem"),
-    [
-        (200, b"{}", None),
-        (503, b'{"ok": false, "parts": ["broker", "disk"]}', "not well: broker, disk"),
-        (503, b"down", "answers 503"),
-        (404, b'{"parts": []}', "answers 404"),
-        (503, b'{"parts": 5}', "answers 503"),
-    ],
+    "text", ["edge: {state_dir: here}\n", "edge:\n  state_dir: &a here\n", "other:\n  a: 1\n", ""]
 )
-def test_cloud_and_proxy_are_as_well_as_their_page_says(site, role, status, body, problem):
-    with Pages(status, body) as pages:
-        assert problem_of(at_port(load_site(getattr(site, role)), pages.port)) == problem
+def test_another_form_is_left_to_the_loader(tmp_path, text):
+    path = tmp_path / "edge.yaml"
+    path.write_text(text)
+    assert probe.plain_values(str(path)) is None
 
 
-def test_a_page_that_nobody_serves_is_named(site):
-    (port,) = free_ports(1)
-    found = problem_of(at_port(load_site(site.cloud), port))
-    assert found.startswith(f"does not answer at http://127.0.0.1:{port}: ")
+def test_the_command_answers_by_its_exit_code(site, capsys):
+    config = str(site.edges[0])
+    assert main(["health", "--config", config]) == 1
+    assert capsys.readouterr().err == "does not run\n"
 
 
-def test_a_page_for_known_clients_alone_need_only_listen(site, tmp_path):
-    written = yaml.safe_load(site.cloud.read_text())
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-        files = {name: str(tmp_path / name) for name in ("cert_file", "key_file", "client_ca_file")}
-        written["cloud"]["http"] |= {"port": port, "tls": files}
-        config = site.cloud.with_name("tls.yaml")
-        config.write_text(yaml.safe_dump(written))
-        cloud = load_site(config)
-        assert problem_of(cloud) is None
-    assert "nobody listens" in problem_of(cloud)
+def test_a_check_loads_nothing_but_the_standard_library_and_fits_a_probe_of_a_second(site):
+    """20 MiB and 80 ms of a processor, most of it Python's own start: nothing else is loaded."""
+    code = (
+        "import sys, json\n"
+        f"sys.argv = ['edgeveil', 'health', '--config', {str(site.edges[0])!r}]\n"
+        "from edgeveil_tools.cli import run\n"
+        "code = run()\n"
+        "status = open('/proc/self/status').read().split('VmHWM:')[1]\n"
+        "loaded = sorted({name.partition('.')[0] for name in sys.modules})\n"
+        "print(json.dumps([code, int(status.split()[0]), loaded]))\n"
+    )
+    command = [sys.executable, "-S", "-c", code]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
+    code, rss_kib, loaded = json.loads(done.stdout)
+    assert code == 1 and rss_kib <= 20 * 1024
+    own = [name for name in loaded if name not in sys.stdlib_module_names and name != "__main__"]
+    assert own == ["edgeveil_tools"]
+    assert not {"typing", "argparse", "asyncio", "pathlib", "logging"} & set(loaded)

@@ -85,7 +85,8 @@ def _stateful(party: DeployedParty, name: str, keys: Mapping[str, str], tag: str
     state = {"name": "state", "mountPath": f"{PLACE}/{STATE}"}
     bundle = {"name": "bundle", "mountPath": PLACE, "readOnly": True}
     health = {"exec": {"command": ["edgeveil", "health", "--config", config]}}
-    probe = {**health, "periodSeconds": 30, "timeoutSeconds": 10, "failureThreshold": 3}
+    alive = {"exec": {"command": [*health["exec"]["command"], "--live"]}}
+    often = {"periodSeconds": 30, "timeoutSeconds": 10}  # on a machine without time too
     limits = {"memory": _MEMORY[party.kind]}
     container: Manifest = {
         "name": party.kind,
@@ -93,9 +94,9 @@ def _stateful(party: DeployedParty, name: str, keys: Mapping[str, str], tag: str
         "args": [party.kind, "--config", config],
         "securityContext": _confined(),
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": limits},
-        "startupProbe": {**health, "periodSeconds": 5, "failureThreshold": 60},
-        "readinessProbe": probe,
-        "livenessProbe": {**probe, "failureThreshold": 10},
+        "startupProbe": {**alive, "periodSeconds": 5, "timeoutSeconds": 10, "failureThreshold": 60},
+        "readinessProbe": {**health, **often, "failureThreshold": 3},
+        "livenessProbe": {**alive, **often, "failureThreshold": 10},
         "volumeMounts": [bundle, state, {"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
     }
     ports = [*party.ports, *([party.http_port] if party.http_port else [])]

@@ -270,7 +270,7 @@ def _of_site(area: str, kind: str, found: object) -> Iterator[MachineFinding]:
     from edgeveil.sites.cloud import CloudSite
     from edgeveil.sites.edge import EdgeSite
     from edgeveil.sites.proxy import ProxySite
-    from edgeveil_tools.deploy.health import problem_of
+    from edgeveil_tools.probe import problem_of_site
 
     if not isinstance(found, BrokerSite | CloudSite | EdgeSite | ProxySite):
         return
@@ -281,7 +281,7 @@ def _of_site(area: str, kind: str, found: object) -> Iterator[MachineFinding]:
         yield from (MachineFinding(area, "problem", one) for one in problems)
         if not problems:
             yield MachineFinding(area, "ok", "this box can do the device's work")
-    problem = problem_of(found)
+    problem = problem_of_site(found)
     if problem is None:
         yield MachineFinding(area, "ok", "it runs")
     else:

@@ -27,10 +27,17 @@ def test_the_page_names_the_parts_that_fail_and_nothing_else() -> None:
     async def body() -> None:
         page = await Health({"broker": lambda: True}).page(None)  # type: ignore[arg-type]
         assert (page.status, page.body) == (200, b'{"status": "ok"}')
-        checks = {"broker": lambda: False, "machine": lambda: True, "store": later}
+        checks = {"broker": lambda: "link_down", "machine": lambda: True, "store": later}
         page = await Health(checks).page(None)  # type: ignore[arg-type]
         assert page.status == 503
-        assert json.loads(page.body) == {"status": "degraded", "parts": ["broker", "store"]}
+        assert json.loads(page.body) == {
+            "status": "degraded",
+            "parts": ["broker", "store"],
+            "reasons": {"broker": "link_down", "store": "store_fails"},
+            "live": True,
+        }
+        stuck = json.loads((await Health({"machine": lambda: "stuck"}).told()).body)
+        assert (stuck["reasons"], stuck["live"]) == ({"machine": "stuck"}, False)
 
     asyncio.run(body())
 
@@ -39,15 +46,15 @@ def test_a_folder_that_goes_and_comes_back_and_is_not_asked_too_often(tmp_path: 
     async def body() -> None:
         clock, folder = Clock(), tmp_path / "state"
         check = Probe(lambda: writable(folder), clock)
-        assert not await check()
+        assert await check() is not True
         folder.mkdir()
-        assert not await check()  # remembered for a while
+        assert await check() is not True  # remembered for a while
         clock.now_s += http.PROBE_EVERY_S
-        assert await check()
+        assert await check() is True
         assert list(folder.iterdir()) == []
         clock.now_s += http.PROBE_EVERY_S
         folder.rmdir()
-        assert not await check()
+        assert await check() is not True
 
     asyncio.run(body())
 
@@ -61,15 +68,15 @@ def test_a_disk_that_hangs_is_told_and_asked_once(
     async def body() -> None:
         clock, pipe = Clock(), tmp_path / "health.probe"
         check = Probe(lambda: writable(tmp_path), clock)
-        assert not await check()
-        assert not await check()  # the first look still waits
+        assert await check() is not True
+        assert await check() is not True  # the first look still waits
         reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
         while check._looking is not None:
-            assert not await check()  # a pipe cannot be synced
+            assert await check() is not True  # a pipe cannot be synced
         os.close(reader)
         pipe.unlink()
         clock.now_s += http.PROBE_EVERY_S
-        assert await check()
+        assert await check() is True
 
     asyncio.run(body())
 
@@ -80,5 +87,22 @@ def test_several_who_ask_at_once_share_one_look() -> None:
         check = Probe(lambda: not looks.append(1), Clock())
         assert await asyncio.gather(*(check() for _ in range(5))) == [True] * 5
         assert len(looks) == 1
+
+    asyncio.run(body())
+
+
+def test_a_disk_that_is_gone_is_named_by_the_systems_word_and_a_missing_thread_as_such(
+    tmp_path: Path,
+) -> None:
+    def none_left() -> bool:
+        raise RuntimeError("can't start new thread")
+
+    async def body() -> None:
+        assert await Probe(lambda: writable(tmp_path / "gone"))() == "enoent"
+        clock = Clock()
+        check = Probe(none_left, clock)
+        assert await check() == "no_thread"
+        clock.now_s += http.PROBE_EVERY_S
+        assert await check() == "no_thread"  # and it is looked at again, not failed for good
 
     asyncio.run(body())

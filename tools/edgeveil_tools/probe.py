@@ -1,0 +1,152 @@
+"""`edgeveil health`: whether a process does its work, asked with the standard library alone.
+
+A cloud, a proxy and each device answer on a socket in their state folder (`HealthSocket`), whatever
+crowd holds their pages; of a broker it is asked whether it listens. 80 ms of a processor and 20 MiB
+are all that a check may cost, so nothing else is imported here, nor `re`, `pathlib` or `argparse`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+
+TYPE_CHECKING = False  # `typing` itself costs 5 ms
+if TYPE_CHECKING:
+    from edgeveil.sites.broker import BrokerSite
+    from edgeveil.sites.cloud import CloudSite
+    from edgeveil.sites.edge import EdgeSite
+    from edgeveil.sites.proxy import ProxySite
+
+SOCKET_FILE = "health.sock"
+LOCK_FILE = "process.lock"  # as transport/process.py has it
+TIMEOUT_S = 5.0
+_REPLY_BYTES = 1 << 16
+_PATH_BYTES = 103
+_PARTIES = ("cloud", "proxy", "edge", "broker")
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where it is asked instead
+
+
+def quick_health(arguments: list[str]) -> int | None:
+    """The exit code of `edgeveil health ARGUMENTS`; None where the whole command is to answer: for
+    other arguments, or a site file that is not in the plain form."""
+    live = "--live" in arguments
+    rest = [one for one in arguments if one != "--live"]
+    if len(rest) != 2 or rest[0] != "--config":
+        return None
+    found = plain_values(rest[1])
+    if found is None:
+        return None
+    return tell(problem_of(*found, live=live))
+
+
+def tell(problem: str | None) -> int:
+    """Print what is wrong, or ok; the exit code."""
+    print(problem or "ok", file=sys.stderr if problem else sys.stdout)
+    return 1 if problem else 0
+
+
+def plain_values(config: str) -> tuple[str, str, int] | None:
+    """(state folder, host, port) of a site file; without a folder it is a broker's.
+
+    None where they do not stand there as plain `key: value` lines, each once at its depth.
+    """
+    try:
+        with open(config, encoding="utf-8") as file:  # noqa: PTH123 - pathlib takes 2 MiB
+            lines = file.read().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    party, values, depth = "", dict[str, str](), 0
+    for line in lines:
+        key, colon, value = line.partition(":")
+        name, indent = key.strip(), len(key) - len(key.lstrip(" "))
+        if not colon or not name or name.startswith("#"):
+            continue
+        if indent == 0:
+            party = party or name
+            continue
+        depth = depth or indent  # of the party's own keys
+        if indent == depth:
+            if name in values:
+                return None
+            values[name] = value.partition(" #")[0].strip().strip("'\"")
+    if party == "broker" and values.get("port", "").isdecimal():
+        return "", values.get("host", "127.0.0.1"), int(values["port"])
+    state = values.get("state_dir", "")
+    if party not in _PARTIES or not state or state[0] in "{[&*|>!":
+        return None
+    return os.path.join(os.path.dirname(os.path.abspath(config)), state), "", 0  # noqa: PTH100, PTH118, PTH120
+
+
+def problem_of_site(
+    site: CloudSite | ProxySite | EdgeSite | BrokerSite, *, live: bool = False
+) -> str | None:
+    """The same for a site file that was loaded, and is in whatever form."""
+    state_dir = getattr(site, "state_dir", None)
+    if state_dir is not None:
+        return problem_of(str(state_dir), "", 0, live=live)
+    return problem_of("", getattr(site, "host", ""), getattr(site, "port", 0))
+
+
+def problem_of(state_dir: str, host: str, port: int, *, live: bool = False) -> str | None:
+    """What is wrong, or None; if `live`, only what a new start of the process would mend."""
+    return _listens(host, port) if not state_dir else _answers(state_dir, live)
+
+
+def _listens(host: str, port: int) -> str | None:
+    try:
+        socket.create_connection((_EVERYWHERE.get(host, host), port), TIMEOUT_S).close()
+    except OSError as error:
+        return f"nobody listens on port {port}: {error.strerror or error}"
+    return None
+
+
+def _answers(state_dir: str, live: bool) -> str | None:
+    try:
+        told = json.loads(_reply(state_dir))
+        status, parts, alive = told["status"], told.get("reasons", {}), told.get("live", True)
+    except (FileNotFoundError, ConnectionRefusedError):
+        if not _held(state_dir):
+            return "does not run"
+        return None if live else "is starting"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"does not answer: {error}"
+    if alive if live else status == "ok":
+        return None
+    return "not well: " + ", ".join(f"{part} ({why})" for part, why in parts.items())
+
+
+def _reply(state_dir: str) -> bytes:
+    path, folder = os.path.join(state_dir, SOCKET_FILE), -1  # noqa: PTH118
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
+        asked.settimeout(TIMEOUT_S)
+        try:
+            if len(os.fsencode(path)) > _PATH_BYTES:  # longer than a socket's address may be
+                folder = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY)
+                path = f"/proc/self/fd/{folder}/{SOCKET_FILE}"
+            asked.connect(path)
+        finally:
+            if folder >= 0:
+                os.close(folder)
+        found = b""
+        while (piece := asked.recv(4096)) and len(found) < _REPLY_BYTES:
+            found += piece
+        return found
+
+
+def _held(state_dir: str) -> bool:
+    """Whether a process has this state folder for itself."""
+    import fcntl
+
+    try:
+        descriptor = os.open(os.path.join(state_dir, LOCK_FILE), os.O_RDONLY)  # noqa: PTH118
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
