@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import EdgeVeilError
