@@ -226,9 +226,20 @@ class SqliteFile:
         if code is None:
             return "check the disk and the file's rights"
         primary = code & _PRIMARY
+        if primary == sqlite3.SQLITE_CANTOPEN and _is_full(Path(self._path).parent):
+            primary = sqlite3.SQLITE_FULL
         if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return self._damaged_fix
         return _FIXES.get(primary, "check the disk and the file's rights")
+
+
+def _is_full(folder: Path) -> bool:
+    """Whether a folder's disk has no room or no name left for a log beside a file."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    return not found.f_bavail or (found.f_files > 0 and not found.f_favail)
 
 
 def _statements(script: str) -> Iterator[str]:

@@ -21,7 +21,7 @@ from edgeveil.transport.http import (
     writable,
 )
 from edgeveil.transport.listener import ListenAt
-from edgeveil.transport.metrics import Linked, MeteredHost, Metrics
+from edgeveil.transport.metrics import Linked, MeteredHost, Metrics, StateDisk
 from edgeveil.transport.mqtt_link import RuntimeLink
 from edgeveil.transport.process import OwnFolder, first_of, own_audit_log, run_until_stopped
 from edgeveil.transport.runtime import Runtime
@@ -115,6 +115,7 @@ class _CloudProcess:
             f"cloud/{name}" if name else "cloud": one for name, one in self.links.sessions.items()
         }
         self.metrics.registry.register(Linked(self.runtime, hops))
+        self.metrics.registry.register(StateDisk(site.state_dir))
         self.trust = TrustWatch(self.cloud, self.cloud.trust, LOG) if self.cloud.trust else None
         if self.trust is not None:
             self.metrics.registry.register(self.trust)

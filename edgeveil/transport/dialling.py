@@ -175,6 +175,7 @@ def _refuse_open_key(path: Path | None) -> None:
 
 UNSUPPORTED_PROTOCOL = 132
 
+_X509_NOT_YET_VALID, _X509_EXPIRED = 9, 10
 _X509_HOSTNAME_MISMATCH = 62
 _X509_IP_MISMATCH = 64
 _X509_UNTRUSTED = (18, 19, 20, 21)  # self-signed, or no issuer found
@@ -351,7 +352,13 @@ def _untrusted(error: ssl.SSLCertVerificationError, address: BrokerAddress) -> t
             "the broker's certificate is not signed by the trusted CA",
             "set ca_file to the CA that signed it",
         )
-    return f"the broker's certificate is refused: {error.verify_message}", "renew the certificate"
+    fix = "renew the certificate"
+    if error.verify_code in (_X509_NOT_YET_VALID, _X509_EXPIRED):
+        now = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+        clock = f"set this machine's clock, which says {now} UTC"
+        early = error.verify_code == _X509_NOT_YET_VALID
+        fix = clock if early else f"if that is wrong, {clock}; else {fix}"
+    return f"the broker's certificate is refused: {error.verify_message}", fix
 
 
 def _other_scheme(address: BrokerAddress) -> str:

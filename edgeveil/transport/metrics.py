@@ -6,6 +6,7 @@ uses of its machine stands under the usual `process_` names.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,8 @@ from edgeveil.transport.runtime import Host, Runtime
 if TYPE_CHECKING:
     from aiohttp import web
 
+KNOWN_REASONS = ("forged", "unknown_signer", "forked_manifest", "malformed", "rate", "link_down")
+"""Refusals whose series begin at 0 with the process, so that the first one is an increase."""
 REASONS = 64  # refusals are shown under so many reasons at most, the others under `other`
 WORK_BUCKETS_S = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0)
 _SLUG = re.compile(r"[a-z][a-z0-9_]{0,39}")
@@ -74,6 +77,21 @@ def counter(
     return family
 
 
+class StateDisk(Collector):
+    """The file system of a state folder."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._state_dir = state_dir
+
+    def collect(self) -> Iterator[Metric]:
+        """Read at each scrape; nothing while it cannot be read."""
+        with suppress(OSError):
+            found = os.statvfs(self._state_dir)
+            free, size = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+            yield gauge("state_free_bytes", "Free for this process beside its state.", free)
+            yield gauge("state_size_bytes", "Size of the file system of its state.", size)
+
+
 class _Peak(Collector):
     """What ProcessCollector leaves out."""
 
@@ -105,7 +123,8 @@ class Linked(Collector):
         runtime, hops = self._runtime, self._sessions.items()
         yield gauge("inbox_events", "Events that wait for the machine.", runtime.waiting_events)
         yield gauge("inbox_bytes", "Bytes of messages that wait for it.", runtime.waiting_bytes)
-        refused = [([reason], n) for reason, n in bounded(runtime.refusals.counts).items()]
+        counts = {**dict.fromkeys(KNOWN_REASONS, 0), **runtime.refusals.counts}
+        refused = [([reason], n) for reason, n in bounded(counts).items()]
         yield counter("refused", "Messages and packets refused.", refused, "reason")
         up = {hop: float(s.link.connected) for hop, s in hops}
         yield gauge("link_up", "1 while the broker of this hop is connected.", up, "hop")

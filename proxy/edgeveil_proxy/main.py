@@ -28,7 +28,7 @@ from edgeveil.transport.http import (
 )
 from edgeveil.transport.link import Topics
 from edgeveil.transport.listener import ListenAt
-from edgeveil.transport.metrics import Linked, MeteredHost, Metrics, gauge
+from edgeveil.transport.metrics import Linked, MeteredHost, Metrics, StateDisk, gauge
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
 from edgeveil.transport.process import OwnFolder, first_of, run_until_stopped
 from edgeveil.transport.runtime import Runtime
@@ -79,6 +79,7 @@ class _ProxyProcess:
         self.proxy = build(site, link=self._join)
         self.links = {"edge": self.edge, "cloud": self.cloud}
         self.metrics.registry.register(Linked(self.runtime, self.links))
+        self.metrics.registry.register(StateDisk(site.state_dir))
         self.claims = self._claim_desk(site.claims) if site.claims else None
         self.trust = TrustWatch(self.proxy, self.proxy.trust, LOG) if self.proxy.trust else None
         if self.trust is not None:

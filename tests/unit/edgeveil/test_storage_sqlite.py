@@ -234,3 +234,15 @@ def test_an_upgrade_without_room_for_the_copy_does_not_begin(path: Path) -> None
     with pytest.raises(StorageError, match="cannot be copied before its upgrade"):
         versioned(path, 3, STEPS)
     versioned(path, 1).close()
+
+
+def test_a_full_disk_is_told_as_such_where_the_log_beside_a_file_cannot_be_made(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SqliteFile(path, "the file", "CREATE TABLE t (x)").close()
+    path.with_name(f"{path.name}-wal").mkdir()  # so that SQLite cannot open its log
+    for full, fix in ((True, "free some space"), (False, "check that its folder is there")):
+        monkeypatch.setattr("edgeveil.storage._is_full", lambda _folder, full=full: full)
+        with pytest.raises(StorageError) as caught, SqliteFile(path, "the file").transaction():
+            pass
+        assert fix in caught.value.fix
