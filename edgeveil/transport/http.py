@@ -168,7 +168,7 @@ class PageServer:
             )
 
         most = min(CONNECTIONS, most_connections())
-        self._listener = Listener(_place(host, port), connected, most)
+        self._listener = Listener(_place(host, port), connected, most, yields=True)
         await self._listener.start()
 
     @property
@@ -193,6 +193,8 @@ class PageServer:
             async with asyncio.timeout(REQUEST_S):
                 stream = await self._exchange(reader, writer)
             if stream is not None:
+                if self._listener is not None:
+                    self._listener.keep(writer.transport)
                 await self._tell(stream, reader, writer)
         except (TimeoutError, asyncio.CancelledError):  # too slow, or `stop`, which waits for this
             writer.transport.abort()  # what was not taken by now is not kept for later

@@ -115,12 +115,19 @@ def is_loopback(host: str) -> bool:
 
 
 class Listener:
-    """Hands each connection to a protocol of its own, `most` of them at once."""
+    """Hands each connection to a protocol of its own, `most` of them at once.
 
-    def __init__(self, at: ListenAt, make: ProtocolFactory, most: int) -> None:
-        self._at, self._make, self._most = at, make, most
+    Beyond, one is hung up on; or, with `yields`, takes the place of the oldest whose request is not
+    being served (`keep`): who holds hundreds of connections and is slow keeps nobody out.
+    """
+
+    def __init__(
+        self, at: ListenAt, make: ProtocolFactory, most: int, *, yields: bool = False
+    ) -> None:
+        self._at, self._make, self._most, self._yields = at, make, most, yields
         self._sockets: list[socket.socket] = []
-        self._held: set[socket.socket] = set()
+        self._held: dict[socket.socket, None] = {}  # the oldest first
+        self._served: set[int] = set()  # by their numbers
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = at.port
 
@@ -166,13 +173,29 @@ class Listener:
                 await asyncio.sleep(_AGAIN_S if error.errno in _NO_FILES else 0)
                 continue
             # A closed socket has no number any more: so those are counted that take a file now.
-            self._held = {one for one in self._held if one.fileno() >= 0}
-            if len(self._held) >= self._most:
+            self._held = {one: None for one in self._held if one.fileno() >= 0}
+            self._served.discard(found.fileno())
+            if len(self._held) >= self._most and not self._make_room():
                 found.close()
             else:
-                self._held.add(found)
+                self._held[found] = None
                 self._keep(self._hand_over(found))
             await asyncio.sleep(0)  # a crowd does not keep the loop from its other work
+
+    def keep(self, transport: asyncio.BaseTransport | None, *, served: bool = True) -> None:
+        """While a connection is `served`, no other takes its place."""
+        of_it = transport.get_extra_info("socket") if transport is not None else None
+        if of_it is not None:
+            (self._served.add if served else self._served.discard)(of_it.fileno())
+
+    def _make_room(self) -> bool:
+        oldest = next((one for one in self._held if one.fileno() not in self._served), None)
+        if oldest is None or not self._yields:
+            return False
+        del self._held[oldest]
+        with contextlib.suppress(OSError):
+            oldest.shutdown(socket.SHUT_RDWR)  # its protocol closes it
+        return True
 
     async def _hand_over(self, found: socket.socket) -> None:
         tls = self._at.tls

@@ -18,7 +18,15 @@ from aiohttp import web
 
 from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.transport import http, listener
-from edgeveil.transport.http import HttpServer, PageContent, PageRequest, serve, serve_pages
+from edgeveil.transport.http import (
+    EventStream,
+    HttpServer,
+    PageContent,
+    PageRequest,
+    PageServer,
+    serve,
+    serve_pages,
+)
 from edgeveil.transport.listener import ListenAt, most_connections
 from tests.kits.certificates import Authority
 
@@ -268,6 +276,40 @@ def test_pages_are_served_over_a_unix_socket_too(tmp_path: Path) -> None:
         at = ListenAt(socket=tmp_path / "pages.sock")
         server = await serve_pages({"/": page}, at)
         assert (await answered(at, server)).startswith(b"HTTP/1.1 200")
+        await server.stop()
+
+    run(play())
+
+
+def test_four_hundred_slow_clients_keep_no_other_from_a_page_and_end_no_stream() -> None:
+    async def page(_request: PageRequest) -> PageContent:
+        return PageContent.of_json({})
+
+    async def news(_request: PageRequest) -> EventStream:
+        async def value() -> int:
+            return 1
+
+        return EventStream(value)
+
+    async def play() -> None:
+        server = PageServer({"/": page, "/events": news})
+        await server.listen("127.0.0.1")
+        port = int(server.url.rpartition(":")[2])
+        follows = await asyncio.open_connection("127.0.0.1", port)
+        follows[1].write(b"GET /events HTTP/1.1\r\n\r\n")
+        await follows[0].readuntil(b"data: 1")
+        slow = []
+        for _ in range(400):
+            slow.append(await asyncio.open_connection("127.0.0.1", port))
+            slow[-1][1].write(b"GET / HTTP/1.1\r\n")  # and never its end
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 200")
+            writer.close()
+        assert not follows[0].at_eof()
+        for one in (follows, *slow):
+            one[1].close()
         await server.stop()
 
     run(play())
