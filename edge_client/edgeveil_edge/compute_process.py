@@ -37,9 +37,18 @@ from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import EdgeVeilError, PrivacyError, ProtocolError
 from edgeveil.privacy.derived import DerivedRandom
+from edgeveil.protocol.device_round import WORK_SHARE
 from edgeveil.sites.edge import EdgeSite
+from edgeveil.sites.policy import USUAL_ROOM
 from edgeveil_edge import compute_worker as wire
-from edgeveil_edge.compute import Computation, ComputedAnswer, Half, JobTrial, TaughtJob
+from edgeveil_edge.compute import (
+    TRIAL_MARGIN,
+    Computation,
+    ComputedAnswer,
+    Half,
+    JobTrial,
+    TaughtJob,
+)
 from edgeveil_edge.compute_child import Forked
 
 RELEASE_TRIAL_S = 60.0  # for the import of ONNX Runtime on a slow box too
@@ -65,7 +74,7 @@ class ComputeProcess:
         self._owed_number = 0
         self._known: set[bytes] = set()
         self._met: set[str] = set()
-        self._trials: dict[tuple[bytes, bytes, bool, str, int], JobTrial] = {}
+        self._trials: dict[tuple[bytes, bytes, bool, str, int, int], JobTrial] = {}
         self._number = 0
         self._closed = threading.Event()
         self._answers_until_s = -math.inf  # the public end of the newest answer's work
@@ -136,7 +145,8 @@ class ComputeProcess:
     def _trial(self, device: RemoteComputer, job: TaughtJob, trains: bool) -> JobTrial:
         site = device.site
         graph, kept_bytes = hashlib.sha256(job.graph).digest(), site.limits.memory_bytes
-        key = (digest_of(job), graph, trains, site.device, kept_bytes)
+        most = site.policy.max_records
+        key = (digest_of(job), graph, trains, site.device, kept_bytes, most)
         found = self._trials.get(key)
         if found is None:
             found = self._trials[key] = self._tried(device, job, trains)
@@ -146,8 +156,10 @@ class ComputeProcess:
         refused = self._teach(device, job, trains)
         if refused:
             return JobTrial(0.0, refused)
-        self._send(wire.TryJob(device.name, digest_of(job), trains))
-        limit_s = TRIAL_S + 4 * job.plan.job.round.time_budget_s
+        budget_s = job.plan.job.round.time_budget_s
+        enough_s = budget_s * WORK_SHARE / (2 * TRIAL_MARGIN * self._waiting)
+        self._send(wire.TryJob(device.name, digest_of(job), trains, enough_s))
+        limit_s = TRIAL_S + 4 * budget_s
         try:
             reply = self._receive(self._clock() + limit_s)
         except TimeoutError:
@@ -159,9 +171,15 @@ class ComputeProcess:
                 raise ProtocolError("malformed_answer", "a trial was answered by something else")
             if reply.modules and not reply.refused:
                 self._tell(wire.LoadModules(reply.modules))
-            return JobTrial(reply.needed_s * self.shared, reply.refused)
+            return JobTrial(reply.needed_s * self._waiting, reply.refused)
         self.replace_worker()
         return JobTrial(0.0, f"the job's computation on made-up records {how}")
+
+    @property
+    def _waiting(self) -> float:
+        """How much longer an answer takes where devices wait for one another, which of the others
+        have about as many records as the job expects."""
+        return max(1.0, self.shared / USUAL_ROOM)
 
     def try_release(self, onnx: bytes) -> str:
         """See `Compute.try_release`; ended after RELEASE_TRIAL_S."""
@@ -224,9 +242,11 @@ class ComputeProcess:
         key = noise.to_bytes()
         asked = wire.ask(self._number, device.name, digest_of(one.job), one, key)
         halves = self._blank(asked, max(one.until_s, one.closes_s))
-        without = self._with_records(halves, one.until_s)
+        without, late = self._with_records(halves, one.until_s)
+        if late:
+            self._forget_trials(digest_of(one.job))
         answers = (wire.answer_of(halves[half]) for half in sorted(halves))
-        return ComputedAnswer(tuple(answers), "; ".join(without))
+        return ComputedAnswer(tuple(answers), "; ".join(without), late)
 
     def _blank(self, asked: wire.AskAnswer, closes_s: float) -> dict[Half, wire.HalfAnswer]:
         """Both halves as of a device without records. Raises PrivacyError without them by then."""
@@ -246,8 +266,11 @@ class ComputeProcess:
         self.replace_worker()
         raise PrivacyError(f"{what} before records were read", where="round.budget_s", fix=fix)
 
-    def _with_records(self, halves: dict[Half, wire.HalfAnswer], until_s: float) -> list[str]:
-        """Put what comes in time in place of the blank halves; why some of them stay."""
+    def _with_records(
+        self, halves: dict[Half, wire.HalfAnswer], until_s: float
+    ) -> tuple[list[str], bool]:
+        """Put what comes in time in place of the blank halves; why some of them stay, and whether
+        that is for work that had its time."""
         in_time, missing, without = self._clock() <= until_s, set(halves), []
         try:
             while missing:
@@ -263,7 +286,7 @@ class ComputeProcess:
             self.replace_worker()
         elif missing:  # it had no time at all, and is not to blame
             self._owed, self._owed_number = missing, self._number
-        return without
+        return without, bool(missing) and in_time
 
     def forget(self, job: TaughtJob) -> None:
         """The job has ended."""
@@ -289,14 +312,17 @@ class ComputeProcess:
                 self._turn.release()
 
     def _forget(self, digest: bytes) -> None:
-        for key in [key for key in self._trials if key[0] == digest]:
-            del self._trials[key]
+        self._forget_trials(digest)
         if digest in self._known:
             self._known.discard(digest)
             with suppress(ProtocolError):
                 self._tell(wire.ForgetJob(digest))
             if not self._known:
                 self._met.clear()
+
+    def _forget_trials(self, digest: bytes) -> None:
+        for key in [key for key in self._trials if key[0] == digest]:
+            del self._trials[key]
 
     # --- the child ---
 

@@ -74,11 +74,13 @@ class IntroduceDevice(msgspec.Struct, frozen=True, tag="meet"):
 
 
 class TryJob(msgspec.Struct, frozen=True, tag="try"):
-    """Play a job on made-up records; answered by `TrialReport`."""
+    """Play a job on made-up records; answered by `TrialReport`. An answer that takes `enough_s`
+    need not be tried again."""
 
     device: str
     digest: bytes
     trains: bool
+    enough_s: float = 0.0
 
 
 class TryRelease(msgspec.Struct, frozen=True, tag="try_release"):
@@ -342,7 +344,10 @@ class ComputeServer:
         site, _ = self._devices[request.device]
         job, before = self._jobs[request.digest], set(sys.modules)
         try:
-            needed_s, refused = trial_seconds(job, site, trains=request.trains), ""
+            needed_s, refused = (
+                trial_seconds(job, site, trains=request.trains, enough_s=request.enough_s),
+                "",
+            )
         except EdgeVeilError as error:
             needed_s, refused = 0.0, str(error)
         except Exception as error:

@@ -88,7 +88,7 @@ def refusals(
             where="policy.accept_unshuffled",
         )
     values = math.prod(job.data.input_shape)
-    if job.data.schema_ is not None and 4 * values * policy.max_records > MAX_BYTES:
+    if 4 * values * policy.max_records > MAX_BYTES:
         yield PrivacyError(
             f"{policy.max_records} records would not fit memory as the job reads them, {values}"
             " values each",

@@ -53,7 +53,7 @@ from edgeveil.protocol.sealed import (
     unpack_tensors,
 )
 from edgeveil.sites.edge import EdgeSite
-from edgeveil_edge.compute import Computation, Compute, JobTrial, TaughtJob
+from edgeveil_edge.compute import TRIAL_MARGIN, Computation, Compute, JobTrial, TaughtJob
 from edgeveil_edge.consent import consent, decline_cause, judge
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.release_check import against
@@ -72,6 +72,7 @@ _BY_SCHEMA = "as they are stored"
 USUAL_SHARE = float(JobData.model_fields["evaluation_share"].default)
 MEMORY_BYTES = 1 << 26
 _MEMBERSHIP_BYTES = 32
+MOST_OVERRUNS = 3  # of a job: answers whose work did not end in its time
 _FURTHER_ATTEMPTS = 3  # beyond the job's own, for a cloud that pauses or starts again
 
 
@@ -123,7 +124,7 @@ class RoundWork:
             return 0.0, 0.0
         trial = self._trial(manifest.at.job_id)
         needed_s = trial.needed_s if trial else 0.0
-        return own_budget_s(round_, needed_s, WORK_SHARE), needed_s
+        return own_budget_s(round_, needed_s, WORK_SHARE), TRIAL_MARGIN * needed_s
 
     def take_up(self, manifest: Manifest) -> None:
         """Play a new job on made-up records, unless the owner refuses it anyway.
@@ -145,8 +146,8 @@ class RoundWork:
         else:  # those of the start may have been of another share, or gone with a job
             self._warn(job.plan)
             self._read_ahead(job.plan.job.data)
-        trial = JobTrial(found.needed_s, why)
-        self._store.put_fact(trial_name(job_id), json.dumps(asdict(trial)))
+        before = self._trial(job_id) or JobTrial()
+        self._put_trial(job_id, JobTrial(found.needed_s, why, before.overruns))
 
     def _warn(self, plan: Plan) -> None:
         """Say what the owner should know of how this box plays the job."""
@@ -206,13 +207,29 @@ class RoundWork:
         fact = self._store.fact(trial_name(job_id))
         return JobTrial(**json.loads(fact)) if fact else None
 
+    def _put_trial(self, job_id: bytes, trial: JobTrial) -> None:
+        self._store.put_fact(trial_name(job_id), json.dumps(asdict(trial)))
+
     def _too_slow(self, trial: JobTrial, allowed_s: float) -> str:
-        if trial.needed_s <= allowed_s:
+        if TRIAL_MARGIN * trial.needed_s <= allowed_s:
             return ""
         return (
-            f"an answer takes this box {trial.needed_s:.3g} s on made-up records, and the round's"
-            f" time budget (round.budget_s) leaves {allowed_s:.3g} s"
+            f"an answer takes this box {trial.needed_s:.3g} s on"
+            f" {self.site.policy.max_records} made-up records (policy.max_records), and"
+            f" {TRIAL_MARGIN:g} times as long has to fit the {allowed_s:.3g} s that the round's"
+            " time budget (round.budget_s) leaves"
         )
+
+    def _overran(self, job_id: bytes) -> None:
+        """An answer was late, whatever slowed the box: the job is tried again before the next one,
+        and declined where that does not help."""
+        trial = self._trial(job_id) or JobTrial()
+        overruns = trial.overruns + 1
+        why = f"{overruns} answers were late: the box is slower than in its trials"
+        refused = trial.refused or why * (overruns >= MOST_OVERRUNS)
+        self._put_trial(job_id, replace(trial, refused=refused, overruns=overruns, again=True))
+        if refused:
+            self._say(f"a job is declined, {short_name(job_id)}: {refused}")
 
     def _job(self, manifest: Manifest) -> TaughtJob:
         job = self._known(manifest.at.job_id)
@@ -354,7 +371,9 @@ class RoundWork:
     def _check_trial(self, task: ComputeAnswer) -> None:
         """Raise PrivacyError where the job's trial, before any record was read, was against it."""
         trial = self._trial(task.manifest.at.job_id)
-        if trial is None:  # of this round's time: what is left may be too little for an answer
+        if trial is None or (
+            trial.again and not trial.refused
+        ):  # of this round's time: what is left may be too little for an answer
             self.take_up(task.manifest)
             what = "the job could be tried only now; the next round is answered"
             raise PrivacyError(what, where="conditions")
@@ -389,6 +408,8 @@ class RoundWork:
         if found.without:
             at = f"job {short_name(manifest.at.job_id)}, round {manifest.at.exchange}"
             self._say(f"{at} is answered without records: {found.without}")
+        if found.late:
+            self._overran(manifest.at.job_id)
         data = context.job.data
         self._store.put_fact(self._split_share, repr(data.evaluation_share))
         self._store.put_fact(self._read_by, _BY_VALUES if data.schema_ is None else _BY_SCHEMA)

@@ -41,11 +41,13 @@ MASK_CHECK = b"edgeveil/v1/mask-check"
 CHECK_KEY = b"edgeveil/v1/check-key"
 CHECK_COMMITMENT = b"edgeveil/v1/check-commitment"
 
-# Keyed hashes: one link of a device's privacy ledger, an evaluation record's slot; and a device's
+# Keyed hashes: one link of a device's privacy ledger, an evaluation record's slot, a record's rank
+# where a box has more than its owner lets it hold; and a device's
 # noise: one question's key, its secret samples, the noise on one exact sum. A change in how bytes
 # become noise is a change in what is derived.
 LEDGER_LINK = b"edgeveil/v1/ledger-link"
 EVALUATION_SLOT = b"edgeveil/v1/evaluation-slot"
+RECORD_RANK = b"edgeveil/v1/record-rank"
 NOISE_QUESTION = b"edgeveil/v1/noise-question"
 NOISE_SAMPLES = b"edgeveil/v1/noise-samples"
 NOISE_SUM = b"edgeveil/v1/noise-sum"

@@ -17,12 +17,13 @@ import hmac
 import math
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.crypto.labels import EVALUATION_SLOT, context
+from edgeveil.crypto.labels import EVALUATION_SLOT, RECORD_RANK, context
 from edgeveil.data.records import canonical_rows
 from edgeveil.errors import DataError
 
@@ -55,6 +56,22 @@ def split_once(
         dtype=np.bool_,
     )
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+
+
+def kept_places(
+    halves: Sequence[NDArray[np.float32]], most: int, key: bytes
+) -> list[NDArray[np.int64]]:
+    """Of each half's records x (n, ...) the indices of those that are among the `most` of least
+    rank in all halves, ascending; the rank is HMAC-SHA256 under the device's split `key`."""
+    ranked = sorted(
+        (hmac.digest(key, context(RECORD_RANK, row.tobytes()), "sha256"), half, index)
+        for half, x in enumerate(halves)
+        for index, row in enumerate(canonical_rows(x))
+    )[:most]
+    return [
+        np.array(sorted(index for _, at, index in ranked if at == half), dtype=np.int64)
+        for half in range(len(halves))
+    ]
 
 
 def sample_slots(x: NDArray[np.float32], slots: int, key: bytes) -> NDArray[np.int64]:

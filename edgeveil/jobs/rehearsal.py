@@ -63,28 +63,29 @@ def rehearse_device(
     random_bytes: RandomBytes = os_random,
     memory_bytes: int | None = None,
 ) -> float:
-    """Play one device's part of the job on `records` made-up training records; the seconds that
-    its longest answer took: softmax upload and slowest exchange together, or an evaluation.
+    """Play one device's part of the job on made-up records; the seconds that its longest answer
+    took: softmax upload and slowest exchange together, or an evaluation.
 
     `graph` is the job's ONNX graph, `trains` the device's role, `memory_bytes` the most that it
-    keeps from round to round. Evaluation runs on the job's share of as many. What one answer needs
-    is loaded afterwards, so that a second call takes the time that answers take. Needs torch where
+    keeps from round to round. Training takes all `records`, and so does whatever runs the graph:
+    however a device's records fall into halves, they take no longer. What one answer needs is
+    loaded afterwards, so that a second call takes the time that answers take. Needs torch where
     the method does and the device trains; never the `onnx` package.
 
     Raises DataError, PrivacyError or ProtocolError with the reason why the job cannot be done.
     """
     try:
         made, state = made_up_records(plan, records), plan.cloud.initial_state()
+        if plan.job.anomaly:  # those that are labelled anomalous train nothing
+            made = Records(made.x, np.zeros_like(made.y))
         begun_s, trained_s = time.perf_counter(), 0.0
-        share = plan.job.data.evaluation_share
-        part = made.at(np.arange(min(len(made), max(1, int(np.ceil(share * len(made)))))))
         if any(exchange.infer for exchange in plan.exchanges):
-            rehearsed_softmax(plan, graph, plan.cloud.model(state), part.x, random_bytes)
+            rehearsed_softmax(plan, graph, plan.cloud.model(state), made.x, random_bytes)
         inferred_s = time.perf_counter() - begun_s
         evaluated_s = 0.0
         for exchange in evaluation_kinds(plan):
             begun_s = time.perf_counter()
-            rehearsed_evaluation(plan, exchange, graph, state, part, random_bytes)
+            rehearsed_evaluation(plan, exchange, graph, state, made, random_bytes)
             evaluated_s = max(evaluated_s, time.perf_counter() - begun_s)
         if trains:
             plan.check_backbones()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
-from edgeveil.data.split import split_once
+from edgeveil.data.split import kept_places, split_once
 from edgeveil.errors import DataError
 from edgeveil.parts.partitions import Shares
 from edgeveil.parts.partitions.dealing import (
@@ -173,6 +173,20 @@ def halves(records: Records, split_key: bytes, share: float) -> tuple[Records, R
     """(training, evaluation): where each record stands follows from the record as it is stored."""
     training, evaluation = split_once(records.places, share, split_key)
     return take(records, training), take(records, evaluation)
+
+
+def at_most(
+    training: Records, evaluation: Records, most: int, split_key: bytes
+) -> tuple[Records, Records]:
+    """The halves as they are, or without those of their records that rank last where there are more
+    than `most` together.
+
+    By HMAC-SHA256 of a record as it is stored: one record more then takes the place of another.
+    """
+    if len(training) + len(evaluation) <= most:
+        return training, evaluation
+    chosen = kept_places((training.places, evaluation.places), most, split_key)
+    return take(training, chosen[0]), take(evaluation, chosen[1])
 
 
 def of_shape(records: Records, input_shape: tuple[int, ...]) -> Records:

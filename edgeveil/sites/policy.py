@@ -24,6 +24,7 @@ def _every_method(schema: dict[str, Any]) -> None:
 
 DEFAULT_METHOD = "fm"
 USUAL_RECORDS = 20_000  # that a box holds at most
+USUAL_ROOM = 4  # times the nominal count of its data set: what the tools write for a box
 _NAME = r"[A-Za-z_]\w{0,63}"
 FUNCTION = rf"^{_NAME}(\.{_NAME})*:{_NAME}$"  # `module:function`
 ColumnPattern = Annotated[str, Field(min_length=1, max_length=128)]
@@ -128,11 +129,19 @@ class Policy(Block):
     max_records: int = Field(
         default=USUAL_RECORDS, ge=1, le=10**9, exclude_if=lambda records: records == USUAL_RECORDS
     )
-    """The most records that the box will ever hold, a public number: a job with a schema is
-    declined where so many would not fit memory as it reads them. Otherwise a job could be made so
-    wide that one record more is one too many, and an answer would tell of it."""
+    """The most records that the box will ever hold, a public number: every job is tried on so many
+    made-up records, and declined where they would not fit memory or the round's time budget.
+    Otherwise a job could be made so wide or so slow that one record more is one too many, and an
+    answer would tell of it. Of more records that a box holds all the same so many are used. The
+    tools write four times the nominal count of the data set; do not write a count of records."""
     require_cover: bool = False
     """Answer no round without cover traffic (`cover_traffic` at the proxy), and say nothing."""
+
+    def with_room(self, nominal_records: int) -> Policy:
+        """This policy with `max_records` for a box of about so many records, unless it says so."""
+        if "max_records" in self.model_fields_set:
+            return self
+        return self.model_copy(update={"max_records": min(USUAL_ROOM * nominal_records, 10**9)})
 
     @property
     def collusion_epsilon_per_job(self) -> float:

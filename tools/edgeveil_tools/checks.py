@@ -339,6 +339,12 @@ def data_check(edge_site: Path, job_file: Path | None = None) -> int:
     )
     problems = report.problems + places(site.data, schema)
     problems += [] if schema is None else column_problems(site.data, schema)
+    held, most = len(training) + len(evaluation), site.policy.max_records
+    if held > most:
+        problems.append(
+            f"these are {held} records, policy.max_records lets the box hold {most}: the others are"
+            " left out, and one record more or less then changes two"
+        )
     if job is not None and job.data.source != site.data.name:
         problems.append(
             f"the job learns from '{job.data.source}', this device's data set is called "

@@ -280,7 +280,7 @@ def owners_policy(job: Job, run: LocalRun) -> Policy:
     own = [AllowedPlugin(**asdict(one)) for one in plugins.allowances(parts)]
     function = python_function(job.model)
     models = [] if function is None else [_allowed_model(function)]
-    policy = run.policy
+    policy = run.policy.with_room(job.data.nominal_records)
     return policy.model_copy(
         update={
             "allowed_backbones": (

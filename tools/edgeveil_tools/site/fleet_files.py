@@ -137,7 +137,9 @@ def believes(plan: FleetPlan, party: Party, facts: Facts) -> str:
 
 def given_policy(plan: FleetPlan) -> bytes:
     """What is proposed to a device's owner."""
-    return _yaml({"policy": plan.devices.policy.model_dump(mode="json", exclude_none=True)})
+    policy, nominal = plan.devices.policy, plan.devices.nominal_records
+    policy = policy if nominal is None else policy.with_room(nominal)
+    return _yaml({"policy": policy.model_dump(mode="json", exclude_none=True)})
 
 
 def files_of(

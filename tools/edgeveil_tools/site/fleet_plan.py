@@ -272,6 +272,10 @@ class PlannedDevices(Block):
     """What they do."""
     data: dict[str, Any] = Field(examples=[{"name": "scans", "source": "npz", "path": "data.npz"}])
     """Their data block as in a device's site file, `{name}`, `{number}` and columns filled in."""
+    nominal_records: int | None = Field(default=None, ge=1, le=10**9, examples=[180])
+    """About how many records a box has, a public number and never a count. Owners are proposed four
+    times as many as the most that a box will hold (`policy.max_records`), so that jobs are tried on
+    no more; null: what the policy says."""
     policy: Policy = Policy()
     """What is proposed to each owner: written once, and never again by the plan."""
     conditions: Conditions = Conditions()

@@ -427,7 +427,10 @@ def _kept_policy(plan: SitePlan, number: int) -> Policy:
     """The owner's, who may have changed it since."""
     path = plan.edge_file(number)
     found = load_site(path) if path.exists() else None
-    return found.policy if isinstance(found, EdgeSite) else plan.policy
+    if isinstance(found, EdgeSite):
+        return found.policy
+    ours = plan.source.source == "digits"
+    return plan.policy.with_room(_nominal_digits(plan)) if ours else plan.policy
 
 
 def _site_file(path: Path, settings: dict[str, Any]) -> Path:
@@ -511,9 +514,13 @@ def _job(plan: SitePlan) -> None:
     text = JOB_TEMPLATE.read_text("utf-8").format(
         devices=plan.devices,
         min_batch=max(1, min(5, trainers)),
-        nominal_records=max(1, round(0.9 * _DIGITS_FOR_TRAINING / plan.devices)),
+        nominal_records=_nominal_digits(plan),
     )
     (plan.folder / "job.yaml").write_text(text, "utf-8")
+
+
+def _nominal_digits(plan: SitePlan) -> int:
+    return max(1, round(0.9 * _DIGITS_FOR_TRAINING / plan.devices))
 
 
 def commands(site: Site, *, mosquitto: bool = False) -> list[tuple[str, str]]:

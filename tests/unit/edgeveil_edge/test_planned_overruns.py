@@ -1,0 +1,240 @@
+"""A cloud cannot place a job's time budget so that one record more is one too many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgeveil.data.records import Records
+from edgeveil.evaluation.inference import InferenceSession
+from edgeveil.jobs import compile_job, load_plan
+from edgeveil.parts.own_records import at_most, device_records
+from edgeveil.privacy.derived import DerivedRandom
+from edgeveil.protocol.device_round import WORK_SHARE
+from edgeveil.protocol.device_tasks import NoAnswer, SealedAnswer
+from edgeveil.protocol.sealed import RoundPackage, pack_tensors
+from edgeveil.sites.edge import EdgeSite
+from edgeveil.sites.files import load_site
+from edgeveil.sites.policy import USUAL_ROOM, Policy
+from edgeveil_edge import compute
+from edgeveil_edge.compute import ComputedAnswer, Computer, TaughtJob, trial_seconds
+from edgeveil_edge.identity import DeviceIdentity
+from edgeveil_edge.round_work import MOST_OVERRUNS
+from edgeveil_tools.local.local_run import LocalRun, owners_policy
+from edgeveil_tools.site.provision import SitePlan, provision
+from tests.unit.edgeveil_edge import edge_kit as kit
+
+KEY = bytes(range(32))
+ROLES = pytest.mark.parametrize("trains", [True, False])
+
+
+def taught(budget_s: float = 1.0, nominal: int = 1, **changes: Any) -> TaughtJob:
+    data = {"source": "bench", "classes": 3, "input_shape": (4,), "nominal_records": nominal}
+    plan = compile_job(kit.job(data=data, round={"budget_s": budget_s}, **changes))
+    return TaughtJob(plan, plan.job.canonical(), plan.graph())
+
+
+def seconds(records: int) -> float:
+    """A box of which we know what it takes: 1 ms a record, 20 ms in any case."""
+    return 0.02 + 0.001 * records
+
+
+@ROLES
+@pytest.mark.parametrize("nominal", [1, 100, 10_000])
+def test_wherever_the_budget_is_placed_one_record_more_decides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: bool, nominal: int
+) -> None:
+    """For each n up to the owner's most: a budget in which n − 1 records fit and n do not."""
+
+    def play(*_job: object, records: int, **_more: object) -> float:
+        return seconds(records)
+
+    monkeypatch.setattr(compute, "rehearse_device", play)
+    most = 200
+    site = kit.site(tmp_path, policy={"max_records": most})
+    for n in range(1, most + 1):
+        budget_s = (seconds(n) + seconds(n - 1)) / 2 / WORK_SHARE
+        needed_s = trial_seconds(taught(budget_s, nominal), site, trains=trains)
+        assert compute.TRIAL_MARGIN * needed_s > budget_s * WORK_SHARE  # declined
+    # What is taken has room for all that the box may hold, also where it is half as fast.
+    roomy_s = 2 * (seconds(most) + seconds(0)) / WORK_SHARE
+    needed_s = trial_seconds(taught(roomy_s, nominal), site, trains=trains)
+    assert compute.TRIAL_MARGIN * needed_s <= roomy_s * WORK_SHARE
+    assert 2 * seconds(most) <= roomy_s * WORK_SHARE
+
+
+@pytest.mark.parametrize(
+    ("changes", "trains", "wanted"),
+    [
+        ({}, True, {"train", "infer"}),
+        ({}, False, {"infer"}),
+        ({"federated_evaluation": {"epsilon": 1}, "unsupervised": {"eval_type": "NOT_EVAL"}}, True,
+         {"train", "evaluate"}),
+        ({"federated_evaluation": {"epsilon": 1}, "unsupervised": {"eval_type": "NOT_EVAL"}}, False,
+         {"evaluate"}),
+    ],
+)  # fmt: skip
+def test_every_kind_of_exchange_is_tried_on_as_many_records_as_the_owner_allows(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    trains: bool,
+    wanted: set[str],
+) -> None:
+    """Whatever the job says of how many there are, and how they fall into halves."""
+    job, seen = taught(10.0, nominal=2, **changes), dict[str, int]()
+
+    def noting(kind: str, real: Callable[..., Any], at: int) -> Callable[..., Any]:
+        def call(*given: Any, **more: Any) -> Any:
+            seen[kind] = max(seen.get(kind, 0), len(given[at]))
+            return real(*given, **more)
+
+        return call
+
+    monkeypatch.setattr(
+        InferenceSession, "mean_softmax", noting("infer", InferenceSession.mean_softmax, 1)
+    )
+    single = noting("evaluate", InferenceSession.single_outputs, 1)
+    if "infer" not in wanted:
+        monkeypatch.setattr(InferenceSession, "single_outputs", single)
+    device = job.plan.device
+    monkeypatch.setattr(device, "answer", noting("train", device.answer, 2))
+    site = kit.site(tmp_path, policy={"max_records": 77})
+    trial_seconds(job, site, trains=trains)
+    assert seen == dict.fromkeys(wanted, 77)
+
+
+@ROLES
+def test_a_records_share_of_the_time_is_by_what_the_owner_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: bool
+) -> None:
+    """So that all the box may hold, each as slow as it may be, still take half of the time."""
+    found = list[float]()
+    real = InferenceSession.single_outputs
+
+    def noting(*given: Any, **more: Any) -> Any:
+        found.append(given[4] if len(given) > 4 else more.get("row_s", math.inf))
+        return real(*given, **more)
+
+    monkeypatch.setattr(InferenceSession, "single_outputs", noting)
+    job = taught(nominal=2, federated_evaluation={"epsilon": 1})
+    site = kit.site(tmp_path, policy={"max_records": 50})
+    computer = Computer(site, KEY, kit.Loader())
+    exchange = next(e for e in job.plan.exchanges if e.phase == "evaluate")
+    model = pack_tensors(job.plan.cloud.model(job.plan.cloud.initial_state()))
+    package = RoundPackage(exchange.phase, exchange.number, False, b"", model)
+    noise = DerivedRandom(KEY)
+    computer.answer(compute.Computation(job, exchange, package, {}, trains, noise, allowed_s=8.0))
+    assert found
+    assert {row_s for row_s in found if row_s < math.inf} == {8.0 / (2 * 50)}
+
+
+# --- more records than the owner says ---
+
+
+def held(count: int, seed: int = 1) -> Records:
+    rng = np.random.default_rng(seed)
+    return Records(rng.random((count, 3)).astype(np.float32), np.arange(count) % 2)
+
+
+def rows(*halves: Records) -> set[bytes]:
+    return {row.tobytes() for half in halves for row in half.x}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_more_records_than_the_owner_says_so_many_are_used(tmp_path: Path, seed: int) -> None:
+    """And one record more takes the place of one at most, as the page says."""
+    many, most = held(60, seed), 40
+    path = tmp_path / "own.npz"
+
+    def loaded(records: Records) -> tuple[Records, Records]:
+        np.savez(path, x=records.x, y=records.y)
+        site = kit.site(
+            tmp_path,
+            data={"name": "bench", "source": "npz", "path": path},
+            policy={"max_records": most},
+        )
+        return Computer(site, KEY).records(0.3)
+
+    whole = loaded(many)
+    assert len(rows(*whole)) == most
+    for gone in range(0, 60, 7):
+        fewer = loaded(many.at(np.delete(np.arange(60), gone)))
+        left, come = rows(*whole) - rows(*fewer), rows(*fewer) - rows(*whole)
+        assert len(left) == len(come) <= 1
+        for before, after in zip(whole, fewer, strict=True):  # nobody changes halves
+            assert not rows(before) & rows(*[one for one in fewer if one is not after])
+    few = many.at(np.arange(most))
+    as_they_are = device_records(
+        kit.site(tmp_path, data={"name": "b", "source": "npz", "path": path}).data,
+        KEY,
+        evaluation_share=0.3,
+    )
+    assert rows(*loaded(few)) == rows(few)
+    assert at_most(*as_they_are, 60, KEY) == as_they_are
+
+
+# --- an overrun all the same ---
+
+
+class Late:
+    """A box whose answers come without records, late."""
+
+    def __init__(self, real: Any) -> None:
+        self.real, self.trials = real, 0
+
+    def try_job(self, job: TaughtJob, *, trains: bool) -> compute.JobTrial:
+        self.trials += 1
+        return compute.JobTrial(0.01)
+
+    def answer(self, one: compute.Computation) -> ComputedAnswer:
+        return replace(self.real.answer(one), without="late", late=True)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+
+def test_after_an_overrun_the_job_is_tried_again_and_in_the_end_declined(tmp_path: Path) -> None:
+    boxes = list[Late]()
+
+    def late(site: EdgeSite, identity: DeviceIdentity) -> Any:
+        boxes.append(Late(Computer(site, identity.split_key, kit.Loader())))
+        return boxes[-1]
+
+    plan = compile_job(kit.job(train={"method": "fm", "rounds": 12}))
+    device = kit.Device(tmp_path, compute=late).knows(plan)
+    answered, index = 0, 0
+    while answered < MOST_OVERRUNS:
+        index += 1
+        found = device.answer(kit.Round(plan, index, device.keys()))
+        if isinstance(found, SealedAnswer):
+            answered += 1
+            continue
+        assert isinstance(found, NoAnswer)
+        assert "tried only now" in found.why
+        assert boxes[0].trials == 1 + answered
+    for later in (index + 1, index + 2):
+        found = device.answer(kit.Round(plan, later, device.keys()))
+        assert isinstance(found, NoAnswer)
+        assert f"{MOST_OVERRUNS} answers were late" in found.why
+    assert boxes[0].trials == MOST_OVERRUNS
+    again = device.restarted(compute=late)
+    found = again.answer(kit.Round(plan, index + 3, device.keys()))
+    assert isinstance(found, NoAnswer)
+
+
+def test_the_owners_tools_write_four_times_the_nominal_count(tmp_path: Path) -> None:
+    assert Policy().with_room(64).max_records == USUAL_ROOM * 64 == 256
+    assert Policy(max_records=7).with_room(64).max_records == 7
+    written = load_site(provision(SitePlan(tmp_path / "site", devices=3)).edges[0])
+    assert isinstance(written, EdgeSite)
+    job = load_plan(tmp_path / "site" / "job.yaml").job
+    assert written.policy.max_records == 4 * job.data.nominal_records
+    local = compile_job(kit.job()).job
+    assert owners_policy(local, LocalRun()).max_records == 4 * local.data.nominal_records
