@@ -56,7 +56,7 @@ from edgeveil.privacy.guarantee import (
     record_text,
     shared_text,
     up,
-    worth,
+    worth_of,
 )
 from edgeveil.protocol.cloud_tasks import declined_text
 from edgeveil.units import byte_text, seconds_text
@@ -390,10 +390,10 @@ class _View:
             whole = "whole job as planned" if self._planned else "whole job"
             real = " for a real run" if self._simulated else ""
             each = one.part.get("epsilon_per_round")
-            note = f"{delta}per {one.unit}, {whole}, proven{real}{worth(one.epsilon)}"
+            note = f"{delta}per {one.unit}, {whole}, proven{real}{worth_of(one.part)}"
             note += record_text(one.part) + shared_text(one.part)
             note += f"; {up(each)} per evaluation" if each else ""
-            tone = "bad" if worth(one.epsilon) else ""
+            tone = "bad" if worth_of(one.part) else ""
             found.append(card(name, f"ε = {up(one.epsilon)}", note, tone=tone))
         return found
 
@@ -978,7 +978,8 @@ def _inference_meaning(inference: _Guarantee, counted_too: bool) -> str:
         )
     return (
         "Each evaluation also uploads one noised vector per device. This is priced apart because it"
-        f" protects another thing: the whole evaluation set of one {inference.unit}."
+        f" protects other records: the whole evaluation set of one {inference.unit}"
+        + (", and at the ε per record one record of it." if record_text(inference.part) else ".")
     )
 
 

@@ -307,12 +307,12 @@ def softmax_answer(
 ) -> Answer:
     """The noised softmax of this device's evaluation records x (n, ...), and its event.
 
-    Their mean, or one row a slot where the job asks for `per_sample`; `slot_key` puts records
-    into slots, and a row may take `row_s` seconds.
+    Their sum over a nominal number of them, or one row a slot where the job asks for `per_sample`;
+    `slot_key` puts records into slots, and a record may take `row_s` seconds.
     """
     records, samples = x.astype(np.float32, copy=False), plan.softmax_samples
     if samples is None:
-        found = session.mean_softmax(records, dict(weights))
+        found: Array = session.summed_softmax(records, dict(weights), row_s)
     else:
         held = sample_slots(records, samples, slot_key)
         found = session.slot_softmax(records, dict(weights), held, row_s)

@@ -22,7 +22,7 @@ from edgeveil.sites.policy import Policy
 
 _USED_UP = (  # limits that grow full, against those that a job keeps to or not
     *("lifetime_epsilon", "lifetime_collusion_epsilon", "lifetime_delta"),
-    *("max_inference_epsilon", "max_jobs"),
+    *("max_inference_epsilon", "max_inference_record_epsilon", "max_jobs"),
 )
 
 
@@ -33,6 +33,7 @@ def limits_of(policy: Policy) -> Limits:
         lifetime_epsilon=policy.lifetime_epsilon,
         lifetime_delta=policy.lifetime_delta,
         max_inference_epsilon=policy.max_inference_epsilon,
+        max_inference_record_epsilon=policy.max_inference_record_epsilon,
         accept_unproven=policy.accept_unproven,
         accept_unprotected=policy.accept_unprotected,
         max_collusion_epsilon_per_job=policy.collusion_epsilon_per_job,

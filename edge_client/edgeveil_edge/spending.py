@@ -12,7 +12,14 @@ from typing import Any
 from edgeveil.privacy.events import Event, to_dict
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.privacy.ledger import Account, Book, JobAccount, read_ledger
-from edgeveil.privacy.policy import INFER, Quote, countable_quote, price, total
+from edgeveil.privacy.policy import (
+    INFER,
+    Quote,
+    countable_quote,
+    inference_epsilons,
+    price,
+    total,
+)
 from edgeveil.sites.policy import Policy
 from edgeveil.storage import file_mark
 from edgeveil_edge.consent import limits_of
@@ -58,8 +65,20 @@ def left(account: Account, policy: Policy) -> dict[str, float]:
         "lifetime_epsilon": max(0.0, policy.lifetime_epsilon - training.epsilon),
         **_left_if_colluding(policy, training, inference),
         "lifetime_delta": max(0.0, policy.lifetime_delta - max(training.delta, inference.delta)),
-        "max_inference_epsilon": max(0.0, policy.max_inference_epsilon - inference.epsilon),
+        **_left_of_inference(policy, quotes),
     }
+
+
+def _left_of_inference(policy: Policy, quotes: list[Quote]) -> dict[str, float]:
+    of_device, of_record = inference_epsilons(quotes)
+    limits = {"max_inference_epsilon": (policy.max_inference_epsilon, of_device)}
+    if policy.max_inference_record_epsilon is None:
+        spent = max(of_device, of_record)
+        limits["max_inference_epsilon"] = (policy.max_inference_epsilon, spent)
+    else:
+        limit = policy.max_inference_record_epsilon
+        limits["max_inference_record_epsilon"] = (limit, of_record)
+    return {name: max(0.0, limit - spent) for name, (limit, spent) in limits.items()}
 
 
 def _left_if_colluding(

@@ -15,7 +15,8 @@ from edgeveil.data.records import flat_rows
 from edgeveil.data.split import EMPTY
 from edgeveil.errors import DataError, ProtocolError
 from edgeveil.evaluation.graph_check import check_graph
-from edgeveil.evaluation.onnx_session import BATCH_RECORDS, MAX_GRAPH_BYTES, OnnxModel, aligned
+from edgeveil.evaluation.onnx_session import MAX_GRAPH_BYTES, OnnxModel, aligned
+from edgeveil.privacy.laplace_mechanism import probability_sum
 from edgeveil.subnormals import flushed
 
 
@@ -54,23 +55,39 @@ class InferenceSession:
             )
 
     @flushed()
-    def mean_softmax(
-        self, x: NDArray[np.float32], weights: Mapping[str, NDArray[Any]]
-    ) -> NDArray[np.float64]:
-        """Mean probabilities (classes,) over records x (n, ...); non-negative, with sum 1.
+    def summed_softmax(
+        self,
+        x: NDArray[np.float32],
+        weights: Mapping[str, NDArray[Any]],
+        row_s: float = math.inf,
+    ) -> NDArray[np.int64]:
+        """The sum (classes,) of the probabilities of records x (n, ...), as `probability_sum`.
 
-        Total in the records: one that holds NaN or whose output is no distribution is dropped,
-        and without any left, or if the graph fails on them, the answer is uniform. So whether
-        there is an answer, and its form, never depends on data. Raises DataError only for a
-        graph or weights that fail on a batch of zeros, whatever the records are.
+        What a record adds is a function of itself alone, bit for bit, as in `slot_softmax`. One
+        that holds NaN, on which the run fails or takes longer than `row_s` seconds, or whose output
+        is no distribution, adds 0. So whether there is an answer, and its form, never depends on
+        data. Raises DataError only for a graph or weights that fail on a record of zeros.
         """
-        self._model.probabilities(self._blank(BATCH_RECORDS), weights)
-        uniform = np.full(self.classes, 1.0 / self.classes)
-        try:
-            mean = self._mean(x, weights)
-        except Exception:  # whatever it was, the records made it: telling would tell about them
-            return uniform
-        return uniform if mean is None else mean
+        rows = self._rows(x, weights, row_s)
+        return probability_sum(rows)
+
+    def _rows(
+        self, x: NDArray[np.float32], weights: Mapping[str, NDArray[Any]], row_s: float
+    ) -> NDArray[np.float64]:
+        """Each record's distribution (n, classes), or zeros."""
+        weights = {name: aligned(np.asarray(value)) for name, value in weights.items()}
+        self._model.probabilities(self._blank(1), weights)
+        rows = np.zeros((len(x), self.classes))
+        finite = np.isfinite(flat_rows(x))
+        for index in range(len(x)):
+            try:
+                output = self._model.probabilities(x[index : index + 1], weights, limit_s=row_s)
+                found = _distributions(output, self.classes)
+            except Exception:  # noqa: S112 - this record's own doing, and its own row's
+                continue
+            if finite[index].all() and len(found):
+                rows[index] = found[0]
+        return rows
 
     @flushed()
     def slot_softmax(
@@ -87,7 +104,7 @@ class InferenceSession:
         of sums. An empty slot (`EMPTY`) and a record without a distribution give the uniform row;
         an empty slot still makes a run. So does a run that takes longer than `row_s` seconds: it is
         ended between two operators, and other rows keep their time. Raises DataError as
-        `mean_softmax` does.
+        `summed_softmax` does.
         """
         weights = {name: aligned(np.asarray(value)) for name, value in weights.items()}
         blank = self._blank(1)
@@ -116,7 +133,7 @@ class InferenceSession:
         that it fails on, for whatever reason, or that takes longer than `row_s` seconds.
 
         A row is a function of its own record alone, as in `slot_softmax`. Raises DataError as
-        `mean_softmax` does, and for a graph whose output is not so wide.
+        `summed_softmax` does, and for a graph whose output is not so wide.
         """
         weights = {name: aligned(np.asarray(value)) for name, value in weights.items()}
         if self._model.answers(self._blank(1), weights).shape[1] != width:
@@ -132,23 +149,6 @@ class InferenceSession:
 
     def _blank(self, records: int) -> NDArray[np.float32]:
         return np.zeros((records, *(axis or 1 for axis in self._model.input_shape)), np.float32)
-
-    def _mean(
-        self, x: NDArray[np.float32], weights: Mapping[str, NDArray[Any]]
-    ) -> NDArray[np.float64] | None:
-        """The mean of the sound outputs, None without any. May raise anything."""
-        valid = np.isfinite(flat_rows(x)).all(axis=1) & self._model.fits(x)
-        records = x[valid]
-        if not len(records):
-            return None
-        # Whole batches only, so that a run takes no more memory for many records than for few.
-        padding = np.zeros((-len(records) % BATCH_RECORDS, *records.shape[1:]), np.float32)
-        found = self._model.probabilities(np.concatenate([records, padding]), weights)
-        kept = _distributions(found[: len(records)], self.classes)
-        if not len(kept):
-            return None
-        mean = kept.mean(axis=0)
-        return np.asarray(mean / mean.sum(), dtype=np.float64)
 
 
 def _distributions(found: NDArray[np.float64], classes: int) -> NDArray[np.float64]:

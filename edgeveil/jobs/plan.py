@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgeveil.data.schema import schema_metadata
 from edgeveil.errors import ProtocolError, UsageError
@@ -64,9 +63,10 @@ from edgeveil.privacy.events import Event, LaplaceEvent, UnprotectedEvent
 from edgeveil.privacy.gaussian_mechanism import counts_event
 from edgeveil.privacy.guarantee import up
 from edgeveil.privacy.laplace_mechanism import (
+    as_probabilities,
     largest_softmax,
+    noised_mean,
     softmax_event,
-    softmax_laplace,
     softmax_steps,
 )
 from edgeveil.privacy.moments import exchanges_within
@@ -452,20 +452,25 @@ class Plan:
             self.softmax_epsilon,
             sensitivity=self.job.encrypt.laplace_eval_sensitivity,
             samples=self.softmax_samples,
+            nominal=self.job.data.nominal_evaluation_records,
         )
 
     def noised_softmax(
-        self, found: NDArray[np.floating], random_bytes: RandomBytes = os_random
+        self, found: Array, random_bytes: RandomBytes = os_random
     ) -> tuple[Array, Event]:
-        """The upload of a device's softmax: its integers where they are summed, else the same as
-        probabilities."""
-        noised = softmax_steps if self.sums_inferences else softmax_laplace
-        return noised(
-            found,
-            self.softmax_epsilon,
-            sensitivity=self.job.encrypt.laplace_eval_sensitivity,
-            random_bytes=random_bytes,
-        )
+        """The upload of a device's `summed_softmax`, or of its rows where the job asks for
+        `per_sample`: the integers where they are summed, else the same as probabilities."""
+        epsilon, sensitivity = self.softmax_epsilon, self.job.encrypt.laplace_eval_sensitivity
+        if self.softmax_samples is None:
+            nominal = self.job.data.nominal_evaluation_records
+            steps, event = noised_mean(
+                found, nominal, epsilon, sensitivity=sensitivity, random_bytes=random_bytes
+            )
+        else:
+            steps, event = softmax_steps(
+                found, epsilon, sensitivity=sensitivity, random_bytes=random_bytes
+            )
+        return (steps if self.sums_inferences else as_probabilities(steps)), event
 
     def events(self, *, trains: bool = True, until: int | None = None) -> tuple[Event, ...]:
         """Everything one device is asked for at most, up to exchange `until` (None: the job)."""

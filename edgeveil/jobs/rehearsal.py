@@ -116,7 +116,7 @@ def rehearsed_softmax(
     given = dict(plan.graph_weights(given))
     session.require_probabilities(values[:1], given)
     if samples is None:
-        found = session.mean_softmax(values, given)
+        found: Array = session.summed_softmax(values, given)
     else:
         held = sample_slots(values, samples, _SLOT_KEY)
         found = session.slot_softmax(values, given, held)

@@ -28,6 +28,7 @@ from edgeveil.privacy.events import (
     ClaimedEvent,
     Event,
     GaussianEvent,
+    LaplaceEvent,
     NoisyEvent,
     PoissonSampled,
     PureEvent,
@@ -199,9 +200,15 @@ def _epsilon(events: Iterable[Event], delta: float) -> Guarantee:
 
 def _among_others(events: tuple[Event, ...], delta: float) -> float | None:
     """`Guarantee.among_others`."""
-    if not any(isinstance(e, GaussianEvent) and e.unit == "device" for e in events):
+    if not any(_has_another_record_price(event) for event in events):
         return None
     return _or_infinite(tuple(map(for_one_record, events)), delta)
+
+
+def _has_another_record_price(event: Event) -> bool:
+    if isinstance(event, LaplaceEvent):
+        return bool(event.record_sensitivity_steps)
+    return isinstance(event, GaussianEvent) and event.unit == "device"
 
 
 def pure_epsilon(events: Iterable[Event]) -> Fraction:

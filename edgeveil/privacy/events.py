@@ -192,7 +192,8 @@ class LaplaceEvent(_Event):
     """An integer vector plus independent discrete Laplace noise of an exact rational scale.
 
     `sensitivity_steps` is the proven L1 change one unit can make, whatever figure the scale was
-    chosen with, so `epsilon` is always the proven one.
+    chosen with, so `epsilon` is always the proven one. Where the unit is a device,
+    `record_sensitivity_steps` is what one of its records can change; 0: as much.
     """
 
     sensitivity_steps: int
@@ -200,11 +201,16 @@ class LaplaceEvent(_Event):
     scale_denominator: int
     coordinates: int
     grid_bits: int
+    record_sensitivity_steps: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sensitivity_steps < 0 or self.scale_numerator <= 0 or self.scale_denominator <= 0:
             raise PrivacyError(f"event '{self.what}': needs a sensitivity >= 0 and a scale > 0")
+        if not 0 <= self.record_sensitivity_steps <= self.sensitivity_steps:
+            raise PrivacyError(f"event '{self.what}': a record changes no more than its device")
+        if self.record_sensitivity_steps and self.unit != "device":
+            raise PrivacyError(f"event '{self.what}': has one sensitivity, of one record")
 
     @property
     def epsilon(self) -> Fraction:
@@ -313,8 +319,11 @@ def for_one_record(event: Event) -> Event:
 
     A noised update hides a device from one without records, at most C apart. With a record and
     without it a device has two updates, up to 2C apart. A device's pure events hold for any two
-    data sets.
+    data sets, and may say what one record changes.
     """
+    if isinstance(event, LaplaceEvent) and event.record_sensitivity_steps:
+        steps = event.record_sensitivity_steps
+        return replace(event, unit="record", sensitivity_steps=steps, record_sensitivity_steps=0)
     if isinstance(event, GaussianEvent) and event.unit == "device":
         return replace(event, unit="record", sensitivity_steps=2 * event.sensitivity_steps)
     if isinstance(event, PoissonSampled):
@@ -353,6 +362,8 @@ def to_dict(event: Event) -> dict[str, Any]:
     if isinstance(event, SharedGaussian):
         values = {**asdict(event.own), "honest": event.honest}
     plain = {k: str(v) if k in _WIDE else v for k, v in values.items()}
+    if not plain.get("record_sensitivity_steps"):  # as before there was one
+        plain.pop("record_sensitivity_steps", None)
     return {"kind": kind, **plain}
 
 

@@ -77,7 +77,7 @@ class Guarantee:
     @property
     def notes(self) -> dict[str, str]:
         """A `note` in words for readers of JSON where a proven ε protects nothing, else {}."""
-        said = self.proven and protects_nothing(self.epsilon)
+        said = self.proven and protects_nothing(min(self.epsilon, self.record_epsilon))
         return {"note": f"ε is {PROTECTS_NOTHING}"} if said else {}
 
     @property
@@ -95,7 +95,7 @@ class Guarantee:
             return "no proven guarantee"
         whole = f"ε = {up(self.epsilon)}, δ = {up(self.delta)} per {self.unit}"
         part = self.plain
-        return f"{whole}{record_text(part)}{worth(self.epsilon)}{shared_text(part)}"
+        return f"{whole}{record_text(part)}{worth_of(part)}{shared_text(part)}"
 
 
 def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
@@ -115,7 +115,7 @@ def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
         told = f"{each}, {total} in total, per {unit}, proven"
     else:
         told = f"({total}) per {unit}, whole job, proven"
-    return f"{told}{record_text(part)}{worth(part['epsilon'])}{shared_text(part)}"
+    return f"{told}{record_text(part)}{worth_of(part)}{shared_text(part)}"
 
 
 def shared_text(part: Mapping[str, Any]) -> str:
@@ -156,6 +156,11 @@ def protects_nothing(epsilon: float) -> bool:
 def worth(epsilon: float) -> str:
     """What stands behind a printed ε: `, so large that it protects nothing`, or nothing."""
     return f", {PROTECTS_NOTHING}" if protects_nothing(epsilon) else ""
+
+
+def worth_of(part: Mapping[str, Any]) -> str:
+    """The same of a guarantee, by its unit or by one record, whichever it protects better."""
+    return worth(min(part["epsilon"], part.get("record_epsilon") or math.inf))
 
 
 def up(value: float, digits: int = DIGITS) -> str:

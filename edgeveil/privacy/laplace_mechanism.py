@@ -7,7 +7,9 @@ mechanism on the whole vector, pure ε-DP (Dwork et al. 2006; discrete: Ghosh et
 2**20 steps, which is checked in integers, so any two rows are at most 2·2**20 apart in L1. That is
 the sensitivity
 
-- of a *mean* upload (one row) for any two evaluation sets of a device: unit device;
+- of a *mean* upload (one row) for any two evaluation sets of a device: unit device. It is a sum of
+  records' probabilities over a public number of records, cut off at a mass of 1 (`mean_steps`), so
+  one record added or removed moves it by at most 2/(nominal + 1), and has a price of its own;
 - of a *per-sample* upload (many rows) for one record added or removed: unit record. Each row is a
   function of one slot's record (`edgeveil/data/split.py`), so a record changes one row at most,
   and the others stay as they are, bit for bit.
@@ -18,6 +20,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +41,7 @@ Float64 = NDArray[np.float64]
 
 LAPLACE_SOURCE = "Dwork et al. 2006; discrete by Ghosh et al. 2012, Canonne et al. 2020"
 SOFTMAX_BITS = 20
+RECORD_BITS = 30  # of one record's probabilities: sums of 2**32 records stay below 2**62
 _ROOM_SCALES = 72
 _NO_NOISE = 300.0  # e^−300: no draw of such noise is ever other than 0
 
@@ -89,10 +93,12 @@ def softmax_event(
     *,
     sensitivity: int = 2,
     samples: int | None = None,
+    nominal: int | None = None,
 ) -> LaplaceEvent | UnprotectedEvent:
     """The event of one softmax upload: a mean of `classes` values, or `samples` rows of them.
 
-    `epsilon` None: no noise.
+    `epsilon` None: no noise. `nominal`: of a mean that is divided by so many records, which has a
+    price for one record beside that of the device.
 
     The proven L1 sensitivity is 2. With `sensitivity=1` the noise is as a text asks that takes
     it to be 1, and the event's ε, being proven, is 2·epsilon.
@@ -106,7 +112,61 @@ def softmax_event(
     steps = 1 << SOFTMAX_BITS
     size = classes * (samples or 1)
     event = laplace_event(what, 2 * steps, sensitivity * steps, epsilon, size, SOFTMAX_BITS)
-    return replace(event, unit=unit, purpose="infer")
+    of_record = 0 if nominal is None or samples is not None else record_steps(classes, nominal)
+    return replace(event, unit=unit, purpose="infer", record_sensitivity_steps=of_record)
+
+
+def record_steps(classes: int, nominal: int) -> int:
+    """The L1 steps by which one record moves a mean over a nominal number of records: 2/(nominal +
+    1), and at most one step in each class for the flooring; never more than any two means."""
+    moved = -(-(2 << SOFTMAX_BITS) // (nominal + 1)) + classes
+    return min(moved, 2 << SOFTMAX_BITS)
+
+
+def probability_sum(rows: NDArray[np.floating]) -> Int64:
+    """The exact sum (k,) over records of their probabilities (n, k), each floored to steps of
+    2**-30 whose sum is at most 2**30. NaN and negative entries count as 0."""
+    total = np.zeros(rows.shape[1], np.int64)
+    for row in rows:
+        total += _probability_steps(row, RECORD_BITS)
+    return total
+
+
+def mean_steps(total: NDArray[Any], nominal: int) -> Int64:
+    """`probability_sum` over a nominal number of records, floored to steps of 2**-20.
+
+    v / max(1, ‖v‖₁) of v = Σp / nominal, in exact integers: where there are more records than
+    nominal, the vector keeps its direction and has mass 1.
+    """
+    over = max(nominal << RECORD_BITS, sum(map(int, total)))
+    return np.array([(int(value) << SOFTMAX_BITS) // over for value in total], np.int64)
+
+
+def noised_mean(
+    total: NDArray[Any],
+    nominal: int,
+    epsilon: float | Fraction | None,
+    *,
+    sensitivity: int = 2,
+    random_bytes: RandomBytes = os_random,
+) -> tuple[Int64, LaplaceEvent | UnprotectedEvent]:
+    """`mean_steps` with discrete Laplace noise of scale sensitivity/ε, in steps, and its price."""
+    event = softmax_event(len(total), epsilon, sensitivity=sensitivity, nominal=nominal)
+    return _noised(mean_steps(total, nominal), event, random_bytes), event
+
+
+def _noised(
+    steps: Int64, event: LaplaceEvent | UnprotectedEvent, random_bytes: RandomBytes
+) -> Int64:
+    if not isinstance(event, LaplaceEvent):
+        return steps
+    return steps + discrete_laplace(scale_of(event), steps.shape, bound(random_bytes, event, steps))
+
+
+def as_probabilities(steps: Int64) -> Float64:
+    """Steps of 2**-20 as float64 on that grid, exactly."""
+    found: Float64 = steps.astype(np.float64) * 2.0**-SOFTMAX_BITS
+    return found
 
 
 def softmax_laplace(
@@ -120,19 +180,18 @@ def softmax_laplace(
     steps, event = softmax_steps(
         softmax, epsilon, sensitivity=sensitivity, random_bytes=random_bytes
     )
-    noised: Float64 = steps.astype(np.float64) * 2.0**-SOFTMAX_BITS
-    return noised, event
+    return as_probabilities(steps), event
 
 
 def softmax_steps(
-    softmax: NDArray[np.floating],
+    softmax: NDArray[Any],
     epsilon: float | Fraction | None,
     *,
     sensitivity: int = 2,
     random_bytes: RandomBytes = os_random,
 ) -> tuple[Int64, LaplaceEvent | UnprotectedEvent]:
-    """A mean softmax (k,) or per-sample ones (m, k), floored to steps of 2**-20, with discrete
-    Laplace noise of scale sensitivity/ε, in steps. See `softmax_event` for the price.
+    """One vector of probabilities (k,) or per-sample ones (m, k), floored to steps of 2**-20, with
+    discrete Laplace noise of scale sensitivity/ε, in steps. See `softmax_event` for the price.
 
     Total: NaN and negative entries count as 0, an over-sum is scaled down, so that any two rows
     differ by at most 2 in L1 after flooring.
@@ -143,10 +202,7 @@ def softmax_steps(
         steps = _probability_steps(softmax)
     samples = len(softmax) if softmax.ndim == 2 else None
     event = softmax_event(steps.shape[-1], epsilon, sensitivity=sensitivity, samples=samples)
-    if isinstance(event, LaplaceEvent):
-        source = bound(random_bytes, event, steps)
-        steps = steps + discrete_laplace(scale_of(event), steps.shape, source)
-    return steps, event
+    return _noised(steps, event, random_bytes), event
 
 
 def noise_room(event: LaplaceEvent) -> int:
@@ -174,9 +230,9 @@ def noise_law(event: LaplaceEvent) -> tuple[float, float]:
     return scale * step, (step / math.sinh(half)) ** 2 / 2
 
 
-def _probability_steps(values: NDArray[np.floating]) -> Int64:
-    """Floored steps (k,), each >= 0 and of sum <= 2**20, checked in integers."""
-    one = 1 << SOFTMAX_BITS
+def _probability_steps(values: NDArray[np.floating], bits: int = SOFTMAX_BITS) -> Int64:
+    """Floored steps (k,), each >= 0 and of sum <= 2**bits, checked in integers."""
+    one = 1 << bits
     p = np.clip(np.nan_to_num(np.asarray(values, dtype=np.float64).ravel(), nan=0.0), 0.0, 1.0)
     steps = np.floor(p / max(1.0, math.fsum(p)) * one).astype(np.int64)
     excess = int(steps.sum()) - one

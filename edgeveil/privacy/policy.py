@@ -31,7 +31,8 @@ class Limits:
 
     `max_epsilon_per_job`, `lifetime_epsilon` and `lifetime_delta` bound training, in the jobs' own
     unit where all have one, else per record; `max_inference_epsilon` bounds what is uploaded of
-    evaluation records, inferences and counts, in the data set's whole life, and `lifetime_delta`
+    evaluation records, inferences and counts, in the data set's whole life, per device, and
+    `max_inference_record_epsilon` (None: as much) per record, and `lifetime_delta`
     that too. The two of collusion bound what training costs if all others collude, that of the
     lifetime also what evaluation does; None: as much as if they do not. `max_jobs` bounds the jobs
     that are open at once; None: as many as there is budget for.
@@ -45,6 +46,7 @@ class Limits:
     accept_unprotected: bool = False
     max_collusion_epsilon_per_job: float | None = None
     lifetime_collusion_epsilon: float | None = None
+    max_inference_record_epsilon: float | None = None
     max_jobs: int | None = None
 
 
@@ -175,6 +177,8 @@ def check_job(request: JobRequest, limits: Limits, others: Iterable[Quote]) -> Q
     past = tuple(others)
     training = total([priced.training, *[quote.training for quote in past]])
     inference = total([priced.inference, *[quote.inference for quote in past]])
+    of_device, of_record = inference_epsilons([priced, *past])
+    record_limit = limits.max_inference_record_epsilon
     per_job, lifetime = limits.max_collusion_epsilon_per_job, limits.lifetime_collusion_epsilon
     for name, asked, limit in (
         ("max_epsilon_per_job", priced.training.epsilon, limits.max_epsilon_per_job),
@@ -190,7 +194,12 @@ def check_job(request: JobRequest, limits: Limits, others: Iterable[Quote]) -> Q
             limits.lifetime_epsilon if lifetime is None else lifetime,
         ),
         ("lifetime_delta", training.delta, limits.lifetime_delta),
-        ("max_inference_epsilon", inference.epsilon, limits.max_inference_epsilon),
+        ("max_inference_epsilon", of_device, limits.max_inference_epsilon),
+        (
+            "max_inference_epsilon" if record_limit is None else "max_inference_record_epsilon",
+            of_record,
+            limits.max_inference_epsilon if record_limit is None else record_limit,
+        ),
         (
             "lifetime_collusion_epsilon",
             inference.if_colluding,
@@ -205,6 +214,13 @@ def check_job(request: JobRequest, limits: Limits, others: Iterable[Quote]) -> Q
                 where=f"policy.{name}",
             )
     return price(request.events, request.delta)
+
+
+def inference_epsilons(quotes: Iterable[Quote]) -> tuple[float, float]:
+    """What several jobs' inference costs: (ε per device, of those that have one; ε per record)."""
+    parts = [quote.inference for quote in quotes]
+    of_devices = total(part for part in parts if part.unit == "device")
+    return of_devices.epsilon, total(parts).record_epsilon
 
 
 def _countable(events: Iterable[Event]) -> tuple[Event, ...]:

@@ -71,7 +71,10 @@ class Policy(Block):
     """Largest δ of all jobs together on this data set, of training and of evaluation each."""
     max_inference_epsilon: float = Field(default=100.0, ge=0)
     """Largest ε of all that is uploaded of evaluation records, inferences and counts, together on
-    this data set."""
+    this data set: per device of what has a price for the device, and per record of all of it."""
+    max_inference_record_epsilon: float | None = Field(default=None, ge=0, examples=[5])
+    """The same per record, where that limit is to be another than the device's. null: as
+    max_inference_epsilon."""
     max_collusion_epsilon_per_job: float | None = Field(default=None, ge=0, examples=[30])
     """Largest training ε of one job if all others collude, where noise is shared
     (`privacy.noise: shared`). null: as max_epsilon_per_job."""

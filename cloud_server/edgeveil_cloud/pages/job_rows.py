@@ -18,7 +18,7 @@ from edgeveil.evaluation.figures import (
     leading_text,
 )
 from edgeveil.jobs import compile_canonical
-from edgeveil.privacy.guarantee import record_text, shared_text, up, worth
+from edgeveil.privacy.guarantee import record_text, shared_text, up, worth_of
 from edgeveil.protocol.cloud_tasks import OTHERWISE, RESUME, pause_advice, resume_follows
 from edgeveil_cloud.evaluation import told_federated
 from edgeveil_cloud.round_report import summary_of
@@ -106,7 +106,7 @@ def _cell(part: Mapping[str, Any], planned: bool) -> dict[str, str]:
         return {"value": "0", "note": "nothing is released", "tone": ""}
     delta = f", δ = {up(part['delta'])}" if part["delta"] else ""
     note = f"per {part['unit']}{delta}{', as planned' if planned else ''}"
-    unworthy = worth(part["epsilon"])
+    unworthy = worth_of(part)
     note += record_text(part) + unworthy + shared_text(part)
     return {"value": up(part["epsilon"]), "note": note, "tone": "bad" if unworthy else ""}
 

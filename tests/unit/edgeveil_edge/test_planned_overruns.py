@@ -98,7 +98,7 @@ def test_every_kind_of_exchange_is_tried_on_as_many_records_as_the_owner_allows(
         return call
 
     monkeypatch.setattr(
-        InferenceSession, "mean_softmax", noting("infer", InferenceSession.mean_softmax, 1)
+        InferenceSession, "summed_softmax", noting("infer", InferenceSession.summed_softmax, 1)
     )
     single = noting("evaluate", InferenceSession.single_outputs, 1)
     if "infer" not in wanted:

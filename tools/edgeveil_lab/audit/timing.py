@@ -220,9 +220,9 @@ class DirectSessions:
         if session is None:
             digest = sha256(graph).digest()
             session = self._open[graph] = InferenceSession(graph, digest, classes=CLASSES)
-            session.mean_softmax(x, {})  # the first run is slower than the others
+            session.summed_softmax(x, {})  # the first run is slower than the others
         start = time.thread_time()
-        session.mean_softmax(x, {})
+        session.summed_softmax(x, {})
         return time.thread_time() - start
 
 

@@ -17,6 +17,7 @@ from edgeveil.errors import DataError, ProtocolError
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.parts.features.identity import Identity, IdentityParameters
 from edgeveil.parts.models.softmax_head import build_graph, probabilities
+from edgeveil.privacy.laplace_mechanism import RECORD_BITS
 
 FEATURES = Identity(IdentityParameters(input_scale=16, shift=-0.3))
 GRAPH = build_graph(FEATURES, (4,), 3)
@@ -41,57 +42,63 @@ def raw(nodes, inputs, shape=("N", 3), initializers=()):
     return helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
 
 
-def test_the_mean_equals_numpys():
-    x = np.random.default_rng(1).uniform(0, 16, (600, 4)).astype(np.float32)  # three batches
-    got = session().mean_softmax(x, WEIGHTS)
-    assert got.dtype == np.float64
-    assert np.allclose(got, probabilities(FEATURES, x, WEIGHTS).mean(axis=0), atol=1e-6)
-    assert got.sum() == pytest.approx(1, abs=1e-12)
+def summed(one, x, weights):
+    """In probabilities."""
+    return one.summed_softmax(x, weights) / 2.0**RECORD_BITS
+
+
+def test_the_sum_equals_numpys():
+    x = np.random.default_rng(1).uniform(0, 16, (600, 4)).astype(np.float32)
+    got = session().summed_softmax(x, WEIGHTS)
+    assert got.dtype == np.int64
+    by_hand = probabilities(FEATURES, x, WEIGHTS).sum(axis=0)
+    assert np.allclose(got / 2.0**RECORD_BITS, by_hand, atol=600e-6)
+    assert 600 * (2**RECORD_BITS - 3) <= got.sum() <= 600 * 2**RECORD_BITS
 
 
 def test_one_session_serves_other_weights():
     x = np.full((5, 4), 3, np.float32)
     one = session()
     other = {**WEIGHTS, "weight": -WEIGHTS["weight"]}
-    assert not np.allclose(one.mean_softmax(x, WEIGHTS), one.mean_softmax(x, other))
-    assert np.allclose(one.mean_softmax(x, other), probabilities(FEATURES, x, other)[0], atol=1e-6)
+    assert not np.allclose(summed(one, x, WEIGHTS), summed(one, x, other))
+    assert np.allclose(summed(one, x, other), 5 * probabilities(FEATURES, x, other)[0], atol=1e-5)
 
 
-def test_invalid_records_are_dropped_and_none_left_means_uniform():
+def test_invalid_records_count_zero_and_no_records_are_the_zero_vector():
     good = np.array([[1, 2, 3, 4], [9, 0, 0, 1]], np.float32)
     bad = np.array([[np.nan, 0, 0, 0], [0, np.inf, 0, 0]], np.float32)
     one = session()
     mixed = np.concatenate([bad, good, bad])
-    assert np.array_equal(one.mean_softmax(mixed, WEIGHTS), one.mean_softmax(good, WEIGHTS))
-    assert one.mean_softmax(bad, WEIGHTS).tolist() == UNIFORM
-    assert one.mean_softmax(good[:0], WEIGHTS).tolist() == UNIFORM
-    assert one.mean_softmax(np.ones((3, 5), np.float32), WEIGHTS).tolist() == UNIFORM
-    assert one.mean_softmax(np.ones((3, 2, 2), np.float32), WEIGHTS).tolist() == UNIFORM
+    assert np.array_equal(one.summed_softmax(mixed, WEIGHTS), one.summed_softmax(good, WEIGHTS))
+    for none in (bad, good[:0], np.ones((3, 5), np.float32), np.ones((3, 2, 2), np.float32)):
+        assert one.summed_softmax(none, WEIGHTS).tolist() == [0, 0, 0]
 
 
 @settings(max_examples=60, deadline=None)
-@given(arrays.arrays(np.float32, st.tuples(st.integers(0, 5), st.just(4))))
-def test_any_records_give_a_distribution(x):
-    got = session().mean_softmax(x, WEIGHTS)
-    assert got.shape == (3,)
+@given(arrays.arrays(np.float32, st.tuples(st.integers(1, 6), st.just(4))))
+def test_the_sum_over_records_is_the_sum_of_the_sums_over_single_ones(x):
+    one = session()
+    got = one.summed_softmax(x, WEIGHTS)
     assert (got >= 0).all()
-    assert got.sum() == pytest.approx(1, abs=1e-9)
+    each = [one.summed_softmax(x[index : index + 1], WEIGHTS) for index in range(len(x))]
+    assert np.array_equal(got, np.sum(each, axis=0))
+    assert max(int(row.sum()) for row in each) <= 2**RECORD_BITS
 
 
 @pytest.mark.parametrize("rows", [0, 3])
 def test_a_bad_package_fails_the_same_with_and_without_records(rows):
     x = np.ones((rows, 4), np.float32)
     with pytest.raises(DataError, match=r"needs the weights \['radius'\]"):
-        session().mean_softmax(x, {k: v for k, v in WEIGHTS.items() if k != "radius"})
+        session().summed_softmax(x, {k: v for k, v in WEIGHTS.items() if k != "radius"})
     with pytest.raises(DataError, match="cannot be run"):
-        session().mean_softmax(x, {**WEIGHTS, "weight": np.ones((5, 3), np.float32)})
+        session().summed_softmax(x, {**WEIGHTS, "weight": np.ones((5, 3), np.float32)})
 
 
-def test_outputs_that_are_no_distribution_are_dropped():
+def test_outputs_that_are_no_distribution_count_zero():
     identity = raw([helper.make_node("Identity", ["x"], ["probabilities"])], {"x": ["N", 3]})
     x = np.array([[0.2, 0.3, 0.5], [1, 1, 1], [-1, 1, 1], [0, 0, 1]], np.float32)
-    assert np.allclose(session(identity).mean_softmax(x, {}), [0.1, 0.15, 0.75])
-    assert session(identity, classes=4).mean_softmax(x, {}).tolist() == [0.25] * 4
+    assert np.allclose(summed(session(identity), x, {}), [0.2, 0.3, 1.5])
+    assert session(identity, classes=4).summed_softmax(x, {}).tolist() == [0] * 4
 
 
 def test_each_slot_holds_its_own_records_softmax_and_an_empty_one_the_uniform():
@@ -168,7 +175,7 @@ import edgeveil_edge.predict
 graph = open(sys.argv[1], "rb").read()
 one = InferenceSession(graph, sha256(graph).digest(), classes=3)
 weights = {"centre": np.zeros(4), "radius": np.ones(1), "weight": np.zeros((4, 3))}
-print(one.mean_softmax(np.ones((2, 4), np.float32), weights).round(6).tolist())
+print((one.summed_softmax(np.ones((2, 4), np.float32), weights) / 2.0**31).round(6).tolist())
 """
 
 

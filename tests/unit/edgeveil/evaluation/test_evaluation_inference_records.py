@@ -10,9 +10,10 @@ from edgeveil.data.split import sample_slots
 from edgeveil.errors import DataError
 from edgeveil.evaluation import inference
 from edgeveil.evaluation.inference import InferenceSession
-from edgeveil.evaluation.onnx_session import BATCH_RECORDS, OnnxModel
+from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.parts.features.identity import Identity, IdentityParameters
-from edgeveil.parts.models.softmax_head import build_graph, probabilities
+from edgeveil.parts.models.softmax_head import build_graph
+from edgeveil.privacy.laplace_mechanism import RECORD_BITS
 
 FEATURES = Identity(IdentityParameters())
 WEIGHTS = {
@@ -77,19 +78,20 @@ def test_a_graph_that_values_steer_is_refused_before_a_record_is_read():
         session(steered())
 
 
-def test_a_run_that_fails_on_a_record_gives_the_uniform_answer(monkeypatch):
+def test_a_record_on_which_the_run_fails_counts_zero_by_itself(monkeypatch):
     monkeypatch.setattr(inference, "check_graph", lambda graph: None)  # as if one slipped through
     one = session(steered())
     x = np.zeros((5, 1), np.float32)
-    assert np.allclose(one.mean_softmax(x, {}), [0.9, 0.1])
+    before = one.summed_softmax(x, {})
+    assert np.allclose(before / 2.0**RECORD_BITS, [4.5, 0.5])
     x[3] = 7
-    assert one.mean_softmax(x, {}).tolist() == [0.5, 0.5]
+    assert np.array_equal(one.summed_softmax(x, {}) * 5, before * 4)
 
 
 @pytest.mark.parametrize("count", [0, 3])
 def test_a_graph_without_its_weights_is_an_error_whatever_the_records_are(count):
     with pytest.raises(DataError, match="needs the weights"):
-        session(build_graph(FEATURES, (3,), 2)).mean_softmax(np.ones((count, 3), np.float32), {})
+        session(build_graph(FEATURES, (3,), 2)).summed_softmax(np.ones((count, 3), np.float32), {})
 
 
 @pytest.mark.parametrize("values", [29, 30, 31, 32])
@@ -103,8 +105,8 @@ def test_removing_a_record_changes_the_row_of_its_own_slot_alone(values):
         assert (rows != whole).any(axis=1).sum() <= 1
 
 
-@pytest.mark.parametrize("count", [0, 1, BATCH_RECORDS - 1, BATCH_RECORDS, BATCH_RECORDS + 1, 200])
-def test_all_runs_are_whole_batches(monkeypatch, count):
+@pytest.mark.parametrize("count", [0, 1, 3, 70])
+def test_all_runs_are_of_one_record(monkeypatch, count):
     sizes = []
     run = OnnxModel._run
 
@@ -114,7 +116,15 @@ def test_all_runs_are_whole_batches(monkeypatch, count):
 
     monkeypatch.setattr(OnnxModel, "_run", seen)
     x = np.random.default_rng(3).normal(size=(count, 3)).astype(np.float32)
-    got = session(build_graph(FEATURES, (3,), 2)).mean_softmax(x, WEIGHTS)
-    assert set(sizes) == {BATCH_RECORDS}
-    expected = probabilities(FEATURES, x, WEIGHTS).mean(axis=0) if count else [0.5, 0.5]
-    assert np.allclose(got, expected, atol=1e-6)
+    session(build_graph(FEATURES, (3,), 2)).summed_softmax(x, WEIGHTS)
+    assert sizes == [1] * (count + 1)
+
+
+@pytest.mark.parametrize("values", [29, 30, 31, 32])
+def test_removing_a_record_takes_its_own_part_from_the_sum_bit_for_bit(values):
+    one = session(order_of_sums(values))
+    x = (np.random.default_rng(2).normal(size=(40, values)) * 10).astype(np.float32)
+    whole = one.summed_softmax(x, {})
+    for removed in range(0, 40, 7):
+        rest = one.summed_softmax(np.delete(x, removed, axis=0), {})
+        assert np.array_equal(whole - rest, one.summed_softmax(x[removed : removed + 1], {}))
