@@ -22,11 +22,15 @@ from edgeveil.data.split import sample_slots
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.derived import DerivedRandom, Question, question_key
 from edgeveil.privacy.duchi_mechanism import duchi_event, duchi_mechanism
+from edgeveil.privacy.events import for_one_record
 from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle, gaussian, gaussian_event
 from edgeveil.privacy.laplace_mechanism import (
+    RECORD_BITS,
     SOFTMAX_BITS,
     laplace,
     laplace_event,
+    mean_steps,
+    noised_mean,
     softmax_event,
     softmax_laplace,
 )
@@ -234,6 +238,26 @@ def softmax_attack(runs: int, mechanism: Softmax = _softmax, *, sensitivity: int
     return Attack("softmax", f"mean, sensitivity {sensitivity}", claims, play, runs)
 
 
+def record_attack(runs: int, mechanism: Softmax | None = None, nominal: int = 1) -> Attack:
+    """Mean softmax of a device with as many records as nominal, all sure of one class, and one
+    record more that is sure of another: the price of a record, not of the device."""
+    noised = mechanism or derived(noised_mean)
+    event = softmax_event(2, EPSILON, nominal=nominal)
+    held = np.array([nominal << RECORD_BITS, 0])
+    more = np.array([0, 1 << RECORD_BITS])
+    edge = mean_steps(held + more, nominal)
+
+    def play(present: bool, count: int) -> Hits:
+        total = held + more if present else held
+        out = np.stack([noised(total, nominal, EPSILON)[0] for _ in range(count)])
+        swapped = (out[:, 0] <= edge[0]) & (out[:, 1] >= edge[1])
+        return np.stack([swapped, *low_bits(out[:, 1], SOFTMAX_BITS)])
+
+    claimed = epsilon([for_one_record(event)], 0.0).epsilon
+    claims = _claims("both classes past theirs", claimed)
+    return Attack("softmax", "mean, one record among others", claims, play, runs)
+
+
 def per_sample_attack(runs: int, mechanism: Softmax = _softmax) -> Attack:
     """Per-sample softmax: the added record takes a slot from another that is sure of a class.
 
@@ -283,5 +307,6 @@ def single_mechanisms(effort: Effort) -> tuple[Attack, ...]:
         ),
         softmax_attack(calls, sensitivity=2),
         softmax_attack(calls, sensitivity=1),
+        record_attack(calls),
         per_sample_attack(calls),
     )

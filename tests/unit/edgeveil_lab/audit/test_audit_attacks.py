@@ -23,7 +23,7 @@ from edgeveil.parts.methods.fm import FmDevice
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.accountant import gaussian_delta
 from edgeveil.privacy.gaussian_mechanism import gaussian
-from edgeveil.privacy.laplace_mechanism import laplace, softmax_laplace
+from edgeveil.privacy.laplace_mechanism import laplace, noised_mean, softmax_laplace
 from edgeveil.privacy.mechanism_table import MECHANISMS
 from edgeveil.privacy.sampler import discrete_gaussian
 from edgeveil.privacy.selection_mechanism import exponential_mechanism
@@ -37,6 +37,7 @@ from edgeveil_lab.audit.mechanism_attacks import (
     QUICK,
     gaussian_attack,
     laplace_attack,
+    record_attack,
     selection_attack,
     softmax_attack,
     symmetric_attack,
@@ -251,6 +252,16 @@ def test_softmax_noise_for_a_sensitivity_of_one_is_found():
         return softmax_laplace(mean, epsilon, sensitivity=1)
 
     assert failing(softmax_attack(30_000, mechanism, sensitivity=2)) == {"both classes past theirs"}
+
+
+def test_a_mean_over_half_of_the_nominal_records_is_found():
+    """Then a record moves it by more than its price counts; as it stands it does not."""
+
+    def mechanism(total, nominal, epsilon):
+        return noised_mean(total * 2, nominal, epsilon / 2 if nominal > 1 else epsilon * 2)
+
+    assert failing(record_attack(30_000, mechanism)) == {"both classes past theirs"}
+    assert failing(record_attack(30_000)) == set()
 
 
 def test_a_selection_at_half_the_scale_is_found():
