@@ -15,6 +15,7 @@ from edgeveil.jobs import compile_job
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.exchange import Answer
 from edgeveil.privacy.derived import DerivedRandom
+from edgeveil.privacy.laplace_mechanism import RECORD_BITS
 from edgeveil.privacy.ledger import Receipt
 from edgeveil.protocol.device_tasks import SealedAnswer
 from edgeveil.protocol.messages import Group
@@ -182,8 +183,8 @@ def test_the_softmax_is_noised_and_priced(device: Device) -> None:
     class Certain:
         """An inference session that is sure of everything."""
 
-        def mean_softmax(self, x: object, weights: object) -> np.ndarray:
-            return np.array([1.0, 0.0, 0.0])
+        def summed_softmax(self, x: object, weights: object, row_s: float) -> np.ndarray:
+            return np.array([PLAN.job.data.nominal_evaluation_records << RECORD_BITS, 0, 0])
 
     noise = DerivedRandom(bytes(32))  # one answer's: each draw is another
     draws = [
