@@ -128,7 +128,7 @@ def test_a_records_share_of_the_time_is_by_what_the_owner_allows(
     computer = Computer(site, KEY, kit.Loader())
     exchange = next(e for e in job.plan.exchanges if e.phase == "evaluate")
     model = pack_tensors(job.plan.cloud.model(job.plan.cloud.initial_state()))
-    package = RoundPackage(exchange.phase, exchange.number, False, b"", model)
+    package = RoundPackage(exchange.phase, exchange.number, False, pack_tensors({}), model)
     noise = DerivedRandom(KEY)
     computer.answer(compute.Computation(job, exchange, package, {}, trains, noise, allowed_s=8.0))
     assert found
