@@ -13,6 +13,7 @@ from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
 from edgeveil.enrolment import Enrolment
 from edgeveil.errors import UsageError
+from edgeveil.transport.process import refuse_lost_state
 
 IDENTITY_FILE = "identity.key"
 OPENING_FILE = "opening.key"
@@ -85,6 +86,7 @@ class DeviceIdentity:
                     fix=_LOST_FIXES.get(tuple(lost), _LOST_FIX),
                 )
         else:
+            refuse_lost_state(identity)
             load_split_key(split)
             if not opening.exists():
                 OpeningKey.generate().save(opening)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import logging
 import os
 import signal
@@ -67,11 +68,28 @@ class OwnFolder:
         self.release()
 
 
+def refuse_lost_state(key: Path) -> None:
+    """Raise SystemFault where this key was installed with the party's bundle and is gone: a new one
+    is none that the fleet knows, and the folder is most likely another than it was."""
+    place = key.parent.parent
+    try:
+        given = json.loads((place / "inventory.json").read_bytes())["given"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # no bundle was installed here
+    if isinstance(given, dict) and key.relative_to(place).as_posix() in given:
+        raise SystemFault(
+            "the key that the fleet knows this party by is gone, and none is made in its place",
+            where=str(key),
+            fix="mount the disk of its state folder, or put the key back from a backup",
+        )
+
+
 def own_signing_key(state_dir: Path, role: str) -> SigningKey:
     """`<role>.key` in the state folder, made at the first start with its public half beside it."""
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = state_dir / f"{role}.key"
     if not path.exists():
+        refuse_lost_state(path)
         SigningKey.generate().save(path)
     key = SigningKey.load(path)
     if not path.with_suffix(".pub").exists():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import json
 import os
 import signal
 import sqlite3
@@ -26,6 +27,7 @@ from edgeveil.transport.process import (
     run_until_stopped,
     stop_signals,
 )
+from edgeveil_edge.identity import DeviceIdentity
 
 
 def test_a_folder_has_one_owner_until_its_release(tmp_path: Path) -> None:
@@ -300,3 +302,16 @@ def test_a_task_that_nobody_waits_for_ends_the_process_with_its_error() -> None:
 
     with pytest.raises(BrokerError, match="refused"):
         run_until_stopped(main)
+
+
+@pytest.mark.parametrize("name", ["cloud", "proxy", "identity"])
+def test_where_the_fleets_key_is_gone_no_other_is_made(tmp_path: Path, name: str) -> None:
+    state, given = tmp_path / "state", {f"state/{name}.key": "0" * 64}
+    state.mkdir()
+    (tmp_path / "inventory.json").write_text(json.dumps({"given": given}))
+    make = DeviceIdentity.load_or_create if name == "identity" else None
+    with pytest.raises(SystemFault, match="mount the disk"):
+        make(state) if make else own_signing_key(state, name)
+    assert list(state.iterdir()) == []
+    (tmp_path / "inventory.json").write_text(json.dumps({"given": {}}))  # it was never given one
+    assert make(state) if make else own_signing_key(state, name)
