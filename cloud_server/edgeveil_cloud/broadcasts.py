@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from edgeveil.crypto.buckets import CAPACITY, bucket_bytes, fitting
 from edgeveil.crypto.keys import OpeningKey, SealingKey
+from edgeveil.crypto.stream import stream_bytes
 from edgeveil.errors import JobFailed
 from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.jobs.broadcast_precision import as_sent
@@ -48,6 +50,8 @@ from edgeveil_cloud.secure_round import kept_unmasks
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobEntry
 from edgeveil_cloud.stored_jobs import StoredJobs, wire_id
+
+_CARD_BYTES = 1 << 16  # of a release, beside its graph and weights
 
 
 class TooFewDevices(JobFailed):
@@ -181,6 +185,17 @@ def seal_round(
     return manifest, data, RoundSecret(opening, membership, tuple(recipients), checked)
 
 
+def largest_release(graph: bytes) -> int:
+    """The most bytes that the release of a job with this graph has when it is sealed, its stanzas
+    aside."""
+    import onnx
+
+    inputs = [one for one in onnx.load_model_from_string(graph).graph.input if one.name != "x"]
+    shapes = [[dim.dim_value for dim in one.type.tensor_type.shape.dim] for one in inputs]
+    weights_bytes = sum(4 * math.prod(shape) for shape in shapes)
+    return stream_bytes(len(graph) + weights_bytes + _CARD_BYTES)
+
+
 @dataclass(frozen=True)
 class BroadcastLimits:
     """What one broadcast, one of its parts, and one batch may have, and the brokers they pass."""
@@ -247,8 +262,17 @@ class Sealer:
         plan.check_artifacts()
         self._evaluation.check(plan)
         backbones = tuple(plan.artifacts[one] for one in carried_digests(plan.job))
-        package = JobPackage(entry.canonical, self._jobs.graph(entry), backbones)
-        manifest, data, _ = self._sealed(entry, "job", package, cohorts)
+        graph = self._jobs.graph(entry)
+        package = JobPackage(entry.canonical, graph, backbones)
+        manifest, data, _ = self._sealed(
+            entry,
+            "job",
+            package,
+            cohorts,
+            data_set=data_set_tag(plan.job.data.source),
+            release_bytes=largest_release(graph),
+        )
+        self._check_blob("release", manifest.release_bytes + manifest.stanza_bytes)
         return CellBroadcasts(dict.fromkeys(cohorts, Broadcast(manifest, data)))
 
     def round(self, task: SealRound) -> CellBroadcasts | AskUnmask:
@@ -429,17 +453,19 @@ class Sealer:
             **terms_of_it,
         )
         plain = encode_package(package)
-        limits = self._limits
         manifest, data, membership = self._sealing.seal_broadcast(
-            terms, plain, keys, limits.part_bytes, bucketed=bucketed
+            terms, plain, keys, self._limits.part_bytes, bucketed=bucketed
         )
-        if len(data) > limits.blob_bytes:
+        self._check_blob(kind, len(data))
+        return manifest, data, membership
+
+    def _check_blob(self, kind: str, size_bytes: int) -> None:
+        if size_bytes > self._limits.blob_bytes:
             raise JobFailed(
-                f"the sealed {kind} has {len(data)} bytes, the limit is {limits.blob_bytes}",
+                f"the sealed {kind} has {size_bytes} bytes, the limit is {self._limits.blob_bytes}",
                 where=kind,
                 fix="use a smaller backbone, or raise limits.blob_bytes at all parties",
             )
-        return manifest, data, membership
 
     def _recipients(
         self, entry: JobEntry, plan: Plan, task: SealRound, enrolled: Cohorts

@@ -76,7 +76,7 @@ class CloudHost:
     `spool_dir` holds the batches under way (None: the system's folder for temporary files).
     `random_bytes` is what aggregation rules draw from; a release is stale after `valid_s`. `moved`
     says to which cell each device was moved. `workers` open batches (None: this process).
-    `test_by_schema` reads the test records as a job's schema has them, where they are a file's.
+    `not_believed` says why nobody would take this cloud's releases, or "".
     """
 
     def __init__(
@@ -95,8 +95,9 @@ class CloudHost:
         moved: Callable[[], Mapping[bytes, str]] = dict,
         blobs: StoreBeside | None = None,
         workers: WorkerProcesses | None = None,
+        not_believed: Callable[[], str] = str,
     ) -> None:
-        self._blobs = blobs
+        self._blobs, self._not_believed = blobs, not_believed
         self._store, self._clock, self._moved = store, clock, moved
         self.jobs = StoredJobs(store)
         self._spool_dir = spool_dir
@@ -133,7 +134,9 @@ class CloudHost:
             case RosterKept():
                 self._take_roster(item)
             case RosterRefused(reason=reason, lineage=lineage, cell=cell):
-                self._store.refuse_roster(reason, lineage, cell)
+                newer = self._store.is_newer_roster(item.expires_s, cell)
+                if reason != "replayed_roster" or newer:
+                    self._store.refuse_roster(reason, lineage, cell)
             case ReleaseHeld(sequence=sequence, cell=cell):
                 self._store.rollouts.held(sequence, cell)
             case JobStatus():
@@ -237,6 +240,8 @@ class CloudHost:
 
     def _perform(self, task: object) -> object:
         match task:
+            case SealJob() if reason := self._not_believed():
+                return Obstacle(reason)
             case SealJob(job_id=job_id, cells=cells):
                 return self._sealer.job(self.jobs.entry(job_id), cells)
             case SealRound():

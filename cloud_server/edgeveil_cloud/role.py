@@ -103,7 +103,12 @@ class CloudRole:
             moved=self._moved,
             blobs=self.blobs,
             workers=self.workers,
+            not_believed=self._not_believed,
         )
+
+    def _not_believed(self) -> str:
+        """Why devices would refuse what this cloud signs, the last message of a job too."""
+        return self.not_delegated or (self.trust.problem if self.trust else "")
 
     def _moved(self) -> dict[bytes, str]:
         """To which cell each device was moved; nobody without the root's word on who says it."""

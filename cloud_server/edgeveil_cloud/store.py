@@ -48,6 +48,7 @@ from edgeveil_cloud.store_tables import (
 
 HASH_BYTES = 32
 EVENTS_KEPT = 10_000  # of each job
+_HOUR_S, _DAY_S = 3600.0, 24 * 3600.0
 _SWEEP_EVERY = 256  # events between two looks for old ones
 
 
@@ -571,6 +572,20 @@ class Store:
             db.execute(table.insert().values(**new, **refused))
 
     @transaction
+    def is_newer_roster(self, db: sa.Connection, expires_s: float, cell: str = "") -> bool:
+        """Whether a roster with a smaller number was made after the one that was taken last.
+
+        No registry does so: somebody else has said a larger number with the proxy's key. A roster
+        ends a day after it was made; where the one that was taken says otherwise, one of the last
+        hour is newer.
+        """
+        row = db.execute(sa.select(tables.roster).filter_by(cell=cell)).first()
+        taken_s = 0.0 if row is None else float(row.expires_s)
+        if taken_s > self._now_s() + _DAY_S + _HOUR_S:
+            taken_s = self._now_s() + _DAY_S - _HOUR_S
+        return expires_s > taken_s
+
+    @transaction
     def accept_registry(self, db: sa.Connection) -> None:
         """Take the next roster of whatever registry it is, in each cell: its operator vouches for
         it."""
@@ -588,6 +603,14 @@ class Store:
         row = db.execute(sa.select(tables.roster).filter_by(cell=cell)).first()
         if row is None:
             return ""
+        if row.refused == "replayed_roster":
+            return (
+                "the proxy's roster has a smaller number than one that the cloud took: its registry"
+                " was put back, or its key leaked and somebody else said the larger number; see"
+                " who speaks as the proxy at the cloud's broker (a key that leaked is replaced by"
+                " edgeveil trust rotate DIR proxy-rosters), then stop the cloud and take the true"
+                " proxy's roster with edgeveil cloud accept-registry"
+            )
         if row.refused:
             return (
                 f"the proxy's roster is refused ({row.refused}): its registry was rebuilt, or is"

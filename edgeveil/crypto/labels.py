@@ -19,6 +19,7 @@ CLAIM = b"edgeveil/v1/claim"
 CLAIM_ANSWER = b"edgeveil/v1/claim-answer"
 MOVE = b"edgeveil/v1/move"
 PROXY_RUNS = b"edgeveil/v1/proxy-runs"
+RELEASE_AHEAD = b"edgeveil/v1/release-ahead"
 
 # Sealing contexts (HPKE `info`) and the chunked stream.
 CONTENT_KEY = b"edgeveil/v1/content-key"

@@ -151,7 +151,9 @@ class CloudMachine:
                 self.courses[start.job_id] = course
                 for cell in self.keys:
                     course.linked(cell, self.link_down(cell))
-                return out
+                # A proxy answers with its roster, before it holds the job: one that would be
+                # refused is known before a round is sealed.
+                return [*map(self._here, self.keys), *out]
             case fx.Command(what=CancelJob(job_id=job_id)):
                 return self.courses[job_id].cancel() if job_id in self.courses else []
             case fx.Command(what=RepeatEnd(job_id=job_id, status=status)):
@@ -315,10 +317,9 @@ class CloudMachine:
         refused = self._rosters[cell].why_not(header, self.keys[cell].lineage)
         if not refused:
             return self._rosters[cell].offer(offer, header)
-        # A replay changes nothing: the newest roster stands.
-        replayed = refused == "replayed_roster"
-        told = [] if replayed else [fx.Persist(RosterRefused(refused, header.lineage, cell))]
-        return [*told, fx.Refuse(refused)]
+        # A replay changes nothing: the newest roster stands. Whether it is one, its time tells.
+        told = RosterRefused(refused, header.lineage, cell, header.expires_s)
+        return [fx.Persist(told), fx.Refuse(refused)]
 
     def _others(self, course: JobCourse, cell: str) -> list[BatchArrival]:
         """What shares the disk with this job's batch of this cell."""

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import hashlib
 
+from msgspec.structs import replace
+
+from edgeveil.crypto.keys import sign
+from edgeveil.crypto.labels import RELEASE_AHEAD
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.beside import LentData, ShowBlob, ShownBlobs
 from edgeveil.protocol.cloud_tasks import CloudSettings, timer_name
-from edgeveil.protocol.messages import Close, Manifest, Need, Note, Signer, decode_body
+from edgeveil.protocol.messages import (
+    Close,
+    Manifest,
+    Need,
+    Note,
+    Signer,
+    decode_body,
+    proof_of_releases,
+)
 from edgeveil.protocol.transfer import answer_need, sends
 
 
@@ -40,9 +52,13 @@ class OutgoingBroadcast:
         """Say it (again); the proxy asks for parts that did not come with the first offer."""
         if self._manifest is None:
             return []
-        signer = self._releases if self._manifest.kind == "release" else self._signer
-        signed, packet_bytes = signer.header(self._manifest), self._settings.packet_bytes
-        blob = self._manifest.blob
+        manifest = self._manifest
+        if manifest.kind == "job":
+            proof = sign(self._releases.key, RELEASE_AHEAD, proof_of_releases(manifest))
+            manifest = replace(manifest, release_proof=proof)
+        signer = self._releases if manifest.kind == "release" else self._signer
+        signed, packet_bytes = signer.header(manifest), self._settings.packet_bytes
+        blob = manifest.blob
         packets = sends(
             self._proxy,
             signed,

@@ -387,6 +387,7 @@ class RosterRefused:
     reason: str
     lineage: str
     cell: str = ""
+    expires_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -486,6 +487,24 @@ _ADVICE = (
         "the proxy's min_batch_floor is above what a group has: lower it and resume the job, or "
         f"{ANEW} with fewer groups (aggregation.groups) or a larger round.min_batch",
     ),
+    (
+        "replayed_",
+        "the proxy holds what the cloud signs with a number above the cloud's own: if its clock is "
+        "behind or its store was put back, set the clock; if a key leaked, replace it (edgeveil "
+        "trust rotate DIR cloud-releases), or without a root see that nobody else speaks as the "
+        "cloud at its broker, and wait: within a day the cloud's numbers, which follow the clock, "
+        "are past it",
+    ),
+    (
+        "far_sequence",
+        "the cloud's numbers follow its clock, and are a day ahead of the proxy's: set both clocks",
+    ),
+    (
+        "unknown_release_key",
+        "the cloud does not sign releases with the key that the root names: give it the newest "
+        "trust.json and the key of cloud-releases",
+    ),
+    ("oversized_release", "raise limits.blob_bytes at the proxy, or learn a smaller model"),
     ("forked_manifest", "cloud and proxy disagree on what was sent: look at both logs"),
     ("refused the broadcast", _PROXY),
     (SILENT, f"see that the proxy runs and reaches its brokers; {BY_ITSELF}"),

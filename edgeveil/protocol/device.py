@@ -63,6 +63,7 @@ from edgeveil.protocol.device_tasks import (
     StatementApplied,
 )
 from edgeveil.protocol.messages import (
+    FAR_NUMBER,
     KNOWS_CHECKS,
     Ack,
     Behind,
@@ -88,6 +89,7 @@ from edgeveil.protocol.messages import (
     Signer,
     TrustMetadata,
     encode_inner,
+    known_number,
     verified_body,
 )
 from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage
@@ -114,7 +116,8 @@ class DeviceMachine:
         self.signer, self.keys = signer, keys
         self.memory, self.settings = memory, settings or DeviceSettings()
         self._now_s = 0.0
-        self._newest_release = memory.release_sequence  # heard of, perhaps not yet in use
+        # Heard of, perhaps not yet in use.
+        self._newest_release = known_number(memory.release_sequence)
         backoff = Backoff(signer.name)
         self.fetches = Fetches(self.settings, backoff, sealing)
         self.rounds = DeviceRounds(signer, memory, self.settings, backoff)
@@ -246,6 +249,8 @@ class DeviceMachine:
         round_ = self.rounds.of(header.at.job_id)
         if isinstance(header, Commit):
             return self._record(offer, header, round_) if round_ else []
+        if header.sequence >= FAR_NUMBER:
+            raise ProtocolError("far_sequence")
         check_fetchable(offer, header.blob, self.settings.blob_bytes)
         check_pieces(header, self.settings.blob_bytes)
         at_hand = header.kind == "round" and round_ is not None and header.at == round_.at
@@ -379,7 +384,8 @@ class DeviceMachine:
                 self.memory.answered = max(self.memory.answered, behind.answered)
                 return [fx.Report("was_behind", {}), *self._greeting.begin()]
             case (InstallRelease() | AdoptRelease()) as work, fx.WorkFailed(reason=reason):
-                self._newest_release = self.memory.release_sequence  # it counts as never heard of
+                # It counts as never heard of.
+                self._newest_release = known_number(self.memory.release_sequence)
                 return [*_failed(reason), *self._releases.settled(work.manifest)]
             case SealReport(manifest=manifest), MadeReport(sealed=report):
                 return self._releases.sealed(manifest, report)
@@ -407,7 +413,7 @@ class DeviceMachine:
         return []
 
     def _in_use(self, release: Manifest) -> None:
-        if release.sequence >= self.memory.release_sequence:
+        if release.sequence >= known_number(self.memory.release_sequence):
             self.memory.release_sequence = release.sequence
             self.memory.release_package = release.package_digest
 

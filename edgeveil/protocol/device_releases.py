@@ -25,6 +25,7 @@ from edgeveil.protocol.device_tasks import (
     SealReport,
 )
 from edgeveil.protocol.messages import (
+    FAR_NUMBER,
     Ack,
     Manifest,
     Note,
@@ -32,6 +33,7 @@ from edgeveil.protocol.messages import (
     ReleaseStatement,
     Signer,
     encode_inner,
+    known_number,
 )
 from edgeveil.protocol.release_health import wants_reports
 from edgeveil.protocol.transfer import Backoff
@@ -56,7 +58,7 @@ class DeviceReleases:
         """It is known what became of a release: a report is due, unless it was made."""
         due = self._memory.report_due
         of_same = due is not None and due.data_set == release.data_set
-        newest = due.sequence if due and of_same else self._memory.reported
+        newest = known_number(due.sequence if due and of_same else self._memory.reported)
         if not wants_reports(release) or release.sequence <= newest:
             return []
         self._memory.report_due, self._note, self._tries = release, None, 0
@@ -108,8 +110,10 @@ class DeviceReleases:
     # --- the statement ---
 
     def stated(self, said: ReleaseStatement) -> list[fx.Effect]:
-        """Have a newer one applied. Raises ProtocolError `replayed_statement`."""
-        if said.number < self._memory.statement:
+        """Have a newer one applied. Raises ProtocolError `replayed_statement` or `far_sequence`."""
+        if said.number >= FAR_NUMBER:
+            raise ProtocolError("far_sequence")
+        if said.number < known_number(self._memory.statement):
             raise ProtocolError("replayed_statement")
         if said.number == self._memory.statement:
             return []
@@ -117,7 +121,7 @@ class DeviceReleases:
 
     def applied(self, said: ReleaseStatement, *, left: bool) -> list[fx.Effect]:
         """A statement was applied; `left`: the release that was in use is not any more."""
-        self._memory.statement = max(said.number, self._memory.statement)
+        self._memory.statement = max(said.number, known_number(self._memory.statement))
         if not left:
             return []
         self._memory.release_package = b""

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from edgeveil.crypto.keys import DEPOSIT_BYTES, KEY_BYTES, SigningKey, VerifyKey, sign, verify
-from edgeveil.crypto.labels import BODY, DATA_SET, HEADER, context
+from edgeveil.crypto.labels import BODY, DATA_SET, HEADER, RELEASE_AHEAD, context
 from edgeveil.errors import ProtocolError
 
 JobId = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -177,6 +177,11 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
     finds no stanza needs no stream. Where there are several `buckets`, each is a part of the first
     piece, and a device needs that of its own key alone (`edgeveil.crypto.buckets`). `check` is the
     commitment to the factors by which masks are checked (`CheckMasks`; empty: none are).
+
+    A job's says what its last broadcast will be, so that it is refused before anybody pays for it:
+    the release's `data_set`, its most bytes beside stanzas (`release_bytes`), and in
+    `release_proof` that the cloud has the key for releases (`proof_of_releases`; 0 and empty: by a
+    cloud of an earlier version).
     """
 
     kind: Literal["job", "round", "release"]
@@ -203,6 +208,18 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
     pieces: Annotated[tuple[Blob, ...], Meta(max_length=2)] = ()
     buckets: Annotated[int, Meta(ge=1, le=65536)] = 1
     check: Annotated[bytes, Meta(max_length=32)] = b""
+    release_bytes: Bytes = 0
+    release_proof: Annotated[bytes, Meta(max_length=64)] = b""
+
+
+# Sequences of broadcasts and numbers of statements are milliseconds since 1970, by the cloud's
+# clock; none is honest from this one on, in the year 2527.
+FAR_NUMBER = 2**44
+
+
+def known_number(number: int) -> int:
+    """A number that was kept, or -1 where no honest cloud can have said it: it holds up nothing."""
+    return number if number < FAR_NUMBER else -1
 
 
 def data_set_tag(name: str) -> bytes:
@@ -667,6 +684,11 @@ class Signer:
         return Envelope(self.name, payload, sign(self._key, label, payload))
 
 
+def proof_of_releases(job: Manifest) -> bytes:
+    """What a job's announcement signs with the key for releases."""
+    return job.at.job_id + job.at.numbers + job.job_digest + job.sequence.to_bytes(8, "big")
+
+
 def check_signature(envelope: Envelope, signer: str, key: VerifyKey | None, label: bytes) -> None:
     """Raise ProtocolError `unknown_signer` or `forged` unless `signer` signed this.
 
@@ -730,6 +752,13 @@ class PeerKeys:
         if (isinstance(header, Manifest) and header.kind == "release") != release:
             raise ProtocolError("forged", "signed with the key of another role")
         return header
+
+    def will_take_release(self, job: Manifest) -> bool:
+        """Whether the release of a job that is announced will be signed with the key for these."""
+        said = proof_of_releases(job)
+        return self.releases is not None and verify(
+            self.releases, RELEASE_AHEAD, said, job.release_proof
+        )
 
     def cloud_body(self, envelope: Envelope) -> Body:
         """The body that the cloud signed, a statement on releases with its key for these.

@@ -105,7 +105,12 @@ class ProxyMachine:
         self.releases = ProxyReleases(context)
         self.masks = ProxyMasks(context, self.rounds)
         self.broadcasts = Broadcasts(
-            context, self.rounds, self.serving, self.releases.withdrawn, self.masks.why_not
+            context,
+            self.rounds,
+            self.serving,
+            self.releases.withdrawn,
+            self.masks.why_not,
+            self.releases.number,
         )
         self.online = context.online
         self._greeting = ProxyGreeting(context)

@@ -63,6 +63,8 @@ from edgeveil.protocol.transfer import (
     pieces_of,
 )
 
+SEALING_MS = 600_000  # between the number of a job's announcement and its coming
+
 
 class Broadcasts:
     """What the cloud broadcasts, kept for devices. A complete round's manifest opens the round.
@@ -77,11 +79,12 @@ class Broadcasts:
         serving: Serving,
         withdrawn: Callable[[Manifest], bool],
         unmasked: Callable[[Manifest], str],
+        stated: Callable[[], int],
     ) -> None:
         """`withdrawn` says whether the cloud has taken a release back, `unmasked` why a round can
-        not be summed under masks (again), or ""."""
+        not be summed under masks (again), or "", `stated` the number of its newest statement."""
         self._context, self._rounds, self._serving = context, rounds, serving
-        self._withdrawn, self._unmasked = withdrawn, unmasked
+        self._withdrawn, self._unmasked, self._stated = withdrawn, unmasked, stated
         self.arriving: dict[bytes, Fetch[BroadcastHeader]] = {}  # by blob digest
 
     @property
@@ -164,8 +167,12 @@ class Broadcasts:
         if isinstance(header, Commit):
             replayed = any(_is_older(header, kept.header) for kept in self._believed())
             return "replayed_commit" if replayed else ""
+        if self._context.is_far(header.sequence):
+            return "far_sequence"
         if kind == "release" and self._withdrawn(header):
             return "withdrawn_release"
+        if kind == "job" and (ahead := self._not_released(header)):
+            return ahead
         if kind != "round":
             kept = [one.header for one in self._believed()]
             newer = [h for h in kept if isinstance(h, Manifest) and h.sequence > header.sequence]
@@ -179,9 +186,30 @@ class Broadcasts:
             return "spool_too_small_for_cover"
         return self._unmasked(header)
 
+    def _not_released(self, job: Manifest) -> str:
+        """Why the release with which a job ends would not be taken, or "".
+
+        Numbers follow the cloud's clock, so what was said while the job was sealed is passed over.
+        """
+        context, latest = self._context, job.sequence + SEALING_MS
+        if job.release_proof and not context.keys.will_take_release(job):
+            return "unknown_release_key"
+        if job.release_bytes + job.stanza_bytes > context.settings.blob_bytes:
+            return "oversized_release"
+        if self._stated() > latest:
+            return "replayed_statement"
+        kept = [one.header for one in self._believed()]
+        of_it = [h for h in kept if isinstance(h, Manifest) and h.kind == "release"]
+        later = any(h.sequence > latest and _data_set(h) == job.data_set for h in of_it)
+        return "replayed_release" if later else ""
+
     def _believed(self) -> Iterator[KeptBroadcast]:
-        """What is kept and signed with a key that still counts: a leaked one's holds up nothing."""
+        """What is kept and signed with a key that still counts: a leaked one's holds up nothing,
+        nor does a number that the cloud's clock cannot have given."""
         for kept in self._context.memory.kept.values():
+            header = kept.header
+            if isinstance(header, Manifest) and self._context.is_far(header.sequence):
+                continue
             with suppress(ProtocolError):
                 self._context.keys.cloud_header(kept.signed)
                 yield kept

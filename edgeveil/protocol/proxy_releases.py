@@ -135,9 +135,12 @@ class ProxyReleases:
     # --- the cloud's statement ---
 
     def stated(self, said: ReleaseStatement, note: Note) -> list[fx.Effect]:
-        """Keep the newest, pass it on. Raises ProtocolError `replayed_statement`."""
+        """Keep the newest, pass it on. Raises ProtocolError `replayed_statement` or
+        `far_sequence`."""
         memory = self._context.memory
-        known = self._number()
+        if self._context.is_far(said.number):
+            raise ProtocolError("far_sequence")
+        known = self.number()
         if said.number < known:
             raise ProtocolError("replayed_statement")
         digest = hashlib.sha256(note.body.payload).digest()
@@ -164,16 +167,19 @@ class ProxyReleases:
         said = self._said()
         return said is not None and header.sequence in said.withdrawn
 
-    def _number(self) -> int:
+    def number(self) -> int:
+        """Of the newest statement; -1 without one."""
         said = self._said()
         return -1 if said is None else said.number
 
     def _said(self) -> ReleaseStatement | None:
-        """The newest statement; none where its key counts no more: numbers begin anew then."""
+        """The newest statement; none where its key counts no more, for numbers begin anew then, or
+        where no cloud's clock can have given its number."""
         note = self._context.memory.statement
         with suppress(ProtocolError):
             said = self._context.keys.cloud_body(note.body) if note else None
-            return said if isinstance(said, ReleaseStatement) else None
+            if isinstance(said, ReleaseStatement) and not self._context.is_far(said.number):
+                return said
         return None
 
 

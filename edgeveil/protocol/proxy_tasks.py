@@ -11,6 +11,7 @@ from edgeveil.crypto.keys import CheckKey, MaskSeed, OpeningKey, VerifyKey
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.mask_seeds import MaskedVector
 from edgeveil.protocol.messages import (
+    FAR_NUMBER,
     Ack,
     Batch,
     Blob,
@@ -447,6 +448,14 @@ class ProxyContext:
     def offline_count(self) -> int:
         """Number of them, or -1, as messages have it."""
         return -1 if (offline := self.offline) is None else len(offline)
+
+    def is_far(self, number: int) -> bool:
+        """Whether a number of the cloud's, in ms since 1970, is a day ahead of this clock.
+
+        Then a leaked key, or a clock that is wrong, gave it. A roster ends a day from now.
+        """
+        day_on = int(self.registry.roster_expires_s() * 1000)
+        return number >= FAR_NUMBER or 0 < day_on < number
 
     def ack(self, digest: bytes, status: str, reason: str = "") -> Note:
         """A signed acknowledgement; `status` is one of `Ack`'s."""

@@ -243,6 +243,7 @@ class Terms:
     masked: tuple[MaskedGroup, ...] = ()
     sets: int = 1
     data_set: bytes = b""
+    release_bytes: int = 0
 
     def manifest(
         self,

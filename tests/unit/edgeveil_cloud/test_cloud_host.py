@@ -24,6 +24,7 @@ from edgeveil.protocol.cloud_tasks import (
     JobStatus,
     Obstacle,
     RosterKept,
+    RosterRefused,
     RoundCommit,
     SealJob,
     SealRelease,
@@ -594,3 +595,33 @@ def test_a_packet_too_small_for_a_bucket_has_one_area() -> None:
     asked = desk.perform(SealJob(desk.wire))
     assert isinstance(asked, Broadcast)
     assert asked.manifest.buckets == 1
+
+
+def test_a_roster_with_a_smaller_number_that_was_made_later_is_no_replay() -> None:
+    """Somebody said a larger number with the proxy's key: the last roster would go stale."""
+    now_s, day_s = 1e9, 24 * 3600.0
+    desk = Desk(Store(now_s=lambda: now_s))
+    keys = b"".join(desk.store.enrolled())
+    desk.host.store(RosterKept(2**62, keys, "5e" * 16, now_s + day_s))
+
+    def refused(made_s: float) -> str:
+        desk.host.store(RosterRefused("replayed_roster", "5e" * 16, "", made_s + day_s))
+        return desk.store.roster_problem()
+
+    assert refused(now_s - 60) == "", "a broker says an old one again"
+    now_s += 600
+    assert "accept-registry" in refused(now_s)
+    blocked = desk.perform(SealJob(desk.wire))
+    assert isinstance(blocked, Obstacle) and "accept-registry" in blocked.reason
+    desk.store.accept_registry()
+    desk.host.store(RosterKept(4, keys, "5e" * 16, 2.0**40))
+    assert refused(now_s - 7200) == "", "made before the last hour"
+    assert "accept-registry" in refused(now_s), "however long the one that was taken says it lasts"
+
+
+def test_a_cloud_that_nobody_would_believe_announces_nothing() -> None:
+    desk = Desk(Store())
+    desk.host._not_believed = lambda: "the key that the root names is not here"
+    blocked = desk.perform(SealJob(desk.wire))
+    assert isinstance(blocked, Obstacle) and "is not here" in blocked.reason
+    assert announced(desk.store, desk.id) == []

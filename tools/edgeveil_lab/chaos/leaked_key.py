@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sqlite3
+import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from edgeveil.sites.files import load_site
 from edgeveil.transport.link import LinkSettings, Topics
 from edgeveil.transport.mqtt_link import MqttLink, link_settings
 
-LAST_SEQUENCE = 2**62 - 1
+AHEAD_S = 20 * 3600.0  # a proxy takes no number that is a day ahead of its clock
 _NAME = "thief"
 
 
@@ -42,8 +43,10 @@ class LeakedKey:
             (self._onnx,) = db.execute("SELECT onnx FROM releases").fetchone()
         self._recipients = [SealingKey(bytes(key)) for (key,) in keys]
 
-    def forged(self, sequence: int = LAST_SEQUENCE) -> tuple[Manifest, bytes]:
-        """A release that opens and runs at every device, and its sealed bytes."""
+    def forged(self) -> tuple[Manifest, bytes]:
+        """A release that opens and runs at every device, and its sealed bytes, with about the
+        largest number that the proxy takes."""
+        sequence = int((time.time() + AHEAD_S) * 1000)
         package = ReleasePackage("stolen", self._onnx, "digits")
         at = ExchangeId(secrets.token_bytes(16), 0, 1)
         terms = Terms("release", at, sequence, bytes(32), "release")

@@ -16,7 +16,7 @@ from edgeveil.errors import DataError, EdgeVeilError, JobFailed
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_edge.releases import ReleaseStore
-from edgeveil_lab.chaos.leaked_key import LeakedKey
+from edgeveil_lab.chaos.leaked_key import AHEAD_S, LeakedKey
 from edgeveil_lab.chaos.trust_fleet import BROKERS, TrustFleet
 
 DEVICES = 7  # of which one is revoked
@@ -24,7 +24,6 @@ CLAIMED = "box-ward"  # comes later, with a claim
 RENEWED = "certificate_renewed"
 WAIT_S = 180.0  # who was refused for long tries more rarely
 CLOUD_STORE = "cloud.sqlite"
-_AHEAD_S = 30 * 24 * 3600.0
 _LOOK_S = 0.25
 # What a person is told in logs and reasons. The outcomes are checked apart from these words.
 WORDS = {
@@ -187,7 +186,7 @@ class TrustActs:
         job, begun_s = jobs.going, time.monotonic()
         forged = thief.publish()
         self._until(lambda: self._all_use(forged), "the forged release at every device")
-        self._step("a forged release with the last number there is is in use everywhere")
+        self._step("a forged release with the largest number that is taken is in use everywhere")
         self._rotate_cloud()
         jobs.resuming = True
         self._until(lambda: job in jobs.completed, "the end of the job under way")
@@ -214,10 +213,10 @@ class TrustActs:
         self._rest()
         fleet.stop_one("cloud")
         with closing(sqlite3.connect(store)) as db, db:
-            db.execute("UPDATE sequence SET last = ?", (int((time.time() + _AHEAD_S) * 1000),))
+            db.execute("UPDATE sequence SET last = ?", (int((time.time() + AHEAD_S) * 1000),))
         fleet.start("cloud")
         self._until(fleet.answers, "the cloud's start")
-        self._one_job("a job numbered by a clock that is 30 days ahead")
+        self._one_job("a job numbered by a clock that is 20 hours ahead")
         self._releases_there()
         fleet.stop_one("cloud")
         lost = self._folder / "cloud-lost"

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import msgspec
+
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
@@ -165,7 +167,13 @@ def bodies(effects: list[fx.Effect], kind: type[T]) -> list[T]:
 
 
 def headers(effects: list[fx.Effect]) -> list[Any]:
-    return [decode_header(message.header) for message in messages(effects, Offer)]
+    """Without the proof in a job's, which its signer adds."""
+    found = [decode_header(message.header) for message in messages(effects, Offer)]
+    jobs = [isinstance(one, Manifest) and one.kind == "job" for one in found]
+    return [
+        msgspec.structs.replace(one, release_proof=b"") if job else one
+        for one, job in zip(found, jobs, strict=True)
+    ]
 
 
 def timers(effects: list[fx.Effect]) -> dict[str, float]:

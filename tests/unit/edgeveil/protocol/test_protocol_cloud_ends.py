@@ -52,6 +52,7 @@ from edgeveil.protocol.cloud_tasks import (
     JobStatus,
     RepeatEnd,
     RosterKept,
+    RosterRefused,
     RoundAnswers,
     RoundCommit,
     SealJob,
@@ -345,7 +346,8 @@ def test_an_older_roster_cannot_bring_a_revoked_device_back():
     machine, old, new = cloud(), bytes(96), bytes(64)
     receive(machine, offer(Roster(8, describe(new, PART_BYTES)), new, PROXY))
     out = receive(machine, offer(Roster(7, describe(old, PART_BYTES)), old, PROXY))
-    assert refused(out) == ["replayed_roster"] and stored(out) == []
+    assert refused(out) == ["replayed_roster"]
+    assert stored(out) == [RosterRefused("replayed_roster", "")], "its time tells what it is"
     again = receive(machine, offer(Roster(8, describe(new, PART_BYTES)), new, PROXY))
     assert stored(again) == [RosterKept(8, new)]
 

@@ -29,6 +29,8 @@ from protocol_kit import (
 )
 from proxy_bench import FLEET, MODEL, cloud_says, open_round, proxy, says, to_cloud, to_devices
 
+from edgeveil.crypto.keys import sign
+from edgeveil.crypto.labels import RELEASE_AHEAD
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
     Ack,
@@ -40,8 +42,10 @@ from edgeveil.protocol.messages import (
     Hello,
     Need,
     Offer,
+    ReleaseStatement,
     Roster,
     Want,
+    proof_of_releases,
 )
 from edgeveil.protocol.proxy_tasks import BroadcastPart, JobEnded, KeptBroadcast, RoundDropped
 
@@ -390,3 +394,78 @@ def test_messages_from_nowhere_do_nothing():
     )
     for message in (Offer(PROXY.header(manifest(MODEL))), CLOUD.note(Want(JOB))):
         assert len(refused(cloud_says(machine, message))) == 1
+
+
+# --- what a job's announcement says of its end ----------------------------------------------
+
+
+RELEASES = Signer("cloud", signing_key(55))
+
+
+def job_of(sequence=1_000_000, signer=CLOUD, **changes):
+    """Announced with the proof that the cloud makes of it."""
+    header = manifest(b"job", at(0, 1), kind="job", sequence=sequence, **changes)
+    proof = sign(signer.key, RELEASE_AHEAD, proof_of_releases(header))
+    return msgspec.structs.replace(header, release_proof=proof)
+
+
+def released(sequence, data_set=b""):
+    where = ExchangeId(b"R" * 16, 0, 1)
+    return manifest(b"release", where, kind="release", sequence=sequence, data_set=data_set)
+
+
+def stated(number):
+    return CLOUD.note(ReleaseStatement(number, 0.0, (), ()))
+
+
+@pytest.mark.parametrize(
+    ("before", "job", "reason"),
+    [
+        ([offer(released(9_000_000), b"release")], job_of(), "replayed_release"),
+        ([stated(9_000_000)], job_of(), "replayed_statement"),
+        ([], job_of(signer=RELEASES), "unknown_release_key"),
+        ([], job_of(release_bytes=2**30), "oversized_release"),
+        ([], job_of(2**44), "far_sequence"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_a_job_is_refused_before_its_first_round_for_what_its_release_would_be(before, job, reason):
+    machine = proxy()
+    for one in before:
+        cloud_says(machine, one)
+    kept = dict(machine.memory.kept)
+    out = cloud_says(machine, offer(job, b"job"))
+    assert refused(out) == [reason] and acks(out) == [("refused", reason)]
+    assert machine.memory.kept == kept and to_devices(out) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "job"),
+    [
+        ([offer(released(9_000_000, b"other"), b"release")], job_of(data_set=b"own")),
+        ([offer(released(1_000_500), b"release"), stated(1_000_600)], job_of()),
+        ([], manifest(b"job", at(0, 1), kind="job")),
+    ],
+    ids=["a release of other data", "what the cloud said meanwhile", "a cloud of before"],
+)
+def test_a_job_whose_release_will_be_taken_is_announced(before, job):
+    machine = proxy()
+    for one in before:
+        cloud_says(machine, one)
+    out = cloud_says(machine, offer(job, b"job"))
+    assert acks(out) == [("held", "")] and job.blob.digest in machine.memory.kept
+
+
+def test_a_number_that_no_clock_gave_holds_up_nothing_at_the_proxy():
+    """Also one that the proxy kept before it knew of this."""
+    machine = proxy()
+    far = released(2**62)
+    kept = KeptBroadcast(CLOUD.header(far), far, b"release")
+    machine.memory.kept[far.blob.digest] = kept
+    machine.memory.statement = stated(2**62)
+    again = msgspec.structs.replace(released(7), at=ExchangeId(b"S" * 16, 0, 1))
+    assert refused(cloud_says(machine, stated(2**61))) == ["far_sequence"]
+    assert refused(cloud_says(machine, stated(3))) == []
+    assert refused(cloud_says(machine, offer(job_of(4), b"job"))) == []
+    assert acks(cloud_says(machine, offer(again, b"release"))) == [("held", "")]
+    assert [k.header for k in machine.memory.kept.values() if k.header.kind == "release"] == [again]

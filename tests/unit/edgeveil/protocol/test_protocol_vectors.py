@@ -15,9 +15,11 @@ from edgeveil.errors import ProtocolError
 from edgeveil.protocol.messages import (
     Body,
     Header,
+    Manifest,
     Message,
     Note,
     Offer,
+    PeerKeys,
     check_signature,
     decode,
     decode_body,
@@ -28,7 +30,7 @@ FILE = json.loads((Path(__file__).parents[3] / "vectors" / "wire.json").read_tex
 VECTORS = FILE["vectors"]
 PACKET_BYTES = 65536
 NEW = {
-    "Manifest": (True, [], 1, b"", [], 1, b""),
+    "Manifest": (True, [], 1, b"", [], 1, b"", 0, b""),
     "Roster": ("", 0.0, 0),
     "Hello": (0, 0, -1, 0),
     "Upload": (0, b"", b""),
@@ -51,6 +53,7 @@ DIGESTS = {  # of the first so many; who appends vectors appends the digest of a
     96: "481f6674e92e392299ae1c2b8e3ce4d6b98c1f5f5a90945c7f50a343a6df667b",
     98: "c84747398e880265050ec88ffcc205b2116bc61ee358f743d767c0d78ed38525",
     103: "d5ca68303debdf68e8c0ebcdf2666b6972504d09a0d12623a00d9b7f71a5fc78",
+    104: "647ab3362866d16761c62112219dd83a8b8d78bde24fe9f692dae9749f626b3c",
 }
 
 
@@ -97,6 +100,17 @@ def test_a_refused_frame_is_refused_for_the_recorded_reason(vector):
     with pytest.raises(ProtocolError) as caught:
         decode(frame_of(vector), vector.get("limit_bytes", PACKET_BYTES))
     assert caught.value.reason == vector["expect"]["refused"]
+
+
+def test_a_job_s_proof_is_of_the_key_for_releases():
+    (vector,) = (one for one in VECTORS if "releases_by" in one["expect"])
+    message = decode(frame_of(vector), PACKET_BYTES)
+    assert isinstance(message, Offer)
+    job = decode_header(message.header)
+    assert isinstance(job, Manifest) and job.release_bytes == 70_000
+    for name, good in (("releases_by", True), ("signed_by", False)):
+        key = VerifyKey(bytes.fromhex(FILE["keys"][vector["expect"][name]]))
+        assert PeerKeys(releases=key).will_take_release(job) is good
 
 
 @pick(refused=False)

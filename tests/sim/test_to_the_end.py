@@ -1,0 +1,141 @@
+"""A job whose end cannot be reached pauses before its first round: no device has paid."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+
+import pytest
+
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.messages import (
+    ExchangeId,
+    Manifest,
+    Message,
+    ReleaseStatement,
+    Roster,
+    Signer,
+    data_set_tag,
+)
+from edgeveil.protocol.transfer import describe, part_bytes
+from tests.kits.fleet import PACKET_BYTES, Fleet, small_job
+
+pytestmark = pytest.mark.slow
+
+JOB = small_job()
+HOUR_MS = 3_600_000
+JUNK = b"junk" * 100
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def release(sequence: int) -> Manifest:
+    """For the job's data set; what it holds opens for nobody."""
+    return Manifest(
+        kind="release",
+        at=ExchangeId(b"F" * 16, 0, 1),
+        sequence=sequence,
+        job_digest=bytes(32),
+        phase="release",
+        selected=5,
+        min_batch=0,
+        quorum=0,
+        deadline_s=0.0,
+        grace_s=0.0,
+        groups=(),
+        stanza_bytes=0,
+        package_digest=hashlib.sha256(b"").digest(),
+        package_bytes=0,
+        commitment=bytes(32),
+        cloud_key=bytes(32),
+        blob=describe(JUNK, part_bytes(PACKET_BYTES)),
+        data_set=data_set_tag("digits"),
+    )
+
+
+class Struck(Fleet):
+    """A fleet without a root; somebody has the cloud's key, and the proxy's, and speaks once."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, 5)
+        self.net.run(lambda: self.enrolled)
+
+    def as_cloud(self, message: Message) -> None:
+        event = fx.MessageReceived(fx.CloudAddress(), message)
+        self.net.post(self.proxy.runner, event, 0.0)
+        self.net.run(lambda: False, self.net.now_s + 1.0)
+
+    @property
+    def leaked(self) -> Signer:
+        return Signer("cloud", self.cloud.machine.signer.key)
+
+    def paid(self) -> float:
+        return max(box.ledger.spent().epsilon for box in self.devices)
+
+    def hours_later(self, hours: float) -> None:
+        """At the cloud and the proxy."""
+        for one in (self.cloud.store, self.proxy.registry):
+            one._now_s = lambda: time.time() + 3600.0 * hours  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Struck:
+    return Struck(tmp_path)
+
+
+def test_no_number_of_a_leaked_key_bars_what_follows(fleet: Struck) -> None:
+    for number in (2**62, 2**44, now_ms() + 30 * HOUR_MS):
+        fleet.as_cloud(fleet.leaked.offer(release(number), JUNK))
+        fleet.as_cloud(fleet.leaked.note(ReleaseStatement(number, 0.0, (), ())))
+    assert fleet.proxy.machine.memory.kept == {} and fleet.proxy.machine.memory.statement is None
+    job = fleet.submit(JOB)
+    assert fleet.finish(job) == "completed", fleet.store.job(job).reason
+
+
+@pytest.mark.parametrize("what", ["replayed_release", "replayed_statement"])
+def test_a_job_pauses_unpaid_where_its_release_would_be_refused_and_ends_once_it_is_not(
+    fleet: Struck, what: str
+) -> None:
+    number = now_ms() + 3 * HOUR_MS
+    if what == "replayed_release":
+        fleet.as_cloud(fleet.leaked.offer(release(number), JUNK))
+    else:
+        fleet.as_cloud(fleet.leaked.note(ReleaseStatement(number, 0.0, (), ())))
+    job = fleet.submit(JOB)
+    assert fleet.finish(job) == "paused"
+    reason = fleet.store.job(job).reason
+    assert what in reason and "trust rotate DIR cloud-releases" in reason and job in reason
+    assert fleet.paid() == 0.0 and not fleet.store.exchanges(job)
+    fleet.hours_later(4)  # the remedy of a site without a root
+    fleet.resume(job)
+    assert fleet.finish(job) == "completed", fleet.store.job(job).reason
+    assert fleet.paid() > 0.0
+
+
+def test_a_job_pauses_unpaid_where_the_proxy_s_rosters_are_refused(fleet: Struck) -> None:
+    """The last roster that is taken would be stale in the middle of the job."""
+    registry = fleet.proxy.registry
+    keys = registry.roster()[1]
+    header = Roster(
+        2**62,
+        describe(keys, part_bytes(PACKET_BYTES)),
+        registry.lineage,
+        registry.roster_expires_s(),
+    )
+    signed = Signer("proxy", fleet.proxy.machine.signer.key)
+    event = fx.MessageReceived(fx.ProxyAddress(), signed.offer(header, keys))
+    fleet.net.post(fleet.cloud.runner, event, 0.0)
+    fleet.net.run(lambda: False, fleet.net.now_s + 1.0)
+    job = fleet.submit(JOB)
+    assert fleet.finish(job) == "paused"
+    assert "accept-registry" in fleet.store.job(job).reason and fleet.paid() == 0.0
+    fleet.store.accept_registry()
+    fleet.cloud.close()
+    fleet.start_cloud()
+    fleet.net.connect(fleet.cloud.runner)  # type: ignore[arg-type]
+    fleet.net.run(lambda: fleet.enrolled)
+    fleet.resume(job)
+    assert fleet.finish(job) == "completed", fleet.store.job(job).reason
