@@ -78,15 +78,15 @@ def rehearse_device(
         made, state = made_up_records(plan, records), plan.cloud.initial_state()
         if plan.job.anomaly:  # those that are labelled anomalous train nothing
             made = Records(made.x, np.zeros_like(made.y))
-        begun_s, trained_s = time.perf_counter(), 0.0
+        begun_s, trained_s = _clocks(), 0.0
         if any(exchange.infer for exchange in plan.exchanges):
             rehearsed_softmax(plan, graph, plan.cloud.model(state), made.x, random_bytes)
-        inferred_s = time.perf_counter() - begun_s
+        inferred_s = _seconds_since(begun_s)
         evaluated_s = 0.0
         for exchange in evaluation_kinds(plan):
-            begun_s = time.perf_counter()
+            begun_s = _clocks()
             rehearsed_evaluation(plan, exchange, graph, state, made, random_bytes)
-            evaluated_s = max(evaluated_s, time.perf_counter() - begun_s)
+            evaluated_s = max(evaluated_s, _seconds_since(begun_s))
         if trains:
             plan.check_backbones()
             trained_s = _train(plan, made, state, processor, random_bytes, memory_bytes)
@@ -101,6 +101,16 @@ def rehearse_device(
             where="job",
             fix="change the job's model or method",
         ) from error
+
+
+def _clocks() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+def _seconds_since(begun_s: tuple[float, float]) -> float:
+    """What the box takes when it has nothing else to do: time, or the processor's time where that
+    is less, as it is where the process was kept waiting."""
+    return min(now - begun for now, begun in zip(_clocks(), begun_s, strict=True))
 
 
 def rehearsed_softmax(
@@ -209,11 +219,11 @@ def _train(
         earlier = [released.get(one.phase, {}) for one in plan.recalled(exchange)]
         own = {name: array for one in (*earlier, kept) for name, array in one.items()}
         package = plan.cloud.package(state, exchange)
-        begun_s = time.perf_counter()
+        begun_s = _clocks()
         released[exchange.phase], kept = rehearsed_answer(
             plan, exchange, package, own, records, processor, random_bytes
         )
-        longest_s = max(longest_s, time.perf_counter() - begun_s)
+        longest_s = max(longest_s, _seconds_since(begun_s))
         size_bytes = sum(array.nbytes for array in kept.values())
         if memory_bytes is not None and size_bytes > memory_bytes:
             raise PrivacyError(
