@@ -270,7 +270,8 @@ def shown_discarded(context: RoundContext, uploads: int) -> dict[str, Any]:
     quote = price(context.price(trains=True), context.job.privacy.delta)
     return {
         "uploads": uploads,
-        "why": "a sum is beyond its public bound: a device put garbage into it",
+        "why": "a sum is beyond its public bound: a device put garbage into it. Only groups with a "
+        "robust rule (aggregation.groups) keep the others of its round",
         "price": {"training": str(quote.training), "inference": str(quote.inference)},
     }
 
@@ -488,6 +489,7 @@ class RoundCommitter:
         counted = [sum(one[0] for one in of if one is not None and sums) for of in sound]
         cells = dict(zip(kept, counted, strict=True))
         discarded = sum(of_it.uploads for of_it in kept.values()) - sum(counted)
+        valid.refused.update({"sum_beyond_bound": discarded} if discarded else {})
         return self._commit(
             entry,
             context,

@@ -282,6 +282,12 @@ class RunLog:
             view.training_epsilon = spent.get("training") if quote.training.proven else None
             view.inference_epsilon = spent.get("inference") if quote.inference.proven else None
             view.collusion_epsilon = spent.get("collusion") if quote.training.proven else None
+            if lost := data.get("discarded"):
+                at, cost = self.record.committed, lost["price"]["training"]
+                self.progress.note(
+                    f"round {at}: {lost['uploads']} uploads do not count, {lost['why']}; "
+                    f"it cost each device {cost} all the same"
+                )
             if tell:
                 self.progress.committed()
         elif event["type"] == "round_repeated":
