@@ -184,7 +184,7 @@ def test_the_option_replaces_the_path_and_the_source_may_be_the_jobs(tmp_path, r
     assert check_data(job, run) == []
     found = source(job, run)
     assert found == DataSource(
-        name="csv", source="csv", path=tmp_path / "other.csv", test_share=0.2
+        name="csv", source="csv", path=tmp_path / "other.csv", header=True, test_share=0.2
     )
     with pytest.raises(
         UsageError, match=r"read from a file\. add path there, or give it with --data"
