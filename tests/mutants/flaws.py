@@ -506,6 +506,14 @@ MUTANTS = (
     ),
     # --- h and groups ---
     Mutant(
+        name="h-of-all-groups",
+        decides="h and groups",
+        where="edgeveil.jobs.plan:honest_devices",
+        find="job.round.min_batch // (sets or job.aggregation.groups)",
+        put="job.round.min_batch",
+        killed_by="tests/unit/edgeveil_lab/audit/test_audit_shared_attacks.py::test_the_sum_of_a_group_has_the_share_of_its_own_uploads_honest",
+    ),
+    Mutant(
         name="sum-of-parts-priced-as-twice",
         decides="h and groups",
         where="edgeveil.privacy.events:SharedGaussian.together",
