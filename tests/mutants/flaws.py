@@ -39,7 +39,7 @@ MUTANTS = (
     Mutant(
         name="softmax-half-noise",
         decides="noise scale",
-        where="edgeveil.privacy.laplace_mechanism:softmax_steps",
+        where="edgeveil.privacy.laplace_mechanism:_noised",
         find="scale_of(event)",
         put="scale_of(event) / 2",
         of=("softmax",),
