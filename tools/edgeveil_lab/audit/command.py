@@ -12,12 +12,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import pairwise
 from multiprocessing import active_children, get_context
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,8 +147,14 @@ def audit(
     with Progress(console=console, transient=True) as progress:
         total = sum(2 * len(pieces(attack)) for attack in chosen) + len(guarded)
         bar = progress.add_task("attacking", total=total)
-        findings = judge(chosen, spread(chosen, effort, lambda: progress.advance(bar)))
-        kept = [_guarded(guard, quick, lambda: progress.advance(bar)) for guard in guarded]
+        beside = [guard for guard in guarded if not guard.at_rest]
+        counted, played = spread(chosen, effort, lambda: progress.advance(bar), beside, quick)
+        findings = judge(chosen, counted)
+        for guard in guarded:
+            if guard.at_rest:
+                played[guard.promise] = judged(guard.mechanism, guard.promise, quick)
+                progress.advance(bar)
+        kept = [played[guard.promise] for guard in guarded]
     failed = sum(found.proven and found.exceeds for found in findings)
     failed += sum(found.verdict != "holds" for found in kept)
     if as_json:
@@ -159,12 +166,6 @@ def audit(
     else:
         show(console, findings, kept)
     return 1 if failed else 0
-
-
-def _guarded(guard: Guard, quick: bool, advance: Callable[[], object]) -> GuardFinding:
-    found = judged(guard.mechanism, guard.promise, quick)
-    advance()
-    return found
 
 
 def judge(chosen: Sequence[Attack], counted: dict[str, NDArray[np.int64]]) -> list[Finding]:
@@ -212,31 +213,53 @@ def count(attack: Attack, present: bool, runs: int) -> NDArray[np.int64]:
 
 
 def spread(
-    chosen: Iterable[Attack], effort: Effort, advance: Callable[[], object]
-) -> dict[str, NDArray[np.int64]]:
-    """Play all pieces of all attacks on all cores; hits (2, claims) by the attack's name."""
+    chosen: Iterable[Attack],
+    effort: Effort,
+    advance: Callable[[], object],
+    beside: Iterable[Guard] = (),
+    quick: bool = False,
+) -> tuple[dict[str, NDArray[np.int64]], dict[str, GuardFinding]]:
+    """Play all pieces of all attacks, and the guards `beside` them, on all cores.
+
+    Hits (2, claims) by the attack's name, and findings by the guard's promise.
+    """
+    kept: dict[str, GuardFinding] = {}
     total = {attack.name: np.zeros((2, len(attack.claims)), np.int64) for attack in chosen}
     workers = os.cpu_count() or 1
     spawn = get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=end_with_starter) as pool:
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_begin) as pool:
         try:
             with _interrupts_held():  # submitting starts the workers
+                guarding = [pool.submit(judged, g.mechanism, g.promise, quick) for g in beside]
                 waiting = {
                     pool.submit(_count_named, effort, attack.name, side, runs): (attack.name, side)
                     for attack in chosen
                     for side in (False, True)
                     for runs in pieces(attack)
                 }
-            for done in as_completed(waiting):
-                name, present = waiting[done]
-                total[name][int(present)] += done.result()
+            every: list[Future[Any]] = [*guarding, *waiting]
+            for done in as_completed(every):
+                found = done.result()
+                if isinstance(found, GuardFinding):
+                    kept[found.promise] = found
+                else:
+                    name, present = waiting[done]
+                    total[name][int(present)] += found
                 advance()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in active_children():  # a piece may take minutes
                 worker.terminate()
             raise
-    return total
+    return total, kept
+
+
+def _begin() -> None:
+    """In each worker: one thread, since there is a worker for each core."""
+    import torch
+
+    end_with_starter()
+    torch.set_num_threads(1)
 
 
 @contextmanager

@@ -256,12 +256,14 @@ def device_guards() -> tuple[Guard, ...]:
             "an upload leaves at a public moment, whatever the records are",
             "answers leave when they are ready, subnormal numbers are not flushed",
             _subnormal,
+            at_rest=True,
         ),
         Guard(
             "device overrun",
             "so it does where far more records than a job expects overrun its budget",
             "answers leave when they are ready, no run is ended",
             _overrun,
+            at_rest=True,
         ),
     )
 

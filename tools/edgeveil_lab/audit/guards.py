@@ -22,13 +22,15 @@ class AttackOutcome:
 class Guard:
     """A promise under attack.
 
-    `play(flawed, quick)` attacks the code as it stands, or with the flaw `flaw` planted.
+    `play(flawed, quick)` attacks the code as it stands, or with the flaw `flaw` planted. One that
+    measures times is played `at_rest`: alone.
     """
 
     mechanism: str
     promise: str
     flaw: str
     play: Callable[[bool, bool], AttackOutcome]
+    at_rest: bool = False
 
 
 @dataclass(frozen=True)

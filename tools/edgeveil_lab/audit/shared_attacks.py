@@ -13,9 +13,12 @@ integers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import numpy as np
@@ -25,9 +28,10 @@ from edgeveil.crypto.keys import MaskSeed, OpeningKey, SigningKey
 from edgeveil.crypto.masking import Vector, signed
 from edgeveil.data.records import Records
 from edgeveil.jobs import parse_plan
-from edgeveil.jobs.plan import Plan, honest_devices
+from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import TRAIN, Array, Exchange
-from edgeveil.parts.methods.fm import FmDevice, FmParameters
+from edgeveil.parts.methods.fm import FmParameters
+from edgeveil.parts.methods.pca_residual import PcaResidualParameters
 from edgeveil.parts.setting import network_of
 from edgeveil.parts.stages.gradient_gaussian import GradientGaussian, GradientGaussianParameters
 from edgeveil.parts.update import Task, flat, shaped
@@ -41,6 +45,8 @@ from edgeveil.privacy.events import (
 )
 from edgeveil.privacy.gaussian_mechanism import clipped_steps
 from edgeveil.privacy.guarantee import Guarantee, up
+from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
+from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.mask_seeds import (
     MaskedVector,
@@ -68,7 +74,13 @@ from edgeveil_lab.audit.fm_attacks import HostileCloud, NeighbouringJob, made
 from edgeveil_lab.audit.guards import AttackOutcome, Guard
 from edgeveil_lab.audit.mechanism_attacks import Attack, Claim, Hits, fresh_noise
 from edgeveil_lab.audit.pate_attack import TurnedLabels
-from edgeveil_lab.audit.statistics import BETA, EventCounts, gaussian_threshold, lower_bound
+from edgeveil_lab.audit.statistics import (
+    BETA,
+    EventCounts,
+    epsilon_at,
+    gaussian_threshold,
+    lower_bound,
+)
 from edgeveil_lab.audit.update_attacks import SETTING as UPDATE_SETTING
 
 Float64 = NDArray[np.float64]
@@ -89,6 +101,16 @@ selection: {{devices: {UPLOADS + 1}}}
 round: {{min_batch: {UPLOADS}}}
 unsupervised: {{eval_type: NOT_EVAL}}
 """
+# Rounds are summed in two sets, so that the least that is summed is half of `min_batch`.
+GROUPS_JOB = (
+    JOB.replace("name: fedavg, secure: true", "name: median, secure: true, groups: 2")
+    .replace(f"devices: {UPLOADS + 1}", f"devices: {2 * UPLOADS + 1}")
+    .replace(f"min_batch: {UPLOADS}", f"min_batch: {2 * UPLOADS}")
+)
+NORMAL_JOB = JOB.replace(
+    "method: fm, rounds: 2, shares: {centre: 0.3, quadratic: 0.3}, local_steps: 1",
+    "method: pca_residual, rounds: 2, centre_share: 0.4",
+)
 CENTRE, FIRST, SECOND = 0, 2, 3  # exchanges: one to attack, and two of one size
 VICTIM = "attacked"
 
@@ -148,18 +170,21 @@ class MaskedExchange:
 class SharedNoiseJob:
     """The job of this file, played by its honest devices against a hostile cloud."""
 
-    def __init__(self, honest: int = 0) -> None:
-        """`honest` uploads of a sum keep to the protocol; 0: as many as the job counts on."""
-        plan = parse_plan(JOB)
-        if not isinstance(plan.job.train, FmParameters):
-            raise TypeError("not the job of this file")
-        self.honest = honest or honest_devices(plan.job)
-        self.scene = NeighbouringJob.of(plan.job.train, plan.setting)
+    def __init__(self, honest: int = 0, text: str = JOB) -> None:
+        """`honest` uploads of a sum keep to the protocol; 0: `honest_share` of the least sum."""
+        plan = parse_plan(text)
+        job, parameters = plan.job, plan.job.train
+        if not isinstance(parameters, FmParameters | PcaResidualParameters):
+            raise TypeError("not a job of this file")
+        self.uploads = job.round.min_batch // job.aggregation.groups
+        self.honest = honest or math.ceil(job.privacy.honest_share * self.uploads)
+        self.scene = NeighbouringJob.of(parameters, plan.setting)
         self.hostile = HostileCloud(self.scene)
-        self._turn_second_round()
-        self.device = FmDevice(plan.job.train, plan.setting)
+        if parameters.method == "fm" and len(self.hostile.exchanges) > SECOND:
+            self._turn_second_round()
+        self.device = made(self.scene)
         self.exchanges = [MaskedExchange(plan, exchange) for exchange in self.hostile.exchanges]
-        names = [f"liar {number}" for number in range(UPLOADS - self.honest)]
+        names = [f"liar {number}" for number in range(self.uploads - self.honest)]
         self.liars = [[one.nothing(name) for name in names] for one in self.exchanges]
         self.events = self.hostile.events
 
@@ -210,15 +235,33 @@ def shared_attacks(runs: int) -> tuple[Attack, ...]:
         for alone in (False, True)
     )
     votes = (shared_votes_attack(runs, alone=alone) for alone in (False, True))
-    return (sum_attack(runs), part_attack(runs), *updates, *votes)
+    return (
+        sum_attack(runs),
+        part_attack(runs),
+        groups_attack(runs),
+        normal_attack(runs),
+        *updates,
+        *votes,
+        mixed_totals_attack(4 * runs),
+    )
 
 
-def sum_attack(runs: int, job: SharedNoiseJob | None = None) -> Attack:
+def sum_attack(runs: int, job: SharedNoiseJob | None = None, title: str = "sums") -> Attack:
     """The cloud alone, with devices of its own."""
     job = job or SharedNoiseJob()
     every = range(len(job.events))
     claims = [(_epsilon, True)]
-    return _attack("sums", runs, job, job.hear_sum, as_summed, every, claims)
+    return _attack(title, runs, job, job.hear_sum, as_summed, every, claims)
+
+
+def groups_attack(runs: int) -> Attack:
+    """The sum of the smallest set that a round may be dealt into."""
+    return sum_attack(runs, SharedNoiseJob(text=GROUPS_JOB), "sums of groups")
+
+
+def normal_attack(runs: int) -> Attack:
+    """Sums of what `pca_residual` learns."""
+    return sum_attack(runs, SharedNoiseJob(text=NORMAL_JOB), "pca_residual, sums")
 
 
 def part_attack(runs: int, job: SharedNoiseJob | None = None) -> Attack:
@@ -390,6 +433,62 @@ def shared_votes_attack(runs: int, *, alone: bool, honest: int = 0) -> Attack:
     return Attack(MECHANISM, title, claims, play, runs)
 
 
+# --- two jobs of different units, in one ledger ---
+
+_ALONE = replace(_SUMMED, honest=2)
+LIFE_DELTA = 0.1  # of both jobs: what a record of a device has too little is found best there
+_ANY = Limits(math.inf, math.inf, 1.0, math.inf)
+SMALL_JOB = JOB.replace("epsilon: 8", "epsilon: 0.5").replace(
+    "rounds: 2, shares: {centre: 0.3, quadratic: 0.3}", "rounds: 1, centre: false, quadratic: never"
+)
+
+
+def mixed_totals_attack(runs: int) -> Attack:
+    """A device that trains a whole model and takes part in an `fm` job, both with shared noise.
+
+    All others together hear its own part of both. The claim is what its ledger says of its life.
+    """
+    stage = GradientGaussian(GradientGaussianParameters(), _ALONE)
+    job, release = SharedNoiseJob(text=SMALL_JOB), stage.release
+    laws = [as_single(for_one_record(release)), as_single(job.events[0])]
+    first, second = (law for law in laws if isinstance(law, GaussianEvent))
+    size = flat(_WEIGHTS).size
+    updates = [np.full(size, value) for value in (-_LARGE_UPDATE, _LARGE_UPDATE)]
+    base, full = (_exact(stage, update).astype(np.float64) for update in updates)
+    update_weight, gap = (full - base) / first.sigma_squared, job.hostile.gaps[0]
+    weight = gap / event_variances(second)
+    deviation = math.sqrt((full - base) @ update_weight + gap @ weight)
+    mu = math.hypot(first.mu, second.mu)
+    edge = epsilon_at(mu, LIFE_DELTA) / mu + mu / 2
+
+    def play(present: bool, count: int) -> Hits:
+        records = job.scene.present if present else job.scene.without
+        heard = np.empty(count)
+        for run in range(count):
+            (numbers,) = job.segments(0, records).values()
+            heard[run] = np.dot(update_weight, _noised(stage, updates[int(present)]) - base)
+            heard[run] += np.dot(weight, numbers.ravel().astype(np.float64) - job.hostile.bases[0])
+        return np.array([heard / deviation >= edge])
+
+    asked = [(release,), tuple(job.events)]
+    life = _lifetime([JobRequest(str(k), LIFE_DELTA / 2, one) for k, one in enumerate(asked)])
+    alone = life.colluding or life
+    claims = (Claim("a record, in two jobs", alone.record_epsilon, alone.delta),)
+    return Attack(MECHANISM, "two units, all others collude", claims, play, runs)
+
+
+def _lifetime(jobs: Sequence[JobRequest]) -> Guarantee:
+    """What a ledger says of all these jobs together, each of one release."""
+    with TemporaryDirectory() as folder:
+        ledger = Ledger(Path(folder) / LEDGER_FILE, VICTIM)
+        for job in jobs:
+            ledger.open_job(job, _ANY)
+            ledger.commit(job.job_id, 1, job.events, b"")
+        found = ledger.spent()
+        ledger.close()
+    return found
+
+
 # --- flaws, planted: each makes the ε of sums untrue, and the same attack finds it ---
 
 
@@ -423,13 +522,20 @@ def shared_guards() -> tuple[Guard, ...]:
     )
 
 
+def _runs(needed: int, flawed: bool) -> int:
+    """Of a guard: as it stands the attacks of this file try it too, so that fewer are enough."""
+    return needed if flawed else needed // 4
+
+
 def honest_parts(flawed: bool, quick: bool) -> AttackOutcome:
     """Look at sums of which as many parts are honest as the job counts on."""
     honest = SharedNoiseJob().honest
     flaw = patch("edgeveil.jobs.plan.honest_devices", lambda job: job.round.min_batch)
     with flaw if flawed else nullcontext():
         job = SharedNoiseJob(honest)
-    attack = _single(2000 if quick else 10_000, job, job.hear_sum, range(len(job.events)))
+    attack = _single(
+        _runs(2000 if quick else 10_000, flawed), job, job.hear_sum, range(len(job.events))
+    )
     return _outcome(attack)
 
 
@@ -452,7 +558,7 @@ def two_sets(flawed: bool, quick: bool) -> AttackOutcome:
             return whole - job.honest * job.hostile.bases[k]
         return whole - one.sum_of(uploads[1:], masks) - job.hostile.bases[k]
 
-    runs = 1000 if quick else 4000
+    runs = _runs(1000 if quick else 4000, flawed)
     found = _outcome(_single(runs, job, hear, [CENTRE]))
     said = f"{refused} of {2 * runs} second sets refused, {found.figure}"
     return AttackOutcome(found.broke, said)
@@ -468,7 +574,7 @@ def shared_seed(flawed: bool, quick: bool) -> AttackOutcome:
             theirs, ours = job.attacked(k, records), one.nothing("liar")
         return one.apart(one.opened(theirs), one.opened(ours)) - job.hostile.bases[k]
 
-    return _outcome(_single(1000 if quick else 4000, job, hear, [CENTRE]))
+    return _outcome(_single(_runs(1000 if quick else 4000, flawed), job, hear, [CENTRE]))
 
 
 def seed_of_two_rounds(flawed: bool, quick: bool) -> AttackOutcome:
@@ -483,7 +589,7 @@ def seed_of_two_rounds(flawed: bool, quick: bool) -> AttackOutcome:
         seen = (job.exchanges[at].opened(up) for at, up in zip((k, SECOND), uploads, strict=True))
         return job.exchanges[k].apart(*seen) - bases
 
-    return _outcome(_single(6000 if quick else 12_000, job, hear, [FIRST]))
+    return _outcome(_single(_runs(6000 if quick else 12_000, flawed), job, hear, [FIRST]))
 
 
 def _one_seed() -> AbstractContextManager[object]:
@@ -530,9 +636,9 @@ def _manifest(plan: Plan, exchange: Exchange) -> Manifest:
         sequence=exchange.index,
         job_digest=digest,
         phase=exchange.phase,
-        selected=UPLOADS + 1,
+        selected=job.round.min_batch + 1,
         min_batch=job.round.min_batch,
-        quorum=UPLOADS,
+        quorum=job.round.min_batch,
         deadline_s=1.0,
         grace_s=0.0,
         groups=plan.groups(exchange),
@@ -543,6 +649,7 @@ def _manifest(plan: Plan, exchange: Exchange) -> Manifest:
         cloud_key=digest,
         blob=Blob(digest, 0, 1),
         masked=plan.masked(exchange),
+        sets=plan.sets,
     )
 
 

@@ -260,6 +260,7 @@ SUBNORMALS = Guard(
     "subnormal numbers cost no time inside a run",
     "subnormal numbers are not flushed",
     play_subnormals,
+    at_rest=True,
 )
 
 

@@ -43,6 +43,7 @@ from edgeveil_lab.audit.mechanism_attacks import Attack, Claim, Hits, fresh_nois
 from edgeveil_lab.audit.statistics import gaussian_threshold
 
 DELTA = 0.02  # of the events; ε follows
+WIDE = 256  # records beside each other in one answer
 LARGE = 1e4  # of the added record, before its gradient is clipped
 SETTING = replace(
     FM_SETTING,
@@ -61,7 +62,12 @@ Sample = Callable[[int, float], NDArray[np.int64]]
 
 def update_attacks(values: int, jobs: int) -> tuple[Attack, ...]:
     """All of this file."""
-    return (single_step_attack(values), dp_sgd_attack(-(-jobs // 12)), output_attack(-(-jobs // 4)))
+    return (
+        single_step_attack(values),
+        dp_sgd_attack(-(-jobs // 12)),
+        many_steps_attack(min(3 * jobs, 12_000)),
+        output_attack(-(-jobs // 3)),
+    )
 
 
 def single_step_attack(runs: int, sample: Sample = poisson_sample) -> Attack:
@@ -95,6 +101,35 @@ def dp_sgd_attack(runs: int, make: type[DpSgd] = DpSgd) -> Attack:
 
     claims = (Claim("past the threshold", epsilon([event], DELTA).epsilon, DELTA),)
     return Attack("dp_sgd", "one round", claims, play, runs)
+
+
+def many_steps_attack(runs: int, make: type[DpSgd] = DpSgd) -> Attack:
+    """One round of many steps: a record that is seldom in a sample is never in most of them.
+
+    Were one sample taken for all steps, it would be in every one as often as in one. Each record
+    moves weights of its own, so that one answer plays `WIDE` runs.
+    """
+    network = build_network(MlpParameters(hidden=()), (WIDE,), 2)
+    setting = replace(SETTING, epsilon=2.0, input_shape=(WIDE,), network=network)
+    parameters = DpSgdParameters(rounds=1, local_steps=128, sampling_rate=0.05, learning_rate=1e-9)
+    trainer, event = make(parameters, setting), DpSgd(parameters, setting).event
+    step = parameters.learning_rate * parameters.clip_norm / parameters.sampling_rate
+    edge = 0.6 * parameters.local_steps
+    weights = {w.name: np.zeros(w.shape, np.float32) for w in network.weights}
+    every = Records(np.eye(WIDE, dtype=np.float32) * np.float32(LARGE), np.zeros(WIDE, np.int64))
+    nobody = every.at(np.zeros(0, np.int64))
+
+    def play(present: bool, count: int) -> Hits:
+        device, records = UpdateDevice(trainer, setting), every if present else nobody
+        apart = []
+        for _ in range(-(-count // WIDE)):
+            answer = device.answer(_ROUND, weights, records, fresh_noise(), "cpu")
+            moved = answer.segments["output.weight"].astype(np.float64)
+            apart.append((moved[:, 0] - moved[:, 1]) / math.sqrt(2))
+        return np.array([np.concatenate(apart)[:count] / step >= edge])
+
+    claims = (Claim("in most of the steps", epsilon([event], 0.01).epsilon, 0.01),)
+    return Attack("dp_sgd", "one round of many steps", claims, play, runs)
 
 
 def output_attack(runs: int) -> Attack:

@@ -180,6 +180,14 @@ def test_delta_adds_up_over_jobs(ledger):
         ledger.open_job(request("c", rounds=1), limits)
 
 
+def test_inferences_of_all_jobs_share_one_limit(ledger):
+    limits = replace(WIDE, max_inference_epsilon=6.0)  # one upload costs 4
+    ledger.open_job(request("j1", rounds=0, softmax=1), limits)
+    with pytest.raises(PrivacyError) as refused:
+        ledger.open_job(request("j2", rounds=0, softmax=1), limits)
+    assert refused.value.where == "policy.max_inference_epsilon"
+
+
 def test_training_and_inference_are_told_apart(ledger):
     quote = ledger.open_job(request(rounds=1, softmax=2), WIDE)
     assert quote.inference.epsilon == pytest.approx(8)

@@ -49,7 +49,11 @@ from edgeveil_lab.audit.statistics import (
     gaussian_threshold,
     lower_bound,
 )
-from edgeveil_lab.audit.update_attacks import dp_sgd_attack, single_step_attack
+from edgeveil_lab.audit.update_attacks import (
+    dp_sgd_attack,
+    many_steps_attack,
+    single_step_attack,
+)
 from edgeveil_tools.cli import main
 
 pytestmark = pytest.mark.slow
@@ -204,6 +208,19 @@ def test_a_gradient_that_is_not_clipped_is_found(monkeypatch):
     monkeypatch.setattr(noised_sgd, "AIM", 8.0)
     monkeypatch.setattr(noised_sgd, "LIMIT", 65.0)
     assert failing(dp_sgd_attack(200)) == {"past the threshold"}
+
+
+def test_one_sample_for_all_steps_of_a_round_is_found(monkeypatch):
+    attack = many_steps_attack(6000)
+    assert failing(attack) == set()
+    total = noised_sgd.RecordSums.total
+
+    def first(self, rows, chosen, clip_norm):
+        chosen = self.__dict__.setdefault("first", chosen)
+        return total(self, rows, chosen, clip_norm)
+
+    monkeypatch.setattr(noised_sgd.RecordSums, "total", first)
+    assert failing(attack) == {"in most of the steps"}
 
 
 def test_an_update_priced_as_hidden_from_none_alone_is_found(monkeypatch):

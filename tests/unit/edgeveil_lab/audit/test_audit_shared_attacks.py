@@ -5,13 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edgeveil.parts.methods import pca_residual
+from edgeveil.privacy.guarantee import Guarantee
 from edgeveil_lab.audit import command as audit
+from edgeveil_lab.audit import shared_attacks
 from edgeveil_lab.audit.shared_attacks import (
     CENTRE,
+    GROUPS_JOB,
     MECHANISM,
     UPLOADS,
     AskedProxy,
     SharedNoiseJob,
+    groups_attack,
+    mixed_totals_attack,
+    normal_attack,
     part_attack,
     shared_guards,
     shared_update_attack,
@@ -101,6 +108,49 @@ def test_a_devices_own_votes_go_past_the_epsilon_of_sums_and_not_past_its_own():
 def test_sums_of_votes_with_fewer_honest_parts_than_promised_are_found():
     attack = shared_votes_attack(1500, alone=False, honest=1)
     assert verdicts(attack) == {PAST: "FAILS"}
+
+
+def test_the_sum_of_a_group_has_the_share_of_its_own_uploads_honest():
+    job = SharedNoiseJob(text=GROUPS_JOB)
+    assert (job.uploads, job.honest) == (UPLOADS, UPLOADS // 2)
+    assert {event.honest for event in job.events} == {job.honest}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", [groups_attack, normal_attack])
+def test_sums_of_groups_and_of_what_is_normal_hold(attack):
+    assert set(verdicts(attack(1500)).values()) == {"holds"}
+
+
+@pytest.mark.slow
+def test_groups_whose_noise_counts_on_all_uploads_of_the_round_are_found(monkeypatch):
+    monkeypatch.setattr("edgeveil.jobs.plan.honest_devices", lambda job: job.round.min_batch // 2)
+    assert verdicts(groups_attack(1500))[WHOLE] == "FAILS"
+
+
+@pytest.mark.slow
+def test_half_the_noise_of_pca_residual_is_found(monkeypatch):
+    whole = pca_residual.noised
+
+    def halved(total, event, random_bytes):
+        return total + whole(0 * total, event, random_bytes) // 2
+
+    monkeypatch.setattr(pca_residual, "noised", halved)
+    assert verdicts(normal_attack(1500))[WHOLE] == "FAILS"
+
+
+@pytest.mark.slow
+def test_a_life_of_two_units_holds_and_not_with_what_a_job_costs_its_device(monkeypatch):
+    attack = mixed_totals_attack(6000)
+    assert set(verdicts(attack).values()) == {"holds"}
+    lifetime = shared_attacks._lifetime
+
+    def of_devices(jobs):
+        quotes = [lifetime([job]).collusion_epsilon for job in jobs]
+        return Guarantee(sum(quotes), shared_attacks.LIFE_DELTA, "record", "proven")
+
+    monkeypatch.setattr(shared_attacks, "_lifetime", of_devices)
+    assert set(verdicts(mixed_totals_attack(6000)).values()) == {"FAILS"}
 
 
 def test_the_proxy_that_is_attacked_answers_the_same_set_and_no_other(job):
