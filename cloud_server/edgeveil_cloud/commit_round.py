@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.errors import JobFailed, ProtocolError
+from edgeveil.evaluation.figures import GUESSING, guessing
 from edgeveil.jobs.broadcast_precision import as_learned_from
 from edgeveil.jobs.federated_evaluation import COUNTS
 from edgeveil.jobs.plan import SOFTMAX, Plan
@@ -232,6 +233,8 @@ def tell_round(
     # The round's own event has them, but for what follows from a threshold.
     again = exchange.evaluates and THRESHOLD not in state
     figures = tested.figures if tested and not again else None
+    beside = guessing(tested.figures) if tested else {}
+    kept = {**(evaluated or {}), **({GUESSING: beside} if beside else {})}
     if figures:  # without any label there are none
         figures = {**figures, **_class_names(context.plan)}
     record = ExchangeRecord(
@@ -242,7 +245,7 @@ def tell_round(
         uploads=told.uploads,
         accuracy=tested.accuracy if tested else None,
         loss=tested.loss if tested else None,
-        scores=dict(evaluated) if evaluated else None,
+        scores=kept or None,
         seconds=sum(told.timeline.values()),
         bytes={"cloud_out": told.sent_bytes, "cloud_in": told.taken_bytes},
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgeveil.evaluation.figures import ACCURACY, leading
+from edgeveil.evaluation.figures import ACCURACY, guessing, leading
 from edgeveil.pages.parts import thinned
 from edgeveil.parts.exchange import EVALUATIONS
 from edgeveil_cloud.evaluation import FEDERATED
@@ -52,6 +52,7 @@ class JobHistory:
     release: list[str] = field(default_factory=list)
     figures: Mapping[str, Any] = field(default_factory=dict)  # of the newest tested model
     figures_by_round: list[dict[str, Any]] = field(default_factory=list)
+    guessing: Mapping[str, float] = field(default_factory=dict)
     federated: list[Mapping[str, Any]] = field(default_factory=list)  # by round
     events: int = 0
     seq: int = 0
@@ -102,6 +103,7 @@ class JobHistory:
             }
             self.rows.append({**row, **ended, **known, "led": (ACCURACY, row["accuracy"])})
             self._score(row["number"], record.scores)
+            self.guessing = guessing(record.scores) or self.guessing
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
@@ -181,7 +183,7 @@ class JobHistory:
         found = data.get("figures")
         if not found:
             return
-        self.figures = found
+        self.figures, self.guessing = found, guessing(found)
         plain = {
             name: value
             for name, value in found.items()

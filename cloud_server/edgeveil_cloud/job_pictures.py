@@ -179,7 +179,7 @@ def event_line(kind: str, data: Mapping[str, Any], proven: set[str]) -> Json:
                 f"{which} {up_text(epsilon.get(which)) if which in proven else 'none proven'}"
                 for which in ("training", "inference")
             )
-            text += f", {led} {leading_text(led, value)}; ε by plan: {spent}"
+            text += f", {led} {leading_text(led, value, data.get('figures'))}; ε by plan: {spent}"
     elif kind == "broadcast":
         what = (
             data.get("round") if data.get("kind") == "round" else f"the {data.get('kind', 'job')}"

@@ -20,6 +20,7 @@ from edgeveil.evaluation.figures import (
     AUC,
     CLUSTER_SCORES,
     RMSE,
+    beside_text,
     error_text,
     leading_stored,
     leading_text,
@@ -331,7 +332,10 @@ class _View:
         name = f"final {self._measure}" if self._ended else f"{self._measure} now"
         if self._measure == RMSE:
             measured = f"in the label's unit, {measured}"
-        found = [card(name, self._text(self._measured(last) if last else None), measured)]
+        value = self._measured(last) if last else None
+        if value is not None and (told := beside_text(self._measure, value, self._course.guessing)):
+            measured = f"{told}; {measured}"
+        found = [card(name, self._text(value), measured)]
         if self._course.federated:
             found.append(self._federated_card(self._course.federated[-1]))
         if run is not None and run.reference:

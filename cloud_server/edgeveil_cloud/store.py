@@ -173,7 +173,9 @@ class Store:
         of_it = sa.select(done).where(done.c.job == job).order_by(done.c.index.desc()).limit(1)
         newest = db.execute(of_it).mappings().first()
         was_tested = sa.or_(done.c.accuracy.is_not(None), done.c.loss.is_not(None))
-        figures = sa.select(done.c.accuracy, done.c.loss).where(done.c.job == job, was_tested)
+        figures = sa.select(done.c.accuracy, done.c.loss, done.c.scores).where(
+            done.c.job == job, was_tested
+        )
         tested = db.execute(figures.order_by(done.c.index.desc()).limit(1)).first()
         event = None
         if entry.status != "running":  # else it may stand behind thousands of others
@@ -185,6 +187,7 @@ class Store:
             None if newest is None else _exchange_of(newest),
             None if tested is None else tested.accuracy,
             None if tested is None else tested.loss,
+            None if tested is None else tested.scores,
             None if event is None else StoredEvent(**event),
         )
 

@@ -110,13 +110,15 @@ class StoredEvent:
 
 @dataclass(frozen=True)
 class JobGlimpse:
-    """A job as a list of jobs shows it: its newest exchange, accuracy and loss of the newest tested
-    one, and, unless it runs, the newest event of its life (`job_completed`, `job_waiting`, …)."""
+    """A job as a list of jobs shows it: its newest exchange, accuracy, loss and scores of the
+    newest tested one, and, unless it runs, the newest event of its life (`job_completed`,
+    `job_waiting`, …)."""
 
     entry: JobEntry
     newest: ExchangeRecord | None
     accuracy: float | None
     loss: float | None
+    scores: Mapping[str, Any] | None
     life: StoredEvent | None
 
 

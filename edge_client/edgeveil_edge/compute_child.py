@@ -29,7 +29,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from edgeveil.heap import keep_heap
+from edgeveil.heap import keep_heap, keep_memory_private
 from edgeveil.own_process import declare_own
 from edgeveil.subnormals import flush_subnormals
 
@@ -47,6 +47,7 @@ def serve(control: socket.socket) -> None:
     declare_own()
     flush_subnormals()
     keep_heap()
+    keep_memory_private()
     os.nice(NICE)
     # Read as torch is loaded: threads that spin for each other crawl on a busy box.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -16,8 +16,10 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
+import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -34,6 +36,7 @@ from edgeveil.data.schema import DataSchema, schema_in
 from edgeveil.errors import DataError, EdgeVeilError, UsageError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import OnnxModel
+from edgeveil.own_process import run_apart
 from edgeveil.registry import nearest
 from edgeveil.sites.edge import Inference
 from edgeveil.transport.http import Page, PageContent, PageRequest, PageServer
@@ -84,10 +87,6 @@ class ServedModel:
         found = self.session.answers(x, {}, limit_s=RUN_S)
         return Predictions.of(self.release.version, self.session, found)
 
-    def predict_file(self, file: Path) -> Predictions:
-        """Of a file in any form that `edgeveil predict` takes. Raises DataError or UsageError."""
-        return told_by(self.session, self.release.version, file, RUN_S)
-
     @property
     def takes(self) -> dict[str, Any]:
         """The shape of a record, and what the model's schema says of it, where it has one."""
@@ -129,6 +128,7 @@ class InferenceService:
         self._servers: list[PageServer] = []
         self._model: ServedModel | None = None
         self._stops_stale = False
+        self._trying = asyncio.Lock()
         self._seen: tuple[int, ...] = ()  # of the file that says what is in use
         # One thread: a session runs on one core, and a swap stands between two requests.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgeveil-infer")
@@ -163,20 +163,23 @@ class InferenceService:
             self._settings.socket.unlink(missing_ok=True)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def predict_file(self, write: Callable[[], AbstractContextManager[Path]]) -> Predictions:
-        """What the release in use says of the file that `write` makes, for the owner's page.
+    async def predict_file(
+        self, write: Callable[[], AbstractContextManager[Path]], shown: int
+    ) -> Mapping[str, Any]:
+        """What the release in use says of the file that `write` makes, as `tried` tells it.
 
-        Raises DataError or UsageError.
+        Computed in a process of its own with a bound on its memory, one at a time; it ends with
+        this call, also where that is cancelled. Raises DataError or UsageError.
         """
-        found: Predictions = await self._in_thread(self._of_file, write)
-        return found
-
-    def _of_file(self, write: Callable[[], AbstractContextManager[Path]]) -> Predictions:
-        model = self._ready()
-        if isinstance(model, str):
-            raise UsageError(model, where="the release in use")
-        with write() as file:
-            return model.predict_file(file)
+        async with self._trying:
+            model: ServedModel | str = await self._in_thread(self._ready)
+            if isinstance(model, str):
+                raise UsageError(model, where="the release in use")
+            here, gone = os.pipe()
+            try:
+                return await asyncio.to_thread(_apart, model.release, write, shown, here)
+            finally:
+                os.close(gone)
 
     async def _in_thread(self, work: Any, *given: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *given)
@@ -232,6 +235,58 @@ class InferenceService:
             return self._model  # and looked at again with the next request
         self._seen = seen
         return self._model
+
+
+TRY_S = 60.0  # of a file that the owner tries, the start of its process with it
+TRY_MEMORY_BYTES = 3 << 29  # of that process beside its code
+_TRIED = "edgeveil_edge.inference:tried"
+
+
+def _apart(
+    release: InstalledRelease,
+    write: Callable[[], AbstractContextManager[Path]],
+    shown: int,
+    left: int,
+) -> Mapping[str, Any]:
+    """`tried`, in a process of its own. Closes `left`."""
+    try:
+        with write() as file:
+            asked = {"file": str(file), "shown": shown, "version": release.version}
+            asked |= {"model": str(release.path), "digest": release.digest}
+            raw = run_apart(_TRIED, json.dumps(asked).encode(), TRY_S, "the file", left)
+    finally:
+        os.close(left)
+    told: Mapping[str, Any] = json.loads(raw)
+    return told
+
+
+def tried(request: bytes) -> bytes:
+    """{release, records, accuracy, beside, classes, predictions} of a file as JSON, the last of so
+    many records as are shown.
+
+    For a process of its own: limits its memory. Raises DataError or UsageError.
+    """
+    resource.setrlimit(resource.RLIMIT_DATA, (TRY_MEMORY_BYTES, TRY_MEMORY_BYTES))
+    asked = json.loads(request)
+    graph = Path(asked["model"]).read_bytes()
+    if sha256(graph).hexdigest() != asked["digest"]:
+        raise DataError("was changed after it was installed", where="the release in use")
+    try:
+        check_graph(graph, released=True)
+        found = told_by(OnnxModel(graph), asked["version"], asked["file"], RUN_S)
+    except MemoryError:
+        fix = "try fewer of its records"
+        raise DataError("takes more memory than a try may", where="the file", fix=fix) from None
+    found = replace(found, files=())
+    told = {
+        "release": found.model,
+        "records": len(found),
+        "accuracy": found.accuracy,
+        "beside": found.beside,
+        "classes": found.classes,
+        "predictions": found.plain()[: asked["shown"]],
+    }
+    return json.dumps(told).encode()
 
 
 def _numbers(content: bytes, shape: tuple[int | None, ...]) -> NDArray[Any]:

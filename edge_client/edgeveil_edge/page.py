@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -296,14 +296,7 @@ class DevicePage:
                 file.flush()
                 yield Path(file.name)
 
-        found = replace(await self._device.inference.predict_file(written), files=())
-        told = {
-            "release": found.model,
-            "records": len(found),
-            "accuracy": found.accuracy,
-            "classes": found.classes,
-            "predictions": found.plain()[:SHOWN],
-        }
+        told = await self._device.inference.predict_file(written, SHOWN)
         return PageContent.of_json(told, headers=_PRIVATE)
 
 

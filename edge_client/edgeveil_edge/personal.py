@@ -9,7 +9,7 @@ how well it does is measured on the evaluation records, which it never sees.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from edgeveil.data.records import Records
 from edgeveil.data.schema import schema_in
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
 from edgeveil.errors import DataError, UsageError
+from edgeveil.evaluation.figures import ACCURACY, leading_text
 from edgeveil.evaluation.model_head import LinearHead, find_head, with_output
 from edgeveil.evaluation.onnx_session import BATCH_RECORDS, aligned, open_session, run_session
 from edgeveil.parts.own_records import device_records, of_shape
@@ -70,7 +71,11 @@ def personalise(site: EdgeSite, releases: Path) -> PersonalModel:
         len(training.y),
         len(evaluation.y),
         pull,
-        *(one for pair in zip(shared, own, strict=True) for one in pair),
+        shared[0],
+        own[0],
+        shared[1],
+        own[1],
+        float(np.bincount(evaluation.y).max() / len(evaluation.y)) if len(evaluation.y) else None,
     )
     keep_personal(site.state_dir, head.replaced(graph, learned.weight, learned.bias), found)
     return found
@@ -197,6 +202,10 @@ def _score(head: LinearHead, records: HeadRecords) -> tuple[float | None, float 
     return float(right.mean()), float(_losses(head, records).mean())
 
 
+def _told(found: PersonalModel, accuracy: float | None) -> str:
+    return leading_text(ACCURACY, accuracy, asdict(found))
+
+
 def told(found: PersonalModel, state_dir: Path) -> Sequence[str]:
     """What its owner reads, on the box's console."""
     first = (
@@ -213,8 +222,8 @@ def told(found: PersonalModel, state_dir: Path) -> Sequence[str]:
         lines.append(
             f"on {found.evaluation_records} evaluation records of this box, which neither learned"
             " from: shared model accuracy"
-            f" {found.shared_accuracy:.3f}, loss {found.shared_loss:.3f}; personal model accuracy"
-            f" {found.personal_accuracy:.3f}, loss {found.personal_loss:.3f}"
+            f" {_told(found, found.shared_accuracy)}, loss {found.shared_loss:.3f}; personal model"
+            f" accuracy {_told(found, found.personal_accuracy)}, loss {found.personal_loss:.3f}"
         )
     else:
         lines.append("no evaluation record is there to compare them on")

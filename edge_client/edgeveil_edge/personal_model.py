@@ -30,6 +30,7 @@ class PersonalModel:
     personal_accuracy: float | None
     shared_loss: float | None
     personal_loss: float | None
+    largest_class_rate: float | None = None  # of the evaluation records
 
 
 def keep_personal(state_dir: Path, graph: bytes, about: PersonalModel) -> None:

@@ -15,11 +15,18 @@ from numpy.typing import NDArray
 
 from edgeveil.data.anomaly import ALARM_RATE, NAMES
 from edgeveil.data.encoding import Encoded, pictures
-from edgeveil.data.records import require_file
+from edgeveil.data.records import MAX_BYTES, require_file
 from edgeveil.data.schema import DataSchema, schema_in
 from edgeveil.data.target import TargetRange
 from edgeveil.errors import DataError, EdgeVeilError, UsageError, needs_extra
-from edgeveil.evaluation.figures import anomaly_figures, regression_figures
+from edgeveil.evaluation.figures import (
+    ACCURACY,
+    anomaly_figures,
+    beside_text,
+    classification_figures,
+    guessing,
+    regression_figures,
+)
 from edgeveil.evaluation.onnx_session import SCORE, VALUE, OnnxModel
 from edgeveil.parts.sources.csvfile import any_form, encode_csv, read_matrix
 from edgeveil.parts.sources.images import ENDINGS, encode_files, pictures_below
@@ -29,6 +36,7 @@ from edgeveil_edge.personal_model import personal_model
 from edgeveil_edge.release_trial import run_trial
 from edgeveil_edge.releases import InstalledRelease, ReleaseStore
 
+ROOM_RATIO, ROOM_BYTES = 100, 1 << 26  # see `room_for`
 RELEASES = "releases"  # the folder of models inside a device's state folder
 
 
@@ -116,6 +124,19 @@ class Predictions:
             return None
         known = (self.given >= 0) & self._sound
         return float((self.labels[known] == self.given[known]).mean()) if known.any() else None
+
+    @property
+    def guessing(self) -> dict[str, float]:
+        """What stands beside `accuracy` or an RMSE, as `edgeveil.evaluation.figures.guessing`."""
+        if self.given is None or self._number is not None:
+            return guessing(self.errors)
+        return guessing(classification_figures(self.probabilities, self.given))
+
+    @property
+    def beside(self) -> str:
+        """The same in words; "" where no label of a class is known."""
+        accuracy = self.accuracy
+        return "" if accuracy is None else beside_text(ACCURACY, accuracy, self.guessing)
 
     def table(self) -> list[dict[str, Any]]:
         """A row for each record: its number from 1, label and probability, None if unusable; also
@@ -281,23 +302,34 @@ def _given(
     if path.is_dir() or path.suffix.lower() in ENDINGS:
         return _given_pictures(path, schema)
     file = require_file(path, "the input file")
+    most = room_for(file)
     if schema is not None and schema.columns is not None and file.suffix not in (".npz", ".npy"):
         read = _encode_any_parquet if file.suffix == ".parquet" else _encode_any_csv
-        found = read(file, schema)
+        found = read(file, schema, most)
         return _Given(found.records.x, found.records.y if found.labelled else None)
-    values = _read(file)
+    values = _read(file, most)
     if schema is not None and schema.image is not None and values.ndim == len(shape) + 1:
         return _Given(pictures(schema, _numbers(values, str(file)), str(file)))
     return _Given(as_records(values, shape, str(file)))
 
 
-def _encode_any_csv(file: Path, schema: DataSchema) -> Encoded:
+def room_for(file: Path) -> int:
+    """Bytes of numbers that a file's records may take: ROOM_RATIO times its size, at least
+    ROOM_BYTES. A packed file of zeros says a thousand times its size.
+
+    For files that their owner looks at. Of records that are learned from it would not do: how well
+    they pack depends on them, and so would the answer.
+    """
+    return min(MAX_BYTES, max(ROOM_BYTES, ROOM_RATIO * file.stat().st_size))
+
+
+def _encode_any_csv(file: Path, schema: DataSchema, most: int) -> Encoded:
     schema, header = any_form(file, schema)
-    return encode_csv(file, schema, header=header, labelled=None)
+    return encode_csv(file, schema, most, header=header, labelled=None)
 
 
-def _encode_any_parquet(file: Path, schema: DataSchema) -> Encoded:
-    return encode_parquet(file, schema, labelled=None)
+def _encode_any_parquet(file: Path, schema: DataSchema, most: int) -> Encoded:
+    return encode_parquet(file, schema, most, labelled=None)
 
 
 def _given_pictures(path: Path, schema: DataSchema | None) -> _Given:
@@ -334,13 +366,13 @@ def _in_use(store: ReleaseStore, model: Path) -> InstalledRelease:
     return release
 
 
-def _read(file: Path) -> NDArray[Any]:
+def _read(file: Path, most: int) -> NDArray[Any]:
     if file.suffix == ".npz":
-        return npz_array(file, "x")
+        return npz_array(file, "x", most)
     if file.suffix == ".npy":
-        return npy_array(file)
+        return npy_array(file, most)
     if file.suffix == ".csv":
-        return read_matrix(file, need_header=False)[1]
+        return read_matrix(file, most, need_header=False)[1]
     fix = "use npz, npy, csv; of a model with a schema also parquet, png, jpg, a folder"
     raise UsageError(f"unknown kind '{file.suffix}'", where=str(file), fix=fix)
 

@@ -15,6 +15,10 @@ from edgeveil.data.target import LABELS, TargetRange
 MOST_CROSSED = 20  # classes of a confusion matrix that is still told: an event stays small
 BINS = 10  # of confidence
 _DIGITS = 6
+GUESSING = "guessing"  # the key under which stored scores have it
+_GUESSED = ("largest_class_rate", "balanced_accuracy", "rmse_of_mean")
+_WORSE = ", and the model is worse"
+_UNEVEN = 1.2  # times its even share, that the largest class has
 ACCURACY, RMSE, AUC = "accuracy", "RMSE", "AUC"  # what leads the figures of a job
 _LEADS = {RMSE: "rmse", AUC: "average_precision"}  # by a figure that others have not
 NO_ORDER: Mapping[str, Any] = {"auc": None, "average_precision": None}  # without any label
@@ -27,6 +31,8 @@ def classification_figures(
     """Figures of `probabilities` (n, classes) for `labels` (n,); for JSON. Records whose label is
     none of the classes are left out; {} where none is left.
 
+        largest_class_rate the share of the class that most records are of: what saying it for
+                           each record would get right
         balanced_accuracy  the mean recall of the classes that have records
         macro_f1           the mean F1 of the classes that have records or were predicted
         auc                the mean area under each class's ROC curve against the rest, of the
@@ -57,6 +63,7 @@ def classification_figures(
     f1 = _share(2 * right, records + foreseen)
     there = records > 0
     return {
+        "largest_class_rate": to_places(records.max() / records.sum()),
         "balanced_accuracy": to_places(recall[there].mean()),
         "macro_f1": to_places(f1[there | (foreseen > 0)].mean()),
         "auc": _area(probabilities, labels, sound),
@@ -84,6 +91,7 @@ def regression_figures(
 
         mae       mean absolute error
         rmse      root of the mean squared error
+        rmse_of_mean  of saying the labels' own mean for each record
         r2        the share of the labels' variance that is explained (scikit-learn's r2_score);
                   None where all are alike
         unusable  records whose value is not finite: counted as the range's width away
@@ -99,6 +107,7 @@ def regression_figures(
     return {
         "mae": to_digits(away.mean()),
         "rmse": to_digits(math.sqrt(squared / len(away))),
+        "rmse_of_mean": to_digits(math.sqrt(spread / len(away))),
         "r2": to_places(1 - squared / spread) if spread > 0 else None,
         "unusable": int(len(sound) - np.count_nonzero(sound)),
     }
@@ -193,11 +202,40 @@ def leading_stored(
     return None if half is None else half * math.sqrt(loss)
 
 
-def leading_text(name: str, value: float | None) -> str:
-    """The value of `leading`: an accuracy to three places, an RMSE to as many digits."""
+def guessing(figures: Mapping[str, Any] | None) -> dict[str, float]:
+    """What stands beside an accuracy or RMSE wherever it is shown: of figures of a test set, or of
+    what this gave before, {largest_class_rate, balanced_accuracy} or {rmse_of_mean}. The balanced
+    accuracy is left out where classes are even; {} where nothing is known.
+    """
+    figures = (figures or {}).get(GUESSING) or figures or {}  # under it where a store has scores
+    found = {key: float(figures[key]) for key in _GUESSED if figures.get(key) is not None}
+    classes = sum(one["records"] > 0 for one in figures.get("per_class", ()))
+    if classes and found.get("largest_class_rate", 1.0) * classes < _UNEVEN:
+        found.pop("balanced_accuracy", None)
+    return found
+
+
+def beside_text(name: str, value: float, figures: Mapping[str, Any] | None) -> str:
+    """What an accuracy or RMSE is read beside, by `guessing`: `always the largest class 0.866`, and
+    in words where the model is worse; "" where nothing is known of it."""
+    beside = guessing(figures)
+    if name == RMSE and "rmse_of_mean" in beside:
+        mean = beside["rmse_of_mean"]
+        return f"always the mean {mean:.4g}" + (_WORSE if value > mean else "")
+    if name != ACCURACY or "largest_class_rate" not in beside:
+        return ""
+    rate, balanced = beside["largest_class_rate"], beside.get("balanced_accuracy")
+    told = f"always the largest class {rate:.3f}" + (_WORSE if value < rate else "")
+    return told + ("" if balanced is None else f"; balanced {balanced:.3f}")
+
+
+def leading_text(name: str, value: float | None, figures: Mapping[str, Any] | None = None) -> str:
+    """The value of `leading`: an accuracy to three places, an RMSE to as many digits; in brackets
+    what it is read beside, where `figures` of its test set say that."""
     if value is None:
         return "unknown"
-    return f"{value:.4g}" if name == RMSE else f"{value:.3f}"
+    beside = beside_text(name, value, figures)
+    return (f"{value:.4g}" if name == RMSE else f"{value:.3f}") + (f" ({beside})" if beside else "")
 
 
 def _alarms(flagged: NDArray[np.bool_], bad: NDArray[np.bool_]) -> tuple[int, int, int, int]:
@@ -268,7 +306,8 @@ def federated_text(found: Mapping[str, Any]) -> str:
         return f"nothing but noise{BY_DEVICES}"
     name = {"rmse": RMSE, "auc": AUC}.get(key, key.replace("_", " "))
     value, off = (leading_text(name, found[one]) for one in (key, f"{key}_deviation"))
-    return f"{name} {value} ± {off}{BY_DEVICES}"
+    beside = beside_text(name, found[key], found)
+    return f"{name} {value} ± {off}{f' ({beside})' if beside else ''}{BY_DEVICES}"
 
 
 CLUSTER_SCORES = {  # by the names in `edgeveil.evaluation.cluster_sums`

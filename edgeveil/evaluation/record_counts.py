@@ -256,7 +256,9 @@ def _by_class(
     def mean(values: Float64, of: NDArray[np.bool_]) -> float | None:
         return to_places(values[of].mean()) if of.all() or (of.any() and not deviation) else None
 
+    largest = records.max() / records.sum() if there.any() else 0.0
     return {
+        **({"largest_class_rate": to_places(min(1.0, largest))} if there.any() else {}),
         "balanced_accuracy": mean(recall, there),
         "macro_f1": mean(f1, either),
         "per_class": [

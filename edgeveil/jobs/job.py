@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -368,7 +369,16 @@ class Job(Block):
             object.__setattr__(self, "features", features)
             object.__setattr__(self, "model", _scaled(self.model, scale))
             object.__setattr__(self, "__pydantic_fields_set__", told)
+        if self.data.target is not None:  # such a head has an intercept with and without the key
+            self._set_train(self.train.left_out)
         return self
+
+    def _set_train(self, values: Mapping[str, Any]) -> None:
+        """Parameters of the method that are not as they were read."""
+        if values:
+            told = self.model_fields_set
+            object.__setattr__(self, "train", self.train.model_copy(update=dict(values)))
+            object.__setattr__(self, "__pydantic_fields_set__", told)
 
     @property
     def rounds(self) -> int:
@@ -448,6 +458,8 @@ class Job(Block):
             raise ProtocolError("bad_job", f"a job of more than {CANONICAL_BYTES} bytes")
         try:
             job = cls.model_validate_json(raw, strict=True)
+            said = job.train.model_fields_set
+            job._set_train({k: v for k, v in job.train.left_out.items() if k not in said})
             same = job.canonical() == raw
         except ValidationError as error:
             raise ProtocolError("bad_job", _unknown(error)) from None

@@ -160,7 +160,8 @@ class Plan:
             return residual_graph(self.features, data.input_shape)
         if data.target is not None:
             return regression_graph(self.features, data.input_shape, data.target, setting.kept)
-        return build_graph(self.features, data.input_shape, data.classes, setting.kept)
+        bias = self.job.train.bias
+        return build_graph(self.features, data.input_shape, data.classes, setting.kept, bias=bias)
 
     @property
     def model_metadata(self) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -93,11 +93,6 @@ class Setting:
         return self.projection.output_dim(self.feature_dimension)
 
     @property
-    def head(self) -> tuple[int, int]:
-        """Rows and columns of a linear head: (d, classes); of a number (d + 1, 1), by intercept."""
-        return (self.dimension + 1, 1) if self.regression else (self.dimension, self.classes)
-
-    @property
     def kept(self) -> int | None:
         """d where there is a PCA, else None, as `build_graph` takes it."""
         return None if self.projection is None else self.dimension
@@ -110,6 +105,15 @@ class MethodParameters(BaseModel):
 
     method: str
     rounds: int
+
+    left_out: ClassVar[Mapping[str, Any]] = {}
+    """Keys of which a missing one means, in a job's canonical bytes, another value than the default
+    that a job file gets: they came later."""
+
+    @property
+    def bias(self) -> bool:
+        """Whether the head of classes that is learned has a bias."""
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -280,10 +280,20 @@ class PageServer:
         if len(told) > _LENGTH_DIGITS or int(told) > self._body_bytes:
             return _plain(413)
         content = await reader.readexactly(int(told))
+        answering = asyncio.ensure_future(post(PageRequest(request.headers, content)))
+        watching = asyncio.ensure_future(reader.read(1))
         try:
-            return await post(PageRequest(request.headers, content))
+            await asyncio.wait((answering, watching), return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done() and not watching.result():
+                raise ConnectionAbortedError  # the client has left
+            return await answering
+        except ConnectionAbortedError:
+            raise
         except Exception:  # as for a page
             return _plain(500)
+        finally:
+            answering.cancel()
+            watching.cancel()
 
 
 def _is_near(writer: asyncio.StreamWriter) -> bool:

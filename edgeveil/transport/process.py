@@ -35,6 +35,9 @@ class OwnFolder:
     def __init__(self, state_dir: Path) -> None:
         try:
             state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            found = state_dir.stat()
+            if found.st_uid == os.geteuid() and found.st_mode & 0o077:  # made by another hand
+                state_dir.chmod(found.st_mode & 0o700)
             # Not the folder itself: commands that work beside a running process lock that.
             descriptor = os.open(state_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
             self._lock = os.fdopen(descriptor, "rb")  # the kernel lets go when this is closed
@@ -127,6 +130,7 @@ def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[object, object, 
     UsageError where the process may open too few files. An error that the machine is to blame for
     has exit code 1 (`of_environment`).
     """
+    os.umask(0o077)  # its state is its user's alone, whatever it was started with
     raise_file_limit()
     keep_heap()
     numbers = stop_signals()

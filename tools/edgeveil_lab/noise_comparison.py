@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from edgeveil.errors import INTERRUPTED, UsageError
-from edgeveil.evaluation.figures import ACCURACY, leading, leading_text, spread_of
+from edgeveil.evaluation.figures import ACCURACY, guessing, leading, leading_text, spread_of
 from edgeveil.jobs import Job
 from edgeveil.privacy.guarantee import up, worth
 from edgeveil_tools.local.data import check_data, held, is_published
@@ -159,6 +159,7 @@ def _row(noise: Noise, result: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "noise": noise,
         "accuracy": leading(result["final"])[1],
+        "guessing": guessing(result["final"].get("figures")),
         "accuracies": [leading(row)[1] for row in rounds],
         "epsilon": training["epsilon"] if proven else None,
         "collusion_epsilon": _colluding(training) if proven else None,
@@ -209,7 +210,7 @@ def _notes(noises: Sequence[Noise], *, published: bool) -> list[str]:
 
 def cells(row: Mapping[str, Any], measure: str = ACCURACY) -> tuple[str, ...]:
     """One row in words."""
-    reached = leading_text(measure, row["accuracy"])
+    reached = leading_text(measure, row["accuracy"], row.get("guessing"))
     if row["noise"] == "none":
         nothing = "no privacy at all"
         return ("none", reached, nothing, nothing, "–", "–", "–")

@@ -24,7 +24,14 @@ from rich.console import Console
 from rich.table import Table
 
 from edgeveil.errors import INTERRUPTED, EdgeVeilError, JobFailed, UsageError
-from edgeveil.evaluation.figures import BY_DEVICES, federated_text, leading
+from edgeveil.evaluation.figures import (
+    BY_DEVICES,
+    beside_text,
+    federated_text,
+    guessing,
+    leading,
+    leading_text,
+)
 from edgeveil.jobs import Job, load_job
 from edgeveil.parts.sources import published_files
 from edgeveil.privacy.guarantee import up, worth
@@ -165,6 +172,7 @@ def row(study: TableJob, seeds: int) -> dict[str, Any]:
         "measure": measure,
         "accuracies": accuracies,
         "median": statistics.median(accuracies) if accuracies else None,
+        "guessing": _guessing(results),
         "reference": known[0] if known else None,
         "federated": [told for r in results if (told := r["final"].get("federated"))],
         "seconds": statistics.median(r["seconds"] for r in results) if results else None,
@@ -236,7 +244,8 @@ def run_seed(study: TableJob, number: int, asked: TableOptions, stream: IO[str])
         (folder / STAMP).write_text(study.stamp(seed), "utf-8")
         result = json.loads((folder / "result.json").read_bytes())
         measure, value = leading(result["final"])
-        shown = "not tested" if value is None else f"{measure} {_share(value)}"
+        told = leading_text(measure, value, result["final"].get("figures"))
+        shown = "not tested" if value is None else f"{measure} {told}"
         which = f"{study.path}, seed {seed} ({number + 1} of {asked.seeds})"
         print(f"{which}: {shown}, {seconds_text(result['seconds'])}", file=stream, flush=True)
     return code
@@ -352,7 +361,7 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         up(row["delta"]),
         row["unit"],
         "proven" if row["status"] == "proven" else f"{row['status']}: no proven guarantee",
-        _spread(row["accuracies"], row["median"]),
+        _spread(row["accuracies"], row["median"]) + _beside(row),
         _share(row["reference"]),
         "; ".join(claim["text"] for claim in row["claims"]) or "–",
         "–" if row["seconds"] is None else f"{row['seconds']:.0f}",
@@ -469,6 +478,20 @@ def _spread(values: Sequence[float], median: float | None) -> str:
     if median is None:
         return "–"
     return f"{_share(median)} ({_share(min(values))}–{_share(max(values))})"
+
+
+def _guessing(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """What guessing comes to on the runs' test sets, by `guessing`: the medians over the seeds."""
+    found = [guessing(result["final"].get("figures")) for result in results]
+    keys = dict.fromkeys(key for one in found for key in one)
+    return {key: statistics.median(one[key] for one in found if key in one) for key in keys}
+
+
+def _beside(row: Mapping[str, Any]) -> str:
+    if row["median"] is None:
+        return ""
+    told = beside_text(row["measure"], row["median"], row.get("guessing"))
+    return f"; {told}" if told else ""
 
 
 def _share(value: float | None) -> str:

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from edgeveil.evaluation.figures import leading_text
+from edgeveil.evaluation.figures import beside_text, leading_text
 from edgeveil.units import byte_text, seconds_text
 from edgeveil_tools.local.run_log import RunProgress, epsilon_by_plan
 
@@ -105,10 +105,12 @@ class RunDisplay(LiveDisplay):
         head = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=max(1, view.exchanges), completed=view.committed, width=28)
         head.add_row(bar, Text(f"round {view.round} of {view.rounds}", style="bold"), view.doing)
-        return Group(head, *(Text(" · ".join(line), no_wrap=True) for line in self._lines(view)))
+        return Group(
+            head, *(Text(" · ".join(line), no_wrap=True) for line in self._lines(view) if line)
+        )
 
-    def _lines(self, view: RunProgress) -> tuple[list[str], list[str]]:
-        """How it goes, and what came of it; each fits 80 columns."""
+    def _lines(self, view: RunProgress) -> tuple[list[str], ...]:
+        """How it goes, what came of it, and what that is read beside; each fits 80 columns."""
         asked = view.devices if view.selected is None else view.selected
         going = [f"{view.online}/{view.devices} online", f"{view.uploads}/{asked} answered"]
         if view.declined:
@@ -118,4 +120,5 @@ class RunDisplay(LiveDisplay):
         found = f"{name} {'–' if value is None else leading_text(name, value)}"
         if view.reference is not None:
             found += f" (without noise {leading_text(name, view.reference)})"
-        return going, [found, epsilon_by_plan(view)]
+        beside = beside_text(name, value, view.figures) if value is not None else ""
+        return going, [found, epsilon_by_plan(view)], [beside] if beside else []

@@ -10,10 +10,12 @@
         accuracy, loss    of the global model on the cloud's test records, or null; the loss is
                           the mean cross-entropy in nats. Of a label that is a number accuracy is
                           null, and the loss the mean squared error of its range as [-1, 1]
-        figures           on the same records, or null: balanced_accuracy, macro_f1, auc (one
-                          class against the rest, their mean), per_class, confusion, calibration,
-                          unusable, as `edgeveil.evaluation.figures` has them; classes, their names,
-                          where the job's schema has some; of a number mae, rmse, r2, unusable;
+        figures           on the same records, or null: largest_class_rate, balanced_accuracy,
+                          macro_f1, auc (one class against the rest, their mean), per_class,
+                          confusion, calibration, unusable, as `edgeveil.evaluation.figures` has
+                          them; classes, their names,
+                          where the job's schema has some; of a number mae, rmse,
+                          rmse_of_mean, r2, unusable;
                           of anomalies auc, average_precision, normal, anomalous, histogram,
                           unusable, and with a threshold detection_rate, false_alarm_rate,
                           precision, f1
@@ -342,8 +344,10 @@ class Result:
         return "\n".join(f"{name}: {value}" for name, value in summary(self.content))
 
     def __repr__(self) -> str:
-        name, value = leading(self.content["final"])
-        return f"<Result of {self.job}: {self.status}, {name} {leading_text(name, value)}>"
+        final = self.content["final"]
+        name, value = leading(final)
+        told = leading_text(name, value, final.get("figures"))
+        return f"<Result of {self.job}: {self.status}, {name} {told}>"
 
     def _repr_html_(self) -> str:
         """The summary and the rounds, for a notebook."""
@@ -478,7 +482,7 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     by_sums = final.get("cluster_scores")
     return [
         *([("note", result["note"])] if result["note"] else []),
-        (f"final {led}", leading_text(led, value) + own),
+        (f"final {led}", leading_text(led, value, figures) + own),
         *([("federated", federated_text(federated))] if federated else []),
         *([("clusters", cluster_text(by_sums))] if by_sums else []),
         *([("other figures", figures_text(figures))] if figures else []),

@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from edgeveil.heap import keep_memory_private
 from edgeveil.storage import FileData
 from edgeveil_cloud.compute import channel
 from edgeveil_cloud.compute.processes import SliceFailure, WorkerReady
@@ -39,6 +40,7 @@ def stand_back() -> None:
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
+    keep_memory_private()  # it opens what is sealed to a round's key
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def _row(glimpse: JobGlimpse, records: Sequence[ExchangeRecord]) -> list[str]:
     return [
         entry.id,
         entry.status,
-        "–" if value is None else f"{led} {leading_text(led, value)}",
+        "–" if value is None else f"{led} {leading_text(led, value, glimpse.scores)}",
         *(told or ["–", "–"]),
         f"{glimpse.newest.number if glimpse.newest else 0} of {plan.rounds}",
         seconds_text(sum(one.seconds for one in records)),

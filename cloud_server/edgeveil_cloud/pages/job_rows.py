@@ -75,7 +75,10 @@ def row_of(glimpse: JobGlimpse, running: int, most_running: int) -> dict[str, An
         "exchanges": plan.exchanges,
         "round": newest.number if newest else 0,
         "rounds": plan.rounds,
-        "figure": {"name": led, "text": None if value is None else leading_text(led, value)},
+        "figure": {
+            "name": led,
+            "text": None if value is None else leading_text(led, value, glimpse.scores),
+        },
         "guarantees": guarantee_cells(spent or plan.privacy, planned=spent is None),
     }
 
@@ -87,7 +90,11 @@ def figure_text(canonical: bytes, record: ExchangeRecord) -> str:
         return told
     plan = planned(canonical)
     value = leading_stored(plan.measure, record.accuracy, record.loss, plan.half)
-    return "" if value is None else f"{plan.measure} {leading_text(plan.measure, value)}"
+    return (
+        ""
+        if value is None
+        else f"{plan.measure} {leading_text(plan.measure, value, record.scores)}"
+    )
 
 
 def guarantee_cells(privacy: Mapping[str, Any], *, planned: bool) -> list[dict[str, str]]:

@@ -213,6 +213,7 @@
     if (!p) return null;
     const text = (value) => (value === null ? "–" : value.toFixed(3));
     const rows = [["shared", text(p.shared_accuracy), text(p.shared_loss)], ["this box's own", text(p.personal_accuracy), text(p.personal_loss)]];
+    if (p.largest_class_rate !== null) rows.push(["always the largest class", text(p.largest_class_rate), ""]);
     return [
       ev.el("h3", {}, "This box's own model"),
       ev.el("p", {}, `Made of release ${p.release} from ${p.training_records} records of this box. `,
@@ -302,7 +303,7 @@
       of(first, told.classes),
       rows.length ? ev.table(unusual ? ["Record", "Score"] : number ? ["Record", "Value"] : ["Record", "Class", "Probability"], rows, { caption: "Further records", text: [1] }) : null,
       told.records > told.predictions.length ? ev.el("p", { class: "soft small" }, `${told.records} records, the first ${told.predictions.length} are shown.`) : null,
-      told.accuracy === null ? null : ev.el("p", {}, `Of the labels that stood beside the records ${(100 * told.accuracy).toFixed(1)} % were told.`),
+      told.accuracy === null ? null : ev.el("p", {}, `Of the labels that stood beside the records ${(100 * told.accuracy).toFixed(1)} % were told (${told.beside}).`),
       ev.el("p", { class: "soft small" }, `By release ${told.release}, on this box.`),
     ];
   }

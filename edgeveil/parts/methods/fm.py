@@ -37,11 +37,11 @@ from edgeveil.parts.methods.fm_budget import (
     FmParameters,
     Shares,
     budget,
+    head_shape,
+    intercept_steps,
     phases,
 )
 from edgeveil.parts.methods.fm_sums import (
-    INTERCEPT_STEPS,
-    SHRUNK_STEPS,
     Bounded,
     FeatureCache,
     Features,
@@ -54,6 +54,7 @@ from edgeveil.parts.methods.fm_sums import (
     noised,
     projected,
     quadratic_sum,
+    shrunk,
     top_basis,
     with_intercept,
 )
@@ -78,7 +79,8 @@ def forms(exchange: Exchange, parameters: FmParameters, setting: Setting) -> dic
 
     With `ldp_pca` the covariance is the device's own earlier answer, added by its host.
     """
-    d, features, head = setting.dimension, setting.feature_dimension, setting.head
+    d, features = setting.dimension, setting.feature_dimension
+    head = head_shape(parameters, setting)
     needed: dict[str, Form] = {}
     if exchange.phase == COVARIANCE:
         return needed
@@ -134,6 +136,7 @@ class FmDevice:
     def __init__(self, parameters: FmParameters, setting: Setting) -> None:
         self.parameters, self.setting = parameters, setting
         self.budget: Budget = budget(parameters, setting)
+        self.intercept = intercept_steps(parameters, setting, self.budget)
         self._cache = FeatureCache(setting)
 
     def job_events(self) -> tuple[Event, ...]:
@@ -206,7 +209,7 @@ class FmDevice:
 
         def made(phi: Features) -> Bounded:
             z = bounded(self._projected(phi, tensors), centre, radius)
-            return with_intercept(z) if self.setting.regression else z
+            return with_intercept(z, self.intercept) if self.intercept else z
 
         return self._cache.bounded(records, (centre.tobytes(), *bases), made)
 
@@ -242,7 +245,8 @@ def local_minimum(
     low, high = (float(v) for v in tensors["spectrum"])
     if parameters.quadratic == "never":  # the same curvature everywhere: one step is all
         return (linear / -high).astype(np.float32)
-    curvature = unpacked(np.asarray(tensors["curvature"], np.float32), setting.head[0])
+    rows = head_shape(parameters, setting)[0]
+    curvature = unpacked(np.asarray(tensors["curvature"], np.float32), rows)
     steps = parameters.local_steps
     return minimise_quadratic(linear, curvature, (low, high), steps, processor)
 
@@ -269,6 +273,8 @@ class FmCloud:
     def __init__(self, parameters: FmParameters, setting: Setting) -> None:
         self.parameters, self.setting = parameters, setting
         self.budget: Budget = budget(parameters, setting)
+        self.intercept = intercept_steps(parameters, setting, self.budget)
+        self.head = head_shape(parameters, setting)
 
     def plan(self) -> tuple[Exchange, ...]:
         """The preparatory sums that are released, then the training rounds."""
@@ -281,7 +287,7 @@ class FmCloud:
         A noised sum is rounded to float32, which is post-processing. Where uploads are summed it
         stays as it is, also in training.
         """
-        head, phase = self.setting.head, exchange.phase
+        head, phase = self.head, exchange.phase
         shapes: dict[str, tuple[int, ...]] = {
             COVARIANCE: (triangle_size(self.setting.feature_dimension),),
             CENTRE: (self.setting.dimension,),
@@ -296,7 +302,7 @@ class FmCloud:
 
     def initial_state(self) -> dict[str, Array]:
         """Zero centre and weight; unit curvature; the first axes where there is a PCA."""
-        d, head = self.setting.dimension, self.setting.head
+        d, head = self.setting.dimension, self.head
         state: dict[str, Array] = {
             "centre": np.zeros(d, np.float32),
             "spectrum": np.ones(2),
@@ -366,8 +372,8 @@ class FmCloud:
         return new
 
     def model(self, state: Tensors) -> dict[str, Array]:
-        """`centre` (d,), `radius` (1,), `weight` (d, c), float32; the tail's mean once it began. Of
-        a number `weight` (d, 1) and `bias` (1,).
+        """`centre` (d,), `radius` (1,), `weight` (d, c), `bias` (c,) where there is an intercept,
+        float32; the tail's mean once it began. Of a number c is 1.
 
         With a PCA also `basis` (D, d): the broadcast one (`ldp_fpca`), that of the mean noised
         covariance (`ldp_pca`), or the first axes (`local_pca`, where each party has its own).
@@ -380,16 +386,16 @@ class FmCloud:
             "radius": np.array([self.parameters.radius], np.float32),
             "weight": head.astype(np.float32),
         }
-        if self.setting.regression:
-            weights["weight"] = (head[:-1] * (SHRUNK_STEPS / UNIT)).astype(np.float32)
-            weights["bias"] = (head[-1] * (INTERCEPT_STEPS / UNIT)).astype(np.float32)
+        if self.intercept:
+            weights["weight"] = (head[:-1] * (shrunk(self.intercept) / UNIT)).astype(np.float32)
+            weights["bias"] = (head[-1] * (self.intercept / UNIT)).astype(np.float32)
         if "basis" in state:
             weights["basis"] = as_weights(np.asarray(state["basis"], np.int16))
         return weights
 
     def _curvature(self, mean: Tensors, uploads: int) -> tuple[Array, Array]:
         """κ·Q₊ + ridge·(noise level)·I as a flat triangle, and its spectrum, both public."""
-        quadratic = symmetric(self._in_units(mean, QUADRATIC), self.setting.head[0])
+        quadratic = symmetric(self._in_units(mean, QUADRATIC), self.head[0])
         values, vectors = np.linalg.eigh(quadratic)
         curved = self._hessian * np.maximum(values, 0.0) + self.ridge_level(uploads)
         triangle = upper((vectors * curved) @ vectors.T).astype(np.float32)
@@ -410,7 +416,7 @@ class FmCloud:
         The larger of the operator norms to expect: 2√d·σ of the quadratic, σ being the noise off
         its diagonal, and √c·σ of the linear.
         """
-        (d, c), b = self.setting.head, self.budget
+        (d, c), b = self.head, self.budget
         linear = math.sqrt(c * b.noise_variance(TRAIN))
         quadratic = 0.0
         if self.parameters.quadratic == "once":

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -20,6 +20,7 @@ from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features.pca import COVARIANCE, PcaParameters
 from edgeveil.parts.methods.fm_sums import LARGEST_L1, PRODUCT_BITS, check_sizes
 from edgeveil.parts.methods.symmetric_packing import triangle_size
+from edgeveil.parts.part import says_nothing
 from edgeveil.parts.setting import MethodParameters, Setting
 from edgeveil.privacy.accountant import HAIR, discreteness_tv, epsilon, mu_for, pure_epsilon
 from edgeveil.privacy.events import (
@@ -31,7 +32,7 @@ from edgeveil.privacy.events import (
     as_summed,
 )
 from edgeveil.privacy.gaussian_mechanism import Layout, gaussian_event, shared_gaussian
-from edgeveil.privacy.grid import Int64
+from edgeveil.privacy.grid import GRID_BITS, Int64
 from edgeveil.privacy.laplace_mechanism import laplace_event, noise_room, scale_of
 
 
@@ -86,6 +87,29 @@ class FmParameters(MethodParameters):
     """Part of the rounds after which the model is the average of the iterates."""
     max_weight: float = Field(default=1024.0, gt=0, le=65536.0)
     """Largest absolute value of a weight."""
+    intercept: bool = Field(default=True, exclude_if=says_nothing(False))
+    """Whether each class has an intercept, so that how frequent it is can be learned; inside the
+    bound on a record, its size by a public formula. Of a number there always is one."""
+
+    left_out: ClassVar[Mapping[str, Any]] = {"intercept": False}
+
+    @property
+    def bias(self) -> bool:
+        """Whether the head has a bias."""
+        return self.intercept
+
+
+NUMBER_INTERCEPT = 1 << (GRID_BITS - 1)  # i = 1/2, of a label that is a number
+LARGEST_INTERCEPT = 0.3 * 2**GRID_BITS  # of two classes, without noise
+HALVING_NOISE = 0.02  # of which i is half of that
+
+
+def head_shape(parameters: FmParameters, setting: Setting) -> tuple[int, int]:
+    """Rows and columns of the linear head: (d, classes), and a row more for the intercept; of a
+    number (d + 1, 1)."""
+    if setting.regression:
+        return (setting.dimension + 1, 1)
+    return (setting.dimension + int(parameters.intercept), setting.classes)
 
 
 # What `fm` releases, phase by phase: size, and how far one record moves it, in integer steps.
@@ -147,9 +171,9 @@ def released_sum(phase: str, parameters: FmParameters, setting: Setting) -> Rele
     L1 norms: of φ at most √d. Of the triangle of zzᵀ (‖z‖₁² + ‖z‖²)/2 <= (d + 1)/2. Of z·rᵀ,
     r = p - y clipped, ‖z‖₁·‖r‖₁: at most 2√d, and at most 2√(d(c - 1)/c)·clip, since r's entry at
     the label weighs as much as all the others (up to one step of 2**-12, for rounding). A number's
-    r is one value: ‖z‖₁·|r| is at most 2√d, and at most √d·clip, d counting the intercept.
+    r is one value: ‖z‖₁·|r| is at most 2√d, and at most √d·clip. d counts the intercept.
     """
-    (d, c), features = setting.head, setting.feature_dimension
+    (d, c), features = head_shape(parameters, setting), setting.feature_dimension
     one = 1 << PRODUCT_BITS
     if phase == COVARIANCE:
         return products_sum("covariance of the features", features)
@@ -377,6 +401,23 @@ def _covariance_event(
         return wishart_event(split.own_epsilon)
     mu = mu_for(split.own_epsilon, delta) * (math.sqrt(split.first) if split.one_kind else 1.0)
     return own_part(released_sum(COVARIANCE, parameters, setting).gaussian(mu), setting)
+
+
+def intercept_steps(parameters: FmParameters, setting: Setting, settled_budget: Budget) -> int:
+    """i, what stands beside z for the intercept, in steps of 2**-12; 0: there is none.
+
+    Of classes it follows from the noise in the mean linear sum of `setting.devices` devices, in
+    units of a record: so from ε, δ, the kind of noise, devices, nominal records, d and the number
+    of classes alone. Chosen on data of which no figure stands in the documents.
+    """
+    if setting.regression:
+        return NUMBER_INTERCEPT
+    if not parameters.intercept:
+        return 0
+    noise = math.sqrt(settled_budget.noise_variance(TRAIN) / setting.devices)
+    noise /= setting.nominal_records
+    largest = LARGEST_INTERCEPT * math.sqrt(2 / setting.classes)
+    return int(largest / (1 + noise / HALVING_NOISE))
 
 
 def own_part(event: GaussianEvent, setting: Setting) -> Event:

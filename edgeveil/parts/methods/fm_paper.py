@@ -68,7 +68,9 @@ def projecting() -> FmParameters:
 
     One round: its own training never comes, and must not make a budget look too small.
     """
-    return FmParameters(rounds=1, noise="laplace", centre=False, quadratic="never", radius=1.0)
+    return FmParameters(
+        rounds=1, noise="laplace", centre=False, quadratic="never", radius=1.0, intercept=False
+    )
 
 
 def noise_scale(parameters: FmPaperParameters, setting: Setting) -> float:

@@ -45,8 +45,6 @@ from edgeveil.privacy.sampler import RandomBytes, discrete_gaussian
 from edgeveil.subnormals import flushed
 
 FEATURE_BITS = 24
-INTERCEPT_STEPS = 1 << (GRID_BITS - 1)  # b = 1/2
-SHRUNK_STEPS = math.isqrt((1 << 2 * GRID_BITS) - INTERCEPT_STEPS**2)  # a, just below √3/2
 BLOCK = 4096  # rows at a time: bounds memory; a multiple of the 64 rows of one norm
 Int16 = NDArray[np.int16]
 Int32 = NDArray[np.int32]
@@ -110,15 +108,21 @@ def bounded(features: Features, centre: NDArray[np.generic], radius: float) -> B
     return Bounded(steps, squared, features.labels)
 
 
-def with_intercept(z: Bounded) -> Bounded:
-    """(a·z, b) in the place of z, the last entry being the intercept's; a² + b² <= 1, so it keeps
-    to norm 1. In integers, rounded toward zero."""
+def shrunk(intercept: int) -> int:
+    """a in steps of 2**-12, the largest with a² + i² <= 1; i = `intercept` in the same steps."""
+    return math.isqrt((1 << 2 * GRID_BITS) - intercept**2)
+
+
+def with_intercept(z: Bounded, intercept: int) -> Bounded:
+    """(a·z, i) in the place of z, i = `intercept` steps of 2**-12; a² + i² <= 1, so it keeps to
+    norm 1. In integers, rounded toward zero."""
+    factor = shrunk(intercept)
     steps = np.empty((len(z.steps), z.steps.shape[1] + 1), np.int16)
     squared = np.empty(len(steps), np.int64)
     for rows in blocks(len(steps)):
         given = z.steps[rows].astype(np.int64)
-        steps[rows, :-1] = np.sign(given) * (np.abs(given) * SHRUNK_STEPS >> GRID_BITS)
-        steps[rows, -1] = INTERCEPT_STEPS
+        steps[rows, :-1] = np.sign(given) * (np.abs(given) * factor >> GRID_BITS)
+        steps[rows, -1] = intercept
         squared[rows] = squared_norms(steps[rows].astype(np.int64))
     return Bounded(steps, squared, z.labels)
 

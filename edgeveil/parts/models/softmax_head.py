@@ -1,8 +1,9 @@
 """A softmax head on public features: the ONNX graph and the same in numpy.
 
-z = (φ(x) - centre) / max(‖φ(x) - centre‖, radius),   probabilities = softmax(z·weight)
+z = (φ(x) - centre) / max(‖φ(x) - centre‖, radius),   probabilities = softmax(z·weight + bias)
 
-With a PCA φ(x)·basis stands in place of φ(x).
+Some methods learn no bias, and their heads have none. With a PCA φ(x)·basis stands in place of
+φ(x).
 """
 
 from __future__ import annotations
@@ -22,23 +23,32 @@ WEIGHTS = ("centre", "radius", "weight")
 
 
 def build_graph(
-    features: FeatureMap, input_shape: tuple[int, ...], classes: int, kept: int | None = None
+    features: FeatureMap,
+    input_shape: tuple[int, ...],
+    classes: int,
+    kept: int | None = None,
+    *,
+    bias: bool = False,
 ) -> bytes:
     """The ONNX graph, with the weights as inputs.
 
     Inputs: `x` float32 (N, *input_shape), `centre` (d,), `radius` (1,), `weight` (d, classes),
-    all float32; with `kept`, the number of features after a PCA, also `basis` (D, d = kept).
+    all float32; with `kept`, the number of features after a PCA, also `basis` (D, d = kept); with
+    `bias` also `bias` (classes,).
     Output: `probabilities` float32 (N, classes). Needs the `onnx` package.
     """
     from onnx import helper
 
     parts, inputs = bounded_features(features, input_shape, kept)
+    product = "head.product" if bias else "head.logits"
     parts.nodes += [
-        helper.make_node("MatMul", [BOUNDED, "weight"], ["head.logits"]),
+        helper.make_node("MatMul", [BOUNDED, "weight"], [product]),
+        *([helper.make_node("Add", [product, "bias"], ["head.logits"])] if bias else []),
         helper.make_node("Softmax", ["head.logits"], ["probabilities"], axis=1),
     ]
     d = features.output_dim(input_shape) if kept is None else kept
     inputs.insert(3, float_tensor("weight", [d, classes]))
+    inputs += [float_tensor("bias", [classes])] if bias else []
     outputs = [float_tensor("probabilities", ["N", classes])]
     graph = helper.make_graph(parts.nodes, "softmax_head", inputs, outputs, parts.initializers)
     return serialise(graph)
@@ -141,7 +151,8 @@ def probabilities(
 
 def head_probabilities(phi: Float64, weights: Mapping[str, NDArray[np.generic]]) -> Float64:
     """The same from features (n, D), for records that are looked at more than once."""
-    return softmax(bounded(phi, weights) @ weights["weight"].astype(np.float64))
+    logits = bounded(phi, weights) @ weights["weight"].astype(np.float64)
+    return softmax(logits + weights["bias"].astype(np.float64) if "bias" in weights else logits)
 
 
 def bounded(phi: Float64, weights: Mapping[str, NDArray[np.generic]]) -> Float64:

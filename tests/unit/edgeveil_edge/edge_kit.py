@@ -194,7 +194,9 @@ class Device:
         """Hand it the job, as announced."""
         canonical = plan.job.canonical()
         data, kept = plan.job.data, plan.setting.kept
-        graph = build_graph(plan.features, data.input_shape, data.classes, kept)
+        graph = build_graph(
+            plan.features, data.input_shape, data.classes, kept, bias=plan.job.train.bias
+        )
         package = JobPackage(canonical, graph, tuple(plan.artifacts.values()))
         manifest = announcement(plan, self.keys(), job_id=job_id)
         return self.host.perform(InstallJob(manifest, package))

@@ -25,6 +25,7 @@ DATA: dict[str, dict[str, Any]] = {
 ALEXNET = {"name": "alexnet", "input_scale": 255}
 _TRAINED = {
     "method": "fm",
+    "intercept": False,  # classes alike
     "rounds": 25,
     "radius": 0.5,
     "ridge": 0.2,

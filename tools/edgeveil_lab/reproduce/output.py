@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from edgeveil.errors import UsageError
+from edgeveil.evaluation.figures import ACCURACY, beside_text
 from edgeveil_tools.pages import placed
 from edgeveil_tools.report.plots import BLUE, CLUSTERS, ORANGE, file_figure
 from edgeveil_tools.result import write_json, write_whole, writing
@@ -101,12 +102,19 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         row["label"],
         _number(row["claimed"]),
-        _number(row["ours"]) + spread,
+        _number(row["ours"]) + spread + _beside(row),
         row["claimed_privacy"],
         row["proven_privacy"] or "not run",
         _rounds(row["rounds"], row["full_rounds"]),
         "–" if seconds is None else f"{seconds:.0f}",
     )
+
+
+def _beside(row: Mapping[str, Any]) -> str:
+    if row["ours"] is None:
+        return ""
+    told = beside_text(ACCURACY, row["ours"], row.get("guessing"))
+    return f"; {told}" if told else ""
 
 
 def _rounds(played: int | None, full: int | None) -> str:

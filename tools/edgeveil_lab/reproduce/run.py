@@ -15,6 +15,7 @@ from typing import IO, Any
 import yaml
 
 from edgeveil.errors import INTERRUPTED, JobFailed, UsageError
+from edgeveil.evaluation.figures import guessing
 from edgeveil.jobs import compile_job, load_job
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.jobs.job import Job
@@ -207,6 +208,7 @@ def rows_of(experiment: Experiment, played: PlayedTrial, command: str) -> list[d
         shared |= {
             "proven_privacy": guarantee_text(first["privacy"], experiment.guarantee),
             "seconds": statistics.median(r["seconds"] for r in results),
+            "guessing": _guessing(experiment, first),
             "curve": [
                 [r["round"], r["accuracy"]] for r in first["rounds"] if r["accuracy"] is not None
             ],
@@ -217,6 +219,11 @@ def rows_of(experiment: Experiment, played: PlayedTrial, command: str) -> list[d
         row["values"] = [v for found in results if (v := point.measure(found)) is not None]
         row["ours"] = statistics.median(row["values"]) if row["values"] else None
     return rows
+
+
+def _guessing(experiment: Experiment, result: Mapping[str, Any]) -> dict[str, float]:
+    """What an accuracy is read beside, where that is the figure."""
+    return guessing(result["final"].get("figures")) if experiment.figure == "accuracy" else {}
 
 
 def settings_of(job: Job) -> str:

@@ -370,7 +370,7 @@ def _predict(args: argparse.Namespace) -> int:
     if args.json:
         right = dict(found.errors or {})
         if found.accuracy is not None:
-            right["accuracy"] = found.accuracy
+            right |= {"accuracy": found.accuracy, **found.guessing}
         print(json.dumps({"model": found.model, "predictions": found.plain(), **right}))
         return 0
     print(f"model {found.model}")
@@ -388,7 +388,7 @@ def _predict(args: argparse.Namespace) -> int:
         name = row.get("name", f"class {row['label']}")
         print(printable(f"{at}  {name}  probability {row['probability']:.3f}"))
     if found.accuracy is not None:
-        print(f"right: {found.accuracy:.4f} of the records that have a label")
+        print(f"right: {found.accuracy:.4f} of the records that have a label; {found.beside}")
     if found.scores is not None:
         if found.errors is not None:
             area = share_text(found.errors["auc"])

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from edgeveil.errors import INTERRUPTED, ConfigError, EdgeVeilError, UsageError, needs_extra
+from edgeveil.heap import keep_memory_private
 from edgeveil.logs import printable
 from edgeveil_tools import lifeline
 from edgeveil_tools.cli import backup as cli_backup
@@ -117,6 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     line = shlex.join(["edgeveil", *(sys.argv[1:] if argv is None else argv)])
     args.command_line = re.sub(r"://\S*@", "://…@", line)  # a URL may hold a password
     lifeline.watch()
+    keep_memory_private()
     try:
         with needs_extra(args.extra):
             code = int(args.handler(args))

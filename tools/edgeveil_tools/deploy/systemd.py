@@ -63,6 +63,7 @@ WatchdogSec={_WATCHDOG_S}
 TimeoutStartSec={"infinity" if edge else 90}
 TimeoutStopSec=15
 LimitNOFILE=65536
+LimitCORE=0
 TasksMax=512
 {_lines(own)}
 {_HARDENED}

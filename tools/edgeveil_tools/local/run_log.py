@@ -59,6 +59,7 @@ class RunProgress:
     accuracy: float | None = None
     rmse: float | None = None  # where the label is a number
     auc: float | None = None  # where what is normal is learned
+    figures: Mapping[str, Any] | None = None  # of the last committed round's test
     reference: float | None = None
     federated: str = ""  # what the newest evaluation on the devices' own records came to
     training_epsilon: float | None = None
@@ -123,7 +124,7 @@ class RunReporter:
         if view.evaluating and view.federated:
             figures.append(view.federated)
         if value is not None:
-            figures.append(f"{name} {leading_text(name, value)}{of}")
+            figures.append(f"{name} {leading_text(name, value, view.figures)}{of}")
         figures.append(epsilon_by_plan(view))
         self._tell("committed", f"{view.doing}: {', '.join(figures)}")
 
@@ -275,6 +276,7 @@ class RunLog:
             view.accuracy, view.rmse = self.record.accuracy, self.record.rmse
             view.auc = self.record.auc
             view.evaluating = data["phase"] in EVALUATIONS
+            view.figures = self.record.rounds[-1].get("figures") if self.record.rounds else None
             if view.evaluating:
                 view.federated = evaluation_text(data)
             view.reference = reference.at(view.round) if reference else None

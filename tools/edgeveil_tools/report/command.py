@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from edgeveil.errors import UsageError
-from edgeveil.evaluation.figures import leading, leading_text
 from edgeveil.pages.frozen import frozen, thawed
 from edgeveil.pages.parts import Json
 from edgeveil_tools.report.compare import MOST_RUNS, compared, comparison_view
@@ -34,7 +33,7 @@ def report(folders: Sequence[Path], out: Path | None, *, as_json: bool = False) 
     else:
         path = out or COMPARISON
         view = comparison_view(runs)
-        brief = [(run.name, leading_text(*leading(run.result.content["final"]))) for run in runs]
+        brief = [(run.name, run.led_text) for run in runs]
         with writing(path, "name a file that you may write to with --out"):
             write_whole(path, frozen(view, brief).encode())
     if as_json:

@@ -12,8 +12,16 @@ from typing import Any
 import yaml
 
 from edgeveil.errors import DataError
-from edgeveil.evaluation.figures import ACCURACY, AUC, RMSE, leading, leading_of, leading_text
-from edgeveil.pages.parts import Json, figure_text, least, lines, rounded, said, section, series
+from edgeveil.evaluation.figures import (
+    ACCURACY,
+    AUC,
+    RMSE,
+    guessing,
+    leading,
+    leading_of,
+    leading_text,
+)
+from edgeveil.pages.parts import Json, least, lines, rounded, said, section, series
 from edgeveil.pages.parts import table as table_part
 from edgeveil.privacy.guarantee import guarantee_text
 from edgeveil.units import byte_text, seconds_text
@@ -52,6 +60,15 @@ class RunOfMany:
         return leading(self.result.content["final"])
 
     @property
+    def led_text(self) -> str:
+        """The same in words, beside what guessing comes to on its test records."""
+        name, value = self.led
+        if value is None:
+            return "–"
+        told = leading_text(name, value, self.result.content["final"].get("figures"))
+        return told if name == ACCURACY else f"{name} {told}"
+
+    @property
     def row(self) -> dict[str, Any]:
         """Its figures, plain."""
         content = self.result.content
@@ -65,6 +82,7 @@ class RunOfMany:
             "measured_on": self.measured_on,
             "accuracy_without_noise": self.result.reference_accuracy,
             "rmse": self.result.rmse,
+            **guessing(content["final"].get("figures")),
             "auc": leading_of(AUC, content["final"]),
             "privacy": self.result.privacy,
             "rounds": len(content["rounds"]),
@@ -148,11 +166,6 @@ def _head(measure: str) -> str:
     return measure[0].upper() + measure[1:]
 
 
-def _led_text(run: RunOfMany) -> str:
-    name, value = run.led
-    return figure_text(value) if name == ACCURACY else f"{name} {leading_text(name, value)}"
-
-
 def _curves(runs: Sequence[RunOfMany]) -> Json | None:
     measure = _measure(runs)
     tested = {
@@ -184,7 +197,7 @@ def _costs(runs: Sequence[RunOfMany]) -> Json:
         [
             run.name,
             row["status"] + (", simulated" if row["simulated"] else ""),
-            _led_text(run),
+            run.led_text,
             *(guarantee_text(row["privacy"], which) for which in ("training", "inference")),
             str(row["rounds"]),
             seconds_text(row["seconds"]),

@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from edgeveil.evaluation.figures import MOST_CROSSED, classification_figures
+from edgeveil.data.target import TargetRange
+from edgeveil.evaluation.figures import (
+    MOST_CROSSED,
+    classification_figures,
+    guessing,
+    leading_text,
+    regression_figures,
+    spread_of,
+)
 
 
 def _drawn(seed: int, classes: int, n: int, coarse: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -95,3 +103,42 @@ def test_a_confusion_of_many_classes_is_not_told() -> None:
     told = classification_figures(found, labels)
     assert told["confusion"] is None
     assert len(told["per_class"]) == classes
+
+
+def test_an_accuracy_stands_beside_always_saying_the_largest_class():
+    labels = np.array([0] * 86 + [1] * 14)
+    said = np.zeros((100, 2), np.float64)
+    said[:, 0] = 1.0
+    found = classification_figures(said, labels)
+    assert found["largest_class_rate"] == 0.86
+    assert guessing(found) == {"largest_class_rate": 0.86, "balanced_accuracy": 0.5}
+    assert guessing(guessing(found)) == guessing(found)  # as a store keeps it
+    told = leading_text("accuracy", 0.777, found)
+    assert "0.860" in told
+    assert "0.500" in told
+    better = leading_text("accuracy", 0.96, found)
+    assert "worse" in told
+    assert "worse" not in better
+
+
+def test_classes_that_are_even_need_no_balanced_accuracy():
+    labels = np.arange(100) % 4
+    found = classification_figures(np.eye(4)[labels], labels)
+    assert guessing(found) == {"largest_class_rate": 0.25}
+
+
+def test_an_rmse_stands_beside_always_saying_the_mean():
+    target = TargetRange(0.0, 10.0)
+    labels = np.array([0, 4096, 8192])  # 0, 5 and 10
+    found = regression_figures(np.array([5.0, 5.0, 5.0]), labels, target)
+    assert found["rmse"] == found["rmse_of_mean"] == spread_of(labels, target)
+    worse = regression_figures(np.array([10.0, 5.0, 0.0]), labels, target)
+    assert guessing(worse) == {"rmse_of_mean": found["rmse"]}
+    assert "worse" in leading_text("RMSE", worse["rmse"], worse)
+    assert "worse" not in leading_text("RMSE", found["rmse"], found)
+
+
+def test_nothing_is_said_of_what_is_not_known():
+    assert guessing(None) == guessing({}) == {}
+    assert leading_text("accuracy", 0.5, {"eval_type": "SILHOUETTE_SCORE"}) == "0.500"
+    assert leading_text("AUC", 0.5, {"largest_class_rate": 0.9}) == "0.500"

@@ -25,7 +25,7 @@ LAST = Exchange(5, TRAIN, 3)
 
 def test_one_record_by_hand():
     """x = (5, 12), label 1: φ = (5/13, 12/13), W = 0, so p - y = (½, -½)."""
-    parameters = FmParameters(clip=1.0, radius=1.0, rounds=2, average_from=0.5)
+    parameters = FmParameters(clip=1.0, radius=1.0, rounds=2, average_from=0.5, intercept=False)
     device, cloud = FmDevice(parameters, setting()), FmCloud(parameters, setting())
     centre, quadratic, first, second = cloud.plan()
     record = Records(np.array([[5, 12]], np.float32), np.array([1]))
@@ -54,7 +54,7 @@ def test_one_record_by_hand():
 
 
 def test_a_clip_scales_the_residual_before_it_is_rounded():
-    parameters = FmParameters(clip=0.3, radius=1.0)
+    parameters = FmParameters(clip=0.3, radius=1.0, intercept=False)
     device = FmDevice(parameters, setting())
     record = Records(np.array([[1, 0]], np.float32), np.array([1]))
     package = {"centre": np.zeros(2, np.float32), "iterate": np.zeros((2, 2), np.int32)}
@@ -64,7 +64,7 @@ def test_a_clip_scales_the_residual_before_it_is_rounded():
 
 
 def test_the_tail_average_starts_after_its_share_of_the_rounds():
-    parameters = FmParameters(rounds=4, average_from=0.5)
+    parameters = FmParameters(rounds=4, average_from=0.5, intercept=False)
     cloud = FmCloud(parameters, setting())
     state = cloud.initial_state()
     for exchange in cloud.plan()[2:]:
@@ -73,14 +73,14 @@ def test_the_tail_average_starts_after_its_share_of_the_rounds():
 
 
 def test_a_step_that_is_not_finite_or_too_large_is_bounded():
-    cloud = FmCloud(FmParameters(max_weight=2.0), setting())
+    cloud = FmCloud(FmParameters(max_weight=2.0, intercept=False), setting())
     mean = {"head.weight": np.array([[np.nan, 1e300], [-np.inf, 0.5]])}
     state = cloud.absorb(cloud.initial_state(), cloud.plan()[2], mean, 1)
     assert (state["iterate"] / 4096).tolist() == [[0.0, 2.0], [-2.0, 0.5]]
 
 
 def test_the_ridge_comes_from_the_noise_not_from_the_data():
-    cloud = FmCloud(FmParameters(), setting())
+    cloud = FmCloud(FmParameters(intercept=False), setting())
     exchange = cloud.plan()[1]
     for values in ([0, 0, 0], [-(2**28), 0, -(2**28)]):
         state = cloud.absorb(cloud.initial_state(), exchange, {"quadratic": np.array(values)}, 4)

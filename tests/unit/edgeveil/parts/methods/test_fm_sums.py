@@ -10,7 +10,7 @@ from edgeveil.data.records import Records
 from edgeveil.data.target import LABELS
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
-from edgeveil.parts.methods.fm_budget import FmParameters
+from edgeveil.parts.methods.fm_budget import FmParameters, head_shape
 from edgeveil.parts.setting import Setting
 from edgeveil.privacy.events import GaussianEvent
 
@@ -20,6 +20,8 @@ VALUES = ANY | st.floats(-2, 2, width=32) | st.sampled_from([0.0, 3e38, 1e-45])
 VARIANTS = {
     "gaussian": ({}, None),
     "laplace": ({"noise": "laplace"}, None),
+    "no intercept": ({"intercept": False}, None),
+    "no intercept laplace": ({"intercept": False, "noise": "laplace"}, None),
     "bare": ({"centre": False, "quadratic": "never"}, None),
     "fpca": ({}, PcaParameters(name="ldp_fpca", keep=0.5)),
     "pca": ({"centre": False}, PcaParameters(name="ldp_pca", keep=0.75)),
@@ -55,7 +57,8 @@ class Bench:
             projection=projection,
         )
         chosen = FmParameters(**{**parameters, **options})
-        self.device, self.d, self.head = FmDevice(chosen, setting), setting.dimension, setting.head
+        self.device, self.d = FmDevice(chosen, setting), setting.dimension
+        self.head = head_shape(chosen, setting)
         plan = FmCloud(chosen, setting).plan()
         self.phases = plan[: len(plan) - chosen.rounds + 1]
 
@@ -143,7 +146,10 @@ def test_the_stated_sensitivity_is_nearly_reached_and_not_passed(variant):
         (event,) = bench.device.price(exchange)
         before, after = (bench.sums(exchange, package, r) for r in (none, one))
         assert within(event, exchange, before, after)
-        assert not within(event, exchange, before, after, factor=0.99)
+        # A small intercept leaves a part of √(d + 1) unused: ‖z‖₁ <= √(1 - i²)·√d + i.
+        loose = 0.9 if "laplace" in variant and len(package["iterate"]) > bench.d else 0.99
+        loose = 0.99 if variant.startswith("number") else loose
+        assert not within(event, exchange, before, after, factor=loose)
 
 
 def _matrix(triangle):

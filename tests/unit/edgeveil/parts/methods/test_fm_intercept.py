@@ -1,0 +1,188 @@
+"""The intercept of classes in `fm`: by hand, in the graph, in a job's bytes, and what it is for."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fm_kit import digits_setting, setting
+
+from edgeveil.data.records import Records
+from edgeveil.errors import ProtocolError
+from edgeveil.evaluation.graph_check import check_graph
+from edgeveil.evaluation.model_head import find_head
+from edgeveil.evaluation.onnx_session import OnnxModel
+from edgeveil.jobs import Job, compile_canonical, compile_job, parse_job
+from edgeveil.parts.features import IdentityParameters, build_features
+from edgeveil.parts.methods.fm import FmCloud, FmDevice
+from edgeveil.parts.methods.fm_budget import FmParameters
+from edgeveil.parts.methods.fm_sums import Bounded, shrunk, with_intercept
+from edgeveil.parts.models.softmax_head import bake, build_graph, probabilities
+from edgeveil.privacy.sampler import SeededRandom
+from edgeveil_tools.local.reference import noise_free_reference
+from tests.kits.imbalanced_text import messages
+
+FINE = 2.0**-28
+
+
+def test_one_record_by_hand():
+    parameters = FmParameters(centre=False, radius=1.0, clip=2.0)
+    device, cloud = FmDevice(parameters, setting()), FmCloud(parameters, setting())
+    i = device.intercept / 4096
+    assert 0 < i == cloud.intercept / 4096
+    state = cloud.initial_state()
+    state["iterate"] = np.array([[4096, 0], [0, 0], [0, 8192]], np.int32)
+    record = Records(np.array([[3, 4]], np.float32), np.array([1]))  # φ = (0.6, 0.8)
+    a = math.sqrt(1 - i * i)
+    z = np.array([a * 0.6, a * 0.8, i])
+    quadratic, first = cloud.plan()[:2]
+    found = device.sums(quadratic, cloud.package(state, quadratic), record) * FINE
+    np.testing.assert_allclose(found, np.outer(z, z)[np.triu_indices(3)], atol=2e-3)
+    logits = np.array([a * 0.6, 2 * i])
+    p = np.exp(logits) / np.exp(logits).sum()
+    found = device.sums(first, cloud.package(state, first), record) * FINE
+    np.testing.assert_allclose(found, np.outer(z, p - [0, 1]), atol=2e-3)
+
+
+@pytest.mark.parametrize("intercept", [1, 77, 1228, 2048, 4095, 4096])
+def test_no_record_is_beyond_norm_one_with_any_intercept(intercept):
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(500, 7))
+    steps = np.trunc(z / np.linalg.norm(z, axis=1)[:, None] * 4096).astype(np.int16)
+    steps[0], steps[1] = [4096, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, -4096]
+    squared = (steps.astype(np.int64) ** 2).sum(axis=1)
+    found = with_intercept(Bounded(steps, squared, np.zeros(500, np.int64)), intercept)
+    assert (found.steps[:, -1] == intercept).all()
+    exact = (found.steps.astype(np.int64) ** 2).sum(axis=1)
+    assert (exact <= 1 << 24).all()
+    assert (exact == found.squared).all()
+    assert shrunk(intercept) ** 2 + intercept**2 <= 1 << 24
+
+
+def test_its_size_is_the_same_for_all_parties_and_falls_with_the_noise():
+    sizes = [
+        FmDevice(FmParameters(), replace(digits_setting(), epsilon=epsilon)).intercept
+        for epsilon in (0.1, 1.0, 8.0, 16.0)
+    ]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1] <= 0.3 * 4096
+    shared = replace(digits_setting(), summed=20, honest=16)
+    assert FmDevice(FmParameters(), shared).intercept > sizes[2]
+
+
+def uneven(count, seed):
+    """Six of seven records of one class, which overlaps the other."""
+    rng = np.random.default_rng(seed)
+    y = (rng.random(count) < 1 / 7).astype(np.int64)
+    x = rng.normal(size=(count, 6))
+    x[:, 0] += 2.0 * y
+    return Records(x.astype(np.float32), y)
+
+
+def test_without_noise_it_learns_how_frequent_a_class_is():
+    train, test = uneven(6000, 0), uneven(3000, 1)
+    chosen = setting(
+        input_shape=(6,),
+        features=build_features([IdentityParameters()]),
+        nominal_records=6000,
+        epsilon=16.0,
+    )
+    with_it, without = (
+        noise_free_reference(FmParameters(intercept=has), chosen, train, test)[-1]
+        for has in (True, False)
+    )
+    frequent = float((test.y == 0).mean())
+    assert without < frequent  # worse than always saying the frequent one
+    assert with_it > frequent
+
+
+@pytest.mark.parametrize("kept", [None, 3])
+def test_the_released_graph_computes_what_the_head_does(kept):
+    rng = np.random.default_rng(2)
+    d, features = kept or 5, build_features([IdentityParameters()])
+    weights = {
+        "centre": rng.normal(size=d).astype(np.float32) / 8,
+        "radius": np.array([0.7], np.float32),
+        "weight": rng.normal(size=(d, 3)).astype(np.float32),
+        "bias": np.array([0.5, -0.25, 0.0], np.float32),
+    }
+    weights |= {} if kept is None else {"basis": np.eye(5, kept, dtype=np.float32)}
+    graph = build_graph(features, (5,), 3, kept, bias=True)
+    check_graph(graph)
+    onnx = bake(graph, weights)
+    check_graph(onnx, released=True)
+    x = rng.normal(size=(40, 5)).astype(np.float32)
+    found = OnnxModel(onnx).answers(x, {})
+    np.testing.assert_allclose(found, probabilities(features, x, weights), atol=1e-5)
+    head = find_head(onnx)  # what a device learns further on
+    np.testing.assert_allclose(head.bias, weights["bias"])
+    moved = find_head(head.replaced(onnx, head.weight, head.bias + 1))
+    np.testing.assert_allclose(moved.bias, weights["bias"] + 1)
+
+
+JOB = """\
+job: small
+data: {source: digits, classes: 10, input_shape: [64], nominal_records: 64}
+features: [{name: identity}]
+train: {method: fm, rounds: 2%s}
+privacy: {epsilon: 8}
+"""
+
+
+def test_a_job_of_before_keeps_its_bytes_and_its_head():
+    now, before = parse_job(JOB % ""), parse_job(JOB % ", intercept: false")
+    assert now.train.intercept
+    assert json.loads(now.canonical())["train"]["intercept"] is True
+    raw = before.canonical()
+    assert "intercept" not in json.loads(raw)["train"]  # as a version of before wrote it
+    plan = compile_canonical(raw)
+    assert plan.job.canonical() == raw
+    assert plan.cloud.initial_state()["iterate"].shape == (64, 10)
+    assert "bias" not in plan.cloud.model(plan.cloud.initial_state())
+    plan = compile_canonical(now.canonical())
+    assert plan.cloud.initial_state()["iterate"].shape == (65, 10)
+    assert plan.cloud.model(plan.cloud.initial_state())["bias"].shape == (10,)
+    with pytest.raises(ProtocolError):  # one job, one spelling
+        Job.from_canonical(now.canonical().replace(b'"intercept":true', b'"intercept":false'))
+
+
+def test_of_a_number_nothing_is_another_way():
+    schema = (
+        "schema: {origin: public, label: {column: y, number: [0, 10]},"
+        " columns: [{name: a, number: [0, 1]}, {name: b, number: [0, 1]}]}"
+    )
+    text = JOB.replace("classes: 10, input_shape: [64]", schema)
+    job = parse_job(text % "")
+    assert "intercept" not in json.loads(job.canonical())["train"]
+    assert Job.from_canonical(job.canonical()) == job
+    plan = compile_job(job)
+    assert plan.cloud.model(plan.cloud.initial_state())["weight"].shape == (2, 1)
+
+
+@pytest.mark.parametrize(("epsilon", "least"), [(1.0, 0.94), (8.0, 0.95)])
+def test_uneven_text_is_learned_with_shared_noise(epsilon, least):
+    """20 boxes, 256 hashed values, 86:14; always saying the frequent class is right on 0.867."""
+    x, y = messages(0)
+    x, boxes = x.astype(np.float32), 20
+    test = Records(x[-1120:], y[-1120:])
+    chosen = setting(
+        input_shape=(256,),
+        features=build_features([IdentityParameters()]),
+        nominal_records=200,
+        devices=boxes,
+        epsilon=epsilon,
+        summed=boxes,
+        honest=16,
+    )
+    parameters, random = FmParameters(), SeededRandom(5)
+    device, cloud = FmDevice(parameters, chosen), FmCloud(parameters, chosen)
+    shares = [Records(x[k:-1120:boxes], y[k:-1120:boxes]) for k in range(boxes)]
+    state = cloud.initial_state()
+    for exchange in cloud.plan():
+        package = cloud.package(state, exchange)
+        answers = [device.answer(exchange, package, own, random).segments for own in shares]
+        means = {name: sum(one[name] for one in answers) / boxes for name in answers[0]}
+        state = cloud.absorb(state, exchange, means, boxes)
+    right = probabilities(chosen.features, test.x, cloud.model(state)).argmax(axis=1) == test.y
+    assert right.mean() >= least
