@@ -35,10 +35,6 @@ check: $(VENV)/.all  ## ruff, mypy --strict, import-linter; whether `make docs` 
 	@for module in $(DRAWN); do $(BIN)/python -m $$module || exit 1; done
 
 ONLY    ?=
-mutants: $(VENV)/.all  ## plant small privacy flaws, one at a time: each must be found by a test (ONLY=NAME)
-	$(BIN)/python -m tests.mutants --workers $(WORKERS) $(if $(ONLY),--only '$(ONLY)')
-
-ONLY    ?=
 mutants: $(VENV)/.all  ## plant small privacy flaws, one at a time: a test must find each (ONLY=NAME)
 	$(BIN)/python -m tests.mutants --workers $(WORKERS) $(if $(ONLY),--only '$(ONLY)')
 
