@@ -267,7 +267,8 @@ def test_the_model_feeds_the_graph(halves):
         model = halves[1].model(state)
         network = halves[1].setting.network
         projected = halves[1].setting.projection is not None
-        bias = halves[1].parameters.bias
+        features = network is None and not halves[1].setting.anomaly
+        bias = features and halves[1].parameters.bias
         head = {*WEIGHTS, *(["basis"] if projected else []), *(["bias"] if bias else [])}
         head = {"centre", "residual"} if halves[1].setting.anomaly else head
         assert set(model) == ({weight.name for weight in network.weights} if network else head)
