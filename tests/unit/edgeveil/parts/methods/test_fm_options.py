@@ -107,11 +107,16 @@ def test_pure_noise_has_no_delta_and_shares_epsilon():
 
 
 def test_the_l1_sensitivities_of_digits():
-    """d = 64, c = 10, clip 0.6: √d = 8, (d + 1)/2 = 32.5, 2·0.6·√(64·0.9)."""
-    device, _ = halves(noise="laplace")
+    """d = 64, c = 10, clip 0.6: √d = 8, (d + 1)/2 = 32.5, 2·0.6·√(64·0.9); d one more with an
+    intercept, but for the centre."""
+    device, _ = halves(noise="laplace", intercept=False)
     events = [device.budget.events[p] for p in ("centre", "quadratic", TRAIN)]
     found = [event.sensitivity_steps * 2.0**-event.grid_bits for event in events]
     assert found == pytest.approx([8, 32.5, 1.2 * math.sqrt(57.6)], rel=1e-3)
+    device, _ = halves(noise="laplace")
+    events = [device.budget.events[p] for p in ("centre", "quadratic", TRAIN)]
+    found = [event.sensitivity_steps * 2.0**-event.grid_bits for event in events]
+    assert found == pytest.approx([8, 33, 1.2 * math.sqrt(58.5)], rel=1e-3)
 
 
 def test_noise_of_two_kinds_adds_up():
@@ -155,7 +160,9 @@ def test_noise_is_only_drawn_for_events_that_state_it():
 
 def test_one_record_under_an_equal_curvature_by_hand():
     """x = (3, 4), label 0, W = 0, no centre: z = (⌊4096·0.6⌋, ⌊4096·0.8⌋), r = (-½, ½)."""
-    parameters = FmParameters(centre=False, quadratic="never", clip=1.0, radius=1.0, rounds=1)
+    parameters = FmParameters(
+        centre=False, quadratic="never", clip=1.0, radius=1.0, rounds=1, intercept=False
+    )
     device, cloud = FmDevice(parameters, setting()), FmCloud(parameters, setting())
     (first,) = cloud.plan()
     record = Records(np.array([[3, 4]], np.float32), np.array([0]))
