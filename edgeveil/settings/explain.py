@@ -29,7 +29,7 @@ _KINDS = {
     "object": "a block of keys",
     "null": "null",
 }
-_RARE = 3  # places of one name: `epsilon` says what was meant, `name` does not
+_RARE = 4  # places of one name: `epsilon` says what was meant, `name` does not
 _RANGE = {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}
 _SCIENTIFIC = re.compile(r"[-+]?[0-9][0-9_]*\.?[0-9]*[eE][-+]?[0-9]+")
 
