@@ -292,8 +292,8 @@ class RoundAnswers:
             "declined": self.declined,
             "absent": self.absent,
             "void": dict(self.void),
-            "causes": dict(self.causes),
-            "offline": self.offline,
+            **({"causes": dict(self.causes)} if self.causes else {}),
+            **({"offline": self.offline} if self.offline is not None else {}),
         }
 
     def __str__(self) -> str:

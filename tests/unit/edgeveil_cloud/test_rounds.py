@@ -29,7 +29,7 @@ def values(opened: ValidatedBatch, name: str) -> list[float]:
 def test_an_honest_batch_is_opened_whole() -> None:
     opened = ROUND.opened(HONEST)
     assert (values(opened, HEAD), values(opened, SOFTMAX)) == ([1, 2, 3], [1, 2, 3])
-    assert [a.shape for a in opened.arrays[HEAD]] == [(4, 3)] * 3
+    assert [a.shape for a in opened.arrays[HEAD]] == [(5, 3)] * 3
     assert [a.dtype.str for a in opened.arrays[HEAD]] == ["<f4"] * 3
     assert not opened.refused
     hashes = {segment_mark(ROUND.secret.membership, s) for group in HONEST for s in group}
@@ -145,7 +145,7 @@ def test_a_group_with_more_segments_than_devices_selected_is_void() -> None:
 
 
 @pytest.mark.parametrize(
-    "counts", [(), (3,), (3, 3, 0), (4, 3), (2, 3), (0, 0), (2**31, 3), (6, 0), (1, 1)]
+    "counts", [(), (3,), (3, 3, 0), (5, 3), (2, 3), (0, 0), (2**31, 3), (6, 0), (1, 1)]
 )
 def test_counts_that_do_not_fit_the_data_refuse_the_batch(counts: tuple[int, ...]) -> None:
     opened = ROUND.opened(HONEST, counts=counts)
@@ -170,7 +170,7 @@ def test_a_cut_batch_is_refused_and_an_empty_one_is_empty() -> None:
 
 def test_the_mean_of_the_uploads_moves_the_model() -> None:
     state, uploads = aggregate(ROUND.context, ROUND.state, ROUND.opened(HONEST))
-    expected = ROUND.plan.cloud.absorb(ROUND.state, ROUND.exchange, {HEAD: np.full((4, 3), 2.0)}, 3)
+    expected = ROUND.plan.cloud.absorb(ROUND.state, ROUND.exchange, {HEAD: np.full((5, 3), 2.0)}, 3)
     assert uploads == 3
     assert np.array_equal(state["iterate"], expected["iterate"])
     assert not np.array_equal(state["iterate"], ROUND.state["iterate"])

@@ -356,8 +356,10 @@ def show_job(job: str, cloud: Cloud) -> int:
         print(f"{which:10}{guarantee_text(entry['privacy'], which)}")
     for event in events:
         if answers := event["data"].get("answers"):
-            void = answers["void"]
-            row = {name: count for name, count in answers.items() if name != "void"} | void
+            inner = {"void", "causes"}
+            row = {name: count for name, count in answers.items() if name not in inner}
+            row |= {f"for {cause}": n for cause, n in answers.get("causes", {}).items()}
+            row |= answers["void"]
             counts = ", ".join(f"{name} {count}" for name, count in row.items())
             print(f"{'paused' if event['type'] == 'job_paused' else 'repeated':10}{counts}")
     if release := entry.get("release"):

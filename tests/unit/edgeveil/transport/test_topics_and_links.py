@@ -218,6 +218,7 @@ def test_a_link_routes_what_is_taken_states_and_publications() -> None:
     assert ear.heard == [
         fx.PeerConnected(fx.ProxyAddress()),
         (fx.CloudAddress(), b"12345"),
+        fx.PeerLost(fx.ProxyAddress()),
     ]
     assert states == [(True, ""), (False, "gone")]
     assert wire.sent == [(TOPICS.device_down(ID), b"123")]
