@@ -535,7 +535,7 @@ class FleetsOnPaper:
             closing = closing.model_copy(update={"min_batch": least})
         files = run.data.model_copy(
             update={
-                **dict.fromkeys(("labels_path", "label_column", "images", "test_path")),
+                **dict.fromkeys(("labels_path", "label_column", "header", "images", "test_path")),
                 "source": path.suffix[1:],
                 "path": path,
             }
