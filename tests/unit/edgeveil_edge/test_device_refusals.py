@@ -145,9 +145,10 @@ def test_the_end_of_a_claimed_job_prints_no_number_as_a_guarantee(device: Device
     device.ledger.open_job(JobRequest(JOB_ID.hex(), 1e-5, (claim,)), limits)
     device.ledger.commit(JOB_ID.hex(), 1, [claim], b"noised")
     device.host.store(JobClosed(JOB_ID, "completed"))
-    [line] = device.said
+    line, ahead = device.said
     assert "training: no proven guarantee" in line
     assert "1.25" not in line
+    assert "policy.accept_unproven" in ahead  # this owner would not allow another
 
 
 def test_a_graph_that_may_not_run_is_declined_before_a_record_is_read(device: Device) -> None:

@@ -10,7 +10,7 @@ import edgeveil
 from edgeveil import plugins
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.data.split import split_once
-from edgeveil.errors import DataError, UsageError
+from edgeveil.errors import DataError, SystemFault, UsageError
 from edgeveil.parts.own_records import take
 from edgeveil_edge.compute_worker import (
     ComputeServer,
@@ -105,7 +105,7 @@ def test_another_kind_of_file_is_no_device():
 
 
 def test_a_failure_while_it_starts_is_raised(tmp_path):
-    with pytest.raises(UsageError, match="public key of the cloud is not there"):
+    with pytest.raises(SystemFault, match="public key of the cloud is not there"):
         edgeveil.Device(site(tmp_path), records=measured).start()
 
 
