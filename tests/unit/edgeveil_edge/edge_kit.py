@@ -72,7 +72,7 @@ def site(folder: Path, **changes: Any) -> EdgeSite:
         "cloud_key_file": folder / "cloud.pub",
         "proxy_key_file": folder / "proxy.pub",
         "data": {"name": "bench", "source": "digits"},
-        "policy": {"min_devices": 3, "max_records": 120},
+        "policy": {"min_devices": 3, "max_records": 2000},
         "device": "cpu",
     }
     return EdgeSite.model_validate({**plain, **changes})
