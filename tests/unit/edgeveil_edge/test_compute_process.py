@@ -442,9 +442,10 @@ def test_a_worker_that_ended_between_two_rounds_is_replaced(process, tmp_path) -
 
 
 def test_a_trial_takes_no_more_memory_than_records_may(process, tmp_path) -> None:
-    job = taught(data={**DATA, "nominal_records": 10**9}, privacy={"epsilon": 8.0, "delta": 1e-10})
-    found = remote(process, tmp_path, tmp_path / "nowhere.npz").try_job(job, trains=True)
-    assert "data.nominal_records" in found.refused
+    own = site(tmp_path, tmp_path / "nowhere.npz")
+    vast = own.model_copy(update={"policy": own.policy.model_copy(update={"max_records": 10**9})})
+    found = RemoteComputer(process, "0" * 16, vast, SPLIT_KEY).try_job(taught(), trains=True)
+    assert "policy.max_records" in found.refused
 
 
 def test_a_job_that_cannot_be_played_is_refused_with_the_reason(process, tmp_path) -> None:
