@@ -210,8 +210,9 @@ def test_a_gradient_that_is_not_clipped_is_found(monkeypatch):
     assert failing(dp_sgd_attack(200)) == {"past the threshold"}
 
 
+@pytest.mark.timeout(900)
 def test_one_sample_for_all_steps_of_a_round_is_found(monkeypatch):
-    attack = many_steps_attack(6000)
+    attack = many_steps_attack(4000)
     assert failing(attack) == set()
     total = noised_sgd.RecordSums.total
 
