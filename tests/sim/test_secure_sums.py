@@ -45,7 +45,7 @@ pytestmark = pytest.mark.slow
 
 DEVICES = 5
 HEAD = "head.weight"
-LIMITS = {"deadline_s": 10.0, "min_batch": 3, "grace_s": 1.0, "retries": 1}
+LIMITS = {"deadline_s": 10.0, "budget_s": 5.0, "min_batch": 3, "grace_s": 1.0, "retries": 1}
 
 
 def job(**changes: Any) -> Job:
