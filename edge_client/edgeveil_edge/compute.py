@@ -35,6 +35,7 @@ from edgeveil_edge.release_trial import try_release
 _WARM_RECORDS = 8
 _SCHEMAS_KEPT = 2  # by which records are read at the same time: of jobs that run beside each other
 TRIAL_MARGIN = 2.0  # an answer has so many times the time of the trial's
+SLOW_RECORDS = 32  # runs of the graph that may be slow against all expectation, in half of the time
 _TRIES = 3  # the least counts: what the box can do, whatever else it did meanwhile
 
 Half = Literal["train", "infer", "evaluate"]  # of an answer; the last is one by itself
@@ -253,17 +254,12 @@ class Computer:
             return training_answer(plan, exchange, package, one.own, training, noise, processor)
         session = self._inference.session(one.job.graph, plan.job.data.classes)
         weights = plan.graph_weights(as_received(plan, unpack_tensors(package.model)))
+        row_s = one.allowed_s / (2 * SLOW_RECORDS)
         if half == "evaluate":
             asked = plan.evaluation_of(one.exchange.phase).about(unpack_tensors(package.tensors))
-            return asked.answer(session, weights, evaluation, noise, self._row_s(one))
-        samples = plan.softmax_samples
-        row_s = one.allowed_s / (2 * samples) if samples else self._row_s(one)
+            return asked.answer(session, weights, evaluation, noise, row_s)
         key = self._split_key
         return softmax_answer(plan, session, weights, evaluation.x, noise, key, row_s)
-
-    def _row_s(self, one: Computation) -> float:
-        """A record's share of the time, of which as many as the box may hold take half."""
-        return one.allowed_s / (2 * self._site.policy.max_records)
 
 
 def failure(error: Exception) -> str:

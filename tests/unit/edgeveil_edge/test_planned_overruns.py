@@ -111,10 +111,11 @@ def test_every_kind_of_exchange_is_tried_on_as_many_records_as_the_owner_allows(
 
 
 @ROLES
-def test_a_records_share_of_the_time_is_by_what_the_owner_allows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: bool
+@pytest.mark.parametrize("most", [2, 50, 20_000])
+def test_a_run_has_the_same_time_however_many_records_the_owner_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: bool, most: int
 ) -> None:
-    """So that all the box may hold, each as slow as it may be, still take half of the time."""
+    """So that dozens of slow ones still take half of it, and none is slow for the box's load."""
     found = list[float]()
     real = InferenceSession.single_outputs
 
@@ -124,7 +125,7 @@ def test_a_records_share_of_the_time_is_by_what_the_owner_allows(
 
     monkeypatch.setattr(InferenceSession, "single_outputs", noting)
     job = taught(nominal=2, federated_evaluation={"epsilon": 1})
-    site = kit.site(tmp_path, policy={"max_records": 50})
+    site = kit.site(tmp_path, policy={"max_records": most})
     computer = Computer(site, KEY, kit.Loader())
     exchange = next(e for e in job.plan.exchanges if e.phase == "evaluate")
     model = pack_tensors(job.plan.cloud.model(job.plan.cloud.initial_state()))
@@ -132,7 +133,7 @@ def test_a_records_share_of_the_time_is_by_what_the_owner_allows(
     noise = DerivedRandom(KEY)
     computer.answer(compute.Computation(job, exchange, package, {}, trains, noise, allowed_s=8.0))
     assert found
-    assert {row_s for row_s in found if row_s < math.inf} == {8.0 / (2 * 50)}
+    assert {row_s for row_s in found if row_s < math.inf} == {8.0 / 64}
 
 
 # --- more records than the owner says ---
