@@ -97,6 +97,7 @@ class PsoWorkload:
                     "accept_unproven": True,
                     "min_devices": min(devices, 5),
                     "allowed_methods": [parts["train"]["method"]],
+                    "max_records": data["nominal_records"],  # the published set as a whole
                 },
             },
         }
