@@ -297,6 +297,28 @@ def test_a_job_that_calls_a_column_by_a_cell_of_the_first_record_is_declined_ali
     assert answered(tmp_path / "one", form, ADULT, plan)[0] == "declined"
 
 
+@pytest.mark.parametrize(
+    ("form", "how"),
+    [
+        ("csv, none", "answered"),
+        ("csv, not said", "declined"),
+        ("csv, a line of names", "declined"),
+    ],
+)
+def test_a_job_that_names_a_file_s_columns_by_cells_is_answered_alike(
+    form: str, how: str, tmp_path: Path
+) -> None:
+    """Whatever the first record holds: whether a line names columns is the owner's word alone."""
+    found = set()
+    for guess in ("38", "39", "40"):
+        header = [guess, "Private", "<=50K"]
+        columns = [{"name": guess, "number": [0, 100]}]
+        plan = plan_of({**FIRST_CELL, "columns": columns, "header": header})
+        assert plan is not None
+        found.add(answered(tmp_path / guess, form, ADULT, plan)[0])
+    assert found == {how}
+
+
 def test_a_record_that_an_owner_wrongly_calls_a_line_of_names_is_taken_for_none(
     tmp_path: Path,
 ) -> None:

@@ -184,6 +184,41 @@ def test_of_more_records_than_the_owner_says_so_many_are_used(tmp_path: Path, se
     assert at_most(*as_they_are, 60, KEY) == as_they_are
 
 
+# --- what is accepted ---
+
+
+class Takes:
+    """A box whose answers take so long in its trials."""
+
+    def __init__(self, real: Any, needed_s: float) -> None:
+        self.real, self.needed_s = real, needed_s
+
+    def try_job(self, job: TaughtJob, *, trains: bool) -> compute.JobTrial:
+        return compute.JobTrial(self.needed_s)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+
+@pytest.mark.parametrize(("share", "answers"), [(0.45, True), (0.55, False), (0.9, False)])
+def test_a_job_whose_answer_fits_once_and_not_twice_is_declined(
+    tmp_path: Path, share: float, answers: bool
+) -> None:
+    """Before a record is read: a box that is slowed to half must still be in time."""
+    plan = compile_job(kit.job(round={"budget_s": 8.0}))
+    loader = kit.Loader()
+
+    def takes(site: EdgeSite, identity: DeviceIdentity) -> Any:
+        real = Computer(site, identity.split_key, loader)
+        return Takes(real, share * 8.0 * WORK_SHARE)
+
+    device = kit.Device(tmp_path, compute=takes).knows(plan)
+    found = device.answer(kit.Round(plan, 1, device.keys()))
+    assert isinstance(found, SealedAnswer if answers else NoAnswer)
+    assert bool(loader.reads) is answers
+    assert bool(device.ledger.spent().epsilon) is answers
+
+
 # --- an overrun all the same ---
 
 
