@@ -15,7 +15,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from edgeveil.errors import PrivacyError
-from edgeveil.jobs import compile_job, parse_job
+from edgeveil.jobs import compile_job, load_plan, parse_job
 from edgeveil.jobs.plan import Plan
 from edgeveil.privacy.events import GaussianEvent, SharedGaussian
 from edgeveil.privacy.guarantee import guarantee_text
@@ -54,6 +54,11 @@ JOBS: dict[str, dict[str, Any]] = {
         "update": [{"name": "gradient_gaussian", "quantile": 0.5}],
     },
     "particles": PARTICLES,
+    "pate, shared": {
+        **SHARED,
+        "features": [{"name": "identity"}],
+        "train": {"method": "pate", "rounds": 1, "public": {"file": "digits", "records": 20}},
+    },
 }
 
 
@@ -61,25 +66,31 @@ def plan_of(name: str) -> Plan:
     return compile_job(parse_job(yaml.safe_dump({**BASE, **JOBS[name]})))
 
 
+def squared_record_mu(plan: Plan) -> float:
+    """By hand, if all others collude: of each Gaussian the device's own noise is left, and an
+    update moves by up to twice its clip norm for one record of a device that keeps its others."""
+    squared = 0.0
+    for event in plan.events():
+        one = event.own if isinstance(event, SharedGaussian) else event
+        assert isinstance(one, GaussianEvent)
+        times = 2 if one.unit == "device" else 1
+        squared += (times * one.sensitivity_steps) ** 2 / one.sigma_squared
+    return squared
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """What δ(ε) of a μ-GDP release says."""
+
+    def over(e: float) -> float:
+        tail = norm.logcdf(-e / mu - mu / 2) + e
+        return float(norm.cdf(-e / mu + mu / 2) - math.exp(tail) - delta)
+
+    return float(brentq(over, 1e-6, 500.0))
+
+
 def record_epsilon_if_all_collude(plans: Sequence[Plan]) -> float:
-    """By hand: of each Gaussian the device's own noise, and an update moves by up to twice its
-    clip norm for one record of a device that keeps its others; jobs add up."""
-    found = 0.0
-    for plan in plans:
-        squared = 0.0
-        for event in plan.events():
-            one = event.own if isinstance(event, SharedGaussian) else event
-            assert isinstance(one, GaussianEvent)
-            times = 2 if one.unit == "device" else 1
-            squared += (times * one.sensitivity_steps) ** 2 / one.sigma_squared
-        mu = math.sqrt(squared)
-
-        def over(e: float, mu: float = mu) -> float:
-            tail = norm.logcdf(-e / mu - mu / 2) + e
-            return float(norm.cdf(-e / mu + mu / 2) - math.exp(tail) - DELTA)
-
-        found += float(brentq(over, 1e-6, 500.0))
-    return found
+    """Of each job by itself; jobs add up."""
+    return sum(gaussian_epsilon(math.sqrt(squared_record_mu(plan)), DELTA) for plan in plans)
 
 
 def limits(**changed: float) -> Limits:
@@ -127,6 +138,35 @@ def test_if_all_others_collude_a_total_is_what_it_costs_one_record(
         with pytest.raises(PrivacyError, match="the owner allows") as caught:
             spend(other_ledger, plans, limits(lifetime_collusion_epsilon=alone.epsilon * 0.99))
         assert caught.value.where == "policy.lifetime_collusion_epsilon"
+
+
+@pytest.mark.parametrize("records", ["fm, shared", "pate, shared"])
+def test_a_limit_between_what_was_printed_and_what_is_true_lets_one_job_in(
+    tmp_path: Path, records: str
+) -> None:
+    """Two jobs of ε = 1 at 15 honest devices. Added up as if a device's ε were a record's, all
+    others colluding make 9.14 of them; it is 15.04 for one record."""
+    file = tmp_path / "job.yaml"
+    plans = []
+    for name in ("updates, shared", records):
+        privacy = {**BASE["privacy"], "epsilon": 1, "noise": "shared"}
+        file.write_text(yaml.safe_dump({**BASE, **JOBS[name], "privacy": privacy}))
+        plans.append(load_plan(file))
+    parts = [plan.quote().training for plan in plans]
+    assert {(one.unit, one.honest) for one in parts} == {("device", 15), ("record", 15)}
+    limit = 9.5
+    added_up = sum(one.collusion_epsilon for one in parts)
+    composed = gaussian_epsilon(math.sqrt(sum(map(squared_record_mu, plans))), 2 * DELTA)
+    assert added_up == pytest.approx(9.14, abs=0.01)
+    assert added_up < limit < composed < record_epsilon_if_all_collude(plans)
+    assert total(parts).collusion_epsilon >= record_epsilon_if_all_collude(plans)
+    assert total(parts).collusion_epsilon == pytest.approx(15.05, abs=0.03)
+    for order, pair in enumerate(itertools.permutations(plans)):
+        ledger = Ledger(tmp_path / f"{order}.sqlite", "digits")
+        with pytest.raises(PrivacyError) as caught:
+            spend(ledger, pair, limits(lifetime_collusion_epsilon=limit))
+        assert caught.value.where == "policy.lifetime_collusion_epsilon"
+        assert ledger.spent().collusion_epsilon <= limit
 
 
 @pytest.mark.parametrize("name", ["updates, shared", "updates, a clip norm that moves"])
