@@ -144,6 +144,12 @@ class DataError(EdgeVeilError):
     exit_code = 4
 
 
+class RecordsError(DataError):
+    """The records, and not the form of their source, cannot be read: there are too many of them, or
+    their owner's code fails. A device answers as one without records, as whether it answers may
+    not depend on a record."""
+
+
 class PrivacyError(EdgeVeilError):
     """A privacy parameter has no meaning or a budget is exhausted."""
 

@@ -18,7 +18,7 @@ import numpy as np
 from edgeveil.data.records import MAX_BYTES, Records, require_room
 from edgeveil.data.schema import DataSchema
 from edgeveil.data.split import sample_slots
-from edgeveil.errors import EdgeVeilError, ProtocolError
+from edgeveil.errors import EdgeVeilError, ProtocolError, RecordsError
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs.broadcast_precision import as_received
 from edgeveil.jobs.plan import SOFTMAX, Plan
@@ -136,7 +136,8 @@ def load_own(
     site: EdgeSite, split_key: bytes, share: float, schema: DataSchema | None = None
 ) -> tuple[Records, Records]:
     """(training, evaluation) records of this device, as a job's schema reads them."""
-    return device_records(site.data, split_key, evaluation_share=share, schema=schema)
+    most = site.policy.max_records
+    return device_records(site.data, split_key, evaluation_share=share, schema=schema, most=most)
 
 
 def no_records(plan: Plan) -> Records:
@@ -193,9 +194,9 @@ class Computer:
 
     def _answer(self, one: Computation) -> ComputedAnswer:
         self.prepare(one)
-        records = self.halves(one.job.plan)
+        records, unread = self.halves(one.job.plan)
         parts: list[Answer] = []
-        without: list[str] = []
+        without = [unread] if unread else []
         for half in self.order(one)[::-1]:
             try:
                 parts.append(self.compute(one, half, *records))
@@ -238,11 +239,17 @@ class Computer:
             self._records[reading] = at_most(*found, most, self._split_key)
         return self._records[reading]
 
-    def halves(self, plan: Plan) -> tuple[Records, Records]:
-        """What a job is answered from. Raises DataError for records of another form."""
+    def halves(self, plan: Plan) -> tuple[tuple[Records, Records], str]:
+        """What a job is answered from: no records where they themselves cannot be read, and why.
+
+        Raises DataError for records of another form.
+        """
         data = plan.job.data
-        training, evaluation = self.records(data.evaluation_share, data.schema_)
-        return of_shape(training, data.input_shape), of_shape(evaluation, data.input_shape)
+        try:
+            training, evaluation = self.records(data.evaluation_share, data.schema_)
+        except (RecordsError, MemoryError) as error:  # whether it answers may not follow from them
+            return (no_records(plan), no_records(plan)), failure(error)
+        return (of_shape(training, data.input_shape), of_shape(evaluation, data.input_shape)), ""
 
     def compute(
         self, one: Computation, half: Half, training: Records, evaluation: Records

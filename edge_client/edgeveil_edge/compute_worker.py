@@ -371,13 +371,14 @@ class ComputeServer:
             return
         self._send(AnswerHalves(number, blank))
         try:
-            records = computer.halves(one.job.plan)
+            records, unread = computer.halves(one.job.plan)
         except Exception as error:
             self._send(refusal_of(number, error))
             return
         for half in order:
             try:
-                found, without = part_of(computer.compute(one, half, *records)), ""
+                found, without = part_of(computer.compute(one, half, *records)), unread
+                unread = ""
             except Exception as error:  # the records made it: it must not show
                 found, without = blank[half], failure(error)
             self._send(AnswerHalves(number, {half: found}, without))

@@ -23,12 +23,14 @@ from edgeveil.crypto.labels import RECORD_STORED, context
 from edgeveil.data.anomaly import ANOMALOUS, UNKNOWN, UNLABELLED
 from edgeveil.data.records import MAX_BYTES, Records, require_room
 from edgeveil.data.schema import PIXEL_RANGE, Column, DataSchema
+from edgeveil.data.split import RecordLimit
 from edgeveil.errors import DataError
 from edgeveil.registry import nearest
 
 _DIGEST_BYTES = 32
 NO_CLASS = -1
 _WHOLE = 2.0**53
+_SPARE_ROWS = 64  # beyond a limit, so that not each row further is a sorting
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ class RowEncoder:
     """Rows of text -> records. `names` are the columns of the file, in its order.
 
     Raises DataError for a column that the file lacks; `labelled`: whether the label's is needed,
-    None: if it is there, as always where records need no label.
+    None: if it is there, as always where records need no label. With a `limit` so many rows are
+    kept, however wide the schema makes them; the tallies count the others too.
     """
 
     def __init__(
@@ -83,8 +86,11 @@ class RowEncoder:
         *,
         labelled: bool | None = True,
         max_bytes: int = MAX_BYTES,
+        limit: RecordLimit | None = None,
     ) -> None:
         self._schema, self._where, self._max_bytes = schema, where, max_bytes
+        self._limit = limit
+        self._most_held = limit.count + limit.count // 4 + _SPARE_ROWS if limit else 0
         self._width, place = len(names), {name: at for at, name in enumerate(names)}
         label = schema.label.column or ""
         if labelled is None or (labelled and schema.anomaly):
@@ -118,9 +124,8 @@ class RowEncoder:
 
     def add(self, cells: Sequence[str]) -> str:
         """One row; what is wrong with it as a whole, or "". Raises nothing for what it holds, and
-        DataError where all rows would take more than the most bytes."""
-        rows = len(self._labels) + 1
-        require_room((rows, *self._schema.input_shape), 4, self._max_bytes, self._where)
+        without a limit RecordsError where all rows would take more than the most bytes."""
+        self._make_room(len(self._labels) + 1)
         whole = len(cells) == self._width
         self._digests += stored_digest(cell.encode("utf-8", "surrogatepass") for cell in cells)
         self._broken.append(not whole)
@@ -140,9 +145,10 @@ class RowEncoder:
         return ""
 
     def encoded(self) -> Encoded:
-        """All rows so far. Raises DataError where they would take more than the most bytes."""
+        """All rows so far, or as many as the limit allows. Raises as `add`."""
+        self._keep_limit()
+        self._make_room(len(self._labels))
         rows = len(self._labels)
-        require_room((rows, *self._schema.input_shape), 4, self._max_bytes, self._where)
         broken = np.frombuffer(self._broken, np.int8).astype(np.bool_)
         x, at = np.zeros((rows, *self._schema.input_shape), np.float32), 0
         for _, column in self._columns:
@@ -156,6 +162,28 @@ class RowEncoder:
             int((labels[~broken] == self._dropped).sum()) if self._label is not None else 0,
             self._label is not None,
         )
+
+    def _make_room(self, rows: int) -> None:
+        if self._limit is None:
+            require_room((rows, *self._schema.input_shape), 4, self._max_bytes, self._where)
+        elif rows > self._most_held:
+            self._keep_limit()
+
+    def _keep_limit(self) -> None:
+        """Drop rows beyond the limit. Which stay follows from the rows, not from when this is."""
+        if self._limit is None or len(self._labels) <= self._limit.count:
+            return
+        digests = digest_rows(self._digests)
+        chosen = self._limit.kept(digests)
+        self._labels = _chosen(self._labels, chosen)
+        self._broken = _chosen(self._broken, chosen)
+        self._digests = bytearray(digests[chosen].astype(np.uint8).tobytes())
+        for _, column in self._columns:
+            column.keep(chosen)
+
+
+def _chosen(values: array[Any], chosen: NDArray[np.int64]) -> array[Any]:
+    return array(values.typecode, np.frombuffer(values, values.typecode)[chosen].tobytes())
 
 
 def _label_reader(schema: DataSchema) -> Callable[[str], int]:
@@ -195,6 +223,13 @@ class _ColumnReader:
         value = math.nan if gap else number_in(cell)
         self._unreadable += not gap and math.isnan(value)
         self._values.append(value)
+
+    def keep(self, chosen: NDArray[np.int64]) -> None:
+        """Keep these cells alone."""
+        if self._column.category is not None:
+            self._codes = _chosen(self._codes, chosen)
+        else:
+            self._values = _chosen(self._values, chosen)
 
     def fill(self, x: NDArray[np.float32]) -> None:
         """Write the column's values to x (n, width), which holds zeros."""

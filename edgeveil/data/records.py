@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.errors import DataError
+from edgeveil.errors import DataError, RecordsError
 
 MAX_BYTES = 2 << 30  # of one array in memory, as float32
 OPAQUE = "OV"  # kinds of NumPy arrays whose values are not read: objects, structures
@@ -59,13 +59,13 @@ def require_file(path: Path | None, key: str) -> Path:
 
 
 def require_room(shape: Sequence[int], item_bytes: int, max_bytes: int, where: str) -> None:
-    """DataError if an array of `shape` would take more than `max_bytes`, before it is read."""
+    """RecordsError if an array of `shape` would take more than `max_bytes`, before it is read."""
     if any(axis < 0 for axis in shape):
         raise DataError(f"has the shape {shape}", where=where, fix="copy the file again")
     # Records are held as float32. An axis of 0 must not hide how large the others are.
     wanted = math.prod(max(axis, 1) for axis in shape) * max(item_bytes, 4)
     if wanted > max_bytes:
-        raise DataError(
+        raise RecordsError(
             f"holds {wanted} bytes of numbers, the limit is {max_bytes}",
             where=where,
             fix="use a smaller file for this device",

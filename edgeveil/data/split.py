@@ -18,6 +18,7 @@ import math
 import os
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,18 @@ def kept_places(
         np.array(sorted(index for _, at, index in ranked if at == half), dtype=np.int64)
         for half in range(len(halves))
     ]
+
+
+@dataclass(frozen=True)
+class RecordLimit:
+    """The most records that a device uses, `count`, and its split `key`, which ranks them."""
+
+    count: int
+    key: bytes = field(repr=False)
+
+    def kept(self, places: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Indices of the records that are used, ascending; `places` (n, ...): see `Records`."""
+        return kept_places((places,), self.count, self.key)[0]
 
 
 def sample_slots(x: NDArray[np.float32], slots: int, key: bytes) -> NDArray[np.int64]:

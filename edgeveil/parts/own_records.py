@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
-from edgeveil.data.split import kept_places, split_once
+from edgeveil.data.split import RecordLimit, kept_places, split_once
 from edgeveil.errors import DataError
 from edgeveil.parts.partitions import Shares
 from edgeveil.parts.partitions.dealing import (
@@ -105,11 +105,19 @@ def held_records(data: SourceSettings, schema: DataSchema | None = None) -> Reco
     return _halves(data.source, origin)[1]
 
 
-def own_records(data: DataSettings, schema: DataSchema | None = None) -> Records:
-    """All records of this device, its shard where one is set. Raises DataError, UsageError."""
+def own_records(
+    data: DataSettings, schema: DataSchema | None = None, limit: RecordLimit | None = None
+) -> Records:
+    """All records of this device, its shard where one is set. Raises DataError, UsageError.
+
+    `limit`: what a schema makes too wide for memory is cut to so many records as it is read, by the
+    order of `at_most`, unless records are first dealt or held back. Without one too many raise
+    RecordsError.
+    """
     shard, origin = data.shard, origin_of(data, schema)
     if shard is None:
-        return devices_records(data.source, origin)
+        whole = data.test_share is None
+        return devices_records(data.source, replace(origin, limit=limit if whole else None))
     if not 0 <= shard.index < shard.devices:
         raise DataError(
             f"must be in 0..{shard.devices - 1}, got {shard.index}",
@@ -163,10 +171,12 @@ def device_records(
     *,
     evaluation_share: float,
     schema: DataSchema | None = None,
+    most: int | None = None,
 ) -> tuple[Records, Records]:
     """(training, evaluation) records of this device; disjoint and the same at every start, and for
-    every schema that jobs read them by."""
-    return halves(own_records(data, schema), split_key, evaluation_share)
+    every schema that jobs read them by. `most`: no more need be read, see `own_records`."""
+    limit = None if most is None else RecordLimit(most, split_key)
+    return halves(own_records(data, schema, limit), split_key, evaluation_share)
 
 
 def halves(records: Records, split_key: bytes, share: float) -> tuple[Records, Records]:

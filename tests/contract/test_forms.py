@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,16 @@ from PIL import Image
 from pyarrow import parquet, table
 
 from edgeveil.data.schema import DataSchema
+from edgeveil.data.split import RecordLimit
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import Plan
+from edgeveil.parts import own_records
 from edgeveil.parts.sources import SOURCES, brings_its_test
 from edgeveil.protocol.device_tasks import NoAnswer, SealedAnswer
 from edgeveil.settings.base import ImpossibleMixError
-from edgeveil_edge.compute import load_own
+from edgeveil_edge.compute import Computer, load_own
 from tests.unit.edgeveil_edge.edge_kit import CENTRE, Device, Round, job
+from tests.unit.edgeveil_edge.edge_kit import site as kit_site
 
 Rows = list[list[str]]
 NAMES = ["age", "work", "rich"]
@@ -139,6 +143,8 @@ held: dict[str, Rows] = {}
 
 
 def made() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    if any("raise" in row for row in held["rows"]):
+        raise LookupError(held["rows"])
     return arrays(held["rows"])
 
 
@@ -223,15 +229,19 @@ def plan_of(schema: dict[str, Any] | None) -> Plan | None:
 # --- the device ---
 
 
-def answered(folder: Path, form: str, rows: Rows, plan: Plan) -> tuple[object, ...]:
-    """All that anybody but the owner sees of a device's answer to the job's first question."""
+def answered(
+    folder: Path, form: str, rows: Rows, plan: Plan, max_records: int = 20_000
+) -> tuple[object, ...]:
+    """All that anybody but the owner sees of a device's answer to the job's first question, and
+    what it cost."""
     folder.mkdir()
     place = folder.parent / "box"  # one place for all: paths stand in reasons
     if place.is_symlink():
         place.unlink()
     place.symlink_to(folder, target_is_directory=True)
     block = {"name": "bench", **FORMS[form](place, rows)}
-    policy = {"min_devices": 3, "allowed_methods": ("fm", "pca_residual")}
+    methods = ("fm", "pca_residual")
+    policy = {"min_devices": 3, "allowed_methods": methods, "max_records": max_records}
     device = Device(place / "state", load_own, data=block, policy=policy)  # type: ignore[arg-type]
     with suppress(AssertionError):
         device.knows(plan)
@@ -239,10 +249,11 @@ def answered(folder: Path, form: str, rows: Rows, plan: Plan) -> tuple[object, .
         answer = device.answer(Round(plan, CENTRE, device.keys()))
     finally:
         device.store.close()
+    cost = device.ledger.spent().epsilon
     if isinstance(answer, NoAnswer):
-        return ("declined", answer.why, device.ledger.spent().epsilon)
+        return ("declined", answer.why, cost)
     assert isinstance(answer, SealedAnswer), answer
-    return ("answered", answer.groups, answer.sizes, answer.at_once, answer.dummy)
+    return ("answered", cost, answer.groups, answer.sizes, answer.at_once, answer.dummy)
 
 
 @pytest.fixture(scope="module")
@@ -362,3 +373,92 @@ def test_one_text_among_numbers_makes_no_table_unreadable(tmp_path: Path) -> Non
         plain = answered(tmp_path / f"{form} plain", form, rows, plan)
         text = answered(tmp_path / f"{form} text", form, [*rows, ["secret", "x", "y"]], plan)
         assert plain == text and plain[0] == "answered"
+
+
+# --- how many there are ---
+
+COLUMNS = {
+    "origin": "public",
+    "label": {"column": "rich", "classes": ["<=50K", ">50K"]},
+    "columns": [
+        {"name": "age", "number": [0, 100]},
+        {"name": "work", "category": [str(n) for n in range(40)]},
+    ],
+}
+READ_BY = {
+    "csv, a line of names": COLUMNS,
+    "csv, none": {**COLUMNS, "header": NAMES},
+    "parquet": COLUMNS,
+    "images": {
+        "origin": "public",
+        "label": {"classes": ["<=50K", ">50K"]},
+        "image": {"size": [1, 2], "channels": 1},
+    },
+}
+BY_A_SCHEMA = list(READ_BY.items())
+BY_VALUES = [(form, None) for form in FORMS if "csv" not in form or form == "csv, a line of names"]
+
+
+def different(count: int) -> Rows:
+    return [[str(n + 10), str(n), ("<=50K", ">50K")[n % 2]] for n in range(count)]
+
+
+def with_room_for(monkeypatch: pytest.MonkeyPatch, size_bytes: int) -> None:
+    """The limit of 2 GiB, where a test can reach it."""
+    real = own_records.origin_of
+    monkeypatch.setattr(
+        own_records, "origin_of", lambda *given: replace(real(*given), max_bytes=size_bytes)
+    )
+
+
+@pytest.mark.parametrize(("form", "schema"), BY_A_SCHEMA + BY_VALUES)
+def test_records_past_the_limit_of_memory_change_not_whether_a_device_answers_and_pays(
+    form: str, schema: dict[str, Any] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(schema)
+    assert plan is not None
+    found = {}
+    for at, size_bytes in enumerate((1 << 20, 800, 400, 64, 8)):
+        with_room_for(monkeypatch, size_bytes)
+        found[size_bytes] = answered(tmp_path / str(at), form, different(12), plan, max_records=8)
+    assert len(set(found.values())) == 1
+    (how, cost, *_), *_ = found.values()
+    assert how == "answered" and isinstance(cost, float) and cost > 0
+
+
+@pytest.mark.parametrize(("form", "schema"), BY_A_SCHEMA)
+@pytest.mark.parametrize("most", [1, 5, 90])
+def test_however_wide_a_schema_makes_records_those_of_least_rank_are_read(
+    form: str,
+    schema: dict[str, Any],
+    most: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As many as the owner says, where a width could be chosen at which n fit and n + 1 do not."""
+    plan = plan_of(schema)
+    assert plan is not None
+    block = {"name": "bench", **FORMS[form](tmp_path, different(300))}
+    site = kit_site(tmp_path / "state", data=block, policy={"max_records": most})
+
+    def read() -> list[tuple[bytes, ...]]:
+        halves, unread = Computer(site, bytes(32)).halves(plan)
+        assert not unread
+        return [tuple(part.tobytes() for part in (one.x, one.y, one.places)) for one in halves]
+
+    with monkeypatch.context() as whole:
+        whole.setattr(RecordLimit, "kept", lambda _self, places: np.arange(len(places)))
+        cut_afterwards = read()
+    with_room_for(monkeypatch, {"parquet": 8_000, "images": 8 * most}.get(form, 8))
+    assert read() == cut_afterwards
+
+
+def test_owner_s_code_that_fails_for_a_record_is_answered_for_as_without_records(
+    tmp_path: Path,
+) -> None:
+    plan = plan_of(None)
+    assert plan is not None
+    rows = [["1", "2", "0"], ["3", "4", "1"]]
+    plain = answered(tmp_path / "plain", "python", rows, plan)
+    assert plain == answered(tmp_path / "raises", "python", [*rows, ["raise"]], plan)
+    assert plain[0] == "answered"

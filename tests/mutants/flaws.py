@@ -1170,4 +1170,28 @@ MUTANTS = (
         put="False",
         killed_by="tests/contract/test_forms.py::test_a_job_that_names_a_file_s_columns_by_cells_is_answered_alike",
     ),
+    Mutant(
+        name="owners-code-that-fails-declines",
+        decides="form",
+        where="edgeveil.parts.sources.python:read_python",
+        find="RecordsError",
+        put="DataError",
+        killed_by="tests/contract/test_forms.py::test_owner_s_code_that_fails_for_a_record_is_answered_for_as_without_records",
+    ),
+    Mutant(
+        name="too-many-records-decline",
+        decides="form",
+        where="edgeveil.data.records:require_room",
+        find="RecordsError",
+        put="DataError",
+        killed_by="tests/contract/test_forms.py::test_records_past_the_limit_of_memory_change_not_whether_a_device_answers_and_pays",
+    ),
+    Mutant(
+        name="a-width-tells-how-many-records",
+        decides="form",
+        where="edgeveil.parts.own_records:own_records",
+        find="limit if whole else None",
+        put="None",
+        killed_by="tests/contract/test_forms.py::test_however_wide_a_schema_makes_records_those_of_least_rank_are_read",
+    ),
 )

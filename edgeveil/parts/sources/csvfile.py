@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from edgeveil.data.encoding import Encoded, RowEncoder
 from edgeveil.data.records import MAX_BYTES, Records, as_records, require_file, whole_labels
 from edgeveil.data.schema import DataSchema
-from edgeveil.errors import DataError
+from edgeveil.data.split import RecordLimit
+from edgeveil.errors import DataError, RecordsError
 from edgeveil.parts.sources.source import Origin, SourcePart
 from edgeveil.registry import nearest
 
@@ -118,21 +119,25 @@ def encode_csv(
     *,
     header: bool | None = True,
     labelled: bool | None = True,
+    limit: RecordLimit | None = None,
 ) -> Encoded:
     """The records of a CSV file as a job's schema reads them, and what was found in its columns.
 
     `header`: whether the first line names the columns, and is no record; else `schema.header` does.
-    `tell` hears of each line that is out of form or has an unknown label. Raises DataError for a
+    `tell` hears of each line that is out of form or has an unknown label. With a `limit` a file may
+    have any size, and so many of its records are read. Raises DataError for a
     header that is not stated or holds a number, a file whose columns nothing names, and one that
     lacks a column; never for what a record holds.
     """
     require_columns(header, schema)
     file = require_file(path, "data.path")
-    _require_small(file, max_bytes)
-    encoder: RowEncoder | None = None
-    if not header:
-        names = list(schema.header or ())
-        encoder = RowEncoder(schema, names, str(file), labelled=labelled, max_bytes=max_bytes)
+    if limit is None:
+        _require_small(file, max_bytes)
+
+    def encoding(names: list[str], where: str) -> RowEncoder:
+        return RowEncoder(schema, names, where, labelled=labelled, max_bytes=max_bytes, limit=limit)
+
+    encoder = None if header else encoding(list(schema.header or ()), str(file))
     with file.open(encoding="utf-8-sig", errors="replace") as stream:
         for number, line in enumerate(stream, start=1):
             if not line.strip():
@@ -141,7 +146,7 @@ def encode_csv(
                 where = f"{file}:{number}"
                 names = _first_row(line, where)
                 _require_no_number(names, where)
-                encoder = RowEncoder(schema, names, where, labelled=labelled, max_bytes=max_bytes)
+                encoder = encoding(names, where)
                 continue
             fault = encoder.add(_cells(line))
             if fault:
@@ -208,7 +213,7 @@ def any_form(file: Path, schema: DataSchema) -> tuple[DataSchema, bool]:
 def _require_small(file: Path, max_bytes: int) -> None:
     # A cell takes at least two bytes of text and eight in memory.
     if 4 * file.stat().st_size > max_bytes:
-        raise DataError(
+        raise RecordsError(
             f"is larger than {max_bytes // 4} bytes",
             where=str(file),
             fix="store the records as NPZ, or fewer of them",
@@ -307,7 +312,8 @@ def _label_index(header: list[str], name: str | None, file: Path) -> int:
 def _read(origin: Origin) -> Records:
     require_columns(origin.header, origin.schema)
     if origin.schema is not None:
-        return _tallies(origin, origin.schema).records
+        path, schema, most = origin.path, origin.schema, origin.max_bytes
+        return encode_csv(path, schema, most, header=origin.header, limit=origin.limit).records
     return read_csv(origin.path, origin.label_column, origin.max_bytes)
 
 

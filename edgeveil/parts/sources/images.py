@@ -7,7 +7,7 @@ size and colour. A picture that cannot be read becomes a record that learning dr
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,12 +19,15 @@ from numpy.typing import NDArray
 from edgeveil.data.encoding import digest_rows, stored_digest
 from edgeveil.data.records import MAX_BYTES, Records, as_records, require_room
 from edgeveil.data.schema import DataSchema, PictureForm
+from edgeveil.data.split import RecordLimit
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.source import ImageForm, Origin, SourcePart
 
 ENDINGS = frozenset({".png", ".jpg", ".jpeg"})
 MAX_PIXELS = 1 << 26  # of one picture as it is stored
 _FORMATS = ("PNG", "JPEG")
+
+_Labelled = tuple[Path, int]  # a picture and its class
 
 
 def read_images(folder: Path | None, form: ImageForm | None, max_bytes: int = MAX_BYTES) -> Records:
@@ -44,7 +47,12 @@ def image_faults(folder: Path | None, form: ImageForm | None) -> list[str]:
     return _read(folder, form, MAX_BYTES)[1]
 
 
-def _read(folder: Path | None, form: ImageForm | None, max_bytes: int) -> tuple[Records, list[str]]:
+def _read(
+    folder: Path | None,
+    form: ImageForm | None,
+    max_bytes: int,
+    chosen: Callable[[list[_Labelled]], list[_Labelled]] | None = None,
+) -> tuple[Records, list[str]]:
     _require_pillow()
     if form is None:
         raise DataError("is not set", where="data.images", fix="write images: {size: [28, 28]}")
@@ -55,6 +63,8 @@ def _read(folder: Path | None, form: ImageForm | None, max_bytes: int) -> tuple[
             fix="name the classes' folders, class 0 first, such as classes: [cat, dog]",
         )
     listed = _listed(folder, form.classes)
+    if chosen is not None:
+        listed = chosen(listed)
     height, width = form.size
     shape = (3, height, width) if form.colours == "rgb" else (height, width)
     require_room((len(listed), *shape), 4, max_bytes, str(folder))
@@ -88,7 +98,7 @@ def class_folders(folder: Path | None) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
-def _listed(folder: Path | None, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
+def _listed(folder: Path | None, classes: tuple[str, ...]) -> list[_Labelled]:
     """Each picture with its class."""
     numbers = {name: number for number, name in enumerate(classes)}
     return [
@@ -141,18 +151,39 @@ class SchemaForm:
         return cls(image.size, "rgb" if image.channels > 1 else "grey", schema.label.names)
 
 
-def encode_images(folder: Path | None, schema: DataSchema, max_bytes: int = MAX_BYTES) -> Records:
-    """The pictures as a job's schema reads them; each has its place by its file's bytes."""
-    form = SchemaForm.of(schema)
-    found = read_images(folder, form, max_bytes)
+def encode_images(
+    folder: Path | None,
+    schema: DataSchema,
+    max_bytes: int = MAX_BYTES,
+    limit: RecordLimit | None = None,
+) -> Records:
+    """The pictures as a job's schema reads them; each has its place by its file's bytes. With a
+    `limit` so many are read."""
+    places = np.zeros((0, 0), np.float32)
+
+    def chosen(listed: list[_Labelled]) -> list[_Labelled]:
+        nonlocal places
+        places = _stored(listed)
+        if limit is None:
+            return listed
+        kept = limit.kept(places)
+        places = places[kept]
+        return [listed[index] for index in kept]
+
+    found, _ = _read(folder, SchemaForm.of(schema), max_bytes, chosen)
+    return Records(found.x, found.y, places)
+
+
+def _stored(listed: list[_Labelled]) -> NDArray[np.float32]:
+    """What each picture's place follows from (n, 32)."""
     digests = bytearray()
-    for file, _ in _listed(folder, form.classes):
+    for file, _ in listed:
         try:
             with file.open("rb") as stream:  # not read whole: a picture may be of any size
                 digests += stored_digest([hashlib.file_digest(stream, "sha256").digest()])
         except OSError:
             digests += stored_digest([])  # a record that learning drops
-    return Records(found.x, found.y, digest_rows(digests))
+    return digest_rows(digests)
 
 
 def encode_files(
@@ -177,7 +208,7 @@ def pictures_below(folder: Path) -> list[Path]:
 
 def _read_folder(origin: Origin) -> Records:
     if origin.schema is not None:
-        return encode_images(origin.path, origin.schema, origin.max_bytes)
+        return encode_images(origin.path, origin.schema, origin.max_bytes, origin.limit)
     return read_images(origin.path, origin.images, origin.max_bytes)
 
 

@@ -29,6 +29,7 @@ from edgeveil.data.records import (
     require_room,
 )
 from edgeveil.data.schema import DataSchema
+from edgeveil.data.split import RecordLimit
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.source import Origin, SourcePart
 from edgeveil.registry import nearest
@@ -64,9 +65,10 @@ def encode_parquet(
     max_bytes: int = MAX_BYTES,
     *,
     labelled: bool | None = True,
+    limit: RecordLimit | None = None,
 ) -> Encoded:
     """The records of a Parquet file as a job's schema reads them, and what was found in its
-    columns: numbers, texts, switches, and a gap as an empty cell.
+    columns: numbers, texts, switches, and a gap as an empty cell. With a `limit` so many are read.
 
     Raises DataError as `read_parquet`, and for a file that lacks a column.
     """
@@ -75,7 +77,9 @@ def encode_parquet(
     with _opened(file) as opened:
         _check_size(opened, str(file), max_bytes)
         names = opened.schema_arrow.names
-        encoder = RowEncoder(schema, names, str(file), labelled=labelled, max_bytes=max_bytes)
+        encoder = RowEncoder(
+            schema, names, str(file), labelled=labelled, max_bytes=max_bytes, limit=limit
+        )
         for batch in opened.iter_batches(batch_size=_ROWS, use_threads=False):
             columns = [_texts(column) for column in batch.columns]
             for cells in zip(*columns, strict=True):
@@ -189,7 +193,8 @@ def _label_index(names: list[str], name: str | None, file: Path) -> int:
 
 def _read(origin: Origin) -> Records:
     if origin.schema is not None:
-        return encode_parquet(origin.path, origin.schema, origin.max_bytes).records
+        path, most = origin.path, origin.max_bytes
+        return encode_parquet(path, origin.schema, most, limit=origin.limit).records
     return read_parquet(origin.path, origin.label_column, origin.max_bytes)
 
 

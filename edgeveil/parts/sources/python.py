@@ -7,7 +7,7 @@ from importlib import import_module
 import numpy as np
 
 from edgeveil.data.records import MAX_BYTES, Records, as_records, require_room
-from edgeveil.errors import OF_OTHERS_CODE, DataError
+from edgeveil.errors import OF_OTHERS_CODE, DataError, RecordsError
 from edgeveil.parts.sources.source import Origin, SourcePart
 
 
@@ -32,7 +32,7 @@ def read_python(origin: Origin) -> Records:
     try:
         found = function()
     except OF_OTHERS_CODE as error:  # the owner's code may raise anything
-        raise DataError(
+        raise RecordsError(
             f"raised {type(error).__name__}: {error}", where=where, fix="correct the function"
         ) from error
     return given_records(found, where, origin.max_bytes)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from edgeveil.data.encoding import Encoded
 from edgeveil.data.records import MAX_BYTES, Records
 from edgeveil.data.schema import DataSchema
+from edgeveil.data.split import RecordLimit
 from edgeveil.errors import DataError
 from edgeveil.parts.part import Part
 
@@ -48,6 +49,7 @@ class Origin:
     test_fold: int = 0  # which share of them
     schema: DataSchema | None = None
     max_bytes: int = MAX_BYTES
+    limit: RecordLimit | None = None  # of what a schema reads; None: all, or RecordsError
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -223,6 +224,29 @@ def test_records_that_cannot_be_read_are_told_as_the_file_s_fault(process, tmp_p
         far.answer(computation(taught()))
     records(tmp_path / "nowhere.npz")
     assert far.answer(computation(taught())).without == ""
+
+
+def too_many(path: Path) -> Path:
+    """A file whose header says that the limit of 2 GiB is passed by one record."""
+    with zipfile.ZipFile(path, "w") as archive, archive.open("x.npy", "w") as member:
+        shape = ((2 << 30) // 16 + 1, 4)
+        np.lib.format.write_array_header_1_0(
+            member, {"descr": "<f4", "fortran_order": False, "shape": shape}
+        )
+    return path
+
+
+def test_more_records_than_memory_has_room_for_are_answered_for_as_none(process, tmp_path) -> None:
+    """At the price of any answer: whether it comes may not follow from how many there are."""
+    far = remote(process, tmp_path, too_many(tmp_path / "own.npz"))
+    near = Computer(site(tmp_path, tmp_path / "own.npz"), SPLIT_KEY)
+    nobody = Computer(site(tmp_path, records(tmp_path / "none.npz", 0)), SPLIT_KEY)
+    wanted = nobody.answer(computation(taught()))
+    for one in (far, near):
+        found = one.answer(computation(taught()))
+        assert tensors(found) == tensors(wanted)
+        assert [part.events for part in found.parts] == [part.events for part in wanted.parts]
+        assert "the limit is" in found.without
 
 
 def test_a_package_that_is_not_in_order_is_refused_before_records_are_read(
