@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -230,6 +230,17 @@ def unread_mixes(files: DataFiles, source: str, at: str, source_key: str) -> Ite
         if getattr(files, key) is not None and source not in readers:
             text = f"is read for {' and '.join(readers)} alone, and the source is {source}"
             yield Mix((f"{at}.{key}", source_key), f"{text}; drop it")
+
+
+def unstated_header(data: Mapping[str, Any]) -> str:
+    """What a device's data block lacks for its jobs to be answered, as nobody says whether the
+    first line of its file names the columns; or ""."""
+    if data.get("header") is not None or data.get("source") not in _readers("sources", "header"):
+        return ""
+    return (
+        "without it a device answers no job; add header: true where the file's first line names"
+        " the columns, header: false where it does not"
+    )
 
 
 def _readers(family: str, key: str) -> list[str]:

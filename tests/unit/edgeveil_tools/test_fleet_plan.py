@@ -113,6 +113,33 @@ def test_a_template_may_name_columns_alone_that_there_are(folder, change):
         devices(folder)
 
 
+ROWS = {"name": "people", "source": "csv", "path": "/data/rows.csv"}
+
+
+def test_a_table_of_which_nobody_says_what_names_its_columns_is_refused_as_it_is_planned(
+    folder, change
+):
+    """And not by each box, job after job."""
+    change("devices", "data", to=ROWS)
+    with pytest.raises(ConfigError) as caught:
+        load_plan(folder)
+    (place,) = caught.value.places
+    assert place.key == "fleet.devices.data.source" and place.line > 0
+    for header in (True, False):
+        change("devices", "data", to={**ROWS, "header": header})
+        assert all(device.data["header"] is header for device in devices(folder))
+    change("devices", "list", to=[{"name": "first", "data": ROWS}])
+    with pytest.raises(ConfigError) as caught:
+        load_plan(folder)
+    assert [place.key for place in caught.value.places] == ["fleet.devices.list[0].data.source"]
+    change("devices", "list", to=[])
+    change("devices", "csv", to="boxes.csv")
+    (folder / "boxes.csv").write_text("name,kind\nw-3,parquet\nw-4,csv\n")
+    change("devices", "data", to={**ROWS, "source": "{kind}"})
+    with pytest.raises(UsageError, match=r"boxes\.csv:3.*no header"):
+        devices(folder)
+
+
 def test_what_fails_after_a_line_was_added_takes_it_back(folder, change):
     change("devices", "csv", to="boxes.csv")
     (folder / "boxes.csv").write_text("name,role,host\nw-3,,")

@@ -33,7 +33,7 @@ from edgeveil.sites.broker import BrokerLimits
 from edgeveil.sites.broker_profiles import ProfileName
 from edgeveil.sites.cloud import CloudLimits, TestSources
 from edgeveil.sites.conditions import Conditions
-from edgeveil.sites.data import DataSource, DeviceData
+from edgeveil.sites.data import DataSource, DeviceData, unstated_header
 from edgeveil.sites.edge import EdgeLimits
 from edgeveil.sites.links import Cell, CloudHttp, Log, ProxyHttp
 from edgeveil.sites.policy import Policy
@@ -381,6 +381,13 @@ class FleetPlan(Block):
             text = f"there is no cell '{known}'; add it to cells, or use one of them"
             yield Mix(("devices.cell", "cells"), text)
         yield from self._claim_mixes()
+        blocks = {"devices.data": self.devices.data}
+        blocks |= {
+            f"devices.list.{n}.data": one.data or {} for n, one in enumerate(self.devices.list)
+        }
+        for at, data in blocks.items():
+            if said := unstated_header(data):
+                yield Mix((f"{at}.header", f"{at}.source"), said)
         if self.renew_days >= self.certificate_days:
             text = f"would renew every time, as they hold {self.certificate_days} days; lower it"
             yield Mix(("renew_days", "certificate_days"), text)
@@ -602,3 +609,5 @@ def _check_data(data: dict[str, Any], where: str) -> None:
         raise UsageError(
             f"its data block: {path}: {first['msg']}", where=where, fix="correct devices.data"
         ) from None
+    if said := unstated_header(data):  # of a source that stands in a table
+        raise UsageError(f"its data block has no header: {said}", where=where)
