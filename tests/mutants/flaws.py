@@ -956,12 +956,12 @@ MUTANTS = (
         killed_by="tests/unit/edgeveil/privacy/test_privacy_derived.py::test_a_draw_is_bound_to_law_values_shape_and_type",
     ),
     Mutant(
-        name="noise-from-the-samples-stream",
+        name="samples-repeat",
         decides="derived noise",
         where="edgeveil.privacy.derived:DerivedRandom.__call__",
         find="self._samples(count)",
-        put='self.bound("", np.zeros(1, np.int64))(count)',
-        killed_by="tests/unit/edgeveil/privacy/test_privacy_derived.py::test_the_samples_say_nothing_of_the_noise_and_are_not_moved_by_it",
+        put="_Keystream(self._key)(count)",
+        killed_by="tests/unit/edgeveil/privacy/test_privacy_derived.py::test_the_samples_go_on_and_do_not_repeat",
     ),
     # --- grid rounding ---
     Mutant(

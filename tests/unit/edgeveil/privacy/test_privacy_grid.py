@@ -62,9 +62,11 @@ def test_matmul_is_exact_where_float32_is_not():
 
 
 def test_a_sum_past_two_to_the_53_is_cut_into_exact_pieces():
-    a = np.full((1, 64), 2**25 - 1, dtype=np.int64)
-    b = np.full((64, 1), 2**26 - 1, dtype=np.int64)
-    assert int(exact_matmul(a, b)[0, 0]) == 64 * (2**25 - 1) * (2**26 - 1)
+    a = 2**25 - 1 - 2 * np.arange(65, dtype=np.int64)[None]
+    b = 2**26 - 1 - 6 * np.arange(65, dtype=np.int64)[:, None]
+    total = sum(int(x) * int(y) for x, y in zip(a.ravel(), b.ravel(), strict=True))
+    assert int(float(total)) != total  # no float64 holds it
+    assert int(exact_matmul(a, b)[0, 0]) == total
 
 
 def test_a_product_that_cannot_be_exact_raises():
