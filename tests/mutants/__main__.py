@@ -27,6 +27,7 @@ from tests.mutants.flaws import MUTANTS
 from tests.mutants.planting import ROOTS, Mutant, PlantingError, plant
 
 LIMIT_S = 120.0
+TOGETHER = 10  # tests of one run without a mutant: most of a run of one is its start
 NO_FIND = (
     "ImportError",
     "ModuleNotFoundError",
@@ -72,8 +73,9 @@ class Place:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(checkout / name, target)
 
-    def start(self, test: str, mutant: Mutant | None) -> None:
-        """Run a test, with the mutant planted first; raises `PlantingError`."""
+    def start(self, tests: Sequence[str], mutant: Mutant | None) -> None:
+        """Run tests, with the mutant planted first; raises `PlantingError`."""
+        self._tests = tests
         if mutant is not None:
             path, content = plant(mutant, self.folder)
             before = path.stat()
@@ -91,7 +93,7 @@ class Place:
         options = ("-x", "-p", "no:cacheprovider", "-p", "no:xdist", f"--junitxml={self._report}")
         with self._log.open("wb") as log:
             self._running = subprocess.Popen(
-                [sys.executable, "-m", "pytest", test, *options],
+                [sys.executable, "-m", "pytest", *tests, *options],
                 cwd=self.folder,
                 env=environment,
                 stdout=log,
@@ -106,11 +108,12 @@ class Place:
         assert self._running is not None
         seconds = time.monotonic() - self._since
         code = self._running.poll()
-        if code is None and seconds <= self._limit_s:
+        limit_s = self._limit_s * len(self._tests)
+        if code is None and seconds <= limit_s:
             return None
         if code is None:
             self.stop()
-            return Outcome("broken", f"not done in {self._limit_s:g} s", seconds)
+            return Outcome("broken", f"not done in {limit_s:g} s", seconds)
         self.stop()
         return Outcome(*self._read(code), seconds)
 
@@ -132,8 +135,10 @@ class Place:
             return "broken", self._last_words()
         cases = list(ElementTree.parse(self._report).iter("testcase"))
         if code == 0:
-            ran = [case for case in cases if case.find("skipped") is None]
-            return ("passed", "") if ran else ("broken", "nothing ran: skipped, or no such test")
+            ran = {_named(case) for case in cases if case.find("skipped") is None}
+            if ran >= {test.partition("[")[0] for test in self._tests}:
+                return "passed", ""
+            return "broken", "nothing ran: skipped, or no such test"
         for case in cases:
             failure = case.find("failure")
             if failure is not None:
@@ -148,6 +153,12 @@ class Place:
     def _last_words(self) -> str:
         lines = self._log.read_text("utf-8", "replace").strip().splitlines()
         return lines[-1] if lines else "pytest said nothing"
+
+
+def _named(case: ElementTree.Element) -> str:
+    """The test of a case, by its node's name without parameters."""
+    file = (case.get("classname") or "").replace(".", "/")
+    return f"{file}.py::{(case.get('name') or '').partition('[')[0]}"
 
 
 def _files(checkout: Path) -> Iterable[str]:
@@ -174,36 +185,43 @@ class Campaign:
     def play(self, places: Sequence[Place]) -> Iterator[tuple[Row | None, int, int]]:
         """Yield (a new row or None, runs done, runs in all) after each run."""
         tests = list(dict.fromkeys(mutant.killed_by for mutant in self.mutants))
-        waiting: list[tuple[str, Mutant | None]] = [(test, None) for test in tests]
-        waiting += [(mutant.killed_by, mutant) for mutant in self.mutants]
+        waiting: list[tuple[list[str], Mutant | None]] = [
+            (tests[start : start + TOGETHER], None) for start in range(0, len(tests), TOGETHER)
+        ]
+        waiting += [([mutant.killed_by], mutant) for mutant in self.mutants]
         runs, done = len(waiting), 0
-        busy: dict[int, tuple[str, Mutant | None]] = {}
+        busy: dict[int, tuple[list[str], Mutant | None]] = {}
         while waiting or busy:
             for index, place in enumerate(places):
                 if index in busy:
                     outcome = place.ended()
                     if outcome is None:
                         continue
-                    test, mutant = busy.pop(index)
+                    chosen, mutant = busy.pop(index)
                     done += 1
-                    yield self._told(test, mutant, outcome), done, runs
-                if waiting:
-                    test, mutant = waiting.pop(0)
+                    if len(chosen) > 1 and outcome.status != "passed":  # which of them, and why
+                        waiting[:0] = [([test], None) for test in chosen]
+                        runs += len(chosen)
+                    yield self._told(chosen, mutant, outcome), done, runs
+                judged = all(mutant is not None for _, mutant in busy.values())
+                if waiting and (waiting[0][1] is None or judged):
+                    chosen, mutant = waiting.pop(0)
                     try:
-                        place.start(test, mutant)
-                        busy[index] = test, mutant
+                        place.start(chosen, mutant)
+                        busy[index] = chosen, mutant
                     except PlantingError as error:
                         done += 1
-                        yield self._told(test, mutant, Outcome("broken", str(error), 0)), done, runs
+                        why = Outcome("broken", str(error), 0)
+                        yield self._told(chosen, mutant, why), done, runs
             time.sleep(0.05)
         self.rows.sort(key=lambda row: self.mutants.index(row.mutant))
 
-    def _told(self, test: str, mutant: Mutant | None, outcome: Outcome) -> Row | None:
+    def _told(self, tests: list[str], mutant: Mutant | None, outcome: Outcome) -> Row | None:
         if mutant is None:
-            self.sound[test] = outcome
+            self.sound.update(dict.fromkeys(tests, outcome))
             return None
         verdict = {"failed": "killed", "passed": "survived"}.get(outcome.status, "broken")
-        why, without = outcome.why, self.sound.get(test)
+        why, without = outcome.why, self.sound.get(mutant.killed_by)
         if without is not None and without.status != "passed":
             verdict, why = "broken", f"the test does not pass without it: {without.why}"
         row = Row(mutant, verdict, why, outcome.seconds)
