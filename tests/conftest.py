@@ -18,8 +18,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # And nohup ignores the hang-up of a terminal.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-# Workers share the cores: a thread of OpenMP that has nothing to do sleeps, and does not spin.
+# Workers share the cores: a thread that has nothing to do sleeps, and does not spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)
