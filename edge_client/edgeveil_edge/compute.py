@@ -33,7 +33,6 @@ from edgeveil.subnormals import flushed
 from edgeveil_edge.release_trial import try_release
 
 _WARM_RECORDS = 8
-_SCHEMAS_KEPT = 2  # by which records are read at the same time: of jobs that run beside each other
 TRIAL_MARGIN = 2.0  # an answer has so many times the time of the trial's
 SLOW_RECORDS = 32  # runs of the graph that may be slow against all expectation, in half of the time
 _TRIES = 3  # the least counts: what the box can do, whatever else it did meanwhile
@@ -171,7 +170,7 @@ class Computer:
     ) -> None:
         self._site, self._split_key, self._load = site, split_key, load
         self._inference = inference or SharedSession()
-        self._records: dict[_Reading, tuple[Records, Records]] = {}  # the newest ones
+        self._records: dict[_Reading, tuple[Records, Records]] = {}  # the last used one last
 
     def try_job(self, job: TaughtJob, *, trains: bool) -> JobTrial:
         """Nothing: who computes in this process has no limit to keep."""
@@ -229,15 +228,20 @@ class Computer:
         return self.compute(one, half, empty, empty)
 
     def records(self, share: float, schema: DataSchema | None = None) -> tuple[Records, Records]:
-        """This device's halves, loaded once for each of a few schemas. Raises DataError."""
-        reading = share, schema
-        if reading not in self._records:
-            while len(self._records) >= _SCHEMAS_KEPT:
-                del self._records[next(iter(self._records))]
-            found = self._load(self._site, self._split_key, share, schema)
-            most = self._site.policy.max_records
-            self._records[reading] = at_most(*found, most, self._split_key)
-        return self._records[reading]
+        """This device's halves, loaded once for each schema of the jobs that may run beside each
+        other: no trial tells what reading takes, so that an answer had better not wait for it.
+
+        Raises DataError.
+        """
+        reading, policy = (share, schema), self._site.policy
+        found = self._records.pop(reading, None)
+        if found is None:
+            while len(self._records) >= policy.max_jobs:
+                del self._records[next(iter(self._records))]  # the least recently used
+            whole = self._load(self._site, self._split_key, share, schema)
+            found = at_most(*whole, policy.max_records, self._split_key)
+        self._records[reading] = found
+        return found
 
     def halves(self, plan: Plan) -> tuple[tuple[Records, Records], str]:
         """What a job is answered from: no records where they themselves cannot be read, and why.

@@ -1085,7 +1085,7 @@ MUTANTS = (
         decides="trial",
         where="edgeveil.data.split:kept_places",
         find='hmac.digest(key, context(RECORD_RANK, row.tobytes()), "sha256")',
-        put='index.to_bytes(4, "big")',
+        put='hmac.digest(key, context(RECORD_RANK, str(index).encode()), "sha256")',
         killed_by="tests/unit/edgeveil_edge/test_planned_overruns.py::test_of_more_records_than_the_owner_says_so_many_are_used",
     ),
     Mutant(

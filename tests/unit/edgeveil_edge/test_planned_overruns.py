@@ -135,7 +135,7 @@ def test_a_run_has_the_same_time_however_many_records_the_owner_allows(
     computer.answer(one)  # here, where no process ends what is slow, as in a simulation
     assert set(found) == {math.inf}
     found.clear()
-    computer.compute(one, "evaluate", *computer.halves(job.plan))
+    computer.compute(one, "evaluate", *computer.halves(job.plan)[0])
     assert set(found) == {8.0 / 64}
 
 
@@ -182,6 +182,22 @@ def test_of_more_records_than_the_owner_says_so_many_are_used(tmp_path: Path, se
     )
     assert rows(*loaded(few)) == rows(few)
     assert at_most(*as_they_are, 60, KEY) == as_they_are
+
+
+def test_no_answer_waits_for_reading_while_as_many_jobs_run_as_the_owner_allows(
+    tmp_path: Path,
+) -> None:
+    """Their schemas are the cloud's, and so is what reading by them takes."""
+    loader = kit.Loader()
+    computer = Computer(kit.site(tmp_path, policy={"max_jobs": 3}), KEY, loader)
+    for _ in range(4):
+        for share in (0.1, 0.2, 0.3):
+            computer.records(share)
+    assert loader.reads == 3
+    computer.records(0.4)  # in place of the one that was not used for longest
+    for share in (0.4, 0.3, 0.2):
+        computer.records(share)
+    assert loader.reads == 4
 
 
 # --- what is accepted ---
