@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from edgeveil import plugins
 from edgeveil.data.records import Records
 from edgeveil.errors import OF_OTHERS_CODE, DataError, UsageError, needs_extra
+from edgeveil.heap import keep_memory_private
 from edgeveil.parts.sources.python import given_records
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.sites.edge import EdgeSite
@@ -127,6 +128,7 @@ class Device:
     def _start(self) -> Self:
         if self._thread is not None and self._thread.is_alive():
             raise self._runs_already()
+        keep_memory_private()  # the device's keys are in this program from now on
         given = self._given()
         plugins.admit(self.site.policy.allowed_plugins)
         ready = threading.Event()

@@ -63,7 +63,6 @@ WatchdogSec={_WATCHDOG_S}
 TimeoutStartSec={"infinity" if edge else 90}
 TimeoutStopSec=15
 LimitNOFILE=65536
-LimitCORE=0
 TasksMax=512
 {_lines(own)}
 {_HARDENED}
@@ -75,6 +74,7 @@ WantedBy=multi-user.target
 
 
 _HARDENED = """UMask=0077
+LimitCORE=0
 NoNewPrivileges=yes
 CapabilityBoundingSet=
 AmbientCapabilities=

@@ -1,0 +1,200 @@
+"""What processes with keys leave behind, by what the system says of real ones: no core, no memory
+that others read, and state that is their user's alone whatever umask they were started with.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edgeveil_tools.deploy import systemd
+from edgeveil_tools.deploy.parties import DeployedParty
+from edgeveil_tools.site.brokers import free_ports
+from edgeveil_tools.site.provision import Ports, Site, SitePlan, provision
+from tests.kits.live_site import wait_for
+
+# Each interpreter answers SIGUSR2 with whether it is dumpable (PR_GET_DUMPABLE is 3).
+_ANSWERS = """import ctypes, os, signal
+
+def _answer(*_):
+    said = ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)
+    with open(os.path.join(os.environ["ANSWERS"], str(os.getpid())), "w") as file:
+        file.write(str(said))
+
+signal.signal(signal.SIGUSR2, _answer)
+"""
+ROLES = ("broker", "cloud", "proxy", "edge")
+
+
+class Started:
+    """Processes of a site, started with umask 000 where cores may have any size."""
+
+    def __init__(self, folder: Path) -> None:
+        self.answers, self.cores, begins = (folder / one for one in ("said", "cores", "begins"))
+        for made in (self.answers, self.cores, begins):
+            made.mkdir()
+        (begins / "sitecustomize.py").write_text(_ANSWERS)
+        path = os.pathsep.join([str(begins), *sys.path])
+        self._env = {**os.environ, "PYTHONPATH": path, "ANSWERS": str(self.answers)}
+        self._all: list[subprocess.Popen[bytes]] = []
+
+    def __call__(self, *words: object) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "edgeveil_tools.cli", *map(str, words)],
+            env=self._env,
+            cwd=self.cores,
+            umask=0,
+            stdout=subprocess.DEVNULL,
+            preexec_fn=_any_core,
+        )
+        self._all.append(process)
+        return process
+
+    def dumpable(self, pid: int) -> str:
+        answer = self.answers / str(pid)
+        answer.unlink(missing_ok=True)
+        os.kill(pid, signal.SIGUSR2)
+        wait_for(lambda: answer.exists() and answer.read_text(), f"the answer of process {pid}")
+        return answer.read_text()
+
+    def end(self) -> None:
+        for process in self._all:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def _any_core() -> None:
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    found = Started(tmp_path_factory.mktemp("started"))
+    try:
+        yield found
+    finally:
+        found.end()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    before = os.umask(0)
+    try:
+        folder = tmp_path_factory.mktemp("umask") / "site"
+        plan = SitePlan(
+            folder, devices=1, infer_only=0, engine="amqtt", ports=Ports(*free_ports(4))
+        )
+        return provision(plan)
+    finally:
+        os.umask(before)
+
+
+def _core_limit(pid: int) -> list[str]:
+    lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    (line,) = (one for one in lines if one.startswith("Max core file size"))
+    return line.removeprefix("Max core file size").split()[:2]
+
+
+def _listens(place: tuple[str, int]) -> bool:
+    with socket.socket() as asked:
+        return asked.connect_ex(place) == 0
+
+
+@pytest.fixture(scope="module")
+def running(site: Site, started: Started) -> dict[str, subprocess.Popen[bytes]]:
+    found = {"broker": started("broker", "--config", site.brokers["edge"])}
+    found["broker-cloud"] = started("broker", "--config", site.brokers["cloud"])
+    for domain in ("edge", "cloud"):
+        place = ("127.0.0.1", site.plan.port(domain))
+        wait_for(lambda place=place: _listens(place), f"the broker of the {domain} side")
+    state = site.plan.folder / "state"
+    config = {"cloud": site.cloud, "proxy": site.proxy, "edge": site.edges[0]}
+    for role, file in config.items():
+        found[role] = started(role, "--config", file)
+    for role, folder in (("cloud", "cloud"), ("proxy", "proxy"), ("edge", "edge-1")):
+        path = state / folder / "health.sock"
+        wait_for(lambda path=path: path.exists(), f"the start of {role}")
+    return found
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_process_with_keys_writes_no_core_and_others_read_none_of_its_memory(
+    running: dict[str, subprocess.Popen[bytes]], started: Started, role: str
+) -> None:
+    own = psutil.Process(running[role].pid)
+    for process in (own, *own.children(recursive=True)):
+        assert _core_limit(process.pid) == ["0", "0"], process.cmdline()
+    assert started.dumpable(own.pid) == "0"
+    if role == "edge":  # what computes for it sees its records
+        computing = own.children(recursive=True)
+        assert computing and {started.dumpable(one.pid) for one in computing} == {"0"}
+
+
+_PRIVATE = """
+said = ctypes.CDLL(None).prctl(3, 0, 0, 0, 0) or resource.getrlimit(resource.RLIMIT_CORE)[1]
+sys.exit(said)
+"""
+
+
+def test_a_command_is_as_private() -> None:
+    script = "import ctypes, resource, sys; from edgeveil_tools.cli.program import main"
+    script += f"\nmain(['version']){_PRIVATE}"
+    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_program_that_a_device_runs_in_is_as_private(tmp_path: Path, site: Site) -> None:
+    config = site.plan.folder / "embedded.yaml"
+    config.write_text(site.edges[0].read_text().replace("state/edge-1", str(tmp_path / "state")))
+    script = f"""
+import ctypes, numpy, resource, sys
+from edgeveil_edge.embedded import Device
+with Device({str(config)!r}, records=lambda: (numpy.zeros((4, 64)), numpy.arange(4))):
+    pass
+{_PRIVATE}"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_state_is_its_users_alone_under_any_umask(
+    running: dict[str, subprocess.Popen[bytes]], site: Site
+) -> None:
+    state = site.plan.folder / "state"
+    found = [state, *state.rglob("*")]
+    assert len(found) > 20
+    wide = {
+        str(path.relative_to(state)): oct(stat.S_IMODE(path.lstat().st_mode))
+        for path in found
+        if path.suffix != ".pub" and path.lstat().st_mode & 0o077
+    }
+    assert wide == {}
+
+
+def test_a_process_that_is_aborted_leaves_no_core(
+    running: dict[str, subprocess.Popen[bytes]], started: Started
+) -> None:
+    for process in running.values():
+        os.kill(process.pid, signal.SIGABRT)
+        _, status = os.waitpid(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert not os.WCOREDUMP(status)
+    assert list(started.cores.iterdir()) == []
+
+
+def test_each_unit_forbids_cores() -> None:
+    kinds = ("cloud", "proxy", "edge", "broker")
+    parties = [DeployedParty(kind, kind, kind, "edgeveil.yaml") for kind in kinds]
+    units = {name: text for name, text in systemd.files(parties).items() if ".service" in name}
+    assert len(units) == 2 * len(kinds)
+    for name, text in units.items():
+        assert "LimitCORE=0" in text.splitlines(), name
