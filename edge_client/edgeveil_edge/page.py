@@ -35,6 +35,7 @@ from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.sites.edge import OwnerPage
 from edgeveil.storage import file_mark
 from edgeveil.transport.http import (
+    REQUEST_S,
     EventStream,
     Page,
     PageContent,
@@ -45,6 +46,7 @@ from edgeveil.transport.http import (
 )
 from edgeveil_edge import conditions
 from edgeveil_edge.host import LOG
+from edgeveil_edge.inference import TRY_S
 from edgeveil_edge.page_sessions import OwnerSessions
 from edgeveil_edge.personal_model import kept_personal
 
@@ -90,7 +92,8 @@ class DevicePage:
         self._posts = {path: self._told_if_not(post) for path, post in posts.items()}
         pages: dict[str, Page] = {**self._files, "/events": self._events, "/model": self._model}
         pages["/session"] = self._session
-        self._server = PageServer(pages, self._posts, TRY_BYTES, self._refusal)
+        answer_s = TRY_S + REQUEST_S
+        self._server = PageServer(pages, self._posts, TRY_BYTES, self._refusal, answer_s)
         self._release: tuple[object, dict[str, Any] | None] = (None, None)
 
     async def start(self) -> None:

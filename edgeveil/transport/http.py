@@ -138,7 +138,8 @@ def files(package: str, index: str, *names: str) -> dict[str, Page]:
 
 
 class PageServer:
-    """Pages by their paths. A request is read for REQUEST_S seconds and REQUEST_BYTES at most.
+    """Pages by their paths. A request is read for REQUEST_S seconds and REQUEST_BYTES at most, and
+    answered within `answer_s`.
 
     `posts` take bodies of `body_bytes` at most beside that: a longer one is refused by its header.
     `refusal(path, request)` answers in place of a page, or of a post before its body is read.
@@ -152,9 +153,10 @@ class PageServer:
         posts: Mapping[str, Post] | None = None,
         body_bytes: int = 0,
         refusal: Callable[[str, PageRequest], PageContent | None] = lambda _path, _request: None,
+        answer_s: float = REQUEST_S,
     ) -> None:
         self._pages, self._posts, self._body_bytes = pages, posts or {}, body_bytes
-        self._refusal = refusal
+        self._refusal, self._answer_s = refusal, answer_s
         self._listener: Listener | None = None
         self._open: set[asyncio.Task[None]] = set()
         self._streams = 0
@@ -190,7 +192,7 @@ class PageServer:
             raise RuntimeError("a connection is served in no task")
         self._open.add(task)
         try:
-            async with asyncio.timeout(REQUEST_S):
+            async with asyncio.timeout(self._answer_s):
                 stream = await self._exchange(reader, writer)
             if stream is not None:
                 if self._listener is not None:
@@ -247,7 +249,8 @@ class PageServer:
     async def _asked(self, reader: asyncio.StreamReader) -> tuple[str, Answer]:
         """Read a request; its method, and what it is answered."""
         try:
-            head = await reader.readuntil(b"\r\n\r\n")
+            async with asyncio.timeout(REQUEST_S):
+                head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
             return "GET", _plain(431)
         line = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
@@ -279,7 +282,8 @@ class PageServer:
             return _plain(411)
         if len(told) > _LENGTH_DIGITS or int(told) > self._body_bytes:
             return _plain(413)
-        content = await reader.readexactly(int(told))
+        async with asyncio.timeout(REQUEST_S):
+            content = await reader.readexactly(int(told))
         answering = asyncio.ensure_future(post(PageRequest(request.headers, content)))
         watching = asyncio.ensure_future(reader.read(1))
         try:

@@ -178,6 +178,9 @@ def test_state_is_its_users_alone_under_any_umask(
         if path.suffix != ".pub" and path.lstat().st_mode & 0o077
     }
     assert wide == {}
+    for role, process in running.items():  # so that what is made without a mode is as private
+        told = Path(f"/proc/{process.pid}/status").read_text()
+        assert "Umask:\t0077" in told.splitlines(), role
 
 
 def test_a_process_that_is_aborted_leaves_no_core(
