@@ -444,6 +444,7 @@ def run_broker(site: BrokerSite) -> int:
     the broker starts anew: it reads them then alone, and a revoked certificate's connection ends.
     Raises BrokerError.
     """
+    os.umask(0o077)  # as of every process that serves (`run_until_stopped`)
     # A broker without files left takes nobody, for minutes: it refuses the last ones instead.
     files = raise_file_limit() - _OTHER_FILES
     tls = None
