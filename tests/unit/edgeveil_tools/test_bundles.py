@@ -3,9 +3,10 @@
 import json
 
 import pytest
+import yaml
 
 from edgeveil.crypto.keys import SigningKey
-from edgeveil.errors import UsageError
+from edgeveil.errors import ConfigError, UsageError
 from edgeveil_tools.site import bundles
 from edgeveil_tools.site.bundles import (
     INVENTORY,
@@ -78,6 +79,31 @@ def test_a_later_one_changes_what_changed_and_leaves_what_is_the_owners(make, pl
         assert (place / "edgeveil.yaml").read_bytes() == b"edge: 2\n"
         assert (place / "policy.yaml").read_bytes() == b"policy: mine\n"
         assert (place / "state" / "ledger.sqlite").read_bytes() == b"paid"
+
+
+def test_a_later_one_leaves_an_owners_word_in_the_site_file_and_renews_the_rest(make, place):
+    given = {"name": "box", "data": {"source": "digits"}, "conditions": {"charging": False}}
+    install(make(1, text=yaml.safe_dump({"edge": given}).encode()), place)
+    later = {"edge": {**given, "name": "box 2", "conditions": {"charging": True}}}
+    install(make(2, text=yaml.safe_dump(later).encode(), given=False), place)
+    file = place / "edgeveil.yaml"
+    assert yaml.safe_load(file.read_text()) == later  # nobody has changed it here
+    own = {"page": {"port": 8799}, "policy": {"lifetime_epsilon": 3.0}, "data": {"source": "csv"}}
+    file.write_text(yaml.safe_dump({"edge": {**later["edge"], **own}}))
+    newest = {"edge": {**given, "name": "box 3", "policy_file": "policy.yaml"}}
+    for number in (3, 4):
+        install(make(number, text=yaml.safe_dump(newest).encode(), given=False), place)
+        now = yaml.safe_load(file.read_text())["edge"]
+        assert now == {"name": "box 3", "conditions": {"charging": True}, **own}
+
+
+def test_one_whose_owners_word_cannot_be_read_is_left_as_it_is(make, place):
+    install(make(), place)
+    (place / "edgeveil.yaml").write_text("edge: {policy: [")
+    before = contents(place)
+    with pytest.raises(ConfigError, match=r"edgeveil\.yaml"):
+        install(make(2, text=b"edge: {name: box}\n", given=False), place)
+    assert contents(place) == before
 
 
 @pytest.mark.parametrize("link", ["state", "tls", "edgeveil.yaml", "inventory.json"])

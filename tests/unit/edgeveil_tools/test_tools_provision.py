@@ -139,6 +139,42 @@ def test_force_stops_at_a_policy_or_an_authority_that_it_cannot_read(folder):
     assert not job.exists()
 
 
+OWNERS = {
+    "policy": {"lifetime_epsilon": 11.0, "min_devices": 4, "max_records": 77},
+    "conditions": {"charging": True, "max_load": 0.5},
+    "page": {"port": 8799},
+    "inference": {"http": {"port": 8798}},
+    "data": {"name": "my records", "source": "csv", "path": "mine.csv", "header": False},
+}
+
+
+def test_force_leaves_all_that_is_an_owners_word_and_renews_the_rest(folder):
+    first = provision(small(folder))
+    mine, other = first.edges[:2]
+    found = yaml.safe_load(mine.read_text())
+    found["edge"] |= OWNERS | {"name": "old", "limits": {"releases": 9}}
+    mine.write_text(yaml.safe_dump(found))
+    before = yaml.safe_load(other.read_text())
+    second = provision(small(folder, devices=4, infer_only=4, host="::1"), force=True)
+    now = yaml.safe_load(mine.read_text())["edge"]
+    assert {key: now[key] for key in OWNERS} == OWNERS
+    assert (now["name"], now["role"], now["limits"]) == (
+        "box-1",
+        "infer",
+        {"outbox_bytes": 1 << 28},
+    )
+    assert now["broker"]["url"] == "mqtt://[::1]:21883"
+    beside = yaml.safe_load(other.read_text())["edge"]
+    shard = before["edge"]["data"]["shard"]
+    assert beside["data"] == {**before["edge"]["data"], "shard": {**shard, "devices": 4}}
+    assert beside["policy"] == before["edge"]["policy"] and "page" not in beside
+    del found["edge"]["page"], found["edge"]["policy"]  # which is an owner's word too
+    mine.write_text(yaml.safe_dump(found))
+    provision(second.plan, force=True)
+    now = yaml.safe_load(mine.read_text())["edge"]
+    assert not {"page", "policy"} & now.keys() and now["data"] == OWNERS["data"]
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_an_address_to_listen_on_is_no_clients_address(folder, host):
     with pytest.raises(UsageError, match="not what clients call it"):

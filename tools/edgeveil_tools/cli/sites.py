@@ -106,7 +106,7 @@ def _add_provision(commands: Subparsers) -> None:
     made.add_argument(
         "--force",
         action="store_true",
-        help="write over the site files of DIR; keys, ledgers, passwords, policies stay",
+        help="write over the site files of DIR; keys, ledgers, passwords and owners' blocks stay",
     )
     made.add_argument("--json", action="store_true", help="print paths and commands as JSON")
     made.set_defaults(handler=_provision)

@@ -24,7 +24,9 @@ from pathlib import Path, PurePosixPath
 from edgeveil.crypto.keys import SigningKey, VerifyKey, sign, verify
 from edgeveil.crypto.labels import BUNDLE
 from edgeveil.errors import CryptoError, EdgeVeilError, UsageError
+from edgeveil.settings.file import parsed
 from edgeveil.storage import write_durably
+from edgeveil_tools.site.owners_word import SITE_FILE, site_text, with_owners_word
 
 FORMAT = 1
 INVENTORY, SIGNATURE = "inventory.json", "inventory.sig"
@@ -279,6 +281,9 @@ def install(
     new = given.inventory
     _check_links(to, [*new.files, *new.given, *given.signed])
     before = _check_place(given, to, site, host or socket.gethostname())
+    contents = {path: given.content(path) for path in new.files}
+    if SITE_FILE in contents:
+        contents[SITE_FILE] = _as_its_owner_says(contents[SITE_FILE], to / SITE_FILE, before)
     to.mkdir(mode=0o750, parents=True, exist_ok=True)
     _put(json.dumps(dict(given.signed)).encode(), to / UNDER_WAY)
     _folder(to / STATE)
@@ -289,16 +294,27 @@ def install(
         else:
             changed.append(path)
             _put(given.content(path), to / path, secret=is_secret(path))
-    for path, wanted in sorted(new.files.items()):
-        if not (to / path).is_file() or digest((to / path).read_bytes()) != wanted:
+    for path, content in sorted(contents.items()):
+        if not (to / path).is_file() or (to / path).read_bytes() != content:
             changed.append(path)
-            _put(given.content(path), to / path, secret=is_secret(path))
+            _put(content, to / path, secret=is_secret(path))
     for path in sorted({path for one in before for path in one.files} - {*new.files, *new.given}):
         (to / path).unlink(missing_ok=True)
     for path, text in given.signed.items():
         _put(text.encode(), to / path)
     (to / UNDER_WAY).unlink()
     return Installed(new, tuple(changed), tuple(kept))
+
+
+def _as_its_owner_says(content: bytes, there: Path, before: list[Inventory]) -> bytes:
+    """A site file as it is to stand there: where it is not as it was installed, its owner has
+    changed it, and what is the owner's stays."""
+    installed = {one.files.get(SITE_FILE) for one in before}
+    if not there.is_file() or digest(there.read_bytes()) in installed:
+        return content
+    new = parsed(content, SITE_FILE).value
+    kept = with_owners_word(new, there)
+    return content if kept == new else site_text(kept).encode()
 
 
 def _check_links(to: Path, paths: Iterable[str]) -> None:

@@ -12,8 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from edgeveil.enrolment import Enrolment
 from edgeveil.errors import UsageError
 from edgeveil.sites.files import site_of
@@ -32,9 +30,10 @@ from edgeveil_tools.site.fleet_plan import (
     of_cell,
 )
 from edgeveil_tools.site.fleet_record import Party
+from edgeveil_tools.site.owners_word import SITE_FILE, site_text
 
 Settings = dict[str, Any]
-SITE_FILE, POLICY_FILE, DEVICES_FILE = "edgeveil.yaml", "policy.yaml", "devices.jsonl"
+POLICY_FILE, DEVICES_FILE = "policy.yaml", "devices.jsonl"
 TRUST_FILE = "trust/trust.json"
 CLAIMS_CA, CLAIM_FILE = "tls/claims-ca.crt", "state/claim"
 MOVES_FILE = "moves.jsonl"
@@ -139,7 +138,7 @@ def given_policy(plan: FleetPlan) -> bytes:
     """What is proposed to a device's owner."""
     policy, nominal = plan.devices.policy, plan.devices.nominal_records
     policy = policy if nominal is None else policy.with_room(nominal)
-    return _yaml({"policy": policy.model_dump(mode="json", exclude_none=True)})
+    return site_text({"policy": policy.model_dump(mode="json", exclude_none=True)}).encode()
 
 
 def files_of(
@@ -149,7 +148,7 @@ def files_of(
     settings = _settings(plan, party, device, facts)
     kind = next(iter(settings))
     _check(kind, settings[kind], party.name)
-    files = {SITE_FILE: _yaml(settings), "COMMANDS.md": commands(plan, party).encode()}
+    files = {SITE_FILE: site_text(settings).encode(), "COMMANDS.md": commands(plan, party).encode()}
     if party.kind == "broker":
         files |= _broker_files(plan, party, facts)
         return files
@@ -392,9 +391,3 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         fix = "correct ca_file in the plan"
         raise UsageError(f"cannot be read ({error.strerror})", where=str(path), fix=fix) from error
-
-
-def _yaml(settings: Settings) -> bytes:
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    text: str = yaml.dump(settings, Dumper=dumper, sort_keys=False, allow_unicode=True)
-    return text.encode()

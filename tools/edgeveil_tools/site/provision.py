@@ -21,8 +21,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from edgeveil.crypto.authorities import make_certificates
 from edgeveil.errors import UsageError
 from edgeveil.protocol.transfer import NEED_LIMIT
@@ -32,7 +30,7 @@ from edgeveil.sites.broker import BrokerLimits
 from edgeveil.sites.broker_profiles import PROFILES, ProfileName
 from edgeveil.sites.cloud import CloudLimits
 from edgeveil.sites.data import DataSource, Partition
-from edgeveil.sites.edge import EdgeLimits, EdgeSite
+from edgeveil.sites.edge import EdgeLimits
 from edgeveil.sites.files import load_site
 from edgeveil.sites.policy import Policy
 from edgeveil.sites.proxy import ProxyLimits
@@ -50,6 +48,7 @@ from edgeveil_tools.site.brokers import (
     write_private,
 )
 from edgeveil_tools.site.fleet_plan import of_cell
+from edgeveil_tools.site.owners_word import site_text, with_owners_word
 
 Settings = dict[str, Any]
 SPOOLED_BATCHES = 3  # uploads, the batch made of them, and what is still kept of a round before
@@ -361,11 +360,11 @@ def broker_processes(plan: SitePlan) -> dict[str, BrokerProcess]:
 
 def provision(plan: SitePlan, *, force: bool = False) -> Site:
     """Write the site. With `force` a folder in use is written over: what the plan says. Keys,
-    ledgers, passwords, the authority and the policy in each device's file stay.
+    ledgers, passwords, the authority and what is its owner's in each device's file stay.
 
     Raises UsageError when the folder is not empty or cannot be written, and for a host that no
-    client can reach; ConfigError for a device's file that cannot be read: its owner's policy would
-    be lost.
+    client can reach; ConfigError for a device's file that cannot be read: its owner's word would be
+    lost.
     """
     folder = plan.folder
     if plan.host in ("0.0.0.0", "::"):  # noqa: S104 - what is refused
@@ -389,7 +388,9 @@ def provision(plan: SitePlan, *, force: bool = False) -> Site:
 
 def _write(plan: SitePlan) -> Site:
     folder = plan.folder
-    policies = [_kept_policy(plan, number) for number in range(1, plan.devices + 1)]
+    for number in range(1, plan.devices + 1):
+        if plan.edge_file(number).exists():
+            load_site(plan.edge_file(number))  # one that is damaged is told before anything else
     for name in ("cloud", *(of_cell("proxy", cell) for cell in plan.cell_names)):
         key = own_signing_key(folder / "state" / name, name.partition("-")[0])
         key.public().save(folder / "keys" / f"{name}.pub", overwrite=True)
@@ -403,10 +404,8 @@ def _write(plan: SitePlan) -> Site:
         brokers[domain] = _site_file(folder / f"broker-{domain}.yaml", plan.broker(domain))
         _mosquitto(plan, domain)
     edges = [
-        _site_file(plan.edge_file(number), plan.edge(number, device_id, policy))
-        for number, (device_id, policy) in enumerate(
-            zip(device_ids, policies, strict=True), start=1
-        )
+        _site_file(plan.edge_file(number), _edge(plan, number, device_id))
+        for number, device_id in enumerate(device_ids, start=1)
     ]
     _job(plan)
     return Site(
@@ -423,18 +422,23 @@ def _write(plan: SitePlan) -> Site:
     )
 
 
-def _kept_policy(plan: SitePlan, number: int) -> Policy:
-    """The owner's, who may have changed it since."""
-    path = plan.edge_file(number)
-    found = load_site(path) if path.exists() else None
-    if isinstance(found, EdgeSite):
-        return found.policy
+def _edge(plan: SitePlan, number: int, device_id: str) -> Settings:
+    """A device's, whose owner may have changed it since."""
     ours = plan.source.source == "digits"
-    return plan.policy.with_room(_nominal_digits(plan)) if ours else plan.policy
+    policy = plan.policy.with_room(_nominal_digits(plan)) if ours else plan.policy
+    new = plan.edge(number, device_id, policy)
+    found = with_owners_word(new, plan.edge_file(number))
+    shard = found["edge"]["data"].get("shard")
+    if isinstance(shard, dict) and shard.get("index") == number - 1:
+        # Of how many devices its share is one is the plan's to say, while it is a share of this.
+        planned = {**found["edge"]["data"], "shard": {**shard, "devices": plan.devices}}
+        if planned == new["edge"]["data"]:
+            found["edge"]["data"] = planned
+    return found
 
 
 def _site_file(path: Path, settings: dict[str, Any]) -> Path:
-    path.write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), "utf-8")
+    path.write_text(site_text(settings), "utf-8")
     load_site(path)  # a plan that cannot work is refused here and not when its process starts
     return path
 
