@@ -178,6 +178,12 @@ UNSUPPORTED_PROTOCOL = 132
 _X509_NOT_YET_VALID, _X509_EXPIRED = 9, 10
 _X509_HOSTNAME_MISMATCH = 62
 _X509_IP_MISMATCH = 64
+# Alerts: bad is also what is not yet valid by the broker's clock.
+_REFUSED_AT_THE_BROKER = (
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED",
+    "SSLV3_ALERT_BAD_CERTIFICATE",
+    "SSLV3_ALERT_CERTIFICATE_REVOKED",
+)
 _X509_UNTRUSTED = (18, 19, 20, 21)  # self-signed, or no issuer found
 
 # CONNACK reason codes of MQTT 5; the client library maps those of 3.1.1 onto them.
@@ -234,13 +240,19 @@ def hung_up(address: BrokerAddress, cert_file: Path | None = None) -> BrokerErro
     if cert_file is not None:
         from cryptography import x509  # not a part of dialling itself
 
-        ends = x509.load_pem_x509_certificate(Path(cert_file).read_bytes()).not_valid_after_utc
-        over = ends <= datetime.datetime.now(datetime.UTC)
-        why = "has ended" if over else "may be revoked, or of an authority that the broker lacks"
+        shown = x509.load_pem_x509_certificate(Path(cert_file).read_bytes())
+        begins, ends = shown.not_valid_before_utc, shown.not_valid_after_utc
+        now = datetime.datetime.now(datetime.UTC)
+        fix = f"ask who keeps the site for a new bundle ({cert_file})"
+        why = "may be revoked, of an authority that the broker lacks, or early or late by its clock"
+        if begins > now:
+            why, fix = f"is not yet valid, but from {begins:%Y-%m-%d %H:%M} UTC on", _clock()
+        elif ends <= now:
+            why, fix = "has ended", f"if that is wrong, {_clock()}; else {fix}"
         return BrokerError(
             f"the broker hung up on our certificate, which holds until {ends:%Y-%m-%d}: it {why}",
             where=str(address),
-            fix=f"ask who keeps the site for a new bundle ({cert_file})",
+            fix=fix,
         )
     return BrokerError(
         "the broker closed the connection without an answer",
@@ -320,6 +332,12 @@ def dial_fault(error: BaseException, address: BrokerAddress) -> BrokerError:
 def _explain(error: BaseException, address: BrokerAddress) -> tuple[str, str]:
     if isinstance(error, ssl.SSLCertVerificationError):
         return _untrusted(error, address)
+    if isinstance(error, ssl.SSLError) and error.reason in _REFUSED_AT_THE_BROKER:
+        return (
+            f"the broker refuses this party's certificate ({error.reason})",
+            "renew it where it has ended; else set the clock of the broker's machine, and see that "
+            "the broker trusts who issued it",
+        )
     if isinstance(error, ssl.SSLError):
         return (
             f"TLS failed: {error.reason or 'the broker hung up'}",
@@ -352,13 +370,22 @@ def _untrusted(error: ssl.SSLCertVerificationError, address: BrokerAddress) -> t
             "the broker's certificate is not signed by the trusted CA",
             "set ca_file to the CA that signed it",
         )
-    fix = "renew the certificate"
-    if error.verify_code in (_X509_NOT_YET_VALID, _X509_EXPIRED):
-        now = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-        clock = f"set this machine's clock, which says {now} UTC"
-        early = error.verify_code == _X509_NOT_YET_VALID
-        fix = clock if early else f"if that is wrong, {clock}; else {fix}"
+    fix = clock_advice(error) or "renew the certificate"
     return f"the broker's certificate is refused: {error.verify_message}", fix
+
+
+def clock_advice(error: ssl.SSLCertVerificationError) -> str:
+    """What to do where a certificate does not hold at this machine's time; "" for other faults."""
+    if error.verify_code not in (_X509_NOT_YET_VALID, _X509_EXPIRED):
+        return ""
+    if error.verify_code == _X509_NOT_YET_VALID:
+        return _clock()
+    return f"if that is wrong, {_clock()}; else renew the certificate"
+
+
+def _clock() -> str:
+    now = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+    return f"set this machine's clock, which says {now} UTC"
 
 
 def _other_scheme(address: BrokerAddress) -> str:

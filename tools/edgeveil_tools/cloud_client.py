@@ -33,7 +33,7 @@ from edgeveil.jobs import Job
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.sites.links import Http
 from edgeveil.tokens import read_token
-from edgeveil.transport.dialling import client_context
+from edgeveil.transport.dialling import client_context, clock_advice
 from edgeveil.transport.listener import is_loopback
 from edgeveil_cloud.http_token import PROOF_PATH, proof
 from edgeveil_tools.checks import plan_of, rehearse
@@ -294,7 +294,8 @@ class Cloud:
             raise UsageError(
                 f"its certificate is not to be trusted: {error.verify_message}",
                 where=self.url,
-                fix="name the authority that vouches for the cloud with --ca-file, and the host"
+                fix=clock_advice(error)
+                or "name the authority that vouches for the cloud with --ca-file, and the host"
                 " that stands in its certificate",
             ) from error
         except (OSError, HTTPException) as error:

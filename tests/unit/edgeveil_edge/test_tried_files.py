@@ -73,6 +73,7 @@ def test_predict_refuses_a_small_file_of_gigabytes_before_it_takes_them(tmp_path
         [*command, str(tmp_path / "model.onnx"), str(file)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30)),
     )
     assert started.stderr is not None
     said = started.stderr.read().decode()
