@@ -27,6 +27,7 @@ from edgeveil.evaluation.figures import (
     guessing,
     regression_figures,
 )
+from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import SCORE, VALUE, OnnxModel
 from edgeveil.parts.sources.csvfile import any_form, encode_csv, read_matrix
 from edgeveil.parts.sources.images import ENDINGS, encode_files, pictures_below
@@ -257,7 +258,9 @@ def _leave_broken(store: ReleaseStore, release: InstalledRelease, error: Excepti
 
 
 def _predicted(path: Path, called: str, records: str | Path | NDArray[Any]) -> Predictions:
-    session = OnnxModel(path.read_bytes())
+    graph = path.read_bytes()
+    check_graph(graph, released=True)
+    session = OnnxModel(graph)
     if session.weight_names:
         raise DataError(
             f"has no weights of its own: {sorted(session.weight_names)}",

@@ -30,7 +30,9 @@ def add(commands: Subparsers) -> None:
             "played on made-up records, so that what would fail late fails here. With the site\n"
             "files of cloud or proxy beside it, also whether its rounds fit the brokers' quotas.\n"
             "Records that its local_run names, where they are there, or those of --data are read:\n"
-            "columns, labels and ranges that are not as the job says are told, here alone."
+            "columns, labels and ranges that are not as the job says are told, here alone.\n"
+            "Python that a job names is run here, with your rights: the module of a model\n"
+            "(model: {name: python}), of a `python:` source. Read it before."
         ),
         examples=(
             "edgeveil validate configs/*.yaml configs/jobs/*.yaml\n"
@@ -70,9 +72,11 @@ def add(commands: Subparsers) -> None:
         "use a released model on your own records",
         about=(
             "Prints label and probability of each record. MODEL is an ONNX file or a device's\n"
-            "state folder, whose release in use is then taken. A model of a job with data.schema\n"
-            "reads records as its devices do and prints names: .csv and .parquet with the label's\n"
-            "column or without it, .png, .jpg, a folder of pictures. Others take numbers alone."
+            "state folder, whose release in use is then taken; either is held to the rules by\n"
+            "which devices run a released graph (docs/models.md). A model of a job with\n"
+            "data.schema reads records as its devices do and prints names: .csv and .parquet with\n"
+            "the label's column or without it, .png, .jpg, a folder of pictures. Others take\n"
+            "numbers alone."
         ),
         examples=(
             "edgeveil predict out/quickstart/model.onnx records.npz\n"

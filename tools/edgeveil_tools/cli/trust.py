@@ -203,8 +203,6 @@ def asks(args: argparse.Namespace, *, new: bool = False) -> Passphrase:
     asked: list[bytes] = []
 
     def ask(path: Path) -> bytes | None:
-        import getpass
-
         if args.no_passphrase:
             return None
         if asked:
@@ -212,8 +210,8 @@ def asks(args: argparse.Namespace, *, new: bool = False) -> Passphrase:
         if args.passphrase_file is not None:
             given: bytes = args.passphrase_file.read_bytes().split(b"\n")[0].rstrip(b"\r")
         else:
-            given = getpass.getpass(f"Passphrase of the secret keys ({path.name}): ").encode()
-            if new and getpass.getpass("Again: ").encode() != given:
+            given = _typed(f"Passphrase of the secret keys ({path.name}): ")
+            if new and _typed("Again: ") != given:
                 raise UsageError("the two passphrases differ", fix="try again")
         if not given:
             raise UsageError("the passphrase is empty", fix="pass --no-passphrase for a trial")
@@ -221,6 +219,22 @@ def asks(args: argparse.Namespace, *, new: bool = False) -> Passphrase:
         return given
 
     return ask
+
+
+def _typed(question: str) -> bytes:
+    """What is typed without being shown; the only question that any command asks. Raises
+    UsageError where nobody is there to answer."""
+    import getpass
+
+    from edgeveil.errors import UsageError
+
+    try:
+        return getpass.getpass(question).encode()
+    except (EOFError, OSError):
+        raise UsageError(
+            "a passphrase is asked for, and there is no terminal to give it",
+            fix="pass --passphrase-file FILE, or --no-passphrase where the keys have none",
+        ) from None
 
 
 def _open(args: argparse.Namespace) -> TrustFolder:
