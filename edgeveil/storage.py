@@ -139,8 +139,9 @@ class SqliteFile:
         except EdgeVeilError:
             raise  # told already
         except _FAULTS as error:
+            why = "its disk is full" if self._lacks_room(error) else error
             raise self._error(
-                f"{self._name} cannot be {what}: {error}",
+                f"{self._name} cannot be {what}: {why}",
                 where=str(self._path),
                 fix=self._fix(error),
             ) from error
@@ -219,22 +220,30 @@ class SqliteFile:
     def _is_empty(self) -> bool:
         return self.db.execute("SELECT 1 FROM sqlite_master").fetchone() is None
 
+    def _lacks_room(self, error: Exception) -> bool:
+        return lacks_room(error, Path(self._path))
+
     def _fix(self, error: Exception) -> str:
         if isinstance(error, UnicodeDecodeError):
             return self._damaged_fix
         code = getattr(error, "sqlite_errorcode", None)
         if code is None:
             return "check the disk and the file's rights"
-        primary = code & _PRIMARY
-        if primary == sqlite3.SQLITE_CANTOPEN and _is_full(Path(self._path).parent):
-            primary = sqlite3.SQLITE_FULL
+        primary = sqlite3.SQLITE_FULL if self._lacks_room(error) else code & _PRIMARY
         if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return self._damaged_fix
         return _FIXES.get(primary, "check the disk and the file's rights")
 
 
+def lacks_room(error: BaseException | None, file: Path) -> bool:
+    """Whether SQLite could not open a file, or the log beside it, for want of room: its own words
+    are "unable to open database file"."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & _PRIMARY == sqlite3.SQLITE_CANTOPEN and _is_full(file.parent)
+
+
 def _is_full(folder: Path) -> bool:
-    """Whether a folder's disk has no room or no name left for a log beside a file."""
+    """Whether a folder's disk has no room or no name left."""
     try:
         found = os.statvfs(folder)
     except OSError:

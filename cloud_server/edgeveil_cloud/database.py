@@ -19,6 +19,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
+from edgeveil.storage import lacks_room
 from edgeveil_cloud.store_tables import StoreAway, StoreError
 
 LOG = logging.getLogger("edgeveil.cloud")
@@ -45,6 +46,9 @@ def open_engine(url: str) -> sa.Engine:
             fix=f"pip install '{error.name}[binary]'" if error.name == "psycopg" else "install it",
         ) from error
     except (sa.exc.SQLAlchemyError, OSError) as error:
+        original = getattr(error, "orig", None)
+        if original is not None and lacks_room(original, _file(url)):
+            raise _full(url) from error
         raise StoreError(
             f"the store cannot be opened ({cause(error)})",
             where=_shown(url),
@@ -116,6 +120,15 @@ def cause(error: BaseException) -> str:
     return type(original or error).__name__
 
 
+def _file(url: sa.URL | str) -> Path:
+    return Path(sa.make_url(url).database or "")
+
+
+def _full(url: sa.URL | str) -> StoreAway:
+    fix = "free some space there: it goes on then"
+    return StoreAway("the disk of the store is full", where=str(_file(url)), fix=fix)
+
+
 def _shown(url: str) -> str:
     try:
         return sa.make_url(url).render_as_string(hide_password=True)
@@ -161,7 +174,7 @@ def transaction(
                     _note(self, error)
                     if not self.away or time.monotonic() + wait_s > end_s:
                         self.away = False  # nobody waits for it
-                        raise _told(error) from error
+                        raise _told(error, self._engine.url) from error
                 else:
                     _note(self, None)
                     return result
@@ -188,13 +201,15 @@ def _away(error: sa.exc.SQLAlchemyError) -> bool:
     return error.connection_invalidated or isinstance(error, sa.exc.OperationalError)
 
 
-def _told(error: sa.exc.SQLAlchemyError) -> StoreAway:
+def _told(error: sa.exc.SQLAlchemyError, url: sa.URL) -> StoreAway:
     if _away(error):
         return StoreAway(
             f"the database did not answer for {AWAY_S:.0f} s ({cause(error)})",
             where="store_url",
             fix="bring it back, then start the cloud again: jobs go on where they stood",
         )
+    if lacks_room(getattr(error, "orig", None), _file(url)):
+        return _full(url)
     return StoreAway(
         f"the store failed ({cause(error)})", fix="check its disk and its database server"
     )

@@ -15,6 +15,24 @@ _FORMS = "write mqtt://host:1883, mqtts://host:8883 for TLS, ws://host:80/mqtt o
 _PROXY_FORM = "write http://host:port or http://user@host:port"
 
 
+def place(host: str, port: int | str) -> str:
+    """`host:port` as texts and URLs have it: an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_place(text: str) -> tuple[str, int] | None:
+    """Host and port of `host:port` with an IPv6 address in brackets; None where it is none, or no
+    port of 1..65535."""
+    host, _, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        sound = ":" in host and not set(host) & set("[]")
+    else:
+        sound = bool(host) and not set(host) & set("[]:")
+    sound &= port.isascii() and port.isdecimal() and 0 < len(port) < 6 and 0 < int(port) < 65536
+    return (host, int(port)) if sound else None
+
+
 @dataclass(frozen=True)
 class BrokerAddress:
     """Where a broker listens; `path` is None for plain MQTT and the resource for WebSockets."""
@@ -62,8 +80,7 @@ class BrokerAddress:
 
     @property
     def _place(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+        return place(self.host, self.port)
 
     def __str__(self) -> str:
         # What logs and errors show: without the query, where some services want a signature.
@@ -96,8 +113,7 @@ class HttpProxy:
         return cls(parts.hostname, parts.port, username, password)
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+        return place(self.host, self.port)
 
 
 def _split(url: str, fix: str, *, secret: bool = False) -> SplitResult:

@@ -372,10 +372,20 @@ async def serve(app: web.Application, host: str | ListenAt, port: int = 0) -> Ht
 
     A request's head has HEAD_LINES lines of HEAD_LINE_BYTES at most; who has not sent it whole
     after SILENT_S, or asks nothing more for so long after an answer, is hung up on. How large and
-    how late a body may be is the application's to say.
+    how late a body may be is the application's to say; one that is packed (gzip) is a 400, since
+    its size would be another than the one it says.
     """
     from aiohttp import web
 
+    @web.middleware
+    async def plain_body(request: web.Request, handler: Any) -> web.StreamResponse:
+        if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+            told = {"what": "the body is packed", "fix": "send it without Content-Encoding"}
+            return web.json_response(told, status=400, headers={"Connection": "close"})
+        found: web.StreamResponse = await handler(request)
+        return found
+
+    app.middlewares.insert(0, plain_body)
     runner = web.AppRunner(
         app,
         access_log=None,

@@ -22,6 +22,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from edgeveil.errors import SystemFault, UsageError
+from edgeveil.sites.addresses import place
 from edgeveil.sites.links import Http
 from edgeveil.storage import open_to_others
 
@@ -102,8 +103,7 @@ class ListenAt:
         if self.socket is not None:
             return f"unix:{self.socket}"
         scheme = "http" if self.tls is None else "https"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{scheme}://{host}:{port}"
+        return f"{scheme}://{place(self.host, port)}"
 
 
 def is_loopback(host: str) -> bool:
@@ -345,4 +345,4 @@ def _unheard(error: OSError, host: str, port: int) -> UsageError:
         what, fix = f"port {port} needs more rights", "set an http.port from 1024"
     else:
         what, fix = f"cannot listen ({error.strerror})", "check http.host and http.port"
-    return UsageError(what, where=f"{host}:{port}", fix=fix)
+    return UsageError(what, where=place(host, port), fix=fix)

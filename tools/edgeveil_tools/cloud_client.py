@@ -31,6 +31,7 @@ from urllib.parse import quote, urlsplit
 from edgeveil.errors import BrokerError, ConfigError, JobFailed, UsageError
 from edgeveil.jobs import Job
 from edgeveil.jobs.artifacts import read_artifacts
+from edgeveil.sites.addresses import place
 from edgeveil.sites.links import Http
 from edgeveil.tokens import read_token
 from edgeveil.transport.dialling import client_context, clock_advice
@@ -459,8 +460,7 @@ def own_address(http: Http) -> str:
         return f"unix:{http.socket}"
     # What listens on all addresses is asked on this machine's own.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(http.host, http.host)  # noqa: S104
-    host = f"[{host}]" if ":" in host else host
-    return f"{'http' if http.tls is None else 'https'}://{host}:{http.port}"
+    return f"{'http' if http.tls is None else 'https'}://{place(host, http.port)}"
 
 
 def get_json(url: str, page: str) -> dict[str, Any]:

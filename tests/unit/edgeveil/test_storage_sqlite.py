@@ -246,3 +246,4 @@ def test_a_full_disk_is_told_as_such_where_the_log_beside_a_file_cannot_be_made(
         with pytest.raises(StorageError) as caught, SqliteFile(path, "the file").transaction():
             pass
         assert fix in caught.value.fix
+        assert ("unable to open" in caught.value.what) is not full

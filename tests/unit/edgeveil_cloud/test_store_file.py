@@ -83,6 +83,17 @@ def test_only_the_owner_can_read_the_files(tmp_path):
     assert set(modes.values()) == {0o600}
 
 
+def test_a_full_disk_is_told_as_such_where_sqlite_only_cannot_open_a_file(tmp_path, monkeypatch):
+    Store(url(tmp_path)).close()
+    (tmp_path / "state" / "cloud.db-wal").mkdir()  # so that SQLite cannot open its log
+    for full in (True, False):
+        monkeypatch.setattr("edgeveil.storage._is_full", lambda _folder, full=full: full)
+        with pytest.raises(StoreError) as caught:
+            Store(url(tmp_path))
+        assert ("is full" in caught.value.what) is full
+        assert ("free some space" in caught.value.fix) is full
+
+
 def test_commits_wait_for_the_disk(tmp_path):
     store = Store(url(tmp_path))
     with store._engine.connect() as db:

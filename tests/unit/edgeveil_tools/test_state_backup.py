@@ -5,13 +5,15 @@ import json
 import shutil
 import sqlite3
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from edgeveil.crypto.keys import MaskSeed
-from edgeveil.errors import UsageError
+from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.privacy.events import TwoValueEvent
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger, read_ledger
 from edgeveil.privacy.policy import JobRequest, Limits
@@ -26,13 +28,14 @@ from edgeveil.protocol.proxy_tasks import (
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.proxy import ProxySite
-from edgeveil.transport.process import OwnFolder, own_signing_key
+from edgeveil.transport.process import LOCK_FILE, OwnFolder, own_signing_key
 from edgeveil_cloud.store import Store
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_proxy.claims import ClaimBook
 from edgeveil_proxy.registry import Registry
 from edgeveil_proxy.spool import SPOOL_FILE, Spool
 from edgeveil_tools.cli import main
+from edgeveil_tools.site import state_backup
 from edgeveil_tools.site.state_backup import BackupError, back_up, restore
 
 EVENT = TwoValueEvent(
@@ -190,6 +193,40 @@ def test_a_restore_that_was_cut_short_is_done_again(edge, tmp_path, monkeypatch,
 
 class _PowerFailure(BaseException):
     pass
+
+
+@pytest.mark.parametrize("other", ["", "-2", "-b-c"])
+def test_a_restore_leaves_those_beside_it_alone(edge, tmp_path, monkeypatch, other):
+    back_up(edge, tmp_path / "box.backup")
+    shutil.rmtree(edge.state_dir)
+    beside = edge.model_copy(
+        update={"state_dir": edge.state_dir.with_name(edge.state_dir.name + other)}
+    )
+    unpacked, under_way, go_on = state_backup._unpacked, Event(), Event()
+
+    def slowly(archive, scratch):
+        found = unpacked(archive, scratch)
+        if not under_way.is_set():
+            under_way.set()
+            assert go_on.wait(60)
+        return found
+
+    monkeypatch.setattr(state_backup, "_unpacked", slowly)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(restore, beside, tmp_path / "box.backup", nothing_since=True)
+        assert under_way.wait(60)
+        restore(edge, tmp_path / "box.backup", nothing_since=True)
+        before = contents(edge.state_dir)
+        go_on.set()
+        if other:
+            first.result(60)
+        else:  # it finds that the other was before it
+            with pytest.raises(EdgeVeilError):
+                first.result(60)
+    now = contents(edge.state_dir)
+    assert now | {LOCK_FILE: b""} == before | {LOCK_FILE: b""}
+    assert paid(beside) == pytest.approx(1)
+    assert not list(tmp_path.glob(".restore-*"))
 
 
 def test_a_running_process_and_a_folder_in_use_are_left_alone(edge, tmp_path):

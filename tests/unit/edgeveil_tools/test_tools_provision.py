@@ -164,6 +164,7 @@ def test_force_leaves_all_that_is_an_owners_word_and_renews_the_rest(folder):
         {"outbox_bytes": 1 << 28},
     )
     assert now["broker"]["url"] == "mqtt://[::1]:21883"
+    assert second.plan.url == "http://[::1]:8701"
     beside = yaml.safe_load(other.read_text())["edge"]
     shard = before["edge"]["data"]["shard"]
     assert beside["data"] == {**before["edge"]["data"], "shard": {**shard, "devices": 4}}

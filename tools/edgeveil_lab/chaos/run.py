@@ -15,6 +15,7 @@ from typing import Any
 
 from edgeveil.errors import DataError, EdgeVeilError, JobFailed
 from edgeveil.jobs import Job
+from edgeveil.sites.addresses import place
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_lab.chaos.checks import ChaosFacts
@@ -385,7 +386,7 @@ class ChaosRun:
 
     def _proxy_status(self, cell: str) -> dict[str, Any]:
         plan = self.site.site.plan
-        return get_json(f"http://{plan.host}:{plan.ports_of(cell).proxy_http}", "/status")
+        return get_json(f"http://{place(plan.host, plan.ports_of(cell).proxy_http)}", "/status")
 
     def _client(self) -> Cloud:
         return Cloud(self.site.site.plan.url, self.site.site.token_file)

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from edgeveil.errors import INTERRUPTED, EdgeVeilError, UsageError
+from edgeveil.sites.addresses import place
 from edgeveil.transport.mqtt_link import read_password
 from edgeveil_lab.load.connections import check_files, check_ports, raise_files_limit
 from edgeveil_lab.load.display import LoadMetrics, LoadView, show_result
@@ -42,7 +43,7 @@ def check_address(listen: tuple[str, int]) -> None:
     except OSError as error:
         raise UsageError(
             f"cannot be listened at ({os.strerror(error.errno or 0)})",
-            where=f"--listen {host}:{port}",
+            where=f"--listen {place(host, port)}",
             fix="name an address of this machine and a free port",
         ) from None
 

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from edgeveil.errors import BrokerError, EdgeVeilError
+from edgeveil.sites.addresses import place
 from edgeveil_lab.load.leader import Leader, SiteAccess, join_token
 from edgeveil_lab.load.processes import watch_of
 from edgeveil_lab.load.run_log import LEAST_S, LoadRunLog, RunMeasurements, SampleSeries, outcome
@@ -160,7 +161,7 @@ class LoadSession:
             self._children.start(
                 f"generator-{number}",
                 [
-                    *("loadtest", "--join", f"http://{host}:{port}", "--local"),
+                    *("loadtest", "--join", f"http://{place(host, port)}", "--local"),
                     *("--join-token", str(self._token_file)),
                 ],
                 threads=1,

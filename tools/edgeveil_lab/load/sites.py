@@ -19,6 +19,7 @@ from edgeveil.enrolment import Enrolment
 from edgeveil.errors import JobFailed, UsageError
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES
 from edgeveil.protocol.sealed import padded
+from edgeveil.sites.addresses import place
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.files import load_site
 from edgeveil.sites.proxy import ProxySite
@@ -270,7 +271,7 @@ class LocalSite:
         return TargetCell(
             broker=self._outside.get(domain) or self._brokers[domain].url,
             proxy_key=proxy_key,
-            proxy_http=f"http://{plan.host}:{plan.ports_of(cell).proxy_http}",
+            proxy_http=f"http://{place(plan.host, plan.ports_of(cell).proxy_http)}",
             ca=self.folder / "tls" / f"{domain}-ca.crt" if own else None,
         )
 

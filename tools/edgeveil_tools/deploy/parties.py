@@ -12,7 +12,8 @@ from edgeveil.settings.file import parsed, read
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.files import SITES, kind_of, load_site
 from edgeveil_tools.site.bundles import INVENTORY, inventory_of
-from edgeveil_tools.site.fleet_files import POLICY_FILE, SITE_FILE
+from edgeveil_tools.site.fleet_files import POLICY_FILE
+from edgeveil_tools.site.owners_word import SITE_FILE
 
 ROOT = Path("/var/lib/edgeveil")
 DEVICE_IMAGES = ("edge-infer", "edge-train-fm", "edge-train")  # each does what those before do

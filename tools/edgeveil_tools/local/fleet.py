@@ -20,6 +20,7 @@ from edgeveil.jobs import Job
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.parts.models.softmax_head import described
 from edgeveil.protocol.beside import LEAST_BYTES
+from edgeveil.sites.addresses import place
 from edgeveil_tools.cloud_client import Cloud, get_json
 from edgeveil_tools.local.children import Children, MemoryPeak, tail
 from edgeveil_tools.local.job import site_of, submitted
@@ -180,7 +181,7 @@ class FleetProcesses:
             blobs=upload_bytes >= LEAST_BYTES and not cells,
         )
         pages = [plan.ports_of(cell).proxy_http for cell in plan.cell_names]
-        self._proxy_urls = [f"http://{plan.host}:{port}" for port in pages]
+        self._proxy_urls = [f"http://{place(plan.host, port)}" for port in pages]
         return provision(plan)
 
     def _start_brokers(self, site: Site) -> None:
@@ -189,7 +190,7 @@ class FleetProcesses:
         for domain, broker in self._brokers.items():
             broker.start()
             self._run.children.count(f"broker-{domain}", broker.pid)
-            shown.append(f"{domain} side {plan.host}:{broker.port}")
+            shown.append(f"{domain} side {place(plan.host, broker.port)}")
         self._broker_name = self._brokers["cloud"].name
         how = "tuned" if plan.engine == "mosquitto" else "MQTT 3.1.1"
         self._run.progress.note(f"Brokers: {self._broker_name} ({how}), {', '.join(shown)}")

@@ -32,6 +32,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 
 from edgeveil.errors import BrokerError, ProtocolError
+from edgeveil.sites.addresses import place
 from edgeveil.sites.broker_profiles import PROFILES, BrokerProfile
 from edgeveil.transport.mqtt_packets import PUBACK, body_place
 from edgeveil_tools.site.broker_rules import Access, Rule, allows, password_matches, read_users
@@ -260,7 +261,7 @@ async def first_bytes(reader: asyncio.StreamReader | WebSocketBytes) -> bytes:
 
 def library_config(settings: dict[str, Any]) -> dict[str, Any]:
     """The library's configuration for what `edgeveil_tools.site.brokers` wrote."""
-    host = f"[{settings['host']}]" if ":" in settings["host"] else settings["host"]
+    host = settings["host"]
     every: dict[str, Any] = {"max_connections": settings["max_connections"]}
     if settings["cert_file"]:
         every |= {
@@ -268,9 +269,9 @@ def library_config(settings: dict[str, Any]) -> dict[str, Any]:
             "certfile": settings["cert_file"],
             "keyfile": settings["key_file"],
         }
-    listeners = {"default": {"type": "tcp", "bind": f"{host}:{settings['port']}", **every}}
+    listeners = {"default": {"type": "tcp", "bind": place(host, settings["port"]), **every}}
     if settings["websockets_port"] is not None:
-        bind = f"{host}:{settings['websockets_port']}"
+        bind = place(host, settings["websockets_port"])
         listeners["websockets"] = {"type": "ws", "bind": bind, **every}
     plugins: dict[str, Any] = {
         "edgeveil_tools.site.broker_amqtt.UsersPlugin": {"users_file": settings["users_file"]}

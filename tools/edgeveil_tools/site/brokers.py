@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Literal
 
 from edgeveil.errors import BrokerError
-from edgeveil.sites.addresses import WEBSOCKET_PATH, BrokerAddress
+from edgeveil.sites.addresses import WEBSOCKET_PATH, BrokerAddress, place
 from edgeveil.sites.broker import BrokerSite
 from edgeveil.sites.broker_profiles import ProfileName
 from edgeveil.storage import open_to_others
@@ -349,7 +349,7 @@ class BrokerProcess:
             except OSError as error:
                 raise BrokerError(
                     f"cannot listen on port {port}: {error.strerror}",
-                    where=f"{self._plan.host}:{port}",
+                    where=place(self._plan.host, port),
                     fix="stop the process that uses it, or set another port",
                 ) from None
 
@@ -370,7 +370,7 @@ class BrokerProcess:
         self.stop()
         raise BrokerError(
             f"{self.engine} did not start: {said[-1] if said else 'no answer'}",
-            where=f"{self._plan.host}:{self.port}",
+            where=place(self._plan.host, self.port),
             fix=f"see {self._log}",
         )
 

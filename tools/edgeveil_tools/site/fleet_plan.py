@@ -28,7 +28,7 @@ from edgeveil.errors import UsageError
 from edgeveil.settings.base import Block, Mix, SitePath, refuse
 from edgeveil.settings.file import only_block, parsed, problems_error, read
 from edgeveil.settings.yaml_tree import Problem
-from edgeveil.sites.addresses import BrokerAddress
+from edgeveil.sites.addresses import BrokerAddress, split_place
 from edgeveil.sites.broker import BrokerLimits
 from edgeveil.sites.broker_profiles import ProfileName
 from edgeveil.sites.cloud import CloudLimits, TestSources
@@ -53,9 +53,9 @@ _PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_]*)(?::(0?\d{1,2}))?\}")
 
 
 def _host_and_port(text: str) -> str:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host.strip("[]") or not port.isdecimal() or not 1 <= int(port) <= 65535:
-        raise ValueError(f"must be host:port, got '{text[:100]}'; write broker.example.org:8883")
+    if split_place(text) is None:
+        fix = "write broker.example.org:8883, or [2001:db8::1]:8883"
+        raise ValueError(f"must be host:port, got '{text[:100]}'; {fix}")
     return text
 
 
@@ -108,8 +108,10 @@ class HostAndPort:
     @classmethod
     def parse(cls, text: str) -> HostAndPort:
         """`host:port`, an IPv6 address in brackets."""
-        host, _, port = text.rpartition(":")
-        return cls(host.strip("[]"), int(port))
+        found = split_place(text)
+        if found is None:
+            raise ValueError(f"is no host:port: '{text[:100]}'")
+        return cls(*found)
 
 
 ListenPlace = Annotated[str, Field(max_length=300), AfterValidator(_listen)]

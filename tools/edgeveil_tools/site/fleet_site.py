@@ -60,7 +60,6 @@ from edgeveil_tools.site.bundles import (
 from edgeveil_tools.site.fleet_files import (
     CLAIMS_CA,
     POLICY_FILE,
-    SITE_FILE,
     TO_BE_MADE,
     TRUST_FILE,
     Facts,
@@ -84,6 +83,7 @@ from edgeveil_tools.site.fleet_plan import (
     of_cell,
 )
 from edgeveil_tools.site.fleet_record import FleetRecord, Party, PartyChange
+from edgeveil_tools.site.owners_word import SITE_FILE
 from edgeveil_tools.site.trust_folder import (
     BUNDLE_FILE,
     Passphrase,

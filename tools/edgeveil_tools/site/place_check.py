@@ -11,7 +11,8 @@ from edgeveil.errors import EdgeVeilError
 from edgeveil.sites.files import load_site
 from edgeveil.trust.bundle import TrustBundle
 from edgeveil_tools.site.bundles import STATE, altered, inventory_of
-from edgeveil_tools.site.fleet_files import SITE_FILE, TRUST_FILE
+from edgeveil_tools.site.fleet_files import TRUST_FILE
+from edgeveil_tools.site.owners_word import SITE_FILE
 
 _FIX = "install the party's newest bundle (edgeveil site apply)"
 

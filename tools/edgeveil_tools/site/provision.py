@@ -25,7 +25,7 @@ from edgeveil.crypto.authorities import make_certificates
 from edgeveil.errors import UsageError
 from edgeveil.protocol.transfer import NEED_LIMIT
 from edgeveil.settings.base import Block
-from edgeveil.sites.addresses import WEBSOCKET_PATH, BrokerAddress
+from edgeveil.sites.addresses import WEBSOCKET_PATH, BrokerAddress, place
 from edgeveil.sites.broker import BrokerLimits
 from edgeveil.sites.broker_profiles import PROFILES, ProfileName
 from edgeveil.sites.cloud import CloudLimits
@@ -117,7 +117,7 @@ class SitePlan:
     @property
     def url(self) -> str:
         """The cloud's HTTP control."""
-        return f"http://{self.host}:{self.ports.cloud_http}"
+        return f"http://{place(self.host, self.ports.cloud_http)}"
 
     def edge_file(self, number: int) -> Path:
         """Site file of device `number`, from 1."""
@@ -284,7 +284,7 @@ class SitePlan:
         return {key: {"urls": [self._blobs_url(port)]}} if self.blobs else {}
 
     def _blobs_url(self, port: str) -> str:
-        return f"http://{self.host}:{getattr(self.ports, port)}/"
+        return f"http://{place(self.host, getattr(self.ports, port))}/"
 
     def _limits(self, usual: Block, **wanted: int) -> Settings:
         """The usual limits of a role, or what is wanted where that is more; packets that fit."""

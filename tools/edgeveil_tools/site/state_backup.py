@@ -15,15 +15,17 @@ claims end. A *cloud* numbers what it signs by its clock, so that nothing counts
 from __future__ import annotations
 
 import datetime
+import fcntl
 import hashlib
 import io
 import json
+import os
 import shutil
 import sqlite3
 import tarfile
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Literal
@@ -198,19 +200,20 @@ def restore(
     """
     role, state = _role(site), site.state_dir
     _settle(state)
-    used = state.exists() and any(path.name != LOCK_FILE for path in state.iterdir())
+    used = _is_used(state)
     if used and not replace:
-        fix = "pass --replace: it is then kept beside, as …-before-restore"
-        raise UsageError("is in use", where=str(state), fix=fix)
+        raise _in_use(state)
     state.parent.mkdir(parents=True, exist_ok=True)
     folder = state.absolute().parent
-    with tempfile.TemporaryDirectory(dir=folder, prefix=_scratch(state)) as scratch:
-        manifest = _unpacked(archive, Path(scratch))
-        new = Path(scratch) / STATE
+    with _scratch(state) as scratch:
+        manifest = _unpacked(archive, scratch)
+        new = scratch / STATE
         _check_party(manifest, role, state if used else None, str(archive))
         if role == "edge":
             _check_ledger(new, state, vouched=nothing_since or ask_proxy)
         with OwnFolder(state):
+            if _is_used(state) != used:  # another restore was faster
+                raise _in_use(state)
             _go_on(role, new)
             if used:
                 state.rename(_beside(state))
@@ -222,18 +225,64 @@ def restore(
     return manifest
 
 
-def _scratch(state: Path) -> str:
+def _is_used(state: Path) -> bool:
+    return state.exists() and any(path.name != LOCK_FILE for path in state.iterdir())
+
+
+def _in_use(state: Path) -> UsageError:
+    fix = "pass --replace: it is then kept beside, as …-before-restore"
+    return UsageError("is in use", where=str(state), fix=fix)
+
+
+def _prefix(state: Path) -> str:
     return f".restore-{state.name}-"
 
 
+@contextmanager
+def _scratch(state: Path) -> Iterator[Path]:
+    """A folder beside the state, locked while this restore lasts: so another can tell it from what
+    one left that was cut short."""
+    folder = state.absolute().parent
+    while True:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=_prefix(state)) as name:
+            found = Path(name)
+            with _locked(found) as mine:
+                if mine and found.exists():  # else another restore took it for a rest
+                    yield found
+                    return
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Whether nobody else has it locked; then this process has, inside the block."""
+    try:
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(held)
+
+
 def _settle(state: Path) -> None:
-    """Undo a restore that was cut short; what it had unpacked holds secret keys."""
-    rests = list(state.absolute().parent.glob(f"{_scratch(state)}*"))
-    kept = state.with_name(f"{_beside_name(state)}{_kept(state)}")
-    if rests and not state.exists() and kept.exists():
-        kept.rename(state)
-    for rest in rests:
-        shutil.rmtree(rest)
+    """Undo a restore that was cut short; what it had unpacked holds secret keys. One that runs is
+    left alone."""
+    prefix = _prefix(state)
+    found = state.absolute().parent.glob(f"{prefix}*")
+    for rest in [path for path in found if "-" not in path.name.removeprefix(prefix)]:
+        with _locked(rest) as is_left:
+            if not is_left:
+                continue
+            kept = state.with_name(f"{_beside_name(state)}{_kept(state)}")
+            if not state.exists() and kept.exists():
+                kept.rename(state)
+            shutil.rmtree(rest)
 
 
 def _unpacked(archive: Path, scratch: Path) -> BackupManifest:

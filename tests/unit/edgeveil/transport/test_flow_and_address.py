@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeveil.errors import UsageError
+from edgeveil.sites.addresses import place, split_place
 from edgeveil.transport.flow import Inbox, Intake, SendWindow
 from edgeveil.transport.link import BrokerAddress, LinkDown, LinkSettings
 
@@ -215,3 +216,18 @@ def test_a_password_is_never_shown():
         BrokerAddress.parse("mqtt://ada:hush@box")
     assert "hush" not in str(caught.value)
     assert "hush" not in repr(LinkSettings("mqtt://box", "x", username="ada", password="hush"))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("broker.example:8883", ("broker.example", 8883)),
+        ("[2001:db8::1]:1", ("2001:db8::1", 1)),
+        ("127.0.0.1:65535", ("127.0.0.1", 65535)),
+        *((bad, None) for bad in ("2001:db8::1:1", "[::1]", "[broker]:1", "a:", ":1", "a:0", "1")),
+        *((bad, None) for bad in ("a:65536", "a:1²", "[[::1]]:1", "a]:1", "")),
+    ],
+)
+def test_an_ipv6_address_is_told_from_its_port_by_brackets(text, found):
+    assert split_place(text) == found
+    assert found is None or place(*found) == text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import grp
+import gzip
 import os
 import resource
 import socket
@@ -313,3 +314,33 @@ def test_four_hundred_slow_clients_keep_no_other_from_a_page_and_end_no_stream()
         await server.stop()
 
     run(play())
+
+
+@pytest.mark.parametrize(
+    "packed", [b"no gzip", gzip.compress(b"whole"), gzip.compress(b"cut")[:-9]]
+)
+def test_a_packed_body_is_refused_by_every_application_and_no_handler_sees_it(
+    packed: bytes,
+) -> None:
+    async def scenario() -> None:
+        seen = []
+
+        async def read(request: web.Request) -> web.Response:
+            seen.append(await request.read())
+            return web.Response()
+
+        app = web.Application()
+        app.add_routes([web.post("/", read), web.put("/", read)])
+        server = await serve(app, "127.0.0.1")
+        for method in ("POST", "PUT"):
+            for coding, status in (("gzip", 400), ("deflate, gzip", 400), ("identity", 200)):
+                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                head = [f"{method} / HTTP/1.1", "Host: x", f"Content-Encoding: {coding}"]
+                head += [f"Content-Length: {len(packed)}", "Connection: close", "", ""]
+                writer.write("\r\n".join(head).encode() + packed)
+                assert int((await reader.readline()).split()[1]) == status
+                writer.close()
+        assert seen == [packed, packed]
+        await server.stop()
+
+    run(scenario())
