@@ -40,7 +40,7 @@ from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.policy import Policy
 from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.memory import Faults, MemoryNet, Node, no_faults
-from edgeveil.transport.process import own_signing_key
+from edgeveil.transport.process import make_signing_key
 
 if TYPE_CHECKING:
     from edgeveil_cloud.role import CloudRole
@@ -180,7 +180,7 @@ class MemoryFleet:
         self.net = transport(faults, packet_bytes=packet_bytes, executor=executor)
         states = {name: folder / "state" / name for name in ("cloud", "proxy")}
         for name, state_dir in states.items():
-            own_signing_key(state_dir, name)  # the others read its public half
+            make_signing_key(state_dir, name)  # the others read its public half
         keys = {f"{name}_key_file": states[name] / f"{name}.pub" for name in states}
         limits = {"packet_bytes": packet_bytes, "blob_bytes": _NO_LIMIT, "spool_bytes": _NO_LIMIT}
         self._cloud_site = _site(
@@ -274,11 +274,13 @@ class MemoryFleet:
     def start_device(self, number: int) -> DeviceRole:
         """Device `number`, from 1, with what its folder holds."""
         from edgeveil_edge.host import DeviceChance
+        from edgeveil_edge.identity import DeviceIdentity
         from edgeveil_edge.role import build
 
         # Answers leave in the order of the numbers: whatever looks at their order repeats exactly.
         site, everybody = self._device_sites[number - 1], len(self._device_sites)
         _keep_split_key(site.state_dir, self._seeds.split_key(number))
+        DeviceIdentity.load_or_create(site.state_dir)
         device = build(
             site,
             random=DeviceChance(self._noise_for(number), lambda: number / (1 + everybody)),

@@ -11,6 +11,7 @@ from edgeveil.sites.cloud import CloudSite
 from edgeveil.transport.blob_store import sweep_forever
 from edgeveil.transport.http import (
     LINK_DOWN,
+    OTHER_KEY,
     STUCK,
     Health,
     HealthSocket,
@@ -153,6 +154,7 @@ class _CloudProcess:
                     f"broker/{name}" if name else "broker": partial(_connected, one)
                     for name, one in self.links.sessions.items()
                 },
+                "keys": lambda: self.runtime.knows_keys or OTHER_KEY,
                 "machine": lambda: self.runtime.turns or STUCK,
                 "store": lambda: "database_away" if store.away else probe(),
             },

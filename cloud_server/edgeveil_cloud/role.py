@@ -69,7 +69,7 @@ class CloudRole:
         limits = site.limits
         self.site = site
         self.not_delegated = ""  # why it cannot speak with the keys that the root names
-        own_signing_key(site.state_dir, "cloud")  # makes the folder
+        own_signing_key(site.state_dir, "cloud")  # before anything is written
         self.store = store_of(site)
         self.trust = HeldTrust(site.state_dir, site.trust_file) if site.trust_file else None
         jobs, releases, keys, metadata = self._own_keys()

@@ -19,7 +19,7 @@ from cryptography.x509.oid import NameOID
 from edgeveil.claim import ClaimAnswer, ClaimError, ClaimRequest, claim_key, claimed_key_id
 from edgeveil.crypto.authorities import key_pem, new_key
 from edgeveil.crypto.keys import SigningKey, VerifyKey
-from edgeveil.errors import BrokerError, CryptoError, UsageError
+from edgeveil.errors import BrokerError, CryptoError, SystemFault, UsageError
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.storage import write_durably
 from edgeveil.transport.link import Topics
@@ -199,11 +199,15 @@ def _claim(path: Path) -> SigningKey:
 def _text(path: Path) -> str:
     try:
         return path.read_text("ascii")
-    except (OSError, UnicodeDecodeError):
-        raise UsageError(
+    except UnicodeDecodeError:
+        fix = "put the text of `edgeveil proxy claims add` into this file"
+        raise UsageError("holds no claim", where=str(path), fix=fix) from None
+    except OSError:
+        raise SystemFault(
             "the box's claim is not there",
             where=str(path),
-            fix="put the text of `edgeveil proxy claims add` into this file",
+            fix="put the text of `edgeveil proxy claims add` into this file; of a box that used "
+            "its claim, mount the disk that holds its certificate",
         ) from None
 
 

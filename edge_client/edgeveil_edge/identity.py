@@ -13,7 +13,7 @@ from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
 from edgeveil.enrolment import Enrolment
 from edgeveil.errors import UsageError
-from edgeveil.transport.process import refuse_lost_state
+from edgeveil.transport.process import key_gone, refuse_lost_state
 
 IDENTITY_FILE = "identity.key"
 OPENING_FILE = "opening.key"
@@ -52,6 +52,13 @@ class DeviceIdentity:
     def enrolment(self) -> Enrolment:
         """The public halves, signed, for the proxy's operator."""
         return Enrolment.make(self.signing, self.opening)
+
+    @classmethod
+    def load(cls, state_dir: Path) -> DeviceIdentity:
+        """The keys in `state_dir`. Raises SystemFault without an identity, else as below."""
+        if not (state_dir / IDENTITY_FILE).exists():
+            raise key_gone(state_dir / IDENTITY_FILE, "edgeveil edge enrol")
+        return cls.load_or_create(state_dir)
 
     @classmethod
     def load_or_create(cls, state_dir: Path) -> DeviceIdentity:

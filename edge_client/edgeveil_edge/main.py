@@ -31,7 +31,16 @@ from edgeveil.protocol.messages import Bye, encode
 from edgeveil.sites.broker_profiles import PROFILES
 from edgeveil.sites.edge import EdgeSite, OwnerPage
 from edgeveil.transport.blob_client import BlobClient
-from edgeveil.transport.http import LINK_DOWN, STUCK, Health, HealthSocket, Probe, writable
+from edgeveil.transport.http import (
+    LINK_DOWN,
+    OTHER_KEY,
+    STUCK,
+    UNHEARD,
+    Health,
+    HealthSocket,
+    Probe,
+    writable,
+)
 from edgeveil.transport.link import Topics, Will
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
 from edgeveil.transport.process import EXIT_S, OwnFolder, first_of, run_until_stopped
@@ -171,6 +180,8 @@ class DeviceProcess:
             Health(
                 {
                     "broker": lambda: self.session.link.connected or LINK_DOWN,
+                    "proxy": lambda: not self.device.machine.unheard or UNHEARD,
+                    "keys": lambda: self.runtime.knows_keys or OTHER_KEY,
                     "machine": lambda: self.runtime.turns or STUCK,
                     "store": Probe(lambda: writable(site.state_dir)),
                 }

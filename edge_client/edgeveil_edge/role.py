@@ -40,7 +40,7 @@ class DeviceRole:
         compute: Callable[[EdgeSite, DeviceIdentity], Compute] | None,
     ) -> None:
         limits = site.limits
-        identity = DeviceIdentity.load_or_create(site.state_dir)
+        identity = DeviceIdentity.load(site.state_dir)
         self.site, self.identity, self.id = site, identity, identity.device_id
         self.address = fx.DeviceAddress(self.id)
         self.store = DeviceStore(site.state_dir / STORE_FILE, limits.receipts)

@@ -36,6 +36,7 @@ from edgeveil.protocol.cloud_outgoing import JobEnds
 from edgeveil.protocol.cloud_releases import CloudReleases
 from edgeveil.protocol.cloud_tasks import (
     EDGE_LINK,
+    OTHER_KEY,
     OWN_LINK,
     BatchDropped,
     CancelJob,
@@ -171,6 +172,8 @@ class CloudMachine:
             case fx.PeerLost(peer=fx.ProxyAddress(cell=cell)) if cell in self.keys:
                 self.heard.discard(cell)
                 return self._linked(cell, "cloud", OWN_LINK)
+            case fx.PeerSigned(peer=fx.ProxyAddress(cell=cell), known=known) if cell in self.keys:
+                return self._linked(cell, "key", "" if known else OTHER_KEY)
             case fx.MessageReceived(sender=fx.ProxyAddress(cell=cell), message=message):
                 return self._message(cell, message) if cell in self.keys else []
             case fx.Timer(name=name):

@@ -450,9 +450,10 @@ def job_of(task: object) -> bytes | None:
 SILENT = "the proxy did not answer in time"
 OWN_LINK = "the cloud's link to its broker is down"
 EDGE_LINK = "the proxy's link to the devices' broker is down"
+OTHER_KEY = "the proxy signs with another key than the one that is pinned for it"
 DISK = "the disk cannot be used"
 MEMORY = "the machine's memory is used up"
-_PASSES = (SILENT, OWN_LINK, EDGE_LINK, DISK, MEMORY)
+_PASSES = (SILENT, OWN_LINK, EDGE_LINK, OTHER_KEY, DISK, MEMORY)
 BY_ITSELF = "it goes on by itself then"
 
 
@@ -507,7 +508,16 @@ _ADVICE = (
     ("oversized_release", "raise limits.blob_bytes at the proxy, or learn a smaller model"),
     ("forked_manifest", "cloud and proxy disagree on what was sent: look at both logs"),
     ("refused the broadcast", _PROXY),
-    (SILENT, f"see that the proxy runs and reaches its brokers; {BY_ITSELF}"),
+    (
+        SILENT,
+        "see that the proxy runs (it does not start where the disk of its state folder, and so its "
+        f"key, is not there) and reaches its brokers; {BY_ITSELF}",
+    ),
+    (
+        OTHER_KEY,
+        "mount the disk of the proxy's state folder, or put its key back from a backup; a key that "
+        f"was replaced is to be pinned here, or named by the root; {BY_ITSELF}",
+    ),
     (OWN_LINK, f"see that the broker runs and can be reached from the cloud; {BY_ITSELF}"),
     (EDGE_LINK, f"see that the broker runs and can be reached from the proxy; {BY_ITSELF}"),
     (MEMORY, f"give the cloud more memory, or end what takes it; {BY_ITSELF}"),

@@ -138,6 +138,12 @@ class DeviceMachine:
         last = self.rounds.last
         return last.state if last else DEVICE_STATES.start
 
+    @property
+    def unheard(self) -> bool:
+        """Whether the proxy has answered none of several hellos: it is away, or knows no device
+        with this key."""
+        return self._greeting.unheard
+
     def hears(self, bucket: fx.BucketAddress) -> bool:
         """Whether this is a bucket in which it looks for stanzas."""
         return self.fetches.looks_in(bucket.level, bucket.index)
@@ -579,6 +585,11 @@ class DeviceGreeting:
     def is_there(self) -> bool:
         """Whether to take up what is offered: not while away, nor before it was heard once."""
         return self._was_heard and not self.away
+
+    @property
+    def unheard(self) -> bool:
+        """Whether several hellos found no answer."""
+        return bool(self._said) and self._tries > UNHEARD_TRIES
 
     def begin(self) -> list[fx.Effect]:
         """The link is up (again)."""

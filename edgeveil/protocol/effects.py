@@ -77,6 +77,15 @@ class PeerLost:
 
 
 @dataclass(frozen=True)
+class PeerSigned:
+    """What this peer says is signed with the key that is pinned for it again; or, with `known`
+    false, with another: its state folder is another than it was, or somebody else speaks."""
+
+    peer: Address
+    known: bool
+
+
+@dataclass(frozen=True)
 class PeerSilent:
     """The link towards this peer is up, and nothing came by it for long: ask for a sign."""
 
@@ -120,7 +129,16 @@ class Command:
     what: object
 
 
-Event = PeerConnected | PeerLost | PeerSilent | MessageReceived | Timer | WorkDone | Command
+Event = (
+    PeerConnected
+    | PeerLost
+    | PeerSilent
+    | PeerSigned
+    | MessageReceived
+    | Timer
+    | WorkDone
+    | Command
+)
 
 
 # --- effects ------------------------------------------------------------------------------

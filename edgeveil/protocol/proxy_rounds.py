@@ -572,7 +572,7 @@ class ProxyRounds:
         beside = self._laid(at).takes(blob) and not kept.batch.stream
         packets = sends(
             fx.CloudAddress(),
-            kept.signed,
+            self._context.signer.header(kept.batch),  # with the key of the day
             blob,
             kept.data,
             limit.packet_bytes,

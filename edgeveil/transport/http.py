@@ -432,7 +432,7 @@ Holds = bool | str
 """True, or False; or, where it does not hold, why, as one word."""
 Check = Callable[[], Holds | Awaitable[Holds]]
 HEALTH_SOCKET = "health.sock"
-LINK_DOWN, STUCK = "link_down", "stuck"  # reasons
+LINK_DOWN, STUCK, OTHER_KEY, UNHEARD = "link_down", "stuck", "other_key", "unheard"  # reasons
 LIVE = "machine"  # the part that a new start of the process mends
 
 

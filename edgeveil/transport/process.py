@@ -71,29 +71,50 @@ class OwnFolder:
         self.release()
 
 
-def refuse_lost_state(key: Path) -> None:
-    """Raise SystemFault where this key was installed with the party's bundle and is gone: a new one
-    is none that the fleet knows, and the folder is most likely another than it was."""
+def key_gone(key: Path, make: str = "") -> SystemFault:
+    """The error of a party whose key is not in its state folder. A new key is none that the fleet
+    knows, and the folder is most likely another than it was: so no process makes one, but the
+    command `make` for a new party."""
+    new = f"; for a new party: {make}" if make else ""
+    return SystemFault(
+        "the key that the fleet knows this party by is gone, and none is made in its place",
+        where=str(key),
+        fix=f"mount the disk of its state folder, or put the key back from a backup{new}",
+    )
+
+
+def refuse_lost_state(key: Path, known: Path | None = None) -> None:
+    """Raise SystemFault where this key is gone though the fleet has it: it was installed with the
+    party's bundle, or the file `known`, which was made of it, is there."""
+    if key.exists():
+        return
     place = key.parent.parent
     try:
         given = json.loads((place / "inventory.json").read_bytes())["given"]
     except (OSError, ValueError, KeyError, TypeError):
-        return  # no bundle was installed here
-    if isinstance(given, dict) and key.relative_to(place).as_posix() in given:
-        raise SystemFault(
-            "the key that the fleet knows this party by is gone, and none is made in its place",
-            where=str(key),
-            fix="mount the disk of its state folder, or put the key back from a backup",
-        )
+        given = None  # no bundle was installed here
+    installed = isinstance(given, dict) and key.relative_to(place).as_posix() in given
+    if installed or (known is not None and known.exists()):
+        raise key_gone(key)
 
 
-def own_signing_key(state_dir: Path, role: str) -> SigningKey:
-    """`<role>.key` in the state folder, made at the first start with its public half beside it."""
+def make_signing_key(state_dir: Path, role: str) -> SigningKey:
+    """`<role>.key` in the state folder, made where there is none: for what sets a party up, never
+    for its process. Raises SystemFault where the fleet has one already (`refuse_lost_state`)."""
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = state_dir / f"{role}.key"
     if not path.exists():
         refuse_lost_state(path)
         SigningKey.generate().save(path)
+    return own_signing_key(state_dir, role)
+
+
+def own_signing_key(state_dir: Path, role: str) -> SigningKey:
+    """`<role>.key` in the state folder; its public half is written beside it. Raises SystemFault
+    where it is gone."""
+    path = state_dir / f"{role}.key"
+    if not path.exists():
+        raise key_gone(path, f"edgeveil {'proxy' if role == 'proxy' else 'cloud'} keys")
     key = SigningKey.load(path)
     if not path.with_suffix(".pub").exists():
         key.public().save(path.with_suffix(".pub"))

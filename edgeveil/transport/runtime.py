@@ -23,7 +23,7 @@ from edgeveil.errors import EdgeVeilError, ProtocolError
 from edgeveil.logs import Place, follow
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.beside import Carriage
-from edgeveil.protocol.messages import ExchangeId, decode, encode, short_name
+from edgeveil.protocol.messages import ExchangeId, Note, Offer, decode, encode, short_name
 from edgeveil.transport.flow import SendWindow
 from edgeveil.transport.link import LinkDown
 
@@ -127,6 +127,7 @@ class Runtime:
         self._since_s = self._took_s = 0.0
         self._feeding = False
         self._lost: asyncio.Future[None] | None = None
+        self._strangers: set[fx.Address] = set()
         self._events: asyncio.PriorityQueue[_Queued] = asyncio.PriorityQueue()
         self._numbers = itertools.count()
         self._room = SendWindow(INBOX_EVENTS, INBOX_BYTES)
@@ -147,6 +148,12 @@ class Runtime:
     def waiting_bytes(self) -> int:
         """Bytes of messages among them."""
         return self._room.size_bytes
+
+    @property
+    def knows_keys(self) -> bool:
+        """Whether no other party than a device spoke last with another key than is pinned for
+        it."""
+        return not self._strangers
 
     @property
     def turns(self) -> bool:
@@ -250,12 +257,23 @@ class Runtime:
         for event in events:
             made = self.machine.handle(event, time.monotonic())
             if isinstance(event, fx.MessageReceived):
-                for effect in made:
-                    if isinstance(effect, fx.Refuse):
-                        self._gate.refused(effect.sender or event.sender, effect.reason)
+                refused = [one for one in made if isinstance(one, fx.Refuse)]
+                for effect in refused:
+                    self._gate.refused(effect.sender or event.sender, effect.reason)
+                made += self._judge_key(event, any(one.reason == "forged" for one in refused))
             effects += made
             self._note_place(self.machine.at or self._at)  # a job's end still belongs to it
         return effects
+
+    def _judge_key(self, event: fx.MessageReceived, forged: bool) -> list[fx.Effect]:
+        """Let the machine know when a party begins to sign with another key, and when it ends."""
+        peer = event.sender
+        if isinstance(peer, fx.DeviceAddress) or not isinstance(event.message, Note | Offer):
+            return []
+        if forged == (peer in self._strangers):
+            return []
+        (self._strangers.add if forged else self._strangers.discard)(peer)
+        return self.machine.handle(fx.PeerSigned(peer, not forged), time.monotonic())
 
     async def _settle(self, effects: list[fx.Effect]) -> None:
         """Let them happen in their order.

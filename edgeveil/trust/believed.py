@@ -67,7 +67,7 @@ def check_own_cell(trust: HeldTrust, cell: str, key: VerifyKey) -> None:
 def delegated_key(state_dir: Path, name: str, wanted: VerifyKey) -> SigningKey:
     """The secret half of `wanted`: `<name>.key`, or `<name>-next.key`, which then takes its place.
 
-    Raises UsageError where neither is it.
+    Raises UsageError where neither is it, SystemFault where there is none.
     """
     key, later = own_signing_key(state_dir, name), state_dir / f"{name}-next.key"
     if key.public() == wanted:

@@ -17,6 +17,7 @@ from edgeveil.protocol.proxy_tasks import BatchDelivered, BatchKept, KeptBroadca
 from edgeveil.sites.proxy import ClaimDeskSettings, ProxySite
 from edgeveil.transport.http import (
     LINK_DOWN,
+    OTHER_KEY,
     STUCK,
     Health,
     HealthSocket,
@@ -90,6 +91,7 @@ class _ProxyProcess:
                 **({"devices_file": self._plan_taken} if site.devices_file else {}),
                 "edge_broker": lambda: self.edge.link.connected or LINK_DOWN,
                 "cloud_broker": lambda: self.cloud.link.connected or LINK_DOWN,
+                "keys": lambda: self.runtime.knows_keys or OTHER_KEY,
                 "machine": lambda: self.runtime.turns or STUCK,
                 "store": Probe(lambda: writable(site.state_dir)),
             },

@@ -60,7 +60,7 @@ class ProxyRole:
     def __init__(self, site: ProxySite, clock: Callable[[], float], random: Shuffle) -> None:
         limits = site.limits
         self.site, self.address = site, fx.ProxyAddress(site.cell)
-        key = own_signing_key(site.state_dir, "proxy")  # makes the folder
+        key = own_signing_key(site.state_dir, "proxy")  # before anything is written
         self.trust = HeldTrust(site.state_dir, site.trust_file) if site.trust_file else None
         keys = believed_keys(self.trust, cloud=site.cloud_key_file, cell=site.cell)
         if self.trust is not None and keys.proxy is not None:

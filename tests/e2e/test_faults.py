@@ -16,6 +16,10 @@ from urllib.request import urlopen
 
 import pytest
 
+from edgeveil.crypto.keys import SigningKey
+from edgeveil.errors import SystemFault
+from edgeveil.protocol.cloud_tasks import OTHER_KEY, SILENT
+from edgeveil.transport.process import LOCK_FILE
 from edgeveil_tools.probe import problem_of
 from edgeveil_tools.site.brokers import free_ports
 from edgeveil_tools.site.provision import Ports, SitePlan, provision
@@ -168,6 +172,77 @@ def test_a_path_that_can_never_be_a_folder_is_the_owners_word(files: Path, role:
     text = config.read_text().replace(named_in(config, "state_dir"), f"{config}/state")
     config.write_text(text)
     assert ended(config)[0] == 2
+
+
+# --- a state folder whose disk is not mounted ---
+
+
+@pytest.mark.parametrize("role", FILES)
+def test_in_a_state_folder_without_its_key_a_process_makes_nothing(files: Path, role: str) -> None:
+    config = files / FILES[role]
+    state = files / named_in(config, "state_dir")
+    shutil.rmtree(state)
+    code, said = ended(config)
+    assert code == 1 and str(state) in said
+    left = {path.name for path in state.rglob("*")} if state.exists() else set()
+    assert left <= {LOCK_FILE}
+
+
+@pytest.mark.parametrize("role", FILES)
+def test_provision_over_a_site_makes_no_second_key(files: Path, role: str) -> None:
+    state = files / named_in(files / FILES[role], "state_dir")
+    shutil.rmtree(state)
+    before = {path: path.read_bytes() for path in (files / "keys").iterdir()}
+    plan = SitePlan(files, devices=3, ports=Ports(*free_ports(6)))
+    with pytest.raises(SystemFault) as caught:
+        provision(plan, force=True)
+    assert str(state) in str(caught.value) and not list(state.glob("*.key"))
+    assert before == {path: path.read_bytes() for path in (files / "keys").iterdir()}
+
+
+def test_a_job_says_that_the_proxy_is_gone_and_goes_on_once_its_disk_is_mounted(
+    site: LiveSite,
+) -> None:
+    site.start_all()
+    job = site.submit(rounds=4, every=0, deadline_s=6)
+    wait_for(lambda: site.client.job(job)["exchanges"], "the first round's commit")
+    site.stop("proxy", signal.SIGKILL)
+    state = site.site.proxy.parent / named_in(site.site.proxy, "state_dir")
+    mounted_at = state.rename(state.with_name("elsewhere"))
+    site.start_proxy()
+    assert site.processes["proxy"].wait(STARTS_S) == 1
+    wait_for(lambda: site.client.job(job)["status"] == "paused", "the pause", 120)
+    assert SILENT in site.client.job(job)["reason"]
+    shutil.rmtree(state, ignore_errors=True)
+    mounted_at.rename(state)
+    site.start_proxy()
+    assert site.finish(job)["status"] == "completed"
+
+
+@pytest.mark.parametrize("role", ["cloud", "proxy"])
+def test_a_party_with_another_key_than_its_fleets_is_named(site: LiveSite, role: str) -> None:
+    site.start_all()
+    job = site.submit(rounds=12, every=0, deadline_s=6)
+    wait_for(lambda: site.client.job(job)["exchanges"], "the first round's commit")
+    site.stop(role)
+    config = site.site.cloud if role == "cloud" else site.site.proxy
+    path = config.parent / named_in(config, "state_dir") / f"{role}.key"
+    key = SigningKey.load(path)
+    SigningKey.generate().save(path, overwrite=True)
+    site.start(role, config)
+    other = "proxy" if role == "cloud" else "cloud"
+    state = str(config.parent / named_in(config.parent / f"{other}.yaml", "state_dir"))
+    wait_for(lambda: "keys (other_key)" in (problem_of(state, "", 0) or ""), "its peer's word", 60)
+    wait_for(site.answers, "the cloud's control")
+    wait_for(lambda: site.client.job(job)["status"] == "paused", "the pause", 120)
+    assert (OTHER_KEY if role == "proxy" else SILENT) in site.client.job(job)["reason"]
+    site.stop(role)
+    key.save(path, overwrite=True)
+    site.start(role, config)
+    wait_for(site.answers, "the cloud's control")
+    found = site.finish(job)
+    assert found["status"] == "completed", found["reason"]
+    assert problem_of(state, "", 0) is None
 
 
 # --- the terminal hangs up ---

@@ -33,6 +33,7 @@ from edgeveil.protocol.messages import (
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.transfer import describe, part
 from edgeveil.sites.cloud import CloudSite
+from edgeveil.transport.process import make_signing_key
 from edgeveil.transport.runtime import perform
 from edgeveil_cloud.role import build
 from edgeveil_cloud.round_secret import RoundSecret
@@ -68,6 +69,7 @@ class CloudLife:
                 "proxy_key_file": folder / "proxy.pub",
             }
         )
+        make_signing_key(folder, "cloud")
         self.cloud = build(site, link=lambda _role: self)
         self.store, self.host, self.machine = self.cloud.store, self.cloud.host, self.cloud.machine
         self.control = self.cloud.control

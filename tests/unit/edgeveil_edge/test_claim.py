@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from edgeveil.claim import ClaimError
-from edgeveil.errors import UsageError
+from edgeveil.errors import SystemFault
 from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge.claim import is_unclaimed, take_up_claim
 
@@ -27,7 +27,7 @@ def site(tmp_path):
 
 def test_what_is_no_claim_is_told_with_its_file(site, tmp_path):
     assert is_unclaimed(site)
-    with pytest.raises(UsageError, match="the box's claim is not there") as caught:
+    with pytest.raises(SystemFault, match="the box's claim is not there") as caught:
         asyncio.run(take_up_claim(site))
     assert str(tmp_path / "claim") in str(caught.value)
     (tmp_path / "claim").write_text("evclaim1-half")

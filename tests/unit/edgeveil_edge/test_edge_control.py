@@ -17,6 +17,7 @@ from edgeveil.protocol.messages import ExchangeId
 from edgeveil_edge import main as main_module
 from edgeveil_edge.compute_process import ComputeProcess
 from edgeveil_edge.control import CONTROL_FILE, ControlSocket, ask
+from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.main import DeviceProcess, Lanes
 from edgeveil_tools.cli import main
 from tests.unit.edgeveil_edge.edge_kit import site
@@ -106,6 +107,7 @@ def test_where_no_device_runs_it_says_so(tmp_path):
 def own(tmp_path):
     for peer in ("cloud", "proxy"):
         SigningKey.generate().public().save(tmp_path / f"{peer}.pub")
+    DeviceIdentity.load_or_create(tmp_path)
     return site(tmp_path, conditions={"charging": True})
 
 

@@ -20,6 +20,7 @@ from edgeveil_edge.compute_worker import (
     given_load,
     records_bytes,
 )
+from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.round_work import RoundWork
 from tests.unit.edgeveil_edge.edge_kit import site
 
@@ -41,6 +42,7 @@ def own(tmp_path):
     """A site whose data source is a file that is not there: who read it would fail."""
     for peer in ("cloud", "proxy"):
         SigningKey.generate().public().save(tmp_path / f"{peer}.pub")
+    DeviceIdentity.load_or_create(tmp_path)
     yield site(tmp_path)
     plugins.admit_all()  # a device says for the whole process what it takes in
 

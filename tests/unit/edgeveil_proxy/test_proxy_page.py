@@ -20,6 +20,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.http import EventStream, Health, PageContent, PageRequest
 from edgeveil.transport.listener import ListenAt
+from edgeveil.transport.process import make_signing_key
 from edgeveil.transport.runtime import Refusals
 from edgeveil_proxy.page import ProxyPage
 from edgeveil_proxy.role import LOG, build
@@ -36,6 +37,7 @@ def made(folder: Path, host: str = "127.0.0.1", **site: Any) -> ProxyPage:
     given = {**plain, "cloud_broker": plain["edge_broker"], "cloud_key_file": folder / "cloud.pub"}
     proxy_site = ProxySite.model_validate({**given, **site})
     runtime = SimpleNamespace(post=lambda _event: None, refusals=Refusals(LOG))
+    make_signing_key(folder / "proxy", "proxy")
     proxy = build(proxy_site, link=lambda _role: runtime)
     proxy.conduct.refused(fx.DeviceAddress("0123456789abcdef"), "malformed")
     runtime.refusals.counts.update({"malformed": 1, "Odd reason": 2})

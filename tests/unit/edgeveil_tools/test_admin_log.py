@@ -11,7 +11,7 @@ from edgeveil.audit_log import AUDIT_FILE, AuditLog, AuditLogError, OwnAuditLog,
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.enrolment import Enrolment
 from edgeveil.transport.http import serve
-from edgeveil.transport.process import own_audit_log, own_signing_key
+from edgeveil.transport.process import make_signing_key, own_audit_log
 from edgeveil_cloud.http import make_app
 from edgeveil_cloud.http_token import Scope
 from edgeveil_cloud.store import Store
@@ -30,6 +30,7 @@ def proxy(tmp_path):
     }
     path = tmp_path / "proxy.yaml"
     path.write_text(yaml.safe_dump({"proxy": site}))
+    make_signing_key(tmp_path / "state", "proxy")
     return path
 
 
@@ -97,9 +98,9 @@ def test_nothing_is_done_that_cannot_be_written_down(proxy, tmp_path, capsys):
 
 
 def test_a_new_key_vouches_for_the_lines_of_the_one_before(tmp_path):
+    old = make_signing_key(tmp_path, "proxy")
     log = own_audit_log(tmp_path, "proxy")
     log.append("admit", {"device": "a"})
-    old = own_signing_key(tmp_path, "proxy")
     (tmp_path / "proxy.key").unlink()
     SigningKey.generate().save(tmp_path / "proxy.key")
     for device in ("b", "c"):
@@ -155,6 +156,7 @@ class Control:
 
 
 def test_the_cloud_writes_down_who_submits_and_cancels(tmp_path):
+    make_signing_key(tmp_path, "cloud")
     log = own_audit_log(tmp_path, "cloud")
 
     async def run():

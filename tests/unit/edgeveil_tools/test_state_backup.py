@@ -28,7 +28,7 @@ from edgeveil.protocol.proxy_tasks import (
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.proxy import ProxySite
-from edgeveil.transport.process import LOCK_FILE, OwnFolder, own_signing_key
+from edgeveil.transport.process import LOCK_FILE, OwnFolder, make_signing_key
 from edgeveil_cloud.store import Store
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_proxy.claims import ClaimBook
@@ -338,7 +338,7 @@ def test_a_proxy_comes_back_as_a_registry_that_was_rebuilt(tmp_path):
         state_dir=tmp_path / "proxy",
         trust_file=tmp_path / "trust.json",
     )
-    own_signing_key(site.state_dir, "proxy")
+    make_signing_key(site.state_dir, "proxy")
     registry = Registry(site.state_dir / "registry.sqlite")
     device = DeviceIdentity.load_or_create(tmp_path / "device").enrolment()
     registry.admit(device)
@@ -366,7 +366,7 @@ def test_a_proxys_spool_comes_back_without_seeds_and_sums_no_job_it_knew(tmp_pat
         state_dir=tmp_path / "proxy",
         trust_file=tmp_path / "trust.json",
     )
-    own_signing_key(site.state_dir, "proxy")
+    make_signing_key(site.state_dir, "proxy")
     Registry(site.state_dir / "registry.sqlite").close()
     spool, at, seed = Spool(site.state_dir / SPOOL_FILE), ExchangeId(b"J" * 16, 1, 1), b"s" * 32
     spool.store(UploadPart(at, 0, b"sealed"))
@@ -391,7 +391,7 @@ def test_a_proxys_spool_comes_back_without_seeds_and_sums_no_job_it_knew(tmp_pat
 
 def test_a_cloud_comes_back_with_its_jobs_and_numbers_on(tmp_path):
     site = CloudSite(broker=LINK, state_dir=tmp_path / "cloud", trust_file=tmp_path / "trust.json")
-    own_signing_key(site.state_dir, "cloud")
+    make_signing_key(site.state_dir, "cloud")
     url = f"sqlite:///{site.state_dir / 'cloud.sqlite'}"
     store = Store(url)
     job = store.submit_job("digits", b"job", bytes(32)).id

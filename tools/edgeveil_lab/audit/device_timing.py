@@ -123,8 +123,10 @@ class TimedDevice:
         self._proxy.public().save(folder / "proxy.pub")
         self._said = ["it does not say why"]
         self._runtime: Runtime
+        site = EdgeSite.model_validate_json(json.dumps(_site(folder)))
+        DeviceIdentity.load_or_create(site.state_dir)
         self._device = build(
-            EdgeSite.model_validate_json(json.dumps(_site(folder))),
+            site,
             link=self._join,
             say=self._said.append,
             compute=self._remote if guarded else None,

@@ -37,6 +37,7 @@ from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.transfer import part, part_bytes
 from edgeveil.sites.cloud import CloudSite, ComputeAt
 from edgeveil.storage import FileData
+from edgeveil.transport.process import make_signing_key
 from edgeveil.transport.runtime import perform
 from edgeveil_cloud.role import build
 from edgeveil_cloud.round_secret import RoundSecret
@@ -76,6 +77,7 @@ class CloudBench:
                 "compute": compute,
             }
         )
+        make_signing_key(folder, "cloud")
         self.cloud = build(site, link=lambda _role: self)
         self.store, self.host, self.machine = self.cloud.store, self.cloud.host, self.cloud.machine
         job = parse_job(JOB.format(values=values))

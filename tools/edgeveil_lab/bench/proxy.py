@@ -26,6 +26,7 @@ from edgeveil.protocol.messages import (
 )
 from edgeveil.protocol.transfer import describe, part, part_bytes
 from edgeveil.sites.proxy import ProxySite
+from edgeveil.transport.process import make_signing_key
 from edgeveil.transport.runtime import Runtime
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_proxy.role import ProxyRole, build
@@ -73,6 +74,7 @@ class _Round:
             }
         )
         self._runtime: Runtime
+        make_signing_key(folder, "proxy")
         self._proxy = build(site, link=self._join)
         self._asked: asyncio.Queue[fx.DeviceAddress] = asyncio.Queue()
         self._open, self._over = asyncio.Event(), asyncio.Event()

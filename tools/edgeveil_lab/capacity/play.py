@@ -41,7 +41,7 @@ from edgeveil.protocol.messages import Message, Note, PeerKeys, Signer, decode_b
 from edgeveil.protocol.messages import decode as decoded
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.proxy import ProxySite
-from edgeveil.transport.process import own_signing_key
+from edgeveil.transport.process import make_signing_key
 from edgeveil.transport.runtime import perform
 from edgeveil_cloud.role import STORE_FILE, CloudChance
 from edgeveil_cloud.role import build as build_cloud
@@ -190,7 +190,7 @@ class FleetPlay:
 
     def _set_up(self) -> None:
         shape, state = self.shape, {n: self._folder / n for n in ("cloud", "proxy")}
-        keys = {name: own_signing_key(state[name], name).public() for name in state}
+        keys = {name: make_signing_key(state[name], name).public() for name in state}
         self._say(f"admitting {shape.devices:,} devices")
         shared = SharedWork(shape.packet_bytes, 4 * shape.values)
         played = min(shape.devices, int(_ASIDE * shape.selected) + 1)

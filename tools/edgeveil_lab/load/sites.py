@@ -24,7 +24,7 @@ from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.files import load_site
 from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.mqtt_link import read_password
-from edgeveil.transport.process import own_signing_key, peer_key
+from edgeveil.transport.process import make_signing_key, peer_key
 from edgeveil_lab.load.scenario import MIN_BATCH, LoadOptions
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.cli.common import load_as
@@ -238,7 +238,7 @@ class LocalSite:
         proxies = {cell: of_cell("proxy", cell) for cell in plan.cell_names}
         for name in ("cloud", *proxies.values()):
             role = name.partition("-")[0]
-            keys[name] = own_signing_key(folder / "state" / name, role).public()
+            keys[name] = make_signing_key(folder / "state" / name, role).public()
             keys[name].save(folder / "keys" / f"{name}.pub")
         self._admit()
         if plan.tls:

@@ -468,7 +468,7 @@ def _proxy_keys(args: argparse.Namespace) -> int:
 
 
 def _keys(state_dir: Path, names: tuple[str, ...], following: bool) -> int:
-    from edgeveil.transport.process import own_signing_key
+    from edgeveil.transport.process import make_signing_key
     from edgeveil.trust.believed import next_key
 
     for name in names:
@@ -476,7 +476,7 @@ def _keys(state_dir: Path, names: tuple[str, ...], following: bool) -> int:
             _own_log(state_dir, names[0]).append("next_key", {"key": name})
             print(next_key(state_dir, name))
         else:
-            own_signing_key(state_dir, name)
+            make_signing_key(state_dir, name)
             print(state_dir / f"{name}.pub")
     return 0
 

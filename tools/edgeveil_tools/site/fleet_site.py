@@ -44,7 +44,7 @@ from edgeveil.crypto.authorities import (
 from edgeveil.crypto.keys import OpeningKey, SigningKey, VerifyKey
 from edgeveil.enrolment import Enrolment
 from edgeveil.errors import UsageError
-from edgeveil.transport.process import own_signing_key
+from edgeveil.transport.process import make_signing_key
 from edgeveil.trust.moves import Move
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_tools.site.broker_rules import hash_password
@@ -465,7 +465,7 @@ class FleetSite:
         if kind == "edge":
             _give(folder / POLICY_FILE, given_policy(plan))
         for role in _ROLES.get(kind, ()):
-            own_signing_key(folder / STATE, role)
+            make_signing_key(folder / STATE, role)
         words = {}
         for domain, file in password_domains(plan, party).items():
             word = secrets.token_urlsafe(_SECRET_WORD_BYTES).encode()

@@ -35,8 +35,8 @@ from edgeveil.sites.files import load_site
 from edgeveil.sites.policy import Policy
 from edgeveil.sites.proxy import ProxyLimits
 from edgeveil.transport.mqtt_link import read_password
-from edgeveil.transport.process import own_signing_key
-from edgeveil_edge.identity import DeviceIdentity
+from edgeveil.transport.process import make_signing_key, refuse_lost_state
+from edgeveil_edge.identity import IDENTITY_FILE, DeviceIdentity
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.result import writing
 from edgeveil_tools.site.broker_rules import acl_text, proxy_user, rules_for, users_text
@@ -392,8 +392,10 @@ def _write(plan: SitePlan) -> Site:
         if plan.edge_file(number).exists():
             load_site(plan.edge_file(number))  # one that is damaged is told before anything else
     for name in ("cloud", *(of_cell("proxy", cell) for cell in plan.cell_names)):
-        key = own_signing_key(folder / "state" / name, name.partition("-")[0])
-        key.public().save(folder / "keys" / f"{name}.pub", overwrite=True)
+        state, role = folder / "state" / name, name.partition("-")[0]
+        public = folder / "keys" / f"{name}.pub"
+        refuse_lost_state(state / f"{role}.key", public)
+        make_signing_key(state, role).public().save(public, overwrite=True)
     device_ids = _devices(plan)
     passwords = _passwords(plan, device_ids)
     if plan.tls:
@@ -446,6 +448,8 @@ def _site_file(path: Path, settings: dict[str, Any]) -> Path:
 def _devices(plan: SitePlan) -> list[str]:
     """Each device makes its keys in its own state folder; the proxy of its cell admits them."""
     numbers = range(1, plan.devices + 1)
+    for number in numbers:
+        refuse_lost_state(plan.edge_state(number) / IDENTITY_FILE, plan.edge_file(number))
     found = {n: DeviceIdentity.load_or_create(plan.edge_state(n)) for n in numbers}
     for cell in plan.cell_names:
         state = plan.folder / "state" / of_cell("proxy", cell)

@@ -22,6 +22,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud_course import CloudState
 from edgeveil.protocol.cloud_tasks import (
     EDGE_LINK,
+    OTHER_KEY,
     OWN_LINK,
     SILENT,
     JobStatus,
@@ -69,7 +70,19 @@ def by_a_poor_batch(machine, attempt=1):
     return done(machine, task, TooFewUploads("1 valid upload"))
 
 
-OUTAGES = [(lose_own, own_is_back, OWN_LINK), (lose_edge, edge_is_back, EDGE_LINK)]
+def sign_otherwise(machine):
+    return machine.handle(fx.PeerSigned(fx.ProxyAddress(), False), 0.0)
+
+
+def sign_as_pinned(machine):
+    return machine.handle(fx.PeerSigned(fx.ProxyAddress(), True), 0.0)
+
+
+OUTAGES = [
+    (lose_own, own_is_back, OWN_LINK),
+    (lose_edge, edge_is_back, EDGE_LINK),
+    (sign_otherwise, sign_as_pinned, OTHER_KEY),
+]
 ENDS = [by_shortfall, by_silence, by_a_poor_batch]
 
 

@@ -22,6 +22,7 @@ from edgeveil.errors import BrokerError, CryptoError, EdgeVeilError, SystemFault
 from edgeveil.transport.process import (
     OwnFolder,
     first_of,
+    make_signing_key,
     own_signing_key,
     peer_key,
     run_until_stopped,
@@ -72,25 +73,25 @@ def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
 
 def test_the_key_is_made_once_with_its_public_half(tmp_path: Path) -> None:
     state = tmp_path / "deep" / "state"
-    key = own_signing_key(state, "cloud")
-    assert own_signing_key(state, "cloud").to_bytes() == key.to_bytes()
+    key = make_signing_key(state, "cloud")
+    assert make_signing_key(state, "cloud").to_bytes() == key.to_bytes()
     assert peer_key(state / "cloud.pub", "the cloud").to_bytes() == key.public().to_bytes()
     assert (state / "cloud.key").stat().st_mode & 0o077 == 0
     assert state.stat().st_mode & 0o077 == 0
 
 
 def test_a_lost_public_half_is_written_again(tmp_path: Path) -> None:
-    key = own_signing_key(tmp_path, "proxy")
+    key = make_signing_key(tmp_path, "proxy")
     (tmp_path / "proxy.pub").unlink()
-    own_signing_key(tmp_path, "proxy")
+    make_signing_key(tmp_path, "proxy")
     assert VerifyKey.load(tmp_path / "proxy.pub").to_bytes() == key.public().to_bytes()
 
 
 def test_a_damaged_key_is_not_replaced(tmp_path: Path) -> None:
-    own_signing_key(tmp_path, "cloud")
+    make_signing_key(tmp_path, "cloud")
     (tmp_path / "cloud.key").write_text("nonsense")
     with pytest.raises(CryptoError):
-        own_signing_key(tmp_path, "cloud")
+        make_signing_key(tmp_path, "cloud")
     assert (tmp_path / "cloud.key").read_text() == "nonsense"
 
 
@@ -310,8 +311,16 @@ def test_where_the_fleets_key_is_gone_no_other_is_made(tmp_path: Path, name: str
     state.mkdir()
     (tmp_path / "inventory.json").write_text(json.dumps({"given": given}))
     make = DeviceIdentity.load_or_create if name == "identity" else None
-    with pytest.raises(SystemFault, match="mount the disk"):
-        make(state) if make else own_signing_key(state, name)
-    assert list(state.iterdir()) == []
-    (tmp_path / "inventory.json").write_text(json.dumps({"given": {}}))  # it was never given one
-    assert make(state) if make else own_signing_key(state, name)
+    load = DeviceIdentity.load if name == "identity" else None
+    for _ in ("installed", "never given one"):
+        with pytest.raises(SystemFault, match="mount the disk"):
+            load(state) if load else own_signing_key(state, name)
+        assert list(state.iterdir()) == []
+        if given:
+            with pytest.raises(SystemFault, match="mount the disk"):
+                make(state) if make else make_signing_key(state, name)
+            given = {}
+            (tmp_path / "inventory.json").write_text(json.dumps({"given": given}))
+    made = make(state) if make else make_signing_key(state, name)
+    again = load(state) if load else own_signing_key(state, name)
+    assert again == made

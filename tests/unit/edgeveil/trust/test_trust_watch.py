@@ -15,7 +15,7 @@ from edgeveil.crypto.keys import SigningKey
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.listener import ListenAt
-from edgeveil.transport.process import own_signing_key
+from edgeveil.transport.process import make_signing_key
 from edgeveil.trust.metadata import now_utc
 from edgeveil_cloud.main import _CloudProcess
 from edgeveil_proxy.main import _ProxyProcess
@@ -30,7 +30,7 @@ class Told:
 
     def __init__(self, folder: Path, role: str, days: float) -> None:
         self.folder, self.role, self.given = folder, role, folder / "trust.json"
-        self.names(own_signing_key(folder / "state", role), days=days)
+        self.names(make_signing_key(folder / "state", role), days=days)
         site = {"state_dir": folder / "state", "trust_file": self.given}
         if role == "cloud":
             self.executor = ThreadPoolExecutor(1)
@@ -49,7 +49,7 @@ class Told:
         roles = {
             "cloud": {
                 "cloud-jobs": key.public(),
-                "cloud-releases": own_signing_key(self.folder / "state", "releases").public(),
+                "cloud-releases": make_signing_key(self.folder / "state", "releases").public(),
             },
             "proxy": {"proxy-rosters": key.public()},
         }
@@ -99,7 +99,7 @@ def test_health_and_metrics_tell_of_an_end_twenty_days_before(
         assert "trust" not in page.get("parts", [])  # nothing fails yet
         left_s = (await told.expires_s())["delegations"] - now_utc().timestamp()
         assert 19.9 * DAY_S < left_s < 20.1 * DAY_S
-        told.names(own_signing_key(told.folder / "state", told.role), version=2)
+        told.names(make_signing_key(told.folder / "state", told.role), version=2)
         told.process.trust.look()  # renewed while it runs
         assert "warnings" not in await told.page()
 
