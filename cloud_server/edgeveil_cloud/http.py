@@ -34,6 +34,7 @@ from edgeveil.transport.listener import ListenAt
 from edgeveil.transport.metrics import Metrics
 from edgeveil_cloud.http_guard import (
     BY,
+    GUARD,
     Handler,
     RequestGuard,
     in_time,
@@ -170,6 +171,7 @@ def make_app(
     }
     guard.pages = {route.handler for route in pages.all}
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors, guard.middleware])
+    app[GUARD] = guard
     app.on_response_prepare.append(with_security_headers)
     app.cleanup_ctx.append(pages.running)
     app.on_shutdown.extend([routes.close, pages.close])
@@ -421,6 +423,8 @@ class HttpThread:
         self._thread.start()
         try:
             self._server = await self._there(serve(app, host, port))
+            if GUARD in app:
+                app[GUARD].keep = self._server.keep
         except BaseException:
             self._end()
             raise

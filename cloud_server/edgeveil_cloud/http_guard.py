@@ -46,6 +46,7 @@ class RequestGuard:
     ) -> None:
         self._tokens, self._clients, self._sessions, self._at = tokens, clients, sessions, at
         self._own_names_alone = at.socket is None and is_loopback(at.host)
+        self.keep: Callable[[asyncio.BaseTransport | None], None] = lambda _transport: None
         self.wanted: dict[Handler, Scope | None] = {}
         self.pages: set[Handler] = set()  # for browsers: under the machine's own names alone
 
@@ -69,6 +70,7 @@ class RequestGuard:
             return refusal(403, what, f"pass {files_of(least)}")
         if (why := self._foreign(request)) is not None:
             return refusal(403, why, "ask from the cloud's own page, or with a token")
+        self.keep(request.transport)  # strangers' connections give way to others, this one not
         request[BY], request[SCOPE] = asker.by, asker.scope
         return await handler(request)
 
@@ -144,6 +146,9 @@ class RequestGuard:
             httponly=True,
             samesite="Strict",
         )
+
+
+GUARD = web.AppKey("guard", RequestGuard)
 
 
 def files_of(least: Scope) -> str:

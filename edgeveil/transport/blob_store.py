@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -220,9 +220,25 @@ class ServedStore:
         return found
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
+        found = self._found(request, put=False)
+        with self._kept(request):
+            return await self._sent(request, found)
+
+    @contextmanager
+    def _kept(self, request: web.Request) -> Iterator[None]:
+        """No crowd takes the place of a connection that is served a known name."""
+        server, transport = self._server, request.transport
+        if server is not None:
+            server.keep(transport)
+        try:
+            yield
+        finally:
+            if server is not None:
+                server.keep(transport, served=False)
+
+    async def _sent(self, request: web.Request, found: _Capability) -> web.StreamResponse:
         from aiohttp import web
 
-        found = self._found(request, put=False)
         size_bytes, data = found.size_bytes, found.data
         try:
             asked = request.http_range
@@ -261,7 +277,8 @@ class ServedStore:
             raise web.HTTPConflict
         found.busy = True
         try:
-            await self._receive(request, self._folder / request.match_info["name"])
+            with self._kept(request):
+                await self._receive(request, self._folder / request.match_info["name"])
         finally:
             found.busy = False
         return web.Response(status=201)

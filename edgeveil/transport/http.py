@@ -361,6 +361,10 @@ class HttpServer:
         """Address for clients on this machine."""
         return self._listener.url
 
+    def keep(self, transport: asyncio.BaseTransport | None, *, served: bool = True) -> None:
+        """While a connection is `served`, no other takes its place."""
+        self._listener.keep(transport, served=served)
+
     async def stop(self) -> None:
         """Stop listening; open requests get SHUTDOWN_S seconds to end."""
         await self._listener.stop()
@@ -373,7 +377,8 @@ async def serve(app: web.Application, host: str | ListenAt, port: int = 0) -> Ht
     A request's head has HEAD_LINES lines of HEAD_LINE_BYTES at most; who has not sent it whole
     after SILENT_S, or asks nothing more for so long after an answer, is hung up on. How large and
     how late a body may be is the application's to say; one that is packed (gzip) is a 400, since
-    its size would be another than the one it says.
+    its size would be another than the one it says. Which connections `keep` their places is its to
+    say too: of the others the oldest gives way to a new one where all places are taken.
     """
     from aiohttp import web
 
@@ -398,7 +403,7 @@ async def serve(app: web.Application, host: str | ListenAt, port: int = 0) -> Ht
     await runner.setup()
     if runner.server is None:
         raise RuntimeError("the runner was not set up")
-    listener = Listener(_place(host, port), runner.server, most_connections())
+    listener = Listener(_place(host, port), runner.server, most_connections(), yields=True)
     try:
         await listener.start()
     except BaseException:

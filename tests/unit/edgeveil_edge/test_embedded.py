@@ -107,6 +107,7 @@ def test_another_kind_of_file_is_no_device():
 
 
 def test_a_failure_while_it_starts_is_raised(tmp_path):
+    DeviceIdentity.load_or_create(tmp_path)
     with pytest.raises(SystemFault, match="public key of the cloud is not there"):
         edgeveil.Device(site(tmp_path), records=measured).start()
 
