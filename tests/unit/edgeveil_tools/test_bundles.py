@@ -95,6 +95,11 @@ def test_a_later_one_leaves_an_owners_word_in_the_site_file_and_renews_the_rest(
         install(make(number, text=yaml.safe_dump(newest).encode(), given=False), place)
         now = yaml.safe_load(file.read_text())["edge"]
         assert now == {"name": "box 3", "conditions": {"charging": True}, **own}
+        assert altered(place) == []
+    file.write_text(yaml.safe_dump({"edge": {**now, "data": {"source": "npz"}}}))
+    assert altered(place) == []
+    file.write_text(yaml.safe_dump({"edge": {**now, "name": "box 4"}}))
+    assert altered(place) == ["edgeveil.yaml"]
 
 
 def test_one_whose_owners_word_cannot_be_read_is_left_as_it_is(make, place):

@@ -26,7 +26,12 @@ from edgeveil.crypto.labels import BUNDLE
 from edgeveil.errors import CryptoError, EdgeVeilError, UsageError
 from edgeveil.settings.file import parsed
 from edgeveil.storage import write_durably
-from edgeveil_tools.site.owners_word import SITE_FILE, site_text, with_owners_word
+from edgeveil_tools.site.owners_word import (
+    GIVEN_FILE,
+    SITE_FILE,
+    site_text,
+    with_owners_word,
+)
 
 FORMAT = 1
 INVENTORY, SIGNATURE = "inventory.json", "inventory.sig"
@@ -253,8 +258,22 @@ def altered(place: Path) -> list[str]:
     return [
         path
         for path, wanted in sorted(inventory_of(place).files.items())
-        if not (place / path).is_file() or digest((place / path).read_bytes()) != wanted
+        if not (place / path).is_file()
+        or (
+            digest((place / path).read_bytes()) != wanted
+            and not (path == SITE_FILE and _differs_by_its_owner(place, wanted))
+        )
     ]
+
+
+def _differs_by_its_owner(place: Path, wanted: str) -> bool:
+    """Whether a site file is what was given with its owner's blocks in it, and nothing else."""
+    given, file = place / GIVEN_FILE, place / SITE_FILE
+    if not given.is_file() or digest(given.read_bytes()) != wanted:
+        return False
+    new = with_owners_word(parsed(given.read_bytes(), str(given)).value, file)
+    found: object = parsed(file.read_bytes(), str(file)).value
+    return new == found
 
 
 @dataclass(frozen=True)
@@ -298,6 +317,8 @@ def install(
         if not (to / path).is_file() or (to / path).read_bytes() != content:
             changed.append(path)
             _put(content, to / path, secret=is_secret(path))
+    if SITE_FILE in contents and contents[SITE_FILE] != given.content(SITE_FILE):
+        _put(given.content(SITE_FILE), to / GIVEN_FILE)
     for path in sorted({path for one in before for path in one.files} - {*new.files, *new.given}):
         (to / path).unlink(missing_ok=True)
     for path, text in given.signed.items():

@@ -14,6 +14,7 @@ import yaml
 from edgeveil.settings.file import parsed, read
 
 SITE_FILE = "edgeveil.yaml"  # of an installed bundle
+GIVEN_FILE = ".edgeveil.yaml.given"  # as it came, beside one that its owner has changed
 OWNERS_BLOCKS = ("data", "policy", "policy_file", "conditions", "inference", "page")
 """Blocks of a device's site file that are its owner's, there or not."""
 
