@@ -1142,8 +1142,8 @@ MUTANTS = (
         name="names-of-a-job-before-the-files",
         decides="form",
         where="edgeveil.parts.sources.csvfile:encode_csv",
-        find="not header",
-        put="schema.header is not None",
+        find="None if header else encoding(list(schema.header or ()), str(file))",
+        put="None if schema.header is None else encoding(list(schema.header), str(file))",
         killed_by="tests/contract/test_forms.py::test_a_file_s_own_names_stand_before_those_that_a_job_makes_up",
     ),
     Mutant(
