@@ -46,11 +46,12 @@ fuzz: $(VENV)/.all  ## feed hostile inputs to every decoder and parser (RUNS=100
 	$(PIP) install -q -c .ci/constraints.txt -e '.[fuzz]'
 	$(BIN)/python -m tests.fuzz --runs $(RUNS)
 
-long: mosquitto $(VENV)/.all  ## 200 kills without masks, with, and of three cells, a crash at every boundary, 30 minutes of load, the whole audit
+long: mosquitto $(VENV)/.all  ## 200 kills without masks, with, and of three cells, a crash at every boundary, 200 rounds of wrong masks, 30 minutes of load, the whole audit
 	$(BIN)/edgeveil chaos --kills 200 --out out/chaos
 	$(BIN)/edgeveil chaos --secure --kills 200 --out out/chaos-secure
 	$(BIN)/edgeveil chaos --cells 3 --engine ray --kills 200 --out out/chaos-cells
 	EDGEVEIL_CRASH_STEP=1 $(BIN)/python -m pytest --timeout 0 tests/sim/test_crashes_site.py
+	EDGEVEIL_ROUNDS=200 $(BIN)/python -m pytest --timeout 0 tests/sim/test_wrong_masks.py
 	$(BIN)/edgeveil loadtest --scenario configs/load/soak.yaml --out out/soak
 	$(BIN)/edgeveil audit
 

@@ -12,6 +12,7 @@ from edgeveil.transport.metrics import KNOWN_REASONS
 
 RULES = Path(__file__).parents[3] / "configs" / "prometheus" / "edgeveil-rules.yml"
 PROXY = 'instance="p",job="edgeveil-proxy"'
+CLOUD = 'instance="c",job="edgeveil-cloud"'
 CASES = {
     "EdgeVeilDown": ({f"up{{{PROXY}}}": "0x30"}, {f"up{{{PROXY}}}": "1x30"}),
     "EdgeVeilLinkDown": (
@@ -52,6 +53,54 @@ CASES = {
             f"edgeveil_state_size_bytes{{{PROXY}}}": "100x30",
         },
     ),
+    "EdgeVeilJobPaused": (
+        {f'edgeveil_jobs{{{CLOUD},status="paused"}}': "0x20 1x10"},
+        {f'edgeveil_jobs{{{CLOUD},status="running"}}': "1x30"},
+    ),
+    "EdgeVeilNoRoundCommitted": (
+        {
+            f'edgeveil_jobs{{{CLOUD},status="running"}}': "1x30",
+            f'edgeveil_rounds_total{{{CLOUD},result="committed"}}': "7x30",
+        },
+        {
+            f'edgeveil_jobs{{{CLOUD},status="running"}}': "1x30",
+            f'edgeveil_rounds_total{{{CLOUD},result="committed"}}': "0+1x30",
+        },
+    ),
+    "EdgeVeilRoundsRepeated": (
+        {f'edgeveil_rounds_total{{{CLOUD},result="repeated"}}': "0+1x30"},
+        {f'edgeveil_rounds_total{{{CLOUD},result="repeated"}}': "0x20 1x10"},
+    ),
+    "EdgeVeilNobodyOnline": (
+        {
+            f'edgeveil_devices{{{PROXY},state="online"}}': "0x30",
+            f'edgeveil_devices{{{PROXY},state="enrolled"}}': "10x30",
+        },
+        {  # a fleet that has nobody yet
+            f'edgeveil_devices{{{PROXY},state="online"}}': "0x30",
+            f'edgeveil_devices{{{PROXY},state="enrolled"}}': "0x30",
+        },
+    ),
+    "EdgeVeilSpoolNearItsLimit": (
+        {f"edgeveil_spool_bytes{{{PROXY}}}": "1000000000x30"},
+        {f"edgeveil_spool_bytes{{{PROXY}}}": "500000000x30"},
+    ),
+    "EdgeVeilFallingBehind": (
+        {f"edgeveil_inbox_bytes{{{PROXY}}}": "9000000x30"},
+        {f"edgeveil_inbox_bytes{{{PROXY}}}": "0x27 9000000x3"},  # a burst
+    ),
+    "EdgeVeilReleaseFails": (
+        {f'edgeveil_release_reports{{{CLOUD},outcome="rolled_back"}}': "0x20 1x10"},
+        {f'edgeveil_release_reports{{{CLOUD},outcome="in_use"}}': "5x30"},
+    ),
+    "EdgeVeilTrustEnds": (  # promtool's time begins at 0
+        {f'edgeveil_trust_expires_timestamp_seconds{{{CLOUD},document="root"}}': "1000000x30"},
+        {f'edgeveil_trust_expires_timestamp_seconds{{{CLOUD},document="root"}}': "2000000x30"},
+    ),
+    "EdgeVeilMemoryGrows": (
+        {f"process_resident_memory_bytes{{{PROXY}}}": "600000000x30"},
+        {f"process_resident_memory_bytes{{{PROXY}}}": "100000000x30"},
+    ),
 }
 
 
@@ -62,6 +111,10 @@ def rules():
 
 def test_every_alert_has_a_severity():
     assert {rule["labels"]["severity"] for rule in rules().values()} == {"critical", "warning"}
+
+
+def test_every_alert_is_played():
+    assert set(CASES) == set(rules())
 
 
 def test_alerts_name_reasons_and_outcomes_that_there_are():
