@@ -116,7 +116,9 @@ def test_a_slow_handler_holds_the_broker_back_and_loses_nothing(broker):
             held = proxy.counters.received_bytes
             assert held < 2 << 20
             sock = proxy._session._client.socket()
-            while not select.select([sock], [], [], 0)[0]:
+            waits = select.poll()  # for any number of descriptors
+            waits.register(sock, select.POLLIN)
+            while not waits.poll(0):
                 await asyncio.sleep(0.01)
             for _ in range(10):  # turns of the loop, any of which would read what waits there
                 await asyncio.sleep(0)

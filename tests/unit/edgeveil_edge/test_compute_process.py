@@ -70,6 +70,7 @@ def site(folder: Path, path: Path) -> EdgeSite:
             "proxy_key_file": folder / "proxy.pub",
             "data": {"name": "own", "source": "npz", "path": path},
             "device": "cpu",
+            "policy": {"max_records": 4 * DATA["nominal_records"]},
         }
     )
 

@@ -58,9 +58,9 @@ def test_a_round_outside_the_plan_is_unknown(index: int) -> None:
 def test_groups_state_public_sizes_and_the_softmax_comes_last() -> None:
     plan = compile_job(job())
     assert plan.groups(plan.exchange(1)) == (Group("centre", 64),)  # 5 × 4 bytes
-    assert plan.groups(plan.exchange(2)) == (Group("quadratic", 64),)  # 15 × 4 bytes
-    assert plan.groups(plan.exchange(3)) == (Group("head.weight", 64),)  # 15 × 4 bytes
-    assert plan.groups(plan.exchange(4)) == (Group("head.weight", 64), Group(SOFTMAX, 64))
+    assert plan.groups(plan.exchange(2)) == (Group("quadratic", 128),)  # 21 × 4 bytes
+    assert plan.groups(plan.exchange(3)) == (Group("head.weight", 128),)  # 18 × 4 bytes
+    assert plan.groups(plan.exchange(4)) == (Group("head.weight", 128), Group(SOFTMAX, 64))
     assert plan.segments(plan.exchange(4))[-1].shape == (3,)
 
 

@@ -308,7 +308,7 @@ def test_a_record_that_is_not_clipped_is_found(monkeypatch):
 
 def test_a_method_that_spends_more_than_it_says_is_found():
     def generous(parameters, setting):
-        return FmDevice(parameters, replace(setting, epsilon=3 * setting.epsilon))
+        return FmDevice(parameters, replace(setting, epsilon=2.5 * setting.epsilon))
 
     attack = gaussian_job(2000, "end to end", NeighbouringJob.of(PARAMETERS, SETTING), generous)
     assert failing(attack) >= {"round 1", "round 2"}
@@ -322,7 +322,7 @@ def test_a_claim_that_fails_gives_exit_code_1_and_says_so(monkeypatch, capsys):
     played = np.stack([audit.count(broken, side, 60_000) for side in (False, True)])
     monkeypatch.setattr(audit, "attacks", lambda effort: (broken,))
     monkeypatch.setattr(audit, "guards", lambda: ())
-    monkeypatch.setattr(audit, "spread", lambda *_: {broken.name: played})
+    monkeypatch.setattr(audit, "spread", lambda *_: ({broken.name: played}, {}))
     assert main(["audit"]) == 1
     out = capsys.readouterr().out
     assert "FAILS" in out

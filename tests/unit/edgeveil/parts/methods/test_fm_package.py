@@ -49,7 +49,8 @@ def test_the_weights_of_an_honest_cloud_are_taken_up_to_the_limit(max_weight, si
     parameters, chosen = FmParameters(**BARE, max_weight=max_weight), setting(nominal_records=10)
     cloud = FmCloud(parameters, chosen)
     exchange = cloud.plan()[-1]
-    mean = {"head.weight": np.full((2, 2), sign * 1e9)}
+    (segment,) = cloud.segments(exchange)
+    mean = {segment.name: np.full(segment.shape, sign * 1e9)}
     state = cloud.absorb(cloud.initial_state(), exchange, mean, 1)
     assert abs(state["iterate"]).min() == np.rint(max_weight * 4096)
     one = Records(np.ones((1, 2), np.float32), np.zeros(1, np.int64))
