@@ -169,8 +169,8 @@ class ComputeProcess:
         else:
             if not isinstance(reply, wire.TrialReport):
                 raise ProtocolError("malformed_answer", "a trial was answered by something else")
-            if reply.modules and not reply.refused:
-                self._tell(wire.LoadModules(reply.modules))
+            if not reply.refused:
+                self._tell(wire.LoadModules(reply.modules, digest_of(job)))
             return JobTrial(reply.needed_s * self._waiting, reply.refused)
         self.replace_worker()
         return JobTrial(0.0, f"the job's computation on made-up records {how}")

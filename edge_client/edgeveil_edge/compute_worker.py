@@ -22,7 +22,7 @@ from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolErro
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.parts.exchange import Answer
-from edgeveil.parts.features import match_artifacts
+from edgeveil.parts.features import match_artifacts, prepare
 from edgeveil.parts.methods import trains_model
 from edgeveil.parts.own_records import halves
 from edgeveil.privacy.derived import DerivedRandom
@@ -120,9 +120,11 @@ class ForgetJob(msgspec.Struct, frozen=True, tag="forget"):
 
 
 class LoadModules(msgspec.Struct, frozen=True, tag="load"):
-    """Import what a trial was seen to need, so that the next worker has it from its beginning."""
+    """Import what a trial of the job was seen to need, and prepare its public features, so that the
+    next worker has it all from its beginning."""
 
     modules: tuple[str, ...]
+    digest: bytes
 
 
 class RequestDone(msgspec.Struct, frozen=True, tag="taken"):
@@ -313,6 +315,8 @@ class ComputeServer:
                     self._jobs.pop(request.digest, None)
                 case LoadModules():
                     _load(*request.modules)
+                    if job := self._jobs.get(request.digest):
+                        prepare(job.plan.features, job.plan.job.data.input_shape)
         except Exception as error:
             return encode(refusal_of(0, error))
         return encode(RequestDone())

@@ -124,11 +124,13 @@ class OnnxModel:
                 where="ONNX graph",
                 fix="check data.input_shape of the job",
             )
+        # Not every graph runs on no records at all: ONNX Runtime refuses to reshape them.
+        given = x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype)
         parts = [
-            self._run({**feed, "x": aligned(x[start : start + BATCH_RECORDS])}, limit_s)
-            for start in range(0, max(len(x), 1), BATCH_RECORDS)
+            self._run({**feed, "x": aligned(given[start : start + BATCH_RECORDS])}, limit_s)
+            for start in range(0, len(given), BATCH_RECORDS)
         ]
-        return np.concatenate(parts).astype(np.float64)
+        return np.concatenate(parts)[: len(x)].astype(np.float64)
 
     def _run(self, feed: dict[str, NDArray[Any]], limit_s: float) -> NDArray[Any]:
         try:

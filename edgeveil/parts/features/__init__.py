@@ -13,6 +13,7 @@ from edgeveil.parts.features.feature_map import (
     FeaturePart,
     MapParameters,
     finite_records,
+    prepare,
     valid_records,
 )
 from edgeveil.parts.features.identity import Identity, IdentityParameters
@@ -50,6 +51,7 @@ __all__ = [
     "check_backbones",
     "finite_records",
     "match_artifacts",
+    "prepare",
     "projection_of",
     "read_backbones",
     "valid_records",

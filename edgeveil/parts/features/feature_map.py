@@ -117,6 +117,16 @@ def finite_records(x: NDArray[np.float32]) -> NDArray[np.bool_]:
     return np.asarray(np.isfinite(x.reshape(len(x), size_of(x.shape[1:]))).all(axis=1))
 
 
+def prepare(features: FeatureMap, input_shape: tuple[int, ...]) -> None:
+    """Compute what maps of ours take from their parameters alone, and keep it: `prepare` of each.
+
+    A process that is forked afterwards has it.
+    """
+    for one in getattr(features, "maps", (features,)):
+        if ready := getattr(one, "prepare", None):
+            ready(input_shape)
+
+
 # Several maps side by side, each with its share of the norm.
 
 

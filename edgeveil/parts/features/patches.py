@@ -76,6 +76,10 @@ class Patches:
         values = 2 * ENTRIES * QUARTERS
         return dimension_of(self.parameters.dimension, self._raster(input_shape), values, self.name)
 
+    def prepare(self, input_shape: tuple[int, ...]) -> None:
+        """Have the axes ready, which take seconds and no record."""
+        axes_of(self._raster(input_shape), self.output_dim(input_shape))
+
     @flushed()
     def __call__(self, x: Float32) -> Float64:
         """Features (n, d) float64 of records (n, rows, columns) or (n, 3, rows, columns)."""

@@ -146,6 +146,10 @@ class Pictures:
         raster = self._raster(input_shape)
         return dimension_of(self.parameters.dimension, raster, raster.values, self.name)
 
+    def prepare(self, input_shape: tuple[int, ...]) -> None:
+        """Have the axes ready, which take seconds and no record."""
+        axes_of(self._raster(input_shape), self.output_dim(input_shape))
+
     @flushed()
     def __call__(self, x: Float32) -> Float64:
         """Features (n, d) float64 of records (n, rows, columns) or (n, 3, rows, columns)."""
