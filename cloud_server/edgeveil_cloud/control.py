@@ -13,7 +13,7 @@ from edgeveil.jobs import Plan, parse_plan
 from edgeveil.jobs.artifacts import kept_digests
 from edgeveil.parts.features import match_artifacts
 from edgeveil.parts.models import runs_python
-from edgeveil.privacy.guarantee import guarantee_text
+from edgeveil.privacy.guarantee import guarantee_lines
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
 from edgeveil.protocol.cloud_course import CloudState
@@ -80,7 +80,7 @@ class Control:
         job = plan.job
         wanted = max(job.selection.min_devices, job.round.min_batch)
         privacy = summary_of(plan, len(plan.exchanges), None)["privacy"]
-        guarantees = {one: guarantee_text(privacy, one) for one in ("training", "inference")}
+        guarantees = guarantee_lines(privacy)
         said = f"training: {plan.quote().training}", f"inference: {plan.quote().inference}"
         untested = self._host.evaluation.untested(plan)
         notes = [*plan.notes, plan.aggregation_note, plan.stop_note, untested]

@@ -13,7 +13,8 @@ The noise's law is public, so two estimates are made, and none is given that is 
 
 "Not identifiable" is the answer where neither holds.
 
-The model is a mixture of Dirichlets. A mean of probability vectors varies as m·(1 − m)/(a + 1)
+The model is a mixture of Dirichlets over a vector and what it lacks of mass 1: of a device with
+fewer records than nominal that is much. A mean of probability vectors varies as m·(1 − m)/(a + 1)
 about its cluster's mean m, which is the Dirichlet law; noise of a known scale blurs it. Two steps:
 
 1. means and weights by a likelihood that takes the coordinates of a vector as independent given its
@@ -256,9 +257,10 @@ def _alike(points: Array, drawn: Array) -> bool:
 
 @dataclass(frozen=True)
 class DirichletMixture:
-    """Clusters of weights (q,), means (q, k) and one concentration.
+    """Clusters of weights (q,), means (q, k + 1) and one concentration.
 
-    `posterior` (n, q) is the probability of each cluster for each of the vectors fitted.
+    A vector's last entry is its slack, what it lacks of mass 1: a device with fewer records than
+    nominal sends less. Nobody sees it, so points have k. `posterior` (n, q) is the probability of each cluster for each of the vectors fitted.
     """
 
     weights: Array
@@ -274,7 +276,7 @@ class DirichletMixture:
     def draw(self, count: int, rng: np.random.Generator) -> Array:
         """`count` noise-free vectors (count, k)."""
         cluster = rng.choice(len(self.weights), count, p=self.weights)
-        return _dirichlet(self.means[cluster], self.concentration, rng)
+        return _dirichlet(self.means[cluster], self.concentration, rng)[:, :-1]
 
     def impute(self, points: Array, scale: float, rng: np.random.Generator) -> Array:
         """What the points (n, k) may have been before their noise, drawn given the points."""
@@ -306,7 +308,7 @@ class DirichletMixture:
         vectors drawn from it, and those vectors (draws, k)."""
         for cluster, mean in enumerate(self.means):
             rows = np.flatnonzero(self.posterior[:, cluster] > _LEAST_POSTERIOR)
-            drawn = _dirichlet(np.repeat(mean[None], _DRAWS, axis=0), concentration, rng)
+            drawn = _dirichlet(np.repeat(mean[None], _DRAWS, axis=0), concentration, rng)[:, :-1]
             distance = np.zeros((len(rows), _DRAWS))
             for ours, theirs in zip(points[rows].T, drawn.T, strict=True):
                 distance += np.abs(ours[:, None] - theirs)
@@ -325,7 +327,7 @@ def fit_dirichlets(
 
     if near is None:
         kinds, sizes = np.unique(labels, return_counts=True)
-        means = np.stack([on_simplex(points[labels == kind].mean(axis=0)) for kind in kinds])
+        means = np.stack([_with_slack(points[labels == kind].mean(axis=0)) for kind in kinds])
         start = _parameters(np.maximum(means, _LEAST_MEAN), sizes, _FIRST_CONCENTRATION)
     else:
         start = _parameters(near.means, near.weights, near.concentration)
@@ -344,6 +346,13 @@ def fit_dirichlets(
     likelihood(found.x)
     first = DirichletMixture(weights, means, concentration, likelihood.posterior)
     return replace(first, concentration=_concentration(first, points, scale))
+
+
+def _with_slack(mean: Array) -> Array:
+    """The nearest vector (k,) with entries >= 0 and mass 1 at most, and its slack: (k + 1,)."""
+    inside = np.maximum(mean, 0.0)
+    inside = inside if inside.sum() <= 1 else on_simplex(mean)
+    return np.append(inside, max(1 - inside.sum(), 0.0))
 
 
 def _parameters(means: Array, weights: NDArray[Any], concentration: float) -> Array:
@@ -368,7 +377,8 @@ def _concentration(fit: DirichletMixture, points: Array, scale: float) -> float:
 class _Likelihood:
     """Minus the mean log likelihood and its gradient, for SciPy.
 
-    Parameters are the logits of the means (q·k), of the weights (q) and the log concentration.
+    Parameters are the logits of the means (q·(k + 1)), of the weights (q) and the log
+    concentration. The slack is not seen, and moves the means of the others alone.
     """
 
     def __init__(self, points: Array, shape: tuple[int, ...], scale: float) -> None:
@@ -378,14 +388,15 @@ class _Likelihood:
         self.posterior = np.zeros((len(points), shape[0]))
 
     def unpack(self, parameters: Array) -> tuple[Array, Array, float]:
-        """Means (q, k), weights (q,) and the concentration."""
-        clusters, k = self._shape
-        means = _softmax(parameters[: clusters * k].reshape(clusters, k))
-        return means, _softmax(parameters[clusters * k : -1]), float(np.exp(parameters[-1]))
+        """Means (q, k + 1), weights (q,) and the concentration."""
+        clusters, width = self._shape
+        means = _softmax(parameters[: clusters * width].reshape(clusters, width))
+        return means, _softmax(parameters[clusters * width : -1]), float(np.exp(parameters[-1]))
 
     def __call__(self, parameters: Array) -> tuple[float, Array]:
         means, weights, concentration = self.unpack(parameters)
-        bins = _beta_bins(means, concentration)
+        seen = means[:, :-1]
+        bins = _beta_bins(seen, concentration)
         values = self._blur @ bins.transpose(1, 2, 0) + 1e-300  # (k, n, q)
         joint = np.log(weights) + np.log(values).sum(axis=0)
         top = joint.max(axis=1, keepdims=True)
@@ -394,9 +405,11 @@ class _Likelihood:
         self.posterior = posterior = posterior / total
         # What one more unit of a bin's mass would add to the likelihood: (q, k, bins).
         pull = ((posterior / values).transpose(0, 2, 1) @ self._blur).transpose(1, 0, 2)
-        step = 1e-4 * means * (1 - means) + 1e-9
-        by_mean = ((_beta_bins(means + step, concentration) - bins) * pull).sum(axis=2) / step
-        wider = _beta_bins(means, concentration * (1 + 1e-4)) - bins
+        step = 1e-4 * seen * (1 - seen) + 1e-9
+        by_mean = np.zeros_like(means)
+        moved = (_beta_bins(seen + step, concentration) - bins) * pull
+        by_mean[:, :-1] = moved.sum(axis=2) / step
+        wider = _beta_bins(seen, concentration * (1 + 1e-4)) - bins
         gradient = [
             (means * (by_mean - (means * by_mean).sum(axis=1, keepdims=True))).ravel(),
             posterior.sum(axis=0) - self._count * weights,

@@ -118,6 +118,39 @@ def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
     return f"{told}{record_text(part)}{worth_of(part)}{shared_text(part)}"
 
 
+def guarantee_lines(privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """All guarantees of `privacy`, as results and events hold it, as rows (name, words).
+
+    What one record costs stands first, and what its device does beside it. Short, so that who
+    meets them first can take them in: `guarantee_text` is for one cell that stands alone.
+    """
+    parts = {which: privacy[which] for which in ("training", "inference")}
+    proven = [one for one in parts.values() if one["status"] == "proven"]
+    rows = [("guarantees", "whole job" + ", proven" * (len(proven) == len(parts)))]
+    rows += [(f"  {which}", _bounds(one)) for which, one in parts.items()]
+    shared = {which: one for which, one in parts.items() if "collusion_epsilon" in one}
+    if shared:
+        colluding = "; ".join(f"{which} {colluding_text(one)}" for which, one in shared.items())
+        honest = min(one["honest_devices"] for one in shared.values())
+        rows.append(("  counting on", f"{honest} honest devices a sum, cloud and proxy apart"))
+        rows.append(("  if all collude", colluding))
+    return rows
+
+
+def _bounds(part: Mapping[str, Any]) -> str:
+    """`ε = 1.988 per record, ε = 15.9 per device`: both units of a guarantee, the record first."""
+    if part["status"] != "proven" or part["epsilon"] is None:
+        return "no proven guarantee"
+    if not part["epsilon"]:
+        return "nothing was released"
+    delta = f", δ = {up(part['delta'])}" if part["delta"] else ""
+    bounds = [(part["unit"], part["epsilon"])]
+    if "record_epsilon" in part:
+        bounds.insert(0, ("record", part["record_epsilon"]))
+    told = ", ".join(f"{_bounded(epsilon)} per {unit}" for unit, epsilon in bounds)
+    return told + delta + worth_of(part)
+
+
 def shared_text(part: Mapping[str, Any]) -> str:
     """With shared noise, what ε counts on and what it is if all others collude; else nothing."""
     if "collusion_epsilon" not in part:

@@ -81,8 +81,10 @@ def test_a_job_from_its_text_to_its_model_in_a_browser(tmp_path, window):
         write(window, job.replace("rounds: 15", "rounds: 3"))
         press(window, "Check")
         window.wait(f"!{submit}.disabled")
-        assert "Training, the whole job (ε = " in window.text
-        assert "Inference uploads, the whole job ε = " in window.text
+        assert "per record" in window.run(
+            "return [...document.querySelectorAll('dt')]"
+            ".find((one) => one.textContent.trim() === 'training').nextSibling.textContent"
+        )
         write(window, job.replace("rounds: 15", "rounds: 2"))  # checked was another text
         assert window.run(f"return {submit}.disabled")
         write(window, job.replace("rounds: 15", "rounds: 3"))

@@ -24,7 +24,7 @@ from tests.kits.live_site import wait_for
 
 pytestmark = pytest.mark.slow
 
-QUICKSTART = Path(__file__).parents[2] / "configs" / "jobs" / "quickstart.yaml"
+QUICKSTART = Path(__file__).parents[2] / "tests" / "kits" / "quickstart.yaml"
 
 
 def edgeveil(*arguments: object) -> list[str]:

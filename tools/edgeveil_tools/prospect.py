@@ -35,7 +35,7 @@ from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.jobs import Job, Plan, compile_job
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.parts.exchange import TRAIN
-from edgeveil.privacy.guarantee import guarantee_text
+from edgeveil.privacy.guarantee import guarantee_lines
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.protocol.sealed import unpack_tensors
 from edgeveil.units import byte_text, seconds_text
@@ -690,9 +690,8 @@ def told(found: Prospect) -> Iterator[str]:
     yield ""
     yield from found.verdict
     yield ""
-    yield "Price, to each device, whole job"
-    for which in ("training", "inference"):
-        yield f"  {which:<10} {guarantee_text(found.privacy, which)}"
+    for name, words in guarantee_lines(found.privacy):
+        yield f"{name:<16} {words}"
     for note in found.notes:
         yield f"  note: {note}"
     one = found.round_one

@@ -115,7 +115,7 @@ from edgeveil.evaluation.figures import (
     leading_text,
 )
 from edgeveil.privacy.events import Unit
-from edgeveil.privacy.guarantee import guarantee_text
+from edgeveil.privacy.guarantee import guarantee_lines, guarantee_text
 from edgeveil.privacy.policy import Quote
 from edgeveil.units import byte_text, seconds_text
 
@@ -487,8 +487,7 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         *([("clusters", cluster_text(by_sums))] if by_sums else []),
         *([("other figures", figures_text(figures))] if figures else []),
         *([] if ideal is None else [("without noise", leading_text(led, ideal) + unprotected)]),
-        ("training guarantee", guarantee_text(result["privacy"], "training")),
-        ("inference guarantee", guarantee_text(result["privacy"], "inference")),
+        *guarantee_lines(result["privacy"]),
         *[
             ("after the shuffle", str(ShuffleCredit(**credit)))
             for credit in result.get("shuffle", ())

@@ -22,7 +22,7 @@ from edgeveil.errors import (
     needs_extra,
 )
 
-QUICKSTART = Path(__file__).parents[3] / "configs" / "jobs" / "quickstart.yaml"
+QUICKSTART = Path(__file__).parents[3] / "tests" / "kits" / "quickstart.yaml"
 SMALL = {
     "job": "small",
     "train": {"method": "fm", "rounds": 2},
@@ -165,7 +165,7 @@ def test_a_result_is_read_back_and_shows_itself(simulated):
     assert again.events[-1]["type"] == "job_completed"
     assert repr(again).startswith("<Result of small: completed, accuracy 0.")
     shown = again._repr_html_()
-    for part in ("training guarantee", "inference guarantee", "protects nobody", "<th>round</th>"):
+    for part in ("guarantees", "per device", "protects nobody", "<th>round</th>"):
         assert part in shown
     assert "final accuracy" in str(again)
     with pytest.raises(UsageError, match="is no result of a run"):

@@ -620,8 +620,9 @@ def test_a_job_is_checked_line_by_line_then_priced_then_submitted():
         assert lines[1 + wrong[: wrong.index("rouds")].count("\n")].startswith("train")
         found = await page.json("POST", "/v1/page/check", data=text.encode(), headers=OWN)
         assert found["problems"] == []
-        assert "ε = 8" in found["price"]["guarantees"]["training"]
-        assert "per device" in found["price"]["guarantees"]["inference"]
+        rows = dict(map(tuple, found["price"]["guarantees"]))
+        assert rows["  training"].startswith("ε = 8 per record")
+        assert "per device" in rows["  inference"]
         assert found["price"]["rounds"] == 15
         assert found["price"]["upload_bytes"] > 0
         assert store.jobs() == ()  # nothing is submitted by a check

@@ -220,7 +220,7 @@ from pathlib import Path
 from edgeveil_cloud.rehearsal import rehearse_job
 from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil.jobs import load_plan
-plan = load_plan(Path("configs/jobs/quickstart.yaml"))
+plan = load_plan(Path("tests/kits/quickstart.yaml"))
 rehearse_job(plan, BroadcastLimits(4096), devices=False)
 print("torch" in sys.modules)
 """

@@ -18,7 +18,9 @@ JOBS = Path(__file__).parents[3] / "configs" / "jobs"
 
 @pytest.fixture(scope="module")
 def planned():
-    return facts_of_plan(compile_job(load_job(JOBS / "quickstart.yaml")))
+    return facts_of_plan(
+        compile_job(load_job(JOBS.parents[1] / "tests" / "kits" / "quickstart.yaml"))
+    )
 
 
 def part(view, section, kind, nth=0):
@@ -187,7 +189,7 @@ def test_an_idle_time_of_days_does_not_flatten_the_picture_of_rounds(planned):
 
 
 def test_the_view_of_an_entry_of_the_store(planned):
-    job = load_job(JOBS / "quickstart.yaml")
+    job = load_job(JOBS.parents[1] / "tests" / "kits" / "quickstart.yaml")
     store = Store()
     entry = store.submit_job(job.job, job.canonical(), job.digest())
     facts = JobDetails.of_entry(entry)

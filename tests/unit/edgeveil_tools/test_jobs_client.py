@@ -28,7 +28,10 @@ from edgeveil_tools.cloud_client import Cloud, CloudAway
 from tests.kits.backbone_files import small_backbone
 
 JOBS = Path(__file__).parents[3] / "configs" / "jobs"
-QUICKSTART, SHARED = JOBS / "quickstart.yaml", JOBS / "digits_shared.yaml"
+QUICKSTART, SHARED = (
+    JOBS.parents[1] / "tests" / "kits" / "quickstart.yaml",
+    JOBS / "digits_shared.yaml",
+)
 
 
 def cloud_at(url, token, patience_s):
@@ -217,10 +220,8 @@ def test_of_a_job_with_shared_noise_both_epsilons_are_shown(tmp_path, capsys):
         assert first.split()[-1].count(":") == 2  # its time, and no ε after it
         assert jobs.show_job(shared, at) == 0
         shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-        assert shown["training"].startswith("(ε = 2, δ = 1e-05) per record, whole job, proven")
-        assert shown["training"].endswith(
-            f"collude ε = {up(training['collusion_epsilon'])} per record"
-        )
+        assert shown["training"].startswith("ε = 2 per record")
+        assert shown["if"].endswith(f"ε = {up(training['collusion_epsilon'])} per record")
         assert shown["inference"] == "nothing was released"
         assert jobs.show_job(plain, at) == 0
         assert "training" not in capsys.readouterr().out

@@ -20,7 +20,7 @@ from edgeveil_tools.prospect import (
     stand_in,
 )
 
-QUICK = Path("configs/jobs/quickstart.yaml")
+QUICK = Path("tests/kits/quickstart.yaml")
 
 
 def job_file(folder: Path, **changes: object) -> Path:

@@ -14,8 +14,10 @@ from edgeveil_tools import cli
 from edgeveil_tools.local.job import Overrides, local_job, whole_job
 
 ROOT = Path(__file__).parents[3]
-QUICKSTART = ROOT / "configs" / "jobs" / "quickstart.yaml"
-JOBS = sorted(path for path in QUICKSTART.parent.glob("*.yaml") if "encoder" not in path.name)
+QUICKSTART = ROOT / "tests" / "kits" / "quickstart.yaml"
+JOBS = sorted(
+    path for path in (ROOT / "configs" / "jobs").glob("*.yaml") if "encoder" not in path.name
+)
 
 
 @pytest.fixture(scope="module")

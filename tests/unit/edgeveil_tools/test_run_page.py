@@ -19,7 +19,7 @@ from edgeveil_tools.local.run_page import MOST_WATCHERS, RunPage, way_in
 from tests.kits.browser import PHONE, browser
 from tests.kits.job_events import broadcast, committed, course
 
-JOB = Path(__file__).parents[3] / "configs" / "jobs" / "quickstart.yaml"
+JOB = Path(__file__).parents[3] / "tests" / "kits" / "quickstart.yaml"
 
 
 class Fleet(SimpleNamespace):

@@ -29,7 +29,8 @@ TIMES = ("seconds", "timeline", "job_id")
 
 def job_file(folder, name, **changes):
     """A shipped job, some of its blocks changed; of few rounds the last is evaluated."""
-    plain = yaml.safe_load((JOBS / f"{name}.yaml").read_text())
+    kits = JOBS.parents[1] / "tests" / "kits"
+    plain = yaml.safe_load(((kits if name == "quickstart" else JOBS) / f"{name}.yaml").read_text())
     for key, value in changes.items():
         merged = isinstance(value, dict) and isinstance(plain.get(key), dict)
         plain[key] = {**plain[key], **value} if merged else value
@@ -328,7 +329,9 @@ def test_arrays_come_back_from_memory_and_from_the_disk(kept_bytes):
 
 def test_devices_keep_their_chance_apart(tmp_path):
     """What one device draws moves no other, in whatever order they are asked."""
-    job, run = local_job(JOBS / "quickstart.yaml", Overrides(simulate=True))
+    job, run = local_job(
+        JOBS.parents[1] / "tests" / "kits" / "quickstart.yaml", Overrides(simulate=True)
+    )
     fleet = SimulatedFleet(site_of(job, run, tmp_path), job.canonical(), (), 1 << 20)
     plan = compile_job(job)
     found = []

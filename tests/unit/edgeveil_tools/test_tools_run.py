@@ -24,7 +24,7 @@ from edgeveil_tools.local.run import FILES, prepare
 from edgeveil_tools.local.run_log import RunProgress, RunReporter
 from edgeveil_tools.site.provision import SitePlan, provision
 
-QUICKSTART = Path(__file__).parents[3] / "configs" / "jobs" / "quickstart.yaml"
+QUICKSTART = Path(__file__).parents[3] / "tests" / "kits" / "quickstart.yaml"
 
 
 def job_with(tmp_path, **changes):

@@ -23,7 +23,7 @@ from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.run import FILES as LEFT
 from edgeveil_tools.local.run import prepare, run_local, summary
 
-QUICKSTART = Path(__file__).parents[3] / "configs" / "jobs" / "quickstart.yaml"
+QUICKSTART = Path(__file__).parents[3] / "tests" / "kits" / "quickstart.yaml"
 SMALL = {
     "job": "small",
     "train": {"method": "fm", "rounds": 2},

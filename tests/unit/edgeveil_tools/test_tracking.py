@@ -20,7 +20,7 @@ from edgeveil_tools.tracking.course import WAITING, Tracking, metrics_of, tracke
 from edgeveil_tools.tracking.follow import JobFollower
 from edgeveil_tools.tracking.tracker import TrackTarget, flat, hidden
 
-QUICKSTART = Path(__file__).parents[3] / "configs" / "jobs" / "quickstart.yaml"
+QUICKSTART = Path(__file__).parents[3] / "tests" / "kits" / "quickstart.yaml"
 ROUNDS = 3
 COMMITTED = {
     "exchange": 3, "phase": "train", "number": 1, "attempt": 1, "uploads": 6, "accuracy": 0.5,

@@ -281,6 +281,7 @@ def submit(
     there; else the cloud says so, without the line.
     """
     from edgeveil.jobs.artifacts import read_artifacts
+    from edgeveil.privacy.guarantee import guarantee_lines
     from edgeveil_tools.checks import plan_of, rehearse
     from edgeveil_tools.local.job import submitted
 
@@ -291,6 +292,10 @@ def submit(
     job = cloud.submit_yaml(submitted(plan.job), backbones.values())
     print(job, flush=True)
     untested = [e["data"]["reason"] for e in cloud.events(job) if e["type"] == "untested"]
+    quote = plan.quote()
+    privacy = {"training": quote.training.plain, "inference": quote.inference.plain}
+    for name, words in guarantee_lines(privacy):
+        print(f"{name:18}{words}", file=sys.stderr)
     for line in (*plan.notes, *untested):
         print(f"{job}: {line}", file=sys.stderr)
     return watch(job, connect(AWAY_S)) if follow else 0
@@ -345,15 +350,15 @@ def _epsilons(job: Mapping[str, Any]) -> tuple[str, str]:
 
 def show_job(job: str, cloud: Cloud) -> int:
     """Print how a job stands, and the counts of the attempts that were not enough."""
-    from edgeveil.privacy.guarantee import guarantee_text
+    from edgeveil.privacy.guarantee import guarantee_lines
 
     entry, events = cloud.job(job), cloud.events(job)
     print(f"{'job':10}{entry['id']}\n{'status':10}{entry['status']}")
     print(f"{'rounds':10}{len(entry['exchanges'])} committed")
     if reason := _reason(cloud, entry):
         print(f"{'reason':10}{' '.join(reason.split())}")
-    for which in entry.get("privacy", ()):
-        print(f"{which:10}{guarantee_text(entry['privacy'], which)}")
+    for name, words in guarantee_lines(entry["privacy"]) if "privacy" in entry else ():
+        print(f"{name:18}{words}")
     for event in events:
         if answers := event["data"].get("answers"):
             inner = {"void", "causes"}

@@ -61,8 +61,7 @@
         const devices = typeof price.devices === "number" ? `${price.devices} a round` : "all that are enrolled";
         ev.show(found, el("section", {}, title,
           el("dl", {},
-            el("dt", {}, "Training, the whole job"), el("dd", {}, price.guarantees.training),
-            el("dt", {}, "Inference uploads, the whole job"), el("dd", {}, price.guarantees.inference),
+            price.guarantees.map(([name, words]) => [el("dt", {}, name), el("dd", {}, words)]).flat(),
             el("dt", {}, "Both together"), el("dd", {}, "Neither alone is the job’s ε. Each device’s owner has a policy of their own, and a device whose policy allows less declines."),
             el("dt", {}, "Devices"), el("dd", {}, `${devices}; at least ${price.least_devices}, ${cloud.status.enrolled ?? "?"} are enrolled now`),
             el("dt", {}, "Work"), el("dd", {}, `method ${price.method}, ${price.rounds} rounds in ${price.exchanges} exchanges, up to ${ev.bytes(price.upload_bytes)} from each device in one`)),

@@ -145,11 +145,28 @@ def test_the_fit_finds_the_clusters_that_were_drawn():
     clean = np.stack([rng.dirichlet(30 * means[c]) for c in cluster])
     points = clean + rng.laplace(0, 0.05, clean.shape)
     fit = fit_dirichlets(points, by_argmax(points), 0.05)
-    assert np.abs(fit.means - means).max() < 0.01
+    assert np.abs(fit.means[:, :-1] - means).max() < 0.01
+    assert fit.means[:, -1].max() < 0.01  # of mass 1, nothing is lacking
     assert fit.concentration == pytest.approx(30, rel=0.1)
     assert fit.certainty > 0.99
     assert (fit.posterior.argmax(axis=1) == cluster).mean() > 0.99
     imputed = fit.impute(points, 0.05, np.random.default_rng(3))
     assert imputed.min() >= 0
-    assert imputed.sum(axis=1) == pytest.approx(np.ones(3000))
+    assert imputed.sum(axis=1) == pytest.approx(np.ones(3000), abs=0.05)
     assert imputed.var(axis=0) == pytest.approx(clean.var(axis=0), rel=0.05)
+
+
+@pytest.mark.parametrize("scale", [0.05, 0.1])
+def test_a_device_with_half_the_nominal_records_is_placed_with_its_own(scale):
+    """Mass 0.5, sure of the first class, beside devices that waver between two with mass 1."""
+    rng = np.random.default_rng(0)
+    sure, wavering = np.array([0.9, 0.05, 0.05]), np.array([0.45, 0.5, 0.05])
+    cluster = np.arange(60) % 2
+    clean = np.stack([rng.dirichlet(60 * (wavering if c else sure)) for c in cluster])
+    clean[cluster == 0] *= 0.5
+    points = clean + rng.laplace(0, scale, clean.shape)
+    fit = fit_dirichlets(points, cluster, scale)
+    assert (fit.posterior.argmax(axis=1) != cluster).sum() <= 3
+    assert fit.certainty > 0.95
+    assert np.abs(fit.means[0] - [0.45, 0.025, 0.025, 0.5]).max() < 0.1
+    assert fit.means[1, -1] < 0.05

@@ -7,7 +7,7 @@ import pytest
 from edgeveil.errors import ConfigError
 from edgeveil.jobs import parse_job
 
-JOB = Path("configs/jobs/quickstart.yaml").read_text()
+JOB = Path("tests/kits/quickstart.yaml").read_text()
 STOP = "stop: {rule: moments_delta, epsilon: 8, delta: 1.0e-5}"
 IDENTITY = "  - {name: identity, input_scale: 16, shift: -0.3}"
 

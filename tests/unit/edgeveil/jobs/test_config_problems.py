@@ -11,7 +11,7 @@ from edgeveil.jobs import load_job, parse_job
 from edgeveil.sites.files import load_site
 from edgeveil_tools.local.local_run import parse_local_job
 
-JOB = Path("configs/jobs/quickstart.yaml").read_text()
+JOB = Path("tests/kits/quickstart.yaml").read_text()
 FORM = re.compile(r"^\S+:[1-9]\d* [^\s:]+: \S.*$")
 
 
@@ -325,7 +325,7 @@ def test_a_file_that_is_too_large_is_told_by_its_size_and_not_read(tmp_path, mon
 
 def test_a_job_is_not_a_site_nor_the_other_way_round():
     with pytest.raises(ConfigError, match="this is a job file"):
-        load_site(Path("configs/jobs/quickstart.yaml"))
+        load_site(Path("tests/kits/quickstart.yaml"))
     with pytest.raises(ConfigError, match="the proxy's site file"):
         load_job(Path("configs/proxy.yaml"))
 

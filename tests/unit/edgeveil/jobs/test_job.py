@@ -10,7 +10,7 @@ from edgeveil.errors import ProtocolError
 from edgeveil.jobs import Job, compile_canonical, compile_job, load_job, parse_job
 from edgeveil.settings.base import ImpossibleMixError
 
-QUICKSTART = Path("configs/jobs/quickstart.yaml")
+QUICKSTART = Path("tests/kits/quickstart.yaml")
 SMALL = """\
 job: small
 data: {source: digits, classes: 10, input_shape: [64], nominal_records: 64}

@@ -46,7 +46,7 @@ def test_made_up_records_have_the_jobs_form_and_are_the_same_everywhere():
 
 @pytest.mark.parametrize("scale", ["1.0e+30", "1.0e-30"])
 @pytest.mark.parametrize(
-    ("name", "key"), [("quickstart", "features[0]"), ("digits_fedavg", "model")]
+    ("name", "key"), [("digits_shared", "features[0]"), ("digits_fedavg", "model")]
 )
 def test_scales_that_the_graph_can_hold_are_played_without_a_warning(name, key, scale):
     text = (JOBS / f"{name}.yaml").read_text()

@@ -134,7 +134,7 @@ def test_a_file_s_problems_name_its_lines(tmp_path):
 
 
 def test_a_job_is_no_scenario():
-    assert "must be load" in problems("", Path("configs/jobs/quickstart.yaml"))[0]
+    assert "must be load" in problems("", Path("tests/kits/quickstart.yaml"))[0]
 
 
 def test_text_for_a_number_is_refused_by_the_parser():

@@ -1,0 +1,50 @@
+"""The first job that a newcomer runs protects what it learns from, says so shortly, and learns."""
+
+from pathlib import Path
+
+import pytest
+
+import edgeveil
+from edgeveil.evaluation.clustering import SILHOUETTE
+from edgeveil.jobs import compile_job, load_job
+from edgeveil.privacy.guarantee import guarantee_lines
+
+JOBS = Path(__file__).parents[3] / "configs" / "jobs"
+FIRST = JOBS / "quickstart.yaml"
+
+
+def guarantees(path):
+    quote = compile_job(load_job(path)).quote()
+    return {"training": quote.training.plain, "inference": quote.inference.plain}
+
+
+def test_it_shows_the_whole_mission_at_guarantees_that_protect():
+    job = load_job(FIRST)
+    assert (job.train.method, job.privacy.noise) == ("fm", "shared")
+    assert job.aggregation.secure
+    assert (job.encrypt.privacy_eval_type, job.unsupervised.eval_type) == ("LAPLACE", SILHOUETTE)
+    quote = compile_job(job).quote()
+    for one in (quote.training, quote.inference):
+        assert one.proven
+        assert 0 < one.record_epsilon <= 2
+    assert quote.training.unit == "record"
+    assert quote.inference.unit == "device"
+
+
+@pytest.mark.parametrize("name", ["quickstart", "digits_shared", "digits_clustered"])
+def test_the_guarantees_of_a_job_are_few_short_lines(name):
+    privacy = guarantees(JOBS / f"{name}.yaml")
+    rows = guarantee_lines(privacy)
+    assert len(rows) <= 5
+    assert all(len(name) + len(words) <= 80 for name, words in rows)
+    told = "\n".join(words for _, words in rows)
+    assert "protects nothing" not in told
+    assert "per record" in told
+    assert f"{privacy['training']['collusion_epsilon']:.3g}"[:3] in told
+
+
+@pytest.mark.parametrize("seed", [7, 8])
+def test_it_learns(tmp_path, seed):
+    found = edgeveil.simulate(FIRST, out=tmp_path, seed=seed, report=False, reference=False)
+    assert found.accuracy >= 0.9
+    assert found.content["final"]["figures"]["balanced_accuracy"] >= 0.9
