@@ -61,6 +61,7 @@ _EDGES = np.concatenate([[0.0], _ENDS, np.linspace(0.1, 0.9, 30)[1:-1], 1 - _END
 _MIDDLES = (_EDGES[1:] + _EDGES[:-1]) / 2
 _LEAST_MEAN = 2e-3
 _FIRST_CONCENTRATION = 12.0
+_CLEARLY = 3.0  # standard errors
 _CONCENTRATIONS = [-2.0, 8.0]  # natural logarithms
 _ITERATIONS, _FURTHER_ITERATIONS = 60, 20
 # Of the second step: draws a cluster, concentrations tried and how far (natural logarithm).
@@ -257,16 +258,18 @@ def _alike(points: Array, drawn: Array) -> bool:
 
 @dataclass(frozen=True)
 class DirichletMixture:
-    """Clusters of weights (q,), means (q, k + 1) and one concentration.
+    """Clusters of weights (q,), means and one concentration, of vectors of `values` entries (k).
 
-    A vector's last entry is its slack, what it lacks of mass 1: a device with fewer records than
-    nominal sends less. Nobody sees it, so points have k. `posterior` (n, q) is the probability of each cluster for each of the vectors fitted.
+    Means are (q, k), or (q, k + 1) with the slack of mass 1 last, where a fleet's vectors lack
+    some: a device with fewer records than nominal sends less. `posterior` (n, q) is the probability
+    of each cluster for each of the vectors fitted.
     """
 
     weights: Array
     means: Array
     concentration: float
     posterior: Array
+    values: int
 
     @property
     def certainty(self) -> float:
@@ -276,7 +279,7 @@ class DirichletMixture:
     def draw(self, count: int, rng: np.random.Generator) -> Array:
         """`count` noise-free vectors (count, k)."""
         cluster = rng.choice(len(self.weights), count, p=self.weights)
-        return _dirichlet(self.means[cluster], self.concentration, rng)[:, :-1]
+        return _dirichlet(self.means[cluster], self.concentration, rng)[:, : self.values]
 
     def impute(self, points: Array, scale: float, rng: np.random.Generator) -> Array:
         """What the points (n, k) may have been before their noise, drawn given the points."""
@@ -308,7 +311,8 @@ class DirichletMixture:
         vectors drawn from it, and those vectors (draws, k)."""
         for cluster, mean in enumerate(self.means):
             rows = np.flatnonzero(self.posterior[:, cluster] > _LEAST_POSTERIOR)
-            drawn = _dirichlet(np.repeat(mean[None], _DRAWS, axis=0), concentration, rng)[:, :-1]
+            drawn = _dirichlet(np.repeat(mean[None], _DRAWS, axis=0), concentration, rng)
+            drawn = drawn[:, : self.values]
             distance = np.zeros((len(rows), _DRAWS))
             for ours, theirs in zip(points[rows].T, drawn.T, strict=True):
                 distance += np.abs(ours[:, None] - theirs)
@@ -327,7 +331,9 @@ def fit_dirichlets(
 
     if near is None:
         kinds, sizes = np.unique(labels, return_counts=True)
-        means = np.stack([_with_slack(points[labels == kind].mean(axis=0)) for kind in kinds])
+        means = np.stack([points[labels == kind].mean(axis=0) for kind in kinds])
+        made = _with_slack if _lacks_mass(points, scale) else on_simplex
+        means = np.stack([made(mean) for mean in means])
         start = _parameters(np.maximum(means, _LEAST_MEAN), sizes, _FIRST_CONCENTRATION)
     else:
         start = _parameters(near.means, near.weights, near.concentration)
@@ -344,8 +350,18 @@ def fit_dirichlets(
     )
     means, weights, concentration = likelihood.unpack(found.x)
     likelihood(found.x)
-    first = DirichletMixture(weights, means, concentration, likelihood.posterior)
+    values = points.shape[1]
+    first = DirichletMixture(weights, means, concentration, likelihood.posterior, values)
     return replace(first, concentration=_concentration(first, points, scale))
+
+
+def _lacks_mass(points: Array, scale: float) -> bool:
+    """Whether the mean mass of points (n, k) is below 1 by more than their noise explains.
+
+    A model whose masses are all 1 knows more, and tells clusters apart under heavier noise.
+    """
+    error = math.sqrt(2 * points.shape[1] / len(points)) * scale
+    return 1 - float(points.sum(axis=1).mean()) > _CLEARLY * error
 
 
 def _with_slack(mean: Array) -> Array:
@@ -377,8 +393,8 @@ def _concentration(fit: DirichletMixture, points: Array, scale: float) -> float:
 class _Likelihood:
     """Minus the mean log likelihood and its gradient, for SciPy.
 
-    Parameters are the logits of the means (q·(k + 1)), of the weights (q) and the log
-    concentration. The slack is not seen, and moves the means of the others alone.
+    Parameters are the logits of the means (q·k, or q·(k + 1) with a slack, which is not seen), of
+    the weights (q) and the log concentration.
     """
 
     def __init__(self, points: Array, shape: tuple[int, ...], scale: float) -> None:
@@ -388,14 +404,14 @@ class _Likelihood:
         self.posterior = np.zeros((len(points), shape[0]))
 
     def unpack(self, parameters: Array) -> tuple[Array, Array, float]:
-        """Means (q, k + 1), weights (q,) and the concentration."""
+        """Means (q, k or k + 1), weights (q,) and the concentration."""
         clusters, width = self._shape
         means = _softmax(parameters[: clusters * width].reshape(clusters, width))
         return means, _softmax(parameters[clusters * width : -1]), float(np.exp(parameters[-1]))
 
     def __call__(self, parameters: Array) -> tuple[float, Array]:
         means, weights, concentration = self.unpack(parameters)
-        seen = means[:, :-1]
+        seen = means[:, : len(self._blur)]
         bins = _beta_bins(seen, concentration)
         values = self._blur @ bins.transpose(1, 2, 0) + 1e-300  # (k, n, q)
         joint = np.log(weights) + np.log(values).sum(axis=0)
@@ -408,7 +424,7 @@ class _Likelihood:
         step = 1e-4 * seen * (1 - seen) + 1e-9
         by_mean = np.zeros_like(means)
         moved = (_beta_bins(seen + step, concentration) - bins) * pull
-        by_mean[:, :-1] = moved.sum(axis=2) / step
+        by_mean[:, : len(self._blur)] = moved.sum(axis=2) / step
         wider = _beta_bins(seen, concentration * (1 + 1e-4)) - bins
         gradient = [
             (means * (by_mean - (means * by_mean).sum(axis=1, keepdims=True))).ravel(),

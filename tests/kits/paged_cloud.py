@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from edgeveil.jobs import parse_plan
 from edgeveil_cloud.http import ControlDesk, HttpThread, make_app
-from edgeveil_cloud.pages.files import text
 from edgeveil_cloud.pages.fleet import CloudFacts
 from edgeveil_cloud.store import Store
 from edgeveil_lab.bench.page import TOKENS, commit, played
@@ -19,7 +19,7 @@ from tests.kits.cloud_control import idle_control
 __all__ = ["HOSTILE", "TOKENS", "PagedCloud"]
 
 HOSTILE = "<img src=x onerror=alert(1)>"
-_PLAN = parse_plan(text("example.yaml"))
+_PLAN = parse_plan(Path(__file__).with_name("example.yaml").read_text("utf-8"))
 _ROUNDS = {"queued": 0, "running": 9, "paused": 5, "failed": 7}
 
 

@@ -207,7 +207,7 @@ MUTANTS = (
         killed_by="tests/unit/edgeveil_edge/test_mean_softmax_record.py::test_no_record_moves_the_vector_by_more_than_its_price_counts",
     ),
     Mutant(
-        name="record-of-a-mean-softmax-priced-by-the-evaluation-half",
+        name="record-of-a-mean-softmax-half-the-price",
         decides="unit",
         where="edgeveil.privacy.events:for_one_record",
         find="event.record_sensitivity_steps",

@@ -42,4 +42,4 @@ def test_shared_noise_has_a_second_epsilon() -> None:
 
 
 def test_noise_of_each_device_has_one() -> None:
-    assert set(spent("quickstart.yaml")) == {"training", "inference"}
+    assert set(spent("digits_features.yaml")) == {"training", "inference"}

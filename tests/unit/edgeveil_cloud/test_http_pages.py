@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -391,7 +392,7 @@ def run_job(store, name="digits", rounds=2, job=None):
 
 
 def example():
-    return parse_job(files.text("example.yaml"))
+    return parse_job(Path("tests/kits/example.yaml").read_text("utf-8"))
 
 
 def of_a_number():
@@ -613,15 +614,15 @@ def test_a_job_is_checked_line_by_line_then_priced_then_submitted():
     async def scenario(page, store):
         await page.log_in()
         text = (await page.json("GET", "/v1/page/example"))["text"]
-        wrong = text.replace("epsilon: 8", "epsilon: eight").replace("rounds: 15", "rouds: 15")
+        wrong = text.replace("epsilon: 2 ", "epsilon: two ").replace("rounds: 15", "rouds: 15")
         found = await page.json("POST", "/v1/page/check", data=wrong.encode(), headers=OWN)
         lines = {one["line"]: one["key"] for one in found["problems"]}
-        assert lines[1 + wrong[: wrong.index("eight")].count("\n")] == "privacy.epsilon"
+        assert lines[1 + wrong[: wrong.index("two")].count("\n")] == "privacy.epsilon"
         assert lines[1 + wrong[: wrong.index("rouds")].count("\n")].startswith("train")
         found = await page.json("POST", "/v1/page/check", data=text.encode(), headers=OWN)
         assert found["problems"] == []
         rows = dict(map(tuple, found["price"]["guarantees"]))
-        assert rows["  training"].startswith("ε = 8 per record")
+        assert rows["  training"].startswith("ε = 2 per record")
         assert "per device" in rows["  inference"]
         assert found["price"]["rounds"] == 15
         assert found["price"]["upload_bytes"] > 0

@@ -14,6 +14,7 @@ Secret keys are made where they stay: in the state folder of their owner.
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import shlex
 from collections.abc import Mapping
@@ -523,8 +524,15 @@ def _job(plan: SitePlan) -> None:
         devices=plan.devices,
         min_batch=max(1, min(5, trainers)),
         nominal_records=_nominal_digits(plan),
+        inference_epsilon=_inference_epsilon(_nominal_digits(plan)),
     )
     (plan.folder / "job.yaml").write_text(text, "utf-8")
+
+
+def _inference_epsilon(nominal_records: int) -> float:
+    """Of a device in each of three rounds, in which one record pays less than 2 in all."""
+    evaluated = math.ceil(0.1 * nominal_records)
+    return min(5.0, math.floor(6.5 * (evaluated + 1)) / 10)
 
 
 def _nominal_digits(plan: SitePlan) -> int:

@@ -1,10 +1,14 @@
 """What ONNX Runtime is fed lies the same way whatever it was cut from."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
 from edgeveil.evaluation.onnx_session import ALIGNMENT_BYTES, OnnxModel, aligned, open_session
+from edgeveil.jobs import parse_plan
+from edgeveil.jobs.rehearsal import rehearse_device
 
 node = helper.make_node
 
@@ -101,3 +105,15 @@ def test_operators_that_add_give_the_same_bits_wherever_the_record_was(operator,
     record = (np.random.default_rng(side).normal(size=(1, 3, side, side)) * 100).astype(np.float32)
     found = {session.run(["y"], {"x": aligned(at(record, i))})[0].tobytes() for i in range(48)}
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("features", ["pictures", "gabor", "patches"])
+def test_a_graph_that_reshapes_runs_on_no_records_too(features):
+    """As in a device's trial, which plays the answer without records beside the longest."""
+    text = Path("tests/kits/quickstart.yaml").read_text("utf-8")
+    entry = f"{{name: {features}, input_scale: 16, image: [8, 8]}}"
+    plan = parse_plan(text.replace("{name: identity, input_scale: 16, shift: -0.3}", entry))
+    weights = plan.graph_weights(plan.cloud.model(plan.cloud.initial_state()))
+    model = OnnxModel(plan.graph())
+    assert model.probabilities(np.zeros((0, 64), np.float32), weights).shape == (0, 10)
+    rehearse_device(plan, plan.graph(), trains=True, records=0, processor="cpu")
