@@ -4,7 +4,7 @@
 
     job = edgeveil.load_job("configs/jobs/quickstart.yaml")
     print(edgeveil.price(job))                     # what it costs a device, before anything runs
-    result = edgeveil.simulate(job, devices=8)     # a whole fleet in this process
+    result = edgeveil.simulate(job)                # a whole fleet in this process
     result.table("rounds")                         # plain rows, for pandas or a loop
 
 | name | what it is for | extra |

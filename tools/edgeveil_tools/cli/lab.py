@@ -486,7 +486,7 @@ def _add_chaos(commands: Subparsers) -> None:
         examples=(
             "edgeveil chaos --kills 20 --out out/chaos\n"
             "edgeveil chaos --kills 200 --seed 7 --broker amqtt --json\n"
-            "edgeveil chaos configs/jobs/quickstart.yaml --kills 50 --devices 20\n"
+            "edgeveil chaos configs/jobs/digits_features.yaml --kills 50 --devices 20\n"
             "edgeveil chaos --secure --kills 20 --out out/chaos-secure\n"
             "edgeveil chaos --cells 3 --engine ray --kills 200 --out out/chaos-cells\n"
             "edgeveil chaos --drill --out out/drill"
