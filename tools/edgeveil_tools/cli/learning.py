@@ -179,7 +179,7 @@ def _add_run(commands: Subparsers) -> None:
         ),
         examples=(
             "edgeveil run configs/jobs/quickstart.yaml\n"
-            "edgeveil run configs/jobs/quickstart.yaml --out out/large --devices 40 --broker amqtt\n"
+            "edgeveil run configs/jobs/quickstart.yaml --out out/more --devices 40 --broker amqtt\n"
             "edgeveil run configs/jobs/quickstart.yaml --out out/fast --simulate --seed 3"
         ),
     )
