@@ -198,15 +198,6 @@ MUTANTS = (
         killed_by="tests/unit/edgeveil_edge/test_mean_softmax_record.py::test_no_record_moves_the_vector_by_more_than_its_price_counts",
     ),
     Mutant(
-        name="record-of-a-mean-softmax-without-flooring",
-        decides="sensitivity",
-        where="edgeveil.privacy.laplace_mechanism:record_steps",
-        find="-(-(2 << SOFTMAX_BITS) // (nominal + 1)) + classes",
-        put="-(-(2 << SOFTMAX_BITS) // (nominal + 1))",
-        of=("softmax",),
-        killed_by="tests/unit/edgeveil_edge/test_mean_softmax_record.py::test_no_record_moves_the_vector_by_more_than_its_price_counts",
-    ),
-    Mutant(
         name="record-of-a-mean-softmax-half-the-price",
         decides="unit",
         where="edgeveil.privacy.events:for_one_record",
