@@ -35,7 +35,7 @@ from edgeveil.data.encoding import RowEncoder, cell_text
 from edgeveil.data.schema import DataSchema, schema_in
 from edgeveil.errors import DataError, EdgeVeilError, UsageError
 from edgeveil.evaluation.graph_check import check_graph
-from edgeveil.evaluation.onnx_session import OnnxModel
+from edgeveil.evaluation.onnx_session import OnnxModel, RunLimit
 from edgeveil.own_process import run_apart
 from edgeveil.registry import nearest
 from edgeveil.sites.edge import Inference
@@ -84,7 +84,8 @@ class ServedModel:
     def run(self, values: NDArray[Any]) -> Predictions:
         """Raises DataError for values that are no records of the model's shape."""
         x = as_records(values, self.session.input_shape, "records")
-        found = self.session.answers(x, {}, limit_s=RUN_S)
+        with RunLimit(RUN_S) as limit:
+            found = self.session.answers(x, {}, limit=limit)
         return Predictions.of(self.release.version, self.session, found)
 
     @property

@@ -28,7 +28,7 @@ from edgeveil.evaluation.figures import (
     regression_figures,
 )
 from edgeveil.evaluation.graph_check import check_graph
-from edgeveil.evaluation.onnx_session import SCORE, VALUE, OnnxModel
+from edgeveil.evaluation.onnx_session import SCORE, VALUE, OnnxModel, RunLimit
 from edgeveil.parts.sources.csvfile import any_form, encode_csv, read_matrix
 from edgeveil.parts.sources.images import ENDINGS, encode_files, pictures_below
 from edgeveil.parts.sources.npz import npy_array, npz_array
@@ -279,7 +279,8 @@ def told_by(
     """What a loaded model, named `called`, says of records, within `limit_s`. Raises DataError."""
     schema = schema_in(session.metadata, session.input_shape)
     given = _given(records, schema, session.input_shape)
-    found = session.answers(given.x, {}, limit_s=limit_s)
+    with RunLimit(limit_s) as limit:
+        found = session.answers(given.x, {}, limit=limit)
     return Predictions.of(called, session, found, files=given.files, given=given.labels)
 
 

@@ -15,7 +15,7 @@ from edgeveil.data.records import flat_rows
 from edgeveil.data.split import EMPTY
 from edgeveil.errors import DataError, ProtocolError
 from edgeveil.evaluation.graph_check import check_graph
-from edgeveil.evaluation.onnx_session import MAX_GRAPH_BYTES, OnnxModel, aligned
+from edgeveil.evaluation.onnx_session import MAX_GRAPH_BYTES, OnnxModel, RunLimit, aligned
 from edgeveil.privacy.laplace_mechanism import probability_sum
 from edgeveil.subnormals import flushed
 
@@ -79,14 +79,15 @@ class InferenceSession:
         self._model.probabilities(self._blank(1), weights)
         rows = np.zeros((len(x), self.classes))
         finite = np.isfinite(flat_rows(x))
-        for index in range(len(x)):
-            try:
-                output = self._model.probabilities(x[index : index + 1], weights, limit_s=row_s)
-                found = _distributions(output, self.classes)
-            except Exception:  # noqa: S112 - this record's own doing, and its own row's
-                continue
-            if finite[index].all() and len(found):
-                rows[index] = found[0]
+        with RunLimit(row_s) as limit:
+            for index in range(len(x)):
+                try:
+                    output = self._model.probabilities(x[index : index + 1], weights, limit=limit)
+                    found = _distributions(output, self.classes)
+                except Exception:  # noqa: S112 - this record's own doing, and its own row's
+                    continue
+                if finite[index].all() and len(found):
+                    rows[index] = found[0]
         return rows
 
     @flushed()
@@ -110,15 +111,16 @@ class InferenceSession:
         blank = self._blank(1)
         self._model.probabilities(blank, weights)
         rows = np.full((len(held), self.classes), 1.0 / self.classes)
-        for slot, index in enumerate(held):
-            record = blank if index == EMPTY else x[index : index + 1]
-            try:
-                output = self._model.probabilities(record, weights, limit_s=row_s)
-                found = _distributions(output, self.classes)
-            except Exception:  # noqa: S112 - as above: this record's own doing, and its own row's
-                continue
-            if index != EMPTY and len(found):
-                rows[slot] = found[0]
+        with RunLimit(row_s) as limit:
+            for slot, index in enumerate(held):
+                record = blank if index == EMPTY else x[index : index + 1]
+                try:
+                    output = self._model.probabilities(record, weights, limit=limit)
+                    found = _distributions(output, self.classes)
+                except Exception:  # noqa: S112 - as above: this record's own doing
+                    continue
+                if index != EMPTY and len(found):
+                    rows[slot] = found[0]
         return rows
 
     @flushed()
@@ -139,12 +141,13 @@ class InferenceSession:
         if self._model.answers(self._blank(1), weights).shape[1] != width:
             raise DataError(f"gives no {width} values a record", where="ONNX graph")
         rows = np.full((len(x), width), np.nan)
-        for index in range(len(x)):
-            try:
-                record = np.asarray(x[index : index + 1], np.float32)
-                rows[index] = self._model.answers(record, weights, limit_s=row_s)[0]
-            except Exception:  # noqa: S112 - this record's own doing, and its own row's
-                continue
+        with RunLimit(row_s) as limit:
+            for index in range(len(x)):
+                try:
+                    record = np.asarray(x[index : index + 1], np.float32)
+                    rows[index] = self._model.answers(record, weights, limit=limit)[0]
+                except Exception:  # noqa: S112 - this record's own doing, and its own row's
+                    continue
         return rows
 
     def _blank(self, records: int) -> NDArray[np.float32]:

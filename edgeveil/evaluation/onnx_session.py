@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ PROBABILITIES, VALUE, SCORE = "probabilities", "value", "score"  # what a graph 
 BATCH_RECORDS = 64
 MAX_GRAPH_BYTES = 250 << 20  # so that its package stays below the usual limits.blob_bytes
 MAX_RUN_BYTES = 512 << 20  # of all tensors of all sessions of this process
-_LOOKS = 8  # at the clock of a run that was kept waiting, in the time that it may take
+_LOOKS = 8  # at the clock of a run, in the time that it may take
 ALIGNMENT_BYTES = 64  # a cache line, and the widest vector register
 
 
@@ -94,25 +94,25 @@ class OnnxModel:
         x: NDArray[np.float32],
         weights: Mapping[str, NDArray[Any]],
         *,
-        limit_s: float = math.inf,
+        limit: RunLimit | None = None,
     ) -> NDArray[np.float64]:
         """As `answers`, of a classifier. Raises DataError for a model of anything else, too."""
         if self.output != PROBABILITIES:
             what = f"gives a {self.output}, and classes are asked for"
             raise DataError(what, where="ONNX graph")
-        return self.answers(x, weights, limit_s=limit_s)
+        return self.answers(x, weights, limit=limit)
 
     def answers(
         self,
         x: NDArray[np.float32],
         weights: Mapping[str, NDArray[Any]],
         *,
-        limit_s: float = math.inf,
+        limit: RunLimit | None = None,
     ) -> NDArray[np.float64]:
         """The graph's output (n, classes) or (n, 1) for records x (n, ...), n may be 0, unchecked.
 
         Raises DataError if weights are missing or x or a weight has the wrong shape, and for a
-        batch whose run takes longer than `limit_s`: it is ended between two operators.
+        batch whose run takes longer than `limit` allows: it is ended between two operators.
         """
         missing = self.weight_names - set(weights)
         if missing:
@@ -127,14 +127,14 @@ class OnnxModel:
         # Not every graph runs on no records at all: ONNX Runtime refuses to reshape them.
         given = x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype)
         parts = [
-            self._run({**feed, "x": aligned(given[start : start + BATCH_RECORDS])}, limit_s)
+            self._run({**feed, "x": aligned(given[start : start + BATCH_RECORDS])}, limit)
             for start in range(0, len(given), BATCH_RECORDS)
         ]
         return np.concatenate(parts)[: len(x)].astype(np.float64)
 
-    def _run(self, feed: dict[str, NDArray[Any]], limit_s: float) -> NDArray[Any]:
+    def _run(self, feed: dict[str, NDArray[Any]], limit: RunLimit | None) -> NDArray[Any]:
         try:
-            found = run_session(self._session, self.output, feed, limit_s=limit_s)
+            found = run_session(self._session, self.output, feed, limit)
         except Exception as error:  # ONNX Runtime's own exceptions have no common root
             raise DataError(
                 f"cannot be run: {type(error).__name__}: {error}", where="ONNX graph"
@@ -169,55 +169,71 @@ def _releasing() -> RunOptions:
 
 
 def run_session(
-    session: OrtSession, output: str, feed: Mapping[str, NDArray[Any]], *, limit_s: float = math.inf
+    session: OrtSession,
+    output: str,
+    feed: Mapping[str, NDArray[Any]],
+    limit: RunLimit | None = None,
 ) -> NDArray[Any]:
     """One output of a run, with subnormal numbers as zero in whatever thread.
 
     Raises whatever ONNX Runtime does: its errors have no common root. A run that took longer than
-    `limit_s` raises too, whether or not it could be ended before. Counted is the processor's time
-    of this thread, in which a run is, so that a busy box does not end what is not slow.
+    `limit` allows raises too, whether or not it could be ended before.
     """
-    options, spent_s = _releasing(), _own_clock()
-    begun_s = spent_s()
-    with flushed(), _ended_after(options, limit_s, spent_s):
+    options = _releasing()
+    with flushed(), limit.of(options) if limit else nullcontext():
         found = session.run([output], dict(feed), options)[0]
-    if spent_s() - begun_s > limit_s:
-        raise TimeoutError(f"a run took longer than {limit_s:g} s")
     return np.array(found)  # a copy: what is kept may be much, and the bound is for runs
 
 
+class RunLimit:
+    """Each run of this thread within it may take `limit_s` and is ended afterwards, between two
+    operators: there ONNX Runtime looks at its options' switch. One thread watches over all of them.
+
+    Counted is the processor's time of this thread, in which a run is, so that a busy box does not
+    end what is not slow; where a system has no such clock, time.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._over = threading.Event()
+        self._run: tuple[RunOptions, float] | None = None  # and when its time is over
+
+    def __enter__(self) -> RunLimit:
+        self._spent_s = _own_clock()
+        self._watching = threading.Thread(target=self._watch, daemon=True)
+        if self.limit_s < math.inf:
+            self._watching.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._watching.is_alive():
+            self._watching.join()  # before the thread ends whose clock it reads
+
+    @contextmanager
+    def of(self, options: RunOptions) -> Iterator[None]:
+        """One run with these options. Raises TimeoutError if it took longer."""
+        until_s = self._spent_s() + self.limit_s
+        self._run = options, until_s
+        try:
+            yield
+        finally:
+            self._run = None
+        if self._spent_s() > until_s:
+            raise TimeoutError(f"a run took longer than {self.limit_s:g} s")
+
+    def _watch(self) -> None:
+        while not self._over.wait(self.limit_s / _LOOKS):
+            run = self._run
+            if run is not None and self._spent_s() >= run[1]:
+                run[0].terminate = True
+
+
 def _own_clock() -> Callable[[], float]:
-    """The processor's time of this thread, for all threads to read while it is there; where a
-    system has no such clock, time."""
     if not hasattr(time, "pthread_getcpuclockid"):
         return time.monotonic
     clock = time.pthread_getcpuclockid(threading.get_ident())
     return lambda: time.clock_gettime(clock)
-
-
-@contextmanager
-def _ended_after(
-    options: RunOptions, limit_s: float, spent_s: Callable[[], float]
-) -> Iterator[None]:
-    """ONNX Runtime looks at the options' switch between two operators."""
-    if limit_s == math.inf:
-        yield
-        return
-    ended, until_s = threading.Event(), spent_s() + limit_s
-
-    def end() -> None:
-        while not ended.wait(max(until_s - spent_s(), limit_s / _LOOKS)):
-            if spent_s() >= until_s:
-                options.terminate = True
-                return
-
-    watching = threading.Thread(target=end, daemon=True)
-    watching.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        watching.join()  # before the thread ends whose clock it reads
 
 
 def open_session(graph: bytes) -> OrtSession:

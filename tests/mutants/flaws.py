@@ -442,7 +442,7 @@ MUTANTS = (
         where="edgeveil.jobs.plan:Plan._evaluation",
         find="max(1, times)",
         put="1",
-        killed_by="tests/unit/edgeveil/jobs/test_cluster_sums.py::test_all_sums_together_cost_what_the_job_says",
+        killed_by="tests/unit/edgeveil/jobs/test_cluster_sums_job.py::test_all_sums_together_cost_what_the_job_says",
     ),
     Mutant(
         name="weights-of-an-upload-paid-once",

@@ -110,9 +110,9 @@ def test_all_runs_are_of_one_record(monkeypatch, count):
     sizes = []
     run = OnnxModel._run
 
-    def seen(self, feed, limit_s):
+    def seen(self, feed, limit):
         sizes.append(len(feed["x"]))
-        return run(self, feed, limit_s)
+        return run(self, feed, limit)
 
     monkeypatch.setattr(OnnxModel, "_run", seen)
     x = np.random.default_rng(3).normal(size=(count, 3)).astype(np.float32)

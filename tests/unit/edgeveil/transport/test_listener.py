@@ -317,7 +317,9 @@ def test_four_hundred_slow_clients_keep_no_other_from_a_page_and_end_no_stream()
 
 
 @pytest.mark.parametrize(
-    "packed", [b"no gzip", gzip.compress(b"whole"), gzip.compress(b"cut")[:-9]]
+    "packed",
+    [b"no gzip", gzip.compress(b"whole"), gzip.compress(b"cut")[:-9]],
+    ids=["no gzip", "whole", "cut short"],
 )
 def test_a_packed_body_is_refused_by_every_application_and_no_handler_sees_it(
     packed: bytes,
