@@ -54,7 +54,8 @@ def test_a_number_is_learned_and_told_in_its_unit(learned):
     result = Result.load(learned / "out")
     figures = result.content["final"]["figures"]
     assert result.accuracy is None
-    assert figures.keys() == {"mae", "rmse", "r2", "unusable"}
+    assert figures.keys() == {"mae", "rmse", "rmse_of_mean", "r2", "unusable"}
+    assert figures["rmse"] < figures["rmse_of_mean"]
     spread = float(np.std([float(row[2]) for row in homes()]))
     assert 15 < figures["rmse"] == result.rmse < 0.5 * spread
     assert result.content["reference"]["accuracy"] is None

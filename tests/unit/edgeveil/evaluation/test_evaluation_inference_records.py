@@ -128,3 +128,14 @@ def test_removing_a_record_takes_its_own_part_from_the_sum_bit_for_bit(values):
     for removed in range(0, 40, 7):
         rest = one.summed_softmax(np.delete(x, removed, axis=0), {})
         assert np.array_equal(whole - rest, one.summed_softmax(x[removed : removed + 1], {}))
+
+
+@pytest.mark.parametrize("row_s", [1e-9, 1e-12])
+def test_a_record_whose_run_takes_longer_than_its_time_adds_nothing_and_slots_are_uniform(row_s):
+    one = session(build_graph(FEATURES, (3,), 2))
+    x = np.random.default_rng(4).normal(size=(5, 3)).astype(np.float32)
+    assert one.summed_softmax(x, WEIGHTS).any()
+    assert not one.summed_softmax(x, WEIGHTS, row_s).any()
+    held = np.arange(5)
+    assert (one.slot_softmax(x, WEIGHTS, held, row_s) == 0.5).all()
+    assert not (one.slot_softmax(x, WEIGHTS, held) == 0.5).all()
