@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 from edgeveil_edge.releases import ReleaseStore
-from tests.kits.live_site import LiveSite, wait_for
+from tests.kits.live_site import LiveSite, site_job, wait_for
 
 DEVICES = 6
 CANARY = 4
@@ -18,9 +17,7 @@ trial._RECORD_NUMBERS = 1
 
 
 def submit(live: LiveSite, **release: object) -> str:
-    text = (live.plan.folder / "job.yaml").read_text()
-    text = re.sub("rounds: 15", "rounds: 1", text)
-    text = re.sub("every_rounds: 5", "every_rounds: 0", text)
+    text = site_job(live.plan.devices, rounds=1)
     lines = "".join(f"  {name}: {value}\n" for name, value in release.items())
     return live.client.submit_yaml(f"{text}\nrelease:\n{lines}".encode())
 

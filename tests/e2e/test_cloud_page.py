@@ -60,9 +60,9 @@ def test_a_job_from_its_text_to_its_model_in_a_browser(tmp_path, window):
         job = (
             (site.plan.folder / "job.yaml")
             .read_text()
-            .replace("every_rounds: 5", "every_rounds: 2")
+            .replace("every_rounds: 6", "every_rounds: 2")
         )
-        wrong = job.replace("rounds: 15", "rounds: fifteen")
+        wrong = job.replace("fm, rounds: 6", "fm, rounds: fifteen")
         assert wrong != job
         write(window, wrong)
         press(window, "Check")
@@ -78,16 +78,16 @@ def test_a_job_from_its_text_to_its_model_in_a_browser(tmp_path, window):
         submit = BUTTON.format("Submit")
         assert window.run(f"return {submit}.disabled")
 
-        write(window, job.replace("rounds: 15", "rounds: 3"))
+        write(window, job.replace("fm, rounds: 6", "fm, rounds: 3"))
         press(window, "Check")
         window.wait(f"!{submit}.disabled")
         assert "per record" in window.run(
             "return [...document.querySelectorAll('dt')]"
             ".find((one) => one.textContent.trim() === 'training').nextSibling.textContent"
         )
-        write(window, job.replace("rounds: 15", "rounds: 2"))  # checked was another text
+        write(window, job.replace("fm, rounds: 6", "fm, rounds: 2"))  # checked was another text
         assert window.run(f"return {submit}.disabled")
-        write(window, job.replace("rounds: 15", "rounds: 3"))
+        write(window, job.replace("fm, rounds: 6", "fm, rounds: 3"))
         press(window, "Submit")
 
         window.wait("location.hash.startsWith('#/job/')")

@@ -21,9 +21,8 @@ from edgeveil_tools.cli import main
 from edgeveil_tools.cloud_client import Cloud
 from edgeveil_tools.site.brokers import free_ports
 from edgeveil_tools.site.fleet_plan import PLAN_FILE
-from tests.kits.live_site import wait_for
+from tests.kits.live_site import site_job, wait_for
 
-JOB = Path(__file__).parents[2] / "tools" / "edgeveil_tools" / "templates" / "job.yaml"
 DEVICES = 4
 ROTATION_ROUNDS = 16  # each lasts its time budget of 2 s, so that the job outlasts the rotation
 SERVERS = ("broker-edge", "broker-cloud", "cloud", "proxy")
@@ -103,12 +102,7 @@ class PlannedFleet:
 
     def submit(self, devices: int, rounds: int = 2) -> str:
         """One job over so many devices, as soon as the cloud answers."""
-        text = JOB.read_text().format(devices=devices, min_batch=3, nominal_records=100)
-        for old, new in (
-            ("rounds: 15", f"rounds: {rounds}"),
-            ("every_rounds: 5", "every_rounds: 0"),
-        ):
-            text = text.replace(old, new)
+        text = site_job(devices, rounds=rounds, min_batch=3)
 
         def answers() -> bool:
             try:

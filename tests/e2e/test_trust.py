@@ -11,7 +11,7 @@ import yaml
 
 from edgeveil.trust.bundle import TrustBundle
 from edgeveil_tools.cli import main
-from tests.kits.live_site import LiveSite, wait_for
+from tests.kits.live_site import LiveSite, site_job, wait_for
 
 
 class TrustedSite(LiveSite):
@@ -50,14 +50,7 @@ class TrustedSite(LiveSite):
 
     def submit_to(self, devices: int, rounds: int) -> str:
         """A job that so few of the site's devices suffice for."""
-        text = (self.plan.folder / "job.yaml").read_text()
-        for old, new in (
-            ("6  ", f"{devices}  "),  # min_devices and min_batch
-            ("rounds: 15", f"rounds: {rounds}"),
-            ("every_rounds: 5", "every_rounds: 0"),
-        ):
-            text = text.replace(old, new)
-        return self.client.submit_yaml(text.encode())
+        return self.client.submit_yaml(site_job(devices, rounds=rounds).encode())
 
     def committed(self, job: str) -> int:
         return len(self.client.job(job)["exchanges"])

@@ -37,6 +37,20 @@ def wait_for(
         time.sleep(every_s)
 
 
+_JOB = Path(__file__).with_name("site_job.yaml")
+
+
+def site_job(devices: int, *, rounds: int, min_batch: int | None = None) -> str:
+    """The text of a job over so many digit boxes without masks and evaluations, of which any five
+    suffice for a round."""
+    text = _JOB.read_text("utf-8").format(
+        devices=devices, min_batch=min_batch or min(5, devices), nominal_records=100
+    )
+    return text.replace("rounds: 15", f"rounds: {rounds}").replace(
+        "every_rounds: 5", "every_rounds: 0"
+    )
+
+
 class LiveSite:
     """Two brokers, a cloud, a proxy and devices, as processes of their own."""
 

@@ -313,6 +313,7 @@ class SitePlan:
 
 
 SIDES = ("edge", "cloud")
+_FEWEST_SHARING = 3  # devices for which a job shares its noise
 JOB_TEMPLATE = Path(__file__).parents[1] / "templates" / "job.yaml"
 _DIGITS_FOR_TRAINING = 1437
 
@@ -520,9 +521,13 @@ def _job(plan: SitePlan) -> None:
     if plan.source.source != "digits":
         return
     trainers = plan.devices - plan.infer_only
+    shared = trainers == plan.devices >= _FEWEST_SHARING
     text = JOB_TEMPLATE.read_text("utf-8").format(
         devices=plan.devices,
-        min_batch=max(1, min(5, trainers)),
+        noise="shared" if shared else "local",
+        secure=str(shared).lower(),
+        selected=plan.devices if shared else "all",
+        min_batch=math.ceil(0.9 * trainers) if shared else max(1, min(5, trainers)),
         nominal_records=_nominal_digits(plan),
         inference_epsilon=_inference_epsilon(_nominal_digits(plan)),
     )
@@ -530,9 +535,9 @@ def _job(plan: SitePlan) -> None:
 
 
 def _inference_epsilon(nominal_records: int) -> float:
-    """Of a device in each of three rounds, in which one record pays less than 2 in all."""
+    """Of a device, in one evaluation in which a record pays less than 2."""
     evaluated = math.ceil(0.1 * nominal_records)
-    return min(5.0, math.floor(6.5 * (evaluated + 1)) / 10)
+    return min(20.0, math.floor(19.5 * (evaluated + 1)) / 10)
 
 
 def _nominal_digits(plan: SitePlan) -> int:
