@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import yaml
+
 from edgeveil.errors import UsageError
 from edgeveil.sites.broker_profiles import ProfileName
 from edgeveil.sites.policy import Policy
@@ -40,15 +42,21 @@ def wait_for(
 _JOB = Path(__file__).with_name("site_job.yaml")
 
 
-def site_job(devices: int, *, rounds: int, min_batch: int | None = None) -> str:
-    """The text of a job over so many digit boxes without masks and evaluations, of which any five
-    suffice for a round."""
+def site_job(
+    devices: int,
+    *,
+    rounds: int,
+    every: int = 0,
+    min_batch: int | None = None,
+    nominal_records: int = 100,
+) -> str:
+    """The text of a job over so many digit boxes, with noise on each device and no masks, of which
+    five suffice for a round; it evaluates `every` so many rounds (0: never)."""
     text = _JOB.read_text("utf-8").format(
-        devices=devices, min_batch=min_batch or min(5, devices), nominal_records=100
+        devices=devices, min_batch=min_batch or min(5, devices), nominal_records=nominal_records
     )
-    return text.replace("rounds: 15", f"rounds: {rounds}").replace(
-        "every_rounds: 5", "every_rounds: 0"
-    )
+    text = text.replace("rounds: 15", f"rounds: {rounds}")
+    return text.replace("every_rounds: 5", f"every_rounds: {every}")
 
 
 class LiveSite:
@@ -195,14 +203,19 @@ class LiveSite:
         return Cloud(self.plan.url, self.site.token_file)
 
     def submit(self, rounds: int = 3, every: int = 2, **numbers: int) -> str:
-        """Queue the site's own job with so many rounds, evaluating `every` so many (0: never), and
-        other `numbers` of the file changed by their keys.
+        """Queue a job over the site's devices with so many rounds, evaluating `every` so many (0:
+        never), and other `numbers` of the file changed by their keys.
         """
-        text = (self.plan.folder / "job.yaml").read_text()
+        own = yaml.safe_load((self.plan.folder / "job.yaml").read_text())
+        text = site_job(
+            self.plan.devices,
+            rounds=rounds,
+            every=every,
+            min_batch=min(5, self.plan.devices - self.plan.infer_only),
+            nominal_records=own["data"]["nominal_records"],
+        )
         for key, number in numbers.items():
             text = re.sub(rf"\b{key}: \d+", f"{key}: {number}", text)
-        text = text.replace("rounds: 15", f"rounds: {rounds}")
-        text = text.replace("every_rounds: 5", f"every_rounds: {every}")
         return self.client.submit_yaml(text.encode())
 
     def finish(self, job: str) -> dict:

@@ -22,6 +22,7 @@ from edgeveil.sites.edge import InferenceHttp, OwnerPage
 from edgeveil_edge import page as page_module
 from edgeveil_edge import spending
 from edgeveil_edge.control import ask
+from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.page import TOKEN_FILE
 from edgeveil_edge.personal_model import PersonalModel, keep_personal
 from edgeveil_tools.cli import main
@@ -39,6 +40,7 @@ def own(tmp_path, monkeypatch):
     monkeypatch.setattr(page_module, "LOOK_S", 0.05)
     for peer in ("cloud", "proxy"):
         SigningKey.generate().public().save(tmp_path / f"{peer}.pub")
+    DeviceIdentity.load_or_create(tmp_path)
     page = OwnerPage.model_construct(host="127.0.0.1", port=0)
     return site(tmp_path, conditions={"charging": True, "max_load": 99.0}).model_copy(
         update={"page": page}

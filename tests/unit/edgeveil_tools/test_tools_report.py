@@ -174,8 +174,8 @@ def test_the_page_is_the_same_for_the_same_run(page):
 def test_without_scripts_the_figures_of_the_run_stand_there(page):
     html = page(events())
     inside = re.search(r"<noscript>(.*?)</noscript>", html, re.DOTALL)[1]
-    assert "(ε = 8, δ = 1e-05) per record, whole job, proven" in inside
-    assert "ε = 40 in total, per device, proven" in inside
+    assert "ε = 8 per record, δ = 1e-05" in inside
+    assert "ε = 40 per device" in inside
     assert '<th scope="row">final accuracy</th>' in inside
 
 
