@@ -313,6 +313,7 @@ class SitePlan:
 
 
 SIDES = ("edge", "cloud")
+_RECORD_S = 0.012  # of a round's budget for each nominal record: a box tries four times as many
 _FEWEST_SHARING = 3  # devices for which a job shares its noise
 JOB_TEMPLATE = Path(__file__).parents[1] / "templates" / "job.yaml"
 _DIGITS_FOR_TRAINING = 1437
@@ -530,6 +531,7 @@ def _job(plan: SitePlan) -> None:
         min_batch=math.ceil(0.9 * trainers) if shared else max(1, min(5, trainers)),
         nominal_records=_nominal_digits(plan),
         inference_epsilon=_inference_epsilon(_nominal_digits(plan)),
+        budget_s=max(2, math.ceil(_RECORD_S * _nominal_digits(plan))),
     )
     (plan.folder / "job.yaml").write_text(text, "utf-8")
 
