@@ -313,7 +313,7 @@ class SitePlan:
 
 
 SIDES = ("edge", "cloud")
-_RECORD_S = 0.012  # of a round's budget for each nominal record: a box tries four times as many
+_RECORD_S = 0.016  # of a round's budget for each nominal record: a box tries four times as many
 _FEWEST_SHARING = 3  # devices for which a job shares its noise
 JOB_TEMPLATE = Path(__file__).parents[1] / "templates" / "job.yaml"
 _DIGITS_FOR_TRAINING = 1437
