@@ -111,7 +111,7 @@ def many_steps_attack(runs: int, make: type[DpSgd] = DpSgd) -> Attack:
     """
     network = build_network(MlpParameters(hidden=()), (WIDE,), 2)
     setting = replace(SETTING, epsilon=2.0, input_shape=(WIDE,), network=network)
-    parameters = DpSgdParameters(rounds=1, local_steps=128, sampling_rate=0.05, learning_rate=1e-9)
+    parameters = DpSgdParameters(rounds=1, local_steps=32, sampling_rate=0.05, learning_rate=1e-9)
     trainer, event = make(parameters, setting), DpSgd(parameters, setting).event
     step = parameters.learning_rate * parameters.clip_norm / parameters.sampling_rate
     edge = 0.6 * parameters.local_steps
