@@ -24,6 +24,7 @@ from tests.kits.live_site import wait_for
 
 pytestmark = pytest.mark.slow
 
+JOBS = Path(__file__).parents[2] / "configs" / "jobs"
 QUICKSTART = Path(__file__).parents[2] / "tests" / "kits" / "quickstart.yaml"
 
 
@@ -104,7 +105,7 @@ def test_a_file_of_ones_own_is_dealt_to_devices_and_cloud(tmp_path: Path) -> Non
     names = ",".join([*(f"pixel_{k}" for k in range(64)), "digit"])
     table, how = np.column_stack([x, y]), {"fmt": "%d", "delimiter": ",", "comments": ""}
     np.savetxt(tmp_path / "digits.csv", table, header=names, **how)
-    job = QUICKSTART.with_name("own_data.yaml").read_text("utf-8")
+    job = (JOBS / "own_data.yaml").read_text("utf-8")
     assert "rounds: 10" in job
     (tmp_path / "job.yaml").write_text(job.replace("rounds: 10", "rounds: 2"), "utf-8")
     command = edgeveil("run", tmp_path / "job.yaml", "--out", tmp_path / "out", "--devices", 6)
@@ -141,7 +142,7 @@ def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_a_simulation_while_a_device_is_at_work(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    job = (QUICKSTART.parent / "digits_dp_sgd.yaml").read_text("utf-8")
+    job = (JOBS / "digits_dp_sgd.yaml").read_text("utf-8")
     for old, new in {
         "rounds: 10\n": "rounds: 1\n",
         "local_steps: 10 ": "local_steps: 10000 ",  # minutes of work for each device
