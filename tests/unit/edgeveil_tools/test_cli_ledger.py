@@ -15,6 +15,7 @@ from edgeveil.privacy.guarantee import down
 from edgeveil.privacy.laplace_mechanism import softmax_event
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
 from edgeveil.privacy.policy import JobRequest, Limits, price
+from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_tools import cli
 
 LINEAR = gaussian_event("sum of linear terms", 2**24, 0.5, 30, grid_bits=24)
@@ -34,6 +35,7 @@ def state(tmp_path):
     """Two jobs on `digits`: one closed after two releases, one open and still without any."""
     state = tmp_path / "state"
     state.mkdir()
+    DeviceIdentity.load_or_create(state)
     ledger = Ledger(state / LEDGER_FILE, "digits")
     ledger.open_job(JobRequest("job-a", 1e-5, (LINEAR,) * 3 + (SOFTMAX,)), WIDE)
     ledger.commit("job-a", 1, [LINEAR], b"one")

@@ -162,7 +162,7 @@ def test_doctor_looks_at_a_site_file(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "✓ a sound edge file" in said
     assert "✓ this box can do the device's work" in said
-    assert "– it does not run here: the device does not run" in said
+    assert "– it does not run here" in said
     edge.write_text(edge.read_text().replace("role:", "rule:"))
     assert cli.main(["doctor", "--config", str(edge)]) == 1
     assert f"✗ {edge}:" in capsys.readouterr().out

@@ -23,7 +23,9 @@ from edgeveil.data.records import Records
 from edgeveil.errors import UsageError
 from edgeveil.parts.exchange import Tensors
 from edgeveil.parts.features import IdentityParameters
+from edgeveil.parts.methods.fm import UNIT
 from edgeveil.parts.methods.fm_budget import FmParameters
+from edgeveil.parts.methods.fm_sums import shrunk
 from edgeveil.parts.own_records import take
 from edgeveil.privacy.grid import GRID_BITS
 from edgeveil_tools.local.recording import Recording, exact_linear, noised_linear
@@ -49,6 +51,7 @@ class AttackedHead:
     broadcast: Tensors
     classes: int
     side: int
+    intercept: int = 0
 
     def linear(self, x: Tensor, chances: Tensor) -> Tensor:
         """Σ z(p − y)ᵀ, clipped per record, for scaled records (n, D) and label chances (n, c)."""
@@ -60,6 +63,9 @@ class AttackedHead:
             phi = phi - torch.from_numpy(self.broadcast["centre"].astype(np.float64))
         radius = self.parameters.radius
         z = phi / phi.norm(dim=1, keepdim=True).clamp_min(radius)
+        if self.intercept:
+            beside = torch.full((len(z), 1), self.intercept / UNIT, dtype=z.dtype)
+            z = torch.cat([z * (shrunk(self.intercept) / UNIT), beside], dim=1)
         weight = torch.from_numpy(self.broadcast["iterate"].astype(np.float64) * 2.0**-GRID_BITS)
         residual = torch.softmax(z @ weight, dim=1) - chances
         size = z.norm(dim=1, keepdim=True) * residual.norm(dim=1, keepdim=True)
@@ -322,7 +328,8 @@ def head_of(recording: Recording) -> AttackedHead:
         raise UsageError(why_no_pictures(recording), where="features")
     side = math.isqrt(math.prod(recording.job.data.input_shape))
     broadcast = recording.broadcast(recording.rounds[0])
-    return AttackedHead(recording.parameters, features, broadcast, recording.job.data.classes, side)
+    classes, intercept = recording.job.data.classes, recording.device.intercept
+    return AttackedHead(recording.parameters, features, broadcast, classes, side, intercept)
 
 
 def _guess(recording: Recording, own: Records) -> InversionResult:

@@ -20,7 +20,7 @@ from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import TRAIN, Array, Exchange, Tensors
 from edgeveil.parts.features import backbone_digests, projection_of
 from edgeveil.parts.methods.fm import HEAD, FmDevice
-from edgeveil.parts.methods.fm_budget import FmParameters
+from edgeveil.parts.methods.fm_budget import FmParameters, head_shape
 from edgeveil.parts.methods.local_steps import minimise_quadratic
 from edgeveil.parts.methods.symmetric_packing import symmetric
 from edgeveil.parts.own_records import take
@@ -166,7 +166,9 @@ def noised_linear(device: FmDevice, broadcast: Tensors, changes: Sequence[Array]
     low, high = (float(v) for v in broadcast["spectrum"])
     if device.parameters.quadratic == "never":
         return [change.astype(np.float64) * (-high * nominal) for change in changes]
-    curvature = symmetric(broadcast["curvature"].astype(np.float64), setting.dimension)
+    curvature = symmetric(
+        broadcast["curvature"].astype(np.float64), head_shape(device.parameters, setting)[0]
+    )
     values, vectors = np.linalg.eigh(curvature)
     ones = np.full((len(values), 1), -1.0)
     steps = device.parameters.local_steps
