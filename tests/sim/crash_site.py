@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from edgeveil.protocol.messages import (
     MaskSums,
     Note,
     Offer,
+    Unmask,
     Upload,
     decode,
     decode_body,
@@ -219,16 +221,17 @@ def _acknowledged(site: CrashSite, device: str) -> set[tuple[int, int]]:
 
 
 def check_unmasked_once(site: CrashSite, job: str) -> None:
-    """Of each exchange the proxy told masks for one question at most, whoever died when, and that
+    """Of each exchange the proxy told masks for one choice at most, whoever died when, and that
     it keeps; with the job everything that masks were for is gone.
     """
     questions: dict[tuple[bytes, int], set[bytes]] = {}
-    for sender, _, frame in site.net.wire or []:
-        if not isinstance(sender, fx.ProxyAddress):
-            continue
+    choices = set[bytes]()  # the questions that are no checks
+    for _, _, frame in site.net.wire or []:
         message = decode(frame, PACKET_BYTES)
+        if isinstance(message, Note) and isinstance(decode_body(message.body), Unmask):
+            choices.add(hashlib.sha256(message.body.payload).digest())
         header = decode_header(message.header) if isinstance(message, Offer) else None
-        if isinstance(header, MaskSums):
+        if isinstance(header, MaskSums) and header.question in choices:
             exchange = header.at.job_id, header.at.exchange
             questions.setdefault(exchange, set()).add(header.question)
     assert all(len(asked) == 1 for asked in questions.values()), "unmasked twice"
