@@ -113,6 +113,7 @@ def test_the_chains_answer_with_a_distribution(chain):
     np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-5)
 
 
+@pytest.mark.timeout(1200)  # it takes its time beside other tests
 def test_the_audit_plays_the_subnormals():
     assert SUBNORMALS in guards()
     found = judged(SUBNORMALS.mechanism, SUBNORMALS.promise, quick=True)

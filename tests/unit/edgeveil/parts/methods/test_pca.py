@@ -39,8 +39,9 @@ def _rotation(seed, d):
 
 def test_one_record_by_hand():
     """x = (3, 4): φ = (0.6, 0.8), of which the first axis is kept."""
-    device = FmDevice(FmParameters(), setting(projection=FPCA))
-    cloud = FmCloud(FmParameters(), setting(projection=FPCA))
+    bare = FmParameters(intercept=False)
+    device = FmDevice(bare, setting(projection=FPCA))
+    cloud = FmCloud(bare, setting(projection=FPCA))
     first, centre, quadratic = cloud.plan()[:3]
     assert [e.phase for e in (first, centre, quadratic)] == ["covariance", "centre", "quadratic"]
     record = Records(np.array([[3, 4]], np.float32), np.array([0]))
@@ -105,7 +106,7 @@ def test_the_unpacked_curvature_follows_its_values():
 def test_the_graph_projects_as_numpy_does_and_is_plain():
     chosen = digits_setting(projection=FPCA)
     _, test = digits(1)
-    cloud = FmCloud(FmParameters(), chosen)
+    cloud = FmCloud(FmParameters(intercept=False), chosen)
     rng = np.random.default_rng(0)
     weights = cloud.model(
         {
