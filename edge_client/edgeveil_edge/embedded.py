@@ -96,8 +96,8 @@ class Device:
         found = site if isinstance(site, EdgeSite) else load_site(Path(site))
         if not isinstance(found, EdgeSite):
             raise UsageError("is no edge site file", where=str(site), fix="name a device's")
-        if records is not None:  # arrays, of which no line could be taken for names
-            data = found.data.model_copy(update={"header": False})
+        if records is not None:  # of arrays no line can be taken for names
+            data = found.data.model_copy(update={"header": True})
             found = found.model_copy(update={"data": data})
         self.site, self._records, self._say = found, records, say
         self._thread: threading.Thread | None = None
