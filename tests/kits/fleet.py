@@ -30,7 +30,7 @@ class Fleet(MemoryFleet):
             devices,
             infer_only=infer_only,
             partition=Partition(kind="n_class", classes_per_device=2),
-            policy=(policy or Policy()).with_room(200),  # 800 records, and so time for each
+            policy=policy,
             seed=seed,
         )
         proxy = {"min_batch_floor": floor, **options.pop("proxy", {})}  # type: ignore[dict-item]
@@ -59,7 +59,7 @@ def small_job(**changes: object) -> Job:
         "features": ({"name": "identity", "input_scale": 16.0, "shift": -0.3},),
         "train": {"method": "fm", "rounds": 3},
         "privacy": {"epsilon": 8.0, "delta": 1e-5},
-        "round": {"deadline_s": 20.0, "budget_s": 8.0, "min_batch": 3, "grace_s": 1.0},
+        "round": {"deadline_s": 20.0, "min_batch": 3, "grace_s": 1.0},
         "encrypt": {"privacy_eval_type": "LAPLACE", "laplace_eval": {"laplace_eval_eps": 20.0}},
         "unsupervised": {"every_rounds": 2, "eval_type": "SILHOUETTE_SCORE"},
     }

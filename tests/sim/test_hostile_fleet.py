@@ -95,7 +95,7 @@ def test_what_a_device_says_beside_its_answer_is_refused_and_counted(
     assert outcome.model == undisturbed.model
     assert reasons <= set(outcome.refused)
     assert {r["uploads"] for r in outcome.rounds} == {DEVICES - ATTACKERS}
-    # However often it asks, it hears the job a few times at most, and the proxy keeps nothing.
+    # However often it asks, it hears little more than an honest one, and the proxy keeps nothing.
     heard = [run.bytes_to(run.fleet.devices[0].id) for run in (undisturbed, outcome)]
-    assert heard[1] < 3 * heard[0]
+    assert heard[1] < 2 * heard[0]
     assert outcome.fleet.proxy.machine.spool_bytes == outcome.fleet.proxy.machine.credit_bytes == 0

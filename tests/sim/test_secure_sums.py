@@ -45,7 +45,7 @@ pytestmark = pytest.mark.slow
 
 DEVICES = 5
 HEAD = "head.weight"
-LIMITS = {"deadline_s": 10.0, "budget_s": 5.0, "min_batch": 3, "grace_s": 1.0, "retries": 1}
+LIMITS = {"deadline_s": 10.0, "min_batch": 3, "grace_s": 1.0, "retries": 1}
 
 
 def job(**changes: Any) -> Job:
@@ -331,7 +331,7 @@ def test_too_few_for_a_sum_are_asked_again_and_never_unmasked(tmp_path: Path) ->
 def test_devices_that_only_infer_stand_beside_those_that_train(
     tmp_path: Path, books: Books
 ) -> None:
-    limits = {**LIMITS, "deadline_s": 5.0, "budget_s": 2.5}
+    limits = {**LIMITS, "deadline_s": 5.0}
     what = job(selection={"devices": 8}, round=limits)
     fleet, done = played(tmp_path, what, devices=8, infer_only=3)
     assert fleet.finish(done) == "completed"
@@ -466,7 +466,7 @@ STREAMED = {"min_batch_floor": 1, "limits": {"lot_bytes": 1}}
     [
         (job(), {}),
         (
-            job(selection={"devices": 8}, round={**LIMITS, "deadline_s": 5.0, "budget_s": 2.5}),
+            job(selection={"devices": 8}, round={**LIMITS, "deadline_s": 5.0}),
             {"devices": 8, "infer_only": 3},
         ),
         (job(), {"devices": 8, "proxy": {"cover_traffic": True, "cover_window_s": 4.0}}),
@@ -512,7 +512,7 @@ def test_a_proxy_that_starts_anew_in_the_middle_of_a_stream_begins_another(
 
 
 def test_a_short_round_s_stream_is_never_unmasked(tmp_path: Path) -> None:
-    what = job(round={**LIMITS, "deadline_s": 5.0, "budget_s": 2.5})
+    what = job(round={**LIMITS, "deadline_s": 5.0})
     fleet, done = played(tmp_path, what, packet_bytes=4096, proxy=STREAMED)
     fleet.net.run(lambda: len(fleet.store.exchanges(done)) == 1)
     for box in fleet.devices[:3]:
