@@ -94,7 +94,10 @@ HOPS = (
     ("proxy_to_cloud", "proxy → cloud"),
 )
 _CLOUDS_RECORDS = "on records the cloud holds"
-_NO_FIGURES = ("round", "unusable", "normal", "anomalous")  # among numbers of a round
+_NO_FIGURES = (  # among numbers of a round: counts, and what no model moves
+    *("round", "unusable", "normal", "anomalous"),
+    *("largest_class_rate", "rmse_of_mean"),
+)
 _BY_DEVICES = (  # figures that counts of devices may tell
     *("accuracy", "balanced_accuracy", "macro_f1", "rmse", "mae"),
     *("auc", "detection_rate", "false_alarm_rate", "precision", "f1", "threshold"),

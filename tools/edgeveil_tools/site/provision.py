@@ -527,7 +527,6 @@ def _job(plan: SitePlan) -> None:
         devices=plan.devices,
         noise="shared" if shared else "local",
         secure=str(shared).lower(),
-        selected=plan.devices if shared else "all",
         min_batch=math.ceil(0.9 * trainers) if shared else max(1, min(5, trainers)),
         nominal_records=_nominal_digits(plan),
         inference_epsilon=_inference_epsilon(_nominal_digits(plan)),
