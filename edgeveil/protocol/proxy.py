@@ -271,6 +271,7 @@ class ProxyMachine:
         return [*self._send_trust(fx.AllDevices(), root_version, before), report]
 
     def _taken(self, result: object) -> list[fx.Effect]:
+        self._context.reading_trust -= 1
         if isinstance(result, PeerKeys):
             return [*self._believe(result), *self._send_roster()]
         return [fx.Refuse(result.reason)] if isinstance(result, fx.WorkFailed) else []
@@ -292,6 +293,7 @@ class ProxyMachine:
     def _cloud_message(self, message: object) -> list[fx.Effect]:
         match message:
             case TrustMetadata() as metadata if self._trust is not None:
+                self._context.reading_trust += 1
                 return [fx.Work(fx.TakeTrust(metadata))]
             case Offer() as offer:
                 return self.broadcasts.offer(offer)

@@ -438,6 +438,7 @@ class ProxyContext:
     settings: ProxySettings
     online: set[str] = field(default_factory=set)
     all_came: bool = False  # `online` is complete: devices had their time to say hello
+    reading_trust: int = 0  # metadata of the root that came and is not read yet
 
     @property
     def offline(self) -> set[str] | None:

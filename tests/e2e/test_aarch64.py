@@ -61,6 +61,7 @@ def with_records(config: Path) -> None:
     text = yaml.safe_load(config.read_text())
     data = text["edge"]["data"]
     text["edge"]["data"] = {"name": data["name"], "source": "npz", "path": "records.npz"}
+    text["edge"]["policy"]["max_records"] = len(records.x)
     config.write_text(yaml.safe_dump(text))
 
 
@@ -86,7 +87,8 @@ def test_a_job_counts_it_as_any_other_and_its_release_infers(
                 env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
             )
         wait_for(lambda: live.proxy_status().get("online") == 5, "all hellos", 180)
-        job = live.finish(live.submit(rounds=3, every=2))
+        # Emulated, a box takes some thirty times as long.
+        job = live.finish(live.submit(rounds=3, every=2, budget_s=4))
         assert job["status"] == "completed", job["reason"]
         assert {exchange["uploads"] for exchange in job["exchanges"]} == {5}
         state = live.plan.edge_state(1)

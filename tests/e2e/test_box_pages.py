@@ -25,6 +25,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.sites.edge import OwnerPage
 from edgeveil.transport.http import serve_pages
 from edgeveil_edge import page as device_page
+from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.page import TOKEN_FILE
 from edgeveil_edge.personal_model import PersonalModel, keep_personal
 from edgeveil_tools.site.brokers import free_ports
@@ -66,6 +67,7 @@ def test_an_owner_logs_in_pauses_tries_a_record_and_goes_back(
     monkeypatch.setattr(device_page, "LOOK_S", 0.1)
     for peer in ("cloud", "proxy"):
         SigningKey.generate().public().save(tmp_path / f"{peer}.pub")
+    DeviceIdentity.load_or_create(tmp_path)
     page = OwnerPage.model_construct(host="127.0.0.1", port=0)
     policy = {"min_devices": 3, "accept_unproven": True, "accept_unprotected": True}
     own = site(tmp_path, name=SHORT, policy=policy).model_copy(update={"page": page})

@@ -24,6 +24,7 @@ ALTER TABLE device DROP COLUMN move_order;
 ALTER TABLE device DROP COLUMN moved_away;
 PRAGMA user_version = 2;
 """
+LATER_KEYS = {"max_jobs:", "max_records:"}
 ROUNDS = 24
 
 
@@ -33,6 +34,7 @@ class UpgradedSite(LiveSite):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, devices=DEVICES)
         self._earlier = earlier_code(folder / "earlier")
+        self._today: dict[Path, str] = {}
         self._as_earlier_code_leaves_it()
         self.configs = {"cloud": self.site.cloud, "proxy": self.site.proxy}
         self.configs |= {f"edge-{n}": path for n, path in enumerate(self.site.edges, start=1)}
@@ -40,13 +42,18 @@ class UpgradedSite(LiveSite):
     def _as_earlier_code_leaves_it(self) -> None:
         """The site was made by today's code: without what earlier code would not have written."""
         for path in self.site.edges:
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            path.write_text("".join(one for one in lines if "max_jobs" not in one), "utf-8")
+            today = self._today[path] = path.read_text(encoding="utf-8")
+            known = (
+                one for one in today.splitlines(keepends=True) if not LATER_KEYS & {*one.split()}
+            )
+            path.write_text("".join(known), "utf-8")
         registry = load_site(self.site.proxy).state_dir / REGISTRY_FILE
         with closing(sqlite3.connect(registry)) as db:
             db.executescript(_REGISTRY_OF_BEFORE)
 
     def begin(self, name: str, *, earlier: bool) -> None:
+        if not earlier and (today := self._today.get(self.configs[name])):
+            self.configs[name].write_text(today, "utf-8")  # as its owner does with an upgrade
         command = [sys.executable, "-m", "edgeveil_tools.cli", name.split("-")[0], "--config"]
         with (self.logs / name).open("ab") as log:
             self.processes[name] = subprocess.Popen(

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from edgeveil.crypto.keys import SigningKey
-from edgeveil.errors import BrokerError, UsageError
+from edgeveil.errors import BrokerError, SystemFault, UsageError
 from edgeveil.sites.cloud import CloudSite
+from edgeveil.transport.process import make_signing_key
 from edgeveil_cloud.main import _run
 
 
@@ -23,6 +24,7 @@ def free_port() -> int:
 @pytest.fixture
 def site(tmp_path: Path) -> CloudSite:
     SigningKey.generate().public().save(tmp_path / "proxy.pub")
+    make_signing_key(tmp_path / "state", "cloud")
     return CloudSite.model_validate(
         {
             "broker": {"url": f"mqtt://127.0.0.1:{free_port()}"},
@@ -50,7 +52,7 @@ def test_a_broker_that_is_not_there_is_named_and_everything_is_given_back(site: 
 
 def test_a_missing_key_of_the_proxy_is_named_before_anything_listens(site: CloudSite) -> None:
     site.proxy_key_file.unlink()
-    with pytest.raises(UsageError, match=r"public key of the proxy.*\.pub"):
+    with pytest.raises(SystemFault, match=r"public key of the proxy.*\.pub"):
         start(site)
 
 

@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from edgeveil.tokens import read_token
+from edgeveil.transport.process import make_signing_key
 from edgeveil_tools import cli
 
 
@@ -14,6 +15,7 @@ def config(tmp_path):
         "state_dir": str(tmp_path / "state"),
         "proxy_key_file": "proxy.pub",
     }
+    make_signing_key(tmp_path / "state", "cloud")
     path = tmp_path / "cloud.yaml"
     path.write_text(yaml.safe_dump({"cloud": site}))
     return path

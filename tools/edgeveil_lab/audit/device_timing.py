@@ -25,7 +25,6 @@ import numpy as np
 from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
-from edgeveil.evaluation.onnx_session import BATCH_RECORDS
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.protocol import effects as fx
@@ -70,8 +69,9 @@ DEADLINE_S = 60.0
 BUDGET_S = 0.8
 RUNS, QUICK_RUNS, FLAWED_RUNS = 200, 12, 60  # with r, and as many without
 _ROUNDS = 1000
-_REPEATS = 400  # of a chain: 0.1 s, which fits the budget also on a busy machine
-_BATCHES = 400  # of 3 ms each and more: far beyond it
+_RECORDS = 8
+_CHAIN = replace(SUBNORMAL, doublings=8, repeats=30)  # for each some 3 ms, a third of what it may
+_MANY = 64  # records of as long, where the job expects one: they take much of the budget
 
 
 def audit_job(
@@ -99,31 +99,39 @@ def audit_job(
 
 
 class TimedDevice:
-    """A device that evaluates the graph of a job on records of a file, below `folder`."""
+    """A device that evaluates the graph of a job on records of a file, below `folder`; its owner
+    lets it hold `max_records`."""
 
     def __init__(
-        self, folder: Path, graph: bytes, records: Records, job: Job, *, guarded: bool = True
+        self,
+        folder: Path,
+        graph: bytes,
+        records: Records,
+        job: Job,
+        *,
+        max_records: int,
+        guarded: bool = True,
     ) -> None:
         folder.mkdir(parents=True)
         np.savez(folder / "own.npz", x=records.x, y=records.y)
         self._plan, self._graph = compile_job(job), graph
         self._cloud, self._proxy = SigningKey.generate(), SigningKey.generate()
+        self._cloud.public().save(folder / "cloud.pub")
+        self._proxy.public().save(folder / "proxy.pub")
         self._loop = asyncio.new_event_loop()
         self._left: asyncio.Future[float] | None = None
         self._started = False
         self._heard = asyncio.Event()  # the hello, before which it takes up nothing
         self._executor = ThreadPoolExecutor(max_workers=1)
         self._process = ComputeProcess()
-        self._build(folder, guarded)
+        self._build(_site(folder, max_records), guarded)
         self._rounds = (exchange for exchange in self._plan.exchanges if exchange.infer)
         self._sequence = 0
 
-    def _build(self, folder: Path, guarded: bool) -> None:
-        self._cloud.public().save(folder / "cloud.pub")
-        self._proxy.public().save(folder / "proxy.pub")
+    def _build(self, made: dict[str, object], guarded: bool) -> None:
         self._said = ["it does not say why"]
         self._runtime: Runtime
-        site = EdgeSite.model_validate_json(json.dumps(_site(folder)))
+        site = EdgeSite.model_validate_json(json.dumps(made))
         DeviceIdentity.load_or_create(site.state_dir)
         self._device = build(
             site,
@@ -213,7 +221,7 @@ class TimedDevice:
         self._device.close()
 
 
-def _site(folder: Path) -> dict[str, object]:
+def _site(folder: Path, max_records: int) -> dict[str, object]:
     return {
         "name": "audited",
         "role": "infer",
@@ -222,14 +230,23 @@ def _site(folder: Path) -> dict[str, object]:
         "cloud_key_file": str(folder / "cloud.pub"),
         "proxy_key_file": str(folder / "proxy.pub"),
         "data": {"name": "audited", "source": "npz", "path": str(folder / "own.npz")},
-        "policy": {"max_inference_epsilon": 1e9, "max_epsilon_per_job": 10},
+        "policy": {
+            "max_inference_epsilon": 1e9,
+            "max_epsilon_per_job": 10,
+            "max_records": max_records,
+        },
         "limits": {"packet_bytes": PACKET_BYTES, "blob_bytes": 1 << 30, "fetch_bytes": 1 << 30},
     }
 
 
 @contextmanager
-def device(guarded: bool, nominal_records: int) -> Iterator[DeviceAnswer]:
-    """What the proxy can measure of devices, see `TimedDevice`, that hold evaluation records."""
+def device(
+    guarded: bool, nominal_records: int, max_records: int | None = None
+) -> Iterator[DeviceAnswer]:
+    """What the proxy can measure of devices, see `TimedDevice`, that hold evaluation records.
+
+    `max_records`: how many they may hold, by default as many as the job expects.
+    """
     made: dict[tuple[bytes, bytes], TimedDevice] = {}
     with TemporaryDirectory() as folder:
 
@@ -239,7 +256,8 @@ def device(guarded: bool, nominal_records: int) -> Iterator[DeviceAnswer]:
                 own = Records(x, np.zeros(len(x), np.int64))
                 job = audit_job(SHAPE, nominal_records, CLASSES, BUDGET_S, _ROUNDS)
                 place = Path(folder) / str(len(made))
-                made[key] = TimedDevice(place, graph, own, job, guarded=guarded)
+                most = max_records or nominal_records
+                made[key] = TimedDevice(place, graph, own, job, max_records=most, guarded=guarded)
                 made[key].seconds()  # the first round is slower than the others
             return made[key].seconds()
 
@@ -262,8 +280,8 @@ def device_guards() -> tuple[Guard, ...]:
         ),
         Guard(
             "device overrun",
-            "so it does where far more records than a job expects overrun its budget",
-            "answers leave when they are ready, no run is ended",
+            "so it does where there are far more records than a job expects, or none",
+            "answers leave when they are ready",
             _overrun,
             at_rest=True,
         ),
@@ -272,20 +290,21 @@ def device_guards() -> tuple[Guard, ...]:
 
 def _subnormal(flawed: bool, quick: bool) -> AttackOutcome:
     """Numbers that are slow to work on where r is there."""
-    given = records(BATCH_RECORDS)
-    slow = crafted(replace(SUBNORMAL, repeats=_REPEATS), given[-1])
-    with not_flushing() if flawed else nullcontext(), device(not flawed, BATCH_RECORDS) as answer:
-        case = TimingCase("subnormal", slow, given, given[:-1])
+    given = records(_RECORDS)
+    graph = crafted(_CHAIN, given[-1])
+    with not_flushing() if flawed else nullcontext(), device(not flawed, _RECORDS) as answer:
+        case = TimingCase("subnormal", graph, given, given[:-1])
         return attacked(answer, [case], _runs(flawed, quick))
 
 
 def _overrun(flawed: bool, quick: bool) -> AttackOutcome:
-    """The same work for each batch: far more of them than the job asks for, or none."""
-    given = records(_BATCHES * BATCH_RECORDS)
-    with device(not flawed, nominal_records=1) as answer:
-        case = TimingCase("overrun", crafted(COUNTING, given[-1]), given, given[:0])
+    """The same work for each record: as many as the box may hold, or none."""
+    given = records(_MANY)
+    graph = crafted(replace(COUNTING, doublings=_CHAIN.doublings), given[-1])
+    with device(not flawed, nominal_records=1, max_records=_MANY) as answer:
+        case = TimingCase("overrun", graph, given, given[:0])
         return attacked(answer, [case], _runs(flawed, quick))
 
 
 def _runs(flawed: bool, quick: bool) -> int:
-    return QUICK_RUNS if quick else FLAWED_RUNS if flawed else RUNS
+    return FLAWED_RUNS if flawed else QUICK_RUNS if quick else RUNS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 from protocol_kit import (
@@ -42,8 +44,10 @@ from edgeveil.protocol.messages import (
     Hello,
     Need,
     Offer,
+    PeerKeys,
     ReleaseStatement,
     Roster,
+    TrustMetadata,
     Want,
     proof_of_releases,
 )
@@ -454,6 +458,33 @@ def test_a_job_whose_release_will_be_taken_is_announced(before, job):
         cloud_says(machine, one)
     out = cloud_says(machine, offer(job, b"job"))
     assert acks(out) == [("held", "")] and job.blob.digest in machine.memory.kept
+
+
+def reading_trust():
+    """A proxy to which the cloud just passed on what the root says, and the work on it."""
+    machine = proxy()
+    machine._trust = SimpleNamespace(after=lambda _root, _version: ((), b""))
+    machine.hold_work = True
+    (work,) = cloud_says(machine, TrustMetadata((), b"newer"))
+    machine.hold_work = False
+    return machine, work.task
+
+
+def test_a_job_waits_until_the_roots_word_that_came_before_it_is_read():
+    """The key of releases is replaced: metadata and job come together."""
+    machine, task = reading_trust()
+    announced = offer(job_of(signer=RELEASES), b"job")
+    assert cloud_says(machine, announced) == []
+    keys = PeerKeys(CLOUD.key.public(), PROXY.key.public(), RELEASES.key.public())
+    machine.handle(fx.WorkDone(task, keys), 0.0)
+    assert acks(cloud_says(machine, announced)) == [("held", "")]
+
+
+def test_a_job_is_refused_where_the_root_does_not_name_its_key():
+    machine, task = reading_trust()
+    machine.handle(fx.WorkDone(task, None), 0.0)
+    out = cloud_says(machine, offer(job_of(signer=RELEASES), b"job"))
+    assert acks(out) == [("refused", "unknown_release_key")]
 
 
 def test_a_number_that_no_clock_gave_holds_up_nothing_at_the_proxy():

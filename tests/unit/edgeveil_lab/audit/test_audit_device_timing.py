@@ -21,7 +21,8 @@ def test_a_graph_that_asks_for_more_than_the_budget_is_declined_once_and_unread(
     given = records(4)
     own = Records(given, np.zeros(len(given), np.int64))
     job = audit_job(SHAPE, len(own), 3, budget_s=0.001, rounds=3)
-    device = TimedDevice(tmp_path / "box", crafted(SUBNORMAL, given[0]), own, job)
+    graph = crafted(SUBNORMAL, given[0])
+    device = TimedDevice(tmp_path / "box", graph, own, job, max_records=len(given))
     (tmp_path / "box" / "own.npz").unlink()  # reading it would be told instead
     try:
         for _ in range(2):
