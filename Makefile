@@ -10,7 +10,7 @@ DRAWN  := edgeveil_tools.protocol_diagrams edgeveil_tools.architecture_page \
 export PATH := $(PATH):/usr/sbin:/usr/local/sbin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all check mutants bench fuzz long docs mosquitto postgresql chromium nats rabbitmq rootfs clean
+.PHONY: help setup run test test-all drills check mutants bench fuzz long docs mosquitto postgresql chromium nats rabbitmq rootfs clean
 
 help:            ## list all targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -22,10 +22,13 @@ run: $(VENV)/.tools  ## run the quickstart job: brokers, cloud, proxy, 20 device
 	$(BIN)/edgeveil run configs/jobs/quickstart.yaml --out $(OUT) --force
 
 test: mosquitto postgresql chromium setup run  ## the quickstart, then all tests but the slow ones, on WORKERS=2 cores
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not slow'
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not slow and not drill'
 
-test-all: mosquitto postgresql nats rabbitmq rootfs chromium setup run  ## the quickstart, then every test, on WORKERS=2 cores
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+test-all: mosquitto postgresql chromium setup run  ## the quickstart, then every test but the drills, on WORKERS=2 cores
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not drill'
+
+drills: mosquitto postgresql nats rabbitmq rootfs chromium setup  ## tests of minutes: images, clusters of brokers, another processor, upgrades, chaos
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m drill
 
 check: $(VENV)/.all  ## ruff, mypy --strict, import-linter; whether `make docs` would change a page
 	$(BIN)/ruff check .

@@ -151,7 +151,7 @@ def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[object, object, 
     UsageError where the process may open too few files. An error that the machine is to blame for
     has exit code 1 (`of_environment`).
     """
-    os.umask(0o077)  # its state is its user's alone, whatever it was started with
+    mask = os.umask(0o077)  # its state is its user's alone, whatever it was started with
     raise_file_limit()
     keep_heap()
     numbers = stop_signals()
@@ -201,6 +201,8 @@ def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[object, object, 
         if error.exit_code == UsageError.exit_code and of_environment(error):
             error.exit_code = SystemFault.exit_code
         raise
+    finally:
+        os.umask(mask)
 
 
 async def first_of(stop: asyncio.Event, *work: Awaitable[object]) -> None:

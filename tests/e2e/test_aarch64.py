@@ -24,7 +24,7 @@ from edgeveil_edge.predict import predict
 from tests.kits.debian_roots import CONSTRAINTS, build_wheel, foreign_files, need, run
 from tests.kits.live_site import LiveSite, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.drill
 
 EMULATOR = "qemu-aarch64-static"
 # Of the later builds some look at the processor in ways that the emulation does not know.

@@ -43,6 +43,7 @@ def test_a_short_run_in_which_the_site_keeps_its_word(tmp_path: Path) -> None:
     assert (out / "logs" / "proxy.log").read_text().count("--- start") >= 2
 
 
+@pytest.mark.drill
 def test_under_masks_no_round_is_unmasked_twice_and_sums_are_exact(tmp_path: Path) -> None:
     out = tmp_path / "chaos"
     done = subprocess.run(
@@ -56,6 +57,7 @@ def test_under_masks_no_round_is_unmasked_twice_and_sums_are_exact(tmp_path: Pat
         assert checks[name]["looked"] and not checks[name]["violations"]
 
 
+@pytest.mark.drill
 def test_two_cells_and_workers_that_open_batches_keep_their_word(tmp_path: Path) -> None:
     out = tmp_path / "chaos"
     done = subprocess.run(

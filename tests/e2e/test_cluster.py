@@ -16,7 +16,7 @@ from tests.kits.live_site import wait_for
 from tests.kits.nats_cluster import NatsCluster
 from tests.kits.rabbitmq_cluster import RabbitCluster
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.drill
 DEVICES = 5  # as many as the owners of a provisioned site ask for
 JOB_LIMIT_S = 150.0  # with attempts that fail by their deadline
 SILENCE_S = 30.0  # a tenth of it where an answer is owed, and longer with each try

@@ -25,7 +25,7 @@ from tests.kits.debian_roots import (
 from tests.kits.live_site import wait_for
 
 # The first of them waits for two Debians to be made.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(1200)]
 
 BASE, BUILDER = "localhost/debian-python", "localhost/debian-python-venv"
 BUILD_ONLY = (

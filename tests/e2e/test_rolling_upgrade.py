@@ -17,7 +17,7 @@ from edgeveil_proxy.registry import REGISTRY_FILE
 from tests.kits.earlier_code import earlier_code
 from tests.kits.live_site import LiveSite, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.drill
 DEVICES = 5
 _REGISTRY_OF_BEFORE = """
 ALTER TABLE device DROP COLUMN move_order;

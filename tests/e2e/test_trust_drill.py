@@ -22,6 +22,7 @@ def command(out: Path, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.drill
 def test_all_recover_without_a_visit_and_pay_for_nothing_in_vain(tmp_path: Path) -> None:
     out = tmp_path / "drill"
     done = subprocess.run(command(out, "--json"), capture_output=True, text=True)

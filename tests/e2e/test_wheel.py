@@ -84,7 +84,7 @@ def test_pages_come_with_their_files(wheel: Path) -> None:
 
 
 def test_quickstart_and_predict_run_beside_packages_of_our_old_names(home: Path) -> None:
-    job = (ROOT / "configs" / "jobs" / "quickstart.yaml").read_text()
+    job = (ROOT / "tests" / "kits" / "quickstart.yaml").read_text()
     (home / "job.yaml").write_text(job.replace("rounds: 15", "rounds: 5"))
     done = command(home, "run", "job.yaml", "--devices", "8", "--out", "out", "--json")
     assert done.returncode == 0, done.stderr

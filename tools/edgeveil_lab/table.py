@@ -490,7 +490,7 @@ def _guessing(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def _beside(row: Mapping[str, Any]) -> str:
     if row["median"] is None:
         return ""
-    told = beside_text(row["measure"], row["median"], row.get("guessing"))
+    told = beside_text(row.get("measure", "accuracy"), row["median"], row.get("guessing"))
     return f"; {told}" if told else ""
 
 

@@ -71,7 +71,7 @@ def test_a_missing_file_and_another_site_are_refused(folder):
 
 
 def test_lines_out_of_form_are_named_without_what_they_hold(folder, capsys):
-    (folder / "edge.yaml").write_text(SITE.format().replace("npz, path: own.npz", "csv, path: o"))
+    (folder / "edge.yaml").write_text(SITE.format().replace("npz, path: own.npz", "csv, header: true, path: o"))
     bad = ["1,secret,3,4,1", "1,2", "1,2,3,4,2.5", "1,2,3,4,"]
     (folder / "o").write_text("\n".join(["a,b,c,d,label", "1,2,3,4,0", *bad, *["1,2"] * 20]))
     assert data_check(folder / "edge.yaml", folder / "job.yaml") == DataError.exit_code
@@ -87,8 +87,8 @@ def test_lines_out_of_form_are_named_without_what_they_hold(folder, capsys):
 def test_forms_that_a_device_would_decline_are_said_with_what_to_write(folder):
     site = SITE.format()
     for data, text in (
-        ("csv, path: own.csv", "write a first line that names every column"),
-        ("csv, path: own.csv, label_column: kind", "write a first line that names every column"),
+        ("csv, path: own.csv", "write header: true where the first line names the columns"),
+        ("csv, path: own.csv, header: true", "write a first line that names every column"),
     ):
         (folder / "edge.yaml").write_text(site.replace("npz, path: own.npz", data))
         (folder / "own.csv").write_text("1,2,3,4,0\n")

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_tools.deploy import systemd
 from edgeveil_tools.deploy.parties import DeployedParty
 from edgeveil_tools.site.brokers import free_ports
@@ -155,6 +156,7 @@ def test_a_command_is_as_private() -> None:
 
 
 def test_a_program_that_a_device_runs_in_is_as_private(tmp_path: Path, site: Site) -> None:
+    DeviceIdentity.load_or_create(tmp_path / "state")
     config = site.plan.folder / "embedded.yaml"
     config.write_text(site.edges[0].read_text().replace("state/edge-1", str(tmp_path / "state")))
     script = f"""

@@ -77,7 +77,7 @@ def test_validate_says_that_an_epsilon_protects_nothing(tmp_path, capsys):
     )
     assert main(["validate", str(path)]) == 0
     out = capsys.readouterr().out
-    assert "inference: ε = " in out and "per device, so large that it protects nothing" in out
+    assert "inference: ε = " in out and ", so large that it protects nothing" in out
     assert "training:" not in out
 
 

@@ -35,7 +35,7 @@ while True:
 
 
 def spawn(
-    arguments: tuple[str, ...], output: int, lifeline: object, *, threads: int | None
+    arguments: tuple[str, ...], output: int, _lifeline: object, **_options: object
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-c", SCRIPT, *arguments],
