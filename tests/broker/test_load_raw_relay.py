@@ -14,7 +14,7 @@ from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, free_ports
 from edgeveil_tools.site.provision import Ports, SitePlan, provision
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.drill
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ def exchanges(live: LiveSite, job: str) -> list[dict]:
     return found
 
 
+@pytest.mark.drill
 def test_a_lost_cell_costs_its_own_devices_until_it_is_back(live: LiveSite) -> None:
     live.start_all()
     job = live.submit(rounds=40, every=0, deadline_s=10, min_devices=5)

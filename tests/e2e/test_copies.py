@@ -13,7 +13,7 @@ from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_tools.cli import main
 from tests.kits.live_site import LiveSite, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.drill
 DEVICES = 5
 SOUGHT = "older than what the proxy knows"
 

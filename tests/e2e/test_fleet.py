@@ -172,6 +172,7 @@ def test_bundles_make_a_fleet_whose_devices_come_and_go(fleet: PlannedFleet) -> 
     assert "exchange" not in fleet.log(boxes[1]).partition("broker_lost")[2]
 
 
+@pytest.mark.drill
 def test_an_authority_is_rotated_while_a_job_runs(tmp_path: Path) -> None:
     fleet = PlannedFleet(tmp_path, "certificates")
     try:

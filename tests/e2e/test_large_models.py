@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.drill
 
 DEVICES, ROUNDS, BROKER_BYTES = 3, 2, 1 << 20
 JOB = """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.drill
 
 
 def test_the_ratio_to_a_bare_relay_comes_from_one_call(tmp_path: Path) -> None:

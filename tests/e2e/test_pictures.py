@@ -15,7 +15,7 @@ from edgeveil.parts.features.onnx import cached_backbone
 from edgeveil.parts.features.procedural_pictures import procedural_pictures
 from edgeveil_tools.backbone.contrastive import axes, onnx_pictures, train_pictures
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.drill
 
 ROOT = Path(__file__).parents[2]
 JOBS = ROOT / "configs" / "jobs"

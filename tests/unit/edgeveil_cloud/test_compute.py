@@ -424,6 +424,7 @@ def test_a_cluster_gives_the_same_bits(cluster: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.drill
 def test_what_a_worker_of_the_cluster_leaves_undone_is_done_by_another(
     cluster: Any, tmp_path: Path
 ) -> None:

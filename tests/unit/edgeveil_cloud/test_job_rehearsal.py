@@ -150,6 +150,7 @@ def test_a_model_that_fails_late_is_refused_by_validate_run_and_submit(
     assert not priced
 
 
+@pytest.mark.drill
 def test_group_normalisation_and_gelu_go_the_whole_way(tmp_path: Path) -> None:
     path, out = file(tmp_path, "Sound"), tmp_path / "out"
     run_local(path, out, Overrides(), reference=False, brief=True, stream=io.StringIO())

@@ -71,7 +71,9 @@ def test_a_missing_file_and_another_site_are_refused(folder):
 
 
 def test_lines_out_of_form_are_named_without_what_they_hold(folder, capsys):
-    (folder / "edge.yaml").write_text(SITE.format().replace("npz, path: own.npz", "csv, header: true, path: o"))
+    (folder / "edge.yaml").write_text(
+        SITE.format().replace("npz, path: own.npz", "csv, header: true, path: o")
+    )
     bad = ["1,secret,3,4,1", "1,2", "1,2,3,4,2.5", "1,2,3,4,"]
     (folder / "o").write_text("\n".join(["a,b,c,d,label", "1,2,3,4,0", *bad, *["1,2"] * 20]))
     assert data_check(folder / "edge.yaml", folder / "job.yaml") == DataError.exit_code

@@ -206,6 +206,7 @@ def test_a_cluster_that_is_not_there_is_named_at_once(tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.drill
 def test_two_ray_nodes_give_the_same_bits(tmp_path):
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster

@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -51,7 +50,6 @@ from edgeveil_edge.role import DeviceRole, build
 from edgeveil_lab.audit.guards import AttackOutcome, Guard
 from edgeveil_lab.audit.timing import (
     CLASSES,
-    COUNTING,
     SHAPE,
     SUBNORMAL,
     DeviceAnswer,
@@ -62,6 +60,7 @@ from edgeveil_lab.audit.timing import (
     not_flushing,
     records,
 )
+from edgeveil_tools.local.children import scratch
 
 PACKET_BYTES = 1 << 24
 JOB_ID = bytes(16)
@@ -69,9 +68,9 @@ DEADLINE_S = 60.0
 BUDGET_S = 0.8
 RUNS, QUICK_RUNS, FLAWED_RUNS = 200, 12, 60  # with r, and as many without
 _ROUNDS = 1000
-_RECORDS = 8
-_CHAIN = replace(SUBNORMAL, doublings=8, repeats=30)  # for each some 3 ms, a third of what it may
-_MANY = 64  # records of as long, where the job expects one: they take much of the budget
+_RECORDS = 3
+_CHAIN = replace(SUBNORMAL, doublings=7, repeats=150)  # some 20 ms for each record
+_MANY = 4  # records, where the job expects one: they take much of the budget
 
 
 def audit_job(
@@ -248,14 +247,14 @@ def device(
     `max_records`: how many they may hold, by default as many as the job expects.
     """
     made: dict[tuple[bytes, bytes], TimedDevice] = {}
-    with TemporaryDirectory() as folder:
+    with scratch(keep=False, in_memory=True) as folder:  # what a disk takes is no record's doing
 
         def answer(graph: bytes, x: Values) -> float:
             key = (graph, x.tobytes())
             if key not in made:
                 own = Records(x, np.zeros(len(x), np.int64))
                 job = audit_job(SHAPE, nominal_records, CLASSES, BUDGET_S, _ROUNDS)
-                place = Path(folder) / str(len(made))
+                place = folder / str(len(made))
                 most = max_records or nominal_records
                 made[key] = TimedDevice(place, graph, own, job, max_records=most, guarded=guarded)
                 made[key].seconds()  # the first round is slower than the others
@@ -300,7 +299,7 @@ def _subnormal(flawed: bool, quick: bool) -> AttackOutcome:
 def _overrun(flawed: bool, quick: bool) -> AttackOutcome:
     """The same work for each record: as many as the box may hold, or none."""
     given = records(_MANY)
-    graph = crafted(replace(COUNTING, doublings=_CHAIN.doublings), given[-1])
+    graph = crafted(replace(_CHAIN, scale=0.0, shift=0.5), given[-1])
     with device(not flawed, nominal_records=1, max_records=_MANY) as answer:
         case = TimingCase("overrun", graph, given, given[:0])
         return attacked(answer, [case], _runs(flawed, quick))

@@ -42,6 +42,7 @@ from edgeveil_lab.audit.guards import AttackOutcome, Guard
 
 CLASSES = 3
 SHAPE = (8,)  # of one record, where the attack may choose
+FEW_RECORDS = 4
 RUNS, QUICK_RUNS = 200, 40  # with r, and as many without
 _WITHIN = 0.1  # of ½: what counts as chance over 200 runs
 _SIGMAS = 3.4  # ... and over fewer, in standard deviations of the AUC where nothing is told
@@ -71,9 +72,11 @@ class OperatorChain:
     double: bool = False
 
 
-# Neither step leaves the numbers below the smallest normal one. Some processors multiply them as
-# fast as any, none divides them so.
-SUBNORMAL = OperatorChain((("Mul", 1.0000001), ("Div", 1.0000001)), scale=1e-39)
+# No step leaves the numbers below the smallest normal one. Some processors multiply them as fast as
+# any, none divides them so.
+SUBNORMAL = OperatorChain(
+    (("Mul", 1.0000001), ("Div", 1.0000001), ("LeakyRelu", None)), scale=1e-39, doublings=5
+)
 # Found by `edgeveil_lab.audit.timing`: these kernels branch, on what no processor foresees.
 BRANCHES = OperatorChain((("Selu", None), ("Elu", None)), scale=90.0, shift=1.0, pattern="signs")
 # The same long work for any values: it tells how many batches there are.
@@ -166,15 +169,15 @@ def cases(
 ) -> Iterator[TimingCase]:
     """The crafted graphs, on these records or on made-up ones.
 
-    Of the counting one the record is the 65th, so that it takes one batch more.
+    Each record has a run of its own. Without r another stands in its place, so that there are as
+    many; of the counting one r is one more.
     """
-    given = records(BATCH_RECORDS + 1)
-    others = given[:BATCH_RECORDS] if others is None else others[:BATCH_RECORDS]
+    given = records(FEW_RECORDS + 1)
+    others = given[:FEW_RECORDS] if others is None else others[:FEW_RECORDS]
     record = given[-1] if record is None else record
-    rest = others[:-1]
-    full, more = np.concatenate([rest, record[None]]), np.concatenate([others, record[None]])
+    full, more = np.concatenate([others[:-1], record[None]]), np.concatenate([others, record[None]])
     for name, chain in chains:
-        yield TimingCase(name, crafted(chain, record), full, rest)
+        yield TimingCase(name, crafted(chain, record), full, others)
     yield TimingCase("counting", crafted(COUNTING, record), more, others)
 
 

@@ -44,7 +44,14 @@ def test_the_noise_of_the_law_is_the_noise_that_is_drawn():
     assert noise_law(softmax_event(10, 1e12))[1] == pytest.approx(0, abs=1e-200)
 
 
-@pytest.mark.parametrize("name", ["unbalanced", "alike", "early"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("unbalanced", marks=pytest.mark.drill),
+        pytest.param("alike", marks=pytest.mark.drill),
+        "early",
+    ],
+)
 def test_at_epsilon_20_the_ratio_is_right_where_the_raw_one_is_off_by_far(name):
     true, raw, got = found(RATIO, name, 20.0)
     assert true > 5 * raw

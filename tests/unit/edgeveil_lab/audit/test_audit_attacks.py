@@ -135,6 +135,7 @@ def test_every_registered_mechanism_and_method_is_attacked():
 
 
 @pytest.mark.timeout(1800)  # it plays every mechanism and method
+@pytest.mark.drill
 def test_the_quick_audit_of_everything_passes(monkeypatch, capsys):
     # No stopwatch in a test: what is measured in seconds is for the audit itself.
     untimed = tuple(one for one in guards() if one.mechanism not in STOPWATCH)

@@ -69,8 +69,9 @@ def test_every_batch_is_found_to_hold_the_record_or_not():
 def test_cases_take_the_records_they_are_given():
     given = records(70, (2, 3), seed=3)
     subnormal, _, counting = cases(given[:-1], given[-1])
-    assert (len(subnormal.present), len(subnormal.absent)) == (64, 63)
-    assert (len(counting.present), len(counting.absent)) == (65, 64)
+    assert (len(subnormal.present), len(subnormal.absent)) == (4, 4)
+    assert (len(counting.present), len(counting.absent)) == (5, 4)
+    assert np.array_equal(subnormal.absent, given[:4])
     assert np.array_equal(subnormal.present[-1], given[-1])
     assert not (counting.absent == given[-1]).all(axis=(1, 2)).any()
 
@@ -79,10 +80,10 @@ def test_a_device_that_tells_by_its_time_is_found():
     case = next(cases())
 
     def telling(graph, x):
-        return 1.0 + (len(x) == len(case.present))
+        return 1.0 + (x is case.present)
 
     def late(graph, x):
-        return math.inf if len(x) == len(case.present) else 1.0
+        return math.inf if x is case.present else 1.0
 
     assert attacked(telling, [case], 12).broke
     assert attacked(late, [case], 12).broke
@@ -92,9 +93,14 @@ def test_a_device_that_tells_by_its_time_is_found():
 
 def test_runs_with_and_without_stand_side_by_side():
     case, order = next(cases()), []
-    present, absent = play(lambda graph, x: float(order.append(len(x)) or len(x)), case, 4)
-    assert order == [64, 63, 63, 64, 64, 63, 63, 64]
-    assert (present, absent) == ([64.0] * 4, [63.0] * 4)
+
+    def told(_graph, x):
+        order.append(x is case.present)
+        return float(order[-1])
+
+    present, absent = play(told, case, 4)
+    assert order == [True, False, False, True, True, False, False, True]
+    assert (present, absent) == ([1.0] * 4, [0.0] * 4)
 
 
 def test_the_flaw_is_undone():
@@ -113,7 +119,6 @@ def test_the_chains_answer_with_a_distribution(chain):
     np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-5)
 
 
-@pytest.mark.timeout(1200)  # it takes its time beside other tests
 def test_the_audit_plays_the_subnormals():
     assert SUBNORMALS in guards()
     found = judged(SUBNORMALS.mechanism, SUBNORMALS.promise, quick=True)
