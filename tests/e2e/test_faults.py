@@ -200,6 +200,7 @@ def test_provision_over_a_site_makes_no_second_key(files: Path, role: str) -> No
     assert before == {path: path.read_bytes() for path in (files / "keys").iterdir()}
 
 
+@pytest.mark.drill
 def test_a_job_says_that_the_proxy_is_gone_and_goes_on_once_its_disk_is_mounted(
     site: LiveSite,
 ) -> None:
@@ -219,6 +220,7 @@ def test_a_job_says_that_the_proxy_is_gone_and_goes_on_once_its_disk_is_mounted(
     assert site.finish(job)["status"] == "completed"
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("role", ["cloud", "proxy"])
 def test_a_party_with_another_key_than_its_fleets_is_named(site: LiveSite, role: str) -> None:
     site.start_all()

@@ -85,6 +85,7 @@ def test_devices_that_drop_and_a_storm_lose_nothing_that_was_acknowledged(tmp_pa
     assert len(result["rounds"]) == 3
 
 
+@pytest.mark.drill
 def test_a_cell_that_is_killed_costs_the_other_nothing():
     done = loadtest(
         *("--cells", 2, "--devices", 40, "--rounds", 4, "--payload-bytes", 1024, "--json"),
@@ -233,6 +234,7 @@ def test_a_host_that_allows_few_files_is_told_so_before_anything_starts(tmp_path
     assert "500 connections need 600 open files, 150 are allowed" in done.stderr
 
 
+@pytest.mark.drill
 def test_generators_of_another_host_share_the_test(tmp_path):
     """A provisioned site that runs; a leader without the site's folder; one generator joins.
 
@@ -381,6 +383,7 @@ def test_ones_own_broker_is_measured_with_one_command(tmp_path, both, websockets
     assert "broker-edge" not in result["processes"]
 
 
+@pytest.mark.drill
 def test_the_same_devices_at_two_brokers(tmp_path):
     """One call, one table, one page; a fresh cloud and proxy for each."""
     brokers = [

@@ -35,7 +35,10 @@ from tests.kits.live_site import LiveSite, wait_for
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("engine", "protocol"), [("mosquitto", 5), ("mosquitto", 4), ("amqtt", 4)])
+@pytest.mark.parametrize(
+    ("engine", "protocol"),
+    [("mosquitto", 5), pytest.param("mosquitto", 4, marks=pytest.mark.drill), ("amqtt", 4)],
+)
 def test_jobs_one_after_the_other_and_clean_stops(
     tmp_path: Path, engine: str, protocol: int
 ) -> None:

@@ -40,6 +40,7 @@ def test_all_recover_without_a_visit_and_pay_for_nothing_in_vain(tmp_path: Path)
     assert "every check holds" in (out / "report.html").read_text()
 
 
+@pytest.mark.drill
 def test_ctrl_c_ends_the_whole_fleet(tmp_path: Path) -> None:
     interrupted(command(tmp_path / "drill"), after="devices are there", processes=11)
     assert not (tmp_path / "drill" / "drill.json").exists()

@@ -43,7 +43,13 @@ def disk() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(params=["", "secure", "streamed"], ids=["plain", "secure", "streamed"])
+@pytest.fixture(
+    params=[
+        pytest.param("", marks=pytest.mark.drill, id="plain"),
+        "secure",
+        pytest.param("streamed", marks=pytest.mark.drill),
+    ]
+)
 def secure(request: pytest.FixtureRequest) -> str:
     """Whether uploads are summed under masks, and go on to the cloud as they come."""
     return str(request.param)

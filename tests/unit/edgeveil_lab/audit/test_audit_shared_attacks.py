@@ -116,7 +116,7 @@ def test_the_sum_of_a_group_has_the_share_of_its_own_uploads_honest():
     assert {event.honest for event in job.events} == {job.honest}
 
 
-@pytest.mark.slow
+@pytest.mark.drill
 @pytest.mark.parametrize("attack", [groups_attack, normal_attack])
 def test_sums_of_groups_and_of_what_is_normal_hold(attack):
     assert set(verdicts(attack(1500)).values()) == {"holds"}
@@ -171,7 +171,7 @@ FAST = ("an exchange is unmasked for one set", "an upload has masks that nobody 
 @pytest.mark.parametrize(
     "promise",
     [
-        pytest.param(one.promise, marks=[] if one.promise in FAST else [pytest.mark.slow])
+        pytest.param(one.promise, marks=[] if one.promise in FAST else [pytest.mark.drill])
         for one in shared_guards()
     ],
 )
