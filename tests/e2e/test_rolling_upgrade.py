@@ -10,12 +10,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import yaml
 
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.sites.files import load_site
 from edgeveil_proxy.registry import REGISTRY_FILE
 from tests.kits.earlier_code import earlier_code
-from tests.kits.live_site import LiveSite, wait_for
+from tests.kits.live_site import LiveSite, site_job, wait_for
 
 pytestmark = pytest.mark.drill
 DEVICES = 5
@@ -112,7 +113,9 @@ def test_a_job_runs_through_while_every_party_is_brought_up(live: UpgradedSite, 
         assert not any(entry.elsewhere for entry in account.jobs.values())
     for name in live.configs:
         assert "Traceback" not in live.log(name)
-        for word in ("malformed", "unknown_version", "unexpected_body"):
+        # A cloud of before counts what a proxy says of its link, once a start, and goes on.
+        of_before = first == "servers" and name == "cloud"
+        for word in ("unknown_version", "unexpected_body", *(["malformed"] * (not of_before))):
             assert word not in live.log(name), live.log(name)
 
 
@@ -125,7 +128,11 @@ def test_devices_of_before_decline_what_they_cannot_read(live: UpgradedSite) -> 
     found = live.finish(live.client.submit_yaml(text.encode()))
     assert found["status"] != "completed"
     assert not found["exchanges"]
-    again = live.finish(live.submit(rounds=1, every=0))
+    own = yaml.safe_load(text)["data"]["nominal_records"]
+    known = yaml.safe_load(site_job(DEVICES, rounds=1, nominal_records=own))
+    known["train"]["intercept"] = False
+    del known["unsupervised"]  # what a device sends for its clusters is another sum by now
+    again = live.finish(live.client.submit_yaml(yaml.safe_dump(known).encode()))
     assert {exchange["uploads"] for exchange in again["exchanges"]} == {DEVICES}
     for name in BOXES:
         assert "Traceback" not in live.log(name)
