@@ -278,10 +278,10 @@ def device_guards() -> tuple[Guard, ...]:
             at_rest=True,
         ),
         Guard(
-            "device overrun",
+            "device count",
             "so it does where there are far more records than a job expects, or none",
             "answers leave when they are ready",
-            _overrun,
+            _count,
             at_rest=True,
         ),
     )
@@ -296,12 +296,12 @@ def _subnormal(flawed: bool, quick: bool) -> AttackOutcome:
         return attacked(answer, [case], _runs(flawed, quick))
 
 
-def _overrun(flawed: bool, quick: bool) -> AttackOutcome:
+def _count(flawed: bool, quick: bool) -> AttackOutcome:
     """The same work for each record: as many as the box may hold, or none."""
     given = records(_MANY)
     graph = crafted(replace(_CHAIN, scale=0.0, shift=0.5), given[-1])
     with device(not flawed, nominal_records=1, max_records=_MANY) as answer:
-        case = TimingCase("overrun", graph, given, given[:0])
+        case = TimingCase("count", graph, given, given[:0])
         return attacked(answer, [case], _runs(flawed, quick))
 
 

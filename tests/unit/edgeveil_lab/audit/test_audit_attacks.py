@@ -59,7 +59,7 @@ from edgeveil_tools.cli import main
 pytestmark = pytest.mark.slow
 
 BETA = 1e-6
-STOPWATCH = ("inference", "device answer", "device overrun")
+STOPWATCH = ("inference", "device answer", "device count")
 
 
 def findings(attack):
