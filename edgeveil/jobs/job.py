@@ -429,6 +429,9 @@ class Job(Block):
     def canonical(self) -> bytes:
         """The job as JSON with sorted keys and all defaults, but those of keys that came later."""
         plain = self.model_dump(mode="json", include=set(Job.model_fields))
+        for key, value in self.train.left_out.items():
+            if plain["train"][key] == value:
+                del plain["train"][key]
         text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return text.encode("ascii")
 

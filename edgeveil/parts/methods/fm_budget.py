@@ -20,7 +20,6 @@ from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features.pca import COVARIANCE, PcaParameters
 from edgeveil.parts.methods.fm_sums import LARGEST_L1, PRODUCT_BITS, check_sizes
 from edgeveil.parts.methods.symmetric_packing import triangle_size
-from edgeveil.parts.part import says_nothing
 from edgeveil.parts.setting import MethodParameters, Setting
 from edgeveil.privacy.accountant import HAIR, discreteness_tv, epsilon, mu_for, pure_epsilon
 from edgeveil.privacy.events import (
@@ -87,7 +86,7 @@ class FmParameters(MethodParameters):
     """Part of the rounds after which the model is the average of the iterates."""
     max_weight: float = Field(default=1024.0, gt=0, le=65536.0)
     """Largest absolute value of a weight."""
-    intercept: bool = Field(default=True, exclude_if=says_nothing(False))
+    intercept: bool = True
     """Whether each class has an intercept, so that how frequent it is can be learned; inside the
     bound on a record, its size by a public formula. Of a number there always is one."""
 

@@ -10,8 +10,10 @@ import pytest
 import edgeveil
 from edgeveil.errors import UsageError
 from edgeveil.evaluation.graph_check import check_graph
+from edgeveil.jobs import parse_job
 from edgeveil_tools import cli
-from edgeveil_tools.local.job import Overrides, local_job, whole_job
+from edgeveil_tools.local.job import Overrides, local_job, submitted, whole_job
+from edgeveil_tools.local.local_run import load_local_job
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = ROOT / "tests" / "kits" / "quickstart.yaml"
@@ -36,6 +38,8 @@ def ran(tmp_path_factory):
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
 def test_a_job_that_is_written_whole_is_the_same_job(path, tmp_path):
     job, run = local_job(path, Overrides(seed=11))
+    assert job.digest() == load_local_job(path)[0].alone.digest()
+    assert parse_job(submitted(job)).digest() == job.digest()
     whole = tmp_path / "job.yaml"
     whole.write_bytes(whole_job(job, run))
     again, same_run = local_job(whole, Overrides())

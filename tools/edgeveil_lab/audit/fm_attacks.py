@@ -251,7 +251,7 @@ def claimed_attacks(effort: Effort) -> tuple[Attack, ...]:
     return (
         wishart_attack(effort.jobs),
         local_pca_attack(max(1, effort.jobs // 4)),
-        fm_paper_attack(max(1, effort.jobs // 8)),
+        fm_paper_attack(max(1, effort.jobs // 4)),
     )
 
 

@@ -58,22 +58,17 @@ _BUDGET = Budget(100.0, 100.0, 1e-3, 1000.0, False, False)
 _YAML = """
 job: late
 data: {{source: made_up, classes: 3, input_shape: [8], nominal_records: 20}}
-model: {{name: python, function: "edgeveil_lab.audit.run_guards:{model}"}}
-train: {{method: dp_sgd, rounds: 2, local_steps: 1}}
+model: {{{model}}}
+train: {{method: dp_sgd, rounds: 2, local_steps: 1, sampling_rate: 1}}
 privacy: {{epsilon: 2, delta: 1.0e-5}}
 unsupervised: {{every_rounds: 2}}
 encrypt: {{laplace_eval: {{laplace_eval_eps: 1}}}}
 round: {{min_batch: 1}}
 selection: {{min_devices: 1}}
 """
-_LATE = (("shrinking", _LARGE), ("dense", _SMALL))  # a model's name, and the cloud's limit
-
-
-def dense() -> torch.nn.Module:
-    """A model that can be done."""
-    from torch import nn
-
-    return nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 3))
+_DENSE = "name: mlp, hidden: [64]"
+_SHRINKING = 'name: python, function: "edgeveil_lab.audit.run_guards:shrinking"'
+_LATE = ((_SHRINKING, _LARGE), (_DENSE, _SMALL))  # a model, and the cloud's limit
 
 
 def shrinking() -> torch.nn.Module:
@@ -98,7 +93,7 @@ def late_failures(flawed: bool, quick: bool) -> AttackOutcome:
     del quick  # it takes seconds either way
     spent, why = 0.0, ""
     with patch("edgeveil_cloud.control.rehearse_job") if flawed else nullcontext():
-        taken = _submitted("dense", _LARGE)
+        taken = _submitted(_DENSE, _LARGE)
         for model, limit in _LATE:
             epsilon, reason = _submitted(model, limit)
             if epsilon:

@@ -528,13 +528,14 @@ def _runs(needed: int, flawed: bool) -> int:
 
 
 def honest_parts(flawed: bool, quick: bool) -> AttackOutcome:
-    """Look at sums of which as many parts are honest as the job counts on."""
-    honest = SharedNoiseJob().honest
+    """Look at sums of which as many parts are honest as the job counts on: a quarter."""
+    text = JOB.replace("honest_share: 0.5", "honest_share: 0.25")
+    honest = SharedNoiseJob(text=text).honest
     flaw = patch("edgeveil.jobs.plan.honest_devices", lambda job: job.round.min_batch)
     with flaw if flawed else nullcontext():
-        job = SharedNoiseJob(honest)
+        job = SharedNoiseJob(honest, text)
     attack = _single(
-        _runs(2000 if quick else 10_000, flawed), job, job.hear_sum, range(len(job.events))
+        _runs(600 if quick else 10_000, flawed), job, job.hear_sum, range(len(job.events))
     )
     return _outcome(attack)
 
@@ -558,7 +559,7 @@ def two_sets(flawed: bool, quick: bool) -> AttackOutcome:
             return whole - job.honest * job.hostile.bases[k]
         return whole - one.sum_of(uploads[1:], masks) - job.hostile.bases[k]
 
-    runs = _runs(1000 if quick else 4000, flawed)
+    runs = _runs(700 if quick else 4000, flawed)
     found = _outcome(_single(runs, job, hear, [CENTRE]))
     said = f"{refused} of {2 * runs} second sets refused, {found.figure}"
     return AttackOutcome(found.broke, said)
@@ -589,7 +590,7 @@ def seed_of_two_rounds(flawed: bool, quick: bool) -> AttackOutcome:
         seen = (job.exchanges[at].opened(up) for at, up in zip((k, SECOND), uploads, strict=True))
         return job.exchanges[k].apart(*seen) - bases
 
-    return _outcome(_single(_runs(6000 if quick else 12_000, flawed), job, hear, [FIRST]))
+    return _outcome(_single(_runs(3000 if quick else 12_000, flawed), job, hear, [FIRST]))
 
 
 def _one_seed() -> AbstractContextManager[object]:

@@ -65,8 +65,8 @@ def update_attacks(values: int, jobs: int) -> tuple[Attack, ...]:
     return (
         single_step_attack(values),
         dp_sgd_attack(-(-jobs // 12)),
-        many_steps_attack(min(3 * jobs, 12_000)),
-        output_attack(-(-jobs // 3)),
+        many_steps_attack(min(6 * jobs, 12_000)),
+        output_attack(-(-2 * jobs // 3)),
     )
 
 
