@@ -109,6 +109,23 @@ def test_a_job_must_be_the_one_that_was_signed(device: Device, tmp_path: Path) -
     assert device.store.load().jobs == {JOB_ID: None}
 
 
+def test_a_job_whose_final_model_the_box_would_not_take_costs_it_nothing(tmp_path: Path) -> None:
+    small = Device(tmp_path / "small", Loader(AssertionError("read")))
+    room = small.site.limits.blob_bytes
+    package = JobPackage(PLAN.job.canonical(), b"graph")
+    said = announcement(PLAN, small.keys())
+    large = msgspec.structs.replace(said, release_bytes=room - said.stanza_bytes + 1)
+    assert refused(small, InstallJob(large, package)) == "oversized_release"
+    assert small.store.load().jobs == {}
+    asked = ComputeAnswer(
+        Round(PLAN, CENTRE, small.keys()).manifest, RoundPackage("centre", 0, False, b"", b"")
+    )
+    assert refused(small, asked) == "unknown_job"
+    assert small.ledger.spent().epsilon == 0
+    fits = msgspec.structs.replace(said, release_bytes=room - said.stanza_bytes)
+    assert isinstance(small.host.perform(InstallJob(fits, package)), Installation)
+
+
 def test_a_round_of_an_unknown_or_another_job_is_refused(device: Device, tmp_path: Path) -> None:
     package = RoundPackage("centre", 0, False, b"", b"")
     fresh = Device(tmp_path / "fresh", Loader(AssertionError("read")))
