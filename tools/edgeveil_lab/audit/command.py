@@ -134,9 +134,8 @@ def audit(
     effort = QUICK if quick else FULL
     if runs is not None:
         effort = Effort(runs, runs, runs)
-    chosen = [attack for attack in attacks(effort) if mechanism in ("", attack.mechanism)]
     guarded = [guard for guard in guards() if mechanism in ("", guard.mechanism)]
-    if not chosen and not guarded:
+    if not guarded and not any(attack.mechanism == mechanism for attack in attacks(effort)):
         names = sorted(
             {a.mechanism for a in attacks(effort)} | {guard.mechanism for guard in guards()}
         )
@@ -145,11 +144,17 @@ def audit(
         )
     console = Console(stderr=as_json, highlight=False)
     with Progress(console=console, transient=True) as progress:
-        total = sum(2 * len(pieces(attack)) for attack in chosen) + len(guarded)
-        bar = progress.add_task("attacking", total=total)
+        bar = progress.add_task("attacking", total=None)
         beside = [guard for guard in guarded if not guard.at_rest]
+
+        def chosen() -> Sequence[Attack]:
+            found = [one for one in attacks(effort) if mechanism in ("", one.mechanism)]
+            total = sum(2 * len(pieces(attack)) for attack in found) + len(guarded)
+            progress.update(bar, total=total)
+            return found
+
         counted, played = spread(chosen, effort, lambda: progress.advance(bar), beside, quick)
-        findings = judge(chosen, counted)
+        findings = judge(chosen(), counted)
         for guard in guarded:
             if guard.at_rest:
                 played[guard.promise] = judged(guard.mechanism, guard.promise, quick)
@@ -213,32 +218,35 @@ def count(attack: Attack, present: bool, runs: int) -> NDArray[np.int64]:
 
 
 def spread(
-    chosen: Iterable[Attack],
+    chosen: Callable[[], Sequence[Attack]],
     effort: Effort,
     advance: Callable[[], object],
-    beside: Iterable[Guard] = (),
-    quick: bool = False,
+    beside: Iterable[Guard],
+    quick: bool,
 ) -> tuple[dict[str, NDArray[np.int64]], dict[str, GuardFinding]]:
     """Play all pieces of all attacks, and the guards `beside` them, on all cores.
 
+    The attacks are `chosen`, which takes seconds, when the guards have begun.
     Hits (2, claims) by the attack's name, and findings by the guard's promise.
     """
     kept: dict[str, GuardFinding] = {}
-    total = {attack.name: np.zeros((2, len(attack.claims)), np.int64) for attack in chosen}
     workers = os.cpu_count() or 1
     spawn = get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_begin) as pool:
         try:
             with _interrupts_held():  # submitting starts the workers
                 guarding = [pool.submit(judged, g.mechanism, g.promise, quick) for g in beside]
+            every = chosen()
+            total = {one.name: np.zeros((2, len(one.claims)), np.int64) for one in every}
+            with _interrupts_held():
                 waiting = {
                     pool.submit(_count_named, effort, attack.name, side, runs): (attack.name, side)
-                    for attack in chosen
+                    for attack in every
                     for side in (False, True)
                     for runs in pieces(attack)
                 }
-            every: list[Future[Any]] = [*guarding, *waiting]
-            for done in as_completed(every):
+            both: list[Future[Any]] = [*guarding, *waiting]
+            for done in as_completed(both):
                 found = done.result()
                 if isinstance(found, GuardFinding):
                     kept[found.promise] = found

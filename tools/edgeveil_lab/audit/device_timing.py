@@ -66,10 +66,11 @@ PACKET_BYTES = 1 << 24
 JOB_ID = bytes(16)
 DEADLINE_S = 60.0
 BUDGET_S = 0.8
-RUNS, QUICK_RUNS, FLAWED_RUNS = 200, 12, 60  # with r, and as many without
+RUNS, QUICK_RUNS = 200, 10  # with r, and as many without
+FLAWED_RUNS, QUICK_FLAWED_RUNS = 60, 40
 _ROUNDS = 1000
 _RECORDS = 3
-_CHAIN = replace(SUBNORMAL, doublings=7, repeats=150)  # some 20 ms for each record
+_CHAIN = replace(SUBNORMAL, doublings=7, repeats=300)  # some 20 ms for each record
 _MANY = 4  # records, where the job expects one: they take much of the budget
 
 
@@ -306,4 +307,6 @@ def _count(flawed: bool, quick: bool) -> AttackOutcome:
 
 
 def _runs(flawed: bool, quick: bool) -> int:
-    return FLAWED_RUNS if flawed else QUICK_RUNS if quick else RUNS
+    if flawed:
+        return QUICK_FLAWED_RUNS if quick else FLAWED_RUNS
+    return QUICK_RUNS if quick else RUNS

@@ -250,8 +250,8 @@ def claimed_attacks(effort: Effort) -> tuple[Attack, ...]:
     """All attacks of this file."""
     return (
         wishart_attack(effort.jobs),
-        local_pca_attack(max(1, effort.jobs // 4)),
-        fm_paper_attack(max(1, effort.jobs // 4)),
+        local_pca_attack(max(1, effort.jobs // 2)),
+        fm_paper_attack(max(1, effort.jobs // 2)),
     )
 
 

@@ -161,7 +161,7 @@ def forms() -> list[str]:
     return [form for form in FORMS if form not in needs or find_spec(needs[form]) is not None]
 
 
-REMOVED, REMOVED_QUICK, DEVICES = 50, 8, 4
+REMOVED, REMOVED_QUICK, DEVICES = 50, 4, 4
 DELTA = 1e-5
 _SHARES = {"evaluation_share": 0.3, "test_share": 0.2}
 _POOR = {"kind": "iid", "lq_user": 0.5, "lq_data": 0.5, "lq_range": [0.0, 255.0]}

@@ -111,6 +111,7 @@ NORMAL_JOB = JOB.replace(
     "method: fm, rounds: 2, shares: {centre: 0.3, quadratic: 0.3}, local_steps: 1",
     "method: pca_residual, rounds: 2, centre_share: 0.4",
 )
+ALL_HONEST = JOB.replace("honest_share: 0.5", "honest_share: 1")  # each adds the least noise
 CENTRE, FIRST, SECOND = 0, 2, 3  # exchanges: one to attack, and two of one size
 VICTIM = "attacked"
 
@@ -535,14 +536,14 @@ def honest_parts(flawed: bool, quick: bool) -> AttackOutcome:
     with flaw if flawed else nullcontext():
         job = SharedNoiseJob(honest, text)
     attack = _single(
-        _runs(600 if quick else 10_000, flawed), job, job.hear_sum, range(len(job.events))
+        _runs(500 if quick else 10_000, flawed), job, job.hear_sum, range(len(job.events))
     )
     return _outcome(attack)
 
 
 def two_sets(flawed: bool, quick: bool) -> AttackOutcome:
     """Ask a proxy for two sets of one exchange that differ by the attacked device."""
-    job, refused = SharedNoiseJob(), 0
+    job, refused = SharedNoiseJob(text=ALL_HONEST), 0
     one, extra = job.exchanges[CENTRE], job.exchanges[CENTRE].nothing("one liar more")
 
     def hear(k: int, records: Records) -> Float64:
@@ -559,7 +560,7 @@ def two_sets(flawed: bool, quick: bool) -> AttackOutcome:
             return whole - job.honest * job.hostile.bases[k]
         return whole - one.sum_of(uploads[1:], masks) - job.hostile.bases[k]
 
-    runs = _runs(700 if quick else 4000, flawed)
+    runs = _runs(300 if quick else 4000, flawed)
     found = _outcome(_single(runs, job, hear, [CENTRE]))
     said = f"{refused} of {2 * runs} second sets refused, {found.figure}"
     return AttackOutcome(found.broke, said)
@@ -567,7 +568,7 @@ def two_sets(flawed: bool, quick: bool) -> AttackOutcome:
 
 def shared_seed(flawed: bool, quick: bool) -> AttackOutcome:
     """Take an own device's numbers under masks away from those of the attacked one."""
-    job = SharedNoiseJob()
+    job = SharedNoiseJob(text=ALL_HONEST)
     one = job.exchanges[CENTRE]
 
     def hear(k: int, records: Records) -> Float64:
@@ -575,12 +576,12 @@ def shared_seed(flawed: bool, quick: bool) -> AttackOutcome:
             theirs, ours = job.attacked(k, records), one.nothing("liar")
         return one.apart(one.opened(theirs), one.opened(ours)) - job.hostile.bases[k]
 
-    return _outcome(_single(_runs(1000 if quick else 4000, flawed), job, hear, [CENTRE]))
+    return _outcome(_single(_runs(500 if quick else 4000, flawed), job, hear, [CENTRE]))
 
 
 def seed_of_two_rounds(flawed: bool, quick: bool) -> AttackOutcome:
     """Take two rounds' numbers under masks away from each other; the seed is the same in both."""
-    job = SharedNoiseJob()
+    job = SharedNoiseJob(text=ALL_HONEST)
     bases = job.hostile.bases[FIRST] - job.hostile.bases[SECOND]
     unbound = patch.object(MaskedVector, "use", property(lambda vector: b""))
 
@@ -590,7 +591,7 @@ def seed_of_two_rounds(flawed: bool, quick: bool) -> AttackOutcome:
         seen = (job.exchanges[at].opened(up) for at, up in zip((k, SECOND), uploads, strict=True))
         return job.exchanges[k].apart(*seen) - bases
 
-    return _outcome(_single(_runs(3000 if quick else 12_000, flawed), job, hear, [FIRST]))
+    return _outcome(_single(_runs(1000 if quick else 6000, flawed), job, hear, [FIRST]))
 
 
 def _one_seed() -> AbstractContextManager[object]:

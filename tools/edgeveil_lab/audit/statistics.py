@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scipy import stats
+from scipy import special
 
 from edgeveil.privacy.accountant import gaussian_delta
 
@@ -62,8 +62,7 @@ def caught(claimed: float, delta: float, runs: int, rate: float, beta: float) ->
 def pessimistic(without: float, present: float, delta: float, runs: int, beta: float) -> float:
     """The lower bound that an event of these probabilities reaches in 99 % of audits, or more."""
     tail = (1 - POWER) / 2
-    few = int(stats.binom.ppf(tail, runs, present))
-    many = int(stats.binom.ppf(1 - tail, runs, without))
+    few, many = _quantile(tail, runs, present), _quantile(1 - tail, runs, without)
     return lower_bound(EventCounts(runs, many, few), delta, beta)
 
 
@@ -82,7 +81,7 @@ def gaussian_threshold(mu: float, runs: int) -> tuple[float, float]:
         low, high = 0.0, 0.9
         for _ in range(12):
             middle = (low + high) / 2
-            present, without = (float(stats.norm.sf((edge - at) / (1 - middle))) for at in (mu, 0))
+            present, without = (float(special.ndtr((at - edge) / (1 - middle))) for at in (mu, 0))
             found = pessimistic(without, present, delta, runs, BETA / TYPICAL) > epsilon
             low, high = (low, middle) if found else (middle, high)
         return high
@@ -105,9 +104,17 @@ def epsilon_at(mu: float, delta: float) -> float:
 
 def _interval(count: int, runs: int, tail: float) -> tuple[float, float]:
     """Clopper–Pearson bounds, each one-sided at `tail`."""
-    low = float(stats.beta.ppf(tail, count, runs - count + 1)) if count else 0.0
-    high = float(stats.beta.isf(tail, count + 1, runs - count)) if count < runs else 1.0
+    low = float(special.betaincinv(count, runs - count + 1, tail)) if count else 0.0
+    high = float(special.betainccinv(count + 1, runs - count, tail)) if count < runs else 1.0
     return low, high
+
+
+def _quantile(tail: float, runs: int, p: float) -> int:
+    """The least count whose binomial probability, with all below it, is `tail` or more."""
+    if p == 1 or special.bdtr(0, runs, p) >= tail:
+        return runs if p == 1 else 0
+    count: int = math.ceil(special.bdtrik(tail, runs, p))
+    return count - bool(special.bdtr(count - 1, runs, p) >= tail)
 
 
 def _epsilon(a: tuple[float, float], b: tuple[float, float], delta: float) -> float:

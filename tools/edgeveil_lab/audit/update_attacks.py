@@ -43,7 +43,7 @@ from edgeveil_lab.audit.mechanism_attacks import Attack, Claim, Hits, fresh_nois
 from edgeveil_lab.audit.statistics import gaussian_threshold
 
 DELTA = 0.02  # of the events; ε follows
-WIDE = 256  # records beside each other in one answer
+WIDE = 125  # records beside each other in one answer
 LARGE = 1e4  # of the added record, before its gradient is clipped
 SETTING = replace(
     FM_SETTING,
@@ -66,7 +66,7 @@ def update_attacks(values: int, jobs: int) -> tuple[Attack, ...]:
         single_step_attack(values),
         dp_sgd_attack(-(-jobs // 12)),
         many_steps_attack(min(6 * jobs, 12_000)),
-        output_attack(-(-2 * jobs // 3)),
+        output_attack(min(2 * jobs, 30_000)),
     )
 
 
@@ -174,7 +174,8 @@ def threshold(event: PoissonSampled) -> float:
 
 # --- swarms, `gep` and `rgp`: built upon noised steps or noised updates ---
 
-_ONE_STEP = DP_SGD.model_dump(exclude={"method"})
+# Of all records: the sample, which these draw as `dp_sgd` does, is attacked there.
+_ONE_STEP = {**DP_SGD.model_dump(exclude={"method"}), "sampling_rate": 1.0}
 
 
 def swarm_attacks(jobs: int) -> tuple[Attack, ...]:
