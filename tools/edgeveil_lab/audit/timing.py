@@ -72,7 +72,7 @@ class OperatorChain:
     double: bool = False
 
 
-# Its steps leave the numbers below the smallest normal one. Some processors multiply these as fast as
+# Its steps leave numbers below the smallest normal one. Some processors multiply these as fast as
 # any, none divides them so.
 SUBNORMAL = OperatorChain((("Div", 1.0000001),), scale=1e-39, doublings=5, repeats=90)
 # Found by `edgeveil_lab.audit.timing`: these kernels branch, on what no processor foresees.
