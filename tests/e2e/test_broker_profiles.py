@@ -22,7 +22,14 @@ def played(live):
 MANY = 20  # devices, so that one step of the proxy has more than 10 messages
 
 
-@pytest.mark.parametrize("profile", [name for name in PROFILES if name != "default"])
+@pytest.mark.parametrize(
+    "profile",
+    [
+        pytest.param(name, marks=[pytest.mark.drill] * (name != "hivemq_cloud"))
+        for name in PROFILES
+        if name != "default"
+    ],
+)
 def test_a_job_keeps_to_the_profile(tmp_path, profile):
     devices = MANY if profile in ("emqx_serverless", "hivemq_cloud") else 5
     with LiveSite(tmp_path, devices, engine="amqtt", profile=profile) as live:

@@ -31,7 +31,15 @@ PLAIN = {", noise: shared": "", ", secure: true": ""}
 SECURE = {", noise: shared": ""}
 
 
-@pytest.mark.parametrize("changes", [PLAIN, SECURE, {}], ids=["plain", "secure", "shared"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(PLAIN, marks=pytest.mark.drill),
+        pytest.param(SECURE, marks=pytest.mark.drill),
+        {},
+    ],
+    ids=["plain", "secure", "shared"],
+)
 def test_figures_of_devices_stand_beside_the_clouds(
     tmp_path: Path, changes: dict[str, str]
 ) -> None:

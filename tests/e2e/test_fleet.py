@@ -135,7 +135,7 @@ class PlannedFleet:
             told.close()
 
 
-@pytest.fixture(params=["certificates", "passwords"])
+@pytest.fixture(params=["certificates", pytest.param("passwords", marks=pytest.mark.drill)])
 def fleet(request: pytest.FixtureRequest, tmp_path: Path):
     found = PlannedFleet(tmp_path, request.param)
     yield found

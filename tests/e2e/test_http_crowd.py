@@ -36,6 +36,7 @@ def own_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.drill
 @pytest.mark.usefixtures("own_files")
 def test_a_thousand_silent_connections_leave_brokers_devices_and_pages_served(
     tmp_path: Path,

@@ -37,7 +37,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize(
     ("engine", "protocol"),
-    [("mosquitto", 5), pytest.param("mosquitto", 4, marks=pytest.mark.drill), ("amqtt", 4)],
+    [
+        ("mosquitto", 5),
+        pytest.param("mosquitto", 4, marks=pytest.mark.drill),
+        pytest.param("amqtt", 4, marks=pytest.mark.drill),
+    ],
 )
 def test_jobs_one_after_the_other_and_clean_stops(
     tmp_path: Path, engine: str, protocol: int

@@ -123,6 +123,7 @@ def test_a_rebuilt_registry_is_told_and_vouched_for(live: TrustedSite) -> None:
     assert {exchange["uploads"] for exchange in found["exchanges"]} == {5}, "the revoked one is out"
 
 
+@pytest.mark.drill
 def test_a_device_gets_a_new_sealing_key_while_a_job_runs(live: TrustedSite) -> None:
     live.start_all()
     wait_for(lambda: "roster enrolled=6" in live.log("cloud"), "the roster")

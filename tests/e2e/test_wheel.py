@@ -102,6 +102,7 @@ def test_the_old_names_give_no_half_working_import(home: Path, old: str) -> None
     assert f"No module named '{old}'" in done.stderr
 
 
+@pytest.mark.drill
 def test_a_debian_package_brings_its_role_and_touches_no_state(wheel: Path, tmp_path: Path) -> None:
     if shutil.which("dpkg-deb") is None:
         pytest.skip("dpkg-deb is not installed")

@@ -60,6 +60,7 @@ def test_it_is_small_enough_to_ship_and_as_large_as_the_text_says(graph):
     assert f"{len(graph):,} bytes" in said
 
 
+@pytest.mark.drill
 def test_the_seed_decides_all(trained):
     torch.manual_seed(9)  # nothing of the caller's own
     wanted = [value.clone() for value in trained[0].state_dict().values()]
@@ -76,6 +77,7 @@ def test_training_leaves_the_callers_chance_alone():
     assert torch.equal(torch.rand(3), wanted)
 
 
+@pytest.mark.drill
 def test_training_brings_views_of_one_picture_together(monkeypatch):
     """Of pictures that it was never shown: drawn by the same rule, of another series."""
     monkeypatch.setattr(contrastive, "_BATCH", 32)

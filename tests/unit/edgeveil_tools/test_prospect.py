@@ -62,6 +62,7 @@ def test_a_job_that_is_of_use_needs_no_advice(capsys: pytest.CaptureFixture[str]
     assert found["round"]["upload_bytes"] > 0
 
 
+@pytest.mark.drill
 def test_signal_stands_out_of_the_noise_with_more_epsilon(tmp_path: Path) -> None:
     told = [looked_at(job_file(tmp_path, privacy__epsilon=epsilon)).round_one for epsilon in (1, 8)]
     small, large = told

@@ -113,9 +113,9 @@ class Children:
 
 
 class MemoryPeak:
-    """The largest memory seen; looks at most once per `every_s`."""
+    """The largest memory seen; looks at most once per `every_s`, since a look takes a tenth of a second."""
 
-    def __init__(self, children: Children, every_s: float = 1.0) -> None:
+    def __init__(self, children: Children, every_s: float = 2.0) -> None:
         self._children, self._every_s, self._next_s = children, every_s, 0.0
         self.peak_bytes = 0
 

@@ -187,6 +187,7 @@ def test_the_informed_attack_reaches_what_gaussian_privacy_allows_and_no_more() 
 # --- the command ------------------------------------------------------------------------------
 
 
+@pytest.mark.drill
 def test_the_command_writes_pictures_and_figures(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -67,12 +67,14 @@ def test_in_sums_and_alone_nothing_goes_past_what_is_printed(job):
     assert {v for name, v in found.items() if "at the ε" not in name} == {"holds"}
 
 
+@pytest.mark.drill
 @pytest.mark.slow
 def test_a_devices_own_part_goes_past_the_epsilon_of_sums_and_not_past_its_own(job):
     found = verdicts(part_attack(6000, job))
     assert (found[WHOLE], found[AT_EPSILON]) == ("holds", "refuted")
 
 
+@pytest.mark.drill
 @pytest.mark.slow
 def test_sums_with_fewer_honest_parts_than_promised_are_found():
     """The printed ε counts on `honest_share`, and on nothing that anybody could check."""
@@ -139,6 +141,7 @@ def test_half_the_noise_of_pca_residual_is_found(monkeypatch):
     assert verdicts(normal_attack(1500))[WHOLE] == "FAILS"
 
 
+@pytest.mark.drill
 @pytest.mark.slow
 def test_a_life_of_two_units_holds_and_not_with_what_a_job_costs_its_device(monkeypatch):
     attack = mixed_totals_attack(6000)

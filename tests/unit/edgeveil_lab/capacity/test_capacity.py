@@ -22,6 +22,7 @@ def played(folder: Path, devices: int, selected: int) -> dict:
         play.close()
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize(("devices", "selected"), [(300, 20), (300, 120), (2000, 500)])
 def test_who_is_not_asked_hears_little_however_many_there_are(tmp_path, devices, selected):
     phases = played(tmp_path, devices, selected)
