@@ -141,7 +141,6 @@ def test_half_the_noise_of_pca_residual_is_found(monkeypatch):
     assert verdicts(normal_attack(1500))[WHOLE] == "FAILS"
 
 
-@pytest.mark.drill
 @pytest.mark.slow
 def test_a_life_of_two_units_holds_and_not_with_what_a_job_costs_its_device(monkeypatch):
     attack = mixed_totals_attack(6000)
