@@ -135,7 +135,7 @@ def audit(
     if runs is not None:
         effort = Effort(runs, runs, runs)
     guarded = [guard for guard in guards() if mechanism in ("", guard.mechanism)]
-    if not guarded and not any(attack.mechanism == mechanism for attack in attacks(effort)):
+    if mechanism and not guarded and all(a.mechanism != mechanism for a in attacks(effort)):
         names = sorted(
             {a.mechanism for a in attacks(effort)} | {guard.mechanism for guard in guards()}
         )
