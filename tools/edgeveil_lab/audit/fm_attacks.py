@@ -250,7 +250,7 @@ def claimed_attacks(effort: Effort) -> tuple[Attack, ...]:
     """All attacks of this file."""
     return (
         wishart_attack(effort.jobs),
-        local_pca_attack(max(1, effort.jobs // 2)),
+        local_pca_attack(min(effort.jobs, 25_000)),
         fm_paper_attack(max(1, effort.jobs // 2)),
     )
 

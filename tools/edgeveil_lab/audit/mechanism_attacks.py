@@ -60,7 +60,7 @@ class Effort:
     jobs: int
 
 
-QUICK = Effort(values=400_000, calls=5_000, jobs=500)  # under 3 minutes on two quiet cores
+QUICK = Effort(values=400_000, calls=4_000, jobs=350)  # some 3 minutes on two quiet cores
 FULL = Effort(values=2_000_000, calls=200_000, jobs=100_000)
 
 

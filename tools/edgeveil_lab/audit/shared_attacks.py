@@ -536,7 +536,7 @@ def honest_parts(flawed: bool, quick: bool) -> AttackOutcome:
     with flaw if flawed else nullcontext():
         job = SharedNoiseJob(honest, text)
     attack = _single(
-        _runs(500 if quick else 10_000, flawed), job, job.hear_sum, range(len(job.events))
+        _runs(400 if quick else 10_000, flawed), job, job.hear_sum, range(len(job.events))
     )
     return _outcome(attack)
 

@@ -65,7 +65,7 @@ def update_attacks(values: int, jobs: int) -> tuple[Attack, ...]:
     return (
         single_step_attack(values),
         dp_sgd_attack(-(-jobs // 12)),
-        many_steps_attack(min(6 * jobs, 12_000)),
+        many_steps_attack(min(9 * jobs, 12_000)),
         output_attack(min(2 * jobs, 30_000)),
     )
 
