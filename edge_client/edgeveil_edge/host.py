@@ -258,13 +258,6 @@ class DeviceHost:
         if hashlib.sha256(package.job).digest() != manifest.job_digest:
             raise ProtocolError("wrong_job")
         job = self._work.compiled(package.job).job
-        most, room = manifest.release_bytes + manifest.stanza_bytes, self.site.limits.blob_bytes
-        if most > room:  # before anything is paid: its rounds are of an unknown job
-            self._say(
-                f"job '{job.job[:64]}' is declined: its final model may come as {most} bytes,"
-                f" limits.blob_bytes allows {room}"
-            )
-            raise ProtocolError("oversized_release")
         try:
             found = match_artifacts(carried_digests(job), package.backbones)
         except DataError as error:

@@ -130,9 +130,16 @@ class RoundWork:
         """Play a new job on made-up records, unless the owner refuses it anyway.
 
         Before any record is read it is settled, once and for all rounds, whether this device can
-        play the job within its time budget.
+        play the job within its time budget, and take the model that it ends with.
         """
-        self._try_out(manifest.at.job_id, self._job(manifest))
+        job_id, most = manifest.at.job_id, manifest.release_bytes + manifest.stanza_bytes
+        room = self.site.limits.blob_bytes
+        if most > room:
+            why = f"its final model may have {most} bytes, limits.blob_bytes allows {room}"
+            self._put_trial(job_id, JobTrial(refused=why))
+            self._say(f"a job is declined, {short_name(job_id)}: {why}")
+        else:
+            self._try_out(job_id, self._job(manifest))
 
     def _try_out(self, job_id: bytes, job: TaughtJob) -> None:
         try:

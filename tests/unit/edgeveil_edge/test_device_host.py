@@ -112,18 +112,21 @@ def test_a_job_must_be_the_one_that_was_signed(device: Device, tmp_path: Path) -
 def test_a_job_whose_final_model_the_box_would_not_take_costs_it_nothing(tmp_path: Path) -> None:
     small = Device(tmp_path / "small", Loader(AssertionError("read")))
     room = small.site.limits.blob_bytes
-    package = JobPackage(PLAN.job.canonical(), b"graph")
     said = announcement(PLAN, small.keys())
     large = msgspec.structs.replace(said, release_bytes=room - said.stanza_bytes + 1)
-    assert refused(small, InstallJob(large, package)) == "oversized_release"
-    assert small.store.load().jobs == {}
-    asked = ComputeAnswer(
-        Round(PLAN, CENTRE, small.keys()).manifest, RoundPackage("centre", 0, False, b"", b"")
-    )
-    assert refused(small, asked) == "unknown_job"
+    package = JobPackage(PLAN.job.canonical(), PLAN.graph())
+    assert isinstance(small.host.perform(InstallJob(large, package)), Installation)
+    for _ in range(2):  # a later round has no other answer
+        answer = small.answer(Round(PLAN, CENTRE, small.keys()))
+        assert isinstance(answer, NoAnswer)
+        assert (answer.cause, f"limits.blob_bytes allows {room}" in answer.why) == ("fit", True)
     assert small.ledger.spent().epsilon == 0
-    fits = msgspec.structs.replace(said, release_bytes=room - said.stanza_bytes)
-    assert isinstance(small.host.perform(InstallJob(fits, package)), Installation)
+    willing = Device(tmp_path / "willing")
+    fits = msgspec.structs.replace(
+        announcement(PLAN, willing.keys()), release_bytes=room - said.stanza_bytes
+    )
+    assert isinstance(willing.host.perform(InstallJob(fits, package)), Installation)
+    assert isinstance(willing.answer(Round(PLAN, CENTRE, willing.keys())), SealedAnswer)
 
 
 def test_a_round_of_an_unknown_or_another_job_is_refused(device: Device, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ class Children:
 
 
 class MemoryPeak:
-    """The largest memory seen; looks, which takes a tenth of a second, once per `every_s`."""
+    """The largest memory seen; a look takes a tenth of a second, so there is one per `every_s`."""
 
     def __init__(self, children: Children, every_s: float = 2.0) -> None:
         self._children, self._every_s, self._next_s = children, every_s, 0.0

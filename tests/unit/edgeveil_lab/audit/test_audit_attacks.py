@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 import psutil
 import pytest
+from scipy import stats
 
 from edgeveil.data.records import Records
 from edgeveil.evaluation.cluster_sums import ONE, ClusterSums
@@ -44,6 +45,7 @@ from edgeveil_lab.audit.mechanism_attacks import (
 )
 from edgeveil_lab.audit.statistics import (
     EventCounts,
+    _quantile,
     caught,
     epsilon_at,
     gaussian_threshold,
@@ -80,6 +82,13 @@ def test_the_lower_bound_is_that_of_clopper_and_pearson():
     assert lower_bound(EventCounts(10, 1, 8), 0.0, 0.2) == pytest.approx(
         math.log(0.4931 / 0.3942), abs=1e-3
     )
+
+
+@pytest.mark.parametrize("p", [0.0, 1e-12, 1e-3, 0.3, 1 - 1e-9, 1.0])
+@pytest.mark.parametrize("tail", [0.005, 0.995])
+def test_quantiles_of_counts_are_those_of_the_library(tail, p):
+    for runs in (1, 7, 350, 400_000):
+        assert _quantile(tail, runs, p) == stats.binom.ppf(tail, runs, p)
 
 
 def test_both_directions_and_the_complement_are_tried():
