@@ -43,7 +43,7 @@ from edgeveil_tools.local.fleet import LocalFleet
 from edgeveil_tools.local.job import Overrides, local_job, whole_job
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.recording import keep_run
-from edgeveil_tools.local.run_log import Listener, RunProgress, unheard
+from edgeveil_tools.local.run_log import Listener, RunProgress, RunStopped, unheard
 from edgeveil_tools.local.simulated import check_engine, checkpoint_stamp, engine_of
 from edgeveil_tools.result import Result, summary, write_json, write_whole, writing
 from edgeveil_tools.simulation.checkpoint import CHECKPOINT, drop_checkpoint, load_checkpoint
@@ -185,7 +185,7 @@ async def run_async(
     """`run`, awaited: the event loop goes on meanwhile, the run works in a thread of its own.
 
     `progress` is called from that thread. Cancelled, it stops the run and everything of it before
-    CancelledError is raised.
+    CancelledError is raised. Of several at once each waits for the one before.
     """
     stop = threading.Event()
     more = RunOptions(**options)
@@ -228,9 +228,23 @@ async def run_async(
         raise
 
 
+# A simulation limits the numerical libraries to one thread and forks its workers: beside another
+# run of the program numbers would be wrong, and a worker could wait for a lock for ever.
+_ONE_RUN = threading.RLock()  # a listener may play a run of its own
+_LOOK_S = 0.1
+
+
 @needs_extra("tools")
 def _run(job: str | Path | Job, out: str | Path | None, overrides: Overrides, **how: Any) -> Result:
-    played = play(job, Path(out) if out else None, overrides, **how)
+    stop: threading.Event | None = how.get("stop")
+    while not _ONE_RUN.acquire(timeout=_LOOK_S):
+        if stop is not None and stop.is_set():
+            raise RunStopped("the run was stopped")
+        _say(how["hear"], "waiting for another run of this program")
+    try:
+        played = play(job, Path(out) if out else None, overrides, **how)
+    finally:
+        _ONE_RUN.release()
     if played.failure is not None:
         raise played.failure
     return played.result
