@@ -53,6 +53,7 @@ from edgeveil.pages.parts import (
 from edgeveil.parts.exchange import EVALUATIONS, TRAIN, short_label
 from edgeveil.privacy.guarantee import (
     colluding_text,
+    guarantee_bounds,
     guarantee_text,
     record_text,
     shared_text,
@@ -393,15 +394,14 @@ class _View:
                 note = f"per {one.unit}" + (", as planned" if self._planned else "")
                 found.append(card(name, one.text, note, tone=tone, words=True))
                 continue
-            delta = f"δ = {up(one.part['delta'])}, " if one.part["delta"] else ""
+            lead, behind = guarantee_bounds(one.part)
             whole = "whole job as planned" if self._planned else "whole job"
             real = " for a real run" if self._simulated else ""
             each = one.part.get("epsilon_per_round")
-            note = f"{delta}per {one.unit}, {whole}, proven{real}{worth_of(one.part)}"
-            note += record_text(one.part) + shared_text(one.part)
-            note += f"; {up(each)} per evaluation" if each else ""
+            note = f"{behind}; {whole}, proven{real}{shared_text(one.part)}"
+            note += f"; ε = {up(each)} per {one.unit} and evaluation" if each else ""
             tone = "bad" if worth_of(one.part) else ""
-            found.append(card(name, f"ε = {up(one.epsilon)}", note, tone=tone))
+            found.append(card(name, lead, note, tone=tone))
         return found
 
     # --- accuracy ---

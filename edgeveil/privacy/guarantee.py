@@ -127,7 +127,7 @@ def guarantee_lines(privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
     parts = {which: privacy[which] for which in ("training", "inference")}
     proven = [one for one in parts.values() if one["status"] == "proven"]
     rows = [("guarantees", "whole job" + ", proven" * (len(proven) == len(parts)))]
-    rows += [(f"  {which}", _bounds(one)) for which, one in parts.items()]
+    rows += [(f"  {which}", " ".join(guarantee_bounds(one))) for which, one in parts.items()]
     shared = {which: one for which, one in parts.items() if "collusion_epsilon" in one}
     if shared:
         colluding = "; ".join(f"{which} {colluding_text(one)}" for which, one in shared.items())
@@ -137,18 +137,20 @@ def guarantee_lines(privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _bounds(part: Mapping[str, Any]) -> str:
-    """`ε = 1.988 per record, ε = 15.9 per device`: both units of a guarantee, the record first."""
+def guarantee_bounds(part: Mapping[str, Any]) -> tuple[str, ...]:
+    """`ε = 1.988`, `per record, ε = 15.9 per device`: the ε that leads, the record's where there is
+    one, and what stands behind it; a single text where no ε is stated."""
     if part["status"] != "proven" or part["epsilon"] is None:
-        return "no proven guarantee"
+        return ("no proven guarantee",)
     if not part["epsilon"]:
-        return "nothing was released"
+        return ("nothing was released",)
     delta = f", δ = {up(part['delta'])}" if part["delta"] else ""
-    bounds = [(part["unit"], part["epsilon"])]
+    units = [f"{_bounded(part['epsilon'])} per {part['unit']}"]
     if "record_epsilon" in part:
-        bounds.insert(0, ("record", part["record_epsilon"]))
-    told = ", ".join(f"{_bounded(epsilon)} per {unit}" for unit, epsilon in bounds)
-    return told + delta + worth_of(part)
+        record = part["record_epsilon"]
+        units.insert(0 if record is not None else 1, f"{_bounded(record)} per record")
+    lead, behind = ", ".join(units).split(" per ", 1)
+    return lead, f"per {behind}{delta}{worth_of(part)}"
 
 
 def shared_text(part: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgeveil.jobs import compile_job, load_job
+from edgeveil.privacy.guarantee import guarantee_lines
 from edgeveil_cloud.job_history import KEPT_EVENTS, JobHistory
 from edgeveil_cloud.job_view import JobDetails, facts_of_plan, job_view
 from edgeveil_cloud.store import Store
@@ -32,10 +33,31 @@ def test_a_job_that_waits_shows_what_it_will_cost_and_no_more(planned):
     view = job_view(replace(planned, status="queued"), [])
     training, inference = view["cards"][1]
     assert training["value"] == "ε = 8"
-    assert training["note"] == "δ = 1e-05, per record, whole job as planned, proven"
-    assert "per device, whole job as planned, proven" in inference["note"]
+    assert training["note"] == "per record, δ = 1e-05; whole job as planned, proven"
+    assert "per device; whole job as planned, proven" in inference["note"]
     assert view["progress"] == {"done": 0, "of": 17, "text": "round 0 of 15"}
     assert {one["id"] for one in view["sections"]} == {"accuracy", "seen", "meaning"}
+
+
+def test_the_record_s_guarantee_leads_and_the_device_s_stands_behind_it_as_on_the_console():
+    facts = facts_of_plan(compile_job(load_job(JOBS / "quickstart.yaml")))
+    part = facts.privacy["inference"]
+    assert part["unit"] == "device" and part["record_epsilon"] < part["epsilon"]
+    training, inference = job_view(facts, [])["cards"][1]
+    assert (training["value"], inference["value"]) == ("ε = 2", "ε = 1.988")
+    assert inference["note"].startswith("per record, ε = 15.9 per device; ")
+    rows = dict(guarantee_lines(facts.privacy))
+    for which, card in (("training", training), ("inference", inference)):
+        told = f"{card['value']} {card['note']}"
+        assert told.startswith(f"{rows[f'  {which}']}; whole job")
+
+
+def test_a_guarantee_without_a_bound_of_one_record_leads_with_the_device_s(planned):
+    part = {**planned.privacy["inference"], "record_epsilon": None}
+    facts = replace(planned, privacy={**planned.privacy, "inference": part})
+    lead = job_view(facts, [])["cards"][1][1]
+    assert lead["value"] == f"ε = {part['epsilon']:g}"
+    assert lead["note"].startswith("per device, none per record, ")
 
 
 def test_a_running_job_says_where_it_is_and_who_answered_as_counts(planned):

@@ -200,8 +200,10 @@ def test_both_guarantees_stand_together_with_their_units():
     assert "Neither number alone" in text
     training, inference = found["cards"][1]
     assert (training["value"], inference["value"]) == ("ε = 8", "ε = 40")
-    assert training["note"] == "δ = 1e-05, per record, whole job, proven"
-    assert inference["note"].startswith("per device, whole job, proven, so large that it protects")
+    assert training["note"] == "per record, δ = 1e-05; whole job, proven"
+    assert inference["note"].startswith(
+        "per device, so large that it protects nothing; whole job, proven"
+    )
 
 
 def test_accuracy_is_never_read_without_both_epsilons():
