@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import ssl
 import threading
 import time
@@ -25,11 +26,12 @@ from edgeveil.errors import ProtocolError
 from edgeveil.protocol.beside import Carriage, FetchBeside, FetchedBeside, LaidDown, PutBeside
 from edgeveil.protocol.effects import WorkFailed
 from edgeveil.protocol.messages import Blob
-from edgeveil.transport.dialling import client_context
+from edgeveil.transport.dialling import client_context, clock_advice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_LOG = logging.getLogger("edgeveil.blobs")
 AT_ONCE = 4  # transfers of one process
 SILENT_S = 20.0  # without a byte, then a connection is given up
 TRIES = 4  # in a row that bring nothing
@@ -187,6 +189,8 @@ class BlobClient:
             yield answer
         except (OSError, HTTPException) as error:
             if isinstance(error, ssl.SSLCertVerificationError):
+                if fix := clock_advice(error):
+                    _LOG.warning("untrusted_store", extra={"fix": fix})
                 raise ProtocolError("untrusted_store") from None
             raise _Broken from None
         finally:

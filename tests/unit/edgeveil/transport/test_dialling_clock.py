@@ -6,6 +6,8 @@ import datetime
 import socket
 import ssl
 import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from edgeveil.errors import UsageError
+from edgeveil.protocol.beside import FetchBeside
+from edgeveil.protocol.effects import WorkFailed
+from edgeveil.protocol.transfer import describe
 from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.transport import dialling
+from edgeveil.transport.blob_client import BlobClient
 from edgeveil_tools.cloud_client import Cloud
 
 DAY = datetime.timedelta(days=1)
@@ -81,12 +87,11 @@ def test_expired_names_the_clock_before_the_certificate(tmp_path: Path) -> None:
     assert said.index("set this machine's clock") < said.index("renew the certificate")
 
 
-def test_a_command_that_asks_the_cloud_names_the_clock_too(tmp_path: Path) -> None:
-    path = certificate(tmp_path, DAY, 2 * DAY)
+@contextmanager
+def refused(path: Path) -> Iterator[str]:
+    """The URL of a server that shows this certificate once, and sees the handshake fail."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(path)
-    (tmp_path / "token").write_text("t" * 43)
-    (tmp_path / "token").chmod(0o600)
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
@@ -96,11 +101,30 @@ def test_a_command_that_asks_the_cloud_names_the_clock_too(tmp_path: Path) -> No
 
         serving = threading.Thread(target=serve)
         serving.start()
-        url = f"https://localhost:{listening.getsockname()[1]}"
-        with pytest.raises(UsageError, match="not yet valid") as caught:
-            Cloud(url, tmp_path / "token", ca_file=path).list()
+        yield f"https://localhost:{listening.getsockname()[1]}"
         serving.join()
+
+
+def test_a_command_that_asks_the_cloud_names_the_clock_too(tmp_path: Path) -> None:
+    path = certificate(tmp_path, DAY, 2 * DAY)
+    (tmp_path / "token").write_text("t" * 43)
+    (tmp_path / "token").chmod(0o600)
+    with refused(path) as url, pytest.raises(UsageError, match="not yet valid") as caught:
+        Cloud(url, tmp_path / "token", ca_file=path).list()
     assert "set this machine's clock" in caught.value.fix
+
+
+@pytest.mark.parametrize(("begins", "ends"), [(-2, -1), (1, 2)])
+def test_whoever_goes_to_a_store_of_blobs_names_it_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, begins: int, ends: int
+) -> None:
+    path = certificate(tmp_path, begins * DAY, ends * DAY)
+    client, blob = BlobClient(path), describe(b"x", 65024)
+    with refused(path) as url, closing(client):
+        found = client.carry(FetchBeside(blob, f"{url}/b/x", 20.0))
+    assert found == WorkFailed("untrusted_store")
+    (line,) = caplog.records
+    assert line.levelname == "WARNING" and "set this machine's clock" in line.fix
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
