@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from edge_kit import FIRST, QUADRATIC, Device, Loader, Round, job
+from edge_kit import CENTRE, FIRST, QUADRATIC, Device, Loader, Round, announcement, job
 
 from edgeveil.errors import PrivacyError
 from edgeveil.jobs import compile_job, parse_plan
 from edgeveil.jobs.plan import Plan
 from edgeveil.privacy.policy import JobRequest
-from edgeveil.protocol.device_tasks import NoAnswer, SealedAnswer
+from edgeveil.protocol.device_tasks import InstallJob, NoAnswer, SealedAnswer
+from edgeveil.protocol.sealed import JobPackage
 from edgeveil.sites.policy import Policy
 from edgeveil_edge.consent import consent, limits_of, refusals
 
@@ -106,6 +107,29 @@ def test_a_job_allowed_later_is_tried_before_a_round_is_priced(tmp_path: Path) -
     assert "the next round is answered" in answer.why
     asked.load.error = None
     assert isinstance(asked.answer(Round(plan, FIRST, asked.keys())), SealedAnswer)
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_final_model_too_large_still_stands_against_a_job_allowed_later(
+    tmp_path: Path, warm: bool
+) -> None:
+    plan = compile_job(job(proxy={"shuffle": "none"}))
+    refusing = Device(tmp_path)
+    large = msgspec.structs.replace(
+        announcement(plan, refusing.keys()), release_bytes=refusing.site.limits.blob_bytes
+    )
+    refusing.host.perform(InstallJob(large, JobPackage(plan.job.canonical(), plan.graph())))
+    answer = refusing.answer(Round(plan, CENTRE, refusing.keys()))
+    assert isinstance(answer, NoAnswer) and answer.cause == "policy"
+    policy = {"min_devices": 3, "accept_unshuffled": True}
+    willing = Device(tmp_path, unread(), policy=policy)
+    if warm:
+        willing.load.error = None
+        willing.host.warm_up()
+    for _ in range(2):
+        answer = willing.answer(Round(plan, CENTRE, willing.keys()))
+        assert isinstance(answer, NoAnswer) and answer.cause == "fit"
+    assert willing.ledger.spent().epsilon == 0
 
 
 class ClaimedPlan(Plan):
