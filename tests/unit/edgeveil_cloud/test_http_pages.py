@@ -614,7 +614,7 @@ def test_a_job_is_checked_line_by_line_then_priced_then_submitted():
     async def scenario(page, store):
         await page.log_in()
         text = (await page.json("GET", "/v1/page/example"))["text"]
-        wrong = text.replace("epsilon: 2 ", "epsilon: two ").replace("rounds: 15", "rouds: 15")
+        wrong = text.replace("epsilon: 2 ", "epsilon: two ").replace("rounds: 6,", "rouds: 6,")
         found = await page.json("POST", "/v1/page/check", data=wrong.encode(), headers=OWN)
         lines = {one["line"]: one["key"] for one in found["problems"]}
         assert lines[1 + wrong[: wrong.index("two")].count("\n")] == "privacy.epsilon"
@@ -624,7 +624,7 @@ def test_a_job_is_checked_line_by_line_then_priced_then_submitted():
         rows = dict(map(tuple, found["price"]["guarantees"]))
         assert rows["  training"].startswith("ε = 2 per record")
         assert "per device" in rows["  inference"]
-        assert found["price"]["rounds"] == 15
+        assert found["price"]["rounds"] == 6
         assert found["price"]["upload_bytes"] > 0
         assert store.jobs() == ()  # nothing is submitted by a check
         assert (await page.ask("POST", "/jobs", data=text.encode(), headers=OWN)).status == 201
