@@ -7,6 +7,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 DRAWN  := edgeveil_tools.protocol_diagrams edgeveil_tools.architecture_page \
           edgeveil_tools.methods edgeveil_lab.load.options
+unexport PYTHONDONTWRITEBYTECODE   # a process that compiles all it imports starts a second later
 export PATH := $(PATH):/usr/sbin:/usr/local/sbin
 
 .DEFAULT_GOAL := help

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgeveil.crypto.buckets import CAPACITY, bucket_bytes, fitting
 from edgeveil.crypto.keys import OpeningKey, SealingKey
@@ -47,9 +47,11 @@ from edgeveil_cloud.model_card import model_card, weights_file
 from edgeveil_cloud.rollout_store import Stage, report_digest
 from edgeveil_cloud.round_secret import RoundSecret
 from edgeveil_cloud.secure_round import kept_unmasks
-from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobEntry
 from edgeveil_cloud.stored_jobs import StoredJobs, wire_id
+
+if TYPE_CHECKING:
+    from edgeveil_cloud.store import Store
 
 _CARD_BYTES = 1 << 16  # of a release, beside its graph and weights
 

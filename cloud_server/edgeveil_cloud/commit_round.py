@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +55,6 @@ from edgeveil_cloud.round_report import (
 )
 from edgeveil_cloud.round_secret import RoundSecret
 from edgeveil_cloud.secure_round import KeptSums, kept_unmasks, pack_kept, unpack_kept
-from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import BatchOpening, ExchangeRecord, JobEntry
 from edgeveil_cloud.stored_jobs import StateWhenAsked, StoredJobs, state_after
 from edgeveil_cloud.validate_batch import (
@@ -67,6 +66,9 @@ from edgeveil_cloud.validate_batch import (
     under_rule,
     validate_batch,
 )
+
+if TYPE_CHECKING:
+    from edgeveil_cloud.store import Store
 
 LOG = logging.getLogger("edgeveil.cloud")
 

@@ -123,6 +123,7 @@ class _CloudProcess:
 
     def _join(self, cloud: CloudRole) -> Runtime:
         packet_bytes = self._site.limits.packet_bytes
+        cloud.host.spare = self._executor.submit
         counts = CloudMetrics(self.metrics, cloud.store, cloud.host, cloud.machine)
         self.runtime = Runtime(
             cloud.machine,

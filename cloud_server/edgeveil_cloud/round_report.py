@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,8 +30,10 @@ from edgeveil.parts.exchange import Array, Exchange, Tensors
 from edgeveil.parts.methods import METHODS
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.protocol.sealed import pack_tensors
-from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import ExchangeRecord
+
+if TYPE_CHECKING:
+    from edgeveil_cloud.store import Store
 
 SHOWN_ROWS = 4096
 JOB = "job.json"

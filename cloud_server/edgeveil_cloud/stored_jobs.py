@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 from edgeveil.errors import EdgeVeilError, JobFailed
 from edgeveil.jobs import compile_canonical
@@ -16,8 +17,10 @@ from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Array
 from edgeveil.protocol.sealed import tensor_views
 from edgeveil_cloud.job_turns import WEIGHTS
-from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobEntry, LastCommit
+
+if TYPE_CHECKING:
+    from edgeveil_cloud.store import Store
 
 
 def wire_id(job: str) -> bytes:

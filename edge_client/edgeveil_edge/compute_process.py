@@ -60,7 +60,7 @@ class ComputeProcess:
     """One child for all devices of a process, `shared` by so many, whose answers wait in turn.
 
     The child keeps what is known and forks a worker from it that computes (`compute_child.py`).
-    With its last job it may forget the devices that it met since the first one.
+    With its last job it may forget what it met and read since the first one.
     Calls come one at a time, but for `forget`, which may come during another one and waits for its
     end elsewhere than with its caller, and for `close`.
     """
@@ -74,6 +74,8 @@ class ComputeProcess:
         self._owed_number = 0
         self._known: set[bytes] = set()
         self._met: set[str] = set()
+        self._early: frozenset[str] | None = None  # met before the first job, so for good
+        self._read: dict[str, tuple[float, bytes | None]] = {}  # by device, what it read last
         self._trials: dict[tuple[bytes, bytes, bool, str, int, int], JobTrial] = {}
         self._number = 0
         self._closed = threading.Event()
@@ -121,6 +123,8 @@ class ComputeProcess:
         self._drop_worker()
         self._known.clear()
         self._met.clear()
+        self._read.clear()
+        self._early = None
         if child is not None:
             _kill(child)
             child.wait()
@@ -137,19 +141,17 @@ class ComputeProcess:
     # --- tasks ---
 
     def try_job(self, device: RemoteComputer, job: TaughtJob, *, trains: bool) -> JobTrial:
-        """See `Compute.try_job`. Devices of one kind have one trial."""
-        self._let_answers_end()
-        with self._alone():
-            return self._trial(device, job, trains)
-
-    def _trial(self, device: RemoteComputer, job: TaughtJob, trains: bool) -> JobTrial:
+        """See `Compute.try_job`. Devices of one kind have one trial, which the others of them do
+        not wait for answers to hear of."""
         site = device.site
         graph, kept_bytes = hashlib.sha256(job.graph).digest(), site.limits.memory_bytes
         most = site.policy.max_records
         key = (digest_of(job), graph, trains, site.device, kept_bytes, most)
         found = self._trials.get(key)
         if found is None:
-            found = self._trials[key] = self._tried(device, job, trains)
+            self._let_answers_end()
+            with self._alone():
+                found = self._trials[key] = self._tried(device, job, trains)
         return found
 
     def _tried(self, device: RemoteComputer, job: TaughtJob, trains: bool) -> JobTrial:
@@ -207,10 +209,14 @@ class ComputeProcess:
         self, device: RemoteComputer, share: float, schema: DataSchema | None = None
     ) -> None:
         """Let the child read the device's records before a round asks for them."""
+        reading = share, wire.schema_bytes(schema)
+        if self._read.get(device.name) == reading:
+            return
         self._let_answers_end()
         with suppress(ProtocolError), self._alone():
             self._meet(device)
-            self._tell(wire.ReadRecords(device.name, share, wire.schema_bytes(schema)))
+            self._tell(wire.ReadRecords(device.name, *reading))
+            self._read[device.name] = reading
 
     def answer(self, device: RemoteComputer, one: Computation) -> ComputedAnswer:
         """See `Compute.answer`; it takes until `one.until_s`.
@@ -318,7 +324,8 @@ class ComputeProcess:
             with suppress(ProtocolError):
                 self._tell(wire.ForgetJob(digest))
             if not self._known:
-                self._met.clear()
+                self._met = set(self._early or ())
+                self._read.clear()
 
     def _forget_trials(self, digest: bytes) -> None:
         for key in [key for key in self._trials if key[0] == digest]:
@@ -334,6 +341,8 @@ class ComputeProcess:
             backbones = tuple(job.plan.artifacts.values())
             owners = device.site.policy.allowed_plugins
             allowed = tuple((one.distribution, one.sha256) for one in owners)
+            if self._early is None:
+                self._early = frozenset(self._met)
             teach = wire.TeachJob(digest, job.canonical, job.graph, backbones, trains, allowed)
             reply = self._tell(teach)
             if isinstance(reply, wire.Refusal):
@@ -349,7 +358,7 @@ class ComputeProcess:
         site = device.site.model_dump_json().encode()
         given = wire.records_bytes(device.records)
         self._tell(wire.IntroduceDevice(device.name, site, device.split_key, given))
-        if self._known:
+        if self._known or self._early is None:
             self._met.add(device.name)
 
     def _tell(self, request: wire.Request) -> wire.Reply:

@@ -23,6 +23,12 @@ _SEED = 1  # of k-means' starting points, so that the same uploads give the same
 _STARTS = 4
 
 
+def load_libraries() -> None:
+    """Import what is used below: it takes seconds, which the first score then does not."""
+    import sklearn.cluster
+    import sklearn.metrics  # noqa: F401
+
+
 def by_argmax(points: NDArray[np.float64]) -> NDArray[np.int64]:
     """The place (n,) of each row's largest entry, the first of equals."""
     return np.asarray(np.argmax(points, axis=1), dtype=np.int64)
