@@ -123,12 +123,19 @@ def quadratic(d, classes, low=0.1):
 @pytest.mark.parametrize("d", [1, 64, 300])
 def test_steps_in_numpy_and_in_torch_come_to_the_same(d, monkeypatch):
     linear, a, spectrum = quadratic(d, 10)
+    steps, played = local_steps._chebyshev, []
+
+    def watched(residual, *problem):
+        played.append(type(residual).__module__)
+        return steps(residual, *problem)
+
+    monkeypatch.setattr(local_steps, "_chebyshev", watched)
     here = minimise_quadratic(linear, a, spectrum, 20, "cpu")
     # torch as on a GPU, with the processor that every machine has
     monkeypatch.setattr(local_steps, "_processor", lambda _wanted: "cpu:0")
     there = minimise_quadratic(linear, a, spectrum, 20)
     assert (here.dtype, here.shape) == (there.dtype, there.shape) == (np.float32, (d, 10))
-    assert d != 300 or not np.array_equal(here, there)  # else one of them played both
+    assert played == ["numpy", "torch"]  # on some processors the same to the last bit
     np.testing.assert_allclose(here, there, rtol=0, atol=1e-6 * np.abs(there).max())
 
 
