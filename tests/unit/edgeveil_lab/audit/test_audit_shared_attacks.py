@@ -126,8 +126,15 @@ def test_sums_of_groups_and_of_what_is_normal_hold(attack):
 
 @pytest.mark.slow
 def test_groups_whose_noise_counts_on_all_uploads_of_the_round_are_found(monkeypatch):
+    """Of four sets, so that the sum of one has a quarter of the noise: half of it is found in no
+    more than two plays of three."""
+    four = GROUPS_JOB.replace("groups: 2", "groups: 4")
+    four = four.replace(f"min_batch: {2 * UPLOADS}", f"min_batch: {4 * UPLOADS}")
+    four = four.replace(f"devices: {2 * UPLOADS + 1}", f"devices: {4 * UPLOADS + 1}")
     monkeypatch.setattr("edgeveil.jobs.plan.honest_devices", lambda job: job.round.min_batch // 2)
-    assert verdicts(groups_attack(1500))[WHOLE] == "FAILS"
+    job = SharedNoiseJob(text=four)
+    assert job.uploads == UPLOADS
+    assert verdicts(sum_attack(1000, job))[WHOLE] == "FAILS"
 
 
 @pytest.mark.slow
