@@ -54,6 +54,8 @@ from edgeveil_edge.compute_child import Forked
 RELEASE_TRIAL_S = 60.0  # for the import of ONNX Runtime on a slow box too
 _LATE_S = 0.05  # for what lies there
 TRIAL_S = 180.0  # for the imports of a slow box too; a graph that never ends is ended then
+READING_S = 0.5  # for a reading by a schema, whatever is read
+CELL_S, PICTURE_S = 10e-6, 2e-3  # some six times what a cell takes one core of 2020
 
 
 class ComputeProcess:
@@ -208,15 +210,27 @@ class ComputeProcess:
     def read_ahead(
         self, device: RemoteComputer, share: float, schema: DataSchema | None = None
     ) -> None:
-        """Let the child read the device's records before a round asks for them."""
+        """Let the child read the device's records before a round asks for them.
+
+        By a job's schema it takes a public time, which the whole process waits for: the job's
+        arrival, or the answer to another one, would else tell how long these records took. Not so
+        where devices share a process, which wait for one another anyway.
+        """
         reading = share, wire.schema_bytes(schema)
         if self._read.get(device.name) == reading:
             return
         self._let_answers_end()
         with suppress(ProtocolError), self._alone():
-            self._meet(device)
-            self._tell(wire.ReadRecords(device.name, *reading))
-            self._read[device.name] = reading
+            began_s = self._clock()
+            try:
+                self._meet(device)
+                self._tell(wire.ReadRecords(device.name, *reading))
+                self._read[device.name] = reading
+            finally:
+                if schema is not None and self.shared == 1:
+                    step_s = reading_s(schema, device.site.policy.max_records)
+                    took_s = self._clock() - began_s
+                    self._wait_until(began_s + public_time_s(took_s, step_s))
 
     def answer(self, device: RemoteComputer, one: Computation) -> ComputedAnswer:
         """See `Compute.answer`; it takes until `one.until_s`.
@@ -234,7 +248,10 @@ class ComputeProcess:
 
     def _let_answers_end(self) -> None:
         """Wait for the time that answers may take, and not for them."""
-        while (left_s := self._answers_until_s - self._clock()) > 0:
+        self._wait_until(self._answers_until_s)
+
+    def _wait_until(self, at_s: float) -> None:
+        while (left_s := at_s - self._clock()) > 0:
             if self._closed.wait(left_s):
                 return
 
@@ -504,6 +521,21 @@ class RemoteComputer:
     def forget(self, job: TaughtJob) -> None:
         """See `Compute`."""
         self._process.forget(job)
+
+
+def reading_s(schema: DataSchema, records: int) -> float:
+    """Seconds that reading so many records by a schema is given, whatever they hold."""
+    if schema.image is not None:
+        return READING_S + records * PICTURE_S
+    cells = 1 + sum(len(column.names) for column in schema.columns or ())  # and the label
+    return READING_S + records * cells * CELL_S
+
+
+def public_time_s(took_s: float, step_s: float) -> float:
+    """`step_s`, doubled until it is no less than what work took."""
+    while step_s < took_s:
+        step_s *= 2
+    return step_s
 
 
 def _kill(child: subprocess.Popen[bytes] | Forked) -> None:

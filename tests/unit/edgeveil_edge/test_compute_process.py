@@ -24,6 +24,7 @@ import numpy as np
 import psutil
 import pytest
 
+from edgeveil.data.schema import Column, DataSchema, Label
 from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolError
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.plan import SOFTMAX
@@ -73,6 +74,19 @@ def site(folder: Path, path: Path) -> EdgeSite:
             "policy": {"max_records": 4 * DATA["nominal_records"]},
         }
     )
+
+
+SCHEMA = DataSchema(
+    origin="public",
+    label=Label(column="label", classes=("no", "yes")),
+    columns=(Column(name="age", number=(17, 90)),),
+)
+
+
+def csv_site(folder: Path, path: Path) -> EdgeSite:
+    data = {"name": "own", "source": "csv", "path": path, "header": True}
+    plain = site(folder, path)
+    return EdgeSite.model_validate({**plain.model_dump(exclude_unset=True), "data": data})
 
 
 def taught(graph: bytes | None = None, **changes: Any) -> TaughtJob:
@@ -172,6 +186,48 @@ def test_a_trial_waits_for_the_time_of_an_answer_and_not_for_the_answer(process,
     now.seconds = 2.0
     tried.join()
     assert len(process._known) == 2
+
+
+def test_reading_by_a_schema_takes_a_public_time_whatever_there_is_to_read(
+    process, tmp_path
+) -> None:
+    """When it ended, and with it a job's arrival or another job's answer, would tell of records."""
+    path = tmp_path / "own.csv"
+    path.write_text("age,label\n" + "39,no\n" * 40)
+    far = RemoteComputer(process, "0" * 16, csv_site(tmp_path, path), SPLIT_KEY)
+    step_s = compute_process.reading_s(SCHEMA, far.site.policy.max_records)
+    process._clock = now = Clock()
+    reads = threading.Thread(target=far.read_ahead, args=(0.2, SCHEMA))
+    reads.start()
+    while not process._read:
+        time.sleep(0.01)
+    path.unlink()
+    tries = threading.Thread(target=far.try_job, args=(taught(),), kwargs={"trains": True})
+    tries.start()
+    now.seconds = 0.99 * step_s
+    reads.join(1.0)
+    assert reads.is_alive() and not process._known  # nothing else is done either
+    now.seconds = step_s
+    reads.join()
+    tries.join()
+    assert len(process._known) == 1
+    far.read_ahead(0.2, SCHEMA)  # known: nothing is waited for
+
+
+@pytest.mark.parametrize(("took_s", "there_s"), [(0.0, 3), (3.0, 3), (3.1, 6), (13.0, 24)])
+def test_a_longer_reading_shows_by_doublings_alone(took_s, there_s) -> None:
+    assert compute_process.public_time_s(took_s, 3) == there_s
+
+
+def test_what_is_known_already_waits_for_no_other_answer(process, tmp_path) -> None:
+    one = remote(process, tmp_path, records(tmp_path / "own.npz"))
+    other = remote(process, tmp_path, tmp_path / "own.npz", "1" * 16)
+    for device in (one, other):
+        device.read_ahead(0.2)
+    found = one.try_job(taught(), trains=True)
+    process._answers_until_s, process._clock = 1.0, Clock()  # which nobody moves
+    assert other.try_job(taught(), trains=True) is found
+    other.read_ahead(0.2)
 
 
 class Clock:
