@@ -928,6 +928,14 @@ MUTANTS = (
         killed_by="tests/unit/edgeveil_edge/test_compute_process.py::test_a_trial_waits_for_the_time_of_an_answer_and_not_for_the_answer",
     ),
     Mutant(
+        name="reading-shows-how-long-it-took",
+        decides="deadline moment",
+        where="edgeveil_edge.compute_process:ComputeProcess.read_ahead",
+        find="schema is not None and self.shared == 1",
+        put="False",
+        killed_by="tests/unit/edgeveil_edge/test_compute_process.py::test_reading_by_a_schema_takes_a_public_time_whatever_there_is_to_read",
+    ),
+    Mutant(
         name="late-answers-are-taken",
         decides="deadline moment",
         where="edgeveil_edge.compute_process:ComputeProcess._receive",
