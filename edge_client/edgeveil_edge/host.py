@@ -72,6 +72,7 @@ _LINES = {
     "failed_work": (True, "work for the cloud failed: {why}"),
     "release_withdrawn": (True, "the cloud withdrew the release that was in use"),
     "model_installed": (False, "the job's final model is in use; try edgeveil predict"),
+    "over_the_broker": (True, "what is large goes over the broker, not beside it: {why}"),
     "trust_changed": (False, "the root's delegations, version {version}, are in use"),
     "uncovered": (True, "job {job}, round {round} is not covered: {why}"),
     "unheard": (True, "the proxy does not answer; has its operator admitted this device?"),

@@ -279,4 +279,5 @@ class ProxyHost:
                     del self.opened_s[next(iter(self.opened_s))]
         elif report.what == "answered":
             self.round = {**self.round, **data, "index": data["round"]}
-        LOG.debug(report.what, extra=dict(data))
+        level = logging.WARNING if report.what == "over_the_broker" else logging.DEBUG
+        LOG.log(level, report.what, extra=dict(data))

@@ -489,6 +489,7 @@ def test_the_owner_is_told_and_the_log_never_names_the_box(
             fx.Report("declined", {"job": "4a4a", "round": 3, "why": "policy.min_devices: few"})
         )
         device.host.report(fx.Report("unheard", {"tries": 3}))
+        device.host.report(fx.Report("over_the_broker", {"why": "expired"}))
         device.host.report(
             fx.Report("counted", {"job": "4a4a", "round": 3, "segments": 2, "counted": 2})
         )
@@ -497,8 +498,9 @@ def test_the_owner_is_told_and_the_log_never_names_the_box(
         device.host.store(OutboxDrop(sealed.manifest.at, "dropped"))
     assert device.said[0] == "job 4a4a, round 3 declined: policy.min_devices: few"
     assert "admitted" in device.said[1]
-    assert device.said[2:] == ["job 4a4a, round 3: 2 of 2 counted"]
-    assert [r.levelno for r in caplog.records] == [logging.WARNING] * 2 + [logging.DEBUG]
+    assert "over the broker" in device.said[2] and "expired" in device.said[2]
+    assert device.said[3:] == ["job 4a4a, round 3: 2 of 2 counted"]
+    assert [r.levelno for r in caplog.records] == [logging.WARNING] * 3 + [logging.DEBUG]
     assert not any(device.site.name in str(record.__dict__) for record in caplog.records)
 
 

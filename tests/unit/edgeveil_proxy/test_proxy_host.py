@@ -44,7 +44,11 @@ def test_every_report_of_the_machine_can_be_logged(
     with caplog.at_level(logging.DEBUG, "edgeveil.proxy"):
         host.report(fx.Report("devices_online", {"count": 7}))
         host.report(fx.Report("something_new", {"round": 1}))
-    assert [r.getMessage() for r in caplog.records] == ["devices_online", "something_new"]
+        host.report(fx.Report("over_the_broker", {"why": "expired"}))
+    *quiet, loud = caplog.records
+    assert [r.getMessage() for r in quiet] == ["devices_online", "something_new"]
+    assert [r.levelno for r in quiet] == [logging.DEBUG] * 2
+    assert (loud.levelno, vars(loud)["why"]) == (logging.WARNING, "expired")
 
 
 def test_it_stores_at_once_and_does_the_spool_s_work(tmp_path: Path) -> None:
