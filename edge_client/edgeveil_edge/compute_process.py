@@ -54,8 +54,8 @@ from edgeveil_edge.compute_child import Forked
 RELEASE_TRIAL_S = 60.0  # for the import of ONNX Runtime on a slow box too
 _LATE_S = 0.05  # for what lies there
 TRIAL_S = 180.0  # for the imports of a slow box too; a graph that never ends is ended then
-READING_S = 0.5  # for a reading by a schema, whatever is read
-CELL_S, PICTURE_S = 10e-6, 2e-3  # some six times what a cell takes one core of 2020
+READING_S = 0.5  # for any reading, and for each record some six times what one core of 2020 takes:
+CELL_S, PICTURE_S, PLAIN_RECORD_S = 10e-6, 2e-3, 100e-6
 
 
 class ComputeProcess:
@@ -212,9 +212,9 @@ class ComputeProcess:
     ) -> None:
         """Let the child read the device's records before a round asks for them.
 
-        By a job's schema it takes a public time, which the whole process waits for: the job's
-        arrival, or the answer to another one, would else tell how long these records took. Not so
-        where devices share a process, which wait for one another anyway.
+        It takes a public time, which the whole process waits for: a job's arrival, or the answer
+        to another one, would else tell how long these records took. Not so where devices share a
+        process, which wait for one another anyway.
         """
         reading = share, wire.schema_bytes(schema)
         if self._read.get(device.name) == reading:
@@ -227,8 +227,8 @@ class ComputeProcess:
                 self._tell(wire.ReadRecords(device.name, *reading))
                 self._read[device.name] = reading
             finally:
-                if schema is not None and self.shared == 1:
-                    step_s = reading_s(schema, device.site.policy.max_records)
+                if self.shared == 1:
+                    step_s = reading_s(device.site, schema)
                     took_s = self._clock() - began_s
                     self._wait_until(began_s + public_time_s(took_s, step_s))
 
@@ -523,12 +523,15 @@ class RemoteComputer:
         self._process.forget(job)
 
 
-def reading_s(schema: DataSchema, records: int) -> float:
-    """Seconds that reading so many records by a schema is given, whatever they hold."""
-    if schema.image is not None:
-        return READING_S + records * PICTURE_S
-    cells = 1 + sum(len(column.names) for column in schema.columns or ())  # and the label
-    return READING_S + records * cells * CELL_S
+def reading_s(site: EdgeSite, schema: DataSchema | None) -> float:
+    """Seconds that reading `policy.max_records` is given, whatever they hold."""
+    record_s = PLAIN_RECORD_S
+    if site.data.source == "images":
+        record_s = PICTURE_S
+    elif schema is not None and schema.columns is not None:
+        cells = 1 + sum(len(column.names) for column in schema.columns)  # and the label
+        record_s = cells * CELL_S
+    return READING_S + site.policy.max_records * record_s
 
 
 def public_time_s(took_s: float, step_s: float) -> float:

@@ -931,7 +931,7 @@ MUTANTS = (
         name="reading-shows-how-long-it-took",
         decides="deadline moment",
         where="edgeveil_edge.compute_process:ComputeProcess.read_ahead",
-        find="schema is not None and self.shared == 1",
+        find="self.shared == 1",
         put="False",
         killed_by="tests/unit/edgeveil_edge/test_compute_process.py::test_reading_by_a_schema_takes_a_public_time_whatever_there_is_to_read",
     ),

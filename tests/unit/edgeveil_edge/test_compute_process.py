@@ -195,7 +195,7 @@ def test_reading_by_a_schema_takes_a_public_time_whatever_there_is_to_read(
     path = tmp_path / "own.csv"
     path.write_text("age,label\n" + "39,no\n" * 40)
     far = RemoteComputer(process, "0" * 16, csv_site(tmp_path, path), SPLIT_KEY)
-    step_s = compute_process.reading_s(SCHEMA, far.site.policy.max_records)
+    step_s = compute_process.reading_s(far.site, SCHEMA)
     process._clock = now = Clock()
     reads = threading.Thread(target=far.read_ahead, args=(0.2, SCHEMA))
     reads.start()
