@@ -55,7 +55,6 @@ from edgeveil.privacy.guarantee import (
     colluding_text,
     guarantee_bounds,
     guarantee_text,
-    record_text,
     shared_text,
     up,
     worth_of,
@@ -861,7 +860,7 @@ class _View:
             )
         else:
             found += "the cloud and the proxy, even if they work together."
-        if record_text(training.part):
+        if "record_epsilon" in training.part:
             found += (
                 " The device is hidden with all its records, beside none. One record among others"
                 ' that stay has another ε, "per record"; none means that no bound is proven.'
@@ -977,6 +976,12 @@ def _inference_meaning(inference: _Guarantee, counted_too: bool) -> str:
         return "Devices uploaded inferences without a proven guarantee."
     if not inference.epsilon:
         return "No device uploaded an inference."
+    if "device_epsilon" in inference.part:
+        return (
+            "Each evaluation also uploads one noised vector per device, which has a price for the"
+            " whole evaluation set of one device, and what is counted or summed over its records,"
+            " which has one for a record alone. Training and evaluation records are never the same."
+        )
     if inference.unit == "record":
         return (
             "Each evaluation also uploads one noised vector for each of a fixed number of"
@@ -986,7 +991,8 @@ def _inference_meaning(inference: _Guarantee, counted_too: bool) -> str:
     return (
         "Each evaluation also uploads one noised vector per device. This is priced apart because it"
         f" protects other records: the whole evaluation set of one {inference.unit}"
-        + (", and at the ε per record one record of it." if record_text(inference.part) else ".")
+        + ", and at the ε per record one record of it" * ("record_epsilon" in inference.part)
+        + "."
     )
 
 

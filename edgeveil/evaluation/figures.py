@@ -221,11 +221,11 @@ def beside_text(name: str, value: float, figures: Mapping[str, Any] | None) -> s
     beside = guessing(figures)
     if name == RMSE and "rmse_of_mean" in beside:
         mean = beside["rmse_of_mean"]
-        return f"always the mean {mean:.4g}" + (_WORSE if value > mean else "")
+        return f"always the mean {mean:.4g}" + (_WORSE if to_digits(value) > mean else "")
     if name != ACCURACY or "largest_class_rate" not in beside:
         return ""
     rate, balanced = beside["largest_class_rate"], beside.get("balanced_accuracy")
-    told = f"always the largest class {rate:.3f}" + (_WORSE if value < rate else "")
+    told = f"always the largest class {rate:.3f}" + (_WORSE if to_places(value) < rate else "")
     return told + ("" if balanced is None else f"; balanced {balanced:.3f}")
 
 

@@ -31,7 +31,8 @@ class Guarantee:
     """(ε, δ) for one unit. Where `status` is not `proven`, ε and δ are not a guarantee.
 
     `among_others` is the ε of one record of a device that keeps its others, at the same δ, where
-    that is not ε itself: see `for_one_record`. With shared noise ε holds while cloud and proxy do
+    that is not ε itself: see `for_one_record`. `of_device`, of a guarantee per record, is the ε per
+    device of those releases in it that have one. With shared noise ε holds while cloud and proxy do
     not collude and each sum has the parts of `honest` devices that keep to the protocol; if all
     others collude, the device's own noise is left and `colluding` is the guarantee, in the same
     unit and at the same δ, with an `among_others` of its own.
@@ -42,6 +43,7 @@ class Guarantee:
     unit: Unit
     status: Status
     among_others: float | None = None
+    of_device: float | None = None
     colluding: Guarantee | None = None
     honest: int = 0
 
@@ -59,13 +61,15 @@ class Guarantee:
     def plain(self) -> dict[str, Any]:
         """As results, events and pages hold it, with null for what is infinite.
 
-        `record_epsilon`, and with shared noise `collusion_epsilon`, `collusion_record_epsilon` and
-        `honest_devices`, stand where ε does not say it all.
+        `record_epsilon` or `device_epsilon`, and with shared noise `collusion_epsilon`,
+        `collusion_record_epsilon` and `honest_devices`, stand where ε does not say it all.
         """
         found: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta}
         found |= {"unit": self.unit, "status": self.status}
         if self.among_others is not None:
             found["record_epsilon"] = self.among_others
+        if self.of_device is not None:
+            found["device_epsilon"] = self.of_device
         if self.colluding is not None:
             found["collusion_epsilon"] = self.colluding.epsilon
             if self.colluding.among_others is not None:
@@ -84,6 +88,11 @@ class Guarantee:
     def record_epsilon(self) -> float:
         """ε of one record, whatever the unit."""
         return self.epsilon if self.among_others is None else self.among_others
+
+    @property
+    def device_epsilon(self) -> float:
+        """ε per device of what has one; 0 where nothing has."""
+        return self.epsilon if self.unit == "device" else self.of_device or 0.0
 
     @property
     def proven(self) -> bool:
@@ -149,6 +158,8 @@ def guarantee_bounds(part: Mapping[str, Any]) -> tuple[str, ...]:
     if "record_epsilon" in part:
         record = part["record_epsilon"]
         units.insert(0 if record is not None else 1, f"{_bounded(record)} per record")
+    if "device_epsilon" in part:
+        units.append(f"{_bounded(part['device_epsilon'])} per device")
     lead, behind = ", ".join(units).split(" per ", 1)
     return lead, f"per {behind}{delta}{worth_of(part)}"
 
@@ -171,8 +182,10 @@ def colluding_text(part: Mapping[str, Any]) -> str:
 
 
 def record_text(part: Mapping[str, Any]) -> str:
-    """`; per record ε = 19.15` where that is not the guarantee itself, else nothing."""
-    return _record_text(part, "record_epsilon")
+    """`; per record ε = 19.15` where that is not the guarantee itself, or of one per record what
+    has an ε per device too; else nothing."""
+    device = f"; per device {_bounded(part['device_epsilon'])}" if "device_epsilon" in part else ""
+    return _record_text(part, "record_epsilon") + device
 
 
 def _record_text(part: Mapping[str, Any], key: str) -> str:

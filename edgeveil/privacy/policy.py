@@ -121,16 +121,17 @@ def price(events: Iterable[Event], delta: float) -> Quote:
     """Price training and inference events apart; those of training must have one unit.
 
     What reads the evaluation records may be priced a record and a device: together it is per
-    record, as each of them holds for one record of a device too.
+    record, as each of them holds for one record of a device too, and what has a price for the
+    device keeps that (`Guarantee.of_device`).
     """
     listed = tuple(events)
+    training = epsilon([e for e in listed if e.purpose == TRAIN], delta)
     inferred = [e for e in listed if e.purpose != TRAIN]
-    if len({e.unit for e in inferred}) > 1:
-        inferred = [for_one_record(e) for e in inferred]
-    return Quote(
-        epsilon([e for e in listed if e.purpose == TRAIN], delta),
-        epsilon(inferred, delta),
-    )
+    of_devices = [e for e in inferred if e.unit == "device"]
+    if len(of_devices) in (0, len(inferred)):
+        return Quote(training, epsilon(inferred, delta))
+    whole = epsilon([for_one_record(e) for e in inferred], delta)
+    return Quote(training, replace(whole, of_device=epsilon(of_devices, delta).collusion_epsilon))
 
 
 def total(parts: Iterable[Guarantee]) -> Guarantee:
@@ -151,8 +152,9 @@ def total(parts: Iterable[Guarantee]) -> Guarantee:
 def _composed(parts: tuple[Guarantee, ...], units: set[Unit]) -> Guarantee:
     of_records = _added(part.record_epsilon for part in parts)
     delta, status = math.fsum(part.delta for part in parts), weakest(part.status for part in parts)
-    if len(units) > 1:
-        return Guarantee(of_records, delta, "record", status)
+    if len(units) > 1 or any(part.of_device is not None for part in parts):
+        of_devices = _added(part.device_epsilon for part in parts)
+        return Guarantee(of_records, delta, "record", status, of_device=of_devices)
     unit: Unit = min(units, default="record")
     told = of_records if any(part.among_others is not None for part in parts) else None
     return Guarantee(_added(part.epsilon for part in parts), delta, unit, status, told)
@@ -219,8 +221,8 @@ def check_job(request: JobRequest, limits: Limits, others: Iterable[Quote]) -> Q
 def inference_epsilons(quotes: Iterable[Quote]) -> tuple[float, float]:
     """What several jobs' inference costs: (ε per device, of those that have one; ε per record)."""
     parts = [quote.inference for quote in quotes]
-    of_devices = total(part for part in parts if part.unit == "device")
-    return of_devices.epsilon, total(parts).record_epsilon
+    of_devices = _added(part.device_epsilon for part in parts)
+    return of_devices, total(parts).record_epsilon
 
 
 def _countable(events: Iterable[Event]) -> tuple[Event, ...]:

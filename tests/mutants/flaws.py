@@ -936,6 +936,14 @@ MUTANTS = (
         killed_by="tests/unit/edgeveil_edge/test_compute_process.py::test_reading_by_a_schema_takes_a_public_time_whatever_there_is_to_read",
     ),
     Mutant(
+        name="a-mean-beside-counts-costs-its-device-nothing",
+        decides="unit",
+        where="edgeveil.privacy.policy:inference_epsilons",
+        find="part.device_epsilon",
+        put="part.epsilon * (part.unit == 'device')",
+        killed_by="tests/unit/edgeveil/privacy/test_privacy_mixed_units.py::test_what_is_counted_of_records_lets_no_mean_pass_the_limit_of_a_device",
+    ),
+    Mutant(
         name="late-answers-are-taken",
         decides="deadline moment",
         where="edgeveil_edge.compute_process:ComputeProcess._receive",

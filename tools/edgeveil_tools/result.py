@@ -60,7 +60,8 @@
     privacy.inference     `claimed` or `none`; inference also has epsilon_per_round. An ε that is
                           infinite or not asked for is null. Neither alone is "the" ε. Noise that
                           hides a device from none has a record_epsilon for one record among
-                          others, shared noise a collusion_epsilon for the case that all
+                          others, inference per record a device_epsilon for those uploads that
+                          have one, shared noise a collusion_epsilon for the case that all
                           others collude (and a collusion_record_epsilon), and the honest_devices
                           in each sum that ε counts on; a note says of an ε that it is too large to
                           protect
@@ -298,7 +299,7 @@ class Result:
         parts = self.content["privacy"].values()
         shared = any("collusion_epsilon" in part for part in parts)
         keys = ["epsilon", *["collusion_epsilon"] * shared, "delta", "unit", "status"]
-        for key in ("record_epsilon", "collusion_record_epsilon"):
+        for key in ("record_epsilon", "device_epsilon", "collusion_record_epsilon"):
             keys += [key] * any(key in part for part in parts)
         return [
             {

@@ -121,6 +121,14 @@ def test_an_accuracy_stands_beside_always_saying_the_largest_class():
     assert "worse" not in better
 
 
+@pytest.mark.parametrize(("largest", "records"), [(2, 3), (1, 3), (6, 7), (667, 1001)])
+def test_who_always_says_the_largest_class_is_not_called_worse_than_that(largest, records):
+    labels = np.maximum(np.arange(records) - largest + 1, 0)
+    found = classification_figures(np.eye(records)[0 * labels], labels)
+    assert "worse" not in leading_text("accuracy", largest / records, found)
+    assert "worse" in leading_text("accuracy", (largest - 1) / records, found)
+
+
 def test_classes_that_are_even_need_no_balanced_accuracy():
     labels = np.arange(100) % 4
     found = classification_figures(np.eye(4)[labels], labels)

@@ -17,8 +17,8 @@ from scipy.stats import norm
 from edgeveil.errors import PrivacyError
 from edgeveil.jobs import compile_job, load_plan, parse_job
 from edgeveil.jobs.plan import Plan
-from edgeveil.privacy.events import GaussianEvent, SharedGaussian
-from edgeveil.privacy.guarantee import guarantee_text
+from edgeveil.privacy.events import GaussianEvent, LaplaceEvent, SharedGaussian
+from edgeveil.privacy.guarantee import guarantee_bounds, guarantee_text, up
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import INFER, Limits, price, total
 
@@ -227,3 +227,37 @@ def test_what_reads_evaluation_records_adds_up_per_record_too(tmp_path: Path) ->
     assert found.epsilon == pytest.approx(sum(one.record_epsilon for one in parts))
     alone = sum((one.colluding or one).record_epsilon for one in parts)
     assert found.collusion_epsilon == pytest.approx(alone)
+
+
+MEAN = {
+    **FM,
+    "data": {**BASE["data"], "nominal_records": 5000, "evaluation_share": 0.2},
+    "encrypt": {"laplace_eval": {"laplace_eval_eps": 50}},
+    "unsupervised": {"every_rounds": 1},
+    "aggregation": {"name": "fedavg"},
+}
+
+
+@pytest.mark.parametrize(
+    "beside", [{}, {"federated_evaluation": {"epsilon": 0.1, "every_rounds": 1}}]
+)
+def test_what_is_counted_of_records_lets_no_mean_pass_the_limit_of_a_device(
+    tmp_path: Path, beside: dict[str, Any]
+) -> None:
+    """A mean softmax hides a device; counts beside it hide a record, and take nothing from that."""
+    plan = compile_job(parse_job(yaml.safe_dump({**BASE, **MEAN, **beside})))
+    of_device = sum(
+        event.sensitivity_steps * event.scale_denominator / event.scale_numerator
+        for event in plan.events()
+        if isinstance(event, LaplaceEvent)
+    )
+    quote = plan.quote().inference
+    assert quote.device_epsilon == pytest.approx(of_device, rel=1e-9)
+    assert quote.record_epsilon < of_device / 100
+    assert f"ε = {up(of_device)} per device" in " ".join(guarantee_bounds(quote.plain))
+    ledger = Ledger(tmp_path / "ledger.sqlite", "digits")
+    spend(ledger, [plan], limits(max_inference_epsilon=of_device + 1))
+    assert ledger.spent(purpose=INFER).device_epsilon == quote.device_epsilon
+    with pytest.raises(PrivacyError, match="the owner allows") as caught:  # a second one like it
+        ledger.open_job(plan.request("next"), limits(max_inference_epsilon=1.9 * of_device))
+    assert caught.value.where == "policy.max_inference_epsilon"
