@@ -642,8 +642,8 @@ class JobCourse:
         asked = [one.manifest for one in self.cells.values() if one.stand is not Stand.OUT]
         selected = sum(one.selected for one in asked if one is not None)
         answers = RoundAnswers.of(selected, [one for one in short if one is not None])
-        if self.attempt == 1 and not answers.uploaded and answers.declined >= selected:
-            # Nothing was released, and asking again at once would change no owner's mind.
+        if self.attempt == 1 and answers.ends_job(self.exchange):
+            # Asking again would change no owner's mind, or nothing was paid for yet.
             why = all_declined(answers)
             if any(one is not None and one.phase in _EVALUATIONS for one in asked):
                 return self._pause(why)  # what was learned is not given up for want of figures

@@ -243,6 +243,9 @@ def _causes_text(causes: Mapping[str, int]) -> str:
     return f" ({told})" if told else ""
 
 
+_LASTING = ("policy", "budget")  # causes of declines that the next attempt would meet again
+
+
 @dataclass(frozen=True)
 class RoundAnswers:
     """What came of an attempt, as counts: `void` are segments that did not count, by their reason.
@@ -283,6 +286,13 @@ class RoundAnswers:
     def absent(self) -> int:
         """Devices that were selected and said nothing before the round was over."""
         return max(0, self.selected - self.uploaded - self.declined)
+
+    def ends_job(self, exchange: int) -> bool:
+        """Whether a job ends at its `exchange` because all who were selected declined: where nothing
+        was committed before, or where every owner's word is what asking again does not change."""
+        everybody = not self.uploaded and self.declined >= self.selected
+        lasting = sum(self.causes.get(cause, 0) for cause in _LASTING)
+        return everybody and (exchange == 1 or lasting >= self.declined)
 
     def to_dict(self) -> dict[str, object]:
         """For events."""

@@ -132,7 +132,7 @@ class SimulatedRounds:
                 asked += 1
                 state, event = self._round(context, state, selected)
             except _AllDeclined as error:
-                if exchange.evaluates:
+                if exchange.evaluates or not error.answers.ends_job(exchange.index):
                     self._end("paused", str(error), exchange.index - 1, accuracy)
                     return None
                 why = {

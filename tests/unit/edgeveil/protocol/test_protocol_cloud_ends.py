@@ -199,6 +199,28 @@ def test_when_all_declined_the_job_fails_at_once():
     assert kinds.index(fx.Report) < kinds.index(fx.Persist)
 
 
+@pytest.mark.parametrize(
+    ("exchange", "causes", "ends"),
+    [
+        (1, (0, 0, 5, 0), True),  # nothing is lost
+        (2, (3, 2, 0, 0), True),
+        (2, (0, 0, 5, 0), False),
+        (2, (0, 4, 0, 1), False),
+        (2, (4, 0, 0, 0), False),  # one of an earlier version names no cause
+    ],
+)
+def test_a_fault_that_passes_ends_no_job_of_which_rounds_are_committed(exchange, causes, ends):
+    machine = waiting(what=StartJob(JOB, exchange, 1, 3, 1))
+    out = receive(machine, PROXY.note(Shortfall(at(exchange), 0, 5, causes)))
+    if ends:
+        assert stored(out)[0].status == "failed"
+        return
+    assert tasks(out) == [SealRound(JOB, exchange, 2)] and "all_declined" not in reports(out)
+    broadcast(machine, SealRound(JOB, exchange, 2))
+    (left,) = stored(receive(machine, PROXY.note(Shortfall(at(exchange, 2), 0, 5, causes))))
+    assert left.status == "paused" and "5 declined" in left.reason
+
+
 # What a proxy told of a round of ten, and what its pause or end advises: this and nothing else.
 STEPS = {
     "policy": "policy does not allow",
