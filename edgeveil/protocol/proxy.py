@@ -55,6 +55,7 @@ from edgeveil.protocol.messages import (
     check_signature,
     decode_body,
 )
+from edgeveil.protocol.proxy_arrivals import Asked
 from edgeveil.protocol.proxy_broadcasts import Broadcasts, Serving
 from edgeveil.protocol.proxy_masks import ProxyMasks
 from edgeveil.protocol.proxy_releases import ProxyReleases
@@ -213,9 +214,9 @@ class ProxyMachine:
         """Bytes that devices were asked for and that have not come yet."""
         return self.rounds.arrivals.credit.granted_bytes
 
-    def asks(self, device: str) -> bool:
-        """Whether parts that this device was asked for have not come yet."""
-        return self.rounds.arrivals.credit.expects(device)
+    def asks(self, device: str) -> Asked | None:
+        """The request of which this device's parts have not all come yet; None without any."""
+        return self.rounds.arrivals.asked(device)
 
     @property
     def open_rounds(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from edgeveil.crypto.keys import MaskSeed
 from edgeveil.protocol import effects as fx
@@ -165,7 +166,7 @@ class UploadArrival:
 
     def restart(self) -> None:
         """Nothing has come: what did was not the blob."""
-        self._next = self._asked_to = 0
+        self._next = self._asked_from = self._asked_to = 0
         self._hash = hashlib.sha256()
 
     @property
@@ -194,6 +195,11 @@ class UploadArrival:
         """Whether no more parts that were asked for can follow this one."""
         return part.index == self._asked_to - 1
 
+    @property
+    def moved(self) -> bool:
+        """Whether any part has counted since the last request."""
+        return self._next > self._asked_from
+
     def next_bytes(self, limit_bytes: int) -> int:
         """The size of the next request's parts."""
         blob, first = self.header.blob, self._next * self.header.blob.part_bytes
@@ -202,11 +208,22 @@ class UploadArrival:
     def next_need(self, limit_bytes: int) -> Need:
         """The next request."""
         blob = self.header.blob
+        self._asked_from = self._next
         self._asked_to = min(self._next + self._count(limit_bytes), blob.parts)
-        return Need(blob.digest, tuple(range(self._next, self._asked_to)))
+        return Need(blob.digest, tuple(range(self._asked_from, self._asked_to)))
 
     def _count(self, limit_bytes: int) -> int:
         return max(1, min(NEED_LIMIT, limit_bytes // self.header.blob.part_bytes))
+
+
+class Asked(NamedTuple):
+    """What a device was asked for and has not all sent: which request, of all, of how many parts.
+
+    One number stands for one request, so that who counts the parts knows when to begin anew.
+    """
+
+    number: int
+    parts: int
 
 
 class UploadArrivals:
@@ -216,6 +233,8 @@ class UploadArrivals:
         self.credit = Credit(credit_bytes, patience_s)
         self._patience_s = patience_s
         self._by_device: dict[str, UploadArrival] = {}
+        self._asked: dict[str, Asked] = {}  # the last request of each upload under way
+        self._requests = 0
         self._ticking = False
 
     def __len__(self) -> int:
@@ -234,7 +253,12 @@ class UploadArrivals:
     def forget(self, device: str) -> None:
         """The upload is here, or of no use any more."""
         self._by_device.pop(device, None)
+        self._asked.pop(device, None)
         self.credit.done(device)
+
+    def asked(self, device: str) -> Asked | None:
+        """What the device was asked for; None where all of it has come, or nothing was."""
+        return self._asked.get(device) if self.credit.expects(device) else None
 
     def end(self, at: ExchangeId) -> None:
         """A round takes no more uploads."""
@@ -250,8 +274,12 @@ class UploadArrivals:
     def came(
         self, device: str, arrival: UploadArrival, part: BlobPart, now_s: float
     ) -> list[fx.Effect]:
-        """A part has come and more must: ask on when those asked for are through."""
-        if arrival.asked_last(part):
+        """A part has come and more must: ask on when those asked for are through.
+
+        Only where any of them counted: else the last one, sent again and again, would be asked for
+        each time. What was lost whole is asked for when the grant's patience is over.
+        """
+        if arrival.asked_last(part) and arrival.moved:
             return self._wait(device, arrival, now_s)
         return self.deal(now_s)
 
@@ -275,6 +303,8 @@ class UploadArrivals:
         out: list[fx.Effect] = []
         for device in self.credit.deal(now_s):
             need = self._by_device[device].next_need(self.credit.share_bytes(device))
+            self._requests += 1
+            self._asked[device] = Asked(self._requests, len(need.indices))
             out.append(fx.Send(fx.DeviceAddress(device), need))
         if not self._ticking and not self.credit.idle:
             self._ticking = True

@@ -826,7 +826,7 @@ class ProxyUploads:
             raise ProtocolError("unknown_blob")
         place = arrivals.take(device, arrival, part, now_s)
         if place is None:
-            return arrivals.came(device, arrival, part, now_s)
+            return [fx.Refuse("out_of_turn"), *arrivals.came(device, arrival, part, now_s)]
         collection = self._rounds.collections[arrival.header.at]
         try:
             self._check_room(collection, device)

@@ -1,7 +1,9 @@
 """Each identity's rate, refusals and cool-downs: judged by its topic, before a frame is decoded.
 
 Theory of operation. A device may speak at `device_messages_per_s`, in bursts of two seconds; what
-is beyond that is refused as `rate`, whatever it says. Every refusal is counted under its sender.
+is beyond that is refused as `rate`, whatever it says. Parts of an upload that it was asked for come
+besides, as many as were asked for: each more, sent twice or of nothing that anybody knows, counts
+like any message. Every refusal is counted under its sender.
 Those that no sound device causes (`UNSOUND`) are also counted against it: more than
 `misbehaving_refusals` in `misbehaving_window_s` begin a cool-down, in which all that comes from it
 is dropped for the price of one look-up. A cool-down ends by itself, and what is dropped in it does
@@ -24,6 +26,7 @@ from typing import Any
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import PART_START
+from edgeveil.protocol.proxy_arrivals import Asked
 from edgeveil.protocol.proxy_masks import MISFIT
 from edgeveil.sites.proxy import ProxyLimits
 
@@ -65,13 +68,15 @@ class _Record:
     cooling_until_s: float = 0.0
     repeats_until_s: float = 0.0  # a cool-down that begins before then is longer than the last
     cool_downs: int = 0  # in a row
+    request: int = 0  # for parts, the last one seen
+    due: int = 0  # parts that it asked for and that have not come here
 
 
 class DeviceConduct:
     """A runtime's `Gate` for what devices send.
 
-    `enrolled(id)` and `asked(id)` say whether the operator admitted a device, and whether parts
-    that it was asked for have not come yet: those are not counted. `on_cool_down(id)` is called as
+    `enrolled(id)` and `asked(id)` say whether the operator admitted a device, and what parts it was
+    asked for that have not all come yet: so many are not counted. `on_cool_down(id)` is called as
     an enrolled device's cool-down begins.
     """
 
@@ -79,7 +84,7 @@ class DeviceConduct:
         self,
         limits: ProxyLimits,
         enrolled: Callable[[str], bool],
-        asked: Callable[[str], bool],
+        asked: Callable[[str], Asked | None],
         on_cool_down: Callable[[str], None] = lambda _device: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -106,7 +111,7 @@ class DeviceConduct:
         if now_s < record.cooling_until_s:
             record.refused["cooling_down"] += 1
             return "cooling_down"
-        if frame.startswith(PART_START) and self._asked(sender.id):
+        if frame.startswith(PART_START) and self._is_due(record, sender.id):
             return None
         until_s = max(now_s, record.spoken_until_s) + self._each_s
         if until_s - now_s > self._burst_s:
@@ -162,6 +167,21 @@ class DeviceConduct:
         return [{"device": device, "seen_at": at or None} for device, at in first]
 
     # --- inside ---
+
+    def _is_due(self, record: _Record, device: str) -> bool:
+        """Whether a part is among as many as the device was asked for; takes it off their number.
+
+        Counted here and not by what the machine took: it sees a frame long after the next ones.
+        """
+        asked = self._asked(device)
+        if asked is None:
+            return False
+        if asked.number != record.request:
+            record.request, record.due = asked
+        if not record.due:
+            return False
+        record.due -= 1
+        return True
 
     def _record(self, device: str) -> _Record:
         record = self._enrolled.get(device)

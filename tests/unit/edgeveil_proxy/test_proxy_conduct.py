@@ -9,6 +9,7 @@ import pytest
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import BlobPart, Need, encode
+from edgeveil.protocol.proxy_arrivals import Asked
 from edgeveil.protocol.proxy_masks import MISFIT
 from edgeveil.sites.proxy import ProxyLimits
 from edgeveil_proxy.conduct import BURST_S, OTHERS, SHOWN, UNSOUND, DeviceConduct
@@ -27,7 +28,9 @@ class Clock:
 class Scene:
     """Devices that speak to a proxy whose clock is the test's; `admitted` None: everybody is."""
 
-    def __init__(self, asked: Callable[[str], bool] = lambda _: False, **limits: Any) -> None:
+    def __init__(
+        self, asked: Callable[[str], Asked | None] = lambda _: None, **limits: Any
+    ) -> None:
         self.clock, self.admitted, self.set_aside = Clock(), None, []
         self.conduct = DeviceConduct(
             ProxyLimits.model_validate(limits),
@@ -89,7 +92,7 @@ def test_what_is_no_message_counts_like_one() -> None:
 
 
 def test_parts_that_were_asked_for_and_the_cloud_are_not_counted() -> None:
-    scene = Scene(A.id.__eq__, device_messages_per_s=0.1)
+    scene = Scene({A.id: Asked(1, 1000)}.get, device_messages_per_s=0.1)
     assert all(scene.takes(A, PART) for _ in range(1000))
     assert scene.taken(fx.CloudAddress(), 1000) == 1000
     scene.misbehave(fx.CloudAddress(), 1000)  # type: ignore[arg-type]
@@ -97,8 +100,19 @@ def test_parts_that_were_asked_for_and_the_cloud_are_not_counted() -> None:
 
 
 def test_parts_that_nobody_asked_for_are_counted() -> None:
-    scene = Scene(A.id.__eq__, device_messages_per_s=10)
+    scene = Scene({A.id: Asked(1, 1000)}.get, device_messages_per_s=10)
     assert sum(scene.takes(B, PART) for _ in range(100)) == pytest.approx(10 * BURST_S, abs=1)
+
+
+def test_so_many_parts_as_were_asked_for_come_beside_the_rate_and_no_more() -> None:
+    asked = {A.id: Asked(1, 16)}
+    scene = Scene(asked.get, device_messages_per_s=10, misbehaving_refusals=30)
+    burst = round(10 * BURST_S)
+    assert sum(scene.takes(A, PART) for _ in range(30)) == 30, "parts that come twice have a rate"
+    asked[A.id] = Asked(2, 16)
+    assert sum(scene.takes(A, PART) for _ in range(30)) == pytest.approx(burst + 2, abs=1)
+    told = [scene.conduct.refusal(A, PART) for _ in range(1000)]
+    assert set(told) == {"rate", "cooling_down"} and scene.set_aside == [A.id]
 
 
 def test_a_slow_rate_still_takes_one_message_at_a_time() -> None:
@@ -124,7 +138,7 @@ def test_a_misbehaving_device_is_dropped_for_a_while_and_no_other() -> None:
 
 
 def test_even_parts_that_were_asked_for_are_dropped_in_a_cool_down() -> None:
-    scene = Scene(lambda _: True, **STRICT)
+    scene = Scene(lambda _: Asked(1, 16), **STRICT)
     scene.misbehave()
     assert scene.conduct.refusal(A, PART) == "cooling_down"
 

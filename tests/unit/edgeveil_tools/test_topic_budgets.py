@@ -79,7 +79,7 @@ class Desks:
         self.registry.changed()
         known = self.registry.verify_key
         self.conduct = DeviceConduct(
-            ProxyLimits(), lambda one: known(one) is not None, lambda _: False, clock=lambda: 9.0
+            ProxyLimits(), lambda one: known(one) is not None, lambda _: None, clock=lambda: 9.0
         )
         site = ProxySite(
             edge_broker={"url": "mqtt://127.0.0.1:1"},

@@ -351,3 +351,19 @@ def test_a_device_is_asked_for_so_many_parts_right_or_wrong_and_no_more():
     for piece in big(0)[1]:  # the right ones still count
         out = says(machine, FLEET[0], piece)
     assert acks(out) == [("held", "")] and not machine.asks(FLEET[0].id)
+
+
+def test_the_last_part_again_and_again_is_refused_and_asks_for_nothing():
+    machine = opened()
+    offered(machine, 0)
+    first, *_, last = big(0)[1]
+    assert machine.asks(FLEET[0].id) == (1, 4)
+    for _ in range(50):
+        out = says(machine, FLEET[0], last)
+        assert refused(out) == ["out_of_turn"] and needs(out) == []
+    says(machine, FLEET[0], first)  # what counts is followed by one request, and by no more
+    asked = [need for _ in range(50) for need in needs(says(machine, FLEET[0], last))]
+    assert asked == [(0, (1, 2, 3))] and machine.rounds.arrivals.credit.holds(FLEET[0].id)
+    for piece in big(0)[1][1:]:
+        out = says(machine, FLEET[0], piece)
+    assert acks(out) == [("held", "")]
