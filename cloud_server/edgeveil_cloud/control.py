@@ -17,7 +17,13 @@ from edgeveil.privacy.guarantee import guarantee_lines
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
 from edgeveil.protocol.cloud_course import CloudState
-from edgeveil.protocol.cloud_tasks import CancelJob, RepeatEnd, StartJob, goes_on
+from edgeveil.protocol.cloud_tasks import (
+    STALE_ROSTER,
+    CancelJob,
+    RepeatEnd,
+    StartJob,
+    goes_on,
+)
 from edgeveil.sites.cloud import ReleaseValidity
 from edgeveil.transport.runtime import Runner
 from edgeveil_cloud.host import LOG, CloudHost
@@ -25,7 +31,7 @@ from edgeveil_cloud.rehearsal import rehearse_job
 from edgeveil_cloud.rollouts import RolloutDriver
 from edgeveil_cloud.round_report import summary_of
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import JobEntry
+from edgeveil_cloud.store_tables import JobEntry, StoreAway
 from edgeveil_cloud.stored_jobs import wire_id
 
 LOOK_S = 0.5
@@ -236,20 +242,35 @@ class Control:
                 self.cancel(job)
 
     def _go_on(self) -> None:
-        """Resume what paused for want of a link or of the machine, once that is back; a proxy that
-        is silent is asked for a sign."""
+        """Resume what paused for want of a link, the machine, the store or a fresh roster, once
+        that is back; a proxy that is silent is asked for a sign."""
         now_s, waiting = time.monotonic(), self._store.paused_jobs()
         tried_s = {job: at_s for job, at_s in self._tried_s.items() if now_s - at_s < GO_ON_S}
         due = [one for one in waiting if goes_on(one.reason) and one.id not in tried_s]
         unreached = self._machine.unreached
         for entry in due:
             tried_s[entry.id] = now_s
-            if not unreached and self._able():
+            if self._reaches_enough(entry) and self._able():
+                try:
+                    self.resume(entry.id)
+                except StoreAway as error:  # what it paused for may last
+                    LOG.warning("job_cannot_go_on", extra={"job": entry.id, "why": error.what})
+                    continue
                 LOG.info("job_goes_on", extra={"job": entry.id})
-                self.resume(entry.id)
         for cell in unreached if due else ():
             self._runner.post(fx.PeerSilent(fx.ProxyAddress(cell)))
         self._tried_s = tried_s
+
+    def _reaches_enough(self, entry: JobEntry) -> bool:
+        """Whether a paused job may go on in the cells that are reached: in all, or in some whose
+        devices are enough. A stale roster's cell counts once its roster is fresh."""
+        cells = set(self._machine.keys).difference(self._machine.unreached)
+        if STALE_ROSTER in entry.reason:
+            cells = {cell for cell in cells if not self._store.roster_problem(cell)}
+        if not cells or len(cells) == len(self._machine.keys):
+            return bool(cells)
+        there = sum(one.enrolled for one in self._store.devices() if one.cell in cells)
+        return there >= self._wanted(entry)
 
     def _ready(self, entry: JobEntry) -> bool:
         """Whether to start it now. A job that this version cannot plan fails, and not the cloud."""
@@ -263,10 +284,7 @@ class Control:
 
     def _enough_devices(self, entry: JobEntry) -> bool:
         """Whether the job can select as many as it asks for; said once while it cannot."""
-        job = self._host.jobs.plan(entry).job
-        wanted = max(job.selection.min_devices, job.round.min_batch)
-        if isinstance(job.selection.devices, int):
-            wanted = max(wanted, job.selection.devices)
+        wanted = self._wanted(entry)
         enrolled = self._store.counts().enrolled
         if enrolled < wanted and self._waiting.get(entry.id) != enrolled:
             self._waiting[entry.id] = enrolled
@@ -276,6 +294,14 @@ class Control:
         if enrolled >= wanted:
             self._waiting.pop(entry.id, None)
         return enrolled >= wanted
+
+    def _wanted(self, entry: JobEntry) -> int:
+        """How many devices the job asks for at least."""
+        job = self._host.jobs.plan(entry).job
+        wanted = max(job.selection.min_devices, job.round.min_batch)
+        if isinstance(job.selection.devices, int):
+            wanted = max(wanted, job.selection.devices)
+        return wanted
 
     def _start(self, entry: JobEntry) -> StartJob:
         """From the last committed exchange on, with an attempt number not used before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ from edgeveil.protocol.cloud_tasks import (
     DISK,
     MEMORY,
     RESUME,
+    STORE,
+    USED_UP,
     Absorb,
     BatchDropped,
     BatchPart,
@@ -60,7 +63,7 @@ from edgeveil_cloud.compute import ComputeError, WorkerProcesses
 from edgeveil_cloud.evaluation import Evaluation, HeldTests
 from edgeveil_cloud.round_report import Recorder, job_summary
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import StoreError
+from edgeveil_cloud.store_tables import StoreAway, StoreError
 from edgeveil_cloud.stored_jobs import StoredJobs
 from edgeveil_cloud.validate_batch import BatchSpool, SpooledBatch
 
@@ -69,6 +72,7 @@ EVENTS = ("job_started", "batch", "round_repeated", "all_declined")  # what a jo
 MARKS = ("held", "batch")  # of a round's phases
 
 _NAMED = 5  # paused jobs in a reason
+_USED_UP = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # no error of the disk's
 
 
 class CloudHost:
@@ -217,6 +221,8 @@ class CloudHost:
         """Do one task of a running job. What may be different later is `Obstacle`."""
         try:
             return self._perform(task)
+        except StoreAway as error:
+            return Obstacle(f"{STORE} ({error.what})")
         except (
             TooFewDevices,
             TooManyDevices,
@@ -227,7 +233,8 @@ class CloudHost:
             self._advised[job_of(task) or b""] = str(error) if error.fix else ""
             return Obstacle(str(error))
         except OSError as error:
-            return Obstacle(f"{DISK} ({error.strerror or type(error).__name__})")
+            what = USED_UP if error.errno in _USED_UP else DISK
+            return Obstacle(f"{what} ({error.strerror or type(error).__name__})")
         except MemoryError:
             return Obstacle(MEMORY)
 

@@ -24,7 +24,7 @@ from typing import Any, cast
 import sqlalchemy as sa
 
 from edgeveil.jobs.job import Priority
-from edgeveil.protocol.cloud_tasks import RosterMark
+from edgeveil.protocol.cloud_tasks import STALE_ROSTER, RosterMark
 from edgeveil_cloud import store_tables as tables
 from edgeveil_cloud.database import MEMORY, forget_old_pages, open_engine, transaction
 from edgeveil_cloud.migrate import migrate
@@ -624,7 +624,7 @@ class Store:
         if 0 < row.expires_s <= self._now_s():
             since = datetime.fromtimestamp(row.expires_s, UTC)
             return (
-                f"the proxy's roster is stale since {since:%F %R} UTC; see that the proxy runs, and"
+                f"{STALE_ROSTER} since {since:%F %R} UTC; see that the proxy runs, and"
                 " both machines' clocks"
             )
         return ""

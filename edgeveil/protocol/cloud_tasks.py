@@ -288,8 +288,8 @@ class RoundAnswers:
         return max(0, self.selected - self.uploaded - self.declined)
 
     def ends_job(self, exchange: int) -> bool:
-        """Whether a job ends at its `exchange` because all who were selected declined: where nothing
-        was committed before, or where every owner's word is what asking again does not change."""
+        """Whether a job ends at its `exchange` because all selected declined: where nothing was
+        committed before, or where no cause is one that asking again could change."""
         everybody = not self.uploaded and self.declined >= self.selected
         lasting = sum(self.causes.get(cause, 0) for cause in _LASTING)
         return everybody and (exchange == 1 or lasting >= self.declined)
@@ -463,12 +463,16 @@ EDGE_LINK = "the proxy's link to the devices' broker is down"
 OTHER_KEY = "the proxy signs with another key than the one that is pinned for it"
 DISK = "the disk cannot be used"
 MEMORY = "the machine's memory is used up"
-_PASSES = (SILENT, OWN_LINK, EDGE_LINK, OTHER_KEY, DISK, MEMORY)
+USED_UP = "the machine's processes, open files or memory are used up"
+STORE = "the cloud's store cannot be used"
+STALE_ROSTER = "the proxy's roster is stale"
+_PASSES = (SILENT, OWN_LINK, EDGE_LINK, OTHER_KEY, DISK, MEMORY, USED_UP, STORE, STALE_ROSTER)
 BY_ITSELF = "it goes on by itself then"
 
 
 def goes_on(reason: str) -> bool:
-    """Whether a job that paused for this goes on by itself, once link or machine is back."""
+    """Whether a job that paused for this goes on by itself, once link, machine, store or roster is
+    back."""
     return any(one in reason for one in _PASSES)
 
 
@@ -530,6 +534,12 @@ _ADVICE = (
     ),
     (OWN_LINK, f"see that the broker runs and can be reached from the cloud; {BY_ITSELF}"),
     (EDGE_LINK, f"see that the broker runs and can be reached from the proxy; {BY_ITSELF}"),
+    (STALE_ROSTER, BY_ITSELF),  # the reason says what to look at
+    (
+        STORE,
+        f"make room on its disk, mend its rights, or bring its database server back; {BY_ITSELF}",
+    ),
+    (USED_UP, f"end what takes them, or raise the cloud's limits for them; {BY_ITSELF}"),
     (MEMORY, f"give the cloud more memory, or end what takes it; {BY_ITSELF}"),
     ("limits.spool_bytes is", "raise limits.spool_bytes at the cloud and start it again"),
     (

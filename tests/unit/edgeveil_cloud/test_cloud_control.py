@@ -17,7 +17,15 @@ from edgeveil.jobs import Job
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
 from edgeveil.protocol.cloud_course import CloudState, JobCourse
-from edgeveil.protocol.cloud_tasks import DISK, EDGE_LINK, OWN_LINK, SILENT, RepeatEnd
+from edgeveil.protocol.cloud_tasks import (
+    DISK,
+    EDGE_LINK,
+    OWN_LINK,
+    SILENT,
+    STORE,
+    RepeatEnd,
+    RosterMark,
+)
 from edgeveil.protocol.messages import Close, Note, PeerKeys, Signer, decode, decode_body
 from edgeveil.protocol.sealed import pack_tensors
 from edgeveil.transport.runtime import Runtime
@@ -26,7 +34,7 @@ from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.control import Control
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import ExchangeRecord, StoreError, UnknownJob
+from edgeveil_cloud.store_tables import ExchangeRecord, StoreAway, StoreError, UnknownJob
 from edgeveil_cloud.stored_jobs import wire_id
 
 YAML = """
@@ -42,15 +50,21 @@ round: {min_batch: 3}
 class Cloud:
     """A cloud without a broker: what it would publish is kept."""
 
-    def __init__(self, store: Store, devices: int = 4, queue: int = 10, running: int = 1) -> None:
+    def __init__(
+        self,
+        store: Store,
+        devices: int = 4,
+        queue: int = 10,
+        running: int = 1,
+        cells: tuple[str, ...] = ("",),
+    ) -> None:
         self.store = store
         self.sent: list[object] = []
         store.set_enrolled({*store.enrolled(), *public_keys(devices)})
         self.host = CloudHost(store, None, BroadcastLimits(4096))
         key, proxy = SigningKey.generate(), SigningKey.generate()
-        self.machine = CloudMachine(
-            Signer("cloud", key), {"": PeerKeys.pinned(proxy=proxy.public())}
-        )
+        pinned = PeerKeys.pinned(proxy=proxy.public())
+        self.machine = CloudMachine(Signer("cloud", key), dict.fromkeys(cells, pinned))
         log = logging.getLogger("edgeveil.test")
         self.runtime = Runtime(self.machine, self.host, self._publish, None, log, 65536)
         self.control = Control(store, self.host, self.machine, self.runtime, queue, running=running)
@@ -569,5 +583,69 @@ def test_a_pause_for_a_link_or_the_disk_ends_by_itself_and_no_other_does(
         cloud.control._tried_s.clear()
         await cloud.until(lambda: cloud.runs(named))
         assert cloud.status(other) == "paused"
+
+    cloud.play(scene)
+
+
+def paused(cloud: Cloud, reason: str, wanted: Job | None = None) -> str:
+    """A job that paused for this."""
+    entry = cloud.submit(wanted)
+    cloud.store.set_status(entry, "running")
+    cloud.store.set_status(entry, "paused", reason)
+    return entry
+
+
+def test_a_job_goes_on_in_the_cells_that_are_reached_if_their_devices_are_enough(
+    store: Store,
+) -> None:
+    cloud = Cloud(store, running=4, cells=("", "north"))
+    here, both = paused(cloud, OWN_LINK), paused(cloud, OWN_LINK, job(selection={"devices": 6}))
+    store.set_enrolled(set(public_keys(7)[4:]), "north")
+    cloud.machine.heard.add("")
+
+    async def scene() -> None:
+        await cloud.until(lambda: cloud.runs(here))
+        assert cloud.status(both) == "paused"  # the devices of one cell are too few for it
+        cloud.machine.heard.add("north")
+        cloud.control._tried_s.clear()
+        await cloud.until(lambda: cloud.runs(both))
+
+    cloud.play(scene)
+
+
+def test_a_job_that_a_stale_roster_paused_goes_on_once_it_is_fresh() -> None:
+    store = Store(now_s=lambda: 1000.0)
+    cloud = Cloud(store)
+    cloud.machine.heard.add("")
+    store.take_roster(RosterMark("5e" * 16, 1), 999.0)
+    entry = paused(cloud, store.roster_problem())
+
+    async def scene() -> None:
+        await cloud.looked_again()
+        assert cloud.status(entry) == "paused"
+        store.take_roster(RosterMark("5e" * 16, 2), 2000.0)
+        cloud.control._tried_s.clear()
+        await cloud.until(lambda: cloud.runs(entry))
+
+    cloud.play(scene)
+
+
+def test_a_store_that_still_takes_nothing_leaves_the_job_paused_and_the_cloud_alive(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud = Cloud(store)
+    cloud.machine.heard.add("")
+    entry = paused(cloud, f"{STORE} (the store failed (disk I/O error))")
+
+    def away(_job: str) -> None:
+        raise StoreAway("the store failed (disk I/O error)")
+
+    async def scene() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "resume", away)
+            await cloud.looked_again()
+        assert cloud.status(entry) == "paused"
+        cloud.control._tried_s.clear()
+        await cloud.until(lambda: cloud.runs(entry))
 
     cloud.play(scene)

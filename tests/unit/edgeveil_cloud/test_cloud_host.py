@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from round_kit import job, public_keys
 from safetensors.numpy import load_file
 
@@ -17,6 +20,11 @@ from edgeveil.errors import JobFailed
 from edgeveil.jobs import Job
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud_tasks import (
+    BY_ITSELF,
+    DISK,
+    MEMORY,
+    STORE,
+    USED_UP,
     Absorb,
     BatchPart,
     Broadcast,
@@ -30,12 +38,15 @@ from edgeveil.protocol.cloud_tasks import (
     SealRelease,
     SealRound,
     TooFewUploads,
+    goes_on,
+    pause_advice,
 )
 from edgeveil.protocol.messages import KNOWS_BUCKETS, Batch, ExchangeId
 from edgeveil.protocol.sealed import pack_tensors, seal_segment
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud import commit_round
 from edgeveil_cloud.broadcasts import BroadcastLimits, TooFewDevices
+from edgeveil_cloud.database import _told
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.round_report import Recorder
 from edgeveil_cloud.round_secret import RoundSecret
@@ -52,6 +63,14 @@ OPEN = {
 def alone(outcome: object) -> object:
     """What is sealed for the cell without a name; any other outcome as it is."""
     return outcome.by_cell[""] if isinstance(outcome, CellBroadcasts) else outcome
+
+
+SQLITE_AWAY = (
+    "database or disk is full",
+    "disk I/O error",
+    "attempt to write a readonly database",
+    "unable to open database file",
+)
 
 
 class Desk:
@@ -204,6 +223,7 @@ def test_nobody_is_asked_by_a_stale_roster() -> None:
     for task in (SealJob(desk.wire), SealRound(desk.wire, 2, 1), SealRelease(desk.wire)):
         blocked = desk.perform(task)
         assert isinstance(blocked, Obstacle) and blocked.reason.startswith("the proxy's roster is")
+        assert goes_on(blocked.reason) and pause_advice(blocked.reason) == BY_ITSELF
     assert desk.store.round_key(desk.id, 2, 1) is None
     assert len(announced(desk.store, desk.id)) == broadcasts
     desk.host.store(RosterKept(3, keys, "5e" * 16, now_s + 100))
@@ -529,6 +549,33 @@ def test_a_reason_with_its_own_way_out_gets_no_other(desk: Desk) -> None:
     assert desk.store.job(desk.id).reason == (
         "no device is enrolled. admit devices at the proxy; then: edgeveil job resume " + desk.id
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        *((sqlite3.OperationalError(one), STORE) for one in SQLITE_AWAY),
+        (ConnectionResetError("of a driver of another database"), STORE),
+        (OSError(errno.ENOSPC, "No space left on device"), DISK),
+        (OSError(errno.EMFILE, "Too many open files"), USED_UP),
+        (OSError(errno.EAGAIN, "Resource temporarily unavailable"), USED_UP),
+        (MemoryError(), MEMORY),
+    ],
+)
+def test_what_the_machine_or_the_store_lacks_pauses_a_job_until_it_is_back(
+    desk: Desk, error: Exception, what: str
+) -> None:
+    def lacks(_task: object) -> object:
+        if what != STORE:
+            raise error
+        raise _told(sa.exc.OperationalError("", {}, error), sa.make_url("sqlite:////x.sqlite"))
+
+    desk.host._perform = lacks
+    blocked = desk.host.perform(SealRound(desk.wire, 1, 1))
+    assert isinstance(blocked, Obstacle) and blocked.reason.startswith(what)
+    desk.host.store(JobStatus(desk.wire, "paused", blocked.reason))
+    told = desk.store.job(desk.id).reason
+    assert goes_on(told) and told.endswith(BY_ITSELF)
 
 
 def test_a_job_ends_once(desk: Desk) -> None:
