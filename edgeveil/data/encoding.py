@@ -14,6 +14,8 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,9 @@ from edgeveil.registry import nearest
 _DIGEST_BYTES = 32
 NO_CLASS = -1
 _WHOLE = 2.0**53
+UNREADABLE = (
+    "\ufffd"  # what no cell can be: a list, a text that is no UTF-8, a date out of calendars
+)
 _SPARE_ROWS = 64  # beyond a limit, so that not each row further is a sorting
 
 
@@ -61,13 +66,36 @@ class Encoded:
 
 
 def cell_text(value: Any) -> str:
-    """A value as the text of a cell, the same from whatever kind of file or request: a whole number
-    reads alike whether its column has gaps or not, what is missing is empty."""
+    """A value as the text of a cell, the same from whatever kind of file or request, and whatever
+    type the other cells of its column gave it: a number reads alike with gaps and with more decimal
+    places beside it, a text among bytes, a time among zones. What is missing is empty; lists and
+    structures, which take their form from each other, are all one text."""
     if value is None:
         return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Decimal) and value.is_finite():
+        places = format(value, "f")
+        if value != value.to_integral_value():
+            return places.rstrip("0")
+        value = int(value)
+    if isinstance(value, int) and abs(value) >= _WHOLE:
+        value = _rounded(value)
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and abs(value) < _WHOLE else repr(value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        value = value.astimezone(UTC).replace(tzinfo=None)
+    return UNREADABLE if isinstance(value, list | tuple | dict) else str(value)
+
+
+def _rounded(value: int) -> float:
+    """A whole number as a column with a gap holds it."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(math.inf, value)
 
 
 class RowEncoder:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 from edgeveil.errors import DataError, RecordsError
 
 MAX_BYTES = 2 << 30  # of one array in memory, as float32
-OPAQUE = "OV"  # kinds of NumPy arrays whose values are not read: objects, structures
+OPAQUE = "OV"  # kinds of NumPy arrays that no file is read for: objects, structures
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,14 +77,14 @@ def require_room(shape: Sequence[int], item_bytes: int, max_bytes: int, where: s
 def as_records(x: NDArray[Any], y: NDArray[Any], where: str) -> Records:
     """Records from any numeric `x` (n, ...) and labels `y` (n,).
 
-    Raises DataError for shapes and for types without values, which belong to the source as a whole;
-    never for a value, since whether a device takes part may not depend on a record: NumPy gives a
-    whole array the type of one text in it. Two arrays of shape (0,), as an empty list is stored,
+    Raises DataError for shapes and for structures, which belong to the source as a whole; never for
+    a value, since whether a device takes part may not depend on a record: NumPy gives a whole array
+    the type of one text, or one None, in it. Two arrays of shape (0,), as an empty list is stored,
     are no records: x is then (0, 0).
     """
     if x.shape == y.shape == (0,):
         x = x.reshape(0, 0)
-    if x.dtype.kind in OPAQUE or y.dtype.kind in OPAQUE:
+    if x.dtype.kind == "V" or y.dtype.kind == "V":
         raise DataError(
             f"x has type {x.dtype} and y {y.dtype}", where=where, fix="store plain numbers"
         )
@@ -108,9 +110,12 @@ def as_records(x: NDArray[Any], y: NDArray[Any], where: str) -> Records:
 
 
 def plain_numbers(array: NDArray[Any]) -> NDArray[Any]:
-    """The numbers of an array of any type but `OPAQUE`; NaN for each value that is none, whatever
+    """The numbers of an array of any type, objects too; NaN for each value that is none, whatever
     the others are."""
     kind = array.dtype.kind
+    if kind == "O":
+        values = [_number(value) for value in array.ravel()]
+        return np.array(values, np.float64).reshape(array.shape)
     if kind in "buif":
         return array
     if kind == "c":
@@ -123,12 +128,24 @@ def plain_numbers(array: NDArray[Any]) -> NDArray[Any]:
     return np.fromiter(numbers, np.float64, array.size).reshape(array.shape)
 
 
+def _number(value: object) -> float:
+    """The number that an object is, as an array of its own kind would hold it; else NaN."""
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    if isinstance(value, complex | np.complexfloating):
+        return float(value.real) if value.imag == 0 else math.nan
+    known = isinstance(value, str | int | float | Decimal | np.number | np.bool_)
+    with suppress(ValueError):  # a whole number of more digits than Python prints
+        return number_in_text(str(value)) if known else math.nan
+    return math.nan
+
+
 def number_in_text(text: str) -> float:
     """The number that a text is, as a column or an array of numbers would hold it; else NaN."""
-    try:
-        return float(text)
-    except ValueError:
-        return {"true": 1.0, "false": 0.0}.get(text.strip().lower(), math.nan)
+    with suppress(ValueError):
+        number = complex(text)  # as NumPy writes one beside a text
+        return number.real if number.imag == 0 else math.nan
+    return {"true": 1.0, "false": 0.0}.get(text.strip().lower(), math.nan)
 
 
 def flat_rows(x: NDArray[np.float32]) -> NDArray[np.float32]:

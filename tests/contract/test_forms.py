@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import hmac
 import json
+import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -23,8 +26,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from pyarrow import parquet, table
 
+from edgeveil.crypto.labels import RECORD_RANK, context
+from edgeveil.data.records import as_records
 from edgeveil.data.schema import DataSchema
-from edgeveil.data.split import RecordLimit
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts import own_records
@@ -438,19 +442,49 @@ def test_however_wide_a_schema_makes_records_those_of_least_rank_are_read(
     """As many as the owner says, where a width could be chosen at which n fit and n + 1 do not."""
     plan = plan_of(schema)
     assert plan is not None
-    block = {"name": "bench", **FORMS[form](tmp_path, different(300))}
-    site = kit_site(tmp_path / "state", data=block, policy={"max_records": most})
 
-    def read() -> list[tuple[bytes, ...]]:
+    def read(limit: int, rows: Rows) -> list[tuple[bytes, ...]]:
+        """Half, values, label and place of each record that is used."""
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        block = {"name": "bench", **FORMS[form](folder, rows)}
+        site = kit_site(folder / "state", data=block, policy={"max_records": limit})
         halves, unread = Computer(site, bytes(32)).halves(plan)
         assert not unread
-        return [tuple(part.tobytes() for part in (one.x, one.y, one.places)) for one in halves]
+        return [
+            (name, *(part[at].tobytes() for part in (one.x, one.y, one.places)))
+            for name, one in zip((b"train", b"test"), halves, strict=True)
+            for at in range(len(one))
+        ]
 
-    with monkeypatch.context() as whole:
-        whole.setattr(RecordLimit, "kept", lambda _self, places: np.arange(len(places)))
-        cut_afterwards = read()
+    everything = read(300, different(300))
+    assert len(everything) == 300
+    ranks = [hmac.digest(bytes(32), context(RECORD_RANK, one[-1]), "sha256") for one in everything]
+    least = sorted(sorted(range(300), key=ranks.__getitem__)[:most])
     with_room_for(monkeypatch, {"parquet": 8_000, "images": 8 * most}.get(form, 8))
-    assert read() == cut_afterwards
+    kept = read(most, different(300))
+    assert kept == [everything[index] for index in least]
+    for gone in (0, 100, 299):  # of which some are kept
+        rows = different(300)
+        del rows[gone]
+        beside = read(most, rows)
+        assert (Counter(beside) - Counter(kept)).total() <= 1
+        assert (Counter(kept) - Counter(beside)).total() <= 1
+
+
+@pytest.mark.parametrize("value", [None, 2**64])
+@pytest.mark.parametrize("form", ["npz", "python"])
+def test_one_value_that_makes_objects_of_an_array_changes_not_whether_a_device_answers(
+    form: str, value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, rows = plan_of(None), [["1", "2", "0"], ["3", "4", "1"]]
+    assert plan is not None
+    plain = answered(tmp_path / "plain", form, rows, plan)
+    x, y = np.array([[1, 2], [3, 4]]).reshape(-1, 1, 2), np.array([0, value])
+    assert y.dtype == object
+    monkeypatch.setitem(globals(), "arrays", lambda _rows: (x, y))
+    assert plain == answered(tmp_path / "objects", form, rows, plan)
+    assert plain[0] == "answered"
+    assert as_records(x, y, "here").y.tolist() == [0, -1]
 
 
 def test_owner_s_code_that_fails_for_a_record_is_answered_for_as_without_records(

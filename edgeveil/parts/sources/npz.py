@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import tokenize
 import zipfile
 import zlib
@@ -12,20 +13,21 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.data.encoding import pictures
+from edgeveil.data.encoding import NO_CLASS, pictures
 from edgeveil.data.records import (
     MAX_BYTES,
     OPAQUE,
     Records,
     as_records,
     flat_rows,
+    number_in_text,
     plain_numbers,
     require_file,
     require_room,
     whole_labels,
 )
 from edgeveil.data.schema import DataSchema
-from edgeveil.errors import DataError
+from edgeveil.errors import DataError, RecordsError
 from edgeveil.parts.sources.source import Origin, SourcePart
 
 # RuntimeError is how zipfile says that a member is encrypted or of an unknown compression.
@@ -48,21 +50,35 @@ def read_npz(path: Path | None, max_bytes: int = MAX_BYTES) -> Records:
 
 
 def encode_npz(path: Path | None, schema: DataSchema, max_bytes: int = MAX_BYTES) -> Records:
-    """Pictures `x` and labels `y`, classes from 0 or their names, as a job's schema reads them.
+    """Pictures `x` and labels `y`, the classes' names or numbers from 0, as a job's schema reads
+    them. Where a class is called by a number, numbers are names.
 
     Raises DataError as `read_npz`, and for pictures of another shape.
     """
     file = require_file(path, "data.path")
     x, y = npz_array(file, "x", max_bytes), npz_array(file, "y", max_bytes)
-    if y.dtype.kind == "U":  # also where one name stands among numbers
-        named, whole = schema.label.numbers, whole_labels(plain_numbers(y))
-        labels = [
-            named.get(str(name).strip(), number)
-            for name, number in zip(y.ravel(), whole.ravel().tolist(), strict=True)
-        ]
-        y = np.array(labels, np.int64).reshape(y.shape)
-    plain = as_records(x, y, where=str(file))
+    plain = as_records(x, _by_name(y, schema.label.numbers), where=str(file))
     return Records(pictures(schema, plain.x, str(file)), plain.y, flat_rows(plain.x))
+
+
+def _by_name(y: NDArray[Any], numbers: dict[str, int]) -> NDArray[np.int64]:
+    """Labels y as classes, each by itself: NumPy makes texts of all where one is a name, and
+    numbers of another type where one has a fraction, so 1, 1.0, True and their texts are one."""
+    classes: dict[str | float, int] = {}
+    for name, number in numbers.items():
+        classes.setdefault(_label(name, number_in_text(name)), number)
+    counted = not any(isinstance(name, float) for name in classes)
+    texts = np.char.decode(y, "utf-8", "replace") if y.dtype.kind == "S" else y
+    values = plain_numbers(y)
+    whole = whole_labels(values) if counted else np.full(y.shape, NO_CLASS)
+    cells = zip(texts.ravel(), values.ravel().tolist(), whole.ravel().tolist(), strict=True)
+    labels = [classes.get(_label(str(text), value), other) for text, value, other in cells]
+    return np.array(labels, np.int64).reshape(y.shape)
+
+
+def _label(text: str, value: float) -> str | float:
+    """What a label is compared by: the number that it is, else its text."""
+    return text.strip() if math.isnan(value) else float(value)
 
 
 def npz_array(file: Path, name: str, max_bytes: int = MAX_BYTES) -> NDArray[Any]:
@@ -99,7 +115,10 @@ def npy_array(file: Path, max_bytes: int = MAX_BYTES) -> NDArray[Any]:
 def _read_npy(stream: IO[bytes], where: str, max_bytes: int) -> NDArray[Any]:
     shape, fortran, dtype = _header(stream)
     if dtype.kind in OPAQUE:
-        raise DataError(f"holds {dtype}, not numbers", where=where, fix="store plain numbers")
+        what, fix = f"holds {dtype}, not numbers", "store plain numbers"
+        if dtype.kind == "O":  # of all where one value is None, or past 64 bits
+            raise RecordsError(what, where=where, fix=fix)
+        raise DataError(what, where=where, fix=fix)
     require_room(shape, dtype.itemsize, max_bytes, where)
     count = int(np.prod(shape, dtype=np.int64))
     content = stream.read(count * dtype.itemsize + 1)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.data.encoding import Encoded, RowEncoder, cell_text
+from edgeveil.data.encoding import UNREADABLE, Encoded, RowEncoder, cell_text
 from edgeveil.data.records import (
     MAX_BYTES,
     Records,
@@ -37,7 +37,6 @@ from edgeveil.registry import nearest
 _TEXT_BYTES = 1 << 20  # of one name in the footer
 _ITEMS = 1 << 16  # of one list there
 _ROWS = 4096  # of what is unpacked at a time
-_UNREADABLE = "\ufffd"  # a text that is no UTF-8, a date out of all calendars
 _NO_VALUE = (ValueError, OverflowError, TypeError)
 
 
@@ -137,7 +136,7 @@ def _text_alone(value: Any) -> str:
     try:
         return cell_text(value.as_py())
     except _NO_VALUE:
-        return _UNREADABLE
+        return UNREADABLE
 
 
 def _require_pyarrow() -> None:

@@ -3,6 +3,9 @@ from the record, and never a failure for what it holds."""
 
 import csv
 import json
+import math
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +22,7 @@ from edgeveil.parts.own_records import device_records
 from edgeveil.parts.partitions import PARTITIONS
 from edgeveil.parts.sources import SOURCES, Origin, load_records
 from edgeveil.parts.sources.csvfile import encode_csv
+from edgeveil.parts.sources.parquet import parquet_rows
 from edgeveil.sites.data import DeviceData
 
 KEY = bytes(range(32))
@@ -229,6 +233,64 @@ def test_no_picture_is_taken_into_memory_for_its_place(monkeypatch, tmp_path):
     found = load_records("images", Origin(path=tmp_path, schema=of))
     assert np.isnan(found.x).all()
     assert found.places.shape == (1, 32)
+
+
+@pytest.mark.parametrize("classes", [["1", "0"], ["cat", "dog"], ["a", ["2", "True"]], ["0.0"]])
+def test_no_label_of_an_array_changes_what_another_means(classes, tmp_path):
+    """NumPy stores the others as texts, as bytes or as numbers of another type beside it."""
+    small = {**PICTURES, "label": {"classes": classes}, "image": {"size": [1, 1]}}
+    of = DataSchema.model_validate_json(json.dumps(small))
+
+    def read(*labels):
+        np.savez(tmp_path / "a.npz", x=np.zeros((len(labels), 1, 1)), y=np.array(labels))
+        return load_records("npz", Origin(path=tmp_path / "a.npz", schema=of)).y.tolist()
+
+    labels = [0, 1, 2, True, 2.0, math.nan, -3, "0", "1", "cat", "dog", b"dog", b"1", 1 + 0j]
+    for one in labels:
+        alone = read(one)[0]
+        for other in (1, 2.5, 1 + 0j, True, "x", b"x", math.nan, "1", 2**60):
+            assert read(one, other)[0] == alone, (one, other)
+
+
+def test_where_a_class_is_called_by_a_number_all_labels_are_names(tmp_path):
+    for classes, y, wanted in [
+        (["1", "0"], [0, 1, 2], [1, 0, -1]),
+        (["cat", "dog"], [0, 1, 2], [0, 1, 2]),
+        (["cat", "dog"], [b"dog", b"cat", b"1"], [1, 0, 1]),
+        (["3", ["5", "4"]], [0, 3, 4, 5.0], [-1, 0, 1, 1]),
+    ]:
+        small = {**PICTURES, "label": {"classes": classes}, "image": {"size": [1, 1]}}
+        of = DataSchema.model_validate_json(json.dumps(small))
+        np.savez(tmp_path / "a.npz", x=np.zeros((len(y), 1, 1)), y=np.array(y))
+        assert load_records("npz", Origin(path=tmp_path / "a.npz", schema=of)).y.tolist() == wanted
+
+
+BIG, NOON = 7 * 10**17 + 1, datetime(2024, 1, 1, 12)
+
+
+@pytest.mark.parametrize(
+    ("cells", "other"),
+    [
+        ([BIG, 3], None),
+        ([Decimal("1.5"), Decimal(20)], Decimal("1.95")),
+        ([Decimal("0.5")], Decimal(10**20)),
+        ([{"a": 1}, {"a": 2}], {"a": 1, "b": 2}),
+        ([[1], [2]], [2.5]),
+        (["a", "1"], b"b"),
+        ([NOON], NOON.replace(tzinfo=timezone(timedelta(hours=3)))),
+    ],
+)
+def test_no_cell_of_a_column_changes_the_text_of_another(cells, other, tmp_path):
+    """Parquet gives a column one type; tools make floats of whole numbers beside a gap."""
+
+    def texts(*values):
+        gap = None in values
+        values = [float(v) if gap and isinstance(v, int) else v for v in values]
+        parquet.write_table(pa.table({"id": values, "y": [0] * len(values)}), tmp_path / "a")
+        return [row[0] for row in parquet_rows(tmp_path / "a")[1]]
+
+    assert texts(*cells, other)[:-1] == texts(other, *cells)[1:] == texts(*cells)
+    assert all(texts(*cells))
 
 
 def test_arrays_of_pictures_have_names_and_a_range(tmp_path):
