@@ -270,7 +270,10 @@ class Control:
         if not cells or len(cells) == len(self._machine.keys):
             return bool(cells)
         there = sum(one.enrolled for one in self._store.devices() if one.cell in cells)
-        return there >= self._wanted(entry)
+        try:
+            return there >= self._wanted(entry)
+        except EdgeVeilError:
+            return True  # once resumed, it fails with the reason
 
     def _ready(self, entry: JobEntry) -> bool:
         """Whether to start it now. A job that this version cannot plan fails, and not the cloud."""

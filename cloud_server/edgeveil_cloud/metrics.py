@@ -15,7 +15,7 @@ from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.privacy.policy import Quote
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
-from edgeveil.protocol.cloud_tasks import Absorb, CellBroadcasts, JobStatus, RoundCommit, SealRound
+from edgeveil.protocol.cloud_tasks import CellBroadcasts, JobStatus, RoundCommit, SealRound
 from edgeveil.protocol.release_health import ReleaseOutcome
 from edgeveil.transport.metrics import Metrics, gauge
 from edgeveil_cloud.host import CloudHost
@@ -66,7 +66,7 @@ class CloudMetrics(Collector):
                 if self._rounds_since.get(job_id, (-1,))[0] != number:
                     self._rounds_since[job_id] = number, time.monotonic()
                     self._ask(job_id, number)
-            case fx.WorkDone(task=Absorb(), result=RoundCommit(commit=commit)):
+            case fx.WorkDone(result=RoundCommit(commit=commit)):  # under masks not by `Absorb`
                 self._rounds.labels("committed").inc()
                 self._segments.inc(commit.accepted)
                 number, since_s = self._rounds_since.pop(commit.at.job_id, (-1, 0.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -40,8 +41,10 @@ from edgeveil.protocol.masked_sums import mask_checks, mask_sums, masked_segment
 from edgeveil.protocol.messages import KNOWS_CHECKS, Batch, Manifest, MaskedGroup
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.transfer import describe
+from edgeveil.transport.metrics import MeteredHost, Metrics
 from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.host import CloudHost
+from edgeveil_cloud.metrics import CloudMetrics
 from edgeveil_cloud.secure_round import KeptSums, pack_kept, unpack_kept
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.validate_batch import SegmentOpener, validate_batch
@@ -135,6 +138,21 @@ def test_a_batch_is_added_up_and_kept_and_nothing_committed(desk: SecureDesk) ->
     assert {"": kept.unmask} == found.unmasks
     assert kept.uploads == UPLOADS
     assert desk.store.exchanges(desk.id) == ()
+
+
+def test_a_round_under_masks_is_counted_at_its_commit(desk: SecureDesk) -> None:
+    metrics, machine = Metrics(), SimpleNamespace(courses={})
+    counts = CloudMetrics(metrics, desk.store, desk.host, machine)  # type: ignore[arg-type]
+    desk.host = MeteredHost(desk.host, metrics, counts.watch)  # type: ignore[assignment]
+
+    def told(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"edgeveil_{name}", labels)
+
+    broadcast, _ = desk.asked()
+    assert told("rounds_total", result="committed") == 0
+    assert isinstance(desk.perform(desk.masks(broadcast, [0, 1, 2])), RoundCommit)
+    assert told("rounds_total", result="committed") == told("round_seconds_count") == 1
+    assert told("segments_counted_total")
 
 
 @pytest.mark.parametrize("index", [CENTRE, TRAIN])
