@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,6 +38,7 @@ from edgeveil_edge.release_trial import run_trial
 from edgeveil_edge.releases import InstalledRelease, ReleaseStore
 
 ROOM_RATIO, ROOM_BYTES = 100, 1 << 26  # see `room_for`
+NUMBER_BYTES = 8  # of one that a model gives
 RELEASES = "releases"  # the folder of models inside a device's state folder
 
 
@@ -143,41 +144,46 @@ class Predictions:
         """A row for each record: its number from 1, label and probability, None if unusable; also
         the class's name and the picture's file, where there are any. Of a number its value, of
         anomalies as `plain` has it."""
+        return list(self.table_rows())
+
+    def table_rows(self) -> Iterator[dict[str, Any]]:
+        """Those of `table`, each made as it is asked for."""
         if self._number is not None:
-            return [{"record": number, **row} for number, row in enumerate(self.plain(), start=1)]
-        return [
-            {
+            for number, told in enumerate(self.plain_rows(), start=1):
+                yield {"record": number, **told}
+            return
+        pairs = zip(self.labels, self.probabilities, strict=True)
+        for number, (label, row) in enumerate(pairs, start=1):
+            yield {
                 "record": number,
                 **({"file": self.files[number - 1]} if self.files else {}),
                 "label": int(label) if label >= 0 else None,
                 **self._named(label),
                 "probability": float(row[label]) if label >= 0 else None,
             }
-            for number, (label, row) in enumerate(
-                zip(self.labels, self.probabilities, strict=True), start=1
-            )
-        ]
 
     def plain(self) -> list[dict[str, Any]]:
         """For JSON: {label, name, probabilities} of each record, {label: null} of an unusable one;
         the name only where the model knows its classes', `file` only of pictures. Of a number
         {value}, null for an unusable record; of anomalies {score}, null likewise, and with alarms
         {label, name} beside it."""
+        return list(self.plain_rows())
+
+    def plain_rows(self) -> Iterator[dict[str, Any]]:
+        """Those of `plain`, each made as it is asked for."""
         if self.scores is not None:
-            rows = zip(self.scores.tolist(), self.labels.tolist(), self._sound, strict=True)
-            return [
-                {"score": score if sound else None, **(_verdict(label) if self.alarms else {})}
-                for score, label, sound in rows
-            ]
+            for score, label, sound in zip(self.scores, self.labels, self._sound, strict=True):
+                verdict = _verdict(int(label)) if self.alarms else {}
+                yield {"score": float(score) if sound else None, **verdict}
+            return
         if self.values is not None:
-            pairs = zip(self.values.tolist(), self._sound, strict=True)
-            return [{"value": value if sound else None} for value, sound in pairs]
-        found: list[dict[str, Any]] = []
+            for value, sound in zip(self.values, self._sound, strict=True):
+                yield {"value": float(value) if sound else None}
+            return
         for at, (label, row) in enumerate(zip(self.labels, self.probabilities, strict=True)):
             file = {"file": self.files[at]} if self.files else {}
             told = {"label": int(label), **self._named(label), "probabilities": row.tolist()}
-            found.append({**file, **(told if label >= 0 else {"label": None})})
-        return found
+            yield {**file, **(told if label >= 0 else {"label": None})}
 
     def _named(self, label: np.int64) -> dict[str, str | None]:
         if not self.classes:
@@ -280,6 +286,9 @@ def told_by(
     schema = schema_in(session.metadata, session.input_shape)
     given = _given(records, schema, session.input_shape)
     with RunLimit(limit_s) as limit:
+        if given.file is not None:
+            one = session.answers(given.x[:1], {}, limit=limit)
+            _check_answers(given.file, given.x, one.shape[1])
         found = session.answers(given.x, {}, limit=limit)
     return Predictions.of(called, session, found, files=given.files, given=given.labels)
 
@@ -291,6 +300,20 @@ class _Given:
     x: NDArray[np.float32]
     labels: NDArray[np.int64] | None = None
     files: tuple[str, ...] = ()
+    file: Path | None = None  # whose size says how many they may be
+
+
+def _check_answers(file: Path, x: NDArray[np.float32], numbers: int) -> None:
+    """Raise DataError where records and what a model tells of them take more than the file's
+    room."""
+    most = room_for(file)
+    each = x.itemsize * math.prod(x.shape[1:]) + NUMBER_BYTES * (numbers + 1)  # and the label
+    if len(x) * each > most:
+        raise DataError(
+            f"holds {len(x)} records, of which {most // each} are told for a file of its size",
+            where=str(file),
+            fix="split it",
+        )
 
 
 def _given(
@@ -310,16 +333,17 @@ def _given(
     if schema is not None and schema.columns is not None and file.suffix not in (".npz", ".npy"):
         read = _encode_any_parquet if file.suffix == ".parquet" else _encode_any_csv
         found = read(file, schema, most)
-        return _Given(found.records.x, found.records.y if found.labelled else None)
+        labels = found.records.y if found.labelled else None
+        return _Given(found.records.x, labels, file=file)
     values = _read(file, most)
     if schema is not None and schema.image is not None and values.ndim == len(shape) + 1:
-        return _Given(pictures(schema, _numbers(values, str(file)), str(file)))
-    return _Given(as_records(values, shape, str(file)))
+        return _Given(pictures(schema, _numbers(values, str(file)), str(file)), file=file)
+    return _Given(as_records(values, shape, str(file)), file=file)
 
 
 def room_for(file: Path) -> int:
-    """Bytes of numbers that a file's records may take: ROOM_RATIO times its size, at least
-    ROOM_BYTES. A packed file of zeros says a thousand times its size.
+    """Bytes that a file's records may take, with what a model tells of them: ROOM_RATIO times its
+    size, at least ROOM_BYTES. A packed file of zeros says a thousand times its size.
 
     For files that their owner looks at. Of records that are learned from it would not do: how well
     they pack depends on them, and so would the answer.

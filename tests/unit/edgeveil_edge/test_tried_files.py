@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import socket
 import subprocess
@@ -13,14 +14,18 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
+from edgeveil.errors import DataError
 from edgeveil_edge import inference
 from edgeveil_edge import page as page_module
+from edgeveil_edge import predict as predict_module
+from edgeveil_tools import cli
 from tests.kits.live_site import wait_for
 from tests.unit.edgeveil_edge.edge_kit import final_model
 from tests.unit.edgeveil_edge.test_device_page import Client, opened, own  # noqa: F401
@@ -85,6 +90,36 @@ def test_predict_refuses_a_small_file_of_gigabytes_before_it_takes_them(tmp_path
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 4, done.stderr
     assert int(done.stdout.split()[-1]) << 10 < LEAST_BYTES
+
+
+def test_what_a_model_tells_of_a_packed_file_counts_too(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(final_model())
+    file = tmp_path / "x.npz"
+    file.write_bytes(zeros_npz(predict_module.ROOM_BYTES))  # its numbers alone would have room
+    assert file.stat().st_size < 100_000
+    with pytest.raises(DataError, match=r"holds 4194304 records, of which \d+ are told"):
+        predict_module.predict(tmp_path / "model.onnx", file)
+
+
+def test_rows_are_made_one_by_one_and_no_more_than_are_shown(tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "model.onnx").write_bytes(final_model())
+    np.save(tmp_path / "x.npy", np.zeros((50, 4), np.float32))
+    whole = predict_module.predict(tmp_path / "model.onnx", tmp_path / "x.npy").plain()
+    for name in ("plain", "table"):
+        monkeypatch.setattr(predict_module.Predictions, name, None)
+    files = [str(tmp_path / "model.onnx"), str(tmp_path / "x.npy")]
+    assert cli.main(["predict", *files, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"model": "model.onnx", "predictions": whole}
+    assert cli.main(["predict", *files]) == 0
+    assert capsys.readouterr().out.count("  class ") == 50
+    rows, made = predict_module.Predictions.plain_rows, []
+    counted = lambda self: (made.append(row) or row for row in rows(self))  # noqa: E731
+    monkeypatch.setattr(predict_module.Predictions, "plain_rows", counted)
+    monkeypatch.setattr(inference.resource, "setrlimit", lambda *_: None)  # this process goes on
+    digest = sha256(Path(files[0]).read_bytes()).hexdigest()
+    asked = {"model": files[0], "file": files[1], "digest": digest, "version": "1", "shown": 3}
+    told = json.loads(inference.tried(json.dumps(asked).encode()))
+    assert told["records"] == 50 and told["predictions"] == made == whole[:3]
 
 
 @pytest.mark.parametrize(

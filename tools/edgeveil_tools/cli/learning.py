@@ -375,10 +375,15 @@ def _predict(args: argparse.Namespace) -> int:
         right = dict(found.errors or {})
         if found.accuracy is not None:
             right |= {"accuracy": found.accuracy, **found.guessing}
-        print(json.dumps({"model": found.model, "predictions": found.plain(), **right}))
+        print(f'{{"model": {json.dumps(found.model)}, "predictions": [', end="")
+        for at, plain in enumerate(found.plain_rows()):  # one at a time: there may be millions
+            print(", " * (at > 0) + json.dumps(plain), end="")
+        print(
+            "]" + "".join(f", {json.dumps(key)}: {json.dumps(right[key])}" for key in right) + "}"
+        )
         return 0
     print(f"model {found.model}")
-    for row in found.table():
+    for row in found.table_rows():
         at = row.get("file", f"{row['record']:>6}")
         if row.get("score", row.get("label", row.get("value"))) is None:
             print(f"{at}  not a usable record")
