@@ -124,7 +124,8 @@ class Runtime:
         self._gate: Gate = OpenGate() if gate is None else gate
         self._blobs = blobs
         self._at: ExchangeId | None = None
-        self._since_s = self._took_s = 0.0
+        self._since_s = self._took_s = self._beat_s = 0.0
+        self._beating: asyncio.TimerHandle | None = None
         self._feeding = False
         self._lost: asyncio.Future[None] | None = None
         self._strangers: set[fx.Address] = set()
@@ -157,11 +158,18 @@ class Runtime:
 
     @property
     def turns(self) -> bool:
-        """Whether the machine is fed: no step has taken STUCK_S, and no event waits for so long."""
-        now_s = time.monotonic()
-        in_time = not self._since_s or now_s - self._since_s < STUCK_S
-        waits_s = 0.0 if self._events.empty() else now_s - self._took_s
-        return self._feeding and in_time and waits_s < STUCK_S
+        """Whether the machine is fed: the loop runs, no effect has taken STUCK_S, and no event
+        waits for so long without any. May be read on another thread."""
+        now_s, since_s = time.monotonic(), self._since_s
+        in_time = not since_s or now_s - since_s < STUCK_S
+        waits_s = 0.0 if self._events.empty() else now_s - max(self._took_s, since_s)
+        beats = now_s - self._beat_s < STUCK_S
+        return self._feeding and beats and in_time and waits_s < STUCK_S
+
+    def _beat(self) -> None:
+        """Note that the loop runs, and do so again soon."""
+        self._beat_s = time.monotonic()
+        self._beating = asyncio.get_running_loop().call_later(STUCK_S / 10, self._beat)
 
     def follow_logs(self) -> None:
         """Log lines of this task, and of those that it starts, name the machine's job and round."""
@@ -202,11 +210,14 @@ class Runtime:
         self.follow_logs()
         self._lost = asyncio.get_running_loop().create_future()
         feeding = asyncio.ensure_future(self._feed())
+        self._beat()
         try:
             await asyncio.wait([feeding, self._lost], return_when=asyncio.FIRST_COMPLETED)
             await (self._lost if self._lost.done() else feeding)
         finally:
             self._feeding = False
+            if self._beating is not None:
+                self._beating.cancel()
             feeding.cancel()
             self._lost.cancel()
             await asyncio.wait([feeding])
@@ -281,9 +292,11 @@ class Runtime:
         From the first `Persist` on, effects wait until all items are durable, by one write: nothing
         is said before what it rests on.
         """
-        self._since_s = time.monotonic()
         items = [effect.item for effect in effects if isinstance(effect, fx.Persist)]
         for effect in effects:
+            self._since_s = (
+                time.monotonic()
+            )  # of each: many sends over a slow link are no standstill
             if isinstance(effect, fx.Persist):
                 if items:
                     await self._store(items)

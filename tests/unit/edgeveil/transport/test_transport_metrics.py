@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -147,5 +148,46 @@ def test_a_step_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> No
         feeding.cancel()
         await asyncio.wait([feeding])
         assert not runtime.turns
+
+    asyncio.run(body())
+
+
+def test_a_loop_that_is_blocked_is_told_and_a_slow_link_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtime_module, "STUCK_S", 0.05)
+
+    async def body() -> None:
+        done, turned = asyncio.Event(), []
+
+        class Sends(Quiet):
+            def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+                return [fx.Send(fx.CloudAddress(), Need(b"b" * 32, (1,)))] * 4
+
+        async def slowly(_to: fx.Address, _frame: bytes) -> None:
+            turned.append(runtime.turns)
+            runtime.post(fx.Command("waits"))
+            await asyncio.sleep(0.03)
+            if len(turned) == 4:
+                done.set()
+
+        runtime = Runtime(Sends(), Host(), slowly, None, logging.getLogger("edgeveil.test"), 4096)
+        feeding = asyncio.create_task(runtime.run())
+        runtime.post(fx.Command("go"))
+        await done.wait()
+        assert turned == [True] * 4
+        feeding.cancel()
+        await asyncio.wait([feeding])
+
+        runtime = Runtime(Quiet(), Host(), slowly, None, logging.getLogger("edgeveil.test"), 4096)
+        feeding = asyncio.create_task(runtime.run())
+        await asyncio.sleep(0.01)
+        assert runtime.turns
+        time.sleep(0.1)  # as another thread sees it
+        assert not runtime.turns
+        await asyncio.sleep(0.01)
+        assert runtime.turns
+        feeding.cancel()
+        await asyncio.wait([feeding])
 
     asyncio.run(body())
