@@ -8,6 +8,7 @@ While nobody watches nothing is read.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -17,6 +18,7 @@ from edgeveil_cloud.pages.job_rows import encoded, row_of
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobGlimpse, StoreError
 
+LOG = logging.getLogger("edgeveil.cloud")
 MOST_JOBS = 500  # the newest; beside them all that have not ended
 TICK_S = 1.0
 SHARE = 0.02  # of one processor at most goes into reading what changed
@@ -97,11 +99,18 @@ class JobBoard:
     # --- reading ---
 
     async def run(self) -> None:
-        """Keep what is watched up to date, until cancelled."""
+        """Keep what is watched up to date, until cancelled; what fails is tried again."""
+        failed = ""
         while True:
             await self._watched.wait()
             began_s = time.perf_counter()
-            await self.refresh()
+            try:
+                await self.refresh()
+                failed = ""
+            except Exception as error:  # no thread to be had, say: the pages must not stop for good
+                if failed != type(error).__name__:
+                    failed = type(error).__name__
+                    LOG.warning("board_not_refreshed", extra={"error": failed})
             cost_s = time.perf_counter() - began_s
             await asyncio.sleep(min(_SLOWEST_S, max(TICK_S, cost_s / SHARE)))
 

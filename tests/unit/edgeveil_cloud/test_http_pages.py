@@ -25,7 +25,7 @@ from edgeveil_cloud.http_sessions import (
     FailedTries,
 )
 from edgeveil_cloud.http_token import Scope, TokenFolder, rotate_token
-from edgeveil_cloud.pages import files, routes
+from edgeveil_cloud.pages import board, files, routes
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import ExchangeRecord
 from edgeveil_tools.local.local_run import load_job
@@ -633,3 +633,25 @@ def test_a_job_is_checked_line_by_line_then_priced_then_submitted():
         assert (await page.ask("POST", "/v1/page/check", data=huge, headers=OWN)).status == 413
 
     play(scenario)
+
+
+def test_a_list_that_cannot_be_read_for_want_of_a_thread_is_read_at_the_next_tick(monkeypatch):
+    monkeypatch.setattr(board, "TICK_S", 0.01)
+
+    async def scene() -> None:
+        fails = iter([RuntimeError("can't start new thread")] * 3)
+
+        async def ask(question):
+            if error := next(fails, None):
+                raise error
+            return question()
+
+        shown = board.JobBoard(Store(), lambda: STATUS, ask)
+        running = asyncio.create_task(shown.run())
+        with shown:
+            assert await shown.moved(0, 5)
+        assert not running.done()
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(scene())
