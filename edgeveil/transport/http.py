@@ -13,8 +13,10 @@ import errno
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -512,7 +514,10 @@ class HealthSocket:
 
 
 class Probe:
-    """A check that may hang: looked at in a thread, with a time limit, anew every few seconds."""
+    """A check that may hang: looked at in a thread, with a time limit, anew every few seconds.
+
+    May be asked on several event loops: they share one look.
+    """
 
     def __init__(
         self, look: Callable[[], Holds], clock: Callable[[], float] = time.monotonic
@@ -520,19 +525,42 @@ class Probe:
         self._look, self._clock = look, clock
         self._looked_s = -PROBE_EVERY_S
         self._holds: Holds = True
-        self._looking: asyncio.Task[Holds] | None = None
+        self._looking: Future[Holds] | None = None
+        self._lock = threading.Lock()
 
     async def __call__(self) -> Holds:
-        looking = self._looking
-        if looking is None and self._clock() - self._looked_s >= PROBE_EVERY_S:
-            looking = self._looking = asyncio.create_task(asyncio.to_thread(self._look))
+        looking = self._begun()
         if looking is not None:
-            done, _ = await asyncio.wait([looking], timeout=PROBE_TIMEOUT_S)
+            here = asyncio.wrap_future(looking)
+            try:
+                done, _ = await asyncio.wait([here], timeout=PROBE_TIMEOUT_S)
+            finally:
+                here.cancel()  # the look itself goes on: it runs
             if not done:
                 return "hangs"
-            self._holds = "no_thread" if looking.exception() else looking.result()
-            self._looked_s, self._looking = self._clock(), None
+            with self._lock:
+                if self._looking is looking:
+                    self._holds, self._looking = looking.result(), None
+                    self._looked_s = self._clock()
         return self._holds
+
+    def _begun(self) -> Future[Holds] | None:
+        """The look under way, begun if it is time; None where the last one still counts."""
+        with self._lock:
+            if self._looking is None and self._clock() - self._looked_s >= PROBE_EVERY_S:
+                self._looking = Future()
+                self._looking.set_running_or_notify_cancel()
+                try:
+                    threading.Thread(target=self._run, args=[self._looking], daemon=True).start()
+                except RuntimeError:
+                    self._looking.set_result("no_thread")
+            return self._looking
+
+    def _run(self, looking: Future[Holds]) -> None:
+        try:
+            looking.set_result(self._look())
+        except Exception:
+            looking.set_result("no_thread")
 
 
 def writable(folder: Path) -> Holds:

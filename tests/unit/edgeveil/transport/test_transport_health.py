@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -89,6 +92,31 @@ def test_several_who_ask_at_once_share_one_look() -> None:
         assert len(looks) == 1
 
     asyncio.run(body())
+
+
+def test_two_loops_share_one_look_and_both_hear_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "PROBE_TIMEOUT_S", 10.0)
+    looks: list[int] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def look() -> bool:
+        looks.append(1)
+        begun.set()
+        return go_on.wait(10)
+
+    check = Probe(look, Clock())
+
+    async def ask() -> http.Holds:
+        return await check()
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(asyncio.run, ask())
+        assert begun.wait(10)
+        second = threads.submit(asyncio.run, ask())
+        time.sleep(0.1)  # it waits for the look by now
+        go_on.set()
+        assert [one.result(5) for one in (first, second)] == [True, True]
+    assert len(looks) == 1
 
 
 def test_a_disk_that_is_gone_is_named_by_the_systems_word_and_a_missing_thread_as_such(
