@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from edgeveil.errors import UsageError
+from edgeveil.heap import keep_memory_private
 from edgeveil.ray_cluster import join_cluster
 from edgeveil.storage import FileData
 from edgeveil_cloud.compute import channel
@@ -49,6 +50,7 @@ class Excerpt:
 
 def opened(told: Any, packed: bytes, sealed: Any) -> object:
     """On a machine of the cluster: what a slice comes to."""
+    keep_memory_private()  # it opens what is sealed to a round's key
     try:
         of = pickle.loads(packed)  # noqa: S301 - from the cloud, which the cluster runs code of
         return of.opened(RoundOpening.heard(told), Excerpt(of.places(), memoryview(sealed)))
@@ -137,6 +139,7 @@ def serve(starter: socket.socket, tasks: RayTasks, count: int) -> None:
 
 def main(starter: socket.socket, count: int, address: str | None) -> None:
     """Until the starter is gone. Raises EOFError or OSError then."""
+    keep_memory_private()  # what it hands on has a round's key beside it
     try:
         tasks = RayTasks(count, address)
     except UsageError as error:

@@ -155,6 +155,22 @@ def test_a_command_is_as_private() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
 
 
+@pytest.mark.parametrize("part", ["hands on", "opens"])
+def test_what_hands_slices_to_ray_and_what_opens_them_there_are_as_private(part: str) -> None:
+    """Without Ray: what stands there in its place looks at its own process."""
+    script = f"""
+import ctypes, resource, socket, sys
+from edgeveil_cloud.compute import on_ray
+def looked(*_):{_PRIVATE.replace(chr(10), chr(10) + "    ")}
+if {part!r} == "hands on":
+    on_ray.RayTasks = looked
+    on_ray.main(socket.socketpair()[0], 1, None)
+on_ray.pickle.loads = looked
+on_ray.opened({{}}, b"", b"")
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_a_program_that_a_device_runs_in_is_as_private(tmp_path: Path, site: Site) -> None:
     DeviceIdentity.load_or_create(tmp_path / "state")
     config = site.plan.folder / "embedded.yaml"
