@@ -140,6 +140,9 @@ def test_force_stops_at_a_policy_or_an_authority_that_it_cannot_read(folder):
 
 
 OWNERS = {
+    "role": "infer",
+    "device": "cpu",
+    "log": {"level": "debug", "format": "json"},
     "policy": {"lifetime_epsilon": 11.0, "min_devices": 4, "max_records": 77},
     "conditions": {"charging": True, "max_load": 0.5},
     "page": {"port": 8799},
@@ -155,14 +158,10 @@ def test_force_leaves_all_that_is_an_owners_word_and_renews_the_rest(folder):
     found["edge"] |= OWNERS | {"name": "old", "limits": {"releases": 9}}
     mine.write_text(yaml.safe_dump(found))
     before = yaml.safe_load(other.read_text())
-    second = provision(small(folder, devices=4, infer_only=4, host="::1"), force=True)
+    second = provision(small(folder, devices=4, host="::1"), force=True)
     now = yaml.safe_load(mine.read_text())["edge"]
     assert {key: now[key] for key in OWNERS} == OWNERS
-    assert (now["name"], now["role"], now["limits"]) == (
-        "box-1",
-        "infer",
-        {"outbox_bytes": 1 << 28},
-    )
+    assert (now["name"], now["limits"]) == ("box-1", {"outbox_bytes": 1 << 28})
     assert now["broker"]["url"] == "mqtt://[::1]:21883"
     assert second.plan.url == "http://[::1]:8701"
     beside = yaml.safe_load(other.read_text())["edge"]

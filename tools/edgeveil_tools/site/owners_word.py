@@ -15,8 +15,12 @@ from edgeveil.settings.file import parsed, read
 
 SITE_FILE = "edgeveil.yaml"  # of an installed bundle
 GIVEN_FILE = ".edgeveil.yaml.given"  # as it came, beside one that its owner has changed
-OWNERS_BLOCKS = ("data", "policy", "policy_file", "conditions", "inference", "page")
-"""Blocks of a device's site file that are its owner's, there or not."""
+OWNERS_BLOCKS = (
+    *("role", "device", "log"),
+    *("data", "policy", "policy_file", "conditions", "inference", "page"),
+)
+"""Keys of a device's site file that are its owner's, there or not. Its name is not: a fleet's plan
+calls the box by it."""
 
 
 def with_owners_word(settings: dict[str, Any], file: Path) -> dict[str, Any]:
