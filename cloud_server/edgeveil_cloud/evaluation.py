@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from edgeveil.data.encoding import NO_CLASS
 from edgeveil.data.records import Records
 from edgeveil.data.target import TargetRange
 from edgeveil.errors import DataError, JobFailed
 from edgeveil.evaluation.accuracy import HeldOutTest, ModelScore
 from edgeveil.evaluation.cluster_sums import HIDDEN
 from edgeveil.evaluation.clustering import MEAN, ClusterScores, Noise, cluster_scores
+from edgeveil.evaluation.figures import ACCURACY
 from edgeveil.jobs.federated_evaluation import ABOUT, CENTROIDS
 from edgeveil.jobs.job import JobData
 from edgeveil.jobs.plan import SOFTMAX, Plan
@@ -51,16 +53,24 @@ class HeldTests:
         """The data sets."""
         return tuple(block.name for block in self._blocks)
 
-    def of(self, data: JobData) -> Records | None:
-        """The records that models of a job are tested on: the first set of its data set that fits.
-        None where there is no set of that name; raises DataError where none of that name fits."""
+    def of(self, data: JobData, classes: int | None = None) -> Records | None:
+        """The records that models of a job are tested on: the first set of its data set that fits
+        and is not empty; `classes` that labels may name, if they name any.
+
+        None where there is no record of that name; raises DataError where none of that name fits.
+        """
         misfit: DataError | None = None
         for at, block in enumerate(self._blocks):
             if block.name != data.source:
                 continue
             plain = self._plain[at] if data.schema_ is None else None
             try:
-                return in_form(plain or held_records(block, data.schema_), data.input_shape)
+                read = held_records(block, data.schema_) if plain is None else plain
+                if data.schema_ is not None and classes is not None:
+                    read = read.at(read.y != NO_CLASS)  # as learning drops them
+                found = in_form(read, data.input_shape, classes)
+                if len(found):
+                    return found
             except DataError as error:
                 misfit = misfit or error
         if misfit is not None:
@@ -80,9 +90,17 @@ def _plainly_read(block: DataSource) -> Records | None:
         return None
 
 
-def in_form(records: Records, shape: tuple[int, ...]) -> Records:
-    """The records in this shape, if each has as many values; else DataError."""
+def in_form(records: Records, shape: tuple[int, ...], classes: int | None = None) -> Records:
+    """The records in this shape, if each has as many values, and a label of these classes if they
+    are so many; else DataError."""
     if not len(records) or math.prod(records.x.shape[1:]) == math.prod(shape):
+        others = () if classes is None else records.y[(records.y < 0) | (records.y >= classes)]
+        if len(others):
+            raise DataError(
+                f"have the label {others[0]}, the job's classes are 0 to {classes - 1}",
+                where="cloud.test_data",
+                fix="correct the job's classes, or the labels in the file",
+            )
         return Records(records.x.reshape(len(records), *shape), records.y)
     raise DataError(
         f"are of shape {list(records.x.shape[1:])}, the job learns from {list(shape)}",
@@ -100,7 +118,9 @@ class Evaluation:
 
     def __init__(self, test: Records | HeldTests | None) -> None:
         self._test = test
-        self._found: dict[object, Records | DataError | None] = {}  # by data set, schema and shape
+        self._found: dict[
+            object, Records | DataError | None
+        ] = {}  # by data set, schema, shape and classes
         self._held: dict[
             tuple[bytes, int | None, int | None], HeldOutTest
         ] = {}  # by graph and records
@@ -109,10 +129,11 @@ class Evaluation:
         """Why models of a job are tested on nothing, though the cloud has test records; else ""."""
         if not isinstance(self._test, HeldTests) or self._fitting(plan) is not None:
             return ""
+        source = plan.job.data.source
+        others = ", ".join(repr(name) for name in self._test.names if name != source)
         return (
-            f"no round is tested: the cloud has no test records of data set"
-            f" '{plan.job.data.source}', only of {', '.join(map(repr, self._test.names))}"
-            " (cloud.test_data)"
+            f"no round is tested: the cloud has no test records of data set '{source}'"
+            f"{', only of ' + others if others else ''} (cloud.test_data)"
         )
 
     def check(self, plan: Plan) -> None:
@@ -189,20 +210,21 @@ class Evaluation:
     def _looked_up(self, plan: Plan) -> Records | DataError | None:
         """The same, or why those of the data set do not fit: read once for each form."""
         data = plan.job.data
-        key = data.source, data.schema_, data.input_shape
+        classes = data.classes if plan.job.measure == ACCURACY else None
+        key = data.source, data.schema_, data.input_shape, classes
         if key not in self._found:
             if len(self._found) >= _TESTS_KEPT:
                 self._found.clear()
-            self._found[key] = self._read(data)
+            self._found[key] = self._read(data, classes)
         return self._found[key]
 
-    def _read(self, data: JobData) -> Records | DataError | None:
+    def _read(self, data: JobData, classes: int | None) -> Records | DataError | None:
         test = self._test
         try:
             if isinstance(test, HeldTests):
-                found = test.of(data)
+                found = test.of(data, classes)
             else:
-                found = None if test is None else in_form(test, data.input_shape)
+                found = None if test is None else in_form(test, data.input_shape, classes)
         except DataError as error:
             LOG.warning("test_data_does_not_fit", extra={"reason": str(error)})
             return error

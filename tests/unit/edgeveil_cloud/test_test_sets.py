@@ -9,6 +9,7 @@ import yaml
 
 from edgeveil.errors import JobFailed
 from edgeveil.jobs import compile_job
+from edgeveil.jobs.load import parse_plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.data import DataSource
@@ -98,6 +99,35 @@ def test_a_test_set_of_the_job_s_data_set_that_does_not_fit_refuses_the_job(cont
         cloud.submit(a_job(**data))
     assert said in str(refused.value)
     assert not store.jobs(), "nothing is queued, so nothing is paid"
+
+
+@pytest.mark.parametrize("label", [10, 99, -1, 2.5])
+def test_a_test_set_with_a_label_of_no_class_refuses_the_job(control, tmp_path, label):
+    """It was accepted, and once all was paid its last model could not be tested."""
+    np.savez(tmp_path / "own.npz", x=np.zeros((5, 64)), y=np.array([0, 9, 1, label, 3]))
+    own = DataSource(name="digits", source="npz", path=tmp_path / "own.npz")
+    cloud, store = control(own)
+    with pytest.raises(JobFailed, match="the job's classes are 0 to 9"):
+        cloud.submit(a_job(**OF_DIGITS))
+    assert not store.jobs()
+    cloud, _ = control(own, DIGITS)
+    assert not [one for one in cloud.quote(a_job(**OF_DIGITS))["notes"] if "tested" in one]
+
+
+def test_a_label_that_a_schema_does_not_know_is_left_out_of_the_test(tmp_path):
+    own, data = people_set(tmp_path), parse_plan(a_job(**OF_PEOPLE)).job.data
+    whole = HeldTests([own]).of(data, 2)
+    write_people(own.path, [*people(), ["30", "State", "40", "", "unknown"]])
+    assert len(HeldTests([own]).of(data, 2)) == len(whole) == 400
+
+
+def test_an_empty_test_set_hides_no_other_of_its_name(control, tmp_path):
+    np.savez(tmp_path / "empty.npz", x=np.zeros((0, 64)), y=np.zeros(0, np.int64))
+    empty = DataSource(name="digits", source="npz", path=tmp_path / "empty.npz")
+    cloud, _ = control(empty, DIGITS)
+    assert not [one for one in cloud.quote(a_job(**OF_DIGITS))["notes"] if "tested" in one]
+    cloud, _ = control(empty)
+    assert [one for one in cloud.quote(a_job(**OF_DIGITS))["notes"] if "no round is tested" in one]
 
 
 def test_a_schema_that_names_a_column_which_the_test_set_lacks_refuses_the_job(control, tmp_path):
