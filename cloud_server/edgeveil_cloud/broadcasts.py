@@ -53,7 +53,7 @@ from edgeveil_cloud.stored_jobs import StoredJobs, wire_id
 if TYPE_CHECKING:
     from edgeveil_cloud.store import Store
 
-_CARD_BYTES = 1 << 16  # of a release, beside its graph and weights
+_FIGURES_BYTES = 1 << 16  # of a release: its figures, names and what separates its parts
 
 
 class TooFewDevices(JobFailed):
@@ -187,15 +187,16 @@ def seal_round(
     return manifest, data, RoundSecret(opening, membership, tuple(recipients), checked)
 
 
-def largest_release(graph: bytes) -> int:
+def largest_release(graph: bytes, card: Mapping[str, str]) -> int:
     """The most bytes that the release of a job with this graph has when it is sealed, its stanzas
-    aside."""
+    aside; `card`: its model card without figures."""
     import onnx
 
     inputs = [one for one in onnx.load_model_from_string(graph).graph.input if one.name != "x"]
     shapes = [[dim.dim_value for dim in one.type.tensor_type.shape.dim] for one in inputs]
     weights_bytes = sum(4 * math.prod(shape) for shape in shapes)
-    return stream_bytes(len(graph) + weights_bytes + _CARD_BYTES)
+    card_bytes = sum(len(text.encode()) for entry in card.items() for text in entry)
+    return stream_bytes(len(graph) + weights_bytes + card_bytes + _FIGURES_BYTES)
 
 
 @dataclass(frozen=True)
@@ -272,7 +273,7 @@ class Sealer:
             package,
             cohorts,
             data_set=data_set_tag(plan.job.data.source),
-            release_bytes=largest_release(graph),
+            release_bytes=largest_release(graph, model_card(plan)),
         )
         self._check_blob("release", manifest.release_bytes + manifest.stanza_bytes)
         return CellBroadcasts(dict.fromkeys(cohorts, Broadcast(manifest, data)))

@@ -94,13 +94,14 @@ def in_form(records: Records, shape: tuple[int, ...], classes: int | None = None
     """The records in this shape, if each has as many values, and a label of these classes if they
     are so many; else DataError."""
     if not len(records) or math.prod(records.x.shape[1:]) == math.prod(shape):
-        others = () if classes is None else records.y[(records.y < 0) | (records.y >= classes)]
-        if len(others):
-            raise DataError(
-                f"have the label {others[0]}, the job's classes are 0 to {classes - 1}",
-                where="cloud.test_data",
-                fix="correct the job's classes, or the labels in the file",
-            )
+        if classes is not None:
+            others = records.y[(records.y < 0) | (records.y >= classes)]
+            if len(others):
+                raise DataError(
+                    f"have the label {others[0]}, the job's classes are 0 to {classes - 1}",
+                    where="cloud.test_data",
+                    fix="correct the job's classes, or the labels in the file",
+                )
         return Records(records.x.reshape(len(records), *shape), records.y)
     raise DataError(
         f"are of shape {list(records.x.shape[1:])}, the job learns from {list(shape)}",

@@ -519,7 +519,7 @@ _ADVICE = (
         "the cloud does not sign releases with the key that the root names: give it the newest "
         "trust.json and the key of cloud-releases",
     ),
-    ("oversized_release", "raise limits.blob_bytes at the proxy, or learn a smaller model"),
+    ("oversized_", "raise limits.blob_bytes at the proxy, or learn a smaller model"),
     ("forked_manifest", "cloud and proxy disagree on what was sent: look at both logs"),
     ("refused the broadcast", _PROXY),
     (

@@ -112,6 +112,8 @@ class Broadcasts:
             return []  # the root may name it: the cloud sends this again
         if reason:
             return self._refuse(digest, reason)
+        if header.blob.size_bytes > self._context.settings.blob_bytes:  # and the cloud hears of it
+            return self._refuse(digest, "oversized_blob")
         check_fetchable(offer, header.blob, self._context.settings.blob_bytes)
         if isinstance(header, Manifest):
             check_pieces(header, self._context.settings.blob_bytes)

@@ -1,17 +1,25 @@
-"""How many models the cloud holds at once while a large one is learned."""
+"""How many models the cloud holds at once while a large one is learned, and how large a release
+is."""
 
 from __future__ import annotations
 
 import gc
 import sys
+from typing import Any
 
 import pytest
+import yaml
 from round_kit import CloudRound, job, public_keys
 
+from edgeveil.crypto.stream import stream_bytes
 from edgeveil.jobs import compile_job
+from edgeveil.jobs.load import parse_plan
+from edgeveil.parts.models.softmax_head import bake
 from edgeveil.protocol.messages import ExchangeId
-from edgeveil_cloud.broadcasts import BroadcastLimits, seal_round
+from edgeveil.protocol.sealed import ReleasePackage, encode_package
+from edgeveil_cloud.broadcasts import BroadcastLimits, largest_release, seal_round
 from edgeveil_cloud.commit_round import aggregate
+from edgeveil_cloud.model_card import model_card
 from edgeveil_cloud.rehearsal import rehearse_job
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import ExchangeRecord
@@ -74,3 +82,46 @@ def test_no_statement_keeps_a_model_or_a_secret_that_was_stored() -> None:
     store.put_release(entry.id, onnx, model)
     gc.collect()
     assert [sys.getrefcount(one) for one in (model, onnx, secret)] == before
+
+
+NAMES = [f"column {number:05d} {'x' * 90}" for number in range(600)]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"classes": 10_000, "input_shape": [20]},
+        {
+            "schema": {
+                "origin": "public",
+                "label": {"column": "y", "classes": ["a", "b"]},
+                "columns": [{"name": NAMES, "number": [0, 1]}],
+            }
+        },
+        {
+            "schema": {
+                "origin": "public",
+                "label": {"column": "y", "classes": [f"cläss {k:05d}" for k in range(2500)]},
+                "columns": [{"name": "a", "number": [0, 1]}],
+            }
+        },
+    ],
+    ids=["classes", "columns", "names of classes"],
+)
+def test_no_release_is_larger_than_its_job_announced(data: dict[str, Any]) -> None:
+    """Its card names classes and columns: past 64 KiB the job was paid for and never ended."""
+    told = {
+        "job": "large",
+        "data": {"source": "table", "nominal_records": 150, "evaluation_share": 0.1, **data},
+        "features": [{"name": "identity"}],
+        "train": {"method": "fm", "rounds": 2},
+        "privacy": {"epsilon": 2, "delta": 0.0001},
+        "unsupervised": {"every_rounds": 0},
+    }
+    plan = parse_plan(yaml.safe_dump(told))
+    graph = plan.graph()
+    said = largest_release(graph, model_card(plan))
+    figures = {f"figure {k}": k / 7 for k in range(100)}
+    onnx = bake(graph, plan.model_weights(plan.cloud.initial_state()), model_card(plan, figures))
+    package = encode_package(ReleasePackage("j" * 64, onnx, "d" * 64, 1e9 / 7))
+    assert said - (1 << 17) < stream_bytes(len(package)) <= said

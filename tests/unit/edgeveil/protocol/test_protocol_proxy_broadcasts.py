@@ -217,6 +217,13 @@ def test_a_broadcast_that_cannot_be_fetched_changes_nothing(header, data, reason
     assert machine.memory.kept == {} and machine.broadcasts.arriving == {}
 
 
+@pytest.mark.parametrize("kind", ["job", "round", "release"])
+def test_the_cloud_hears_that_a_broadcast_is_larger_than_the_proxy_takes(kind):
+    """Or a job that is paid for would wait for ever."""
+    large = manifest(MODEL, kind=kind, blob=Blob(b"x" * 32, 2**30, PART_BYTES))
+    assert acks(cloud_says(proxy(), offer(large, b""))) == [("refused", "oversized_blob")]
+
+
 def test_a_new_attempt_ends_the_earlier_ones():
     machine = proxy()
     open_round(machine)
