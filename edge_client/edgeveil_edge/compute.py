@@ -112,9 +112,12 @@ class Compute(Protocol):
         """
         ...
 
-    def read_ahead(self, share: float, schema: DataSchema | None = None) -> None:
+    def read_ahead(self, share: float, schema: DataSchema | None = None) -> bool:
         """Read the device's records before a round asks for them, by its job's schema, `share` of
-        them for evaluation; whatever is wrong with them is told with the first answer."""
+        them for evaluation; whatever is wrong with them is told with the first answer.
+
+        False where they were read before. At most `policy.max_jobs` readings are kept.
+        """
         ...
 
     def try_release(self, onnx: bytes) -> str:
@@ -176,8 +179,9 @@ class Computer:
         """Nothing: who computes in this process has no limit to keep."""
         return JobTrial()
 
-    def read_ahead(self, share: float, schema: DataSchema | None = None) -> None:
+    def read_ahead(self, share: float, schema: DataSchema | None = None) -> bool:
         """Nothing: here records are read when they are asked for."""
+        return False
 
     def try_release(self, onnx: bytes) -> str:
         """See `Compute.try_release`; takes the time that it takes."""

@@ -54,8 +54,10 @@ from edgeveil_edge.compute_child import Forked
 RELEASE_TRIAL_S = 60.0  # for the import of ONNX Runtime on a slow box too
 _LATE_S = 0.05  # for what lies there
 TRIAL_S = 180.0  # for the imports of a slow box too; a graph that never ends is ended then
-READING_S = 0.5  # for any reading, and for each record some six times what one core of 2020 takes:
-CELL_S, PICTURE_S, PLAIN_RECORD_S = 10e-6, 2e-3, 100e-6
+READING_S = 0.5  # for any reading, and for each record some times what one core of 2020 takes:
+RECORD_S, PICTURE_S = 100e-6, 2e-3
+
+_Reading = tuple[float, bytes | None]  # evaluation share, and the schema's bytes
 
 
 class ComputeProcess:
@@ -77,7 +79,7 @@ class ComputeProcess:
         self._known: set[bytes] = set()
         self._met: set[str] = set()
         self._early: frozenset[str] | None = None  # met before the first job, so for good
-        self._read: dict[str, tuple[float, bytes | None]] = {}  # by device, what it read last
+        self._read: dict[str, list[_Reading]] = {}  # by device, what the child keeps for it
         self._trials: dict[tuple[bytes, bytes, bool, str, int, int], JobTrial] = {}
         self._number = 0
         self._closed = threading.Event()
@@ -209,28 +211,32 @@ class ComputeProcess:
 
     def read_ahead(
         self, device: RemoteComputer, share: float, schema: DataSchema | None = None
-    ) -> None:
-        """Let the child read the device's records before a round asks for them.
+    ) -> bool:
+        """Let the child read the device's records before a round asks for them; whether it had to.
 
         It takes a public time, which the whole process waits for: a job's arrival, or the answer
         to another one, would else tell how long these records took. Not so where devices share a
         process, which wait for one another anyway.
         """
         reading = share, wire.schema_bytes(schema)
-        if self._read.get(device.name) == reading:
-            return
+        if reading in self._read.get(device.name, ()):
+            return False
         self._let_answers_end()
-        with suppress(ProtocolError), self._alone():
-            began_s = self._clock()
-            try:
+        with self._alone():
+            began_s, read = self._clock(), False
+            with suppress(ProtocolError):
                 self._meet(device)
                 self._tell(wire.ReadRecords(device.name, *reading))
-                self._read[device.name] = reading
-            finally:
-                if self.shared == 1:
-                    step_s = reading_s(device.site, schema)
-                    took_s = self._clock() - began_s
-                    self._wait_until(began_s + public_time_s(took_s, step_s))
+                read = True
+            # Also where the child ended of it: then the answer is made without records.
+            kept = self._read.setdefault(device.name, [])
+            kept.append(reading)
+            del kept[: -device.site.policy.max_jobs]  # as `Computer.records` forgets them
+            if self.shared == 1:
+                step_s = reading_s(device.site)
+                took_s = self._clock() - began_s
+                self._wait_until(began_s + public_time_s(took_s, step_s))
+        return read
 
     def answer(self, device: RemoteComputer, one: Computation) -> ComputedAnswer:
         """See `Compute.answer`; it takes until `one.until_s`.
@@ -510,9 +516,9 @@ class RemoteComputer:
         """See `Compute`."""
         return self._process.try_release(onnx)
 
-    def read_ahead(self, share: float, schema: DataSchema | None = None) -> None:
+    def read_ahead(self, share: float, schema: DataSchema | None = None) -> bool:
         """See `Compute`."""
-        self._process.read_ahead(self, share, schema)
+        return self._process.read_ahead(self, share, schema)
 
     def answer(self, one: Computation) -> ComputedAnswer:
         """See `Compute`."""
@@ -523,14 +529,9 @@ class RemoteComputer:
         self._process.forget(job)
 
 
-def reading_s(site: EdgeSite, schema: DataSchema | None) -> float:
+def reading_s(site: EdgeSite) -> float:
     """Seconds that reading `policy.max_records` is given, whatever they hold."""
-    record_s = PLAIN_RECORD_S
-    if site.data.source == "images":
-        record_s = PICTURE_S
-    elif schema is not None and schema.columns is not None:
-        cells = 1 + sum(len(column.names) for column in schema.columns)  # and the label
-        record_s = cells * CELL_S
+    record_s = PICTURE_S if site.data.source == "images" else RECORD_S
     return READING_S + site.policy.max_records * record_s
 
 

@@ -192,18 +192,19 @@ class RoundWork:
         jobs = list(self._store.load().jobs)
         if self._store.fact(self._read_by) != _BY_SCHEMA:  # which only a job says
             self._compute.read_ahead(self._share(USUAL_SHARE))
-        for job_id in jobs:
-            if self._known(job_id).plan.job.data.schema_ is not None:
-                self._read_ahead(self._known(job_id).plan.job.data)
-        for job_id in jobs:
-            trial = self._trial(job_id)
+        trials = {job_id: self._trial(job_id) for job_id in jobs}
+        for job_id, trial in trials.items():
+            data = self._known(job_id).plan.job.data
+            if data.schema_ is not None and trial is not None and not trial.refused:
+                self._read_ahead(data)
+        for job_id, trial in trials.items():
             if trial is None:
                 self._try_out(job_id, self._known(job_id))
             elif not trial.refused:
                 self._compute.try_job(self._known(job_id), trains=self.site.role == "train")
 
-    def _read_ahead(self, data: JobData) -> None:
-        self._compute.read_ahead(self._share(data.evaluation_share), data.schema_)
+    def _read_ahead(self, data: JobData) -> bool:
+        return self._compute.read_ahead(self._share(data.evaluation_share), data.schema_)
 
     def _share(self, asked: float) -> float:
         """The share that the records are split by: the first job's, for good."""
@@ -397,6 +398,11 @@ class RoundWork:
         price: tuple[Event, ...],
     ) -> list[Answer]:
         """What the ledger admits, at the price that the job says."""
+        # No trial says what reading takes, so none is part of an answer: whether it comes in time
+        # would follow from the records.
+        if self._read_ahead(job.plan.job.data):
+            what = "the records could be read only now; the next round is answered"
+            raise PrivacyError(what, where="conditions")
         manifest, trains = task.manifest, self.site.role == "train"
         self._ledger.admit(manifest.at.job_id.hex(), price)
         found = self._compute.answer(

@@ -195,7 +195,7 @@ def test_reading_by_a_schema_takes_a_public_time_whatever_there_is_to_read(
     path = tmp_path / "own.csv"
     path.write_text("age,label\n" + "39,no\n" * 40)
     far = RemoteComputer(process, "0" * 16, csv_site(tmp_path, path), SPLIT_KEY)
-    step_s = compute_process.reading_s(far.site, SCHEMA)
+    step_s = compute_process.reading_s(far.site)
     process._clock = now = Clock()
     reads = threading.Thread(target=far.read_ahead, args=(0.2, SCHEMA))
     reads.start()
@@ -212,6 +212,18 @@ def test_reading_by_a_schema_takes_a_public_time_whatever_there_is_to_read(
     tries.join()
     assert len(process._known) == 1
     far.read_ahead(0.2, SCHEMA)  # known: nothing is waited for
+
+
+def test_a_reading_that_other_jobs_took_the_place_of_is_made_anew_and_said(
+    process, tmp_path
+) -> None:
+    """Else it would be part of an answer, whose time no trial has tried."""
+    far = remote(process, tmp_path, records(tmp_path / "own.npz"))
+    most = far.site.policy.max_jobs
+    shares = [0.1 + 0.01 * number for number in range(most + 1)]
+    assert all(far.read_ahead(share) for share in shares)
+    assert not any(far.read_ahead(share) for share in shares[1:])
+    assert far.read_ahead(shares[0])
 
 
 @pytest.mark.parametrize(("took_s", "there_s"), [(0.0, 3), (3.0, 3), (3.1, 6), (13.0, 24)])

@@ -173,12 +173,14 @@ def test_work_that_the_host_does_not_know_fails(device: Device) -> None:
 
 
 class ReadsAhead(Computer):
-    """Notes by which share records were read ahead of a round."""
+    """Notes by which share records were read ahead of a round; `forgot`: they have to be read."""
 
     shares: list[float]
+    forgot = False
 
-    def read_ahead(self, share: float, schema: object = None) -> None:
+    def read_ahead(self, share: float, schema: object = None) -> bool:
         self.shares.append(share)
+        return self.forgot
 
 
 def test_records_are_read_ahead_with_every_job_by_the_share_that_was_first(tmp_path: Path) -> None:
@@ -193,7 +195,19 @@ def test_records_are_read_ahead_with_every_job_by_the_share_that_was_first(tmp_p
     sealed = Round(plans[0], CENTRE, device.keys())
     assert isinstance(device.knows(plans[0]).answer(sealed), SealedAnswer)
     device.knows(plans[1], b"K" * 16)  # it will sit that one out
-    assert compute.shares == [0.1, 0.3, 0.3]
+    assert compute.shares == [0.1, 0.3, 0.3, 0.3]  # and once to see that they are there
+
+
+def test_no_answer_waits_for_a_reading_and_none_is_paid_that_would(tmp_path: Path) -> None:
+    """Whether it came in time would follow from the records, and no trial has tried it."""
+    compute = ReadsAhead(site(tmp_path), bytes(32), Loader())
+    compute.shares, compute.forgot = [], True
+    device = Device(tmp_path, compute=lambda _site, _identity: compute).knows(PLAN)
+    declined = device.answer(Round(PLAN, CENTRE, device.keys()))
+    assert isinstance(declined, NoAnswer) and declined.cause == "conditions"
+    assert device.ledger.spent().epsilon == 0 and device.load.reads == 0
+    compute.forgot = False
+    assert isinstance(device.answer(Round(PLAN, CENTRE, device.keys())), SealedAnswer)
 
 
 NAMED = {
