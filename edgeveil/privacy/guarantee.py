@@ -119,8 +119,9 @@ def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
         return "nothing was released" + (" of any record, ε = 0" if which == "training" else "")
     unit, delta = part["unit"], part["delta"]
     total = f"ε = {up(part['epsilon'])}" + (f", δ = {up(delta)}" if delta else "")
-    if which == "inference" and part.get("epsilon_per_round"):
-        each = f"ε = {up(part['epsilon_per_round'])} per round"
+    per_round = part.get("epsilon_per_round") if "device_epsilon" not in part else None  # of one
+    if which == "inference" and per_round:
+        each = f"ε = {up(per_round)} per round"
         told = f"{each}, {total} in total, per {unit}, proven"
     else:
         told = f"({total}) per {unit}, whole job, proven"
