@@ -923,7 +923,7 @@ MUTANTS = (
         name="trial-begins-as-an-answer-is-there",
         decides="deadline moment",
         where="edgeveil_edge.compute_process:ComputeProcess._let_answers_end",
-        find="self._answers_until_s - self._clock()",
+        find="self._answers_until_s",
         put="0.0",
         killed_by="tests/unit/edgeveil_edge/test_compute_process.py::test_a_trial_waits_for_the_time_of_an_answer_and_not_for_the_answer",
     ),
