@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from edgeveil.transport.http import HEALTH_SOCKET, Health, HealthSocket
 from edgeveil.transport.process import LOCK_FILE, OwnFolder
@@ -106,6 +107,57 @@ def test_another_form_is_left_to_the_loader(tmp_path, text):
     path = tmp_path / "edge.yaml"
     path.write_text(text)
     assert probe.plain_values(str(path)) is None
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        """state_dir: "my #x\"""",
+        "state_dir: 'my #x'  # here",
+        "state_dir: 'it''s here'",
+        'state_dir: "a\\tb"',
+        "state_dir: a\n    b",
+        'state_dir: "a\n    b"',
+        'name: "a\n  state_dir: no\n  b"\n  state_dir: yonder',
+        "data: {a: 1,\n  state_dir: no}\n  state_dir: yonder",
+        "about: |\n    state_dir: no\n  state_dir: yonder",
+        "state_dir: ~",
+        "state_dir: 12",
+        "state_dir: No",
+        "'state_dir': yonder",
+        "state_dir: a#b",
+        "limits:\n    - a: 1\n      state_dir: no\n  state_dir: yonder",
+        "list:\n  - state_dir: no\n  state_dir: yonder",
+        "state_dir: here\nother:\n  state_dir: yonder",
+        "state_dir: here # there",
+        "state_dir: a: b",
+        "state_dir:here",
+    ],
+)
+@pytest.mark.parametrize("party", ["edge", "broker"])
+def test_what_is_read_of_any_yaml_is_what_yaml_says(tmp_path, party, lines):
+    """Or nothing is: it is left to the loader."""
+    if party == "broker":
+        lines = lines.replace("state_dir", "host") + "\n  port: 1883"
+    path = tmp_path / "site.yaml"
+    path.write_text(f"{party}:\n  {lines}\n")
+    found = probe.plain_values(str(path))
+    try:
+        told = yaml.safe_load(path.read_text())
+    except yaml.YAMLError:
+        assert found is None
+        return
+    if found is not None:
+        assert list(told) == [party]
+        folder, host, _port = found
+        wanted = told[party]["host" if party == "broker" else "state_dir"]
+        assert (host or os.path.relpath(folder, tmp_path)) == wanted
+
+
+def test_a_value_in_quotes_and_with_a_comment_is_read(tmp_path):
+    path = tmp_path / "site.yaml"
+    path.write_text("edge:\n  state_dir: 'my #x'  # ours\n  a: [1, 2]\n  b:\n  - c: 1\n    d: 2\n")
+    assert probe.plain_values(str(path)) == (str(tmp_path / "my #x"), "", 0)
 
 
 def test_the_command_answers_by_its_exit_code(site, capsys):
