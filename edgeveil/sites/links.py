@@ -119,7 +119,7 @@ class BrokerLink(Block):
     """PEM file of that certificate's private key."""
     keepalive_s: int = Field(default=60, ge=5, le=65535)
     """Seconds of silence after which the link is checked."""
-    backoff_cap_s: float = Field(default=60.0, ge=0.1, le=3600)
+    backoff_cap_s: float = Field(default=30.0, ge=0.1, le=3600)
     """Longest pause before a lost link is tried again; each pause is drawn at random below it."""
     silence_s: float = Field(default=600.0, ge=5, le=3600)
     """Seconds without a message after which the other side is asked for a sign, a tenth of them

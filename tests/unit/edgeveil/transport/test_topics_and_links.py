@@ -10,7 +10,7 @@ import pytest
 
 from edgeveil.errors import BrokerError, UsageError
 from edgeveil.protocol import effects as fx
-from edgeveil.sites.links import BrokerLink
+from edgeveil.sites.links import BrokerLink, ServerLink
 from edgeveil.transport import mqtt_link
 from edgeveil.transport.dialling import client_context
 from edgeveil.transport.link import (
@@ -268,3 +268,8 @@ def test_a_cell_has_topics_of_its_own() -> None:
         assert south.sender_of(topic) is None
         assert TOPICS.sender_of(topic) is None
     assert north.sender_of(north.cloud_in) == fx.ProxyAddress("north")
+
+
+def test_a_device_tries_again_within_half_a_minute_and_a_server_in_half_of_that() -> None:
+    assert broker().backoff_cap_s == 30.0
+    assert ServerLink.model_validate({"url": "mqtt://127.0.0.1:1"}).backoff_cap_s == 15.0
