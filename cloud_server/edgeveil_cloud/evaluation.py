@@ -67,7 +67,7 @@ class HeldTests:
             try:
                 read = held_records(block, data.schema_) if plain is None else plain
                 if data.schema_ is not None and classes is not None:
-                    read = read.at(read.y != NO_CLASS)  # as learning drops them
+                    read = _labelled(read)
                 found = in_form(read, data.input_shape, classes)
                 if len(found):
                     return found
@@ -88,6 +88,11 @@ def _plainly_read(block: DataSource) -> Records | None:
             raise
         LOG.warning("test_data_needs_a_schema", extra={"reason": str(error)})
         return None
+
+
+def _labelled(records: Records) -> Records:
+    """Those whose label is known, as learning drops the others."""
+    return records.at(records.y != NO_CLASS)
 
 
 def in_form(records: Records, shape: tuple[int, ...], classes: int | None = None) -> Records:
@@ -224,8 +229,11 @@ class Evaluation:
         try:
             if isinstance(test, HeldTests):
                 found = test.of(data, classes)
-            else:
-                found = None if test is None else in_form(test, data.input_shape, classes)
+            elif test is None:
+                found = None
+            else:  # of a run's own file
+                test = test if classes is None else _labelled(test)
+                found = in_form(test, data.input_shape, classes)
         except DataError as error:
             LOG.warning("test_data_does_not_fit", extra={"reason": str(error)})
             return error

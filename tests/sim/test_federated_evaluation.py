@@ -205,7 +205,7 @@ def test_what_was_learned_is_not_given_up_where_all_decline_to_evaluate_it(
     for box in fleet.devices:
         box.host._work.paused = True
     assert fleet.finish(done) == "paused"
-    assert f"all {DEVICES} selected devices declined" in fleet.store.job(done).reason
+    assert f"0 uploaded, {DEVICES} declined" in fleet.store.job(done).reason
     for box in fleet.devices:
         box.host._work.paused = False
     fleet.resume(done)
@@ -271,5 +271,5 @@ def test_a_device_declines_sums_about_what_are_no_centroids(
     far = np.diag(np.full(10, 3 * ONE))
     monkeypatch.setattr(Plan, "_centroids", lambda *_: far)
     assert fleet.finish(done) == "paused"
-    assert f"all {DEVICES} selected devices declined" in fleet.store.job(done).reason
+    assert f"0 uploaded, {DEVICES} declined" in fleet.store.job(done).reason
     assert {box.ledger.spent(purpose="infer").epsilon for box in fleet.devices} == {0.0}

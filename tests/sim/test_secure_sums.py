@@ -417,7 +417,7 @@ def test_who_starts_anew_between_question_and_answer_finds_everything(
     ("fate", "status", "reason"),
     [
         ("put back", "paused", "the proxy refused the broadcast: unmasked_already"),
-        ("lost", "failed", f"all {DEVICES} selected devices declined"),
+        ("lost", "paused", f"{DEVICES} selected, 0 uploaded, {DEVICES} declined"),
     ],
 )
 def test_a_proxy_that_forgot_what_it_unmasked_unmasks_nothing_more_of_the_job(
