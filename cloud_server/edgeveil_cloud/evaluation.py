@@ -124,9 +124,8 @@ class Evaluation:
 
     def __init__(self, test: Records | HeldTests | None) -> None:
         self._test = test
-        self._found: dict[
-            object, Records | DataError | None
-        ] = {}  # by data set, schema, shape and classes
+        # By data set, schema, shape and classes.
+        self._found: dict[object, Records | DataError | None] = {}
         self._held: dict[
             tuple[bytes, int | None, int | None], HeldOutTest
         ] = {}  # by graph and records

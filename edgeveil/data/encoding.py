@@ -32,9 +32,7 @@ from edgeveil.registry import nearest
 _DIGEST_BYTES = 32
 NO_CLASS = -1
 _WHOLE = 2.0**53
-UNREADABLE = (
-    "\ufffd"  # what no cell can be: a list, a text that is no UTF-8, a date out of calendars
-)
+UNREADABLE = "\ufffd"  # for what no cell can be: a list, no UTF-8, a date out of calendars
 _SPARE_ROWS = 64  # beyond a limit, so that not each row further is a sorting
 
 

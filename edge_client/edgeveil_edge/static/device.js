@@ -222,7 +222,7 @@
       p.evaluation_records ? [
         ev.el("p", {}, `Both on ${p.evaluation_records} records of this box that are kept apart, and that neither learned from:`),
         ev.table(["Model", "Accuracy", "Loss"], rows, { caption: "The shared model and this box's own", text: [0] }),
-        p.largest_class_rate !== null && p.personal_accuracy < p.largest_class_rate
+        p.largest_class_rate !== null && Number(text(p.personal_accuracy)) < Number(text(p.largest_class_rate))  // as shown
           ? ev.el("p", {}, ev.el("strong", { class: "warn" }, "The model is worse than always saying the largest class.")) : null,
       ] : ev.el("p", { class: "soft" }, "No record is kept apart to compare them on."),
       ev.el("p", { class: "soft small" }, "For your eyes: learned without noise, no guarantee covers it, and it stays here."),
