@@ -163,8 +163,8 @@ def step(row: Mapping[str, Any], key: str) -> float:
     return round(float(row["timeline"].get(key) or 0.0), 4)
 
 
-def event_line(kind: str, data: Mapping[str, Any], proven: set[str]) -> Json:
-    """An event in a line."""
+def event_line(kind: str, data: Mapping[str, Any], units: Mapping[str, str]) -> Json:
+    """An event in a line; `units` of the guarantees that are proven."""
     tone: Tone = ""
     if kind == "exchange_committed":
         name = exchange_label(data["phase"], data["number"])
@@ -176,7 +176,9 @@ def event_line(kind: str, data: Mapping[str, Any], proven: set[str]) -> Json:
         if value is not None:
             epsilon = data["epsilon"]
             spent = ", ".join(
-                f"{which} {up_text(epsilon.get(which)) if which in proven else 'none proven'}"
+                f"{which} {up_text(epsilon.get(which))} per {units[which]}"
+                if which in units
+                else f"{which} none proven"
                 for which in ("training", "inference")
             )
             text += f", {led} {leading_text(led, value, data.get('figures'))}; ε by plan: {spent}"

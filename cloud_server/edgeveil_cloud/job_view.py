@@ -899,8 +899,10 @@ class _View:
         if not self._rows:
             return None
         head = ["round", self._measure, "loss", "uploads", "declined", "attempt", "score"]
-        head.append("ε training, by plan")
-        head += ["if all others collude"] * self._shared + ["ε inference, by plan"]
+        units = {which: f" per {one.unit}" for which, one in self._guarantees.items()}
+        head.append(f"ε training{units.get('training', '')}, by plan")
+        head += ["if all others collude"] * self._shared
+        head.append(f"ε inference{units.get('inference', '')}, by plan")
         hops = [] if self._simulated else [("from cloud", "cloud_out"), ("to cloud", "cloud_in")]
         head += [name for name, _ in hops] + ["seconds"]
         scores = {one["round"]: one.get("score") for one in self._course.scores}
@@ -932,8 +934,9 @@ class _View:
         if not last:
             return None
         proven = set(self._rows[-1]["epsilon"]) if self._rows else set()
+        units = {which: one.unit for which, one in self._guarantees.items() if which in proven}
         rows = [
-            {"time": one["time"] or None, **event_line(one["type"], one["data"], proven)}
+            {"time": one["time"] or None, **event_line(one["type"], one["data"], units)}
             for one in reversed(last)
         ]
         found = events(rows, self._course.events - len(last))

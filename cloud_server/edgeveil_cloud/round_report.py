@@ -68,14 +68,18 @@ def exchange_event(
         "epsilon": {
             "training": _finite(quote.training),
             "inference": _finite(quote.inference),
-            **_if_colluding(quote.training),
+            **_said_beside(quote.training, quote.inference),
         },
     }
 
 
-def _if_colluding(guarantee: Guarantee) -> dict[str, Any]:
-    found = guarantee.plain
-    return {"collusion": found["collusion_epsilon"]} if "collusion_epsilon" in found else {}
+def _said_beside(training: Guarantee, inference: Guarantee) -> dict[str, Any]:
+    """What stands where the two ε do not say it all: `collusion`, `inference_record`."""
+    parts = (
+        ("collusion", training.plain, "collusion_epsilon"),
+        ("inference_record", inference.plain, "record_epsilon"),
+    )
+    return {name: part[key] for name, part, key in parts if key in part}
 
 
 def shown_mean(plan: Plan, state: Mapping[str, Array]) -> dict[str, float]:

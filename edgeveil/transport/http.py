@@ -34,7 +34,7 @@ REQUEST_S = 10.0
 REQUEST_BYTES = 16384
 _LENGTH_DIGITS = 18  # of a body's length; more are not read as a number
 CONNECTIONS = 64  # of watchers at once; more are hung up on
-STREAMS = 16  # of these connections that stay; one more is told to come again
+STREAMS = 16  # of these connections that stay; for one more the oldest is ended
 NEAR_STREAMS = 4  # of these, for watchers on this machine alone
 STREAM_S = 900.0  # after which a stream ends, and its watcher comes again
 QUIET_S = 15.0  # after which a stream without news shows that it stands
@@ -146,7 +146,8 @@ class PageServer:
     `posts` take bodies of `body_bytes` at most beside that: a longer one is refused by its header.
     `refusal(path, request)` answers in place of a page, or of a post before its body is read.
     Of the connections STREAMS may stay, for STREAM_S at most, NEAR_STREAMS of them only where they
-    come from this machine; who does not take what is sent is hung up on after REQUEST_S.
+    come from this machine; the oldest gives way to one more, so nobody keeps others out. Who does
+    not take what is sent is hung up on after REQUEST_S.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class PageServer:
         self._refusal, self._answer_s = refusal, answer_s
         self._listener: Listener | None = None
         self._open: set[asyncio.Task[None]] = set()
-        self._streams = 0
+        self._streams: dict[asyncio.Task[None], bool] = {}  # the oldest first: is it near?
 
     async def listen(self, host: str | ListenAt, port: int = 0) -> None:
         """Serve on the running loop. Raises UsageError if the port cannot be had."""
@@ -199,6 +200,8 @@ class PageServer:
             if stream is not None:
                 if self._listener is not None:
                     self._listener.keep(writer.transport)
+                self._make_room(_is_near(writer))
+                self._streams[task] = _is_near(writer)
                 await self._tell(stream, reader, writer)
         except (TimeoutError, asyncio.CancelledError):  # too slow, or `stop`, which waits for this
             writer.transport.abort()  # what was not taken by now is not kept for later
@@ -206,7 +209,19 @@ class PageServer:
             pass  # gone
         finally:
             self._open.discard(task)
+            self._streams.pop(task, None)
             writer.close()
+
+    def _make_room(self, near: bool) -> None:
+        """End the oldest stream where one more would be too many: of those from elsewhere if they
+        have all the places that they may have, else of those from this machine if all are taken."""
+        by_kind: dict[bool, list[asyncio.Task[None]]] = {True: [], False: []}
+        for task, is_near in self._streams.items():
+            by_kind[is_near].append(task)
+        if not near and len(by_kind[False]) >= STREAMS - NEAR_STREAMS:
+            by_kind[False][0].cancel()
+        elif len(self._streams) >= STREAMS:
+            by_kind[True][0].cancel()
 
     async def _exchange(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -214,10 +229,8 @@ class PageServer:
         """Answer the request; the stream that is to follow, if that is the answer."""
         method, found = await self._asked(reader)
         if isinstance(found, EventStream):
-            if self._streams < (STREAMS if _is_near(writer) else STREAMS - NEAR_STREAMS):
-                writer.write(_head(200, {"Content-Type": "text/event-stream"}))
-                return found if method == "GET" else None
-            found = _plain(503, {"Retry-After": "5"})
+            writer.write(_head(200, {"Content-Type": "text/event-stream"}))
+            return found if method == "GET" else None
         kind, length = found.content_type, str(len(found.body))
         headers = {"Content-Type": kind, "Content-Length": length, **found.headers}
         writer.write(_head(found.status, headers))
@@ -232,21 +245,17 @@ class PageServer:
         """Send what is new until the watcher is gone, or its time is over."""
         clock = asyncio.get_running_loop().time
         end_s, told, told_s = clock() + STREAM_S, "", clock()
-        self._streams += 1
-        try:
-            while clock() < end_s and not reader.at_eof() and stream.stands():
-                try:
-                    now = json.dumps(await stream.value())
-                except Exception:  # as for a page
-                    return
-                if now != told or clock() - told_s >= QUIET_S:
-                    writer.write(f"data: {now}\n\n".encode() if now != told else b":\n\n")
-                    told, told_s = now, clock()
-                    async with asyncio.timeout(REQUEST_S):
-                        await writer.drain()
-                await asyncio.sleep(stream.every_s)
-        finally:
-            self._streams -= 1
+        while clock() < end_s and not reader.at_eof() and stream.stands():
+            try:
+                now = json.dumps(await stream.value())
+            except Exception:  # as for a page
+                return
+            if now != told or clock() - told_s >= QUIET_S:
+                writer.write(f"data: {now}\n\n".encode() if now != told else b":\n\n")
+                told, told_s = now, clock()
+                async with asyncio.timeout(REQUEST_S):
+                    await writer.drain()
+            await asyncio.sleep(stream.every_s)
 
     async def _asked(self, reader: asyncio.StreamReader) -> tuple[str, Answer]:
         """Read a request; its method, and what it is answered."""
@@ -322,9 +331,9 @@ def _request(head: bytes) -> PageRequest:
     return PageRequest({name.strip().lower(): value.strip() for name, _, value in pairs})
 
 
-def _plain(status: int, headers: Mapping[str, str] | None = None) -> PageContent:
+def _plain(status: int) -> PageContent:
     text = f"{status}: {HTTPStatus(status).phrase}"
-    return PageContent(text.encode(), "text/plain; charset=utf-8", status, headers or {})
+    return PageContent(text.encode(), "text/plain; charset=utf-8", status)
 
 
 def _head(status: int, headers: Mapping[str, str]) -> bytes:
@@ -401,6 +410,7 @@ async def serve(app: web.Application, host: str | ListenAt, port: int = 0) -> Ht
         max_line_size=HEAD_LINE_BYTES,
         max_field_size=HEAD_LINE_BYTES,
         max_headers=HEAD_LINES,
+        auto_decompress=False,  # else what is left of a refused body is unpacked, and fails late
     )
     await runner.setup()
     if runner.server is None:

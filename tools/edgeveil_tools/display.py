@@ -121,4 +121,4 @@ class RunDisplay(LiveDisplay):
         if view.reference is not None:
             found += f" (without noise {leading_text(name, view.reference)})"
         beside = beside_text(name, value, view.figures) if value is not None else ""
-        return going, [found, epsilon_by_plan(view)], [beside] if beside else []
+        return going, [found], [epsilon_by_plan(view)], [beside] if beside else []

@@ -34,7 +34,8 @@
         seconds           from sealing the broadcast to the commit
         bytes             {cloud_out, cloud_in}: payload that left and reached the cloud
         epsilon           {training, inference}: by plan, up to and with this round; with shared
-                          noise also collusion, training's if all others collude. Progress:
+                          noise also collusion, training's if all others collude, and where an
+                          inference is priced per device, inference_record, per record. Progress:
                           the guarantee, also of a run that ended here, is `privacy`
         attempt           from 1
     phases                the same for the exchanges before round 1, `phase` instead of `round`
@@ -480,12 +481,12 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     why = f"; {result['reason']}" if result["reason"] else ""
     figures, (led, value) = final.get("figures"), leading(final)
     ideal, federated = reference_of(reference), final.get("federated")
-    by_sums = final.get("cluster_scores")
+    clusters = final.get("cluster_scores") or _last(result["rounds"], "cluster_scores")
     return [
         *([("note", result["note"])] if result["note"] else []),
         (f"final {led}", leading_text(led, value, figures) + own),
         *([("federated", federated_text(federated))] if federated else []),
-        *([("clusters", cluster_text(by_sums))] if by_sums else []),
+        *([("clusters", cluster_text(clusters))] if clusters else []),
         *([("other figures", figures_text(figures))] if figures else []),
         *([] if ideal is None else [("without noise", leading_text(led, ideal) + unprotected)]),
         *guarantee_lines(result["privacy"]),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from edge_kit import CENTRE, FIRST, JOB_ID, Device, Round, job
+from edge_kit import CENTRE, FIRST, JOB_ID, Device, Loader, Round, job
 
 from edgeveil.errors import PrivacyError, ProtocolError
 from edgeveil.jobs import compile_job
@@ -17,12 +18,14 @@ from edgeveil.parts.exchange import Answer
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.laplace_mechanism import RECORD_BITS
 from edgeveil.privacy.ledger import Receipt
-from edgeveil.protocol.device_tasks import SealedAnswer
+from edgeveil.protocol.device_tasks import NoAnswer, SealedAnswer
 from edgeveil.protocol.messages import Group
 from edgeveil.protocol.sealed import RoundPackage, pack_tensors
+from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge import round_work as answers
-from edgeveil_edge.compute import softmax_answer
+from edgeveil_edge.compute import Computation, Compute, ComputedAnswer, Computer, softmax_answer
 from edgeveil_edge.consent import consent
+from edgeveil_edge.identity import DeviceIdentity
 
 PLAN = compile_job(job())
 HEX = JOB_ID.hex()
@@ -131,6 +134,25 @@ def test_a_release_that_was_not_reserved_is_refused(device: Device) -> None:
     consent(device.site, PLAN, sealed.manifest, device.ledger)
     with pytest.raises(PrivacyError, match="reserved 1 times"):
         answers.release(device.ledger, sealed.manifest, [part, part])
+    assert device.ledger.spent().epsilon == 0
+
+
+class Cheaper(Computer):
+    """Says that what it released cost nothing."""
+
+    def answer(self, one: Computation) -> ComputedAnswer:
+        found = super().answer(one)
+        return replace(found, parts=tuple(replace(part, events=()) for part in found.parts))
+
+
+def test_what_was_computed_at_another_price_than_the_job_says_is_not_sent(tmp_path: Path) -> None:
+    def cheaper(site: EdgeSite, identity: DeviceIdentity) -> Compute:
+        return Cheaper(site, identity.split_key, Loader())
+
+    device = Device(tmp_path, compute=cheaper).knows(PLAN)
+    answer = device.answer(Round(PLAN, CENTRE, device.keys()))
+    assert isinstance(answer, NoAnswer)
+    assert device.ledger.recall(HEX, CENTRE) is None
     assert device.ledger.spent().epsilon == 0
 
 

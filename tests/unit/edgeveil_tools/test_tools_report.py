@@ -250,7 +250,8 @@ def test_shared_noise_has_both_epsilons_by_round_in_picture_and_table():
     text = text_of(found)
     assert "with 15 honest devices in each sum" in text
     assert "if all others collude ε = 9.645" in text
-    assert "ε training, by plan if all others collude ε inference, by plan" in text
+    heads = "ε training per record, by plan if all others collude ε inference per device, by plan"
+    assert heads in text
     assert " 7 31.5 40 " in text  # the last round's
     assert "The dashed line" in text
     one, other = parts(found, "epsilon", "lines")[0]["series"]

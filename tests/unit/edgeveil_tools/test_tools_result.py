@@ -7,7 +7,7 @@ import pytest
 from edgeveil.privacy.guarantee import Guarantee, guarantee_text
 from edgeveil.privacy.policy import Quote
 from edgeveil_tools.local.run_log import RunEvents
-from edgeveil_tools.result import RunFacts, build, privacy_of, write_json
+from edgeveil_tools.result import RunFacts, build, privacy_of, summary, write_json
 
 
 def event(name, /, **data):
@@ -115,6 +115,10 @@ def test_cluster_scores_come_without_the_vectors():
     assert rows[0]["cluster_scores"] is None
     wanted = {key: value for key, value in CLUSTERS.items() if key != "vectors"}
     assert rows[1]["cluster_scores"] == wanted
+    shown = dict(summary(build(course(), FACTS)))["clusters"]
+    assert shown.startswith(
+        f"silhouette score {CLUSTERS['score']:.3f} of {CLUSTERS['used']} uploads"
+    )
 
 
 def test_the_clouds_own_word_on_privacy_counts_when_the_job_completed():

@@ -280,7 +280,8 @@ def test_plain_lines_where_no_terminal_is():
     assert len(lines) == 3
     assert lines[0].endswith("round 3")
     assert (
-        "19 answered, 1 declined, accuracy 0.875, ε by plan: training 4.5, inference –" in lines[1]
+        "19 answered, 1 declined, accuracy 0.875, ε by plan, per record: training 4.5, inference –"
+        in lines[1]
     )
     assert lines[2] == "[not markup]"
     assert "\x1b" not in out.getvalue()
@@ -292,7 +293,14 @@ def test_shared_noise_has_both_epsilons_in_each_line():
     progress.view.training_epsilon, progress.view.inference_epsilon = 0.974, 0.0
     progress.view.collusion_epsilon = 4.4436
     progress.committed()
-    assert told[0].endswith("training 0.974 (4.45 if all others collude), inference 0")
+    one = "ε by plan, per record: training 0.974 (4.45 if all others collude)"
+    assert told[0].endswith(f"{one}, inference 0")
+    progress.view.inference_epsilon, progress.view.inference_unit = 15.9, "device"
+    progress.committed()
+    assert told[1].endswith(f"{one}, inference 15.9 per device")
+    progress.view.inference_record_epsilon = 1.99
+    progress.committed()
+    assert told[2].endswith(f"{one}, inference 1.99")
 
 
 def test_the_live_display_fits_a_terminal_and_shows_all_figures(monkeypatch):
@@ -317,4 +325,4 @@ def test_the_live_display_fits_a_terminal_and_shows_all_figures(monkeypatch):
     for part in ("round 12 of 15", "18/20 answered", "2 declined", "20/20 online", "0.901",
                  "without noise 0.944", "training 7.22", "inference 40", "900 MiB"):  # fmt: skip
         assert part in text
-    assert len(text.splitlines()) == 3
+    assert len(text.splitlines()) == 4

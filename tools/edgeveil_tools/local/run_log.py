@@ -39,7 +39,8 @@ _ENDS = ("job_completed", "job_failed", "job_cancelled", "job_paused")  # of a r
 class RunProgress:
     """How a run stands now. It is the run's own and goes on changing: copy what you keep.
 
-    ε are by plan so far, one training and one inference, None where nothing is proven;
+    ε are by plan so far, one training and one inference, None where nothing is proven, each for
+    one of its unit; `inference_record_epsilon` is that of one record where the unit is a device.
     `collusion_epsilon` is training's if all others collude, None unless noise is shared. `kind`
     says why this was told: `doing` for the next step, `committed` for an exchange, `note` for a
     line that should stay, `look` some times a second between them; `line` is what a person reads
@@ -64,6 +65,9 @@ class RunProgress:
     federated: str = ""  # what the newest evaluation on the devices' own records came to
     training_epsilon: float | None = None
     inference_epsilon: float | None = None
+    training_unit: str = "record"
+    inference_unit: str = "record"
+    inference_record_epsilon: float | None = None
     collusion_epsilon: float | None = None
     evaluating: bool = False  # whether that was the newest exchange
     memory_bytes: int = 0
@@ -138,12 +142,18 @@ class RunReporter:
 
 
 def epsilon_by_plan(view: RunProgress) -> str:
-    """Both ε so far, in words."""
-    parts = (view.training_epsilon, view.inference_epsilon)
-    training, inference = ("–" if part is None else up(part, 3) for part in parts)
+    """Both ε so far, in words: per training's unit, and an inference's where it is another."""
+    spent, unit = view.inference_epsilon, view.inference_unit
+    if view.inference_record_epsilon is not None:
+        spent, unit = view.inference_record_epsilon, "record"
+    training, inference = (
+        "–" if part is None else up(part, 3) for part in (view.training_epsilon, spent)
+    )
     alone = view.collusion_epsilon
     colluding = "" if alone is None else f" ({up(alone, 3)} if all others collude)"
-    return f"ε by plan: training {training}{colluding}, inference {inference}"
+    other = f" per {unit}" if spent and unit != view.training_unit else ""
+    told = f"training {training}{colluding}, inference {inference}{other}"
+    return f"ε by plan, per {view.training_unit}: {told}"
 
 
 @dataclass
@@ -284,6 +294,9 @@ class RunLog:
             view.training_epsilon = spent.get("training") if quote.training.proven else None
             view.inference_epsilon = spent.get("inference") if quote.inference.proven else None
             view.collusion_epsilon = spent.get("collusion") if quote.training.proven else None
+            view.training_unit, view.inference_unit = quote.training.unit, quote.inference.unit
+            of_record = spent.get("inference_record") if quote.inference.proven else None
+            view.inference_record_epsilon = of_record
             if lost := data.get("discarded"):
                 at, cost = self.record.committed, lost["price"]["training"]
                 self.progress.note(

@@ -322,7 +322,7 @@ def test_four_hundred_slow_clients_keep_no_other_from_a_page_and_end_no_stream()
     ids=["no gzip", "whole", "cut short"],
 )
 def test_a_packed_body_is_refused_by_every_application_and_no_handler_sees_it(
-    packed: bytes,
+    packed: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
         seen = []
@@ -341,8 +341,10 @@ def test_a_packed_body_is_refused_by_every_application_and_no_handler_sees_it(
                 head += [f"Content-Length: {len(packed)}", "Connection: close", "", ""]
                 writer.write("\r\n".join(head).encode() + packed)
                 assert int((await reader.readline()).split()[1]) == status
+                await reader.read()
                 writer.close()
         assert seen == [packed, packed]
         await server.stop()
+        assert caplog.records == []
 
     run(scenario())
