@@ -142,7 +142,7 @@ class LinkSettings:
     window_bytes: int = 4 * 1024 * 1024
     inbox_bytes: int = 16 * 1024 * 1024
     backoff_base_s: float = 0.5
-    backoff_cap_s: float = 60.0
+    backoff_cap_s: float = 30.0
     silence_s: float = 600.0
 
     @property

@@ -64,7 +64,11 @@ def _add_provision(commands: Subparsers) -> None:
     made.add_argument("dir", type=Path, metavar="DIR")
     made.add_argument("--devices", type=int, default=3, metavar="N", help="default 3")
     made.add_argument(
-        "--infer-only", type=int, default=0, metavar="K", help="so many of them only evaluate"
+        "--infer-only",
+        type=int,
+        default=0,
+        metavar="K",
+        help="so many of them only evaluate; with --force boxes that are there stay as they are",
     )
     for name, port in (("edge", 21883), ("cloud", 21884)):
         made.add_argument(
