@@ -229,9 +229,10 @@ class ComputeProcess:
                 self._tell(wire.ReadRecords(device.name, *reading))
                 read = True
             # Also where the child ended of it: then the answer is made without records.
-            kept = self._read.setdefault(device.name, [])
-            kept.append(reading)
-            del kept[: -device.site.policy.max_jobs]  # as `Computer.records` forgets them
+            if self._known or self._early is None:  # else it may go with what is about to end
+                kept = self._read.setdefault(device.name, [])
+                kept.append(reading)
+                del kept[: -device.site.policy.max_jobs]  # as `Computer.records` forgets them
             if self.shared == 1:
                 step_s = reading_s(device.site)
                 took_s = self._clock() - began_s
