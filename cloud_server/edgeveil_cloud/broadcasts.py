@@ -308,7 +308,7 @@ class Sealer:
                 self._sealing,
                 bucketed=self._bucketed([cell]),
                 in_all=in_all,
-                checked=self.checks.get(cell, False),
+                checked=self.checks.get(cell, True),
             )
             if manifest.buckets == 1 and len(keys) < len(enrolled[cell]):
                 manifest = in_pieces(manifest, data)

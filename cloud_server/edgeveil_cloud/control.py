@@ -18,6 +18,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
 from edgeveil.protocol.cloud_course import CloudState
 from edgeveil.protocol.cloud_tasks import (
+    EARLIER,
     STALE_ROSTER,
     CancelJob,
     RepeatEnd,
@@ -267,6 +268,8 @@ class Control:
         cells = set(self._machine.keys).difference(self._machine.unreached)
         if STALE_ROSTER in entry.reason:
             cells = {cell for cell in cells if not self._store.roster_problem(cell)}
+        if EARLIER in entry.reason and not self._host.checks_masks(cells):
+            return False
         if not cells or len(cells) == len(self._machine.keys):
             return bool(cells)
         there = sum(one.enrolled for one in self._store.devices() if one.cell in cells)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.beside import GrantPut, PutTaken, ShowBlob
 from edgeveil.protocol.cloud_tasks import (
     DISK,
+    EARLIER,
     MEMORY,
     RESUME,
     STORE,
@@ -214,6 +215,17 @@ class CloudHost:
         if report.what == "all_declined":
             self._all_declined.add(job_id)
 
+    def _lacks_checks(self, task: SealJob | SealRound) -> bool:
+        """Whether the masks of this job's single uploads could not be checked in all cells: one
+        device's wrong mask would end it, at every other's price."""
+        masked = self.jobs.plan(self.jobs.entry(task.job_id)).job.aggregation.secure
+        return masked and not self.checks_masks(task.cells)
+
+    def checks_masks(self, cells: Iterable[str]) -> bool:
+        """Whether the proxies of these cells, and all their devices, know checks of single masks,
+        as far as a roster has said."""
+        return all(self._sealer.checks.get(cell, True) for cell in cells)
+
     def _spool_of(self, job_id: bytes, cell: str) -> BatchSpool:
         return self._spools.setdefault((job_id, cell), BatchSpool(self._spool_dir))
 
@@ -251,6 +263,8 @@ class CloudHost:
         match task:
             case SealJob() if reason := self._not_believed():
                 return Obstacle(reason)
+            case SealJob() | SealRound() if self._lacks_checks(task):
+                return Obstacle(EARLIER)
             case SealJob(job_id=job_id, cells=cells):
                 return self._sealer.job(self.jobs.entry(job_id), cells)
             case SealRound():

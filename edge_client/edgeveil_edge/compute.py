@@ -35,6 +35,8 @@ from edgeveil_edge.release_trial import try_release
 _WARM_RECORDS = 8
 TRIAL_MARGIN = 2.0  # an answer has so many times the time of the trial's
 SLOW_RECORDS = 32  # runs of the graph that may be slow against all expectation, in half of the time
+READING_S = 0.5  # for any reading, and for each record some times what one core of 2020 takes:
+RECORD_S, PICTURE_S = 100e-6, 2e-3
 _TRIES = 3  # the least counts: what the box can do, whatever else it did meanwhile
 
 Half = Literal["train", "infer", "evaluate"]  # of an answer; the last is one by itself
@@ -142,6 +144,12 @@ def load_own(
     return device_records(site.data, split_key, evaluation_share=share, schema=schema, most=most)
 
 
+def reading_s(site: EdgeSite) -> float:
+    """Seconds that reading `policy.max_records` is given, whatever they hold."""
+    record_s = PICTURE_S if site.data.source == "images" else RECORD_S
+    return READING_S + site.policy.max_records * record_s
+
+
 def no_records(plan: Plan) -> Records:
     """An empty data set of the job's form."""
     return Records(np.zeros((0, *plan.job.data.input_shape), np.float32), np.zeros(0, np.int64))
@@ -173,7 +181,8 @@ class Computer:
     ) -> None:
         self._site, self._split_key, self._load = site, split_key, load
         self._inference = inference or SharedSession()
-        self._records: dict[_Reading, tuple[Records, Records]] = {}  # the last used one last
+        # The last used one last; a failure is kept as well, else each answer would wait for it.
+        self._records: dict[_Reading, tuple[Records, Records] | RecordsError] = {}
 
     def try_job(self, job: TaughtJob, *, trains: bool) -> JobTrial:
         """Nothing: who computes in this process has no limit to keep."""
@@ -235,17 +244,31 @@ class Computer:
         """This device's halves, loaded once for each schema of the jobs that may run beside each
         other: no trial tells what reading takes, so that an answer had better not wait for it.
 
-        Raises DataError.
+        Raises DataError; RecordsError once for all for records that cannot be read.
         """
-        reading, policy = (share, schema), self._site.policy
+        reading, most = (share, schema), self._site.policy.max_records
         found = self._records.pop(reading, None)
         if found is None:
-            while len(self._records) >= policy.max_jobs:
-                del self._records[next(iter(self._records))]  # the least recently used
-            whole = self._load(self._site, self._split_key, share, schema)
-            found = at_most(*whole, policy.max_records, self._split_key)
+            self._make_room()
+            try:
+                whole = self._load(self._site, self._split_key, share, schema)
+                found = at_most(*whole, most, self._split_key)
+            except (RecordsError, MemoryError) as error:
+                found = RecordsError(str(error) or "they take more memory than there is")
         self._records[reading] = found
+        if isinstance(found, RecordsError):
+            raise found.with_traceback(None)
         return found
+
+    def give_up(self, share: float, schema: DataSchema | None) -> None:
+        """Count these records as such that cannot be read: reading them ends a process, or does
+        not end."""
+        self._make_room()
+        self._records[share, schema] = RecordsError("reading them did not end as it should")
+
+    def _make_room(self) -> None:
+        while len(self._records) >= self._site.policy.max_jobs:
+            del self._records[next(iter(self._records))]  # the least recently used
 
     def halves(self, plan: Plan) -> tuple[tuple[Records, Records], str]:
         """What a job is answered from: no records where they themselves cannot be read, and why.
@@ -255,7 +278,7 @@ class Computer:
         data = plan.job.data
         try:
             training, evaluation = self.records(data.evaluation_share, data.schema_)
-        except (RecordsError, MemoryError) as error:  # whether it answers may not follow from them
+        except RecordsError as error:  # whether it answers may not follow from them
             return (no_records(plan), no_records(plan)), failure(error)
         return (of_shape(training, data.input_shape), of_shape(evaluation, data.input_shape)), ""
 

@@ -48,14 +48,13 @@ from edgeveil_edge.compute import (
     Half,
     JobTrial,
     TaughtJob,
+    reading_s,
 )
 from edgeveil_edge.compute_child import Forked
 
 RELEASE_TRIAL_S = 60.0  # for the import of ONNX Runtime on a slow box too
 _LATE_S = 0.05  # for what lies there
 TRIAL_S = 180.0  # for the imports of a slow box too; a graph that never ends is ended then
-READING_S = 0.5  # for any reading, and for each record some times what one core of 2020 takes:
-RECORD_S, PICTURE_S = 100e-6, 2e-3
 
 _Reading = tuple[float, bytes | None]  # evaluation share, and the schema's bytes
 
@@ -302,6 +301,7 @@ class ComputeProcess:
         """Put what comes in time in place of the blank halves; why some of them stay, and whether
         that is for work that had its time."""
         in_time, missing, without = self._clock() <= until_s, set(halves), []
+        late = False
         try:
             while missing:
                 found = self._reply(self._number, until_s)
@@ -310,13 +310,14 @@ class ComputeProcess:
                 without += [found.without] * bool(found.without)
         except TimeoutError:
             without.append("it was not done within the round's time budget")
-        except EOFError:
+            late = in_time
+        except EOFError:  # a record may end it each time: that is no sign of a slow box
             without.append("the computing process ended with the records")
         if missing and in_time:
             self.replace_worker()
         elif missing:  # it had no time at all, and is not to blame
             self._owed, self._owed_number = missing, self._number
-        return without, bool(missing) and in_time
+        return without, late
 
     def forget(self, job: TaughtJob) -> None:
         """The job has ended."""
@@ -528,12 +529,6 @@ class RemoteComputer:
     def forget(self, job: TaughtJob) -> None:
         """See `Compute`."""
         self._process.forget(job)
-
-
-def reading_s(site: EdgeSite) -> float:
-    """Seconds that reading `policy.max_records` is given, whatever they hold."""
-    record_s = PICTURE_S if site.data.source == "images" else RECORD_S
-    return READING_S + site.policy.max_records * record_s
 
 
 def public_time_s(took_s: float, step_s: float) -> float:

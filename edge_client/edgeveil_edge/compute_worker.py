@@ -6,7 +6,11 @@ sends. `ComputeServer` keeps devices and jobs; a fork of it answers one question
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -43,6 +47,7 @@ from edgeveil_edge.compute import (
     TaughtJob,
     failure,
     load_own,
+    reading_s,
     trial_seconds,
 )
 from edgeveil_edge.release_trial import try_release
@@ -273,6 +278,29 @@ def error_of(refusal: Refusal) -> EdgeVeilError:
 
 # --- the server ---
 
+READINGS = 64  # a reading may take so many times what it is given
+
+
+def ends(work: Callable[[], object], limit_s: float) -> bool:
+    """Whether work, tried in a fork, comes to an end within the limit, and the fork with it. The
+    process that keeps records does not end by them, nor wait for ever."""
+    ended, in_fork = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            with suppress(Exception):  # an error is an end
+                work()
+            os.write(in_fork, b"x")
+        finally:
+            os._exit(0)
+    os.close(in_fork)
+    in_time = bool(select.select([ended], [], [], limit_s)[0])
+    found = in_time and os.read(ended, 1)
+    os.close(ended)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return bool(found)
+
 
 class ComputeServer:
     """Each device's records and sessions, and each job's plan.
@@ -309,8 +337,12 @@ class ComputeServer:
                     self._devices[request.device] = site, Computer(site, request.split_key, load)
                 case ReadRecords():
                     with suppress(Exception):  # it is told with the first question
-                        schema = schema_of(request.schema)
-                        self._devices[request.device][1].records(request.share, schema)
+                        site, computer = self._devices[request.device]
+                        reading = request.share, schema_of(request.schema)
+                        if ends(lambda: computer.records(*reading), READINGS * reading_s(site)):
+                            computer.records(*reading)
+                        else:
+                            computer.give_up(*reading)
                 case ForgetJob():
                     self._jobs.pop(request.digest, None)
                 case LoadModules():

@@ -259,7 +259,7 @@ class Device:
             self._process, self._id = process, process.device.id
             if self._paused:  # else as its owner said at the box
                 self._tell_paused()
-            lanes.trials.submit(process.device.host.warm_up)
+            lanes.warm_up(process.device.host)
             ready.set()
             try:
                 await first_of(self._stop, process.run())

@@ -7,7 +7,7 @@ import datetime
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -50,7 +50,7 @@ from edgeveil_edge import conditions
 from edgeveil_edge.claim import ends_soon, is_due, is_unclaimed, renew, take_up_claim
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer
 from edgeveil_edge.control import ControlSocket
-from edgeveil_edge.host import LOG
+from edgeveil_edge.host import LOG, DeviceHost
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.inference import InferenceService
 from edgeveil_edge.presence import Presence
@@ -92,7 +92,7 @@ async def _run(sites: Sequence[EdgeSite], computing: ComputeProcess, stop: async
     with Lanes() as lanes:
         devices = [DeviceProcess(site, lanes, computing) for site in sites]
         for device in devices:
-            lanes.trials.submit(device.device.host.warm_up)
+            lanes.warm_up(device.device.host)
         tell_ready()
         LOG.info("running", extra={"devices": len(devices)})
         try:
@@ -131,12 +131,22 @@ class Lanes:
                 return self.trials
         return self.others
 
+    def warm_up(self, host: DeviceHost) -> None:
+        """Load what rounds will need; an error is told in the log, and met again by a round."""
+        self.trials.submit(host.warm_up).add_done_callback(_tell_failed)
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:
         for lane in (self.records, self.trials, self.others):
             lane.shutdown()
+
+
+def _tell_failed(done: Future[None]) -> None:
+    error = None if done.cancelled() else done.exception()
+    if error is not None:  # its text could quote data
+        LOG.error("warm_up_failed", extra={"error": type(error).__name__})
 
 
 _PAUSED = "paused"  # a fact of the device's store

@@ -66,8 +66,8 @@ class Encoded:
 def cell_text(value: Any) -> str:
     """A value as the text of a cell, the same from whatever kind of file or request, and whatever
     type the other cells of its column gave it: a number reads alike with gaps and with more decimal
-    places beside it, a text among bytes, a time among zones. What is missing is empty; lists and
-    structures, which take their form from each other, are all one text."""
+    places beside it, a text among bytes, a time among zones, midnight as a date. What is missing is
+    empty; lists and structures, which take their form from each other, are all one text."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -83,8 +83,10 @@ def cell_text(value: Any) -> str:
         return str(int(value)) if value.is_integer() and abs(value) < _WHOLE else repr(value)
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    if isinstance(value, datetime) and value.tzinfo is not None:
-        value = value.astimezone(UTC).replace(tzinfo=None)
+    if isinstance(value, datetime):
+        if value.tzinfo is not None:
+            value = value.astimezone(UTC).replace(tzinfo=None)
+        return str(value).removesuffix(" 00:00:00")
     return UNREADABLE if isinstance(value, list | tuple | dict) else str(value)
 
 

@@ -329,7 +329,7 @@ def cluster_text(found: Mapping[str, Any]) -> str:
     """Cluster scores from sums: `silhouette 0.74 ± 0.03, Davies-Bouldin hidden by the noise, on the
     devices' own records`; or of what the devices uploaded, `silhouette score 0.066 of 20
     uploads with their noise`."""
-    if found.get("upload") != "sums":
+    if "used" in found:
         kind, score = str(found["eval_type"]).replace("_", " ").lower(), found["score"]
         told = f"no {kind}" if score is None else f"{kind} {score:.3f}"
         noised = " with their noise" if found.get("noise_variance") else ""

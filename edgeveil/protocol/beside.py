@@ -87,7 +87,8 @@ class BlobShown:
 
 @dataclass(frozen=True)
 class GrantPut:
-    """Let `sender` put a blob of this size there, for this job.
+    """Let `sender` put a blob of this size there, for this job; the names `in_place_of` are of no
+    use any more.
 
     Outcome `PutGranted` or `WorkFailed`.
     """
@@ -95,6 +96,7 @@ class GrantPut:
     blob: Blob
     sender: fx.Address
     job_id: bytes
+    in_place_of: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -313,6 +315,7 @@ class PutGrants(Generic[A]):
     def __init__(self, signer: Signer, least_bytes: int, expires_s: float) -> None:
         self._signer, self._least_bytes, self._expires_s = signer, least_bytes, expires_s
         self._by_sender: dict[fx.Address, dict[bytes, PutGrant[A]]] = {}
+        self._unused: list[str] = []  # names that the store is yet to forget
 
     def takes(self, sender: fx.Address, blob: Blob, now_s: float) -> bool:
         """Whether this blob may come beside the broker; not where the store failed for it."""
@@ -334,14 +337,17 @@ class PutGrants(Generic[A]):
         if grant is not None and (grant.taking or now_s < grant.until_s):
             grant.arrival = arrival
             return [fx.Send(sender, grant.note)] if grant.note and not grant.taking else []
+        self.forget(sender, job_id)
         until_s = now_s + self._expires_s / 2
         self._by_sender.setdefault(sender, {})[job_id] = PutGrant(blob, arrival, until_s)
-        return [fx.Work(GrantPut(blob, sender, job_id))]
+        unused, self._unused = tuple(self._unused), []
+        return [fx.Work(GrantPut(blob, sender, job_id, unused))]
 
     def granted(self, task: GrantPut, result: object) -> list[fx.Effect]:
         """The store has a place for it."""
         grant = self.get(task.sender, task.blob.digest)
         if grant is None:
+            self._unused += [result.name] if isinstance(result, PutGranted) else []
             return []
         if not isinstance(result, PutGranted):
             grant.failed = True
@@ -353,7 +359,9 @@ class PutGrants(Generic[A]):
     def forget(self, sender: fx.Address, job_id: bytes) -> None:
         """It is here, came in another way, or is of no use."""
         grants = self._by_sender.get(sender, {})
-        grants.pop(job_id, None)
+        grant = grants.pop(job_id, None)
+        if grant is not None and grant.name and not grant.taking:  # who takes it forgets it
+            self._unused.append(grant.name)
         if not grants:
             self._by_sender.pop(sender, None)
 

@@ -466,7 +466,11 @@ MEMORY = "the machine's memory is used up"
 USED_UP = "the machine's processes, open files or memory are used up"
 STORE = "the cloud's store cannot be used"
 STALE_ROSTER = "the proxy's roster is stale"
-_PASSES = (SILENT, OWN_LINK, EDGE_LINK, OTHER_KEY, DISK, MEMORY, USED_UP, STORE, STALE_ROSTER)
+EARLIER = "the proxy or a device is of an earlier version, which knows no checks of single masks"
+_PASSES = (
+    *(SILENT, OWN_LINK, EDGE_LINK, OTHER_KEY),
+    *(DISK, MEMORY, USED_UP, STORE, STALE_ROSTER, EARLIER),
+)
 BY_ITSELF = "it goes on by itself then"
 
 
@@ -535,6 +539,11 @@ _ADVICE = (
     (OWN_LINK, f"see that the broker runs and can be reached from the cloud; {BY_ITSELF}"),
     (EDGE_LINK, f"see that the broker runs and can be reached from the proxy; {BY_ITSELF}"),
     (STALE_ROSTER, BY_ITSELF),  # the reason says what to look at
+    (
+        EARLIER,
+        "bring it up to this version, or revoke the device (the proxy's page names it as refused "
+        f"for earlier_version); {BY_ITSELF}",
+    ),
     (
         STORE,
         f"make room on its disk, mend its rights, or bring its database server back; {BY_ITSELF}",

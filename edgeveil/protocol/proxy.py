@@ -366,10 +366,8 @@ class ProxyMachine:
             case Bye(device=said) if said == device:
                 self.online.discard(device)
                 return [*self.uploads.left(device), self._presence()]
-            case NewSealingKey(device=said, sealing=sealing, number=number) if said == device:
-                digest = hashlib.sha256(signed.payload).digest()
-                told = fx.Send(fx.DeviceAddress(device), self._context.ack(digest, "held"))
-                return [fx.Persist(SealingKeyChanged(device, sealing, number)), told]
+            case NewSealingKey(device=said) as new if said == device:
+                return self._greeting.new_sealing(new, signed, now_s)
             case Want(job_id=job_id):
                 return self.serving.want(device, job_id, now_s)
             case Decline() as decline:
@@ -382,24 +380,30 @@ class ProxyMachine:
 
     def _came(self, hello: Hello, signed: Envelope, now_s: float) -> list[fx.Effect]:
         device = hello.device
+        again = device in self.memory.answered
         heard = self._greeting.heard(hello, signed, now_s)
         self.online.add(device)
         coming = self.uploads.came(device, now_s)
         # What is withdrawn is known before a release is: none comes back by an old copy of it.
         kept = [*self.releases.welcome(device), *self.serving.welcome(device, self.rounds.open)]
-        return [*heard, *self._knows(hello), *kept, *coming, self._presence()]
+        knows = self._knows(hello, again=again)
+        return [*heard, *knows, *kept, *coming, self._presence()]
 
-    def _knows(self, hello: Hello) -> list[fx.Effect]:
-        """The cloud speaks as the earliest of its devices understands."""
+    def _knows(self, hello: Hello, *, again: bool) -> list[fx.Effect]:
+        """The cloud speaks as the earliest of its devices understands. One that came `again` and
+        says less than before is not believed, and may not read what it is sent."""
         earlier, knows = self.memory.earlier, min(hello.knows, KNOWS_CHECKS)
-        if knows == earlier.get(hello.device, KNOWS_CHECKS):
-            return []
+        who = fx.DeviceAddress(hello.device)
+        named: list[fx.Effect] = [fx.Refuse("earlier_version", who)] if knows < KNOWS_CHECKS else []
+        known = earlier.get(hello.device, KNOWS_CHECKS)
+        if knows == known or (again and knows < known):
+            return named
         before = self._all_know
         earlier[hello.device] = knows
         if knows == KNOWS_CHECKS:
             del earlier[hello.device]
         told = self._send_roster() if before != self._all_know else []
-        return [fx.Persist(DeviceKnows(hello.device, knows)), *told]
+        return [*named, fx.Persist(DeviceKnows(hello.device, knows)), *told]
 
     def _presence(self) -> fx.Effect:
         return fx.Report("devices_online", {"count": len(self.online)})
@@ -449,6 +453,7 @@ class ProxyGreeting:
         self.rate = HelloRate(context.settings.hellos_per_s)
         self._later: dict[int, Note] = {}
         self._each: dict[str, tuple[float, int]] = {}  # of admitted devices: since when, how many
+        self._new_sealing: dict[str, bytes] = {}  # of admitted devices: the last such note's digest
 
     def here(self) -> list[fx.Effect]:
         """The proxy has come: all are asked for a hello, at a pace that it can hear."""
@@ -530,6 +535,19 @@ class ProxyGreeting:
         """Tell it, and hear it again once it has counted them."""
         behind = Behind(asked.hello, answered.number, answered.jobs, answered.whole)
         return [fx.Send(fx.DeviceAddress(asked.device), self._context.signer.note(behind))]
+
+    def new_sealing(self, new: NewSealingKey, signed: Envelope, now_s: float) -> list[fx.Effect]:
+        """A device's new sealing key, kept; the same note again is only answered.
+
+        Raises ProtocolError `hello_too_often`: of other notes so many come as of hellos.
+        """
+        digest = hashlib.sha256(signed.payload).digest()
+        told = fx.Send(fx.DeviceAddress(new.device), self._context.ack(digest, "held"))
+        if self._new_sealing.get(new.device) == digest:
+            return [told]
+        self._count(new.device, now_s)
+        self._new_sealing[new.device] = digest
+        return [fx.Persist(SealingKeyChanged(new.device, new.sealing, new.number)), told]
 
     def _count(self, device: str, now_s: float) -> None:
         since_s, count = self._each.get(device, (now_s, 0))

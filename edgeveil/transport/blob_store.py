@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import os
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -36,6 +38,8 @@ _LOG = logging.getLogger("edgeveil.blobs")
 _BLOCK_BYTES = 1 << 18
 _SILENT_S = 30.0  # without a byte of what is put
 _SWEEP_S = 600.0
+_ADD_SWEEP_S = 1.0  # between those that come with a new name
+_KEPT = 4  # connections of one peer for one name that give way to nobody
 
 
 class StoreBeside(Protocol):
@@ -143,6 +147,8 @@ class ServedStore:
         self._expires_s, self._clock = expires_s, clock
         self._lock = threading.Lock()
         self._named: dict[str, _Capability] = {}
+        self._next_sweep_s = -math.inf
+        self._kept_of = Counter[tuple[str, str]]()
         self._server: Any = None
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for left in folder.iterdir():
@@ -159,11 +165,15 @@ class ServedStore:
 
     def grant(self, task: GrantPut) -> PutGranted:
         """A name to put it under."""
+        for unused in task.in_place_of:
+            self.forget(unused)
         name = self._add(task.blob.size_bytes, None)
         return PutGranted(name, self._url + name)
 
     def _add(self, size_bytes: int, data: Data | None) -> str:
-        self.sweep()
+        if self._clock() >= self._next_sweep_s:
+            self.sweep()
+            self._next_sweep_s = self._clock() + _ADD_SWEEP_S
         name = secrets.token_hex(32)
         with self._lock:
             self._named[name] = _Capability(size_bytes, self._clock() + self._expires_s, data)
@@ -226,15 +236,22 @@ class ServedStore:
 
     @contextmanager
     def _kept(self, request: web.Request) -> Iterator[None]:
-        """No crowd takes the place of a connection that is served a known name."""
+        """No crowd takes the place of a connection that is served a known name, nor is one made of
+        such: beyond _KEPT of one peer for one name they give way as a stranger's do."""
         server, transport = self._server, request.transport
-        if server is not None:
-            server.keep(transport)
+        of = (request.match_info["name"], request.remote or "")
+        if server is None or self._kept_of[of] >= _KEPT:
+            yield
+            return
+        self._kept_of[of] += 1
+        server.keep(transport)
         try:
             yield
         finally:
-            if server is not None:
-                server.keep(transport, served=False)
+            server.keep(transport, served=False)
+            self._kept_of[of] -= 1
+            if not self._kept_of[of]:
+                del self._kept_of[of]
 
     async def _sent(self, request: web.Request, found: _Capability) -> web.StreamResponse:
         from aiohttp import web
@@ -335,6 +352,8 @@ class BucketStore:
 
     def grant(self, task: GrantPut) -> PutGranted:
         """A signed URL; how much comes is looked at before it is taken."""
+        for unused in task.in_place_of:
+            self.forget(unused)
         name = secrets.token_hex(32)
         return PutGranted(name, self._signed("PUT", name))
 

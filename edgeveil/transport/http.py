@@ -215,13 +215,16 @@ class PageServer:
     def _make_room(self, near: bool) -> None:
         """End the oldest stream where one more would be too many: of those from elsewhere if they
         have all the places that they may have, else of those from this machine if all are taken."""
-        by_kind: dict[bool, list[asyncio.Task[None]]] = {True: [], False: []}
-        for task, is_near in self._streams.items():
-            by_kind[is_near].append(task)
-        if not near and len(by_kind[False]) >= STREAMS - NEAR_STREAMS:
-            by_kind[False][0].cancel()
-        elif len(self._streams) >= STREAMS:
-            by_kind[True][0].cancel()
+        kinds = list(self._streams.values())
+        if not near and kinds.count(False) >= STREAMS - NEAR_STREAMS:
+            wanted = False
+        elif len(kinds) >= STREAMS:
+            wanted = True
+        else:
+            return
+        oldest = next(task for task, is_near in self._streams.items() if is_near == wanted)
+        del self._streams[oldest]  # its task ends later, and others may come before
+        oldest.cancel()
 
     async def _exchange(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -39,14 +39,15 @@ class AloneInCell:
         self._link = MqttLink(settings, on_message=self._heard, on_state=self._stands)
 
     async def run(self) -> None:
-        """Until cancelled. Raises UsageError where another process is this cell's proxy too."""
+        """Until cancelled. Raises UsageError where another process is this cell's proxy too, and
+        what the connection's work ends with."""
         await self._link.subscribe([self._topic])
         tasks = [
             asyncio.ensure_future(one)
             for one in (self._link.run_forever(), self._tell(), self._other.wait())
         ]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
@@ -58,6 +59,8 @@ class AloneInCell:
                 fix="stop one of the two: there is one proxy in a cell, and no standby beside it"
                 " (docs/operations.md, When a proxy is lost)",
             )
+        for task in ended:
+            task.result()  # nobody watches any more: its error ends the process
 
     async def close(self) -> None:
         """Leave the broker."""

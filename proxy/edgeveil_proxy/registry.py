@@ -246,7 +246,7 @@ class Registry:
             seal(sealing, ENROLMENT, b"")
         except CryptoError:
             return False
-        with self._change() as db:
+        with self._file.transaction() as db:
             taken = db.execute(
                 "SELECT 1 FROM device WHERE sealing = ? AND id <> ?",
                 (sealing.to_bytes(), device_id),
@@ -260,6 +260,8 @@ class Registry:
             )
             if changed:
                 db.execute("UPDATE roster SET epoch = epoch + 1")
+        if changed:  # the same note again costs no look at all devices
+            self._load()
         return changed
 
     def revoke(self, device_id: str) -> bool:

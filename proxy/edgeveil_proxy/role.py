@@ -124,12 +124,12 @@ class ProxyRole:
         self.runner.post(fx.Command(SetAside(device)))
 
     def warnings(self) -> list[str]:
-        """What is wrong with the fleet though the proxy works: `fleet_offline` where more of it is
-        offline than `limits.max_offline_share` allows, `rounds_declined` where most of those that
-        the newest round selected declined it."""
-        offline, enrolled = self.machine.offline, len(self.registry.devices())
+        """What is wrong with the fleet though the proxy works: `fleet_offline` where the share of
+        it that is offline has come to `limits.max_offline_share`, `rounds_declined` where most of
+        those that the newest round selected declined it."""
+        offline, enrolled = len(self.machine.offline or ()), len(self.registry.devices())
         answers, most = self.host.round, self.site.limits.max_offline_share
-        away = offline is not None and len(offline) > most * enrolled
+        away = offline > 0 and offline >= most * enrolled
         declined = 2 * answers.get("declined", 0) > answers.get("selected", 0)
         return ["fleet_offline"] * away + ["rounds_declined"] * declined
 

@@ -480,6 +480,14 @@ MUTANTS = (
     ),
     # --- masks ---
     Mutant(
+        name="a-device-of-before-takes-checks-away",
+        decides="mask",
+        where="edgeveil_cloud.host:CloudHost._lacks_checks",
+        find="not self.checks_masks(task.cells)",
+        put="False",
+        killed_by="tests/sim/test_wrong_masks.py::test_a_device_that_says_it_is_of_before_takes_no_check_away",
+    ),
+    Mutant(
         name="masks-checked-by-any-factors",
         decides="mask",
         where="edgeveil.protocol.mask_seeds:check_factors",
@@ -534,6 +542,14 @@ MUTANTS = (
         find="not checks",
         put="True",
         killed_by="tests/unit/edgeveil_cloud/test_secure_rounds.py::test_too_few_that_fit_keep_nothing_and_are_told",
+    ),
+    Mutant(
+        name="one-seed-for-every-attempt",
+        decides="mask",
+        where="edgeveil_edge.round_work:Masks.of",
+        find="MaskSeed.generate()",
+        put="MaskSeed(bytes(range(32)))",
+        killed_by="tests/unit/edgeveil_edge/test_masked_answers.py::test_another_attempt_brings_the_same_numbers_under_other_masks",
     ),
     Mutant(
         name="floor-of-the-job-alone",
@@ -959,6 +975,30 @@ MUTANTS = (
         put="record_words(np.arange(len(records) * 1.0)[:, None], seed, RECORD_DEALT)",
         killed_by="tests/contract/test_own_records.py::test_nor_does_it_in_another_form",
     ),
+    Mutant(
+        name="inferences-of-both-halves",
+        decides="split by record",
+        where="edgeveil_edge.compute:Computer.compute",
+        find="evaluation.x",
+        put="np.concatenate([training.x, evaluation.x])",
+        killed_by="tests/unit/edgeveil_edge/test_answer.py::test_a_training_record_changes_nothing_of_what_evaluation_records_give",
+    ),
+    Mutant(
+        name="counts-of-training-records",
+        decides="split by record",
+        where="edgeveil_edge.compute:Computer.compute",
+        find="asked.answer(session, weights, evaluation, noise, row_s)",
+        put="asked.answer(session, weights, training, noise, row_s)",
+        killed_by="tests/unit/edgeveil_edge/test_answer.py::test_a_training_record_changes_nothing_of_what_evaluation_records_give",
+    ),
+    Mutant(
+        name="training-on-evaluation-records",
+        decides="split by record",
+        where="edgeveil_edge.compute:Computer.compute",
+        find="training_answer(plan, exchange, package, one.own, training, noise, processor)",
+        put="training_answer(plan, exchange, package, one.own, evaluation, noise, processor)",
+        killed_by="tests/unit/edgeveil_edge/test_answer.py::test_an_evaluation_record_changes_nothing_of_what_training_records_give",
+    ),
     # --- deadline moment ---
     Mutant(
         name="answer-leaves-as-its-work-ends",
@@ -1223,6 +1263,30 @@ MUTANTS = (
         killed_by="tests/unit/edgeveil_edge/test_planned_overruns.py::test_after_an_overrun_the_job_is_tried_again_and_in_the_end_declined",
     ),
     # --- form ---
+    Mutant(
+        name="reading-ends-what-keeps-records",
+        decides="form",
+        where="edgeveil_edge.compute_worker:ComputeServer.learn",
+        find="ends(lambda: computer.records(*reading), READINGS * reading_s(site))",
+        put="True",
+        killed_by="tests/unit/edgeveil_edge/test_compute_process.py::test_records_that_cannot_be_read_make_no_answer_wait",
+    ),
+    Mutant(
+        name="what-cannot-be-read-is-tried-again",
+        decides="form",
+        where="edgeveil_edge.compute:Computer.records",
+        find="self._records.pop(reading, None)",
+        put="None",
+        killed_by="tests/unit/edgeveil_edge/test_compute_process.py::test_records_that_cannot_be_read_make_no_answer_wait",
+    ),
+    Mutant(
+        name="a-record-that-ends-its-process-counts-as-late",
+        decides="form",
+        where="edgeveil_edge.compute_process:ComputeProcess._with_records",
+        find="(without, late)",
+        put="(without, bool(missing) and in_time)",
+        killed_by="tests/unit/edgeveil_edge/test_compute_process.py::test_whatever_a_record_makes_the_computation_do_the_answer_is_that_without_records",
+    ),
     Mutant(
         name="graph-steered-by-a-record",
         decides="form",

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from edgeveil.crypto.keys import CheckKey, MaskSeed
 from edgeveil.crypto.ring import Ring
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol.cloud_tasks import EARLIER, goes_on
 from edgeveil.protocol.device_tasks import ComputeAnswer, SealedAnswer
 from edgeveil.protocol.mask_seeds import MaskedVector, RoundCheck, masked_vectors, seal_seed
 from edgeveil.protocol.masked_sums import masked_segment
-from edgeveil.protocol.messages import CheckMasks, Manifest, Misfits, Unmask
+from edgeveil.protocol.messages import CheckMasks, Hello, Manifest, Unmask, Upload
 from edgeveil.protocol.proxy_masks import MISFIT
 from edgeveil.protocol.sealed import seal_segment, segment_mark
 from edgeveil_edge.role import DeviceRole
@@ -250,12 +251,52 @@ def test_a_proxy_that_starts_anew_between_batch_and_checks_answers_the_same(
     assert len({check.key for check in said(fleet, CheckMasks)}) == len(records)
 
 
-def test_while_a_device_is_of_before_sums_go_on_as_they_did(
-    tmp_path: Path, books: Books, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def saying(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Of devices that say so, how little they know; `first` of the first that comes."""
+    told: dict[str, int] = {}
+
+    def hello(name: str, *rest: int) -> Hello:
+        if "first" in told:
+            told[name] = told.pop("first")
+        return Hello(name, *rest[:-1], told.get(name, rest[-1]))
+
+    monkeypatch.setattr("edgeveil.protocol.device.Hello", hello)
+    return told
+
+
+def comes_again(fleet: Fleet, number: int) -> None:
+    fleet.net.connect(fleet.devices[number].runner)
+    fleet.net.run(lambda: False, fleet.net.now_s + 5)
+
+
+@pytest.mark.parametrize("knows", [0, 2])
+def test_a_device_that_says_it_is_of_before_takes_no_check_away(
+    tmp_path: Path, books: Books, saying: dict[str, int], knows: int
 ) -> None:
-    monkeypatch.setattr("edgeveil.protocol.device.KNOWS_CHECKS", 1)
-    fleet, done, _ = attacked(tmp_path, "nothing", 1)
+    """The job waits, nobody has paid, and the proxy's operator reads who it is."""
+    saying["first"] = knows
+    fleet, done, named = attacked(tmp_path, "another seed", 1)
+    assert fleet.finish(done) == "paused"
+    assert set(saying) == {fleet.devices[0].id}
+    assert EARLIER in (reason := fleet.store.job(done).reason) and goes_on(reason)
+    assert not fleet.store.exchanges(done) and not said(fleet, Upload)
+    assert set(fleet.proxy.runner.blamed) == {(named[0], "earlier_version")}
+    saying.clear()
+    comes_again(fleet, 0)
+    fleet.resume(done)
     assert fleet.finish(done) == "completed"
-    assert {record.uploads for record in fleet.store.exchanges(done)} == {HONEST + 1}
-    assert not said(fleet, CheckMasks) and not said(fleet, Misfits)
-    assert {m.check for m in said(fleet, Manifest)} == {b""}
+    assert {record.uploads for record in fleet.store.exchanges(done)} == {HONEST}
+    check_exact(fleet, books, done)
+
+
+def test_a_device_that_said_more_says_less_for_itself_alone(
+    tmp_path: Path, saying: dict[str, int]
+) -> None:
+    fleet, done, named = attacked(tmp_path, "another seed", 1)
+    fleet.net.run(lambda: bool(fleet.store.exchanges(done)))
+    saying[fleet.devices[0].id] = 2
+    comes_again(fleet, 0)
+    assert fleet.finish(done) == "completed"
+    assert {record.uploads for record in fleet.store.exchanges(done)} == {HONEST}
+    assert (named[0], "earlier_version") in fleet.proxy.runner.blamed

@@ -48,7 +48,8 @@ def tell(problem: str | None) -> int:
 
 
 def plain_values(config: str) -> tuple[str, str, int] | None:
-    """(state folder, host, port) of a site file; without a folder it is a broker's.
+    """(state folder, host, port) of a site file; without a folder it is a broker's. One that names
+    no `state_dir` has its loader's default, `state/PARTY`.
 
     None unless all of it stands in plain `key: value` lines, each key once at its depth, and these
     values are surely what YAML makes of them: no text goes on in another line or has escapes.
@@ -89,7 +90,7 @@ def plain_values(config: str) -> tuple[str, str, int] | None:
     host, port = _scalar(values.get("host", "127.0.0.1")), _scalar(values.get("port", ""))
     if party == "broker" and host and not host.isdecimal() and port.isdecimal():
         return "", host, int(port)
-    state = _scalar(values.get("state_dir", ""))
+    state = _scalar(values.get("state_dir", f"state/{party}" if depth else ""))
     if party not in _PARTIES or party == "broker" or not state or state.isdecimal():
         return None
     return os.path.join(os.path.dirname(os.path.abspath(config)), state), "", 0  # noqa: PTH100, PTH118, PTH120

@@ -670,7 +670,8 @@ _LEVELS = (
     (USEFUL, "most of what there is"),
     (0.5, "about half of what there is, or more"),
     (0.2, "little"),
-    (-math.inf, "next to nothing"),
+    (math.ulp(0.0), "next to nothing"),
+    (-math.inf, "nothing"),
 )
 
 

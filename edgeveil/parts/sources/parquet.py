@@ -37,6 +37,8 @@ from edgeveil.registry import nearest
 _TEXT_BYTES = 1 << 20  # of one name in the footer
 _ITEMS = 1 << 16  # of one list there
 _ROWS = 4096  # of what is unpacked at a time
+_REPEATED_BYTES = 1 << 24  # of texts that pyarrow repeats in memory
+_TIMES_ROOM = 4  # of what is read for records that take the room
 _NO_VALUE = (ValueError, OverflowError, TypeError)
 
 
@@ -52,7 +54,7 @@ def read_parquet(
     _require_pyarrow()
     with _opened(file) as opened:
         _check_form(opened, str(file), max_bytes)
-        table = opened.read(use_threads=False)
+        table = _table(opened)
         columns = [_numbers(column) for column in table.columns]
     label = columns.pop(_label_index(table.schema.names, label_column, file))
     return as_records(np.column_stack(columns), label, str(file))
@@ -69,7 +71,8 @@ def encode_parquet(
     """The records of a Parquet file as a job's schema reads them, and what was found in its
     columns: numbers, texts, switches, and a gap as an empty cell. With a `limit` so many are read.
 
-    Raises DataError as `read_parquet`, and for a file that lacks a column.
+    Raises DataError as `read_parquet`, for a file that lacks a column, and without a limit for one
+    whose cells' texts are too long in all: a text may stand once and be that of all rows.
     """
     file = require_file(path, "data.path")
     _require_pyarrow()
@@ -79,9 +82,13 @@ def encode_parquet(
         encoder = RowEncoder(
             schema, names, str(file), labelled=labelled, max_bytes=max_bytes, limit=limit
         )
-        for batch in opened.iter_batches(batch_size=_ROWS, use_threads=False):
+        letters = 0
+        for batch in _batches(opened):
             columns = [_texts(column) for column in batch.columns]
             for cells in zip(*columns, strict=True):
+                if limit is None:
+                    letters += sum(map(len, cells))
+                    require_room((letters // 4,), 4, _TIMES_ROOM * max_bytes, str(file))
                 encoder.add(cells)
     return encoder.encoded()
 
@@ -92,7 +99,7 @@ def parquet_rows(path: Path) -> tuple[list[str], list[list[str]]]:
     _require_pyarrow()
     with _opened(file) as opened:
         _check_size(opened, str(file), MAX_BYTES)
-        columns = [_texts(one) for one in opened.read().columns]
+        columns = [_texts(one) for one in _table(opened).columns]
         return opened.schema_arrow.names, [list(row) for row in zip(*columns, strict=True)]
 
 
@@ -115,7 +122,7 @@ def parquet_faults(path: Path | None) -> list[str]:
     """`file: what is wrong` of each column whose type is not one of numbers, for the console."""
     file = require_file(path, "data.path")
     _require_pyarrow()
-    with _opened(file) as opened:
+    with _opened(file, as_typed=True) as opened:
         return [
             f"{file}: column '{field.name}' holds {str(field.type)[:100]}: what is no number there"
             " is dropped"
@@ -126,10 +133,23 @@ def parquet_faults(path: Path | None) -> list[str]:
 
 def _texts(column: Any) -> list[str]:
     """A column's cells as text. Raises nothing: no cell may make the file unreadable."""
+    return [text for chunk in getattr(column, "chunks", [column]) for text in _chunk_texts(chunk)]
+
+
+def _chunk_texts(chunk: Any) -> list[str]:
+    """The texts of one array; cells that the file holds once are one text in memory too."""
+    import pyarrow as pa
+
+    if pa.types.is_nested(chunk.type):  # never unpacked: all are one text
+        return [UNREADABLE if given else "" for given in chunk.is_valid().to_pylist()]
+    if pa.types.is_dictionary(chunk.type):
+        used = chunk.indices.dictionary_encode()
+        texts = _chunk_texts(chunk.dictionary.take(used.dictionary))
+        return ["" if at is None else texts[at] for at in used.indices.to_pylist()]
     try:
-        return [cell_text(value) for value in column.to_pylist()]
+        return [cell_text(value) for value in chunk.to_pylist()]
     except _NO_VALUE:
-        return [_text_alone(value) for value in column]
+        return [_text_alone(value) for value in chunk]
 
 
 def _text_alone(value: Any) -> str:
@@ -149,22 +169,57 @@ def _require_pyarrow() -> None:
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    """A Parquet file; whatever of it cannot be read is DataError."""
+def _opened(file: Path, *, as_typed: bool = False) -> Iterator[Any]:
+    """A Parquet file, its texts not repeated in memory where they are not in the file (dictionary
+    arrays) unless `as_typed`; whatever of it cannot be read is DataError."""
     import pyarrow as pa
     from pyarrow import parquet
 
+    bounds = {"thrift_string_size_limit": _TEXT_BYTES, "thrift_container_size_limit": _ITEMS}
     try:
-        with parquet.ParquetFile(
-            file, thrift_string_size_limit=_TEXT_BYTES, thrift_container_size_limit=_ITEMS
-        ) as opened:
-            yield opened
+        with parquet.ParquetFile(file, **bounds) as opened:
+            if as_typed:
+                yield opened
+                return
+            leaves = _leaves(opened)
+            texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+            with parquet.ParquetFile(file, read_dictionary=texts, **bounds) as unrepeated:
+                yield unrepeated
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise DataError(
             f"is not readable Parquet: {str(error)[:200]}",
             where=str(file),
             fix="write it again, for example with pandas.DataFrame.to_parquet",
         ) from None
+
+
+def _batches(opened: Any) -> Iterator[Any]:
+    """All rows. Texts in lists come group after group: each has its own dictionary, and pyarrow
+    reads no list of two. Where texts are repeated after all, few rows come at a time."""
+    groups, rows = range(opened.num_row_groups), _ROWS
+    if any(_repeats_texts(field.type) for field in opened.schema_arrow):
+        longest = max((opened.metadata.row_group(k).total_byte_size for k in groups), default=0)
+        rows = max(1, min(_ROWS, _REPEATED_BYTES // max(1, longest)))
+    nested = any(leaf.path != leaf.name for leaf in _leaves(opened))
+    for together in [[one] for one in groups] if nested else [list(groups)]:
+        yield from opened.iter_batches(rows, row_groups=together, use_threads=False)
+
+
+def _repeats_texts(kind: Any) -> bool:
+    """Whether a type holds texts though dictionaries are asked for, as JSON's does, and a column's
+    whose name another has too."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        return _repeats_texts(kind.storage_type)
+    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)
+    return any(is_kind(kind) for is_kind in (*texts, pa.types.is_large_binary))
+
+
+def _table(opened: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.Table.from_batches(_batches(opened), schema=opened.schema_arrow)
 
 
 def _check_form(opened: Any, where: str, max_bytes: int) -> None:
@@ -175,11 +230,23 @@ def _check_form(opened: Any, where: str, max_bytes: int) -> None:
     _check_size(opened, where, max_bytes)
 
 
+def _leaves(opened: Any) -> list[Any]:
+    """The columns as they are stored: those inside lists and structures stand for these."""
+    return [opened.schema.column(at) for at in range(opened.metadata.num_columns)]
+
+
 def _check_size(opened: Any, where: str, max_bytes: int) -> None:
     schema, footer = opened.schema_arrow, opened.metadata
     require_room((footer.num_rows, len(schema)), 8, max_bytes, where)
-    packed = sum(footer.row_group(k).total_byte_size for k in range(footer.num_row_groups))
-    require_room((packed,), 1, 4 * max_bytes, where)
+    groups = [footer.row_group(k) for k in range(footer.num_row_groups)]
+    packed = sum(group.total_byte_size for group in groups)
+    require_room((packed,), 1, _TIMES_ROOM * max_bytes, where)
+    # What is long by its type, and lists, may be in the file once and in memory many times.
+    widths = [max(1, (leaf.length + 7) // 8) for leaf in _leaves(opened)]
+    words = sum(
+        width * group.column(at).num_values for group in groups for at, width in enumerate(widths)
+    )
+    require_room((words,), 8, _TIMES_ROOM * max_bytes, where)
 
 
 def _label_index(names: list[str], name: str | None, file: Path) -> int:

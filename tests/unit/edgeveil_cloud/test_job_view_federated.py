@@ -76,6 +76,26 @@ def test_figures_stand_beside_the_clouds_with_their_error(planned):
     assert [row[0] for row in classes["rows"]] == ["0"]  # the other is hidden by the noise
 
 
+def test_accuracy_stands_beside_the_largest_classs_rate(planned):
+    own = evaluation(3, 2, largest_class_rate=0.95)
+    rounds = [committed(1, 1, 1), committed(2, 2, 2)]
+    by_cloud = {"largest_class_rate": 0.25, "balanced_accuracy": 0.5}
+    rounds[1]["data"]["figures"] = by_cloud
+    view = job_view(replace(planned, status="running"), [*rounds, own])
+    told = "always the largest class 0.950, and the model is worse"
+    card = next(one for one in view["cards"][0] if "devices' own" in one["name"])
+    assert card["note"].startswith(f"{told}; noised counts of about 465 records")
+    figures = section(view, "federated")["parts"][0]
+    assert figures["rows"][:2] == [
+        [
+            "accuracy",
+            f"0.910 ± 0.020 ({told})",
+            "0.500 (always the largest class 0.250; balanced 0.500)",
+        ],
+        ["balanced accuracy", "–", "0.500"],
+    ]
+
+
 def test_nothing_but_noise_is_said(planned):
     noise = {**events()[2]}
     noise["data"] = {**noise["data"], "federated": {"eval_type": "FEDERATED", "round": 2}}

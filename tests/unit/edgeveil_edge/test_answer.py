@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import edge_kit
 import msgspec
 import numpy as np
 import pytest
 from edge_kit import CENTRE, FIRST, JOB_ID, Device, Loader, Round, job
 
+from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError, ProtocolError
 from edgeveil.jobs import compile_job
+from edgeveil.jobs.federated_evaluation import COUNTS
+from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.exchange import Answer
 from edgeveil.privacy.derived import DerivedRandom
@@ -238,3 +243,88 @@ def test_a_per_sample_answer_has_a_row_a_slot_whatever_the_records_are(tmp_path:
     assert (found.epsilon, found.unit) == (pytest.approx(5), "record")
     assert plan.quote().inference.unit == "record"
     assert plan.segments(plan.exchange(FIRST))[-1].shape == (5, 3)
+
+
+# --- each half of an answer reads its own half of the records ---------------------------------
+
+
+class OneOther(Loader):
+    """The device's data with another first record in one half."""
+
+    def __init__(self, half: int) -> None:
+        super().__init__()
+        self.half = half
+
+    def __call__(self, *asked: object) -> tuple[Records, Records]:
+        found = super().__call__(*asked)
+        changed = found[self.half]
+        changed.x[0] = 1 - changed.x[0]
+        changed.y[0] = (changed.y[0] + 1) % 3
+        return found
+
+
+SUMS = {"upload": "sums", "epsilon": 1.0, "every_rounds": 1}
+SLOTS = {"every_rounds": 1, "upload": "per_sample", "samples_per_device": 5}
+HALVES = {
+    "softmax and counts": compile_job(job(federated_evaluation={"epsilon": 1})),
+    "softmax in slots": compile_job(job(unsupervised=SLOTS)),
+    "cluster sums": compile_job(job(unsupervised=SUMS, encrypt={})),
+}
+
+
+@pytest.fixture
+def told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose answers differ from record to record."""
+
+    def state(plan: Plan) -> dict[str, Any]:
+        found = dict(plan.cloud.initial_state())
+        return {**found, "iterate": np.eye(5, 3, dtype=np.int32) << 13}
+
+    monkeypatch.setattr(edge_kit, "trained", state)
+
+
+def changed_segments(folder: Path, plan: Plan, half: int) -> dict[str, bool]:
+    """Segments of one exchange of each kind, and whether one other record of a half changes them.
+
+    The two devices are copies of each other: noise is the same where the exact sums are.
+    """
+    box = folder / "box"
+    first = Device(box).knows(plan)
+    first.ledger.close()
+    first.store.close()
+    shutil.copytree(box, folder / "copy")
+    devices = Device(box).knows(plan), Device(folder / "copy", OneOther(half)).knows(plan)
+    kinds = {e.phase: e for e in reversed(plan.exchanges)}
+    found = dict[str, bool]()
+    for exchange in sorted(kinds.values(), key=lambda e: e.index):
+        sealed = Round(plan, exchange.index, devices[0].keys())
+        ours, theirs = (sealed.tensors(device.answer(sealed)) for device in devices)
+        assert list(ours) == list(theirs)
+        for spec in plan.segments(exchange):
+            size = spec.byte_count
+            found[spec.name] = ours[spec.name][:size] != theirs[spec.name][:size]
+    return found
+
+
+@pytest.mark.usefixtures("told_apart")
+@pytest.mark.parametrize("name", HALVES)
+def test_a_training_record_changes_nothing_of_what_evaluation_records_give(
+    tmp_path: Path, name: str
+) -> None:
+    found = changed_segments(tmp_path, HALVES[name], half=0)
+    evaluated = {one: found.pop(one) for one in (SOFTMAX, COUNTS) if one in found}
+    assert evaluated
+    assert not any(evaluated.values())
+    assert all(found.values())  # a record that does count
+
+
+@pytest.mark.usefixtures("told_apart")
+@pytest.mark.parametrize("name", HALVES)
+def test_an_evaluation_record_changes_nothing_of_what_training_records_give(
+    tmp_path: Path, name: str
+) -> None:
+    found = changed_segments(tmp_path, HALVES[name], half=1)
+    evaluated = {one: found.pop(one) for one in (SOFTMAX, COUNTS) if one in found}
+    assert found
+    assert not any(found.values())
+    assert all(evaluated.values())

@@ -32,7 +32,7 @@ from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.protocol.sealed import RoundPackage, pack_tensors
 from edgeveil.sites.edge import EdgeSite
-from edgeveil_edge import compute_child, compute_process
+from edgeveil_edge import compute, compute_child, compute_process
 from edgeveil_edge import compute_worker as wire
 from edgeveil_edge.compute import Computation, ComputedAnswer, Computer, TaughtJob, softmax_answer
 from edgeveil_edge.compute_child import WorkerNursery
@@ -196,7 +196,7 @@ def test_reading_by_a_schema_takes_a_public_time_whatever_there_is_to_read(
     path = tmp_path / "own.csv"
     path.write_text("age,label\n" + "39,no\n" * 40)
     far = RemoteComputer(process, "0" * 16, csv_site(tmp_path, path), SPLIT_KEY)
-    step_s = compute_process.reading_s(far.site)
+    step_s = compute.reading_s(far.site)
     process._clock = now = Clock()
     reads = threading.Thread(target=far.read_ahead, args=(0.2, SCHEMA))
     reads.start()
@@ -241,6 +241,39 @@ def test_what_is_known_already_waits_for_no_other_answer(process, tmp_path) -> N
     process._answers_until_s, process._clock = 1.0, Clock()  # which nobody moves
     assert other.try_job(taught(), trains=True) is found
     other.read_ahead(0.2)
+
+
+def test_work_that_ends_its_process_or_never_ends_is_told() -> None:
+    def fails() -> None:
+        raise ValueError
+
+    def dies() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert wire.ends(fails, 60.0) and wire.ends(list, 60.0)
+    assert not wire.ends(dies, 60.0) and not wire.ends(lambda: os._exit(0), 60.0)
+    assert not wire.ends(lambda: time.sleep(3600), 0.1)
+
+
+@pytest.mark.parametrize(
+    "fails", ["time.sleep(0.4)\n    raise ValueError", "os.abort()", "os._exit(0)"]
+)
+def test_records_that_cannot_be_read_make_no_answer_wait(process, tmp_path, fails) -> None:
+    """Nor are they tried again: when, and whether, a device answers would follow from a record."""
+    noted = f"open({str(tmp_path / 'reads')!r}, 'a').write('x')"
+    code = f"import os, time\ndef load():\n    {noted}\n    {fails}\n"
+    (tmp_path / "code" / "own_source.py").write_text(code)
+    site_ = site(tmp_path, tmp_path)
+    own = {"name": "own", "source": "python: own_source:load"}
+    own_site = EdgeSite.model_validate({**site_.model_dump(exclude_unset=True), "data": own})
+    far = RemoteComputer(process, "0" * 16, own_site, SPLIT_KEY)
+    far.try_job(taught(), trains=True)
+    assert far.read_ahead(0.2)
+    child_, reads = process._child, (tmp_path / "reads").read_text()
+    found = [far.answer(computation(taught())) for _ in range(4)]
+    assert all(one.without and not one.late for one in found)
+    assert process._child is child_ and not far.read_ahead(0.2)
+    assert (tmp_path / "reads").read_text() == reads
 
 
 class Clock:
@@ -354,6 +387,7 @@ def test_whatever_a_record_makes_the_computation_do_the_answer_is_that_without_r
     assert far.try_job(job, trains=True).refused == ""
     found = far.answer(computation(job, until_s=3.0))
     assert found.without
+    assert found.late == (how in ("for ever", "busy, holding the interpreter"))
     assert "a record" not in found.without
     nobody = Computer(site(tmp_path, records(tmp_path / "none.npz", 0)), SPLIT_KEY)
     monkeypatch.delenv("HOSTILE_NET")

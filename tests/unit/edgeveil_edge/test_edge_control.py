@@ -239,6 +239,18 @@ def test_the_owner_is_told_what_was_declined_and_what_will_not_fit_any_more(own,
     running(own, WELL, status)
 
 
+def test_an_error_at_the_warm_up_is_told_in_the_log_without_its_text(caplog):
+    class Host:
+        def warm_up(self):
+            raise OSError(28, "No space left", "/records/of/ada")
+
+    with Lanes() as lanes:
+        lanes.warm_up(Host())
+    (told,) = caplog.records
+    assert (told.message, told.error) == ("warm_up_failed", "OSError")
+    assert "ada" not in str(told.__dict__)
+
+
 def test_what_reads_records_has_a_lane_of_its_own():
     made_here = [one for one in vars(device_tasks).values() if is_dataclass(one)]
     tasks = [one for one in made_here if one.__module__ == device_tasks.__name__]

@@ -95,13 +95,20 @@ def test_a_fleet_of_which_too_much_is_offline_or_declines_is_not_well(tmp_path: 
     assert (proxy.warnings(), told(page)[0]["offline"]) == ([], None)  # not known yet
     context.all_came = True
     context.online.update((first, second))
-    assert proxy.warnings() == []  # half of it is as much as is allowed
-    context.online.discard(first)
+    assert proxy.warnings() == ["fleet_offline"]  # half of it is too much by default
+    context.online.update(others[:1])
+    assert proxy.warnings() == []
+    context.online.difference_update((first, *others))
     proxy.conduct.refusal(fx.DeviceAddress(first), b"")
     assert proxy.warnings() == ["fleet_offline"]
     away = told(page)[0]["offline"]
     assert [one["device"] for one in away] == [*sorted(others), first]
     assert [one["seen_at"] is None for one in away] == [True, True, False]
+    most = context.online.copy()
+    context.online.update(one.device_id for one in boxes)
+    proxy.site.limits.__dict__["max_offline_share"] = 0.0
+    assert proxy.warnings() == []  # none of it is offline
+    context.online.intersection_update(most)
     counts = {"round": 4, "uploads": 1, "declined": 2, "causes": {"budget": 2}, "selected": 3}
     proxy.host.report(fx.Report("answered", counts))
     assert proxy.warnings() == ["fleet_offline", "rounds_declined"]

@@ -333,6 +333,18 @@ def test_with_an_older_record_numbers_go_on_from_what_was_applied(folder, tmp_pa
     assert load_site(tmp_path / "etc" / "edgeveil.yaml").min_batch_floor == 6
 
 
+def test_a_bundle_lowers_no_least_batch_that_a_proxys_operator_has_raised(folder, tmp_path):
+    opened(folder).apply()
+    install(folder / "bundles" / "proxy", tmp_path / "etc")
+    file = tmp_path / "etc" / "edgeveil.yaml"
+    file.write_text(file.read_text().replace("min_batch_floor: 3", "min_batch_floor: 7"))
+    for floor, kept in ((5, 7), (9, 9)):
+        plan(folder, proxy={"min_batch_floor": floor})
+        opened(folder).apply()
+        install(folder / "bundles" / "proxy", tmp_path / "etc")
+        assert load_site(file).min_batch_floor == kept
+
+
 def test_who_was_made_meanwhile_is_not_made_again(folder):
     late = opened(folder)
     opened(folder).apply()

@@ -154,6 +154,19 @@ def test_what_is_read_of_any_yaml_is_what_yaml_says(tmp_path, party, lines):
         assert (host or os.path.relpath(folder, tmp_path)) == wanted
 
 
+@pytest.mark.parametrize("party", ["cloud", "proxy", "edge"])
+def test_without_a_state_folder_its_loaders_default_is_asked(tmp_path, party):
+    from edgeveil.sites.files import load_site
+
+    found = yaml.safe_load((CONFIGS / f"{party}.yaml").read_text())
+    del found[party]["state_dir"]
+    found[party].pop("policy_file", None)
+    path = tmp_path / "site.yaml"
+    path.write_text(yaml.safe_dump(found, width=1000))
+    wanted = str(load_site(path).state_dir)
+    assert probe.plain_values(str(path)) == (wanted, "", 0)
+
+
 def test_a_value_in_quotes_and_with_a_comment_is_read(tmp_path):
     path = tmp_path / "site.yaml"
     path.write_text("edge:\n  state_dir: 'my #x'  # ours\n  a: [1, 2]\n  b:\n  - c: 1\n    d: 2\n")

@@ -8,16 +8,20 @@ import pytest
 import yaml
 
 from edgeveil.errors import UsageError
+from edgeveil.evaluation.figures import ACCURACY
+from edgeveil.jobs import compile_job, load_job
 from edgeveil_tools.cli import main
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.prospect import (
     MADE_UP_ACCURACY,
     MADE_UP_R2,
+    FleetOutcome,
     PlanOptions,
     Prospect,
     SignalAndNoise,
     prospect,
     stand_in,
+    verdict,
 )
 
 QUICK = Path("tests/kits/quickstart.yaml")
@@ -40,16 +44,30 @@ def looked_at(path: Path, **options: object) -> Prospect:
     )
 
 
-def test_few_devices_with_little_epsilon_are_told_that_they_learn_next_to_nothing(
+def test_few_devices_with_little_epsilon_are_told_that_they_learn_nothing(
     tmp_path: Path,
 ) -> None:
     found = looked_at(job_file(tmp_path, privacy__epsilon=0.2, data__nominal_records=22))
-    assert "learn next to nothing" in found.verdict[0]
+    assert "learn nothing" in found.verdict[0]
     assert "20 devices of 22 records at ε = 0.2" in found.verdict[0]
     assert found.without_noise is not None
     assert found.without_noise > found.fleets[0].mean + 0.4
     signal = found.round_one
     assert signal is not None and signal.noise > signal.signal
+
+
+@pytest.mark.parametrize(
+    ("reached", "told"), [(0.41, "next to nothing"), (0.4, "nothing"), (0.3, "nothing")]
+)
+def test_a_fleet_no_better_than_guessing_is_told_that_it_learns_nothing(
+    reached: float, told: str
+) -> None:
+    fleets = [FleetOutcome(20, (reached,))]
+    found = Prospect(
+        "job", ACCURACY, 20, 30, "records of nobody", 0.4, 0.9, fleets, None, {}, (), {}
+    )
+    first, *_ = verdict(found, compile_job(load_job(QUICK)))
+    assert f"learn {told}: {reached:.3f}, where guessing is 0.400" in first
 
 
 def test_a_job_that_is_of_use_needs_no_advice(capsys: pytest.CaptureFixture[str]) -> None:

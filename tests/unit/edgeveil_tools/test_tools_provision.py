@@ -175,6 +175,18 @@ def test_force_leaves_all_that_is_an_owners_word_and_renews_the_rest(folder):
     assert not {"page", "policy"} & now.keys() and now["data"] == OWNERS["data"]
 
 
+@pytest.mark.parametrize(("stands", "planned", "kept"), [(7, 3, 7), (3, 5, 5), (None, 2, 2)])
+def test_force_never_lowers_the_least_batch_of_a_proxy(folder, stands, planned, kept):
+    site = provision(small(folder))
+    found = yaml.safe_load(site.proxy.read_text())
+    found["proxy"] |= {"min_batch_floor": stands, "limits": {"devices": 9}}
+    if stands is None:
+        del found["proxy"]["min_batch_floor"]
+    site.proxy.write_text(yaml.safe_dump(found))
+    again = load_site(provision(small(folder, min_batch_floor=planned), force=True).proxy)
+    assert (again.min_batch_floor, again.limits.devices) == (kept, 100_000)
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_an_address_to_listen_on_is_no_clients_address(folder, host):
     with pytest.raises(UsageError, match="not what clients call it"):

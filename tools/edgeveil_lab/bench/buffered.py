@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from edgeveil.evaluation.figures import ACCURACY, leading_text
 from edgeveil.jobs import Job
 from edgeveil.sites.data import Partition
 from edgeveil.sites.policy import Policy
@@ -37,8 +38,11 @@ WAYS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-def played(folder: Path, rounds: int, round_: dict[str, Any], seed: int) -> tuple[float, ...]:
-    """(virtual seconds, accuracy half-way, at the end, share of slow boxes' updates that count)."""
+def played(
+    folder: Path, rounds: int, round_: dict[str, Any], seed: int
+) -> tuple[tuple[float, ...], dict[str, Any]]:
+    """(virtual seconds, accuracy half-way, at the end, share of slow boxes' updates that count),
+    and the figures of the last model."""
     job = Job.model_validate(
         {
             "job": "bench",
@@ -67,11 +71,13 @@ def played(folder: Path, rounds: int, round_: dict[str, Any], seed: int) -> tupl
             box.store.put_fact(trial, json.dumps({"needed_s": needed_s, "refused": ""}))
         fleet.finish(job_id, 1e6)
         events = fleet.store.events_after(0, job_id)
-        reached = [e.data["accuracy"] for e in events if e.type == "exchange_committed"]
+        commits = [e.data for e in events if e.type == "exchange_committed"]
+        reached = [one["accuracy"] for one in commits]
         states = [one.state for box in boxes[-SLOW:] for one in box.store.receipts()]
         counted = states.count("counted") / (SLOW * rounds)
         seconds = fleet.net.now_s - begun_s
-        return seconds, reached[len(reached) // 2 - 1], reached[-1], counted
+        half = reached[len(reached) // 2 - 1]
+        return (seconds, half, reached[-1], counted), commits[-1]["figures"]
     finally:
         fleet.close()
 
@@ -82,14 +88,19 @@ def main() -> None:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("rounds", "", "virtual s", "half-way", "accuracy", "slow boxes count in"):
         table.add_column(column, justify="left" if not column else "right")
+    figures: dict[str, Any] = {}
+    lowest = 1.0
     for way, (rounds, round_) in WAYS.items():
         found = []
         for seed in (7, 8, 9):
             with scratch(keep=False, in_memory=True) as folder:
-                found.append(played(folder, rounds, round_, seed))
+                reached, figures = played(folder, rounds, round_, seed)
+                found.append(reached)
         seconds, half, last, counted = (sum(one) / len(found) for one in zip(*found, strict=True))
+        lowest = min(lowest, half, last)
         row = (f"{seconds:.0f}", f"{half:.3f}", f"{last:.3f}", f"{counted:.0%}")
         table.add_row(str(rounds), way, *row)
+    table.caption = f"the lowest accuracy: {leading_text(ACCURACY, lowest, figures)}"
     Console().print(table)
 
 

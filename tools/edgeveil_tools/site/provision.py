@@ -363,11 +363,12 @@ def broker_processes(plan: SitePlan) -> dict[str, BrokerProcess]:
 
 def provision(plan: SitePlan, *, force: bool = False) -> Site:
     """Write the site. With `force` a folder in use is written over: what the plan says. Keys,
-    ledgers, passwords, the authority and what is its owner's in each device's file stay.
+    ledgers, passwords, the authority and what is its owner's in each device's file stay, and a
+    proxy's larger `min_batch_floor`.
 
     Raises UsageError when the folder is not empty or cannot be written, and for a host that no
-    client can reach; ConfigError for a device's file that cannot be read: its owner's word would be
-    lost.
+    client can reach; ConfigError for a device's or proxy's file that cannot be read: its owner's
+    word would be lost.
     """
     folder = plan.folder
     if plan.host in ("0.0.0.0", "::"):  # noqa: S104 - what is refused
@@ -394,6 +395,8 @@ def _write(plan: SitePlan) -> Site:
     for number in range(1, plan.devices + 1):
         if plan.edge_file(number).exists():
             load_site(plan.edge_file(number))  # one that is damaged is told before anything else
+    files = {cell: folder / f"{of_cell('proxy', cell)}.yaml" for cell in plan.cell_names}
+    proxies = {cell: with_owners_word(plan.proxy(cell), at) for cell, at in files.items()}
     for name in ("cloud", *(of_cell("proxy", cell) for cell in plan.cell_names)):
         state, role = folder / "state" / name, name.partition("-")[0]
         public = folder / "keys" / f"{name}.pub"
@@ -417,10 +420,7 @@ def _write(plan: SitePlan) -> Site:
         plan=plan,
         brokers=brokers,
         cloud=_site_file(folder / "cloud.yaml", plan.cloud()),
-        proxies={
-            cell: _site_file(folder / f"{of_cell('proxy', cell)}.yaml", plan.proxy(cell))
-            for cell in plan.cell_names
-        },
+        proxies={cell: _site_file(files[cell], found) for cell, found in proxies.items()},
         edges=tuple(edges),
         device_ids=tuple(device_ids),
         passwords=passwords,

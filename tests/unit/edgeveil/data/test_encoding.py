@@ -4,6 +4,7 @@ from the record, and never a failure for what it holds."""
 import csv
 import json
 import math
+import tracemalloc
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -17,12 +18,13 @@ from pyarrow import parquet
 from edgeveil.data.check import schema_problems
 from edgeveil.data.encoding import RowEncoder
 from edgeveil.data.schema import DataSchema
+from edgeveil.data.split import RecordLimit
 from edgeveil.errors import DataError
 from edgeveil.parts.own_records import device_records
 from edgeveil.parts.partitions import PARTITIONS
 from edgeveil.parts.sources import SOURCES, Origin, load_records
 from edgeveil.parts.sources.csvfile import encode_csv
-from edgeveil.parts.sources.parquet import parquet_rows
+from edgeveil.parts.sources.parquet import encode_parquet, parquet_rows
 from edgeveil.sites.data import DeviceData
 
 KEY = bytes(range(32))
@@ -137,6 +139,87 @@ def test_no_cell_makes_a_parquet_file_unreadable(kind, tmp_path):
     for part in ("x", "y", "places"):
         kept = np.delete(getattr(whole, part), 1, axis=0)
         assert getattr(rest, part).tobytes() == kept.tobytes()
+
+
+LONG = "a" * (1 << 20)
+HUNDRED = np.zeros(100, np.int32)
+REPEATED = {
+    "a text": pa.DictionaryArray.from_arrays(pa.array(HUNDRED), pa.array([LONG])),
+    "a text in lists": pa.ListArray.from_arrays(
+        pa.array(range(101), pa.int32()),
+        pa.DictionaryArray.from_arrays(pa.array(HUNDRED), pa.array([LONG])),
+    ),
+}
+
+
+@pytest.mark.parametrize("as_typed", [False, True])
+@pytest.mark.parametrize("kind", [*REPEATED, "two of one name", "JSON"])
+def test_what_a_parquet_file_holds_once_is_not_in_memory_for_each_row(kind, as_typed, tmp_path):
+    """It stands once in its dictionary and a hundred times in the rows."""
+    arrays = [pa.array([1] * 100), REPEATED.get(kind, REPEATED["a text"])]
+    names = ["hours", "work", "income", "other"]
+    if kind == "JSON":
+        try:
+            arrays[1] = arrays[1].cast(pa.string()).cast(pa.json_(pa.string()))
+        except AttributeError:
+            pytest.skip("this pyarrow knows no JSON")
+    if kind == "two of one name":
+        names[3] = "work"
+    arrays += [pa.array(["low"] * 100), pa.array(["x"] * 100)]
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table(arrays, names), path, store_schema=as_typed)
+    assert path.stat().st_size < 60_000
+    of = schema(columns=[{"name": "hours", "number": [0, 9]}])
+    limit = RecordLimit(100, KEY)  # as a device reads
+    usual, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    tracemalloc.start()
+    try:
+        found = encode_parquet(path, of, limit=limit)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        pa.set_memory_pool(usual)
+    assert len(found.records) == 100
+    held = 60 * len(LONG)  # of a hundred; few where they are dictionaries
+    assert most < held and 0 < pool.max_memory() < 3 * held
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_texts_that_are_too_long_in_all_are_refused_where_no_limit_of_records_is(limited, tmp_path):
+    plain = {"hours": [1] * 100, "work": REPEATED["a text"], "income": ["low"] * 100}
+    parquet.write_table(pa.table(plain), tmp_path / "a.parquet")
+    of = schema(columns=[{"name": "hours", "number": [0, 9]}])
+    limit = RecordLimit(100, KEY) if limited else None
+    room = 8 << 20  # of the numbers
+    if limited:
+        assert len(encode_parquet(tmp_path / "a.parquet", of, room, limit=limit).records) == 100
+        return
+    with pytest.raises(DataError, match=f"the limit is {4 * room}"):
+        encode_parquet(tmp_path / "a.parquet", of, room)
+
+
+LONG_BY_TYPE = {
+    "bytes of one length": pa.array([bytes(1 << 20)] * 100, pa.binary(1 << 20)),
+    "lists of numbers": pa.array([np.zeros(1 << 17)] * 100, pa.list_(pa.float64())),
+}
+
+
+@pytest.mark.parametrize("kind", LONG_BY_TYPE)
+def test_what_a_parquet_file_would_unpack_to_is_refused_before_it_is(kind, tmp_path):
+    plain = {"hours": [1] * 100, "work": LONG_BY_TYPE[kind], "income": ["low"] * 100}
+    parquet.write_table(pa.table(plain), tmp_path / "a.parquet")
+    of = schema(columns=[{"name": "hours", "number": [0, 9]}])
+    with pytest.raises(DataError, match=f"the limit is {4 << 23}"):
+        encode_parquet(tmp_path / "a.parquet", of, 8 << 20, limit=RecordLimit(100, KEY))
+
+
+def test_lists_are_one_text_and_gaps_among_them_are_empty(tmp_path):
+    lists, structures = [["a"], None, []], [{"a": "b"}, None, {"a": None}]
+    texts = pa.array(["x", None, "x"]).dictionary_encode()
+    parquet.write_table(pa.table({"l": lists, "s": structures, "t": texts}), tmp_path / "a")
+    found = parquet_rows(tmp_path / "a")[1]
+    assert found == [["\ufffd", "\ufffd", "x"], ["", "", ""], ["\ufffd", "\ufffd", "x"]]
 
 
 @pytest.mark.parametrize("gone", range(len(ROWS)))
@@ -278,6 +361,7 @@ BIG, NOON = 7 * 10**17 + 1, datetime(2024, 1, 1, 12)
         ([[1], [2]], [2.5]),
         (["a", "1"], b"b"),
         ([NOON], NOON.replace(tzinfo=timezone(timedelta(hours=3)))),
+        ([NOON.replace(hour=0)], NOON.replace(tzinfo=timezone(timedelta(hours=3)))),
     ],
 )
 def test_no_cell_of_a_column_changes_the_text_of_another(cells, other, tmp_path):
@@ -291,6 +375,14 @@ def test_no_cell_of_a_column_changes_the_text_of_another(cells, other, tmp_path)
 
     assert texts(*cells, other)[:-1] == texts(other, *cells)[1:] == texts(*cells)
     assert all(texts(*cells))
+
+
+def test_days_read_alike_as_dates_and_as_times(tmp_path):
+    """pyarrow makes a column of dates where a list begins with one."""
+    midnight = NOON.replace(hour=0)
+    for values in ([midnight] * 2, [midnight.date(), midnight]):
+        parquet.write_table(pa.table({"id": values, "y": [0, 0]}), tmp_path / "a")
+        assert [row[0] for row in parquet_rows(tmp_path / "a")[1]] == ["2024-01-01"] * 2
 
 
 def test_arrays_of_pictures_have_names_and_a_range(tmp_path):

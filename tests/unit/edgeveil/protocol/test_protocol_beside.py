@@ -386,6 +386,22 @@ def test_what_is_not_the_upload_counts_for_nothing_and_it_is_asked_for_anew():
     assert again == grant
 
 
+def test_the_store_forgets_the_name_of_an_offer_that_another_takes_the_place_of():
+    """Each other digest is given a name that lives for an hour, if nobody forgets it."""
+    machine, _ = large_round()
+    (first,) = tasks(put_offer(machine, upload(1)))
+    machine.handle(fx.WorkDone(first, PutGranted("1" * 64, URL)), 0.0)
+    (second,) = tasks(put_offer(machine, upload(2)))
+    assert second.in_place_of == ("1" * 64,)
+    (third,) = tasks(put_offer(machine, upload(3)))  # before the store has answered
+    assert third.in_place_of == ()
+    machine.handle(fx.WorkDone(second, PutGranted("2" * 64, URL)), 0.0)
+    machine.handle(fx.WorkDone(third, PutGranted("3" * 64, URL)), 0.0)
+    says(machine, FLEET[0], offer(upload(4), signer=FLEET[0].signer))  # over the broker
+    (fifth,) = tasks(put_offer(machine, upload(5)))
+    assert fifth.in_place_of == ("2" * 64, "3" * 64)
+
+
 def test_a_sentence_of_the_disk_is_no_reason_that_is_counted():
     machine, header = large_round()
     (grant,) = tasks(put_offer(machine, header))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from protocol_kit import bodies, member, of, refused, timers
+from protocol_kit import bodies, member, of, refused, stored, timers
 from proxy_bench import FLEET, open_round, proxy, says, upload
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import Ack, Bye, Cover, Hello, Here, Later
+from edgeveil.protocol.messages import Ack, Bye, Cover, Hello, Here, Later, NewSealingKey
 
 
 def hello(machine, who, now_s=0.0):
@@ -163,6 +163,22 @@ def test_hellos_of_strangers_are_not_answered_and_put_nobody_off():
     assert last_delay_s(machine, strangers) == calm_s
     out = hello(machine, strangers[0], 20.0)
     assert refused(out) == ["unknown_signer"] and of(out, fx.Send) == []
+
+
+def test_a_new_sealing_key_is_kept_once_and_others_come_no_faster_than_hellos():
+    """Keeping one is a transaction, and a look at all devices."""
+    machine, who = proxy(), FLEET[0]
+
+    def new_key(number):
+        return who.signer.note(NewSealingKey(who.id, bytes([number] * 32), number))
+
+    outs = [says(machine, who, new_key(9)) for _ in range(100)]
+    assert [len(stored(out)) for out in outs] == [1] + [0] * 99
+    assert all(len(bodies(out, Ack)) == 1 for out in outs)
+    outs = [says(machine, who, new_key(number)) for number in range(1, 9)]
+    assert [len(stored(out)) for out in outs] == [1] * 4 + [0] * 4
+    assert [refused(out) for out in outs[4:]] == [["hello_too_often"]] * 4
+    assert len(stored(says(machine, who, new_key(10), 11.0))) == 1
 
 
 def test_a_device_that_keeps_asking_while_it_is_put_off_is_refused():

@@ -8,8 +8,9 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -145,6 +146,52 @@ def test_what_a_process_before_left_is_removed(tmp_path: Path):
     (tmp_path / "b" / "old").write_bytes(b"x")
     with serving(tmp_path / "b"):
         assert list((tmp_path / "b").iterdir()) == []
+
+
+def test_names_that_others_take_the_place_of_are_forgotten(tmp_path: Path):
+    store = ServedStore(tmp_path, "http://a/", ListenAt("127.0.0.1", 0), 60.0, Clock())
+    first = store.grant(GrantPut(BLOB, TO, b"J" * 16))
+    (tmp_path / first.name).write_bytes(DATA)
+    second = store.grant(GrantPut(BLOB, TO, b"J" * 16, (first.name,)))
+    assert set(store._named) == {second.name}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_new_names_cost_no_sweep_of_all_others_each(tmp_path: Path, monkeypatch):
+    clock, swept = Clock(), []
+    store = ServedStore(tmp_path, "http://a/", ListenAt("127.0.0.1", 0), 60.0, clock)
+    monkeypatch.setattr(store, "sweep", lambda: swept.append(clock.now_s))
+    for clock.now_s in (0.0, 0.5, 0.9, 1.0, 1.5):
+        store.grant(GrantPut(BLOB, TO, b"J" * 16))
+    assert swept == [0.0, 1.0]
+
+
+PLACES = 8
+
+
+def test_who_asks_for_one_name_by_every_connection_keeps_nobody_out(tmp_path: Path, monkeypatch):
+    """A few of one peer are kept, and have it whole; those beyond give way to a new one."""
+    monkeypatch.setattr("edgeveil.transport.http.most_connections", lambda: PLACES)
+    large = bytes(16 << 20)  # more than sockets hold
+    blob = describe(large, 65024)
+    with serving(tmp_path / "b") as store, ExitStack() as opened:
+
+        def asked() -> socket.socket:
+            one = opened.enter_context(socket.socket())
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.settimeout(20)
+            one.connect(("127.0.0.1", store.port))
+            one.sendall(f"GET {urlsplit(url).path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+            return one
+
+        url = store.show(ShowBlob(blob, large)).url
+        crowd = [asked() for _ in range(PLACES)]
+        assert [one.recv(12) for one in crowd] == [b"HTTP/1.1 200"] * PLACES
+        assert asked().recv(12) == b"HTTP/1.1 200"
+        kept = crowd[0].makefile("rb")
+        while kept.readline().strip():
+            pass
+        assert kept.read(len(large)) == large
 
 
 def test_tls_is_verified(tmp_path: Path):

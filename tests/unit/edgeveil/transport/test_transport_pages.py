@@ -252,6 +252,40 @@ def test_watchers_from_elsewhere_leave_streams_to_this_machine(
     asyncio.run(run())
 
 
+def test_streams_that_come_in_one_moment_take_no_more_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "STREAMS", 3)
+    monkeypatch.setattr(http, "NEAR_STREAMS", 1)
+    far, crowd = own_address(), 20
+
+    async def run() -> None:
+        server = await serve_pages({"/events": stream_of([1])}, "0.0.0.0")
+        port = int(server.url.rpartition(":")[2])
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                lines = [await asyncio.open_connection(far, port) for _ in range(crowd)]
+                for _, writer in lines:
+                    stack.callback(writer.close)
+                    writer.write(b"GET /events HTTP/1.1\r\n\r")
+                await asyncio.sleep(0.1)
+                for _, writer in lines:
+                    writer.write(b"\n")
+                await asyncio.sleep(0.3)
+                near = await stack.enter_async_context(watching(port))
+                assert (await near.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+                await asyncio.sleep(0.3)
+                for reader, _ in lines:
+                    with contextlib.suppress(ConnectionError):
+                        await reader.read(65536)  # head and first value, where they came
+                stand = [await is_open(reader) for reader, _ in lines]
+                assert stand.count(True) == 2 and await is_open(near)
+        finally:
+            await server.stop()
+
+    asyncio.run(run())
+
+
 def test_watchers_over_a_socket_of_this_machine_are_near(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
