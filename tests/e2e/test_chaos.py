@@ -20,6 +20,7 @@ def command(out: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "edgeveil_tools.cli", "chaos", "--out", str(out), *more]
 
 
+@pytest.mark.drill
 def test_a_short_run_in_which_the_site_keeps_its_word(tmp_path: Path) -> None:
     out = tmp_path / "chaos"
     done = subprocess.run(

@@ -64,7 +64,8 @@ def test_a_cloud_that_can_start_no_thread_ends_and_its_job_goes_on(site: LiveSit
 # --- links: an outage longer than all attempts of a round ---
 
 
-@pytest.mark.parametrize("domain", [pytest.param("edge", marks=pytest.mark.drill), "cloud"])
+@pytest.mark.drill
+@pytest.mark.parametrize("domain", ["edge", "cloud"])
 def test_a_job_outlives_a_broker_that_is_away_for_longer_than_its_attempts(
     site: LiveSite, domain: str
 ) -> None:

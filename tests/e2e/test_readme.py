@@ -13,7 +13,7 @@ import pytest
 
 from tests.kits.guides import ROOT, await_free, blocks, started
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.drill
 
 PAGE = "docs/walkthroughs/watch.md"
 

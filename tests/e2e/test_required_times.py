@@ -20,6 +20,7 @@ REQUESTS, WARM_UP, MOST_MEDIAN_S = 200, 100, 0.005
 TRIES = 5  # the best counts: what the service can do, whatever else the machine did meanwhile
 
 
+@pytest.mark.drill
 def test_one_command_from_a_plan_of_a_thousand_devices_to_their_bundles(tmp_path: Path) -> None:
     site = tmp_path / "site"
     command = [sys.executable, "-m", "edgeveil_tools.cli", "site"]

@@ -109,6 +109,7 @@ def held_commit(live: StoredElsewhere) -> Iterator[None]:
         holder.invalidate()
 
 
+@pytest.mark.drill
 def test_a_job_ends_whenever_the_server_goes_away(tmp_path: Path) -> None:
     with postgres_server() as server, StoredElsewhere(tmp_path, server) as live:
         job = live.begin()

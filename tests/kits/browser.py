@@ -102,10 +102,12 @@ class Browser:
 
     def wrong(self) -> list[str]:
         """Script errors, refused promises and breaches of the content policy since it opened, and
-        errors of the console."""
+        errors of the console, but for what the page before asked of a server that is gone."""
         console = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
         errors = [str(line["message"]) for line in console if line["level"] == "SEVERE"]
-        return [*self.run("return window.__wrong || []"), *errors]
+        here = str(self.run("return location.origin"))
+        own = [one for one in errors if one.startswith(here) or "CONNECTION_REFUSED" not in one]
+        return [*self.run("return window.__wrong || []"), *own]
 
     def barriers(self) -> list[str]:
         """What axe-core finds that keeps people from using the page, one line a rule."""

@@ -43,7 +43,8 @@ def test_what_its_work_fails_with_ends_the_process(
         site = ProxySite.model_validate({"edge_broker": broker, "cloud_broker": broker, **files})
         watch = AloneInCell(site, no_key)
         watch._link = Link(fails)  # type: ignore[assignment]
-        watch._up.set()
+        if not fails:  # connected, so that it tells of itself
+            watch._up.set()
         with pytest.raises(wanted, match="is gone"):
             await watch.run()
 
