@@ -281,9 +281,9 @@ def error_of(refusal: Refusal) -> EdgeVeilError:
 READINGS = 64  # a reading may take so many times what it is given
 
 
-def ends(work: Callable[[], object], limit_s: float) -> bool:
-    """Whether work, tried in a fork, comes to an end within the limit, and the fork with it. The
-    process that keeps records does not end by them, nor wait for ever."""
+def ends_in_fork(work: Callable[[], object], limit_s: float) -> bool:
+    """Try work in a fork; True if it returns or raises within `limit_s`, False if it ends the fork
+    or takes longer. So no record ends the process that keeps them, or makes it wait for ever."""
     ended, in_fork = os.pipe()
     pid = os.fork()
     if not pid:
@@ -339,7 +339,9 @@ class ComputeServer:
                     with suppress(Exception):  # it is told with the first question
                         site, computer = self._devices[request.device]
                         reading = request.share, schema_of(request.schema)
-                        if ends(lambda: computer.records(*reading), READINGS * reading_s(site)):
+                        if ends_in_fork(
+                            lambda: computer.records(*reading), READINGS * reading_s(site)
+                        ):
                             computer.records(*reading)
                         else:
                             computer.give_up(*reading)

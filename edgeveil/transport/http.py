@@ -200,8 +200,9 @@ class PageServer:
             if stream is not None:
                 if self._listener is not None:
                     self._listener.keep(writer.transport)
-                self._make_room(_is_near(writer))
-                self._streams[task] = _is_near(writer)
+                near = _is_near(writer)
+                self._make_room(near)
+                self._streams[task] = near
                 await self._tell(stream, reader, writer)
         except (TimeoutError, asyncio.CancelledError):  # too slow, or `stop`, which waits for this
             writer.transport.abort()  # what was not taken by now is not kept for later

@@ -1267,7 +1267,7 @@ MUTANTS = (
         name="reading-ends-what-keeps-records",
         decides="form",
         where="edgeveil_edge.compute_worker:ComputeServer.learn",
-        find="ends(lambda: computer.records(*reading), READINGS * reading_s(site))",
+        find="ends_in_fork(lambda: computer.records(*reading), READINGS * reading_s(site))",
         put="True",
         killed_by="tests/unit/edgeveil_edge/test_compute_process.py::test_records_that_cannot_be_read_make_no_answer_wait",
     ),

@@ -250,9 +250,9 @@ def test_work_that_ends_its_process_or_never_ends_is_told() -> None:
     def dies() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    assert wire.ends(fails, 60.0) and wire.ends(list, 60.0)
-    assert not wire.ends(dies, 60.0) and not wire.ends(lambda: os._exit(0), 60.0)
-    assert not wire.ends(lambda: time.sleep(3600), 0.1)
+    assert wire.ends_in_fork(fails, 60.0) and wire.ends_in_fork(list, 60.0)
+    assert not wire.ends_in_fork(dies, 60.0) and not wire.ends_in_fork(lambda: os._exit(0), 60.0)
+    assert not wire.ends_in_fork(lambda: time.sleep(3600), 0.1)
 
 
 @pytest.mark.parametrize(
