@@ -11,6 +11,7 @@ from typing import Any
 from edgeveil.errors import DataError, EdgeVeilError
 from edgeveil.jobs import Plan, parse_plan
 from edgeveil.jobs.artifacts import kept_digests
+from edgeveil.jobs.plan import summands
 from edgeveil.parts.features import match_artifacts
 from edgeveil.parts.models import runs_python
 from edgeveil.privacy.guarantee import guarantee_lines
@@ -18,6 +19,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
 from edgeveil.protocol.cloud_course import CloudState
 from edgeveil.protocol.cloud_tasks import (
+    DISK,
     EARLIER,
     STALE_ROSTER,
     CancelJob,
@@ -58,9 +60,9 @@ class Control:
         running: int = 1,
         python_models: bool = False,
         validity: ReleaseValidity | None = None,
-        able: Callable[[], bool] = lambda: True,
+        able: Callable[[int], bool] = lambda room_bytes: True,
     ) -> None:
-        """`able`: whether the machine takes what a round needs to write."""
+        """`able`: whether the machine takes what is written, and so many bytes of a batch."""
         self._store, self._host, self._machine = store, host, machine
         self._runner, self._queue, self._python_models = runner, queue, python_models
         self.rollouts = RolloutDriver(
@@ -251,7 +253,7 @@ class Control:
         unreached = self._machine.unreached
         for entry in due:
             tried_s[entry.id] = now_s
-            if self._reaches_enough(entry) and self._able():
+            if self._reaches_enough(entry) and self._able(self._room_bytes(entry)):
                 try:
                     self.resume(entry.id)
                 except StoreAway as error:  # what it paused for may last
@@ -277,6 +279,18 @@ class Control:
             return there >= self._wanted(entry)
         except EdgeVeilError:
             return True  # once resumed, it fails with the reason
+
+    def _room_bytes(self, entry: JobEntry) -> int:
+        """What a job that paused for the disk needs there: the largest batch of a round."""
+        if DISK not in entry.reason:
+            return 0
+        try:
+            plan = self._host.jobs.plan(entry)
+        except EdgeVeilError:
+            return 0  # once resumed, it fails with the reason
+        named = isinstance(plan.job.selection.devices, int)
+        asked = summands(plan.job) if named else self._store.counts().enrolled
+        return asked * plan.upload_bytes
 
     def _ready(self, entry: JobEntry) -> bool:
         """Whether to start it now. A job that this version cannot plan fails, and not the cloud."""

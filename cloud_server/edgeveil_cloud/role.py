@@ -194,6 +194,6 @@ def build(
         running=site.limits.jobs_running,
         python_models=site.allow_python_models,
         validity=site.releases,
-        able=lambda: writable(site.state_dir) is True,
+        able=lambda room_bytes: writable(site.state_dir, room_bytes) is True,
     )
     return role

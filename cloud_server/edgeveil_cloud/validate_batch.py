@@ -48,7 +48,6 @@ from edgeveil_cloud.open_segments import (
     sealed_bytes,
 )
 from edgeveil_cloud.round_secret import RoundSecret
-from edgeveil_cloud.store_tables import StoreError
 
 NORM_FACTOR = 100.0  # a segment this many times the group's median norm is not a noised update
 KEPT_BYTES = 192 << 20  # opened arrays in memory; the others are opened again when they are needed
@@ -131,7 +130,7 @@ class BatchSpool:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._batch: SpooledBatch | None = None
-        self._failure = ""
+        self._failure: OSError | None = None
 
     def put(self, part: BatchPart) -> None:
         """Keep a part; the first one of another batch takes the place of the one before."""
@@ -141,16 +140,12 @@ class BatchSpool:
                 self._batch = SpooledBatch(part.digest, self._folder)
             self._batch.write(part.offset, part.data)
         except OSError as error:
-            self._failure = error.strerror or type(error).__name__
+            self._failure = error
 
     def whole(self, blob: Blob, stream: bytes = b"") -> SpooledBatch:
-        """The batch, checked. Raises ProtocolError `bad_digest`, or StoreError with its fix."""
+        """The batch, checked. Raises ProtocolError `bad_digest`, or the OSError of its writing."""
         if self._failure:
-            raise StoreError(
-                f"the batch cannot be written ({self._failure})",
-                where=str(self._folder or tempfile.gettempdir()),
-                fix="make room on the disk",
-            )
+            raise self._failure
         if self._batch is None or self._batch.digest != (stream or blob.digest):
             raise ProtocolError("bad_digest")
         self._batch.check(blob)
@@ -163,7 +158,7 @@ class BatchSpool:
 
     def drop(self) -> None:
         """Forget the batch; its room on the disk is free when the last reader is done."""
-        self._batch, self._failure = None, ""
+        self._batch, self._failure = None, None
 
 
 # --- opened ---

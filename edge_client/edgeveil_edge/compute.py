@@ -249,7 +249,7 @@ class Computer:
         reading, most = (share, schema), self._site.policy.max_records
         found = self._records.pop(reading, None)
         if found is None:
-            self._make_room()
+            self.make_room()
             try:
                 whole = self._load(self._site, self._split_key, share, schema)
                 found = at_most(*whole, most, self._split_key)
@@ -260,15 +260,16 @@ class Computer:
             raise found.with_traceback(None)
         return found
 
-    def give_up(self, share: float, schema: DataSchema | None) -> None:
-        """Count these records as such that cannot be read: reading them ends a process, or does
-        not end."""
-        self._make_room()
-        self._records[share, schema] = RecordsError("reading them did not end as it should")
+    def keep(
+        self, share: float, schema: DataSchema | None, found: tuple[Records, Records] | RecordsError
+    ) -> None:
+        """Count what another process read, or why it could not, as read here."""
+        self._records[share, schema] = found
 
-    def _make_room(self) -> None:
+    def make_room(self) -> None:
+        """Forget the least recently used readings, so that one more may be kept."""
         while len(self._records) >= self._site.policy.max_jobs:
-            del self._records[next(iter(self._records))]  # the least recently used
+            del self._records[next(iter(self._records))]
 
     def halves(self, plan: Plan) -> tuple[tuple[Records, Records], str]:
         """What a job is answered from: no records where they themselves cannot be read, and why.

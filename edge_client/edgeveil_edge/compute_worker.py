@@ -6,11 +6,7 @@ sends. `ComputeServer` keeps devices and jobs; a fork of it answers one question
 
 from __future__ import annotations
 
-import os
-import select
-import signal
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -50,6 +46,7 @@ from edgeveil_edge.compute import (
     reading_s,
     trial_seconds,
 )
+from edgeveil_edge.reading import read_in_fork
 from edgeveil_edge.release_trial import try_release
 
 # --- requests ---
@@ -281,27 +278,6 @@ def error_of(refusal: Refusal) -> EdgeVeilError:
 READINGS = 64  # a reading may take so many times what it is given
 
 
-def ends_in_fork(work: Callable[[], object], limit_s: float) -> bool:
-    """Try work in a fork; True if it returns or raises within `limit_s`, False if it ends the fork
-    or takes longer. So no record ends the process that keeps them, or makes it wait for ever."""
-    ended, in_fork = os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            with suppress(Exception):  # an error is an end
-                work()
-            os.write(in_fork, b"x")
-        finally:
-            os._exit(0)
-    os.close(in_fork)
-    in_time = bool(select.select([ended], [], [], limit_s)[0])
-    found = in_time and os.read(ended, 1)
-    os.close(ended)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return bool(found)
-
-
 class ComputeServer:
     """Each device's records and sessions, and each job's plan.
 
@@ -339,12 +315,10 @@ class ComputeServer:
                     with suppress(Exception):  # it is told with the first question
                         site, computer = self._devices[request.device]
                         reading = request.share, schema_of(request.schema)
-                        if ends_in_fork(
-                            lambda: computer.records(*reading), READINGS * reading_s(site)
-                        ):
-                            computer.records(*reading)
-                        else:
-                            computer.give_up(*reading)
+                        computer.make_room()
+                        limit_s = READINGS * reading_s(site)
+                        found = read_in_fork(lambda: computer.records(*reading), limit_s)
+                        computer.keep(*reading, found)
                 case ForgetJob():
                     self._jobs.pop(request.digest, None)
                 case LoadModules():

@@ -506,13 +506,14 @@ class ProxyGreeting:
         return [*self._answers(hello), fx.Send(to, ack), *self._context.cover(to)]
 
     def _answers(self, hello: Hello) -> list[fx.Effect]:
-        """How many it counts is remembered; that it counts them at all, for good."""
-        if hello.answered < 0:
+        """How many it counts is remembered; that it counts them at all, or knew checks of masks
+        once, for good."""
+        if hello.answered < 0 and hello.knows < KNOWS_CHECKS:
             return []
-        answered = self._context.memory.answered
+        answered, counted = self._context.memory.answered, max(0, hello.answered)
         known = answered.get(hello.device)
-        answered[hello.device] = max(known or 0, hello.answered)
-        return [] if known is not None else [fx.Persist(AnswersFrom(hello.device, hello.answered))]
+        answered[hello.device] = max(known or 0, counted)
+        return [] if known is not None else [fx.Persist(AnswersFrom(hello.device, counted))]
 
     def behind(self, hello: Hello, signed: Envelope, now_s: float) -> list[fx.Effect]:
         """Where a hello counts fewer answers than this identity gave, look up which: it is not

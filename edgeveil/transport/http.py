@@ -13,6 +13,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -577,14 +578,16 @@ class Probe:
             looking.set_result("no_thread")
 
 
-def writable(folder: Path) -> Holds:
-    """Whether the folder takes a small file to its disk; else the system's name of the error."""
+def writable(folder: Path, room_bytes: int = 0) -> Holds:
+    """Whether the folder takes a small file to its disk, which has room for so much beside it; else
+    the system's name of the error."""
     path = folder / "health.probe"
     try:
         with path.open("wb", buffering=0) as file:
             written = file.write(bytes(_PROBE_BYTES))
             os.fsync(file.fileno())
         path.unlink()
+        fits = written == _PROBE_BYTES and shutil.disk_usage(folder).free >= room_bytes
     except OSError as error:
         return errno.errorcode.get(error.errno or 0, "oserror").lower()
-    return written == _PROBE_BYTES or "enospc"
+    return fits or "enospc"

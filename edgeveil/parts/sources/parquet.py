@@ -39,6 +39,7 @@ _ITEMS = 1 << 16  # of one list there
 _ROWS = 4096  # of what is unpacked at a time
 _REPEATED_BYTES = 1 << 24  # of texts that pyarrow repeats in memory
 _TIMES_ROOM = 4  # of what is read for records that take the room
+_AS_DICTIONARY = frozenset({"PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE", "BIT_PACKED"})
 _NO_VALUE = (ValueError, OverflowError, TypeError)
 
 
@@ -54,10 +55,11 @@ def read_parquet(
     _require_pyarrow()
     with _opened(file) as opened:
         _check_form(opened, str(file), max_bytes)
-        table = _table(opened)
-        columns = [_numbers(column) for column in table.columns]
-    label = columns.pop(_label_index(table.schema.names, label_column, file))
-    return as_records(np.column_stack(columns), label, str(file))
+        names = opened.schema_arrow.names
+        parts = [np.column_stack(list(map(_numbers, batch.columns))) for batch in _batches(opened)]
+        rows = np.concatenate([np.empty((0, len(names))), *parts])
+    label = _label_index(names, label_column, file)
+    return as_records(np.delete(rows, label, axis=1), rows[:, label], str(file))
 
 
 def encode_parquet(
@@ -82,14 +84,8 @@ def encode_parquet(
         encoder = RowEncoder(
             schema, names, str(file), labelled=labelled, max_bytes=max_bytes, limit=limit
         )
-        letters = 0
-        for batch in _batches(opened):
-            columns = [_texts(column) for column in batch.columns]
-            for cells in zip(*columns, strict=True):
-                if limit is None:
-                    letters += sum(map(len, cells))
-                    require_room((letters // 4,), 4, _TIMES_ROOM * max_bytes, str(file))
-                encoder.add(cells)
+        for cells in _cells(opened, str(file), None if limit else max_bytes):
+            encoder.add(cells)
     return encoder.encoded()
 
 
@@ -99,15 +95,17 @@ def parquet_rows(path: Path) -> tuple[list[str], list[list[str]]]:
     _require_pyarrow()
     with _opened(file) as opened:
         _check_size(opened, str(file), MAX_BYTES)
-        columns = [_texts(one) for one in _table(opened).columns]
-        return opened.schema_arrow.names, [list(row) for row in zip(*columns, strict=True)]
+        rows = [list(cells) for cells in _cells(opened, str(file), MAX_BYTES)]
+        return opened.schema_arrow.names, rows
 
 
 def _numbers(column: Any) -> NDArray[np.float64]:
     """A column (n,) as numbers; NaN for what is none. Raises nothing for a cell."""
     if _holds_numbers(column.type):
-        return np.asarray(column.to_numpy(), np.float64)
-    return np.array([number_in_text(text) for text in _texts(column)], np.float64)
+        return np.asarray(column.to_numpy(zero_copy_only=False), np.float64)
+    texts = _texts(column)
+    numbers = {text: number_in_text(text) for text in set(texts)}  # one may be that of all rows
+    return np.array([numbers[text] for text in texts], np.float64)
 
 
 def _holds_numbers(kind: Any) -> bool:
@@ -131,25 +129,32 @@ def parquet_faults(path: Path | None) -> list[str]:
         ]
 
 
+def _cells(opened: Any, where: str, max_bytes: int | None) -> Iterator[tuple[str, ...]]:
+    """All rows as texts. Raises DataError where they are too long in all for `max_bytes`."""
+    letters = 0
+    for batch in _batches(opened):
+        for cells in zip(*map(_texts, batch.columns), strict=True):
+            if max_bytes is not None:
+                letters += sum(map(len, cells))
+                require_room((letters // 4,), 4, _TIMES_ROOM * max_bytes, where)
+            yield cells
+
+
 def _texts(column: Any) -> list[str]:
-    """A column's cells as text. Raises nothing: no cell may make the file unreadable."""
-    return [text for chunk in getattr(column, "chunks", [column]) for text in _chunk_texts(chunk)]
-
-
-def _chunk_texts(chunk: Any) -> list[str]:
-    """The texts of one array; cells that the file holds once are one text in memory too."""
+    """A column's cells as text; those that the file holds once are one text in memory too. Raises
+    nothing: no cell may make the file unreadable."""
     import pyarrow as pa
 
-    if pa.types.is_nested(chunk.type):  # never unpacked: all are one text
-        return [UNREADABLE if given else "" for given in chunk.is_valid().to_pylist()]
-    if pa.types.is_dictionary(chunk.type):
-        used = chunk.indices.dictionary_encode()
-        texts = _chunk_texts(chunk.dictionary.take(used.dictionary))
+    if pa.types.is_nested(column.type):  # never unpacked: all are one text
+        return [UNREADABLE if given else "" for given in column.is_valid().to_pylist()]
+    if pa.types.is_dictionary(column.type):
+        used = column.indices.dictionary_encode()
+        texts = _texts(column.dictionary.take(used.dictionary))
         return ["" if at is None else texts[at] for at in used.indices.to_pylist()]
     try:
-        return [cell_text(value) for value in chunk.to_pylist()]
+        return [cell_text(value) for value in column.to_pylist()]
     except _NO_VALUE:
-        return [_text_alone(value) for value in chunk]
+        return [_text_alone(value) for value in column]
 
 
 def _text_alone(value: Any) -> str:
@@ -181,8 +186,7 @@ def _opened(file: Path, *, as_typed: bool = False) -> Iterator[Any]:
             if as_typed:
                 yield opened
                 return
-            leaves = _leaves(opened)
-            texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+            texts = [leaf.path for at, leaf in enumerate(_leaves(opened)) if _once(opened, at)]
             with parquet.ParquetFile(file, read_dictionary=texts, **bounds) as unrepeated:
                 yield unrepeated
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
@@ -191,6 +195,14 @@ def _opened(file: Path, *, as_typed: bool = False) -> Iterator[Any]:
             where=str(file),
             fix="write it again, for example with pandas.DataFrame.to_parquet",
         ) from None
+
+
+def _once(opened: Any, at: int) -> bool:
+    """Whether a leaf has texts that pyarrow can read as a dictionary; it can read none of the
+    encodings to which writers turn once the texts are many."""
+    groups = [opened.metadata.row_group(k) for k in range(opened.num_row_groups)]
+    texts = opened.schema.column(at).physical_type == "BYTE_ARRAY"
+    return texts and all(_AS_DICTIONARY.issuperset(one.column(at).encodings) for one in groups)
 
 
 def _batches(opened: Any) -> Iterator[Any]:
@@ -206,20 +218,16 @@ def _batches(opened: Any) -> Iterator[Any]:
 
 
 def _repeats_texts(kind: Any) -> bool:
-    """Whether a type holds texts though dictionaries are asked for, as JSON's does, and a column's
-    whose name another has too."""
+    """Whether a type holds texts though dictionaries are asked for, as JSON's does, that of a
+    column whose name another has too, and that of texts in another encoding."""
     import pyarrow as pa
 
     if isinstance(kind, pa.BaseExtensionType):
         return _repeats_texts(kind.storage_type)
+    if any(_repeats_texts(kind.field(at).type) for at in range(kind.num_fields)):
+        return True
     texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)
     return any(is_kind(kind) for is_kind in (*texts, pa.types.is_large_binary))
-
-
-def _table(opened: Any) -> Any:
-    import pyarrow as pa
-
-    return pa.Table.from_batches(_batches(opened), schema=opened.schema_arrow)
 
 
 def _check_form(opened: Any, where: str, max_bytes: int) -> None:

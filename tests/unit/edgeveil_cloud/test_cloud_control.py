@@ -565,7 +565,7 @@ def test_a_pause_for_a_link_or_the_disk_ends_by_itself_and_no_other_does(
     store: Store, reason: str
 ) -> None:
     cloud, able = Cloud(store, running=4), [False]
-    cloud.control._able = lambda: able[0]
+    cloud.control._able = lambda _: able[0]
     named, other = cloud.submit(), cloud.submit()
     for entry, why in ((named, reason), (other, "the proxy refused the broadcast: closed_job")):
         cloud.store.set_status(entry, "running")
@@ -585,6 +585,24 @@ def test_a_pause_for_a_link_or_the_disk_ends_by_itself_and_no_other_does(
         assert cloud.status(other) == "paused"
 
     cloud.play(scene)
+
+
+@pytest.mark.parametrize("devices", [3, "all"])
+def test_a_pause_for_the_disk_ends_once_a_whole_batch_has_room(
+    store: Store, devices: int | str
+) -> None:
+    """Small files fit long before: each try would use up an answer of the devices."""
+    cloud, asked = Cloud(store, running=4), []
+    cloud.control._able = lambda room_bytes: asked.append(room_bytes) or False
+    wanted = job(selection={"devices": devices, "min_devices": 3})
+    disk, link = paused(cloud, f"{DISK} (No space left)", wanted), paused(cloud, OWN_LINK, wanted)
+    cloud.machine.heard.add("")
+    cloud.control.look()
+    plan = cloud.host.jobs.plan(store.job(disk))
+    enrolled = store.counts().enrolled
+    assert enrolled > 3
+    assert asked == [(3 if devices == 3 else enrolled) * plan.upload_bytes, 0]
+    assert store.job(link).status == "paused"
 
 
 def paused(cloud: Cloud, reason: str, wanted: Job | None = None) -> str:

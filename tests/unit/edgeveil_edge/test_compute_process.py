@@ -243,18 +243,6 @@ def test_what_is_known_already_waits_for_no_other_answer(process, tmp_path) -> N
     other.read_ahead(0.2)
 
 
-def test_work_that_ends_its_process_or_never_ends_is_told() -> None:
-    def fails() -> None:
-        raise ValueError
-
-    def dies() -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    assert wire.ends_in_fork(fails, 60.0) and wire.ends_in_fork(list, 60.0)
-    assert not wire.ends_in_fork(dies, 60.0) and not wire.ends_in_fork(lambda: os._exit(0), 60.0)
-    assert not wire.ends_in_fork(lambda: time.sleep(3600), 0.1)
-
-
 @pytest.mark.parametrize(
     "fails", ["time.sleep(0.4)\n    raise ValueError", "os.abort()", "os._exit(0)"]
 )
@@ -274,6 +262,30 @@ def test_records_that_cannot_be_read_make_no_answer_wait(process, tmp_path, fail
     assert all(one.without and not one.late for one in found)
     assert process._child is child_ and not far.read_ahead(0.2)
     assert (tmp_path / "reads").read_text() == reads
+
+
+def test_what_keeps_the_records_runs_none_of_their_owners_code(process, tmp_path) -> None:
+    """A source that ends a process at its second call does not end the one that keeps them."""
+    noted = tmp_path / "reads"
+    code = f"""import numpy as np, os, pathlib
+def load():
+    calls = pathlib.Path({str(noted)!r})
+    if calls.exists():
+        os.abort()
+    calls.write_text("x")
+    return np.eye(8, 4, dtype=np.float32), np.arange(8) % 2
+"""
+    (tmp_path / "code" / "own_source.py").write_text(code)
+    own = {"name": "own", "source": "python: own_source:load"}
+    own_site = EdgeSite.model_validate(
+        {**site(tmp_path, tmp_path).model_dump(exclude_unset=True), "data": own}
+    )
+    far = RemoteComputer(process, "0" * 16, own_site, SPLIT_KEY)
+    far.try_job(taught(), trains=True)
+    assert far.read_ahead(0.2)
+    child_ = process._child
+    assert [far.answer(computation(taught())).without for _ in range(3)] == [""] * 3
+    assert process._child is child_
 
 
 class Clock:

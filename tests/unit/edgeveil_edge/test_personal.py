@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgeveil.data.schema import DataSchema, schema_metadata
-from edgeveil.data.split import split_once
+from edgeveil.data.split import SPLIT_KEY_FILE, split_once
 from edgeveil.errors import DataError, UsageError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.model_head import find_head, with_output
@@ -101,7 +101,8 @@ def test_a_model_without_a_linear_head_is_refused() -> None:
 
 
 def a_box(folder: Path, x: np.ndarray, y: np.ndarray) -> EdgeSite:
-    folder.mkdir(exist_ok=True)
+    (folder / "state").mkdir(parents=True)
+    (folder / "state" / SPLIT_KEY_FILE).write_bytes(bytes(32))  # the same halves in each run
     np.savez(folder / "records.npz", x=x, y=y)
     return EdgeSite.model_validate(
         {
@@ -179,7 +180,7 @@ def test_evaluation_records_are_not_learned_from(tmp_path: Path) -> None:
     store.install("a", of_features(), {})
     first = personalise(site, store.folder)
     learned = (site.state_dir / "personal" / "model.onnx").read_bytes()
-    key = (site.state_dir / "split.key").read_bytes()
+    key = (site.state_dir / SPLIT_KEY_FILE).read_bytes()
     _, evaluation = split_once(x, USUAL_SHARE, key)
     turned = y.copy()
     turned[evaluation] = 11 - turned[evaluation]
@@ -195,13 +196,12 @@ def test_the_split_is_the_devices_own(share: float, tmp_path: Path) -> None:
     """As its first job had it: what is compared on was learned from by no job."""
     x, y = two_digits()
     site = a_box(tmp_path, x, y)
-    site.state_dir.mkdir()
     with closing(DeviceStore(site.state_dir / STORE_FILE)) as running:  # the device's process
         running.put_fact(split_fact(SPLIT_SHARE, site.data.name), repr(share))
         store = ReleaseStore(site.state_dir / RELEASES)
         store.install("a", of_features(), {})
         found = personalise(site, store.folder)
-    _, evaluation = split_once(x, share, (site.state_dir / "split.key").read_bytes())
+    _, evaluation = split_once(x, share, (site.state_dir / SPLIT_KEY_FILE).read_bytes())
     assert found.evaluation_records == len(evaluation)
     assert (found.shared_accuracy is None) == (share == 0)
     assert ("neither learned" in " ".join(told(found, site.state_dir))) == (share > 0)

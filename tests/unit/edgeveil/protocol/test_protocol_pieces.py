@@ -364,6 +364,18 @@ def test_the_roster_says_what_every_device_knows():
     assert DeviceKnows(old.id, KNOWS_CHECKS) in stored(out)
 
 
+@pytest.mark.parametrize("answered", [-1, 0, 7])
+def test_who_knew_checks_of_masks_once_does_not_know_less_again(answered):
+    """Whatever it says of the answers that it counts: it would hold up each secure job else."""
+    machine, who = proxy(), FLEET[0]
+    for number, knows in enumerate([KNOWS_CHECKS, 2, KNOWS_CHECKS, 2]):
+        hello = who.signer.note(Hello(who.id, answered=answered, knows=knows))
+        out = says(machine, who, hello, 20.0 * number)
+        assert rosters(out) == []
+        assert not [one for one in stored(out) if isinstance(one, DeviceKnows)]
+        assert refused(out) == ([] if knows == KNOWS_CHECKS else ["earlier_version"])
+
+
 def rosters(effects):
     headers = [decode_header(one.header) for one in messages(effects, Offer)]
     return [one for one in headers if isinstance(one, Roster)]

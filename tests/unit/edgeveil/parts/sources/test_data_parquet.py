@@ -1,6 +1,8 @@
 """Parquet tables: numbers and a label, gaps that only drop their record, all else refused."""
 
 import datetime
+import subprocess
+import sys
 from decimal import Decimal
 
 import numpy as np
@@ -80,6 +82,54 @@ def test_one_text_changes_no_number_beside_it(tmp_path):
     assert read.tolist() == load_records("parquet", Origin(path=plain)).x.tolist()
     exact = write(tmp_path, a=[Decimal("1.5"), None], kind=[0, 1])
     assert load_records("parquet", Origin(path=exact)).x[0].tolist() == [1.5]
+
+
+@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
+@pytest.mark.parametrize("listed", [False, True])
+def test_how_a_writer_packs_its_texts_changes_no_record(tmp_path, encoding, listed):
+    """Writers turn to another encoding once the texts are many: one record may decide it."""
+    texts = [None, *(f"{k}.5" for k in range(9999))]
+    texts = pa.array([[text] for text in texts] if listed else texts)
+    table = pa.table({"a": texts, "kind": [k % 2 for k in range(10000)]})
+    as_usual, otherwise = tmp_path / "usual.parquet", tmp_path / "otherwise.parquet"
+    pq.write_table(table, as_usual, row_group_size=4000)
+    leaf = pq.ParquetFile(as_usual).schema.column(0).path
+    encodings = {leaf: encoding, "kind": "PLAIN"}
+    pq.write_table(
+        table, otherwise, row_group_size=4000, use_dictionary=False, column_encoding=encodings
+    )
+    found = [load_records("parquet", Origin(path=path)) for path in (as_usual, otherwise)]
+    assert found[0].x.tobytes() == found[1].x.tobytes() and len(found[0]) == 10000
+    assert found[0].y.tobytes() == found[1].y.tobytes()
+    assert reader.parquet_rows(as_usual) == reader.parquet_rows(otherwise)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak from /proc")
+@pytest.mark.parametrize("encoding", [None, "DELTA_LENGTH_BYTE_ARRAY"])
+@pytest.mark.parametrize("kind", ["string", "json"])
+def test_a_text_of_many_rows_takes_memory_once(tmp_path, encoding, kind):
+    """Rows times its length would be 400 MB: texts are numbers before the next rows come."""
+    texts = pa.array(['"' + "x" * 100_000 + '"'] * 4000)
+    if kind == "json":
+        texts = pa.ExtensionArray.from_storage(pa.json_(), texts)
+    encodings = {"column_encoding": {"a": encoding}, "use_dictionary": False} if encoding else {}
+    table = pa.table({"a": texts, "kind": pa.array([0] * 4000)})
+    pq.write_table(table, tmp_path / "a.parquet", compression="zstd", **encodings)
+    del texts, table
+    code = f"""if True:
+        import re
+        from edgeveil.parts.sources.parquet import read_parquet
+        import pyarrow.parquet
+        from pathlib import Path
+        def peak_kb():
+            return int(re.search("VmHWM:[^0-9]*([0-9]+)", Path("/proc/self/status").read_text())[1])
+        before = peak_kb()
+        records = read_parquet(Path({str(tmp_path / "a.parquet")!r}))
+        print((peak_kb() - before) >> 10, len(records))
+    """
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    grown_mb, count = map(int, found.stdout.split())
+    assert count == 4000 and grown_mb < 200, found.stdout
 
 
 def test_files_of_another_form_are_told(tmp_path):
