@@ -1,7 +1,6 @@
-"""A reading of records in a process of its own, which hands over what it read.
+"""Reads records in a fork, which hands the arrays over to the process that keeps them.
 
-Whatever a record makes its reader do, it does there: nothing that keeps records runs an owner's
-code, ends of it or waits for it without end.
+A record that makes its reader fail, end or wait does so in the fork: the keeper goes on.
 """
 
 from __future__ import annotations
@@ -36,15 +35,16 @@ _decoder = msgspec.msgpack.Decoder(_Outcome)
 
 
 def read_in_fork(read: Callable[[], Halves], limit_s: float) -> Halves | RecordsError:
-    """What `read` returns in a fork, or the RecordsError that it raises there.
+    """Run `read` in a fork and return what it returns, or the RecordsError that it raises.
 
-    RecordsError too where it ends the fork or takes longer than `limit_s`; raises DataError where
-    it raises anything else.
+    Returns RecordsError too where it ends the fork or takes longer than `limit_s`. Raises DataError
+    where it raises anything else.
     """
     ours, forks = os.pipe()
     pid = os.fork()
     if not pid:
         try:
+            os.close(ours)  # else it would wait for ever for a keeper that is gone
             with suppress(Exception):
                 _hand_over(read, forks)
         finally:
@@ -72,12 +72,10 @@ def _hand_over(read: Callable[[], Halves], to: int) -> None:
     except Exception:
         outcome = _Outcome()
     head = msgspec.msgpack.encode(outcome)
-    with os.fdopen(to, "wb", buffering=0) as pipe:
-        for sent in (len(head).to_bytes(_SIZE_BYTES, "big"), head):
-            _write(pipe.fileno(), memoryview(sent))
+    with os.fdopen(to, "wb") as pipe:
+        pipe.write(len(head).to_bytes(_SIZE_BYTES, "big") + head)
         for array in (array for half in halves for array in _arrays(half)):
-            if array.nbytes:
-                _write(pipe.fileno(), np.ascontiguousarray(array).data.cast("B"))
+            pipe.write(np.ascontiguousarray(array).data)
 
 
 def _shapes(half: Records) -> _Shapes:
@@ -90,13 +88,8 @@ def _arrays(half: Records) -> Iterator[NDArray[np.float32] | NDArray[np.int64]]:
         yield half.stored
 
 
-def _write(to: int, whole: memoryview) -> None:
-    while whole:
-        whole = whole[os.write(to, whole) :]
-
-
 def _taken_over(pipe: int, until_s: float) -> Halves | RecordsError:
-    """Raises EOFError where it ends before its time or goes on after it; DataError."""
+    """Raises EOFError where the fork ended or the time is over before all is there; DataError."""
     size = bytearray(_SIZE_BYTES)
     _fill(memoryview(size), pipe, until_s)
     head = bytearray(int.from_bytes(size, "big"))
@@ -105,7 +98,9 @@ def _taken_over(pipe: int, until_s: float) -> Halves | RecordsError:
     if outcome.unreadable:
         return RecordsError(outcome.unreadable)
     if not outcome.shapes:
-        raise DataError("cannot be read", where="data", fix="see what its first question is told")
+        raise DataError(
+            "cannot be read in this form", where="data", fix="see `edgeveil data check`"
+        )
     training, evaluation = (_half(shapes, pipe, until_s) for shapes in outcome.shapes)
     return training, evaluation
 
