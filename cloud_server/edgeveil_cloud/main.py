@@ -46,11 +46,11 @@ def run(site: CloudSite) -> int:
 
 
 async def _run_alone(site: CloudSite, stop: asyncio.Event) -> int:
-    with OwnFolder(site.state_dir):
-        return await _run(site, stop)
+    with OwnFolder(site.state_dir) as folder:
+        return await _run(site, folder, stop)
 
 
-async def _run(site: CloudSite, stop: asyncio.Event) -> int:
+async def _run(site: CloudSite, folder: OwnFolder, stop: asyncio.Event) -> int:
     at = ListenAt.of(site.http)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgeveil-work") as executor:
         process = _CloudProcess(site, executor)
@@ -88,7 +88,7 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
                 LOG.warning("cell_unreachable", extra={"cell": cell, "reason": why})
             tell_ready()
             LOG.info("running", extra={"http": http.url, "enrolled": store.counts().enrolled})
-            watch = [process.trust.run()] if process.trust else []
+            watch = [folder.gone(), *([process.trust.run()] if process.trust else [])]
             if blobs is not None:
                 watch.append(sweep_forever(blobs))
             await first_of(stop, links.run_forever(), process.runtime.run(), control.run(), *watch)

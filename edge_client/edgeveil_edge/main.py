@@ -264,6 +264,7 @@ class DeviceProcess:
             self.session.run(),
             self.runtime.run(),
             self.presence.run(),
+            self._folder.gone(),
             self._look_at_release(),
             self._look_at_certificate(),
         )

@@ -415,6 +415,7 @@ _DELAY_STEP_S = 0.1  # delays are rounded, so that one signed note serves many d
 _LATEST_S = 600.0
 _MOST_JOBS = 64  # in one `Behind`
 _EACH_HELLOS, _EACH_S = 5, 10.0  # of one device: a sound one comes, is asked once, and tries again
+_NEW_KEY_EVERY_S = 60.0  # of one device, whose owner makes them by hand
 
 
 class HelloRate:
@@ -453,7 +454,8 @@ class ProxyGreeting:
         self.rate = HelloRate(context.settings.hellos_per_s)
         self._later: dict[int, Note] = {}
         self._each: dict[str, tuple[float, int]] = {}  # of admitted devices: since when, how many
-        self._new_sealing: dict[str, bytes] = {}  # of admitted devices: the last such note's digest
+        # Of admitted devices: the last such note's digest, and when another may come.
+        self._new_sealing: dict[str, tuple[bytes, float]] = {}
 
     def here(self) -> list[fx.Effect]:
         """The proxy has come: all are asked for a hello, at a pace that it can hear."""
@@ -540,14 +542,16 @@ class ProxyGreeting:
     def new_sealing(self, new: NewSealingKey, signed: Envelope, now_s: float) -> list[fx.Effect]:
         """A device's new sealing key, kept; the same note again is only answered.
 
-        Raises ProtocolError `hello_too_often`: of other notes so many come as of hellos.
+        Raises ProtocolError `new_key_too_often`: for each the cloud hears of all keys again.
         """
         digest = hashlib.sha256(signed.payload).digest()
         told = fx.Send(fx.DeviceAddress(new.device), self._context.ack(digest, "held"))
-        if self._new_sealing.get(new.device) == digest:
+        known, next_s = self._new_sealing.get(new.device, (b"", now_s))
+        if known == digest:
             return [told]
-        self._count(new.device, now_s)
-        self._new_sealing[new.device] = digest
+        if now_s < next_s:
+            raise ProtocolError("new_key_too_often")
+        self._new_sealing[new.device] = digest, now_s + _NEW_KEY_EVERY_S
         return [fx.Persist(SealingKeyChanged(new.device, new.sealing, new.number)), told]
 
     def _count(self, device: str, now_s: float) -> None:

@@ -21,6 +21,7 @@ from edgeveil.transport.listener import raise_file_limit
 from edgeveil.transport.service_manager import keep_alive, tell_stopping
 
 EXIT_S = 3.0
+FOLDER_LOOK_S = 5.0
 LOCK_FILE = "process.lock"
 _LOG = logging.getLogger("edgeveil.process")
 
@@ -41,6 +42,7 @@ class OwnFolder:
             # Not the folder itself: commands that work beside a running process lock that.
             descriptor = os.open(state_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
             self._lock = os.fdopen(descriptor, "rb")  # the kernel lets go when this is closed
+            self._path = state_dir / LOCK_FILE
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(
@@ -54,6 +56,30 @@ class OwnFolder:
                 where=str(state_dir),
                 fix="check state_dir in the site file, and that the folder is this user's",
             ) from None
+
+    async def gone(self) -> None:
+        """Wait until another folder, or none, stands at this path: it was moved, or its disk
+        unmounted. Raises SystemFault then: who looks there would no longer see what is kept."""
+        while True:
+            try:
+                held = await asyncio.to_thread(self._stands)
+            except RuntimeError:  # no thread to be had: looked at again
+                held = True
+            if not held:
+                raise SystemFault(
+                    "the state folder was moved or unmounted under this process",
+                    where=str(self._path.parent),
+                    fix="put it back, or mount its disk; then start again",
+                )
+            await asyncio.sleep(FOLDER_LOOK_S)
+
+    def _stands(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._lock.fileno()), self._path.stat())
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # a disk that fails: health tells that
+            return True
 
     def release(self) -> None:
         """Let another process have it."""

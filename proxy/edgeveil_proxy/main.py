@@ -170,6 +170,7 @@ class _ProxyProcess:
                 self.cloud.run(),
                 self.runtime.run(),
                 self._watch_registry(),
+                self._folder.gone(),
                 self.alone.run(),
                 *sweeping,
                 *([self.trust.run()] if self.trust else []),

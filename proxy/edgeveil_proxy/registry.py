@@ -10,7 +10,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgeveil.crypto.keys import SealingKey, VerifyKey
@@ -259,8 +259,12 @@ class Registry:
                 ).rowcount
             )
             if changed:
-                db.execute("UPDATE roster SET epoch = epoch + 1")
-        if changed:  # the same note again costs no look at all devices
+                query = "UPDATE roster SET epoch = epoch + 1 RETURNING epoch"
+                epoch = int(db.execute(query).fetchone()[0])
+        if changed and epoch == self._epoch + 1:  # one device's matter costs no look at all
+            self._epoch = epoch
+            self._entries[device_id] = replace(self._entries[device_id], sealing=sealing)
+        elif changed:
             self._load()
         return changed
 

@@ -12,7 +12,7 @@ from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import BrokerError, SystemFault, UsageError
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.transport.process import make_signing_key
-from edgeveil_cloud.main import _run
+from edgeveil_cloud.main import _run_alone
 
 
 def free_port() -> int:
@@ -37,7 +37,7 @@ def site(tmp_path: Path) -> CloudSite:
 
 def start(site: CloudSite) -> None:
     async def body() -> None:
-        await asyncio.wait_for(_run(site, asyncio.Event()), 20)
+        await asyncio.wait_for(_run_alone(site, asyncio.Event()), 20)
 
     asyncio.run(body())
 

@@ -7,6 +7,7 @@ import errno
 import gc
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import ssl
@@ -19,6 +20,7 @@ import pytest
 
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import BrokerError, CryptoError, EdgeVeilError, SystemFault, UsageError
+from edgeveil.transport import process as process_module
 from edgeveil.transport.process import (
     OwnFolder,
     first_of,
@@ -62,6 +64,32 @@ def test_the_end_of_a_process_frees_its_folder_however_it_ends(tmp_path: Path) -
         finally:
             process.kill()
     OwnFolder(tmp_path).release()
+
+
+@pytest.mark.parametrize("then", ["nothing", "an empty folder", "a copy"])
+def test_a_process_ends_where_its_folder_is_moved_from_under_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """What a command wrote there was not what the process read, and all was told to be well."""
+    monkeypatch.setattr(process_module, "FOLDER_LOOK_S", 0.02)
+    state = tmp_path / "state"
+
+    async def main(stop: asyncio.Event) -> int:
+        with OwnFolder(state) as folder:
+            waiting = asyncio.ensure_future(folder.gone())
+            done, _ = await asyncio.wait([waiting], timeout=0.2)
+            assert not done
+            state.rename(tmp_path / "moved")
+            if then == "a copy":
+                shutil.copytree(tmp_path / "moved", state)
+            elif then == "an empty folder":
+                state.mkdir()
+            await first_of(stop, waiting)
+        return 0
+
+    with pytest.raises(SystemFault, match="moved") as caught:
+        run_until_stopped(main)
+    assert (caught.value.exit_code, caught.value.where) == (1, str(state))
 
 
 def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
