@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
-from edgeveil.errors import BrokerError, UsageError
+from edgeveil.errors import BrokerError, SystemFault, UsageError
 from edgeveil.protocol import effects as fx
 from edgeveil.sites.addresses import BrokerAddress, HttpProxy
 from edgeveil.sites.broker_profiles import PROFILES
@@ -407,7 +407,8 @@ def _http_proxy(broker: BrokerLink) -> HttpProxy | None:
 
 
 def read_password(path: Path | None) -> str | None:
-    """The first line of a password file; None without a file. Raises UsageError."""
+    """The first line of a password file; None without a file. Raises UsageError, and SystemFault
+    where nothing is in it: it may be written yet."""
     if path is None:
         return None
     try:
@@ -433,7 +434,7 @@ def read_password(path: Path | None) -> str | None:
             fix=f"chmod 600 {path}",
         )
     if not lines or not lines[0]:
-        raise UsageError(
+        raise (UsageError if lines else SystemFault)(
             "the password file is empty",
             where=str(path),
             fix="write the password on its first line",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil.errors import BrokerError, UsageError
+from edgeveil.errors import BrokerError, EdgeVeilError, UsageError
 from edgeveil.protocol import effects as fx
 from edgeveil.sites.links import BrokerLink, ServerLink
 from edgeveil.transport import mqtt_link
@@ -103,14 +103,20 @@ def test_a_service_that_knows_clients_by_their_id_sees_the_same_at_each_start(pr
     assert {(one.client_id, one.client_suffix) for one in every} == {("cloud", "")}
 
 
-@pytest.mark.parametrize("content", [b"", b"\nsecret\n", b"caf\xe9\n"])
-def test_an_unusable_password_file_is_named_with_the_fix(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "exit_code"), [(b"", 1), (b"\nsecret\n", 2), (b"caf\xe9\n", 2)]
+)
+def test_an_unusable_password_file_is_named_with_the_fix(
+    tmp_path: Path, content: bytes, exit_code: int
+) -> None:
+    """One that nothing is written in yet ends a process so that its unit tries again."""
     path = tmp_path / "password"
     path.write_bytes(content)
     path.chmod(0o600)
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(EdgeVeilError) as caught:
         link_settings(broker(username="u", password_file=path), "cloud", 8192)
     assert (caught.value.where, bool(caught.value.fix)) == (str(path), True)
+    assert caught.value.exit_code == exit_code
     assert "secret" not in str(caught.value)
 
 
