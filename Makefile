@@ -3,6 +3,7 @@ VENV   ?= .venv
 PYTHON ?= python3
 OUT    ?= out/quickstart
 WORKERS ?= 2
+SPREAD := --dist loadfile --no-loadscope-reorder  # whole systems first: the short files fill up the end
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 DRAWN  := edgeveil_tools.protocol_diagrams edgeveil_tools.architecture_page \
@@ -11,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE   # a process that compiles all it imports star
 export PATH := $(PATH):/usr/sbin:/usr/local/sbin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all drills check mutants bench fuzz long docs mosquitto postgresql chromium nats rabbitmq rootfs clean
+.PHONY: help setup run test test-all drills check mutants bench fuzz long docs mosquitto postgresql chromium nats rabbitmq promtool rootfs clean
 
 help:            ## list all targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -22,14 +23,14 @@ setup: $(VENV)/.all  ## make .venv and install everything
 run: $(VENV)/.tools  ## run the quickstart job: brokers, cloud, proxy, 20 devices
 	$(BIN)/edgeveil run configs/jobs/quickstart.yaml --out $(OUT) --force
 
-test: mosquitto postgresql chromium setup run  ## the quickstart, then all tests but the slow ones, on WORKERS=2 cores
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not slow and not drill'
+test: mosquitto postgresql chromium promtool setup run  ## the quickstart, then all tests but the slow ones, on WORKERS=2 cores
+	$(BIN)/python -m pytest -n $(WORKERS) $(SPREAD) -m 'not slow and not drill'
 
-test-all: mosquitto postgresql chromium setup run  ## the quickstart, then every test but the drills, on WORKERS=2 cores
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not drill'
+test-all: mosquitto postgresql chromium promtool setup run  ## the quickstart, then every test but the drills, on WORKERS=2 cores
+	$(BIN)/python -m pytest -n $(WORKERS) $(SPREAD) -m 'not drill'
 
 drills: mosquitto postgresql nats rabbitmq rootfs chromium setup  ## tests of minutes: images, clusters of brokers, another processor, upgrades, chaos
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m drill
+	$(BIN)/python -m pytest -n $(WORKERS) $(SPREAD) -m drill
 
 check: $(VENV)/.all  ## ruff, mypy --strict, import-linter; whether `make docs` would change a page
 	$(BIN)/ruff check .
@@ -95,6 +96,14 @@ rabbitmq:        # likewise
 	  if [ "$$(id -u)" = 0 ]; then sudo=; else sudo="sudo -n"; fi; \
 	  { $$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq rabbitmq-server; } >/dev/null 2>&1; \
 	} || echo "rabbitmq-server could not be installed: the tests of its cluster are skipped" >&2
+
+promtool:        # likewise: what plays the alert rules; out of its package alone, which would start a server
+	@command -v promtool >/dev/null 2>&1 || { \
+	  if [ "$$(id -u)" = 0 ]; then sudo=; else sudo="sudo -n"; fi; \
+	  { $$sudo apt-get update -qq; at="$$(mktemp -d)" && cd "$$at" && apt-get download -qq prometheus && dpkg-deb -x *.deb . \
+	    && $$sudo install usr/bin/promtool /usr/local/bin/promtool; rm -rf "$$at"; } >/dev/null 2>&1; \
+	  command -v promtool >/dev/null 2>&1; \
+	} || echo "promtool could not be installed: the tests that fire alerts are skipped" >&2
 
 rootfs:          # likewise: what builds images and bare roots, and plays another processor
 	@{ command -v debootstrap && command -v buildah && command -v qemu-aarch64-static; } >/dev/null 2>&1 || { \
