@@ -29,17 +29,18 @@ from edgeveil.protocol.transfer import Data
 from edgeveil.sites.blobs import BlobBucket, BlobStore, bucket_options
 from edgeveil.storage import FileData
 from edgeveil.transport.http import serve, warn_of_plain_http
-from edgeveil.transport.listener import ListenAt, server_context
+from edgeveil.transport.listener import ListenAt, peer_of, server_context
 
 if TYPE_CHECKING:
     from aiohttp import web
 
 _LOG = logging.getLogger("edgeveil.blobs")
 _BLOCK_BYTES = 1 << 18
-_SILENT_S = 30.0  # without a byte of what is put
+_SILENT_S = 30.0  # until a block of a GET is taken, or the next byte of a PUT comes
+_LEAST_BYTES_S = 4096  # of a PUT on average, after _SILENT_S; a GET's blocks need 8,738
 _SWEEP_S = 600.0
 _ADD_SWEEP_S = 1.0  # between those that come with a new name
-_KEPT = 4  # connections of one peer for one name that give way to nobody
+_KEPT = 4  # connections of one peer that give way to nobody
 
 
 class StoreBeside(Protocol):
@@ -148,7 +149,7 @@ class ServedStore:
         self._lock = threading.Lock()
         self._named: dict[str, _Capability] = {}
         self._next_sweep_s = -math.inf
-        self._kept_of = Counter[tuple[str, str]]()
+        self._kept_of = Counter[str]()
         self._server: Any = None
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for left in folder.iterdir():
@@ -236,10 +237,8 @@ class ServedStore:
 
     @contextmanager
     def _kept(self, request: web.Request) -> Iterator[None]:
-        """No crowd takes the place of a connection that is served a known name, nor is one made of
-        such: beyond _KEPT of one peer for one name they give way as a stranger's do."""
-        server, transport = self._server, request.transport
-        of = (request.match_info["name"], request.remote or "")
+        """Keep the place of a connection that is served a known name: of each peer _KEPT."""
+        server, transport, of = self._server, request.transport, peer_of(request.remote or "")
         if server is None or self._kept_of[of] >= _KEPT:
             yield
             return
@@ -278,8 +277,13 @@ class ServedStore:
             block = data[place : min(place + _BLOCK_BYTES, stop)]
             if not block:
                 raise ConnectionResetError("the blob was removed meanwhile")
-            async with asyncio.timeout(_SILENT_S):
-                await response.write(block)
+            try:
+                async with asyncio.timeout(_SILENT_S):
+                    await response.write(block)
+            except TimeoutError:
+                if request.transport is not None:
+                    request.transport.abort()  # what was not taken is not kept for later
+                raise ConnectionAbortedError from None
         return response
 
     async def _put(self, request: web.Request) -> web.Response:
@@ -296,19 +300,23 @@ class ServedStore:
         try:
             with self._kept(request):
                 await self._receive(request, self._folder / request.match_info["name"])
+        except TimeoutError:
+            raise web.HTTPRequestTimeout from None
         finally:
             found.busy = False
         return web.Response(status=201)
 
     async def _receive(self, request: web.Request, path: Path) -> None:
+        until_s = self._clock() + _SILENT_S
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         file = os.fdopen(os.open(path, flags, 0o600), "wb", buffering=_BLOCK_BYTES)
         try:
             while True:
-                async with asyncio.timeout(_SILENT_S):
+                async with asyncio.timeout(min(_SILENT_S, until_s - self._clock())):
                     block = await request.content.readany()
                 if not block:
                     return
+                until_s += len(block) / _LEAST_BYTES_S
                 file.write(block)
         finally:
             file.close()

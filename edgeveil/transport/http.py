@@ -378,13 +378,22 @@ class HttpServer:
         return self._listener.url
 
     def keep(self, transport: asyncio.BaseTransport | None, *, served: bool = True) -> None:
-        """While a connection is `served`, no other takes its place."""
+        """As `Listener.keep`."""
         self._listener.keep(transport, served=served)
 
     async def stop(self) -> None:
         """Stop listening; open requests get SHUTDOWN_S seconds to end."""
         await self._listener.stop()
         await self._runner.cleanup()
+
+
+def _is_no_fault_of_a_client(record: logging.LogRecord) -> bool:
+    """Filter for aiohttp's log: False for lines about a malformed request."""
+    from aiohttp.http_exceptions import HttpProcessingError
+    from aiohttp.web import RequestPayloadError
+
+    fault = record.exc_info[1] if record.exc_info else None
+    return not isinstance(fault, HttpProcessingError | RequestPayloadError)
 
 
 async def serve(app: web.Application, host: str | ListenAt, port: int = 0) -> HttpServer:
@@ -403,10 +412,16 @@ async def serve(app: web.Application, host: str | ListenAt, port: int = 0) -> Ht
         if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
             told = {"what": "the body is packed", "fix": "send it without Content-Encoding"}
             return web.json_response(told, status=400, headers={"Connection": "close"})
-        found: web.StreamResponse = await handler(request)
+        try:
+            found: web.StreamResponse = await handler(request)
+        except ConnectionError:
+            if request.transport is not None and not request.transport.is_closing():
+                raise
+            return web.Response()  # the client has left
         return found
 
     app.middlewares.insert(0, plain_body)
+    logging.getLogger("aiohttp.server").addFilter(_is_no_fault_of_a_client)
     runner = web.AppRunner(
         app,
         access_log=None,

@@ -18,7 +18,7 @@ import ssl
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 
 from edgeveil.errors import SystemFault, UsageError
@@ -114,11 +114,22 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def peer_of(host: str) -> str:
+    """The address that limits per peer count by; of IPv6 the /64, which one peer may have whole."""
+    try:
+        found = ip_address(host)
+    except ValueError:  # of a Unix socket
+        return host
+    if isinstance(found, IPv6Address):
+        found = found.ipv4_mapped or IPv6Address(int(found) >> 64 << 64)
+    return str(found)
+
+
 class Listener:
     """Hands each connection to a protocol of its own, `most` of them at once.
 
-    Beyond, one is hung up on; or, with `yields`, takes the place of the oldest whose request is not
-    being served (`keep`): who holds hundreds of connections and is slow keeps nobody out.
+    Beyond, one is hung up on; or, with `yields`, takes the place of the oldest that is not kept
+    (`keep`). At most half are kept, so a new one always finds a place.
     """
 
     def __init__(
@@ -183,10 +194,13 @@ class Listener:
             await asyncio.sleep(0)  # a crowd does not keep the loop from its other work
 
     def keep(self, transport: asyncio.BaseTransport | None, *, served: bool = True) -> None:
-        """While a connection is `served`, no other takes its place."""
+        """While a connection is `served`, no other takes its place; without effect if half are."""
         of_it = transport.get_extra_info("socket") if transport is not None else None
-        if of_it is not None:
-            (self._served.add if served else self._served.discard)(of_it.fileno())
+        number = of_it.fileno() if of_it is not None else -1
+        if not served:
+            self._served.discard(number)
+        elif number >= 0 and sum(s.fileno() in self._served for s in self._held) < self._most // 2:
+            self._served.add(number)
 
     def _make_room(self) -> bool:
         oldest = next((one for one in self._held if one.fileno() not in self._served), None)

@@ -7,6 +7,7 @@ import http.server
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -166,32 +167,75 @@ def test_new_names_cost_no_sweep_of_all_others_each(tmp_path: Path, monkeypatch)
     assert swept == [0.0, 1.0]
 
 
-PLACES = 8
+PLACES = 16
+LARGE = bytes(16 << 20)  # more than sockets hold
 
 
-def test_who_asks_for_one_name_by_every_connection_keeps_nobody_out(tmp_path: Path, monkeypatch):
-    """A few of one peer are kept, and have it whole; those beyond give way to a new one."""
+def asked(store: ServedStore, url: str, host: str = "127.0.0.1", method: str = "GET"):
+    """A connection with a small window that has sent a request's head."""
+    one = socket.socket()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    one.settimeout(20)
+    one.bind((host, 0))
+    one.connect(("127.0.0.1", store.port))
+    head = f"{method} {urlsplit(url).path} HTTP/1.1\r\nHost: a\r\nContent-Length: "
+    one.sendall(f"{head}{len(DATA) if method == 'PUT' else 0}\r\n\r\n".encode())
+    return one
+
+
+@pytest.mark.parametrize("peers", [1, PLACES])
+@pytest.mark.parametrize("names", [1, PLACES])
+def test_a_crowd_of_slow_readers_keeps_nobody_out(
+    tmp_path: Path, monkeypatch, peers: int, names: int
+):
+    """A few of a peer and half of all are kept, and have it whole; the others give way."""
     monkeypatch.setattr("edgeveil.transport.http.most_connections", lambda: PLACES)
-    large = bytes(16 << 20)  # more than sockets hold
-    blob = describe(large, 65024)
     with serving(tmp_path / "b") as store, ExitStack() as opened:
-
-        def asked() -> socket.socket:
-            one = opened.enter_context(socket.socket())
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            one.settimeout(20)
-            one.connect(("127.0.0.1", store.port))
-            one.sendall(f"GET {urlsplit(url).path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
-            return one
-
-        url = store.show(ShowBlob(blob, large)).url
-        crowd = [asked() for _ in range(PLACES)]
+        shown = ShowBlob(describe(LARGE, 65024), LARGE)
+        urls = [store.show(shown).url for _ in range(names)]
+        crowd = [
+            opened.enter_context(asked(store, urls[k % names], f"127.0.1.{1 + k % peers}"))
+            for k in range(PLACES)
+        ]
         assert [one.recv(12) for one in crowd] == [b"HTTP/1.1 200"] * PLACES
-        assert asked().recv(12) == b"HTTP/1.1 200"
+        for _ in range(PLACES):
+            new = opened.enter_context(asked(store, urls[0], "127.0.9.9"))
+            assert new.recv(12) == b"HTTP/1.1 200"
         kept = crowd[0].makefile("rb")
         while kept.readline().strip():
             pass
-        assert kept.read(len(large)) == large
+        assert kept.read(len(LARGE)) == LARGE
+
+
+def test_who_takes_no_block_is_hung_up_on_and_no_error_is_logged(
+    tmp_path: Path, monkeypatch, caplog
+):
+    monkeypatch.setattr("edgeveil.transport.blob_store._SILENT_S", 0.1)
+    with serving(tmp_path / "b") as store:
+        with asked(store, store.show(ShowBlob(describe(LARGE, 65024), LARGE)).url) as slow:
+            assert slow.recv(12) == b"HTTP/1.1 200"
+            while store._kept_of:
+                time.sleep(0.01)
+            assert len(b"".join(iter(lambda: slow.recv(1 << 20), b""))) < len(LARGE)
+        assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("after_s", "last_bytes", "answer"), [(200.0, 2, b"201"), (300.0, 1, b"408")]
+)
+def test_what_is_put_comes_with_4096_bytes_a_second_or_is_ended(
+    tmp_path: Path, after_s: float, last_bytes: int, answer: bytes
+):
+    clock = Clock()
+    with serving(tmp_path / "b", clock=clock) as store:
+        url = store.grant(GrantPut(BLOB, TO, b"J" * 16)).url
+        with asked(store, url, method="PUT") as slow:
+            slow.sendall(DATA[:-2])
+            while sum(one.stat().st_size for one in (tmp_path / "b").iterdir()) < 3 << 18:
+                time.sleep(0.01)
+            clock.now_s = after_s
+            slow.sendall(DATA[-2:][:last_bytes])
+            assert slow.recv(12) == b"HTTP/1.1 " + answer
 
 
 def test_tls_is_verified(tmp_path: Path):

@@ -28,7 +28,7 @@ from edgeveil.transport.http import (
     serve,
     serve_pages,
 )
-from edgeveil.transport.listener import ListenAt, most_connections
+from edgeveil.transport.listener import ListenAt, most_connections, peer_of
 from tests.kits.certificates import Authority
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -348,3 +348,62 @@ def test_a_packed_body_is_refused_by_every_application_and_no_handler_sees_it(
         assert caplog.records == []
 
     run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("host", "peer"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:0:1:aaaa::1", "2001:db8:0:1::"),
+        ("2001:db8:0:1::2", "2001:db8:0:1::"),
+        ("2001:db8:0:2::2", "2001:db8:0:2::"),
+        ("fe80::1%lo", "fe80::"),
+        ("", ""),
+    ],
+)
+def test_a_peer_is_an_ipv4_address_or_an_ipv6_64(host: str, peer: str) -> None:
+    assert peer_of(host) == peer
+
+
+def test_a_log_has_the_faults_of_handlers_and_not_those_of_clients(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def play() -> None:
+        reading, ended = asyncio.Event(), asyncio.Event()
+
+        async def read(request: web.Request) -> web.Response:
+            reading.set()
+            try:
+                return web.Response(body=await request.read())
+            finally:
+                ended.set()
+
+        async def lost(_request: web.Request) -> web.Response:
+            raise ConnectionResetError("of something that the handler asked")
+
+        app = web.Application()
+        app.add_routes([web.get("/", lost), web.post("/", read)])
+        server = await serve(app, "127.0.0.1")
+
+        async def said(head: bytes, body: bytes = b"") -> tuple[bytes, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(head + b" / HTTP/1.1\r\nHost: x\r\n" + body)
+            return (b"" if body.endswith(b"half") else await reader.readline()), writer
+
+        chunked = b"Transfer-Encoding: chunked\r\n"
+        for bad in (b"Content-Length: -5\r\n\r\n", b"Content-Length: 1\r\n" + chunked + b"\r\n"):
+            assert b" 400 " in (await said(b"POST", bad))[0]
+        await said(b"POST", chunked + b"\r\nno length\r\n")
+        reading.clear()
+        ended.clear()
+        _, writer = await said(b"POST", b"Content-Length: 9\r\n\r\nhalf")
+        await reading.wait()
+        writer.transport.abort()
+        await ended.wait()
+        assert b" 500 " in (await said(b"GET", b"\r\n"))[0]
+        await server.stop()
+        faults = [record.exc_info[1] for record in caplog.records if record.exc_info]
+        assert len(caplog.records) == 1 and "the handler asked" in str(faults[0])
+
+    run(play())
