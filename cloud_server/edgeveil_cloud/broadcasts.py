@@ -187,16 +187,17 @@ def seal_round(
     return manifest, data, RoundSecret(opening, membership, tuple(recipients), checked)
 
 
-def largest_release(graph: bytes, card: Mapping[str, str]) -> int:
-    """The most bytes that the release of a job with this graph has when it is sealed, its stanzas
-    aside; `card`: its model card without figures."""
+def largest_broadcast(plan: Plan, graph: bytes) -> int:
+    """The most bytes that a round's package or the release of a job with this graph has when it is
+    sealed, its stanzas aside. No round sends more than a model and what devices' uploads came to.
+    """
     import onnx
 
     inputs = [one for one in onnx.load_model_from_string(graph).graph.input if one.name != "x"]
     shapes = [[dim.dim_value for dim in one.type.tensor_type.shape.dim] for one in inputs]
     weights_bytes = sum(4 * math.prod(shape) for shape in shapes)
-    card_bytes = sum(len(text.encode()) for entry in card.items() for text in entry)
-    return stream_bytes(len(graph) + weights_bytes + card_bytes + _FIGURES_BYTES)
+    card = sum(len(text.encode()) for entry in model_card(plan).items() for text in entry)
+    return stream_bytes(len(graph) + weights_bytes + card + _FIGURES_BYTES + plan.upload_bytes)
 
 
 @dataclass(frozen=True)
@@ -273,9 +274,11 @@ class Sealer:
             package,
             cohorts,
             data_set=data_set_tag(plan.job.data.source),
-            release_bytes=largest_release(graph, model_card(plan)),
+            min_batch=plan.job.round.min_batch,
+            broadcast_bytes=largest_broadcast(plan, graph),
+            upload_bytes=plan.upload_bytes,
         )
-        self._check_blob("release", manifest.release_bytes + manifest.stanza_bytes)
+        self._check_blob("release", manifest.broadcast_bytes + manifest.stanza_bytes)
         return CellBroadcasts(dict.fromkeys(cohorts, Broadcast(manifest, data)))
 
     def round(self, task: SealRound) -> CellBroadcasts | AskUnmask:
@@ -293,7 +296,7 @@ class Sealer:
         context = RoundContext.of(self._jobs.plan(entry), task.exchange)
         recipients = self._recipients(entry, context.plan, task, enrolled)
         in_all = sum(map(len, recipients.values()))
-        self._check_size(context, in_all)
+        self._check_size(context.plan, in_all)
         state, sealed = self._jobs.state(entry), dict[str, Broadcast]()
         at = ExchangeId(task.job_id, task.exchange, task.attempt)
         for cell, keys in recipients.items():
@@ -532,13 +535,14 @@ class Sealer:
             )
         return again
 
-    def _check_size(self, context: RoundContext, selected: int) -> None:
-        """Raise JobFailed before anybody spends budget on a batch that could not be taken."""
-        if selected * context.upload_bytes > self._limits.batch_bytes:
+    def _check_size(self, plan: Plan, selected: int) -> None:
+        """Raise JobFailed before anybody spends budget on a job one of whose batches could not be
+        taken."""
+        if selected * plan.upload_bytes > self._limits.batch_bytes:
             raise JobFailed(
-                f"{selected} uploads of {context.upload_bytes} bytes pass the cloud's limit of"
+                f"{selected} uploads of {plan.upload_bytes} bytes pass the cloud's limit of"
                 f" {self._limits.batch_bytes} bytes a batch",
-                where=context.exchange.label,
+                where="round",
                 fix="raise limits.spool_bytes at cloud and proxy, or select fewer devices",
             )
 

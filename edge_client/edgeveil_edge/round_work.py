@@ -40,7 +40,7 @@ from edgeveil.protocol.mask_seeds import (
     seal_seed,
 )
 from edgeveil.protocol.masked_sums import masked_segment
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Group, Manifest, short_name
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Manifest, short_name
 from edgeveil.protocol.release_health import ReleaseOutcome
 from edgeveil.protocol.sealed import (
     Plaintext,
@@ -132,10 +132,10 @@ class RoundWork:
         Before any record is read it is settled, once and for all rounds, whether this device can
         play the job within its time budget, and take the model that it ends with.
         """
-        job_id, most = manifest.at.job_id, manifest.release_bytes + manifest.stanza_bytes
+        job_id, most = manifest.at.job_id, manifest.broadcast_bytes + manifest.stanza_bytes
         room = self.site.limits.blob_bytes
         if most > room:
-            why = f"its final model may have {most} bytes, limits.blob_bytes allows {room}"
+            why = f"its models may have {most} bytes, limits.blob_bytes allows {room}"
             self._put_trial(job_id, JobTrial(refused=why))
             self._say(f"a job is declined, {short_name(job_id)}: {why}")
         else:
@@ -290,7 +290,7 @@ class RoundWork:
         masks = Masks.of(manifest, self.identity.device_id, task.round_key)
         if self.paused:
             return NoAnswer("the owner has paused the device", "conditions")
-        why = nothing_to_give(self.site, context) or too_large(self.site, manifest.groups)
+        why = nothing_to_give(self.site, context) or too_large(self.site, job.plan.upload_bytes)
         why = why or self._too_often(manifest, job.plan)
         if why:
             return NoAnswer(why)
@@ -339,7 +339,8 @@ class RoundWork:
 
         The cloud cannot open it and drops it. It is made of zeros, so it has no price.
         """
-        why = too_large(self.site, manifest.groups)
+        sizes = (group.padded_bytes + SEAL_OVERHEAD_BYTES for group in manifest.groups)
+        why = too_large(self.site, sum(sizes))
         if why:
             return NoAnswer(why)
         every = list(range(len(manifest.groups)))
@@ -475,11 +476,11 @@ def nothing_to_give(site: EdgeSite, context: RoundContext) -> str:
     return ""
 
 
-def too_large(site: EdgeSite, groups: Sequence[Group]) -> str:
-    """The reason to decline an upload that the outbox may not hold, or an empty string."""
-    asked = sum(group.padded_bytes + SEAL_OVERHEAD_BYTES for group in groups)
+def too_large(site: EdgeSite, upload_bytes: int) -> str:
+    """The reason to decline such an upload, which the outbox may not hold, or an empty string."""
     limit = site.limits.outbox_bytes
-    return f"an upload of {asked} bytes passes limits.outbox_bytes {limit}" * (asked > limit)
+    told = f"an upload of {upload_bytes} bytes passes limits.outbox_bytes {limit}"
+    return told * (upload_bytes > limit)
 
 
 def check_price(price: tuple[Event, ...], parts: tuple[Answer, ...]) -> None:

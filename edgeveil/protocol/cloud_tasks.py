@@ -494,7 +494,7 @@ ANEW = "cancel it and submit it anew"
 _ADVICE = (
     ("cache_full", "wait for other jobs to end, or raise limits.cache_bytes at the proxy"),
     ("spool_full", "make room at the proxy, or raise its limits.spool_bytes"),
-    ("spool_too_small_for_cover", "raise limits.spool_bytes at the proxy"),
+    ("spool_too_small", "raise limits.spool_bytes at the proxy, or learn a smaller model"),
     ("closed_job", f"the proxy has closed this job: {ANEW}"),
     (
         "selected_below_floor",
@@ -523,6 +523,7 @@ _ADVICE = (
         "the cloud does not sign releases with the key that the root names: give it the newest "
         "trust.json and the key of cloud-releases",
     ),
+    ("oversized_upload", "raise limits.upload_bytes at the proxy, or learn a smaller model"),
     ("oversized_", "raise limits.blob_bytes at the proxy, or learn a smaller model"),
     ("forked_manifest", "cloud and proxy disagree on what was sent: look at both logs"),
     ("refused the broadcast", _PROXY),

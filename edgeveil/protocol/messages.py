@@ -179,9 +179,10 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
     commitment to the factors by which masks are checked (`CheckMasks`; empty: none are).
 
     A job's says what its last broadcast will be, so that it is refused before anybody pays for it:
-    the release's `data_set`, its most bytes beside stanzas (`release_bytes`), and in
-    `release_proof` that the cloud has the key for releases (`proof_of_releases`; 0 and empty: by a
-    cloud of an earlier version).
+    the release's `data_set`, the most bytes beside stanzas that a round's package or the release
+    has (`broadcast_bytes`), and a device's upload (`upload_bytes`), and in `release_proof` that the
+    cloud has the key for releases (`proof_of_releases`; 0 and empty: by a cloud of an earlier
+    version).
     """
 
     kind: Literal["job", "round", "release"]
@@ -208,8 +209,9 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
     pieces: Annotated[tuple[Blob, ...], Meta(max_length=2)] = ()
     buckets: Annotated[int, Meta(ge=1, le=65536)] = 1
     check: Annotated[bytes, Meta(max_length=32)] = b""
-    release_bytes: Bytes = 0
+    broadcast_bytes: Bytes = 0
     release_proof: Annotated[bytes, Meta(max_length=64)] = b""
+    upload_bytes: Bytes = 0
 
 
 # Sequences of broadcasts and numbers of statements are milliseconds since 1970, by the cloud's

@@ -176,7 +176,7 @@ class Broadcasts:
             return "far_sequence"
         if kind == "release" and self._withdrawn(header):
             return "withdrawn_release"
-        if kind == "job" and (ahead := self._not_released(header)):
+        if kind == "job" and (ahead := self._no_end(header)):
             return ahead
         if kind != "round":
             kept = [one.header for one in self._believed()]
@@ -191,16 +191,21 @@ class Broadcasts:
             return "spool_too_small_for_cover"
         return self._unmasked(header)
 
-    def _not_released(self, job: Manifest) -> str:
-        """Why the release with which a job ends would not be taken, or "".
+    def _no_end(self, job: Manifest) -> str:
+        """Why what a job uploads, or the release with which it ends, would not be taken, or "".
 
         Numbers follow the cloud's clock, so what was said while the job was sealed is passed over.
         """
         context, latest = self._context, job.sequence + SEALING_MS
+        limits, least = context.settings, max(job.min_batch, context.settings.min_batch_floor)
         if job.release_proof and not context.keys.will_take_release(job):
             return UNKNOWN_RELEASE_KEY
-        if job.release_bytes + job.stanza_bytes > context.settings.blob_bytes:
-            return "oversized_release"
+        if job.broadcast_bytes + job.stanza_bytes > limits.blob_bytes:
+            return "oversized_broadcast"
+        if job.upload_bytes > limits.upload_bytes:
+            return "oversized_upload"
+        if least * job.upload_bytes > limits.spool_bytes:
+            return "spool_too_small"
         if self._stated() > latest:
             return "replayed_statement"
         kept = [one.header for one in self._believed()]

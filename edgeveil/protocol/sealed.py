@@ -243,7 +243,8 @@ class Terms:
     masked: tuple[MaskedGroup, ...] = ()
     sets: int = 1
     data_set: bytes = b""
-    release_bytes: int = 0
+    broadcast_bytes: int = 0
+    upload_bytes: int = 0
 
     def manifest(
         self,

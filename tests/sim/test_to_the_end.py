@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeveil.jobs import compile_job
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
     ExchangeId,
@@ -18,6 +19,7 @@ from edgeveil.protocol.messages import (
     Signer,
     data_set_tag,
 )
+from edgeveil.protocol.proxy_tasks import ProxySettings
 from edgeveil.protocol.transfer import describe, part_bytes
 from tests.kits.fleet import PACKET_BYTES, Fleet, small_job
 
@@ -139,3 +141,33 @@ def test_a_job_pauses_unpaid_where_the_proxy_s_rosters_are_refused(fleet: Struck
     fleet.net.run(lambda: fleet.enrolled)
     fleet.resume(job)
     assert fleet.finish(job) == "completed", fleet.store.job(job).reason
+
+
+FEATURES = ({"name": "random", "dimension": 256, "seed": 1, "input_scale": 16.0},)
+WIDE = small_job(features=FEATURES)
+MOST = compile_job(WIDE).upload_bytes  # of its second exchange; the first takes 1 KB
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason", "advice"),
+    [
+        ({"upload_bytes": MOST - 1}, "oversized_upload", "limits.upload_bytes"),
+        ({"upload_bytes": MOST, "spool_bytes": 3 * MOST - 1}, "spool_too_small", "spool_bytes"),
+        ({"blob_bytes": 100_000}, "oversized_broadcast", "limits.blob_bytes"),
+    ],
+)
+def test_a_job_pauses_unpaid_where_a_later_round_would_pass_a_limit_of_the_proxy(
+    tmp_path: Path, limits: dict[str, int], reason: str, advice: str
+) -> None:
+    """It was paid for with its first round; then all were late, and sound devices blamed."""
+    fleet = Fleet(tmp_path, 5, proxy={"limits": limits})
+    fleet.net.run(lambda: fleet.enrolled)
+    job = fleet.submit(WIDE)
+    assert fleet.finish(job) == "paused"
+    told = fleet.store.job(job).reason
+    assert reason in told and advice in told
+    assert all(box.ledger.spent().epsilon == 0 for box in fleet.devices)
+    assert not any(fleet.proxy.conduct.refused_by_device())
+    fleet.proxy.machine._context.settings = ProxySettings(packet_bytes=PACKET_BYTES)
+    fleet.resume(job)
+    assert fleet.finish(job) == "completed"

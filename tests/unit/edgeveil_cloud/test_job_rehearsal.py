@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from edgeveil.crypto.stream import stream_bytes
 from edgeveil.data.records import Records
 from edgeveil.errors import ConfigError, JobFailed
 from edgeveil.jobs import compile_job, load_job, load_plan
@@ -20,7 +21,9 @@ from edgeveil.jobs.plan import Plan
 from edgeveil.parts.aggregation.krum import Krum
 from edgeveil.parts.models import python_model
 from edgeveil.privacy.ledger import Ledger
-from edgeveil_cloud.broadcasts import BroadcastLimits
+from edgeveil.protocol.sealed import Package
+from edgeveil_cloud import rehearsal
+from edgeveil_cloud.broadcasts import BroadcastLimits, largest_broadcast
 from edgeveil_cloud.evaluation import Evaluation
 from edgeveil_cloud.rehearsal import RefusedJobError, rehearse_job
 from edgeveil_cloud.store import Store
@@ -108,8 +111,22 @@ def plan_of(path: Path) -> Plan:
 @pytest.mark.parametrize("devices", [True, False])
 @pytest.mark.parametrize("path", sorted(JOBS.glob("*.yaml")), ids=lambda path: path.stem)
 @pytest.mark.usefixtures("encoders")
-def test_every_job_of_ours_can_be_done(path: Path, devices: bool) -> None:
-    rehearse_job(plan_of(path), LIMITS, devices=devices)
+def test_every_job_of_ours_can_be_done_and_sends_no_more_than_it_announces(
+    path: Path, devices: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round's package past the proxy's limit was refused once all had paid."""
+    plain: list[int] = []
+    encode = rehearsal.encode_package
+
+    def seen(package: Package) -> bytes:
+        plain.append(len(found := encode(package)))
+        return found
+
+    monkeypatch.setattr(rehearsal, "encode_package", seen)
+    plan = plan_of(path)
+    rehearse_job(plan, LIMITS, devices=devices)
+    told = largest_broadcast(plan, plan.graph())
+    assert all(stream_bytes(size) <= told for size in plain[1:])  # past the job itself
 
 
 @pytest.mark.parametrize(
@@ -219,7 +236,9 @@ def test_the_cloud_needs_no_torch_for_a_model_of_ours() -> None:
 import sys
 from pathlib import Path
 from edgeveil_cloud.rehearsal import rehearse_job
-from edgeveil_cloud.broadcasts import BroadcastLimits
+from edgeveil.crypto.stream import stream_bytes
+from edgeveil_cloud import rehearsal
+from edgeveil_cloud.broadcasts import BroadcastLimits, largest_broadcast
 from edgeveil.jobs import load_plan
 plan = load_plan(Path("tests/kits/quickstart.yaml"))
 rehearse_job(plan, BroadcastLimits(4096), devices=False)

@@ -116,7 +116,7 @@ def test_a_final_model_too_large_still_stands_against_a_job_allowed_later(
     plan = compile_job(job(proxy={"shuffle": "none"}))
     refusing = Device(tmp_path)
     large = msgspec.structs.replace(
-        announcement(plan, refusing.keys()), release_bytes=refusing.site.limits.blob_bytes
+        announcement(plan, refusing.keys()), broadcast_bytes=refusing.site.limits.blob_bytes
     )
     refusing.host.perform(InstallJob(large, JobPackage(plan.job.canonical(), plan.graph())))
     answer = refusing.answer(Round(plan, CENTRE, refusing.keys()))

@@ -113,7 +113,7 @@ def test_a_job_whose_final_model_the_box_would_not_take_costs_it_nothing(tmp_pat
     small = Device(tmp_path / "small", Loader(AssertionError("read")))
     room = small.site.limits.blob_bytes
     said = announcement(PLAN, small.keys())
-    large = msgspec.structs.replace(said, release_bytes=room - said.stanza_bytes + 1)
+    large = msgspec.structs.replace(said, broadcast_bytes=room - said.stanza_bytes + 1)
     package = JobPackage(PLAN.job.canonical(), PLAN.graph())
     assert isinstance(small.host.perform(InstallJob(large, package)), Installation)
     for _ in range(2):  # a later round has no other answer
@@ -123,7 +123,7 @@ def test_a_job_whose_final_model_the_box_would_not_take_costs_it_nothing(tmp_pat
     assert small.ledger.spent().epsilon == 0
     willing = Device(tmp_path / "willing")
     fits = msgspec.structs.replace(
-        announcement(PLAN, willing.keys()), release_bytes=room - said.stanza_bytes
+        announcement(PLAN, willing.keys()), broadcast_bytes=room - said.stanza_bytes
     )
     assert isinstance(willing.host.perform(InstallJob(fits, package)), Installation)
     assert isinstance(willing.answer(Round(PLAN, CENTRE, willing.keys())), SealedAnswer)

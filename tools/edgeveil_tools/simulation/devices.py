@@ -228,7 +228,7 @@ class SimulatedDevices:
     def _consent(self, device: _Device, context: RoundContext, selected: int) -> None:
         """Raise UsageError or PrivacyError with the reason why the device declines this round."""
         site = self._sites[device.role]
-        why = nothing_to_give(site, context) or too_large(site, context.groups)
+        why = nothing_to_give(site, context) or too_large(site, context.plan.upload_bytes)
         if why:
             raise UsageError(why)
         refused = self._refused(device.role, selected)

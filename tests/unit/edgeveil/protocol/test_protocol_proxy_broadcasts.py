@@ -435,12 +435,14 @@ def stated(number):
         ([offer(released(9_000_000), b"release")], job_of(), "replayed_release"),
         ([stated(9_000_000)], job_of(), "replayed_statement"),
         ([], job_of(signer=RELEASES), "unknown_release_key"),
-        ([], job_of(release_bytes=2**30), "oversized_release"),
+        ([], job_of(broadcast_bytes=2**30), "oversized_broadcast"),
+        ([], job_of(upload_bytes=2**26 + 1), "oversized_upload"),
+        ([], job_of(min_batch=17, upload_bytes=2**26), "spool_too_small"),
         ([], job_of(2**44), "far_sequence"),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
-def test_a_job_is_refused_before_its_first_round_for_what_its_release_would_be(before, job, reason):
+def test_a_job_is_refused_before_its_first_round_for_what_comes_later(before, job, reason):
     machine = proxy()
     for one in before:
         cloud_says(machine, one)
@@ -456,8 +458,9 @@ def test_a_job_is_refused_before_its_first_round_for_what_its_release_would_be(b
         ([offer(released(9_000_000, b"other"), b"release")], job_of(data_set=b"own")),
         ([offer(released(1_000_500), b"release"), stated(1_000_600)], job_of()),
         ([], manifest(b"job", at(0, 1), kind="job")),
+        ([], job_of(min_batch=16, upload_bytes=2**26)),
     ],
-    ids=["a release of other data", "what the cloud said meanwhile", "a cloud of before"],
+    ids=["a release of other data", "what the cloud said meanwhile", "a cloud of before", "full"],
 )
 def test_a_job_whose_release_will_be_taken_is_announced(before, job):
     machine = proxy()

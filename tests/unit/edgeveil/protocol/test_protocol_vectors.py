@@ -30,7 +30,7 @@ FILE = json.loads((Path(__file__).parents[3] / "vectors" / "wire.json").read_tex
 VECTORS = FILE["vectors"]
 PACKET_BYTES = 65536
 NEW = {
-    "Manifest": (True, [], 1, b"", [], 1, b"", 0, b""),
+    "Manifest": (True, [], 1, b"", [], 1, b"", 0, b"", 0),
     "Roster": ("", 0.0, 0),
     "Hello": (0, 0, -1, 0),
     "Upload": (0, b"", b""),
@@ -107,7 +107,7 @@ def test_a_job_s_proof_is_of_the_key_for_releases():
     message = decode(frame_of(vector), PACKET_BYTES)
     assert isinstance(message, Offer)
     job = decode_header(message.header)
-    assert isinstance(job, Manifest) and job.release_bytes == 70_000
+    assert isinstance(job, Manifest) and job.broadcast_bytes == 70_000
     for name, good in (("releases_by", True), ("signed_by", False)):
         key = VerifyKey(bytes.fromhex(FILE["keys"][vector["expect"][name]]))
         assert PeerKeys(releases=key).will_take_release(job) is good
