@@ -22,7 +22,7 @@ from edgeveil.sites.policy import Policy
 
 _USED_UP = (  # limits that grow full, against those that a job keeps to or not
     *("lifetime_epsilon", "lifetime_collusion_epsilon", "lifetime_delta"),
-    *("max_inference_epsilon", "max_inference_record_epsilon", "max_jobs"),
+    *("max_inference_epsilon", "max_inference_record_epsilon"),
 )
 
 
@@ -185,7 +185,7 @@ def decline_cause(error: EdgeVeilError) -> str:
     Decided by the key that the reason names, so that no text of it leaves the box.
     """
     section, _, key = error.where.rpartition(".")
-    if error.where == "conditions":
+    if error.where in ("conditions", "policy.max_jobs"):  # what passes by itself
         return "conditions"
     if section != "policy":
         return "fit"

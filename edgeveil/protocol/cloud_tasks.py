@@ -288,11 +288,12 @@ class RoundAnswers:
         return max(0, self.selected - self.uploaded - self.declined)
 
     def ends_job(self, exchange: int) -> bool:
-        """Whether a job ends at its `exchange` because all selected declined: where nothing was
-        committed before, or where no cause is one that asking again could change."""
+        """Whether a job ends at its `exchange` because all selected declined: where no cause is
+        one that asking again could change, or nothing was committed before and none passes."""
         everybody = not self.uploaded and self.declined >= self.selected
         lasting = sum(self.causes.get(cause, 0) for cause in _LASTING)
-        return everybody and (exchange == 1 or lasting >= self.declined)
+        first = exchange == 1 and "conditions" not in self.causes
+        return everybody and (first or lasting >= self.declined)
 
     def to_dict(self) -> dict[str, object]:
         """For events."""
@@ -578,8 +579,9 @@ _BY_CAUSE = {
     ),
     "conditions": "the boxes had no time (paused, busy, not what their owners ask for): wait",
     "fit": (
-        "the boxes cannot play the job (other data, too slow, too little room): each names why "
-        "(edgeveil edge status); a longer round.budget_s helps those that are too slow"
+        "the boxes cannot play the job (other data, too slow, too little room, or answered as "
+        "often as privacy.max_participations lets them): each names why (edgeveil edge status); a "
+        "longer round.budget_s helps those that are too slow"
     ),
 }
 RESUME = "then: edgeveil job resume "

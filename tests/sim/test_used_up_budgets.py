@@ -34,3 +34,17 @@ def test_a_used_up_inference_budget_is_named_everywhere(tmp_path: Path) -> None:
         assert (refusal["cause"], refusal["job"]) == ("budget", JOB.job)
         assert refusal["why"].startswith("policy.max_inference_epsilon: ")
     assert [box.ledger.spent() for box in fleet.devices] == spent
+
+
+def test_a_box_that_is_at_work_for_another_job_takes_this_one_up_later(tmp_path: Path) -> None:
+    """The second job failed for good, and its owners were told to ask for less ε."""
+    fleet = Fleet(tmp_path, 5, policy=Policy(max_jobs=1))
+    fleet.net.run(lambda: fleet.enrolled)
+    first = fleet.submit(JOB)
+    fleet.net.run(lambda: len(fleet.store.exchanges(first)) >= 1)
+    second = fleet.submit(JOB)
+    assert fleet.finish(second) == "paused"
+    assert "(5 for conditions)" in fleet.store.job(second).reason
+    assert fleet.finish(first) == "completed"
+    fleet.resume(second)
+    assert fleet.finish(second) == "completed"

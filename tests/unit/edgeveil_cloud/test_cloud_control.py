@@ -337,6 +337,12 @@ def test_the_priority_of_a_job_file_is_kept_and_devices_hear_nothing_of_it(store
         {"selection": {"devices": 5}},
         {"selection": {"min_devices": 5}},
         {"round": {"min_batch": 5}},
+        {  # four devices that answer 3 rounds each make no 5 batches of 3
+            "train": {"method": "fm", "rounds": 5},
+            "round": {"min_batch": 3},
+            "privacy": {"epsilon": 8.0, "delta": 1e-5, "max_participations": 3},
+            "selection": {"devices": 3, "min_devices": 3},
+        },
     ],
 )
 def test_a_job_waits_until_enough_devices_are_there_and_says_so_once(

@@ -202,14 +202,16 @@ def test_when_all_declined_the_job_fails_at_once():
 @pytest.mark.parametrize(
     ("exchange", "causes", "ends"),
     [
-        (1, (0, 0, 5, 0), True),  # nothing is lost
+        (1, (0, 0, 0, 5), True),  # nothing is lost
+        (1, (0, 0, 5, 0), False),  # they have time later
+        (1, (0, 4, 1, 0), False),
         (2, (3, 2, 0, 0), True),
         (2, (0, 0, 5, 0), False),
         (2, (0, 4, 0, 1), False),
         (2, (4, 0, 0, 0), False),  # one of an earlier version names no cause
     ],
 )
-def test_a_fault_that_passes_ends_no_job_of_which_rounds_are_committed(exchange, causes, ends):
+def test_a_fault_that_passes_ends_no_job_that_has_rounds_or_asks_again(exchange, causes, ends):
     machine = waiting(what=StartJob(JOB, exchange, 1, 3, 1))
     out = receive(machine, PROXY.note(Shortfall(at(exchange), 0, 5, causes)))
     if ends:
