@@ -61,7 +61,7 @@ class TooFewDevices(JobFailed):
 
 
 class TooManyDevices(JobFailed):
-    """More devices would be asked than a sum under masks has room for."""
+    """More devices would be asked than a sum under masks, or a batch, has room for."""
 
 
 class UnknownAdmissions(JobFailed):
@@ -536,13 +536,13 @@ class Sealer:
         return again
 
     def _check_size(self, plan: Plan, selected: int) -> None:
-        """Raise JobFailed before anybody spends budget on a job one of whose batches could not be
-        taken."""
+        """Raise TooManyDevices before anybody spends budget on a job one of whose batches could
+        not be taken."""
         if selected * plan.upload_bytes > self._limits.batch_bytes:
-            raise JobFailed(
+            raise TooManyDevices(
                 f"{selected} uploads of {plan.upload_bytes} bytes pass the cloud's limit of"
                 f" {self._limits.batch_bytes} bytes a batch",
-                where="round",
+                where="selection.devices",
                 fix="raise limits.spool_bytes at cloud and proxy, or select fewer devices",
             )
 

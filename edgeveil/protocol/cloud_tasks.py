@@ -577,7 +577,10 @@ _BY_CAUSE = {
         "their owners' budgets do not hold the job's price beside what was spent: owners may raise "
         "the limit that edgeveil edge status names, or a job may ask for less ε"
     ),
-    "conditions": "the boxes had no time (paused, busy, not what their owners ask for): wait",
+    "conditions": (
+        "the boxes had no time (paused, busy, not what their owners ask for), or by their clocks "
+        "the root's word has run out: wait, or see edgeveil edge status"
+    ),
     "fit": (
         "the boxes cannot play the job (other data, too slow, too little room, or answered as "
         "often as privacy.max_participations lets them): each names why (edgeveil edge status); a "
