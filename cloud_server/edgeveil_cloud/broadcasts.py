@@ -278,7 +278,7 @@ class Sealer:
             broadcast_bytes=largest_broadcast(plan, graph),
             upload_bytes=plan.upload_bytes,
         )
-        self._check_blob("release", manifest.broadcast_bytes + manifest.stanza_bytes)
+        self._check_blob("model", manifest.broadcast_bytes + manifest.stanza_bytes)
         return CellBroadcasts(dict.fromkeys(cohorts, Broadcast(manifest, data)))
 
     def round(self, task: SealRound) -> CellBroadcasts | AskUnmask:
