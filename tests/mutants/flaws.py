@@ -981,7 +981,7 @@ MUTANTS = (
         where="edgeveil_edge.compute:Computer.compute",
         find="evaluation.x",
         put="np.concatenate([training.x, evaluation.x])",
-        killed_by="tests/unit/edgeveil_edge/test_answer.py::test_a_training_record_changes_nothing_of_what_evaluation_records_give",
+        killed_by="tests/unit/edgeveil_edge/test_answer.py::test_training_records_change_nothing_of_what_evaluation_records_give",
     ),
     Mutant(
         name="counts-of-training-records",
@@ -989,7 +989,7 @@ MUTANTS = (
         where="edgeveil_edge.compute:Computer.compute",
         find="asked.answer(session, weights, evaluation, noise, row_s)",
         put="asked.answer(session, weights, training, noise, row_s)",
-        killed_by="tests/unit/edgeveil_edge/test_answer.py::test_a_training_record_changes_nothing_of_what_evaluation_records_give",
+        killed_by="tests/unit/edgeveil_edge/test_answer.py::test_training_records_change_nothing_of_what_evaluation_records_give",
     ),
     Mutant(
         name="training-on-evaluation-records",
@@ -997,7 +997,7 @@ MUTANTS = (
         where="edgeveil_edge.compute:Computer.compute",
         find="training_answer(plan, exchange, package, one.own, training, noise, processor)",
         put="training_answer(plan, exchange, package, one.own, evaluation, noise, processor)",
-        killed_by="tests/unit/edgeveil_edge/test_answer.py::test_an_evaluation_record_changes_nothing_of_what_training_records_give",
+        killed_by="tests/unit/edgeveil_edge/test_answer.py::test_evaluation_records_change_nothing_of_what_training_records_give",
     ),
     # --- deadline moment ---
     Mutant(

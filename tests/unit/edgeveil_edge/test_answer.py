@@ -249,7 +249,7 @@ def test_a_per_sample_answer_has_a_row_a_slot_whatever_the_records_are(tmp_path:
 
 
 class OneOther(Loader):
-    """The device's data with another first record in one half."""
+    """The device's data with other records in one half: a slot speaks for some of them alone."""
 
     def __init__(self, half: int) -> None:
         super().__init__()
@@ -258,8 +258,8 @@ class OneOther(Loader):
     def __call__(self, *asked: object) -> tuple[Records, Records]:
         found = super().__call__(*asked)
         changed = found[self.half]
-        changed.x[0] = 1 - changed.x[0]
-        changed.y[0] = (changed.y[0] + 1) % 3
+        changed.x[:] = 1 - changed.x
+        changed.y[:] = (changed.y + 1) % 3
         return found
 
 
@@ -284,7 +284,7 @@ def told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def changed_segments(folder: Path, plan: Plan, half: int) -> dict[str, bool]:
-    """Segments of one exchange of each kind, and whether one other record of a half changes them.
+    """Segments of one exchange of each kind, and whether other records of a half change them.
 
     The two devices are copies of each other: noise is the same where the exact sums are.
     """
@@ -308,19 +308,19 @@ def changed_segments(folder: Path, plan: Plan, half: int) -> dict[str, bool]:
 
 @pytest.mark.usefixtures("told_apart")
 @pytest.mark.parametrize("name", HALVES)
-def test_a_training_record_changes_nothing_of_what_evaluation_records_give(
+def test_training_records_change_nothing_of_what_evaluation_records_give(
     tmp_path: Path, name: str
 ) -> None:
     found = changed_segments(tmp_path, HALVES[name], half=0)
     evaluated = {one: found.pop(one) for one in (SOFTMAX, COUNTS) if one in found}
     assert evaluated
     assert not any(evaluated.values())
-    assert all(found.values())  # a record that does count
+    assert all(found.values())  # records that do count
 
 
 @pytest.mark.usefixtures("told_apart")
 @pytest.mark.parametrize("name", HALVES)
-def test_an_evaluation_record_changes_nothing_of_what_training_records_give(
+def test_evaluation_records_change_nothing_of_what_training_records_give(
     tmp_path: Path, name: str
 ) -> None:
     found = changed_segments(tmp_path, HALVES[name], half=1)

@@ -321,9 +321,9 @@ class ChaosRun:
         while not holds():
             ended = [end for end in self.site.supervisor.ends if end.how == "by itself"]
             if self._now_s() > end_s or (not self.up_s and len(ended) >= _START_ENDS):
-                name = ended[-1].name if ended else self.site.site.proxy.stem
-                log = self._logs / f"{name}.log"
-                fix = f"See the logs in {self._logs}; the {name}'s ends:\n{tail(log)}"
+                names = [ended[-1].name] if ended else self.site.supervisor.names
+                ends = "\n".join(f"  {name}:\n{tail(self._logs / f'{name}.log')}" for name in names)
+                fix = f"See the logs in {self._logs}, which end:\n{ends}"
                 raise JobFailed(f"{otherwise} within {limit_s:.0f} s", fix=fix)
             self._look()
 
