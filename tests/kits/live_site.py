@@ -93,7 +93,8 @@ class LiveSite:
             tls=tls,
             websockets=websockets,
             profile=profile,
-            policy=policy or Policy(max_inference_epsilon=500),
+            # Little more room than digits need, so that a slow machine too has time for trials.
+            policy=(policy or Policy(max_inference_epsilon=500)).with_room(500 // devices),
         )
         self.site = provision(self.plan)
         self.logs = folder / "logs"
