@@ -68,7 +68,7 @@ class TrustFleet:
             "lifetime_epsilon": 1_000_000.0,  # many jobs follow one another on the same records
             "lifetime_delta": 0.5,
             "max_inference_epsilon": 1_000_000.0,
-            "max_records": 400,  # so that a busy machine too is done in time
+            "max_records": 220,  # so that a slow machine too is done in time
         }
         (self.site / PLAN_FILE).write_text(yaml.safe_dump(plan), "utf-8")
         self.operator("apply")
