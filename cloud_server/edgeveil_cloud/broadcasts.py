@@ -189,7 +189,7 @@ def seal_round(
 
 def largest_broadcast(plan: Plan, graph: bytes) -> int:
     """The most bytes that a round's package or the release of a job with this graph has when it is
-    sealed, its stanzas aside. No round sends more than a model and what devices' uploads came to.
+    sealed, its stanzas aside. States have public shapes, which the initial one has.
     """
     import onnx
 
@@ -197,7 +197,12 @@ def largest_broadcast(plan: Plan, graph: bytes) -> int:
     shapes = [[dim.dim_value for dim in one.type.tensor_type.shape.dim] for one in inputs]
     weights_bytes = sum(4 * math.prod(shape) for shape in shapes)
     card = sum(len(text.encode()) for entry in model_card(plan).items() for text in entry)
-    return stream_bytes(len(graph) + weights_bytes + card + _FIGURES_BYTES + plan.upload_bytes)
+    released = len(graph) + weights_bytes + card + plan.upload_bytes
+    state = plan.cloud.initial_state()
+    kinds = {(one.phase, one.infer): one for one in plan.exchanges}.values()
+    sent = (encode_package(round_package(RoundContext.of(plan, one.index), state)) for one in kinds)
+    largest = max(released, *(len(package) for package in sent))
+    return stream_bytes(largest + _FIGURES_BYTES)
 
 
 @dataclass(frozen=True)

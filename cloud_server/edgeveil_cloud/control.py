@@ -318,10 +318,11 @@ class Control:
     def _wanted(self, entry: JobEntry) -> int:
         """How many devices the job asks for at least: at its start also as many as all of its
         batches need, where each answers `max_participations` of them."""
-        job = self._host.jobs.plan(entry).job
+        plan = self._host.jobs.plan(entry)
+        job = plan.job
         wanted = max(job.selection.min_devices, job.round.min_batch)
         if job.round.mode != "buffered" and self._store.last_commit(entry.id) is None:
-            wanted = max(wanted, -(-job.rounds * job.round.min_batch // job.max_participations))
+            wanted = max(wanted, -(-plan.rounds * job.round.min_batch // job.max_participations))
         if isinstance(job.selection.devices, int):
             wanted = max(wanted, job.selection.devices)
         return wanted

@@ -386,9 +386,11 @@ class RoundWork:
             self.take_up(task.manifest)
             what = "the job could be tried only now; the next round is answered"
             raise PrivacyError(what, where="conditions")
-        why = trial.refused or self._too_slow(trial, task.allowed_s)
-        if why:
-            raise PrivacyError(why)
+        if trial.refused:
+            raise PrivacyError(trial.refused)
+        late = self._too_slow(trial, task.allowed_s)
+        if late:  # what is left of this round, after a slow link or another job
+            raise PrivacyError(late, where="conditions")
 
     def _computed(
         self,

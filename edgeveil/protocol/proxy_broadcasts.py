@@ -206,6 +206,8 @@ class Broadcasts:
             return "oversized_upload"
         if least * job.upload_bytes > limits.spool_bytes:
             return "spool_too_small"
+        if limits.cover_window_s and len(context.online) * job.upload_bytes > limits.spool_bytes:
+            return "spool_too_small_for_cover"
         if self._stated() > latest:
             return "replayed_statement"
         kept = [one.header for one in self._believed()]

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from edgeveil.crypto.stream import stream_bytes
 from edgeveil.data.records import Records
 from edgeveil.errors import ConfigError, JobFailed
-from edgeveil.jobs import compile_job, load_job, load_plan
+from edgeveil.jobs import compile_job, load_job, load_plan, parse_plan
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.aggregation.krum import Krum
@@ -115,6 +116,33 @@ def test_every_job_of_ours_can_be_done_and_sends_no_more_than_it_announces(
     path: Path, devices: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A round's package past the proxy's limit was refused once all had paid."""
+    keeps_to_what_it_announces(plan_of(path), devices, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        (  # a round that infers is sent the model beside what is trained; uploads are half as much
+            "large_model",
+            {
+                "model": {"name": "mlp", "hidden": [256, 256], "input_scale": 16},
+                "update": [{"name": "cast", "dtype": "float16"}],
+                "unsupervised": {"every_rounds": 2},
+                "encrypt": {"laplace_eval": {"laplace_eval_eps": 20}},
+            },
+        ),
+        ("link_test", {"train": {"method": "noise_only", "rounds": 2, "package_values": 200_000}}),
+    ],
+)
+def test_nor_does_one_whose_packages_are_more_than_model_and_upload(
+    name: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = yaml.safe_load((JOBS / f"{name}.yaml").read_text()) | changes
+    keeps_to_what_it_announces(parse_plan(yaml.safe_dump(told)), True, monkeypatch)
+
+
+def keeps_to_what_it_announces(plan: Plan, devices: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No package of the job, played without a network, is larger than announced."""
     plain: list[int] = []
     encode = rehearsal.encode_package
 
@@ -123,9 +151,9 @@ def test_every_job_of_ours_can_be_done_and_sends_no_more_than_it_announces(
         return found
 
     monkeypatch.setattr(rehearsal, "encode_package", seen)
-    plan = plan_of(path)
     rehearse_job(plan, LIMITS, devices=devices)
     told = largest_broadcast(plan, plan.graph())
+    assert len(plain) > 1
     assert all(stream_bytes(size) <= told for size in plain[1:])  # past the job itself
 
 

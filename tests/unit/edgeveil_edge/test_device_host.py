@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import logging
 import subprocess
 import sys
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -51,8 +53,9 @@ from edgeveil.protocol.sealed import JobPackage, ReleasePackage, RoundPackage, e
 from edgeveil.protocol.transfer import describe
 from edgeveil.trust.bundle import HeldTrust
 from edgeveil.trust.metadata import now_utc
-from edgeveil_edge.compute import Computer
+from edgeveil_edge.compute import Computer, JobTrial
 from edgeveil_edge.releases import ReleaseStore
+from edgeveil_edge.store import trial_name
 from tests.kits.trust_files import trust_file
 
 PLAN = compile_job(job())
@@ -208,6 +211,18 @@ def test_no_answer_waits_for_a_reading_and_none_is_paid_that_would(tmp_path: Pat
     assert device.ledger.spent().epsilon == 0 and device.load.reads == 0
     compute.forgot = False
     assert isinstance(device.answer(Round(PLAN, CENTRE, device.keys())), SealedAnswer)
+
+
+def test_what_a_slow_link_leaves_no_time_for_is_no_fault_of_the_jobs(tmp_path: Path) -> None:
+    """A box that is too slow for the whole budget has said so; any other may answer yet."""
+    device = Device(tmp_path).knows(PLAN)
+    device.store.put_fact(trial_name(JOB_ID), json.dumps(asdict(JobTrial(needed_s=0.2))))
+    sealed = Round(PLAN, CENTRE, device.keys())
+    opened = device.host.perform(OpenPackage(sealed.manifest, sealed.blob))
+    declined = device.host.perform(ComputeAnswer(sealed.manifest, opened.package, allowed_s=0.1))
+    assert isinstance(declined, NoAnswer) and declined.cause == "conditions"
+    assert device.ledger.spent().epsilon == 0
+    assert isinstance(device.answer(sealed), SealedAnswer)
 
 
 NAMED = {

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from protocol_kit import JOB, SEALED_BYTES, at, bodies, headers, manifest, refused, timers
-from proxy_bench import FLEET, MODEL, fire, open_round, proxy, says, to_devices, upload
+from protocol_kit import (
+    JOB,
+    SEALED_BYTES,
+    at,
+    bodies,
+    headers,
+    manifest,
+    offer,
+    refused,
+    timers,
+)
+from proxy_bench import FLEET, MODEL, cloud_says, fire, open_round, proxy, says, to_devices, upload
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
@@ -175,6 +185,15 @@ def test_a_device_hears_of_cover_before_it_hears_of_a_round():
     said = to_devices(open_round(machine))
     assert [type(message) for message in said] == [Note, Offer]
     assert decode_body(said[0].body) == Cover(10.0)
+
+
+def test_a_job_whose_largest_dummies_would_fill_the_spool_is_refused_before_its_first_round():
+    """Its first rounds may be small: then all had paid when the later one was refused."""
+    sealed = sum(SEALED_BYTES)
+    told = manifest(b"job", at(0, 1), kind="job", min_batch=3, upload_bytes=sealed)
+    for devices, reasons in ((5, ["spool_too_small_for_cover"]), (4, [])):
+        machine = came(range(devices), spool_bytes=4 * sealed)
+        assert refused(cloud_says(machine, offer(told, b"job"))) == reasons
 
 
 def test_a_round_whose_dummies_would_fill_the_spool_is_refused_before_anybody_answers():
