@@ -189,7 +189,8 @@ def seal_round(
 
 def largest_broadcast(plan: Plan, graph: bytes) -> int:
     """The most bytes that a round's package or the release of a job with this graph has when it is
-    sealed, its stanzas aside. States have public shapes, which the initial one has.
+    sealed, its stanzas aside. Every state of a job has the shapes of its initial one; a release may
+    hold what an upload holds beside its weights.
     """
     import onnx
 

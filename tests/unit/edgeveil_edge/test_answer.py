@@ -248,7 +248,7 @@ def test_a_per_sample_answer_has_a_row_a_slot_whatever_the_records_are(tmp_path:
 # --- each half of an answer reads its own half of the records ---------------------------------
 
 
-class OneOther(Loader):
+class OtherHalf(Loader):
     """The device's data with other records in one half: a slot speaks for some of them alone."""
 
     def __init__(self, half: int) -> None:
@@ -293,7 +293,7 @@ def changed_segments(folder: Path, plan: Plan, half: int) -> dict[str, bool]:
     first.ledger.close()
     first.store.close()
     shutil.copytree(box, folder / "copy")
-    devices = Device(box).knows(plan), Device(folder / "copy", OneOther(half)).knows(plan)
+    devices = Device(box).knows(plan), Device(folder / "copy", OtherHalf(half)).knows(plan)
     kinds = {e.phase: e for e in reversed(plan.exchanges)}
     found = dict[str, bool]()
     for exchange in sorted(kinds.values(), key=lambda e: e.index):
