@@ -14,7 +14,7 @@ from edgeveil.jobs.job import JobData
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.models import python_function
 from edgeveil.parts.sources import require_header
-from edgeveil.privacy.ledger import Ledger
+from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
 from edgeveil.privacy.policy import Limits
 from edgeveil.protocol.messages import Manifest
 from edgeveil.sites.edge import EdgeSite
@@ -187,6 +187,8 @@ def decline_cause(error: EdgeVeilError) -> str:
     section, _, key = error.where.rpartition(".")
     if error.where in ("conditions", "policy.max_jobs"):  # what passes by itself
         return "conditions"
+    if error.where.endswith(LEDGER_FILE):  # it is behind, or broken
+        return "fault"
     if section != "policy":
         return "fit"
     return "budget" if key in _USED_UP else "policy"

@@ -244,6 +244,7 @@ def _causes_text(causes: Mapping[str, int]) -> str:
 
 
 _LASTING = ("policy", "budget")  # causes of declines that the next attempt would meet again
+_PASSING = {"conditions", "fault"}  # that a later attempt may not meet
 
 
 @dataclass(frozen=True)
@@ -292,7 +293,7 @@ class RoundAnswers:
         one that asking again could change, or nothing was committed before and none passes."""
         everybody = not self.uploaded and self.declined >= self.selected
         lasting = sum(self.causes.get(cause, 0) for cause in _LASTING)
-        first = exchange == 1 and "conditions" not in self.causes
+        first = exchange == 1 and _PASSING.isdisjoint(self.causes)
         return everybody and (first or lasting >= self.declined)
 
     def to_dict(self) -> dict[str, object]:
@@ -585,6 +586,10 @@ _BY_CAUSE = {
         "the boxes cannot play the job (other data, too slow, too little room, or answered as "
         "often as privacy.max_participations lets them): each names why (edgeveil edge status); a "
         "longer round.budget_s helps those that are too slow"
+    ),
+    "fault": (
+        "something failed at the boxes (a full disk, a state that is behind, an error of the "
+        "program): each names what (edgeveil edge status)"
     ),
 }
 RESUME = "then: edgeveil job resume "

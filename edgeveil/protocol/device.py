@@ -96,6 +96,7 @@ from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage
 from edgeveil.protocol.transfer import Backoff, check_fetchable, check_pieces
 
 _SLUG = re.compile(r"[a-z0-9_]{1,64}")
+KEY_AGAIN_S = 61.0  # a proxy takes one new sealing key of a device a minute
 
 
 class DeviceMachine:
@@ -162,9 +163,8 @@ class DeviceMachine:
     def _handle(self, event: fx.Event) -> list[fx.Effect]:
         match event:
             case fx.PeerConnected():
-                key = [] if self._greeting.away else self._tell_key()
                 again = [*self.rounds.connected(), *self._releases.connected()]
-                return [*key, *self._greeting.begin(), *again]
+                return [*self._tell_key(), *self._greeting.begin(), *again]
             case fx.PeerSilent():
                 return self._greeting.begin()
             case fx.MessageReceived(message=Offer() as offer):
@@ -237,7 +237,11 @@ class DeviceMachine:
     def _tell_key(self) -> list[fx.Effect]:
         """Until the proxy has heard of it: rounds go on being sealed to the key before."""
         new = self.memory.new_sealing
-        return [fx.Send(fx.ProxyAddress(), self.signer.note(new))] if new else []
+        if new is None or self._greeting.away:
+            return []
+        # On a timer of its own: the proxy may hear the hello, and refuse a key so soon after one.
+        again = fx.SetTimer("key", KEY_AGAIN_S)
+        return [fx.Send(fx.ProxyAddress(), self.signer.note(new)), again]
 
     def _key_told(self, ack: Ack) -> bool:
         new = self.memory.new_sealing
@@ -414,7 +418,7 @@ class DeviceMachine:
                 why = none.why if isinstance(none, NoAnswer) else none.reason
                 if dummies:
                     return round_.uncovered(manifest, why)
-                cause = none.cause if isinstance(none, NoAnswer) else "fit"
+                cause = none.cause if isinstance(none, NoAnswer) else "fault"
                 return round_.declined(manifest, why, cause)
         return []
 
@@ -514,6 +518,8 @@ class DeviceMachine:
         match name:
             case "hello":
                 return self._hello()
+            case "key":
+                return self._tell_key()
             case "repair":
                 return self.fetches.repair()
             case "report":

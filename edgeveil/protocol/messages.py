@@ -158,7 +158,7 @@ class MaskedGroup(msgspec.Struct, frozen=True, array_like=True):
 
 MOST_SETS = 64  # of uploads, in one round
 DATA_SET_TAG_BYTES = 16
-DECLINE_CAUSES = ("policy", "budget", "conditions", "fit")
+DECLINE_CAUSES = ("policy", "budget", "conditions", "fit", "fault")
 MOST_CAUSES = 16  # counted in one message: room for causes of later versions
 
 

@@ -41,6 +41,13 @@ def unread() -> Loader:
     return Loader(AssertionError("the data were read"))
 
 
+def test_a_ledger_that_is_behind_declines_for_the_box_s_fault(tmp_path: Path) -> None:
+    device = Device(tmp_path, unread(), policy={"min_devices": 3}).knows(PLAN)
+    device.ledger.count_untold()
+    answer = device.answer(Round(PLAN, QUADRATIC, device.keys()))
+    assert isinstance(answer, NoAnswer) and answer.cause == "fault"
+
+
 @pytest.mark.parametrize(("key", "value"), REFUSED)
 def test_each_key_refuses_before_a_record_is_read(key: str, value: Any, tmp_path: Path) -> None:
     device = Device(tmp_path, unread(), policy={"min_devices": 3, key: value}).knows(PLAN)

@@ -205,6 +205,8 @@ def test_when_all_declined_the_job_fails_at_once():
         (1, (0, 0, 0, 5), True),  # nothing is lost
         (1, (0, 0, 5, 0), False),  # they have time later
         (1, (0, 4, 1, 0), False),
+        (1, (0, 0, 0, 4, 1), False),  # a full disk may be mended
+        (1, (0, 0, 0, 5, 0), True),
         (2, (3, 2, 0, 0), True),
         (2, (0, 0, 5, 0), False),
         (2, (0, 4, 0, 1), False),
@@ -229,6 +231,7 @@ STEPS = {
     "budget": "budgets do not hold",
     "conditions": "had no time",
     "fit": "cannot play",
+    "fault": "something failed",
     "offline": "devices are offline",
     "late": "more time",
     "away": "look at the devices",
@@ -242,6 +245,7 @@ STEPS = {
         (Shortfall(at(), 0, 10, (0, 10, 0, 0), 0), {"budget"}),
         (Shortfall(at(), 0, 10, (0, 0, 10, 0), 0), {"conditions"}),
         (Shortfall(at(), 0, 10, (0, 0, 0, 10), 0), {"fit"}),
+        (Shortfall(at(), 0, 10, (0, 0, 0, 0, 10), 0), {"fault"}),
         (Shortfall(at(), 0, 10, (0, 7, 3, 0), 0), {"budget", "conditions"}),
         (Shortfall(at(), 0, 0, (), 10), {"offline"}),
         (Shortfall(at(), 0, 8, (0, 8, 0, 0), 2), {"budget", "offline"}),

@@ -86,6 +86,14 @@ def test_declining_says_so_and_names_the_cause_but_not_the_reason():
     assert machine.state is DeviceState.IDLE
 
 
+def test_what_fails_at_the_box_is_declined_as_its_fault():
+    machine, header = device(), manifest(MODEL)
+    work_on(machine, header)
+    out = done(machine, ComputeAnswer(header, PACKAGE), fx.WorkFailed("no space is left"))
+    assert bodies(out, Decline) == [Decline(header.at, "fault")]
+    assert reports(out)["declined"]["why"] == "no space is left"
+
+
 def test_an_upload_is_durable_before_it_is_sent():
     machine = device()
     out = upload(machine)

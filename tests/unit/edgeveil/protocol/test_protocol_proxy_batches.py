@@ -161,7 +161,7 @@ def test_when_too_many_declined_the_round_is_short_at_once():
     for number in range(3):
         decline(machine, number)
     upload(machine, 3)
-    assert bodies(upload(machine, 4), Shortfall) == [Shortfall(at(), 2, 3, (0, 0, 0, 0))]
+    assert bodies(upload(machine, 4), Shortfall) == [Shortfall(at(), 2, 3, (0, 0, 0, 0, 0))]
 
 
 def test_declines_are_handed_on_as_counts_by_cause():
@@ -174,13 +174,14 @@ def test_declines_are_handed_on_as_counts_by_cause():
         "budget": 2,
         "conditions": 0,
         "fit": 0,
+        "fault": 0,
     }
     assert short.declined == 4
     whole = opened()
     for number in range(4):
         upload(whole, number)
     header, _ = batch_of(decline(whole, 4, "fit"))
-    assert (header.declined, header.causes) == (1, (0, 0, 0, 1))
+    assert (header.declined, header.causes) == (1, (0, 0, 0, 1, 0))
 
 
 def test_offline_devices_are_counted_once_all_had_their_time_to_come():
