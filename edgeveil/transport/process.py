@@ -67,7 +67,7 @@ class OwnFolder:
                 held = True
             if not held:
                 raise SystemFault(
-                    "the state folder was moved or unmounted under this process",
+                    f"the state folder was moved or unmounted, or lost its {LOCK_FILE}",
                     where=str(self._path.parent),
                     fix="put it back, or mount its disk; then start again",
                 )
