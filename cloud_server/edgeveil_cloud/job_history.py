@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgeveil.evaluation.figures import ACCURACY, guessing, leading
+from edgeveil.evaluation.figures import ACCURACY, GUESSING, guessing, leading
 from edgeveil.pages.parts import thinned
 from edgeveil.parts.exchange import EVALUATIONS
 from edgeveil_cloud.evaluation import FEDERATED
@@ -120,6 +120,7 @@ class JobHistory:
         row = {
             **{name: data.get(name) for name in _ROW},
             "led": leading(data),
+            GUESSING: guessing(data.get("figures")),
             "exchange": int(data["exchange"]),
             "uploads": uploads,
             "seconds": float(data.get("seconds") or 0.0),

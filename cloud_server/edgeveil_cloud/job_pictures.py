@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from edgeveil.evaluation.clustering import project_2d
-from edgeveil.evaluation.figures import evaluation_text, leading, leading_text
+from edgeveil.evaluation.figures import evaluation_text, leading_text
 from edgeveil.pages.parts import (
     Json,
     Tone,
@@ -170,7 +170,7 @@ def event_line(kind: str, data: Mapping[str, Any], units: Mapping[str, str]) -> 
         name = exchange_label(data["phase"], data["number"])
         text = f"{name} committed: {data['uploads']} answered"
         text += f", {data['declined']} declined" if data["declined"] else ""
-        led, value = leading(data)
+        led, value = data["led"]
         if told := evaluation_text(data):
             text += f"; {told}"
         if value is not None:
@@ -181,7 +181,7 @@ def event_line(kind: str, data: Mapping[str, Any], units: Mapping[str, str]) -> 
                 else f"{which} none proven"
                 for which in ("training", "inference")
             )
-            text += f", {led} {leading_text(led, value, data.get('figures'))}; ε by plan: {spent}"
+            text += f", {led} {leading_text(led, value, data)}; ε by plan: {spent}"
     elif kind == "broadcast":
         what = (
             data.get("round") if data.get("kind") == "round" else f"the {data.get('kind', 'job')}"

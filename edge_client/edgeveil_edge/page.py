@@ -268,7 +268,9 @@ class DevicePage:
         found = kept_personal(self._site.state_dir)
         if found is None:
             return None
-        return {**asdict(found), "of_release": found.digest == (release or {}).get("digest")}
+        texts = {"shared_text": found.shared_text, "personal_text": found.personal_text}
+        of_release = found.digest == (release or {}).get("digest")
+        return {**asdict(found), **texts, "of_release": of_release}
 
     async def _model(self, _request: PageRequest) -> PageContent:
         return await self._device.inference.told()

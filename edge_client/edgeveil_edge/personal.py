@@ -8,8 +8,8 @@ how well it does is measured on the evaluation records, which it never sees.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from edgeveil.data.records import Records
 from edgeveil.data.schema import schema_in
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
 from edgeveil.errors import DataError, UsageError
-from edgeveil.evaluation.figures import ACCURACY, leading_text
+from edgeveil.evaluation.figures import classification_figures, guessing
 from edgeveil.evaluation.model_head import LinearHead, find_head, with_output
 from edgeveil.evaluation.onnx_session import BATCH_RECORDS, aligned, open_session, run_session
 from edgeveil.parts.own_records import device_records, of_shape
@@ -75,7 +75,9 @@ def personalise(site: EdgeSite, releases: Path) -> PersonalModel:
         own[0],
         shared[1],
         own[1],
-        float(np.bincount(evaluation.y).max() / len(evaluation.y)) if len(evaluation.y) else None,
+        shared[2].get("largest_class_rate"),
+        shared[2].get("balanced_accuracy"),
+        own[2].get("balanced_accuracy"),
     )
     keep_personal(site.state_dir, head.replaced(graph, learned.weight, learned.bias), found)
     return found
@@ -194,16 +196,15 @@ def _losses(head: LinearHead, records: HeadRecords) -> Float64:
     return np.asarray(-np.log(np.maximum(found, _LEAST)), np.float64)
 
 
-def _score(head: LinearHead, records: HeadRecords) -> tuple[float | None, float | None]:
-    """(accuracy, mean cross-entropy); None of no records."""
+def _score(
+    head: LinearHead, records: HeadRecords
+) -> tuple[float | None, float | None, Mapping[str, float]]:
+    """(accuracy, mean cross-entropy, what the first is read against); None of no records."""
     if not len(records.y):
-        return None, None
-    right = np.argmax(_probabilities(head, records.phi), axis=1) == records.y
-    return float(right.mean()), float(_losses(head, records).mean())
-
-
-def _told(found: PersonalModel, accuracy: float | None) -> str:
-    return leading_text(ACCURACY, accuracy, asdict(found))
+        return None, None, {}
+    found = _probabilities(head, records.phi)
+    right, beside = np.argmax(found, axis=1) == records.y, classification_figures(found, records.y)
+    return float(right.mean()), float(_losses(head, records).mean()), guessing(beside)
 
 
 def told(found: PersonalModel, state_dir: Path) -> Sequence[str]:
@@ -222,8 +223,8 @@ def told(found: PersonalModel, state_dir: Path) -> Sequence[str]:
         lines.append(
             f"on {found.evaluation_records} evaluation records of this box, which neither learned"
             " from: shared model accuracy"
-            f" {_told(found, found.shared_accuracy)}, loss {found.shared_loss:.3f}; personal model"
-            f" accuracy {_told(found, found.personal_accuracy)}, loss {found.personal_loss:.3f}"
+            f" {found.shared_text}, loss {found.shared_loss:.3f}; personal model"
+            f" accuracy {found.personal_text}, loss {found.personal_loss:.3f}"
         )
     else:
         lines.append("no evaluation record is there to compare them on")

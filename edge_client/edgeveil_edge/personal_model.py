@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edgeveil.errors import UsageError
+from edgeveil.evaluation.figures import ACCURACY, leading_text
 from edgeveil.storage import write_durably
 from edgeveil_edge.releases import InstalledRelease
 
@@ -31,6 +32,23 @@ class PersonalModel:
     shared_loss: float | None
     personal_loss: float | None
     largest_class_rate: float | None = None  # of the evaluation records
+    shared_balanced: float | None = None  # accuracy, where their classes are uneven
+    personal_balanced: float | None = None
+
+    @property
+    def shared_text(self) -> str:
+        """The shared model's accuracy, beside what it is read against."""
+        return self._text(self.shared_accuracy, self.shared_balanced)
+
+    @property
+    def personal_text(self) -> str:
+        """The same of the box's own."""
+        return self._text(self.personal_accuracy, self.personal_balanced)
+
+    def _text(self, accuracy: float | None, balanced: float | None) -> str:
+        rate = self.largest_class_rate
+        beside = {"largest_class_rate": rate, "balanced_accuracy": balanced}
+        return leading_text(ACCURACY, accuracy, beside)
 
 
 def keep_personal(state_dir: Path, graph: bytes, about: PersonalModel) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeveil import plugins
+from edgeveil.errors import SystemFault
 from edgeveil.settings.file import only_block, parsed, problems_error, read
 from edgeveil.settings.yaml_tree import Problem, Tree
 
@@ -88,6 +89,9 @@ def _policy_tree(tree: Tree, path: Path) -> tuple[Tree, Path] | None:
         text = "the policy stands in policy_file too; drop one of the two"
         raise problems_error(str(path), [*tree.problems, Problem(at, tree.line(at), text)])
     file = path.absolute().parent / Path(named).expanduser()
+    if not file.exists():
+        fix = f"put it there or mount its disk, or change edge.policy_file of {path}"
+        raise SystemFault("the owner's policy is not there", where=str(file), fix=fix)
     found = parsed(read(file), str(file))
     if not isinstance(found.value, dict) or "policy" not in found.value:
         text = "not a policy file, its one top-level key must be policy"

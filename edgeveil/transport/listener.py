@@ -354,9 +354,12 @@ def peer_names(transport: asyncio.BaseTransport | None) -> Sequence[str]:
 
 def _unheard(error: OSError, host: str, port: int) -> UsageError:
     if error.errno == errno.EADDRINUSE:
-        what, fix = f"port {port} is taken", "stop what uses it, or set another http.port"
+        what, fix = f"port {port} is taken", "stop what uses it, or set another port"
     elif error.errno == errno.EACCES:
-        what, fix = f"port {port} needs more rights", "set an http.port from 1024"
+        what, fix = f"port {port} needs more rights", "set a port from 1024"
     else:
-        what, fix = f"cannot listen ({error.strerror})", "check http.host and http.port"
+        what, fix = (
+            f"cannot listen ({error.strerror})",
+            "check its host and port",
+        )
     return UsageError(what, where=place(host, port), fix=fix)

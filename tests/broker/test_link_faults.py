@@ -50,6 +50,34 @@ def tls_broker(engine, pki):
 ADA = {"username": "ada", "password": PASSWORDS["ada"]}
 
 
+def has_ipv6():
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("websockets", [False, True])
+def test_a_broker_listens_on_an_ipv6_address(engine, tmp_path, websockets):
+    if websockets and engine == "mosquitto":
+        pytest.skip("a listener more of the same kind")
+    plan = BrokerPlan(engine=engine, acl="edge", host="::1", websockets_port=0)
+    process = BrokerProcess(plan, tmp_path / "six", users=PASSWORDS)
+    process.start()
+
+    async def play():
+        url = process.websockets_url if websockets else process.url
+        async with linked(process, "ada", url=url):
+            assert "[::1]" in url
+
+    try:
+        asyncio.run(play())
+    finally:
+        process.stop()
+
+
 @pytest.mark.parametrize("changes", [{"password": "no"}, {"username": "eve"}, {"username": None}])
 def test_wrong_credentials(broker, protocol, changes):
     told = fault(broker.url, **(ADA | {"protocol": protocol} | changes))

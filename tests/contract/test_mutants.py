@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -35,7 +36,13 @@ def test_a_mutant_fits_the_code_and_names_a_test_of_the_ordinary_suite(mutant):
     tree = ast.parse((CHECKOUT / file).read_text("utf-8"))
     tests = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     found = tests[name.partition("[")[0]]
-    assert not any("slow" in ast.unparse(mark) for mark in found.decorator_list)
+    of_file = [
+        one.value
+        for one in tree.body
+        if "pytestmark" in ast.unparse(one).partition("=")[0] and isinstance(one, ast.Assign)
+    ]
+    marks = " ".join(map(ast.unparse, [*found.decorator_list, *of_file]))
+    assert not re.search(r"mark\.(slow|drill)\b", marks)
 
 
 def test_names_are_used_once():

@@ -485,7 +485,7 @@ MUTANTS = (
         where="edgeveil_cloud.host:CloudHost._lacks_checks",
         find="not self.checks_masks(task.cells)",
         put="False",
-        killed_by="tests/sim/test_wrong_masks.py::test_a_device_that_says_it_is_of_before_takes_no_check_away",
+        killed_by="tests/unit/edgeveil_cloud/test_secure_rounds.py::test_a_masked_job_begins_no_round_while_a_device_of_before_could_end_it",
     ),
     Mutant(
         name="masks-checked-by-any-factors",

@@ -212,8 +212,7 @@
   function personal(p) {
     if (!p) return null;
     const text = (value) => (value === null ? "–" : value.toFixed(3));
-    const rows = [["shared", text(p.shared_accuracy), text(p.shared_loss)], ["this box's own", text(p.personal_accuracy), text(p.personal_loss)]];
-    if (p.largest_class_rate !== null) rows.push(["always the largest class", text(p.largest_class_rate), ""]);
+    const rows = [["shared", p.shared_text, text(p.shared_loss)], ["this box's own", p.personal_text, text(p.personal_loss)]];
     return [
       ev.el("h3", {}, "This box's own model"),
       ev.el("p", {}, `Made of release ${p.release} from ${p.training_records} records of this box. `,
@@ -222,8 +221,6 @@
       p.evaluation_records ? [
         ev.el("p", {}, `Both on ${p.evaluation_records} records of this box that are kept apart, and that neither learned from:`),
         ev.table(["Model", "Accuracy", "Loss"], rows, { caption: "The shared model and this box's own", text: [0] }),
-        p.largest_class_rate !== null && Number(text(p.personal_accuracy)) < Number(text(p.largest_class_rate))  // as shown
-          ? ev.el("p", {}, ev.el("strong", { class: "warn" }, "The model is worse than always saying the largest class.")) : null,
       ] : ev.el("p", { class: "soft" }, "No record is kept apart to compare them on."),
       ev.el("p", { class: "soft small" }, "For your eyes: learned without noise, no guarantee covers it, and it stays here."),
     ];

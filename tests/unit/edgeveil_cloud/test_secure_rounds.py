@@ -20,6 +20,7 @@ from edgeveil.jobs import Job
 from edgeveil.jobs import plan as jobs_plan
 from edgeveil.jobs.plan import Plan
 from edgeveil.protocol.cloud_tasks import (
+    EARLIER,
     Absorb,
     AskChecks,
     AskUnmask,
@@ -60,6 +61,15 @@ def secure(**changes: Any) -> Job:
 
 def seed(number: int) -> MaskSeed:
     return MaskSeed(hashlib.sha256(b"seed %d" % number).digest())
+
+
+def test_a_masked_job_begins_no_round_while_a_device_of_before_could_end_it() -> None:
+    desk = Desk(Store(), secure())
+    for task in (SealJob(desk.wire), SealRound(desk.wire, 1, 1)):
+        desk.host._sealer.checks[""] = False
+        assert desk.perform(task) == Obstacle(EARLIER)
+        desk.host._sealer.checks[""] = True
+        assert isinstance(desk.perform(task), Broadcast)
 
 
 class SecureDesk(Desk):

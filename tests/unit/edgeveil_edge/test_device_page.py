@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.data.schema import DataSchema, schema_metadata
 from edgeveil.errors import UsageError
+from edgeveil.evaluation.figures import ACCURACY, leading_text
 from edgeveil.parts.models.softmax_head import described
 from edgeveil.privacy.laplace_mechanism import softmax_event
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
@@ -360,11 +361,15 @@ def test_a_model_of_the_box_s_own_is_shown_with_what_it_was_made_of(own):
         client.log_in()
         assert client.state()["personal"] is None
         release = process.device.host.releases.install("boxed", final_model(), {})
-        about = PersonalModel(release.version, release.digest, 40, 10, 0.1, 0.5, 0.75, 1.5, 0.5)
+        scores = (0.1, 0.5, 0.75, 1.5, 0.5, 0.6, 0.4, 0.7)
+        about = PersonalModel(release.version, release.digest, 40, 10, *scores)
         keep_personal(own.state_dir, b"graph", about)
         told = client.state()["personal"]
         assert (told["release"], told["of_release"]) == ("0001-boxed", True)
         assert (told["shared_accuracy"], told["personal_accuracy"]) == (0.5, 0.75)
+        beside = {"largest_class_rate": 0.6, "balanced_accuracy": 0.4}
+        assert told["shared_text"] == leading_text(ACCURACY, 0.5, beside)
+        assert "always the largest class 0.600; balanced 0.700" in told["personal_text"]
         other = PersonalModel("0000-old", "ab" * 32, 40, 10, 0.1, 0.5, 0.75, 1.5, 0.5)
         keep_personal(own.state_dir, b"graph", other)
         assert not client.state()["personal"]["of_release"]

@@ -27,6 +27,14 @@ def change(folder):
     return changed
 
 
+@pytest.mark.parametrize("host", ["2001:db8::5", "[2001:db8::5]"])
+def test_a_fleet_begins_at_an_ipv6_address(tmp_path, host):
+    assert main(["site", "init", str(tmp_path / "six"), "--host", host]) == 0
+    plan = load_plan(tmp_path / "six")
+    assert plan.edge_broker.public == "[2001:db8::5]:8883"
+    assert plan.cloud_broker.public == "[2001:db8::5]:8884"
+
+
 def devices(folder):
     return devices_of(load_plan(folder), PLAN_FILE)
 

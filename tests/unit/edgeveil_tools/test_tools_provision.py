@@ -175,6 +175,15 @@ def test_force_leaves_all_that_is_an_owners_word_and_renews_the_rest(folder):
     assert not {"page", "policy"} & now.keys() and now["data"] == OWNERS["data"]
 
 
+def test_force_leaves_the_clouds_test_sets(folder):
+    site = provision(small(folder))
+    found = yaml.safe_load(site.cloud.read_text())
+    found["cloud"]["test_data"] = [{"name": "mine", "source": "csv", "path": "mine.csv"}]
+    site.cloud.write_text(yaml.safe_dump(found))
+    provision(site.plan, force=True)
+    assert yaml.safe_load(site.cloud.read_text()) == found
+
+
 @pytest.mark.parametrize(("stands", "planned", "kept"), [(7, 3, 7), (3, 5, 5), (None, 2, 2)])
 def test_force_never_lowers_the_least_batch_of_a_proxy(folder, stands, planned, kept):
     site = provision(small(folder))

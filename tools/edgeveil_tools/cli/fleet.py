@@ -196,6 +196,7 @@ def _add_install(parts: Subparsers) -> None:
 
 def _init(args: argparse.Namespace) -> int:
     from edgeveil.errors import UsageError
+    from edgeveil.sites.addresses import place
     from edgeveil_tools.result import writing
     from edgeveil_tools.site.fleet_plan import PLAN_FILE, devices_of, load_plan
 
@@ -206,7 +207,8 @@ def _init(args: argparse.Namespace) -> int:
     template = Path(__file__).parents[1] / "templates" / PLAN_FILE
     text = template.read_text("utf-8").format(
         name=name,
-        host=args.host,
+        edge=place(args.host.strip("[]"), 8883),
+        cloud=place(args.host.strip("[]"), 8884),
         devices=args.devices,
         min_devices=min(5, args.devices),
         cells=_cells_text(args.cells),

@@ -360,6 +360,7 @@ def _schema(args: argparse.Namespace) -> int:
 
 def _predict(args: argparse.Namespace) -> int:
     from edgeveil.errors import UsageError
+    from edgeveil.evaluation.figures import RMSE, leading_text
     from edgeveil_edge.predict import predict, rollback
     from edgeveil_tools.result import figures_text, share_text
 
@@ -405,7 +406,8 @@ def _predict(args: argparse.Namespace) -> int:
         if not found.alarms:
             print("no threshold is known: the scores tell an order, the most unusual has the most")
     elif found.errors is not None:
-        errors = f"MAE {found.errors['mae']:.6g}, RMSE {found.errors['rmse']:.6g}"
+        rmse = leading_text(RMSE, found.errors["rmse"], found.errors)
+        errors = f"MAE {found.errors['mae']:.4g}, RMSE {rmse}"
         print(f"{errors} on the records that have a label, clipped to the range")
     if args.model.is_file():
         say_next(f"edgeveil serve {args.model}")

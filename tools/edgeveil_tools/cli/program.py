@@ -143,7 +143,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("EDGEVEIL_DEBUG"):
             raise
         what = f"unexpected {type(error).__name__}: {error}"
-        code = _say(f"{what}. Set EDGEVEIL_DEBUG=1 to see where", EdgeVeilError.exit_code)
+        fix = "Set EDGEVEIL_DEBUG=1 to see where"
+        if str(error) == "can't start new thread":
+            what, fix = str(error), "Raise TasksMax or --pids-limit, or free memory"
+        code = _say(f"{what}. {fix}", EdgeVeilError.exit_code)
     return code
 
 

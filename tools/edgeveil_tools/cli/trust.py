@@ -225,11 +225,14 @@ def _typed(question: str) -> bytes:
     """What is typed without being shown; the only question that any command asks. Raises
     UsageError where nobody is there to answer."""
     import getpass
+    import warnings
 
     from edgeveil.errors import UsageError
 
     try:
-        return getpass.getpass(question).encode()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", getpass.GetPassWarning)  # without terminal
+            return getpass.getpass(question).encode()
     except (EOFError, OSError):
         raise UsageError(
             "a passphrase is asked for, and there is no terminal to give it",

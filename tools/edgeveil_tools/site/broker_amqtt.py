@@ -32,7 +32,6 @@ from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 
 from edgeveil.errors import BrokerError, ProtocolError
-from edgeveil.sites.addresses import place
 from edgeveil.sites.broker_profiles import PROFILES, BrokerProfile
 from edgeveil.transport.mqtt_packets import PUBACK, body_place
 from edgeveil_tools.site.broker_rules import Access, Rule, allows, password_matches, read_users
@@ -269,9 +268,11 @@ def library_config(settings: dict[str, Any]) -> dict[str, Any]:
             "certfile": settings["cert_file"],
             "keyfile": settings["key_file"],
         }
-    listeners = {"default": {"type": "tcp", "bind": place(host, settings["port"]), **every}}
+    # The library splits at the last colon, and takes no brackets for an IPv6 address.
+    bind = f"{host}:{settings['port']}"
+    listeners = {"default": {"type": "tcp", "bind": bind, **every}}
     if settings["websockets_port"] is not None:
-        bind = place(host, settings["websockets_port"])
+        bind = f"{host}:{settings['websockets_port']}"
         listeners["websockets"] = {"type": "ws", "bind": bind, **every}
     plugins: dict[str, Any] = {
         "edgeveil_tools.site.broker_amqtt.UsersPlugin": {"users_file": settings["users_file"]}

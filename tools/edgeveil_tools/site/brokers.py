@@ -176,10 +176,11 @@ def free_port(host: str = "127.0.0.1") -> int:
     Below those that systems give to outgoing connections (from 32768 on Linux, 49152 elsewhere):
     one of these could take it before its server listens. Raises OSError if none is free.
     """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for port in secrets.SystemRandom().sample(_SERVER_PORTS, 100):
         if port in _CHOSEN:
             continue
-        with suppress(OSError), socket.create_server((host, port)):
+        with suppress(OSError), socket.create_server((host, port), family=family):
             _CHOSEN.append(port)
             return port
     raise OSError(errno.EADDRINUSE, f"no free port on {host}")

@@ -26,6 +26,7 @@ from edgeveil.crypto.authorities import make_certificates
 from edgeveil.errors import UsageError
 from edgeveil.protocol.transfer import NEED_LIMIT
 from edgeveil.settings.base import Block
+from edgeveil.settings.file import parsed, read
 from edgeveil.sites.addresses import WEBSOCKET_PATH, BrokerAddress, place
 from edgeveil.sites.broker import BrokerLimits
 from edgeveil.sites.broker_profiles import PROFILES, ProfileName
@@ -419,12 +420,20 @@ def _write(plan: SitePlan) -> Site:
     return Site(
         plan=plan,
         brokers=brokers,
-        cloud=_site_file(folder / "cloud.yaml", plan.cloud()),
+        cloud=_site_file(folder / "cloud.yaml", _cloud(plan)),
         proxies={cell: _site_file(files[cell], found) for cell, found in proxies.items()},
         edges=tuple(edges),
         device_ids=tuple(device_ids),
         passwords=passwords,
     )
+
+
+def _cloud(plan: SitePlan) -> Settings:
+    """The cloud's, whose operator may test jobs on other records since."""
+    new, file = plan.cloud(), plan.folder / "cloud.yaml"
+    found = parsed(read(file), str(file)).value.get("cloud") if file.exists() else None
+    kept = {"test_data": found["test_data"]} if found and found.get("test_data") else {}
+    return {"cloud": {**new["cloud"], **kept}}
 
 
 def _edge(plan: SitePlan, number: int, device_id: str) -> Settings:

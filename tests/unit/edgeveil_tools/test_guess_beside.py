@@ -1,0 +1,124 @@
+"""Wherever an accuracy is told, the rate of the test set's largest class is told beside it."""
+
+import io
+import json
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgeveil.data.records import Records
+from edgeveil.data.schema import DataSchema, schema_metadata
+from edgeveil.evaluation.figures import (
+    ACCURACY,
+    GUESSING,
+    beside_text,
+    classification_figures,
+    leading_text,
+)
+from edgeveil.jobs import compile_job
+from edgeveil.jobs.round_context import RoundContext
+from edgeveil.parts.features.identity import Identity, IdentityParameters
+from edgeveil.parts.models.softmax_head import bake, build_graph
+from edgeveil.protocol.cloud_tasks import RoundAnswers
+from edgeveil_cloud.commit_round import Told, tell_round
+from edgeveil_cloud.evaluation import Evaluation
+from edgeveil_cloud.job_view import facts_of_plan, job_view
+from edgeveil_cloud.pages.comparison import comparison
+from edgeveil_cloud.pages.job_rows import figure_text, row_of
+from edgeveil_cloud.store_tables import ExchangeRecord, JobEntry, JobGlimpse
+from edgeveil_cloud.validate_batch import ValidatedBatch
+from edgeveil_lab.noise_comparison import _row, cells
+from edgeveil_tools.cli import main
+from edgeveil_tools.display import RunDisplay
+from edgeveil_tools.local.job import Overrides, local_job
+from edgeveil_tools.local.run_log import RunLog
+from edgeveil_tools.report.compare import compared
+from edgeveil_tools.result import Result, write_json
+from tests.kits.job_events import committed
+from tests.kits.people import SCHEMA, write_people
+
+LABELS = np.repeat([0, 1], [134, 866])
+REACHED, FIGURES = 0.134, classification_figures(np.eye(2)[[0] * 1000], LABELS)  # always says 0
+BESIDE = "always the largest class 0.866, and the model is worse; balanced 0.500"
+JOB, RUN = local_job(Path(__file__).parents[2] / "kits" / "quickstart.yaml", Overrides())
+PLAN = compile_job(JOB)
+ROUND = committed(1, 1, 1, accuracy=REACHED, figures=FIGURES)
+RECORD = ExchangeRecord(1, "train", 1, 1, 9, REACHED, {GUESSING: FIGURES})
+ENTRY = JobEntry("j-1", "small", JOB.canonical(), b"", "running", "", 0.0, 1.0, None)
+GLIMPSE = JobGlimpse(ENTRY, RECORD, REACHED, None, RECORD.scores, None)
+
+
+def run(folder, hear=lambda _: None):
+    log = RunLog(JOB, RUN, folder, hear)
+    log.take(ROUND)
+    return log
+
+
+def result(folder):
+    none = {"broker": "", "protocol": 5, "memory_peak_bytes": None, "reference": [], "bytes": {}}
+    write_json(folder / "result.json", run(folder).result("", **none))
+    return Result.load(folder)
+
+
+def live_display(folder):
+    display = RunDisplay(io.StringIO())
+    run(folder, display)
+    with display.console.capture() as captured:
+        display.console.print(display.picture())
+    return captured.get()
+
+
+def predicted(folder):
+    schema = DataSchema.model_validate_json(json.dumps(SCHEMA))
+    graph = build_graph(Identity(IdentityParameters()), schema.input_shape, 2)
+    shapes = {"centre": schema.input_shape, "radius": 1, "weight": (*schema.input_shape, 2)}
+    weights = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    (folder / "model.onnx").write_bytes(bake(graph, weights, schema_metadata(schema)))
+    rows = [["30", "State", "40", "", ("low", "high")[label]] for label in LABELS]
+    file = write_people(folder / "people.csv", rows)
+    with redirect_stdout(io.StringIO()) as out:
+        assert main(["predict", str(folder / "model.onnx"), str(file)]) == 0
+    return out.getvalue()
+
+
+def told_round():
+    """The stored record and the event of a round, whose model has not learned and says 0."""
+    x = np.zeros((len(LABELS), *JOB.data.input_shape), np.float32)
+    model = Evaluation(Records(x, LABELS)), PLAN.graph(), PLAN.cloud.initial_state()
+    told = Told(1, 9, RoundAnswers(9, 9, 0), 0, 0, {})
+    return tell_round(RoundContext.of(PLAN, 3), *model, ValidatedBatch(), told)
+
+
+def event(_):
+    found = told_round()[1]
+    return leading_text(ACCURACY, found["accuracy"], found["figures"])
+
+
+def events_of_a_job(_):
+    sections = job_view(facts_of_plan(PLAN), [ROUND])["sections"]
+    return json.dumps([one for one in sections if one["id"] == "events"])
+
+
+OUTPUTS = {
+    "result": lambda folder: str(result(folder)),
+    "result in one line": lambda folder: repr(result(folder)),
+    "runs compared": lambda folder: compared([result(folder).folder])[0].led_text,
+    "noises compared": lambda folder: cells(_row("local", result(folder).content))[1],
+    "progress": lambda folder: run(folder).progress.view.line,
+    "live display": live_display,
+    "predict": predicted,
+    "event": event,
+    "stored round": lambda _: figure_text(ENTRY.canonical, told_round()[0]),
+    "row of a job": lambda _: row_of(GLIMPSE, 1, 1)["figure"]["text"],
+    "jobs compared": lambda _: json.dumps(comparison([(GLIMPSE, [])])),
+    "cards of a job": lambda _: json.dumps(job_view(facts_of_plan(PLAN), [ROUND])["cards"]),
+    "events of a job": events_of_a_job,
+}
+
+
+@pytest.mark.parametrize("output", OUTPUTS.values(), ids=OUTPUTS)
+def test_the_rate_of_the_largest_class_stands_beside_every_accuracy(output, tmp_path):
+    assert beside_text(ACCURACY, REACHED, FIGURES) == BESIDE
+    assert BESIDE in output(tmp_path)
