@@ -23,7 +23,6 @@ import numpy as np
 
 from edgeveil.errors import JobFailed, ProtocolError
 from edgeveil.evaluation.clustering import ClusterScores
-from edgeveil.evaluation.figures import GUESSING, guessing
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
@@ -113,25 +112,18 @@ def job_summary(store: Store, plan: Plan, job: str, all_declined: bool = False) 
     last = store.last_commit(job)
     asked = last.index if last else 0
     asked += not all_declined and store.round_key(job, asked + 1, 1) is not None
-    beside = (last.record.scores or {}).get(GUESSING) if last else None
-    return summary_of(plan, asked, last.record.accuracy if last else None, beside)
+    return summary_of(plan, asked, last.record.accuracy if last else None)
 
 
-def summary_of(
-    plan: Plan,
-    asked: int,
-    accuracy: float | None,
-    beside: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The same of a job that asked devices for nothing past exchange `asked`; `beside`: what the
-    accuracy is read beside (`guessing`)."""
+def summary_of(plan: Plan, asked: int, accuracy: float | None) -> dict[str, Any]:
+    """The same of a job that asked devices for nothing past exchange `asked`."""
     quote = plan.spent(asked)
     unit = quote.inference.unit if quote.inference.epsilon else plan.softmax_event().unit
     once = plan.epsilon_per_inference
     inference = {**quote.inference.plain, "unit": unit, "epsilon_per_round": once}
     return {
         "privacy": {"training": quote.training.plain, "inference": inference},
-        "final": {"accuracy": accuracy, **guessing(beside)},
+        "final": {"accuracy": accuracy},
     }
 
 

@@ -144,7 +144,10 @@ def _score(
     if eval_type == "CALINSKI_HARABASZ_SCORE" and _no_spread(points, labels):
         return None, "the clusters have no inner spread, the score is infinite"
     with np.errstate(all="ignore"):  # very strong noise can overflow: judged by the result
-        score = _finite(float(rule(points, labels)))
+        try:
+            score = _finite(float(rule(points, labels)))
+        except ValueError:  # of a centroid that has overflowed
+            score = None
     return score, "" if score is not None else "the score is not finite"
 
 

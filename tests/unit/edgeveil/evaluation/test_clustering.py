@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -88,6 +88,7 @@ def test_vectors_that_are_not_finite_are_left_out():
 
 
 @settings(max_examples=60, deadline=None)
+@example(np.array([[-9e307, 0.0], [-9e307, -9e307], [-9e307, -9e307]]), "DAVIES_BOULDIN_SCORE")
 @given(
     arrays.arrays(np.float64, st.tuples(st.integers(0, 8), st.integers(1, 4))),
     st.sampled_from(EVALUATIONS.names()),
