@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from device_bench import MODEL, PACKAGE, SEALED, device, own
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from protocol_kit import headers, manifest, offer, stored, tasks, timers
 
@@ -63,6 +63,8 @@ def test_a_job_that_is_not_known_has_no_moment() -> None:
     assert len(headers(machine.handle(fx.WorkDone(task, SEALED), 107.0))) == 1
 
 
+@example(0.0, 8.0, 0.0, 0.5, 1.0, 100.0)
+@example(0.0, 8.0, 20.0, 0.5, 1.0, 100.0)
 @given(
     st.floats(0, 1e6),
     st.floats(0, 1e5),
