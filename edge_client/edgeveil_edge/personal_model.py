@@ -32,18 +32,18 @@ class PersonalModel:
     shared_loss: float | None
     personal_loss: float | None
     largest_class_rate: float | None = None  # of the evaluation records
-    shared_balanced: float | None = None  # accuracy, where their classes are uneven
-    personal_balanced: float | None = None
+    shared_balanced_accuracy: float | None = None  # accuracy, where their classes are uneven
+    personal_balanced_accuracy: float | None = None
 
     @property
     def shared_text(self) -> str:
         """The shared model's accuracy, beside what it is read against."""
-        return self._text(self.shared_accuracy, self.shared_balanced)
+        return self._text(self.shared_accuracy, self.shared_balanced_accuracy)
 
     @property
     def personal_text(self) -> str:
         """The same of the box's own."""
-        return self._text(self.personal_accuracy, self.personal_balanced)
+        return self._text(self.personal_accuracy, self.personal_balanced_accuracy)
 
     def _text(self, accuracy: float | None, balanced: float | None) -> str:
         rate = self.largest_class_rate

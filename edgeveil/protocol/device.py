@@ -65,6 +65,7 @@ from edgeveil.protocol.device_tasks import (
 from edgeveil.protocol.messages import (
     FAR_NUMBER,
     KNOWS_CHECKS,
+    NEW_KEY_EVERY_S,
     Ack,
     Behind,
     BlobAt,
@@ -96,7 +97,6 @@ from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage
 from edgeveil.protocol.transfer import Backoff, check_fetchable, check_pieces
 
 _SLUG = re.compile(r"[a-z0-9_]{1,64}")
-KEY_AGAIN_S = 61.0  # a proxy takes one new sealing key of a device a minute
 
 
 class DeviceMachine:
@@ -240,7 +240,7 @@ class DeviceMachine:
         if new is None or self._greeting.away:
             return []
         # On a timer of its own: the proxy may hear the hello, and refuse a key so soon after one.
-        again = fx.SetTimer("key", KEY_AGAIN_S)
+        again = fx.SetTimer("key", NEW_KEY_EVERY_S + 1.0)
         return [fx.Send(fx.ProxyAddress(), self.signer.note(new)), again]
 
     def _key_told(self, ack: Ack) -> bool:

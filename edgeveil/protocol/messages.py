@@ -158,6 +158,7 @@ class MaskedGroup(msgspec.Struct, frozen=True, array_like=True):
 
 MOST_SETS = 64  # of uploads, in one round
 DATA_SET_TAG_BYTES = 16
+NEW_KEY_EVERY_S = 60.0  # of one device a proxy takes a new sealing key, made by hand
 DECLINE_CAUSES = ("policy", "budget", "conditions", "fit", "fault")
 MOST_CAUSES = 16  # counted in one message: room for causes of later versions
 

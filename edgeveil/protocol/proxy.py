@@ -24,6 +24,7 @@ from edgeveil.protocol.messages import (
     KNOWS_BUCKETS,
     KNOWS_CHECKS,
     KNOWS_RECORDS,
+    NEW_KEY_EVERY_S,
     Ack,
     Behind,
     BlobAt,
@@ -415,7 +416,6 @@ _DELAY_STEP_S = 0.1  # delays are rounded, so that one signed note serves many d
 _LATEST_S = 600.0
 _MOST_JOBS = 64  # in one `Behind`
 _EACH_HELLOS, _EACH_S = 5, 10.0  # of one device: a sound one comes, is asked once, and tries again
-_NEW_KEY_EVERY_S = 60.0  # of one device, whose owner makes them by hand
 
 
 class HelloRate:
@@ -551,7 +551,7 @@ class ProxyGreeting:
             return [told]
         if now_s < next_s:
             raise ProtocolError("new_key_too_often")
-        self._new_sealing[new.device] = digest, now_s + _NEW_KEY_EVERY_S
+        self._new_sealing[new.device] = digest, now_s + NEW_KEY_EVERY_S
         return [fx.Persist(SealingKeyChanged(new.device, new.sealing, new.number)), told]
 
     def _count(self, device: str, now_s: float) -> None:

@@ -353,13 +353,11 @@ def peer_names(transport: asyncio.BaseTransport | None) -> Sequence[str]:
 
 
 def _unheard(error: OSError, host: str, port: int) -> UsageError:
+    key = "http.port (of a device's page: page.port)"
     if error.errno == errno.EADDRINUSE:
-        what, fix = f"port {port} is taken", "stop what uses it, or set another port"
+        what, fix = f"port {port} is taken", f"stop what uses it, or set another {key}"
     elif error.errno == errno.EACCES:
-        what, fix = f"port {port} needs more rights", "set a port from 1024"
+        what, fix = f"port {port} needs more rights", f"set an {key} from 1024"
     else:
-        what, fix = (
-            f"cannot listen ({error.strerror})",
-            "check its host and port",
-        )
+        what, fix = f"cannot listen ({error.strerror})", "check http.host and http.port"
     return UsageError(what, where=place(host, port), fix=fix)

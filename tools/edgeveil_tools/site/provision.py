@@ -398,6 +398,7 @@ def _write(plan: SitePlan) -> Site:
             load_site(plan.edge_file(number))  # one that is damaged is told before anything else
     files = {cell: folder / f"{of_cell('proxy', cell)}.yaml" for cell in plan.cell_names}
     proxies = {cell: with_owners_word(plan.proxy(cell), at) for cell, at in files.items()}
+    cloud = _cloud(plan)
     for name in ("cloud", *(of_cell("proxy", cell) for cell in plan.cell_names)):
         state, role = folder / "state" / name, name.partition("-")[0]
         public = folder / "keys" / f"{name}.pub"
@@ -420,7 +421,7 @@ def _write(plan: SitePlan) -> Site:
     return Site(
         plan=plan,
         brokers=brokers,
-        cloud=_site_file(folder / "cloud.yaml", _cloud(plan)),
+        cloud=_site_file(folder / "cloud.yaml", cloud),
         proxies={cell: _site_file(files[cell], found) for cell, found in proxies.items()},
         edges=tuple(edges),
         device_ids=tuple(device_ids),
