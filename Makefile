@@ -12,7 +12,8 @@ unexport PYTHONDONTWRITEBYTECODE   # a process that compiles all it imports star
 export PATH := $(PATH):/usr/sbin:/usr/local/sbin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all drills check mutants bench fuzz long docs mosquitto postgresql chromium nats rabbitmq promtool rootfs clean
+ACCEPTED = $(shell grep -v '^\#' tests/acceptance/tests.txt)
+.PHONY: help setup run test test-all drills check budgets acceptance mutants bench fuzz long docs mosquitto postgresql chromium nats rabbitmq promtool rootfs clean
 
 help:            ## list all targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -37,7 +38,17 @@ check: $(VENV)/.all  ## ruff, mypy --strict, import-linter; whether `make docs` 
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.budgets
 	@for module in $(DRAWN); do $(BIN)/python -m $$module || exit 1; done
+
+budgets: $(VENV)/.all  ## lines, files, commands, flags, keys and classes beside what .ci/budgets.toml allows
+	$(BIN)/python -m tests.budgets
+
+acceptance: mosquitto postgresql chromium setup run  ## what a restructuring must leave as it is: vectors, models, stores, whole systems, audit, mutants
+	$(BIN)/python -m tests.acceptance.golden_jobs
+	$(BIN)/python -m pytest -n $(WORKERS) $(SPREAD) $(ACCEPTED)
+	$(BIN)/edgeveil audit --quick
+	$(MAKE) mutants
 
 ONLY    ?=
 mutants: $(VENV)/.all  ## plant small privacy flaws, one at a time: a test must find each (ONLY=NAME)

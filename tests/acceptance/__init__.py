@@ -1,0 +1,1 @@
+"""The acceptance suite of a restructuring: what must come out the same before and after it."""
