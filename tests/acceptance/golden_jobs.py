@@ -58,7 +58,7 @@ def prepared(path: Path, scratch: Path) -> tuple[Path, list[str]] | str:
     table = {"own_data": "digits.csv"}.get(path.stem) or job.get("local_run", {}).get(
         "data", {}
     ).get("path")
-    if table:
+    if table and source not in FOLDERS:
         command = shlex.split(
             next(filter(None, (_maker(one, table) for one in JOBS.glob("*.yaml"))))
         )
