@@ -14,7 +14,7 @@ from contextlib import suppress
 from edgeveil.errors import BrokerError
 from edgeveil.protocol import effects as fx
 from edgeveil.sites.cloud import CloudCell, CloudSite
-from edgeveil.transport.link import LinkDown, Topics
+from edgeveil.transport.link import SERVER_BACKOFF_CAP_S, LinkDown, Topics
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
 from edgeveil.transport.runtime import Runtime
 
@@ -102,7 +102,12 @@ def _session(site: CloudSite, cell: CloudCell) -> RuntimeLink:
     topics = Topics(cell.name)
     named = f"cloud-{cell.name}" if cell.name else "cloud"
     return RuntimeLink(
-        link_settings(cell.broker or site.broker, named, site.limits.packet_bytes),
+        link_settings(
+            cell.broker or site.broker,
+            named,
+            site.limits.packet_bytes,
+            backoff_cap_s=SERVER_BACKOFF_CAP_S,
+        ),
         [topics.cloud_in],
         fx.ProxyAddress(cell.name),
         lambda _to: topics.cloud_out,

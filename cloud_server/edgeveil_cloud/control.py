@@ -55,7 +55,6 @@ class Control:
         host: CloudHost,
         machine: CloudMachine,
         runner: Runner,
-        queue: int,
         *,
         running: int = 1,
         python_models: bool = False,
@@ -64,7 +63,7 @@ class Control:
     ) -> None:
         """`able`: whether the machine takes what is written, and so many bytes of a batch."""
         self._store, self._host, self._machine = store, host, machine
-        self._runner, self._queue, self._python_models = runner, queue, python_models
+        self._runner, self._python_models = runner, python_models
         self.rollouts = RolloutDriver(
             store, host.jobs, machine, runner, validity or ReleaseValidity()
         )
@@ -120,7 +119,6 @@ class Control:
             job.job,
             job.canonical(),
             job.digest(),
-            queue_limit=self._queue,
             priority=job.priority,
         )
         if untested:

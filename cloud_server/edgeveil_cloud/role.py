@@ -17,6 +17,7 @@ from edgeveil.jobs.round_traffic import BrokerUse
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
+from edgeveil.protocol.beside import LEAST_BYTES
 from edgeveil.protocol.cloud import CloudMachine, OwnKeys
 from edgeveil.protocol.cloud_tasks import CloudSettings
 from edgeveil.protocol.messages import PeerKeys, Signer, TrustMetadata
@@ -80,8 +81,7 @@ class CloudRole:
                 packet_bytes=limits.packet_bytes,
                 blob_bytes=limits.blob_bytes,
                 spool_bytes=limits.spool_bytes,
-                beside_bytes=site.blobs.least_bytes if site.blobs else 0,
-                beside_s=site.blobs.expires_s if site.blobs else CloudSettings.beside_s,
+                beside_bytes=LEAST_BYTES if site.blobs else 0,
             ),
             releases=Signer("cloud", releases) if self.trust else None,
             rosters=self.store.roster_marks(),
@@ -190,7 +190,6 @@ def build(
         role.host,
         role.machine,
         role.runner,
-        site.limits.jobs_queued,
         running=site.limits.jobs_running,
         python_models=site.allow_python_models,
         validity=site.releases,

@@ -6,7 +6,7 @@ again and again, so that a restart at any point goes on where it stood. A canary
 reports at the end of the soak time bring it to all; without enough of them it stays where it is,
 for its operator to decide. What goes to all is sealed anew for devices that were admitted since,
 and after a withdrawal for those that the withdrawn one had kept it from. The statement that renews
-and withdraws is said anew with every change, and every `renew_s`.
+and withdraws is said anew with every change, and `RENEWALS` times while a release is valid.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from edgeveil_cloud.stored_jobs import StoredJobs, wire_id
 
 LOG = logging.getLogger("edgeveil.cloud")
 PUBLISH_AGAIN_S = 10.0
+RENEWALS = 7  # of a release within the time that it is valid
 QUIET_S = 1.0  # without a new device, before a release is sealed for those that came
 
 
@@ -144,7 +145,7 @@ class RolloutDriver:
         good = [one for one in found if self._counts(one, found)]
         bad = [one for one in found if one.stage == "withdrawn"]
         said = _sequences(good), _sequences(bad)
-        if said == self._said and now_s < self._said_at + self._validity.renew_s:
+        if said == self._said and now_s < self._said_at + self._validity.valid_s / RENEWALS:
             return
         self._said, self._said_at = said, now_s
         number, expires_s = self._store.next_number(), now_s + self._validity.valid_s

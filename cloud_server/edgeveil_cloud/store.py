@@ -47,6 +47,7 @@ from edgeveil_cloud.store_tables import (
 )
 
 HASH_BYTES = 32
+JOBS_QUEUED = 100
 EVENTS_KEPT = 10_000  # of each job
 _HOUR_S, _DAY_S = 3600.0, 24 * 3600.0
 _SWEEP_EVERY = 256  # events between two looks for old ones
@@ -86,7 +87,7 @@ class Store:
         canonical: bytes,
         digest: bytes,
         *,
-        queue_limit: int = 100,
+        queue_limit: int = JOBS_QUEUED,
         priority: Priority = "normal",
     ) -> JobEntry:
         """Queue a job under a new id. StoreError if `queue_limit` jobs already wait."""
@@ -106,7 +107,6 @@ class Store:
             if int(db.scalar(waiting) or 0) >= queue_limit:
                 raise StoreError(
                     f"{queue_limit} jobs are waiting already",
-                    where="limits.jobs_queued",
                     fix="wait, or cancel one with edgeveil job cancel",
                 )
             values = {**row, "status": "queued", "reason": "", "submitted_at": self._now_s()}

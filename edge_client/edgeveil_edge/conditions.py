@@ -24,6 +24,7 @@ LOW_BATTERY_PERCENT = 15.0  # as on Android, where a device says that its batter
 LOW_STORAGE_SHARE, LOW_STORAGE_BYTES = 0.05, 500 << 20  # the lesser of both
 IDLE_S = 600.0  # a terminal that nobody touched for so long is left
 BUS_S = 2.0
+COMMAND_TIMEOUT_S = 10.0  # an owner's command that takes longer says no
 _UNROUTED = ("192.0.2.1", 9)  # of documentation (RFC 5737): connecting a UDP socket sends nothing
 _METERED, _UNMETERED = ("1", "3"), ("2", "4")  # NMMetered: yes and guessed yes; no and guessed no
 
@@ -77,9 +78,9 @@ def unmet(conditions: Conditions, state_dir: Path, sensors: Sensors) -> list[str
 
 def _unmet(conditions: Conditions, state_dir: Path, sensors: Sensors) -> Iterator[str]:
     battery = (100.0, True)
-    if conditions.charging or conditions.require_power or conditions.battery_not_low:
+    if conditions.charging or conditions.battery_not_low:
         battery = sensors.battery() or battery
-    if (conditions.charging or conditions.require_power) and not battery[1]:
+    if conditions.charging and not battery[1]:
         yield "charging: the box runs on battery"
     if conditions.battery_not_low and not battery[1] and battery[0] <= LOW_BATTERY_PERCENT:
         yield f"battery_not_low: {battery[0]:.0f} % are left"
@@ -106,13 +107,13 @@ def _unmet(conditions: Conditions, state_dir: Path, sensors: Sensors) -> Iterato
     if conditions.between and not within(conditions.between, sensors.minute_of_day()):
         yield f"between: it is none of {', '.join(conditions.between)}"
     # Last: it is the owner's own and may cost most.
-    if conditions.command and not sensors.holds(conditions.command, conditions.command_timeout_s):
+    if conditions.command and not sensors.holds(conditions.command, COMMAND_TIMEOUT_S):
         yield f"command: {conditions.command[0]} says no"
 
 
 def wanted(conditions: Conditions) -> dict[str, Any]:
     """What the owner asks for, by its key, in the order of `unmet`."""
-    charging = conditions.charging or conditions.require_power
+    charging = conditions.charging
     asked = {
         "charging": charging,
         "battery_not_low": conditions.battery_not_low,

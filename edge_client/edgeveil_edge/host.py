@@ -114,7 +114,7 @@ class DeviceHost:
         noise_for, self._moment = chance.noise_for or noise_from(ledger.noise_key()), chance.moment
         compute = compute or Computer(site, identity.split_key, load)
         self._work = RoundWork(site, identity, store, ledger, noise_for, compute, sealing, say)
-        self.releases = ReleaseStore(site.state_dir / "releases", site.limits.releases)
+        self.releases = ReleaseStore(site.state_dir / "releases")
         self.releases.follow(site.policy.on_expired_release)
         self.unheard = False  # whether the proxy did not know it, once
         self._stale = ""  # what the owner was told of a release that is not renewed

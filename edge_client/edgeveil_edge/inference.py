@@ -45,6 +45,7 @@ from edgeveil.transport.listener import ListenAt
 from edgeveil_edge.predict import Predictions, as_records, stale_since, told_by
 from edgeveil_edge.releases import InstalledRelease
 
+REQUEST_BYTES = 1 << 20  # of the body of a request
 RUN_S = 5.0  # of one batch of a request
 JSON, NUMBERS = "application/json", "application/octet-stream"
 
@@ -141,11 +142,11 @@ class InferenceService:
         pages: dict[str, Page] = {"/v1/model": self.told}
         posts = {"/v1/predict": self._predict_page}
         if settings.socket is not None:
-            server = PageServer(pages, posts, settings.request_bytes, _refusal)
+            server = PageServer(pages, posts, REQUEST_BYTES, _refusal)
             await server.listen(ListenAt(socket=settings.socket))
             self._servers.append(server)
         if settings.http is not None:
-            server = PageServer(pages, posts, settings.request_bytes, _refusal)
+            server = PageServer(pages, posts, REQUEST_BYTES, _refusal)
             await server.listen(settings.http.host, settings.http.port)
             self._servers.append(server)
         if self._servers:  # the first request need not wait for the model

@@ -29,7 +29,7 @@ from edgeveil.protocol.device_tasks import (
 )
 from edgeveil.protocol.messages import Bye, encode
 from edgeveil.sites.broker_profiles import PROFILES
-from edgeveil.sites.edge import EdgeSite, OwnerPage
+from edgeveil.sites.edge import EdgeSite, LoopbackHttp
 from edgeveil.transport.blob_client import BlobClient
 from edgeveil.transport.http import (
     LINK_DOWN,
@@ -53,7 +53,7 @@ from edgeveil_edge.control import ControlSocket
 from edgeveil_edge.host import LOG, DeviceHost
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.inference import InferenceService
-from edgeveil_edge.presence import Presence
+from edgeveil_edge.presence import PRESENCE_INTERVAL_S, Presence
 from edgeveil_edge.role import DeviceRole, build
 from edgeveil_edge.self_check import self_check
 from edgeveil_edge.spending import OwnSpending
@@ -182,7 +182,7 @@ class DeviceProcess:
             lambda: conditions.unmet(site.conditions, site.state_dir, sensors),
             self.runtime.post,
             self.device.host.moment,
-            site.conditions.presence_interval_s,
+            PRESENCE_INTERVAL_S,
         )
         self._problems: list[str] = []
         self._health = HealthSocket(
@@ -399,7 +399,7 @@ class DeviceProcess:
         self._folder.release()
 
 
-def _page(at: OwnerPage, device: DeviceProcess) -> DevicePage:
+def _page(at: LoopbackHttp, device: DeviceProcess) -> DevicePage:
     from edgeveil_edge.page import DevicePage  # most devices have none, and load none of it
 
     return DevicePage(at, device)

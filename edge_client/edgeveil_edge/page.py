@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgeveil import tokens
 from edgeveil.errors import EdgeVeilError, UsageError
-from edgeveil.sites.edge import OwnerPage
+from edgeveil.sites.edge import LoopbackHttp
 from edgeveil.storage import file_mark
 from edgeveil.transport.http import (
     REQUEST_S,
@@ -49,6 +49,7 @@ from edgeveil_edge.host import LOG
 from edgeveil_edge.inference import TRY_S
 from edgeveil_edge.page_sessions import OwnerSessions
 from edgeveil_edge.personal_model import kept_personal
+from edgeveil_edge.presence import PRESENCE_INTERVAL_S
 
 if TYPE_CHECKING:
     from edgeveil_edge.main import DeviceProcess
@@ -74,7 +75,7 @@ _LOGIN_DIGITS = 4  # of a log-in's length: 999 bytes are more than it ever has
 class DevicePage:
     """Serves the page of `device` where its site file says."""
 
-    def __init__(self, at: OwnerPage, device: DeviceProcess) -> None:
+    def __init__(self, at: LoopbackHttp, device: DeviceProcess) -> None:
         self._at, self._device, self._site = at, device, device.site
         self._token_file = device.site.state_dir / TOKEN_FILE
         self._token_mark: tuple[int, ...] = ()
@@ -215,7 +216,7 @@ class DevicePage:
             "cell": site.cell,
             "data": site.data.name,
             "wanted": conditions.wanted(site.conditions),
-            "interval_s": site.conditions.presence_interval_s,
+            "interval_s": PRESENCE_INTERVAL_S,
             "names": names,
             "ledger": ledger,
             "spent": {**own, "course": spent.get("course", [])},

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable
 
 from edgeveil.protocol import effects as fx
 
+PRESENCE_INTERVAL_S = 900.0  # in each at most one coming or going, at a random moment
+
 Look = Callable[[], list[str]]
 
 

@@ -43,7 +43,7 @@ class DeviceRole:
         identity = DeviceIdentity.load(site.state_dir)
         self.site, self.identity, self.id = site, identity, identity.device_id
         self.address = fx.DeviceAddress(self.id)
-        self.store = DeviceStore(site.state_dir / STORE_FILE, limits.receipts)
+        self.store = DeviceStore(site.state_dir / STORE_FILE)
         self.ledger = Ledger(site.state_dir / LEDGER_FILE, site.data.name)
         self.signer = Signer(self.id, identity.signing)
         trust = HeldTrust(site.state_dir, site.trust_file) if site.trust_file else None
@@ -74,7 +74,7 @@ class DeviceRole:
             DeviceSettings(
                 limits.packet_bytes,
                 limits.blob_bytes,
-                limits.fetch_bytes,
+                max(DeviceSettings.fetch_bytes, limits.blob_bytes),
                 limits.jobs,
                 require_cover=site.policy.require_cover,
                 blob_urls=site.blobs.urls if site.blobs else (),

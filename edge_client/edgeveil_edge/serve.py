@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from edgeveil.data.records import require_file
-from edgeveil.sites.edge import Inference, InferenceHttp
+from edgeveil.sites.edge import Inference, LoopbackHttp
 from edgeveil.storage import file_mark
 from edgeveil.transport.process import first_of, run_until_stopped
 from edgeveil_edge.inference import InferenceService, ReleasesInUse, ServedModel
@@ -51,7 +51,7 @@ def serve(model: Path, port: int) -> int:
 
 
 async def _serve(releases: ReleasesInUse, port: int, stop: asyncio.Event) -> int:
-    service = InferenceService(Inference(http=InferenceHttp(port=port)), releases)
+    service = InferenceService(Inference(http=LoopbackHttp(port=port)), releases)
     await service.start()
     (url,) = service.urls
     print(f"{url}/v1/predict takes records, {url}/v1/model says which; Ctrl-C ends", flush=True)

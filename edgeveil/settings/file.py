@@ -61,6 +61,8 @@ def parsed(raw: bytes, where: str) -> Tree:
 def only_block(model: type[M], kind: str, tree: Tree, path: Path) -> M:
     """The one block of a file; relative paths in it count from the file's folder."""
     _only_key(tree, kind, str(path))
+    for at, text in _drop_retired(kind, tree.value[kind]):
+        tree.problems.append(Problem((kind, *at), tree.line((kind, *at)), text))
     return checked(model, tree, str(path), prefix=(kind,), folder=path.absolute().parent)
 
 
@@ -181,3 +183,79 @@ def problems_error(where: str, problems: list[Problem]) -> ConfigError:
 def _printable(line: str) -> str:
     """What a file holds may not steer a terminal, and every line must be writable."""
     return "".join(letter if letter.isprintable() else "?" for letter in line)
+
+
+# --- keys of earlier versions' site files that became constants ---------------------------------
+# With its usual value, as an earlier version wrote it, such a key is dropped as it is read. Any
+# other value is refused.
+
+_PROXY_LIMITS = {
+    "credit_bytes": 16 << 20,
+    "misbehaving_refusals": 1000,
+    "misbehaving_window_s": 60,
+    "cool_down_s": 30,
+    "cool_down_cap_s": 600,
+    "stalled_rounds": 3,
+    "max_offline_share": 0.5,
+}
+_BLOBS = {"least_bytes": 1 << 20, "expires_s": 3600}
+RETIRED: dict[str, dict[str, object]] = {
+    "cloud": {
+        "broker.backoff_cap_s": 15,
+        "cells.*.broker.backoff_cap_s": 15,
+        "limits.jobs_queued": 100,
+        "releases.renew_s": 86400,
+        **{f"blobs.{key}": value for key, value in _BLOBS.items()},
+    },
+    "proxy": {
+        "edge_broker.backoff_cap_s": 15,
+        "cloud_broker.backoff_cap_s": 15,
+        "claims.per_minute": 600,
+        **{f"limits.{key}": value for key, value in _PROXY_LIMITS.items()},
+        **{f"blobs.{key}": value for key, value in _BLOBS.items()},
+    },
+    "edge": {
+        "broker.backoff_cap_s": 30,
+        "limits.fetch_bytes": 1 << 29,
+        "limits.receipts": 1000,
+        "limits.releases": 5,
+        "inference.request_bytes": 1 << 20,
+        "conditions.command_timeout_s": 10,
+        "conditions.presence_interval_s": 900,
+        "conditions.require_power": False,
+    },
+}
+RETIRED["fleet"] = {
+    f"{part}.{key}": usual
+    for part, kind in (("cloud", "cloud"), ("proxy", "proxy"), ("devices", "edge"))
+    for key, usual in RETIRED[kind].items()
+}
+_INSTEAD = {"require_power": "write charging: true"}
+
+
+def _drop_retired(kind: str, block: dict[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
+    """Remove a site's retired keys from `block`; returns (path, problem) of those that differ."""
+    found = []
+    for dotted, usual in RETIRED.get(kind, {}).items():
+        *steps, key = dotted.split(".")
+        for path, holder in _holders(block, steps, ()):
+            if key in holder:
+                value = holder.pop(key)
+                if value != usual:
+                    fix = _INSTEAD.get(key, "drop the key")
+                    found.append(((*path, key), f"is always {usual} by now; {fix}"))
+    return found
+
+
+def _holders(
+    value: Any, steps: list[str], path: tuple[str | int, ...]
+) -> list[tuple[tuple[str | int, ...], dict[str, Any]]]:
+    if not steps:
+        return [(path, value)] if isinstance(value, dict) else []
+    first, rest = steps[0], steps[1:]
+    if first == "*" and isinstance(value, list):
+        each = enumerate(value)
+        return [hit for at, item in each for hit in _holders(item, rest, (*path, at))]
+    if isinstance(value, dict) and first in value:
+        return _holders(value[first], rest, (*path, first))
+    return []

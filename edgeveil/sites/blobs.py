@@ -81,10 +81,6 @@ class BlobStore(Block):
     """The process serves them itself, from its state folder."""
     bucket: BlobBucket | None = None
     """They lie in a bucket, reached by signed URLs."""
-    least_bytes: int = Field(default=1 << 20, ge=65536, le=1 << 40)
-    """Smaller ones go over the broker."""
-    expires_s: float = Field(default=3600.0, ge=60, le=7 * 86400)
-    """Seconds for which a URL is good."""
 
 
 def blob_mixes(store: BlobStore | None, at: str) -> Iterator[Mix]:

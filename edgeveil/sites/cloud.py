@@ -12,14 +12,16 @@ from edgeveil.settings.base import Block, Mix, SitePath, refuse
 from edgeveil.sites.blobs import BlobStore, blob_mixes
 from edgeveil.sites.data import DataSource, data_mixes
 from edgeveil.sites.links import (
+    BrokerLink,
     ByteLimit,
     Cell,
     CloudHttp,
+    Http,
     Log,
     PacketBytes,
-    ServerLink,
     broker_mixes,
     http_mixes,
+    single_link_mixes,
     trust_mixes,
 )
 
@@ -36,8 +38,6 @@ class CloudLimits(Block):
     which others leave no room waits at the proxy."""
     jobs_running: int = Field(default=4, ge=1, le=64)
     """Jobs that run at once; the others wait in the queue."""
-    jobs_queued: int = Field(default=100, ge=1, le=10**6)
-    """Jobs that may wait."""
 
 
 class ComputeAt(Block):
@@ -68,15 +68,8 @@ class ReleaseValidity(Block):
     """How long devices take a release for the newest one."""
 
     valid_s: float = Field(default=7 * 86400.0, ge=60, le=366 * 86400)
-    """Seconds from each renewal after which a release is stale: a newer one may be withheld."""
-    renew_s: float = Field(default=86400.0, ge=1, le=366 * 86400)
-    """Seconds between two renewals; below valid_s, so that a device may miss some."""
-
-    @model_validator(mode="after")
-    def _renewed_in_time(self) -> Self:
-        if self.renew_s >= self.valid_s:
-            raise ValueError(f"renew_s {self.renew_s:g} must be below valid_s {self.valid_s:g}")
-        return self
+    """Seconds from each renewal after which a release is stale: a newer one may be withheld. It is
+    renewed seven times as often, so that a device may miss some."""
 
 
 class CloudCell(Block):
@@ -84,7 +77,7 @@ class CloudCell(Block):
 
     name: Cell
     """As in the cell's topics; empty: the cell without a name."""
-    broker: ServerLink | None = None
+    broker: BrokerLink | None = None
     """Its cloud-side broker; null: the one that the cells share."""
     proxy_key_file: SitePath | None = Field(default=None, examples=["../site/keys/north.pub"])
     """Its proxy's public Ed25519 key, where it is pinned; else `trust_file`."""
@@ -96,7 +89,7 @@ TestSources = Annotated[tuple[DataSource, ...], Field(min_length=1, max_length=6
 class CloudSite(Block):
     """The cloud process: runs jobs, never sees who sent what."""
 
-    broker: ServerLink
+    broker: BrokerLink
     """The cloud-side broker."""
     state_dir: SitePath = Path("state/cloud")
     """Folder for the store, keys and models; made at first start."""
@@ -110,7 +103,7 @@ class CloudSite(Block):
     """The cells of the fleet; empty: it has one, without a name."""
     moves_file: SitePath | None = Field(default=None, examples=["../site/moves.jsonl"])
     """Which cell each moved device belongs to, from `edgeveil site apply`; null: none was moved."""
-    http: CloudHttp = CloudHttp()
+    http: CloudHttp = Http()
     """Status and control."""
     test_data: DataSource | TestSources | None = None
     """Labelled records to test each round's model on, of the data set that `name` names: jobs name
@@ -155,11 +148,16 @@ class CloudSite(Block):
             at = f"cells.{number}"
             yield from trust_mixes(self.trust_file, **{f"{at}.proxy_key_file": cell.proxy_key_file})
             if cell.broker is not None:
+                yield from single_link_mixes(cell.broker, f"{at}.broker")
                 yield from broker_mixes(cell.broker, f"{at}.broker", self.limits.packet_bytes)
         if len({cell.name for cell in self.cells}) < len(self.cells):
             yield Mix(("cells",), "names a cell twice; name each once")
+        yield from single_link_mixes(self.broker, "broker")
         yield from broker_mixes(self.broker, "broker", self.limits.packet_bytes)
         yield from blob_mixes(self.blobs, "blobs")
         for number, data in enumerate(self.test_sets):
             alone = isinstance(self.test_data, DataSource)
-            yield from data_mixes(data, "test_data" if alone else f"test_data.{number}")
+            at = "test_data" if alone else f"test_data.{number}"
+            yield from data_mixes(data, at)
+            if data.shard is not None:
+                yield Mix((f"{at}.shard",), "a device takes a share of its data; drop it here")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from edgeveil.settings.base import Block, Seconds
+from edgeveil.settings.base import Block
 
 _WINDOW = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-3]):([0-5][0-9])")
 
@@ -56,9 +56,3 @@ class Conditions(Block):
         default=(), max_length=64
     )
     """A program and its arguments, run without a shell; exit code 0: yes. Empty: none."""
-    command_timeout_s: Seconds = 10.0
-    """A command that takes longer says no."""
-    presence_interval_s: Seconds = 900.0
-    """The device comes or goes at most once in each such interval, at a random moment in it."""
-    require_power: bool = False
-    """Earlier name of `charging`."""

@@ -65,27 +65,6 @@ class DataFiles(Block):
     """The form of the records of `images`."""
 
 
-class DataSource(DataFiles):
-    """Where records come from."""
-
-    name: str = Field(min_length=1, max_length=64, examples=["digits"])
-    """The data set's lasting name: the ledger is kept under it, jobs name it as `data.source`."""
-    source: SourceName = Field(max_length=300, examples=["digits"])
-    """`digits` (ships inside scikit-learn), `mnist`, `emnist` (Balanced), `cifar10`, `cifar100`
-    (their published files), `npz`, `csv`, `parquet`, `idx`, `images`, `python: m:function`."""
-    test_records: int | None = Field(default=None, ge=0, le=10**9)
-    """Records of the cloud's test, for digits and published sets; null: 360 of digits, of published
-    sets their test half."""
-    test_share: float | None = Field(default=None, ge=0, lt=1, examples=[0.2])
-    """Of other sources: the share held back from the devices for the cloud's test, the same at all
-    parties, each record by a hash of its own; null: none is, the cloud has a file of its own."""
-    test_fold: int = Field(default=0, ge=0, lt=1000, exclude_if=operator.not_)
-    """Which share of them: of 0.2 there are five, from 0 on, and together they are all records."""
-    test_path: SitePath | None = Field(default=None, exclude_if=operator.not_)
-    """In place of a share: a file of its own, in the form of `path`, that the cloud tests on and no
-    device reads."""
-
-
 DEFAULT_PARTITION = "iid"
 
 
@@ -140,11 +119,27 @@ class Shard(Block):
     not follow from its records."""
 
 
-class DeviceData(DataSource):
-    """A device's own records, which never leave it."""
+class DataSource(DataFiles):
+    """Where records come from."""
 
-    shard: Shard | None = None
-    """Take one share of the data set; null: all of it."""
+    name: str = Field(min_length=1, max_length=64, examples=["digits"])
+    """The data set's lasting name: the ledger is kept under it, jobs name it as `data.source`."""
+    source: SourceName = Field(max_length=300, examples=["digits"])
+    """`digits` (ships inside scikit-learn), `mnist`, `emnist` (Balanced), `cifar10`, `cifar100`
+    (their published files), `npz`, `csv`, `parquet`, `idx`, `images`, `python: m:function`."""
+    test_records: int | None = Field(default=None, ge=0, le=10**9)
+    """Records of the cloud's test, for digits and published sets; null: 360 of digits, of published
+    sets their test half."""
+    test_share: float | None = Field(default=None, ge=0, lt=1, examples=[0.2])
+    """Of other sources: the share held back from the devices for the cloud's test, the same at all
+    parties, each record by a hash of its own; null: none is, the cloud has a file of its own."""
+    test_fold: int = Field(default=0, ge=0, lt=1000, exclude_if=operator.not_)
+    """Which share of them: of 0.2 there are five, from 0 on, and together they are all records."""
+    test_path: SitePath | None = Field(default=None, exclude_if=operator.not_)
+    """In place of a share: a file of its own, in the form of `path`, that the cloud tests on and no
+    device reads."""
+    shard: Shard | None = Field(default=None, exclude_if=operator.not_)
+    """On a device of a demonstration: take one share of the data set; null: all of it."""
 
 
 def _source(source: str) -> Any | None:
@@ -177,7 +172,7 @@ def data_mixes(data: DataSource, at: str) -> Iterator[Mix]:
         text = f"there is no fold {data.test_fold} of test_share {data.test_share}; count from 0"
         yield Mix((f"{at}.test_fold", f"{at}.test_share"), text)
     yield from unread_mixes(data, data.source, at, source)
-    shard = data.shard if isinstance(data, DeviceData) else None
+    shard = data.shard
     if shard is not None:
         yield from dealing_mixes(shard.partition, data.source, f"{at}.shard.partition", source)
         yield from _class_mixes(shard, data.source, f"{at}.shard", source)

@@ -10,17 +10,20 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from edgeveil.plugins import installed
-from edgeveil.settings.base import Block, Mix, PortNumber, SitePath, refuse
+from edgeveil.settings.base import Block, Mix, SitePath, refuse
 from edgeveil.sites.blobs import BlobAccess
 from edgeveil.sites.conditions import Conditions
-from edgeveil.sites.data import DeviceData, data_mixes
+from edgeveil.sites.data import DataSource, data_mixes
 from edgeveil.sites.links import (
     BrokerLink,
     ByteLimit,
     Cell,
+    Listens,
     Log,
     PacketBytes,
+    at_usual_port,
     broker_mixes,
+    single_link_mixes,
     trust_mixes,
 )
 from edgeveil.sites.policy import Policy
@@ -33,18 +36,12 @@ class EdgeLimits(Block):
     """Largest whole MQTT packet; not above the broker's own limit."""
     blob_bytes: ByteLimit = 1 << 28
     """Largest model package in all its chunks together."""
-    fetch_bytes: ByteLimit = 1 << 29
-    """Packages on their way at once, all together."""
     outbox_bytes: ByteLimit = 1 << 28
     """Disk for a job's sealed upload that waits for the proxy."""
     memory_bytes: ByteLimit = 1 << 26
     """What a job may keep here from round to round, for itself alone."""
     jobs: int = Field(default=32, ge=1, le=10**4)
     """Jobs kept at once, each of at most blob_bytes; the oldest makes room."""
-    receipts: int = Field(default=1000, ge=1, le=10**6)
-    """Uploads whose fate is remembered, the newest."""
-    releases: int = Field(default=5, ge=2, le=1000)
-    """Final models kept for roll-back, each of at most blob_bytes."""
 
 
 def _loopback(host: str) -> str:
@@ -57,8 +54,8 @@ def _loopback(host: str) -> str:
     return host
 
 
-class LoopbackHttp(Block):
-    """Where something listens for this machine alone."""
+class LoopbackHttp(Listens):
+    """Where predictions, or the owner's page, listen for this machine alone."""
 
     host: Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_loopback)] = (
         "127.0.0.1"
@@ -66,29 +63,13 @@ class LoopbackHttp(Block):
     """A loopback address."""
 
 
-class InferenceHttp(LoopbackHttp):
-    """Where the inference service listens for HTTP."""
-
-    port: PortNumber = 8710
-    """TCP port."""
-
-
-class OwnerPage(LoopbackHttp):
-    """The owner's page: ledger, jobs, pause, release; `edgeveil edge page` prints the way in."""
-
-    port: PortNumber = 8711
-    """TCP port."""
-
-
 class Inference(Block):
     """Predictions of the release in use for programs on this box; off without an address."""
 
     socket: SitePath | None = None
     """Unix socket, for this user alone (mode 0600)."""
-    http: InferenceHttp | None = None
+    http: Annotated[LoopbackHttp, AfterValidator(at_usual_port(8710))] | None = None
     """Loopback address; any user of the box may ask there."""
-    request_bytes: int = Field(default=1 << 20, ge=1024, le=1 << 26)
-    """Largest body of a request."""
 
 
 class ClaimUse(Block):
@@ -121,7 +102,7 @@ class EdgeSite(Block):
     """The proxy's public Ed25519 key, where it is pinned; else `trust_file`."""
     trust_file: SitePath | None = Field(default=None, examples=["../site/trust.json"])
     """What the fleet's offline root delegates, from `edgeveil trust`; newer ones come by wire."""
-    data: DeviceData
+    data: DataSource
     """The device's records."""
     policy: Policy = Policy()
     """What the owner allows."""
@@ -136,8 +117,8 @@ class EdgeSite(Block):
     """When the box has time."""
     inference: Inference = Inference()
     """Predictions for programs on this box."""
-    page: OwnerPage | None = None
-    """Loopback address of the owner's page; null: there is none."""
+    page: Annotated[LoopbackHttp, AfterValidator(at_usual_port(8711))] | None = None
+    """The owner's page: ledger, jobs, pause, release; `edgeveil edge page` prints the way in."""
     blobs: BlobAccess | None = None
     """Where large packages may come from and large uploads go beside the broker; null: all goes
     over the broker."""
@@ -155,6 +136,7 @@ class EdgeSite(Block):
         yield from trust_mixes(
             self.trust_file, cloud_key_file=self.cloud_key_file, proxy_key_file=self.proxy_key_file
         )
+        yield from single_link_mixes(self.broker, "broker")
         yield from broker_mixes(self.broker, "broker", self.limits.packet_bytes)
         yield from data_mixes(self.data, "data")
         if self.claim is not None and self.broker.cert_file is None:
@@ -174,10 +156,3 @@ class EdgeSite(Block):
         if http is not None and page is not None and http.port == page.port:
             text = f"both listen on port {page.port}; set another page.port"
             yield Mix(("page.port", "inference.http"), text)
-        limits = self.limits
-        if limits.blob_bytes > limits.fetch_bytes:
-            yield Mix(
-                ("limits.blob_bytes", "limits.fetch_bytes"),
-                f"{limits.blob_bytes} bytes are more than may be on their way,"
-                f" {limits.fetch_bytes}; raise fetch_bytes or lower blob_bytes",
-            )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from edgeveil.errors import UsageError
-from edgeveil.settings.base import Block, Mix, PortNumber, SitePath
+from edgeveil.settings.base import Block, Mix, SitePath
 from edgeveil.sites.addresses import BrokerAddress, HttpProxy
 from edgeveil.sites.broker_profiles import PROFILES, ProfileName
 
@@ -119,8 +119,10 @@ class BrokerLink(Block):
     """PEM file of that certificate's private key."""
     keepalive_s: int = Field(default=60, ge=5, le=65535)
     """Seconds of silence after which the link is checked."""
-    backoff_cap_s: float = Field(default=30.0, ge=0.1, le=3600)
-    """Longest pause before a lost link is tried again; each pause is drawn at random below it."""
+    links: int = Field(default=1, ge=1, le=64)
+    """Connections of a proxy; from two on the first listens and the others speak, each device over
+    one of them. What devices send arrives over the first alone. The cloud's side has use for two.
+    """
     silence_s: float = Field(default=600.0, ge=5, le=3600)
     """Seconds without a message after which the other side is asked for a sign, a tenth of them
     where a question was repeated; without a word the link is made anew, at the next address."""
@@ -131,11 +133,15 @@ class BrokerLink(Block):
         return (self.url,) if isinstance(self.url, str) else self.url
 
 
-class ServerLink(BrokerLink):
-    """How cloud or proxy, on which all others wait, reach an MQTT broker."""
+class Listens(Block):
+    """A block with the TCP port of a listener."""
 
-    backoff_cap_s: float = Field(default=15.0, ge=0.1, le=3600)
-    """Longest pause before a lost link is tried again; each pause is drawn at random below it."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """TCP port; 0: the usual one, 8701 of the cloud, 8702 of the proxy, 8710 of predictions, 8711
+    of the owner's page."""
+
+
+P = TypeVar("P", bound=Listens)
 
 
 class HttpTls(Block):
@@ -150,21 +156,6 @@ class HttpTls(Block):
     None: no client is asked for one."""
 
 
-class Http(Block):
-    """Where the status and control pages listen."""
-
-    host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
-    """Address; the default is reachable from this machine alone."""
-    port: PortNumber = 8701
-    """TCP port."""
-    socket: SitePath | None = Field(default=None, examples=["../state/cloud.sock"])
-    """Unix socket to listen on in place of host and port, mode 0600; none: TCP."""
-    socket_group: str | None = Field(default=None, min_length=1, max_length=64)
-    """Group whose members may open `socket` too (mode 0660); none: this user alone."""
-    tls: HttpTls | None = None
-    """Speak HTTPS; none: plain HTTP."""
-
-
 class HttpClient(Block):
     """A client that is known by its certificate."""
 
@@ -174,18 +165,20 @@ class HttpClient(Block):
     """What it may do without a token; each includes those before it."""
 
 
-class CloudHttp(Http):
-    """Where the cloud's control listens."""
+class Http(Listens):
+    """Where the status and control pages listen."""
 
+    host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
+    """Address; the default is reachable from this machine alone."""
+    socket: SitePath | None = Field(default=None, examples=["../state/cloud.sock"])
+    """Unix socket to listen on in place of host and port, mode 0600; none: TCP."""
+    socket_group: str | None = Field(default=None, min_length=1, max_length=64)
+    """Group whose members may open `socket` too (mode 0660); none: this user alone."""
+    tls: HttpTls | None = None
+    """Speak HTTPS; none: plain HTTP."""
     clients: tuple[HttpClient, ...] = Field(default=(), max_length=1000)
-    """Clients that need no token, by the certificates that `tls.client_ca_file` vouches for."""
-
-
-class ProxyHttp(Http):
-    """Where the proxy's status page listens."""
-
-    port: PortNumber = 8702
-    """TCP port."""
+    """Clients of the cloud that need no token, by the certificates that `tls.client_ca_file`
+    vouches for."""
 
 
 class Log(Block):
@@ -197,6 +190,20 @@ class Log(Block):
     """`text` to read, `json` for one object a line."""
 
 
+def at_usual_port(port: int) -> Callable[[P], P]:
+    """Make a validator that puts a role's usual port where a block has 0."""
+
+    def resolve(http: P) -> P:
+        left_out = http.port == 0 and not getattr(http, "socket", None)
+        return http.model_copy(update={"port": port}) if left_out else http
+
+    return resolve
+
+
+CloudHttp = Annotated[Http, AfterValidator(at_usual_port(8701))]
+ProxyHttp = Annotated[Http, AfterValidator(at_usual_port(8702))]
+
+
 def http_mixes(http: Http) -> Iterator[Mix]:
     """Impossible mixes of the block `http`."""
     if http.socket is not None:
@@ -206,7 +213,7 @@ def http_mixes(http: Http) -> Iterator[Mix]:
                 yield Mix((f"http.{key}", "http.socket"), text)
     elif http.socket_group is not None:
         yield Mix(("http.socket_group", "http.socket"), "is of a Unix socket; add http.socket")
-    clients = http.clients if isinstance(http, CloudHttp) else ()
+    clients = http.clients
     if clients and (http.tls is None or http.tls.client_ca_file is None):
         text = "nobody vouches for their certificates; add http.tls.client_ca_file"
         yield Mix(("http.clients", "http.tls.client_ca_file", "http.tls"), text)
@@ -223,6 +230,12 @@ def trust_mixes(trust_file: Path | None, **keys: Path | None) -> Iterator[Mix]:
             text = "others' keys stand in trust_file, or are pinned one by one; "
             text += "drop one of the two" if rooted else f"add {key}, or trust_file"
             yield Mix((key, "trust_file"), text)
+
+
+def single_link_mixes(link: BrokerLink, at: str) -> Iterator[Mix]:
+    """Yield a problem where a party other than a proxy asks for several connections."""
+    if link.links > 1:
+        yield Mix((f"{at}.links",), "only a proxy has use for several; drop it")
 
 
 def broker_mixes(link: BrokerLink, at: str, packet_bytes: int) -> Iterator[Mix]:

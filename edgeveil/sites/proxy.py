@@ -11,12 +11,13 @@ from pydantic import Field, model_validator
 from edgeveil.settings.base import Block, Mix, SitePath, refuse
 from edgeveil.sites.blobs import BlobAccess, BlobStore, blob_mixes
 from edgeveil.sites.links import (
+    BrokerLink,
     ByteLimit,
     Cell,
+    Http,
     Log,
     PacketBytes,
     ProxyHttp,
-    ServerLink,
     broker_mixes,
     http_mixes,
     trust_mixes,
@@ -35,26 +36,11 @@ class ProxyLimits(Block):
     stands beside its uploads."""
     cache_bytes: ByteLimit = 1 << 30
     """Disk for broadcasts that devices may still ask for; more are refused."""
-    credit_bytes: ByteLimit = 16 << 20
-    """Bytes that all devices together may have on their way: each waits until it is asked."""
     hellos_per_s: float = Field(default=500, gt=0, le=1e6)
     """Devices heard in a second; those beyond are told when to come again."""
     device_messages_per_s: float = Field(default=200, gt=0, le=1e6)
     """Messages taken from one device in a second, bursts of two seconds, counted before they are
     decoded; parts of an upload that the proxy asked for come on top."""
-    misbehaving_refusals: int = Field(default=1000, ge=1, le=10**6)
-    """Messages of one device that no sound device sends (malformed, forged, beyond the rate); one
-    more of them within `misbehaving_window_s` begins a cool-down."""
-    misbehaving_window_s: float = Field(default=60, gt=0, le=86400)
-    """Seconds in which `misbehaving_refusals` are counted."""
-    cool_down_s: float = Field(default=30, gt=0, le=86400)
-    """Seconds for which a misbehaving device's messages are dropped unread and its uploads not
-    waited for; twice as long each time in a row, once only after it behaved for as long."""
-    cool_down_cap_s: float = Field(default=600, gt=0, le=86400)
-    """Seconds that a cool-down lasts at most."""
-    stalled_rounds: int = Field(default=3, ge=1, le=10**6)
-    """Rounds in a row that a device leaves unanswered, all others being waited for, before a round
-    with its quorum closes without waiting for it; it counts again as soon as it answers."""
     upload_bytes: ByteLimit = 1 << 26
     """Largest upload of one device in one round."""
     lot_bytes: int = Field(default=1 << 20, ge=1, le=1 << 50)
@@ -62,17 +48,6 @@ class ProxyLimits(Block):
     `min_batch_floor` of them. Larger than a round: all wait for the last, as without masks."""
     devices: int = Field(default=100_000, ge=1, le=10**7)
     """Devices that may be enrolled."""
-    max_offline_share: float = Field(default=0.5, ge=0, le=1)
-    """Share of the admitted devices that may be offline before page and `/healthz` warn of it
-    (`fleet_offline`)."""
-
-
-class ProxyBrokerLink(ServerLink):
-    """How the proxy reaches an MQTT broker."""
-
-    links: int = Field(default=1, ge=1, le=64)
-    """Connections; from two on the first listens and the others speak, each device over one of
-    them. What devices send arrives over the first alone. The cloud's side has use for two."""
 
 
 class ClaimDeskSettings(Block):
@@ -86,17 +61,14 @@ class ClaimDeskSettings(Block):
     """Days that such a certificate holds."""
     admit: Literal["at_once", "operator"] = "at_once"
     """`at_once`: whoever holds a claim; `operator`: after `edgeveil proxy claims admit NAME`."""
-    per_minute: int = Field(default=600, ge=1, le=10**6)
-    """Requests that are looked at in one minute from senders that are not known; more are dropped.
-    Each claim and each device has a rate of its own, 6 at once and then one in 5 s."""
 
 
 class ProxySite(Block):
     """The proxy process: knows the devices, never sees a model, an update or an inference."""
 
-    edge_broker: ProxyBrokerLink
+    edge_broker: BrokerLink
     """The broker that the devices use."""
-    cloud_broker: ProxyBrokerLink
+    cloud_broker: BrokerLink
     """The broker that the cloud uses."""
     cell: Cell = ""
     """The cell of the fleet that it belongs to; empty: the fleet has no named cells."""
@@ -111,7 +83,7 @@ class ProxySite(Block):
     and when it changes. Whoever is not in it stays as it is."""
     claims: ClaimDeskSettings | None = None
     """Admission by one-time claims; null: there is none."""
-    http: ProxyHttp = ProxyHttp()
+    http: ProxyHttp = Http()
     """Status."""
     min_batch_floor: int = Field(default=3, ge=1, le=10**6)
     """Fewest uploads ever handed over in one batch, whatever a job says."""
@@ -151,12 +123,6 @@ class ProxySite(Block):
             ("upload", limits.upload_bytes, "spool", limits.spool_bytes),
             ("blob", limits.blob_bytes, "cache", limits.cache_bytes),
         )
-        if limits.cool_down_s > limits.cool_down_cap_s:
-            yield Mix(
-                ("limits.cool_down_s", "limits.cool_down_cap_s"),
-                f"a first cool-down of {limits.cool_down_s:g} s is longer than the longest of "
-                f"{limits.cool_down_cap_s:g} s; raise limits.cool_down_cap_s or lower it",
-            )
         for key, size, room, most in rooms:
             if size > most:
                 yield Mix(

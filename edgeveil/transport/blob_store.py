@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("edgeveil.blobs")
 _BLOCK_BYTES = 1 << 18
+EXPIRES_S = 3600.0  # for which a URL is good
 _SILENT_S = 30.0  # until a block of a GET is taken, or the next byte of a PUT comes
 _LEAST_BYTES_S = 4096  # of a PUT on average, after _SILENT_S; a GET's blocks need 8,738
 _SWEEP_S = 600.0
@@ -73,13 +74,13 @@ def open_store(site: BlobStore | None, state_dir: Path) -> StoreBeside | None:
     if site is None:
         return None
     if site.bucket is not None:
-        return BucketStore(site.bucket, site.expires_s)
+        return BucketStore(site.bucket, EXPIRES_S)
     if site.serve is None or site.url is None:  # the schema says so
         raise UsageError("blobs need a store", fix="add serve or bucket")
     served = site.serve
     tls = server_context(served.tls.cert_file, served.tls.key_file, None) if served.tls else None
     at = ListenAt(served.host, served.port, tls=tls)
-    return ServedStore(state_dir / "blobs", site.url, at, site.expires_s)
+    return ServedStore(state_dir / "blobs", site.url, at, EXPIRES_S)
 
 
 def taken(store: StoreBeside, name: str, blob: Blob) -> Iterator[bytes]:

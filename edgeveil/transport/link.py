@@ -108,6 +108,9 @@ class Will:
     payload: bytes
 
 
+SERVER_BACKOFF_CAP_S = 15.0  # of cloud and proxy, on which all others wait
+
+
 @dataclass(frozen=True)
 class LinkSettings:
     """How to reach a broker and what bounds to keep.

@@ -361,7 +361,11 @@ class MqttLink:
 
 
 def link_settings(
-    broker: BrokerLink, client_id: str, packet_bytes: int, will: Will | None = None
+    broker: BrokerLink,
+    client_id: str,
+    packet_bytes: int,
+    will: Will | None = None,
+    backoff_cap_s: float = LinkSettings.backoff_cap_s,
 ) -> LinkSettings:
     """How to reach the broker; the password comes from its file. Raises UsageError."""
     profile = PROFILES[broker.profile]
@@ -378,7 +382,7 @@ def link_settings(
         profile=profile,
         protocol=broker.protocol,
         keepalive_s=broker.keepalive_s,
-        backoff_cap_s=broker.backoff_cap_s,
+        backoff_cap_s=backoff_cap_s,
         silence_s=broker.silence_s,
         packet_bytes=packet_bytes,
         will=will,

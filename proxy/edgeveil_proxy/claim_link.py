@@ -46,7 +46,6 @@ class ClaimLink:
             signer,
             certificate_days=settings.certificate_days,
             approved_by_operator=settings.admit == "operator",
-            per_minute=settings.per_minute,
         )
         self._refused, self._turn = refused, asyncio.Lock()
         self._topics = topics = Topics(site.cell)

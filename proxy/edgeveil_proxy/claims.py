@@ -196,7 +196,7 @@ class ClaimDesk:
         *,
         certificate_days: int,
         approved_by_operator: bool,
-        per_minute: int,
+        per_minute: int = 600,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._book, self._registry, self._authority = book, registry, authority

@@ -28,11 +28,26 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import PART_START
 from edgeveil.protocol.proxy_arrivals import Asked
 from edgeveil.protocol.proxy_masks import MISFIT
-from edgeveil.sites.proxy import ProxyLimits
 
 BURST_S = 2.0  # a device that was silent may say at once what it may say in this time
 OTHERS = 1024  # identities that nobody admitted, and of which something is known
 SHOWN = 100  # identities that a status page names
+
+
+@dataclass(frozen=True)
+class ConductLimits:
+    """Bounds on one device: its rate, and when a cool-down begins and how long it lasts.
+
+    More than `refusals` unsound messages within `window_s` begin a cool-down of `cool_down_s`,
+    doubled each time in a row up to `cool_down_cap_s`.
+    """
+
+    messages_per_s: float = 200.0
+    refusals: int = 1000
+    window_s: float = 60.0
+    cool_down_s: float = 30.0
+    cool_down_cap_s: float = 600.0
+
 
 # Reasons that tell of the sender. The others can meet a sound device: it is late, the disk is full.
 UNSOUND = frozenset(
@@ -82,7 +97,7 @@ class DeviceConduct:
 
     def __init__(
         self,
-        limits: ProxyLimits,
+        limits: ConductLimits,
         enrolled: Callable[[str], bool],
         asked: Callable[[str], Asked | None],
         on_cool_down: Callable[[str], None] = lambda _device: None,
@@ -90,7 +105,7 @@ class DeviceConduct:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._wall_clock = wall_clock
-        self._limits, self._each_s = limits, 1.0 / limits.device_messages_per_s
+        self._limits, self._each_s = limits, 1.0 / limits.messages_per_s
         self._burst_s = max(BURST_S, self._each_s)
         self._is_enrolled, self._asked = enrolled, asked
         self._on_cool_down, self._clock = on_cool_down, clock
@@ -128,10 +143,10 @@ class DeviceConduct:
         record.refused[reason] += 1
         if reason not in UNSOUND or now_s < record.cooling_until_s:
             return
-        if now_s - record.window_from_s >= self._limits.misbehaving_window_s:
+        if now_s - record.window_from_s >= self._limits.window_s:
             record.window_from_s, record.unsound = now_s, 0
         record.unsound += 1
-        if record.unsound > self._limits.misbehaving_refusals:
+        if record.unsound > self._limits.refusals:
             self._cool_down(record, now_s)
             if self._is_enrolled(sender.id):
                 self._on_cool_down(sender.id)
@@ -198,11 +213,10 @@ class DeviceConduct:
         return record
 
     def _cool_down(self, record: _Record, now_s: float) -> None:
-        limits = self._limits
         if now_s >= record.repeats_until_s:
             record.cool_downs = 0
         longer = 2.0 ** min(record.cool_downs, 40)
-        lasts_s = min(limits.cool_down_s * longer, limits.cool_down_cap_s)
+        lasts_s = min(self._limits.cool_down_s * longer, self._limits.cool_down_cap_s)
         record.cool_downs += 1
         record.cooling_until_s = now_s + lasts_s
         record.repeats_until_s = record.cooling_until_s + lasts_s

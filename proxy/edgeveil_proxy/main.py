@@ -27,7 +27,7 @@ from edgeveil.transport.http import (
     warnings_of,
     writable,
 )
-from edgeveil.transport.link import Topics
+from edgeveil.transport.link import SERVER_BACKOFF_CAP_S, LinkSettings, Topics
 from edgeveil.transport.listener import ListenAt
 from edgeveil.transport.metrics import Linked, MeteredHost, Metrics, StateDisk, gauge
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
@@ -40,6 +40,7 @@ from edgeveil_proxy.page import ProxyPage
 from edgeveil_proxy.role import LOG, ProxyRole, build
 
 if TYPE_CHECKING:
+    from edgeveil.sites.links import BrokerLink
     from edgeveil.transport.blob_client import BlobClient
     from edgeveil.transport.blob_store import StoreBeside
     from edgeveil_proxy.claim_link import ClaimLink
@@ -57,9 +58,9 @@ class _ProxyProcess:
     def __init__(self, site: ProxySite) -> None:
         self.site, self._at = site, ListenAt.of(site.http)
         self._folder = OwnFolder(site.state_dir)
-        packet_bytes, topics = site.limits.packet_bytes, Topics(site.cell)
+        topics = Topics(site.cell)
         self.edge = RuntimeLink(
-            link_settings(site.edge_broker, topics.proxy_id, packet_bytes),
+            self._link(site.edge_broker),
             [topics.devices_up],
             fx.AllDevices(),
             topics.of_proxy,
@@ -67,7 +68,7 @@ class _ProxyProcess:
             site.edge_broker.links,
         )
         self.cloud = RuntimeLink(
-            link_settings(site.cloud_broker, topics.proxy_id, packet_bytes),
+            self._link(site.cloud_broker),
             [topics.cloud_out],
             fx.CloudAddress(),
             topics.of_proxy,
@@ -104,6 +105,10 @@ class _ProxyProcess:
         self.page = ProxyPage(
             site, self._at, self.proxy, self.runtime, self.health, self.links, self.claims
         )
+
+    def _link(self, broker: BrokerLink) -> LinkSettings:
+        limits, name = self.site.limits, Topics(self.site.cell).proxy_id
+        return link_settings(broker, name, limits.packet_bytes, backoff_cap_s=SERVER_BACKOFF_CAP_S)
 
     def _join(self, proxy: ProxyRole) -> Runtime:
         """Its frames go over the two links, and its host is metered."""

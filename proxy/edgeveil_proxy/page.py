@@ -22,7 +22,7 @@ from edgeveil.transport.listener import ListenAt
 from edgeveil.transport.metrics import bounded
 from edgeveil.transport.mqtt_link import RuntimeLink
 from edgeveil.transport.runtime import Runtime
-from edgeveil_proxy.role import ProxyRole
+from edgeveil_proxy.role import MAX_OFFLINE_SHARE, ProxyRole
 
 if TYPE_CHECKING:
     from edgeveil_proxy.claim_link import ClaimLink
@@ -78,7 +78,7 @@ class ProxyPage:
         proxy, runtime, moved = self._proxy, self._runtime, self._links
         return {
             "enrolled": len(proxy.registry.devices()),
-            "max_offline_share": self._site.limits.max_offline_share,
+            "max_offline_share": MAX_OFFLINE_SHARE,
             "online": proxy.host.online,
             "round": proxy.host.round,
             "bytes": {
@@ -117,7 +117,7 @@ class ProxyPage:
             "rooms": {
                 "spool": [machine.spool_bytes, limits.spool_bytes],
                 "cache": [machine.cache_bytes, limits.cache_bytes],
-                "credit": [machine.credit_bytes, limits.credit_bytes],
+                "credit": [machine.credit_bytes, machine.settings.credit_bytes],
             },
             "links": {
                 hop: {

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import EdgeVeilError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.beside import GrantPut, ShowBlob
+from edgeveil.protocol.beside import LEAST_BYTES, GrantPut, ShowBlob
 from edgeveil.protocol.mask_seeds import RoundCheck
 from edgeveil.protocol.messages import ExchangeId, PeerKeys, Signer, TrustMetadata
 from edgeveil.protocol.proxy import ProxyMachine
@@ -38,7 +38,7 @@ from edgeveil.transport.process import own_signing_key
 from edgeveil.transport.runtime import Runner
 from edgeveil.trust.believed import believed_keys, check_own_cell, delegated_key, take_trust
 from edgeveil.trust.bundle import HeldTrust
-from edgeveil_proxy.conduct import DeviceConduct
+from edgeveil_proxy.conduct import ConductLimits, DeviceConduct
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_proxy.shuffle import Shuffle
 from edgeveil_proxy.spool import SPOOL_FILE, Spool
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("edgeveil.proxy")
 _OPENED_KEPT = 64
+MAX_OFFLINE_SHARE = 0.5  # of the admitted devices, before page and `/healthz` warn of it
 
 
 class ProxyRole:
@@ -90,7 +91,7 @@ class ProxyRole:
         self.plan_problem = ""  # why devices_file could not be taken up
         self.not_delegated = ""  # why it cannot speak with the key that the root names
         self.conduct = DeviceConduct(
-            limits,
+            ConductLimits(limits.device_messages_per_s),
             lambda device: self.registry.verify_key(device) is not None,
             self.machine.asks,
             self._set_aside,
@@ -125,10 +126,10 @@ class ProxyRole:
 
     def warnings(self) -> list[str]:
         """What is wrong with the fleet though the proxy works: `fleet_offline` where the share of
-        it that is offline has come to `limits.max_offline_share`, `rounds_declined` where most of
+        it that is offline has come to `MAX_OFFLINE_SHARE`, `rounds_declined` where most of
         those that the newest round selected declined it."""
         offline, enrolled = len(self.machine.offline or ()), len(self.registry.devices())
-        answers, most = self.host.round, self.site.limits.max_offline_share
+        answers, most = self.host.round, MAX_OFFLINE_SHARE
         away = offline > 0 and offline >= most * enrolled
         declined = 2 * answers.get("declined", 0) > answers.get("selected", 0)
         return ["fleet_offline"] * away + ["rounds_declined"] * declined
@@ -193,14 +194,11 @@ def machine_settings(site: ProxySite) -> ProxySettings:
         upload_bytes=limits.upload_bytes,
         spool_bytes=limits.spool_bytes,
         cache_bytes=limits.cache_bytes,
-        credit_bytes=limits.credit_bytes,
         hellos_per_s=limits.hellos_per_s,
         cover_window_s=site.cover_window_s if site.cover_traffic else 0.0,
         min_batch_floor=site.min_batch_floor,
-        stalled_rounds=limits.stalled_rounds,
         lot_bytes=limits.lot_bytes,
-        beside_bytes=site.blobs.least_bytes if site.blobs else 0,
-        beside_s=site.blobs.expires_s if site.blobs else ProxySettings.beside_s,
+        beside_bytes=LEAST_BYTES if site.blobs else 0,
         blob_urls=site.cloud_blobs.urls if site.cloud_blobs else (),
     )
 

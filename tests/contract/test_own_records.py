@@ -15,7 +15,7 @@ from edgeveil.parts import own_records as device
 from edgeveil.parts.own_records import device_records, held_records, of_shape
 from edgeveil.parts.partitions import PARTITIONS
 from edgeveil.parts.partitions.dealing import record_words
-from edgeveil.sites.data import DataSource, DeviceData
+from edgeveil.sites.data import DataSource
 from edgeveil_lab.audit.record_guard import CLASSES, FORMS, SIDE, RecordTable, by_index, made_up
 
 DEVICES, KEY = 5, bytes(range(32))
@@ -46,7 +46,7 @@ def fleet(data, dealing, classes=CLASSES):
         )
 
     for index in range(DEVICES):
-        block = DeviceData.model_validate_json(
+        block = DataSource.model_validate_json(
             json.dumps({**data, "shard": {**shard, "index": index}})
         )
         for half, records in enumerate(device_records(block, KEY, evaluation_share=0.3)):
@@ -110,7 +110,7 @@ def test_gaps_in_every_value_of_a_column_change_no_form(gaps, tmp_path):
 
 def test_an_empty_list_is_no_records_of_any_shape(tmp_path):
     np.savez(tmp_path / "empty.npz", x=[], y=[])
-    block = DeviceData(name="own", source="npz", path=tmp_path / "empty.npz")
+    block = DataSource(name="own", source="npz", path=tmp_path / "empty.npz")
     for half in device_records(block, KEY, evaluation_share=0.3):
         assert of_shape(half, (4, 4)).x.shape == (0, 4, 4)
 

@@ -22,7 +22,7 @@ from edgeveil.privacy.laplace_mechanism import softmax_event
 from edgeveil.privacy.ledger import LEDGER_FILE
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol import effects as fx
-from edgeveil.sites.edge import OwnerPage
+from edgeveil.sites.edge import LoopbackHttp
 from edgeveil.transport.http import serve_pages
 from edgeveil_edge import page as device_page
 from edgeveil_edge.identity import DeviceIdentity
@@ -68,7 +68,7 @@ def test_an_owner_logs_in_pauses_tries_a_record_and_goes_back(
     for peer in ("cloud", "proxy"):
         SigningKey.generate().public().save(tmp_path / f"{peer}.pub")
     DeviceIdentity.load_or_create(tmp_path)
-    page = OwnerPage.model_construct(host="127.0.0.1", port=0)
+    page = LoopbackHttp.model_construct(host="127.0.0.1", port=0)
     policy = {"min_devices": 3, "accept_unproven": True, "accept_unprotected": True}
     own = site(tmp_path, name=SHORT, policy=policy).model_copy(update={"page": page})
     hostile, plain = "ab" * 16, "cd" * 16

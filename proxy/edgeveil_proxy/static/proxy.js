@@ -12,7 +12,7 @@
     devices_file: "the plan's devices cannot be taken up",
   };
   const WARNINGS = {
-    fleet_offline: "as much of the fleet is offline as limits.max_offline_share says: see the devices below",
+    fleet_offline: "half of the fleet or more is offline: see the devices below",
     rounds_declined: "most devices declined the newest round: their owners' pages and edgeveil edge status say why",
     plain_http: "this page is readable on its way: set http.tls, or listen on 127.0.0.1",
   };

@@ -10,7 +10,7 @@ from edgeveil.protocol import sealed as real
 from edgeveil.protocol.device_tasks import OpenedPackage, OpenPackage
 from edgeveil.protocol.messages import ExchangeId, Group
 from edgeveil.protocol.sealed import JobPackage, Sealing, Terms, encode_package
-from edgeveil.sites.data import DeviceData
+from edgeveil.sites.data import DataSource
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.links import BrokerLink
 from edgeveil.testing import PlainSealing
@@ -85,7 +85,7 @@ def test_a_devices_process_takes_no_plain_package(keys, tmp_path) -> None:
         state_dir=tmp_path,
         cloud_key_file=tmp_path / "cloud.pub",
         proxy_key_file=tmp_path / "proxy.pub",
-        data=DeviceData(name="digits", source="digits"),
+        data=DataSource(name="digits", source="digits"),
     )
     identity = DeviceIdentity.load_or_create(tmp_path)
     store, ledger = DeviceStore(tmp_path / "device.sqlite"), Ledger(tmp_path / "l.sqlite", "digits")

@@ -78,7 +78,7 @@ class Course:
         runner = Mock()
         runner.post = lambda event: self.posted.append(event.what)
         self.desk = Desk(self.store)
-        self.validity = ReleaseValidity(valid_s=1000.0, renew_s=300.0)
+        self.validity = ReleaseValidity(valid_s=2100.0)
         self.driver = RolloutDriver(
             self.store, self.desk.host.jobs, self.machine, runner, self.validity
         )
@@ -233,13 +233,13 @@ def test_what_is_good_is_renewed_again_and_again_and_what_was_replaced_is_not():
     _, old = course.release()
     said = statement(course.look())
     assert said.renewed == (old.manifest.sequence,)
-    assert said.expires_s == course.now_s + 1000.0
+    assert said.expires_s == course.now_s + 2100.0
     course.now_s += 299
     assert course.look() == []
     course.now_s += 1
     again = statement(course.look())
     assert again.number > said.number
-    assert again.expires_s == course.now_s + 1000.0
+    assert again.expires_s == course.now_s + 2100.0
     _, new = course.release()
     assert statement(course.look()).renewed == (new.manifest.sequence,)
 

@@ -44,7 +44,7 @@ def control(tmp_path):
     def of(*blocks):
         store = Store(f"sqlite:///{tmp_path / 'cloud.sqlite'}")
         host = CloudHost(store, HeldTests(blocks), BroadcastLimits(1 << 20))
-        return Control(store, host, None, None, 10), store
+        return Control(store, host, None, None), store
 
     return of
 

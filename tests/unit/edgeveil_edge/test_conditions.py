@@ -63,7 +63,6 @@ WELL = Box()
     ("asked", "bad", "said"),
     [
         ({"charging": True}, {"charge": (80.0, False)}, "charging: the box runs on battery"),
-        ({"require_power": True}, {"charge": (80.0, False)}, "charging: the box runs on battery"),
         ({"battery_not_low": True}, {"charge": (15.0, False)}, "battery_not_low: 15 % are left"),
         ({"idle": True}, {"people": True}, "idle: somebody uses the box"),
         ({"unmetered": True}, {"by_the_byte": True}, "unmetered: the network is metered"),

@@ -19,7 +19,7 @@ from edgeveil.parts.models.softmax_head import described
 from edgeveil.privacy.laplace_mechanism import softmax_event
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.privacy.policy import JobRequest, Limits
-from edgeveil.sites.edge import InferenceHttp, OwnerPage
+from edgeveil.sites.edge import LoopbackHttp
 from edgeveil_edge import page as page_module
 from edgeveil_edge import spending
 from edgeveil_edge.control import ask
@@ -42,7 +42,7 @@ def own(tmp_path, monkeypatch):
     for peer in ("cloud", "proxy"):
         SigningKey.generate().public().save(tmp_path / f"{peer}.pub")
     DeviceIdentity.load_or_create(tmp_path)
-    page = OwnerPage.model_construct(host="127.0.0.1", port=0)
+    page = LoopbackHttp.model_construct(host="127.0.0.1", port=0)
     return site(tmp_path, conditions={"charging": True, "max_load": 99.0}).model_copy(
         update={"page": page}
     )
@@ -267,11 +267,11 @@ def test_a_body_of_a_stranger_is_refused_before_it_is_read(own):
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.4", "::", "box.example", ""])
 def test_no_other_address_than_a_loopback_one_is_taken(host):
     with pytest.raises(ValidationError):
-        OwnerPage(host=host)
+        LoopbackHttp(host=host)
 
 
 def test_the_page_and_predictions_do_not_share_a_port(tmp_path):
-    inference = {"http": InferenceHttp(port=8711)}
+    inference = {"http": LoopbackHttp(port=8711)}
     with pytest.raises(ValidationError, match="both listen on port 8711"):
         site(tmp_path, page={}, inference=inference)
 

@@ -12,9 +12,9 @@ from edgeveil.data.schema import DataSchema, schema_metadata
 from edgeveil.errors import UsageError
 from edgeveil.parts.features.identity import Identity, IdentityParameters
 from edgeveil.parts.models.softmax_head import bake, build_graph
-from edgeveil.sites.edge import Inference, InferenceHttp
+from edgeveil.sites.edge import Inference, LoopbackHttp
 from edgeveil_edge import inference
-from edgeveil_edge.inference import InferenceService
+from edgeveil_edge.inference import REQUEST_BYTES, InferenceService
 from edgeveil_edge.main import DeviceProcess
 from edgeveil_edge.predict import predict
 from edgeveil_edge.release_trial import run_trial
@@ -121,17 +121,17 @@ def test_what_holds_no_records_is_refused_with_the_reason(tmp_path, content, kin
 
 def test_a_body_is_bounded_by_its_header_before_it_is_read(tmp_path):
     async def body(ask, _releases):
-        for length in (1025, 10**17, 10**40):  # nothing of them is ever sent
+        for length in (REQUEST_BYTES + 1, 10**17, 10**40):  # nothing of them is ever sent
             extra = (f"Content-Length: {length}",)
             assert (await ask("POST", "/v1/predict", extra=extra))[0] == 413
         for extra in (("Transfer-Encoding: chunked",), ("Content-Length: -1",), ("X: y",)):
             assert (await ask("POST", "/v1/predict", extra=extra))[0] == 411
-        at_most = asked(record=[1, 2]).ljust(1024)
+        at_most = asked(record=[1, 2]).ljust(REQUEST_BYTES)
         assert (await ask("POST", "/v1/predict", at_most))[0] == 200
         assert (await ask("GET", "/v1/predict"))[0] == 405
         assert (await ask("POST", "/v1/model"))[0] == 405
 
-    served(tmp_path, body, request_bytes=1024)
+    served(tmp_path, body)
 
 
 def test_a_page_of_another_host_in_a_browser_cannot_ask(tmp_path):
@@ -282,7 +282,7 @@ def test_it_is_off_without_an_address(tmp_path):
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.2", "::", "example.org"])
 def test_other_addresses_than_of_this_machine_are_refused(host):
     with pytest.raises(ValueError, match="this machine alone"):
-        InferenceHttp(host=host)
+        LoopbackHttp(host=host)
 
 
 def test_over_tcp_it_answers_the_same(tmp_path, unused_port=0):
@@ -295,7 +295,7 @@ def test_over_tcp_it_answers_the_same(tmp_path, unused_port=0):
     async def run():
         releases = ReleaseStore(tmp_path / "releases")
         releases.install("first", model(), {})
-        service = InferenceService(Inference(http=InferenceHttp(port=port)), releases)
+        service = InferenceService(Inference(http=LoopbackHttp(port=port)), releases)
         await service.start()
         assert service.urls == [f"http://127.0.0.1:{port}"]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

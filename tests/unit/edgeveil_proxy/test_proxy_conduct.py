@@ -11,8 +11,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import BlobPart, Need, encode
 from edgeveil.protocol.proxy_arrivals import Asked
 from edgeveil.protocol.proxy_masks import MISFIT
-from edgeveil.sites.proxy import ProxyLimits
-from edgeveil_proxy.conduct import BURST_S, OTHERS, SHOWN, UNSOUND, DeviceConduct
+from edgeveil_proxy.conduct import BURST_S, OTHERS, SHOWN, UNSOUND, ConductLimits, DeviceConduct
 
 NEED, PART = encode(Need(b"b" * 32, (1,))), encode(BlobPart(b"b" * 32, 1, 0, b"x" * 300))
 A, B = fx.DeviceAddress("a" * 16), fx.DeviceAddress("b" * 16)
@@ -33,7 +32,7 @@ class Scene:
     ) -> None:
         self.clock, self.admitted, self.set_aside = Clock(), None, []
         self.conduct = DeviceConduct(
-            ProxyLimits.model_validate(limits),
+            ConductLimits(**limits),
             lambda device: self.admitted is None or device in self.admitted,
             asked,
             self.set_aside.append,
@@ -61,8 +60,8 @@ def cooling(scene: Scene, device: fx.DeviceAddress = A) -> float:
 
 
 STRICT = {
-    "misbehaving_refusals": 3,
-    "misbehaving_window_s": 10,
+    "refusals": 3,
+    "window_s": 10,
     "cool_down_s": 20,
     "cool_down_cap_s": 60,
 }
@@ -72,7 +71,7 @@ STRICT = {
 
 
 def test_a_burst_then_the_rate_and_nobody_elses_matter() -> None:
-    scene = Scene(device_messages_per_s=10, misbehaving_refusals=10**6)
+    scene = Scene(messages_per_s=10, refusals=10**6)
     burst = round(10 * BURST_S)
     assert scene.taken(A, 100) == pytest.approx(burst, abs=1)
     assert scene.taken(B, 5) == 5
@@ -83,7 +82,7 @@ def test_a_burst_then_the_rate_and_nobody_elses_matter() -> None:
 
 
 def test_what_is_no_message_counts_like_one() -> None:
-    scene = Scene(device_messages_per_s=10, misbehaving_refusals=10**6)
+    scene = Scene(messages_per_s=10, refusals=10**6)
     frames = (b"", b"\0\0", b"x" * 100_000)
     assert sum(scene.takes(A, frames[n % 3]) for n in range(100)) == pytest.approx(
         10 * BURST_S, abs=1
@@ -92,7 +91,7 @@ def test_what_is_no_message_counts_like_one() -> None:
 
 
 def test_parts_that_were_asked_for_and_the_cloud_are_not_counted() -> None:
-    scene = Scene({A.id: Asked(1, 1000)}.get, device_messages_per_s=0.1)
+    scene = Scene({A.id: Asked(1, 1000)}.get, messages_per_s=0.1)
     assert all(scene.takes(A, PART) for _ in range(1000))
     assert scene.taken(fx.CloudAddress(), 1000) == 1000
     scene.misbehave(fx.CloudAddress(), 1000)  # type: ignore[arg-type]
@@ -100,13 +99,13 @@ def test_parts_that_were_asked_for_and_the_cloud_are_not_counted() -> None:
 
 
 def test_parts_that_nobody_asked_for_are_counted() -> None:
-    scene = Scene({A.id: Asked(1, 1000)}.get, device_messages_per_s=10)
+    scene = Scene({A.id: Asked(1, 1000)}.get, messages_per_s=10)
     assert sum(scene.takes(B, PART) for _ in range(100)) == pytest.approx(10 * BURST_S, abs=1)
 
 
 def test_so_many_parts_as_were_asked_for_come_beside_the_rate_and_no_more() -> None:
     asked = {A.id: Asked(1, 16)}
-    scene = Scene(asked.get, device_messages_per_s=10, misbehaving_refusals=30)
+    scene = Scene(asked.get, messages_per_s=10, refusals=30)
     burst = round(10 * BURST_S)
     assert sum(scene.takes(A, PART) for _ in range(30)) == 30, "parts that come twice have a rate"
     asked[A.id] = Asked(2, 16)
@@ -116,7 +115,7 @@ def test_so_many_parts_as_were_asked_for_come_beside_the_rate_and_no_more() -> N
 
 
 def test_a_slow_rate_still_takes_one_message_at_a_time() -> None:
-    scene = Scene(device_messages_per_s=0.1)
+    scene = Scene(messages_per_s=0.1)
     assert scene.taken(A, 3) == 1
     scene.clock.now_s += 10.0
     assert scene.taken(A, 3) == 1
@@ -188,9 +187,9 @@ def test_what_a_sound_device_can_meet_is_counted_and_not_held_against_it(reason:
 
 
 def test_a_flood_ends_in_a_cool_down_by_its_rate_alone() -> None:
-    scene = Scene(device_messages_per_s=10, **STRICT)
+    scene = Scene(messages_per_s=10, **STRICT)
     told = [scene.conduct.refusal(A, b"\0\0") for _ in range(1000)]
-    assert told.count("rate") == STRICT["misbehaving_refusals"] + 1
+    assert told.count("rate") == STRICT["refusals"] + 1
     assert told[-1] == "cooling_down"
 
 

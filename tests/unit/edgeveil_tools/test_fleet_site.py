@@ -157,14 +157,14 @@ def test_bundles_that_were_handed_over_come_back_without_keys(folder, tmp_path):
     install(folder / "bundles" / "box-0001", place)
     keys = {path: raw for path, raw in contents(place).items() if "state/" in path}
     shutil.rmtree(folder / "bundles")
-    plan(folder, devices={"limits": {"receipts": 500}, "policy": {"lifetime_epsilon": 9}})
+    plan(folder, devices={"limits": {"jobs": 50}, "policy": {"lifetime_epsilon": 9}})
     opened(folder).apply()
     assert sorted(path.name for path in (folder / "bundles").iterdir()) == EVERYBODY[4:]
     assert not [path for path in contents(folder / "bundles") if path.endswith(".key")]
     install(folder / "bundles" / "box-0001", place)
     assert {path: raw for path, raw in contents(place).items() if "state/" in path} == keys
     site = load_site(place / "edgeveil.yaml")
-    assert (site.limits.receipts, site.policy.lifetime_epsilon) == (500, 50)
+    assert (site.limits.jobs, site.policy.lifetime_epsilon) == (50, 50)
 
 
 def test_an_apply_that_was_cut_short_goes_on(folder, monkeypatch):

@@ -14,10 +14,10 @@ from edgeveil.claim import USER, claimed_key_id
 from edgeveil.crypto.authorities import Authority
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.protocol.effects import DeviceAddress
-from edgeveil.sites.proxy import ProxyLimits, ProxySite
+from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.link import Topics
 from edgeveil_proxy.claim_link import ClaimLink
-from edgeveil_proxy.conduct import DeviceConduct
+from edgeveil_proxy.conduct import ConductLimits, DeviceConduct
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.site.broker_rules import rules_for
 from tests.unit.edgeveil_proxy.test_claims import Box, renewal
@@ -79,7 +79,7 @@ class Desks:
         self.registry.changed()
         known = self.registry.verify_key
         self.conduct = DeviceConduct(
-            ProxyLimits(), lambda one: known(one) is not None, lambda _: None, clock=lambda: 9.0
+            ConductLimits(), lambda one: known(one) is not None, lambda _: None, clock=lambda: 9.0
         )
         site = ProxySite(
             edge_broker={"url": "mqtt://127.0.0.1:1"},

@@ -46,7 +46,7 @@ from edgeveil.privacy.events import Event, GaussianEvent, LaplaceEvent
 from edgeveil.privacy.gaussian_mechanism import counts_event, diagonal_of_triangle
 from edgeveil.privacy.grid import Int64
 from edgeveil.privacy.laplace_mechanism import SOFTMAX_BITS, scale_of
-from edgeveil.sites.data import DeviceData
+from edgeveil.sites.data import DataSource
 from edgeveil_lab.audit.guards import AttackOutcome, Guard
 
 # --- files of every form that owners have ---
@@ -225,7 +225,7 @@ class DealtFleet:
         rows, clusters = [], []
         for index in range(DEVICES):
             block = {**data, "name": "own", "test_share": _SHARES["test_share"]}
-            site = DeviceData.model_validate_json(
+            site = DataSource.model_validate_json(
                 json.dumps({**block, "shard": {**shared, "index": index}})
             )
             key = bytes([index]) * 32

@@ -117,7 +117,7 @@ def _submitted(model: str, blob_bytes: int) -> tuple[float, str]:
         try:
             host = CloudHost(store, None, BroadcastLimits(_PART_BYTES, blob_bytes))
             store.set_enrolled({OpeningKey.generate().public().to_bytes()})
-            desk = Control(store, host, None, None, 1, python_models=True)  # type: ignore[arg-type]
+            desk = Control(store, host, None, None, python_models=True)  # type: ignore[arg-type]
             job_id = desk.submit(text)
             try:
                 _played(store, host, store.job(job_id), ledger)

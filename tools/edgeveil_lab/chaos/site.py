@@ -169,7 +169,6 @@ def _fit(path: Path, ports: dict[str, int], compute: ComputeWorkers | None) -> N
             broker = settings[party][block]
             link = of_cell(link, settings[party].get("cell", ""))
             broker["url"] = f"mqtt://127.0.0.1:{ports[link]}"
-            broker["backoff_cap_s"] = BACKOFF_CAP_S
             settings[party].setdefault("limits", {})["packet_bytes"] = PACKET_BYTES
     if "cloud" in settings and compute is not None:
         settings["cloud"]["compute"] = compute.settings

@@ -257,7 +257,7 @@ _PAUSE = (
     "Rounds are declined at once, and the device goes at its next change of presence; an answer\n"
     "that is under way still leaves. Holds over restarts, until `edgeveil edge resume`."
 )
-_RESUME = "The device comes back at its next change of presence (conditions.presence_interval_s)."
+_RESUME = "The device comes back at its next change of presence."
 _STATUS = (
     "Running, paused, or waiting for which conditions; whether it is connected, the last round\n"
     "that counted it, the release in use, and what the ledger says is spent."

@@ -33,9 +33,9 @@ from edgeveil.sites.broker import BrokerLimits
 from edgeveil.sites.broker_profiles import ProfileName
 from edgeveil.sites.cloud import CloudLimits, TestSources
 from edgeveil.sites.conditions import Conditions
-from edgeveil.sites.data import DataSource, DeviceData, unstated_header
+from edgeveil.sites.data import DataSource, unstated_header
 from edgeveil.sites.edge import EdgeLimits
-from edgeveil.sites.links import Cell, CloudHttp, Log, ProxyHttp
+from edgeveil.sites.links import Cell, CloudHttp, Http, Log, ProxyHttp
 from edgeveil.sites.policy import Policy
 from edgeveil.sites.proxy import ProxyLimits
 from edgeveil.storage import write_durably
@@ -190,7 +190,7 @@ class PlannedBroker(Hosted):
 class PlannedCloud(Hosted):
     """The cloud."""
 
-    http: CloudHttp = CloudHttp()
+    http: CloudHttp = Http()
     """Where its control listens."""
     test_data: DataSource | TestSources | None = None
     """Labelled records to test each round's model on, of the data set that `name` names; a list: of
@@ -204,7 +204,7 @@ class PlannedCloud(Hosted):
 class PlannedProxy(Hosted):
     """The proxy."""
 
-    http: ProxyHttp = ProxyHttp()
+    http: ProxyHttp = Http()
     """Where its status page listens."""
     min_batch_floor: int = Field(default=3, ge=1, le=10**6)
     """Fewest uploads ever handed over in one batch, whatever a job says."""
@@ -247,8 +247,6 @@ class PlannedClaims(Block):
 
     admit: Literal["at_once", "operator"] = "at_once"
     """`at_once`: whoever holds a claim; `operator`: after `edgeveil proxy claims admit NAME`."""
-    per_minute: int = Field(default=600, ge=1, le=10**6)
-    """Requests that the proxy looks at in one minute."""
 
 
 class PlannedDevices(Block):
@@ -604,7 +602,7 @@ def _filled(template: Any, facts: Mapping[str, str], where: str) -> Any:
 def _check_data(data: dict[str, Any], where: str) -> None:
 
     try:
-        DeviceData.model_validate_json(json.dumps(data), strict=True)
+        DataSource.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         path = ".".join(str(step) for step in first["loc"])

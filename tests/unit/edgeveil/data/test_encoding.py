@@ -25,7 +25,7 @@ from edgeveil.parts.partitions import PARTITIONS
 from edgeveil.parts.sources import SOURCES, Origin, load_records
 from edgeveil.parts.sources.csvfile import encode_csv
 from edgeveil.parts.sources.parquet import encode_parquet, parquet_rows
-from edgeveil.sites.data import DeviceData
+from edgeveil.sites.data import DataSource
 
 KEY = bytes(range(32))
 NAMES = ["age", "hours", "work", "income"]
@@ -242,7 +242,7 @@ def test_two_schemas_split_and_deal_alike_where_labels_are_alike(kind, tmp_path)
     shard = {"devices": 2, "index": 0, "seed": 6, "classes": 2, "partition": {"kind": kind}}
     block = {"name": "own", "source": "csv", "path": str(path), "header": True, "shard": shard}
     block["test_share"] = 0.2
-    data = DeviceData.model_validate_json(json.dumps(block))
+    data = DataSource.model_validate_json(json.dumps(block))
     other = schema(columns=[{"name": "hours", "number": [0, 90]}])
     one, two = (
         device_records(data, KEY, evaluation_share=0.4, schema=of) for of in (schema(), other)

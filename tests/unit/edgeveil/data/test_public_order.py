@@ -8,7 +8,7 @@ from edgeveil.data.records import Records
 from edgeveil.errors import DataError
 from edgeveil.parts.own_records import held_records, own_records
 from edgeveil.parts.partitions.dealing import hold_back_share
-from edgeveil.sites.data import DataSource, DeviceData
+from edgeveil.sites.data import DataSource
 
 
 def some(sizes, seed=0):
@@ -68,7 +68,7 @@ def test_devices_and_cloud_share_a_file_without_overlap(tmp_path):
     np.savez(tmp_path / "own.npz", x=records.x, y=records.y)
     block = {"name": "own", "source": "npz", "path": tmp_path / "own.npz", "test_share": 0.2}
     shards = [
-        DeviceData.model_validate({**block, "shard": {"devices": 4, "index": index}})
+        DataSource.model_validate({**block, "shard": {"devices": 4, "index": index}})
         for index in range(4)
     ]
     shares = [own_records(shard).x[:, 0] for shard in shards]

@@ -8,14 +8,14 @@ from edgeveil.data.records import Records
 from edgeveil.errors import DataError
 from edgeveil.parts.own_records import device_records, held_records, own_records
 from edgeveil.parts.sources.digits import load_digits_split
-from edgeveil.sites.data import DataSource, DeviceData
+from edgeveil.sites.data import DataSource
 
 KEY = bytes(range(32))
 
 
 def shard(index):
     share = {"devices": 20, "index": index, "partition": {"kind": "n_class"}, "seed": 7}
-    return DeviceData.model_validate({"name": "digits", "source": "digits", "shard": share})
+    return DataSource.model_validate({"name": "digits", "source": "digits", "shard": share})
 
 
 def rows(*parts):
@@ -41,7 +41,7 @@ def test_a_device_splits_its_shard_the_same_way_at_every_start():
 def test_a_file_of_ones_own(tmp_path):
     np.savez(tmp_path / "own.npz", x=np.eye(3), y=np.arange(3))
     block = {"name": "own", "source": "npz", "path": tmp_path / "own.npz"}
-    assert len(own_records(DeviceData.model_validate(block))) == 3
+    assert len(own_records(DataSource.model_validate(block))) == 3
     assert len(held_records(DataSource.model_validate(block))) == 3
 
 

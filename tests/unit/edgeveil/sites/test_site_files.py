@@ -4,8 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from edgeveil.errors import ConfigError
+from edgeveil.settings.file import RETIRED
 from edgeveil.sites.broker import BrokerSite
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.edge import EdgeSite
@@ -36,6 +38,30 @@ def test_the_top_level_key_says_the_kind(kind):
     found_kind, site = load(Path(name))
     assert found_kind == kind
     assert isinstance(site, model)
+
+
+@pytest.mark.parametrize("kind", ["cloud", "proxy", "edge"])
+def test_keys_that_became_constants_are_dropped_with_their_usual_value_alone(tmp_path, kind):
+    path = tmp_path / "site.yaml"
+    for shift in (False, True):
+        block = yaml.safe_load(Path(SITES[kind][0]).read_text())
+        written = []
+        for dotted, usual in RETIRED[kind].items():
+            *steps, key = dotted.split(".")
+            holder = block[kind]
+            for step in steps:
+                holder = holder.get(step) if isinstance(holder, dict) else None
+            if holder is not None:
+                holder[key] = usual ^ shift if isinstance(usual, bool) else usual + shift
+                written.append(f"{kind}.{dotted}")
+        path.write_text(yaml.safe_dump(block))
+        if not shift:
+            assert load_site(path)
+            continue
+        with pytest.raises(ConfigError) as caught:
+            load_site(path)
+        told = "\n".join(caught.value.problems)
+        assert [name for name in written if f" {name}: is always" not in told] == []
 
 
 def test_relative_paths_count_from_the_folder_of_the_file(tmp_path):
@@ -72,11 +98,11 @@ def test_keys_that_do_not_exist_are_for_the_process_to_see(tmp_path):
         ("cloud", "  username: cloud\n", "\n", "cloud.broker.password_file", "needs a user name"),
         ("cloud", "store_url: null", "store_url: mysql://x", "cloud.store_url", "postgresql"),
         ("cloud", "packet_bytes: 65536", "packet_bytes: 10", "cloud.limits.packet_bytes", "[4096"),
-        ("cloud", "port: 8701", "port: 0", "cloud.http.port", "must be in [1, 65535]"),
+        ("cloud", "port: 8701", "port: 70000", "cloud.http.port", "[0, 65535]"),
         ("cloud", "proxy_key_file: ../", "proxy_key: ../", "cloud.proxy_key", "proxy_key_file"),
         ("cloud", "source: digits", "source: npz", "cloud.test_data.source", "add path"),
         ("proxy", "upload_bytes: 6", "upload_bytes: 966", "proxy.limits.upload_bytes", "spool"),
-        ("proxy", "cool_down_s: 30 ", "cool_down_s: 3000 ", "proxy.limits.cool_down_s", "longest"),
+        ("proxy", "devices: 100000", "cool_down_s: 3", "proxy.limits.cool_down_s", "always 30"),
         ("proxy", "url: mqtt://127.0.0.1:1883\n", "\n", "proxy.edge_broker.url", "is missing"),
         ("edge", "role: train", "role: trian", "edge.role", "did you mean 'train'?"),
         ("edge", "index: 0", "index: 20", "edge.data.shard.index", "below shard.devices = 20"),

@@ -10,7 +10,7 @@ from edgeveil.errors import DataError
 from edgeveil.parts.own_records import own_records
 from edgeveil.parts.partitions.dealing import deal_own, disturbed, low_quality_devices, partition
 from edgeveil.parts.sources.digits import load_digits_split
-from edgeveil.sites.data import DeviceData
+from edgeveil.sites.data import DataSource
 
 SEED = 7
 
@@ -97,7 +97,7 @@ def test_a_device_reads_its_share_as_disturbed():
 
 def site(index, **quality):
     shard = {"devices": 4, "index": index, "seed": SEED, "partition": quality}
-    return DeviceData(name="digits", source="digits", shard=shard)
+    return DataSource(name="digits", source="digits", shard=shard)
 
 
 def test_own_records_are_disturbed_each_by_itself_in_a_public_range():

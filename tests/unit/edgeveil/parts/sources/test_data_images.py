@@ -10,7 +10,7 @@ from edgeveil.errors import DataError
 from edgeveil.parts.own_records import own_records
 from edgeveil.parts.sources import images as reader
 from edgeveil.parts.sources.images import image_faults, read_images
-from edgeveil.sites.data import DeviceData, Images
+from edgeveil.sites.data import DataSource, Images
 
 Image = pytest.importorskip("PIL.Image")
 PETS = ("cat", "dog")
@@ -121,7 +121,7 @@ def test_a_truncated_picture_is_dropped(folder):
 
 
 def test_a_site_file_names_the_form(folder):
-    data = DeviceData(
+    data = DataSource(
         name="pets", source="images", path=folder, images=Images(size=(2, 3), classes=PETS)
     )
     assert own_records(data).y.tolist() == [0, 1, 1]

@@ -12,7 +12,7 @@ from edgeveil.parts.own_records import held_records, own_records
 from edgeveil.parts.sources import load_records
 from edgeveil.parts.sources.mnist import MNIST_FILES
 from edgeveil.parts.sources.source import Origin
-from edgeveil.sites.data import DataSource, DeviceData
+from edgeveil.sites.data import DataSource
 from tests.kits.published_sets import read_published
 
 TRAIN, TEST = 30, 12
@@ -45,7 +45,7 @@ def source(folder, **more):
 
 def shard(folder, index):
     share = {"devices": 3, "index": index, "partition": {"kind": "iid"}}
-    return DeviceData(name="mnist", source="mnist", path=folder, shard=share)
+    return DataSource(name="mnist", source="mnist", path=folder, shard=share)
 
 
 def refused(folder):

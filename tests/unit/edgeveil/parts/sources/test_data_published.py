@@ -11,7 +11,7 @@ from edgeveil.parts.own_records import held_records, own_records
 from edgeveil.parts.sources import published_files
 from edgeveil.parts.sources.cifar import CIFAR10_FILES, CIFAR100_FILES
 from edgeveil.parts.sources.mnist import EMNIST_FILES
-from edgeveil.sites.data import DataSource, DeviceData
+from edgeveil.sites.data import DataSource
 from tests.kits.published_sets import read_published
 
 RED, GREEN, BLUE = range(1, 4)
@@ -84,7 +84,7 @@ def test_cifar_is_read_by_colour_row_and_column(tmp_path, name, files, labels, w
     held = held_records(DataSource(name="c", source=name, path=tmp_path, test_records=1))
     assert held.y.tolist() == [wanted]
     shard = {"devices": 2, "index": 0}
-    mine = own_records(DeviceData(name="c", source=name, path=tmp_path, shard=shard))
+    mine = own_records(DataSource(name="c", source=name, path=tmp_path, shard=shard))
     assert len(mine) == len(files.train)
 
 
