@@ -1,4 +1,4 @@
-"""The container files, built on a bare Debian; one command from a bundle to a counted answer."""
+"""The container file, built on a bare Debian; one command from a bundle to a counted answer."""
 
 from __future__ import annotations
 
@@ -41,6 +41,12 @@ DOCUMENTS = (
 )
 # What pip and apt need to reach their indexes, as on this machine.
 MOUNTS = ("/etc/ssl/certs", "/etc/pip.conf", "/etc/resolv.conf", "/etc/apt/apt.conf.d")
+ARGUMENTS = {
+    "broker": ("--build-arg", "PACKAGES=mosquitto"),
+    "proxy": ("--build-arg", "EXTRAS=[proxy]"),
+    "edge-infer": ("--build-arg", "EXTRAS=[infer]"),
+    "edge-train-fm": ("--build-arg", "EXTRAS=[train-fm]"),
+}
 MOST_BYTES = {"edge-infer": 260_000_000, "edge-train-fm": 280_000_000}
 OUR_USER = 10001
 # As compose runs it: nothing can be written to but the state and /tmp. Arguments: the image's root,
@@ -98,7 +104,8 @@ class Images:
         name = self._built[role] = f"edgeveil/{role}"
         mounts = [word for at in MOUNTS if Path(at).exists() for word in ("-v", f"{at}:{at}:ro")]
         bases = ("--build-arg", f"BASE={BASE}", "--build-arg", f"BUILDER={BUILDER}")
-        self("bud", *bases, *mounts, "-f", context / f"{role}.Containerfile", "-t", name, context)
+        file = context / "Containerfile"
+        self("bud", *bases, *ARGUMENTS[role], *mounts, "-f", file, "-t", name, context)
         return name
 
 
@@ -123,7 +130,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Images]:
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the container files say must stand beside them."""
+    """What the container file says must stand beside them."""
     folder = tmp_path_factory.mktemp("context")
     assert main(["deploy", "containers", "--out", str(folder)]) == 0
     build_wheel(folder)

@@ -18,8 +18,6 @@ import psutil
 import pytest
 
 from edgeveil_edge.identity import DeviceIdentity
-from edgeveil_tools.deploy import systemd
-from edgeveil_tools.deploy.parties import DeployedParty
 from edgeveil_tools.site.brokers import free_ports
 from edgeveil_tools.site.provision import Ports, Site, SitePlan, provision
 from tests.kits.live_site import wait_for
@@ -210,12 +208,3 @@ def test_a_process_that_is_aborted_leaves_no_core(
         process.returncode = os.waitstatus_to_exitcode(status)
         assert not os.WCOREDUMP(status)
     assert list(started.cores.iterdir()) == []
-
-
-def test_each_unit_forbids_cores() -> None:
-    kinds = ("cloud", "proxy", "edge", "broker")
-    parties = [DeployedParty(kind, kind, kind, "edgeveil.yaml") for kind in kinds]
-    units = {name: text for name, text in systemd.files(parties).items() if ".service" in name}
-    assert len(units) == 2 * len(kinds)
-    for name, text in units.items():
-        assert "LimitCORE=0" in text.splitlines(), name

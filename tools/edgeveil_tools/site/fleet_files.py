@@ -342,6 +342,9 @@ def commands(plan: FleetPlan, party: Party) -> str:
         lines += [f"    cp CLAIM {place}/{CLAIM_FILE}   # of edgeveil proxy claims add NAME"]
     if kind == "plain":
         lines += [f"    edgeveil {role} --config {place}/{SITE_FILE}"]
+    elif kind == "systemd":
+        lines += ["    edgeveil deploy systemd --out units"]
+        lines += [f"    (cd units && sh install.sh {party.name})   # as root"]
     else:
         lines += [f"    edgeveil deploy {kind} {place} --out {kind}   # then as it says"]
     lines += ["", "Then remove this folder: a new party's keys are in it."]

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from edgeveil.errors import UsageError
 from edgeveil.settings.base import Block, Mix, SitePath, refuse
@@ -114,10 +114,18 @@ class HostAndPort:
         return cls(*found)
 
 
+def _host_kind(kind: object) -> object:
+    if kind == "deb":
+        raise ValueError("Debian packages are made no more; write systemd (docs/deploy.md)")
+    return kind
+
+
 ListenPlace = Annotated[str, Field(max_length=300), AfterValidator(_listen)]
 CertifiedName = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_certified)]
 PublicPlace = Annotated[str, Field(max_length=300), AfterValidator(_public)]
-HostKind = Literal["plain", "systemd", "compose", "kubernetes", "deb"]
+HostKind = Annotated[
+    Literal["plain", "systemd", "compose", "kubernetes"], BeforeValidator(_host_kind)
+]
 PartyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?$")]
 
 
