@@ -27,9 +27,7 @@ from edgeveil.protocol.cloud_tasks import (
     ReportsCounted,
     SealRound,
 )
-from edgeveil.protocol.mask_seeds import committed
-from edgeveil.protocol.messages import ExchangeId, Manifest, data_set_tag
-from edgeveil.protocol.release_health import HEALTH, ReleaseOutcome
+from edgeveil.protocol.messages import HEALTH, ExchangeId, Manifest, ReleaseOutcome, data_set_tag
 from edgeveil.protocol.sealed import (
     JobPackage,
     Package,
@@ -37,10 +35,11 @@ from edgeveil.protocol.sealed import (
     RoundPackage,
     Sealing,
     Terms,
+    committed,
     encode_package,
     in_pieces,
-    pack_tensors,
 )
+from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.selection import how_many, rounded_up, uniform
 from edgeveil_cloud.evaluation import Evaluation, told_federated
 from edgeveil_cloud.model_card import model_card, weights_file

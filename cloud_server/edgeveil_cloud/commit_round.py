@@ -33,10 +33,10 @@ from edgeveil.protocol.cloud_tasks import (
     TakeMasks,
     TooFewUploads,
 )
-from edgeveil.protocol.commit_record import describe_record
-from edgeveil.protocol.mask_seeds import RoundCheck, choice, dealt
 from edgeveil.protocol.messages import Batch, CheckMasks, ExchangeId, Misfits
-from edgeveil.protocol.sealed import Sealing, pack_tensors
+from edgeveil.protocol.sealed import RoundCheck, Sealing, choice, dealt
+from edgeveil.protocol.tensors import pack_tensors
+from edgeveil.protocol.transfer import describe_record
 from edgeveil_cloud.broadcasts import MarksOfJobs, TooFewDevices
 from edgeveil_cloud.compute import WorkerProcesses
 from edgeveil_cloud.evaluation import (

@@ -15,7 +15,6 @@ from edgeveil.evaluation.cluster_metrics import load_libraries
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
-from edgeveil.protocol.beside import GrantPut, PutTaken, ShowBlob
 from edgeveil.protocol.cloud_tasks import (
     DISK,
     EARLIER,
@@ -47,6 +46,7 @@ from edgeveil.protocol.cloud_tasks import (
 )
 from edgeveil.protocol.messages import KNOWS_BUCKETS, KNOWS_CHECKS, KNOWS_RECORDS, Batch
 from edgeveil.protocol.sealed import Sealing
+from edgeveil.protocol.transfer import GrantPut, PutTaken, ShowBlob
 from edgeveil.sites.cloud import ReleaseValidity
 from edgeveil.transport.blob_store import StoreBeside, taken
 from edgeveil_cloud.broadcasts import (

@@ -16,7 +16,7 @@ from edgeveil.privacy.policy import Quote
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
 from edgeveil.protocol.cloud_tasks import CellBroadcasts, JobStatus, RoundCommit, SealRound
-from edgeveil.protocol.release_health import ReleaseOutcome
+from edgeveil.protocol.messages import ReleaseOutcome
 from edgeveil.transport.metrics import Metrics, gauge
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.store import Store

@@ -17,7 +17,7 @@ from edgeveil.data.schema import without_location
 from edgeveil.evaluation.figures import ACCURACY
 from edgeveil.jobs import Plan
 from edgeveil.parts.exchange import Tensors
-from edgeveil.protocol.sealed import pack_tensors
+from edgeveil.protocol.tensors import pack_tensors
 from edgeveil_cloud.round_report import summary_of
 
 STATE_DICT = {"format": "pt"}  # as safetensors files of PyTorch say it

@@ -20,10 +20,9 @@ from edgeveil.errors import ProtocolError
 from edgeveil.parts.aggregation.mean import BLOCK_VALUES, ExactSum, Grids, largest
 from edgeveil.parts.exchange import Array, SegmentSpec
 from edgeveil.protocol import sealed as real_sealing
-from edgeveil.protocol.mask_seeds import MaskedVector, RoundCheck
-from edgeveil.protocol.masked_sums import MaskChecks, unpadded
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Group
-from edgeveil.protocol.sealed import Sealing
+from edgeveil.protocol.sealed import MaskedVector, RoundCheck, Sealing
+from edgeveil.protocol.tensors import MaskChecks, unpadded
 from edgeveil.protocol.transfer import Data
 
 Place = tuple[int, int]

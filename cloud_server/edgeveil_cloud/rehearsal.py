@@ -45,14 +45,8 @@ from edgeveil.parts.models import runs_python
 from edgeveil.parts.models.softmax_head import bake
 from edgeveil.parts.setting import network_of
 from edgeveil.privacy.sampler import os_random
-from edgeveil.protocol.sealed import (
-    JobPackage,
-    Package,
-    ReleasePackage,
-    encode_package,
-    pack_tensors,
-    tensor_views,
-)
+from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage, encode_package
+from edgeveil.protocol.tensors import pack_tensors, tensor_views
 from edgeveil_cloud.broadcasts import BroadcastLimits, round_package
 from edgeveil_cloud.commit_round import aggregate
 from edgeveil_cloud.evaluation import (

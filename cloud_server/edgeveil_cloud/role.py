@@ -17,12 +17,11 @@ from edgeveil.jobs.round_traffic import BrokerUse
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
-from edgeveil.protocol.beside import LEAST_BYTES
 from edgeveil.protocol.cloud import CloudMachine, OwnKeys
 from edgeveil.protocol.cloud_tasks import CloudSettings
 from edgeveil.protocol.messages import PeerKeys, Signer, TrustMetadata
 from edgeveil.protocol.sealed import Sealing
-from edgeveil.protocol.transfer import part_bytes
+from edgeveil.protocol.transfer import LEAST_BYTES, part_bytes
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.transport.blob_store import open_store
 from edgeveil.transport.http import writable

@@ -20,8 +20,7 @@ from edgeveil.jobs.job import ReleaseRollout
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
 from edgeveil.protocol.cloud_tasks import PublishRelease
-from edgeveil.protocol.messages import RELEASES_NAMED, ReleaseStatement
-from edgeveil.protocol.release_health import ReleaseOutcome
+from edgeveil.protocol.messages import RELEASES_NAMED, ReleaseOutcome, ReleaseStatement
 from edgeveil.sites.cloud import ReleaseValidity
 from edgeveil.transport.runtime import Runner
 from edgeveil_cloud.rollout_store import Rollout

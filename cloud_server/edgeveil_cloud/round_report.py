@@ -29,7 +29,7 @@ from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.exchange import Array, Exchange, Tensors
 from edgeveil.parts.methods import METHODS
 from edgeveil.privacy.guarantee import Guarantee
-from edgeveil.protocol.sealed import pack_tensors
+from edgeveil.protocol.tensors import pack_tensors
 from edgeveil_cloud.store_tables import ExchangeRecord
 
 if TYPE_CHECKING:

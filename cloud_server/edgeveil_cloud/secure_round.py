@@ -17,10 +17,15 @@ from edgeveil.errors import ProtocolError
 from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.exchange import Array
-from edgeveil.protocol.mask_seeds import RoundCheck, choice, chosen_of, dealt, masked_vectors
-from edgeveil.protocol.masked_sums import exact_sums, packed_vectors, unpacked_vectors
 from edgeveil.protocol.messages import Batch, Unmask
-from edgeveil.protocol.sealed import pack_tensors, unpack_tensors
+from edgeveil.protocol.sealed import RoundCheck, choice, chosen_of, dealt, masked_vectors
+from edgeveil.protocol.tensors import (
+    exact_sums,
+    pack_tensors,
+    packed_vectors,
+    unpack_tensors,
+    unpacked_vectors,
+)
 from edgeveil_cloud.round_secret import RoundSecret
 from edgeveil_cloud.validate_batch import ValidatedBatch
 

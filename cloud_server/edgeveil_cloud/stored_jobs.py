@@ -15,7 +15,7 @@ from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.artifacts import kept_digests
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Array
-from edgeveil.protocol.sealed import tensor_views
+from edgeveil.protocol.tensors import tensor_views
 from edgeveil_cloud.job_turns import WEIGHTS
 from edgeveil_cloud.store_tables import JobEntry, LastCommit
 

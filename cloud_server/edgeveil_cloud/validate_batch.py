@@ -29,9 +29,8 @@ from edgeveil.parts.aggregation.mean import ExactSum, Grids, largest_of
 from edgeveil.parts.exchange import TRAIN, Array, SegmentSpec
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud_tasks import BatchPart
-from edgeveil.protocol.mask_seeds import masked_vectors
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Batch, Blob, ExchangeId, Group
-from edgeveil.protocol.sealed import Sealing, segment_mark
+from edgeveil.protocol.sealed import Sealing, masked_vectors, segment_mark
 from edgeveil.protocol.transfer import Data
 from edgeveil_cloud.compute import BatchFile, WorkerProcesses
 from edgeveil_cloud.open_segments import (

@@ -27,7 +27,8 @@ from edgeveil.parts.exchange import KEPT, Answer, Array, Exchange, Tensors
 from edgeveil.parts.own_records import at_most, device_records, of_shape
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.sampler import RandomBytes
-from edgeveil.protocol.sealed import RoundPackage, unpack_tensors
+from edgeveil.protocol.sealed import RoundPackage
+from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.subnormals import flushed
 from edgeveil_edge.release_trial import try_release

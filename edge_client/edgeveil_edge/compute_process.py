@@ -13,7 +13,7 @@ forked: so whatever the child learns gives the worker up. A worker that is late 
 within milliseconds, so that the next round is answered as promptly as ever.
 
 How long an answer takes must not show in what comes after it either. Answers are asked for in turns
-whose ends are public (`device_rounds.py`); a trial, of which others hear, begins when the time of
+whose ends are public (`device_round.py`); a trial, of which others hear, begins when the time of
 the answer before has passed, whether that was there sooner or not.
 """
 

@@ -27,13 +27,8 @@ from edgeveil.parts.methods import trains_model
 from edgeveil.parts.own_records import halves
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.events import event_from_dict, to_dict
-from edgeveil.protocol.sealed import (
-    RoundPackage,
-    encode_at_once,
-    pack_tensors,
-    tensor_views,
-    unpack_tensors,
-)
+from edgeveil.protocol.sealed import RoundPackage, encode_at_once
+from edgeveil.protocol.tensors import pack_tensors, tensor_views, unpack_tensors
 from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge.compute import (
     Computation,

@@ -23,10 +23,9 @@ from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import INFER
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
-from edgeveil.protocol.device_tasks import (
+from edgeveil.protocol.device import (
     AdoptRelease,
     ApplyStatement,
-    ComputeAnswer,
     CountElsewhere,
     FindStanza,
     Installation,
@@ -34,16 +33,26 @@ from edgeveil.protocol.device_tasks import (
     InstallRelease,
     JobClosed,
     MadeReport,
-    NoAnswer,
-    OpenedPackage,
-    OpenPackage,
-    SealDummies,
     SealReport,
     StanzaLook,
     StatementApplied,
 )
-from edgeveil.protocol.messages import Behind, Manifest, ReleaseStatement, short_name
-from edgeveil.protocol.release_health import HEALTH, ReleaseOutcome, wants_reports
+from edgeveil.protocol.device_round import (
+    ComputeAnswer,
+    NoAnswer,
+    OpenedPackage,
+    OpenPackage,
+    SealDummies,
+)
+from edgeveil.protocol.messages import (
+    HEALTH,
+    Behind,
+    Manifest,
+    ReleaseOutcome,
+    ReleaseStatement,
+    short_name,
+    wants_reports,
+)
 from edgeveil.protocol.sealed import (
     JobPackage,
     ReleasePackage,

@@ -18,15 +18,14 @@ from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.jobs import Job
 from edgeveil.privacy.ledger import LEDGER_FILE
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device_round import DEVICE_STATES
-from edgeveil.protocol.device_tasks import (
+from edgeveil.protocol.device import (
     AdoptRelease,
     ApplyStatement,
-    ComputeAnswer,
     InstallJob,
     InstallRelease,
     SealReport,
 )
+from edgeveil.protocol.device_round import DEVICE_STATES, ComputeAnswer
 from edgeveil.protocol.messages import Bye, encode
 from edgeveil.sites.broker_profiles import PROFILES
 from edgeveil.sites.edge import EdgeSite, LoopbackHttp

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
-from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_tasks import CloudEpoch, DeviceSettings
+from edgeveil.protocol.device import CloudEpoch, DeviceMachine
+from edgeveil.protocol.device_round import DeviceSettings
 from edgeveil.protocol.messages import Signer, data_set_tag
 from edgeveil.protocol.sealed import Sealing
 from edgeveil.sites.edge import EdgeSite

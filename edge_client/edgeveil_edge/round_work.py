@@ -30,28 +30,21 @@ from edgeveil.privacy.derived import NoiseFor, Question
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.ledger import Ledger, Receipt
 from edgeveil.protocol import sealed as real_sealing
-from edgeveil.protocol.device_round import WORK_SHARE
-from edgeveil.protocol.device_tasks import ComputeAnswer, NoAnswer, SealedAnswer
-from edgeveil.protocol.mask_seeds import (
+from edgeveil.protocol.device_round import WORK_SHARE, ComputeAnswer, NoAnswer, SealedAnswer
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Manifest, ReleaseOutcome, short_name
+from edgeveil.protocol.sealed import (
     MaskedVector,
+    Plaintext,
+    ReleasePackage,
     RoundCheck,
+    RoundPackage,
+    Sealing,
     check_factors,
     masked_vectors,
     seal_seed,
-)
-from edgeveil.protocol.masked_sums import masked_segment
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Manifest, short_name
-from edgeveil.protocol.release_health import ReleaseOutcome
-from edgeveil.protocol.sealed import (
-    Plaintext,
-    ReleasePackage,
-    RoundPackage,
-    Sealing,
-    pack_tensors,
     segment_mark,
-    tensor_views,
-    unpack_tensors,
 )
+from edgeveil.protocol.tensors import masked_segment, pack_tensors, tensor_views, unpack_tensors
 from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge.compute import TRIAL_MARGIN, Computation, Compute, JobTrial, TaughtJob
 from edgeveil_edge.consent import consent, decline_cause, judge

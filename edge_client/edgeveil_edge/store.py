@@ -16,20 +16,22 @@ from typing import Any, Literal
 
 import msgspec
 
-from edgeveil.protocol.device_tasks import (
+from edgeveil.protocol.device import (
     CLOSED_KEPT,
     CloudEpoch,
-    DeviceMemory,
     JobClosed,
+    ReportDue,
+    ReportSettled,
+    SealingKeyTold,
+)
+from edgeveil.protocol.device_round import (
+    DeviceMemory,
     LateRecord,
     ManifestMark,
     OutboxDrop,
     OutboxHeld,
     OutboxPut,
     Outcome,
-    ReportDue,
-    ReportSettled,
-    SealingKeyTold,
 )
 from edgeveil.protocol.messages import (
     Envelope,

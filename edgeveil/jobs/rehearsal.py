@@ -21,7 +21,7 @@ from edgeveil.jobs.federated_evaluation import COUNTS
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.parts.exchange import KEPT, TRAIN, Array, Exchange, Tensors
 from edgeveil.privacy.sampler import RandomBytes, os_random
-from edgeveil.protocol.sealed import pack_tensors, unpack_tensors
+from edgeveil.protocol.tensors import pack_tensors, unpack_tensors
 
 _REPEATS = (("local_steps", 2), ("local_epochs", 1), ("moves", 2))
 _SEED = 0

@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.beside import GrantPut, ShowBlob
 from edgeveil.protocol.cloud_arrivals import BatchArrival, RosterArrival, acknowledged
 from edgeveil.protocol.cloud_course import CourseContext, JobCourse
 from edgeveil.protocol.cloud_outgoing import JobEnds
@@ -78,7 +77,7 @@ from edgeveil.protocol.messages import (
     verified_body,
     verified_header,
 )
-from edgeveil.protocol.transfer import check_fetchable
+from edgeveil.protocol.transfer import GrantPut, ShowBlob, check_fetchable
 
 
 @dataclass(frozen=True)

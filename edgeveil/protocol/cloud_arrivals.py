@@ -7,7 +7,6 @@ from typing import Literal
 from edgeveil.crypto.keys import KEY_BYTES
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.beside import GrantPut, PutGrants, PutTaken, why_not
 from edgeveil.protocol.cloud_tasks import (
     BatchDropped,
     BatchPart,
@@ -33,9 +32,13 @@ from edgeveil.protocol.messages import (
 from edgeveil.protocol.transfer import (
     NEED_LIMIT,
     Fetch,
+    GrantPut,
+    PutGrants,
+    PutTaken,
     check_claim,
     check_fetchable,
     first_data,
+    why_not,
 )
 
 BATCH_CREDIT = 256  # parts under way from the proxy: they go to the disk, not into memory

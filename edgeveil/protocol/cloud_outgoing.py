@@ -10,7 +10,6 @@ from edgeveil.crypto.keys import sign
 from edgeveil.crypto.labels import RELEASE_AHEAD
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.beside import LentData, ShowBlob, ShownBlobs
 from edgeveil.protocol.cloud_tasks import CloudSettings, timer_name
 from edgeveil.protocol.messages import (
     Close,
@@ -21,7 +20,7 @@ from edgeveil.protocol.messages import (
     decode_body,
     proof_of_releases,
 )
-from edgeveil.protocol.transfer import answer_need, sends
+from edgeveil.protocol.transfer import LentData, ShowBlob, ShownBlobs, answer_need, sends
 
 
 class OutgoingBroadcast:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from edgeveil.protocol.beside import GrantPut
 from edgeveil.protocol.messages import (
     DECLINE_CAUSES,
     Batch,
@@ -19,6 +18,7 @@ from edgeveil.protocol.messages import (
     Shortfall,
     Unmask,
 )
+from edgeveil.protocol.transfer import GrantPut
 
 ONE_CELL = ("",)  # of a fleet without named cells
 

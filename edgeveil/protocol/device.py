@@ -1,66 +1,60 @@
 """The device's machine: fetch, open, consent and work, upload, until it was counted.
 
 Theory of operation. The work itself (opening stanzas, pricing, training, sealing) is done by the
-host, which tells the result; the machines decide what is fresh, what is answered, and when to send
-again. This one takes what comes and gives it to whose business it is: jobs and blobs on their way
-to `device_jobs.py`, the rounds at hand, one of each job, to `device_rounds.py`, their states and
-guards to `device_round.py`, what is said of releases beside them to `device_releases.py`.
+host, which returns its result; the machine decides what is fresh, what is answered, and when to
+send again. The rounds, one of each job, with their states, turns and uploads are in
+`device_round.py`; here are blobs on their way (`Fetches`), the jobs that are known, releases, and
+how the device says that it is there.
 
 Three kinds of broadcast come from the cloud, each signed, each fetched as a blob and opened by the
 host. A *job* is for every enrolled device and is learnt once. A *round* is for those who can open
-it; one that comes before its job waits for it (`KnownJobs.ahead`). A *release* is put in use unless
-a newer one was heard of; those that are tagged for other data sets than this device's are passed
-over, and stand before nothing. Rounds from before the newest release are refused, since a cloud
-whose numbers have fallen behind could not bring its model here in the end, and to answer would
-spend budget for nothing. What is older than what was seen, or a second text of the same, is refused
-(`is_new`). The proxy's notes acknowledge an upload, ask for a hello or for cover traffic; the
-cloud's end a job.
+it; one that comes before its job is kept, each job's newest, until the job is known or the round is
+over. A *release* is put in use unless a newer one is known; those tagged for other data sets than
+this device's are passed over. Rounds from before the newest release are refused, since a cloud
+whose numbers have fallen behind could not bring its model here in the end, and an answer would
+spend budget for nothing. What is older than the newest of its kind, or a second text of the same,
+is refused. All of this is bounded: a blob that stands still gives way to a new one, and of too many
+jobs the oldest ends here.
 
-A device whose owner's conditions do not hold is not there (`Command("leave")`, `Command("come")`):
-it takes up nothing new and greets nobody, but what it has begun it ends before it says `Bye`.
+Of each release that asks for it the device reports once what became of it, at a moment of its own
+in the first half of the soak time, which follows from its name and the release alone: neither when
+a report leaves nor that it leaves tells how it went. Devices that could not open the release, or
+hold another data set, report a dummy. The host seals the report at that moment, so that a release
+that failed after it was put in use is reported as rolled back.
 
-Whom it believes may change at any moment, by metadata that the offline root signed (`TakeTrust`).
-Where a key of the cloud's was replaced, what was heard under the one before counts no more.
+A device whose owner's conditions do not hold is away (`Command("leave")`, `Command("come")`): it
+takes up nothing new and greets nobody, but ends what it has begun before it says `Bye`. Whom it
+believes may change at any moment, by metadata that the offline root signed (`TakeTrust`); where a
+key of the cloud's was replaced, what came under the one before counts no more.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from edgeveil.crypto.buckets import bucket_of
 from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.beside import FetchBeside, PutBeside
-from edgeveil.protocol.commit_record import check_record, piece_for
-from edgeveil.protocol.device_jobs import FetchedBlob, FetchedStanzas, Fetches, KnownJobs
-from edgeveil.protocol.device_releases import DeviceReleases
-from edgeveil.protocol.device_round import DEVICE_STATES, DeviceRound, DeviceState
-from edgeveil.protocol.device_rounds import TURN, DeviceRounds
-from edgeveil.protocol.device_tasks import (
-    AdoptRelease,
-    ApplyStatement,
-    CloudEpoch,
+from edgeveil.protocol.device_round import (
+    DEVICE_STATES,
+    TURN,
     ComputeAnswer,
-    CountElsewhere,
+    DeviceContext,
     DeviceMemory,
+    DeviceRound,
+    DeviceRounds,
     DeviceSettings,
-    FindStanza,
-    Installation,
-    InstallJob,
-    InstallRelease,
-    MadeReport,
+    DeviceState,
     ManifestMark,
     NoAnswer,
     OpenedPackage,
     OpenPackage,
     SealDummies,
     SealedAnswer,
-    SealingKeyTold,
-    SealReport,
-    StanzaLook,
-    StatementApplied,
 )
 from edgeveil.protocol.messages import (
     FAR_NUMBER,
@@ -68,6 +62,7 @@ from edgeveil.protocol.messages import (
     NEW_KEY_EVERY_S,
     Ack,
     Behind,
+    Blob,
     BlobAt,
     BlobPart,
     BroadcastHeader,
@@ -85,22 +80,351 @@ from edgeveil.protocol.messages import (
     Note,
     Offer,
     PeerKeys,
+    ReleaseReport,
     ReleaseStatement,
     RoundKey,
     Signer,
     TrustMetadata,
+    Want,
     encode_inner,
     known_number,
     verified_body,
+    wants_reports,
 )
 from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage
-from edgeveil.protocol.transfer import Backoff, check_fetchable, check_pieces
+from edgeveil.protocol.transfer import (
+    LEAST_BYTES,
+    Backoff,
+    Fetch,
+    FetchBeside,
+    PutBeside,
+    answer_need,
+    begin_fetch,
+    check_fetchable,
+    check_pieces,
+    check_record,
+    end_fetch,
+    first_data,
+    piece_for,
+)
 
+# --- work for the host, its results, and what the device keeps -------------------------------
+
+
+@dataclass(frozen=True)
+class FindStanza:
+    """Look for one that is for this device; result `StanzaLook` or `WorkFailed`."""
+
+    manifest: Manifest
+    stanzas: bytes
+
+
+@dataclass(frozen=True)
+class StanzaLook:
+    """Whether there is one: the stream is of use here."""
+
+    found: bool
+
+
+@dataclass(frozen=True)
+class InstallJob:
+    """Keep a job and its graph; result `Installation` or `WorkFailed`."""
+
+    manifest: Manifest
+    package: JobPackage
+
+
+@dataclass(frozen=True)
+class Installation:
+    """It is durable."""
+
+
+@dataclass(frozen=True)
+class InstallRelease:
+    """Swap in the final model; result `Installation` or `WorkFailed`."""
+
+    manifest: Manifest
+    package: ReleasePackage
+
+
+@dataclass(frozen=True)
+class AdoptRelease:
+    """The release in use was sealed anew, under another sequence; result as `InstallRelease`."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class CountElsewhere:
+    """Count here what a copy of this device answered; result `Installation` or `WorkFailed`."""
+
+    behind: Behind
+
+
+@dataclass(frozen=True)
+class SealReport:
+    """Seal what became of a release; result `MadeReport` or `WorkFailed`. Reads no record."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class MadeReport:
+    """A report, or a dummy that looks like one."""
+
+    sealed: bytes
+
+
+@dataclass(frozen=True)
+class ApplyStatement:
+    """Keep what the cloud says of releases, and leave one that it withdraws.
+
+    Result `StatementApplied` or `WorkFailed`.
+    """
+
+    statement: ReleaseStatement
+
+
+@dataclass(frozen=True)
+class StatementApplied:
+    """It is durable; `left`: the release that was in use was withdrawn."""
+
+    left: bool
+
+
+@dataclass(frozen=True)
+class JobClosed:
+    """Keep only that this job has ended, as the cloud said or because it was `forgotten`."""
+
+    job_id: bytes
+    status: str
+
+
+@dataclass(frozen=True)
+class CloudEpoch:
+    """Keys of the cloud's were replaced: numbers and marks of the time before count no more."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class SealingKeyTold:
+    """The proxy knows the newest sealing key."""
+
+
+@dataclass(frozen=True)
+class ReportDue:
+    """A report on this release is due."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class ReportSettled:
+    """The cloud has the report on the release of this sequence."""
+
+    sequence: int
+
+
+# --- blobs on their way ----------------------------------------------------------------------
+
+AT_ONCE = 64  # blobs under way, of a round up to two
+RECORD_LOOKS = 8  # in which nothing came, before a round's record is given up
+
+HeaderTest = Callable[[BroadcastHeader], bool]
+
+
+class Fetches:
+    """Offered blobs by digest. What is complete is handed out once and forgotten.
+
+    A blob that `stays`, such as a round that came before its job, is handed out when it is offered
+    again. Of a manifest in pieces the stanzas are handed out first; its stream is asked for, and
+    then handed out with them as one blob, once they are found to be of use (`go_on`).
+    """
+
+    def __init__(
+        self,
+        context: DeviceContext,
+        sealing: Sequence[SealingKey],
+        stays: HeaderTest,
+        complete: Callable[[BroadcastHeader, bytes, bool], list[fx.Effect]],
+    ) -> None:
+        """`sealing` are the keys that this device's stanzas are sealed to: it looks in the buckets
+        of these alone (none: in all). `complete` gets a header, its data, and whether these are its
+        stanzas alone."""
+        self._settings, self._backoff, self._sealing = context.settings, context.backoff, sealing
+        self._stays, self._complete = stays, complete
+        self.under_way: dict[bytes, Fetch[BroadcastHeader]] = {}
+
+    def make_room(
+        self, offer: Offer, header: BroadcastHeader, over: HeaderTest = lambda _header: False
+    ) -> None:
+        """Be ready to fetch: what is `over` is forgotten, what stands still gives way to the new.
+
+        Raises ProtocolError `too_many_fetches`, and changes nothing, if what is under way moves.
+        """
+        kept = {d: f for d, f in self.under_way.items() if f.header == header or not over(f.header)}
+        if not offer.data and all(fetch.header != header for fetch in kept.values()):
+            still = sorted((f.idle_looks, d) for d, f in kept.items() if f.idle_looks)
+            room_bytes = self._settings.fetch_bytes - header.blob.size_bytes
+            while (
+                len(kept) >= AT_ONCE or sum(f.blob.size_bytes for f in kept.values()) > room_bytes
+            ):
+                if not still:
+                    raise ProtocolError("too_many_fetches")
+                stalled = kept[still.pop()[1]].header
+                kept = {d: f for d, f in kept.items() if f.header != stalled}
+        self.under_way = kept
+
+    def has(self, header: BroadcastHeader) -> bool:
+        """Whether the blob, or a piece of it, is under way."""
+        return any(fetch.header == header for fetch in self.under_way.values())
+
+    def begin(self, offer: Offer, header: BroadcastHeader) -> Fetch[BroadcastHeader] | None:
+        """Begin a fetch that there is room for, or go on with it; the one that is handed out first.
+
+        None where the stanzas are here and the stream is under way.
+        """
+        limit_bytes = self._settings.blob_bytes
+        beside = offer.beside and bool(self._settings.blob_urls)
+        if offer.data or not isinstance(header, Manifest) or not header.pieces:
+            new = Fetch[BroadcastHeader](offer, header, limit_bytes, beside=beside)
+            return self.under_way.setdefault(header.blob.digest, new)
+        stanzas, stream = header.pieces
+        if not self.has(header):
+            bucketed = header.buckets > 1
+            mine = {bucket_of(key, header.buckets) for key in self._sealing} if bucketed else ()
+            self.under_way[stanzas.digest] = Fetch[BroadcastHeader](
+                offer,
+                header,
+                limit_bytes,
+                blob=stanzas,
+                only=frozenset(mine) if mine else None,
+                beside=beside and stanzas.size_bytes >= LEAST_BYTES and not bucketed,
+            )
+            large = beside and stream.size_bytes >= LEAST_BYTES
+            self.under_way[stream.digest] = Fetch[BroadcastHeader](
+                offer, header, limit_bytes, blob=stream, idle=True, beside=large
+            )
+        return self.under_way.get(stanzas.digest)
+
+    def offer(self, offer: Offer, header: BroadcastHeader, *, ask: bool = True) -> list[fx.Effect]:
+        """Take what is in the offer, and `ask` at once for what does not come by itself.
+
+        Raises ProtocolError `bad_part` or `bad_digest`.
+        """
+        fetch = self.begin(offer, header)
+        if fetch is not None and fetch.blob == header.blob:
+            for part in first_data(offer, header.blob):
+                fetch.add(part)
+        out: list[fx.Effect] = []
+        for one in list(self.under_way.values()) if ask else ():
+            if one.header == header and one.beside:
+                out += _asked(one.next_need(timer=False))
+        return out + self._finish(fetch) if fetch and fetch.assembly.complete else out
+
+    def pull(self, offer: Offer, header: BroadcastHeader, piece: Blob) -> list[fx.Effect]:
+        """Ask for a piece alone, which is handed out as if it were the blob."""
+        new = Fetch[BroadcastHeader](offer, header, self._settings.blob_bytes, blob=piece)
+        need = self.under_way.setdefault(piece.digest, new).wake(b"")
+        return _asked(need if need and need.indices else None)
+
+    def looks_in(self, level: int, index: int) -> bool:
+        """Whether stanzas for this device may be in that bucket."""
+        return any(bucket_of(key, level) == index for key in self._sealing)
+
+    def lies_at(self, at: BlobAt) -> list[fx.Effect]:
+        """A blob that was asked for may be had beside the broker. Raises ProtocolError
+        `foreign_url`."""
+        fetch = self.under_way.get(at.blob)
+        return [] if fetch is None else begin_fetch(fetch, at, self._settings.blob_urls)
+
+    def came_beside(self, task: FetchBeside, result: object) -> list[fx.Effect]:
+        """It has come, or did not."""
+        fetch = self.under_way.get(task.blob.digest)
+        if fetch is None:
+            return []
+        failed = end_fetch(fetch, result)
+        if fetch.assembly.complete and not fetch.idle and not self._stays(fetch.header):
+            return self._finish(fetch)
+        return failed
+
+    def go_on(self, manifest: Manifest, stanzas: bytes) -> list[fx.Effect]:
+        """The stream is of use: ask for it. Nothing where it was given up.
+
+        Raises ProtocolError `bad_digest`.
+        """
+        fetch = self.under_way.get(manifest.pieces[1].digest)
+        if fetch is None or fetch.header != manifest:
+            return []
+        need = fetch.wake(stanzas)
+        if fetch.assembly.complete:
+            return self._finish(fetch)
+        return [*_asked(need), fx.SetTimer("repair", self._settings.repair_s)]
+
+    def part(self, part: BlobPart) -> list[fx.Effect]:
+        """Take a part, and ask for the next ones."""
+        fetch = self.under_way.get(part.blob)
+        if fetch is None:
+            return []  # parts are broadcast: most are of no interest here
+        again = part.index in fetch.assembly
+        if fetch.add(part) and not fetch.idle:
+            if not self._stays(fetch.header):
+                return self._finish(fetch)
+            if not again:
+                fetch.assembly.finish()  # checks it: what is not the blob is forgotten
+            return []
+        return _asked(fetch.next_need(timer=False))
+
+    def repair(self) -> list[fx.Effect]:
+        """Ask for what did not come; look again later, ever more rarely while nothing comes.
+
+        A record that does not come is gone: the proxy keeps a job's newest.
+        """
+        self.under_way = {
+            digest: fetch
+            for digest, fetch in self.under_way.items()
+            if fetch.header.kind != "commit" or fetch.idle_looks < RECORD_LOOKS
+        }
+        if not self.under_way:
+            return []
+        fetches = self.under_way.values()
+        out = [effect for fetch in fetches for effect in _asked(fetch.next_need(timer=True))]
+        looks = max(fetch.idle_looks for fetch in fetches)
+        wait_s = self._backoff.wait_s(self._settings.repair_s, looks, self._settings.waits_cap_s)
+        return [*out, fx.SetTimer("repair", wait_s)]
+
+    def forget(self, over: HeaderTest) -> None:
+        """Stop fetching what is over: a fetch that cannot end must not take a place for good."""
+        self.under_way = {d: f for d, f in self.under_way.items() if not over(f.header)}
+
+    def _finish(self, fetch: Fetch[BroadcastHeader]) -> list[fx.Effect]:
+        data, header = fetch.before + fetch.assembly.finish(), fetch.header
+        del self.under_way[fetch.blob.digest]
+        if isinstance(header, Manifest) and fetch.blob in header.pieces[:1]:
+            return self._complete(header, data, True)
+        self.forget(lambda old: old == header)  # its pieces, where it came as a whole
+        return self._complete(header, data, False)
+
+
+def _asked(need: Need | None) -> list[fx.Effect]:
+    return [fx.Send(fx.ProxyAddress(), need)] if need else []
+
+
+# --- the machine -----------------------------------------------------------------------------
+
+CLOSED_KEPT = 1000  # ends of jobs that a device remembers; its ledger remembers all it took part in
+UNHEARD_TRIES = 3  # after so many hellos without an answer the owner is told
+LATER_CAP_S = 600.0  # a longer delay is not believed
+REPORT_CAP_S = 600.0  # between two tries of a report
 _SLUG = re.compile(r"[a-z0-9_]{1,64}")
 
 
 class DeviceMachine:
-    """One device. `memory` is changed only together with the `Persist` effects that say so."""
+    """One device. `memory` is changed only together with the `Persist` effects that say so.
+
+    Timers beside those of the rounds: `hello`, `key`, `repair`, `want`, `report`.
+    """
 
     def __init__(
         self,
@@ -113,19 +437,31 @@ class DeviceMachine:
     ) -> None:
         """`data_set` is the tag of its data (`data_set_tag`); empty: it takes releases for any.
         `sealing`: see `Fetches`."""
-        self._data_set = data_set
+        self._data_set, self._now_s = data_set, 0.0
         self.signer, self.keys = signer, keys
         self.memory, self.settings = memory, settings or DeviceSettings()
-        self._now_s = 0.0
-        # Heard of, perhaps not yet in use.
+        self._backoff = Backoff(signer.name)
+        context = DeviceContext(signer, memory, self.settings, self._backoff)
+        self.rounds = DeviceRounds(context)
+        self.fetches = Fetches(context, sealing, self._is_ahead, self._complete)
+        self._trust_at_work = False  # the host verifies metadata
+        # Of jobs, the digest of the package that is of no use here, or that the host opens.
+        self._foreign: dict[bytes, bytes] = {}
+        self._job_at_work: dict[bytes, bytes] = {}
+        # Rounds ahead of their job, by job, and until when.
+        self._ahead: dict[bytes, tuple[Manifest, Offer, float]] = {}
+        self._want_tries = 0
+        # The newest release offered, perhaps not yet in use.
         self._newest_release = known_number(memory.release_sequence)
-        backoff = Backoff(signer.name)
-        self.fetches = Fetches(self.settings, backoff, sealing)
-        self.rounds = DeviceRounds(signer, memory, self.settings, backoff)
-        self._releases = DeviceReleases(signer, memory, self.settings, backoff)
-        self._jobs = KnownJobs(signer, memory, self.settings, backoff, self.fetches)
-        self._greeting = DeviceGreeting(signer, memory, self.settings, backoff, keys.versions)
-        self._at_work: TrustMetadata | None = None  # the host verifies it
+        self._report: Note | None = None
+        self._report_tries = 0
+        self._hello_tries = 0
+        self._hello = b""  # digest of the hello that is not acknowledged yet
+        self._away = False  # by its owner's conditions, perhaps once the round at hand is over
+        self._greeted = False
+        self._hello_asked = False  # by the proxy, since the last hello
+        # Who counts its answers takes up nothing until the proxy knows no later ones.
+        self._was_heard = memory.answered < 0
 
     @property
     def at(self) -> ExchangeId | None:
@@ -143,7 +479,7 @@ class DeviceMachine:
     def unheard(self) -> bool:
         """Whether the proxy has answered none of several hellos: it is away, or knows no device
         with this key."""
-        return self._greeting.unheard
+        return bool(self._hello) and self._hello_tries > UNHEARD_TRIES
 
     def hears(self, bucket: fx.BucketAddress) -> bool:
         """Whether this is a bucket in which it looks for stanzas."""
@@ -153,102 +489,56 @@ class DeviceMachine:
         """Take an event; hostile or stale input ends as one `Refuse`."""
         self._now_s = now_s
         try:
-            return [*self._handle(event), *self._leave_if_free()]
+            out = self._handle(event)
         except ProtocolError as error:
             return [fx.Refuse(error.reason)]
-
-    def _leave_if_free(self) -> list[fx.Effect]:
-        return [] if self.rounds.under_way else self._greeting.leave()
+        if self._away and self._greeted and not self.rounds.under_way:
+            self._greeted, self._hello = False, b""
+            out = [*out, fx.CancelTimer("hello"), self._note_to_proxy(Bye(self.signer.name))]
+        return out
 
     def _handle(self, event: fx.Event) -> list[fx.Effect]:
         match event:
             case fx.PeerConnected():
-                again = [*self.rounds.connected(), *self._releases.connected()]
-                return [*self._tell_key(), *self._greeting.begin(), *again]
+                self._report_tries = 0
+                again = [*self.rounds.connected(), *self._report_again()]
+                return [*self._tell_key(), *self._greet(), *again]
             case fx.PeerSilent():
-                return self._greeting.begin()
+                return self._greet()
             case fx.MessageReceived(message=Offer() as offer):
                 return self._offer(offer)
             case fx.MessageReceived(message=BlobPart() as part):
-                taken = self.fetches.part(part, self._jobs.is_ahead)
-                return taken if isinstance(taken, list) else self._complete(taken)
+                return self.fetches.part(part)
             case fx.MessageReceived(message=Need() as need):
                 asked = self.rounds.with_upload(need.blob)
-                return asked.outbox.need(need) if asked else []
+                item = asked.item if asked else None
+                if item is None:
+                    return []
+                return answer_need(fx.ProxyAddress(), need, item.upload.blob, item.data)
             case fx.MessageReceived(message=Note(body=envelope)):
                 return self._note(envelope)
             case fx.MessageReceived(message=TrustMetadata() as metadata):
-                return self._trust(metadata)
+                if self.keys.versions == (0, 0):
+                    raise ProtocolError("unexpected_metadata")
+                if self._trust_at_work:  # one at a time: what it misses, the next hello brings
+                    return []
+                self._trust_at_work = True
+                return [fx.Work(fx.TakeTrust(metadata))]
             case fx.Timer(name=name):
                 return self._timer(name)
-            case fx.WorkDone(task=fx.TakeTrust(), result=result):
-                return self._taken(result)
-            case fx.WorkDone(task=FetchBeside() as carried, result=result):
-                came = self.fetches.came_beside(carried, result, self._jobs.is_ahead)
-                return came if isinstance(came, list) else self._complete(came)
-            case fx.WorkDone(task=PutBeside() as carried, result=result):
-                digest = carried.blob.digest
-                laying = [one.outbox for one in self.rounds if one.outbox.carried == digest]
-                return [effect for one in laying for effect in one.laid_down(carried, result)]
             case fx.WorkDone(task=task, result=result):
                 return self._done(task, result)
             case fx.Command(what="leave"):
-                self._greeting.away = True
-            case fx.Command(what="come") if self._greeting.away:
-                self._greeting.away = False
-                return [*self._tell_key(), *self._greeting.begin()]
+                self._away = True
+            case fx.Command(what="come") if self._away:
+                self._away = False
+                return [*self._tell_key(), *self._greet()]
             case fx.Command(what="stop"):
-                return [fx.Send(fx.ProxyAddress(), self.signer.note(Bye(self.signer.name)))]
+                return [self._note_to_proxy(Bye(self.signer.name))]
         return []
 
-    # --- whom it believes ---
-
-    def _trust(self, metadata: TrustMetadata) -> list[fx.Effect]:
-        if self.keys.versions == (0, 0):
-            raise ProtocolError("unexpected_metadata")
-        if self._at_work is not None:  # one at a time: what it misses, the next hello brings
-            return []
-        self._at_work = metadata
-        return [fx.Work(fx.TakeTrust(metadata))]
-
-    def _taken(self, result: object) -> list[fx.Effect]:
-        self._at_work = None
-        if isinstance(result, PeerKeys):
-            return self._believe(result)
-        reason = result.reason if isinstance(result, fx.WorkFailed) else ""
-        # The roots in between are the proxy's to send, once it knows what is missing.
-        return [*_failed(reason), *(self._greeting.begin() if reason == "metadata_gap" else [])]
-
-    def _believe(self, keys: PeerKeys) -> list[fx.Effect]:
-        newer, self.keys = keys.epoch > self.memory.epoch, keys
-        self._greeting.versions = keys.versions
-        report = fx.Report("trust_changed", {"version": keys.versions[1]})
-        if not newer:
-            return [report]
-        self.memory.epoch, self.memory.release_sequence, self._newest_release = keys.epoch, -1, -1
-        self.memory.seen.clear()
-        self.memory.statement, self.memory.reported, self.memory.report_due = -1, -1, None
-        self.memory.release_package = b""
-        self.fetches.forget(lambda _old: True)
-        return [fx.Persist(CloudEpoch(keys.epoch)), report]
-
-    # --- its own sealing key ---
-
-    def _tell_key(self) -> list[fx.Effect]:
-        """Until the proxy has heard of it: rounds go on being sealed to the key before."""
-        new = self.memory.new_sealing
-        if new is None or self._greeting.away:
-            return []
-        # On a timer of its own: the proxy may hear the hello, and refuse a key so soon after one.
-        again = fx.SetTimer("key", NEW_KEY_EVERY_S + 1.0)
-        return [fx.Send(fx.ProxyAddress(), self.signer.note(new)), again]
-
-    def _key_told(self, ack: Ack) -> bool:
-        new = self.memory.new_sealing
-        if new is None or hashlib.sha256(encode_inner(new)).digest() != ack.blob:
-            return False
-        self.memory.new_sealing = None
-        return True
+    def _note_to_proxy(self, body: Bye | Want) -> fx.Effect:
+        return fx.Send(fx.ProxyAddress(), self.signer.note(body))
 
     # --- offers: what is fresh ---
 
@@ -256,7 +546,8 @@ class DeviceMachine:
         header = self.keys.cloud_header(offer.header)
         if not isinstance(header, Manifest | Commit):
             raise ProtocolError("unexpected_header")
-        round_ = self.rounds.of(header.at.job_id)
+        job_id = header.at.job_id
+        round_ = self.rounds.of(job_id)
         if isinstance(header, Commit):
             return self._record(offer, header, round_) if round_ else []
         if header.sequence >= FAR_NUMBER:
@@ -264,23 +555,36 @@ class DeviceMachine:
         check_fetchable(offer, header.blob, self.settings.blob_bytes)
         check_pieces(header, self.settings.blob_bytes)
         at_hand = header.kind == "round" and round_ is not None and header.at == round_.at
-        if not self._greeting.is_there and not at_hand:
+        if (self._away or not self._was_heard) and not at_hand:
             return []  # what is open by then comes again after the next hello
         if header.kind == "release":
             return self._release(offer, header)
-        self._jobs.check_open(header.at.job_id)
+        if job_id in self.memory.closed:
+            raise ProtocolError("closed_job")
         if header.kind == "job":
-            return self._fetch(offer, header) if self._jobs.fresh(header) else []
+            tried = (self._foreign.get(job_id), self._job_at_work.get(job_id))
+            known = job_id in self.memory.jobs or header.blob.digest in tried
+            return [] if known else self._fetch(offer, header)
         if header.sequence < self._newest_release:
             raise ProtocolError("outdated_round")
-        if not self._jobs.ready(header.at.job_id):
-            return self._jobs.ahead(offer, header, self._now_s)
-        return self._round(offer, header)
+        if self._is_ahead(header):
+            return self._keep_ahead(offer, header)
+        mark = ManifestMark(header.at, hashlib.sha256(offer.header.payload).digest())
+        round_ = self.rounds.take_up(job_id)
+        if round_.is_new(mark):
+            if header.masked and not self.rounds.context.round_key(header):
+                raise ProtocolError("no_round_key")
+            self.fetches.make_room(offer, header, over=lambda old: _is_over(old, round_))
+            return [*round_.begin(header, mark, self._now_s), *self._fetch(offer, header)]
+        if round_.state is DeviceState.FETCHING and self.fetches.has(header):
+            # A repeated offer may carry the blob that the first one lacked.
+            return self.fetches.offer(offer, header, ask=False)
+        return []
 
     def _release(self, offer: Offer, header: Manifest) -> list[fx.Effect]:
         tags = {header.data_set, self._data_set}
-        if len(tags) == 2 and b"" not in tags:
-            return self._releases.passed_over(header)
+        if len(tags) == 2 and b"" not in tags:  # a dummy, unless there is something to report
+            return [] if self.memory.report_due else self._report_due(header)
         if header.sequence < self._newest_release:
             raise ProtocolError("replayed_release")
         if header.sequence == self.memory.release_sequence:
@@ -292,30 +596,10 @@ class DeviceMachine:
         self._newest_release = header.sequence
         return self._fetch(offer, header)
 
-    def _round(self, offer: Offer, manifest: Manifest) -> list[fx.Effect]:
-        mark = ManifestMark(manifest.at, hashlib.sha256(offer.header.payload).digest())
-        round_ = self.rounds.take_up(manifest.at.job_id)
-        if round_.is_new(mark):
-            self.rounds.keys.check(manifest)
-            self.fetches.make_room(offer, manifest, over=lambda old: _is_over(old, round_))
-            return [*round_.begin(manifest, mark, self._now_s), *self._fetch(offer, manifest)]
-        if round_.state is DeviceState.FETCHING and self.fetches.has(manifest):
-            # A repeated offer may carry the blob that the first one lacked.
-            return self._complete(self.fetches.offer(offer, manifest))
-        return []
-
-    # --- fetching ---
-
-    def _fetch(self, offer: Offer, header: BroadcastHeader) -> list[fx.Effect]:
-        self.fetches.make_room(offer, header)
-        complete = self.fetches.offer(offer, header)
-        timer = fx.SetTimer("repair", self.settings.repair_s)
-        return [timer, *self.fetches.ask(header), *self._complete(complete)]
-
     def _record(self, offer: Offer, commit: Commit, round_: DeviceRound) -> list[fx.Effect]:
-        """Of a record that says what became of an upload: the whole as it is pushed, or the piece
-        that says it."""
-        answer = round_.outbox.awaited(commit.at)
+        """Fetch a record that tells what became of an upload: the whole as it is pushed, or the
+        piece in which the upload's marks stand."""
+        answer = round_.awaited(commit.at)
         if answer is None:
             return []
         check_fetchable(offer, commit.blob, self.settings.blob_bytes)
@@ -326,22 +610,24 @@ class DeviceMachine:
         asked = self.fetches.pull(offer, commit, piece_for(commit, answer.marks))
         return [*asked, fx.SetTimer("repair", self.settings.repair_s)]
 
-    def _complete(self, complete: FetchedBlob | FetchedStanzas | None) -> list[fx.Effect]:
-        match complete:
-            case (Commit() as commit, data):
-                answered = self.rounds.of(commit.at.job_id)
-                return answered.committed(commit, data) if answered else []
-            case FetchedStanzas(manifest=manifest, stanzas=stanzas):
-                if self._covers(manifest):
-                    return self._go_on(manifest, stanzas)
-                return [fx.Work(FindStanza(manifest, stanzas))]
-            case (Manifest(kind="round") as manifest, data):
-                round_ = self.rounds.of(manifest.at.job_id)
-                return round_.complete(manifest, data, self._now_s) if round_ else []
-            case (Manifest() as manifest, data):
-                self._jobs.complete(manifest)
-                return [fx.Work(OpenPackage(manifest, data))]
-        return []
+    def _fetch(self, offer: Offer, header: BroadcastHeader) -> list[fx.Effect]:
+        self.fetches.make_room(offer, header)
+        timer = fx.SetTimer("repair", self.settings.repair_s)
+        return [timer, *self.fetches.offer(offer, header)]
+
+    def _complete(self, header: BroadcastHeader, data: bytes, stanzas: bool) -> list[fx.Effect]:
+        round_ = self.rounds.of(header.at.job_id) if header.kind in ("round", "commit") else None
+        if isinstance(header, Commit):
+            return round_.committed(header, data) if round_ else []
+        if stanzas:
+            if self._covers(header):
+                return self.fetches.go_on(header, data)
+            return [fx.Work(FindStanza(header, data))]
+        if header.kind == "round":
+            return round_.complete(header, data, self._now_s) if round_ else []
+        if header.kind == "job":
+            self._job_at_work[header.at.job_id] = header.blob.digest
+        return [fx.Work(OpenPackage(header, data))]
 
     def _covers(self, manifest: Manifest) -> bool:
         """Whether even who finds no stanza fetches the stream: of a release, that nobody sees whom
@@ -351,19 +637,23 @@ class DeviceMachine:
         round_ = self.rounds.of(manifest.at.job_id) if manifest.kind == "round" else None
         return round_ is not None and round_.cover.on
 
-    def _go_on(self, manifest: Manifest, stanzas: bytes) -> list[fx.Effect]:
-        rest = self.fetches.go_on(manifest, stanzas)
-        return rest if isinstance(rest, list) else self._complete(rest)
-
-    # --- outcomes of the host's work ---
+    # --- results of the host's work ---
 
     def _done(self, task: object, result: object) -> list[fx.Effect]:
         match task, result:
+            case fx.TakeTrust(), _:
+                return self._trust_taken(result)
+            case FetchBeside() as carried, _:
+                return self.fetches.came_beside(carried, result)
+            case PutBeside() as carried, _:
+                digest = carried.blob.digest
+                laying = [one for one in self.rounds if one.beside.carried == digest]
+                return [effect for one in laying for effect in one.laid_down(carried, result)]
             case FindStanza(manifest=manifest), _ if not self.fetches.has(manifest):
                 return []  # given up meanwhile, or it came as a whole
             case FindStanza(manifest=manifest, stanzas=stanzas), StanzaLook(found=found):
                 if found or self._covers(manifest):
-                    return self._go_on(manifest, stanzas)
+                    return self.fetches.go_on(manifest, stanzas)
                 self.fetches.forget(lambda old: old == manifest)
                 return self._not_for_me(manifest)
             case FindStanza(manifest=manifest), fx.WorkFailed(reason=reason):
@@ -376,34 +666,68 @@ class DeviceMachine:
             case (OpenPackage() | InstallJob()) as work, fx.WorkFailed(reason=reason):
                 return [*self._not_for_me(work.manifest), *_failed(reason)]
             case InstallJob(manifest=manifest), Installation():
-                out = self._jobs.learned(manifest.at.job_id, self.rounds.at_hand)
-                return out + self._go_on_with(manifest.at.job_id)
+                return self._learned(manifest.at.job_id)
             case ComputeAnswer() as work, answer:
                 after = self._answered(work.manifest, answer)
                 return after + self.rounds.worked(work, answer, self._now_s)
             case SealDummies(manifest=manifest), answer:
                 return self._answered(manifest, answer, dummies=True)
-            case InstallRelease(manifest=manifest), Installation():
-                self._in_use(manifest)
-                report = fx.Report("model_installed", {"job_id": manifest.at.job_id.hex()})
-                return [report, *self._releases.settled(manifest)]
-            case AdoptRelease(manifest=manifest), Installation():
-                self._in_use(manifest)
-                return self._releases.settled(manifest)
+            case (InstallRelease() | AdoptRelease()) as work, Installation():
+                release, memory = work.manifest, self.memory
+                if release.sequence >= known_number(memory.release_sequence):
+                    memory.release_sequence = release.sequence
+                    memory.release_package = release.package_digest
+                told = {"job_id": release.at.job_id.hex()}
+                new = isinstance(work, InstallRelease)
+                report = [fx.Report("model_installed", told)] if new else []
+                return [*report, *self._report_due(release)]
             case CountElsewhere(behind=behind), Installation():
                 self.memory.answered = max(self.memory.answered, behind.answered)
-                return [fx.Report("was_behind", {}), *self._greeting.begin()]
+                return [fx.Report("was_behind", {}), *self._greet()]
             case (InstallRelease() | AdoptRelease()) as work, fx.WorkFailed(reason=reason):
-                # It counts as never heard of.
+                # As if it had never been offered.
                 self._newest_release = known_number(self.memory.release_sequence)
-                return [*_failed(reason), *self._releases.settled(work.manifest)]
+                return [*_failed(reason), *self._report_due(work.manifest)]
             case SealReport(manifest=manifest), MadeReport(sealed=report):
-                return self._releases.sealed(manifest, report)
+                if manifest != self.memory.report_due or self._report is not None:
+                    return []
+                self._report = self.signer.note(ReleaseReport(manifest.at, report))
+                return self._tell_report()
             case ApplyStatement(statement=said), StatementApplied(left=left):
-                return self._releases.applied(said, left=left)
+                self.memory.statement = max(said.number, known_number(self.memory.statement))
+                if not left:
+                    return []
+                self.memory.release_package = b""
+                return [fx.Report("release_withdrawn", {})]
             case _, fx.WorkFailed(reason=reason):
                 return _failed(reason)
         return []
+
+    def _opened(self, manifest: Manifest, package: Package | None) -> list[fx.Effect]:
+        if package is None:
+            return self._not_for_me(manifest)
+        if manifest.kind == "job":
+            if isinstance(package, JobPackage):
+                return [fx.Work(InstallJob(manifest, package))]
+            return [*self._not_for_me(manifest), fx.Refuse("malformed_package")]
+        if manifest.kind == "release" and isinstance(package, ReleasePackage):
+            fresh = manifest.sequence >= self._newest_release
+            return [fx.Work(InstallRelease(manifest, package))] if fresh else []
+        return self.rounds.opened(manifest, package, self._now_s)
+
+    def _not_for_me(self, manifest: Manifest) -> list[fx.Effect]:
+        job_id = manifest.at.job_id
+        if manifest.kind == "release":
+            return self._report_due(manifest)
+        if manifest.kind == "round":
+            round_ = self.rounds.of(job_id)
+            return round_.not_for_me(manifest) if round_ else []
+        # A job: not for this device, or nothing it can learn. It is not fetched again.
+        self._job_at_work.pop(job_id, None)
+        self._foreign[job_id] = manifest.blob.digest
+        if len(self._foreign) > self.settings.jobs:
+            del self._foreign[next(iter(self._foreign))]
+        return self._take_up_ahead(job_id)
 
     def _answered(
         self, manifest: Manifest, answer: object, *, dummies: bool = False
@@ -422,35 +746,152 @@ class DeviceMachine:
                 return round_.declined(manifest, why, cause)
         return []
 
-    def _in_use(self, release: Manifest) -> None:
-        if release.sequence >= known_number(self.memory.release_sequence):
-            self.memory.release_sequence = release.sequence
-            self.memory.release_package = release.package_digest
+    # --- jobs, and rounds ahead of them ---
 
-    def _opened(self, manifest: Manifest, package: Package | None) -> list[fx.Effect]:
-        if package is None:
-            return self._not_for_me(manifest)
-        if manifest.kind == "job":
-            if isinstance(package, JobPackage):
-                return [fx.Work(InstallJob(manifest, package))]
-            return [*self._not_for_me(manifest), fx.Refuse("malformed_package")]
-        if manifest.kind == "release" and isinstance(package, ReleasePackage):
-            fresh = manifest.sequence >= self._newest_release
-            return [fx.Work(InstallRelease(manifest, package))] if fresh else []
-        return self.rounds.opened(manifest, package, self._now_s)
+    def _is_ahead(self, header: BroadcastHeader) -> bool:
+        """Whether it is a round of a job that is neither known nor of no use here."""
+        job_id = header.at.job_id
+        known = job_id in self.memory.jobs or job_id in self._foreign
+        return header.kind == "round" and not known
 
-    def _not_for_me(self, manifest: Manifest) -> list[fx.Effect]:
-        if manifest.kind == "release":
-            return self._releases.settled(manifest)
-        if manifest.kind != "job":
-            round_ = self.rounds.of(manifest.at.job_id)
-            return round_.not_for_me(manifest) if round_ else []
-        self._jobs.of_no_use(manifest)
-        return self._go_on_with(manifest.at.job_id)
+    def _keep_ahead(self, offer: Offer, round_: Manifest) -> list[fx.Effect]:
+        """Keep such a round, take what is pushed of its package, and ask for its job."""
+        job_id = round_.at.job_id
+        self.fetches.make_room(offer, round_, lambda old: self._is_ahead_of(job_id, old))
+        before = self._ahead.pop(job_id, None)
+        if before is not None and before[0] == round_ and not offer.data:
+            offer = before[1]
+        until_s = self._now_s + round_.deadline_s + round_.grace_s
+        self._ahead[job_id], self._want_tries = (round_, offer, until_s), 0
+        if len(self._ahead) > self.settings.jobs:
+            self._give_up_ahead(next(iter(self._ahead)))
+        out = self._want()
+        if offer.data or self.fetches.has(round_):
+            return out
+        self.fetches.begin(offer, round_)
+        return [*out, fx.SetTimer("repair", self.settings.repair_s)]
 
-    def _go_on_with(self, job_id: bytes) -> list[fx.Effect]:
-        waiting = self._jobs.released(job_id)
-        return self._offer(waiting) if waiting else []
+    def _is_ahead_of(self, job_id: bytes, header: BroadcastHeader) -> bool:
+        return header.at.job_id == job_id and self._is_ahead(header)
+
+    def _give_up_ahead(self, job_id: bytes) -> None:
+        del self._ahead[job_id]
+        self.fetches.forget(lambda old: self._is_ahead_of(job_id, old))
+
+    def _want(self) -> list[fx.Effect]:
+        """Ask for jobs that are not coming, ever more rarely until the rounds are over."""
+        for job_id, (_, _, until_s) in list(self._ahead.items()):
+            if self._now_s > until_s:
+                self._give_up_ahead(job_id)
+        if not self._ahead:
+            return []
+        settings, tries = self.settings, self._want_tries
+        wait_s = self._backoff.wait_s(settings.resend_s, tries, settings.waits_cap_s)
+        self._want_tries += 1
+        headers = [fetch.header for fetch in self.fetches.under_way.values()]
+        coming = {one.at.job_id for one in headers if one.kind == "job"} | set(self._job_at_work)
+        wanted = [self._note_to_proxy(Want(job)) for job in self._ahead if job not in coming]
+        return [*wanted, fx.SetTimer("want", wait_s)]
+
+    def _take_up_ahead(self, job_id: bytes) -> list[fx.Effect]:
+        """Go on with the round that waited for this job."""
+        waiting = self._ahead.pop(job_id, None)
+        return self._offer(waiting[1]) if waiting else []
+
+    def _learned(self, job_id: bytes) -> list[fx.Effect]:
+        """The host holds the job. Of more than `settings.jobs` the oldest one ends here.
+
+        Its end was not heard, or the cloud runs too many at once; one with a round at hand is not
+        taken.
+        """
+        memory = self.memory
+        self._job_at_work.pop(job_id, None)
+        if job_id in memory.closed:  # it ended while the host was at it
+            return [fx.Persist(JobClosed(job_id, "forgotten")), *self._take_up_ahead(job_id)]
+        self._foreign.pop(job_id, None)
+        memory.jobs[job_id] = None
+        at_hand = {round_.job_id for round_ in self.rounds if not round_.is_over}
+        others = [job for job in memory.jobs if job != job_id and job not in at_hand]
+        surplus = max(0, len(memory.jobs) - self.settings.jobs)
+        out = [self._end_job(job, "forgotten") for job in others[:surplus]]
+        return out + self._take_up_ahead(job_id)
+
+    def _end_job(self, job_id: bytes, status: str) -> fx.Effect:
+        memory = self.memory
+        memory.closed[job_id] = None
+        if len(memory.closed) > CLOSED_KEPT:
+            del memory.closed[next(iter(memory.closed))]
+        for known in (memory.jobs, memory.seen, self._foreign, self._job_at_work, self._ahead):
+            known.pop(job_id, None)
+        return fx.Persist(JobClosed(job_id, status))
+
+    # --- reports on releases ---
+
+    def _report_due(self, release: Manifest) -> list[fx.Effect]:
+        """It is known what became of a release: a report is due, unless it was made."""
+        due = self.memory.report_due
+        of_same = due is not None and due.data_set == release.data_set
+        newest = known_number(due.sequence if due and of_same else self.memory.reported)
+        if not wants_reports(release) or release.sequence <= newest:
+            return []
+        self.memory.report_due, self._report, self._report_tries = release, None, 0
+        return [fx.Persist(ReportDue(release)), *self._report_again()]
+
+    def _report_again(self) -> list[fx.Effect]:
+        """Say a report again that was made, or set the timer to its moment."""
+        release = self.memory.report_due
+        if release is None:
+            return []
+        if self._report is not None:
+            return self._tell_report()
+        seed = hashlib.sha256(self.signer.name.encode() + encode_inner(release)).digest()
+        return [fx.SetTimer("report", release.deadline_s * int.from_bytes(seed[:6]) / 2**48)]
+
+    def _tell_report(self) -> list[fx.Effect]:
+        """The timer: have the report made, or say it (again)."""
+        due = self.memory.report_due
+        if due is None:
+            return []
+        if self._report is None:
+            return [fx.Work(SealReport(due))]
+        wait_s = self._backoff.wait_s(self.settings.resend_s, self._report_tries, REPORT_CAP_S)
+        self._report_tries += 1
+        return [fx.Send(fx.ProxyAddress(), self._report), fx.SetTimer("report", wait_s)]
+
+    # --- that it is there, and its own sealing key ---
+
+    def _greet(self) -> list[fx.Effect]:
+        self._hello_tries = 0
+        return self._say_hello()
+
+    def _say_hello(self) -> list[fx.Effect]:
+        """Say hello, and again, ever more slowly, until the proxy has heard it; not while away."""
+        if self._away:
+            return []
+        self._greeted, settings = True, self.settings
+        hello = Hello(self.signer.name, *self.keys.versions, self.memory.answered, KNOWS_CHECKS)
+        note = self.signer.note(hello)
+        self._hello = _digest(note.body)
+        wait_s = self._backoff.wait_s(settings.repair_s, self._hello_tries, settings.waits_cap_s)
+        self._hello_tries += 1
+        out: list[fx.Effect] = [fx.Send(fx.ProxyAddress(), note), fx.SetTimer("hello", wait_s)]
+        unheard = self._hello_tries == UNHEARD_TRIES + 1
+        return [*out, fx.Report("unheard", {"tries": UNHEARD_TRIES})] if unheard else out
+
+    def _hello_in(self, delay_s: float) -> list[fx.Effect]:
+        if self._away:
+            return []
+        self._hello_tries = 0
+        return [fx.SetTimer("hello", delay_s)]
+
+    def _tell_key(self) -> list[fx.Effect]:
+        """Until the proxy has heard of it rounds go on being sealed to the key before."""
+        new = self.memory.new_sealing
+        if new is None or self._away:
+            return []
+        # On a timer of its own: the proxy may hear the hello, and refuse a key so soon after one.
+        again = fx.SetTimer("key", NEW_KEY_EVERY_S + 1.0)
+        return [fx.Send(fx.ProxyAddress(), self.signer.note(new)), again]
 
     # --- notes ---
 
@@ -459,73 +900,104 @@ class DeviceMachine:
             body = self.keys.cloud_body(envelope)
             if isinstance(body, Close):
                 return self._close(body)
-            if isinstance(body, ReleaseStatement):
-                return self._releases.stated(body)
-            raise ProtocolError("unexpected_body")
+            if not isinstance(body, ReleaseStatement):
+                raise ProtocolError("unexpected_body")
+            if body.number >= FAR_NUMBER:
+                raise ProtocolError("far_sequence")
+            if body.number < known_number(self.memory.statement):
+                raise ProtocolError("replayed_statement")
+            return [fx.Work(ApplyStatement(body))] if body.number != self.memory.statement else []
         match verified_body(envelope, "proxy", self.keys.proxy):
-            case Here() as here:
-                return self._greeting.asked(here)
-            case Later() as later:
-                return self._greeting.put_off(later)
+            case Here(spread_s=spread_s):
+                # At a moment of its own in the spread, so that a fleet does not come at once.
+                self._hello_asked = self._hello_asked or not self._away
+                moment = int(self.signer.name[:8], 16) / 2**32
+                return self._hello_in(min(spread_s, LATER_CAP_S) * moment)
+            case Later(delay_s=delay_s):
+                return self._hello_in(min(delay_s, LATER_CAP_S))
             case Behind() as behind:
                 # Of another hello: this one may have been played again.
-                told = self._greeting.is_said(behind.hello)
-                return [fx.Work(CountElsewhere(behind))] if told else []
+                return [fx.Work(CountElsewhere(behind))] if behind.hello == self._hello else []
             case Cover() as cover:
                 self.rounds.cover_asked(cover)
                 return []
             case RoundKey() as key:
-                self.rounds.keys.told(key)
+                self.rounds.key_told(key)
                 return []
             case BlobAt(put=True) as at:
                 laying = self.rounds.with_upload(at.blob)
-                return laying.outbox.lay_down(at) if laying else []
+                return laying.lay_down(at) if laying else []
             case BlobAt() as at:
                 return self.fetches.lies_at(at)
             case Ack() as ack:
-                if self._key_told(ack):
-                    return [fx.Persist(SealingKeyTold())]
-                reported = self._releases.acknowledged(ack)
-                if reported is not None:
-                    return reported
-                heard = self._greeting.heard(ack.blob)
-                if heard is not None:
-                    return heard
-                sent = self.rounds.with_upload(ack.blob)
-                return sent.acknowledged(ack) if sent else []
+                return self._acknowledged(ack)
         raise ProtocolError("unexpected_body")
 
+    def _acknowledged(self, ack: Ack) -> list[fx.Effect]:
+        memory, due = self.memory, self.memory.report_due
+        new = memory.new_sealing
+        if new is not None and hashlib.sha256(encode_inner(new)).digest() == ack.blob:
+            memory.new_sealing = None
+            return [fx.Persist(SealingKeyTold())]
+        if due and self._report and _digest(self._report.body) == ack.blob:
+            memory.report_due, memory.reported, self._report = None, due.sequence, None
+            return [fx.Persist(ReportSettled(due.sequence)), fx.CancelTimer("report")]
+        if ack.blob == self._hello:
+            self._hello, self._was_heard = b"", True
+            return [fx.CancelTimer("hello")]
+        sent = self.rounds.with_upload(ack.blob)
+        return sent.acknowledged(ack) if sent else []
+
     def _close(self, close: Close) -> list[fx.Effect]:
-        ended = self._jobs.closed(close)
-        if not ended:
+        job_id = close.job_id
+        if job_id in self.memory.closed:
             return []
+        ended = self._end_job(job_id, close.status)
         # Its last record may be on its way.
-        kinds, job_id = ("job", "round"), close.job_id
-        self.fetches.forget(lambda old: old.kind in kinds and old.at.job_id == job_id)
-        what = {"job_id": close.job_id.hex(), "status": close.status}
-        round_ = self.rounds.of(close.job_id)
-        return [*(round_.job_closed() if round_ else []), *ended, fx.Report("job_closed", what)]
+        self.fetches.forget(lambda old: old.kind in ("job", "round") and old.at.job_id == job_id)
+        what = {"job_id": job_id.hex(), "status": close.status}
+        round_ = self.rounds.of(job_id)
+        return [*(round_.job_closed() if round_ else []), ended, fx.Report("job_closed", what)]
+
+    # --- whom it believes ---
+
+    def _trust_taken(self, result: object) -> list[fx.Effect]:
+        self._trust_at_work = False
+        if not isinstance(result, PeerKeys):
+            reason = result.reason if isinstance(result, fx.WorkFailed) else ""
+            # The roots in between are the proxy's to send, once it knows what is missing.
+            return [*_failed(reason), *(self._greet() if reason == "metadata_gap" else [])]
+        memory, self.keys = self.memory, result
+        report = fx.Report("trust_changed", {"version": result.versions[1]})
+        if result.epoch <= memory.epoch:
+            return [report]
+        memory.epoch, memory.release_sequence, self._newest_release = result.epoch, -1, -1
+        memory.seen.clear()
+        memory.statement, memory.reported, memory.report_due = -1, -1, None
+        memory.release_package = b""
+        self.fetches.forget(lambda _old: True)
+        return [fx.Persist(CloudEpoch(result.epoch)), report]
 
     # --- timers ---
-
-    def _hello(self) -> list[fx.Effect]:
-        if self._greeting.away:
-            return []
-        missed = self.rounds.offer_again() if self._greeting.answers_here() else []
-        return [*self._tell_key(), *self._greeting.hello(), *missed]
 
     def _timer(self, name: str) -> list[fx.Effect]:
         match name:
             case "hello":
-                return self._hello()
+                if self._away:
+                    return []
+                # The first hello since the proxy came and asked for it: it may have missed uploads.
+                asked, self._hello_asked = self._hello_asked, False
+                rounds = list(self.rounds) if asked else []
+                missed = [effect for round_ in rounds for effect in round_.offer_again()]
+                return [*self._tell_key(), *self._say_hello(), *missed]
             case "key":
                 return self._tell_key()
             case "repair":
                 return self.fetches.repair()
             case "report":
-                return self._releases.tell()
+                return self._tell_report()
             case "want":
-                return self._jobs.want_again(self._now_s)
+                return self._want()
             case _ if name == TURN:
                 return self.rounds.next_turn(self._now_s)
         what, _, job = name.partition("/")
@@ -542,12 +1014,16 @@ class DeviceMachine:
         return []
 
 
+def _digest(said: Envelope) -> bytes:
+    return hashlib.sha256(said.payload).digest()
+
+
 def _is_over(fetched: BroadcastHeader, round_: DeviceRound) -> bool:
     """Whether a fetch ends with this round; not the record of the last answer."""
     if fetched.at.job_id != round_.job_id:
         return False
     if isinstance(fetched, Commit):
-        return round_.outbox.awaited(fetched.at) is None
+        return round_.awaited(fetched.at) is None
     return fetched.kind == "round"
 
 
@@ -556,103 +1032,3 @@ def _failed(reason: str) -> list[fx.Effect]:
     if _SLUG.fullmatch(reason):
         return [fx.Refuse(reason)]
     return [fx.Refuse("failed_work"), fx.Report("failed_work", {"why": reason})]
-
-
-UNHEARD_TRIES = 3  # after so many hellos without an answer the owner is told
-LATER_CAP_S = 600.0  # a longer delay is not believed
-
-
-class DeviceGreeting:
-    """How a device says that it is there: until the proxy has heard it, and when it is asked.
-
-    One timer, `hello`.
-    """
-
-    def __init__(
-        self,
-        signer: Signer,
-        memory: DeviceMemory,
-        settings: DeviceSettings,
-        backoff: Backoff,
-        versions: tuple[int, int] = (0, 0),
-    ) -> None:
-        self._signer, self._memory = signer, memory
-        self._settings, self._backoff = settings, backoff
-        self.versions = versions  # of the trust metadata, as a hello says them
-        self._tries = 0
-        self._said = b""  # digest of the hello that is not acknowledged yet
-        self.away = False  # by its owner's conditions, perhaps once the round at hand is over
-        self._greeted = False
-        self._is_asked = False  # by the proxy, since the last hello
-        # Who counts its answers takes up nothing until the proxy knows no later ones.
-        self._was_heard = memory.answered < 0
-
-    @property
-    def is_there(self) -> bool:
-        """Whether to take up what is offered: not while away, nor before it was heard once."""
-        return self._was_heard and not self.away
-
-    @property
-    def unheard(self) -> bool:
-        """Whether several hellos found no answer."""
-        return bool(self._said) and self._tries > UNHEARD_TRIES
-
-    def begin(self) -> list[fx.Effect]:
-        """The link is up (again)."""
-        self._tries = 0
-        return self.hello()
-
-    def hello(self) -> list[fx.Effect]:
-        """Say hello, and again, ever more slowly, until the proxy has heard it; not while away."""
-        if self.away:
-            return []
-        self._greeted = True
-        answered = self._memory.answered
-        hello = Hello(self._signer.name, *self.versions, answered, KNOWS_CHECKS)
-        note = self._signer.note(hello)
-        self._said = hashlib.sha256(note.body.payload).digest()
-        settings = self._settings
-        wait_s = self._backoff.wait_s(settings.repair_s, self._tries, settings.waits_cap_s)
-        self._tries += 1
-        out: list[fx.Effect] = [fx.Send(fx.ProxyAddress(), note), fx.SetTimer("hello", wait_s)]
-        unheard = self._tries == UNHEARD_TRIES + 1
-        return [*out, fx.Report("unheard", {"tries": UNHEARD_TRIES})] if unheard else out
-
-    def leave(self) -> list[fx.Effect]:
-        """Say good-bye, once, where it is away and was there before."""
-        if not self.away or not self._greeted:
-            return []
-        self._greeted, self._said = False, b""
-        bye = self._signer.note(Bye(self._signer.name))
-        return [fx.CancelTimer("hello"), fx.Send(fx.ProxyAddress(), bye)]
-
-    def asked(self, here: Here) -> list[fx.Effect]:
-        """Come at a moment of one's own in the spread, so that a fleet does not come at once."""
-        if self.away:
-            return []
-        self._tries, self._is_asked = 0, True
-        moment = int(self._signer.name[:8], 16) / 2**32
-        return [fx.SetTimer("hello", min(here.spread_s, LATER_CAP_S) * moment)]
-
-    def answers_here(self) -> bool:
-        """Whether the hello that falls due is the first since the proxy came and asked for it."""
-        asked, self._is_asked = self._is_asked, False
-        return asked
-
-    def put_off(self, later: Later) -> list[fx.Effect]:
-        """The proxy has heard the hello and asks for it again, after the delay that it gave."""
-        if self.away:
-            return []
-        self._tries = 0
-        return [fx.SetTimer("hello", min(later.delay_s, LATER_CAP_S))]
-
-    def heard(self, digest: bytes) -> list[fx.Effect] | None:
-        """The proxy acknowledged a note of this digest; None if it was not the hello."""
-        if not self.is_said(digest):
-            return None
-        self._said, self._was_heard = b"", True
-        return [fx.CancelTimer("hello")]
-
-    def is_said(self, digest: bytes) -> bool:
-        """Whether this is the hello that is not acknowledged yet."""
-        return digest == self._said

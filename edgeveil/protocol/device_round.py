@@ -1,397 +1,255 @@
-"""The round of a job that a device last heard of: from its manifest to what became of the answer.
+"""The rounds of a device: from a manifest to the cloud's record of what it counted.
 
-Theory of operation. Of each job one round at a time, in the states of `DEVICE_STATES`; those of
-different jobs know nothing of each other (`device_rounds.py`). A manifest that is new
-(`is_new`: neither older than what was seen of its job, nor a second text of the same, nor settled)
-ends whatever round of the job was there, from any state, and is on disk before anything of it is
-opened, so that a restart refuses what was refused before. Where not everybody is selected the
-stanzas come first, and who finds none is done. When the package is complete the host opens it; from
-that moment, and before a record of its is read, it is fixed when an answer leaves (`Moment`): a
-moment that followed from the work would show how long that took, and so tell about the records. Who
-is not selected is done; who is, consents and computes when its turn has come, or declines. Outcomes
-of work for a manifest that is not the one at hand any more are dropped.
+Theory of operation. Each job has one round at a time, in the states of `DEVICE_STATES`; rounds of
+different jobs run beside each other. A new manifest (`is_new`: not older than the newest of its
+job, not a second text of it, not settled) ends the job's round before it, from any state, and is
+durable before anything of it is opened, so that a restart refuses what was refused before. When the
+package is complete the host opens it. From then on, before a record is read for it, the moment is
+fixed at which an answer leaves (`AnswerWindow`): a moment that depended on the work would show how
+long that took. A device that was not selected is done; a selected one consents and computes in its
+turn, or declines. Results for a manifest that is not the round's any more are dropped.
 
-An answer is on disk before it is sent, sent until the proxy acknowledges it, and kept until the
-cloud's record of the round says whether it was counted (`Outbox`). Under cover traffic nobody is
-done early: whoever has nothing to say answers with dummies, and all leave at a moment of chance
-(`CoverTraffic`). The deadline ends a round that is still being fetched or sent; one that the proxy
-holds waits for its record, or for the next round.
+An answer is durable before it is sent, sent until the proxy acknowledges it, and kept until the
+record of the round tells whether it was counted. Under cover traffic every device answers every
+round, with dummies where it has no answer, at a random moment (`CoverTraffic`). The deadline ends a
+round that is being fetched or sent; an acknowledged one waits for its record or for the next round.
+
+Work on records is done one job at a time, in *turns*. How long work takes may tell about records,
+so a turn does not end with the work but at a moment that was public before: the end of what work
+may take, and of what ledger and seals may take after it. The next turn begins then. So the moment
+of an answer follows from when packages came and from what jobs say of themselves, never from how
+long another job's work took. Turns go by the earliest deadline; work with too little time left is
+declined, which follows from the same public moments. A turn that read no record ends at once.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from copy import copy
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Literal
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.beside import LayingDown, PutBeside
-from edgeveil.protocol.device_tasks import (
-    ComputeAnswer,
-    DeviceMemory,
-    DeviceSettings,
-    LateRecord,
-    ManifestMark,
-    OpenedPackage,
-    OpenPackage,
-    OutboxDrop,
-    OutboxHeld,
-    OutboxPut,
-    Outcome,
-    SealDummies,
-    SealedAnswer,
-)
-from edgeveil.protocol.effects import StateTable
 from edgeveil.protocol.messages import (
     Ack,
     BlobAt,
     Commit,
     Cover,
     Decline,
+    Envelope,
     ExchangeId,
     Manifest,
-    Need,
+    NewSealingKey,
     RoundKey,
     Signer,
     Upload,
     short_name,
 )
 from edgeveil.protocol.sealed import Package, RoundPackage
-from edgeveil.protocol.transfer import Backoff, answer_need, describe, part_bytes, sends
-
-
-class DeviceState(Enum):
-    """Where a device stands in the round it last heard of."""
-
-    IDLE = "idle"
-    FETCHING = "fetching"
-    OPENING = "opening"
-    WORKING = "working"
-    UPLOADING = "uploading"
-    ANSWERED = "answered"
-
-
-_S = DeviceState
-DEVICE_STATES = StateTable(
-    _S.IDLE,
-    {(state, "manifest"): _S.FETCHING for state in DeviceState}
-    | {(state, "closed"): _S.IDLE for state in DeviceState}
-    | {
-        (_S.FETCHING, "complete"): _S.OPENING,
-        (_S.FETCHING, "not_for_me"): _S.IDLE,
-        (_S.OPENING, "not_for_me"): _S.IDLE,
-        (_S.OPENING, "opened"): _S.WORKING,
-        (_S.OPENING, "covering"): _S.WORKING,
-        (_S.WORKING, "covering"): _S.WORKING,
-        (_S.WORKING, "declined"): _S.IDLE,
-        (_S.WORKING, "sealed"): _S.UPLOADING,
-        (_S.IDLE, "restored"): _S.UPLOADING,
-        (_S.IDLE, "restored_held"): _S.ANSWERED,
-        (_S.UPLOADING, "held"): _S.ANSWERED,
-        (_S.UPLOADING, "refused"): _S.IDLE,
-        (_S.UPLOADING, "expired"): _S.IDLE,
-        (_S.FETCHING, "expired"): _S.IDLE,
-    },
+from edgeveil.protocol.transfer import (
+    Backoff,
+    LayingDown,
+    PutBeside,
+    describe,
+    part_bytes,
+    sends,
 )
 
-
-def timer_name(what: str, job_id: bytes) -> str:
-    """The name of a job's own timer."""
-    return f"{what}/{job_id.hex()}"
+# --- work for the host, and its results ------------------------------------------------------
 
 
-class RoundKeys:
-    """The proxy's keys of rounds that it will offer next, each job's newest, of so many jobs."""
+@dataclass(frozen=True)
+class OpenPackage:
+    """Try the device's key on the stanzas; result `OpenedPackage` or `WorkFailed`."""
 
-    def __init__(self, jobs: int) -> None:
-        self._jobs, self._keys = jobs, dict[bytes, RoundKey]()
-
-    def told(self, key: RoundKey) -> None:
-        """The proxy's key of a round that it will offer next."""
-        self._keys.pop(key.at.job_id, None)
-        self._keys[key.at.job_id] = key
-        while len(self._keys) > self._jobs:
-            del self._keys[next(iter(self._keys))]
-
-    def of(self, manifest: Manifest) -> RoundKey | None:
-        """The key of this round, if it was told."""
-        known = self._keys.get(manifest.at.job_id)
-        return known if known is not None and known.at == manifest.at else None
-
-    def check(self, manifest: Manifest) -> None:
-        """Raise ProtocolError `no_round_key` for a masked round whose key was not told."""
-        if manifest.masked and not self.of(manifest):
-            raise ProtocolError("no_round_key")
+    manifest: Manifest
+    blob: bytes
 
 
-class DeviceRound:
-    """State, manifest and upload of a job's round.
+@dataclass(frozen=True)
+class OpenedPackage:
+    """The package; None if no stanza was for this device.
 
-    Two timers of the job's own (`timer_name`): `deadline` and the outbox's `resend`.
+    `chance` in [0, 1), the job's `budget_s` (0: not known) and the duration of its trial on made-up
+    records (`needed_s`) fix the moment of the answer; all are known before any record is read.
     """
 
-    def __init__(
-        self,
-        job_id: bytes,
-        signer: Signer,
-        memory: DeviceMemory,
-        settings: DeviceSettings,
-        backoff: Backoff,
-        cover: CoverTraffic,
-        keys: RoundKeys,
-    ) -> None:
-        self.job_id = job_id
-        self._signer, self._memory, self._settings = signer, memory, settings
-        self.state = DEVICE_STATES.start
-        self.manifest: Manifest | None = None
-        self.outbox = Outbox(job_id, signer, memory, settings, backoff)
-        self.cover, self._round_keys = cover, keys
-        self._window = AnswerWindow()
-        self._moment = Moment()
-        self._package: RoundPackage | None = None  # that waits for its turn
-        self._deadline = timer_name("deadline", job_id)
+    package: Package | None
+    chance: float = 0.0
+    budget_s: float = 0.0
+    needed_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class ComputeAnswer:
+    """Consent, infer, train, price, seal; result `SealedAnswer` or `NoAnswer`.
+
+    Work on records ends `allowed_s` after `begun_s` (the machine's time) at the latest; at
+    `closes_s` nobody waits for an answer any more. `round_key` and `proxy_memory` are the proxy's
+    of this round (`RoundKey`), where segments are masked.
+    """
+
+    manifest: Manifest
+    package: Package
+    begun_s: float = 0.0
+    allowed_s: float = math.inf
+    closes_s: float = math.inf
+    round_key: bytes = b""
+    proxy_memory: bytes = b""
 
     @property
-    def at(self) -> ExchangeId | None:
-        """The round that the device fetches, works on or has an upload of."""
-        item = self.outbox.item
-        return self.manifest.at if self.manifest else item.at if item else None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing is left of it."""
-        return self.state is DeviceState.IDLE and self.outbox.item is None
-
-    @property
-    def under_way(self) -> bool:
-        """Whether the device still owes this round something: until the proxy holds its answer."""
-        return self.state not in (DeviceState.IDLE, DeviceState.ANSWERED)
-
-    def connected(self) -> list[fx.Effect]:
-        """The link is up (again): what was not acknowledged is sent."""
-        self.cover.connected()
-        item = self.outbox.item
-        if item and self.state is DeviceState.IDLE:
-            self._step("restored_held" if item.held else "restored")
-        return self.offer_again()
-
-    def offer_again(self) -> list[fx.Effect]:
-        """The proxy may have missed the upload: it, or the link, was away."""
-        return self.outbox.send() if self.state is DeviceState.UPLOADING else []
-
-    def _step(self, happened: str) -> None:
-        self.state = DEVICE_STATES.step(self.state, happened)
-
-    # --- the manifest ---
-
-    def is_new(self, mark: ManifestMark) -> bool:
-        """Whether to take this round up; False while at it, and once it is settled.
-
-        Raises ProtocolError `replayed_round` or `forked_manifest`.
-        """
-        at, seen = mark.at, self._memory.seen.get(mark.at.job_id)
-        if seen is None:
-            return True
-        if (at.exchange, at.attempt) < (seen.at.exchange, seen.at.attempt):
-            raise ProtocolError("replayed_round")
-        if at == seen.at and mark.manifest_digest != seen.manifest_digest:
-            raise ProtocolError("forked_manifest")
-        here = self.manifest is not None and self.manifest.at == at
-        settled = at == seen.at and seen.settled
-        return not (here or settled or self.outbox.is_for(at))
-
-    def begin(self, manifest: Manifest, mark: ManifestMark, now_s: float) -> list[fx.Effect]:
-        """Remember the round, drop what is left of the one before, and wait for the package."""
-        known = self._memory.seen.get(manifest.at.job_id) == mark
-        self._step("manifest")
-        self._memory.seen[manifest.at.job_id] = mark
-        self.manifest, self._package = manifest, None
-        self.cover.heard_of(now_s)
-        out: list[fx.Effect] = [] if known else [fx.Persist(mark)]
-        out += [*self.outbox.drop(), fx.CancelTimer(self.outbox.timer)]
-        return [*out, fx.SetTimer(self._deadline, manifest.deadline_s + manifest.grace_s)]
-
-    def complete(self, manifest: Manifest, data: bytes, now_s: float) -> list[fx.Effect]:
-        """The package is here."""
-        self._step("complete")
-        self.cover.begin(manifest, now_s)
-        return [fx.Work(OpenPackage(manifest, data))]
-
-    # --- outcomes of the host's work ---
-
-    def fix_window(self, manifest: Manifest, opened: OpenedPackage) -> None:
-        """Say what the moment of the answer to the package follows from, whatever it will be."""
-        if manifest == self.manifest:
-            self._window = self.cover.window(manifest, opened)
-            self._moment = self._window.moment(self._window.begun_s)
-
-    def opened(self, manifest: Manifest, package: Package) -> list[fx.Effect]:
-        """The package is for this device: consent and work, once its turn has come."""
-        if manifest.kind != "round" or not isinstance(package, RoundPackage):
-            return [*self.not_for_me(manifest), fx.Refuse("malformed_package")]
-        if manifest != self.manifest:
-            return []
-        self._step("opened")
-        if self._settings.require_cover and not self.cover.on:
-            return self.uncovered(manifest, "policy.require_cover, and the proxy asks for no cover")
-        self._package = package
-        return []
-
-    # --- its turn ---
-
-    @property
-    def due_s(self) -> float | None:
-        """When its work on records must have ended at the latest; None where none waits."""
-        return None if self._package is None else self._window.due_s
-
-    def has_time(self, free_s: float) -> bool:
-        """Whether work that begins then, and not as the package comes, is worth beginning."""
-        window = self._window
-        if free_s <= window.begun_s:
-            return True  # the job's own trial tells
-        return window.moment(free_s).allowed_s >= max(window.needed_s, LEAST_WORK_S)
-
-    def begin_work(self, free_s: float) -> ComputeAnswer:
-        """Consent and work, from the package's coming on, or from when the box is free."""
-        manifest, package, self._package = self.manifest, self._package, None
-        if manifest is None or package is None:
-            raise ProtocolError("no_work_waits")
-        self._moment = found = self._window.moment(max(free_s, self._window.begun_s))
-        closes_s = self._window.closes_s
-        task = ComputeAnswer(manifest, package, found.begun_s, found.allowed_s, closes_s)
-        told = self._round_keys.of(manifest)
-        if told is not None:
-            task = replace(task, round_key=told.key, proxy_memory=told.memory)
-        return task
-
-    def out_of_time(self) -> list[fx.Effect]:
-        """Others' work leaves too little time: what follows from public moments alone."""
-        manifest, self._package = self.manifest, None
-        return [] if manifest is None else self.declined(manifest, BUSY, "conditions")
-
-    def not_for_me(self, manifest: Manifest) -> list[fx.Effect]:
-        """Not selected, or not to be opened: nothing to do but to cover those who were."""
-        if manifest != self.manifest:
-            return []
-        if self.cover.on:
-            return self._answer_with_dummies(manifest)
-        self._step("not_for_me")
-        return []
-
-    def declined(self, manifest: Manifest, why: str, cause: str) -> list[fx.Effect]:
-        """Selected, and nothing will be sent; under cover not even that."""
-        told = {**place(manifest.at), "cause": cause, "why": why}
-        report = fx.Report("declined", told, manifest.at)
-        if manifest != self.manifest:
-            return [report]
-        if self.cover.on:
-            return [report, *self._answer_with_dummies(manifest)]
-        self._step("declined")
-        settled = replace(self._memory.seen[manifest.at.job_id], settled=True)
-        self._memory.seen[manifest.at.job_id] = settled
-        note = self._signer.note(Decline(manifest.at, cause))
-        return [fx.Persist(settled), report, fx.Send(fx.ProxyAddress(), note)]
-
-    def _answer_with_dummies(self, manifest: Manifest) -> list[fx.Effect]:
-        self._step("covering")
-        told = self._round_keys.of(manifest)
-        return [fx.Work(SealDummies(manifest, b"" if told is None else told.key))]
-
-    def uncovered(self, manifest: Manifest, why: str) -> list[fx.Effect]:
-        """No dummy can be sent either; a note would say that there was nothing else to send."""
-        if manifest == self.manifest:
-            self._step("declined")
-        return [fx.Report("uncovered", {**place(manifest.at), "why": why})]
-
-    def sealed(self, manifest: Manifest, sealed: SealedAnswer, now_s: float) -> list[fx.Effect]:
-        """An answer is ready: keep it and send it, at its moment."""
-        if manifest != self.manifest:
-            return []  # a newer round came while this one was computed
-        self._step("sealed")
-        at_once = sealed.at_once and not self.cover.on
-        return self.outbox.put(manifest.at, sealed, 0.0 if at_once else self._moment.wait_s(now_s))
-
-    # --- what becomes of the answer ---
-
-    def acknowledged(self, ack: Ack) -> list[fx.Effect]:
-        """The proxy holds the upload, or never will."""
-        item = self.outbox.item
-        if item is None or self.state is not DeviceState.UPLOADING:
-            return []
-        if ack.status == "held":
-            self._step("held")
-            return [fx.CancelTimer(self.outbox.timer), *self.outbox.held()]
-        self._step("refused")
-        what = {**place(item.at), "why": ack.reason or ack.status}
-        # Only a refusal says that it was never taken: its acknowledgement may have been lost.
-        outcome: Outcome = "refused" if ack.status == "refused" else "dropped"
-        out = [fx.CancelTimer(self.outbox.timer), *self.outbox.drop(outcome)]
-        return out if item.dummy else [*out, fx.Report("upload_refused", what)]
-
-    def committed(self, commit: Commit, marks: bytes) -> list[fx.Effect]:
-        """The cloud's record of the round: what it counted."""
-        item = self.outbox.item
-        if item is None or item.at != commit.at:
-            late = self.outbox.late(commit.at)
-            return [] if late is None else self._settled(late, marks, late=True)
-        self._step("closed")
-        return [fx.CancelTimer(self.outbox.timer), *self._settled(item, marks, late=False)]
-
-    def _settled(self, item: OutboxPut, marks: bytes, *, late: bool) -> list[fx.Effect]:
-        found, segments = counted(item, marks), len(item.marks)
-        outcome: Outcome = "counted" if found == segments else "partial" if found else "missing"
-        record: list[fx.Effect] = [fx.Persist(LateRecord(item.at, outcome))]
-        out = record if late else self.outbox.drop(outcome)
-        what = {**place(item.at), "segments": segments, "counted": found}
-        return out if item.dummy else [*out, fx.Report("counted", what)]
-
-    def job_closed(self) -> list[fx.Effect]:
-        """The job has ended."""
-        self._step("closed")
-        self.manifest = self._package = None
-        return [
-            *self.outbox.drop(),
-            fx.CancelTimer(self.outbox.timer),
-            fx.CancelTimer(self._deadline),
-        ]
-
-    # --- timers ---
-
-    def resend(self) -> list[fx.Effect]:
-        """The upload was not acknowledged, or its moment has come."""
-        return self.outbox.send_again() if self.state is DeviceState.UPLOADING else []
-
-    def expired(self) -> list[fx.Effect] | None:
-        """The round is over; None where an answer is at work or acknowledged."""
-        if not DEVICE_STATES.allows(self.state, "expired"):
-            return None
-        self._step("expired")
-        return [fx.CancelTimer(self.outbox.timer), *self.outbox.drop()]
+    def until_s(self) -> float:
+        """The machine's time at which the work must have ended."""
+        return self.begun_s + self.allowed_s
 
 
-def place(at: ExchangeId) -> dict[str, object]:
-    """What a report on a round says of it: its job's short name, and its number."""
-    return {"job": short_name(at.job_id), "round": at.exchange}
+@dataclass(frozen=True)
+class SealDummies:
+    """Seal a dummy upload for cover traffic; result `SealedAnswer` or `NoAnswer`.
+
+    It contains nothing of the device, so no ledger knows of it.
+    """
+
+    manifest: Manifest
+    round_key: bytes = b""
 
 
-# --- when an answer leaves ------------------------------------------------------------------
+@dataclass(frozen=True)
+class SealedAnswer:
+    """The priced, sealed segments, in the order of `groups`; each with its mark (`segment_mark`).
+
+    `at_once`: no record had a part in it, so that it need not wait for its moment. `deposit` is for
+    the upload's header, `seed` that of the masks, sealed to the proxy.
+    """
+
+    groups: tuple[int, ...]
+    sizes: tuple[int, ...]
+    data: bytes
+    marks: tuple[bytes, ...]
+    dummy: bool = False
+    at_once: bool = False
+    deposit: bytes = b""
+    seed: bytes = b""
+
+
+@dataclass(frozen=True)
+class NoAnswer:
+    """Nothing will be sent; `why` is for the owner's console only, `cause` (one of
+    `DECLINE_CAUSES`) for the proxy too."""
+
+    why: str
+    cause: str = "fit"
+
+
+# --- what the device keeps -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ManifestMark:
+    """The newest manifest of a job, so that an older or a second one is refused.
+
+    `settled`: the device is done with this attempt, and does not take it up again.
+    """
+
+    at: ExchangeId
+    manifest_digest: bytes
+    settled: bool = False
+
+
+@dataclass(frozen=True)
+class OutboxPut:
+    """A sealed upload, sent until the round closes. `marks` are those of its segments, in order;
+    `held`: the proxy acknowledged it. A dummy has no receipt."""
+
+    at: ExchangeId
+    header: Envelope
+    upload: Upload
+    marks: tuple[bytes, ...]
+    data: bytes
+    dummy: bool = False
+    held: bool = False
+
+
+@dataclass(frozen=True)
+class OutboxHeld:
+    """The proxy acknowledged the upload."""
+
+    at: ExchangeId
+
+
+Outcome = Literal["counted", "partial", "missing", "refused", "dropped"]
+
+
+@dataclass(frozen=True)
+class OutboxDrop:
+    """The upload is not needed any more, and its attempt is settled.
+
+    `counted`, `partial`, `missing`: the round's record names all of its segments, some, or none.
+    """
+
+    at: ExchangeId
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class LateRecord:
+    """The record of a round whose upload gave its place to the next one's."""
+
+    at: ExchangeId
+    outcome: Outcome
+
+
+@dataclass
+class DeviceMemory:
+    """What survives a restart; the host loads it and applies the `Persist` items to it."""
+
+    seen: dict[bytes, ManifestMark] = field(default_factory=dict)
+    jobs: dict[bytes, None] = field(default_factory=dict)  # known, the oldest first
+    closed: dict[bytes, None] = field(default_factory=dict)  # the oldest first
+    release_sequence: int = -1
+    release_package: bytes = b""  # digest of the package in use
+    statement: int = -1  # the number of the newest one on releases
+    report_due: Manifest | None = None
+    reported: int = -1  # the sequence of the release that was reported on last
+    epoch: int = 0  # of the cloud's keys, in which these numbers were said
+    uploads: dict[bytes, OutboxPut] = field(default_factory=dict)  # by job
+    new_sealing: NewSealingKey | None = None  # that the proxy does not know yet
+    answered: int = -1  # the number of the newest answer, dummies among them; -1: none is counted
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """Bounds and waits of one device."""
+
+    packet_bytes: int = 65536
+    blob_bytes: int = 256 << 20
+    fetch_bytes: int = 512 << 20
+    jobs: int = 32
+    repair_s: float = 1.0
+    resend_s: float = 5.0
+    waits_cap_s: float = 30.0
+    require_cover: bool = False  # the owner's choice: without cover traffic nothing is answered
+    blob_urls: tuple[str, ...] = ()  # prefixes of URLs that blobs may be had from, or put to
+
+
+# --- when an answer leaves -------------------------------------------------------------------
 
 # Of the time there is. Between the two an answer is put into the ledger and sealed, also one that
 # is there only because the work was ended; what comes after is for leaving, spread by chance, so
 # that a fleet's uploads do not come all at once.
 WORK_SHARE, LEAVE_SHARE = 3 / 4, 7 / 8
-
-
 LEAST_WORK_S = 0.001  # a turn of no time is none
 BUSY = "the box computes for other jobs for too long"
 
 
 @dataclass(frozen=True)
 class Moment:
-    """Of one answer, in the machine's time: work may take `allowed_s` from `begun_s` on, and what
-    there is then leaves at `leaves_s`. Without a budget both are free."""
+    """Of one answer, in the machine's time: work may take `allowed_s` from `begun_s` on, and its
+    result leaves at `leaves_s`. Without a budget both are free."""
 
     begun_s: float = 0.0
     allowed_s: float = math.inf
@@ -404,7 +262,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class AnswerWindow:
-    """What the moment of an answer follows from, all of it there before a record is read.
+    """What the moment of an answer follows from, all of it known before a record is read.
 
     The package came at `begun_s`. `budget_s` is the job's (0: a job that is not known here),
     `cover_s` the window of cover traffic (0: there is none), `chance` a draw from [0, 1). The round
@@ -445,10 +303,9 @@ class AnswerWindow:
 class CoverTraffic:
     """Cover traffic, as the proxy asked for it last; each round begins with a copy.
 
-    Nothing is kept: the proxy says so after each hello and before each round.
-
-    No message ends it, since an old one could be played again: it ends with the first round that
-    comes on a new link without being asked for again there.
+    It is not kept: the proxy asks after each hello and before each round. No message ends it, since
+    an old one could be played again: it ends with the first round on a new link on which it was not
+    asked for again.
     """
 
     def __init__(self) -> None:
@@ -480,74 +337,278 @@ class CoverTraffic:
         self._begun_s, self._span_s = now_s, min(self._window_s, left_s / 2)
 
     def window(self, manifest: Manifest, opened: OpenedPackage) -> AnswerWindow:
-        """What the moment of an answer to the package at hand follows from."""
-        return AnswerWindow(
-            self._begun_s,
-            opened.budget_s,
-            self._span_s,
-            opened.chance,
-            self._heard_s + manifest.deadline_s,
-            opened.needed_s,
-        )
+        """What the moment of an answer to the package follows from."""
+        closes_s = self._heard_s + manifest.deadline_s
+        budget_s, chance, needed_s = opened.budget_s, opened.chance, opened.needed_s
+        return AnswerWindow(self._begun_s, budget_s, self._span_s, chance, closes_s, needed_s)
 
 
-# --- the upload ------------------------------------------------------------------------------
+# --- one job's round -------------------------------------------------------------------------
+
+
+class DeviceState(Enum):
+    """Where a device stands in a job's newest round."""
+
+    IDLE = "idle"
+    FETCHING = "fetching"
+    OPENING = "opening"
+    WORKING = "working"
+    UPLOADING = "uploading"
+    ANSWERED = "answered"
+
+
+_S = DeviceState
+DEVICE_STATES = fx.StateTable(
+    _S.IDLE,
+    {(state, "manifest"): _S.FETCHING for state in DeviceState}
+    | {(state, "closed"): _S.IDLE for state in DeviceState}
+    | {
+        (_S.FETCHING, "complete"): _S.OPENING,
+        (_S.FETCHING, "not_for_me"): _S.IDLE,
+        (_S.OPENING, "not_for_me"): _S.IDLE,
+        (_S.OPENING, "opened"): _S.WORKING,
+        (_S.OPENING, "covering"): _S.WORKING,
+        (_S.WORKING, "covering"): _S.WORKING,
+        (_S.WORKING, "declined"): _S.IDLE,
+        (_S.WORKING, "sealed"): _S.UPLOADING,
+        (_S.IDLE, "restored"): _S.UPLOADING,
+        (_S.IDLE, "restored_held"): _S.ANSWERED,
+        (_S.UPLOADING, "held"): _S.ANSWERED,
+        (_S.UPLOADING, "refused"): _S.IDLE,
+        (_S.UPLOADING, "expired"): _S.IDLE,
+        (_S.FETCHING, "expired"): _S.IDLE,
+    },
+)
 
 # A fleet answers all at once, and a broker drops what it cannot queue: larger uploads wait until
 # the proxy asks, so that thousands of devices need no more than this each at the broker.
 INLINE_PACKET_BYTES = 16384
 
 
-class Outbox:
-    """A job's one upload: sends what `memory.uploads` holds of it.
+def timer_name(what: str, job_id: bytes) -> str:
+    """The name of a job's own timer."""
+    return f"{what}/{job_id.hex()}"
 
-    Changes it together with the `Persist` that says so.
+
+@dataclass(frozen=True)
+class DeviceContext:
+    """What the parts of a device's machine share. `round_keys` are the proxy's of rounds that it
+    will offer next, the newest of each job."""
+
+    signer: Signer
+    memory: DeviceMemory
+    settings: DeviceSettings
+    backoff: Backoff
+    round_keys: dict[bytes, RoundKey] = field(default_factory=dict)
+
+    def round_key(self, manifest: Manifest) -> RoundKey | None:
+        """The proxy's key of this round, if it was told."""
+        known = self.round_keys.get(manifest.at.job_id)
+        return known if known is not None and known.at == manifest.at else None
+
+
+class DeviceRound:
+    """State, manifest and upload of a job's round; `memory.uploads` keeps the upload.
+
+    Two timers of the job's own (`timer_name`): `deadline` and `resend`.
     """
 
-    def __init__(
-        self,
-        job_id: bytes,
-        signer: Signer,
-        memory: DeviceMemory,
-        settings: DeviceSettings,
-        backoff: Backoff,
-    ) -> None:
-        self._job_id, self.timer = job_id, timer_name("resend", job_id)
-        self._signer, self._memory, self._settings = signer, memory, settings
-        self._backoff, self._resends = backoff, 0
-        self._waiting: tuple[ExchangeId, SealedAnswer] | None = None  # until its moment under cover
-        self._last: OutboxPut | None = None
-        self._beside = LayingDown(signer, fx.ProxyAddress(), settings.blob_urls)
+    def __init__(self, job_id: bytes, context: DeviceContext, cover: CoverTraffic) -> None:
+        self.job_id, self.cover, self._context = job_id, cover, context
+        self._memory, self._settings = context.memory, context.settings
+        self.state = DEVICE_STATES.start
+        self.manifest: Manifest | None = None
+        self._window, self._moment = AnswerWindow(), Moment()
+        self._package: RoundPackage | None = None  # that waits for its turn
+        self._resend, self._resends = timer_name("resend", job_id), 0
+        self._deadline = timer_name("deadline", job_id)
+        self._waiting: tuple[ExchangeId, SealedAnswer] | None = None  # until its moment
+        self._last: OutboxPut | None = None  # gave its place to a newer round's, without its data
+        self.beside = LayingDown(context.signer, fx.ProxyAddress(), context.settings.blob_urls)
 
     @property
     def item(self) -> OutboxPut | None:
         """The upload, if there is one."""
-        return self._memory.uploads.get(self._job_id)
+        return self._memory.uploads.get(self.job_id)
 
-    def is_for(self, at: ExchangeId) -> bool:
-        """Whether the upload is this round's."""
-        return self.item is not None and self.item.at == at
+    @property
+    def at(self) -> ExchangeId | None:
+        """The round that the device fetches, works on or has an upload of."""
+        item = self.item
+        return self.manifest.at if self.manifest else item.at if item else None
 
-    def put(self, at: ExchangeId, sealed: SealedAnswer, after_s: float = 0.0) -> list[fx.Effect]:
-        """Store a sealed answer, then send it; both `after_s` seconds later where cover asks so.
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left of it."""
+        return self.state is DeviceState.IDLE and self.item is None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the device still owes this round something: until the proxy holds its answer."""
+        return self.state not in (DeviceState.IDLE, DeviceState.ANSWERED)
+
+    def connected(self) -> list[fx.Effect]:
+        """The link is up (again): send what was not acknowledged."""
+        self.cover.connected()
+        item = self.item
+        if item and self.state is DeviceState.IDLE:
+            self._step("restored_held" if item.held else "restored")
+        return self.offer_again()
+
+    def offer_again(self) -> list[fx.Effect]:
+        """The proxy may have missed the upload: it, or the link, was away."""
+        return self._send() if self.state is DeviceState.UPLOADING else []
+
+    def _step(self, happened: str) -> None:
+        self.state = DEVICE_STATES.step(self.state, happened)
+
+    # --- the manifest ---
+
+    def is_new(self, mark: ManifestMark) -> bool:
+        """Whether to take this round up; False while at it, and once it is settled.
+
+        Raises ProtocolError `replayed_round` or `forked_manifest`.
+        """
+        at, seen, item = mark.at, self._memory.seen.get(mark.at.job_id), self.item
+        if seen is None:
+            return True
+        if (at.exchange, at.attempt) < (seen.at.exchange, seen.at.attempt):
+            raise ProtocolError("replayed_round")
+        if at == seen.at and mark.manifest_digest != seen.manifest_digest:
+            raise ProtocolError("forked_manifest")
+        here = (self.manifest and self.manifest.at == at) or (item and item.at == at)
+        return not here and not (at == seen.at and seen.settled)
+
+    def begin(self, manifest: Manifest, mark: ManifestMark, now_s: float) -> list[fx.Effect]:
+        """Remember the round, drop what is left of the one before, and wait for the package."""
+        known = self._memory.seen.get(manifest.at.job_id) == mark
+        self._step("manifest")
+        self._memory.seen[manifest.at.job_id] = mark
+        self.manifest, self._package = manifest, None
+        self.cover.heard_of(now_s)
+        out: list[fx.Effect] = [] if known else [fx.Persist(mark)]
+        out += [*self._drop(), fx.CancelTimer(self._resend)]
+        return [*out, fx.SetTimer(self._deadline, manifest.deadline_s + manifest.grace_s)]
+
+    def complete(self, manifest: Manifest, data: bytes, now_s: float) -> list[fx.Effect]:
+        """The package is here."""
+        self._step("complete")
+        self.cover.begin(manifest, now_s)
+        return [fx.Work(OpenPackage(manifest, data))]
+
+    # --- results of the host's work ---
+
+    def fix_window(self, manifest: Manifest, opened: OpenedPackage) -> None:
+        """Fix what the moment of the answer to the package follows from, whatever it will be."""
+        if manifest == self.manifest:
+            self._window = self.cover.window(manifest, opened)
+            self._moment = self._window.moment(self._window.begun_s)
+
+    def opened(self, manifest: Manifest, package: Package) -> list[fx.Effect]:
+        """The package is for this device: consent and work, once its turn has come."""
+        if manifest.kind != "round" or not isinstance(package, RoundPackage):
+            return [*self.not_for_me(manifest), fx.Refuse("malformed_package")]
+        if manifest != self.manifest:
+            return []
+        self._step("opened")
+        if self._settings.require_cover and not self.cover.on:
+            return self.uncovered(manifest, "policy.require_cover, and the proxy asks for no cover")
+        self._package = package
+        return []
+
+    @property
+    def due_s(self) -> float | None:
+        """When its work on records must have ended at the latest; None where none waits."""
+        return None if self._package is None else self._window.due_s
+
+    def has_time(self, free_s: float) -> bool:
+        """Whether work that begins then, and not as the package comes, is worth beginning."""
+        window = self._window
+        if free_s <= window.begun_s:
+            return True  # the job's own trial tells
+        return window.moment(free_s).allowed_s >= max(window.needed_s, LEAST_WORK_S)
+
+    def begin_work(self, free_s: float) -> ComputeAnswer:
+        """Consent and work, from the package's coming on, or from when the box is free."""
+        manifest, package, self._package = self.manifest, self._package, None
+        if manifest is None or package is None:
+            raise ProtocolError("no_work_waits")
+        self._moment = found = self._window.moment(max(free_s, self._window.begun_s))
+        closes_s = self._window.closes_s
+        task = ComputeAnswer(manifest, package, found.begun_s, found.allowed_s, closes_s)
+        key = self._context.round_key(manifest)
+        return task if key is None else replace(task, round_key=key.key, proxy_memory=key.memory)
+
+    def out_of_time(self) -> list[fx.Effect]:
+        """Decline: others' work leaves too little time, which follows from public moments alone."""
+        manifest, self._package = self.manifest, None
+        return [] if manifest is None else self.declined(manifest, BUSY, "conditions")
+
+    def not_for_me(self, manifest: Manifest) -> list[fx.Effect]:
+        """Not selected, or not to be opened: nothing to do but to cover those who were."""
+        if manifest != self.manifest:
+            return []
+        if self.cover.on:
+            return self._answer_with_dummies(manifest)
+        self._step("not_for_me")
+        return []
+
+    def declined(self, manifest: Manifest, why: str, cause: str) -> list[fx.Effect]:
+        """Selected, and nothing will be sent; under cover dummies are sent in place of a note."""
+        told = {**place(manifest.at), "cause": cause, "why": why}
+        report = fx.Report("declined", told, manifest.at)
+        if manifest != self.manifest:
+            return [report]
+        if self.cover.on:
+            return [report, *self._answer_with_dummies(manifest)]
+        self._step("declined")
+        settled = replace(self._memory.seen[manifest.at.job_id], settled=True)
+        self._memory.seen[manifest.at.job_id] = settled
+        note = self._context.signer.note(Decline(manifest.at, cause))
+        return [fx.Persist(settled), report, fx.Send(fx.ProxyAddress(), note)]
+
+    def _answer_with_dummies(self, manifest: Manifest) -> list[fx.Effect]:
+        self._step("covering")
+        key = self._context.round_key(manifest)
+        return [fx.Work(SealDummies(manifest, b"" if key is None else key.key))]
+
+    def uncovered(self, manifest: Manifest, why: str) -> list[fx.Effect]:
+        """No dummy can be sent either; a note would show that there was nothing else to send."""
+        if manifest == self.manifest:
+            self._step("declined")
+        return [fx.Report("uncovered", {**place(manifest.at), "why": why})]
+
+    def sealed(self, manifest: Manifest, sealed: SealedAnswer, now_s: float) -> list[fx.Effect]:
+        """An answer is ready: keep it and send it, at its moment.
 
         Until then it is nowhere but in memory: a dummy is ready at once, and on disk it would
         outlive a restart where an answer that is still computed does not.
         """
-        if after_s > 0:
-            self._waiting = at, sealed
-            return [fx.SetTimer(self.timer, after_s)]
-        self._waiting = None
-        blob = describe(sealed.data, part_bytes(self._settings.packet_bytes))
-        self._memory.answered += self._memory.answered >= 0
-        number = max(0, self._memory.answered)
-        upload = Upload(at, sealed.groups, blob, number, sealed.deposit, sealed.seed)
-        header = self._signer.header(upload)
-        item = OutboxPut(at, header, upload, sealed.marks, sealed.data, sealed.dummy)
-        self._memory.uploads[self._job_id], self._resends = item, 0
-        return [fx.Persist(item), *self.send()]
+        if manifest != self.manifest:
+            return []  # a newer round came while this one was computed
+        self._step("sealed")
+        at_once = sealed.at_once and not self.cover.on
+        wait_s = 0.0 if at_once else self._moment.wait_s(now_s)
+        if wait_s > 0:
+            self._waiting = manifest.at, sealed
+            return [fx.SetTimer(self._resend, wait_s)]
+        return self._put(manifest.at, sealed)
 
-    def send(self) -> list[fx.Effect]:
+    # --- the upload ---
+
+    def _put(self, at: ExchangeId, sealed: SealedAnswer) -> list[fx.Effect]:
+        """Store a sealed answer, then send it."""
+        self._waiting, memory, signer = None, self._memory, self._context.signer
+        blob = describe(sealed.data, part_bytes(self._settings.packet_bytes))
+        memory.answered += memory.answered >= 0
+        number = max(0, memory.answered)
+        upload = Upload(at, sealed.groups, blob, number, sealed.deposit, sealed.seed)
+        signed = signer.header(upload)
+        item = OutboxPut(at, signed, upload, sealed.marks, sealed.data, sealed.dummy)
+        memory.uploads[self.job_id], self._resends = item, 0
+        return [fx.Persist(item), *self._send()]
+
+    def _send(self) -> list[fx.Effect]:
         """Offer the upload, whole if it is small, and set the time of the next offer.
 
         The proxy asks for the parts of a larger one when it has room for them.
@@ -555,80 +616,114 @@ class Outbox:
         item, settings = self.item, self._settings
         if item is None:
             return []
-        wait_s = self._backoff.wait_s(settings.resend_s, self._resends, settings.waits_cap_s)
+        wait_s = self._context.backoff.wait_s(
+            settings.resend_s, self._resends, settings.waits_cap_s
+        )
         to, blob = fx.ProxyAddress(), item.upload.blob
         whole_bytes = min(settings.packet_bytes, INLINE_PACKET_BYTES)
-        beside = self._beside.takes(blob)
+        beside = self.beside.takes(blob)
         packets = sends(to, item.header, blob, item.data, whole_bytes, push=False, beside=beside)
-        return [*packets, fx.SetTimer(self.timer, wait_s)]
+        return [*packets, fx.SetTimer(self._resend, wait_s)]
+
+    def resend(self) -> list[fx.Effect]:
+        """The timer: the moment of an answer has come, or the upload was not acknowledged."""
+        if self.state is not DeviceState.UPLOADING:
+            return []
+        if self._waiting is not None:
+            return self._put(*self._waiting)
+        if self.beside.carried:  # it is on its way beside the broker
+            return [fx.SetTimer(self._resend, self._settings.resend_s)]
+        self._resends += 1
+        return self._send()
 
     def lay_down(self, at: BlobAt) -> list[fx.Effect]:
         """The proxy says where to put the upload. Raises ProtocolError `foreign_url`."""
         item = self.item
         if item is None or item.held:
             return []
-        return self._beside.lay_down(at, item.upload.blob, item.data)
-
-    @property
-    def carried(self) -> bytes:
-        """The digest of what is on its way beside the broker; empty: nothing is."""
-        return self._beside.carried
+        return self.beside.lay_down(at, item.upload.blob, item.data)
 
     def laid_down(self, task: PutBeside, result: object) -> list[fx.Effect]:
-        """The upload lies where the proxy said, or could not be put there: it is offered again."""
-        lies, out = self._beside.laid_down(task, result)
+        """The upload lies where the proxy said, or could not be put there: offer it again."""
+        lies, out = self.beside.laid_down(task, result)
         item = self.item
         if item is None or item.upload.blob.digest != task.blob.digest or item.held:
             return []
-        return out if lies else [*out, *self.send_again()]
+        return out if lies else [*out, *self.resend()]
 
-    def send_again(self) -> list[fx.Effect]:
-        """What waits for its moment; or the same once more, and the next time later."""
-        if self._waiting is not None:
-            return self.put(*self._waiting)
-        if self._beside.carried:  # it is on its way beside the broker
-            return [fx.SetTimer(self.timer, self._settings.resend_s)]
-        self._resends += 1
-        return self.send()
-
-    def need(self, need: Need) -> list[fx.Effect]:
-        """Parts that the proxy asks for; raises ProtocolError `bad_index`."""
+    def acknowledged(self, ack: Ack) -> list[fx.Effect]:
+        """The proxy holds the upload, or never will."""
         item = self.item
-        if item is None:
+        if item is None or self.state is not DeviceState.UPLOADING:
             return []
-        return answer_need(fx.ProxyAddress(), need, item.upload.blob, item.data)
+        stop = fx.CancelTimer(self._resend)
+        if ack.status == "held":
+            self._step("held")
+            self._memory.uploads[self.job_id] = replace(item, held=True)
+            return [stop, *([] if item.held else [fx.Persist(OutboxHeld(item.at))])]
+        self._step("refused")
+        what = {**place(item.at), "why": ack.reason or ack.status}
+        # Only a refusal proves that it was never taken: its acknowledgement may have been lost.
+        out = [stop, *self._drop("refused" if ack.status == "refused" else "dropped")]
+        return out if item.dummy else [*out, fx.Report("upload_refused", what)]
 
     def awaited(self, at: ExchangeId) -> OutboxPut | None:
-        """The upload that a commit record of this round says something about."""
+        """The upload that a record of this round tells something about."""
         return next((one for one in (self.item, self._last) if one and one.at == at), None)
 
-    def late(self, at: ExchangeId) -> OutboxPut | None:
-        """The upload that a newer round displaced, if it was this round's; once."""
-        if self._last is None or self._last.at != at:
-            return None
-        item, self._last = self._last, None
-        return item
-
-    def held(self) -> list[fx.Effect]:
-        """The proxy acknowledged the upload: it is kept until it was counted."""
-        if self.item is None or self.item.held:
+    def committed(self, commit: Commit, marks: bytes) -> list[fx.Effect]:
+        """The cloud's record of the round: what it counted."""
+        item, late = self.item, self._last
+        current = item is not None and item.at == commit.at
+        if current:
+            self._step("closed")
+        elif late is not None and late.at == commit.at:
+            item, self._last = late, None
+        else:
             return []
-        self._memory.uploads[self._job_id] = replace(self.item, held=True)
-        return [fx.Persist(OutboxHeld(self.item.at))]
-
-    def drop(self, outcome: Outcome = "dropped") -> list[fx.Effect]:
-        """The upload is not needed any more, and its attempt is not taken up again."""
-        self._waiting = None
-        item = self._memory.uploads.pop(self._job_id, None)
         if item is None:
             return []
-        if outcome == "dropped":  # the round's record may still say what became of it
+        found, segments = counted(item, marks), len(item.marks)
+        outcome: Outcome = "counted" if found == segments else "partial" if found else "missing"
+        out: list[fx.Effect] = [fx.Persist(LateRecord(item.at, outcome))]
+        if current:
+            out = [fx.CancelTimer(self._resend), *self._drop(outcome)]
+        what = {**place(item.at), "segments": segments, "counted": found}
+        return out if item.dummy else [*out, fx.Report("counted", what)]
+
+    def _drop(self, outcome: Outcome = "dropped") -> list[fx.Effect]:
+        """Forget the upload, and do not take its attempt up again."""
+        self._waiting = None
+        item = self._memory.uploads.pop(self.job_id, None)
+        if item is None:
+            return []
+        if outcome == "dropped":  # the round's record may still tell what became of it
             self._last = replace(item, data=b"")
-        at = item.at
-        seen = self._memory.seen.get(at.job_id)
+        at, seen = item.at, self._memory.seen.get(self.job_id)
         if seen is not None and seen.at == at:
-            self._memory.seen[at.job_id] = replace(seen, settled=True)
+            self._memory.seen[self.job_id] = replace(seen, settled=True)
         return [fx.Persist(OutboxDrop(at, outcome))]
+
+    # --- its end ---
+
+    def job_closed(self) -> list[fx.Effect]:
+        """The job has ended."""
+        self._step("closed")
+        self.manifest = self._package = None
+        timers = [fx.CancelTimer(self._resend), fx.CancelTimer(self._deadline)]
+        return [*self._drop(), *timers]
+
+    def expired(self) -> list[fx.Effect] | None:
+        """The round is over; None where an answer is at work or acknowledged."""
+        if not DEVICE_STATES.allows(self.state, "expired"):
+            return None
+        self._step("expired")
+        return [fx.CancelTimer(self._resend), *self._drop()]
+
+
+def place(at: ExchangeId) -> dict[str, object]:
+    """The short name of the job and the number of the round, for a report."""
+    return {"job": short_name(at.job_id), "round": at.exchange}
 
 
 def counted(item: OutboxPut, marks: bytes) -> int:
@@ -639,3 +734,121 @@ def counted(item: OutboxPut, marks: bytes) -> int:
 
     places = range(len(marks) // 32)
     return sum(mark_at(bisect_left(places, mark, key=mark_at)) == mark for mark in item.marks)
+
+
+# --- the rounds of all jobs ------------------------------------------------------------------
+
+TURN = "turn"
+TURN_SHARE = LEAVE_SHARE / WORK_SHARE  # of the time for work
+
+
+class DeviceRounds:
+    """The rounds by job, and whose turn it is. One timer beside those of the rounds, `turn`."""
+
+    def __init__(self, context: DeviceContext) -> None:
+        self.context, self._cover = context, CoverTraffic()
+        self._rounds: dict[bytes, DeviceRound] = {}
+        self.last: DeviceRound | None = None  # that something happened to
+        self._at_work: ComputeAnswer | None = None
+        self._free_s = -math.inf  # when the turn of it ends
+        for job_id in context.memory.uploads:
+            self._begin(job_id)
+
+    def __iter__(self) -> Iterator[DeviceRound]:
+        return iter(list(self._rounds.values()))
+
+    def of(self, job_id: bytes) -> DeviceRound | None:
+        """The job's, which the machine is about from now on."""
+        found = self._rounds.get(job_id)
+        self.last = found or self.last
+        return found
+
+    def with_upload(self, digest: bytes) -> DeviceRound | None:
+        """The one whose upload has this blob."""
+        for round_ in self:
+            if (item := round_.item) is not None and item.upload.blob.digest == digest:
+                return self.of(round_.job_id)
+        return None
+
+    def take_up(self, job_id: bytes) -> DeviceRound:
+        """The job's, made where there is none; of too many one that is over goes.
+
+        Raises ProtocolError `too_many_rounds`.
+        """
+        if found := self.of(job_id):
+            return found
+        if len(self._rounds) >= self.context.settings.jobs:
+            over = [round_.job_id for round_ in self if round_.is_over]
+            if not over:
+                raise ProtocolError("too_many_rounds")
+            del self._rounds[over[0]]
+        return self._begin(job_id)
+
+    def _begin(self, job_id: bytes) -> DeviceRound:
+        made = DeviceRound(job_id, self.context, copy(self._cover))
+        self._rounds[job_id] = self.last = made
+        return made
+
+    # --- what concerns all ---
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the device still owes one of them something."""
+        return any(round_.under_way for round_ in self)
+
+    def connected(self) -> list[fx.Effect]:
+        """The link is up (again)."""
+        self._cover.connected()
+        return [effect for round_ in self for effect in round_.connected()]
+
+    def cover_asked(self, cover: Cover) -> None:
+        """From now on, uploads leave within this window."""
+        for one in (self._cover, *(round_.cover for round_ in self)):
+            one.asked(cover)
+
+    def key_told(self, key: RoundKey) -> None:
+        """Keep the proxy's key of a round that it will offer next, of as many jobs as are known."""
+        keys = self.context.round_keys
+        keys.pop(key.at.job_id, None)
+        keys[key.at.job_id] = key
+        while len(keys) > self.context.settings.jobs:
+            del keys[next(iter(keys))]
+
+    # --- turns ---
+
+    def opened(self, manifest: Manifest, package: Package, now_s: float) -> list[fx.Effect]:
+        """A package is for this device: its work begins now, or when its turn has come."""
+        round_ = self.of(manifest.at.job_id)
+        if round_ is None:
+            return []
+        out = round_.opened(manifest, package)
+        before = self._at_work
+        if self._free_s == math.inf and before and before.manifest.at.job_id == round_.job_id:
+            self._free_s = now_s  # a turn without an end ends with its round
+        return out + self.next_turn(now_s)
+
+    def worked(self, task: ComputeAnswer, result: object, now_s: float) -> list[fx.Effect]:
+        """The host ended a round's work; called after the round has taken the result."""
+        if self._at_work is None or task.manifest != self._at_work.manifest:
+            return []
+        unread = not isinstance(result, SealedAnswer) or result.at_once
+        if unread or self._free_s == math.inf:
+            self._free_s = now_s
+        return self.next_turn(now_s)
+
+    def next_turn(self, now_s: float) -> list[fx.Effect]:
+        """If the box is free, begin the work whose time ends first; decline what is too late."""
+        if self._free_s == math.inf:
+            return []
+        waiting = [(due_s, one) for one in self if (due_s := one.due_s) is not None]
+        waiting.sort(key=lambda pair: pair[0])
+        late = [one for _, one in waiting if not one.has_time(self._free_s)]
+        waits = [one for _, one in waiting if one not in late]
+        out = [effect for one in late for effect in one.out_of_time()]
+        if waits and self._free_s <= now_s:
+            task = waits.pop(0).begin_work(self._free_s)
+            self._at_work, self._free_s = task, task.begun_s + task.allowed_s * TURN_SHARE
+            out.append(fx.Work(task))
+        if waits and self._free_s < math.inf:  # else the host tells when the work has ended
+            out.append(fx.SetTimer(TURN, max(0.0, self._free_s - now_s)))
+        return out

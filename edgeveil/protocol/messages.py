@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from enum import Enum
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -279,7 +280,7 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
     """The round is closed: the blob lists the mark of every accepted segment, sorted.
 
     `pieces` are the blob cut by the first bits of the marks, each as a blob of its own: a device
-    asks for the one in which its mark would stand (`edgeveil.protocol.commit_record`). None: a
+    asks for the one in which its mark would stand (`edgeveil.protocol.transfer`). None: a
     party of an earlier version takes part, and the whole is pushed.
     """
 
@@ -770,3 +771,43 @@ class PeerKeys:
         """
         stated = isinstance(decode_body(envelope), ReleaseStatement)
         return verified_body(envelope, "cloud", self.releases if stated else self.cloud)
+
+
+# --- what devices report of a release --------------------------------------------------------
+
+HEALTH = Group("release_health", 64)
+REPORT_BYTES = HEALTH.padded_bytes + SEAL_OVERHEAD_BYTES
+
+
+class ReleaseOutcome(Enum):
+    """What became of a release on one device; its value is what the sealed report says.
+
+    It follows from the release, the owner's policy and a trial on made-up records. No record has a
+    part in it, so it costs no ε; who adds an outcome must keep that true.
+    """
+
+    IN_USE = "in_use"
+    REFUSED_BY_CHECK = "refused_by_check"
+    FAILED_TRIAL = "failed_trial"
+    ROLLED_BACK = "rolled_back"
+    REFUSED_BY_POLICY = "refused_by_policy"
+
+    @property
+    def failed(self) -> bool:
+        """Whether it speaks against the release; an owner's policy does not."""
+        return self not in (ReleaseOutcome.IN_USE, ReleaseOutcome.REFUSED_BY_POLICY)
+
+    def to_bytes(self) -> bytes:
+        """The plaintext of the report."""
+        return self.value.encode()
+
+    @classmethod
+    def from_bytes(cls, padded: bytes) -> ReleaseOutcome | None:
+        """Of an opened report; None for anything else."""
+        text = padded.rstrip(b"\0")
+        return next((one for one in cls if one.to_bytes() == text), None)
+
+
+def wants_reports(header: Manifest) -> bool:
+    """Whether the cloud asks what became of this release."""
+    return header.kind == "release" and header.groups == (HEALTH,)

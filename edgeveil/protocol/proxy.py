@@ -19,7 +19,6 @@ from edgeveil.crypto.keys import DEPOSIT_BYTES
 from edgeveil.crypto.labels import BODY
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.beside import FetchBeside, GrantPut, PutBeside, ShowBlob
 from edgeveil.protocol.messages import (
     KNOWS_BUCKETS,
     KNOWS_CHECKS,
@@ -80,7 +79,16 @@ from edgeveil.protocol.proxy_tasks import (
     TakePut,
     TrustDocuments,
 )
-from edgeveil.protocol.transfer import answer_need, describe, part_bytes, sends
+from edgeveil.protocol.transfer import (
+    FetchBeside,
+    GrantPut,
+    PutBeside,
+    ShowBlob,
+    answer_need,
+    describe,
+    part_bytes,
+    sends,
+)
 
 _MESSAGE_BYTES = 1024  # of a packet, beside the documents in it
 

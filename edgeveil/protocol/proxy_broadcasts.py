@@ -22,8 +22,6 @@ from itertools import chain
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.beside import FetchBeside, ShownBlobs, begin_fetch, end_fetch
-from edgeveil.protocol.commit_record import check_record
 from edgeveil.protocol.messages import (
     Blob,
     BlobAt,
@@ -53,10 +51,15 @@ from edgeveil.protocol.transfer import (
     NEED_LIMIT,
     Data,
     Fetch,
+    FetchBeside,
     Piece,
+    ShownBlobs,
     answer_need,
+    begin_fetch,
     check_fetchable,
     check_pieces,
+    check_record,
+    end_fetch,
     first_data,
     fits_offer,
     parts,

@@ -29,13 +29,6 @@ import hashlib
 from edgeveil.crypto.keys import CheckKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.mask_seeds import (
-    MaskedVector,
-    check_factors,
-    chosen_of,
-    dealt,
-    masked_vectors,
-)
 from edgeveil.protocol.messages import (
     Ack,
     CheckMasks,
@@ -54,6 +47,7 @@ from edgeveil.protocol.proxy_tasks import (
     SumMasks,
     SummedMasks,
 )
+from edgeveil.protocol.sealed import MaskedVector, check_factors, chosen_of, dealt, masked_vectors
 from edgeveil.protocol.transfer import answer_need, describe, part_bytes, sends
 
 MISFIT = "misfit"  # an upload that does not fit its mask, or its round, by the cloud's word

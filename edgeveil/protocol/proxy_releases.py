@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
+    REPORT_BYTES,
     Ack,
     ExchangeId,
     Manifest,
@@ -27,9 +28,9 @@ from edgeveil.protocol.messages import (
     ReleaseReport,
     ReleaseReports,
     ReleaseStatement,
+    wants_reports,
 )
 from edgeveil.protocol.proxy_tasks import KeptBroadcast, ProxyContext, ReleaseStated
-from edgeveil.protocol.release_health import REPORT_BYTES, wants_reports
 
 _FRAME_BYTES = 1024  # of a note, beside its reports
 _EACH_BYTES = REPORT_BYTES + 8

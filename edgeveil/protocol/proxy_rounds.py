@@ -37,16 +37,7 @@ from msgspec import structs
 from edgeveil.crypto.keys import MaskSeed
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.beside import (
-    GrantPut,
-    LayingDown,
-    PutBeside,
-    PutGrants,
-    PutTaken,
-    why_not,
-)
 from edgeveil.protocol.effects import StateTable
-from edgeveil.protocol.mask_seeds import open_seed
 from edgeveil.protocol.messages import (
     DECLINE_CAUSES,
     SEAL_OVERHEAD_BYTES,
@@ -81,13 +72,20 @@ from edgeveil.protocol.proxy_tasks import (
     UploadPart,
     UploadsDropped,
 )
+from edgeveil.protocol.sealed import open_seed
 from edgeveil.protocol.transfer import (
+    GrantPut,
+    LayingDown,
+    PutBeside,
+    PutGrants,
+    PutTaken,
     answer_need,
     check_claim,
     check_parts_fit,
     part_bytes,
     sends,
     whole,
+    why_not,
 )
 
 

@@ -9,7 +9,6 @@ from typing import Protocol
 
 from edgeveil.crypto.keys import CheckKey, MaskSeed, OpeningKey, VerifyKey
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.mask_seeds import MaskedVector
 from edgeveil.protocol.messages import (
     FAR_NUMBER,
     Ack,
@@ -24,6 +23,7 @@ from edgeveil.protocol.messages import (
     PeerKeys,
     Signer,
 )
+from edgeveil.protocol.sealed import MaskedVector
 from edgeveil.protocol.transfer import Data
 
 

@@ -1,4 +1,4 @@
-"""What is sealed: packages to the selected devices, segments to the cloud.
+"""What is sealed: packages to the selected devices, segments to the cloud, seeds to the proxy.
 
 A broadcast is one content key, sealed to each selected key, and the package under it. Everything
 public about it is bound into the context of the stanzas, of the stream and of the commitment, so no
@@ -9,27 +9,24 @@ a tag that only those can compute who opened that broadcast.
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load
 
 from edgeveil.crypto.buckets import bucket_level, bucket_of, seal_buckets
-from edgeveil.crypto.keys import ContentKey, OpeningKey, SealingKey
+from edgeveil.crypto.keys import CheckKey, ContentKey, MaskSeed, OpeningKey, SealingKey
 from edgeveil.crypto.labels import (
     CONTENT_KEY,
+    MASK_SEED,
     MEMBERSHIP,
     MODEL_STREAM,
     SEGMENT,
     SEGMENT_MARK,
     context,
 )
+from edgeveil.crypto.ring import Ring
 from edgeveil.crypto.sealing import (
     SEAL_OVERHEAD_BYTES,
     open_sealed,
@@ -120,102 +117,6 @@ def decode_package(plaintext: bytes) -> Package:
         return _decoder.decode(plaintext)
     except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeDecodeError):
         raise ProtocolError("malformed_package") from None
-
-
-_TYPES = {  # of safetensors, in the order in which it lays tensors down
-    np.dtype(name): said
-    for name, said in {
-        "uint64": "U64",
-        "int64": "I64",
-        "float64": "F64",
-        "float32": "F32",
-        "uint32": "U32",
-        "int32": "I32",
-        "float16": "F16",
-        "uint16": "U16",
-        "int16": "I16",
-        "int8": "I8",
-        "uint8": "U8",
-        "bool": "BOOL",
-    }.items()
-}
-_ORDER = {dtype: place for place, dtype in enumerate(_TYPES)}
-_DTYPES = {said: dtype.newbyteorder("<") for dtype, said in _TYPES.items()}
-_LENGTH_BYTES = _ALIGNMENT_BYTES = 8
-
-
-class _Placed(msgspec.Struct):
-    """Where a tensor stands, in safetensors' own header."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
-
-
-_places: msgspec.json.Decoder[dict[str, _Placed]] = msgspec.json.Decoder(dict[str, _Placed])
-
-
-def pack_tensors(
-    tensors: Mapping[str, NDArray[np.generic]], metadata: Mapping[str, str] | None = None
-) -> bytes:
-    """Named arrays as safetensors (C order, little-endian); ValueError for other than real numbers.
-
-    With `metadata` in its header, which `tensor_views` does not read. The same bytes as the
-    library's `save`, which makes them twice.
-    """
-    named = sorted(
-        ((name, _laid_out(array)) for name, array in tensors.items()),
-        key=lambda one: (_ORDER[one[1].dtype], one[0]),
-    )
-    placed, end = dict[str, _Placed](), 0
-    for name, array in named:
-        start, end = end, end + array.nbytes
-        placed[name] = _Placed(_TYPES[array.dtype], array.shape, (start, end))
-    header = msgspec.json.encode({"__metadata__": metadata, **placed} if metadata else placed)
-    header += b" " * (-len(header) % _ALIGNMENT_BYTES)
-    views = [array.reshape(-1).view(np.uint8).data for _, array in named]
-    return b"".join([len(header).to_bytes(_LENGTH_BYTES, "little"), header, *views])
-
-
-def _laid_out(array: NDArray[np.generic]) -> NDArray[np.generic]:
-    dtype = array.dtype.newbyteorder("<")
-    if dtype not in _TYPES:
-        raise ValueError(f"tensors are real numbers, not {dtype}")
-    return np.ascontiguousarray(array, dtype)
-
-
-def tensor_views(data: bytes | memoryview) -> dict[str, NDArray[np.generic]]:
-    """The arrays of `pack_tensors`, where they lie in its bytes, and so not to be written to.
-
-    For what this program packed itself; raises ProtocolError `malformed_tensors` for anything else.
-    """
-    view = memoryview(data)
-    begin = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "little")
-    found, end = dict[str, NDArray[np.generic]](), 0
-    try:
-        for name, one in _places.decode(view[_LENGTH_BYTES:begin]).items():
-            start, end = end, one.data_offsets[1]
-            dtype, count = _DTYPES[one.dtype], math.prod(one.shape)
-            whole = one.data_offsets[0] == start and end - start == count * dtype.itemsize
-            if not whole or min(one.shape, default=0) < 0:
-                raise ProtocolError("malformed_tensors")
-            found[name] = np.frombuffer(view, dtype, count, begin + start).reshape(one.shape)
-    except (msgspec.DecodeError, ValueError, KeyError, OverflowError, RecursionError):
-        raise ProtocolError("malformed_tensors") from None
-    if begin + end != len(view):
-        raise ProtocolError("malformed_tensors")
-    return found
-
-
-def unpack_tensors(data: bytes) -> dict[str, NDArray[np.generic]]:
-    """Named arrays of real numbers; raises ProtocolError `malformed_tensors`."""
-    try:
-        found = dict(load(data))
-    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError):
-        raise ProtocolError("malformed_tensors") from None
-    if any(array.dtype.kind not in "buif" for array in found.values()):
-        raise ProtocolError("malformed_tensors")
-    return found
 
 
 # --- broadcasts ------------------------------------------------------------------------------
@@ -477,3 +378,143 @@ def segment_mark(membership: bytes, sealed: bytes) -> bytes:
     """
     ends = sealed[:SEAL_OVERHEAD_BYTES] + sealed[-TAG_BYTES:]
     return hashlib.sha256(SEGMENT_MARK + membership + ends).digest()
+
+
+# --- masked segments: seeds, checks, and the choice of uploads ---------------------------------
+
+
+@dataclass(frozen=True)
+class MaskedVector:
+    """One masked group of a round: its index, its name and its ring."""
+
+    at: ExchangeId
+    group: int
+    name: str
+    ring: Ring
+
+    @property
+    def use(self) -> bytes:
+        """What its masks are bound to: job, exchange, attempt and group."""
+        return self.at.job_id + self.at.numbers + self.name.encode()
+
+
+def masked_vectors(
+    at: ExchangeId, groups: Sequence[Group], said: Sequence[MaskedGroup]
+) -> tuple[MaskedVector, ...]:
+    """The masked groups that a manifest says.
+
+    Raises ProtocolError `malformed_masks`: a group that is not there, twice or out of order, or one
+    that its vector does not fit.
+    """
+    indices = [one.group for one in said]
+    if indices != sorted(set(indices)) or (indices and indices[-1] >= len(groups)):
+        raise ProtocolError("malformed_masks")
+    found = []
+    for one in said:
+        ring, group = Ring(one.count, one.bits), groups[one.group]
+        if ring.byte_count > group.padded_bytes:
+            raise ProtocolError("malformed_masks")
+        found.append(MaskedVector(at, one.group, group.name, ring))
+    return tuple(found)
+
+
+# --- seeds, from a device to the proxy --------------------------------------------------------
+
+
+def _seed_info(manifest: Manifest, device: str) -> bytes:
+    at = manifest.at
+    said = (at.job_id, at.numbers, manifest.job_digest, device.encode())
+    return context(MASK_SEED, *said, *([manifest.check] if manifest.check else []))
+
+
+def seal_seed(seed: MaskSeed, manifest: Manifest, device: str, round_key: bytes) -> bytes:
+    """The seed to the proxy's key of the round, bound to round, device, and factors of the checks.
+
+    Raises CryptoError for a key that cannot be sealed to.
+    """
+    return seal(SealingKey(round_key), _seed_info(manifest, device), seed.to_bytes())
+
+
+def open_seed(key: OpeningKey, manifest: Manifest, device: str, sealed: bytes) -> MaskSeed:
+    """The seed that this device sealed for this round. Raises ProtocolError `bad_seed`."""
+    raw = open_sealed(key, _seed_info(manifest, device), sealed)
+    try:
+        return MaskSeed(raw or b"")
+    except CryptoError:
+        raise ProtocolError("bad_seed") from None
+
+
+# --- the key of the checks --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RoundCheck:
+    """The key of the checks of one round's vectors. `disclosed`: the proxy hears it, so that each
+    upload is checked by itself, mod 2^k; else their sum alone is, mod 2^64.
+    """
+
+    key: CheckKey
+    disclosed: bool
+
+    @classmethod
+    def of(cls, at: ExchangeId, membership: bytes, *, disclosed: bool) -> RoundCheck:
+        """Derive it from what those share who opened the round's package."""
+        if not disclosed:
+            return cls(CheckKey(membership), disclosed)
+        return cls(CheckKey.disclosable(membership, _names(at)), disclosed)
+
+    @classmethod
+    def said(cls, manifest: Manifest, membership: bytes) -> RoundCheck:
+        """Derive it as the manifest says that masks are checked."""
+        return cls.of(manifest.at, membership, disclosed=bool(manifest.check))
+
+    def bits(self, ring: Ring) -> int:
+        """How many low bits of a check of this ring count."""
+        return ring.bits if self.disclosed else 64
+
+
+def committed(manifest: Manifest, membership: bytes) -> Manifest:
+    """Return the manifest with its commitment to the factors by which its masks are checked."""
+    key = RoundCheck.of(manifest.at, membership, disclosed=True).key
+    return msgspec.structs.replace(manifest, check=key.commitment(_names(manifest.at)))
+
+
+def check_factors(manifest: Manifest, key: CheckKey) -> None:
+    """Raise ProtocolError `wrong_factors` unless the manifest commits to this key.
+
+    With other factors than those of a device's own check, the check of its mask would give the
+    cloud a linear form of the device's numbers.
+    """
+    if not manifest.check or key.commitment(_names(manifest.at)) != manifest.check:
+        raise ProtocolError("wrong_factors")
+
+
+def _names(at: ExchangeId) -> bytes:
+    return at.job_id + at.numbers
+
+
+# --- the choice of uploads --------------------------------------------------------------------
+
+
+def choice(chosen: Collection[int], uploads: int) -> bytes:
+    """As `Unmask` says it: the indices `chosen` out of so many uploads."""
+    said = bytearray(-(-uploads // 8))
+    for index in chosen:
+        said[index >> 3] |= 1 << (index & 7)
+    return bytes(said)
+
+
+def dealt(chosen: Collection[int], sets: int) -> list[list[int]]:
+    """The chosen uploads of each set, by the places that the proxy's shuffle gave them: who chooses
+    can leave an upload out, and moves no other by it."""
+    return [[index for index in chosen if index % sets == number] for number in range(sets)]
+
+
+def chosen_of(said: bytes, uploads: int) -> list[int]:
+    """The indices.
+
+    Raises ProtocolError `malformed_choice`: another size, or one that was not uploaded.
+    """
+    if len(said) != -(-uploads // 8) or int.from_bytes(said, "little") >> uploads:
+        raise ProtocolError("malformed_choice")
+    return [index for index in range(uploads) if said[index >> 3] >> (index & 7) & 1]

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from edgeveil.errors import ProtocolError
-from edgeveil.protocol.beside import Carriage, FetchBeside, FetchedBeside, LaidDown, PutBeside
 from edgeveil.protocol.effects import WorkFailed
 from edgeveil.protocol.messages import Blob
+from edgeveil.protocol.transfer import Carriage, FetchBeside, FetchedBeside, LaidDown, PutBeside
 from edgeveil.transport.dialling import client_context, clock_advice
 
 if TYPE_CHECKING:

@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from edgeveil.errors import ProtocolError, UsageError
-from edgeveil.protocol.beside import BlobShown, GrantPut, PutGranted, ShowBlob
 from edgeveil.protocol.messages import Blob
-from edgeveil.protocol.transfer import Data
+from edgeveil.protocol.transfer import BlobShown, Data, GrantPut, PutGranted, ShowBlob
 from edgeveil.sites.blobs import BlobBucket, BlobStore, bucket_options
 from edgeveil.storage import FileData
 from edgeveil.transport.http import serve, warn_of_plain_http

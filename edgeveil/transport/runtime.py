@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edgeveil.errors import EdgeVeilError, ProtocolError
 from edgeveil.logs import Place, follow
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.beside import Carriage
 from edgeveil.protocol.messages import ExchangeId, Note, Offer, decode, encode, short_name
+from edgeveil.protocol.transfer import Carriage
 from edgeveil.transport.flow import SendWindow
 from edgeveil.transport.link import LinkDown
 

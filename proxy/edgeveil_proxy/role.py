@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import EdgeVeilError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.beside import LEAST_BYTES, GrantPut, ShowBlob
-from edgeveil.protocol.mask_seeds import RoundCheck
 from edgeveil.protocol.messages import ExchangeId, PeerKeys, Signer, TrustMetadata
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_tasks import (
@@ -33,6 +31,8 @@ from edgeveil.protocol.proxy_tasks import (
     SummedMasks,
     TakePut,
 )
+from edgeveil.protocol.sealed import RoundCheck
+from edgeveil.protocol.transfer import LEAST_BYTES, GrantPut, ShowBlob
 from edgeveil.sites.proxy import ProxySite
 from edgeveil.transport.process import own_signing_key
 from edgeveil.transport.runtime import Runner
@@ -243,11 +243,11 @@ class ProxyHost:
                 return self._spool.streamed(task, self._shuffle)
             case SumMasks(vectors=vectors, sets=sets):
                 # Only for this a proxy computes, and loads what that needs.
-                from edgeveil.protocol.masked_sums import mask_sums
+                from edgeveil.protocol.tensors import mask_sums
 
                 return SummedMasks(b"".join(mask_sums(vectors, seeds) for seeds in sets))
             case CheckSeeds(vectors=vectors, seeds=seeds, key=key):
-                from edgeveil.protocol.masked_sums import mask_checks
+                from edgeveil.protocol.tensors import mask_checks
 
                 return SummedMasks(mask_checks(vectors, seeds, RoundCheck(key, disclosed=True)))
             case FindAnswered():

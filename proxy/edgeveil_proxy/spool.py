@@ -19,7 +19,6 @@ from msgspec import structs
 
 from edgeveil.crypto.keys import KEY_BYTES, MaskSeed, OpeningKey
 from edgeveil.errors import ProtocolError
-from edgeveil.protocol.beside import PutTaken
 from edgeveil.protocol.messages import (
     KNOWS_CHECKS,
     Batch,
@@ -60,7 +59,7 @@ from edgeveil.protocol.proxy_tasks import (
     UploadPart,
     UploadsDropped,
 )
-from edgeveil.protocol.transfer import Data
+from edgeveil.protocol.transfer import Data, PutTaken
 from edgeveil.storage import FileData, SqliteFile, StorageError, sync_folder
 from edgeveil_proxy.shuffle import MaskedStream, PiecedData, Shuffle, shuffle_round
 

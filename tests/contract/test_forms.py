@@ -33,7 +33,7 @@ from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts import own_records
 from edgeveil.parts.sources import SOURCES, brings_its_test
-from edgeveil.protocol.device_tasks import NoAnswer, SealedAnswer
+from edgeveil.protocol.device_round import NoAnswer, SealedAnswer
 from edgeveil.settings.base import ImpossibleMixError
 from edgeveil_edge.compute import Computer, load_own
 from tests.unit.edgeveil_edge.edge_kit import CENTRE, Device, Round, job

@@ -18,7 +18,7 @@ from edgeveil.parts.stages import STAGES
 from edgeveil.parts.update import Task
 from edgeveil.privacy.events import event_from_dict, to_dict
 from edgeveil.privacy.sampler import SeededRandom
-from edgeveil.protocol.sealed import pack_tensors, unpack_tensors
+from edgeveil.protocol.tensors import pack_tensors, unpack_tensors
 
 NETWORK = build_network(MlpParameters(hidden=(5,)), (2, 2), 3)
 SIZE = sum(math.prod(weight.shape) for weight in NETWORK.weights)

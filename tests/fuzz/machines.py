@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from edgeveil.crypto.keys import VerifyKey
 from edgeveil.protocol import cloud_tasks as ct
-from edgeveil.protocol import device_tasks as dt
+from edgeveil.protocol import device as dt
+from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 from edgeveil.protocol import proxy_tasks as pt
@@ -27,8 +28,8 @@ _SPOOL_BYTES, _CACHE_BYTES, _CREDIT_BYTES = 1024, 1 << 14, 1024
 
 def _device(data: bytes) -> None:
     tape = Tape(data)
-    memory = dt.DeviceMemory(jobs={JOB: None} if tape.number(4) else {})
-    settings = dt.DeviceSettings(PACKET_BYTES, blob_bytes=1 << 14, fetch_bytes=1 << 15, jobs=2)
+    memory = dr.DeviceMemory(jobs={JOB: None} if tape.number(4) else {})
+    settings = dr.DeviceSettings(PACKET_BYTES, blob_bytes=1 << 14, fetch_bytes=1 << 15, jobs=2)
     keys = m.PeerKeys.pinned(cloud=public_key("cloud"), proxy=public_key("proxy"))
     machine = DeviceMachine(signer("0"), keys, memory, settings)
     play = Play(machine, tape, _finish_device)
@@ -44,22 +45,22 @@ def _finish_device(task: object, tape: Tape) -> object:
     match task:
         case dt.FindStanza():
             return dt.StanzaLook(bool(tape.number(2)))
-        case dt.OpenPackage():
+        case dr.OpenPackage():
             packages: tuple[Package | None, ...] = (
                 RoundPackage("train", 1, False, b"", b""),
                 JobPackage(b"{}", b""),
                 ReleasePackage("job", b""),
                 None,
             )
-            return dt.OpenedPackage(tape.choice(packages), 0.5, tape.choice((0.0, 1.0)))
-        case dt.ComputeAnswer() | dt.SealDummies() if tape.number(4):
+            return dr.OpenedPackage(tape.choice(packages), 0.5, tape.choice((0.0, 1.0)))
+        case dr.ComputeAnswer() | dr.SealDummies() if tape.number(4):
             text = bytes((tape.number(256),)) * sum(SEALED_BYTES)
             marks = (bytes(32), text[:32])
-            return dt.SealedAnswer(
-                (0, 1), SEALED_BYTES, text, marks, isinstance(task, dt.SealDummies)
+            return dr.SealedAnswer(
+                (0, 1), SEALED_BYTES, text, marks, isinstance(task, dr.SealDummies)
             )
-        case dt.ComputeAnswer() | dt.SealDummies():
-            return dt.NoAnswer("no")
+        case dr.ComputeAnswer() | dr.SealDummies():
+            return dr.NoAnswer("no")
     return dt.Installation()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from edgeveil.crypto.keys import VerifyKey, sign
 from edgeveil.crypto.labels import BODY, HEADER
 from edgeveil.errors import ProtocolError
-from edgeveil.protocol import device_tasks as dt
+from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 from edgeveil.protocol.messages import decode, encode, encode_inner
@@ -206,4 +206,4 @@ class Play:
 
 def _mark(task: object) -> object:
     """Of work that must not be asked for twice: which; of other work its kind."""
-    return ("train", task.manifest.at) if isinstance(task, dt.ComputeAnswer) else type(task)
+    return ("train", task.manifest.at) if isinstance(task, dr.ComputeAnswer) else type(task)

@@ -19,9 +19,8 @@ from edgeveil.protocol.sealed import (
     RoundPackage,
     decode_package,
     encode_package,
-    pack_tensors,
-    unpack_tensors,
 )
+from edgeveil.protocol.tensors import pack_tensors, unpack_tensors
 from edgeveil.protocol.transfer import NEED_LIMIT, Assembly, Fetch, describe, first_data, parts
 from edgeveil.transport.link import Topics
 from tests.fuzz.samples import BODIES, HEADERS, signer

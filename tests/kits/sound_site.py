@@ -10,7 +10,7 @@ import numpy as np
 from edgeveil.jobs import load_plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.privacy.ledger import JobAccount, Release
-from edgeveil.protocol.sealed import pack_tensors
+from edgeveil.protocol.tensors import pack_tensors
 from edgeveil_cloud.commit_round import aggregate
 from edgeveil_cloud.validate_batch import ValidatedBatch
 from edgeveil_edge.store import UploadReceipt

@@ -490,7 +490,7 @@ MUTANTS = (
     Mutant(
         name="masks-checked-by-any-factors",
         decides="mask",
-        where="edgeveil.protocol.mask_seeds:check_factors",
+        where="edgeveil.protocol.sealed:check_factors",
         find="key.commitment(_names(manifest.at)) != manifest.check",
         put="False",
         killed_by="tests/unit/edgeveil/protocol/test_protocol_mask_checks.py::test_factors_that_the_round_did_not_commit_to_are_refused_for_good",
@@ -506,7 +506,7 @@ MUTANTS = (
     Mutant(
         name="seed-sealed-for-any-factors",
         decides="mask",
-        where="edgeveil.protocol.mask_seeds:_seed_info",
+        where="edgeveil.protocol.sealed:_seed_info",
         find="[manifest.check] if manifest.check else []",
         put="[]",
         killed_by="tests/unit/edgeveil/protocol/test_protocol_masked_sums.py::test_a_seed_is_sealed_for_one_key_of_checks",
@@ -1027,7 +1027,7 @@ MUTANTS = (
     Mutant(
         name="turn-ends-as-its-work-ends",
         decides="deadline moment",
-        where="edgeveil.protocol.device_rounds:DeviceRounds.worked",
+        where="edgeveil.protocol.device_round:DeviceRounds.worked",
         find="not isinstance(result, SealedAnswer) or result.at_once",
         put="True",
         killed_by="tests/unit/edgeveil/protocol/test_protocol_device_several_jobs.py::test_one_computes_after_the_other_and_begins_when_the_time_of_the_first_has_passed",

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device_tasks import ComputeAnswer, NoAnswer, OpenPackage, SealedAnswer
+from edgeveil.protocol.device_round import ComputeAnswer, NoAnswer, OpenPackage, SealedAnswer
 from edgeveil.protocol.messages import (
     SEAL_OVERHEAD_BYTES,
     Ack,

@@ -14,7 +14,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
 from edgeveil.protocol.cloud_tasks import CloudSettings, RepeatEnd
 from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_tasks import DeviceSettings
+from edgeveil.protocol.device_round import DeviceSettings
 from edgeveil.protocol.messages import Ack, Note, PeerKeys, Signer, Upload, decode, decode_body
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_tasks import ProxySettings

@@ -25,17 +25,19 @@ from edgeveil.protocol.cloud_tasks import (
     StartJob,
     TooFewUploads,
 )
-from edgeveil.protocol.device_tasks import (
-    ComputeAnswer,
+from edgeveil.protocol.device import (
     FindStanza,
     Installation,
     InstallJob,
     InstallRelease,
+    StanzaLook,
+)
+from edgeveil.protocol.device_round import (
+    ComputeAnswer,
     NoAnswer,
     OpenedPackage,
     OpenPackage,
     SealedAnswer,
-    StanzaLook,
 )
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Commit, ExchangeId, Group, Manifest
 from edgeveil.protocol.sealed import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeveil.protocol.sealed import unpack_tensors
+from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil.sites.policy import Policy
 from edgeveil_cloud.stored_jobs import StoredJobs, wire_id
 from edgeveil_edge.store import trial_name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgeveil.protocol.sealed import unpack_tensors
+from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil.sites.policy import Policy
 from tests.kits.fleet import Fleet, small_job
 

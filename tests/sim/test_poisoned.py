@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from edgeveil.jobs import Job
-from edgeveil.protocol.device_tasks import ComputeAnswer
+from edgeveil.protocol.device_round import ComputeAnswer
 from edgeveil.protocol.messages import Manifest
-from edgeveil.protocol.sealed import unpack_tensors
+from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil.sites.policy import Policy
 from edgeveil.testing import DIGITS, MemoryFleet, device_sites
 from edgeveil_edge.role import DeviceRole

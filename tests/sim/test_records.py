@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil.protocol import commit_record, device, proxy_broadcasts
+from edgeveil.protocol import device, proxy_broadcasts, transfer
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
     BlobPart,
@@ -89,7 +89,7 @@ def played(folder: Path, wire: Wire, **job: object) -> Fleet:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_record, "PIECE_MARKS", 6)
+    monkeypatch.setattr(transfer, "PIECE_MARKS", 6)
     monkeypatch.setattr(proxy_broadcasts, "RECORD_BYTES", 0)
 
 

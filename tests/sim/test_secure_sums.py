@@ -32,7 +32,7 @@ from edgeveil.protocol.messages import (
     decode_header,
 )
 from edgeveil.protocol.proxy_tasks import SumMasks, SummedMasks
-from edgeveil.protocol.sealed import unpack_tensors
+from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil.sites.policy import Policy
 from edgeveil.transport.memory import LATENCY_S
 from edgeveil_cloud.commit_round import RoundCommitter

@@ -14,12 +14,18 @@ from edgeveil.crypto.keys import CheckKey, MaskSeed
 from edgeveil.crypto.ring import Ring
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud_tasks import EARLIER, goes_on
-from edgeveil.protocol.device_tasks import ComputeAnswer, SealedAnswer
-from edgeveil.protocol.mask_seeds import MaskedVector, RoundCheck, masked_vectors, seal_seed
-from edgeveil.protocol.masked_sums import masked_segment
+from edgeveil.protocol.device_round import ComputeAnswer, SealedAnswer
 from edgeveil.protocol.messages import CheckMasks, Hello, Manifest, Unmask, Upload
 from edgeveil.protocol.proxy_masks import MISFIT
-from edgeveil.protocol.sealed import seal_segment, segment_mark
+from edgeveil.protocol.sealed import (
+    MaskedVector,
+    RoundCheck,
+    masked_vectors,
+    seal_seed,
+    seal_segment,
+    segment_mark,
+)
+from edgeveil.protocol.tensors import masked_segment
 from edgeveil_edge.role import DeviceRole
 from tests.kits.fleet import Fleet
 from tests.sim.hostile import Attacker

@@ -37,7 +37,7 @@ from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.parts.exchange import TRAIN
 from edgeveil.privacy.guarantee import guarantee_lines
 from edgeveil.privacy.sampler import SeededRandom
-from edgeveil.protocol.sealed import unpack_tensors
+from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil.units import byte_text, seconds_text
 from edgeveil_cloud.round_report import file_name, summary_of
 from edgeveil_tools.checks import input_range, price, rehearse

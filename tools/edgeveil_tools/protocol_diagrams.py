@@ -18,7 +18,7 @@ from edgeveil.errors import UsageError
 from edgeveil.protocol import cloud_course, device_round, proxy_rounds
 from edgeveil.protocol import messages as m
 from edgeveil.protocol.cloud_tasks import CloudSettings
-from edgeveil.protocol.device_tasks import DeviceSettings
+from edgeveil.protocol.device_round import DeviceSettings
 from edgeveil.protocol.effects import StateTable
 from edgeveil.protocol.proxy_tasks import ProxySettings
 from edgeveil_tools.pages import update

@@ -7,7 +7,7 @@ import pytest
 from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.protocol import sealed as real
-from edgeveil.protocol.device_tasks import OpenedPackage, OpenPackage
+from edgeveil.protocol.device_round import OpenedPackage, OpenPackage
 from edgeveil.protocol.messages import ExchangeId, Group
 from edgeveil.protocol.sealed import JobPackage, Sealing, Terms, encode_package
 from edgeveil.sites.data import DataSource

@@ -27,7 +27,7 @@ from edgeveil.protocol.cloud_tasks import (
     RosterMark,
 )
 from edgeveil.protocol.messages import Close, Note, PeerKeys, Signer, decode, decode_body
-from edgeveil.protocol.sealed import pack_tensors
+from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.transport.runtime import Runtime
 from edgeveil_cloud import control as controls
 from edgeveil_cloud.broadcasts import BroadcastLimits

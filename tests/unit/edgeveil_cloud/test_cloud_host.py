@@ -42,7 +42,8 @@ from edgeveil.protocol.cloud_tasks import (
     pause_advice,
 )
 from edgeveil.protocol.messages import KNOWS_BUCKETS, Batch, ExchangeId
-from edgeveil.protocol.sealed import pack_tensors, seal_segment
+from edgeveil.protocol.sealed import seal_segment
+from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud import commit_round
 from edgeveil_cloud.broadcasts import BroadcastLimits, TooFewDevices

@@ -14,7 +14,7 @@ from cloud_life import ACKED, keys, live
 from round_kit import job, public_keys
 
 from edgeveil.jobs import compile_job
-from edgeveil.protocol.sealed import unpack_tensors
+from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil_cloud.store import Store
 
 pytestmark = pytest.mark.slow

@@ -26,9 +26,9 @@ from edgeveil.errors import UsageError
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.aggregation.mean import mean
 from edgeveil.protocol.cloud_tasks import BatchPart, Obstacle
-from edgeveil.protocol.mask_seeds import RoundCheck, masked_vectors
-from edgeveil.protocol.masked_sums import masked_segment
 from edgeveil.protocol.messages import Batch
+from edgeveil.protocol.sealed import RoundCheck, masked_vectors
+from edgeveil.protocol.tensors import masked_segment
 from edgeveil.sites.cloud import ComputeAt
 from edgeveil_cloud import compute
 from edgeveil_cloud.broadcasts import BroadcastLimits

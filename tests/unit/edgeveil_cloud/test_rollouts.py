@@ -22,8 +22,13 @@ from edgeveil.protocol.cloud_tasks import (
     SealPublication,
     SealRelease,
 )
-from edgeveil.protocol.messages import Manifest, ReleaseStatement, data_set_tag
-from edgeveil.protocol.release_health import HEALTH, ReleaseOutcome
+from edgeveil.protocol.messages import (
+    HEALTH,
+    Manifest,
+    ReleaseOutcome,
+    ReleaseStatement,
+    data_set_tag,
+)
 from edgeveil.protocol.sealed import decode_package, open_broadcast, seal_segment
 from edgeveil.sites.cloud import ReleaseValidity
 from edgeveil_cloud.rollout_store import Rollout

@@ -37,10 +37,15 @@ from edgeveil.protocol.cloud_tasks import (
     TakeMasks,
     TooFewUploads,
 )
-from edgeveil.protocol.mask_seeds import RoundCheck, check_factors, chosen_of, masked_vectors
-from edgeveil.protocol.masked_sums import mask_checks, mask_sums, masked_segment, unpacked_vectors
 from edgeveil.protocol.messages import KNOWS_CHECKS, Batch, Manifest, MaskedGroup
-from edgeveil.protocol.sealed import seal_segment
+from edgeveil.protocol.sealed import (
+    RoundCheck,
+    check_factors,
+    chosen_of,
+    masked_vectors,
+    seal_segment,
+)
+from edgeveil.protocol.tensors import mask_checks, mask_sums, masked_segment, unpacked_vectors
 from edgeveil.protocol.transfer import describe
 from edgeveil.transport.metrics import MeteredHost, Metrics
 from edgeveil_cloud.broadcasts import BroadcastLimits

@@ -17,14 +17,8 @@ from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.features.identity import Identity, IdentityParameters
 from edgeveil.parts.models.softmax_head import bake, build_graph
 from edgeveil.privacy.ledger import Ledger
-from edgeveil.protocol.device_tasks import (
-    ComputeAnswer,
-    Installation,
-    InstallJob,
-    OpenedPackage,
-    OpenPackage,
-    SealedAnswer,
-)
+from edgeveil.protocol.device import Installation, InstallJob
+from edgeveil.protocol.device_round import ComputeAnswer, OpenedPackage, OpenPackage, SealedAnswer
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, ExchangeId, Manifest
 from edgeveil.protocol.sealed import JobPackage, Terms, open_segment, seal_broadcast
 from edgeveil.sites.edge import EdgeSite

@@ -23,9 +23,10 @@ from edgeveil.parts.exchange import Answer
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.laplace_mechanism import RECORD_BITS
 from edgeveil.privacy.ledger import Receipt
-from edgeveil.protocol.device_tasks import NoAnswer, SealedAnswer
+from edgeveil.protocol.device_round import NoAnswer, SealedAnswer
 from edgeveil.protocol.messages import Group
-from edgeveil.protocol.sealed import RoundPackage, pack_tensors
+from edgeveil.protocol.sealed import RoundPackage
+from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge import round_work as answers
 from edgeveil_edge.compute import Computation, Compute, ComputedAnswer, Computer, softmax_answer

@@ -30,7 +30,8 @@ from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolErro
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.privacy.derived import DerivedRandom
-from edgeveil.protocol.sealed import RoundPackage, pack_tensors
+from edgeveil.protocol.sealed import RoundPackage
+from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.sites.edge import EdgeSite
 from edgeveil_edge import compute, compute_child, compute_process
 from edgeveil_edge import compute_worker as wire

@@ -15,7 +15,8 @@ from edgeveil.errors import PrivacyError
 from edgeveil.jobs import compile_job, parse_plan
 from edgeveil.jobs.plan import Plan
 from edgeveil.privacy.policy import JobRequest
-from edgeveil.protocol.device_tasks import InstallJob, NoAnswer, SealedAnswer
+from edgeveil.protocol.device import InstallJob
+from edgeveil.protocol.device_round import NoAnswer, SealedAnswer
 from edgeveil.protocol.sealed import JobPackage
 from edgeveil.sites.policy import Policy
 from edgeveil_edge.consent import consent, limits_of, refusals

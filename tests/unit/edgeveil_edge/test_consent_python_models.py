@@ -13,7 +13,7 @@ from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.models import python_model
 from edgeveil.plugins import code_digest
-from edgeveil.protocol.device_tasks import NoAnswer, SealedAnswer
+from edgeveil.protocol.device_round import NoAnswer, SealedAnswer
 from edgeveil.sites.policy import Policy
 
 POLICY = {

@@ -15,14 +15,8 @@ from edgeveil.data.records import Records
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
-from edgeveil.protocol.device_tasks import (
-    ComputeAnswer,
-    Installation,
-    InstallJob,
-    NoAnswer,
-    OpenedPackage,
-    OpenPackage,
-)
+from edgeveil.protocol.device import Installation, InstallJob
+from edgeveil.protocol.device_round import ComputeAnswer, NoAnswer, OpenedPackage, OpenPackage
 from edgeveil.protocol.sealed import JobPackage
 
 HEX = JOB_ID.hex()

@@ -12,7 +12,8 @@ from edgeveil.errors import ProtocolError
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.features.onnx import sha256_hex
-from edgeveil.protocol.device_tasks import InstallJob, JobClosed, NoAnswer, SealedAnswer
+from edgeveil.protocol.device import InstallJob, JobClosed
+from edgeveil.protocol.device_round import NoAnswer, SealedAnswer
 from edgeveil.protocol.sealed import JobPackage
 from tests.kits.backbone_files import model, node, small_backbone
 

@@ -15,7 +15,7 @@ from pyarrow import parquet
 from edgeveil.jobs import compile_job
 from edgeveil.parts import own_records as device
 from edgeveil.parts.sources import csvfile, idx, npz
-from edgeveil.protocol.device_tasks import NoAnswer
+from edgeveil.protocol.device_round import NoAnswer
 from edgeveil_edge.compute import load_own
 
 PLAN = compile_job(job())

@@ -36,11 +36,9 @@ from edgeveil.errors import DataError, ProtocolError
 from edgeveil.jobs import compile_job
 from edgeveil.privacy.ledger import read_ledger
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device_tasks import (
+from edgeveil.protocol.device import Installation, InstallJob, InstallRelease
+from edgeveil.protocol.device_round import (
     ComputeAnswer,
-    Installation,
-    InstallJob,
-    InstallRelease,
     NoAnswer,
     OpenedPackage,
     OpenPackage,

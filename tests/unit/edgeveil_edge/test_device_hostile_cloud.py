@@ -14,14 +14,10 @@ from edge_kit import CENTRE, FIRST, JOB_ID, QUADRATIC, Device, Round, job
 from msgspec import structs
 
 from edgeveil.jobs import compile_job
-from edgeveil.protocol.device_tasks import (
-    ComputeAnswer,
-    NoAnswer,
-    OpenPackage,
-    SealedAnswer,
-)
+from edgeveil.protocol.device_round import ComputeAnswer, NoAnswer, OpenPackage, SealedAnswer
 from edgeveil.protocol.effects import WorkFailed
-from edgeveil.protocol.sealed import RoundPackage, pack_tensors, unpack_tensors
+from edgeveil.protocol.sealed import RoundPackage
+from edgeveil.protocol.tensors import pack_tensors, unpack_tensors
 from edgeveil.transport.runtime import perform
 
 PLAN = compile_job(job())

@@ -25,8 +25,7 @@ from edgeveil.jobs import compile_job
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_round import timer_name
-from edgeveil.protocol.device_tasks import DeviceSettings, OutboxPut, SealedAnswer
+from edgeveil.protocol.device_round import DeviceSettings, OutboxPut, SealedAnswer, timer_name
 from edgeveil.protocol.messages import (
     SEAL_OVERHEAD_BYTES,
     Ack,

@@ -17,14 +17,10 @@ from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Answer
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.sampler import os_random
-from edgeveil.protocol.device_tasks import (
-    Installation,
-    InstallJob,
-    JobClosed,
-    NoAnswer,
-    SealedAnswer,
-)
-from edgeveil.protocol.sealed import JobPackage, RoundPackage, pack_tensors, unpack_tensors
+from edgeveil.protocol.device import Installation, InstallJob, JobClosed
+from edgeveil.protocol.device_round import NoAnswer, SealedAnswer
+from edgeveil.protocol.sealed import JobPackage, RoundPackage
+from edgeveil.protocol.tensors import pack_tensors, unpack_tensors
 from edgeveil_edge import compute as answers
 
 PLAN = compile_job(

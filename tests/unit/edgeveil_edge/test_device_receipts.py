@@ -12,7 +12,7 @@ from edge_kit import CENTRE, FIRST, Device, Round, job
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.jobs import compile_job
 from edgeveil.privacy.policy import INFER
-from edgeveil.protocol.device_tasks import (
+from edgeveil.protocol.device_round import (
     LateRecord,
     ManifestMark,
     NoAnswer,

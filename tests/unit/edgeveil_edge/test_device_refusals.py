@@ -15,7 +15,8 @@ from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import Plan
 from edgeveil.privacy.events import ClaimedEvent
 from edgeveil.privacy.policy import JobRequest
-from edgeveil.protocol.device_tasks import ComputeAnswer, JobClosed, NoAnswer, SealedAnswer
+from edgeveil.protocol.device import JobClosed
+from edgeveil.protocol.device_round import ComputeAnswer, NoAnswer, SealedAnswer
 from edgeveil.protocol.sealed import RoundPackage
 from edgeveil_edge.consent import limits_of
 from edgeveil_edge.store import split_share

@@ -11,8 +11,8 @@ from edgeveil.crypto.keys import SealingKey, SigningKey
 from edgeveil.errors import UsageError
 from edgeveil.jobs import compile_job
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_tasks import OpenPackage, SealingKeyTold
+from edgeveil.protocol.device import DeviceMachine, SealingKeyTold
+from edgeveil.protocol.device_round import OpenPackage
 from edgeveil.protocol.messages import Ack, NewSealingKey, PeerKeys, Signer, decode_body
 from edgeveil_edge.identity import BEFORE_FILE, OPENING_FILE, renew_opening
 from edgeveil_proxy.registry import Registry

@@ -12,9 +12,9 @@ import pytest
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.crypto.labels import HEADER
 from edgeveil.errors import EdgeVeilError
-from edgeveil.protocol.device_tasks import (
+from edgeveil.protocol.device import JobClosed
+from edgeveil.protocol.device_round import (
     DeviceMemory,
-    JobClosed,
     ManifestMark,
     OutboxDrop,
     OutboxHeld,

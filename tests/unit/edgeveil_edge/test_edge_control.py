@@ -11,7 +11,7 @@ from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import UsageError
 from edgeveil.privacy.laplace_mechanism import softmax_event
 from edgeveil.privacy.policy import JobRequest, Limits
-from edgeveil.protocol import device_tasks
+from edgeveil.protocol import device, device_round
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import ExchangeId
 from edgeveil_edge import main as main_module
@@ -252,8 +252,13 @@ def test_an_error_at_the_warm_up_is_told_in_the_log_without_its_text(caplog):
 
 
 def test_what_reads_records_has_a_lane_of_its_own():
-    made_here = [one for one in vars(device_tasks).values() if is_dataclass(one)]
-    tasks = [one for one in made_here if one.__module__ == device_tasks.__name__]
+    made_here = [
+        one
+        for module in (device, device_round)
+        for one in vars(module).values()
+        if is_dataclass(one)
+    ]
+    tasks = [one for one in made_here if one.__module__ in (device.__name__, device_round.__name__)]
     with Lanes() as lanes:
         where = {made.__name__: lanes.of(made.__new__(made)) for made in tasks}
         assert [name for name, lane in where.items() if lane is lanes.records] == ["ComputeAnswer"]

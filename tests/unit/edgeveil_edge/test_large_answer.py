@@ -12,8 +12,8 @@ from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import Answer
 from edgeveil.parts.methods.noise_only import NOISE
-from edgeveil.protocol.device_tasks import SealedAnswer
-from edgeveil.protocol.sealed import pack_tensors, tensor_views
+from edgeveil.protocol.device_round import SealedAnswer
+from edgeveil.protocol.tensors import pack_tensors, tensor_views
 from edgeveil_edge.compute import Computation, ComputedAnswer, JobTrial, TaughtJob
 from edgeveil_edge.compute_worker import AskAnswer, decode_request, encode
 from tests.kits.memory_peak import peak_bytes

@@ -16,7 +16,7 @@ from edge_kit import CENTRE, JOB_ID, Device, Loader, Round, job
 from edgeveil.jobs import compile_job
 from edgeveil.privacy import ledger_chain
 from edgeveil.privacy.ledger import read_ledger
-from edgeveil.protocol.sealed import pack_tensors
+from edgeveil.protocol.tensors import pack_tensors
 from edgeveil_edge import round_work
 
 pytestmark = pytest.mark.slow

@@ -16,25 +16,25 @@ from edgeveil.errors import ProtocolError
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.privacy.guarantee import up
-from edgeveil.protocol.device_tasks import (
+from edgeveil.protocol.device import JobClosed
+from edgeveil.protocol.device_round import (
     ComputeAnswer,
-    JobClosed,
     NoAnswer,
     OpenedPackage,
     OpenPackage,
     SealDummies,
     SealedAnswer,
 )
-from edgeveil.protocol.mask_seeds import RoundCheck, committed, masked_vectors, open_seed
-from edgeveil.protocol.masked_sums import (
+from edgeveil.protocol.messages import MaskedGroup
+from edgeveil.protocol.sealed import RoundCheck, committed, masked_vectors, open_seed
+from edgeveil.protocol.tensors import (
     MaskChecks,
     exact_sums,
     mask_checks,
     mask_sums,
     opened_vector,
+    unpack_tensors,
 )
-from edgeveil.protocol.messages import MaskedGroup
-from edgeveil.protocol.sealed import unpack_tensors
 from edgeveil_edge.store import memory_name
 
 PLAN = compile_job(job(aggregation={"name": "fedavg", "secure": True}, selection={"devices": 5}))

@@ -11,8 +11,8 @@ from edge_kit import JOB_ID, Device, Round, job
 from edgeveil.errors import PrivacyError
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.protocol.device_tasks import NoAnswer, SealedAnswer
-from edgeveil.protocol.sealed import unpack_tensors
+from edgeveil.protocol.device_round import NoAnswer, SealedAnswer
+from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil_edge.round_work import own_answers, released_in
 
 COVARIANCE, CENTRE, QUADRATIC, FIRST = 1, 2, 3, 4

@@ -16,9 +16,9 @@ from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs import compile_job, load_plan
 from edgeveil.parts.own_records import at_most, device_records
 from edgeveil.privacy.derived import DerivedRandom
-from edgeveil.protocol.device_round import WORK_SHARE
-from edgeveil.protocol.device_tasks import NoAnswer, SealedAnswer
-from edgeveil.protocol.sealed import RoundPackage, pack_tensors
+from edgeveil.protocol.device_round import WORK_SHARE, NoAnswer, SealedAnswer
+from edgeveil.protocol.sealed import RoundPackage
+from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.files import load_site
 from edgeveil.sites.policy import USUAL_ROOM, Policy

@@ -12,21 +12,26 @@ from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.errors import DataError, UsageError
 from edgeveil.jobs import compile_job
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device_tasks import (
+from edgeveil.protocol.device import (
     AdoptRelease,
     ApplyStatement,
     Installation,
     InstallRelease,
     MadeReport,
-    OpenedPackage,
-    OpenPackage,
     ReportDue,
     ReportSettled,
     SealReport,
     StatementApplied,
 )
-from edgeveil.protocol.messages import ExchangeId, Manifest, ReleaseStatement
-from edgeveil.protocol.release_health import HEALTH, REPORT_BYTES, ReleaseOutcome
+from edgeveil.protocol.device_round import OpenedPackage, OpenPackage
+from edgeveil.protocol.messages import (
+    HEALTH,
+    REPORT_BYTES,
+    ExchangeId,
+    Manifest,
+    ReleaseOutcome,
+    ReleaseStatement,
+)
 from edgeveil.protocol.sealed import (
     ReleasePackage,
     Terms,

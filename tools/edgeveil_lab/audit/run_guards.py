@@ -26,7 +26,7 @@ from edgeveil.pages.parts import rounded
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import Limits as Budget
 from edgeveil.protocol.cloud_tasks import SealRelease
-from edgeveil.protocol.sealed import pack_tensors
+from edgeveil.protocol.tensors import pack_tensors
 from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.commit_round import aggregate
 from edgeveil_cloud.control import Control

@@ -26,9 +26,9 @@ from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.sources import csvfile
 from edgeveil.privacy.ledger import Ledger
-from edgeveil.protocol.device_tasks import (
+from edgeveil.protocol.device import InstallJob
+from edgeveil.protocol.device_round import (
     ComputeAnswer,
-    InstallJob,
     NoAnswer,
     OpenedPackage,
     OpenPackage,

@@ -48,15 +48,6 @@ from edgeveil.privacy.guarantee import Guarantee, up
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.mask_seeds import (
-    MaskedVector,
-    RoundCheck,
-    choice,
-    committed,
-    masked_vectors,
-    open_seed,
-)
-from edgeveil.protocol.masked_sums import exact_sums, mask_sums, opened_vector
 from edgeveil.protocol.messages import Batch, Blob, ExchangeId, Manifest, PeerKeys, Signer, Unmask
 from edgeveil.protocol.proxy_masks import ProxyMasks
 from edgeveil.protocol.proxy_rounds import Collection, CollectionState, ProxyRounds
@@ -68,6 +59,15 @@ from edgeveil.protocol.proxy_tasks import (
     SumMasks,
     SummedMasks,
 )
+from edgeveil.protocol.sealed import (
+    MaskedVector,
+    RoundCheck,
+    choice,
+    committed,
+    masked_vectors,
+    open_seed,
+)
+from edgeveil.protocol.tensors import exact_sums, mask_sums, opened_vector
 from edgeveil_edge.round_work import Masks
 from edgeveil_lab.attack.membership import event_variances
 from edgeveil_lab.audit.fm_attacks import HostileCloud, NeighbouringJob, made

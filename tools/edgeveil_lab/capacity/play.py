@@ -36,7 +36,7 @@ from edgeveil.errors import JobFailed
 from edgeveil.jobs import parse_job
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_tasks import DeviceMemory, DeviceSettings
+from edgeveil.protocol.device_round import DeviceMemory, DeviceSettings
 from edgeveil.protocol.messages import Message, Note, PeerKeys, Signer, decode_body, encode
 from edgeveil.protocol.messages import decode as decoded
 from edgeveil.sites.cloud import CloudSite

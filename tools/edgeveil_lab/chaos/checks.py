@@ -15,7 +15,7 @@ from edgeveil.jobs.buffered_rounds import late_exchanges, staleness_weight
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.parts.exchange import Exchange
 from edgeveil.privacy.events import Event
-from edgeveil.protocol.sealed import unpack_tensors
+from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil_edge.round_work import weighed
 from edgeveil_edge.store import UploadReceipt
 from edgeveil_lab.chaos.evidence import CommittedExchange, DeviceFacts, Evidence, JobFacts

@@ -16,7 +16,7 @@ from edgeveil.evaluation.onnx_session import open_session
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
 from edgeveil.privacy.ledger import LEDGER_FILE, JobAccount, read_ledger
-from edgeveil.protocol.sealed import unpack_tensors
+from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_edge.store import DeviceStore, UploadReceipt

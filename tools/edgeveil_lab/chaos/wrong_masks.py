@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 
 from edgeveil.crypto.keys import MaskSeed
-from edgeveil.protocol.mask_seeds import seal_seed
 from edgeveil.protocol.messages import Manifest
+from edgeveil.protocol.sealed import seal_seed
 from edgeveil_edge import round_work
 from edgeveil_tools.cli import main
 

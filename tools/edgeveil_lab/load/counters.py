@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from edgeveil.protocol.commit_record import place_of
 from edgeveil.protocol.messages import ExchangeId
+from edgeveil.protocol.transfer import place_of
 
 # --- durations in logarithmic buckets: merged without loss, 2 % wide, a few KiB however many ---
 

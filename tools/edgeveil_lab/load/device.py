@@ -26,30 +26,31 @@ from edgeveil.jobs.plan import Plan
 from edgeveil.parts.methods.noise_only import as_summed_steps, steps_of_one
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
-from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_tasks import (
+from edgeveil.protocol.device import (
     AdoptRelease,
     ApplyStatement,
-    ComputeAnswer,
-    DeviceMemory,
-    DeviceSettings,
+    DeviceMachine,
     FindStanza,
     Installation,
     InstallJob,
     InstallRelease,
     MadeReport,
+    SealReport,
+    StanzaLook,
+    StatementApplied,
+)
+from edgeveil.protocol.device_round import (
+    ComputeAnswer,
+    DeviceMemory,
+    DeviceSettings,
     OpenedPackage,
     OpenPackage,
     OutboxPut,
     SealDummies,
     SealedAnswer,
-    SealReport,
-    StanzaLook,
-    StatementApplied,
 )
-from edgeveil.protocol.mask_seeds import RoundCheck, masked_vectors, seal_seed
-from edgeveil.protocol.masked_sums import masked_segment
 from edgeveil.protocol.messages import (
+    HEALTH,
     Ack,
     BlobPart,
     Bye,
@@ -60,14 +61,22 @@ from edgeveil.protocol.messages import (
     Note,
     Offer,
     PeerKeys,
+    ReleaseOutcome,
     Signer,
     decode,
     decode_body,
     decode_header,
     encode,
 )
-from edgeveil.protocol.release_health import HEALTH, ReleaseOutcome
-from edgeveil.protocol.sealed import Sealing, decode_package, segment_mark
+from edgeveil.protocol.sealed import (
+    RoundCheck,
+    Sealing,
+    decode_package,
+    masked_vectors,
+    seal_seed,
+    segment_mark,
+)
+from edgeveil.protocol.tensors import masked_segment
 from edgeveil.protocol.transfer import Assembly
 from edgeveil.transport.link import Topics
 from edgeveil.transport.mqtt_packets import Login, encoded_topic

@@ -18,7 +18,7 @@ import msgspec
 
 from edgeveil.crypto.keys import VerifyKey
 from edgeveil.errors import UsageError
-from edgeveil.protocol.device_tasks import ComputeAnswer
+from edgeveil.protocol.device_round import ComputeAnswer
 from edgeveil.protocol.messages import ExchangeId
 from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.transport.dialling import client_context

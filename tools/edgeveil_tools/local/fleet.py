@@ -19,7 +19,7 @@ from edgeveil.errors import EdgeVeilError, JobFailed
 from edgeveil.jobs import Job
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.parts.models.softmax_head import described
-from edgeveil.protocol.beside import LEAST_BYTES
+from edgeveil.protocol.transfer import LEAST_BYTES
 from edgeveil.sites.addresses import place
 from edgeveil_tools.cloud_client import Cloud, get_json
 from edgeveil_tools.local.children import Children, MemoryPeak, tail

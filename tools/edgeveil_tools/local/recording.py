@@ -24,7 +24,7 @@ from edgeveil.parts.methods.fm_budget import FmParameters, head_shape
 from edgeveil.parts.methods.local_steps import minimise_quadratic
 from edgeveil.parts.methods.symmetric_packing import symmetric
 from edgeveil.parts.own_records import take
-from edgeveil.protocol.sealed import unpack_tensors
+from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil_cloud.round_report import JOB, file_name
 from edgeveil_tools.local.data import dealt, held
 from edgeveil_tools.local.local_run import LocalRun

@@ -25,7 +25,7 @@ from edgeveil.errors import JobFailed, UsageError
 from edgeveil.jobs import Job
 from edgeveil.jobs.artifacts import carried_digests, read_artifacts
 from edgeveil.parts.exchange import Array
-from edgeveil.protocol.sealed import pack_tensors
+from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.ray_cluster import check_cluster, imported_ray
 from edgeveil.testing import MemoryFleet, PlainSealing, device_sites
 from edgeveil_tools.local.data import dealt, is_published

@@ -28,7 +28,8 @@ from edgeveil.parts.own_records import dealt_records, halves, origin_of, take
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.policy import JobRequest, check_job
 from edgeveil.privacy.sampler import SeededRandom
-from edgeveil.protocol.sealed import RoundPackage, pack_tensors, unpack_tensors
+from edgeveil.protocol.sealed import RoundPackage
+from edgeveil.protocol.tensors import pack_tensors, unpack_tensors
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.testing import SimulationSeeds, device_sites
 from edgeveil_cloud.open_segments import norm

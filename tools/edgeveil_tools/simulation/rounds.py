@@ -26,10 +26,10 @@ from edgeveil.parts.exchange import Array
 from edgeveil.parts.models.softmax_head import bake
 from edgeveil.parts.own_records import held_records
 from edgeveil.protocol.cloud_tasks import RoundAnswers, all_declined
-from edgeveil.protocol.mask_seeds import dealt
 from edgeveil.protocol.messages import DECLINE_CAUSES, ExchangeId
 from edgeveil.protocol.proxy_tasks import ShuffleRound
-from edgeveil.protocol.sealed import encode_package, unpack_tensors
+from edgeveil.protocol.sealed import dealt, encode_package
+from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil.testing import KEY_BYTES, SimulationSeeds
 from edgeveil_cloud.broadcasts import TooFewDevices, TooManyDevices, round_package, select
 from edgeveil_cloud.commit_round import (

@@ -21,14 +21,14 @@ from protocol_kit import (
 from edgeveil.crypto.keys import SealingKey
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_round import timer_name
-from edgeveil.protocol.device_tasks import (
+from edgeveil.protocol.device_round import (
     ComputeAnswer,
     DeviceMemory,
     DeviceSettings,
     OpenedPackage,
     OpenPackage,
     SealedAnswer,
+    timer_name,
 )
 from edgeveil.protocol.messages import Manifest, Message, PeerKeys
 from edgeveil.protocol.sealed import RoundPackage

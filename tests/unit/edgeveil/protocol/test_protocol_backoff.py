@@ -24,8 +24,7 @@ from protocol_kit import (
 )
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device_round import DeviceState
-from edgeveil.protocol.device_tasks import OutboxHeld
+from edgeveil.protocol.device_round import DeviceState, OutboxHeld
 from edgeveil.protocol.messages import Ack, Hello, Later
 from edgeveil.protocol.transfer import Backoff
 

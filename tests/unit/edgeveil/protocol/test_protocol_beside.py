@@ -30,20 +30,6 @@ from protocol_kit import (
 from proxy_bench import FLEET, cloud_says, open_round, proxy, says, to_cloud, to_devices
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.beside import (
-    LEAST_BYTES,
-    MOST_FAILURES,
-    BlobShown,
-    FetchBeside,
-    FetchedBeside,
-    GrantPut,
-    LaidDown,
-    PutBeside,
-    PutGranted,
-    PutTaken,
-    ShowBlob,
-    is_allowed,
-)
 from edgeveil.protocol.cloud_tasks import (
     Absorb,
     BatchDropped,
@@ -57,7 +43,7 @@ from edgeveil.protocol.cloud_tasks import (
     StartJob,
     TakeBatch,
 )
-from edgeveil.protocol.device_tasks import ComputeAnswer, DeviceMemory, OpenedPackage, OpenPackage
+from edgeveil.protocol.device_round import ComputeAnswer, DeviceMemory, OpenedPackage, OpenPackage
 from edgeveil.protocol.messages import (
     SEAL_OVERHEAD_BYTES,
     Ack,
@@ -72,7 +58,21 @@ from edgeveil.protocol.messages import (
     decode_header,
 )
 from edgeveil.protocol.proxy_tasks import KeepBroadcast, TakePut, UploadKept
-from edgeveil.protocol.transfer import describe
+from edgeveil.protocol.transfer import (
+    LEAST_BYTES,
+    MOST_FAILURES,
+    BlobShown,
+    FetchBeside,
+    FetchedBeside,
+    GrantPut,
+    LaidDown,
+    PutBeside,
+    PutGranted,
+    PutTaken,
+    ShowBlob,
+    describe,
+    is_allowed,
+)
 
 PREFIX = "https://blobs.example.org/f/"
 URL = PREFIX + "0f" * 32

@@ -11,7 +11,8 @@ from protocol_kit import JOB, PROXY, bodies, headers, manifest, of, offer, refus
 from proxy_bench import FLEET, proxy, says
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device_tasks import CountElsewhere, DeviceMemory, Installation
+from edgeveil.protocol.device import CountElsewhere, Installation
+from edgeveil.protocol.device_round import DeviceMemory
 from edgeveil.protocol.messages import Ack, Behind, Hello, JobDeposit
 from edgeveil.protocol.proxy_tasks import Answered, AnswersFrom, FindAnswered, ProxyMemory
 

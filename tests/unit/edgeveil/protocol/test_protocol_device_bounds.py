@@ -24,16 +24,18 @@ from protocol_kit import (
 )
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_jobs import AT_ONCE
-from edgeveil.protocol.device_round import DeviceState
-from edgeveil.protocol.device_tasks import (
+from edgeveil.protocol.device import (
+    AT_ONCE,
     CLOSED_KEPT,
-    ComputeAnswer,
-    DeviceMemory,
+    DeviceMachine,
     Installation,
     InstallJob,
     JobClosed,
+)
+from edgeveil.protocol.device_round import (
+    ComputeAnswer,
+    DeviceMemory,
+    DeviceState,
     OpenedPackage,
     OpenPackage,
 )

@@ -27,9 +27,9 @@ from protocol_kit import (
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_round import DeviceState
-from edgeveil.protocol.device_tasks import (
+from edgeveil.protocol.device_round import (
     ComputeAnswer,
+    DeviceState,
     NoAnswer,
     OpenedPackage,
     OpenPackage,

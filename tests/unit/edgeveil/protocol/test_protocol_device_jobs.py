@@ -20,14 +20,8 @@ from protocol_kit import (
 )
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device_round import DeviceState
-from edgeveil.protocol.device_tasks import (
-    DeviceMemory,
-    Installation,
-    InstallJob,
-    OpenedPackage,
-    OpenPackage,
-)
+from edgeveil.protocol.device import Installation, InstallJob
+from edgeveil.protocol.device_round import DeviceMemory, DeviceState, OpenedPackage, OpenPackage
 from edgeveil.protocol.messages import Close, Need, Want
 from edgeveil.protocol.sealed import JobPackage
 

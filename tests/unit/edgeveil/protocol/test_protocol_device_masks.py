@@ -9,7 +9,7 @@ from device_bench import MODEL, PACKAGE, SEALED, device, done, receive, snapshot
 from protocol_kit import CLOUD, JOB, PROXY, at, headers, manifest, of, offer, refused, stored, tasks
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device_tasks import (
+from edgeveil.protocol.device_round import (
     ComputeAnswer,
     DeviceMemory,
     OpenedPackage,

@@ -12,8 +12,10 @@ from protocol_kit import headers, manifest, offer, stored, tasks, timers
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_round import LEAVE_SHARE, WORK_SHARE, AnswerWindow
-from edgeveil.protocol.device_tasks import (
+from edgeveil.protocol.device_round import (
+    LEAVE_SHARE,
+    WORK_SHARE,
+    AnswerWindow,
     ComputeAnswer,
     OpenedPackage,
     OpenPackage,

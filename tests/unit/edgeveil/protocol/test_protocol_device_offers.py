@@ -39,12 +39,11 @@ from protocol_kit import (
 )
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device_round import DeviceState
-from edgeveil.protocol.device_tasks import (
+from edgeveil.protocol.device import Installation, InstallRelease
+from edgeveil.protocol.device_round import (
     ComputeAnswer,
     DeviceMemory,
-    Installation,
-    InstallRelease,
+    DeviceState,
     ManifestMark,
     OpenedPackage,
     OpenPackage,

@@ -5,8 +5,7 @@ from device_bench import ME, MODEL, PACKAGE, SEALED, device, done, fire, receive
 from protocol_kit import JOB, PROXY, bodies, headers, manifest, offer, tasks, timers
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device import DeviceState
-from edgeveil.protocol.device_tasks import ComputeAnswer, NoAnswer
+from edgeveil.protocol.device_round import ComputeAnswer, DeviceState, NoAnswer
 from edgeveil.protocol.messages import Ack, Bye, Hello, Here, Later
 
 LEAVE, COME = fx.Command("leave"), fx.Command("come")

@@ -32,11 +32,13 @@ from protocol_kit import (
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_round import BUSY, WORK_SHARE, DeviceState
-from edgeveil.protocol.device_rounds import TURN
-from edgeveil.protocol.device_tasks import (
+from edgeveil.protocol.device_round import (
+    BUSY,
+    TURN,
+    WORK_SHARE,
     ComputeAnswer,
     DeviceMemory,
+    DeviceState,
     NoAnswer,
     OpenedPackage,
     OpenPackage,

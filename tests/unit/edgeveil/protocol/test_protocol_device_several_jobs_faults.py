@@ -29,7 +29,7 @@ from protocol_kit import (
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_tasks import (
+from edgeveil.protocol.device_round import (
     ComputeAnswer,
     DeviceSettings,
     OpenedPackage,

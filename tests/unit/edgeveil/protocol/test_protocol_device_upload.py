@@ -43,10 +43,10 @@ from protocol_kit import (
 )
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device_round import DeviceState
-from edgeveil.protocol.device_tasks import (
+from edgeveil.protocol.device_round import (
     ComputeAnswer,
     DeviceMemory,
+    DeviceState,
     LateRecord,
     ManifestMark,
     NoAnswer,

@@ -20,7 +20,8 @@ from edgeveil.protocol.messages import (
     decode_header,
     encode,
 )
-from edgeveil.protocol.sealed import decode_package, unpack_tensors
+from edgeveil.protocol.sealed import decode_package
+from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil.protocol.transfer import Assembly
 
 ROOM = 1 << 20

@@ -53,8 +53,6 @@ from edgeveil.protocol.cloud_tasks import (
     TakeChecks,
     TooFewUploads,
 )
-from edgeveil.protocol.mask_seeds import RoundCheck, choice, committed, masked_vectors
-from edgeveil.protocol.masked_sums import mask_checks
 from edgeveil.protocol.messages import (
     Ack,
     Batch,
@@ -66,6 +64,8 @@ from edgeveil.protocol.messages import (
     encode_inner,
 )
 from edgeveil.protocol.proxy_masks import MISFIT
+from edgeveil.protocol.sealed import RoundCheck, choice, committed, masked_vectors
+from edgeveil.protocol.tensors import mask_checks
 from edgeveil.protocol.transfer import describe
 
 MEMBERSHIP = b"m" * 32

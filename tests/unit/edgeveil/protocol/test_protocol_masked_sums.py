@@ -14,7 +14,8 @@ from protocol_kit import JOB, at, manifest, member
 from edgeveil.crypto.keys import CheckKey, MaskSeed, OpeningKey
 from edgeveil.crypto.masking import Factors
 from edgeveil.errors import CryptoError, ProtocolError
-from edgeveil.protocol.mask_seeds import (
+from edgeveil.protocol.messages import SEALED_SEED_BYTES, Group, MaskedGroup
+from edgeveil.protocol.sealed import (
     RoundCheck,
     check_factors,
     choice,
@@ -24,7 +25,7 @@ from edgeveil.protocol.mask_seeds import (
     open_seed,
     seal_seed,
 )
-from edgeveil.protocol.masked_sums import (
+from edgeveil.protocol.tensors import (
     MaskChecks,
     exact_sums,
     mask_checks,
@@ -34,7 +35,6 @@ from edgeveil.protocol.masked_sums import (
     packed_vectors,
     unpacked_vectors,
 )
-from edgeveil.protocol.messages import SEALED_SEED_BYTES, Group, MaskedGroup
 
 GROUPS = (Group("layer0", 64), Group("layer1", 128), Group("softmax", 64))
 MASKED = (MaskedGroup(0, 7, 40), MaskedGroup(1, 20, 33))

@@ -30,10 +30,8 @@ from edgeveil.protocol.sealed import (
     RoundPackage,
     decode_package,
     encode_package,
-    pack_tensors,
-    tensor_views,
-    unpack_tensors,
 )
+from edgeveil.protocol.tensors import pack_tensors, tensor_views, unpack_tensors
 
 LIMIT = 1 << 22
 

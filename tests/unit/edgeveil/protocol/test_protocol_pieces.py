@@ -22,17 +22,14 @@ from proxy_bench import FLEET, cloud_says, proxy, says, to_devices
 from edgeveil.crypto.buckets import bucket_of
 from edgeveil.crypto.keys import OpeningKey
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device import DeviceState
-from edgeveil.protocol.device_tasks import (
+from edgeveil.protocol.device import FindStanza, Installation, InstallJob, StanzaLook
+from edgeveil.protocol.device_round import (
     ComputeAnswer,
     DeviceMemory,
-    FindStanza,
-    Installation,
-    InstallJob,
+    DeviceState,
     OpenedPackage,
     OpenPackage,
     SealDummies,
-    StanzaLook,
 )
 from edgeveil.protocol.messages import (
     KNOWS_BUCKETS,

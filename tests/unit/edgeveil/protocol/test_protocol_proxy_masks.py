@@ -35,8 +35,6 @@ from real_proxy import RealProxy
 
 from edgeveil.crypto.keys import MaskSeed, OpeningKey
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.mask_seeds import choice, masked_vectors, seal_seed
-from edgeveil.protocol.masked_sums import mask_sums
 from edgeveil.protocol.messages import (
     Ack,
     Batch,
@@ -60,6 +58,8 @@ from edgeveil.protocol.messages import (
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_rounds import CollectionState
 from edgeveil.protocol.proxy_tasks import RoundUnmasked, SumMasks
+from edgeveil.protocol.sealed import choice, masked_vectors, seal_seed
+from edgeveil.protocol.tensors import mask_sums
 from edgeveil.protocol.transfer import describe
 
 MASKED = (MaskedGroup(0, 10, 40), MaskedGroup(1, 4, 33))

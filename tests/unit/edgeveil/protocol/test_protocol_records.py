@@ -23,10 +23,9 @@ from protocol_kit import (
 from proxy_bench import FLEET, cloud_says, proxy, says, to_devices
 
 from edgeveil.errors import ProtocolError
-from edgeveil.protocol import commit_record
-from edgeveil.protocol.commit_record import check_record, describe_record, piece_for
-from edgeveil.protocol.device_jobs import RECORD_LOOKS
-from edgeveil.protocol.device_tasks import ComputeAnswer, LateRecord, OutboxDrop, SealedAnswer
+from edgeveil.protocol import transfer
+from edgeveil.protocol.device import RECORD_LOOKS
+from edgeveil.protocol.device_round import ComputeAnswer, LateRecord, OutboxDrop, SealedAnswer
 from edgeveil.protocol.messages import (
     MOST_PIECES,
     Ack,
@@ -42,7 +41,14 @@ from edgeveil.protocol.messages import (
     Offer,
 )
 from edgeveil.protocol.proxy_broadcasts import RECORD_BYTES
-from edgeveil.protocol.transfer import describe, part_bytes, parts
+from edgeveil.protocol.transfer import (
+    check_record,
+    describe,
+    describe_record,
+    part_bytes,
+    parts,
+    piece_for,
+)
 
 PART_BYTES = part_bytes(PACKET_BYTES)
 MARKS = [hashlib.sha256(b"mark %d" % number).digest() for number in range(200)]
@@ -51,7 +57,7 @@ MINE, ABSENT = MARKS[7], hashlib.sha256(b"nobody's").digest()
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(commit_record, "PIECE_MARKS", 20)
+    monkeypatch.setattr(transfer, "PIECE_MARKS", 20)
 
 
 def record(marks=MARKS, floor=3, where=None, size=PART_BYTES):

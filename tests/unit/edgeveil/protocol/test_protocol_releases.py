@@ -36,34 +36,34 @@ from edgeveil.protocol.cloud_tasks import (
     SealPublication,
     SealRelease,
 )
-from edgeveil.protocol.device_tasks import (
+from edgeveil.protocol.device import (
     AdoptRelease,
     ApplyStatement,
-    DeviceMemory,
     Installation,
     InstallRelease,
     MadeReport,
-    OpenedPackage,
-    OpenPackage,
     ReportDue,
     ReportSettled,
     SealReport,
     StatementApplied,
 )
+from edgeveil.protocol.device_round import DeviceMemory, OpenedPackage, OpenPackage
 from edgeveil.protocol.messages import (
+    HEALTH,
+    REPORT_BYTES,
     Ack,
     Bye,
     Hello,
     Manifest,
     Note,
     Offer,
+    ReleaseOutcome,
     ReleaseReport,
     ReleaseReports,
     ReleaseStatement,
     data_set_tag,
 )
 from edgeveil.protocol.proxy_tasks import ReleaseReplaced, ReleaseStated
-from edgeveil.protocol.release_health import HEALTH, REPORT_BYTES, ReleaseOutcome
 from edgeveil.protocol.sealed import ReleasePackage
 
 MODEL = b"sealed model"

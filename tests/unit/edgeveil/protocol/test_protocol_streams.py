@@ -33,7 +33,6 @@ from edgeveil.crypto.keys import MaskSeed
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud_arrivals import BATCH_CREDIT
 from edgeveil.protocol.cloud_tasks import Absorb, BatchDropped, BatchPart, OpenArrived, SealRound
-from edgeveil.protocol.mask_seeds import seal_seed
 from edgeveil.protocol.messages import (
     SEAL_OVERHEAD_BYTES,
     Arrived,
@@ -50,6 +49,7 @@ from edgeveil.protocol.messages import (
     Upload,
 )
 from edgeveil.protocol.proxy_tasks import StreamUploads
+from edgeveil.protocol.sealed import seal_seed
 from edgeveil.protocol.transfer import describe, part
 
 # --- at the proxy ---

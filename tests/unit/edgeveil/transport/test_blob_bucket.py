@@ -11,16 +11,16 @@ import pytest
 
 from edgeveil.errors import ProtocolError, UsageError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.beside import (
+from edgeveil.protocol.transfer import (
     FetchBeside,
     FetchedBeside,
     GrantPut,
     LaidDown,
     PutBeside,
     ShowBlob,
+    describe,
     is_allowed,
 )
-from edgeveil.protocol.transfer import describe
 from edgeveil.sites.blobs import BlobBucket
 from edgeveil.transport.blob_client import BlobClient
 from edgeveil.transport.blob_store import BucketStore, taken

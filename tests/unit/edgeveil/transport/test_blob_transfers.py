@@ -16,15 +16,15 @@ from urllib.parse import urlsplit
 import pytest
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.beside import (
+from edgeveil.protocol.transfer import (
     FetchBeside,
     FetchedBeside,
     GrantPut,
     LaidDown,
     PutBeside,
     ShowBlob,
+    describe,
 )
-from edgeveil.protocol.transfer import describe
 from edgeveil.storage import FileData
 from edgeveil.transport.blob_client import TRIES, BlobClient
 from edgeveil.transport.blob_store import ServedStore, taken

@@ -17,9 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from edgeveil.errors import UsageError
-from edgeveil.protocol.beside import FetchBeside
 from edgeveil.protocol.effects import WorkFailed
-from edgeveil.protocol.transfer import describe
+from edgeveil.protocol.transfer import FetchBeside, describe
 from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.transport import dialling
 from edgeveil.transport.blob_client import BlobClient

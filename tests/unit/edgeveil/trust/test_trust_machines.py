@@ -20,8 +20,8 @@ from edgeveil.protocol.cloud_tasks import (
     SealJob,
     StartJob,
 )
-from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_tasks import CloudEpoch, DeviceMemory
+from edgeveil.protocol.device import CloudEpoch, DeviceMachine
+from edgeveil.protocol.device_round import DeviceMemory
 from edgeveil.protocol.messages import (
     Blob,
     ExchangeId,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgeveil.jobs import Job, compile_job
-from edgeveil.protocol.sealed import pack_tensors
+from edgeveil.protocol.tensors import pack_tensors
 from edgeveil_edge.store import UploadReceipt
 from edgeveil_lab.chaos.checks import (
     CellTally,

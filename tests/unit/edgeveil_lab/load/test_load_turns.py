@@ -2,7 +2,7 @@
 
 import asyncio
 
-from edgeveil.protocol.device_tasks import ComputeAnswer
+from edgeveil.protocol.device_round import ComputeAnswer
 from edgeveil_lab.load.generator import Turns
 
 

@@ -1,0 +1,219 @@
+"""Numbers as bytes: tensors of packages and uploads, and sums of which no party sees a part.
+
+A device adds masks to its integers and seals the result to the cloud, and the seed of the masks to
+the proxy. The cloud adds up what it opens and asks the proxy for the sum of those masks. Which
+numbers are masked, the seeds and the choice of uploads are in `sealed.py`, which needs no numpy: a
+proxy that sums nothing loads nothing that computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load
+
+from edgeveil.crypto.keys import MaskSeed
+from edgeveil.crypto.masking import Factors, Vector, masked, sum_of_masks, unmasked
+from edgeveil.crypto.ring import CHECK_BYTES
+from edgeveil.errors import ProtocolError
+from edgeveil.protocol.sealed import MaskedVector, RoundCheck
+
+# --- tensors ---------------------------------------------------------------------------------
+
+_TYPES = {  # of safetensors, in the order in which it lays tensors down
+    np.dtype(name): said
+    for name, said in {
+        "uint64": "U64",
+        "int64": "I64",
+        "float64": "F64",
+        "float32": "F32",
+        "uint32": "U32",
+        "int32": "I32",
+        "float16": "F16",
+        "uint16": "U16",
+        "int16": "I16",
+        "int8": "I8",
+        "uint8": "U8",
+        "bool": "BOOL",
+    }.items()
+}
+_ORDER = {dtype: place for place, dtype in enumerate(_TYPES)}
+_DTYPES = {said: dtype.newbyteorder("<") for dtype, said in _TYPES.items()}
+_LENGTH_BYTES = _ALIGNMENT_BYTES = 8
+
+
+class _Placed(msgspec.Struct):
+    """Where a tensor stands, in safetensors' own header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+_places: msgspec.json.Decoder[dict[str, _Placed]] = msgspec.json.Decoder(dict[str, _Placed])
+
+
+def pack_tensors(
+    tensors: Mapping[str, NDArray[np.generic]], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """Named arrays as safetensors (C order, little-endian); ValueError for other than real numbers.
+
+    With `metadata` in its header, which `tensor_views` does not read. The same bytes as the
+    library's `save`, which makes them twice.
+    """
+    named = sorted(
+        ((name, _laid_out(array)) for name, array in tensors.items()),
+        key=lambda one: (_ORDER[one[1].dtype], one[0]),
+    )
+    placed, end = dict[str, _Placed](), 0
+    for name, array in named:
+        start, end = end, end + array.nbytes
+        placed[name] = _Placed(_TYPES[array.dtype], array.shape, (start, end))
+    header = msgspec.json.encode({"__metadata__": metadata, **placed} if metadata else placed)
+    header += b" " * (-len(header) % _ALIGNMENT_BYTES)
+    views = [array.reshape(-1).view(np.uint8).data for _, array in named]
+    return b"".join([len(header).to_bytes(_LENGTH_BYTES, "little"), header, *views])
+
+
+def _laid_out(array: NDArray[np.generic]) -> NDArray[np.generic]:
+    dtype = array.dtype.newbyteorder("<")
+    if dtype not in _TYPES:
+        raise ValueError(f"tensors are real numbers, not {dtype}")
+    return np.ascontiguousarray(array, dtype)
+
+
+def tensor_views(data: bytes | memoryview) -> dict[str, NDArray[np.generic]]:
+    """The arrays of `pack_tensors`, where they lie in its bytes, and so not to be written to.
+
+    For what this program packed itself; raises ProtocolError `malformed_tensors` for anything else.
+    """
+    view = memoryview(data)
+    begin = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "little")
+    found, end = dict[str, NDArray[np.generic]](), 0
+    try:
+        for name, one in _places.decode(view[_LENGTH_BYTES:begin]).items():
+            start, end = end, one.data_offsets[1]
+            dtype, count = _DTYPES[one.dtype], math.prod(one.shape)
+            whole = one.data_offsets[0] == start and end - start == count * dtype.itemsize
+            if not whole or min(one.shape, default=0) < 0:
+                raise ProtocolError("malformed_tensors")
+            found[name] = np.frombuffer(view, dtype, count, begin + start).reshape(one.shape)
+    except (msgspec.DecodeError, ValueError, KeyError, OverflowError, RecursionError):
+        raise ProtocolError("malformed_tensors") from None
+    if begin + end != len(view):
+        raise ProtocolError("malformed_tensors")
+    return found
+
+
+def unpack_tensors(data: bytes) -> dict[str, NDArray[np.generic]]:
+    """Named arrays of real numbers; raises ProtocolError `malformed_tensors`."""
+    try:
+        found = dict(load(data))
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError):
+        raise ProtocolError("malformed_tensors") from None
+    if any(array.dtype.kind not in "buif" for array in found.values()):
+        raise ProtocolError("malformed_tensors")
+    return found
+
+
+# --- masked vectors --------------------------------------------------------------------------
+
+
+def masked_segment(
+    of: MaskedVector, numbers: NDArray[np.int64], seed: MaskSeed, check: RoundCheck
+) -> bytes:
+    """A device's numbers, as many as the ring has, as they are sealed to the cloud."""
+    return masked(numbers.ravel(), seed, check.key, of.use, of.ring).to_bytes()
+
+
+def unpadded(of: MaskedVector, padded: bytes) -> memoryview:
+    """The packed vector and its check in an opened segment. Raises ProtocolError `bad_padding`."""
+    size = of.ring.byte_count
+    if any(padded[size:]):
+        raise ProtocolError("bad_padding")
+    return memoryview(padded)[:size]
+
+
+def opened_vector(of: MaskedVector, padded: bytes) -> Vector:
+    """What a segment holds. Raises ProtocolError `bad_padding`."""
+    return Vector.from_bytes(of.ring, bytes(unpadded(of, padded)))
+
+
+def mask_sums(vectors: Sequence[MaskedVector], seeds: Sequence[MaskSeed]) -> bytes:
+    """What the proxy answers: the sum of these seeds' masks of each masked group."""
+    return packed_vectors([sum_of_masks(seeds, one.use, one.ring) for one in vectors])
+
+
+class MaskChecks:
+    """Checks of single masks, by factors that are disclosed: of a masked vector at the cloud, of
+    the mask alone at the proxy. They agree where the vector's own check is right.
+    """
+
+    def __init__(self, vectors: Sequence[MaskedVector], check: RoundCheck) -> None:
+        self._vectors = vectors
+        self._factors = [Factors(check.key, one.use, one.ring) for one in vectors]
+
+    def of_seed(self, seed: MaskSeed) -> bytes:
+        """Return the checks of a seed's masks, 8 bytes for each masked group."""
+        return b"".join(_word(one.check_of_mask(seed)) for one in self._factors)
+
+    def of_masked(self, packed: Sequence[bytes | memoryview]) -> bytes:
+        """Return what they are for the masks of these packed vectors, if they are sound."""
+        pairs = zip(self._vectors, self._factors, packed, strict=True)
+        return b"".join(
+            _word(factors.check_of_masked(Vector.from_bytes(one.ring, bytes(raw))))
+            for one, factors, raw in pairs
+        )
+
+
+def _word(check: int) -> bytes:
+    return check.to_bytes(CHECK_BYTES)
+
+
+def mask_checks(
+    vectors: Sequence[MaskedVector], seeds: Sequence[MaskSeed], check: RoundCheck
+) -> bytes:
+    """What the proxy answers to `CheckMasks`."""
+    checks = MaskChecks(vectors, check)
+    return b"".join(map(checks.of_seed, seeds))
+
+
+def exact_sums(
+    vectors: Sequence[MaskedVector], totals: Sequence[Vector], masks: bytes, check: RoundCheck
+) -> dict[str, NDArray[np.int64]]:
+    """The sums by group, from those under masks and the proxy's answer.
+
+    Raises ProtocolError `wrong_mask_sums`: of another size, or the check of a sum does not hold.
+    """
+    if len(masks) != sum(one.ring.byte_count for one in vectors):
+        raise ProtocolError("wrong_mask_sums")
+    result = {}
+    for one, total, removed in zip(vectors, totals, _vectors(vectors, masks), strict=True):
+        numbers = unmasked(total, removed, check.key, one.use, check.bits(one.ring))
+        if numbers is None:
+            raise ProtocolError("wrong_mask_sums")
+        result[one.name] = numbers
+    return result
+
+
+def packed_vectors(totals: Sequence[Vector]) -> bytes:
+    """Of all masked groups, one after the other."""
+    return b"".join(total.to_bytes() for total in totals)
+
+
+def unpacked_vectors(vectors: Sequence[MaskedVector], raw: bytes) -> list[Vector]:
+    """As `packed_vectors` gave them."""
+    return list(_vectors(vectors, raw))
+
+
+def _vectors(vectors: Sequence[MaskedVector], raw: bytes) -> Iterator[Vector]:
+    start = 0
+    for one in vectors:
+        end = start + one.ring.byte_count
+        yield Vector.from_bytes(one.ring, raw[start:end])
+        start = end
