@@ -13,7 +13,7 @@ export PATH := $(PATH):/usr/sbin:/usr/local/sbin
 
 .DEFAULT_GOAL := help
 ACCEPTED = $(shell grep -v '^\#' tests/acceptance/tests.txt)
-.PHONY: help setup run test test-all drills check budgets acceptance mutants bench fuzz long docs mosquitto postgresql chromium nats rabbitmq promtool rootfs clean
+.PHONY: help setup run test test-all drills check budgets acceptance mutants bench fuzz chaos long docs mosquitto postgresql chromium nats rabbitmq promtool rootfs clean
 
 help:            ## list all targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -62,10 +62,15 @@ fuzz: $(VENV)/.all  ## feed hostile inputs to every decoder and parser (RUNS=100
 	$(PIP) install -q -c .ci/constraints.txt -e '.[fuzz]'
 	$(BIN)/python -m tests.fuzz --runs $(RUNS)
 
+KILLS  ?= 20
+CHAOS  ?=
+chaos: mosquitto $(VENV)/.all  ## kill, cut and spoil a site while jobs run, then check what was lost (KILLS=20, CHAOS='--secure | --cells 3 | --drill')
+	$(BIN)/python -m tests.chaos --kills $(KILLS) $(CHAOS)
+
 long: mosquitto $(VENV)/.all  ## 200 kills without masks, with, and of three cells, a crash at every boundary, 200 rounds of wrong masks, 30 minutes of load, the whole audit
-	$(BIN)/edgeveil chaos --kills 200 --out out/chaos
-	$(BIN)/edgeveil chaos --secure --kills 200 --out out/chaos-secure
-	$(BIN)/edgeveil chaos --cells 3 --engine ray --kills 200 --out out/chaos-cells
+	$(MAKE) chaos KILLS=200
+	$(MAKE) chaos KILLS=200 CHAOS='--secure --out out/chaos-secure'
+	$(MAKE) chaos KILLS=200 CHAOS='--cells 3 --engine ray --out out/chaos-cells'
 	EDGEVEIL_CRASH_STEP=1 $(BIN)/python -m pytest --timeout 0 tests/sim/test_crashes_site.py
 	EDGEVEIL_ROUNDS=200 $(BIN)/python -m pytest --timeout 0 tests/sim/test_wrong_masks.py
 	$(BIN)/edgeveil loadtest --scenario configs/load/soak.yaml --out out/soak

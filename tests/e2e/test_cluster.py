@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from edgeveil.privacy.ledger import LEDGER_FILE
-from edgeveil_lab.chaos import checks
-from edgeveil_lab.chaos.evidence import collect, tap_ledger, tap_spool
 from edgeveil_proxy.spool import SPOOL_FILE
+from tests.chaos import checks
+from tests.chaos.evidence import collect, tap_ledger, tap_spool
 from tests.kits.clustered_site import ClusteredSite, Start
 from tests.kits.live_site import wait_for
 from tests.kits.nats_cluster import NatsCluster

@@ -8,7 +8,8 @@ import pytest
 
 from edgeveil.privacy.ledger import LEDGER_FILE
 from edgeveil.sites.policy import Policy
-from edgeveil_lab.chaos.checks import (
+from edgeveil_proxy.spool import SPOOL_FILE
+from tests.chaos.checks import (
     ChaosFacts,
     acknowledged_counted,
     counted_once,
@@ -20,8 +21,7 @@ from edgeveil_lab.chaos.checks import (
     sums_right,
     unmasked_once,
 )
-from edgeveil_lab.chaos.evidence import collect, tap_ledger, tap_spool
-from edgeveil_proxy.spool import SPOOL_FILE
+from tests.chaos.evidence import collect, tap_ledger, tap_spool
 from tests.kits.live_site import LiveSite, wait_for
 
 pytestmark = pytest.mark.slow

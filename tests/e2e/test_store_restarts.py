@@ -18,9 +18,9 @@ import yaml
 from edgeveil.privacy.ledger import LEDGER_FILE
 from edgeveil_cloud.role import STORE_FILE
 from edgeveil_cloud.store_tables import metadata
-from edgeveil_lab.chaos import checks
-from edgeveil_lab.chaos.evidence import collect, tap_ledger, tap_spool
 from edgeveil_proxy.spool import SPOOL_FILE
+from tests.chaos import checks
+from tests.chaos.evidence import collect, tap_ledger, tap_spool
 from tests.kits.live_site import LiveSite, wait_for
 from tests.kits.postgres_server import PostgresServer, postgres_server
 

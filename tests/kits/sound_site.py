@@ -14,8 +14,8 @@ from edgeveil.protocol.tensors import pack_tensors
 from edgeveil_cloud.commit_round import aggregate
 from edgeveil_cloud.validate_batch import ValidatedBatch
 from edgeveil_edge.store import UploadReceipt
-from edgeveil_lab.chaos.command import JOB
-from edgeveil_lab.chaos.evidence import CommittedExchange, DeviceFacts, Evidence, JobFacts
+from tests.chaos.__main__ import JOB
+from tests.chaos.evidence import CommittedExchange, DeviceFacts, Evidence, JobFacts
 
 PLAN = load_plan(JOB)
 DEVICES = 4

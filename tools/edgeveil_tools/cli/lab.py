@@ -1,11 +1,10 @@
-"""The laboratory's commands: `edgeveil table | compare | reproduce | loadtest | capacity | chaos |
-audit | attack`."""
+"""The laboratory's commands: `edgeveil table | compare | reproduce | loadtest | capacity | audit |
+attack`."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,7 +72,6 @@ def add(commands: Subparsers) -> None:
     _add_reproduce(commands)
     _add_load(commands)
     _add_capacity(commands)
-    _add_chaos(commands)
     _add_privacy(commands)
 
 
@@ -456,137 +454,6 @@ def _sizes(text: str) -> tuple[int, ...]:
     if found[0] < 1:
         raise ValueError
     return found
-
-
-def _add_chaos(commands: Subparsers) -> None:
-    chaos = command(
-        commands,
-        "chaos",
-        "kill, cut and spoil while jobs run, then check what was lost",
-        about=(
-            "Starts two brokers, a cloud, a proxy and devices on this machine and runs a job over\n"
-            "and over while, by a schedule drawn from the seed, processes are killed (kill -9),\n"
-            "brokers restarted, links cut and slowed, messages corrupted and repeated, and disks\n"
-            "filled. Then everything may come back, and what the parties hold on their disks is\n"
-            "compared: jobs, rounds, acknowledgements, sums, ledgers, models, logs.\n"
-            "\n"
-            "--secure runs the job with secure sums, and one of the devices has wrong masks in\n"
-            "every round: also that it is counted in none, and that no round was unmasked twice.\n"
-            "--cells N has N cells under one cloud, each with an edge broker and a proxy: also\n"
-            "that a round which is made without a cell counts nothing of it. --engine has workers\n"
-            "open batches, of a Ray cluster that is started here too, and kills these as well.\n"
-            "\n"
-            "--drill plays what befalls trust instead, on a planned fleet with certificates: the\n"
-            "cloud's key leaks and says a release with the last number there is, the registry is\n"
-            "lost, certificates expire, a device is cloned, a store is rolled back; each is\n"
-            "mended as an operator would. It takes three minutes.\n"
-            "\n"
-            "Ends with 0 when every check holds, 1 on any violation, 130 after Ctrl-C."
-        ),
-        examples=(
-            "edgeveil chaos --kills 20 --out out/chaos\n"
-            "edgeveil chaos --kills 200 --seed 7 --broker amqtt --json\n"
-            "edgeveil chaos configs/jobs/digits_features.yaml --kills 50 --devices 20\n"
-            "edgeveil chaos --secure --kills 20 --out out/chaos-secure\n"
-            "edgeveil chaos --cells 3 --engine ray --kills 200 --out out/chaos-cells\n"
-            "edgeveil chaos --drill --out out/drill"
-        ),
-    )
-    chaos.add_argument(
-        "job", nargs="?", type=Path, metavar="JOB", help="job file; default: a small one on digits"
-    )
-    chaos.add_argument("--kills", type=int, default=20, metavar="N", help="default 20")
-    chaos.add_argument(
-        "--seed", type=int, default=1, metavar="S", help="of the schedule; default 1"
-    )
-    chaos.add_argument(
-        "--every",
-        type=float,
-        default=1.5,
-        metavar="SECONDS",
-        help="about so long between two kills, default 1.5",
-    )
-    chaos.add_argument(
-        "--secure", action="store_const", const=True, help="with aggregation.secure: true"
-    )
-    chaos.add_argument("--drill", action="store_true", help="play the trust drill instead")
-    chaos.add_argument(
-        "--out", type=Path, metavar="DIR", help="default out/chaos, of the drill out/drill"
-    )
-    chaos.add_argument(
-        "--devices",
-        type=int,
-        metavar="N",
-        help="instead of the job's, which of several cells each has",
-    )
-    chaos.add_argument(
-        "--cells", type=int, default=1, metavar="N", help="cells under one cloud, default 1"
-    )
-    chaos.add_argument(
-        "--engine",
-        choices=("local", "ray"),
-        help="open batches in two workers of the cloud, or on a Ray cluster; default: in the cloud",
-    )
-    chaos.add_argument("--workers", type=int, metavar="N", help="processes that host the devices")
-    chaos.add_argument("--broker", choices=("auto", "amqtt", "mosquitto"))
-    chaos.add_argument("--protocol", type=int, choices=(5, 4))
-    chaos.add_argument(
-        "--stall",
-        type=float,
-        default=120.0,
-        metavar="SECONDS",
-        help="after the faults: no progress for so long counts as hung, default 120",
-    )
-    chaos.add_argument("--keep", action="store_true", help="keep the site's folder")
-    chaos.add_argument("--json", action="store_true", help="print chaos.json, progress to stderr")
-    others = {"job", "kills", "seed", "every", "secure", "devices", "workers", "broker"}
-    others |= {"protocol", "stall", "cells", "engine"}
-    unset = {name: chaos.get_default(name) for name in others}
-    chaos.set_defaults(handler=partial(_chaos, unset), extra="lab")
-
-
-def _chaos(unset: Mapping[str, object], args: argparse.Namespace) -> int:
-    if args.drill:
-        return _drill(unset, args)
-    if args.kills < 0 or args.every <= 0 or args.stall <= 0:
-        raise UsageError(
-            "a number is too small",
-            where="edgeveil chaos",
-            fix="use --kills 0 or more, --every and --stall above 0",
-        )
-    from edgeveil_lab.chaos.command import JOB, run_chaos
-    from edgeveil_lab.chaos.run import ChaosOptions
-    from edgeveil_tools.local.job import Overrides
-
-    overrides = Overrides(
-        broker=args.broker,
-        protocol=args.protocol,
-        devices=args.devices,
-        workers=args.workers,
-        secure=args.secure,
-        cells=None if args.cells == 1 else args.cells,
-    )
-    return run_chaos(
-        args.job or JOB,
-        args.out or Path("out/chaos"),
-        overrides,
-        ChaosOptions(args.kills, args.seed, args.every, args.stall, args.engine),
-        as_json=args.json,
-        keep=args.keep,
-    )
-
-
-def _drill(unset: Mapping[str, object], args: argparse.Namespace) -> int:
-    given = sorted(name for name, value in unset.items() if getattr(args, name) != value)
-    if given:
-        raise UsageError(
-            f"the drill is always the same and takes no {' or '.join(given)}",
-            where="edgeveil chaos --drill",
-            fix="leave it out, or leave out --drill",
-        )
-    from edgeveil_lab.chaos.trust_drill import run_drill
-
-    return run_drill(args.out or Path("out/drill"), as_json=args.json, keep=args.keep)
 
 
 def _add_privacy(commands: Subparsers) -> None:

@@ -55,7 +55,7 @@ _GROUPS = {
     "run the processes": ("broker", "cloud", "proxy", "edge", "health"),
     "deploy a fleet": ("provision", "site", "deploy", "trust", "backup", "restore"),
     "privacy and audit": ("ledger", "audit", "attack"),
-    "test and measure": ("loadtest", "capacity", "chaos", "reproduce"),
+    "test and measure": ("loadtest", "capacity", "reproduce"),
     "this program": ("doctor", "completion", "version"),
 }
 """The commands in `edgeveil --help`, by task; one that is in none stands at the end."""

@@ -18,8 +18,9 @@ from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.storage import StorageError
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import ExchangeRecord
-from edgeveil_lab.chaos.command import JOB
-from edgeveil_lab.chaos.evidence import (
+from edgeveil_proxy.spool import Spool
+from tests.chaos.__main__ import JOB
+from tests.chaos.evidence import (
     stored_jobs,
     tap_ledger,
     tap_spool,
@@ -27,7 +28,6 @@ from edgeveil_lab.chaos.evidence import (
     tapped_releases,
     unmasked_choices,
 )
-from edgeveil_proxy.spool import Spool
 
 EVENT = gaussian_event("linear", 2**24, 0.5, 30, grid_bits=24)
 LIMITS = Limits(20, 50, 1e-4, 100)

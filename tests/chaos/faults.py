@@ -1,4 +1,4 @@
-"""What will go wrong and when: a pure function of the seed."""
+"""The schedule of faults: a pure function of the seed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from edgeveil_tools.site.fleet_plan import of_cell
 
 Kind = Literal["kill", "broker", "cut", "delay", "corrupt", "duplicate", "disk"]
 
-EVERY_S = 1.5
 COMPUTE = "compute"
-"""What stands for the workers that open batches: the cloud starts them, and starts others."""
-_AGAIN = 0.25  # share of kills that hit a process which has just been started
-_START = (0.02, 1.2)  # where in its start, as a share of the time that a start takes
-_START_S = 3.0  # about
-_REST = 0.3  # share of kills with a rest before them, so that rounds go on and are hit midway
+"""Target of a kill: one of the workers that open batches. The cloud starts others itself."""
+_START_SHARE = 0.25  # share of kills that hit the process which was killed last, while it starts
+_START_S = (0.1, 3.0)
+_REST_SHARE = 0.3  # share of kills with a rest before them, so that rounds are hit midway
 _LASTS_S: dict[Kind, tuple[float, float]] = {
     "broker": (0.0, 2.0),
     "cut": (0.2, 3.0),
@@ -36,8 +34,8 @@ _AMOUNT: dict[Kind, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class FaultTargets:
-    """What can go wrong at a site: its supervised processes, and links and brokers of its `cells`;
-    with `compute` also the workers that open batches."""
+    """Supervised processes, and links and brokers of each cell; `compute`: workers that open
+    batches as well."""
 
     processes: Sequence[str]
     cells: Sequence[str] = ("",)
@@ -45,17 +43,15 @@ class FaultTargets:
 
     @property
     def links(self) -> tuple[str, ...]:
-        """From whom to which side's broker: `proxy-edge`, of a named cell `proxy-edge-north`."""
+        """From a party to a side's broker: `proxy-edge`, of a named cell `proxy-edge-north`."""
         ways = ("devices-edge", "proxy-edge", "proxy-cloud")
         return (*(of_cell(way, cell) for cell in self.cells for way in ways), "cloud-cloud")
 
     @property
     def brokers(self) -> tuple[str, ...]:
-        """`edge`, of a named cell `edge-north`, and `cloud`."""
         return (*(of_cell("edge", cell) for cell in self.cells), "cloud")
 
     def of(self, kind: Kind) -> Sequence[str]:
-        """What a fault of this kind may hit."""
         if kind == "kill":
             return (*self.processes, *((COMPUTE,) if self.compute else ()))
         if kind == "broker":
@@ -69,23 +65,11 @@ def broker_of(link: str) -> str:
     return of_cell(side, *cell) if side == "edge" and cell else side
 
 
-def cut_off(fault: Fault) -> tuple[str, ...]:
-    """How the names of the processes begin whose broker is out of reach by such a fault."""
-    if fault.kind == "broker":
-        side, _, cell = fault.target.partition("-")
-        return (of_cell("proxy", cell), "worker") if side == "edge" else ("proxy", "cloud")
-    party, _, *cell_of = fault.target.split("-", 2)
-    if party == "devices":
-        return ("worker",)
-    return (of_cell(party, *cell_of) if cell_of else party,)
-
-
 @dataclass(frozen=True)
 class Fault:
-    """One fault, `at_s` seconds after the site is up; `target` is a process, a link or a broker.
+    """`at_s`: seconds after the site is up. `target`: a process, a link or a broker.
 
-    `amount`: seconds a packet waits (`delay`), the share of publications that are hit, or of a
-    kill: 0 at once, else when the next life of the target has come so far, 1 being a whole start.
+    `amount`: seconds that a packet waits (`delay`), share of the publications that are hit.
     """
 
     at_s: float
@@ -96,18 +80,28 @@ class Fault:
 
     @property
     def until_s(self) -> float:
-        """When it is over."""
         return self.at_s + self.lasts_s
+
+    @property
+    def cut_off(self) -> tuple[str, ...]:
+        """First parts of the names of the processes whose broker is out of reach."""
+        if self.kind == "broker":
+            side, _, cell = self.target.partition("-")
+            return (of_cell("proxy", cell), "worker") if side == "edge" else ("proxy", "cloud")
+        party, _, *cell_of = self.target.split("-", 2)
+        if party == "devices":
+            return ("worker",)
+        return (of_cell(party, *cell_of) if cell_of else party,)
 
 
 def schedule(
-    seed: int, kills: int, targets: FaultTargets, every_s: float = EVERY_S
+    seed: int, kills: int, targets: FaultTargets, every_s: float = 1.5
 ) -> tuple[Fault, ...]:
     """All faults, by time: `kills` kills, about `every_s` apart, and half as many others.
 
-    Every kind of fault is among them, and no two of one kind on one target overlap.
+    Every kind of fault is among them; no two of one kind on one target overlap.
     """
-    rng = random.Random(seed)  # noqa: S311 - a plan of faults, to be drawn again
+    rng = random.Random(seed)
     found = _kills(rng, kills, targets.of("kill"), every_s)
     end_s = max((fault.at_s for fault in found), default=every_s)
     kinds: list[Kind] = sorted(_LASTS_S)
@@ -130,14 +124,12 @@ def _kills(rng: random.Random, kills: int, processes: Sequence[str], every_s: fl
     at_s, target, deck = 0.0, "", list[str]()
     for _ in range(kills):
         chance = rng.random()
-        amount = 0.0
-        if target not in ("", COMPUTE) and chance < _AGAIN:
-            amount = round(rng.uniform(*_START), 3)
+        if target not in ("", COMPUTE) and chance < _START_SHARE:
+            at_s += rng.uniform(*_START_S)
         else:
             deck = deck or rng.sample(processes, len(processes))  # each in turn, in random order
             target = deck.pop()
-            rests = chance > 1 - _REST
+            rests = chance > 1 - _REST_SHARE
             at_s += rng.uniform(2.0, 4.0) * every_s if rests else rng.uniform(0.2, 1.0) * every_s
-        found.append(Fault(round(at_s, 3), "kill", target, amount=amount))
-        at_s += amount * _START_S
+        found.append(Fault(round(at_s, 3), "kill", target))
     return found

@@ -1,33 +1,36 @@
-"""The site that is put under faults: its brokers, relays before them, and supervised processes."""
+"""The site under faults: brokers, relays before them, supervised processes, batch workers."""
 
 from __future__ import annotations
 
+import random
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import psutil
 import yaml
 
 from edgeveil.jobs import Job
 from edgeveil.privacy.ledger import LEDGER_FILE
+from edgeveil.ray_cluster import join_cluster
 from edgeveil.sites.files import load_site
-from edgeveil_lab.chaos.compute import ComputeEngine, ComputeWorkers
-from edgeveil_lab.chaos.evidence import CLOUD_STORE, spool_of, tap_ledger, tap_spool, tap_store
-from edgeveil_lab.chaos.faults import COMPUTE, Fault, FaultTargets, broker_of
-from edgeveil_lab.chaos.relays import Relays
-from edgeveil_lab.chaos.supervisor import Disks, Supervisor
 from edgeveil_tools.local.fleet import WORKERS
 from edgeveil_tools.local.job import site_of
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_ports
 from edgeveil_tools.site.fleet_plan import of_cell
 from edgeveil_tools.site.provision import CellPorts, Ports, broker_processes, provision
+from tests.chaos.evidence import CLOUD_STORE, spool_of, tap_ledger, tap_spool, tap_store
+from tests.chaos.faults import COMPUTE, Fault, FaultTargets, broker_of
+from tests.chaos.relays import Relays
+from tests.chaos.supervisor import Supervisor
 
-BACKOFF_CAP_S = 2.0
-WRONG_MASKS = "edgeveil_lab.chaos.wrong_masks"
-PACKET_BYTES = 4096  # so that models, uploads and batches go in parts, and are hit between them
+WRONG_MASKS = "tests.chaos.wrong_masks"
+_PACKET_BYTES = 4096  # so that models, uploads and batches go in parts, and are hit between them
 _BLOCKS = {
     "devices-edge": ("edge", "broker"),
     "proxy-edge": ("proxy", "edge_broker"),
@@ -35,20 +38,69 @@ _BLOCKS = {
     "cloud-cloud": ("cloud", "broker"),
 }
 
+# --- workers that open batches: the cloud starts them, so the supervisor does not know them ---
+
+Engine = Literal["local", "ray"]
+ASKED_BY = "tests.chaos --engine"
+_COMPUTE_WORKERS = 2
+_HELD_S = 1.0  # suspended for so long before it is killed, so that it dies with work
+_COMMANDS = ("edgeveil_cloud.compute.worker", "edgeveil_cloud.compute.on_ray")
+_ON_RAY = ("ray::IDLE", "ray::task")
+
+
+class ComputeWorkers:
+    """Kills workers that open batches. With Ray, a cluster of the run's own that outlives the
+    cloud's lives, as an operator's would. Raises UsageError where none can be started."""
+
+    def __init__(self, engine: Engine, seed: int) -> None:
+        self._random = random.Random(f"{seed} compute")
+        self._ray: Any = None
+        self.settings: dict[str, Any] = {
+            "engine": engine, "workers": _COMPUTE_WORKERS, "least_bytes": 0
+        }  # fmt: skip
+        if engine == "ray":
+            self._ray = join_cluster(None, ASKED_BY, _COMPUTE_WORKERS)
+            self.settings["address"] = self._ray.get_runtime_context().gcs_address
+        self.killed = 0
+
+    def kill(self) -> None:
+        """Suspend one of them, if one is there, and SIGKILL it a moment later."""
+        there = sorted(self._there(), key=lambda process: process.pid)
+        with suppress(psutil.Error):
+            if there:
+                chosen = self._random.choice(there)
+                chosen.suspend()
+                time.sleep(_HELD_S)
+                chosen.kill()
+                self.killed += 1
+
+    def stop(self) -> None:
+        if self._ray is not None:
+            self._ray.shutdown()
+
+    def _there(self) -> Iterator[psutil.Process]:
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                words = process.cmdline()
+                if words and (words[0].startswith(_ON_RAY) or any(c in words for c in _COMMANDS)):
+                    yield process
+
+
+# --- the site ---
+
 
 class ChaosSite:
-    """A provisioned site whose links pass through relays. `start`, `apply` faults, `stop`."""
+    """A generated site whose links pass through relays."""
 
     def __init__(
         self,
         job: Job,
         run: LocalRun,
-        disks: Disks,
         folder: Path,
         logs: Path,
         seed: int,
         now_s: Callable[[], float],
-        compute: ComputeEngine | None = None,
+        compute: Engine | None = None,
     ) -> None:
         cells = run.cell_names
         links = FaultTargets((), cells or ("",)).links
@@ -61,45 +113,34 @@ class ChaosSite:
             engine=engine,
             protocol=4 if engine == "amqtt" else int(run.protocol),
         )
-        states = plan.folder / "state"
-        states.mkdir(mode=0o700)
-        proxies = [of_cell("proxy", cell) for cell in plan.cell_names]
-        self._disks = {name: disks.under(states / name) for name in ("cloud", *proxies)}
-        self._edge_disks = [disks.under(plan.edge_state(k + 1)) for k in range(plan.devices)]
-        self.site, self.engine = provision(plan, force=True), engine
+        self.site = provision(plan, force=True)
         relayed = {link: (next(ports), plan.port(broker_of(link))) for link in links}
         self.relays = Relays(relayed, seed)
         self.compute = None if compute is None else ComputeWorkers(compute, seed)
         for path in (self.site.cloud, *self.site.proxies.values(), *self.site.edges):
-            _fit(path, {link: port for link, (port, _) in relayed.items()}, self.compute)
+            _adapt(path, {link: port for link, (port, _) in relayed.items()}, self.compute)
         self.brokers: dict[str, BrokerProcess] = broker_processes(plan)
         self.supervisor = Supervisor(logs, now_s)
         # Under masks the last device that trains has wrong ones, in a process of its own.
-        self.wrong = {plan.devices - plan.infer_only} if job.aggregation.secure else set[int]()
+        self.wrong = {plan.devices - plan.infer_only} if job.aggregation.secure else set()
         sound = len(self.site.edges) - len(self.wrong)
         self._workers = min(run.workers or WORKERS, sound) + len(self.wrong)
+        proxies = [of_cell("proxy", cell) for cell in plan.cell_names]
+        processes = ("cloud", *proxies, *(f"worker-{k + 1}" for k in range(self._workers)))
+        self.targets = FaultTargets(processes, plan.cell_names, compute is not None)
         self._lock = threading.Lock()
 
-    @property
-    def targets(self) -> FaultTargets:
-        """What faults may hit."""
-        cells = self.site.plan.cell_names
-        proxies = [of_cell("proxy", cell) for cell in cells]
-        workers = [f"worker-{k + 1}" for k in range(self._workers)]
-        return FaultTargets(("cloud", *proxies, *workers), cells, self.compute is not None)
-
     def start(self) -> None:
-        """Brokers, relays, processes, in this order; none is waited for but the brokers."""
+        """Start brokers, relays, processes, in this order; wait for the brokers alone."""
         for broker in self.brokers.values():
             broker.start()
         self.relays.start()
         for path in (self.site.cloud, *self.site.proxies.values()):
             name, role = path.stem, path.stem.partition("-")[0]
-            self.supervisor.start(name, [role, "--config", str(path)], self._disks[name])
+            self.supervisor.start(name, [role, "--config", str(path)])
         cells, workers = len(self.site.proxies), self._workers - len(self.wrong)
         sound = [n for n in range(len(self.site.edges)) if n + 1 not in self.wrong]
-        for k in range(workers):
-            # Devices take turns in the cells, so each worker gets some of every cell.
+        for k in range(workers):  # devices take turns in the cells: each worker gets some of all
             self._start_worker(k + 1, [n for n in sound if n // cells % workers == k])
         for k, number in enumerate(sorted(self.wrong)):
             self._start_worker(workers + k + 1, [number - 1], WRONG_MASKS)
@@ -108,12 +149,10 @@ class ChaosSite:
         self, worker: int, mine: Sequence[int], module: str = "edgeveil_tools.cli"
     ) -> None:
         configs = [word for n in mine for word in ("--config", str(self.site.edges[n]))]
-        disks = [disk for n in mine for disk in self._edge_disks[n]]
-        self.supervisor.start(f"worker-{worker}", ["edge", *configs], disks, module)
+        self.supervisor.start(f"worker-{worker}", ["edge", *configs], module)
 
     def tap(self) -> None:
-        """Once every device is up, before its first job: no release is forgotten from now on, nor
-        what is unmasked, nor whose batches were opened."""
+        """Tap all databases, once every device is up and before the first job."""
         plan = self.site.plan
         tap_store(plan.folder / CLOUD_STORE)
         for cell in plan.cell_names:
@@ -122,11 +161,8 @@ class ChaosSite:
             tap_ledger(plan.edge_state(number) / LEDGER_FILE)
 
     def begin(self, fault: Fault) -> None:
-        """Bring a fault. A relay ends its own; the others end with `end`."""
         if fault.target == COMPUTE and self.compute is not None:
             self.compute.kill()
-        elif fault.kind == "kill" and fault.amount:
-            self.supervisor.kill_starting(fault.target, fault.amount)
         elif fault.kind == "kill":
             self.supervisor.kill(fault.target)
         elif fault.kind == "disk":
@@ -138,16 +174,12 @@ class ChaosSite:
             self.relays.begin(fault)
 
     def end(self, fault: Fault) -> None:
-        """Take the fault back. Raises BrokerError where a broker does not start again."""
+        """Take back what does not end by itself. Raises BrokerError."""
         if fault.kind == "disk":
             self.supervisor.fill(fault.target, False)
         elif fault.kind == "broker":
             with self._lock:
                 self.brokers[fault.target].start_again()
-
-    def waiting(self) -> int:
-        """Faults that were begun and are still to strike."""
-        return self.supervisor.waiting + (self.compute.waiting if self.compute else 0)
 
     def stop(self) -> list[str]:
         """End everything, the brokers last; names of the processes that had to be killed."""
@@ -160,16 +192,15 @@ class ChaosSite:
         return late
 
 
-def _fit(path: Path, ports: dict[str, int], compute: ComputeWorkers | None) -> None:
-    """Point the broker blocks of a site file at their relays, and keep its packets and the lots of
-    its masked uploads small: these go on as they come."""
+def _adapt(path: Path, ports: dict[str, int], compute: ComputeWorkers | None) -> None:
+    """Point the broker blocks of a site file at their relays, and keep its packets small."""
     settings: dict[str, Any] = yaml.safe_load(path.read_text("utf-8"))
     for link, (party, block) in _BLOCKS.items():
         if party in settings:
             broker = settings[party][block]
             link = of_cell(link, settings[party].get("cell", ""))
             broker["url"] = f"mqtt://127.0.0.1:{ports[link]}"
-            settings[party].setdefault("limits", {})["packet_bytes"] = PACKET_BYTES
+            settings[party].setdefault("limits", {})["packet_bytes"] = _PACKET_BYTES
     if "cloud" in settings and compute is not None:
         settings["cloud"]["compute"] = compute.settings
     if "proxy" in settings:

@@ -1,4 +1,4 @@
-"""What a stopped site holds on its disks, read past the code under test where that is possible."""
+"""Content of the disks of a stopped site, read past the code under test where possible."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ CLOUD_STORE = Path("state") / "cloud" / "cloud.sqlite"
 
 @dataclass(frozen=True)
 class CommittedExchange:
-    """One committed exchange; `committed_s` in seconds since 1970."""
+    """`committed_s`: seconds since 1970. `cells`: those whose batches or sums it is made of."""
 
     index: int
     attempt: int
     uploads: int
     accepted: tuple[bytes, ...] = field(repr=False)
     committed_s: float
-    cells: tuple[str, ...] = ("",)  # whose batches, or sums, it is made of
+    cells: tuple[str, ...] = ("",)
 
 
 @dataclass(frozen=True)
 class JobFacts:
-    """One job as the cloud's store has it. `faults` are those of its model files."""
+    """One job of the cloud's store. `faults`: those of its model files."""
 
     id: str
     status: str
@@ -55,23 +55,20 @@ class JobFacts:
 
     @property
     def wire(self) -> bytes:
-        """The id on the wire."""
         return wire_id(self.id)
 
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """One device's own files. `links`: (job, exchange) of each release in the ledger's chain.
-
-    `releases`: the noised tensors of each.
-    """
+    """`links`: (job, exchange) of each release in the ledger's chain; `releases`: its tensors;
+    `release`: job on the wire (hex) and digest of the model in use."""
 
     number: int
     trains: bool
     receipts: tuple[UploadReceipt, ...]
     links: tuple[tuple[str, int], ...]
     ledger: dict[str, JobAccount]
-    release: tuple[str, str] | None  # job on the wire (hex), digest of the model
+    release: tuple[str, str] | None
     releases: dict[tuple[str, int], bytes] = field(default_factory=dict, repr=False)
     faults: tuple[str, ...] = ()
     cell: str = ""
@@ -80,7 +77,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class UnmaskedChoice:
-    """What a cell's proxy says that an exchange is unmasked for."""
+    """A set of uploads for which a cell's proxy unmasked an exchange."""
 
     job: bytes  # on the wire
     exchange: int
@@ -91,8 +88,6 @@ class UnmaskedChoice:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that the checks look at but for the processes' ends."""
-
     jobs: tuple[JobFacts, ...]
     devices: tuple[DeviceFacts, ...]
     logs: dict[str, str]
@@ -103,7 +98,7 @@ class Evidence:
 
 
 def collect(site: Site, logs: Path, wrong_masks: Collection[int] = ()) -> Evidence:
-    """Read the files of a site whose processes have ended; the masks of these devices are wrong."""
+    """Read the files of a stopped site. `wrong_masks`: devices whose masks are wrong."""
     folder, plan = site.plan.folder, site.plan
     texts = {path.stem: path.read_text("utf-8", "replace") for path in logs.glob("*.log")}
     for path in folder.glob("broker-*/broker.log"):
@@ -136,12 +131,10 @@ def collect(site: Site, logs: Path, wrong_masks: Collection[int] = ()) -> Eviden
 
 
 def spool_of(plan: SitePlan, cell: str) -> Path:
-    """The spool of a cell's proxy."""
     return plan.folder / "state" / of_cell("proxy", cell) / SPOOL_FILE
 
 
 def stored_jobs(path: Path) -> list[JobFacts]:
-    """All jobs of a cloud's store, the oldest first."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
         jobs = db.execute("SELECT id, status, reason, canonical FROM jobs ORDER BY number")
         return [_job(db, *row) for row in jobs.fetchall()]
@@ -173,7 +166,6 @@ def _job(db: sqlite3.Connection, job: str, status: str, reason: str, canonical: 
 
 
 def device_facts(state: Path, number: int, trains: bool, cell: str = "") -> DeviceFacts:
-    """A device's state folder; what is wrong with it stands in `faults`."""
     faults: list[str] = []
     receipts: Sequence[UploadReceipt] = ()
     links: tuple[tuple[str, int], ...] = ()
@@ -223,58 +215,31 @@ def _graph_fault(onnx: bytes) -> str:
     return ""
 
 
-# --- a tap on a ledger, which keeps what it forgets ---
-# A trigger of the run's own in the ledger's database copies each row before it is deleted, in the
-# same transaction, so no kill can part the two.
+# --- taps: triggers in the databases of the parties that copy each row in the same transaction, so
+# that no kill can part the two ---
 
-_TAP = """
+_BUSY_S = 10.0
+_TAP_LEDGER = """
 CREATE TABLE IF NOT EXISTS chaos_kept (number INTEGER PRIMARY KEY, payload BLOB NOT NULL);
 CREATE TRIGGER IF NOT EXISTS chaos_keep BEFORE DELETE ON payloads
 BEGIN INSERT OR IGNORE INTO chaos_kept VALUES (OLD.number, OLD.payload); END;
 """
-_ALL_RELEASES = """
-SELECT links.job, links.exchange, found.payload FROM links
-JOIN (SELECT number, payload FROM payloads UNION SELECT number, payload FROM chaos_kept) AS found
-USING (number) WHERE links.kind = 'released'
-"""
-_BUSY_S = 10.0
-
-
-def tap_ledger(ledger: Path) -> None:
-    """From now on nothing is forgotten. Raises sqlite3.Error: no ledger there yet."""
-    with closing(sqlite3.connect(f"file:{ledger}?mode=rw", timeout=_BUSY_S, uri=True)) as db:
-        db.executescript(_TAP)
-
-
-_TAP_MASKS = """
+_TAP_SPOOL = """
 CREATE TABLE IF NOT EXISTS chaos_unmasked (job BLOB, round INTEGER, attempt INTEGER, question BLOB);
 CREATE TRIGGER IF NOT EXISTS chaos_unmask BEFORE INSERT ON unmasked
 BEGIN INSERT INTO chaos_unmasked VALUES (NEW.job, NEW.round, NEW.attempt, NEW.question); END;
 """
-
-
-def tap_spool(spool: Path) -> None:
-    """The same for what the proxy unmasks: every choice that it sets out to keep, also one that its
-    table would pass over or replace. Raises sqlite3.Error: no spool there yet."""
-    with closing(sqlite3.connect(f"file:{spool}?mode=rw", timeout=_BUSY_S, uri=True)) as db:
-        db.executescript(_TAP_MASKS)
-
-
-def unmasked_choices(spool: Path, cell: str = "") -> tuple[UnmaskedChoice, ...]:
-    """All that the proxy ever unmasked, in the order in which it did; () without a tap."""
-    with closing(sqlite3.connect(f"file:{spool}?mode=ro", uri=True)) as db:
-        if not _tapped(db, "chaos_unmasked"):
-            return ()
-        rows = db.execute("SELECT job, round, attempt, question FROM chaos_unmasked")
-        return tuple(UnmaskedChoice(job, at, k, question, cell) for job, at, k, question in rows)
-
-
-_TAP_OPENINGS = """
+_TAP_STORE = """
 CREATE TABLE IF NOT EXISTS chaos_opened
 (job TEXT, exchange INTEGER, attempt INTEGER, cell TEXT, digest BLOB);
 CREATE TRIGGER IF NOT EXISTS chaos_open AFTER INSERT ON openings
 BEGIN INSERT INTO chaos_opened VALUES (NEW.job, NEW.exchange, NEW.attempt, NEW.cell, NEW.digest);
 END;
+"""
+_ALL_RELEASES = """
+SELECT links.job, links.exchange, found.payload FROM links
+JOIN (SELECT number, payload FROM payloads UNION SELECT number, payload FROM chaos_kept) AS found
+USING (number) WHERE links.kind = 'released'
 """
 _CELLS_IN = """
 SELECT DISTINCT cell FROM chaos_opened JOIN batches USING (job, digest)
@@ -282,23 +247,45 @@ WHERE job = ? AND exchange = ? AND attempt = ? AND batches."index" = exchange OR
 """
 
 
+def tap_ledger(ledger: Path) -> None:
+    """Keep every release of a device. Raises sqlite3.Error without a ledger."""
+    _tap(ledger, _TAP_LEDGER)
+
+
+def tap_spool(spool: Path) -> None:
+    """Keep every choice that a proxy unmasks, also one that its table passes over or replaces."""
+    _tap(spool, _TAP_SPOOL)
+
+
 def tap_store(store: Path) -> None:
-    """The same for which batch of which cell the cloud opens, which it forgets with the commit: the
-    batches that a commit is made of it keeps. Raises sqlite3.Error: no store there yet."""
-    with closing(sqlite3.connect(f"file:{store}?mode=rw", timeout=_BUSY_S, uri=True)) as db:
-        db.executescript(_TAP_OPENINGS)
+    """Keep which batch of which cell the cloud opened; a commit deletes these rows."""
+    _tap(store, _TAP_STORE)
 
 
-def _cells_in(db: sqlite3.Connection, job: str, exchange: int, attempt: int) -> tuple[str, ...]:
-    """The cells whose batches a commit is made of; without a tap the one that has no name."""
-    if not _tapped(db, "chaos_opened"):
-        return ("",)
-    return tuple(cell for (cell,) in db.execute(_CELLS_IN, (job, exchange, attempt)))
+def _tap(path: Path, script: str) -> None:
+    with closing(sqlite3.connect(f"file:{path}?mode=rw", timeout=_BUSY_S, uri=True)) as db:
+        db.executescript(script)
 
 
 def _tapped(db: sqlite3.Connection, table: str) -> bool:
     wanted = "SELECT 1 FROM sqlite_master WHERE name = ?"
     return db.execute(wanted, (table,)).fetchone() is not None
+
+
+def unmasked_choices(spool: Path, cell: str = "") -> tuple[UnmaskedChoice, ...]:
+    """All that the proxy ever unmasked, in order; () without a tap."""
+    with closing(sqlite3.connect(f"file:{spool}?mode=ro", uri=True)) as db:
+        if not _tapped(db, "chaos_unmasked"):
+            return ()
+        rows = db.execute("SELECT job, round, attempt, question FROM chaos_unmasked")
+        return tuple(UnmaskedChoice(job, at, k, question, cell) for job, at, k, question in rows)
+
+
+def _cells_in(db: sqlite3.Connection, job: str, exchange: int, attempt: int) -> tuple[str, ...]:
+    """Cells whose batches a commit is made of; without a tap the one that has no name."""
+    if not _tapped(db, "chaos_opened"):
+        return ("",)
+    return tuple(cell for (cell,) in db.execute(_CELLS_IN, (job, exchange, attempt)))
 
 
 def tapped_releases(db: sqlite3.Connection) -> dict[tuple[str, int], bytes]:

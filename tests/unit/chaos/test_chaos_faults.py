@@ -8,14 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeveil_lab.chaos.faults import (
-    COMPUTE,
-    Fault,
-    FaultTargets,
-    broker_of,
-    cut_off,
-    schedule,
-)
+from tests.chaos.faults import COMPUTE, Fault, FaultTargets, broker_of, schedule
 
 PROCESSES = ("cloud", "proxy", "worker-1", "worker-2")
 ONE = FaultTargets(PROCESSES)
@@ -62,7 +55,6 @@ def test_faults_are_drawn_over_all_cells_and_the_workers_that_open_batches(seed:
     assert hit["disk"] == set(CELLS.processes)
     on_links = (hit[kind] for kind in ("cut", "delay", "corrupt", "duplicate"))
     assert set().union(*on_links) == set(CELLS.links)
-    assert not any(fault.amount for fault in faults if fault.target == COMPUTE)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +73,7 @@ def test_faults_are_drawn_over_all_cells_and_the_workers_that_open_batches(seed:
 def test_a_fault_cuts_off_the_processes_of_its_own_cell(
     kind: str, target: str, found: tuple[str, ...]
 ) -> None:
-    assert cut_off(Fault(0.0, kind, target)) == found  # type: ignore[arg-type]
+    assert Fault(0.0, kind, target).cut_off == found  # type: ignore[arg-type]
 
 
 @given(seed=st.integers(0, 2**32))
@@ -99,14 +91,3 @@ def test_every_process_is_killed_about_as_often(seed: int) -> None:
     faults = schedule(seed, 80, ONE)
     counts = [sum(f.kind == "kill" and f.target == name for f in faults) for name in PROCESSES]
     assert min(counts) >= 10
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_kills_of_a_starting_process_fall_all_over_its_start(seed: int) -> None:
-    kills = [fault for fault in schedule(seed, 200, ONE) if fault.kind == "kill"]
-    shares = [fault.amount for fault in kills if fault.amount]
-    assert len(shares) > 20
-    assert min(shares) < 0.2
-    assert max(shares) > 1.0
-    for before, fault in pairwise(kills):
-        assert not fault.amount or fault.target == before.target

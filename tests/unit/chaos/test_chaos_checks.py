@@ -8,24 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs import compile_job
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil_edge.store import UploadReceipt
-from edgeveil_lab.chaos.checks import (
-    CellTally,
-    ChaosFacts,
-    check_all,
-    outcome,
-    rounds_during_faults,
-    sums_right,
-    tally,
-    warnings,
-)
-from edgeveil_lab.chaos.command import JOB
-from edgeveil_lab.chaos.evidence import Evidence, UnmaskedChoice
-from edgeveil_lab.chaos.faults import Fault
-from edgeveil_lab.chaos.supervisor import ProcessEnd, ProcessTrace
 from edgeveil_tools.local.job import Overrides, local_job
+from tests.chaos.__main__ import JOB
+from tests.chaos.checks import ChaosFacts, check_all, outcome, rounds_during_faults, sums_right
+from tests.chaos.evidence import Evidence, UnmaskedChoice
+from tests.chaos.faults import Fault
+from tests.chaos.supervisor import ProcessEnd
 from tests.kits import sound_site
 from tests.kits.sound_site import DEVICES, ROUNDS, segments, sound, state_of, tensors
 
@@ -122,41 +113,8 @@ FOUND: dict[str, list[Callable[[Evidence], Evidence]]] = {
 }
 
 
-def violated(found: Evidence, course: ChaosFacts | None = None) -> set[str]:
-    return {one.name for one in check_all(found, course or ChaosFacts()) if not one.holds}
-
-
-BUFFERED = compile_job(
-    Job.model_validate(
-        {
-            "job": "late",
-            "data": {"source": "digits", "classes": 2, "input_shape": (4,), "nominal_records": 30},
-            "model": {"name": "mlp", "hidden": ()},
-            "train": {"method": "dp_sgd", "rounds": len(ROUNDS)},
-            "privacy": {"epsilon": 2.0},
-            "round": {"mode": "buffered", "min_batch": 3},
-        }
-    )
-)
-
-
-def test_a_late_update_has_its_price_and_counts_once() -> None:
-    """Device 1 has no release of round 2: what it sent there is that of round 1."""
-    found = with_job(sound(), plan=BUFFERED)
-    links = tuple(one for one in found.devices[0].links if one[1] != 2)
-    first, second, *rest = found.devices[0].receipts
-    late = with_device(found, links=links, receipts=(second, *rest))
-    twice = with_device(found, links=links, receipts=(first, second, *rest))
-
-    def violations(of: Evidence, name: str) -> list[str]:
-        (check,) = [one for one in check_all(of, ChaosFacts()) if one.name == name]
-        return [said for said in check.violations if "device 1" in said]
-
-    assert not [v for v in violations(late, "ledgers exact") if "without a price" in v]
-    assert not [v for v in violations(late, "counted once") if "counts in" in v]
-    assert [v for v in violations(twice, "counted once") if "of round 1 counts in {1, 2}" in v]
-    sync = with_device(sound(), links=links)
-    assert [v for v in violations(sync, "ledgers exact") if "without a price" in v]
+def violated(found: Evidence, facts: ChaosFacts | None = None) -> set[str]:
+    return {one.name for one in check_all(found, facts or ChaosFacts()) if not one.holds}
 
 
 def test_a_sound_site_keeps_its_word_and_every_check_has_looked() -> None:
@@ -198,23 +156,8 @@ def of_south(receipts: Sequence[UploadReceipt]) -> Iterator[UploadReceipt]:
         yield replace(one, state="missing") if one.round == 2 else one
 
 
-def test_a_round_may_be_made_without_a_cell_and_what_that_costs_is_told() -> None:
-    found = without_south(sound(CELLS))
-    assert violated(found) == set()
-    rounds = len(ROUNDS)
-    assert tally(found) == [
-        CellTally("north", DEVICES, rounds, 0, rounds * DEVICES, 0),
-        CellTally("south", DEVICES, rounds - 1, 1, (rounds - 1) * DEVICES, DEVICES),
-    ]
-    assert warnings(found, ChaosFacts()) == []
-
-
-def test_a_cell_that_had_a_part_in_nothing_is_told() -> None:
-    found = without_south(sound(CELLS))
-    commits = tuple(replace(one, cells=CELLS[:1]) for one in found.jobs[0].commits)
-    assert warnings(with_job(found, commits=commits), ChaosFacts()) == [
-        "south had a part in no round"
-    ]
+def test_a_round_may_be_made_without_a_cell() -> None:
+    assert violated(without_south(sound(CELLS))) == set()
 
 
 def lost_in_the_north(found: Evidence) -> Evidence:
@@ -361,18 +304,9 @@ def test_a_run_whose_faults_hit_no_round_proves_nothing() -> None:
     late = ChaosFacts(faults=many, up_s=float(len(ROUNDS) + 1), quiet_s=99.0, touched={"kill": 10})
     assert violated(sound(), late) == {"faults met"}
     assert violated(sound(), replace(late, faults=few)) == set()
-    assert warnings(sound(), late) == ["no round was committed while the faults went on"]
-    assert warnings(sound(), replace(late, up_s=0.0)) == []
     assert rounds_during_faults(sound(), replace(late, up_s=2.0)) == len(ROUNDS) - 1
 
 
-def test_a_kind_of_fault_that_met_nothing_is_told() -> None:
-    touched = {"disk": 1, "cut": 0, "broker": 1, "corrupt": 7, "delay": 3}
-    course = ChaosFacts(faults=FAULTS, quiet_s=99.0, touched=touched)
-    assert warnings(sound(), course) == ["the faults 'cut' met nothing"]
-
-
 def test_a_trace_and_a_process_that_does_not_stop_are_violations() -> None:
-    trace = ProcessTrace("cloud", 3.0, "Traceback (most recent call last):")
-    assert violated(sound(), ChaosFacts(traces=[trace])) == {"processes sound"}
+    assert violated(sound(), ChaosFacts(traces=["cloud: Traceback"])) == {"processes sound"}
     assert violated(sound(), ChaosFacts(late=["worker-2"])) == {"processes sound"}

@@ -1,0 +1,342 @@
+"""One chaos run: a site, jobs one after the other, faults, a quiet time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgeveil.errors import DataError, EdgeVeilError, JobFailed
+from edgeveil.jobs import Job
+from edgeveil.sites.addresses import place
+from edgeveil_cloud.stored_jobs import wire_id
+from edgeveil_edge.releases import ReleaseStore
+from edgeveil_tools.cloud_client import Cloud, get_json
+from edgeveil_tools.local.children import tail
+from edgeveil_tools.local.job import submitted
+from edgeveil_tools.local.local_run import LocalRun
+from tests.chaos.checks import ChaosFacts
+from tests.chaos.faults import Fault, schedule
+from tests.chaos.site import ChaosSite, Engine
+
+_ENDED_HERE = ("broker", "disk")  # a relay ends its faults itself
+
+
+class Director:
+    """Brings each fault at its time and takes it back, on a thread for each.
+
+    `now_s` counts from the moment that the schedule counts from. Faults of one kind on one target
+    are brought in order: a broker has come back before it is stopped again.
+    """
+
+    def __init__(
+        self, site: ChaosSite, faults: Sequence[Fault], now_s: Callable[[], float]
+    ) -> None:
+        self._site, self._now_s = site, now_s
+        self._stop = threading.Event()
+        self._locks = {(fault.kind, fault.target): threading.Lock() for fault in faults}
+        self._threads = [
+            threading.Thread(target=self._bring, args=(fault,), daemon=True) for fault in faults
+        ]
+        self._errors: list[Exception] = []
+        self.done: list[Fault] = []
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def over(self) -> bool:
+        """Whether every fault has come and gone. Raises BrokerError: one did not come back."""
+        if self._errors:
+            raise self._errors[0]
+        return not any(one.is_alive() for one in self._threads)
+
+    def stop(self) -> None:
+        """Bring no more faults; returns when none is being brought."""
+        self._stop.set()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+
+    def _bring(self, fault: Fault) -> None:
+        if self._stop.wait(max(0.0, fault.at_s - self._now_s())):
+            return
+        try:
+            with self._locks[fault.kind, fault.target]:
+                self.done.append(fault)
+                self._site.begin(fault)
+                self._stop.wait(max(0.0, fault.until_s - self._now_s()))
+                if fault.kind in _ENDED_HERE and not self._stop.is_set():
+                    self._site.end(fault)
+        except (EdgeVeilError, OSError) as error:
+            self._errors.append(error)
+
+
+class CloudJobs:
+    """The jobs of one cloud, over its HTTP control, which may be away at any moment.
+
+    `known` is read anew at every look: the answer to a submission may be lost. Paused jobs are
+    resumed while `resuming`; while `feeding` a new one follows the last.
+    """
+
+    def __init__(self, connect: Callable[[], Cloud], job_yaml: bytes) -> None:
+        self._connect, self._yaml = connect, job_yaml
+        self.known: list[dict[str, Any]] = []
+        self.committed = 0  # exchanges of the jobs under way
+        self.resumed: Counter[str] = Counter()
+        self.feeding, self.resuming = False, True
+
+    def look(self) -> bool:
+        """Ask for the state of all jobs; False while the cloud does not answer."""
+        with suppress(EdgeVeilError):
+            cloud = self._connect()
+            self.known = cloud.list()
+            for job in self.known:
+                if job["status"] == "paused" and self.resuming:
+                    cloud.resume(job["id"])
+                    self.resumed[job["id"]] += 1
+            going = [job["id"] for job in self.known if not job["ended_at"]]
+            self.committed = sum(len(cloud.job(job)["exchanges"]) for job in going)
+            if self.feeding and self.idle:
+                self.submit()
+            return True
+        return False
+
+    def submit(self) -> str:
+        return self._connect().submit_yaml(self._yaml)
+
+    @property
+    def idle(self) -> bool:
+        return all(job["ended_at"] for job in self.known)
+
+    @property
+    def names(self) -> list[str]:
+        return [job["id"] for job in self.known]
+
+    @property
+    def completed(self) -> list[str]:
+        return [job["id"] for job in self.known if job["status"] == "completed"]
+
+    @property
+    def going(self) -> str:
+        """The job that has not ended; empty without one."""
+        return next((job["id"] for job in self.known if not job["ended_at"]), "")
+
+    def status(self, job: str) -> tuple[str, str]:
+        """Its state and why."""
+        found = next((one for one in self.known if one["id"] == job), {})
+        return str(found.get("status", "")), str(found.get("reason", ""))
+
+    @property
+    def mark(self) -> tuple[object, ...]:
+        """Changes whenever a job gets on; a resumption alone does not count."""
+        return len(self.known), sum(bool(job["ended_at"]) for job in self.known), self.committed
+
+
+START_S = 120.0
+_RELEASES_S = 60.0
+_LOOK_S = 0.4
+_LINE_EVERY_S = 10.0
+_START_ENDS = 3  # so many ends by themselves, and the site will not start
+_TOUCHES = {  # by kind of fault, counters of the relays
+    "cut": ("cut", "refused"),
+    "delay": ("delayed",),
+    "corrupt": ("corrupted",),
+    "duplicate": ("duplicated",),
+}
+
+
+@dataclass(frozen=True)
+class ChaosOptions:
+    """A quiet site whose jobs stand still for `stall_s` has hung. `engine`: of workers that open
+    batches; None: no workers."""
+
+    kills: int = 20
+    seed: int = 1
+    every_s: float = 1.5
+    stall_s: float = 120.0
+    engine: Engine | None = None
+
+
+class ChaosRun:
+    """`run` once, then `stop`; its results are on the site's disks. `say` prints a line."""
+
+    def __init__(
+        self,
+        job: Job,
+        run: LocalRun,
+        asked: ChaosOptions,
+        folder: Path,
+        logs: Path,
+        say: Callable[[str], None],
+    ) -> None:
+        self.asked, self._logs, self._say = asked, logs, say
+        self._begun_s, self.begun_at = time.monotonic(), time.time()
+        self.site = ChaosSite(job, run, folder, logs, asked.seed, self.now_s, asked.engine)
+        self.faults = schedule(asked.seed, asked.kills, self.site.targets, asked.every_s)
+        self.jobs = CloudJobs(self._cloud, submitted(job))
+        self.late: list[str] = []
+        self.stalled: dict[str, Any] | None = None
+        self.up_s = self.quiet_s = 0.0
+        self.director: Director | None = None
+        self._moved: tuple[float, tuple[object, ...]] = (0.0, ())
+        self._said: tuple[str, float] = ("", 0.0)
+
+    def run(self) -> None:
+        """Until everything has come back, or nothing moves any more (`stalled`).
+
+        Raises BrokerError, or JobFailed where the site did not even start.
+        """
+        self.site.start()
+        self._until(self._all_online, START_S, "the site did not start")
+        self.site.tap()
+        self.jobs.feeding = True
+        self._until(lambda: self.jobs.committed > 0, START_S, "no round was committed")
+        begun_s = time.monotonic()
+        self.up_s = self.now_s()
+        self.director = Director(self.site, self.faults, lambda: time.monotonic() - begun_s)
+        self.director.start()
+        while not self.director.over():
+            self._look("faults")
+        self.quiet_s = self.now_s()
+        self.jobs.feeding = False
+        if self._progress(lambda: self.jobs.idle, "everything comes back"):
+            before, self.jobs.feeding = len(self.jobs.known), True
+            if self._progress(lambda: len(self.jobs.known) > before, "a last job"):
+                self.jobs.feeding = False
+                if self._progress(lambda: self.jobs.idle, "a last job"):
+                    with suppress(JobFailed):  # the checks name the device that lacks it
+                        self._until(self._releases_there, _RELEASES_S, "a release is missing")
+
+    def stop(self) -> None:
+        """End everything; may be called twice."""
+        if self.director is not None:
+            self.director.stop()
+        self.late += self.site.stop()
+
+    def facts(self) -> ChaosFacts:
+        done = self.director.done if self.director is not None else []
+        links = self.site.relays.counts().values()
+        touched = {
+            kind: sum(link.get(what, 0) for link in links for what in whats)
+            for kind, whats in _TOUCHES.items()
+        }
+        supervisor = self.site.supervisor
+        touched["kill"] = sum(end.how == "killed" for end in supervisor.ends)
+        touched["kill"] += self.site.compute.killed if self.site.compute is not None else 0
+        touched["broker"] = sum(fault.kind == "broker" for fault in done)
+        touched["disk"] = supervisor.filled
+        return ChaosFacts(
+            done,
+            self.up_s,
+            self.quiet_s,
+            self.begun_at,
+            touched,
+            supervisor.ends,
+            supervisor.traces,
+            self.late,
+            self.stalled,
+        )
+
+    # --- waiting ---
+
+    def _progress(self, holds: Callable[[], bool], doing: str) -> bool:
+        """Wait for a state of the jobs; False, with `stalled` set, where they stand still."""
+        self._moved = (self.now_s(), ())
+        while not (self._look(doing) and holds()):
+            if self.jobs.mark != self._moved[1]:
+                self._moved = (self.now_s(), self.jobs.mark)
+            if self.now_s() - self._moved[0] > self.asked.stall_s:
+                self.stalled = self._picture()
+                return False
+        return True
+
+    def _until(self, holds: Callable[[], bool], limit_s: float, otherwise: str) -> None:
+        end_s = self.now_s() + limit_s
+        while not holds():
+            ended = [end for end in self.site.supervisor.ends if end.how == "by itself"]
+            if self.now_s() > end_s or (not self.up_s and len(ended) >= _START_ENDS):
+                names = [ended[-1].name] if ended else list(self.site.supervisor.alive())
+                ends = "\n".join(f"  {name}:\n{tail(self._logs / f'{name}.log')}" for name in names)
+                fix = f"See the logs in {self._logs}, which end:\n{ends}"
+                raise JobFailed(f"{otherwise} within {limit_s:.0f} s", fix=fix)
+            self._look("waiting")
+
+    def _all_online(self) -> bool:
+        return self._online() == self.site.site.plan.devices and self.jobs.look()
+
+    def _releases_there(self) -> bool:
+        """Every device holds the release of the last completed job."""
+        if not self.jobs.completed:
+            return False
+        wanted = wire_id(self.jobs.completed[-1]).hex()
+        plan = self.site.site.plan
+        return all(
+            release_in_use(plan.edge_state(number)) == wanted
+            for number in range(1, plan.devices + 1)
+        )
+
+    # --- looking ---
+
+    def _look(self, doing: str) -> bool:
+        """Look at all jobs; whether the cloud answers."""
+        time.sleep(_LOOK_S)
+        answers = self.jobs.look()
+        said, at_s = self._said
+        if said != doing or self.now_s() - at_s >= _LINE_EVERY_S:
+            self._said = (doing, self.now_s())
+            faults = len(self.director.done) if self.director is not None else 0
+            counts = Counter(job["status"] for job in self.jobs.known)
+            jobs = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+            self._say(
+                f"{self.now_s():6.1f} s  {doing}: {faults}/{len(self.faults)} faults,"
+                f" jobs: {jobs or 'none'}, round {self.jobs.committed}"
+            )
+        return answers
+
+    def _online(self) -> int:
+        with suppress(OSError):
+            return sum(int(page.get("online", 0)) for page in self._pages().values())
+        return 0
+
+    def _pages(self) -> dict[str, dict[str, Any]]:
+        """Status of every proxy. Raises OSError."""
+        plan = self.site.site.plan
+        return {
+            path.stem: get_json(
+                f"http://{place(plan.host, plan.ports_of(cell).proxy_http)}", "/status"
+            )
+            for cell, path in self.site.site.proxies.items()
+        }
+
+    def _picture(self) -> dict[str, Any]:
+        """State of all parties, for a run in which nothing moves any more."""
+        alive = self.site.supervisor.alive()
+        found: dict[str, Any] = {
+            "at_s": self.now_s(),
+            "alive": alive,
+            "jobs": self.jobs.known,
+            "logs": {name: tail(self._logs / f"{name}.log").splitlines() for name in alive},
+        }
+        with suppress(OSError, EdgeVeilError):
+            found |= {"cloud": self._cloud().status()} | self._pages()
+        return found
+
+    def _cloud(self) -> Cloud:
+        return Cloud(self.site.site.plan.url, self.site.site.token_file)
+
+    def now_s(self) -> float:
+        return time.monotonic() - self._begun_s
+
+
+def release_in_use(state: Path) -> str:
+    """Job on the wire (hex) of the release that a device uses; empty without one."""
+    with suppress(DataError):
+        held = ReleaseStore(state / "releases").current()
+        return "" if held is None else str(held.meta.get("job_id"))
+    return ""

@@ -1,1 +1,0 @@
-"""`edgeveil chaos`: a real site under faults from a seed, and whether it kept its word."""
