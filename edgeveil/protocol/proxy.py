@@ -1,19 +1,19 @@
 """The proxy's machine: serve identical bytes to all, take one upload each, shuffle, hand over.
 
 Theory of operation. It sees ciphertext only. Towards the cloud it says counts, never who or when.
-This file takes what comes from either side and gives it to whose business it is: the cloud's
-broadcasts and what devices ask of them to `proxy_broadcasts.py`, uploads and batches, with the
-states and guards of a round, to `proxy_rounds.py`, the turns in which uploads come to
-`proxy_arrivals.py`, the masks of rounds that are summed to `proxy_masks.py`, what is said of
-releases to `proxy_releases.py`. Here stand the roster, told to
-the cloud whenever it changes or the cloud comes, and who is there: a device says hello at a pace
-that the proxy can hear, and one that comes too early is told when to come again, before its
-signature is even looked at.
+This file takes what comes from either side and hands it on: the cloud's broadcasts, what devices
+ask of them and their reports on releases to `proxy_broadcasts.py`; uploads to `proxy_uploads.py`;
+the states and guards of a round, its batch and its masks to `proxy_rounds.py`. Here are the roster,
+sent to the cloud whenever it changes or the cloud comes, the root's metadata, and who is there: a
+device says hello at a pace that the proxy can hear, and one that comes too early is told when to
+come again, before its signature is even looked at.
 """
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
+from typing import Protocol
 
 from edgeveil.crypto.keys import DEPOSIT_BYTES
 from edgeveil.crypto.labels import BODY
@@ -37,6 +37,7 @@ from edgeveil.protocol.messages import (
     ExchangeId,
     Hello,
     Here,
+    JobDeposit,
     Later,
     LinkState,
     Misfits,
@@ -55,30 +56,25 @@ from edgeveil.protocol.messages import (
     check_signature,
     decode_body,
 )
-from edgeveil.protocol.proxy_arrivals import Asked
-from edgeveil.protocol.proxy_broadcasts import Broadcasts, Serving
-from edgeveil.protocol.proxy_masks import ProxyMasks
-from edgeveil.protocol.proxy_releases import ProxyReleases
-from edgeveil.protocol.proxy_rounds import ProxyRounds, ProxyUploads
-from edgeveil.protocol.proxy_tasks import (
-    Answered,
-    AnswersFrom,
-    CheckSeeds,
-    DeviceKnows,
-    DeviceRegistry,
-    FindAnswered,
+from edgeveil.protocol.proxy_broadcasts import (
+    Broadcasts,
     KeepBroadcast,
+    ProxyReleases,
+    Serving,
+)
+from edgeveil.protocol.proxy_rounds import (
+    CheckSeeds,
+    DeviceRegistry,
     ProxyContext,
+    ProxyMasks,
     ProxyMemory,
+    ProxyRounds,
     ProxySettings,
-    SealingKeyChanged,
-    SetAside,
     ShuffleRound,
     StreamUploads,
     SumMasks,
-    TakePut,
-    TrustDocuments,
 )
+from edgeveil.protocol.proxy_uploads import Asked, ProxyUploads, TakePut
 from edgeveil.protocol.transfer import (
     FetchBeside,
     GrantPut,
@@ -90,7 +86,113 @@ from edgeveil.protocol.transfer import (
     sends,
 )
 
+
+class TrustDocuments(Protocol):
+    """The root's metadata that this party holds."""
+
+    def after(self, root_version: int, version: int) -> tuple[tuple[bytes, ...], bytes]:
+        """The roots above `root_version`, and the delegations where they are newer, else empty."""
+        ...
+
+
+# --- what the proxy asks of its host, and keeps ----------------------------------------------
+
+
+@dataclass(frozen=True)
+class FindAnswered:
+    """Work: which jobs has this identity answered after answer number `since`; at most so many.
+
+    Result `Answered`. `hello` is the digest of the hello that asks, `known` the number of the
+    identity's newest answer.
+    """
+
+    device: str
+    hello: bytes
+    since: int
+    known: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Those jobs, the earliest first, up to answer `number`; `whole`: there were no others."""
+
+    number: int
+    jobs: tuple[JobDeposit, ...]
+    whole: bool
+
+
+@dataclass(frozen=True)
+class AnswersFrom:
+    """From this number on the proxy knows what a device answers."""
+
+    device: str
+    number: int
+
+
+@dataclass(frozen=True)
+class DeviceKnows:
+    """What a device knows, as its hello says: less than this version where it is of an earlier."""
+
+    device: str
+    knows: int
+
+
+@dataclass(frozen=True)
+class SealingKeyChanged:
+    """An admitted device has a new sealing key; an older `number` than the known one is no news."""
+
+    device: str
+    sealing: bytes
+    number: int
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """A `Command`: this device's messages are dropped for a while, so no round waits for it."""
+
+    device: str
+
+
+# --- the pace of hellos ----------------------------------------------------------------------
+
+_LATEST_S = 600.0
+
+
+class HelloRate:
+    """So many hellos a second are heard; each one more is given the next free moment."""
+
+    def __init__(self, per_s: float) -> None:
+        self._per_s, self._most = per_s, max(1.0, per_s)
+        self._room = self._most  # hellos that may come now: a second's worth at most
+        self._seen_s = self._next_s = 0.0
+
+    def free(self, now_s: float) -> bool:
+        """Whether one more may be heard now."""
+        self._room = min(self._most, self._room + (now_s - self._seen_s) * self._per_s)
+        self._seen_s = now_s
+        return self._room >= 1
+
+    def heard(self) -> None:
+        """One was."""
+        self._room -= 1
+
+    def delay_s(self, now_s: float) -> float:
+        """When one that cannot be heard should come again."""
+        self._next_s = max(self._next_s, now_s + 1) + 1 / self._per_s
+        return min(self._next_s - now_s, _LATEST_S)
+
+    def put_off_s(self, now_s: float) -> float:
+        """For how long those who were put off may still be coming; 0 or less if they are not."""
+        return min(self._next_s - now_s, _LATEST_S)
+
+
+# --- the machine -----------------------------------------------------------------------------
+
 _MESSAGE_BYTES = 1024  # of a packet, beside the documents in it
+_DELAY_STEP_S = 0.1  # delays are rounded, so that one signed note serves many devices
+_MOST_JOBS = 64  # in one `Behind`
+_EACH_HELLOS, _EACH_S = 5, 10.0  # of one device: a sound one comes, is asked once, and tries again
 
 
 class ProxyMachine:
@@ -108,34 +210,26 @@ class ProxyMachine:
         self.signer, self.registry, self._trust = signer, registry, trust
         self.memory, self.settings = memory or ProxyMemory(), settings or ProxySettings()
         context = ProxyContext(signer, keys, registry, self.memory, self.settings)
-        self._context = context
+        self._context, self.online = context, context.online
         self.rounds = ProxyRounds(context)
         self.uploads = ProxyUploads(context, self.rounds)
         self.serving = Serving(context)
         self.releases = ProxyReleases(context)
         self.masks = ProxyMasks(context, self.rounds)
-        self.broadcasts = Broadcasts(
-            context,
-            self.rounds,
-            self.serving,
-            self.releases.withdrawn,
-            self.masks.why_not,
-            self.releases.number,
-        )
-        self.online = context.online
-        self._greeting = ProxyGreeting(context)
+        self.broadcasts = Broadcasts(context, self.rounds, self.serving, self.releases, self.masks)
         self._roster: tuple[Envelope, Roster, bytes] | None = None
         self._edge_up = True  # the link to the devices' broker
+        self.hello_rate = HelloRate(self.settings.hellos_per_s)
+        self._later: dict[int, Note] = {}
+        # Of admitted devices: since when hellos are counted, and how many came.
+        self._hellos: dict[str, tuple[float, int]] = {}
+        # Of admitted devices: the last new key's digest, and when another may come.
+        self._new_sealing: dict[str, tuple[bytes, float]] = {}
 
     @property
     def at(self) -> ExchangeId | None:
         """The round that was opened last."""
         return next(reversed(self.rounds.collections), None)
-
-    @property
-    def offline(self) -> set[str] | None:
-        """Admitted devices that are not connected; None while they may be about to come."""
-        return self._context.offline
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         """Take an event; hostile or stale input ends as one `Refuse`."""
@@ -150,7 +244,7 @@ class ProxyMachine:
                 return [*self._send_roster(), self._link_state(), *self.rounds.report_all()]
             case fx.PeerConnected(peer=fx.AllDevices()) | fx.PeerSilent(peer=fx.AllDevices()):
                 told = [] if self._edge_up else [self._link_state(up=True)]
-                return [*told, *self._greeting.here()]
+                return [*told, *self._here()]
             case fx.PeerLost(peer=fx.AllDevices()):
                 return [self._link_state(up=False)] if self._edge_up else []
             case fx.PeerSilent(peer=fx.CloudAddress()):
@@ -158,33 +252,17 @@ class ProxyMachine:
             case fx.Command(what="started"):
                 return self.rounds.resume()
             case fx.Command(what="roster_changed"):
-                return self._roster_changed()
+                known = self.registry.verify_key
+                gone = {device for device in self.online if known(device) is None}
+                self.online -= gone
+                self.rounds.attendance.keep(self.registry.admitted())
+                return [*self._send_roster(), *([self._presence()] if gone else [])]
             case fx.Command(what=PeerKeys() as keys):
                 return self._believe(keys)
-            case fx.WorkDone(task=fx.TakeTrust(), result=result):
-                return self._taken(result)
             case fx.Command(what=SetAside(device=device)):
                 return self.rounds.set_aside(device)
-            case fx.WorkDone(task=ShuffleRound() as task, result=result):
-                return self.rounds.shuffled(task, result)
-            case fx.WorkDone(task=StreamUploads() as task, result=result):
-                return self.rounds.streamed(task, result)
-            case fx.WorkDone(task=ShowBlob() as task, result=result):
-                return self.serving.shown.done(task, result, now_s)
-            case fx.WorkDone(task=FetchBeside() as task, result=result):
-                return self.broadcasts.came_beside(task, result)
-            case fx.WorkDone(task=PutBeside() as task, result=result):
-                return self.rounds.laid_down(task, result)
-            case fx.WorkDone(task=GrantPut() as task, result=result):
-                return self.uploads.may_be_put(task, result)
-            case fx.WorkDone(task=TakePut() as task, result=result):
-                return self.uploads.taken(task, result)
-            case fx.WorkDone(task=SumMasks() | CheckSeeds() as task, result=result):
-                return self.masks.summed(task, result)
-            case fx.WorkDone(task=FindAnswered() as task, result=Answered() as found):
-                return self._greeting.found(task, found)
-            case fx.WorkDone(task=KeepBroadcast() as task, result=result):
-                return self.broadcasts.kept(task, result)
+            case fx.WorkDone(task=task, result=result):
+                return self._done(task, result, now_s)
             case fx.MessageReceived(sender=fx.CloudAddress(), message=message):
                 return self._cloud_message(message)
             case fx.MessageReceived(sender=fx.DeviceAddress(id=device), message=message):
@@ -193,20 +271,63 @@ class ProxyMachine:
                 return self._timer(name, now_s)
         return []
 
+    def _done(self, task: object, result: object, now_s: float) -> list[fx.Effect]:
+        match task:
+            case fx.TakeTrust():
+                self._context.reading_trust -= 1
+                if isinstance(result, PeerKeys):
+                    return [*self._believe(result), *self._send_roster()]
+                return [fx.Refuse(result.reason)] if isinstance(result, fx.WorkFailed) else []
+            case ShuffleRound():
+                return self.rounds.shuffled(task, result)
+            case StreamUploads():
+                return self.rounds.streamed(task, result)
+            case ShowBlob():
+                return self.serving.shown.done(task, result, now_s)
+            case FetchBeside():
+                return self.broadcasts.came_beside(task, result)
+            case PutBeside():
+                return self.rounds.laid_down(task, result)
+            case GrantPut():
+                return self.uploads.may_be_put(task, result)
+            case TakePut():
+                return self.uploads.taken(task, result)
+            case SumMasks() | CheckSeeds():
+                return self.masks.summed(task, result)
+            case KeepBroadcast():
+                return self.broadcasts.kept(task, result)
+            case FindAnswered() if isinstance(result, Answered):
+                # It is heard again once it has counted them.
+                behind = Behind(task.hello, result.number, result.jobs, result.whole)
+                return [fx.Send(fx.DeviceAddress(task.device), self.signer.note(behind))]
+        return []
+
     def _timer(self, name: str, now_s: float) -> list[fx.Effect]:
-        if name == "credit":
-            return self.rounds.arrivals.tick(now_s)
-        if name == "hellos":
-            return self._greeting.spread_over(now_s) or self.rounds.all_came()
-        if name == "roster":
-            return self._offer_roster(push=False)
-        if name == "reports":
-            return self.releases.look()
-        if name == "roster_again":
-            return self._send_roster()
-        return self.broadcasts.repair() if name == "repair" else self.rounds.timer(name)
+        match name:
+            case "credit":
+                return self.uploads.tick(now_s)
+            case "hellos":
+                left_s = self.hello_rate.put_off_s(now_s)
+                if left_s > 0:  # some were told to come yet later
+                    return [fx.SetTimer("hellos", left_s + self.settings.resend_s)]
+                self._context.all_came = True
+                return self.rounds.all_came()
+            case "roster":
+                return self._offer_roster(push=False)
+            case "reports":
+                return self.releases.look()
+            case "roster_again":
+                return self._send_roster()
+            case "repair":
+                return self.broadcasts.repair()
+        return self.rounds.timer(name)
 
     # --- how things stand, for metrics and logs ---
+
+    @property
+    def offline(self) -> set[str] | None:
+        """Admitted devices that are not connected; None while they may be about to come."""
+        return self._context.offline
 
     @property
     def spool_bytes(self) -> int:
@@ -221,16 +342,19 @@ class ProxyMachine:
     @property
     def credit_bytes(self) -> int:
         """Bytes that devices were asked for and that have not come yet."""
-        return self.rounds.arrivals.credit.granted_bytes
+        return self.uploads.credit.granted_bytes
 
     def asks(self, device: str) -> Asked | None:
         """The request of which this device's parts have not all come yet; None without any."""
-        return self.rounds.arrivals.asked(device)
+        return self.uploads.asked(device)
 
     @property
     def open_rounds(self) -> int:
         """Rounds that take uploads."""
         return len(self.rounds.open)
+
+    def _presence(self) -> fx.Effect:
+        return fx.Report("devices_online", {"count": len(self.online)})
 
     def _link_state(self, *, up: bool | None = None) -> fx.Effect:
         """Tell the cloud how the link to the devices' broker stands, `up` from now on."""
@@ -238,13 +362,6 @@ class ProxyMachine:
         return fx.Send(fx.CloudAddress(), self.signer.note(LinkState(self._edge_up)))
 
     # --- the roster ---
-
-    def _roster_changed(self) -> list[fx.Effect]:
-        known = self.registry.verify_key
-        gone = {device for device in self.online if known(device) is None}
-        self.online -= gone
-        self.rounds.attendance.keep(self.registry.admitted())
-        return [*self._send_roster(), *([self._presence()] if gone else [])]
 
     def _send_roster(self) -> list[fx.Effect]:
         epoch, keys = self.registry.roster()
@@ -280,12 +397,6 @@ class ProxyMachine:
         report = fx.Report("trust_changed", {"version": keys.versions[1]})
         return [*self._send_trust(fx.AllDevices(), root_version, before), report]
 
-    def _taken(self, result: object) -> list[fx.Effect]:
-        self._context.reading_trust -= 1
-        if isinstance(result, PeerKeys):
-            return [*self._believe(result), *self._send_roster()]
-        return [fx.Refuse(result.reason)] if isinstance(result, fx.WorkFailed) else []
-
     def _send_trust(self, to: fx.Address, root_version: int, version: int) -> list[fx.Effect]:
         if self._trust is None or not root_version:
             return []
@@ -310,32 +421,30 @@ class ProxyMachine:
             case BlobPart() as part:
                 return self.broadcasts.part(part)
             case Need() as need:
-                return self._cloud_need(need)
+                if self._roster and self._roster[1].blob.digest == need.blob:
+                    _, header, keys = self._roster
+                    return answer_need(fx.CloudAddress(), need, header.blob, keys)
+                summed = self.masks.need(need)
+                return self.rounds.need(need) if summed is None else summed
             case Note(body=signed) as note:
-                body = self._context.keys.cloud_body(signed)
-                if isinstance(body, ReleaseStatement):
-                    return self.releases.stated(body, note)
-                if isinstance(body, Ack):
-                    return self._cloud_ack(body)
-                if isinstance(body, BlobAt):
-                    lay = self.rounds.lay_down if body.put else self.broadcasts.lies_at
-                    return lay(body)
-                if isinstance(body, Unmask | CheckMasks):
-                    return self.masks.asked(body, signed)
-                if isinstance(body, Misfits):
-                    return self.masks.misfits(body)
-                if isinstance(body, Close):
-                    return self.broadcasts.close(body, note)
-                if isinstance(body, Here):
-                    out = self._send_roster() + self.rounds.report_short()
-                    return [*out, self._link_state()]
+                match self._context.keys.cloud_body(signed):
+                    case ReleaseStatement() as said:
+                        return self.releases.stated(said, note)
+                    case Ack() as ack:
+                        return self._cloud_ack(ack)
+                    case BlobAt() as at:
+                        lay = self.rounds.lay_down if at.put else self.broadcasts.lies_at
+                        return lay(at)
+                    case (Unmask() | CheckMasks()) as asked:
+                        return self.masks.asked(asked, signed)
+                    case Misfits() as said:
+                        return self.masks.misfits(said)
+                    case Close() as close:
+                        return self.broadcasts.close(close, note)
+                    case Here():
+                        out = self._send_roster() + self.rounds.report_short()
+                        return [*out, self._link_state()]
         raise ProtocolError("unexpected_body")
-
-    def _cloud_need(self, need: Need) -> list[fx.Effect]:
-        if self._roster and self._roster[1].blob.digest == need.blob:
-            return list(answer_need(fx.CloudAddress(), need, self._roster[1].blob, self._roster[2]))
-        summed = self.masks.need(need)
-        return self.rounds.need(need) if summed is None else summed
 
     def _cloud_ack(self, ack: Ack) -> list[fx.Effect]:
         if self._roster and self._roster[1].blob.digest == ack.blob:
@@ -351,7 +460,11 @@ class ProxyMachine:
     def _device_message(self, device: str, message: object, now_s: float) -> list[fx.Effect]:
         match message:
             case Offer() as offer:
-                return [*self.uploads.offer(device, offer, now_s), *self._greeting.ask(device)]
+                out = self.uploads.offer(device, offer, now_s)
+                if device in self.online or not self._context.all_came:
+                    return out
+                # It answers and is held to be away: a copy of it said bye. Ask for a hello.
+                return [*out, fx.Send(fx.DeviceAddress(device), self.signer.note(Here(0.0)))]
             case BlobPart() as part:
                 return self.uploads.part(device, part, now_s)
             case Need() as need:
@@ -363,20 +476,17 @@ class ProxyMachine:
     def _device_note(self, device: str, note: Note, now_s: float) -> list[fx.Effect]:
         signed = note.body
         body = decode_body(signed)
-        if isinstance(body, Hello) and not self._greeting.rate.free(now_s):
-            return self._greeting.later(device, now_s)  # its signature is checked when it is heard
+        if isinstance(body, Hello) and not self.hello_rate.free(now_s):
+            return self._put_off(device, now_s)  # its signature is checked when it is heard
         check_signature(signed, device, self.registry.verify_key(device), BODY)
         match body:
             case Hello(device=said) as hello if said == device:
-                to = fx.DeviceAddress(device)
-                newer = self._send_trust(to, hello.root_version, hello.trust_version)
-                behind = self._greeting.behind(hello, signed, now_s)
-                return [*newer, *(behind or self._came(hello, signed, now_s))]
+                return self._hello(hello, hashlib.sha256(signed.payload).digest(), now_s)
             case Bye(device=said) if said == device:
                 self.online.discard(device)
                 return [*self.uploads.left(device), self._presence()]
             case NewSealingKey(device=said) as new if said == device:
-                return self._greeting.new_sealing(new, signed, now_s)
+                return self._new_sealing_key(new, signed, now_s)
             case Want(job_id=job_id):
                 return self.serving.want(device, job_id, now_s)
             case Decline() as decline:
@@ -387,16 +497,75 @@ class ProxyMachine:
                 return self.releases.report(device, report, note)
         raise ProtocolError("unexpected_body")
 
-    def _came(self, hello: Hello, signed: Envelope, now_s: float) -> list[fx.Effect]:
-        device = hello.device
-        again = device in self.memory.answered
-        heard = self._greeting.heard(hello, signed, now_s)
+    # --- how devices come ---
+
+    def _here(self) -> list[fx.Effect]:
+        """The proxy has come: all are asked for a hello, at a pace that it can hear."""
+        settings = self.settings
+        enrolled = len(self.registry.roster()[1]) // 32
+        spread_s = max(settings.hello_spread_s, min(enrolled / settings.hellos_per_s, _LATEST_S))
+        here = fx.Send(fx.AllDevices(), self.signer.note(Here(spread_s)))
+        self._context.all_came = False
+        out = [*self._context.cover(fx.AllDevices()), here]
+        return [*out, fx.SetTimer("hellos", spread_s + settings.resend_s)]
+
+    def _put_off(self, device: str, now_s: float) -> list[fx.Effect]:
+        """Ask for the same hello again, later.
+
+        Raises ProtocolError `unknown_signer` or `hello_too_often`, and moves nobody's moment.
+        """
+        if self.registry.verify_key(device) is None:
+            raise ProtocolError("unknown_signer")
+        self._count_hello(device, now_s)
+        steps = round(self.hello_rate.delay_s(now_s) / _DELAY_STEP_S)
+        if steps not in self._later:
+            self._later[steps] = self.signer.note(Later(steps * _DELAY_STEP_S))
+        # Rounds are offered to all: it may hear of one, and answer it, before it is heard.
+        to = fx.DeviceAddress(device)
+        return [*self._context.cover(to), fx.Send(to, self._later[steps])]
+
+    def _count_hello(self, device: str, now_s: float) -> None:
+        """Raise ProtocolError `hello_too_often`: one device must not take the others' place."""
+        since_s, count = self._hellos.get(device, (now_s, 0))
+        if now_s - since_s >= _EACH_S:
+            since_s, count = now_s, 0
+        if count >= _EACH_HELLOS:
+            raise ProtocolError("hello_too_often")
+        self._hellos[device] = since_s, count + 1
+
+    def _hello(self, hello: Hello, digest: bytes, now_s: float) -> list[fx.Effect]:
+        """A hello that is the device's own: it is there, and is told what it should know.
+
+        One that counts fewer answers than this identity gave is not heard before it counts them
+        too. Raises ProtocolError `hello_too_often`.
+        """
+        device, to, answered = hello.device, fx.DeviceAddress(hello.device), self.memory.answered
+        newer = self._send_trust(to, hello.root_version, hello.trust_version)
+        known = answered.get(device)
+        self._count_hello(device, now_s)
+        self.hello_rate.heard()
+        if known is not None and 0 <= hello.answered < known:
+            most = min(max(1, self.settings.packet_bytes // (2 * DEPOSIT_BYTES)), _MOST_JOBS)
+            find = FindAnswered(device, digest, hello.answered, known, most)
+            return [*newer, fx.Refuse("behind"), fx.Work(find)]
+        heard = [*self._answers(hello), self._context.ack(to, digest, "held")]
         self.online.add(device)
         coming = self.uploads.came(device, now_s)
         # What is withdrawn is known before a release is: none comes back by an old copy of it.
         kept = [*self.releases.welcome(device), *self.serving.welcome(device, self.rounds.open)]
-        knows = self._knows(hello, again=again)
-        return [*heard, *knows, *kept, *coming, self._presence()]
+        knows = self._knows(hello, again=known is not None)
+        cover = self._context.cover(to)
+        return [*newer, *heard, *cover, *knows, *kept, *coming, self._presence()]
+
+    def _answers(self, hello: Hello) -> list[fx.Effect]:
+        """How many it counts is remembered; that it counts them at all, or knew checks of masks
+        once, for good."""
+        if hello.answered < 0 and hello.knows < KNOWS_CHECKS:
+            return []
+        answered, counted = self.memory.answered, max(0, hello.answered)
+        known = answered.get(hello.device)
+        answered[hello.device] = max(known or 0, counted)
+        return [] if known is not None else [fx.Persist(AnswersFrom(hello.device, counted))]
 
     def _knows(self, hello: Hello, *, again: bool) -> list[fx.Effect]:
         """The cloud speaks as the earliest of its devices understands. One that came `again` and
@@ -414,146 +583,15 @@ class ProxyMachine:
         told = self._send_roster() if before != self._all_know else []
         return [*named, fx.Persist(DeviceKnows(hello.device, knows)), *told]
 
-    def _presence(self) -> fx.Effect:
-        return fx.Report("devices_online", {"count": len(self.online)})
-
-
-# --- how devices come ------------------------------------------------------------------------
-
-_DELAY_STEP_S = 0.1  # delays are rounded, so that one signed note serves many devices
-_LATEST_S = 600.0
-_MOST_JOBS = 64  # in one `Behind`
-_EACH_HELLOS, _EACH_S = 5, 10.0  # of one device: a sound one comes, is asked once, and tries again
-
-
-class HelloRate:
-    """So many hellos a second are heard; each one more is given the next free moment."""
-
-    def __init__(self, per_s: float) -> None:
-        self._per_s, self._most = per_s, max(1.0, per_s)
-        self._room = self._most  # hellos that may come now: a second's worth at most
-        self._seen_s = self._next_s = 0.0
-
-    def free(self, now_s: float) -> bool:
-        """Whether one more may be heard now."""
-        self._room = min(self._most, self._room + (now_s - self._seen_s) * self._per_s)
-        self._seen_s = now_s
-        return self._room >= 1
-
-    def heard(self) -> None:
-        """One was."""
-        self._room -= 1
-
-    def delay_s(self, now_s: float) -> float:
-        """When one that cannot be heard should come again."""
-        self._next_s = max(self._next_s, now_s + 1) + 1 / self._per_s
-        return min(self._next_s - now_s, _LATEST_S)
-
-    def put_off_s(self, now_s: float) -> float:
-        """For how long those who were put off may still be coming; 0 or less if they are not."""
-        return min(self._next_s - now_s, _LATEST_S)
-
-
-class ProxyGreeting:
-    """What devices hear when they, or the proxy, come."""
-
-    def __init__(self, context: ProxyContext) -> None:
-        self._context = context
-        self.rate = HelloRate(context.settings.hellos_per_s)
-        self._later: dict[int, Note] = {}
-        self._each: dict[str, tuple[float, int]] = {}  # of admitted devices: since when, how many
-        # Of admitted devices: the last such note's digest, and when another may come.
-        self._new_sealing: dict[str, tuple[bytes, float]] = {}
-
-    def here(self) -> list[fx.Effect]:
-        """The proxy has come: all are asked for a hello, at a pace that it can hear."""
-        settings = self._context.settings
-        enrolled = len(self._context.registry.roster()[1]) // 32
-        spread_s = max(settings.hello_spread_s, min(enrolled / settings.hellos_per_s, _LATEST_S))
-        here = fx.Send(fx.AllDevices(), self._context.signer.note(Here(spread_s)))
-        self._context.all_came = False
-        out = [*self._context.cover(fx.AllDevices()), here]
-        return [*out, fx.SetTimer("hellos", spread_s + settings.resend_s)]
-
-    def spread_over(self, now_s: float) -> list[fx.Effect]:
-        """The devices that were there have said so, unless some were told to come yet later."""
-        left_s = self.rate.put_off_s(now_s)
-        if left_s > 0:
-            return [fx.SetTimer("hellos", left_s + self._context.settings.resend_s)]
-        self._context.all_came = True
-        return []
-
-    def ask(self, device: str) -> list[fx.Effect]:
-        """One that answers and is held to be away is asked for a hello: a copy of it said bye."""
-        if device in self._context.online or not self._context.all_came:
-            return []
-        return [fx.Send(fx.DeviceAddress(device), self._context.signer.note(Here(0.0)))]
-
-    def later(self, device: str, now_s: float) -> list[fx.Effect]:
-        """The same hello again, later. Its signature is checked when it is heard.
-
-        Raises ProtocolError `unknown_signer` or `hello_too_often`, and moves nobody's moment.
-        """
-        if self._context.registry.verify_key(device) is None:
-            raise ProtocolError("unknown_signer")
-        self._count(device, now_s)
-        steps = round(self.rate.delay_s(now_s) / _DELAY_STEP_S)
-        if steps not in self._later:
-            self._later[steps] = self._context.signer.note(Later(steps * _DELAY_STEP_S))
-        # Rounds are offered to all: it may hear of one, and answer it, before it is heard.
-        to = fx.DeviceAddress(device)
-        return [*self._context.cover(to), fx.Send(to, self._later[steps])]
-
-    def heard(self, hello: Hello, signed: Envelope, now_s: float) -> list[fx.Effect]:
-        """A hello that is the device's own.
-
-        Raises ProtocolError `hello_too_often`: one device must not take the others' place.
-        """
-        self._count(hello.device, now_s)
-        self.rate.heard()
-        to = fx.DeviceAddress(hello.device)
-        ack = self._context.ack(hashlib.sha256(signed.payload).digest(), "held")
-        return [*self._answers(hello), fx.Send(to, ack), *self._context.cover(to)]
-
-    def _answers(self, hello: Hello) -> list[fx.Effect]:
-        """How many it counts is remembered; that it counts them at all, or knew checks of masks
-        once, for good."""
-        if hello.answered < 0 and hello.knows < KNOWS_CHECKS:
-            return []
-        answered, counted = self._context.memory.answered, max(0, hello.answered)
-        known = answered.get(hello.device)
-        answered[hello.device] = max(known or 0, counted)
-        return [] if known is not None else [fx.Persist(AnswersFrom(hello.device, counted))]
-
-    def behind(self, hello: Hello, signed: Envelope, now_s: float) -> list[fx.Effect]:
-        """Where a hello counts fewer answers than this identity gave, look up which: it is not
-        heard before it counts them too. Else nothing.
-
-        Raises ProtocolError `hello_too_often`.
-        """
-        known = self._context.memory.answered.get(hello.device)
-        if known is None or not 0 <= hello.answered < known:
-            return []
-        self._count(hello.device, now_s)
-        self.rate.heard()
-        digest = hashlib.sha256(signed.payload).digest()
-        most = self._context.settings.packet_bytes // (2 * DEPOSIT_BYTES)
-        most = min(max(1, most), _MOST_JOBS)
-        find = FindAnswered(hello.device, digest, hello.answered, known, most)
-        return [fx.Refuse("behind"), fx.Work(find)]
-
-    def found(self, asked: FindAnswered, answered: Answered) -> list[fx.Effect]:
-        """Tell it, and hear it again once it has counted them."""
-        behind = Behind(asked.hello, answered.number, answered.jobs, answered.whole)
-        return [fx.Send(fx.DeviceAddress(asked.device), self._context.signer.note(behind))]
-
-    def new_sealing(self, new: NewSealingKey, signed: Envelope, now_s: float) -> list[fx.Effect]:
+    def _new_sealing_key(
+        self, new: NewSealingKey, signed: Envelope, now_s: float
+    ) -> list[fx.Effect]:
         """A device's new sealing key, kept; the same note again is only answered.
 
         Raises ProtocolError `new_key_too_often`: for each the cloud hears of all keys again.
         """
         digest = hashlib.sha256(signed.payload).digest()
-        told = fx.Send(fx.DeviceAddress(new.device), self._context.ack(digest, "held"))
+        told = self._context.ack(fx.DeviceAddress(new.device), digest, "held")
         known, next_s = self._new_sealing.get(new.device, (b"", now_s))
         if known == digest:
             return [told]
@@ -561,11 +599,3 @@ class ProxyGreeting:
             raise ProtocolError("new_key_too_often")
         self._new_sealing[new.device] = digest, now_s + NEW_KEY_EVERY_S
         return [fx.Persist(SealingKeyChanged(new.device, new.sealing, new.number)), told]
-
-    def _count(self, device: str, now_s: float) -> None:
-        since_s, count = self._each.get(device, (now_s, 0))
-        if now_s - since_s >= _EACH_S:
-            since_s, count = now_s, 0
-        if count >= _EACH_HELLOS:
-            raise ProtocolError("hello_too_often")
-        self._each[device] = since_s, count + 1

@@ -9,7 +9,15 @@ before of its data set, a round the job's earlier rounds, a commit record the jo
 and what is still coming in gives way to what supersedes it. So a record outlives the next round,
 for who was away when it came. Where there is no room for the releases of so many data sets,
 the oldest give way. Devices that come late are told what is kept, and may ask for parts, within
-bounds.
+bounds (`Serving`).
+
+A device's report on a release is kept in memory alone, one for each device and release, and
+acknowledged when the cloud has it; until then the device says it again, so a proxy that starts anew
+loses nothing. Reports are handed over together, at least as many as a batch has, sorted by their
+ciphertext, and of no release that was sealed for fewer devices than a round selects: what the cloud
+counts is then never one device's. Every device reports, those that could not open the release a
+dummy, so who was among the first ones is not seen here. Of the cloud's statements on releases the
+newest is kept, passed on, and sent to whoever comes. A release that it withdraws is served no more.
 """
 
 from __future__ import annotations
@@ -17,12 +25,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
+    REPORT_BYTES,
+    Ack,
     Blob,
     BlobAt,
     BlobPart,
@@ -35,18 +45,13 @@ from edgeveil.protocol.messages import (
     Need,
     Note,
     Offer,
+    ReleaseReport,
+    ReleaseReports,
+    ReleaseStatement,
     RoundKey,
+    wants_reports,
 )
-from edgeveil.protocol.proxy_rounds import ProxyRounds
-from edgeveil.protocol.proxy_tasks import (
-    BroadcastDropped,
-    BroadcastPart,
-    JobEnded,
-    KeepBroadcast,
-    KeptBroadcast,
-    ProxyContext,
-    ReleaseReplaced,
-)
+from edgeveil.protocol.proxy_rounds import KeptBroadcast, ProxyContext, ProxyMasks, ProxyRounds
 from edgeveil.protocol.transfer import (
     NEED_LIMIT,
     Data,
@@ -66,6 +71,218 @@ from edgeveil.protocol.transfer import (
     pieces_of,
 )
 
+
+@dataclass(frozen=True)
+class BroadcastPart:
+    """Some of a broadcast's bytes, to be put at `offset`; durable with its `KeepBroadcast`."""
+
+    digest: bytes
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class KeepBroadcast:
+    """Work: check the digest of what came, make it durable; result `KeptBroadcast` or
+    `WorkFailed`."""
+
+    signed: Envelope
+    header: BroadcastHeader
+
+
+@dataclass(frozen=True)
+class BroadcastDropped:
+    """A broadcast that was under way, or kept by its work alone, is of no use any more."""
+
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class ReleaseReplaced:
+    """A kept release gave its place to a newer one of its data set, or to what needed its room."""
+
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class ReleaseStated:
+    """The cloud's newest statement on releases; the blobs of those that it withdrew may go."""
+
+    note: Note
+    gone: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True)
+class JobEnded:
+    """Everything of this job but its release may go; `note` tells devices that come later."""
+
+    job_id: bytes
+    note: Note
+
+
+# --- releases: reports and the statement -----------------------------------------------------
+
+_FRAME_BYTES = 1024  # of a note, beside its reports
+_EACH_BYTES = REPORT_BYTES + 8
+_AT_ONCE = 4096
+
+
+@dataclass
+class _Reports:
+    """Of one release: what each device said, by its note's digest, and what the cloud has."""
+
+    waiting: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)  # (note digest, sealed)
+    told: dict[str, bytes] = field(default_factory=dict)  # device -> its note's digest
+    under_way: tuple[Note, dict[str, tuple[bytes, bytes]]] | None = None
+
+
+class ProxyReleases:
+    """Reports and the statement. One timer, `reports`."""
+
+    def __init__(self, context: ProxyContext) -> None:
+        self._context = context
+        self._of: dict[ExchangeId, _Reports] = {}
+
+    # --- reports ---
+
+    def report(self, device: str, report: ReleaseReport, note: Note) -> list[fx.Effect]:
+        """A device's report, verified to be its own. Raises ProtocolError `wrong_size`."""
+        digest = hashlib.sha256(note.body.payload).digest()
+        release = self._release(report.at)
+        if release is None:
+            return [self._ack(device, digest, "closed")]
+        if len(report.sealed) != REPORT_BYTES:
+            raise ProtocolError("wrong_size")
+        self._of = {at: one for at, one in self._of.items() if self._release(at)}
+        reports = self._of.setdefault(report.at, _Reports())
+        if device in reports.told:  # the first one counts
+            return [self._ack(device, digest, "held")]
+        if reports.under_way is not None and device in reports.under_way[1]:
+            return []
+        reports.waiting.setdefault(device, (digest, report.sealed))
+        out = self._hand_over(release) if self._all_said(reports) else []
+        return [*out, fx.SetTimer("reports", self._context.settings.resend_s)]
+
+    def look(self) -> list[fx.Effect]:
+        """The timer: hand over what waits, or what the cloud did not acknowledge, again."""
+        out: list[fx.Effect] = []
+        for at, reports in self._of.items():
+            release = self._release(at)
+            if reports.under_way is not None:
+                out.append(fx.Send(fx.CloudAddress(), reports.under_way[0]))
+            elif release is not None:
+                out += self._hand_over(release)
+        return [*out, fx.SetTimer("reports", self._context.settings.resend_s)] if out else []
+
+    def acknowledged(self, ack: Ack) -> list[fx.Effect] | None:
+        """The cloud has what was handed over, and its devices hear so; None for anything else."""
+        for at, reports in self._of.items():
+            if reports.under_way is None:
+                continue
+            note, handed = reports.under_way
+            if hashlib.sha256(note.body.payload).digest() != ack.blob:
+                continue
+            reports.under_way = None
+            reports.told |= {device: digest for device, (digest, _) in handed.items()}
+            told = [self._ack(device, digest, "held") for device, (digest, _) in handed.items()]
+            release = self._release(at)
+            more = self._hand_over(release) if release else []
+            again = fx.SetTimer("reports", self._context.settings.resend_s)
+            return [*told, *more, *([again] if more else [])]
+        return None
+
+    def _hand_over(self, release: Manifest) -> list[fx.Effect]:
+        reports, context = self._of[release.at], self._context
+        floor = context.settings.min_batch_floor
+        # The last few follow once nobody is left for whom they could wait.
+        rest = reports.told and self._all_said(reports)
+        few = len(reports.waiting) < (1 if rest else floor) or release.selected < floor
+        if few or reports.under_way is not None:
+            return []
+        most = min(_AT_ONCE, (context.settings.packet_bytes - _FRAME_BYTES) // _EACH_BYTES)
+        handed = dict(sorted(reports.waiting.items(), key=lambda one: one[1][1])[: max(most, 1)])
+        for device in handed:
+            del reports.waiting[device]
+        sealed = tuple(sealed for _, sealed in handed.values())
+        note = context.signer.note(ReleaseReports(release.at, sealed))
+        reports.under_way = note, handed
+        return [fx.Send(fx.CloudAddress(), note)]
+
+    def _all_said(self, reports: _Reports) -> bool:
+        """Whether every device that is there has said what became of the release."""
+        return len(reports.waiting) + len(reports.told) >= len(self._context.online)
+
+    def _release(self, at: ExchangeId) -> Manifest | None:
+        """The release of these numbers, if it is kept and asks for reports."""
+        for kept in self._context.memory.kept.values():
+            header = kept.header
+            if isinstance(header, Manifest) and header.at == at and wants_reports(header):
+                return header
+        return None
+
+    def _ack(self, device: str, digest: bytes, status: str) -> fx.Effect:
+        return self._context.ack(fx.DeviceAddress(device), digest, status)
+
+    # --- the cloud's statement ---
+
+    def stated(self, said: ReleaseStatement, note: Note) -> list[fx.Effect]:
+        """Keep the newest, pass it on. Raises ProtocolError `replayed_statement` or
+        `far_sequence`."""
+        memory = self._context.memory
+        if self._context.is_far(said.number):
+            raise ProtocolError("far_sequence")
+        known = self.number()
+        if said.number < known:
+            raise ProtocolError("replayed_statement")
+        digest = hashlib.sha256(note.body.payload).digest()
+        held = self._context.ack(fx.CloudAddress(), digest, "held")
+        if said.number == known:
+            return [held]
+        memory.statement = note
+        gone = [d for d, kept in memory.kept.items() if _is_withdrawn(kept, said)]
+        for blob in gone:
+            del memory.kept[blob]
+        return [
+            fx.Persist(ReleaseStated(note, tuple(gone))),
+            held,
+            fx.Send(fx.AllDevices(), note),
+        ]
+
+    def welcome(self, device: str) -> list[fx.Effect]:
+        """What a device that came should know of releases."""
+        note = self._context.memory.statement
+        return [fx.Send(fx.DeviceAddress(device), note)] if note else []
+
+    def withdrawn(self, header: Manifest) -> bool:
+        """Whether the cloud has taken this release back."""
+        said = self._said()
+        return said is not None and header.sequence in said.withdrawn
+
+    def number(self) -> int:
+        """Of the newest statement; -1 without one."""
+        said = self._said()
+        return -1 if said is None else said.number
+
+    def _said(self) -> ReleaseStatement | None:
+        """The newest statement; none where its key counts no more, for numbers begin anew then, or
+        where no cloud's clock can have given its number."""
+        note = self._context.memory.statement
+        with suppress(ProtocolError):
+            said = self._context.keys.cloud_body(note.body) if note else None
+            if isinstance(said, ReleaseStatement) and not self._context.is_far(said.number):
+                return said
+        return None
+
+
+def _is_withdrawn(kept: KeptBroadcast, said: ReleaseStatement) -> bool:
+    header = kept.header
+    return isinstance(header, Manifest) and (
+        header.kind == "release" and header.sequence in said.withdrawn
+    )
+
+
+# --- broadcasts ------------------------------------------------------------------------------
+
 UNKNOWN_RELEASE_KEY = "unknown_release_key"
 SEALING_MS = 600_000  # between the number of a job's announcement and its coming
 
@@ -81,14 +298,11 @@ class Broadcasts:
         context: ProxyContext,
         rounds: ProxyRounds,
         serving: Serving,
-        withdrawn: Callable[[Manifest], bool],
-        unmasked: Callable[[Manifest], str],
-        stated: Callable[[], int],
+        releases: ProxyReleases,
+        masks: ProxyMasks,
     ) -> None:
-        """`withdrawn` says whether the cloud has taken a release back, `unmasked` why a round can
-        not be summed under masks (again), or "", `stated` the number of its newest statement."""
         self._context, self._rounds, self._serving = context, rounds, serving
-        self._withdrawn, self._unmasked, self._stated = withdrawn, unmasked, stated
+        self._releases, self._masks = releases, masks
         self.arriving: dict[bytes, Fetch[BroadcastHeader]] = {}  # by blob digest
 
     @property
@@ -108,7 +322,7 @@ class Broadcasts:
         for kept in self._believed():
             if _slot(kept.header) == _slot(header):
                 if kept.signed.payload == offer.header.payload:
-                    return [fx.Send(fx.CloudAddress(), self._context.ack(digest, "held"))]
+                    return [self._context.ack(fx.CloudAddress(), digest, "held")]
                 return self._refuse(digest, "forked_manifest")
         reason = self._why_not(header)
         if reason == UNKNOWN_RELEASE_KEY and self._context.reading_trust:
@@ -177,7 +391,7 @@ class Broadcasts:
             return "replayed_commit" if replayed else ""
         if self._context.is_far(header.sequence):
             return "far_sequence"
-        if kind == "release" and self._withdrawn(header):
+        if kind == "release" and self._releases.withdrawn(header):
             return "withdrawn_release"
         if kind == "job" and (ahead := self._no_end(header)):
             return ahead
@@ -192,7 +406,7 @@ class Broadcasts:
             return "selected_below_floor"
         if not self._rounds.fits(header):
             return "spool_too_small_for_cover"
-        return self._unmasked(header)
+        return self._masks.why_not(header)
 
     def _no_end(self, job: Manifest) -> str:
         """Why what a job uploads, or the release with which it ends, would not be taken, or "".
@@ -211,7 +425,7 @@ class Broadcasts:
             return "spool_too_small"
         if limits.cover_window_s and len(context.online) * job.upload_bytes > limits.spool_bytes:
             return "spool_too_small_for_cover"
-        if self._stated() > latest:
+        if self._releases.number() > latest:
             return "replayed_statement"
         kept = [one.header for one in self._believed()]
         of_it = [h for h in kept if isinstance(h, Manifest) and h.kind == "release"]
@@ -239,7 +453,7 @@ class Broadcasts:
     def _refuse(self, digest: bytes, reason: str) -> list[fx.Effect]:
         return [
             fx.Refuse(reason),
-            fx.Send(fx.CloudAddress(), self._context.ack(digest, "refused", reason)),
+            self._context.ack(fx.CloudAddress(), digest, "refused", reason),
         ]
 
     def part(self, part: BlobPart) -> list[fx.Effect]:
@@ -294,7 +508,7 @@ class Broadcasts:
             return [fx.Persist(BroadcastDropped(digest)), *self._refuse(digest, late)]
         out: list[fx.Effect] = self._make_room(task.signed, header)
         self._context.memory.kept[digest] = result
-        out += [fx.Persist(result), fx.Send(fx.CloudAddress(), self._context.ack(digest, "held"))]
+        out += [fx.Persist(result), self._context.ack(fx.CloudAddress(), digest, "held")]
         if isinstance(header, Commit):
             out += self._rounds.drop(header.at)
         elif header.kind == "round":
@@ -341,7 +555,7 @@ class Broadcasts:
                 self._forget_end(next(iter(memory.ended)))
             out += [fx.Persist(JobEnded(job_id, note)), fx.Send(fx.AllDevices(), note)]
         digest = hashlib.sha256(note.body.payload).digest()
-        return [*out, fx.Send(fx.CloudAddress(), self._context.ack(digest, "held"))]
+        return [*out, self._context.ack(fx.CloudAddress(), digest, "held")]
 
     def _forget_end(self, job_id: bytes) -> None:
         memory = self._context.memory

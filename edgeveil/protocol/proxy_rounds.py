@@ -3,90 +3,420 @@
 Theory of operation. A round's broadcast, once the proxy holds it, opens a `Collection`, whose
 states are `COLLECTION_STATES` and whose guards are `check_form` (what an upload must be) and
 `verdict` (what the counts mean). Each admitted device gives one upload, or declines; both are
-final. An upload is pulled part by part to its slot of the round's file, and is durable before it is
-acknowledged and counted. The round is over when all who were selected have answered, at the
+final (`proxy_uploads.py`). The round is over when all who were selected have answered, at the
 deadline, or a grace after the quorum; never with fewer uploads than the floor, the larger of the
 job's and this proxy's own. With cover traffic everybody answers, so those are waited for who are
-there (`pending`).
+there (`pending`). Where all have to answer, because all who are admitted were selected or by cover
+traffic, the proxy knows who does not, and `Attendance` counts it: such a round, once it has its
+quorum, does not wait for those who let several in a row pass (`aside`). Where some were selected
+the proxy cannot know whom, and waits for the number alone.
 
-Where all have to answer, because all who are admitted were selected or by cover traffic, the proxy
-knows who does not, and `Attendance` counts it. Such a round, once it has its quorum, does not wait
-for those who let several in a row pass (`aside`). Where some were selected the proxy cannot know
-whom, and waits for the number alone.
-
-A round below the floor is `short`: its ciphertexts are forgotten and the cloud is told counts,
-again and again, since it can only begin anew. Else the host shuffles every group by itself. When
-the batch is durable it is forgotten whose uploads it came from: who answered stays known, so that a
+A round below the floor is `short`: its ciphertexts are forgotten and the cloud gets counts, again
+and again, since it can only begin anew. Else the host shuffles every group by itself. When the
+batch is durable it is forgotten whose uploads it came from: who answered stays known, so that a
 repeat is recognised, but no place, no digest and no time. Of a round under masks the senders by
 their places stay in memory until the masks are summed (`Misfits`). The batch is offered until the
 cloud holds it, which it does when the round is committed. One under masks stays even where the
-cloud says that it has no use for it: a job that is paused may have its sums already. A newer round
-of the job, its commit or its end drops a round from any state, and a dropped round stays closed,
-after a restart too.
+cloud has no use for it: a job that is paused may have its sums already. A newer round of the job,
+its commit or its end drops a round from any state, and a dropped round stays closed, after a
+restart too.
+
+**Masked uploads go on to the cloud while their round is open.** To the cloud a masked segment is
+uniform numbers, so it need not wait for the others of its round. Held uploads are dealt in lots:
+the host puts a lot's masked segments, in an order of its own, behind those of the lots before, in
+the round's stream, and the cloud is told how long that is (`Arrived`) and asks for parts as it has
+room. Whatever of this is lost costs time alone: the batch that follows begins with the stream,
+under the same name, and is asked for and checked as every batch. Of an upload the cloud learns in
+which lot it came. A lot is worth its own message (`lot_bytes`) and has at least as many uploads as
+this proxy's own floor, the last one too: so many are held back. Nothing of it is durable: a proxy
+that starts again begins another stream, of all that it holds.
+
+**Masks are summed over one choice of uploads, once for each exchange** (`ProxyMasks`). Devices seal
+the seeds of their masks to the proxy's key of the round, and it keeps them with the batch, in the
+batch's order. The cloud, which sees only masked numbers, names the uploads that it counts, and gets
+the sum of their masks. The difference between the sums of two choices would show what stands in one
+and not in the other, so the choice is durable before the first sum leaves, the same question gets
+the same answer, another is refused for ever, and so is another attempt at the exchange. Of a job
+that has ended the proxy forgets the end some time, but never that it was unmasked: one that began
+once more under its old name would bring the same numbers again from devices that did not hear of
+the end. A choice of fewer uploads than the round's floor is refused too, and a round whose uploads
+are dealt into sets, each summed by itself, unless every set has the proxy's own floor.
+
+Before its choice the cloud asks for the check of each upload's mask, so that it can leave out those
+whose mask is not that of their seed. It discloses the factors of the check for that, and only those
+are taken to which the round's manifest commits: they are the factors of the devices' own checks,
+from which the cloud can compute the same number where a device is honest. What the cloud then says
+of uploads that do not fit is shown to the operator under their senders' names, and does nothing
+else. Only the choice is kept, not the sums, which follow from it and from the seeds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Callable, Iterable
+from collections.abc import Collection as AnyOf
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
+from typing import Protocol
 
 from msgspec import structs
 
-from edgeveil.crypto.keys import MaskSeed
+from edgeveil.crypto.keys import CheckKey, MaskSeed, OpeningKey, VerifyKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.effects import StateTable
 from edgeveil.protocol.messages import (
     DECLINE_CAUSES,
+    FAR_NUMBER,
     SEAL_OVERHEAD_BYTES,
     Ack,
+    Arrived,
     Batch,
     Blob,
     BlobAt,
-    BlobPart,
-    BlobPut,
-    Decline,
+    BroadcastHeader,
+    CheckMasks,
+    Cover,
+    Envelope,
     ExchangeId,
     Manifest,
+    MaskSums,
+    Misfits,
     Need,
-    Offer,
+    Note,
+    PeerKeys,
     Shortfall,
+    Signer,
+    Unmask,
     Upload,
-    verified_header,
 )
-from edgeveil.protocol.proxy_arrivals import UploadArrival, UploadArrivals
-from edgeveil.protocol.proxy_stream import RoundStreams
-from edgeveil.protocol.proxy_tasks import (
-    BatchDelivered,
-    BatchKept,
-    HeldUpload,
-    ProxyContext,
-    RoundDropped,
-    ShuffledBatch,
-    ShuffleRound,
-    StreamUploads,
-    TakePut,
-    UploadKept,
-    UploadPart,
-    UploadsDropped,
+from edgeveil.protocol.sealed import (
+    MaskedVector,
+    check_factors,
+    chosen_of,
+    dealt,
+    masked_vectors,
 )
-from edgeveil.protocol.sealed import open_seed
 from edgeveil.protocol.transfer import (
-    GrantPut,
+    Data,
     LayingDown,
     PutBeside,
-    PutGrants,
-    PutTaken,
     answer_need,
-    check_claim,
-    check_parts_fit,
+    describe,
     part_bytes,
     sends,
-    whole,
-    why_not,
 )
+
+# --- what the proxy keeps --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KeptBroadcast:
+    """A broadcast that late devices may still ask for; `key` opens the seeds of a masked round."""
+
+    signed: Envelope
+    header: BroadcastHeader
+    data: Data
+    key: OpeningKey | None = None
+
+
+@dataclass(frozen=True)
+class HeldUpload:
+    """A device's complete upload: which groups, its digest, and its place in the round's file.
+
+    Once the batch is made, `digest` is empty and `slot` is -1. `seed` is that of its masks, if it
+    has masked groups.
+    """
+
+    groups: tuple[int, ...]
+    digest: bytes
+    slot: int
+    seed: MaskSeed | None = None
+
+
+@dataclass(frozen=True)
+class UploadKept:
+    """A complete upload, durable before it is acknowledged; `number` as the device counts its
+    answers."""
+
+    at: ExchangeId
+    device: str
+    held: HeldUpload
+    number: int = 0
+    deposit: bytes = b""
+
+
+@dataclass(frozen=True)
+class UploadsDropped:
+    """A round was short: who answered stays known, and it opens no more; no ciphertext stays."""
+
+    at: ExchangeId
+
+
+@dataclass(frozen=True)
+class BatchKept:
+    """A shuffled batch; the uploads it came from are forgotten in the same transaction.
+
+    `seeds` are those of the masks, in the order of the batch. `pieces`, if any, are its bytes in
+    the round's file, (place, size) one after the other; else it has a file of its own.
+    """
+
+    at: ExchangeId
+    signed: Envelope
+    batch: Batch
+    data: Data
+    seeds: tuple[MaskSeed, ...] = ()
+    pieces: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class BatchDelivered:
+    """The cloud holds the batch."""
+
+    at: ExchangeId
+
+
+@dataclass(frozen=True)
+class RoundUnmasked:
+    """This exchange is unmasked for the choice that `question` names, of this attempt, and for no
+    other; durable before a sum of masks leaves. With the job's end the whole job takes its place.
+    """
+
+    at: ExchangeId
+    question: bytes
+
+
+@dataclass(frozen=True)
+class RoundDropped:
+    """Everything of this round but its manifest may go; it opens no more, after a restart too."""
+
+    at: ExchangeId
+
+
+@dataclass
+class ProxyMemory:
+    """What survives a restart; the host loads it, the machine changes it with `Persist` effects."""
+
+    kept: dict[bytes, KeptBroadcast] = field(default_factory=dict)  # by blob digest, oldest first
+    uploads: list[UploadKept] = field(default_factory=list)
+    batches: dict[ExchangeId, BatchKept] = field(default_factory=dict)
+    delivered: set[ExchangeId] = field(default_factory=set)
+    ended: dict[bytes, Note] = field(default_factory=dict)
+    statement: Note | None = None  # on releases
+    answered: dict[str, int] = field(default_factory=dict)  # by device, its newest answer's number
+    earlier: dict[str, int] = field(default_factory=dict)  # of earlier versions, by device: `knows`
+    unmasked: dict[tuple[bytes, int], RoundUnmasked] = field(default_factory=dict)  # by exchange
+    summed: set[bytes] = field(default_factory=set)  # jobs never to be unmasked (again)
+    name: bytes = b""  # another one where all this was lost, or put back from a backup
+
+    def round_key(self, at: ExchangeId) -> OpeningKey | None:
+        """What opens the seeds of a round that is kept."""
+        keys = (kept.key for kept in self.kept.values() if kept.header.at == at)
+        return next((key for key in keys if key is not None), None)
+
+
+@dataclass(frozen=True)
+class ProxySettings:
+    """Bounds and waits of one proxy."""
+
+    packet_bytes: int = 65536
+    blob_bytes: int = 256 << 20
+    push_bytes: int = 16 << 20  # larger blobs are pulled, with bounded credit
+    need_repeat_s: float = 10.0  # a part sent to a device is not sent to it again so soon
+    want_repeat_s: float = 0.25  # nor is a job, which is much for a small question
+    upload_bytes: int = 64 << 20
+    spool_bytes: int = 1 << 30
+    cache_bytes: int = 1 << 30
+    credit_bytes: int = 16 << 20
+    credit_patience_s: float = 5.0  # a grant that brings nothing for so long is taken back
+    hellos_per_s: float = 500.0
+    min_batch_floor: int = 3
+    lot_bytes: int = 1 << 20  # of masked uploads that go on together while their round is open
+    repair_s: float = 1.0
+    resend_s: float = 3.0
+    waits_cap_s: float = 300.0  # to which the waits between repeated shortfalls grow
+    ended_kept: int = 16
+    releases_kept: int = 16  # the newest of so many data sets, as far as the cache has room
+    hello_spread_s: float = 0.5  # over which devices come when the proxy (re)starts, at least
+    cover_window_s: float = 0.0  # 0: no cover traffic
+    roster_again_s: float = 6 * 3600.0  # a roster is signed anew long before it is stale
+    stalled_rounds: int = 3  # left unanswered in a row, before a device is waited for no more
+    beside_bytes: int = 0  # of blobs from this size on devices are told where they lie; 0: of none
+    beside_s: float = 3600.0  # for so long a URL is good
+    blob_urls: tuple[str, ...] = ()  # prefixes of URLs of the cloud's store
+
+
+class DeviceRegistry(Protocol):
+    """The identities that this proxy's operator admitted."""
+
+    def verify_key(self, device: str) -> VerifyKey | None:
+        """The identity key of an admitted device, or None."""
+        ...
+
+    def roster(self) -> tuple[int, bytes]:
+        """Epoch and the sealing keys of all admitted devices, sorted, 32 bytes each."""
+        ...
+
+    def admitted(self) -> AnyOf[str]:
+        """The ids of all admitted devices."""
+        ...
+
+    @property
+    def lineage(self) -> str:
+        """What tells this registry from one that was rebuilt: 32 hexadecimal digits."""
+        ...
+
+    def roster_expires_s(self) -> float:
+        """Until when a roster of this moment counts, in seconds since 1970."""
+        ...
+
+
+@dataclass
+class ProxyContext:
+    """What the parts of the proxy's machine share."""
+
+    signer: Signer
+    keys: PeerKeys
+    registry: DeviceRegistry
+    memory: ProxyMemory
+    settings: ProxySettings
+    online: set[str] = field(default_factory=set)
+    all_came: bool = False  # `online` is complete: devices had their time to say hello
+    reading_trust: int = 0  # metadata of the root that came and is not read yet
+
+    @property
+    def offline(self) -> set[str] | None:
+        """Admitted devices that are not connected; None while they may be about to come."""
+        return set(self.registry.admitted()) - self.online if self.all_came else None
+
+    @property
+    def offline_count(self) -> int:
+        """Number of them, or -1, as messages have it."""
+        return -1 if (offline := self.offline) is None else len(offline)
+
+    def is_far(self, number: int) -> bool:
+        """Whether a number of the cloud's, in ms since 1970, is a day ahead of this clock.
+
+        Then a leaked key, or a clock that is wrong, gave it. A roster ends a day from now.
+        """
+        day_on = int(self.registry.roster_expires_s() * 1000)
+        return number >= FAR_NUMBER or 0 < day_on < number
+
+    def ack(self, to: fx.Address, digest: bytes, status: str, reason: str = "") -> fx.Send:
+        """Send a signed acknowledgement; `status` is one of `Ack`'s."""
+        return fx.Send(to, self.signer.note(Ack(digest, status, reason)))  # type: ignore[arg-type]
+
+    def cover(self, to: fx.Address) -> list[fx.Effect]:
+        """Ask for cover traffic, if this proxy has it.
+
+        Nothing is said where it has none: such a note could be played again by a broker.
+        """
+        return [fx.Send(to, self._cover)] if self._cover else []
+
+    @cached_property
+    def _cover(self) -> Note | None:
+        window_s = self.settings.cover_window_s
+        return self.signer.note(Cover(window_s)) if window_s > 0 else None
+
+
+# --- work for the host, and its results ------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ShuffleRound:
+    """Write every group's segments in an order of its own.
+
+    Result `ShuffledBatch` or `WorkFailed`.
+
+    With `keep_order` they stay in the order of `uploads`, which is that in which they came.
+    `uploads` are (slot, groups): a slot of the round's file is `slot_bytes` long and holds the
+    segments of these groups one after the other, `segment_bytes[g]` each. A group with fewer
+    segments than `floor` is left out: its few senders would stand alone. The groups `together`, of
+    which an upload has all or none, share one order. `streamed`: they stand in the round's stream,
+    or follow there, and that comes first.
+    """
+
+    at: ExchangeId
+    segment_bytes: tuple[int, ...]
+    slot_bytes: int
+    floor: int
+    uploads: tuple[tuple[int, tuple[int, ...]], ...]
+    keep_order: bool = False
+    together: frozenset[int] = frozenset()
+    streamed: bool = False
+
+
+@dataclass(frozen=True)
+class ShuffledBatch:
+    """The batch: `counts[g]` segments of group g, on the disk.
+
+    `order`: those of the groups that stay together, as indices of the task's uploads. `pieces` as
+    `BatchKept` has them; `stream` is the name of what it begins with, if it has one.
+    """
+
+    counts: tuple[int, ...]
+    digest: bytes
+    data: Data
+    order: tuple[int, ...] = ()
+    pieces: tuple[tuple[int, int], ...] = ()
+    stream: bytes = b""
+
+
+@dataclass(frozen=True)
+class StreamUploads:
+    """Put the masked segments of these uploads behind those that stand in the round's stream
+    already, in random order unless `keep_order`. Result `StreamedUploads` or `WorkFailed`.
+
+    `uploads` are (index, slot, groups), the index that which they have in `ShuffleRound`.
+    """
+
+    at: ExchangeId
+    segment_bytes: tuple[int, ...]
+    slot_bytes: int
+    uploads: tuple[tuple[int, int, tuple[int, ...]], ...]
+    together: frozenset[int]
+    keep_order: bool = False
+
+
+@dataclass(frozen=True)
+class StreamedUploads:
+    """The stream so far. Its `name` is random, and another one after a restart."""
+
+    name: bytes
+    data: Data
+
+
+@dataclass(frozen=True)
+class SumMasks:
+    """Add up the masks of each set of seeds. Result `SummedMasks` or `WorkFailed`."""
+
+    at: ExchangeId
+    question: bytes
+    vectors: tuple[MaskedVector, ...]
+    sets: tuple[tuple[MaskSeed, ...], ...]
+
+
+@dataclass(frozen=True)
+class CheckSeeds:
+    """Compute the check of each seed's masks, by factors that are disclosed. Result `SummedMasks`
+    or `WorkFailed`."""
+
+    at: ExchangeId
+    question: bytes
+    vectors: tuple[MaskedVector, ...]
+    seeds: tuple[MaskSeed, ...]
+    key: CheckKey
+
+
+@dataclass(frozen=True)
+class SummedMasks:
+    """The sums, or the checks, as `MaskSums` has them."""
+
+    data: bytes
+
+
+# --- one round -------------------------------------------------------------------------------
 
 
 class CollectionState(Enum):
@@ -101,7 +431,7 @@ class CollectionState(Enum):
 
 
 _S = CollectionState
-COLLECTION_STATES = StateTable(
+COLLECTION_STATES = fx.StateTable(
     _S.COLLECTING,
     {(state, "dropped"): _S.DELIVERED for state in CollectionState}
     | {
@@ -116,6 +446,17 @@ COLLECTION_STATES = StateTable(
         (_S.HANDING_OVER, "held_by_cloud"): _S.DELIVERED,
     },
 )
+
+
+@dataclass
+class _Stream:
+    """`waiting` are held uploads that are in no lot yet, as `StreamUploads` has them."""
+
+    waiting: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
+    begun: bool = False
+    closed: bool = False
+    at_work: bool = False
+    there: StreamedUploads | None = None
 
 
 @dataclass
@@ -143,6 +484,7 @@ class Collection:
     told: int = 0  # how often a shortfall was
     streamed: bool = False  # its masked uploads began to go on before it closed
     senders: tuple[str, ...] = field(default=(), repr=False)
+    stream: _Stream | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         sealed = (group.padded_bytes + SEAL_OVERHEAD_BYTES for group in self.manifest.groups)
@@ -150,11 +492,6 @@ class Collection:
         self.slot_bytes = sum(self.segment_bytes)
         self.masked = frozenset(one.group for one in self.manifest.masked)
         self._next_slot = 0
-
-    @property
-    def masked_bytes(self) -> int:
-        """Of the masked segments of one upload."""
-        return sum(self.segment_bytes[group] for group in self.masked)
 
     @property
     def open(self) -> bool:
@@ -196,16 +533,6 @@ class Collection:
         """Move on, or raise and change nothing."""
         self.state = COLLECTION_STATES.step(self.state, happened)
 
-    def hold(self, device: str, held: HeldUpload) -> None:
-        """The device's upload is here."""
-        self.uploads[device] = held
-        self._answered(device)
-
-    def decline(self, device: str, cause: str) -> None:
-        """The device will not upload."""
-        self.declined[device] = cause
-        self._answered(device)
-
     @property
     def causes(self) -> tuple[int, ...]:
         """Number of declines by `DECLINE_CAUSES`; () without any decline."""
@@ -219,21 +546,17 @@ class Collection:
             self.pending.add(device)
             self.due.add(device)
 
-    def left(self, device: str) -> None:
-        """With cover traffic a device that is gone is not waited for any more."""
+    def answered(self, device: str) -> None:
+        """The device has answered, or is gone: it is not waited for."""
         if self.pending is not None:
-            self._answered(device)
+            self.pending.discard(device)
+        self.due.discard(device)
+        self.aside.discard(device)
 
     def set_aside(self, device: str) -> None:
         """The quorum is enough, as far as this device goes."""
         if device in self.due:
             self.aside.add(device)
-
-    def _answered(self, device: str) -> None:
-        if self.pending is not None:
-            self.pending.discard(device)
-        self.due.discard(device)
-        self.aside.discard(device)
 
     def verdict(self, *, deadline: bool = False, grace_over: bool = False) -> str | None:
         """What the counts mean now: the transition to take, or None to keep waiting."""
@@ -277,6 +600,7 @@ class Collection:
         """
         self.uploads = {d: HeldUpload(h.groups, b"", -1) for d, h in self.uploads.items()}
         self.slots.clear()
+        self.stream = None
 
 
 class Attendance:
@@ -325,41 +649,61 @@ class Attendance:
         self._came &= known
 
 
+ANSWER_OUTCOMES = ("uploaded", *DECLINE_CAUSES, "declined", "absent", "late", "refused")
+"""What a device's answer to a round can come to, as counted by `edgeveil_answers_total`.
+
+`declined` named no cause. `absent` counts the selected who said nothing until the round was over,
+`late` the uploads that came after it (of devices already counted as absent), `refused` those that
+were not what the round asks for.
+"""
+
+
+def answer_report(outcome: str, count: int = 1) -> fx.Report:
+    """Report answers of one of `ANSWER_OUTCOMES`."""
+    return fx.Report("answer", {"outcome": outcome, "count": count})
+
+
+# --- all rounds ------------------------------------------------------------------------------
+
 _TIMERS = ("deadline", "grace", "shuffle", "handover", "short")
 
 
+def _timer(what: str, at: ExchangeId) -> str:
+    return f"{what}:{at.job_id.hex()}:{at.exchange}:{at.attempt}"
+
+
+def _set(what: str, at: ExchangeId, delay_s: float) -> fx.SetTimer:
+    return fx.SetTimer(_timer(what, at), delay_s)
+
+
+def _cancel(what: str, at: ExchangeId) -> fx.CancelTimer:
+    return fx.CancelTimer(_timer(what, at))
+
+
 class ProxyRounds:
-    """All rounds that the proxy knows, newest of each job."""
+    """All rounds that the proxy knows, newest of each job. `uploads_ended` is called with a round
+    that takes no more uploads."""
 
     def __init__(self, context: ProxyContext) -> None:
-        self._context = context
+        self._context, memory = context, context.memory
         self.collections: dict[ExchangeId, Collection] = {}
-        settings = context.settings
-        self.arrivals = UploadArrivals(settings.credit_bytes, settings.credit_patience_s)
-        self.attendance = Attendance(settings.stalled_rounds)
-        self.streams = RoundStreams(context)
-        self.grants = PutGrants[UploadArrival](
-            context.signer, settings.beside_bytes, settings.beside_s
-        )
+        self.attendance = Attendance(context.settings.stalled_rounds)
+        self.uploads_ended: Callable[[ExchangeId], None] = lambda _at: None
         self._laying: dict[ExchangeId, LayingDown] = {}  # of batches
-        self._restore()
-
-    def _restore(self) -> None:
-        for kept in self._context.memory.kept.values():
+        for kept in memory.kept.values():
             if isinstance(kept.header, Manifest) and kept.header.kind == "round":
-                collection = self._collection(kept.header)
-                at = kept.header.at
-                if at in self._context.memory.delivered:
+                collection, at = self._collection(kept.header), kept.header.at
+                if at in memory.delivered:
                     collection.state = CollectionState.DELIVERED
-                elif at in self._context.memory.batches:
+                elif at in memory.batches:
                     collection.state = CollectionState.HANDING_OVER
                 self.collections[at] = collection
-        for upload in self._context.memory.uploads:
+        for upload in memory.uploads:
             collection = self.collections[upload.at]
             collection.restore(upload.device, upload.held)
             if upload.held.slot < 0 and collection.open:  # no batch was made of it
                 collection.state = CollectionState.SHORT
-        self._context.memory.uploads.clear()
+        memory.uploads.clear()
         for collection in self.collections.values():
             if not collection.open:
                 collection.forget_ciphertext()
@@ -386,7 +730,7 @@ class ProxyRounds:
         for at, collection in self.collections.items():
             if collection.open:
                 out.append(_set("deadline", at, collection.manifest.deadline_s))
-                out += self.streams.resume(collection)
+                out += self.stream(collection, enumerate(collection.uploads.values()))
                 out += self.advance(collection)
         return out + self.report_short()
 
@@ -420,8 +764,7 @@ class ProxyRounds:
         self._set_aside_stalled(collection)
 
     def _set_aside_stalled(self, collection: Collection) -> None:
-        stalled = {d for d in collection.due if not self.attendance.waits_for(d)}
-        collection.aside |= stalled
+        collection.aside |= {d for d in collection.due if not self.attendance.waits_for(d)}
 
     def set_aside(self, device: str) -> list[fx.Effect]:
         """The device's messages are dropped for a while: no round with its quorum waits for it."""
@@ -458,9 +801,8 @@ class ProxyRounds:
         self._context.memory.batches.pop(at, None)
         self._laying.pop(at, None)
         collection = self.collections.get(at)
-        self.streams.end(at)
         if collection:
-            self._end_arrivals(at)
+            self.uploads_ended(at)
             self._context.memory.delivered.add(at)  # so that it stays closed after a restart
             collection.forget_ciphertext()
             collection.senders = ()
@@ -468,11 +810,62 @@ class ProxyRounds:
         timers = [_cancel(what, at) for what in _TIMERS]
         return [fx.Persist(RoundDropped(at)), *timers]
 
-    def _end_arrivals(self, at: ExchangeId) -> None:
-        self.arrivals.end(at)
-        self.grants.end(at.job_id)
+    # --- masked uploads that go on while the round is open ---
 
-    # --- closing a round ---
+    def stream(
+        self, collection: Collection, uploads: Iterable[tuple[int, HeldUpload]]
+    ) -> list[fx.Effect]:
+        """These uploads of a round, by their index, are durable."""
+        masked = [(i, held.slot, held.groups) for i, held in uploads if held.seed is not None]
+        if not masked:
+            return []
+        stream = collection.stream = collection.stream or _Stream()
+        stream.waiting += masked
+        return self._deal(collection, stream)
+
+    def _deal(self, collection: Collection, stream: _Stream) -> list[fx.Effect]:
+        settings, manifest = self._context.settings, collection.manifest
+        least = settings.min_batch_floor
+        count = len(stream.waiting) - least
+        masked_bytes = sum(collection.segment_bytes[group] for group in collection.masked)
+        enough = count >= least and count * masked_bytes >= settings.lot_bytes
+        if stream.at_work or not enough:
+            return []
+        stream.begun = stream.at_work = True
+        lot, stream.waiting = stream.waiting[:count], stream.waiting[count:]
+        task = StreamUploads(
+            manifest.at,
+            collection.segment_bytes,
+            collection.slot_bytes,
+            tuple(lot),
+            collection.masked,
+            keep_order=not manifest.shuffled,
+        )
+        return [fx.Work(task, task.at)]
+
+    def streamed(self, task: StreamUploads, result: object) -> list[fx.Effect]:
+        """A lot is in the round's stream, or could not be put there."""
+        collection = self.collections.get(task.at)
+        stream = collection.stream if collection else None
+        if stream is None or stream.closed or collection is None:  # it comes with the batch
+            return []
+        stream.at_work = False
+        if not isinstance(result, StreamedUploads):  # they come with a later lot, or the batch
+            stream.waiting[:0] = task.uploads
+            return [fx.Report("stream_failed", {"round": task.at.exchange}, task.at)]
+        stream.there = result
+        out: list[fx.Effect] = []
+        if (blob := self._whole_parts(result)).size_bytes:
+            note = self._context.signer.note(Arrived(task.at, blob))
+            out.append(fx.Send(fx.CloudAddress(), note))
+        return out + self._deal(collection, stream)
+
+    def _whole_parts(self, there: StreamedUploads) -> Blob:
+        """The whole parts of a stream, which stay as they are."""
+        each = part_bytes(self._context.settings.packet_bytes)
+        return Blob(there.name, len(there.data) // each * each, each)
+
+    # --- closing a round, and handing its batch over ---
 
     def advance(self, collection: Collection, **why: bool) -> list[fx.Effect]:
         """What follows from the answers so far, or from a timer."""
@@ -485,20 +878,21 @@ class ProxyRounds:
             # With cover traffic the moment is chance: nobody is late before the window is over.
             grace_s = collection.manifest.grace_s + self._context.settings.cover_window_s
             return [_set("grace", at, grace_s)]
-        self._end_arrivals(at)
+        self.uploads_ended(at)
         silent = collection.manifest.selected - len(collection.uploads) - len(collection.declined)
-        absent = [_outcome("absent", silent)] if silent > 0 else []
+        absent = [answer_report("absent", silent)] if silent > 0 else []
         if collection.state is not CollectionState.SHORT:
             # A round that was short tells of the fleet, not of single devices.
             self.attendance.missed(collection.due)
             return [*absent, self._shuffle(collection)]
-        self.streams.end(at)
         collection.forget_ciphertext()  # the cloud can only begin anew
         return [*absent, fx.Persist(UploadsDropped(at)), *self._short(at)]
 
     def _shuffle(self, collection: Collection) -> fx.Effect:
         uploads = tuple((held.slot, held.groups) for held in collection.uploads.values())
-        collection.streamed |= self.streams.close(collection.manifest.at)
+        if stream := collection.stream:  # its parts may be asked for until the batch is there
+            stream.closed = True
+            collection.streamed |= stream.begun
         task = ShuffleRound(
             collection.manifest.at,
             collection.segment_bytes,
@@ -511,13 +905,10 @@ class ProxyRounds:
         )
         return fx.Work(task, task.at)
 
-    def streamed(self, task: StreamUploads, result: object) -> list[fx.Effect]:
-        """More uploads are in a round's stream."""
-        return self.streams.done(self.collections.get(task.at), task, result)
-
     def shuffled(self, task: ShuffleRound, result: object) -> list[fx.Effect]:
         """The batch is on the disk: sign it, forget whose uploads it came from, hand it over."""
-        at, memory, settings = task.at, self._context.memory, self._context.settings
+        at, context = task.at, self._context
+        memory, settings = context.memory, context.settings
         collection = self.collections.get(at)
         if collection is None or collection.state is not CollectionState.SHUFFLING:
             # Its round went meanwhile, and this file was perhaps not there yet to be dropped.
@@ -525,36 +916,34 @@ class ProxyRounds:
         if not isinstance(result, ShuffledBatch):  # perhaps the disk is full: try until it is not
             failed = fx.Report("shuffle_failed", {"round": at.exchange}, at)
             return [failed, _set("shuffle", at, settings.resend_s)]
-        blob = Blob(result.digest, len(result.data), part_bytes(settings.packet_bytes))
-        answers = (len(collection.uploads), len(collection.declined))
         batch = Batch(
             at,
-            *answers,
+            len(collection.uploads),
+            len(collection.declined),
             result.counts,
-            blob,
+            Blob(result.digest, len(result.data), part_bytes(settings.packet_bytes)),
             result.stream,
             collection.causes,
-            self._context.offline_count,
+            context.offline_count,
         )
         held = list(collection.uploads.items())
         masked = [held[place] for place in result.order if held[place][1].seed is not None]
         seeds = tuple(one.seed for _, one in masked if one.seed is not None)
-        signed = self._context.signer.header(batch)
+        signed = context.signer.header(batch)
         kept = BatchKept(at, signed, batch, result.data, seeds, result.pieces)
         collection.step("shuffled")
-        self.streams.end(at)
         collection.forget_ciphertext()
         collection.senders = tuple(device for device, _ in masked)
         memory.batches[at] = kept
         return [fx.Persist(kept), *self._hand_over(at)]
 
     def report_all(self) -> list[fx.Effect]:
-        """Offer every batch that the cloud does not hold yet, and tell every shortfall."""
+        """Offer every batch that the cloud does not hold yet, and report every shortfall."""
         batches = [effect for at in self._context.memory.batches for effect in self._hand_over(at)]
         return batches + self.report_short()
 
     def report_short(self) -> list[fx.Effect]:
-        """Tell every shortfall."""
+        """Report every shortfall."""
         known = self.collections.items()
         short = [at for at, collection in known if collection.state is CollectionState.SHORT]
         return [effect for at in short for effect in self._short(at)]
@@ -565,17 +954,15 @@ class ProxyRounds:
         if kept is None:
             return []
         limit, blob = self._context.settings, kept.batch.blob
-        # What has a stream is there already, for the most part: the cloud asks for the rest.
-        push = push and blob.size_bytes <= limit.push_bytes and not kept.batch.stream
-        beside = self._laid(at).takes(blob) and not kept.batch.stream
         packets = sends(
             fx.CloudAddress(),
             self._context.signer.header(kept.batch),  # with the key of the day
             blob,
             kept.data,
             limit.packet_bytes,
-            push=push,
-            beside=beside,
+            # What has a stream is there already, for the most part: the cloud asks for the rest.
+            push=push and blob.size_bytes <= limit.push_bytes and not kept.batch.stream,
+            beside=self._laid(at).takes(blob) and not kept.batch.stream,
         )
         return [*packets, _set("handover", at, limit.resend_s)]
 
@@ -600,7 +987,7 @@ class ProxyRounds:
         return []
 
     def _short(self, at: ExchangeId) -> list[fx.Effect]:
-        """Tell it, and again later: the longer the cloud has no use for it, the later."""
+        """Report it, and again later: the longer the cloud has no use for it, the later."""
         collection, settings = self.collections[at], self._context.settings
         wait_s = min(settings.resend_s * 2.0 ** min(collection.told, 16), settings.waits_cap_s)
         collection.told += 1
@@ -615,10 +1002,11 @@ class ProxyRounds:
             if need.blob in (kept.batch.blob.digest, kept.batch.stream):
                 blob = structs.replace(kept.batch.blob, digest=need.blob)
                 return answer_need(fx.CloudAddress(), need, blob, kept.data)
-        streamed = self.streams.need(need)
-        if streamed is None:
-            raise ProtocolError("unknown_blob")
-        return streamed
+        for collection in self.collections.values():
+            there = collection.stream.there if collection.stream else None
+            if there is not None and there.name == need.blob:
+                return answer_need(fx.CloudAddress(), need, self._whole_parts(there), there.data)
+        raise ProtocolError("unknown_blob")
 
     def delivered(self, ack: Ack) -> list[fx.Effect]:
         """The cloud holds a batch, or has no use for it.
@@ -661,246 +1049,124 @@ class ProxyRounds:
         return []
 
 
-ANSWER_OUTCOMES = ("uploaded", *DECLINE_CAUSES, "declined", "absent", "late", "refused")
-"""What a device's answer to a round can come to, as counted by `edgeveil_answers_total`.
+# --- masks -----------------------------------------------------------------------------------
 
-`declined` named no cause. `absent` counts the selected who said nothing until the round was over,
-`late` the uploads that came after it (of devices already counted as absent), `refused` those that
-were not what the round asks for.
-"""
+MISFIT = "misfit"  # an upload that does not fit its mask, or its round, by the cloud's word
 
 
-def _outcome(outcome: str, count: int = 1) -> fx.Report:
-    return fx.Report("answer", {"outcome": outcome, "count": count})
-
-
-def _timer(what: str, at: ExchangeId) -> str:
-    return f"{what}:{at.job_id.hex()}:{at.exchange}:{at.attempt}"
-
-
-def _set(what: str, at: ExchangeId, delay_s: float) -> fx.SetTimer:
-    return fx.SetTimer(_timer(what, at), delay_s)
-
-
-def _cancel(what: str, at: ExchangeId) -> fx.CancelTimer:
-    return fx.CancelTimer(_timer(what, at))
-
-
-class ProxyUploads:
-    """What devices answer: one complete, well-formed upload each into an open round."""
+class ProxyMasks:
+    """Answers the cloud's questions about the masks of batches that are handed over."""
 
     def __init__(self, context: ProxyContext, rounds: ProxyRounds) -> None:
         self._context, self._rounds = context, rounds
+        self._at_work = b""  # the question whose masks are being added up, or checked
+        self._ready: tuple[MaskSums, bytes] | None = None  # the newest answer
 
-    def offer(self, device: str, offer: Offer, now_s: float) -> list[fx.Effect]:
-        """A device offers its upload, perhaps with the whole blob inside."""
-        arrival = self._rounds.arrivals.get(device)
-        if arrival is not None and arrival.signed == offer.header and not offer.data:
-            return self._rounds.arrivals.offered(device, arrival, now_s)
-        key = self._context.registry.verify_key(device)
-        header = verified_header(offer.header, device, key)
-        if not isinstance(header, Upload):
-            raise ProtocolError("unexpected_header")
-        digest = header.blob.digest
-        collection = self._rounds.collections.get(header.at)
-        held = collection.uploads.get(device) if collection else None
-        if held is not None:
-            if held.digest in (digest, b""):  # after the batch it is enough that it answered
-                return [fx.Send(fx.DeviceAddress(device), self._context.ack(digest, "held"))]
-            return self._refuse(device, digest, "duplicate", "duplicate_upload")
-        if collection is None or not self._takes(collection, device):
-            return self._refuse(device, digest, "closed", "closed_round")
+    def asked(self, asked: Unmask | CheckMasks, signed: Envelope) -> list[fx.Effect]:
+        """The cloud asks for the sums of the masks of its choice, or for the checks of all."""
+        question = hashlib.sha256(signed.payload).digest()
         try:
-            seed = self._check(collection, device, header)
+            task = self._task(asked, question)
         except ProtocolError as error:
-            return self._refuse(device, digest, "refused", error.reason)
-        self._check_room(collection, device)
-        return self._begin(collection, device, offer, header, seed, now_s)
-
-    def _seed(self, collection: Collection, device: str, header: Upload) -> MaskSeed | None:
-        """What the upload's masks are made of. Raises ProtocolError `bad_seed`."""
-        if not header.seed:
-            return None
-        key = self._context.memory.round_key(header.at)
-        if key is None:
-            raise ProtocolError("bad_seed")
-        return open_seed(key, collection.manifest, device, header.seed)
-
-    def _check(self, collection: Collection, device: str, header: Upload) -> MaskSeed | None:
-        collection.check_form(header)
-        settings = self._context.settings
-        check_claim(header.blob, settings.upload_bytes)
-        check_parts_fit(header.blob, settings.packet_bytes)
-        return self._seed(collection, device, header)  # one that does not open is told at once
-
-    def _check_room(self, collection: Collection, device: str) -> None:
-        """Raise ProtocolError `spool_full`. Nothing is said to the device: it offers again later,
-        when an earlier round's batch may be gone.
-        """
-        more_bytes = 0 if device in collection.slots else collection.slot_bytes
-        if self._rounds.spooled_bytes + more_bytes > self._context.settings.spool_bytes:
-            raise ProtocolError("spool_full")
-
-    def _begin(
-        self,
-        collection: Collection,
-        device: str,
-        offer: Offer,
-        header: Upload,
-        seed: MaskSeed | None,
-        now_s: float,
-    ) -> list[fx.Effect]:
-        data = whole(header.blob, offer.data) if offer.data else b""
-        arrivals, arrival = self._rounds.arrivals, UploadArrival(offer.header, header, seed)
-        grants, job_id, who = self._rounds.grants, header.at.job_id, fx.DeviceAddress(device)
-        if offer.beside and grants.takes(who, header.blob, now_s):
-            under_way = arrivals.get(device)
-            if under_way is not None and under_way.header.at.job_id == job_id:
-                arrivals.forget(device)
-            collection.slot(device)  # its room on the disk is promised
-            return grants.offered(who, job_id, header.blob, arrival, now_s)
-        grants.forget(who, job_id)
-        if not data:
-            return arrivals.begin(device, arrival, now_s)
-        arrivals.forget(device)
-        put = self._put(collection, device, 0, data)
-        return [put, *self._hold(collection, device, arrival), *arrivals.deal(now_s)]
-
-    # --- beside the broker ---
-
-    def may_be_put(self, task: GrantPut, result: object) -> list[fx.Effect]:
-        """The store has a place for an upload."""
-        return self._rounds.grants.granted(task, result)
-
-    def is_put(self, device: str, put: BlobPut) -> list[fx.Effect]:
-        """A device says that its upload lies in the store: take it from there."""
-        grant = self._rounds.grants.get(fx.DeviceAddress(device), put.blob)
-        if grant is None or grant.taking or not grant.name:
-            return []
-        at = grant.arrival.header.at
-        collection = self._rounds.collections.get(at)
-        if collection is None or not self._takes(collection, device):
-            return self._refuse(device, put.blob, "closed", "closed_round")
-        grant.taking = True
-        offset = collection.slot(device) * collection.slot_bytes
-        return [fx.Work(TakePut(at, device, grant.blob, grant.name, offset))]
-
-    def taken(self, task: TakePut, result: object) -> list[fx.Effect]:
-        """An upload is in its place, or what was put there was not it: it is offered again."""
-        grants, who = self._rounds.grants, fx.DeviceAddress(task.device)
-        grant = grants.get(who, task.blob.digest)
-        collection = self._rounds.collections.get(task.at)
-        if collection is None or collection.state is CollectionState.DELIVERED:
-            return [fx.Persist(RoundDropped(task.at))]  # its file was perhaps made anew
-        if grant is None or grant.arrival.header.at != task.at:
-            return []
-        grants.forget(who, task.at.job_id)
-        if not isinstance(result, PutTaken):
-            return [fx.Refuse(f"beside_{why_not(result)}")]
-        if not self._takes(collection, task.device) or task.device in collection.uploads:
-            return self._refuse(task.device, task.blob.digest, "closed", "closed_round")
-        return self._hold(collection, task.device, grant.arrival)
-
-    @staticmethod
-    def _takes(collection: Collection, device: str) -> bool:
-        return collection.open and device not in collection.declined
-
-    def _refuse(self, device: str, digest: bytes, status: str, reason: str) -> list[fx.Effect]:
-        outcome = {"closed": "late", "refused": "refused"}.get(status)  # a duplicate is no answer
-        return [
-            fx.Refuse(reason),
-            *([_outcome(outcome)] if outcome else []),
-            fx.Send(fx.DeviceAddress(device), self._context.ack(digest, status, reason)),
-        ]
-
-    def part(self, device: str, part: BlobPart, now_s: float) -> list[fx.Effect]:
-        """A part of a device's upload; whatever it was asked for, only the next one counts.
-
-        The first one takes the upload's room on the disk: an offer alone takes none.
-        """
-        arrivals = self._rounds.arrivals
-        arrival = arrivals.get(device)
-        if arrival is None or arrival.header.blob.digest != part.blob:
-            raise ProtocolError("unknown_blob")
-        place = arrivals.take(device, arrival, part, now_s)
-        if place is None:
-            return [fx.Refuse("out_of_turn"), *arrivals.came(device, arrival, part, now_s)]
-        collection = self._rounds.collections[arrival.header.at]
-        try:
-            self._check_room(collection, device)
-        except ProtocolError as error:
-            arrivals.forget(device)
-            return [fx.Refuse(error.reason), *arrivals.deal(now_s)]
-        put = self._put(collection, device, place, part.data)
-        if not arrival.complete:
-            return [put, *arrivals.came(device, arrival, part, now_s)]
-        if not arrival.intact:
-            return [put, fx.Refuse("bad_digest"), *arrivals.again(device, arrival, now_s)]
-        arrivals.forget(device)
-        done = self._hold(collection, device, arrival)
-        return [put, *done, *arrivals.deal(now_s)]
-
-    @staticmethod
-    def _put(collection: Collection, device: str, place: int, data: bytes) -> fx.Persist:
-        offset = collection.slot(device) * collection.slot_bytes + place
-        return fx.Persist(UploadPart(collection.manifest.at, offset, data))
-
-    def _hold(self, collection: Collection, device: str, arrival: UploadArrival) -> list[fx.Effect]:
-        """A complete upload: durable first, then acknowledged, then counted."""
-        slot, header = collection.slots[device], arrival.header
-        held = HeldUpload(header.groups, header.blob.digest, slot, arrival.seed)
-        collection.hold(device, held)
-        self._rounds.attendance.answered(device)
-        answered = self._context.memory.answered
-        if header.number > answered.get(device, header.number):
-            answered[device] = header.number
-        return [
-            fx.Persist(UploadKept(header.at, device, held, header.number, header.deposit)),
-            fx.Send(fx.DeviceAddress(device), self._context.ack(held.digest, "held")),
-            self._answered(collection),
-            *self._rounds.streams.held(collection, len(collection.uploads) - 1, held),
-            *self._rounds.advance(collection),
-        ]
-
-    def decline(self, device: str, decline: Decline, now_s: float) -> list[fx.Effect]:
-        """A device says that it will not upload; final."""
-        collection = self._rounds.collections.get(decline.at)
-        if collection is None or not collection.open or device in collection.uploads:
-            raise ProtocolError("closed_round")
-        collection.decline(device, decline.cause)
-        self._rounds.attendance.answered(device)
-        self._rounds.arrivals.forget(device)
-        more = self._rounds.advance(collection)
-        said = _outcome(decline.cause if decline.cause in DECLINE_CAUSES else "declined")
-        return [said, self._answered(collection), *more, *self._rounds.arrivals.deal(now_s)]
-
-    def came(self, device: str, now_s: float) -> list[fx.Effect]:
-        """A device is there (again): with cover traffic it will answer every open round."""
-        self._rounds.attendance.came(device)
-        for collection in self._rounds.collections.values():
-            collection.came(device)
-            if self._rounds.attendance.waits_for(device):
-                collection.aside.discard(device)
-            else:
-                collection.set_aside(device)
-        return self._rounds.arrivals.reconnected(device, now_s)
-
-    def left(self, device: str) -> list[fx.Effect]:
-        """A device is gone: nobody waits for it."""
+            told = self._context.ack(fx.CloudAddress(), question, "refused", error.reason)
+            return [fx.Refuse(error.reason), told]
+        key, memory = (asked.at.job_id, asked.at.exchange), self._context.memory
         out: list[fx.Effect] = []
-        for collection in self._rounds.collections.values():
-            collection.left(device)
-            if collection.cover:
-                out += self._rounds.advance(collection)
-        return out
+        if isinstance(asked, Unmask) and key not in memory.unmasked:
+            memory.unmasked[key] = RoundUnmasked(asked.at, question)
+            out.append(fx.Persist(memory.unmasked[key]))
+        if self._ready is not None and self._ready[0].question == question:
+            return [*out, *self._offer(*self._ready)]
+        if self._at_work == question:
+            return out
+        self._at_work = question
+        return [*out, fx.Work(task)]
 
-    @staticmethod
-    def _answered(collection: Collection) -> fx.Effect:
-        counts = {
-            "round": collection.manifest.at.exchange,
-            "uploads": len(collection.uploads),
-            "declined": len(collection.declined),
-            "causes": dict(zip(DECLINE_CAUSES, collection.causes, strict=False)),
-            "selected": collection.manifest.selected,
-        }
-        return fx.Report("answered", counts, collection.manifest.at)
+    def _task(self, asked: Unmask | CheckMasks, question: bytes) -> SumMasks | CheckSeeds:
+        """What is to be computed. Raises ProtocolError: why the question is not answered."""
+        memory, at = self._context.memory, asked.at
+        collection, batch = self._rounds.collections.get(at), memory.batches.get(at)
+        known = memory.unmasked.get((at.job_id, at.exchange))
+        same = isinstance(asked, CheckMasks) or (known is not None and known.question == question)
+        if known is not None and (known.at != at or not same):
+            raise ProtocolError("unmasked_already")
+        handing_over = collection and collection.state is CollectionState.HANDING_OVER
+        if collection is None or batch is None or not handing_over:
+            raise ProtocolError("unknown_round")
+        if batch.batch.blob.digest != asked.batch or not batch.seeds:
+            raise ProtocolError("unknown_batch")
+        manifest = collection.manifest
+        vectors = masked_vectors(manifest.at, manifest.groups, manifest.masked)
+        if isinstance(asked, CheckMasks):
+            check_factors(manifest, CheckKey(asked.key))
+            return CheckSeeds(at, question, vectors, batch.seeds, CheckKey(asked.key))
+        chosen = chosen_of(asked.chosen, len(batch.seeds))
+        sets = dealt(chosen, manifest.sets)
+        if min(map(len, sets)) < collection.floor // len(sets) or len(chosen) < collection.floor:
+            raise ProtocolError("choice_below_floor")
+        seeds = tuple(tuple(batch.seeds[index] for index in members) for members in sets)
+        return SumMasks(at, question, vectors, seeds)
+
+    def misfits(self, said: Misfits) -> list[fx.Effect]:
+        """The cloud says which uploads do not fit. Raises ProtocolError `malformed_choice`.
+
+        Counted once: their senders' places are forgotten with it.
+        """
+        collection = self._rounds.collections.get(said.at)
+        batch = self._context.memory.batches.get(said.at)
+        if collection is None or batch is None or batch.batch.blob.digest != said.batch:
+            return []
+        senders, collection.senders = collection.senders, ()
+        places = chosen_of(said.places, len(senders)) if senders else []  # an earlier process knew
+        return [fx.Refuse(MISFIT, fx.DeviceAddress(senders[place])) for place in places]
+
+    def summed(self, task: SumMasks | CheckSeeds, result: object) -> list[fx.Effect]:
+        """The masks are added up, or checked."""
+        self._at_work = b""
+        if not isinstance(result, SummedMasks):  # the cloud will ask again
+            return [fx.Report("masks_not_summed", {"round": task.at.exchange})]
+        blob = describe(result.data, part_bytes(self._context.settings.packet_bytes))
+        self._ready = (MaskSums(task.at, task.question, blob), result.data)
+        summed = isinstance(task, SumMasks)
+        uploads = sum(map(len, task.sets)) if isinstance(task, SumMasks) else len(task.seeds)
+        what = {"round": task.at.exchange, "uploads": uploads}
+        report = fx.Report("unmasked" if summed else "masks_checked", what)
+        return [report, *self._offer(*self._ready)]
+
+    def _offer(self, sums: MaskSums, data: bytes) -> list[fx.Effect]:
+        settings = self._context.settings
+        signed = self._context.signer.header(sums)
+        push = len(data) <= settings.push_bytes
+        return sends(fx.CloudAddress(), signed, sums.blob, data, settings.packet_bytes, push=push)
+
+    def need(self, need: Need) -> list[fx.Effect] | None:
+        """The cloud asks for parts of the sums; None if it is for something else."""
+        if self._ready is None or self._ready[0].blob.digest != need.blob:
+            return None
+        return answer_need(fx.CloudAddress(), need, self._ready[0].blob, self._ready[1])
+
+    def why_not(self, header: Manifest) -> str:
+        """The reason to refuse a round's broadcast, or ""."""
+        memory, at = self._context.memory, header.at
+        known = memory.unmasked.get((at.job_id, at.exchange))
+        over = bool(header.masked) and at.job_id in memory.summed
+        if over or (known is not None and known.at != at):
+            return "unmasked_already"
+        try:
+            masked_vectors(header.at, header.groups, header.masked)
+        except ProtocolError as error:
+            return error.reason
+        floor = self._context.settings.min_batch_floor
+        small = header.sets > 1 and header.min_batch < header.sets * floor
+        return "sets_below_floor" if small else ""
+
+    def acknowledged(self, ack: Ack) -> bool:
+        """Whether the cloud says that it has the sums: they are of no use any more."""
+        ready = self._ready
+        if ready is None or ready[0].blob.digest != ack.blob:
+            return False
+        at, self._ready = ready[0].at, None
+        collection = self._rounds.collections.get(at)
+        if collection is not None and (at.job_id, at.exchange) in self._context.memory.unmasked:
+            collection.senders = ()  # the sums are there: nothing more is said of single uploads
+        return True

@@ -26,8 +26,8 @@ from typing import Any
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import PART_START
-from edgeveil.protocol.proxy_arrivals import Asked
-from edgeveil.protocol.proxy_masks import MISFIT
+from edgeveil.protocol.proxy_rounds import MISFIT
+from edgeveil.protocol.proxy_uploads import Asked
 
 BURST_S = 2.0  # a device that was silent may say at once what it may say in this time
 OTHERS = 1024  # identities that nobody admitted, and of which something is known

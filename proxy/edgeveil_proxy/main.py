@@ -12,8 +12,13 @@ from prometheus_client.registry import Collector
 
 from edgeveil import logs
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.proxy_rounds import ANSWER_OUTCOMES
-from edgeveil.protocol.proxy_tasks import BatchDelivered, BatchKept, KeptBroadcast, UploadKept
+from edgeveil.protocol.proxy_rounds import (
+    ANSWER_OUTCOMES,
+    BatchDelivered,
+    BatchKept,
+    KeptBroadcast,
+    UploadKept,
+)
 from edgeveil.sites.proxy import ClaimDeskSettings, ProxySite
 from edgeveil.transport.http import (
     LINK_DOWN,

@@ -17,20 +17,17 @@ from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import EdgeVeilError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import ExchangeId, PeerKeys, Signer, TrustMetadata
-from edgeveil.protocol.proxy import ProxyMachine
-from edgeveil.protocol.proxy_tasks import (
+from edgeveil.protocol.proxy import FindAnswered, ProxyMachine, SealingKeyChanged, SetAside
+from edgeveil.protocol.proxy_broadcasts import KeepBroadcast
+from edgeveil.protocol.proxy_rounds import (
     CheckSeeds,
-    FindAnswered,
-    KeepBroadcast,
     ProxySettings,
-    SealingKeyChanged,
-    SetAside,
     ShuffleRound,
     StreamUploads,
     SumMasks,
     SummedMasks,
-    TakePut,
 )
+from edgeveil.protocol.proxy_uploads import TakePut
 from edgeveil.protocol.sealed import RoundCheck
 from edgeveil.protocol.transfer import LEAST_BYTES, GrantPut, ShowBlob
 from edgeveil.sites.proxy import ProxySite

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
 
-from edgeveil.protocol.proxy_tasks import (
+from edgeveil.protocol.proxy_rounds import (
     ShuffledBatch,
     ShuffleRound,
     StreamedUploads,

@@ -31,34 +31,32 @@ from edgeveil.protocol.messages import (
     Note,
     decode_header,
 )
-from edgeveil.protocol.proxy_tasks import (
-    Answered,
-    AnswersFrom,
-    BatchDelivered,
-    BatchKept,
+from edgeveil.protocol.proxy import Answered, AnswersFrom, DeviceKnows, FindAnswered
+from edgeveil.protocol.proxy_broadcasts import (
     BroadcastDropped,
     BroadcastPart,
-    DeviceKnows,
-    FindAnswered,
-    HeldUpload,
     JobEnded,
     KeepBroadcast,
+    ReleaseReplaced,
+    ReleaseStated,
+)
+from edgeveil.protocol.proxy_rounds import (
+    BatchDelivered,
+    BatchKept,
+    HeldUpload,
     KeptBroadcast,
     ProxyMemory,
     ProxySettings,
-    ReleaseReplaced,
-    ReleaseStated,
     RoundDropped,
     RoundUnmasked,
     ShuffledBatch,
     ShuffleRound,
     StreamedUploads,
     StreamUploads,
-    TakePut,
     UploadKept,
-    UploadPart,
     UploadsDropped,
 )
+from edgeveil.protocol.proxy_uploads import TakePut, UploadPart
 from edgeveil.protocol.transfer import Data, PutTaken
 from edgeveil.storage import FileData, SqliteFile, StorageError, sync_folder
 from edgeveil_proxy.shuffle import MaskedStream, PiecedData, Shuffle, shuffle_round

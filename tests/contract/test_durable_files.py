@@ -18,7 +18,7 @@ from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol.messages import ExchangeId
-from edgeveil.protocol.proxy_tasks import HeldUpload, UploadKept
+from edgeveil.protocol.proxy_rounds import HeldUpload, UploadKept
 from edgeveil_edge.store import DeviceStore
 from edgeveil_proxy.registry import Registry, RegistryError
 from edgeveil_proxy.spool import Spool

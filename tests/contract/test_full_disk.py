@@ -19,7 +19,8 @@ from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol.cloud_tasks import BatchPart
 from edgeveil.protocol.messages import ExchangeId
-from edgeveil.protocol.proxy_tasks import HeldUpload, ProxyMemory, UploadKept, UploadPart
+from edgeveil.protocol.proxy_rounds import HeldUpload, ProxyMemory, UploadKept
+from edgeveil.protocol.proxy_uploads import UploadPart
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.validate_batch import BatchSpool

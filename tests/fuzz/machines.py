@@ -11,7 +11,8 @@ from edgeveil.protocol import device as dt
 from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
-from edgeveil.protocol import proxy_tasks as pt
+from edgeveil.protocol import proxy_broadcasts as pb
+from edgeveil.protocol import proxy_rounds as pr
 from edgeveil.protocol.cloud import CloudMachine
 from edgeveil.protocol.device import DeviceMachine
 from edgeveil.protocol.proxy import ProxyMachine
@@ -88,7 +89,7 @@ class _Registry:
 
 def _proxy(data: bytes) -> None:
     tape = Tape(data)
-    settings = pt.ProxySettings(
+    settings = pr.ProxySettings(
         packet_bytes=PACKET_BYTES,
         blob_bytes=1 << 13,
         upload_bytes=1 << 12,
@@ -116,8 +117,8 @@ def _proxy(data: bytes) -> None:
     demand(machine.credit_bytes <= _CREDIT_BYTES + 1024, "the credit has a bound")
     demand(machine.online <= {device_id(number) for number in range(3)}, "admitted devices alone")
     demand(len(machine.memory.ended) <= 2, "so many ends at most")
-    kept = Counter((i.at, i.device) for i in play.stored if isinstance(i, pt.UploadKept))
-    closed = Counter(item.at for item in play.stored if isinstance(item, pt.RoundDropped))
+    kept = Counter((i.at, i.device) for i in play.stored if isinstance(i, pr.UploadKept))
+    closed = Counter(item.at for item in play.stored if isinstance(item, pr.RoundDropped))
     once = all(count <= 1 + closed[at] for (at, _), count in kept.items())
     demand(once, "one upload of each device in a round")
 
@@ -128,19 +129,19 @@ def _round() -> m.Manifest:
 
 def _finish_proxy(task: object, tape: Tape) -> object:
     match task:
-        case pt.KeepBroadcast(signed=signed, header=header):
+        case pb.KeepBroadcast(signed=signed, header=header):
             known = {describe(text, 1).digest: text for text in TEXTS}
             text = known.get(header.blob.digest)
             return (
                 fx.WorkFailed("bad_digest")
                 if text is None
-                else pt.KeptBroadcast(signed, header, text)
+                else pr.KeptBroadcast(signed, header, text)
             )
-        case pt.ShuffleRound(uploads=uploads):
+        case pr.ShuffleRound(uploads=uploads):
             counts = tuple(sum(g in groups for _, groups in uploads) for g in range(len(GROUPS)))
             sizes = zip(counts, SEALED_BYTES, strict=True)
             text = bytes((tape.number(256),)) * sum(count * size for count, size in sizes)
-            return pt.ShuffledBatch(counts, describe(text, 1).digest, text)
+            return pr.ShuffledBatch(counts, describe(text, 1).digest, text)
     return fx.WorkFailed("unknown_task")
 
 

@@ -578,7 +578,7 @@ MUTANTS = (
     Mutant(
         name="choice-below-the-floor",
         decides="floor",
-        where="edgeveil.protocol.proxy_masks:ProxyMasks._task",
+        where="edgeveil.protocol.proxy_rounds:ProxyMasks._task",
         find="min(map(len, sets)) < collection.floor // len(sets)"
         " or len(chosen) < collection.floor",
         put="False",
@@ -587,7 +587,7 @@ MUTANTS = (
     Mutant(
         name="second-choice-answered",
         decides="mask",
-        where="edgeveil.protocol.proxy_masks:ProxyMasks._task",
+        where="edgeveil.protocol.proxy_rounds:ProxyMasks._task",
         find="known is not None and (known.at != at or not same)",
         put="False",
         killed_by="tests/unit/edgeveil/protocol/test_protocol_mask_checks.py::test_the_choice_follows_the_checks_and_its_floor_holds",
@@ -661,7 +661,7 @@ MUTANTS = (
     Mutant(
         name="groups-below-the-floor",
         decides="h and groups",
-        where="edgeveil.protocol.proxy_masks:ProxyMasks.why_not",
+        where="edgeveil.protocol.proxy_rounds:ProxyMasks.why_not",
         find="header.min_batch < header.sets * floor",
         put="False",
         killed_by="tests/unit/edgeveil/protocol/test_protocol_proxy_masks.py::test_sets_below_the_proxys_own_floor_are_refused_with_the_round",
@@ -669,7 +669,7 @@ MUTANTS = (
     Mutant(
         name="set-of-few-is-summed",
         decides="h and groups",
-        where="edgeveil.protocol.proxy_masks:ProxyMasks._task",
+        where="edgeveil.protocol.proxy_rounds:ProxyMasks._task",
         find="min(map(len, sets)) < collection.floor // len(sets)",
         put="False",
         killed_by="tests/unit/edgeveil/protocol/test_protocol_proxy_masks.py::test_a_choice_that_leaves_a_set_below_its_part_of_the_floor_is_refused",
@@ -1282,7 +1282,7 @@ MUTANTS = (
     Mutant(
         name="who-counts-no-answers-knows-less-again",
         decides="mask",
-        where="edgeveil.protocol.proxy:ProxyGreeting._answers",
+        where="edgeveil.protocol.proxy:ProxyMachine._answers",
         find="hello.answered < 0 and hello.knows < KNOWS_CHECKS",
         put="hello.answered < 0",
         killed_by="tests/unit/edgeveil/protocol/test_protocol_pieces.py::test_who_knew_checks_of_masks_once_does_not_know_less_again",

@@ -17,7 +17,7 @@ from edgeveil.protocol.device import DeviceMachine
 from edgeveil.protocol.device_round import DeviceSettings
 from edgeveil.protocol.messages import Ack, Note, PeerKeys, Signer, Upload, decode, decode_body
 from edgeveil.protocol.proxy import ProxyMachine
-from edgeveil.protocol.proxy_tasks import ProxySettings
+from edgeveil.protocol.proxy_rounds import ProxySettings
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.transfer import describe, part_bytes
 from edgeveil.transport.memory import LATENCY_S, MemoryNet, Node, no_faults

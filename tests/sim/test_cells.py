@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.proxy_masks import MISFIT
+from edgeveil.protocol.proxy_rounds import MISFIT
 from edgeveil.transport.memory import MemoryNet, Node, no_faults
 from edgeveil.transport.process import make_signing_key
 from edgeveil_edge.role import DeviceRole

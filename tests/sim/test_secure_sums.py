@@ -31,7 +31,7 @@ from edgeveil.protocol.messages import (
     decode_body,
     decode_header,
 )
-from edgeveil.protocol.proxy_tasks import SumMasks, SummedMasks
+from edgeveil.protocol.proxy_rounds import SumMasks, SummedMasks
 from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil.sites.policy import Policy
 from edgeveil.transport.memory import LATENCY_S

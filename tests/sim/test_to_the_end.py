@@ -19,7 +19,7 @@ from edgeveil.protocol.messages import (
     Signer,
     data_set_tag,
 )
-from edgeveil.protocol.proxy_tasks import ProxySettings
+from edgeveil.protocol.proxy_rounds import ProxySettings
 from edgeveil.protocol.transfer import describe, part_bytes
 from tests.kits.fleet import PACKET_BYTES, Fleet, small_job
 

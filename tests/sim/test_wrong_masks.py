@@ -16,7 +16,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud_tasks import EARLIER, goes_on
 from edgeveil.protocol.device_round import ComputeAnswer, SealedAnswer
 from edgeveil.protocol.messages import CheckMasks, Hello, Manifest, Unmask, Upload
-from edgeveil.protocol.proxy_masks import MISFIT
+from edgeveil.protocol.proxy_rounds import MISFIT
 from edgeveil.protocol.sealed import (
     MaskedVector,
     RoundCheck,

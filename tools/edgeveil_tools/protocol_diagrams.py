@@ -20,7 +20,7 @@ from edgeveil.protocol import messages as m
 from edgeveil.protocol.cloud_tasks import CloudSettings
 from edgeveil.protocol.device_round import DeviceSettings
 from edgeveil.protocol.effects import StateTable
-from edgeveil.protocol.proxy_tasks import ProxySettings
+from edgeveil.protocol.proxy_rounds import ProxySettings
 from edgeveil_tools.pages import update
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"

@@ -13,7 +13,7 @@ from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.ledger import Ledger, read_ledger
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol.messages import ExchangeId
-from edgeveil.protocol.proxy_tasks import RoundUnmasked
+from edgeveil.protocol.proxy_rounds import RoundUnmasked
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.storage import StorageError
 from edgeveil_cloud.store import Store

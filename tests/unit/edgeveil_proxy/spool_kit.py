@@ -7,18 +7,17 @@ from pathlib import Path
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.protocol.messages import Batch, Blob, Commit, ExchangeId, Group, Manifest, Signer
-from edgeveil.protocol.proxy_tasks import (
+from edgeveil.protocol.proxy_broadcasts import BroadcastPart, KeepBroadcast
+from edgeveil.protocol.proxy_rounds import (
     BatchKept,
-    BroadcastPart,
     HeldUpload,
-    KeepBroadcast,
     KeptBroadcast,
     ProxyMemory,
     ShuffledBatch,
     ShuffleRound,
     UploadKept,
-    UploadPart,
 )
+from edgeveil.protocol.proxy_uploads import UploadPart
 from edgeveil.protocol.transfer import describe
 from edgeveil_proxy.spool import Spool
 

@@ -13,7 +13,7 @@ from spool_kit import PROXY, at, names, on_disk, reopened
 
 from edgeveil.crypto.keys import MaskSeed
 from edgeveil.protocol.messages import Batch, Blob
-from edgeveil.protocol.proxy_tasks import (
+from edgeveil.protocol.proxy_rounds import (
     BatchDelivered,
     BatchKept,
     HeldUpload,
@@ -22,9 +22,9 @@ from edgeveil.protocol.proxy_tasks import (
     ShuffleRound,
     StreamUploads,
     UploadKept,
-    UploadPart,
     UploadsDropped,
 )
+from edgeveil.protocol.proxy_uploads import UploadPart
 from edgeveil.storage import StorageError
 from edgeveil_proxy.shuffle import MaskedStream, PiecedData
 from edgeveil_proxy.spool import Spool

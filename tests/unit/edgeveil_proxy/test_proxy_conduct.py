@@ -9,8 +9,8 @@ import pytest
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import BlobPart, Need, encode
-from edgeveil.protocol.proxy_arrivals import Asked
-from edgeveil.protocol.proxy_masks import MISFIT
+from edgeveil.protocol.proxy_rounds import MISFIT
+from edgeveil.protocol.proxy_uploads import Asked
 from edgeveil_proxy.conduct import BURST_S, OTHERS, SHOWN, UNSOUND, ConductLimits, DeviceConduct
 
 NEED, PART = encode(Need(b"b" * 32, (1,))), encode(BlobPart(b"b" * 32, 1, 0, b"x" * 300))

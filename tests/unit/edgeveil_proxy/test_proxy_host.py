@@ -9,13 +9,8 @@ import pytest
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import ExchangeId
-from edgeveil.protocol.proxy_tasks import (
-    BatchDelivered,
-    RoundDropped,
-    ShuffledBatch,
-    ShuffleRound,
-    UploadPart,
-)
+from edgeveil.protocol.proxy_rounds import BatchDelivered, RoundDropped, ShuffledBatch, ShuffleRound
+from edgeveil.protocol.proxy_uploads import UploadPart
 from edgeveil_proxy.role import ProxyHost
 from edgeveil_proxy.spool import Spool
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeveil.protocol.messages import ExchangeId
-from edgeveil.protocol.proxy_tasks import ShuffledBatch, ShuffleRound
+from edgeveil.protocol.proxy_rounds import ShuffledBatch, ShuffleRound
 from edgeveil_proxy import shuffle
 from edgeveil_proxy.shuffle import shuffle_round
 

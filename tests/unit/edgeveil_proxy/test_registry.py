@@ -5,7 +5,7 @@ import pytest
 
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.enrolment import Enrolment, EnrolmentError
-from edgeveil.protocol import proxy_tasks
+from edgeveil.protocol import proxy_rounds
 from edgeveil_proxy.registry import Registry, RegistryError
 
 
@@ -19,7 +19,7 @@ def device():
 
 
 def test_it_is_what_the_protocol_asks_for(path):
-    registry: proxy_tasks.DeviceRegistry = Registry(path)
+    registry: proxy_rounds.DeviceRegistry = Registry(path)
     assert registry.roster() == (0, b"")
     assert registry.verify_key("0" * 16) is None
 

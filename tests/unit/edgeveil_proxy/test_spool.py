@@ -36,17 +36,18 @@ from edgeveil.protocol.messages import (
     Close,
     check_signature,
 )
-from edgeveil.protocol.proxy_tasks import (
-    AnswersFrom,
-    BatchDelivered,
-    BatchKept,
+from edgeveil.protocol.proxy import AnswersFrom, DeviceKnows
+from edgeveil.protocol.proxy_broadcasts import (
     BroadcastDropped,
     BroadcastPart,
-    DeviceKnows,
-    HeldUpload,
     JobEnded,
-    ProxyMemory,
     ReleaseReplaced,
+)
+from edgeveil.protocol.proxy_rounds import (
+    BatchDelivered,
+    BatchKept,
+    HeldUpload,
+    ProxyMemory,
     RoundDropped,
     RoundUnmasked,
     UploadKept,

@@ -9,7 +9,8 @@ import pytest
 from spool_kit import CLOUD, DEVICES, JOB, OTHER, at, reopened, upload
 
 from edgeveil.protocol.messages import Close, JobDeposit
-from edgeveil.protocol.proxy_tasks import AnswersFrom, FindAnswered, JobEnded
+from edgeveil.protocol.proxy import AnswersFrom, FindAnswered
+from edgeveil.protocol.proxy_broadcasts import JobEnded
 from edgeveil_proxy import spool as spool_module
 from edgeveil_proxy.spool import Spool
 

@@ -22,13 +22,9 @@ from spool_kit import (
 )
 
 from edgeveil.errors import EdgeVeilError, ProtocolError
-from edgeveil.protocol.proxy_tasks import (
-    BroadcastDropped,
-    BroadcastPart,
-    KeepBroadcast,
-    ShuffleRound,
-    UploadPart,
-)
+from edgeveil.protocol.proxy_broadcasts import BroadcastDropped, BroadcastPart, KeepBroadcast
+from edgeveil.protocol.proxy_rounds import ShuffleRound
+from edgeveil.protocol.proxy_uploads import UploadPart
 from edgeveil.storage import StorageError
 from edgeveil_proxy.spool import Spool
 

@@ -39,7 +39,7 @@ from edgeveil.protocol.messages import (
     decode_body,
 )
 from edgeveil.protocol.proxy import ProxyMachine
-from edgeveil.protocol.proxy_tasks import ProxyMemory, ProxySettings
+from edgeveil.protocol.proxy_rounds import ProxyMemory, ProxySettings
 from edgeveil.protocol.transfer import describe, part
 from edgeveil.transport.runtime import Runtime
 from edgeveil_proxy.role import ProxyHost

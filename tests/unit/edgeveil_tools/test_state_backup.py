@@ -18,13 +18,8 @@ from edgeveil.privacy.events import TwoValueEvent
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger, read_ledger
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol.messages import ExchangeId
-from edgeveil.protocol.proxy_tasks import (
-    HeldUpload,
-    ProxyMemory,
-    RoundUnmasked,
-    UploadKept,
-    UploadPart,
-)
+from edgeveil.protocol.proxy_rounds import HeldUpload, ProxyMemory, RoundUnmasked, UploadKept
+from edgeveil.protocol.proxy_uploads import UploadPart
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.proxy import ProxySite

@@ -49,12 +49,14 @@ from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Batch, Blob, ExchangeId, Manifest, PeerKeys, Signer, Unmask
-from edgeveil.protocol.proxy_masks import ProxyMasks
-from edgeveil.protocol.proxy_rounds import Collection, CollectionState, ProxyRounds
-from edgeveil.protocol.proxy_tasks import (
+from edgeveil.protocol.proxy_rounds import (
     BatchKept,
+    Collection,
+    CollectionState,
     ProxyContext,
+    ProxyMasks,
     ProxyMemory,
+    ProxyRounds,
     ProxySettings,
     SumMasks,
     SummedMasks,

@@ -27,7 +27,7 @@ from edgeveil.parts.models.softmax_head import bake
 from edgeveil.parts.own_records import held_records
 from edgeveil.protocol.cloud_tasks import RoundAnswers, all_declined
 from edgeveil.protocol.messages import DECLINE_CAUSES, ExchangeId
-from edgeveil.protocol.proxy_tasks import ShuffleRound
+from edgeveil.protocol.proxy_rounds import ShuffleRound
 from edgeveil.protocol.sealed import dealt, encode_package
 from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil.testing import KEY_BYTES, SimulationSeeds

@@ -22,16 +22,15 @@ from protocol_kit import (
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Manifest, Message, PeerKeys
 from edgeveil.protocol.proxy import ProxyMachine
-from edgeveil.protocol.proxy_tasks import (
-    BroadcastPart,
-    KeepBroadcast,
+from edgeveil.protocol.proxy_broadcasts import BroadcastPart, KeepBroadcast
+from edgeveil.protocol.proxy_rounds import (
     KeptBroadcast,
     ProxyMemory,
     ProxySettings,
     ShuffledBatch,
     ShuffleRound,
-    UploadPart,
 )
+from edgeveil.protocol.proxy_uploads import UploadPart
 
 FLEET = [member(number) for number in range(6)]
 MODEL = b"sealed model"

@@ -12,7 +12,7 @@ from edgeveil.errors import EdgeVeilError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import PeerKeys
 from edgeveil.protocol.proxy import ProxyMachine
-from edgeveil.protocol.proxy_tasks import ProxySettings, StreamUploads, SumMasks
+from edgeveil.protocol.proxy_rounds import ProxySettings, StreamUploads, SumMasks
 from edgeveil_proxy.role import ProxyHost
 from edgeveil_proxy.spool import Spool
 

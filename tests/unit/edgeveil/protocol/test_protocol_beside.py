@@ -57,7 +57,9 @@ from edgeveil.protocol.messages import (
     decode_body,
     decode_header,
 )
-from edgeveil.protocol.proxy_tasks import KeepBroadcast, TakePut, UploadKept
+from edgeveil.protocol.proxy_broadcasts import KeepBroadcast
+from edgeveil.protocol.proxy_rounds import UploadKept
+from edgeveil.protocol.proxy_uploads import TakePut
 from edgeveil.protocol.transfer import (
     LEAST_BYTES,
     MOST_FAILURES,

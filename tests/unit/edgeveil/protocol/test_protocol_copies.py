@@ -14,7 +14,8 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import CountElsewhere, Installation
 from edgeveil.protocol.device_round import DeviceMemory
 from edgeveil.protocol.messages import Ack, Behind, Hello, JobDeposit
-from edgeveil.protocol.proxy_tasks import Answered, AnswersFrom, FindAnswered, ProxyMemory
+from edgeveil.protocol.proxy import Answered, AnswersFrom, FindAnswered
+from edgeveil.protocol.proxy_rounds import ProxyMemory
 
 UP = fx.PeerConnected(fx.ProxyAddress())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeveil.protocol.proxy_arrivals import SLOW_PATIENCE, SLOW_SHARE, Credit
+from edgeveil.protocol.proxy_uploads import SLOW_PATIENCE, SLOW_SHARE, Credit
 
 PATIENCE_S = 5.0
 

@@ -63,7 +63,7 @@ from edgeveil.protocol.messages import (
     Unmask,
     encode_inner,
 )
-from edgeveil.protocol.proxy_masks import MISFIT
+from edgeveil.protocol.proxy_rounds import MISFIT
 from edgeveil.protocol.sealed import RoundCheck, choice, committed, masked_vectors
 from edgeveil.protocol.tensors import mask_checks
 from edgeveil.protocol.transfer import describe

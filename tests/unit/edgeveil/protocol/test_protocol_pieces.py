@@ -44,8 +44,8 @@ from edgeveil.protocol.messages import (
     Roster,
     decode_header,
 )
+from edgeveil.protocol.proxy import DeviceKnows
 from edgeveil.protocol.proxy_broadcasts import RECORD_BYTES, UNSELECTED_BYTES
-from edgeveil.protocol.proxy_tasks import DeviceKnows
 from edgeveil.protocol.sealed import (
     JobPackage,
     Terms,

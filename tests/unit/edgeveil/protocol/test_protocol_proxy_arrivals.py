@@ -236,7 +236,7 @@ def test_what_is_of_no_use_gives_its_credit_back(how):
         says(machine, FLEET[0], FLEET[0].signer.note(Decline(at())))
     else:
         cloud_says(machine, CLOUD.note(Close(JOB, "cancelled")))
-    assert machine.credit_bytes == 0 and len(machine.rounds.arrivals) == 0
+    assert machine.credit_bytes == 0 and len(machine.uploads.arriving) == 0
     assert refused(says(machine, FLEET[0], big(0)[1][0])) == ["unknown_blob"]
 
 
@@ -319,7 +319,7 @@ def test_neither_a_hello_nor_another_offer_makes_a_slow_device_brisk(how):
     else:
         header, _, _ = big(9)
         says(machine, FLEET[0], offer(header, b"", FLEET[0].signer), 6.0)
-    credit = machine.rounds.arrivals.credit
+    credit = machine.uploads.credit
     assert credit.holds(FLEET[0].id) and credit.take_back(12.0) == []
 
 
@@ -363,7 +363,7 @@ def test_the_last_part_again_and_again_is_refused_and_asks_for_nothing():
         assert refused(out) == ["out_of_turn"] and needs(out) == []
     says(machine, FLEET[0], first)  # what counts is followed by one request, and by no more
     asked = [need for _ in range(50) for need in needs(says(machine, FLEET[0], last))]
-    assert asked == [(0, (1, 2, 3))] and machine.rounds.arrivals.credit.holds(FLEET[0].id)
+    assert asked == [(0, (1, 2, 3))] and machine.uploads.credit.holds(FLEET[0].id)
     for piece in big(0)[1][1:]:
         out = says(machine, FLEET[0], piece)
     assert acks(out) == [("held", "")]

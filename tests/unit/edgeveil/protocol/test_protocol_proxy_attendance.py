@@ -8,8 +8,8 @@ from proxy_bench import FLEET, cloud_says, fire, proxy, says, upload
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Batch, Decline, Hello
+from edgeveil.protocol.proxy import SetAside
 from edgeveil.protocol.proxy_rounds import Attendance, CollectionState
-from edgeveil.protocol.proxy_tasks import SetAside
 
 STALLED = 5
 

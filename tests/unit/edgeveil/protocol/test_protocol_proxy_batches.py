@@ -44,10 +44,10 @@ from edgeveil.protocol.messages import (
     Shortfall,
     encode,
 )
-from edgeveil.protocol.proxy_rounds import CollectionState
-from edgeveil.protocol.proxy_tasks import (
+from edgeveil.protocol.proxy_rounds import (
     BatchDelivered,
     BatchKept,
+    CollectionState,
     ProxyMemory,
     RoundDropped,
     UploadKept,

@@ -51,7 +51,8 @@ from edgeveil.protocol.messages import (
     Want,
     proof_of_releases,
 )
-from edgeveil.protocol.proxy_tasks import BroadcastPart, JobEnded, KeptBroadcast, RoundDropped
+from edgeveil.protocol.proxy_broadcasts import BroadcastPart, JobEnded
+from edgeveil.protocol.proxy_rounds import KeptBroadcast, RoundDropped
 
 LONG = bytes(range(256)) * 20
 ME = FLEET[0]

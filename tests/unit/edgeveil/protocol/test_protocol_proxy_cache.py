@@ -22,7 +22,8 @@ from proxy_bench import MODEL, cloud_says, open_round, proxy, to_devices
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Ack, Close, ExchangeId
-from edgeveil.protocol.proxy_tasks import BroadcastDropped, KeptBroadcast
+from edgeveil.protocol.proxy_broadcasts import BroadcastDropped
+from edgeveil.protocol.proxy_rounds import KeptBroadcast
 
 LONG = bytes(range(256)) * 20
 

@@ -29,8 +29,7 @@ from edgeveil.protocol.messages import (
     Shortfall,
     decode_body,
 )
-from edgeveil.protocol.proxy_rounds import CollectionState
-from edgeveil.protocol.proxy_tasks import ProxyMemory, UploadKept
+from edgeveil.protocol.proxy_rounds import CollectionState, ProxyMemory, UploadKept
 
 
 def came(there, **settings):

@@ -142,7 +142,7 @@ def last_delay_s(machine, loud):
     honest, others = FLEET[2], crowd(machine, 200)
     for moment in range(200):
         now_s = moment / 10
-        while machine._greeting.rate.free(now_s):
+        while machine.hello_rate.free(now_s):
             hello(machine, others.pop(), now_s)
         for who in loud:
             for _ in range(20):

@@ -56,8 +56,7 @@ from edgeveil.protocol.messages import (
     encode_inner,
 )
 from edgeveil.protocol.proxy import ProxyMachine
-from edgeveil.protocol.proxy_rounds import CollectionState
-from edgeveil.protocol.proxy_tasks import RoundUnmasked, SumMasks
+from edgeveil.protocol.proxy_rounds import CollectionState, RoundUnmasked, SumMasks
 from edgeveil.protocol.sealed import choice, masked_vectors, seal_seed
 from edgeveil.protocol.tensors import mask_sums
 from edgeveil.protocol.transfer import describe

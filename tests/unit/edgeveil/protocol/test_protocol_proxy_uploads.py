@@ -25,8 +25,8 @@ from proxy_bench import FLEET, MODEL, cloud_says, open_round, proxy, says, to_cl
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Ack, Blob, Decline, Upload
-from edgeveil.protocol.proxy_rounds import CollectionState
-from edgeveil.protocol.proxy_tasks import UploadKept, UploadPart
+from edgeveil.protocol.proxy_rounds import CollectionState, UploadKept
+from edgeveil.protocol.proxy_uploads import UploadPart
 from edgeveil.protocol.transfer import describe
 
 BIG = manifest(MODEL, groups=(manifest(MODEL).groups[0].__class__("layer0", 4000),))
@@ -97,7 +97,7 @@ def test_another_than_the_public_size_is_refused(extra):
     blob = Blob(b"x" * 32, SEALED_BYTES[0] + extra, PART_BYTES)
     out = says(machine, FLEET[0], offer(Upload(at(), (0,), blob), b"", FLEET[0].signer))
     assert refused(out) == ["wrong_size"] and acks(out) == [("refused", "wrong_size")]
-    assert len(machine.rounds.arrivals) == 0
+    assert len(machine.uploads.arriving) == 0
 
 
 def test_part_of_the_groups_is_an_upload_too():

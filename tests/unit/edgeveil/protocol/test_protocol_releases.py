@@ -63,7 +63,7 @@ from edgeveil.protocol.messages import (
     ReleaseStatement,
     data_set_tag,
 )
-from edgeveil.protocol.proxy_tasks import ReleaseReplaced, ReleaseStated
+from edgeveil.protocol.proxy_broadcasts import ReleaseReplaced, ReleaseStated
 from edgeveil.protocol.sealed import ReleasePackage
 
 MODEL = b"sealed model"

@@ -48,7 +48,7 @@ from edgeveil.protocol.messages import (
     Signer,
     Upload,
 )
-from edgeveil.protocol.proxy_tasks import StreamUploads
+from edgeveil.protocol.proxy_rounds import StreamUploads
 from edgeveil.protocol.sealed import seal_seed
 from edgeveil.protocol.transfer import describe, part
 

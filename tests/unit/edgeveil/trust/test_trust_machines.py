@@ -36,7 +36,7 @@ from edgeveil.protocol.messages import (
     decode_body,
 )
 from edgeveil.protocol.proxy import ProxyMachine
-from edgeveil.protocol.proxy_tasks import KeptBroadcast, ProxyMemory
+from edgeveil.protocol.proxy_rounds import KeptBroadcast, ProxyMemory
 from edgeveil.protocol.transfer import describe
 
 LEAKED, NEW, RELEASES, PROXY, DEVICE = (SigningKey(bytes([n]) * 32) for n in range(31, 36))
@@ -228,7 +228,7 @@ def test_metadata_that_do_not_fit_one_packet_come_in_order():
         def after(self, root_version: int, version: int):
             return tuple(bytes(3000) for _ in range(3 - root_version)), b"delegations"
 
-    from edgeveil.protocol.proxy_tasks import ProxySettings
+    from edgeveil.protocol.proxy_rounds import ProxySettings
 
     machine = ProxyMachine(
         Signer("proxy", PROXY),
