@@ -8,7 +8,6 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from edgeveil.settings.base import Block, Mix, PortNumber, SitePath, refuse
-from edgeveil.sites.broker_profiles import ProfileName
 from edgeveil.sites.links import ByteLimit, Cell, PacketBytes
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -62,9 +61,6 @@ class BrokerSite(Block):
     """TLS of the listener; null: plain TCP."""
     limits: BrokerLimits = BrokerLimits()
     """Bounds."""
-    enforce_profile: ProfileName | None = None
-    """Cut off every client beyond the limits of that managed service (docs/brokers.md), to try a
-    site against them; with amqtt alone. null: none."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -78,8 +74,6 @@ class BrokerSite(Block):
                 "mosquitto stalls with WebSockets over TLS; set amqtt, or leave TLS to a server in "
                 "front",
             )
-        if self.engine == "mosquitto" and self.enforce_profile is not None:
-            yield Mix(("enforce_profile", "engine"), "mosquitto enforces none; set amqtt")
         ca_file, crl_file = (self.tls.ca_file, self.tls.crl_file) if self.tls else (None, None)
         if crl_file is not None and ca_file is None:
             text = "clients show no certificate that could be revoked; add tls.ca_file"

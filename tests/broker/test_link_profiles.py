@@ -8,8 +8,8 @@ from broker_harness import PASSWORDS, UP, linked
 
 from edgeveil.sites.broker_profiles import PROFILES
 from edgeveil.transport.link import LinkDown
-from edgeveil_tools.site.broker_amqtt import BEYOND_PROFILE
-from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess
+from edgeveil_tools.site.brokers import BrokerPlan
+from tests.kits.profiled_broker import BEYOND_PROFILE, ProfiledBroker
 
 HANG_S = 60  # only ends a test that hangs
 
@@ -20,8 +20,8 @@ def enforcing(tmp_path):
     started = []
 
     def start(profile):
-        plan = BrokerPlan(acl="edge", enforce_profile=profile, packet_bytes=1 << 20)
-        started.append(BrokerProcess(plan, tmp_path / profile, users=PASSWORDS))
+        plan = BrokerPlan("amqtt", acl="edge", packet_bytes=1 << 20)
+        started.append(ProfiledBroker(plan, tmp_path / profile, profile, users=PASSWORDS))
         started[-1].start()
         return started[-1]
 

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from edgeveil.sites.broker_profiles import PROFILES
-from edgeveil_tools.site.broker_amqtt import BEYOND_PROFILE
 from tests.kits.live_site import LiveSite, wait_for
+from tests.kits.profiled_broker import BEYOND_PROFILE
 
 pytestmark = pytest.mark.slow
 

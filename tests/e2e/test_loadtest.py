@@ -24,6 +24,7 @@ from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_lab.load.sites import LoadFleet
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, choose_engine, free_ports
+from edgeveil_tools.site.provision import LocalPlan, Ports, provision
 from tests.kits.live_site import wait_for
 
 pytestmark = pytest.mark.slow
@@ -243,9 +244,8 @@ def test_generators_of_another_host_share_the_test(tmp_path):
     site, fleet, token = tmp_path / "site", tmp_path / "load.fleet", tmp_path / "join.token"
     run = {"check": True, "capture_output": True, "timeout": 120}
     edge, cloud, cloud_http, proxy_http, port = free_ports(5)
-    ports = ("--edge-port", edge, "--cloud-port", cloud)
-    ports += ("--cloud-http-port", cloud_http, "--proxy-http-port", proxy_http)
-    subprocess.run(edgeveil("provision", site, "--devices", 1, *ports), **run)
+    ports = Ports(edge, cloud, cloud_http, proxy_http)
+    provision(LocalPlan(devices=1, ports=ports).site(site))
     subprocess.run(edgeveil("loadtest", "--make-fleet", fleet, "--devices", 6), **run)
     admit = ("proxy", "admit", "--config", site / "proxy.yaml", f"{fleet}.enrolments")
     subprocess.run(edgeveil(*admit), **run)

@@ -20,6 +20,7 @@ from edgeveil.sites.policy import Policy
 from edgeveil_tools.cloud_client import Cloud
 from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, ListenerTls, free_ports
 from edgeveil_tools.site.provision import CellPorts, Ports, SitePlan, provision
+from tests.kits.profiled_broker import ProfiledBroker
 
 WAIT_S = 60.0
 BLOCK_TORCH = """import sys
@@ -109,11 +110,15 @@ class LiveSite:
                 acl=domain.partition("-")[0],
                 cells=self.plan.cells_at(domain),
                 tls=ListenerTls(certificate, certificate.with_suffix(".key")) if tls else None,
-                enforce_profile=enforced or (None if profile == "default" else profile),
                 wiretap=True,
             )
             users = {**self.site.passwords[domain], "wiretap": "tap-word"}
-            self.brokers[domain] = BrokerProcess(broker, folder / domain, users=users)
+            limits = enforced or profile
+            self.brokers[domain] = (
+                BrokerProcess(broker, folder / domain, users=users)
+                if limits == "default"
+                else ProfiledBroker(broker, folder / domain, limits, users=users)
+            )
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> LiveSite:

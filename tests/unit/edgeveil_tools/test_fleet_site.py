@@ -19,6 +19,7 @@ from edgeveil_tools.site import bundles
 from edgeveil_tools.site.bundles import Bundle, install
 from edgeveil_tools.site.fleet_plan import PLAN_FILE
 from edgeveil_tools.site.fleet_site import FleetSite
+from tests.kits.earlier_code import earlier_code
 
 EVERYBODY = ["broker-edge", "broker-cloud", "cloud", "proxy", "box-0001", "box-0002", "box-0003"]
 
@@ -546,3 +547,25 @@ def test_without_a_terminal_the_option_for_a_passphrase_is_named(folder, words):
     assert "--passphrase-file" in done.stderr and "EOFError" not in done.stderr
     changed = {path for path, raw in contents(folder).items() if before.get(path) != raw}
     assert not [path for path in changed if not path.endswith(".lock")]
+
+
+def test_a_site_of_the_earlier_code_goes_on(tmp_path, folder):
+    environ = earlier_code(tmp_path / "earlier", "4bc41794")
+    words = [sys.executable, "-m", "edgeveil_tools.cli", "site", "apply", folder, "--no-passphrase"]
+    subprocess.run(words, env=environ, cwd=tmp_path, check=True, capture_output=True)
+    place = tmp_path / "place"
+    install(folder / "bundles" / "box-0001", place)
+    before = contents(place)
+    shutil.rmtree(folder / "bundles")
+    site = FleetSite(folder, lambda _path: None)
+    assert site.changes() == []
+    plan(folder, devices={"count": 4}, proxy={"min_batch_floor": 4})
+    done = {one.name: one.what for one in site.apply()}
+    shares = dict.fromkeys(("box-0001", "box-0002", "box-0003"), "changed")
+    assert done == {"box-0004": "new", "proxy": "changed", **shares}
+    site.rotate_authority("edge")
+    install(folder / "bundles" / "box-0001", place)
+    after = contents(place)
+    assert {path for path in before if after.get(path) != before[path]} == {
+        *("inventory.json", "inventory.sig", "tls/edge.crt", "tls/edge-ca.crt", "edgeveil.yaml"),
+    }

@@ -1,6 +1,7 @@
 import ssl
 import stat
 import subprocess
+import sys
 
 import pytest
 import yaml
@@ -12,8 +13,10 @@ from edgeveil.sites.files import load_site
 from edgeveil.sites.policy import Policy
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
+from edgeveil_tools.cli import main
 from edgeveil_tools.site.broker_rules import password_matches, read_users
 from edgeveil_tools.site.provision import CellPorts, SitePlan, commands, guide, provision
+from tests.kits.earlier_code import earlier_code
 
 
 @pytest.fixture
@@ -99,7 +102,7 @@ def test_shares_of_the_data_do_not_overlap(folder):
 def test_a_folder_in_use_is_left_alone(folder):
     folder.mkdir()
     (folder / "mine.txt").write_text("keep")
-    with pytest.raises(UsageError, match="--force"):
+    with pytest.raises(UsageError, match="is not empty"):
         provision(small(folder))
     assert [path.name for path in folder.iterdir()] == ["mine.txt"]
 
@@ -196,13 +199,6 @@ def test_force_never_lowers_the_least_batch_of_a_proxy(folder, stands, planned, 
     assert (again.min_batch_floor, again.limits.devices) == (kept, 100_000)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_an_address_to_listen_on_is_no_clients_address(folder, host):
-    with pytest.raises(UsageError, match="not what clients call it"):
-        provision(small(folder, host=host))
-    assert not folder.exists()
-
-
 def test_a_plan_that_cannot_work_is_refused(folder):
     with pytest.raises(ConfigError, match=r"broker\.engine"):
         provision(small(folder, engine="nanomq"))
@@ -248,21 +244,6 @@ def test_the_guide_names_every_process_and_each_command_is_complete(folder):
     assert "edgeveil job submit" in text
 
 
-def test_mosquitto_takes_the_configuration(folder):
-    site = provision(small(folder))
-    conf = (folder / "mosquitto" / "edge.conf").read_text()
-    assert f"listener {site.plan.ports.edge} 127.0.0.1" in conf
-    assert "allow_anonymous false" in conf
-    for key in ("acl_file", "password_file"):
-        (named,) = [line.split()[1] for line in conf.splitlines() if line.startswith(key)]
-        assert subprocess.run(["test", "-s", named], check=False).returncode == 0
-
-
-def test_yaml_is_plain(folder):
-    site = provision(small(folder))
-    assert set(yaml.safe_load(site.cloud.read_text())) == {"cloud"}
-
-
 @pytest.mark.parametrize("tls", [False, True])
 def test_with_websockets_every_link_uses_them_and_both_brokers_listen(folder, tls):
     site = provision(small(folder, websockets=True, tls=tls))
@@ -277,25 +258,15 @@ def test_with_websockets_every_link_uses_them_and_both_brokers_listen(folder, tl
     for side in ("edge", "cloud"):
         broker = load_site(site.brokers[side])
         assert broker.websockets_port == getattr(ports, f"{side}_websockets")
-        lines = (folder / "mosquitto" / f"{side}.conf").read_text().splitlines()
-        at = lines.index(f"listener {broker.websockets_port} 127.0.0.1")
-        assert lines[at + 1] == "protocol websockets"
-    assert ("mosquitto -c" in guide(site)) == (not tls)  # it stalls with both
 
 
-def test_a_profile_is_in_every_link_and_in_force_at_the_brokers(folder):
+def test_a_profile_is_in_every_link(folder):
     site = provision(small(folder, profile="event_grid"))
     proxy, cloud = load_site(site.proxy), load_site(site.cloud)
     edges = [load_site(path) for path in site.edges]
     links = [proxy.edge_broker, proxy.cloud_broker, cloud.broker, *(edge.broker for edge in edges)]
     assert {link.profile for link in links} == {"event_grid"}
     assert {one.limits.packet_bytes for one in (proxy, cloud, *edges)} == {64_000}
-    assert {load_site(path).enforce_profile for path in site.brokers.values()} == {"event_grid"}
-
-
-def test_mosquitto_enforces_no_profile(folder):
-    with pytest.raises(ConfigError, match="mosquitto enforces none"):
-        provision(small(folder, profile="aws_iot", engine="mosquitto"))
 
 
 CELLS = {"north": CellPorts(21001, 21002, 21003), "south": CellPorts(21011, 21012, 21013)}
@@ -326,5 +297,64 @@ def test_each_cell_has_a_broker_a_proxy_and_its_turn_of_devices(folder):
     assert set(users) == {"cloud", "proxy-north", "proxy-south"}
     said = guide(site)
     assert "the proxy of south" in said and "the broker of the edge side of north" in said
-    assert "c/south/" in (folder / "mosquitto" / "edge-south.acl").read_text()
-    assert "c/north/" not in (folder / "mosquitto" / "edge-south.acl").read_text()
+
+
+def test_a_local_site_is_planned_written_and_goes_on_from_its_plan(folder, capsys):
+    assert main(["site", "init", str(folder), "--local", "--devices", "2", "--tls"]) == 0
+    first = capsys.readouterr().out
+    assert f"edgeveil edge --config {folder / 'edge-2.yaml'}" in first
+    keys = (folder / "state" / "cloud" / "cloud.key").read_bytes()
+    path = folder / "fleet.yaml"
+    path.write_text(path.read_text().replace("devices: 2", "devices: 3"))
+    assert main(["site", "apply", str(folder)]) == 0
+    assert load_site(folder / "edge-3.yaml").broker.ca_file == folder / "tls" / "edge-ca.crt"
+    assert (folder / "state" / "cloud" / "cloud.key").read_bytes() == keys
+    assert main(["site", "init", str(folder), "--local"]) == 2
+    assert f"edgeveil site apply {folder}" in capsys.readouterr().err
+    assert main(["site", "plan", str(folder)]) == 2
+    assert "is a site on this machine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("127.0.0.1", "0.0.0.0", 5),
+        ("127.0.0.1", "::", 5),
+        ("  tls", "  infer_only: 3\n  tls", 6),
+        ("  tls", "  ports: {edge: 8701}\n  tls", 6),
+        ("  tls", "  engine: nanomq\n  tls", 6),
+    ],
+)
+def test_a_local_plan_that_cannot_work_is_refused_by_its_line(folder, capsys, old, new, line):
+    assert main(["site", "init", str(folder), "--local"]) == 0
+    path, before = folder / "fleet.yaml", (folder / "cloud.yaml").read_bytes()
+    path.write_text(path.read_text().replace(old, new, 1))
+    assert main(["site", "apply", str(folder)]) == 2
+    assert f"{path}:{line} local." in capsys.readouterr().err
+    assert (folder / "cloud.yaml").read_bytes() == before
+
+
+def test_what_provision_wrote_goes_on_and_the_command_is_named_with_its_successor(
+    tmp_path, folder, capsys
+):
+    environ = earlier_code(tmp_path / "earlier", "4bc41794")
+    words = [sys.executable, "-m", "edgeveil_tools.cli", "provision", folder, "--devices", "3"]
+    more = ["--infer-only", "1", "--tls", "--edge-port", "22883", "--cloud-http-port", "8799"]
+    subprocess.run([*words, *more], env=environ, cwd=tmp_path, check=True, capture_output=True)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert main(["site", "apply", str(folder)]) == 0
+    kept = ("state", "keys", "passwords")
+    for path, content in before.items():
+        part = path.relative_to(folder).parts[0]
+        if part in kept and path.suffix not in (".users", ".sqlite"):
+            assert path.read_bytes() == content, path
+        elif part.endswith(".yaml") and part != "job.yaml":
+            again, was = yaml.safe_load(path.read_text()), yaml.safe_load(content)
+            for block in (again, was):
+                block[next(iter(block))].pop("log", None)
+            assert again == was, path
+    assert [load_site(folder / f"edge-{n}.yaml").role for n in (1, 2, 3)] == ["train"] * 2 + [
+        "infer"
+    ]
+    assert main(["provision", "x"]) == 2
+    assert "edgeveil site init --local" in capsys.readouterr().err

@@ -155,7 +155,7 @@ def test_doctor_ends_with_1_where_something_is_wrong(monkeypatch, capsys):
 
 
 def test_doctor_looks_at_a_site_file(tmp_path, capsys):
-    assert cli.main(["provision", str(tmp_path / "site"), "--devices", "3"]) == 0
+    assert cli.main(["site", "init", str(tmp_path / "site"), "--local"]) == 0
     capsys.readouterr()
     edge = tmp_path / "site" / "edge-1.yaml"
     assert cli.main(["doctor", "--config", str(edge)]) == 0

@@ -117,7 +117,7 @@ class LoadOptions(Block):
     keys: SitePath | None = None
     """Folder with the running site's `cloud.pub` and `proxy.pub`."""
     site: SitePath | None = None
-    """Folder of a running site that `edgeveil provision` made on this machine."""
+    """Folder of a running site that `edgeveil site init --local` made on this machine."""
     user: str | None = Field(default=None, min_length=1, max_length=128)
     """One broker account for all devices, where the broker gives none to each."""
     password_file: SitePath | None = None

@@ -39,8 +39,8 @@ from edgeveil_tools.site.brokers import (
     free_ports,
     write_private,
 )
-from edgeveil_tools.site.fleet_plan import of_cell
-from edgeveil_tools.site.provision import SIDES, CellPorts, Ports, SitePlan
+from edgeveil_tools.site.fleet_plan import SIDES, of_cell
+from edgeveil_tools.site.provision import CellPorts, Ports, SitePlan
 
 # --- a fleet of simulated devices: keys and broker passwords in one file, made in seconds ---
 

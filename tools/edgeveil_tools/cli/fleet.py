@@ -71,11 +71,17 @@ def _add_init(parts: Subparsers) -> None:
         "init",
         "write a plan to begin with",
         _init,
-        examples="edgeveil site init clinics --host broker.example.org --devices 20",
+        examples=(
+            "edgeveil site init clinics --host broker.example.org --devices 20\n"
+            "edgeveil site init my-site --local --devices 3"
+        ),
     )
     text = "public name of the brokers, default 127.0.0.1"
     init.add_argument("--host", default="127.0.0.1", metavar="NAME", help=text)
     init.add_argument("--devices", type=int, default=3, metavar="N", help="default 3")
+    text = "a site on this machine for trials: site files in DIR, to be started by hand"
+    init.add_argument("--local", action="store_true", help=text)
+    init.add_argument("--tls", action="store_true", help="with --local: its links are encrypted")
     text = "cells, each with a proxy of its own: north,south; none: one without a name"
     init.add_argument("--cells", default="", metavar="NAME,NAME", help=text)
 
@@ -199,33 +205,51 @@ def _init(args: argparse.Namespace) -> int:
     from edgeveil.sites.addresses import place
     from edgeveil_tools.result import writing
     from edgeveil_tools.site.fleet_plan import PLAN_FILE, devices_of, load_plan
+    from edgeveil_tools.site.provision import local_plan
 
     if args.devices < 1:
         raise UsageError("no device", where="--devices", fix="use 1 or more")
-    folder: Path = args.dir
+    folder, host = args.dir, args.host.strip("[]")
     name = re.sub(r"[^A-Za-z0-9]+", "-", folder.absolute().name).strip("-")[:64] or "fleet"
-    template = Path(__file__).parents[1] / "templates" / PLAN_FILE
+    template = Path(__file__).parents[1] / "templates" / ("local.yaml" if args.local else PLAN_FILE)
     text = template.read_text("utf-8").format(
         name=name,
-        edge=place(args.host.strip("[]"), 8883),
-        cloud=place(args.host.strip("[]"), 8884),
+        host=host,
+        edge=place(host, 8883),
+        cloud=place(host, 8884),
         devices=args.devices,
         min_devices=min(5, args.devices),
         cells=_cells_text(args.cells),
+        tls=str(args.tls).lower(),
     )
     with writing(folder, "name a folder that you may write to"):
         if folder.exists() and any(folder.iterdir()):
-            raise UsageError("is not empty", where=str(folder), fix="name a new folder")
+            fix = f"name a new folder; a site that is there: edgeveil site apply {folder}"
+            raise UsageError("is not empty", where=str(folder), fix=fix)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / PLAN_FILE).write_text(text, "utf-8")
     try:
-        devices_of(load_plan(folder), str(folder / PLAN_FILE))
+        if not local_plan(folder):
+            devices_of(load_plan(folder), str(folder / PLAN_FILE))
     except Exception:
         (folder / PLAN_FILE).unlink()
         raise
+    if args.local:
+        return _apply_local(folder)
     print(f"wrote {folder / PLAN_FILE}; edit it, then:")
     print(f"  edgeveil site plan {folder}")
     print(f"  edgeveil site apply {folder}")
+    return 0
+
+
+def _apply_local(folder: Path) -> int:
+    """Write the files of a site on this machine; -1 where the folder plans a fleet."""
+    from edgeveil_tools.site.provision import guide, local_plan, provision
+
+    plan = local_plan(folder)
+    if plan is None:
+        return -1
+    print(guide(provision(plan.site(folder), force=True)))
     return 0
 
 
@@ -277,6 +301,8 @@ def _show_cells(site: FleetSite) -> None:
 def _apply(args: argparse.Namespace) -> int:
     from edgeveil_tools.site.fleet_site import SITE_KEY
 
+    if (code := _apply_local(args.dir)) >= 0:
+        return code
     site = _open(args, new=not (args.dir / SITE_KEY).exists())
     changes = site.apply(_show, _progress)
     _hand_over(site, changes)

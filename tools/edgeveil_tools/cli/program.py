@@ -48,12 +48,14 @@ first steps:
 
 Handler = Callable[[argparse.Namespace], int]
 
+GONE = {"provision": "edgeveil site init --local DIR, then edgeveil site apply DIR"}
+"""Commands that went, and what to use instead."""
 _GROUPS = {
     "learn": ("init", "plan", "run", "report", "table", "compare", "predict", "serve"),
     "data, models and what a job may name": ("validate", "schema", "methods", "data", "backbone"),
     "watch and steer jobs": ("job", "releases"),
     "run the processes": ("broker", "cloud", "proxy", "edge", "health"),
-    "deploy a fleet": ("provision", "site", "deploy", "trust", "backup", "restore"),
+    "deploy a fleet": ("site", "deploy", "trust", "backup", "restore"),
     "privacy and audit": ("ledger", "audit", "attack"),
     "test and measure": ("loadtest", "capacity", "reproduce"),
     "this program": ("doctor", "completion", "version"),
@@ -108,6 +110,10 @@ def run() -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code and never raises for what a user may do."""
     top = parser()
+    words = sys.argv[1:] if argv is None else argv
+    if words and words[0] in GONE:
+        text = f"there is no command {words[0]} any more. Use {GONE[words[0]]}"
+        return _say(text, UsageError.exit_code)
     try:
         args = top.parse_args(argv)
     except SystemExit as stop:  # argparse has printed why

@@ -32,17 +32,13 @@ from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 
 from edgeveil.errors import BrokerError, ProtocolError
-from edgeveil.sites.broker_profiles import PROFILES, BrokerProfile
-from edgeveil.transport.mqtt_packets import PUBACK, body_place
+from edgeveil.transport.mqtt_packets import body_place
 from edgeveil_tools.site.broker_rules import Access, Rule, allows, password_matches, read_users
-from edgeveil_tools.site.profile_guard import ProfileGuard
 
 _UNSUPPORTED_VERSION = bytes([0x20, 3, 0, 0x84, 0])  # an MQTT 5 CONNACK
 _CONNECT = 0x10
 _MQTT_5_HEAD = b"\x00\x04MQTT\x05"
-BEYOND_PROFILE = "a client was cut off beyond the profile"
 _FIRST_PACKET_S = 10.0
-_ACKNOWLEDGE_S = 0.05  # of a service some way off; at once, nothing would ever be in flight
 _SHUTDOWN_S = 3.0
 
 
@@ -133,25 +129,14 @@ class BoundedReader(StreamReaderAdapter):  # type: ignore[misc]
         transport: asyncio.Transport | asyncio.WriteTransport,
         packet_bytes: int,
         first: bytes,
-        guard: ProfileGuard | None = None,
     ) -> None:
         super().__init__(reader)
-        self._transport, self._packet_bytes, self._first = transport, packet_bytes, first
-        self._guard = guard
+        self.transport, self._packet_bytes, self._first = transport, packet_bytes, first
 
     async def read(self, n: int = -1) -> bytes:
         """Exactly `n` bytes."""
-        data = await self._read(n)
-        if self._guard is not None and (broken := self._guard.received(data)) is not None:
-            sys.stderr.write(f"{BEYOND_PROFILE}: {broken}\n")
-            sys.stderr.flush()
-            self._transport.abort()
-            raise asyncio.IncompleteReadError(b"", n)
-        return data
-
-    async def _read(self, n: int) -> bytes:
         if n > self._packet_bytes:
-            self._transport.abort()
+            self.transport.abort()
             raise asyncio.IncompleteReadError(b"", n)
         if not self._first:
             return bytes(await super().read(n))
@@ -159,54 +144,10 @@ class BoundedReader(StreamReaderAdapter):  # type: ignore[misc]
         return taken if len(taken) == n else taken + bytes(await super().read(n - len(taken)))
 
 
-class LateAcknowledgements(WriterAdapter):  # type: ignore[misc]
-    """Writes as `writer` does, but acknowledges a message as late as a distant service, and tells
-    the guard then."""
-
-    def __init__(self, writer: WriterAdapter, guard: ProfileGuard) -> None:
-        self._writer, self._guard = writer, guard
-        self._late: set[asyncio.Task[None]] = set()
-
-    def write(self, data: bytes) -> None:
-        """Write one packet, or begin to wait with it."""
-        if data[0] >> 4 != PUBACK:
-            self._writer.write(data)
-            return
-        task = asyncio.create_task(self._acknowledge(data))
-        self._late.add(task)
-        task.add_done_callback(self._late.discard)
-
-    async def _acknowledge(self, puback: bytes) -> None:
-        await asyncio.sleep(_ACKNOWLEDGE_S)
-        self._guard.acknowledged(int.from_bytes(puback[2:4], "big"))
-        with contextlib.suppress(OSError, ConnectionClosed):  # the client is gone
-            self._writer.write(puback)
-            await self._writer.drain()
-
-    async def drain(self) -> None:
-        """Wait until the writer takes more."""
-        await self._writer.drain()
-
-    def get_peer_info(self) -> tuple[str, int] | None:
-        """Address and port of the client."""
-        return self._writer.get_peer_info()  # type: ignore[no-any-return]
-
-    def get_ssl_info(self) -> Any:
-        """The client's TLS session."""
-        return self._writer.get_ssl_info()
-
-    async def close(self) -> None:
-        """Close the connection."""
-        for task in self._late:
-            task.cancel()
-        await self._writer.close()
-
-
 class BoundedBroker(Broker):  # type: ignore[misc]
     """The library's broker behind a look at each connection's first bytes."""
 
     packet_bytes = 65536
-    profile: BrokerProfile | None = None
 
     async def stream_connected(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str
@@ -237,11 +178,7 @@ class BoundedBroker(Broker):  # type: ignore[misc]
                 await writer.drain()
                 await writer.close()
             return
-        guard = None
-        if self.profile is not None:
-            guard = ProfileGuard(self.profile)
-            writer = LateAcknowledgements(writer, guard)
-        bounded = BoundedReader(reader, transport, self.packet_bytes, first, guard)
+        bounded = BoundedReader(reader, transport, self.packet_bytes, first)
         await self.external_connected(bounded, writer, listener_name)
 
 
@@ -282,29 +219,27 @@ def library_config(settings: dict[str, Any]) -> dict[str, Any]:
     return {"listeners": listeners, "plugins": plugins}
 
 
-async def serve(settings: dict[str, Any]) -> None:
+async def serve(settings: dict[str, Any], kind: type[BoundedBroker]) -> None:
     """Run until SIGTERM, SIGINT, or the end of standard input (the starter is gone)."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_reader(sys.stdin.fileno(), stop.set)
-    broker = BoundedBroker(library_config(settings))
+    broker = kind(library_config(settings))
     broker.packet_bytes = settings["packet_bytes"]
-    if settings["enforce_profile"] is not None:
-        broker.profile = PROFILES[settings["enforce_profile"]]
     await broker.start()
     await stop.wait()
     with contextlib.suppress(Exception):
         await asyncio.wait_for(broker.shutdown(), _SHUTDOWN_S)
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], kind: type[BoundedBroker] = BoundedBroker) -> int:
     """Entry point of the child process."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     settings = json.loads(Path(argv[0]).read_text("utf-8"))
     try:
-        asyncio.run(serve(settings))
+        asyncio.run(serve(settings, kind))
     except Exception as error:  # the starter shows the last line
         sys.stderr.write(f"{error}\n")
         return BrokerError.exit_code

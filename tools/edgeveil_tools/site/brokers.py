@@ -29,7 +29,6 @@ from typing import Literal
 from edgeveil.errors import BrokerError
 from edgeveil.sites.addresses import WEBSOCKET_PATH, BrokerAddress, place
 from edgeveil.sites.broker import BrokerSite
-from edgeveil.sites.broker_profiles import ProfileName
 from edgeveil.storage import open_to_others
 from edgeveil.transport.listener import raise_file_limit
 from edgeveil.transport.process import stop_signals
@@ -64,7 +63,6 @@ class BrokerPlan:
     access list.
 
     `websockets_port`: of a second listener, WebSockets with the same TLS; 0: a free one.
-    `enforce_profile`: end the connection of a client beyond that managed service's limits (amqtt).
     `wiretap` adds a user of that name who may read everything: for tests alone.
     """
 
@@ -78,7 +76,6 @@ class BrokerPlan:
     packet_bytes: int = 65536
     max_queued_bytes: int = 1 << 26
     max_connections: int = 20_000
-    enforce_profile: ProfileName | None = None
     wiretap: bool = False
 
 
@@ -159,9 +156,7 @@ def _engine_of(plan: BrokerPlan) -> Literal["amqtt", "mosquitto"]:
         if plan.websockets_port is not None and plan.tls is not None:
             fix = "set the engine to amqtt, or leave TLS to a server in front"
             raise BrokerError("mosquitto stalls with WebSockets over TLS", fix=fix)
-        if plan.enforce_profile is not None:
-            raise BrokerError("mosquitto enforces no profile", fix="set the engine to amqtt")
-    elif plan.websockets_port is not None or plan.enforce_profile is not None:
+    elif plan.websockets_port is not None:
         return choose_engine("amqtt")
     return choose_engine(plan.engine)
 
@@ -426,7 +421,6 @@ class BrokerProcess:
             "key_file": str(tls.key_file) if tls else "",
             "packet_bytes": plan.packet_bytes,
             "max_connections": plan.max_connections,
-            "enforce_profile": plan.enforce_profile,
         }
         write_private(self._directory / "amqtt.json", json.dumps(settings))
         return [
@@ -464,7 +458,6 @@ def run_broker(site: BrokerSite) -> int:
         packet_bytes=site.limits.packet_bytes,
         max_queued_bytes=site.limits.max_queued_bytes,
         max_connections=min(site.limits.max_connections, files),
-        enforce_profile=site.enforce_profile,
     )
     return _run_until_signal(plan, site.users_file)
 

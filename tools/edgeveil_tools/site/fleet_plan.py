@@ -475,6 +475,9 @@ def load_plan(folder: Path) -> FleetPlan:
 def read_plan(path: Path) -> FleetPlan:
     """A plan by itself. Raises ConfigError with all problems."""
     tree = parsed(read(path), str(path))
+    if isinstance(tree.value, dict) and "local" in tree.value:
+        fix = "change fleet.yaml, and run edgeveil site apply"
+        raise UsageError("is a site on this machine, without bundles", where=str(path), fix=fix)
     if not isinstance(tree.value, dict) or "fleet" not in tree.value:
         text = "not a plan, its one top-level key must be fleet"
         raise problems_error(str(path), [Problem((), tree.line(()), text)])

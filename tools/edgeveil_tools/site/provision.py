@@ -1,32 +1,34 @@
-"""`edgeveil provision DIR`: everything that a small site needs to start, each process by hand.
+"""A whole site on one machine: what `site init --local` plans, and every file of it.
 
+    DIR/fleet.yaml              the plan, `local: …`; `site apply` writes all below anew from it
     DIR/broker-edge.yaml broker-cloud.yaml cloud.yaml proxy.yaml edge-1.yaml …   site files
     DIR/job.yaml                a job that this site can run
     DIR/keys/                   public keys that the parties pin of each other
     DIR/passwords/              broker passwords (0600); *.users hold them hashed
-    DIR/mosquitto/              the same two brokers as plain mosquitto configurations
     DIR/tls/                    with `tls`: each broker's certificate, and the authority behind it
     DIR/state/                  keys, ledger and store of each process
 
-Secret keys are made where they stay: in the state folder of their owner.
+Secret keys are made where they stay: in the state folder of their owner. A run on this machine, and
+the load test, make their sites with the same functions.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
 
 from edgeveil.crypto.authorities import make_certificates
 from edgeveil.errors import UsageError
 from edgeveil.protocol.transfer import NEED_LIMIT
-from edgeveil.settings.base import Block
-from edgeveil.settings.file import parsed, read
+from edgeveil.settings.base import Block, Mix, refuse
+from edgeveil.settings.file import only_block, parsed, read
 from edgeveil.sites.addresses import WEBSOCKET_PATH, BrokerAddress, place
 from edgeveil.sites.broker import BrokerLimits
 from edgeveil.sites.broker_profiles import PROFILES, ProfileName
@@ -36,24 +38,23 @@ from edgeveil.sites.edge import EdgeLimits
 from edgeveil.sites.files import load_site
 from edgeveil.sites.policy import Policy
 from edgeveil.sites.proxy import ProxyLimits
+from edgeveil.storage import write_durably
 from edgeveil.transport.mqtt_link import read_password
 from edgeveil.transport.process import make_signing_key, refuse_lost_state
 from edgeveil_edge.identity import IDENTITY_FILE, DeviceIdentity
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.result import writing
-from edgeveil_tools.site.broker_rules import acl_text, proxy_user, rules_for, users_text
-from edgeveil_tools.site.brokers import (
-    BrokerPlan,
-    BrokerProcess,
-    ListenerTls,
-    mosquitto_lines,
-    write_private,
-)
-from edgeveil_tools.site.fleet_plan import of_cell
+from edgeveil_tools.site.broker_rules import proxy_user, users_text
+from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, write_private
+from edgeveil_tools.site.fleet_plan import PLAN_FILE, of_cell
 from edgeveil_tools.site.owners_word import site_text, with_owners_word
 
 Settings = dict[str, Any]
 SPOOLED_BATCHES = 3  # uploads, the batch made of them, and what is still kept of a round before
+_RECORD_S = 0.016  # of a round's budget for each nominal record: a box tries four times as many
+_FEWEST_SHARING = 3  # devices for which a job shares its noise
+_TEMPLATES = Path(__file__).parents[1] / "templates"
+_DIGITS_FOR_TRAINING = 1437
 
 
 @dataclass(frozen=True)
@@ -85,13 +86,13 @@ class SitePlan:
 
     With `cells`, each of them has an edge broker and a proxy on ports of its own, and the devices
     take turns: device k of n belongs to cell k − 1 modulo their number. They share the cloud's
-    broker. What the empty name stands for is a site's one cell.
+    broker. A site's one cell has the empty name.
 
     The last `infer_only` devices only evaluate. Device k of n (from 1) takes share k − 1 of
     the data set `source`. Limits are raised, where the usual ones
     are too small, so that all devices may upload `upload_bytes` in one round. With `websockets` the
-    brokers listen for them too, and every link uses them; with a `profile` every link keeps to it
-    and the brokers enforce it. With `blobs` what is large goes beside them, over plain HTTP.
+    brokers listen for them too, and every link uses them; with a `profile` every link keeps to it.
+    With `blobs` what is large goes beside the brokers, over plain HTTP.
     """
 
     folder: Path
@@ -157,33 +158,35 @@ class SitePlan:
         ports = self.ports_of(cell)
         return ports.edge_websockets if websockets else ports.edge
 
-    def broker(self, domain: str) -> Settings:
-        """A broker's site file."""
-        side = domain.partition("-")[0]
-        settings: Settings = {
-            "engine": self.engine,
-            "host": self.host,
-            "port": self.port(domain),
-            "users_file": f"passwords/{domain}-broker.users",
-            "acl": side,
-        }
-        if self.cells:
-            settings["cells"] = list(self.cells_at(domain))
-        if self.websockets:
-            settings["websockets_port"] = self.port(domain, websockets=True)
-        if self.profile != "default":
-            settings["enforce_profile"] = self.profile
-        if self.tls:
-            settings["tls"] = {
-                "cert_file": f"tls/broker-{domain}.crt",
-                "key_file": f"tls/broker-{domain}.key",
-            }
-        return {"broker": settings}
-
     def cells_at(self, domain: str) -> tuple[str, ...]:
         """The cells that meet at a broker."""
         side, _, cell = domain.partition("-")
         return self.cell_names if side == "cloud" else (cell,)
+
+    @property
+    def queued_bytes(self) -> int:
+        """What may wait at a broker for the proxy: each device's credit in parts, at most."""
+        credit = self.devices * min(self.upload_bytes, NEED_LIMIT * CloudLimits().packet_bytes)
+        return max(BrokerLimits().max_queued_bytes, credit)
+
+    # --- site files ---
+
+    def broker(self, domain: str) -> Settings:
+        """A broker's site file."""
+        files = {"cert_file": f"tls/broker-{domain}.crt", "key_file": f"tls/broker-{domain}.key"}
+        websockets = {"websockets_port": self.port(domain, websockets=True)}
+        return {
+            "broker": {
+                "engine": self.engine,
+                "host": self.host,
+                "port": self.port(domain),
+                "users_file": f"passwords/{domain}-broker.users",
+                "acl": domain.partition("-")[0],
+                **({"cells": list(self.cells_at(domain))} if self.cells else {}),
+                **(websockets if self.websockets else {}),
+                **({"tls": files} if self.tls else {}),
+            }
+        }
 
     def cloud(self) -> Settings:
         """The cloud's site file."""
@@ -197,12 +200,12 @@ class SitePlan:
                 "state_dir": "state/cloud",
                 **pinned,
                 "http": {"host": self.host, "port": self.ports.cloud_http},
-                "test_data": self.data(),
+                "test_data": self._data(),
                 "allow_python_models": bool(self.policy.allowed_python_models),
                 **self._store("cloud_blobs"),
                 "limits": self._limits(CloudLimits(), spool_bytes=self._batch_bytes),
                 "record_dir": None if self.record_dir is None else str(self.record_dir),
-                "log": self._log(),
+                "log": {"format": self.log_format},
             }
         }
 
@@ -227,13 +230,21 @@ class SitePlan:
                     spool_bytes=SPOOLED_BATCHES * self._batch_bytes,
                     cache_bytes=SPOOLED_BATCHES * self._batch_bytes,
                 ),
-                "log": self._log(),
+                "log": {"format": self.log_format},
             }
         }
 
-    def edge(self, number: int, device_id: str, policy: Policy) -> Settings:
+    def edge(self, number: int, device_id: str) -> Settings:
         """The site file of device `number`, from 1, whose user name at the broker is its id."""
-        cell = self.cell_of(number)
+        cell, digits = self.cell_of(number), self.source.source == "digits"
+        policy = self.policy.with_room(self.nominal_digits) if digits else self.policy
+        shard = {
+            "devices": self.devices,
+            "index": number - 1,
+            "partition": self.partition.model_dump(mode="json"),
+            "seed": self.seed,
+            "classes": self.classes,
+        }
         return {
             "edge": {
                 "name": f"box-{number}",
@@ -243,35 +254,24 @@ class SitePlan:
                 "state_dir": f"state/edge-{number}",
                 "cloud_key_file": "keys/cloud.pub",
                 "proxy_key_file": f"keys/{of_cell('proxy', cell)}.pub",
-                "data": {
-                    **self.data(),
-                    "shard": {
-                        "devices": self.devices,
-                        "index": number - 1,
-                        "partition": self.partition.model_dump(mode="json"),
-                        "seed": self.seed,
-                        "classes": self.classes,
-                    },
-                },
+                "data": {**self._data(), "shard": shard},
                 "policy": policy.model_dump(mode="json", exclude_none=True),
                 **self._access("blobs", "proxy_blobs"),
                 "limits": self._limits(EdgeLimits(), outbox_bytes=self.upload_bytes),
-                "log": self._log(),
+                "log": {"format": self.log_format},
             }
         }
 
     @property
-    def queued_bytes(self) -> int:
-        """What may wait at a broker for the proxy: each device's credit in parts, at most."""
-        credit = self.devices * min(self.upload_bytes, NEED_LIMIT * CloudLimits().packet_bytes)
-        return max(BrokerLimits().max_queued_bytes, credit)
+    def nominal_digits(self) -> int:
+        """About how many records of the digits a device learns from."""
+        return max(1, round(0.9 * _DIGITS_FOR_TRAINING / self.devices))
 
     @property
     def _batch_bytes(self) -> int:
         return self.devices * self.upload_bytes
 
-    def data(self) -> Settings:
-        """The data set, as the cloud tests on it and a device takes its share of it."""
+    def _data(self) -> Settings:
         return self.source.model_dump(mode="json", exclude_none=True)
 
     def _store(self, port: str) -> Settings:
@@ -308,16 +308,6 @@ class SitePlan:
             "password_file": f"passwords/{password}",
         }
         return {**link, "ca_file": f"tls/{domain}-ca.crt"} if self.tls else link
-
-    def _log(self) -> Settings:
-        return {"level": "info", "format": self.log_format}
-
-
-SIDES = ("edge", "cloud")
-_RECORD_S = 0.016  # of a round's budget for each nominal record: a box tries four times as many
-_FEWEST_SHARING = 3  # devices for which a job shares its noise
-JOB_TEMPLATE = Path(__file__).parents[1] / "templates" / "job.yaml"
-_DIGITS_FOR_TRAINING = 1437
 
 
 @dataclass(frozen=True)
@@ -362,31 +352,110 @@ def broker_processes(plan: SitePlan) -> dict[str, BrokerProcess]:
     }
 
 
+# --- the plan as a file ---
+
+
+class LocalPlan(Block):
+    """A site on this machine."""
+
+    devices: int = Field(default=3, ge=1, le=1000)
+    """So many boxes."""
+    infer_only: int = Field(default=0, ge=0)
+    """So many of them only evaluate; boxes that are there stay as they are."""
+    host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
+    """Address that all listen on, and are called by."""
+    ports: Ports = Ports()
+    """Their TCP ports."""
+    tls: bool = False
+    """Links are encrypted, with an authority of the site's own."""
+    websockets: bool = False
+    """Brokers listen for them too, and every link uses them."""
+    profile: ProfileName = "default"
+    """Links keep to that managed service's limits."""
+    engine: Literal["auto", "amqtt", "mosquitto"] = "auto"
+    """Of the brokers; `auto`: mosquitto where it is installed."""
+    protocol: Literal[4, 5] = 5
+    """5, or 4 for MQTT 3.1.1."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        refuse(self._mixes())
+        return self
+
+    def _mixes(self) -> Iterator[Mix]:
+        if self.infer_only >= self.devices:
+            yield Mix(("infer_only", "devices"), "no device would train; lower it")
+        if len(set(vars(self.ports).values())) < len(vars(self.ports)):
+            yield Mix(("ports",), "two are the same; give each a port of its own")
+        if self.host in ("0.0.0.0", "::"):  # noqa: S104 - what is refused
+            text = "is where a server listens, not what clients call it; write this machine's"
+            yield Mix(("host",), f"{text} address, or plan a fleet, which tells the two apart")
+
+    def site(self, folder: Path) -> SitePlan:
+        """What it comes to below a folder."""
+        return SitePlan(
+            folder,
+            policy=Policy(min_devices=min(5, self.devices)),
+            min_batch_floor=min(3, self.devices - self.infer_only),
+            **vars(self),
+        )
+
+
+def local_plan(folder: Path) -> LocalPlan | None:
+    """The plan of a local site; None where the folder plans a fleet. One without a plan, which
+    `edgeveil provision` wrote, gets it from its site files."""
+    path = folder / PLAN_FILE
+    if path.exists():
+        tree = parsed(read(path), str(path))
+        local = isinstance(tree.value, dict) and "local" in tree.value
+        return only_block(LocalPlan, "local", tree, path) if local else None
+    if not all((folder / f"{name}.yaml").exists() for name in ("broker-edge", "cloud", "edge-1")):
+        return None
+    names = ("broker-edge", "broker-cloud", "cloud", "proxy")
+    files = [folder / f"{name}.yaml" for name in names]
+    edge, cloud_broker, cloud, proxy = (
+        next(iter(parsed(read(file), str(file)).value.values())) for file in files
+    )
+    boxes = [load_site(file) for file in folder.glob("edge-*.yaml")]
+    usual = Ports()
+    ports = Ports(
+        *(edge["port"], cloud_broker["port"], cloud["http"]["port"], proxy["http"]["port"]),
+        edge.get("websockets_port") or usual.edge_websockets,
+        cloud_broker.get("websockets_port") or usual.cloud_websockets,
+    )
+    plan = LocalPlan(
+        devices=len(boxes),
+        infer_only=sum(getattr(box, "role", "") == "infer" for box in boxes),
+        host=edge["host"],
+        ports=ports,
+        tls="tls" in edge,
+        websockets="websockets_port" in edge,
+        profile=cloud["broker"]["profile"],
+        engine=edge["engine"],
+        protocol=cloud["broker"]["protocol"],
+    )
+    text = site_text({"local": plan.model_dump(mode="json")})
+    write_durably(path, text.encode(), mode=0o644)
+    return plan
+
+
+# --- every file ---
+
+
 def provision(plan: SitePlan, *, force: bool = False) -> Site:
     """Write the site. With `force` a folder in use is written over: what the plan says. Keys,
     ledgers, passwords, the authority and what is its owner's in each device's file stay, and a
     proxy's larger `min_batch_floor`.
 
-    Raises UsageError when the folder is not empty or cannot be written, and for a host that no
-    client can reach; ConfigError for a device's or proxy's file that cannot be read: its owner's
-    word would be lost.
+    Raises UsageError when the folder is not empty or cannot be written; ConfigError for a device's
+    or proxy's file that cannot be read: its owner's word would be lost.
     """
     folder = plan.folder
-    if plan.host in ("0.0.0.0", "::"):  # noqa: S104 - what is refused
-        raise UsageError(
-            f"{plan.host} is where a server listens, not what clients call it",
-            where="--host",
-            fix="name this machine's address, or tell the two apart in a plan: edgeveil site init",
-        )
     with writing(folder, "name a folder that you may write to"):
         if folder.exists() and any(folder.iterdir()) and not force:
-            raise UsageError(
-                "is not empty",
-                where=str(folder),
-                fix="name a new folder, or pass --force to write over its site files",
-            )
+            raise UsageError("is not empty", where=str(folder), fix="name a new folder")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name in ("keys", "passwords", "state", "mosquitto"):
+        for name in ("keys", "passwords", "state"):
             (folder / name).mkdir(mode=0o700, exist_ok=True)
         return _write(plan)
 
@@ -409,15 +478,16 @@ def _write(plan: SitePlan) -> Site:
     if plan.tls:
         hosts = list(dict.fromkeys(["localhost", "127.0.0.1", plan.host]))
         make_certificates(folder / "tls", hosts, plan.domains)
-    brokers = {}
-    for domain in plan.domains:
-        brokers[domain] = _site_file(folder / f"broker-{domain}.yaml", plan.broker(domain))
-        _mosquitto(plan, domain)
+    brokers = {
+        domain: _site_file(folder / f"broker-{domain}.yaml", plan.broker(domain))
+        for domain in plan.domains
+    }
     edges = [
         _site_file(plan.edge_file(number), _edge(plan, number, device_id))
         for number, device_id in enumerate(device_ids, start=1)
     ]
-    _job(plan)
+    if plan.source.source == "digits":
+        (folder / "job.yaml").write_text(_job(plan), "utf-8")
     return Site(
         plan=plan,
         brokers=brokers,
@@ -439,9 +509,7 @@ def _cloud(plan: SitePlan) -> Settings:
 
 def _edge(plan: SitePlan, number: int, device_id: str) -> Settings:
     """A device's, whose owner may have changed it since."""
-    ours = plan.source.source == "digits"
-    policy = plan.policy.with_room(_nominal_digits(plan)) if ours else plan.policy
-    new = plan.edge(number, device_id, policy)
+    new = plan.edge(number, device_id)
     found = with_owners_word(new, plan.edge_file(number))
     shard = found["edge"]["data"].get("shard")
     if isinstance(shard, dict) and shard.get("index") == number - 1:
@@ -452,7 +520,7 @@ def _edge(plan: SitePlan, number: int, device_id: str) -> Settings:
     return found
 
 
-def _site_file(path: Path, settings: dict[str, Any]) -> Path:
+def _site_file(path: Path, settings: Settings) -> Path:
     path.write_text(site_text(settings), "utf-8")
     load_site(path)  # a plan that cannot work is refused here and not when its process starts
     return path
@@ -479,100 +547,62 @@ def _devices(plan: SitePlan) -> list[str]:
 
 
 def _passwords(plan: SitePlan, device_ids: list[str]) -> dict[str, dict[str, str]]:
-    folder = plan.folder / "passwords"
-    files: dict[str, dict[str, str]] = {}
+    """By domain and user, those that are there already as they are."""
+    folder, found = plan.folder / "passwords", dict[str, dict[str, str]]()
     for domain in plan.domains:
         side, cells = domain.partition("-")[0], plan.cells_at(domain)
         users = {f"{of_cell('proxy', cell)}-{side}": proxy_user(cell) for cell in cells}
         if side == "cloud":
             users["cloud"] = "cloud"
         else:
-            for number, device in enumerate(device_ids, start=1):
-                if plan.cell_of(number) in cells:
-                    users[f"edge-{number}"] = device
-        files[domain] = users
-    found: dict[str, dict[str, str]] = {}
-    for domain, users in files.items():
-        found[domain] = {user: _password(folder / name) for name, user in users.items()}
+            of_cells = enumerate(device_ids, start=1)
+            users |= {f"edge-{n}": one for n, one in of_cells if plan.cell_of(n) in cells}
+        words = found[domain] = {}
         for name, user in users.items():
-            write_private(folder / name, found[domain][user] + "\n")
-        write_private(folder / f"{domain}-broker.users", users_text(found[domain]))
+            kept = read_password(folder / name) if (folder / name).exists() else None
+            words[user] = kept or secrets.token_urlsafe(24)
+            write_private(folder / name, words[user] + "\n")
+        write_private(folder / f"{domain}-broker.users", users_text(words))
     return found
 
 
-def _password(file: Path) -> str:
-    kept = read_password(file) if file.exists() else None
-    return kept or secrets.token_urlsafe(24)
-
-
-def _mosquitto(plan: SitePlan, domain: str) -> None:
-    folder = plan.folder.absolute()
-    tls = None
-    if plan.tls:
-        certificate = folder / "tls" / f"broker-{domain}.crt"
-        tls = ListenerTls(certificate, certificate.with_suffix(".key"))
-    broker = BrokerPlan(host=plan.host, tls=tls)
-    acl = folder / "mosquitto" / f"{domain}.acl"
-    rules = rules_for(domain.partition("-")[0], plan.cells_at(domain))
-    write_private(acl, acl_text(rules or ()))
-    lines = [
-        f"acl_file {acl}",
-        f"password_file {folder / 'passwords' / f'{domain}-broker.users'}",
-        *mosquitto_lines(
-            broker,
-            plan.port(domain),
-            open_to_all=False,
-            websockets_port=plan.port(domain, websockets=True) if plan.websockets else None,
-        ),
-    ]
-    write_private(folder / "mosquitto" / f"{domain}.conf", "\n".join(lines) + "\n")
-
-
-def _job(plan: SitePlan) -> None:
-    if plan.source.source != "digits":
-        return
-    trainers = plan.devices - plan.infer_only
+def _job(plan: SitePlan) -> str:
+    """A job that learns the digits; its ε of inference is of a device, in one evaluation in which a
+    record pays less than 2."""
+    nominal, trainers = plan.nominal_digits, plan.devices - plan.infer_only
     shared = trainers == plan.devices >= _FEWEST_SHARING
-    text = JOB_TEMPLATE.read_text("utf-8").format(
-        devices=plan.devices,
-        noise="shared" if shared else "local",
-        secure=str(shared).lower(),
-        min_batch=math.ceil(0.9 * trainers) if shared else max(1, min(5, trainers)),
-        nominal_records=_nominal_digits(plan),
-        inference_epsilon=_inference_epsilon(_nominal_digits(plan)),
-        budget_s=max(2, math.ceil(_RECORD_S * _nominal_digits(plan))),
+    evaluated = math.ceil(0.1 * nominal)
+    return (
+        (_TEMPLATES / "job.yaml")
+        .read_text("utf-8")
+        .format(
+            devices=plan.devices,
+            noise="shared" if shared else "local",
+            secure=str(shared).lower(),
+            min_batch=math.ceil(0.9 * trainers) if shared else max(1, min(5, trainers)),
+            nominal_records=nominal,
+            inference_epsilon=min(20.0, math.floor(19.5 * (evaluated + 1)) / 10),
+            budget_s=max(2, math.ceil(_RECORD_S * nominal)),
+        )
     )
-    (plan.folder / "job.yaml").write_text(text, "utf-8")
 
 
-def _inference_epsilon(nominal_records: int) -> float:
-    """Of a device, in one evaluation in which a record pays less than 2."""
-    evaluated = math.ceil(0.1 * nominal_records)
-    return min(20.0, math.floor(19.5 * (evaluated + 1)) / 10)
-
-
-def _nominal_digits(plan: SitePlan) -> int:
-    return max(1, round(0.9 * _DIGITS_FOR_TRAINING / plan.devices))
-
-
-def commands(site: Site, *, mosquitto: bool = False) -> list[tuple[str, str]]:
+def commands(site: Site) -> list[tuple[str, str]]:
     """What to start, in this order, each in a terminal of its own: (what, command line)."""
-    folder = site.plan.folder
     found = []
     for domain, config in site.brokers.items():
-        plain = ["mosquitto", "-c", str(folder / "mosquitto" / f"{domain}.conf")]
-        own = ["edgeveil", "broker", "--config", str(config)]
         side, _, cell = domain.partition("-")
         what = f"the broker of the {side} side" + (f" of {cell}" if cell else "")
-        found.append((what, shlex.join(plain if mosquitto else own)))
-    found.append(("the cloud", shlex.join(["edgeveil", "cloud", "--config", str(site.cloud)])))
+        found.append((what, "broker", config))
+    found.append(("the cloud", "cloud", site.cloud))
     for cell, config in site.proxies.items():
-        line = shlex.join(["edgeveil", "proxy", "--config", str(config)])
-        found.append(("the proxy" + (f" of {cell}" if cell else ""), line))
+        found.append(("the proxy" + (f" of {cell}" if cell else ""), "proxy", config))
     for number, edge in enumerate(site.edges, start=1):
-        line = shlex.join(["edgeveil", "edge", "--config", str(edge)])
-        found.append((f"device {number} ({site.device_ids[number - 1]})", line))
-    return found
+        found.append((f"device {number} ({site.device_ids[number - 1]})", "edge", edge))
+    return [
+        (what, shlex.join(["edgeveil", role, "--config", str(config)]))
+        for what, role, config in found
+    ]
 
 
 def guide(site: Site) -> str:
@@ -582,9 +612,6 @@ def guide(site: Site) -> str:
     lines.append("Start each in a terminal of its own:")
     for what, line in commands(site):
         lines += [f"  # {what}", f"  {line}"]
-    if plan.profile == "default" and not (plan.websockets and plan.tls):
-        lines += ["", "Plain mosquitto serves as well:"]
-        lines += [f"  {line}" for _, line in commands(site, mosquitto=True)[: len(site.brokers)]]
     job = plan.folder / "job.yaml"
     if job.exists():
         cloud = shlex.quote(str(site.cloud))
@@ -593,22 +620,3 @@ def guide(site: Site) -> str:
         lines += [f"  edgeveil job list --config {cloud}"]
         lines += [f"  edgeveil job watch ID --config {cloud}"]
     return "\n".join(lines)
-
-
-def as_json(site: Site) -> str:
-    """The same for scripts; without passwords."""
-    return json.dumps(
-        {
-            "folder": str(site.plan.folder),
-            "brokers": {domain: str(path) for domain, path in site.brokers.items()},
-            "cloud": str(site.cloud),
-            "proxy": str(site.proxy),
-            "proxies": {cell: str(path) for cell, path in site.proxies.items()},
-            "edges": [str(path) for path in site.edges],
-            "device_ids": list(site.device_ids),
-            "cloud_url": site.plan.url,
-            "token_file": str(site.token_file),
-            "commands": [line for _, line in commands(site)],
-        },
-        indent=2,
-    )

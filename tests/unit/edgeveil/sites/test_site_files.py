@@ -290,7 +290,6 @@ def test_a_link_has_one_address_or_several(tmp_path, written, urls):
             "cloud_broker.links",
             "set 2",
         ),
-        ("broker", "engine: auto ", "engine: mosquitto ", "enforce_profile", "set amqtt"),
         (
             "broker",
             "websockets_port: null ",
@@ -302,8 +301,6 @@ def test_a_link_has_one_address_or_several(tmp_path, written, urls):
 )
 def test_what_a_link_cannot_do_is_named_with_the_fix(tmp_path, kind, old, new, key, what):
     path = changed(tmp_path, kind, old, new)
-    text = path.read_text()
-    path.write_text(text.replace("enforce_profile: null", "enforce_profile: aws_iot"))
     with pytest.raises(ConfigError) as caught:
         load_site(path)
     found = [line for line in caught.value.problems if f"{kind}.{key}" in line and what in line]

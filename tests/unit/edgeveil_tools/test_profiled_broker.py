@@ -4,7 +4,7 @@ import pytest
 
 from edgeveil.sites.broker_profiles import PROFILES
 from edgeveil.transport.mqtt_packets import Login, connect, encoded_topic, packet, subscribe
-from edgeveil_tools.site.profile_guard import ProfileGuard
+from tests.kits.profiled_broker import ProfileGuard
 
 MQTT_3_1_1 = 4
 SMALL, LARGE = 20, 30_000  # bytes of a packet

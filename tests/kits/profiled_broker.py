@@ -1,21 +1,41 @@
-"""Holds a connection of a broker of ours to a managed service's limits, so that they can be tried.
+"""A broker of ours that holds each connection to a managed service's limits.
 
 Stricter than the services: what they delay or drop ends the connection here.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from amqtt.adapters import ReaderAdapter, WriterAdapter
+from websockets.exceptions import ConnectionClosed
 
 from edgeveil.errors import ProtocolError
-from edgeveil.sites.broker_profiles import BrokerProfile
-from edgeveil.transport.mqtt_packets import CONNECT, PUBLISH, PacketCutter, packet, read_publish
+from edgeveil.sites.broker_profiles import PROFILES, BrokerProfile, ProfileName
+from edgeveil.transport.mqtt_packets import (
+    CONNECT,
+    PUBACK,
+    PUBLISH,
+    PacketCutter,
+    packet,
+    read_publish,
+)
+from edgeveil_tools.site.broker_amqtt import BoundedBroker, BoundedReader, main
+from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess
 
 _MQTT_3_1_1 = 4
 _SUBSCRIBE, _UNSUBSCRIBE = 8, 10
 _WINDOW_S = 1.0
+_ACKNOWLEDGE_S = 0.05  # of a service some way off; at once, nothing would ever be in flight
+BEYOND_PROFILE = "a client was cut off beyond the profile"
 
 
 class ProfileGuard:
@@ -123,3 +143,99 @@ def _texts(body: bytes, after: int) -> list[bytes]:
         found.append(body[at + 2 : end])
         at = end + after
     return found
+
+
+class LateAcknowledgements(WriterAdapter):  # type: ignore[misc]
+    """Writes as `writer` does, but acknowledges a message as late as a distant service, and tells
+    the guard then."""
+
+    def __init__(self, writer: WriterAdapter, guard: ProfileGuard) -> None:
+        self._writer, self._guard = writer, guard
+        self._late: set[asyncio.Task[None]] = set()
+
+    def write(self, data: bytes) -> None:
+        """Write one packet, or begin to wait with it."""
+        if data[0] >> 4 != PUBACK:
+            self._writer.write(data)
+            return
+        task = asyncio.create_task(self._acknowledge(data))
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+
+    async def _acknowledge(self, puback: bytes) -> None:
+        await asyncio.sleep(_ACKNOWLEDGE_S)
+        self._guard.acknowledged(int.from_bytes(puback[2:4], "big"))
+        with contextlib.suppress(OSError, ConnectionClosed):  # the client is gone
+            self._writer.write(puback)
+            await self._writer.drain()
+
+    async def drain(self) -> None:
+        """Wait until the writer takes more."""
+        await self._writer.drain()
+
+    def get_peer_info(self) -> tuple[str, int] | None:
+        """Address and port of the client."""
+        return self._writer.get_peer_info()  # type: ignore[no-any-return]
+
+    def get_ssl_info(self) -> Any:
+        """The client's TLS session."""
+        return self._writer.get_ssl_info()
+
+    async def close(self) -> None:
+        """Close the connection."""
+        for task in self._late:
+            task.cancel()
+        await self._writer.close()
+
+
+class GuardedReader(ReaderAdapter):  # type: ignore[misc]
+    """Reads as `reader` does, and ends the connection beyond the profile."""
+
+    def __init__(self, reader: BoundedReader, guard: ProfileGuard) -> None:
+        self._reader, self._guard = reader, guard
+
+    async def read(self, n: int = -1) -> bytes:
+        """Exactly `n` bytes."""
+        data = await self._reader.read(n)
+        if (broken := self._guard.received(data)) is not None:
+            sys.stderr.write(f"{BEYOND_PROFILE}: {broken}\n")
+            sys.stderr.flush()
+            self._reader.transport.abort()
+            raise asyncio.IncompleteReadError(b"", n)
+        return data
+
+    def feed_eof(self) -> None:
+        """End the stream."""
+        self._reader.feed_eof()
+
+
+class GuardedBroker(BoundedBroker):
+    """Enforces the profile that its process was started with."""
+
+    async def external_connected(
+        self, reader: BoundedReader, writer: WriterAdapter, listener_name: str
+    ) -> None:
+        """Take a connection whose first bytes were looked at."""
+        guard = ProfileGuard(PROFILES[os.environ["PROFILE"]])
+        late = LateAcknowledgements(writer, guard)
+        await super().external_connected(GuardedReader(reader, guard), late, listener_name)
+
+
+class ProfiledBroker(BrokerProcess):
+    """amqtt that enforces a profile."""
+
+    def __init__(
+        self, plan: BrokerPlan, directory: Path, profile: ProfileName, *, users: dict[str, str]
+    ) -> None:
+        super().__init__(plan, directory, users=users)
+        self._profile = profile
+
+    def _amqtt(self) -> list[str]:
+        *_, config = super()._amqtt()
+        return ["env", f"PROFILE={self._profile}", sys.executable, __file__, config]
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:], GuardedBroker)
+    sys.stderr.flush()
+    os._exit(status)
