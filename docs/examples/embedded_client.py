@@ -4,8 +4,8 @@
 
 It stands for whatever measures something: here records are pictures of digits that ship with
 scikit-learn. The device learns from them while the application goes on, and none of them leaves it.
-Once a job is completed the application uses its model. `edgeveil site init --local` makes a site to try it
-with, `edgeveil job submit` gives the devices something to learn.
+Once a job is completed the application uses its model. `edgeveil site init --local` makes a site to
+try it with, `edgeveil job submit` gives the devices something to learn.
 """
 
 import sys

@@ -222,7 +222,7 @@ def _ports() -> Iterator[MachineFinding]:
             except OSError as error:
                 taken.append(f"{port} ({who}): {error.strerror}")
     if taken:
-        why = "`edgeveil site init --local` gives these to a site; `edgeveil run` takes any free ones"
+        why = "`site init --local` gives these to a site; `edgeveil run` takes any free ones"
         fix = "end what has them, or write other ports into its fleet.yaml"
         yield MachineFinding("network", "note", f"ports in use: {', '.join(taken)}", why, fix)
     else:
