@@ -134,8 +134,10 @@ class BrokerLink(Block):
 
 
 class Listens(Block):
-    """A block with the TCP port of a listener."""
+    """Where something listens for TCP."""
 
+    host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
+    """Address; the default is reachable from this machine alone."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """TCP port; 0: the usual one, 8701 of the cloud, 8702 of the proxy, 8710 of predictions, 8711
     of the owner's page."""
@@ -168,8 +170,6 @@ class HttpClient(Block):
 class Http(Listens):
     """Where the status and control pages listen."""
 
-    host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
-    """Address; the default is reachable from this machine alone."""
     socket: SitePath | None = Field(default=None, examples=["../state/cloud.sock"])
     """Unix socket to listen on in place of host and port, mode 0600; none: TCP."""
     socket_group: str | None = Field(default=None, min_length=1, max_length=64)
