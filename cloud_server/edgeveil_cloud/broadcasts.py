@@ -19,14 +19,8 @@ from edgeveil.jobs.round_context import RoundContext
 from edgeveil.jobs.round_traffic import BrokerUse
 from edgeveil.parts.exchange import Array
 from edgeveil.protocol import sealed as real_sealing
-from edgeveil.protocol.cloud_tasks import (
-    AskUnmask,
-    Broadcast,
-    CellBroadcasts,
-    CountReports,
-    ReportsCounted,
-    SealRound,
-)
+from edgeveil.protocol.cloud import CountReports, ReportsCounted
+from edgeveil.protocol.cloud_job import AskUnmask, Broadcast, CellBroadcasts, SealRound
 from edgeveil.protocol.messages import HEALTH, ExchangeId, Manifest, ReleaseOutcome, data_set_tag
 from edgeveil.protocol.sealed import (
     JobPackage,

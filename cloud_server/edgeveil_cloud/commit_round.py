@@ -24,15 +24,15 @@ from edgeveil.parts.exchange import TRAIN, Array
 from edgeveil.parts.models.residual_score import THRESHOLD
 from edgeveil.privacy.policy import price
 from edgeveil.privacy.sampler import RandomBytes, os_random
-from edgeveil.protocol.cloud_tasks import (
+from edgeveil.protocol.cloud_job import (
     AskChecks,
     AskUnmask,
-    RoundAnswers,
     RoundCommit,
     TakeChecks,
     TakeMasks,
     TooFewUploads,
 )
+from edgeveil.protocol.cloud_reasons import RoundAnswers
 from edgeveil.protocol.messages import Batch, CheckMasks, ExchangeId, Misfits
 from edgeveil.protocol.sealed import RoundCheck, Sealing, choice, dealt
 from edgeveil.protocol.tensors import pack_tensors

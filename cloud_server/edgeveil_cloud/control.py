@@ -16,17 +16,9 @@ from edgeveil.parts.features import match_artifacts
 from edgeveil.parts.models import runs_python
 from edgeveil.privacy.guarantee import guarantee_lines
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud import CloudMachine
-from edgeveil.protocol.cloud_course import CloudState
-from edgeveil.protocol.cloud_tasks import (
-    DISK,
-    EARLIER,
-    STALE_ROSTER,
-    CancelJob,
-    RepeatEnd,
-    StartJob,
-    goes_on,
-)
+from edgeveil.protocol.cloud import CancelJob, CloudMachine, RepeatEnd
+from edgeveil.protocol.cloud_job import CloudState, StartJob
+from edgeveil.protocol.cloud_reasons import DISK, EARLIER, STALE_ROSTER, goes_on
 from edgeveil.sites.cloud import ReleaseValidity
 from edgeveil.transport.runtime import Runner
 from edgeveil_cloud.host import LOG, CloudHost

@@ -15,32 +15,36 @@ from edgeveil.evaluation.cluster_metrics import load_libraries
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
-from edgeveil.protocol.cloud_tasks import (
+from edgeveil.protocol.cloud import (
+    CountReports,
+    RosterKept,
+    RosterMark,
+    RosterRefused,
+    SealPublication,
+    job_of,
+)
+from edgeveil.protocol.cloud_job import (
+    Absorb,
+    BatchDropped,
+    BatchPart,
+    JobStatus,
+    Obstacle,
+    OpenArrived,
+    ReleaseHeld,
+    SealJob,
+    SealRelease,
+    SealRound,
+    TakeBatch,
+    TakeChecks,
+    TakeMasks,
+)
+from edgeveil.protocol.cloud_reasons import (
     DISK,
     EARLIER,
     MEMORY,
     RESUME,
     STORE,
     USED_UP,
-    Absorb,
-    BatchDropped,
-    BatchPart,
-    CountReports,
-    JobStatus,
-    Obstacle,
-    OpenArrived,
-    ReleaseHeld,
-    RosterKept,
-    RosterMark,
-    RosterRefused,
-    SealJob,
-    SealPublication,
-    SealRelease,
-    SealRound,
-    TakeBatch,
-    TakeChecks,
-    TakeMasks,
-    job_of,
     pause_advice,
     resume_follows,
 )

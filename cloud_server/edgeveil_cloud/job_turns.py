@@ -16,7 +16,7 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 from edgeveil.jobs.job import Priority
-from edgeveil.protocol.cloud_tasks import job_of
+from edgeveil.protocol.cloud import job_of
 
 WEIGHTS: Mapping[Priority, float] = {"low": 1.0, "normal": 2.0, "high": 4.0}
 

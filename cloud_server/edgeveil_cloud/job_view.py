@@ -59,7 +59,7 @@ from edgeveil.privacy.guarantee import (
     up,
     worth_of,
 )
-from edgeveil.protocol.cloud_tasks import declined_text
+from edgeveil.protocol.cloud_reasons import declined_text
 from edgeveil.units import byte_text, seconds_text
 from edgeveil_cloud.job_history import EvaluationPoints, JobHistory
 from edgeveil_cloud.job_pictures import (

@@ -15,7 +15,7 @@ from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.privacy.policy import Quote
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
-from edgeveil.protocol.cloud_tasks import CellBroadcasts, JobStatus, RoundCommit, SealRound
+from edgeveil.protocol.cloud_job import CellBroadcasts, JobStatus, RoundCommit, SealRound
 from edgeveil.protocol.messages import ReleaseOutcome
 from edgeveil.transport.metrics import Metrics, gauge
 from edgeveil_cloud.host import CloudHost

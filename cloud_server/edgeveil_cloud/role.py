@@ -18,7 +18,7 @@ from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud import CloudMachine, OwnKeys
-from edgeveil.protocol.cloud_tasks import CloudSettings
+from edgeveil.protocol.cloud_job import CloudSettings
 from edgeveil.protocol.messages import PeerKeys, Signer, TrustMetadata
 from edgeveil.protocol.sealed import Sealing
 from edgeveil.protocol.transfer import LEAST_BYTES, part_bytes

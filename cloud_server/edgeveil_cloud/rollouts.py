@@ -18,8 +18,7 @@ from typing import Any
 
 from edgeveil.jobs.job import ReleaseRollout
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud import CloudMachine
-from edgeveil.protocol.cloud_tasks import PublishRelease
+from edgeveil.protocol.cloud import CloudMachine, PublishRelease
 from edgeveil.protocol.messages import RELEASES_NAMED, ReleaseOutcome, ReleaseStatement
 from edgeveil.sites.cloud import ReleaseValidity
 from edgeveil.transport.runtime import Runner

@@ -24,7 +24,8 @@ from typing import Any, cast
 import sqlalchemy as sa
 
 from edgeveil.jobs.job import Priority
-from edgeveil.protocol.cloud_tasks import STALE_ROSTER, RosterMark
+from edgeveil.protocol.cloud import RosterMark
+from edgeveil.protocol.cloud_reasons import STALE_ROSTER
 from edgeveil_cloud import store_tables as tables
 from edgeveil_cloud.database import MEMORY, forget_old_pages, open_engine, transaction
 from edgeveil_cloud.migrate import migrate

@@ -28,7 +28,7 @@ from edgeveil.parts.aggregation import AGGREGATIONS
 from edgeveil.parts.aggregation.mean import ExactSum, Grids, largest_of
 from edgeveil.parts.exchange import TRAIN, Array, SegmentSpec
 from edgeveil.protocol import sealed as real_sealing
-from edgeveil.protocol.cloud_tasks import BatchPart
+from edgeveil.protocol.cloud_job import BatchPart
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Batch, Blob, ExchangeId, Group
 from edgeveil.protocol.sealed import Sealing, masked_vectors, segment_mark
 from edgeveil.protocol.transfer import Data

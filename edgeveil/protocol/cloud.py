@@ -1,15 +1,19 @@
 """The cloud's machine: several jobs beside each other in all cells, and what they share.
 
-Theory of operation. Each job that runs has a course of its own (`JobCourse`), which knows nothing
-of the others: a job that waits, pauses or ends holds nobody up. What comes is told to the course
-that it is about: batches and notes by the job that they name, parts and requests by the digest of
+Theory of operation. Each job that runs has a course of its own (`JobCourse` in `cloud_job.py`),
+which knows nothing of the others: a job that waits, pauses or ends holds nobody up. What comes is
+handed to the course that it is about: batches and notes by the job that they name, parts and requests by the digest of
 their blob, timers by their name, outcomes of work by their task. What is about no job that runs
 is answered here: its batches are of no use.
 
 Each cell has a proxy with a key of its own, and what it says counts for its cell alone. Beside the
 jobs, and in any state of theirs, stand the cells' rosters, which the proxies hand over when they
 change, the ends of jobs, which are told until the proxies confirm them (`JobEnds`), and what
-follows a release (`CloudReleases`).
+follows a release (`CloudReleases`): the rest of the devices after a canary, or devices that were
+admitted later, is decided by the process, from what its store holds, and comes as `PublishRelease`;
+reports are acknowledged once they are counted durably; the newest statement is said until the
+proxies confirm it. Where a proxy refuses a release, as when a newer one has come meanwhile, it is
+dropped, and the process decides anew. Each cell is told by itself.
 
 Batches of several jobs share the disk that `spool_bytes` bounds. One for which the others leave no
 room waits at the proxy until theirs are committed; what came of batches that are not whole yet
@@ -25,33 +29,34 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from dataclasses import replace as with_changes
 
-from edgeveil.crypto.keys import SigningKey
+from edgeveil.crypto.keys import KEY_BYTES, SigningKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_arrivals import BatchArrival, RosterArrival, acknowledged
-from edgeveil.protocol.cloud_course import CourseContext, JobCourse
-from edgeveil.protocol.cloud_outgoing import JobEnds
-from edgeveil.protocol.cloud_releases import CloudReleases
-from edgeveil.protocol.cloud_tasks import (
-    EDGE_LINK,
-    OTHER_KEY,
-    OWN_LINK,
+from edgeveil.protocol.cloud_job import (
+    ONE_CELL,
+    Absorb,
+    BatchArrival,
     BatchDropped,
-    CancelJob,
+    Cell,
+    CellBroadcasts,
+    CellCourse,
     CloudSettings,
-    CountReports,
+    JobCourse,
+    JobEnds,
     OpenArrived,
-    PublishRelease,
-    RepeatEnd,
-    RosterMark,
-    RosterRefused,
-    SealPublication,
+    OutgoingBroadcast,
+    ReleaseHeld,
+    SealJob,
+    SealRelease,
+    SealRound,
     StartJob,
     TakeBatch,
-    job_of,
-    timer_of,
+    TakeChecks,
+    TakeMasks,
 )
+from edgeveil.protocol.cloud_reasons import EDGE_LINK, OTHER_KEY, OWN_LINK
 from edgeveil.protocol.messages import (
     Ack,
     Arrived,
@@ -77,19 +82,292 @@ from edgeveil.protocol.messages import (
     verified_body,
     verified_header,
 )
-from edgeveil.protocol.transfer import GrantPut, ShowBlob, check_fetchable
+from edgeveil.protocol.transfer import Fetch, GrantPut, ShowBlob, check_fetchable, first_data
+
+# --- what the process asks, work for the host, and what the cloud keeps ----------------------
+
+
+@dataclass(frozen=True)
+class CancelJob:
+    """A `Command`: end this job now."""
+
+    job_id: bytes
+
+
+@dataclass(frozen=True)
+class RepeatEnd:
+    """A `Command`: this job ended before the process did; say so again, as nobody may have heard
+    it."""
+
+    job_id: bytes
+    status: str
+
+
+@dataclass(frozen=True)
+class PublishRelease:
+    """A `Command`: bring the release of this job, which has ended, to all enrolled devices of these
+    cells."""
+
+    job_id: bytes
+    cells: tuple[str, ...] = ONE_CELL
 
 
 @dataclass(frozen=True)
 class OwnKeys:
-    """What the cloud signs with from now on, and whom it believes in each cell; `metadata` says
-    why.
+    """A `Command`: what the cloud signs with from now on, and whom it believes in each cell;
+    `metadata` says why.
     """
 
     jobs: SigningKey
     releases: SigningKey
     peers: Mapping[str, PeerKeys]
     metadata: TrustMetadata
+
+
+@dataclass(frozen=True)
+class SealPublication:
+    """Seal a release to all enrolled keys of these cells; result `CellBroadcasts`, `Obstacle` or
+    `WorkFailed`."""
+
+    job_id: bytes
+    cells: tuple[str, ...] = ONE_CELL
+
+
+@dataclass(frozen=True)
+class CountReports:
+    """Open devices' reports on a release and count each once; result `ReportsCounted`.
+
+    `note` is the digest of what handed them over, in this cell.
+    """
+
+    at: ExchangeId
+    sealed: tuple[bytes, ...]
+    note: bytes
+    cell: str = ""
+
+
+@dataclass(frozen=True)
+class ReportsCounted:
+    """The counts are durable."""
+
+
+@dataclass(frozen=True)
+class RosterMark:
+    """Which roster was taken last: of which registry, and its number there."""
+
+    lineage: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class RosterKept:
+    """The enrolled public keys, 32 bytes each; stale from `expires_s` (since 1970; 0: never) on.
+    `knows` is what all these devices know, as `Hello` says it."""
+
+    epoch: int
+    keys: bytes
+    lineage: str = ""
+    expires_s: float = 0.0
+    knows: int = 0
+    cell: str = ""
+
+
+@dataclass(frozen=True)
+class RosterRefused:
+    """A roster was refused: until one is taken, nobody knows who was admitted and revoked."""
+
+    reason: str
+    lineage: str
+    cell: str = ""
+    expires_s: float = 0.0
+
+
+def job_of(task: object) -> bytes | None:
+    """The job that a task of the cloud's is about."""
+    match task:
+        case SealJob(job_id) | SealRelease(job_id) | SealPublication(job_id) | SealRound(job_id):
+            return job_id
+        case OpenArrived(batch) | TakeBatch(batch):
+            return batch.at.job_id
+        case Absorb(at=at) | TakeChecks(at) | TakeMasks(at) | CountReports(at):
+            return at.job_id
+        case GrantPut(job_id=job_id):
+            return job_id
+    return None
+
+
+# --- rosters ---------------------------------------------------------------------------------
+
+
+class RosterArrival:
+    """A cell's roster, as far as it is there. The timer `roster` asks for what is missing."""
+
+    def __init__(self, cell: Cell, newest: RosterMark | None = None) -> None:
+        self._cell = cell
+        self._roster: Fetch[Roster] | None = None
+        self._newest = newest  # an older roster would bring revoked devices back
+
+    def offer(self, offer: Offer, header: Roster, named: str) -> list[fx.Effect]:
+        """A roster is offered (again); `named` is the lineage that the root names.
+
+        Raises ProtocolError where it cannot be fetched.
+        """
+        cell, limit_bytes = self._cell, self._cell.settings.blob_bytes
+        check_fetchable(offer, header.blob, limit_bytes)
+        if header.blob.size_bytes % KEY_BYTES:
+            raise ProtocolError("malformed")
+        if refused := self._why_not(header, named):
+            # A replay changes nothing: the newest roster stands. Whether it is one, its time tells.
+            told = RosterRefused(refused, header.lineage, cell.name, header.expires_s)
+            return [fx.Persist(told), fx.Refuse(refused)]
+        if self._roster is None or self._roster.header != header:
+            self._roster = Fetch(offer, header, limit_bytes)
+        complete = False
+        for part in first_data(offer, header.blob):
+            complete = self._roster.add(part)
+        if complete:
+            return self._keep(self._roster)
+        return [cell.set("roster", cell.settings.repair_s)]
+
+    def _why_not(self, header: Roster, named: str) -> str:
+        """Why this roster is not taken, or "".
+
+        Another registry is one that was rebuilt: its numbers begin anew, and it may have forgotten
+        who was revoked. Somebody must vouch for it.
+        """
+        newest = self._newest
+        if named:
+            if header.lineage != named:
+                return "foreign_registry"
+            if newest is None or newest.lineage != named:
+                return ""
+        elif newest is not None and newest.lineage and header.lineage != newest.lineage:
+            return "foreign_registry"
+        if newest is None or newest.lineage != header.lineage:
+            return ""
+        return "replayed_roster" if header.epoch < newest.epoch else ""
+
+    def part(self, part: BlobPart) -> list[fx.Effect]:
+        """A part of it; others are ignored."""
+        roster = self._roster
+        if roster is None or roster.header.blob.digest != part.blob:
+            return []
+        if roster.add(part):
+            return self._keep(roster)
+        return self._cell.ask(roster.next_need(timer=False))
+
+    def look(self) -> list[fx.Effect]:
+        """The timer: ask for what did not come."""
+        if self._roster is None:
+            return []
+        again = self._cell.set("roster", self._cell.settings.repair_s)
+        return [*self._cell.ask(self._roster.next_need(timer=True)), again]
+
+    def _keep(self, roster: Fetch[Roster]) -> list[fx.Effect]:
+        data, header, name = roster.assembly.finish(), roster.header, self._cell.name
+        self._roster, self._newest = None, RosterMark(header.lineage, header.epoch)
+        kept = RosterKept(header.epoch, data, header.lineage, header.expires_s, header.knows, name)
+        told = {"enrolled": len(data) // KEY_BYTES} | ({"cell": name} if name else {})
+        held = self._cell.ack(header.blob.digest, "held")
+        return [fx.Persist(kept), held, fx.Report("roster", told)]
+
+
+# --- releases --------------------------------------------------------------------------------
+
+
+class CloudReleases:
+    """At most one publication under way in each cell, and one statement. Timers `release` and
+    `statement` of each cell."""
+
+    def __init__(self, cells: Mapping[str, Cell]) -> None:
+        self._asked: PublishRelease | None = None  # while it is sealed
+        self._cells = {name: _ReleasesOfCell(cell) for name, cell in cells.items()}
+
+    def offering(self, cell: str) -> bool:
+        """Whether a release is on its way to this cell."""
+        asked = self._asked is not None and cell in self._asked.cells
+        return asked or self._cells[cell].out.sequence >= 0
+
+    def publish(self, asked: PublishRelease) -> list[fx.Effect]:
+        """Have a release sealed for the cells; nothing while another one is sealed."""
+        if self._asked is not None or any(map(self.offering, asked.cells)):
+            return []
+        self._asked = asked
+        return [fx.Work(SealPublication(asked.job_id, asked.cells))]
+
+    def sealed(self, task: SealPublication, result: object) -> list[fx.Effect]:
+        """Offer what was sealed; what cannot be sealed now is asked for again."""
+        if self._asked is None or self._asked.job_id != task.job_id:
+            return []
+        self._asked = None
+        if not isinstance(result, CellBroadcasts):
+            return [fx.Report("release_waits", {"why": getattr(result, "reason", "")})]
+        of_it = next(iter(result.by_cell.values())).manifest
+        out: list[fx.Effect] = [fx.Report("release_published", {"selected": of_it.selected})]
+        for cell, one in result.by_cell.items():
+            out += self._cells[cell].out.offer(one)
+        return out
+
+    def state(self, said: ReleaseStatement) -> list[fx.Effect]:
+        """Say this statement from now on."""
+        return [one for cell in self._cells.values() for one in cell.state(said)]
+
+    def sign_anew(self) -> list[fx.Effect]:
+        """The keys have changed."""
+        return [one for cell in self._cells.values() for one in cell.sign_anew()]
+
+    def of(self, cell: str) -> _ReleasesOfCell:
+        """What this cell is told."""
+        return self._cells[cell]
+
+    @property
+    def outgoing(self) -> list[OutgoingBroadcast]:
+        """What each cell is offered."""
+        return [cell.out for cell in self._cells.values()]
+
+
+class _ReleasesOfCell:
+    """What one cell is told."""
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell, self.out = cell, OutgoingBroadcast(cell, "release")
+        self._statement: tuple[ReleaseStatement, Note] | None = None
+        self._wait_s = cell.settings.resend_s
+
+    def state(self, said: ReleaseStatement) -> list[fx.Effect]:
+        """Say this one from now on."""
+        cell = self._cell
+        self._statement, self._wait_s = (said, cell.releases.note(said)), cell.settings.resend_s
+        return self.tell()
+
+    def tell(self) -> list[fx.Effect]:
+        """Say the statement (again), ever more rarely, until it is confirmed."""
+        if self._statement is None:
+            return []
+        cell, wait_s = self._cell, self._wait_s
+        self._wait_s = min(2 * wait_s, cell.settings.close_cap_s)
+        return [fx.Send(cell.proxy, self._statement[1]), cell.set("statement", wait_s)]
+
+    def sign_anew(self) -> list[fx.Effect]:
+        """The keys have changed."""
+        stated = self.state(self._statement[0]) if self._statement else []
+        return [*self.out.send(), *stated]
+
+    def confirmed(self, ack: Ack) -> list[fx.Effect] | None:
+        """The proxy has the publication, or the statement; None if it is about something else."""
+        if self._statement is not None and _digest(self._statement[1].body) == ack.blob:
+            self._statement = None
+            return [self._cell.cancel("statement")]
+        if not self.out.is_blob(ack.blob):
+            return None
+        sequence, stop = self.out.sequence, self._cell.cancel("release")
+        self.out.drop()
+        if ack.status == "held":
+            return [fx.Persist(ReleaseHeld(sequence, self._cell.name)), stop]
+        return [stop, fx.Report("release_refused", {"why": ack.reason})]
+
+
+# --- the machine -----------------------------------------------------------------------------
 
 
 class CloudMachine:
@@ -116,13 +394,11 @@ class CloudMachine:
         self._releases = releases or signer
         self.settings = settings or CloudSettings()
         self.courses: dict[bytes, JobCourse] = {}
-        marks = rosters or {}
-        self._rosters = {
-            cell: RosterArrival(cell, signer, self.settings, marks.get(cell)) for cell in keys
-        }
-        self._ends = {cell: JobEnds(cell, signer, self.settings) for cell in keys}
-        self._context = CourseContext(signer, self._releases, self.settings, self._ends)
-        self.releases = CloudReleases(tuple(keys), signer, self._releases, self.settings)
+        cells = {name: Cell(name, signer, self._releases, self.settings) for name in keys}
+        marks, self._cells = rosters or {}, cells
+        self._rosters = {name: RosterArrival(one, marks.get(name)) for name, one in cells.items()}
+        self._ends = {name: JobEnds(one) for name, one in cells.items()}
+        self.releases = CloudReleases(cells)
 
     @property
     def at(self) -> ExchangeId | None:
@@ -139,18 +415,19 @@ class CloudMachine:
         except ProtocolError as error:
             return [fx.Refuse(error.reason)]
         for course in [one for one in self.courses.values() if one.over]:
-            self.heard -= {cell for cell in self.keys if course.silent(cell)}  # it is to come anew
+            # A silent one is to come anew.
+            self.heard -= {name for name, cell in course.cells.items() if cell.silent}
             del self.courses[course.job_id]
         return out
 
     def _handle(self, event: fx.Event) -> list[fx.Effect]:
         match event:
             case fx.Command(what=StartJob() as start):
-                course = self.courses.get(start.job_id) or JobCourse(start, self._context)
+                course = self.courses.get(start.job_id) or self._new_course(start)
                 out = course.begin()
                 self.courses[start.job_id] = course
                 for cell in self.keys:
-                    course.linked(cell, self.link_down(cell))
+                    course.cells[cell].linked(self.link_down(cell))
                 # A proxy answers with its roster, before it holds the job: one that would be
                 # refused is known before a round is sealed.
                 return [*map(self._here, self.keys), *out]
@@ -167,7 +444,11 @@ class CloudMachine:
             case fx.PeerSilent(peer=fx.ProxyAddress(cell=cell)) if cell in self.keys:
                 return [self._here(cell)]
             case fx.PeerConnected(peer=fx.ProxyAddress(cell=cell)) if cell in self.keys:
-                return [*self._connected(cell), *self._linked(cell, "cloud", "")]
+                jobs = [one for of_it in self._of_jobs(cell) for one in of_it.send()]
+                of_it = self.releases.of(cell)
+                beside = [*self._ends[cell].send(), *of_it.out.send(), *of_it.tell()]
+                out = [*self._tell_trust(cell), self._here(cell), *jobs, *beside]
+                return [*out, *self._linked(cell, "cloud", "")]
             case fx.PeerLost(peer=fx.ProxyAddress(cell=cell)) if cell in self.keys:
                 self.heard.discard(cell)
                 return self._linked(cell, "cloud", OWN_LINK)
@@ -179,13 +460,23 @@ class CloudMachine:
                 return self._timer(name)
             case fx.WorkDone(task=SealPublication() as task, result=result):
                 return self.releases.sealed(task, result)
-            case fx.WorkDone(task=CountReports() as task, result=result):
-                return self.releases.counted(task, result)
+            case fx.WorkDone(task=CountReports(note=note, cell=cell), result=result):
+                # What could not be counted the proxy says again.
+                counted = isinstance(result, ReportsCounted)
+                return [self._cells[cell].ack(note, "held")] if counted else []
             case fx.WorkDone(task=ShowBlob() as task, result=result):
                 return self._shown(task, result)
             case fx.WorkDone(task=task, result=result):
                 return self._done(task, result)
         return []
+
+    def _new_course(self, start: StartJob) -> JobCourse:
+        cells = [with_changes(cell, job_id=start.job_id) for cell in self._cells.values()]
+        return JobCourse(start, cells, list(self._ends.values()))
+
+    def _of_jobs(self, cell: str) -> list[CellCourse]:
+        """The cell in each job."""
+        return [course.cells[cell] for course in self.courses.values()]
 
     @property
     def unreached(self) -> list[str]:
@@ -203,19 +494,14 @@ class CloudMachine:
         else:
             self._down[cell].pop(hop, None)
         told = self.link_down(cell)
-        return [one for course in self.courses.values() for one in course.linked(cell, told)]
-
-    def _connected(self, cell: str) -> list[fx.Effect]:
-        jobs = [one for course in self.courses.values() for one in course.send(cell)]
-        beside = [*self._ends[cell].send(), *self.releases.send(cell)]
-        return [*self._tell_trust(cell), self._here(cell), *jobs, *beside]
+        return [one for of_it in self._of_jobs(cell) for one in of_it.linked(told)]
 
     def _message(self, cell: str, message: Message) -> list[fx.Effect]:
         match message:
             case Offer() as offer:
                 return self._offer(cell, offer)
             case BlobPart() as part:
-                of_it = self._course(lambda course: course.knows(cell, part.blob))
+                of_it = self._course(lambda course: course.cells[cell].knows(part.blob))
                 return of_it.part(cell, part) if of_it else self._rosters[cell].part(part)
             case Need() as need:
                 return self._answer(cell, need)
@@ -226,8 +512,8 @@ class CloudMachine:
     def _hear(self, cell: str) -> None:
         """Its proxy said something, with its signature."""
         self.heard.add(cell)
-        for course in self.courses.values():
-            course.heard(cell)
+        for of_it in self._of_jobs(cell):
+            of_it.heard = True
 
     def _here(self, cell: str) -> fx.Effect:
         """What the proxy answers with its roster."""
@@ -256,7 +542,7 @@ class CloudMachine:
         of_jobs = [one for course in self.courses.values() for one in course.cells.values()]
         outgoing = [*self.releases.outgoing, *(one.out for one in of_jobs)]
         asked = [one for one in outgoing if one.shown.awaits(task)]
-        of_it = next((one for one in asked if one.lends(task)), asked[0] if asked else None)
+        of_it = next((one for one in asked if one.lends(task.data)), asked[0] if asked else None)
         return of_it.shown.done(task, result, self._now_s) if of_it else []
 
     # --- whom it believes, and with which keys it speaks ---
@@ -287,10 +573,10 @@ class CloudMachine:
 
         Raises ProtocolError `unknown_blob` or `bad_index`.
         """
-        published = self.releases.answer(cell, need, self._now_s)
-        if published is not None:
-            return published
-        course = self._course(lambda one: one.offers(cell, need.blob))
+        published = self.releases.of(cell).out
+        if published.is_blob(need.blob):
+            return published.answer(need, self._now_s)
+        course = self._course(lambda one: one.cells[cell].out.is_blob(need.blob))
         if course is None:
             raise ProtocolError("unknown_blob")
         return course.answer(cell, need, self._now_s)
@@ -298,30 +584,22 @@ class CloudMachine:
     def _offer(self, cell: str, offer: Offer) -> list[fx.Effect]:
         header = verified_header(offer.header, "proxy", self.keys[cell].proxy)
         self._hear(cell)
-        proxy = fx.ProxyAddress(cell)
+        of_it = self._cells[cell]
         match header:
             case MaskSums(at=at):
                 course = self.courses.get(at.job_id)
-                told = acknowledged(proxy, self.signer, header.blob.digest, "held")
-                return course.masks(cell, offer, header) if course else [told]
+                if course is None:
+                    return [of_it.ack(header.blob.digest, "held")]
+                return course.masks(cell, offer, header)
             case Batch(at=at):
                 course = self.courses.get(at.job_id)
                 if course is not None:
                     return self._batch(course, cell, offer, header)
                 check_fetchable(offer, header.blob, self.settings.spool_bytes)
-                return [acknowledged(proxy, self.signer, header.blob.digest, "closed")]
+                return [of_it.ack(header.blob.digest, "closed")]
             case Roster():
-                return self._offer_roster(cell, offer, header)
+                return self._rosters[cell].offer(offer, header, self.keys[cell].lineage)
         raise ProtocolError("unexpected_header")
-
-    def _offer_roster(self, cell: str, offer: Offer, header: Roster) -> list[fx.Effect]:
-        self._rosters[cell].check(offer, header)
-        refused = self._rosters[cell].why_not(header, self.keys[cell].lineage)
-        if not refused:
-            return self._rosters[cell].offer(offer, header)
-        # A replay changes nothing: the newest roster stands. Whether it is one, its time tells.
-        told = RosterRefused(refused, header.lineage, cell, header.expires_s)
-        return [fx.Persist(told), fx.Refuse(refused)]
 
     def _others(self, course: JobCourse, cell: str) -> list[BatchArrival]:
         """What shares the disk with this job's batch of this cell."""
@@ -360,11 +638,10 @@ class CloudMachine:
             case Arrived():
                 return self._stream(cell, body)
             case BlobPut():
-                course = self._course(lambda one: one.knows(cell, body.blob))
+                course = self._course(lambda one: one.cells[cell].knows(body.blob))
                 return course.is_put(cell, body) if course else []
             case ReleaseReports():
-                note = hashlib.sha256(envelope.payload).digest()
-                return self.releases.reports(cell, body, note)
+                return [fx.Work(CountReports(body.at, body.sealed, _digest(envelope), cell))]
             case Ack():
                 return self._ack(cell, body)
             case LinkState(up=up):
@@ -375,25 +652,31 @@ class CloudMachine:
         confirmed = self._ends[cell].confirmed(ack.blob)
         if confirmed is not None:
             return confirmed
-        published = self.releases.confirmed(cell, ack)
+        published = self.releases.of(cell).confirmed(ack)
         if published is not None:
             return published
-        course = self._course(lambda one: one.hears(cell, ack))
+        course = self._course(lambda one: one.cells[cell].asks_about(ack))
         return course.acknowledged(cell, ack) if course else []
 
     # --- timers ---
 
     def _timer(self, name: str) -> list[fx.Effect]:
-        what, job_id, cell = timer_of(name)
+        what, _, of_it = name.partition("/")
+        job, _, cell = of_it.partition("/")
+        job_id = bytes.fromhex(job)
         if job_id:
             return self.courses[job_id].timer(what, cell) if job_id in self.courses else []
         match what:
             case "close":
                 return self._ends[cell].send()
             case "release":
-                return self.releases.resend(cell)
+                return self.releases.of(cell).out.send()
             case "statement":
-                return self.releases.tell(cell)
+                return self.releases.of(cell).tell()
             case "roster":
                 return self._rosters[cell].look()
         return []
+
+
+def _digest(said: Envelope) -> bytes:
+    return hashlib.sha256(said.payload).digest()

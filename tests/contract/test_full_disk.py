@@ -17,7 +17,7 @@ from edgeveil.errors import EdgeVeilError
 from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import JobRequest, Limits
-from edgeveil.protocol.cloud_tasks import BatchPart
+from edgeveil.protocol.cloud_job import BatchPart
 from edgeveil.protocol.messages import ExchangeId
 from edgeveil.protocol.proxy_rounds import HeldUpload, ProxyMemory, UploadKept
 from edgeveil.protocol.proxy_uploads import UploadPart

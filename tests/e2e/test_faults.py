@@ -18,7 +18,7 @@ import pytest
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import SystemFault
-from edgeveil.protocol.cloud_tasks import OTHER_KEY, SILENT
+from edgeveil.protocol.cloud_reasons import OTHER_KEY, SILENT
 from edgeveil.transport.process import LOCK_FILE
 from edgeveil_tools.probe import problem_of
 from edgeveil_tools.site.brokers import free_ports

@@ -10,7 +10,7 @@ import numpy as np
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs import parse_plan
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.protocol.cloud_tasks import BatchPart
+from edgeveil.protocol.cloud_job import BatchPart
 from edgeveil.protocol.messages import Batch, Blob, ExchangeId, Manifest
 from edgeveil.protocol.sealed import seal_segment, segment_mark
 from edgeveil.protocol.transfer import describe

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from edgeveil.crypto.keys import VerifyKey
-from edgeveil.protocol import cloud_tasks as ct
+from edgeveil.protocol import cloud_job as ct
 from edgeveil.protocol import device as dt
 from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
@@ -168,7 +168,7 @@ def _finish_cloud(task: object, tape: Tape) -> object:
     if not tape.number(8):
         return ct.Obstacle("no room")
     match task:
-        case ct.SealRound(job_id=job, round=number, attempt=attempt):
+        case ct.SealRound(job_id=job, exchange=number, attempt=attempt):
             return _sealed("round", m.ExchangeId(job, number, attempt), tape)
         case ct.SealJob(job_id=job):
             return _sealed("job", m.ExchangeId(job, 0, 1), tape)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud import CloudMachine
-from edgeveil.protocol.cloud_tasks import CloudSettings, RepeatEnd
+from edgeveil.protocol.cloud import CloudMachine, RepeatEnd
+from edgeveil.protocol.cloud_job import CloudSettings
 from edgeveil.protocol.device import DeviceMachine
 from edgeveil.protocol.device_round import DeviceSettings
 from edgeveil.protocol.messages import Ack, Note, PeerKeys, Signer, Upload, decode, decode_body

@@ -10,14 +10,14 @@ from tempfile import TemporaryDirectory
 
 from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_tasks import (
+from edgeveil.protocol.cloud import RosterKept
+from edgeveil.protocol.cloud_job import (
     Absorb,
     BatchDropped,
     BatchPart,
     Broadcast,
     CellBroadcasts,
     JobStatus,
-    RosterKept,
     RoundCommit,
     SealJob,
     SealRelease,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgeveil.crypto.keys import CheckKey, MaskSeed
 from edgeveil.crypto.ring import Ring
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_tasks import EARLIER, goes_on
+from edgeveil.protocol.cloud_reasons import EARLIER, goes_on
 from edgeveil.protocol.device_round import ComputeAnswer, SealedAnswer
 from edgeveil.protocol.messages import CheckMasks, Hello, Manifest, Unmask, Upload
 from edgeveil.protocol.proxy_rounds import MISFIT

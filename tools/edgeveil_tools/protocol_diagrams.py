@@ -15,9 +15,9 @@ from typing import Any, get_args
 import msgspec
 
 from edgeveil.errors import UsageError
-from edgeveil.protocol import cloud_course, device_round, proxy_rounds
+from edgeveil.protocol import cloud_job, device_round, proxy_rounds
 from edgeveil.protocol import messages as m
-from edgeveil.protocol.cloud_tasks import CloudSettings
+from edgeveil.protocol.cloud_job import CloudSettings
 from edgeveil.protocol.device_round import DeviceSettings
 from edgeveil.protocol.effects import StateTable
 from edgeveil.protocol.proxy_rounds import ProxySettings
@@ -27,7 +27,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 TABLES: dict[str, StateTable[Any]] = {
     "device": device_round.DEVICE_STATES,
     "collection": proxy_rounds.COLLECTION_STATES,
-    "cloud": cloud_course.CLOUD_STATES,
+    "cloud": cloud_job.CLOUD_STATES,
 }
 SHARED = m.Envelope | m.Blob | m.ExchangeId | m.Group | m.MaskedGroup
 FAMILIES = {

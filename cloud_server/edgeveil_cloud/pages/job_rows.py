@@ -19,7 +19,7 @@ from edgeveil.evaluation.figures import (
 )
 from edgeveil.jobs import compile_canonical
 from edgeveil.privacy.guarantee import record_text, shared_text, up, worth_of
-from edgeveil.protocol.cloud_tasks import OTHERWISE, RESUME, pause_advice, resume_follows
+from edgeveil.protocol.cloud_reasons import OTHERWISE, RESUME, pause_advice, resume_follows
 from edgeveil_cloud.evaluation import told_federated
 from edgeveil_cloud.round_report import summary_of
 from edgeveil_cloud.store_tables import ExchangeRecord, JobEntry, JobGlimpse

@@ -13,7 +13,7 @@ from round_kit import CloudRound
 
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs.plan import SOFTMAX
-from edgeveil.protocol.cloud_tasks import BatchPart
+from edgeveil.protocol.cloud_job import BatchPart
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud.commit_round import aggregate
 from edgeveil_cloud.validate_batch import BatchSpool, SpooledBatch, validate_batch

@@ -14,7 +14,7 @@ from edgeveil.crypto.keys import OpeningKey
 from edgeveil.errors import DataError, JobFailed
 from edgeveil.jobs import load_job
 from edgeveil.parts.features.onnx import MAX_BACKBONE_BYTES, sha256_hex
-from edgeveil.protocol.cloud_tasks import CellBroadcasts, SealJob
+from edgeveil.protocol.cloud_job import CellBroadcasts, SealJob
 from edgeveil.protocol.sealed import JobPackage, decode_package, open_broadcast
 from edgeveil.transport.http import serve
 from edgeveil_cloud.broadcasts import BroadcastLimits

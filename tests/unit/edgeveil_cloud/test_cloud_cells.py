@@ -11,15 +11,14 @@ from round_kit import job, public_keys
 from test_cloud_host import Desk
 
 from edgeveil.jobs import compile_job
-from edgeveil.protocol.cloud_tasks import (
+from edgeveil.protocol.cloud import RosterKept, RosterRefused
+from edgeveil.protocol.cloud_job import (
     Absorb,
     BatchPart,
     Broadcast,
     CellBroadcasts,
     Obstacle,
     ReleaseHeld,
-    RosterKept,
-    RosterRefused,
     RoundCommit,
     SealJob,
     SealRelease,

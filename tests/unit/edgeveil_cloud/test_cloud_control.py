@@ -15,17 +15,9 @@ from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import ConfigError
 from edgeveil.jobs import Job
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud import CloudMachine
-from edgeveil.protocol.cloud_course import CloudState, JobCourse
-from edgeveil.protocol.cloud_tasks import (
-    DISK,
-    EDGE_LINK,
-    OWN_LINK,
-    SILENT,
-    STORE,
-    RepeatEnd,
-    RosterMark,
-)
+from edgeveil.protocol.cloud import CloudMachine, RepeatEnd, RosterMark
+from edgeveil.protocol.cloud_job import CloudState, JobCourse
+from edgeveil.protocol.cloud_reasons import DISK, EDGE_LINK, OWN_LINK, SILENT, STORE
 from edgeveil.protocol.messages import Close, Note, PeerKeys, Signer, decode, decode_body
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.transport.runtime import Runtime

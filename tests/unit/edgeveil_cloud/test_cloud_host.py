@@ -19,25 +19,26 @@ from edgeveil.data.records import Records
 from edgeveil.errors import JobFailed
 from edgeveil.jobs import Job
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_tasks import (
-    BY_ITSELF,
-    DISK,
-    MEMORY,
-    STORE,
-    USED_UP,
+from edgeveil.protocol.cloud import RosterKept, RosterRefused
+from edgeveil.protocol.cloud_job import (
     Absorb,
     BatchPart,
     Broadcast,
     CellBroadcasts,
     JobStatus,
     Obstacle,
-    RosterKept,
-    RosterRefused,
     RoundCommit,
     SealJob,
     SealRelease,
     SealRound,
     TooFewUploads,
+)
+from edgeveil.protocol.cloud_reasons import (
+    BY_ITSELF,
+    DISK,
+    MEMORY,
+    STORE,
+    USED_UP,
     goes_on,
     pause_advice,
 )

@@ -10,7 +10,7 @@ import pytest
 
 from edgeveil.jobs import load_plan
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_tasks import CellBroadcasts, SealRound
+from edgeveil.protocol.cloud_job import CellBroadcasts, SealRound
 from edgeveil.transport.metrics import Metrics
 from edgeveil_cloud.metrics import CloudMetrics
 from edgeveil_cloud.store import Store

@@ -25,7 +25,7 @@ from test_secure_rounds import seed
 from edgeveil.errors import UsageError
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.aggregation.mean import mean
-from edgeveil.protocol.cloud_tasks import BatchPart, Obstacle
+from edgeveil.protocol.cloud_job import BatchPart, Obstacle
 from edgeveil.protocol.messages import Batch
 from edgeveil.protocol.sealed import RoundCheck, masked_vectors
 from edgeveil.protocol.tensors import masked_segment

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Executor, Future
 from typing import Any
 
-from edgeveil.protocol.cloud_tasks import SealJob
+from edgeveil.protocol.cloud_job import SealJob
 from edgeveil_cloud.job_turns import JobTurns
 
 HEAVY, LIGHT = b"H" * 16, b"L" * 16

@@ -13,15 +13,8 @@ from test_cloud_host import Desk
 
 from edgeveil.crypto.keys import OpeningKey
 from edgeveil.jobs.job import ReleaseRollout
-from edgeveil.protocol.cloud_tasks import (
-    Broadcast,
-    CountReports,
-    JobStatus,
-    PublishRelease,
-    ReleaseHeld,
-    SealPublication,
-    SealRelease,
-)
+from edgeveil.protocol.cloud import CountReports, PublishRelease, SealPublication
+from edgeveil.protocol.cloud_job import Broadcast, JobStatus, ReleaseHeld, SealRelease
 from edgeveil.protocol.messages import (
     HEALTH,
     Manifest,

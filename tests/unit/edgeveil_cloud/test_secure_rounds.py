@@ -19,8 +19,8 @@ from edgeveil.errors import EdgeVeilError, JobFailed, ProtocolError
 from edgeveil.jobs import Job
 from edgeveil.jobs import plan as jobs_plan
 from edgeveil.jobs.plan import Plan
-from edgeveil.protocol.cloud_tasks import (
-    EARLIER,
+from edgeveil.protocol.cloud import RosterKept
+from edgeveil.protocol.cloud_job import (
     Absorb,
     AskChecks,
     AskUnmask,
@@ -29,7 +29,6 @@ from edgeveil.protocol.cloud_tasks import (
     JobStatus,
     Obstacle,
     OpenArrived,
-    RosterKept,
     RoundCommit,
     SealJob,
     SealRound,
@@ -37,6 +36,7 @@ from edgeveil.protocol.cloud_tasks import (
     TakeMasks,
     TooFewUploads,
 )
+from edgeveil.protocol.cloud_reasons import EARLIER
 from edgeveil.protocol.messages import KNOWS_CHECKS, Batch, Manifest, MaskedGroup
 from edgeveil.protocol.sealed import (
     RoundCheck,

@@ -16,7 +16,7 @@ from edgeveil.errors import ConfigError, JobFailed, UsageError
 from edgeveil.jobs import Job, parse_job
 from edgeveil.parts.features import backbone_digests
 from edgeveil.privacy.guarantee import up
-from edgeveil.protocol.cloud_tasks import RoundAnswers
+from edgeveil.protocol.cloud_reasons import RoundAnswers
 from edgeveil.transport.http import serve
 from edgeveil_cloud.http import ask_here, make_app
 from edgeveil_cloud.http_token import TokenFolder, load_or_make_token, proof

@@ -25,7 +25,7 @@ from edgeveil.pages.frozen import thawed
 from edgeveil.pages.parts import rounded
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import Limits as Budget
-from edgeveil.protocol.cloud_tasks import SealRelease
+from edgeveil.protocol.cloud_job import SealRelease
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.commit_round import aggregate

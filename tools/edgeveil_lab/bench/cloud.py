@@ -22,7 +22,8 @@ import numpy as np
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.jobs import parse_job
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_tasks import CloudSettings, RosterKept
+from edgeveil.protocol.cloud import RosterKept
+from edgeveil.protocol.cloud_job import CloudSettings
 from edgeveil.protocol.messages import (
     Ack,
     Batch,

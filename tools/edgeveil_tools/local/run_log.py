@@ -25,7 +25,7 @@ from edgeveil.jobs.who_sees import who_sees
 from edgeveil.parts.exchange import EVALUATIONS, TRAIN
 from edgeveil.privacy.guarantee import up
 from edgeveil.privacy.policy import Quote
-from edgeveil.protocol.cloud_tasks import BY_ITSELF, RESUME
+from edgeveil.protocol.cloud_reasons import BY_ITSELF, RESUME
 from edgeveil_tools.local.data import is_published
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.reference import Reference

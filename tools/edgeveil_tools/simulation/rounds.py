@@ -25,7 +25,7 @@ from edgeveil.parts.aggregation.mean import ExactSum, Grids
 from edgeveil.parts.exchange import Array
 from edgeveil.parts.models.softmax_head import bake
 from edgeveil.parts.own_records import held_records
-from edgeveil.protocol.cloud_tasks import RoundAnswers, all_declined
+from edgeveil.protocol.cloud_reasons import RoundAnswers, all_declined
 from edgeveil.protocol.messages import DECLINE_CAUSES, ExchangeId
 from edgeveil.protocol.proxy_rounds import ShuffleRound
 from edgeveil.protocol.sealed import dealt, encode_package

@@ -30,15 +30,13 @@ from protocol_kit import (
 from proxy_bench import FLEET, cloud_says, open_round, proxy, says, to_cloud, to_devices
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_tasks import (
+from edgeveil.protocol.cloud import CancelJob, PublishRelease, SealPublication
+from edgeveil.protocol.cloud_job import (
     Absorb,
     BatchDropped,
     Broadcast,
-    CancelJob,
     CellBroadcasts,
-    PublishRelease,
     SealJob,
-    SealPublication,
     SealRelease,
     StartJob,
     TakeBatch,

@@ -40,11 +40,11 @@ from protocol_kit import (
 )
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_course import CloudState
-from edgeveil.protocol.cloud_tasks import (
+from edgeveil.protocol.cloud_job import (
     Absorb,
     Broadcast,
     CellBroadcasts,
+    CloudState,
     JobStatus,
     ReleaseHeld,
     RoundCommit,

@@ -19,12 +19,13 @@ from protocol_kit import (
 )
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_arrivals import BATCH_CREDIT, BATCH_CREDIT_BYTES
-from edgeveil.protocol.cloud_course import CloudState
-from edgeveil.protocol.cloud_tasks import (
+from edgeveil.protocol.cloud_job import (
+    BATCH_CREDIT,
+    BATCH_CREDIT_BYTES,
     Absorb,
     BatchDropped,
     BatchPart,
+    CloudState,
     SealRound,
     StartJob,
     TooFewUploads,

@@ -25,17 +25,16 @@ from protocol_kit import (
 )
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud import CloudMachine
-from edgeveil.protocol.cloud_course import CloudState
-from edgeveil.protocol.cloud_tasks import (
+from edgeveil.protocol.cloud import CloudMachine, RosterKept
+from edgeveil.protocol.cloud_job import (
     Absorb,
     AskUnmask,
     Broadcast,
     CellBroadcasts,
     CloudSettings,
+    CloudState,
     JobStatus,
     ReleaseHeld,
-    RosterKept,
     RoundCommit,
     SealJob,
     SealRelease,

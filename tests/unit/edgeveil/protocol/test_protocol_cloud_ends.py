@@ -41,19 +41,15 @@ from protocol_kit import (
 )
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_course import CloudState
-from edgeveil.protocol.cloud_tasks import (
+from edgeveil.protocol.cloud import CancelJob, RepeatEnd, RosterKept, RosterRefused
+from edgeveil.protocol.cloud_job import (
     Absorb,
     AskChecks,
     AskUnmask,
     Broadcast,
-    CancelJob,
     CellBroadcasts,
+    CloudState,
     JobStatus,
-    RepeatEnd,
-    RosterKept,
-    RosterRefused,
-    RoundAnswers,
     RoundCommit,
     SealJob,
     SealRelease,
@@ -61,9 +57,8 @@ from edgeveil.protocol.cloud_tasks import (
     StartJob,
     TakeChecks,
     TakeMasks,
-    all_declined,
-    pause_advice,
 )
+from edgeveil.protocol.cloud_reasons import RoundAnswers, all_declined, pause_advice
 from edgeveil.protocol.messages import Ack, CheckMasks, Close, Note, Roster, Shortfall, Unmask
 from edgeveil.protocol.transfer import describe
 

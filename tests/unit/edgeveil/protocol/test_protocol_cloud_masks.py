@@ -46,15 +46,14 @@ from protocol_kit import (
 
 from edgeveil.crypto.labels import BODY
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud import CloudMachine, OwnKeys
-from edgeveil.protocol.cloud_course import CloudState
-from edgeveil.protocol.cloud_tasks import (
+from edgeveil.protocol.cloud import CancelJob, CloudMachine, OwnKeys
+from edgeveil.protocol.cloud_job import (
     Absorb,
     AskUnmask,
     Broadcast,
-    CancelJob,
     CellBroadcasts,
     CloudSettings,
+    CloudState,
     JobStatus,
     Obstacle,
     RoundCommit,
@@ -62,8 +61,8 @@ from edgeveil.protocol.cloud_tasks import (
     SealRound,
     StartJob,
     TakeMasks,
-    pause_advice,
 )
+from edgeveil.protocol.cloud_reasons import pause_advice
 from edgeveil.protocol.messages import (
     Ack,
     MaskSums,

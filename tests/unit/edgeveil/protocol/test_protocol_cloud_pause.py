@@ -21,8 +21,8 @@ from cloud_bench import (
 from protocol_kit import JOB, PROXY, at, bodies, of, reports, stored, tasks
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_course import CloudState
-from edgeveil.protocol.cloud_tasks import (
+from edgeveil.protocol.cloud_job import (
+    CloudState,
     JobStatus,
     Obstacle,
     SealJob,

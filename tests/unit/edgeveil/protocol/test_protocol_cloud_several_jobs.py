@@ -22,13 +22,12 @@ from hypothesis import strategies as st
 from protocol_kit import JOB, PROXY, bodies, commit_of, messages, of, offer, parts_of, stored, tasks
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud import CloudMachine
-from edgeveil.protocol.cloud_course import CloudState
-from edgeveil.protocol.cloud_tasks import (
+from edgeveil.protocol.cloud import CancelJob, CloudMachine
+from edgeveil.protocol.cloud_job import (
     Absorb,
     BatchDropped,
     BatchPart,
-    CancelJob,
+    CloudState,
     JobStatus,
     RoundCommit,
     SealJob,

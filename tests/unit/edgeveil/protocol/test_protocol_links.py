@@ -19,18 +19,20 @@ from protocol_kit import JOB, PROXY, at, bodies, stored, tasks, timers
 from proxy_bench import proxy
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_course import CloudState
-from edgeveil.protocol.cloud_tasks import (
-    EDGE_LINK,
-    OTHER_KEY,
-    OWN_LINK,
-    SILENT,
+from edgeveil.protocol.cloud_job import (
+    CloudState,
     JobStatus,
-    RoundAnswers,
     SealJob,
     SealRound,
     StartJob,
     TooFewUploads,
+)
+from edgeveil.protocol.cloud_reasons import (
+    EDGE_LINK,
+    OTHER_KEY,
+    OWN_LINK,
+    SILENT,
+    RoundAnswers,
     goes_on,
     pause_advice,
     resume_follows,

@@ -44,11 +44,11 @@ from test_protocol_proxy_masks import (
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
-from edgeveil.protocol.cloud_course import CloudState
-from edgeveil.protocol.cloud_tasks import (
+from edgeveil.protocol.cloud_job import (
     Absorb,
     AskChecks,
     AskUnmask,
+    CloudState,
     SealRound,
     TakeChecks,
     TooFewUploads,

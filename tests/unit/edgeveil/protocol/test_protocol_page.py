@@ -7,7 +7,7 @@ import re
 import pytest
 
 from edgeveil.errors import UsageError
-from edgeveil.protocol import cloud_course, device_round, proxy_rounds
+from edgeveil.protocol import cloud_job, device_round, proxy_rounds
 from edgeveil.protocol.messages import Body, Header, Message
 from edgeveil.transport.link import Topics
 from edgeveil_tools.pages import redrawn
@@ -35,7 +35,7 @@ def test_every_drawing_is_on_the_page(page):
     for table in (
         device_round.DEVICE_STATES,
         proxy_rounds.COLLECTION_STATES,
-        cloud_course.CLOUD_STATES,
+        cloud_job.CLOUD_STATES,
     ):
         for (state, how), to in table.table.items():
             assert f"{state.value} --> {to.value}: {how}" in page

@@ -25,15 +25,12 @@ from protocol_kit import (
 from proxy_bench import FLEET, cloud_says, proxy, says, to_cloud, to_devices
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_tasks import (
+from edgeveil.protocol.cloud import CountReports, PublishRelease, ReportsCounted, SealPublication
+from edgeveil.protocol.cloud_job import (
     Broadcast,
     CellBroadcasts,
-    CountReports,
     Obstacle,
-    PublishRelease,
     ReleaseHeld,
-    ReportsCounted,
-    SealPublication,
     SealRelease,
 )
 from edgeveil.protocol.device import (

@@ -8,13 +8,13 @@ import pytest
 from protocol_kit import manifest
 
 from edgeveil.errors import ProtocolError
-from edgeveil.protocol import cloud_course, device_round, proxy_rounds
+from edgeveil.protocol import cloud_job, device_round, proxy_rounds
 from edgeveil.protocol.effects import StateTable
 from edgeveil.protocol.proxy_rounds import Collection
 
 TABLES = {
     "device": device_round.DEVICE_STATES,
-    "cloud": cloud_course.CLOUD_STATES,
+    "cloud": cloud_job.CLOUD_STATES,
     "collection": proxy_rounds.COLLECTION_STATES,
 }
 

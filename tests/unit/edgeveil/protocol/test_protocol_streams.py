@@ -31,8 +31,14 @@ from real_proxy import RealProxy
 
 from edgeveil.crypto.keys import MaskSeed
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_arrivals import BATCH_CREDIT
-from edgeveil.protocol.cloud_tasks import Absorb, BatchDropped, BatchPart, OpenArrived, SealRound
+from edgeveil.protocol.cloud_job import (
+    BATCH_CREDIT,
+    Absorb,
+    BatchDropped,
+    BatchPart,
+    OpenArrived,
+    SealRound,
+)
 from edgeveil.protocol.messages import (
     SEAL_OVERHEAD_BYTES,
     Arrived,

@@ -10,16 +10,8 @@ import pytest
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud import CloudMachine, OwnKeys
-from edgeveil.protocol.cloud_course import CloudState
-from edgeveil.protocol.cloud_tasks import (
-    Broadcast,
-    CellBroadcasts,
-    RosterMark,
-    RosterRefused,
-    SealJob,
-    StartJob,
-)
+from edgeveil.protocol.cloud import CloudMachine, OwnKeys, RosterMark, RosterRefused
+from edgeveil.protocol.cloud_job import Broadcast, CellBroadcasts, CloudState, SealJob, StartJob
 from edgeveil.protocol.device import CloudEpoch, DeviceMachine
 from edgeveil.protocol.device_round import DeviceMemory
 from edgeveil.protocol.messages import (
@@ -335,7 +327,7 @@ def test_ends_that_nobody_confirmed_are_signed_anew():
 
 
 def fx_cancel() -> Any:
-    from edgeveil.protocol.cloud_tasks import CancelJob
+    from edgeveil.protocol.cloud import CancelJob
 
     return CancelJob(JOB)
 

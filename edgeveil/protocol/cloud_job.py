@@ -1,0 +1,1438 @@
+"""One job at the cloud: announced, exchange after exchange, released, in all cells.
+
+Theory of operation. `CLOUD_STATES` has the whole course. The job is announced to all enrolled
+devices, then played exchange by exchange, then its model is released. Each of the three begins with
+the host sealing broadcasts (`Work`), one for each cell, which are offered to the cells' proxies
+again and again until each says that it holds its own. After an exchange's broadcast the proxies'
+batches are awaited, pulled part by part to the host's disk, and given to the host to open,
+aggregate and commit together (`Absorb`). Only then are they acknowledged: a proxy keeps its batch
+until the round is durable here.
+
+A round under masks takes two steps more. What the host opens are sums that say nothing yet, one of
+each cell. Each proxy is asked for the checks of its batch's masks, by factors that it hears only
+now, and uploads that do not fit are left out of the sums; no choice is said yet, so a round that
+ends here is repeated like any other. Once the sums are durable each proxy is asked for the masks of
+the uploads in its own. There is no way back from there: the exchange is never asked for again, also
+not after a restart, which finds the kept sums when it would seal the round anew.
+
+What moves a job on is a result of the host's work, or where its cells stand (`Stand`), which
+changes by the words of their proxies and by their silence. A step ends when no cell is awaited any
+more: with what came, if anything did. A cell that is silent, that refuses, or that has not come
+when the others' uploads make a quorum of all, costs its own devices only; it is asked again from
+the exchange after it has been heard and holds the job. Only results of the attempt under way count
+(`JobCourse.awaits`), and only messages that the state allows. Where an attempt brings too few
+uploads it is repeated, at most `retries` times for each exchange, with the same devices and noise.
+After that, or where something stands in the way that others must mend, the job pauses with its
+round kept; `end` is for what cannot be mended. `watchdog` is the one timer that ends a wait for a
+proxy: it starts anew with every sign of it about this job, so that a broadcast or batch may take as
+long as it moves. Jobs know nothing of each other; each has timers of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal
+
+from msgspec.structs import replace
+
+from edgeveil.crypto.keys import sign
+from edgeveil.crypto.labels import RELEASE_AHEAD
+from edgeveil.errors import ProtocolError
+from edgeveil.protocol import effects as fx
+from edgeveil.protocol.cloud_reasons import SILENT, RoundAnswers, all_declined, goes_on
+from edgeveil.protocol.messages import (
+    Ack,
+    Arrived,
+    Batch,
+    BlobPart,
+    BlobPut,
+    CheckMasks,
+    Close,
+    Commit,
+    Envelope,
+    ExchangeId,
+    Manifest,
+    MaskSums,
+    Misfits,
+    Need,
+    Note,
+    Offer,
+    Shortfall,
+    Signer,
+    Unmask,
+    decode_body,
+    encode_inner,
+    proof_of_releases,
+)
+from edgeveil.protocol.transfer import (
+    NEED_LIMIT,
+    Fetch,
+    GrantPut,
+    LentData,
+    PutGrants,
+    PutTaken,
+    ShownBlobs,
+    answer_need,
+    check_claim,
+    check_fetchable,
+    first_data,
+    sends,
+    why_not,
+)
+
+# --- work for the host, its results, and what the cloud keeps --------------------------------
+
+ONE_CELL = ("",)  # of a fleet without named cells
+
+
+@dataclass(frozen=True)
+class StartJob:
+    """A `Command`: run this job from `exchange` (1 for a new one), `attempt` being the first one
+    not yet used. `exchange` is `exchanges + 1` where only the release is missing.
+    """
+
+    job_id: bytes
+    exchange: int
+    attempt: int
+    exchanges: int
+    retries: int
+
+
+@dataclass(frozen=True)
+class SealJob:
+    """Seal the job and its graph to all enrolled keys of these cells.
+
+    Result `CellBroadcasts`, `Obstacle` or `WorkFailed`.
+    """
+
+    job_id: bytes
+    cells: tuple[str, ...] = ONE_CELL
+
+
+@dataclass(frozen=True)
+class SealRound:
+    """Select among the devices of these cells, make the keys of the round, seal the model.
+
+    Result `CellBroadcasts`, `Obstacle` or `WorkFailed`; `AskUnmask` where the exchange came as far
+    as that before, as it is asked no second time.
+    """
+
+    job_id: bytes
+    exchange: int
+    attempt: int
+    cells: tuple[str, ...] = field(default=ONE_CELL, compare=False)
+
+
+@dataclass(frozen=True)
+class SealRelease:
+    """Seal the final model, to a canary's keys or to all enrolled ones, as the job says.
+
+    Result `CellBroadcasts`, `Obstacle` or `WorkFailed`.
+    """
+
+    job_id: bytes
+    cells: tuple[str, ...] = ONE_CELL
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """A manifest without signature and its blob."""
+
+    manifest: Manifest
+    data: bytes
+
+
+@dataclass(frozen=True)
+class CellBroadcasts:
+    """What each cell is sent; a cell that is not named has no device for it."""
+
+    by_cell: Mapping[str, Broadcast]
+
+
+@dataclass(frozen=True)
+class OpenArrived:
+    """Open what is there of a round's stream and was not opened yet, and add it up. Nothing
+    follows from the result: what is not done then `Absorb` does.
+
+    `batch` has no counts while all that is there is its stream.
+    """
+
+    batch: Batch
+    cell: str = ""
+
+
+@dataclass(frozen=True)
+class Absorb:
+    """Check, open, validate, aggregate, evaluate, commit the batches whose parts were stored, one
+    of each cell.
+
+    Result `RoundCommit`, `TooFewUploads`, `Obstacle` or `WorkFailed`; for a round under masks
+    `AskChecks`, or `AskUnmask` where its masks are not checked one by one. The host commits in one
+    transaction and does nothing the second time.
+    """
+
+    batches: Mapping[str, Batch]
+
+    @property
+    def at(self) -> ExchangeId:
+        """The attempt that they belong to."""
+        return next(iter(self.batches.values())).at
+
+
+@dataclass(frozen=True)
+class AskChecks:
+    """The uploads were opened and added up under their masks; before any counts, the proxy of each
+    of these cells is asked for the check of each mask."""
+
+    checks: Mapping[str, CheckMasks]
+
+
+@dataclass(frozen=True)
+class TakeChecks:
+    """Compare the masks' checks with what the uploads say, and leave out those that do not fit. A
+    cell that was asked and whose checks are not here is left out.
+
+    Result `AskUnmask`, `TooFewUploads`, `Obstacle` or `WorkFailed`.
+    """
+
+    at: ExchangeId
+    checks: Mapping[str, bytes] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class AskUnmask:
+    """The uploads that count were added up under their masks, and that is durable; the proxy of
+    each cell has the masks of its own. `at` is the attempt that it came to; `misfits` are uploads
+    that no honest device sends, by cell.
+    """
+
+    unmasks: Mapping[str, Unmask]
+    misfits: Mapping[str, Misfits] = field(default_factory=dict)
+
+    @property
+    def at(self) -> ExchangeId:
+        """The same of all."""
+        return next(iter(self.unmasks.values())).at
+
+
+@dataclass(frozen=True)
+class TakeMasks:
+    """Take these sums of masks away, check the sums, aggregate, evaluate, commit. What was kept
+    of a cell whose masks are not here is of no use any more.
+
+    Result `RoundCommit`, `Obstacle` or `WorkFailed`: wrong sums end the job, as a round is
+    unmasked but once.
+    """
+
+    at: ExchangeId
+    masks: Mapping[str, bytes] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class RoundCommit:
+    """The round is committed; the record names the accepted ciphertexts of all cells by hash."""
+
+    commit: Commit
+    data: bytes
+
+
+@dataclass(frozen=True)
+class TooFewUploads:
+    """Too few valid segments were in the batch: the round is repeated."""
+
+    reason: str
+    answers: RoundAnswers | None = None
+    misfits: Mapping[str, Misfits] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Something that may change stands in the way (devices, disk, database): the job pauses."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class TakeBatch:
+    """What the proxy put into the store, as `name`, goes where the parts of a batch go.
+
+    Result `PutTaken` or `WorkFailed`; either way it is gone from the store.
+    """
+
+    batch: Batch
+    name: str
+    cell: str = ""
+
+
+@dataclass(frozen=True)
+class BatchPart:
+    """Bytes of the batch with this digest, or with a stream of this name. They need not survive
+    the process: a cloud that starts again asks for the round anew. Another digest takes the place
+    of the job's batch before it.
+    """
+
+    digest: bytes
+    offset: int
+    data: bytes = field(repr=False)
+    job_id: bytes = b""
+    cell: str = ""
+
+
+@dataclass(frozen=True)
+class BatchDropped:
+    """The batch under way of this job in this cell is not needed any more."""
+
+    job_id: bytes = b""
+    cell: str = ""
+
+
+@dataclass(frozen=True)
+class ReleaseHeld:
+    """The proxy of this cell holds the release broadcast of this sequence."""
+
+    sequence: int
+    cell: str = ""
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """A job came to an end, or to a stand (`paused`)."""
+
+    job_id: bytes
+    status: str
+    reason: str = ""
+    answers: RoundAnswers | None = None
+
+
+@dataclass(frozen=True)
+class CloudSettings:
+    """Bounds and waits of the cloud."""
+
+    packet_bytes: int = 65536
+    blob_bytes: int = 256 << 20  # a roster
+    spool_bytes: int = 1 << 30  # the batches of all jobs
+    resend_s: float = 3.0
+    repair_s: float = 1.0
+    proxy_margin_s: float = 30.0  # beyond a round's own deadline, before the proxy counts as lost
+    close_cap_s: float = 60.0  # between two announcements of a job's end
+    push_bytes: int = 16 << 20  # larger broadcasts are pulled, with bounded credit
+    beside_bytes: int = 0  # of blobs from this size on the proxy is told where they lie; 0: of none
+    beside_s: float = 3600.0  # for so long a URL is good
+
+
+def timer_name(what: str, job_id: bytes = b"", cell: str = "") -> str:
+    """What a timer of the cloud's machine is called, with the job and the cell that it is of."""
+    if cell:
+        return f"{what}/{job_id.hex()}/{cell}"
+    return f"{what}/{job_id.hex()}" if job_id else what
+
+
+# --- one cell: what its proxy is offered, and what comes of it -------------------------------
+
+BATCH_CREDIT = 256  # parts under way from the proxy: they go to the disk, not into memory
+BATCH_CREDIT_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell, with the cloud's keys and bounds, and its timers for one job or for none."""
+
+    name: str
+    signer: Signer
+    releases: Signer
+    settings: CloudSettings
+    job_id: bytes = b""
+
+    @property
+    def proxy(self) -> fx.ProxyAddress:
+        """Its proxy."""
+        return fx.ProxyAddress(self.name)
+
+    def set(self, what: str, delay_s: float) -> fx.SetTimer:
+        """Set a timer."""
+        return fx.SetTimer(timer_name(what, self.job_id, self.name), delay_s)
+
+    def cancel(self, what: str) -> fx.CancelTimer:
+        """Cancel a timer."""
+        return fx.CancelTimer(timer_name(what, self.job_id, self.name))
+
+    def ack(self, digest: bytes, status: Literal["held", "closed"]) -> fx.Effect:
+        """Tell its proxy what became of what it offered."""
+        return fx.Send(self.proxy, self.signer.note(Ack(digest, status)))
+
+    def ask(self, need: Need | None) -> list[fx.Effect]:
+        """Send the request, if there is one."""
+        return [fx.Send(self.proxy, need)] if need else []
+
+
+class OutgoingBroadcast:
+    """The broadcast that is offered until the proxy holds it, at most one; one timer."""
+
+    def __init__(self, cell: Cell, timer: str) -> None:
+        self._cell, self._timer = cell, timer
+        self._manifest: Manifest | None = None
+        self._data = LentData(b"")
+        settings = cell.settings
+        self.shown = ShownBlobs(cell.signer, settings.beside_bytes, settings.beside_s)
+
+    def offer(self, what: Broadcast) -> list[fx.Effect]:
+        """Begin with this one, in place of the one before."""
+        self.drop()
+        self._manifest, self._data = what.manifest, LentData(what.data)
+        return self.send(push=what.manifest.blob.size_bytes <= self._cell.settings.push_bytes)
+
+    def drop(self) -> None:
+        """The proxy holds it, or nobody needs it any more."""
+        self._data.take_back()
+        self._manifest = None
+
+    def send(self, *, push: bool = False) -> list[fx.Effect]:
+        """Say it (again); the proxy asks for parts that did not come with the first offer."""
+        if self._manifest is None:
+            return []
+        cell, manifest = self._cell, self._manifest
+        if manifest.kind == "job":
+            proof = sign(cell.releases.key, RELEASE_AHEAD, proof_of_releases(manifest))
+            manifest = replace(manifest, release_proof=proof)
+        signer = cell.releases if manifest.kind == "release" else cell.signer
+        packets = sends(
+            cell.proxy,
+            signer.header(manifest),
+            manifest.blob,
+            self._data,
+            cell.settings.packet_bytes,
+            push=push,
+            beside=self.shown.takes(manifest.blob),
+        )
+        return [*packets, cell.set(self._timer, cell.settings.resend_s)]
+
+    @property
+    def sequence(self) -> int:
+        """Of the broadcast under way; -1 without one."""
+        return self._manifest.sequence if self._manifest else -1
+
+    def is_blob(self, digest: bytes) -> bool:
+        """Whether this is the digest of the broadcast under way."""
+        return self._manifest is not None and self._manifest.blob.digest == digest
+
+    def lends(self, data: object) -> bool:
+        """Whether these are its bytes, which a store is to show."""
+        return data is self._data
+
+    def answer(self, need: Need, now_s: float) -> list[fx.Effect]:
+        """The parts asked for, or where they lie.
+
+        Raises ProtocolError `unknown_blob` or `bad_index`.
+        """
+        if self._manifest is None or not self.is_blob(need.blob):
+            raise ProtocolError("unknown_blob")
+        proxy, blob = self._cell.proxy, self._manifest.blob
+        if need.beside:
+            told = self.shown.answer(proxy, blob, self._data, now_s)
+            if told is not None:
+                return told
+        return answer_need(proxy, need, blob, self._data)
+
+
+class BatchArrival:
+    """One job's batch of one cell, as far as it is there. The timer `repair` asks for what is
+    missing; `watchdog` starts anew whenever a part has come.
+    """
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell, settings = cell, cell.settings
+        self._batch: Fetch[Batch] | None = None  # its bytes go to the host
+        self._stream: Fetch[Batch] | None = None  # the front of one that is not whole yet
+        self._at_work = self._more = False  # the host opens what came of a stream; more came since
+        self._grants = PutGrants[Batch](cell.signer, settings.beside_bytes, settings.beside_s)
+
+    @property
+    def whole_batch(self) -> Batch | None:
+        """The batch, once every part of it was handed to the host."""
+        batch = self._batch
+        return batch.header if batch and batch.assembly.complete else None
+
+    @property
+    def batch_bytes(self) -> int:
+        """The disk that the batch needs; 0 without one."""
+        return self._batch.header.blob.size_bytes if self._batch else 0
+
+    @property
+    def claimed_bytes(self) -> int:
+        """The disk that the batch needs, or what is there of its front."""
+        under_way = self._batch or self._stream
+        return under_way.header.blob.size_bytes if under_way else 0
+
+    def knows(self, digest: bytes) -> bool:
+        """Whether parts of this name belong here."""
+        under_way = self._batch or self._stream
+        if under_way is None:
+            return False
+        return digest in (under_way.header.blob.digest, under_way.header.stream)
+
+    def batch(self, offer: Offer, header: Batch, now_s: float) -> list[fx.Effect]:
+        """The batch of the round under way is offered (again). A large one is pulled at once, and
+        one of which the front is there already; or it is put where this cloud says."""
+        cell, batch, stream, known = self._cell, self._batch, self._stream, False
+        new = batch is None or batch.header != header
+        if batch is None or new:
+            if stream is not None and stream.header.stream == header.stream:
+                try:
+                    stream.grow(offer, header)  # what came of it is the front of this batch
+                    known = True
+                except ProtocolError:
+                    pass
+            batch = stream if known and stream else self._fetch(offer, header)
+            self._batch, self._stream = batch, None
+        proxy, blob = cell.proxy, header.blob
+        look_again = cell.set("repair", cell.settings.repair_s)
+        if offer.beside and not header.stream and self._grants.takes(proxy, blob, now_s):
+            batch.on_its_way = True
+            told = self._grants.offered(proxy, cell.job_id, blob, header, now_s)
+            return [*told, look_again, self.watch()]  # who offers it is there
+        batch.on_its_way = False
+        out: list[fx.Effect] = []
+        for part in first_data(offer, blob):
+            out += self._put_away(batch, part)
+        if known:
+            out += cell.ask(batch.next_need(timer=False))
+        elif new and (header.stream or blob.size_bytes > cell.settings.push_bytes):
+            out += cell.ask(batch.next_need(timer=True))
+        return [*out, look_again, self.watch()] if new else [*out, look_again]
+
+    def may_be_put(self, task: GrantPut, result: object) -> list[fx.Effect]:
+        """The store has a place for the batch."""
+        return self._grants.granted(task, result)
+
+    def is_put(self, put: BlobPut) -> list[fx.Effect]:
+        """The proxy says that the batch lies in the store: take it from there."""
+        grant = self._grants.get(self._cell.proxy, put.blob)
+        if grant is None or grant.taking or not grant.name:
+            return []
+        grant.taking = True
+        return [fx.Work(TakeBatch(grant.arrival, grant.name, self._cell.name))]
+
+    def taken(self, task: TakeBatch, result: object) -> list[fx.Effect]:
+        """The batch is on the disk; or what was put there was not it, and it is offered again."""
+        batch = self._batch
+        if batch is None or batch.header != task.batch:
+            # Its round went meanwhile, and what was written since is of no use.
+            return [] if batch or self._stream else [self._dropped()]
+        self._grants.end(self._cell.job_id)
+        if isinstance(result, PutTaken):
+            batch.assembly.fill(b"")
+            return []
+        return [fx.Refuse(f"beside_{why_not(result)}")]
+
+    def stream(self, arrived: Arrived) -> list[fx.Effect]:
+        """The front of a batch that is not whole yet, as far as it is there.
+
+        Raises ProtocolError `oversized_blob`, `tiny_parts` or `malformed`.
+        """
+        blob = arrived.blob
+        check_claim(blob, self._cell.settings.spool_bytes)
+        if blob.size_bytes % blob.part_bytes or not blob.size_bytes:
+            raise ProtocolError("malformed")
+        if self._batch is not None:
+            return []  # it has all of it
+        header = Batch(arrived.at, 0, 0, (), blob, blob.digest)
+        offer = Offer(Envelope("proxy", b"", bytes(64)))
+        stream = self._stream
+        if stream is None or stream.header.stream != header.stream:
+            stream = self._stream = self._fetch(offer, header)
+        elif blob.size_bytes <= stream.header.blob.size_bytes:
+            return []  # said before
+        stream.grow(offer, header)
+        return self._cell.ask(stream.next_need(timer=False))
+
+    def opened(self) -> list[fx.Effect]:
+        """What was there is opened; go on if more is by now."""
+        self._at_work, more, self._more = False, self._more, False
+        batch = self._batch or self._stream
+        return self._open(batch.header) if more and batch and batch.header.stream else []
+
+    def part(self, part: BlobPart) -> list[fx.Effect]:
+        """A part of it; others are ignored."""
+        batch = self._batch or self._stream
+        return self._put_away(batch, part) if batch is not None and self.knows(part.blob) else []
+
+    def look(self) -> list[fx.Effect]:
+        """The timer: ask for what did not come."""
+        batch = self._batch
+        if batch is None or batch.assembly.complete:
+            return []
+        out = self._cell.ask(batch.next_need(timer=True))
+        if not batch.idle_looks and not batch.on_its_way:
+            # The round is closed: only silence counts from now on, however long the way is.
+            out.append(self.watch())
+        return [*out, self._cell.set("repair", self._cell.settings.repair_s)]
+
+    def acknowledge(self) -> list[fx.Effect]:
+        """The cloud has no more use for the batch; the proxy may forget it."""
+        if self._batch is None:
+            return []
+        told = self._cell.ack(self._batch.header.blob.digest, "held")
+        return [*self.drop(), told]
+
+    def drop(self) -> list[fx.Effect]:
+        """Forget the batch, here and on the disk."""
+        batch = self._batch or self._stream
+        self._batch = self._stream = None
+        self._grants.end(self._cell.job_id)
+        return [] if batch is None else [self._dropped()]
+
+    def drop_stream(self) -> list[fx.Effect]:
+        """Forget the front of a batch that is not whole yet: it comes again with the batch."""
+        return self.drop() if self._batch is None else []
+
+    def watch(self) -> fx.SetTimer:
+        """There is a sign of the proxy: restart the watchdog."""
+        return self._cell.set("watchdog", self._cell.settings.proxy_margin_s)
+
+    def _dropped(self) -> fx.Effect:
+        return fx.Persist(BatchDropped(self._cell.job_id, self._cell.name))
+
+    def _fetch(self, offer: Offer, header: Batch) -> Fetch[Batch]:
+        most_bytes = self._cell.settings.spool_bytes
+        credit = min(BATCH_CREDIT, max(NEED_LIMIT, BATCH_CREDIT_BYTES // header.blob.part_bytes))
+        return Fetch(offer, header, most_bytes, keep=False, credit=credit)
+
+    def _put_away(self, batch: Fetch[Batch], part: BlobPart) -> list[fx.Effect]:
+        """A part of the batch: to its place on the disk, once. What is streamed is opened there."""
+        cell, blob, stream = self._cell, batch.header.blob, batch.header.stream
+        again = part.index in batch.assembly
+        batch.add(part)
+        if again:
+            return []
+        place = part.index * blob.part_bytes
+        kept = BatchPart(stream or blob.digest, place, part.data, cell.job_id, cell.name)
+        opening = self._open(batch.header) if stream else []
+        return [fx.Persist(kept), *opening, *cell.ask(batch.next_need(timer=False))]
+
+    def _open(self, batch: Batch) -> list[fx.Effect]:
+        if self._at_work:
+            self._more = True
+            return []
+        self._at_work = True
+        return [fx.Work(OpenArrived(batch, self._cell.name))]
+
+
+class MaskArrivals:
+    """At most one question of a job about masks. The timer `unmask` says it again until the answer
+    is whole; then it is in `masks`.
+    """
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+        self._asked: CheckMasks | Unmask | None = None
+        self._answer: Fetch[MaskSums] | None = None
+        self.masks: bytes | None = None
+
+    def ask(self, asked: CheckMasks | Unmask) -> list[fx.Effect]:
+        """Begin with this question."""
+        self._asked, self._answer, self.masks = asked, None, None
+        return self.send()
+
+    def drop(self) -> list[fx.Effect]:
+        """The answer was used, or nobody needs it any more."""
+        self._asked, answer, self._answer, self.masks = None, self._answer, None, None
+        told = [self._cell.ack(answer.header.blob.digest, "held")] if answer else []
+        return [self._cell.cancel("unmask"), *told]
+
+    @property
+    def question(self) -> bytes:
+        """What names the question in the proxy's answers; empty without one."""
+        return b"" if self._asked is None else hashlib.sha256(encode_inner(self._asked)).digest()
+
+    def send(self) -> list[fx.Effect]:
+        """Say it (again), or ask for what is missing of the answer."""
+        if self._asked is None or self.masks is not None:
+            return []
+        cell = self._cell
+        again = cell.set("unmask", cell.settings.resend_s)
+        if self._answer is None:
+            return [fx.Send(cell.proxy, cell.signer.note(self._asked)), again]
+        need = self._answer.next_need(timer=True)
+        if self._answer.idle_looks > 1:  # the proxy may have begun anew and know of no answer
+            self._answer = None
+        return [*cell.ask(need), again]
+
+    def offer(self, offer: Offer, header: MaskSums) -> list[fx.Effect]:
+        """An answer is offered (again). One to another question is of no use here."""
+        if self._asked is None or header.question != self.question or header.at != self._asked.at:
+            return [self._cell.ack(header.blob.digest, "held")]
+        limit_bytes = self._cell.settings.blob_bytes
+        check_fetchable(offer, header.blob, limit_bytes)
+        if self._answer is None or self._answer.header != header:
+            self._answer = Fetch(offer, header, limit_bytes)
+        if self.masks is not None:
+            return []  # they are being used
+        complete = False
+        for part in first_data(offer, header.blob):
+            complete = self._answer.add(part)
+        return self._whole(self._answer) if complete else []
+
+    def knows(self, digest: bytes) -> bool:
+        """Whether parts of this name are of the answer."""
+        return self._answer is not None and self._answer.header.blob.digest == digest
+
+    def part(self, part: BlobPart) -> list[fx.Effect] | None:
+        """A part of the answer; None if it is of something else."""
+        answer = self._answer
+        if answer is None or answer.header.blob.digest != part.blob:
+            return None
+        if part.index in answer.assembly:
+            return []
+        if answer.add(part):
+            return self._whole(answer)
+        return self._cell.ask(answer.next_need(timer=False))
+
+    def _whole(self, answer: Fetch[MaskSums]) -> list[fx.Effect]:
+        try:
+            self.masks = answer.assembly.finish()
+        except ProtocolError:
+            self._answer = None
+            raise
+        return [self._cell.cancel("unmask")]
+
+
+class Stand(Enum):
+    """Where a cell stands in the step under way of its job."""
+
+    OUT = "out"
+    """It has no part in it."""
+    OFFERED = "offered"
+    """Its proxy does not hold the broadcast yet."""
+    HELD = "held"
+    """The proxy holds it; of a round the batch is awaited."""
+    ASKED = "asked"
+    """The proxy is asked about masks."""
+    CAME = "came"
+    """The batch is whole, or the checks or sums of masks."""
+    SHORT = "short"
+    """Too few devices answered."""
+    GONE = "gone"
+    """Silent, or refusing."""
+
+
+class CellCourse:
+    """One job in one cell. `joined`: its proxy holds the job, so that rounds may ask there.
+
+    A cell that does not answer, or will not, is `GONE` for the step, and that costs its own devices
+    only.
+    """
+
+    def __init__(self, of_it: Cell, *, alone: bool) -> None:
+        """`alone`: there is no other cell, so that nobody waits for this one in vain."""
+        self._cell, self._alone, self.cell = of_it, alone, of_it.name
+        self.out = OutgoingBroadcast(of_it, "resend")
+        self.arrival = BatchArrival(of_it)
+        self.masks = MaskArrivals(of_it)
+        self.stand, self.reason = Stand.OUT, ""
+        self.joined = self.joining = self.heard = False
+        self.link = self.outage = ""  # which link is down now; which was, since the last offer
+        self.manifest: Manifest | None = None  # the newest that it was offered
+        self.shortfall: Shortfall | None = None
+
+    @property
+    def batch(self) -> Batch | None:
+        """Its batch, once it is whole."""
+        return self.arrival.whole_batch
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the step waits for it."""
+        return self.stand in (Stand.OFFERED, Stand.HELD, Stand.ASKED)
+
+    @property
+    def silent(self) -> bool:
+        """Whether a step went on without this cell, as nothing came from its proxy, and still
+        nothing has."""
+        return self.reason == SILENT and not self.heard
+
+    def offer(self, what: Broadcast) -> list[fx.Effect]:
+        """Begin to offer this to its proxy."""
+        self.stand, self.reason, self.shortfall = Stand.OFFERED, "", None
+        self.outage = self.link
+        self.manifest = what.manifest
+        return [*self.out.offer(what), self.wait()]
+
+    def linked(self, down: str) -> list[fx.Effect]:
+        """A link on the way to its devices is `down`, or none is any more: its silence meanwhile
+        was the link's."""
+        before, self.link = self.link, down
+        self.outage = down or self.outage
+        return [self.wait()] if before and not down and self.awaited else []
+
+    def hold(self) -> list[fx.Effect]:
+        """Its proxy holds the broadcast; the proxy's deadline runs from here, not from sealing."""
+        self.stand = Stand.HELD
+        self.out.drop()
+        return [self._cell.cancel("resend"), self.wait()]
+
+    def ask(self, asked: CheckMasks | Unmask) -> list[fx.Effect]:
+        """Ask its proxy about masks."""
+        self.stand, self.reason = Stand.ASKED, ""
+        return [*self.masks.ask(asked), self.arrival.watch()]
+
+    def blame(self, misfits: Misfits) -> fx.Effect:
+        """Tell its proxy, while that knows their senders, which uploads do not fit."""
+        return fx.Send(self._cell.proxy, self._cell.signer.note(misfits))
+
+    def come(self) -> list[fx.Effect]:
+        """Mark what was awaited of the cell as complete, and cancel its timers."""
+        self.stand = Stand.CAME
+        return [self._cell.cancel("resend"), self._cell.cancel("watchdog")]
+
+    def fall_short(self, short: Shortfall) -> list[fx.Effect]:
+        """Its round is over below the floor."""
+        self.stand, self.shortfall = Stand.SHORT, short
+        self.out.drop()
+        return self.rest()
+
+    def go(self, reason: str) -> list[fx.Effect]:
+        """The step goes on without it."""
+        self.stand, self.reason = Stand.GONE, reason
+        self.joined = self.heard = False
+        return self._drop_all()
+
+    def leave(self) -> list[fx.Effect]:
+        """Nothing is awaited of it any more, and nothing that came is kept."""
+        self.stand, self.joining = Stand.OUT, False
+        return self._drop_all()
+
+    def _drop_all(self) -> list[fx.Effect]:
+        self.out.drop()
+        return [*self.arrival.drop(), *self.masks.drop(), *self.rest()]
+
+    def rest(self) -> list[fx.Effect]:
+        """Cancel its timers."""
+        return [self._cell.cancel("watchdog"), self._cell.cancel("resend")]
+
+    def tell(self, commit: Commit, data: bytes) -> list[fx.Effect]:
+        """Send the record of the round; the proxy may forget the batch."""
+        out = [*self.masks.drop(), *self.arrival.acknowledge(), *self.arrival.drop()]
+        self.out.drop()
+        self.stand, cell = Stand.OUT, self._cell
+        signed, packet_bytes = cell.signer.header(commit), cell.settings.packet_bytes
+        return [*out, *sends(cell.proxy, signed, commit.blob, data, packet_bytes)]
+
+    def wait(self) -> fx.SetTimer:
+        """Restart the watchdog."""
+        of_it = self.manifest
+        held = self._alone or self.stand is Stand.HELD
+        round_s = of_it.deadline_s + of_it.grace_s if of_it and held else 0.0
+        return self._cell.set("watchdog", round_s + self._cell.settings.proxy_margin_s)
+
+    def send(self) -> list[fx.Effect]:
+        """Say all that is not confirmed (again)."""
+        return [*self.out.send(), *self.masks.send()]
+
+    def closed(self, digest: bytes) -> fx.Effect:
+        """Its proxy may forget what it offers under this digest."""
+        return self._cell.ack(digest, "closed")
+
+    def knows(self, digest: bytes) -> bool:
+        """Whether parts of this name belong to it."""
+        return self.masks.knows(digest) or self.arrival.knows(digest)
+
+    def asks_about(self, ack: Ack) -> bool:
+        """Whether the proxy's word is about this job's broadcast, or its question."""
+        return ack.blob == self.masks.question or self.out.is_blob(ack.blob)
+
+
+class JobEnds:
+    """Ends of jobs, told until the proxy confirms them, since owners' reserved budgets wait for it;
+    one timer, `close`, for all.
+    """
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+        self._open: dict[bytes, Note] = {}
+        self._wait_s = cell.settings.resend_s
+
+    def tell(self, job_id: bytes, status: str) -> list[fx.Effect]:
+        """A job has ended as `status`."""
+        self._open[job_id] = self._cell.signer.note(Close(job_id, status))  # type: ignore[arg-type]
+        self._wait_s = self._cell.settings.resend_s
+        return self.send()
+
+    def sign_anew(self) -> list[fx.Effect]:
+        """The key that signed them is believed no more."""
+        told = [decode_body(note.body) for note in self._open.values()]
+        ends = [body for body in told if isinstance(body, Close)]
+        self._open = {end.job_id: self._cell.signer.note(end) for end in ends}
+        self._wait_s = self._cell.settings.resend_s
+        return self.send()
+
+    def send(self) -> list[fx.Effect]:
+        """Say all of them (again), ever more rarely."""
+        if not self._open:
+            return []
+        cell, wait_s = self._cell, self._wait_s
+        self._wait_s = min(2 * wait_s, cell.settings.close_cap_s)
+        notes = [fx.Send(cell.proxy, note) for note in self._open.values()]
+        return [*notes, cell.set("close", wait_s)]
+
+    def confirmed(self, digest: bytes) -> list[fx.Effect] | None:
+        """The proxy acknowledged a note of this digest; None if it is none of these."""
+        for job_id, note in self._open.items():
+            if hashlib.sha256(note.body.payload).digest() == digest:
+                del self._open[job_id]
+                return [] if self._open else [self._cell.cancel("close")]
+        return None
+
+
+# --- the job, over all cells -----------------------------------------------------------------
+
+
+class CloudState(Enum):
+    """Where the cloud stands in the job it runs."""
+
+    IDLE = "idle"
+    SEALING_JOB = "sealing_job"
+    ANNOUNCING = "announcing"
+    SEALING = "sealing"
+    BROADCASTING = "broadcasting"
+    WAITING = "waiting"
+    ABSORBING = "absorbing"
+    CHECKING = "checking"
+    UNMASKING = "unmasking"
+    SEALING_RELEASE = "sealing_release"
+    RELEASING = "releasing"
+
+
+_S = CloudState
+_ASKING = (_S.CHECKING, _S.UNMASKING)  # about masks
+_WAITING_ON = (_S.ANNOUNCING, *_ASKING, _S.RELEASING)  # nothing else can be done meanwhile
+_RUNNING = [state for state in CloudState if state is not _S.IDLE]
+CLOUD_STATES = fx.StateTable(
+    _S.IDLE,
+    {
+        (_S.IDLE, "start"): _S.SEALING_JOB,
+        (_S.SEALING_JOB, "sealed"): _S.ANNOUNCING,
+        (_S.ANNOUNCING, "held"): _S.SEALING,
+        (_S.ANNOUNCING, "held_all_committed"): _S.SEALING_RELEASE,
+        (_S.SEALING, "sealed"): _S.BROADCASTING,
+        (_S.BROADCASTING, "held"): _S.WAITING,
+        (_S.BROADCASTING, "batch"): _S.ABSORBING,
+        (_S.WAITING, "batch"): _S.ABSORBING,
+        (_S.ABSORBING, "committed"): _S.SEALING,
+        (_S.ABSORBING, "committed_last"): _S.SEALING_RELEASE,
+        (_S.ABSORBING, "opened"): _S.CHECKING,
+        (_S.ABSORBING, "summed"): _S.UNMASKING,
+        (_S.CHECKING, "summed"): _S.UNMASKING,
+        (_S.SEALING, "summed"): _S.UNMASKING,
+        (_S.UNMASKING, "committed"): _S.SEALING,
+        (_S.UNMASKING, "committed_last"): _S.SEALING_RELEASE,
+        (_S.SEALING_RELEASE, "sealed"): _S.RELEASING,
+        (_S.RELEASING, "held"): _S.IDLE,
+    }
+    | {(s, "repeat"): _S.SEALING for s in (_S.BROADCASTING, _S.WAITING, _S.ABSORBING, _S.CHECKING)}
+    | {(s, "rekeyed"): _S.SEALING_JOB for s in (_S.SEALING, _S.BROADCASTING, _S.WAITING)}
+    | {(s, how): _S.IDLE for how in ("pause", "end") for s in _RUNNING},
+)
+
+
+_EVALUATIONS = ("evaluate", "cluster")  # phases of what changes no model
+_SLOW = "the other cells had a quorum of all devices before it answered"
+
+
+class JobCourse:
+    """One job from its start to its end: the exchange and attempt it is at, the retries left.
+
+    It is over when it is in the state `idle` again.
+    """
+
+    def __init__(self, start: StartJob, cells: list[Cell], ends: list[JobEnds]) -> None:
+        """`cells` have this job's timers; the end of the job is told to `ends`."""
+        self.start, self._ends, self._settings = start, ends, cells[0].settings
+        self.state = CLOUD_STATES.start
+        self.exchange, self.attempt = start.exchange, start.attempt
+        self.retries_left = start.retries
+        # After the commit under way: the key that announced it is gone.
+        self._announce_again = False
+        alone = len(cells) == 1
+        self.cells = {cell.name: CellCourse(cell, alone=alone) for cell in cells}
+
+    @property
+    def job_id(self) -> bytes:
+        """The job, as the wire names it."""
+        return self.start.job_id
+
+    @property
+    def at(self) -> ExchangeId:
+        """The attempt under way."""
+        return ExchangeId(self.job_id, self.exchange, self.attempt)
+
+    @property
+    def sealing(self) -> SealRound:
+        """The task of sealing this attempt's model, for the cells that hold the job."""
+        joined = tuple(one.cell for one in self.cells.values() if one.joined)
+        return SealRound(self.job_id, self.exchange, self.attempt, joined or tuple(self.cells))
+
+    @property
+    def over(self) -> bool:
+        """Nothing follows any more."""
+        return self.state is CloudState.IDLE
+
+    @property
+    def releasing(self) -> bool:
+        """Its release is being sealed, or offered."""
+        return self.state in (_S.SEALING_RELEASE, _S.RELEASING)
+
+    def awaits(self, task: object) -> bool:
+        """Whether the outcome of this task still matters: it belongs to the attempt under way."""
+        match task:
+            case SealJob(job_id=job_id) | SealRelease(job_id=job_id):
+                return job_id == self.job_id
+            case SealRound():
+                return task == self.sealing
+            case Absorb(at=at) | TakeChecks(at=at) | TakeMasks(at=at):
+                return at == self.at
+        return False
+
+    def _step(self, happened: str) -> None:
+        self.state = CLOUD_STATES.step(self.state, happened)
+
+    def _may(self, happen: str) -> bool:
+        return CLOUD_STATES.allows(self.state, happen)
+
+    def _work(self, task: object) -> fx.Work:
+        return fx.Work(task, self.at)
+
+    def _report(self, what: str, **data: Any) -> fx.Report:
+        return fx.Report(what, data, self.at)
+
+    def _where(self, *stands: Stand) -> list[CellCourse]:
+        return [one for one in self.cells.values() if one.stand in stands]
+
+    # --- its beginning, its end ---
+
+    def begin(self) -> list[fx.Effect]:
+        """Have it announced. Raises ProtocolError `illegal_transition` for one that runs."""
+        self._step("start")
+        what = {"job_id": self.job_id.hex(), "rounds": self.start.exchanges}
+        return [self._report("job_started", **what), self._work(self._announcement)]
+
+    @property
+    def _announcement(self) -> SealJob:
+        return SealJob(self.job_id, tuple(self.cells))
+
+    def cancel(self) -> list[fx.Effect]:
+        """The operator ends it."""
+        return self._end("cancelled", "cancelled by the operator")
+
+    def rekeyed(self) -> list[fx.Effect]:
+        """The cloud speaks with another key: what was signed before is believed no more."""
+        if not self._may("rekeyed"):
+            # Nothing that was signed is needed any more, or it is offered again with the new key.
+            self._announce_again = self.state in (_S.ABSORBING, *_ASKING)
+            return [one for cell in self.cells.values() for one in cell.send()]
+        self.attempt += 1
+        return self._announce_anew()
+
+    def _announce_anew(self) -> list[fx.Effect]:
+        self._step("rekeyed")
+        self._announce_again = False
+        return [*self._all_leave(), self._work(self._announcement)]
+
+    def _all_leave(self) -> list[fx.Effect]:
+        return [one for cell in self.cells.values() for one in cell.leave()]
+
+    def _pause(self, reason: str, answers: RoundAnswers | None = None) -> list[fx.Effect]:
+        """Others are missing: the job keeps its round and its devices until somebody resumes it."""
+        self._step("pause")
+        return self._leave("paused", reason, answers)
+
+    def _end(self, status: str, reason: str) -> list[fx.Effect]:
+        self._step("end")
+        return self._leave(status, reason)
+
+    def _leave(
+        self, status: str, reason: str, answers: RoundAnswers | None = None
+    ) -> list[fx.Effect]:
+        """The job runs no more; unless it is only paused, its end is told."""
+        ends = self._ends if status != "paused" else ()
+        return [
+            *self._all_leave(),
+            fx.Persist(JobStatus(self.job_id, status, reason, answers)),
+            *(one for end in ends for one in end.tell(self.job_id, status)),
+            self._report("job_" + status, job_id=self.job_id.hex(), reason=reason),
+        ]
+
+    # --- the host's work ---
+
+    def done(self, task: object, result: object) -> list[fx.Effect]:
+        """An outcome that is awaited."""
+        if isinstance(task, SealJob) and self.state is not _S.SEALING_JOB:
+            joining = [self.cells[cell] for cell in task.cells if self.cells[cell].joining]
+            if joining:
+                return self._offer_job(joining, result)
+        match result:
+            case fx.WorkFailed(reason=reason) | Obstacle(reason=reason) if isinstance(
+                task, Absorb | TakeChecks
+            ):
+                # Not acknowledged: the proxies still have it, and drop it with the next attempt.
+                return self._repeat(reason)
+            case fx.WorkFailed(reason=reason):
+                return self._end("failed", reason)
+            case Obstacle(reason=reason):
+                return self._pause(reason)
+            case CellBroadcasts(by_cell=by_cell):
+                return self._sealed(by_cell)
+            case RoundCommit(commit=commit, data=data):
+                return self._committed(commit, data)
+            case AskChecks(checks=checks):
+                return self._ask_checks(checks)
+            case AskUnmask(unmasks=unmasks, misfits=misfits):
+                return [*self._blame(misfits), *self._ask_unmask(unmasks)]
+            case TooFewUploads(reason=reason, answers=answers, misfits=misfits):
+                told = [one for cell in self.cells.values() for one in cell.arrival.acknowledge()]
+                return [*self._blame(misfits), *told, *self._repeat(reason, answers)]
+        return []
+
+    def opened(self, task: OpenArrived) -> list[fx.Effect]:
+        """The host opened what was there of a stream."""
+        return self._at_work(self.cells[task.cell].arrival.opened())
+
+    def _at_work(self, out: list[fx.Effect]) -> list[fx.Effect]:
+        """With the place that work of the arrival is about."""
+        return [self._work(one.task) if isinstance(one, fx.Work) else one for one in out]
+
+    def _ask_checks(self, checks: Mapping[str, CheckMasks]) -> list[fx.Effect]:
+        """Of cells that are not asked the uploads are there, and are not checked one by one."""
+        self._step("opened")
+        asked = [one for cell, check in checks.items() for one in self.cells[cell].ask(check)]
+        return [self._report("checking", round=self.exchange), *asked]
+
+    def _blame(self, misfits: Mapping[str, Misfits]) -> list[fx.Effect]:
+        return [self.cells[cell].blame(said) for cell, said in misfits.items()]
+
+    def _ask_unmask(self, unmasks: Mapping[str, Unmask]) -> list[fx.Effect]:
+        self._step("summed")
+        self.attempt = next(iter(unmasks.values())).at.attempt
+        out: list[fx.Effect] = [self._report("unmasking", round=self.exchange)]
+        for cell in self.cells.values():
+            asked = unmasks.get(cell.cell)
+            out += cell.ask(asked) if asked else cell.leave()
+        return out
+
+    def _sealed(self, by_cell: Mapping[str, Broadcast]) -> list[fx.Effect]:
+        self._step("sealed")
+        first = next(iter(by_cell.values())).manifest
+        at, kind = first.at, first.kind
+        # A job and a release are one broadcast for all cells.
+        asked = [one.manifest.selected for one in by_cell.values()]
+        selected = sum(asked) if kind == "round" else first.selected
+        what = {"round": at.exchange, "kind": kind, "selected": selected, "attempt": at.attempt}
+        out: list[fx.Effect] = [self._report("broadcast", **what)]
+        for cell in self.cells.values():
+            if cell.cell in by_cell:
+                out += cell.offer(by_cell[cell.cell])
+            elif not cell.joining:
+                out += cell.leave()
+        return out
+
+    def _committed(self, commit: Commit, data: bytes) -> list[fx.Effect]:
+        last = self.exchange >= self.start.exchanges
+        self._step("committed_last" if last else "committed")
+        out: list[fx.Effect] = []
+        for cell in self.cells.values():
+            if cell.stand is not Stand.OUT:
+                out += cell.tell(commit, data)
+        self.retries_left, self.attempt = self.start.retries, 1
+        if last:
+            return [*out, self._work(SealRelease(self.job_id, tuple(self.cells)))]
+        self.exchange += 1
+        if self._announce_again:
+            return [*out, *self._announce_anew()]
+        return [*out, *self._join(), self._work(self.sealing)]
+
+    def _repeat(self, reason: str, answers: RoundAnswers | None = None) -> list[fx.Effect]:
+        """Another attempt; one during which a link was down cost no retry, and while it is down
+        none is begun."""
+        asked = [one for one in self.cells.values() if one.stand is not Stand.OUT]
+        if down := next((one.link for one in asked if one.link), ""):
+            return self._pause(down, answers)
+        outage = any(one.outage for one in asked)
+        if self.retries_left <= 0 and not outage:
+            return self._pause(reason, answers)
+        self._step("repeat")
+        self.retries_left -= not outage
+        self.attempt += 1
+        told = {} if answers is None else {"answers": answers.to_dict()}
+        what = {"round": self.exchange, "attempt": self.attempt, "why": reason, **told}
+        report = self._report("round_repeated", **what)
+        if self._announce_again:
+            return [report, *self._announce_anew()]
+        left = [one for cell in self.cells.values() if not cell.joining for one in cell.leave()]
+        return [*left, report, *self._join(), self._work(self.sealing)]
+
+    # --- cells that come back ---
+
+    def _join(self) -> list[fx.Effect]:
+        """Cells that do not hold the job, and were heard: it is sealed for them beside rounds."""
+        late = [one for one in self.cells.values() if one.heard and not one.joined]
+        late = [one for one in late if not one.joining]
+        for cell in late:
+            cell.joining = True
+        return [self._work(SealJob(self.job_id, tuple(one.cell for one in late)))] if late else []
+
+    def _offer_job(self, joining: list[CellCourse], result: object) -> list[fx.Effect]:
+        """What cannot be sealed now is tried again after the next exchange."""
+        by_cell = result.by_cell if isinstance(result, CellBroadcasts) else {}
+        out: list[fx.Effect] = []
+        for cell in joining:
+            offered = by_cell.get(cell.cell)
+            if offered is None:
+                cell.joining = False
+            else:
+                out += cell.out.offer(offered)
+        return out
+
+    # --- what a proxy says ---
+
+    def answer(self, cell: str, need: Need, now_s: float) -> list[fx.Effect]:
+        """A proxy that asks for parts is there, however long the broadcast takes."""
+        of_it = self.cells[cell]
+        out = self._at_work(of_it.out.answer(need, now_s))
+        return [*out, of_it.wait()] if of_it.stand is Stand.OFFERED else out
+
+    def acknowledged(self, cell: str, ack: Ack) -> list[fx.Effect]:
+        """It holds the broadcast, or will not; or it gives no masks."""
+        of_it = self.cells[cell]
+        if ack.blob == of_it.masks.question:
+            what = "check masks" if self.state is _S.CHECKING else "unmask"
+            return self._gone(of_it, f"the proxy refused to {what}: {ack.reason}")
+        if of_it.joining:
+            of_it.joining, of_it.joined = False, ack.status == "held"
+            of_it.out.drop()
+            return of_it.rest()
+        if of_it.stand is not Stand.OFFERED:
+            return []
+        if ack.status != "held":
+            return self._gone(of_it, f"the proxy refused the broadcast: {ack.reason}")
+        sequence = of_it.out.sequence
+        out = of_it.hold()
+        if self.state is CloudState.RELEASING:
+            out = [fx.Persist(ReleaseHeld(sequence, cell)), *out]
+        of_it.joined = True
+        if not self._may("batch"):
+            out += of_it.rest()
+        return [*out, *self._move()]
+
+    def takes(self, cell: str, header: Batch) -> bool:
+        """Whether this is the batch, or the front of it, of the attempt under way."""
+        of_it = self.cells[cell]
+        open_to = of_it.stand in (Stand.OFFERED, Stand.HELD, Stand.GONE)
+        asked = of_it.manifest is not None and of_it.manifest.at == self.at
+        return header.at == self.at and self._may("batch") and open_to and asked
+
+    def batch(
+        self, cell: str, offer: Offer, header: Batch, room_bytes: int, now_s: float
+    ) -> list[fx.Effect]:
+        """The proxy offers a batch; `room_bytes` of the disk are left by others.
+
+        Raises ProtocolError where it cannot be fetched.
+        """
+        settings, size_bytes = self._settings, header.blob.size_bytes
+        takes, of_it = self.takes(cell, header), self.cells[cell]
+        if takes and size_bytes > settings.spool_bytes:
+            # Another attempt would bring as much.
+            return self._pause(
+                f"the batch has {size_bytes} bytes, limits.spool_bytes is {settings.spool_bytes}"
+            )
+        check_fetchable(offer, header.blob, settings.spool_bytes)
+        if header.at != self.at:
+            return [] if self._may_be_summed(header.at) else [of_it.closed(header.blob.digest)]
+        if not takes:
+            return []  # being absorbed: the acknowledgement follows the commit
+        if size_bytes > room_bytes:
+            # It is offered again, and other batches go: the proxy is not silent meanwhile.
+            return [fx.Refuse("spool_full"), of_it.arrival.watch()]
+        return self._arrived(of_it, of_it.arrival.batch(offer, header, now_s))
+
+    def _may_be_summed(self, at: ExchangeId) -> bool:
+        """Whether the host may hold sums of this attempt, for which the proxy keeps the seeds."""
+        same = at.exchange == self.exchange
+        return same and self.state in (_S.SEALING_JOB, _S.ANNOUNCING, _S.SEALING)
+
+    def is_put(self, cell: str, put: BlobPut) -> list[fx.Effect]:
+        """The proxy says that the batch lies in the store."""
+        return self._at_work(self.cells[cell].arrival.is_put(put))
+
+    def taken(self, task: TakeBatch, result: object) -> list[fx.Effect]:
+        """The batch was taken from the store, or what lay there was not it."""
+        of_it = self.cells[task.cell]
+        return self._arrived(of_it, of_it.arrival.taken(task, result))
+
+    def stream(self, cell: str, arrived: Arrived, room_bytes: int) -> list[fx.Effect]:
+        """The front of a batch that is not whole yet. As `BatchArrival.stream`."""
+        if arrived.at != self.at or not self._may("batch"):
+            return []
+        if arrived.blob.size_bytes > room_bytes or not self.cells[cell].awaited:
+            return []  # it comes with the batch
+        return self._at_work(self.cells[cell].arrival.stream(arrived))
+
+    def part(self, cell: str, part: BlobPart) -> list[fx.Effect]:
+        """A part of the batch, or of the sums of masks."""
+        of_it = self.cells[cell]
+        taken = of_it.masks.part(part)
+        if taken is None:
+            return self._arrived(of_it, of_it.arrival.part(part))
+        return self._unmasked(of_it, taken)
+
+    def masks(self, cell: str, offer: Offer, header: MaskSums) -> list[fx.Effect]:
+        """The proxy offers sums of masks. Raises ProtocolError where they cannot be fetched."""
+        return self._unmasked(self.cells[cell], self.cells[cell].masks.offer(offer, header))
+
+    def _unmasked(self, cell: CellCourse, out: list[fx.Effect]) -> list[fx.Effect]:
+        if cell.masks.masks is None or cell.stand is not Stand.ASKED:
+            return out
+        return [*out, *cell.come(), *self._move()]
+
+    def _arrived(self, cell: CellCourse, out: list[fx.Effect]) -> list[fx.Effect]:
+        out = self._at_work(out)
+        if cell.batch is None or not self.takes(cell.cell, cell.batch):
+            return out
+        return [*out, *cell.come(), *self._move()]
+
+    def short(self, cell: str, short: Shortfall) -> list[fx.Effect]:
+        """The round ended at the proxy below the floor."""
+        of_it = self.cells[cell]
+        waits = of_it.stand in (Stand.OFFERED, Stand.HELD)
+        if short.at != self.at or not self._may("batch") or not waits:
+            return []
+        return [*of_it.fall_short(short), *self._move()]
+
+    # --- where the cells stand ---
+
+    def _gone(self, cell: CellCourse, reason: str) -> list[fx.Effect]:
+        """The step goes on without it, if there are others."""
+        out = cell.go(reason)
+        if len(self.cells) > 1:
+            which = {"cell": cell.cell} if cell.cell else {}
+            out.append(self._report("cell_gone", round=self.exchange, why=reason, **which))
+        return [*out, *self._move()]
+
+    def _move(self) -> list[fx.Effect]:
+        """The step ends once no cell is awaited."""
+        if self._may("batch"):
+            return self._round_moves()
+        waits_for = Stand.ASKED if self.state in _ASKING else Stand.OFFERED
+        if self.state not in _WAITING_ON or self._where(waits_for):
+            return []
+        if self.state is _S.CHECKING:
+            came = self._where(Stand.CAME)
+            checks = {one.cell: one.masks.masks for one in came}
+            there = {cell: of_it for cell, of_it in checks.items() if of_it is not None}
+            return [self._work(TakeChecks(self.at, there))] if came else self._repeat(self._why())
+        if self.state is _S.UNMASKING:
+            masks = {one.cell: one.masks.masks for one in self._where(Stand.CAME)}
+            there = {cell: of_it for cell, of_it in masks.items() if of_it is not None}
+            return [self._work(TakeMasks(self.at, there))] if there else self._pause(self._why())
+        if not self._where(Stand.HELD):
+            return self._pause(self._why())
+        if self.state is _S.RELEASING:
+            self._step("held")
+            return self._leave("completed", "")
+        # A job may be taken up again after its last commit and before its release.
+        trained = self.exchange > self.start.exchanges
+        self._step("held_all_committed" if trained else "held")
+        self.retries_left = self.start.retries
+        held = self._report("held", round=self.exchange)
+        if trained:
+            return [held, self._work(SealRelease(self.job_id, tuple(self.cells)))]
+        return [held, self._work(self.sealing)]
+
+    def _why(self) -> str:
+        """Why no cell has what the step needs: a refusal says more than silence."""
+        reasons = [one.reason for one in self._where(Stand.GONE)]
+        return next((one for one in reasons if one != SILENT), SILENT)
+
+    def _round_moves(self) -> list[fx.Effect]:
+        out: list[fx.Effect] = []
+        offered, held = self._where(Stand.OFFERED), self._where(Stand.HELD)
+        if held and not offered and self._may("held"):
+            self._step("held")
+            out.append(self._report("held", round=self.exchange))
+        came = self._where(Stand.CAME)
+        if not offered and not held:
+            return [*out, *(self._absorb(came) if came else self._nothing_came())]
+        if came and self._quorum(came):
+            grace_s = max(one.manifest.grace_s for one in came if one.manifest)
+            out.append(fx.SetTimer(timer_name("enough", self.job_id), grace_s))
+        return out
+
+    def _quorum(self, came: list[CellCourse]) -> bool:
+        """Whether what came is enough of all that were asked, in all cells."""
+        asked = [one.manifest for one in self.cells.values() if one.stand is not Stand.OUT]
+        needed = sum(one.quorum for one in asked if one is not None)
+        return sum(one.batch.uploads for one in came if one.batch) >= needed
+
+    def _absorb(self, came: list[CellCourse]) -> list[fx.Effect]:
+        batches = {one.cell: one.batch for one in came if one.batch is not None}
+        self._step("batch")
+        uploads = sum(batch.uploads for batch in batches.values())
+        report = self._report("batch", round=self.exchange, uploads=uploads)
+        cancel = fx.CancelTimer(timer_name("enough", self.job_id))
+        return [report, cancel, self._work(Absorb(batches))]
+
+    def _nothing_came(self) -> list[fx.Effect]:
+        short = [one.shortfall for one in self.cells.values() if one.stand is Stand.SHORT]
+        if not short:
+            why = self._why()
+            return self._repeat(why) if goes_on(why) else self._pause(why)
+        asked = [one.manifest for one in self.cells.values() if one.stand is not Stand.OUT]
+        selected = sum(one.selected for one in asked if one is not None)
+        answers = RoundAnswers.of(selected, [one for one in short if one is not None])
+        if self.attempt == 1 and answers.ends_job(self.exchange):
+            # Asking again would change no owner's mind, or nothing was paid for yet.
+            why = all_declined(answers)
+            if any(one is not None and one.phase in _EVALUATIONS for one in asked):
+                return self._pause(why)  # what was learned is not given up for want of figures
+            told = {"declined": answers.declined, "causes": dict(answers.causes)}
+            report = self._report("all_declined", round=self.exchange, **told)
+            return [report, *self._end("failed", why)]
+        return self._repeat(f"{answers}: below the minimum", answers)
+
+    # --- timers ---
+
+    def timer(self, what: str, cell: str) -> list[fx.Effect]:
+        """One of its own ran out."""
+        if what == "enough":
+            return self._close()
+        of_it = self.cells[cell]
+        match what:
+            case "resend":
+                return of_it.out.send()
+            case "repair":
+                return self._at_work(of_it.arrival.look())
+            case "unmask":
+                return of_it.masks.send()
+            case "watchdog":
+                return self._silent(of_it) if of_it.awaited else []
+        return []
+
+    def _close(self) -> list[fx.Effect]:
+        """The others make a quorum: who has not come is not waited for."""
+        if not self._may("batch"):
+            return []
+        out: list[fx.Effect] = []
+        for slow in self._where(Stand.OFFERED, Stand.HELD):
+            out += self._gone(slow, _SLOW)
+        return out
+
+    def _silent(self, cell: CellCourse) -> list[fx.Effect]:
+        """The same is offered or asked on, unless others answered; each further wait takes one of
+        the retries. A round is not waited for twice."""
+        others = self._where(Stand.HELD, Stand.CAME)
+        if self.state not in _WAITING_ON or others or self.retries_left <= 0 or cell.link:
+            return self._gone(cell, cell.link or SILENT)
+        waiting = self._where(Stand.OFFERED, Stand.ASKED)
+        self.retries_left -= cell is waiting[0]
+        return [*cell.out.send(), cell.arrival.watch()]
