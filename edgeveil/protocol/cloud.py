@@ -2,9 +2,9 @@
 
 Theory of operation. Each job that runs has a course of its own (`JobCourse` in `cloud_job.py`),
 which knows nothing of the others: a job that waits, pauses or ends holds nobody up. What comes is
-handed to the course that it is about: batches and notes by the job that they name, parts and requests by the digest of
-their blob, timers by their name, outcomes of work by their task. What is about no job that runs
-is answered here: its batches are of no use.
+handed to the course that it is about: batches and notes by the job that they name, parts and
+requests by the digest of their blob, timers by their name, results of work by their task. What is
+about no job that runs is answered here: its batches are of no use.
 
 Each cell has a proxy with a key of its own, and what it says counts for its cell alone. Beside the
 jobs, and in any state of theirs, stand the cells' rosters, which the proxies hand over when they
