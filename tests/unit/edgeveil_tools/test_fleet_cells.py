@@ -386,13 +386,8 @@ def test_a_new_site_key_signs_all_notes_anew(folder):
     move.verify(root.delegated().site)
 
 
-def test_the_plan_is_shown_as_a_table_of_cells(folder, capsys):
+def test_the_status_names_each_devices_cell(folder, capsys):
     plan(folder, cells={"south": OWN})
-    assert main(["site", "plan", str(folder)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    at = next(n for n, line in enumerate(lines) if line.startswith("cell"))
-    assert lines[at + 1].split()[:3] == ["north", "2", "3"]
-    assert lines[at + 2].split()[:4] == ["south", "2", "7", "mqtts://south.example:8885"]
     opened(folder).apply()
     assert main(["site", "status", str(folder), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)

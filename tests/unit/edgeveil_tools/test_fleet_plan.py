@@ -5,7 +5,7 @@ import yaml
 
 from edgeveil.errors import ConfigError, UsageError
 from edgeveil_tools.cli import main
-from edgeveil_tools.site.fleet_plan import PLAN_FILE, added_to_table, devices_of, load_plan
+from edgeveil_tools.site.fleet_plan import PLAN_FILE, devices_of, load_plan
 
 
 @pytest.fixture
@@ -146,19 +146,6 @@ def test_a_table_of_which_nobody_says_what_names_its_columns_is_refused_as_it_is
     change("devices", "data", to={**ROWS, "source": "{kind}"})
     with pytest.raises(UsageError, match=r"boxes\.csv:3.*no header"):
         devices(folder)
-
-
-def test_what_fails_after_a_line_was_added_takes_it_back(folder, change):
-    change("devices", "csv", to="boxes.csv")
-    (folder / "boxes.csv").write_text("name,role,host\nw-3,,")
-    with added_to_table(load_plan(folder), {"name": "w-4"}):
-        pass
-    assert (folder / "boxes.csv").read_text() == "name,role,host\nw-3,,\nw-4,,\n"
-    with pytest.raises(ValueError, match="no"), added_to_table(load_plan(folder), {"name": "w-5"}):
-        raise ValueError("no")
-    assert (folder / "boxes.csv").read_text() == "name,role,host\nw-3,,\nw-4,,\n"
-    with pytest.raises(UsageError, match="no column 'ward'"):
-        added_to_table(load_plan(folder), {"name": "w-5", "ward": "5"}).__enter__()
 
 
 def test_a_folder_in_use_is_left_alone(folder, capsys):

@@ -87,19 +87,6 @@ def _add_init(parts: Subparsers) -> None:
 
 
 def _add_devices(parts: Subparsers) -> None:
-    more = _part(
-        parts,
-        "add-device",
-        "add a device to the plan's table, and apply",
-        _add_device,
-        keys=True,
-        examples="edgeveil site add-device clinics ward-7 --role infer --set path=/data/ward-7.npz",
-    )
-    more.add_argument("name", metavar="NAME", help="unique in the fleet")
-    more.add_argument("--role", choices=("train", "infer"), default="")
-    more.add_argument("--host", default="", metavar="HOST", help="host name of its machine")
-    text = "value of a further column of the table; may stand several times"
-    more.add_argument("--set", action="append", default=[], metavar="COLUMN=VALUE", help=text)
     move = _part(
         parts,
         "move",
@@ -131,16 +118,6 @@ def _add_devices(parts: Subparsers) -> None:
 
 
 def _add_certificates(parts: Subparsers) -> None:
-    renew = _part(
-        parts,
-        "renew",
-        "new certificates for the same keys, and apply",
-        _renew,
-        keys=True,
-        about="Of the parties named, or of all. An apply renews by itself what ends soon.",
-        examples="edgeveil site renew clinics box-0007",
-    )
-    renew.add_argument("names", nargs="*", metavar="NAME")
     rotate = _part(
         parts,
         "rotate",
@@ -276,26 +253,8 @@ def _plan(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([vars(one) for one in changes], indent=2))
         return 0
-    _show_cells(site)
     _show(changes)
     return 0
-
-
-def _show_cells(site: FleetSite) -> None:
-    rows = site.cells()
-    if not any(row.cell for row in rows):
-        return
-    head = ("cell", "devices", "floor", "edge broker", "cloud broker")
-    lines = [
-        (row.cell or "(none)", str(row.devices), str(row.floor), row.edge_broker, row.cloud_broker)
-        for row in rows
-    ]
-    widths = [max(len(line[at]) for line in (head, *lines)) for at in range(len(head))]
-    for line in (head, *lines):
-        print(
-            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
-        )
-    print()
 
 
 def _apply(args: argparse.Namespace) -> int:
@@ -304,15 +263,9 @@ def _apply(args: argparse.Namespace) -> int:
     if (code := _apply_local(args.dir)) >= 0:
         return code
     site = _open(args, new=not (args.dir / SITE_KEY).exists())
-    changes = site.apply(_show, _progress)
+    changes = site.apply(_show)
     _hand_over(site, changes)
     return 0
-
-
-def _progress(done: int, total: int) -> None:
-    if sys.stderr.isatty() and (done % 10 == 0 or done + 1 >= total):
-        end = "\n" if done + 1 >= total else ""
-        print(f"\r{done + 1} of {total} bundles", end=end, file=sys.stderr, flush=True)
 
 
 def _show(changes: list[PartyChange]) -> None:
@@ -348,24 +301,9 @@ def _hand_over(site: FleetSite, changes: list[PartyChange]) -> None:
     print("Then take the bundles away: new parties' keys are in them, and nowhere else.")
 
 
-def _add_device(args: argparse.Namespace) -> int:
-    from edgeveil.errors import UsageError
-
-    values = {"name": args.name, "role": args.role, "host": args.host}
-    for text in args.set:
-        column, sign, value = text.partition("=")
-        if not sign:
-            raise UsageError("is no COLUMN=VALUE", where=text, fix="write path=/data/box.npz")
-        values[column] = value
-    site = _open(args)
-    changes = site.add_device({k: v for k, v in values.items() if v}, _show, _progress)
-    _hand_over(site, changes)
-    return 0
-
-
 def _move(args: argparse.Namespace) -> int:
     site = _open(args)
-    changes = site.move(args.name, args.to, _show, _progress)
+    changes = site.move(args.name, args.to, _show)
     _hand_over(site, changes)
     return 0
 
@@ -373,14 +311,6 @@ def _move(args: argparse.Namespace) -> int:
 def _revoke(args: argparse.Namespace) -> int:
     site = _open(args)
     changes = site.revoke(args.name)
-    _show(changes)
-    _hand_over(site, changes)
-    return 0
-
-
-def _renew(args: argparse.Namespace) -> int:
-    site = _open(args)
-    changes = site.renew(args.names)
     _show(changes)
     _hand_over(site, changes)
     return 0

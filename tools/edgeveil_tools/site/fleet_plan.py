@@ -17,7 +17,7 @@ import ipaddress
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -38,7 +38,6 @@ from edgeveil.sites.edge import EdgeLimits
 from edgeveil.sites.links import Cell, CloudHttp, Http, Log, ProxyHttp
 from edgeveil.sites.policy import Policy
 from edgeveil.sites.proxy import ProxyLimits
-from edgeveil.storage import write_durably
 
 PLAN_FILE = "fleet.yaml"
 MOST_DEVICES = 100_000
@@ -268,7 +267,7 @@ class PlannedDevices(Block):
     """Devices one by one."""
     csv: SitePath | None = Field(default=None, examples=["devices.csv"])
     """A table with a first line of column names: `name`, and where it is wanted `role`, `host`,
-    `cell` and further ones for the template. `edgeveil site add-device` adds to it."""
+    `cell` and further ones for the template."""
     cell: Cell | None = None
     """The cell of each that says none itself; null: it stays where it is, and a new one comes to
     the cell with the fewest."""
@@ -562,30 +561,6 @@ def _table(path: Path) -> Iterator[_Row]:
             fix = f"give it {len(columns)} values, as the first line has"
             raise UsageError("has another number of values", where=place, fix=fix)
         yield _Row(place, {key: value.strip() for key, value in row.items()})
-
-
-@contextmanager
-def added_to_table(plan: FleetPlan, values: Mapping[str, str]) -> Iterator[None]:
-    """A further line in the plan's table; taken back where what follows fails. UsageError."""
-    path = plan.devices.csv
-    if path is None:
-        fix = "add `csv: devices.csv` to its devices, or change the plan by hand"
-        raise UsageError("the plan has no table of devices", fix=fix)
-    before = path.read_text("utf-8") if path.exists() else "name,role,host\n"
-    columns = next(csv.reader(io.StringIO(before)), [])
-    unknown = [column for column in values if column not in columns]
-    if unknown:
-        fix = f"add it to the first line, or use one of {', '.join(columns)}"
-        raise UsageError(f"the table has no column '{unknown[0][:64]}'", where=str(path), fix=fix)
-    line = io.StringIO()
-    csv.DictWriter(line, columns, lineterminator="\n", restval="").writerow(values)
-    end = "" if before.endswith("\n") else "\n"
-    write_durably(path, f"{before}{end}{line.getvalue()}".encode(), mode=0o600)
-    try:
-        yield
-    except BaseException:
-        write_durably(path, before.encode(), mode=0o600)
-        raise
 
 
 def _filled(template: Any, facts: Mapping[str, str], where: str) -> Any:

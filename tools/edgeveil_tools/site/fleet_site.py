@@ -25,7 +25,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,6 @@ from edgeveil_tools.site.fleet_plan import (
     PLAN_FILE,
     DevicePlan,
     FleetPlan,
-    added_to_table,
     devices_of,
     load_plan,
     of_cell,
@@ -96,19 +95,7 @@ RECORD, SITE_KEY, PUBLIC_KEY = "record.json", "site.key", "site.pub"
 _ROLES = {"cloud": ("cloud", "releases"), "proxy": ("proxy",)}
 _SECRET_WORD_BYTES = 24
 _DEVICE_ID = re.compile(r"[0-9a-f]{16}")
-Progress = Callable[[int, int], None]
 Told = Callable[[list[PartyChange]], None]
-
-
-@dataclass(frozen=True)
-class PlannedCellRow:
-    """A line of the table of cells."""
-
-    cell: str
-    devices: int
-    edge_broker: str
-    cloud_broker: str
-    floor: int
 
 
 class FleetSite:
@@ -156,21 +143,6 @@ class FleetSite:
         finally:
             os.close(handle)
 
-    def cells(self) -> list[PlannedCellRow]:
-        """What the plan says of each cell, and how many devices it comes to there."""
-        plan, devices = self._planned()
-        counts = Counter(one.cell for one in devices)
-        return [
-            PlannedCellRow(
-                cell,
-                counts[cell],
-                plan.broker(plan.domain("edge", cell)).address,
-                plan.broker(plan.domain("cloud", cell)).address,
-                plan.proxy_of(cell).min_batch_floor,
-            )
-            for cell in plan.cell_names
-        ]
-
     def changes(self) -> list[PartyChange]:
         """What `apply` would do, in the order of the plan."""
         return self._changes(*self._planned())
@@ -201,40 +173,15 @@ class FleetSite:
 
     # --- changes ---
 
-    def apply(
-        self,
-        told: Told = lambda _changes: None,
-        progress: Progress = lambda _done, _all: None,
-    ) -> list[PartyChange]:
+    def apply(self, told: Told = lambda _changes: None) -> list[PartyChange]:
         """Make what the plan says. Bundles of parties that nothing changes stay as they are.
 
         `told` gets what `changes` says before anything is written.
         """
         with self.alone():
-            return self._apply(told, progress)
+            return self._apply(told)
 
-    def add_device(
-        self,
-        values: Mapping[str, str],
-        told: Told = lambda _changes: None,
-        progress: Progress = lambda _done, _all: None,
-    ) -> list[PartyChange]:
-        """A line in the plan's table, by its columns, and what an apply makes of it."""
-        with self.alone():
-            if values["name"] in self._record.parties:
-                fix = "give the new box another name: what is known of the one before stays"
-                what = "there is, or was, a party of this name"
-                raise UsageError(what, where=values["name"], fix=fix)
-            with added_to_table(load_plan(self.folder), values):
-                return self._apply(told, progress)
-
-    def move(
-        self,
-        name: str,
-        to: str,
-        told: Told = lambda _changes: None,
-        progress: Progress = lambda _done, _all: None,
-    ) -> list[PartyChange]:
+    def move(self, name: str, to: str, told: Told = lambda _changes: None) -> list[PartyChange]:
         """A device to another cell, and what an apply makes of it."""
         with self.alone():
             plan = load_plan(self.folder)
@@ -255,25 +202,23 @@ class FleetSite:
                 fix = "change its cell there (devices.list, the table, or devices.cell), and apply"
                 raise UsageError(what, where=where, fix=fix)
             self._to = {party.name: to}
-            return self._apply(told, progress)
+            return self._apply(told)
 
-    def _apply(self, told: Told, progress: Progress) -> list[PartyChange]:
+    def _apply(self, told: Told) -> list[PartyChange]:
         plan, devices = self._planned()
         told(self._changes(plan, devices))
         done = self._news(plan, devices)
         self._prepare(plan, devices)
         new = [change.name for change in done if change.what == "new"]
         by_name = {device.name: device for device in devices}
-        total = len(new) + len(self._record.parties)
-        for number, name in enumerate(new):
+        for name in new:
             self._make(plan, name, by_name.get(name))
-            progress(number, total)
         self._trust(plan)
         done += self._move(plan, devices)
         for name in self._ending(plan):
             self._certify(plan, name)
             done.append(PartyChange(name, "renewed"))
-        done += self._write(plan, devices, new, progress)
+        done += self._write(plan, devices, new)
         os.sync()
         changed = [one for one in done if one.what != "unplanned"]
         if changed:
@@ -303,21 +248,6 @@ class FleetSite:
             self._log("revoke", {"name": party.name, "device": party.device_id})
             self._record.save(self.folder / RECORD)
         return [PartyChange(party.name, "revoked"), *self.apply()]
-
-    def renew(self, names: list[str]) -> list[PartyChange]:
-        """New certificates for the same keys: of these parties, or of all."""
-        plan, _ = self._planned()
-        active = [party.name for party in self.parties if party.active and party.certificates]
-        unknown = [name for name in names if name not in active]
-        if unknown:
-            fix = "see edgeveil site status"
-            raise UsageError(f"there is no certificate of '{unknown[0][:64]}'", fix=fix)
-        with self.alone():
-            for name in names or active:
-                self._certify(plan, name)
-            self._log("renew", {"parties": len(names or active)})
-            self._record.save(self.folder / RECORD)
-        return [PartyChange(name, "renewed") for name in names or active] + self.apply()
 
     def rotate_authority(self, domain: str) -> list[PartyChange]:
         """A new authority beside the one before, which goes on counting until `finish_rotation`.
@@ -640,13 +570,13 @@ class FleetSite:
         self._list_revoked(*left)
 
     def _write(
-        self, plan: FleetPlan, devices: list[DevicePlan], new: list[str], progress: Progress
+        self, plan: FleetPlan, devices: list[DevicePlan], new: list[str]
     ) -> list[PartyChange]:
         record, found = self._record, []
         number = max(record.sequence, self._applied()) + 1
         fresh, parties = set(new), self._still(plan, devices)
         planned, facts = {device.name: device for device in devices}, self._facts()
-        for at, party in enumerate(parties):
+        for party in parties:
             files = files_of(plan, party, planned.get(party.name), facts)
             if self._digests(plan, party, files, facts) == dict(party.files):
                 continue
@@ -680,7 +610,6 @@ class FleetSite:
                 believes=believes(plan, party, facts),
             )
             record.sequence = number
-            progress(len(fresh) + at, len(fresh) + len(parties))
         return found
 
     def _applied(self) -> int:
