@@ -200,6 +200,7 @@ _PROXY_LIMITS = {
 }
 _BLOBS = {"least_bytes": 1 << 20, "expires_s": 3600}
 RETIRED: dict[str, dict[str, object]] = {
+    "broker": {"enforce_profile": None},
     "cloud": {
         "broker.backoff_cap_s": 15,
         "cells.*.broker.backoff_cap_s": 15,

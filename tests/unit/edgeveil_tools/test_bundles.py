@@ -184,7 +184,8 @@ def test_a_tampered_bundle_is_refused_and_nothing_is_half_done(make, place, tamp
 
 
 def test_a_signed_inventory_cannot_name_a_place_outside(tmp_path):
-    inventory = Inventory("f", "edge", "box", "plain", 1, {"../escape": "0" * 64})
+    names = {"fleet": "f", "party": "edge", "name": "box", "host_kind": "plain", "sequence": 1}
+    inventory = Inventory(**names, files={"../escape": "0" * 64})
     with pytest.raises(BundleError, match="is no inventory"):
         Inventory.from_bytes(inventory.to_bytes(), "here")
 

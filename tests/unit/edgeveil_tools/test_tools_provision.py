@@ -158,7 +158,7 @@ def test_force_leaves_all_that_is_an_owners_word_and_renews_the_rest(folder):
     first = provision(small(folder))
     mine, other = first.edges[:2]
     found = yaml.safe_load(mine.read_text())
-    found["edge"] |= OWNERS | {"name": "old", "limits": {"releases": 9}}
+    found["edge"] |= OWNERS | {"name": "old", "limits": {"outbox_bytes": 65536}}
     mine.write_text(yaml.safe_dump(found))
     before = yaml.safe_load(other.read_text())
     second = provision(small(folder, devices=4, host="::1"), force=True)

@@ -18,8 +18,10 @@ import os
 import shutil
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+import msgspec
 
 from edgeveil.crypto.keys import SigningKey, VerifyKey, sign, verify
 from edgeveil.crypto.labels import BUNDLE
@@ -49,52 +51,44 @@ class BundleError(EdgeVeilError):
     exit_code = 2
 
 
-@dataclass(frozen=True)
-class Inventory:
+class Inventory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whose bundle it is. `files` are replaced by each bundle, `given` are put there once; both map
     paths to SHA-256 digests (hex). `sequence` grows with every change that the site applies."""
 
+    format: int = FORMAT
     fleet: str
     party: str
     name: str
     host_kind: str
     sequence: int
-    files: Mapping[str, str]
-    given: Mapping[str, str] = field(default_factory=dict)
     host: str | None = None
     device_id: str | None = None
+    files: dict[str, str]
+    given: dict[str, str] = {}
 
     def to_bytes(self) -> bytes:
         """As it stands in the file and is signed."""
-        said = {
-            "format": FORMAT,
-            **{key: value for key, value in vars(self).items() if key not in ("files", "given")},
-            "files": dict(sorted(self.files.items())),
-            "given": dict(sorted(self.given.items())),
-        }
-        return (json.dumps(said, indent=1) + "\n").encode()
+        ordered = msgspec.structs.replace(
+            self, files=dict(sorted(self.files.items())), given=dict(sorted(self.given.items()))
+        )
+        return msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n"
 
     @classmethod
     def from_bytes(cls, raw: bytes, where: str) -> Inventory:
         """Raises BundleError for anything else."""
         try:
-            said = json.loads(raw)
-            if said.pop("format") != FORMAT:
-                fix = "install the edgeveil that wrote it"
-                raise BundleError("is of another format", where=where, fix=fix)
-            found = cls(**said)
-            text = (found.fleet, found.party, found.name, found.host_kind)
-            sound = all(isinstance(one, str) for one in text) and isinstance(found.sequence, int)
-            listed = {**found.files, **found.given}
-            sound = sound and all(_inside(path) and len(d) == 64 for path, d in listed.items())
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            sound = False
-        if not sound:
+            found = msgspec.json.decode(raw, type=cls)
+        except (msgspec.DecodeError, RecursionError):
+            raise BundleError("is no inventory", where=where, fix="take the bundle anew") from None
+        if found.format != FORMAT:
+            fix = "install the edgeveil that wrote it"
+            raise BundleError("is of another format", where=where, fix=fix)
+        if not all(inside(p) and len(d) == 64 for p, d in (found.files | found.given).items()):
             raise BundleError("is no inventory", where=where, fix="take the bundle anew")
         return found
 
 
-def _inside(path: str) -> bool:
+def inside(path: str) -> bool:
     """Whether a path stays in the folder that it counts from."""
     pure = PurePosixPath(path)
     return bool(path) and not pure.is_absolute() and ".." not in pure.parts and "\0" not in path

@@ -6,12 +6,12 @@ No secret is in it: a party's keys are its own, and what is kept of a password i
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from cryptography import x509
 
 from edgeveil.errors import UsageError
@@ -30,8 +30,8 @@ class Party:
     before; `move` is its newest note, as JSON has it.
     """
 
-    name: str
-    kind: str  # cloud, proxy, broker, edge
+    name: str = ""
+    kind: str = ""  # cloud, proxy, broker, edge
     device_id: str | None = None
     enrolment: str | None = None
     certificates: Mapping[str, str] = field(default_factory=dict)
@@ -77,28 +77,25 @@ class FleetRecord:
     parties: dict[str, Party] = field(default_factory=dict)
     revocations: dict[str, str] = field(default_factory=dict)
     authorities: dict[str, list[str]] = field(default_factory=dict)  # PEM, the newest first
+    format: int = FORMAT
 
     @classmethod
     def load(cls, path: Path) -> FleetRecord:
         if not path.exists():
             return cls()
         try:
-            said = json.loads(path.read_bytes())
-            if said.pop("format") != FORMAT:
-                fix = "use the edgeveil that wrote it, or a newer one"
-                raise UsageError("is of another version", where=str(path), fix=fix)
-            parties = {name: Party(name=name, **one) for name, one in said.pop("parties").items()}
-            return cls(parties=parties, **said)
-        except (ValueError, TypeError, KeyError):
+            found = msgspec.json.decode(path.read_bytes(), type=cls)
+        except msgspec.DecodeError:
             fix = "restore it from a backup"
             raise UsageError("is damaged", where=str(path), fix=fix) from None
+        if found.format != FORMAT:
+            fix = "use the edgeveil that wrote it, or a newer one"
+            raise UsageError("is of another version", where=str(path), fix=fix)
+        return replace(found, parties={n: replace(one, name=n) for n, one in found.parties.items()})
 
     def save(self, path: Path) -> None:
-        parties = {}
-        for name, party in self.parties.items():
-            plain = asdict(party)
-            plain.pop("name")
-            parties[name] = plain
-        said = {"format": FORMAT, **{k: v for k, v in vars(self).items() if k != "parties"}}
-        raw = json.dumps({**said, "parties": parties}, indent=1) + "\n"
-        write_durably(path, raw.encode(), mode=0o600)
+        plain = msgspec.to_builtins(self)
+        for party in plain["parties"].values():
+            del party["name"]
+        raw = msgspec.json.format(msgspec.json.encode(plain), indent=1)
+        write_durably(path, raw + b"\n", mode=0o600)

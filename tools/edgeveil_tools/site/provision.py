@@ -113,7 +113,6 @@ class SitePlan:
     policy: Policy = field(default_factory=Policy)
     min_batch_floor: int = 3
     upload_bytes: int = 0
-    log_format: str = "text"
     record_dir: Path | None = None  # absolute; where the cloud keeps what it sees
     blobs: bool = False
 
@@ -205,7 +204,6 @@ class SitePlan:
                 **self._store("cloud_blobs"),
                 "limits": self._limits(CloudLimits(), spool_bytes=self._batch_bytes),
                 "record_dir": None if self.record_dir is None else str(self.record_dir),
-                "log": {"format": self.log_format},
             }
         }
 
@@ -230,7 +228,6 @@ class SitePlan:
                     spool_bytes=SPOOLED_BATCHES * self._batch_bytes,
                     cache_bytes=SPOOLED_BATCHES * self._batch_bytes,
                 ),
-                "log": {"format": self.log_format},
             }
         }
 
@@ -258,7 +255,6 @@ class SitePlan:
                 "policy": policy.model_dump(mode="json", exclude_none=True),
                 **self._access("blobs", "proxy_blobs"),
                 "limits": self._limits(EdgeLimits(), outbox_bytes=self.upload_bytes),
-                "log": {"format": self.log_format},
             }
         }
 
