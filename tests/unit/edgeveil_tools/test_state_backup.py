@@ -5,15 +5,13 @@ import json
 import shutil
 import sqlite3
 import tarfile
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from threading import Event
 
 import pytest
 
 from edgeveil.crypto.keys import MaskSeed
-from edgeveil.errors import EdgeVeilError, UsageError
+from edgeveil.errors import UsageError
 from edgeveil.privacy.events import TwoValueEvent
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger, read_ledger
 from edgeveil.privacy.policy import JobRequest, Limits
@@ -23,7 +21,7 @@ from edgeveil.protocol.proxy_uploads import UploadPart
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.proxy import ProxySite
-from edgeveil.transport.process import LOCK_FILE, OwnFolder, make_signing_key
+from edgeveil.transport.process import OwnFolder, make_signing_key
 from edgeveil_cloud.store import Store
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_proxy.claims import ClaimBook
@@ -170,13 +168,10 @@ def test_a_restore_that_was_cut_short_is_done_again(edge, tmp_path, monkeypatch,
         return rename(path, to)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", cut)
-        patch.setattr("tempfile.TemporaryDirectory.__exit__", lambda *_: None)
-        patch.setattr("tempfile.TemporaryDirectory._cleanup", lambda *_, **__: None)
         back_up_now = tmp_path / "new.backup"
-        left = 1
         back_up(edge, back_up_now)
-        left = whole
+        patch.setattr(Path, "rename", cut)
+        patch.setattr("edgeveil_tools.site.state_backup.shutil.rmtree", lambda _path: None)
         with pytest.raises(_PowerFailure):
             restore(edge, back_up_now, replace=True)
     with pytest.raises(BackupError, match="has gone on to link 4"):  # and not: nobody knows
@@ -194,35 +189,24 @@ class _PowerFailure(BaseException):
 def test_a_restore_leaves_those_beside_it_alone(edge, tmp_path, monkeypatch, other):
     back_up(edge, tmp_path / "box.backup")
     shutil.rmtree(edge.state_dir)
-    beside = edge.model_copy(
-        update={"state_dir": edge.state_dir.with_name(edge.state_dir.name + other)}
-    )
-    unpacked, under_way, go_on = state_backup._unpacked, Event(), Event()
-    scratches = []
+    name = edge.state_dir.name + other
+    beside = edge.model_copy(update={"state_dir": edge.state_dir.with_name(name)})
+    unpacked = state_backup._unpacked
 
-    def slowly(archive, scratch):
+    def meanwhile(archive, scratch):
         found = unpacked(archive, scratch)
-        scratches.append(scratch)
-        if not under_way.is_set():
-            under_way.set()
-            assert go_on.wait(60)
+        monkeypatch.setattr(state_backup, "_unpacked", unpacked)
+        if other:
+            restore(edge, archive, nothing_since=True)
+        else:
+            with pytest.raises(UsageError, match="another restore works there"):
+                restore(edge, archive, nothing_since=True)
+        assert (scratch / "state").exists()
         return found
 
-    monkeypatch.setattr(state_backup, "_unpacked", slowly)
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(restore, beside, tmp_path / "box.backup", nothing_since=True)
-        assert under_way.wait(60)
-        restore(edge, tmp_path / "box.backup", nothing_since=True)
-        before, whole = contents(edge.state_dir), scratches[0].exists()
-        go_on.set()
-        if other:
-            first.result(60)
-        else:  # it finds that the other was before it
-            with pytest.raises(EdgeVeilError):
-                first.result(60)
-    now = contents(edge.state_dir)
-    assert whole and now | {LOCK_FILE: b""} == before | {LOCK_FILE: b""}
-    assert paid(beside) == pytest.approx(1)
+    monkeypatch.setattr(state_backup, "_unpacked", meanwhile)
+    restore(beside, tmp_path / "box.backup", nothing_since=True)
+    assert paid(beside) == paid(edge) == pytest.approx(1)
     assert not list(tmp_path.glob(".restore-*"))
 
 

@@ -18,7 +18,6 @@ import datetime
 import fcntl
 import hashlib
 import io
-import json
 import os
 import shutil
 import sqlite3
@@ -26,9 +25,10 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, Literal
+
+import msgspec
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import CryptoError, EdgeVeilError, PrivacyError, UsageError
@@ -40,6 +40,7 @@ from edgeveil.sites.proxy import ProxySite
 from edgeveil.storage import copy_database, sync_folder
 from edgeveil.transport.process import LOCK_FILE, OwnFolder
 from edgeveil_proxy.spool import SPOOL_FILE, Spool
+from edgeveil_tools.site.bundles import inside
 
 FORMAT = 1
 MANIFEST, STATE = "manifest.json", "state"
@@ -61,10 +62,10 @@ class BackupError(EdgeVeilError):
     exit_code = 2
 
 
-@dataclass(frozen=True)
-class BackupManifest:
+class BackupManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`owner`: the fingerprint of the role's own key. `files`: SHA-256 digests (hex) by path."""
 
+    format: int = FORMAT
     role: str
     owner: str
     made: str
@@ -98,12 +99,12 @@ def back_up(site: BackedUp, archive: Path) -> BackupManifest:
         copies = _copied(state, Path(scratch))
         files = {path: _digest(file) for path, file in sorted(copies.items())}
         now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
-        manifest = BackupManifest(role, owner, now, files)
+        manifest = BackupManifest(role=role, owner=owner, made=now, files=files)
         made = Path(scratch) / "archive"
         with made.open("xb") as out:
             made.chmod(0o600)
             with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
-                raw = json.dumps({"format": FORMAT, **vars(manifest)}, indent=1).encode()
+                raw = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
                 _add(tar, MANIFEST, io.BytesIO(raw), len(raw))
                 for path, file in sorted(copies.items()):
                     with file.open("rb") as content:
@@ -199,13 +200,11 @@ def restore(
     process runs, or the folder is in use and `replace` is not given.
     """
     role, state = _role(site), site.state_dir
-    _settle(state)
-    used = _is_used(state)
-    if used and not replace:
-        raise _in_use(state)
     state.parent.mkdir(parents=True, exist_ok=True)
-    folder = state.absolute().parent
     with _scratch(state) as scratch:
+        used = _is_used(state)
+        if used and not replace:
+            raise _in_use(state)
         manifest = _unpacked(archive, scratch)
         new = scratch / STATE
         _check_party(manifest, role, state if used else None, str(archive))
@@ -221,7 +220,7 @@ def restore(
                 (state / LOCK_FILE).unlink()
                 state.rmdir()
             new.rename(state)
-    sync_folder(folder)
+    sync_folder(state.absolute().parent)
     return manifest
 
 
@@ -234,55 +233,31 @@ def _in_use(state: Path) -> UsageError:
     return UsageError("is in use", where=str(state), fix=fix)
 
 
-def _prefix(state: Path) -> str:
-    return f".restore-{state.name}-"
-
-
 @contextmanager
 def _scratch(state: Path) -> Iterator[Path]:
-    """A folder beside the state, locked while this restore lasts: so another can tell it from what
-    one left that was cut short."""
-    folder = state.absolute().parent
-    while True:
-        with tempfile.TemporaryDirectory(dir=folder, prefix=_prefix(state)) as name:
-            found = Path(name)
-            with _locked(found) as mine:
-                if mine and found.exists():  # else another restore took it for a rest
-                    yield found
-                    return
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Whether nobody else has it locked; then this process has, inside the block."""
-    try:
-        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:
-        yield False
-        return
+    """An empty folder beside the state, for this restore alone. One that was cut short is undone
+    first: what it had unpacked holds secret keys."""
+    folder = state.absolute().with_name(f".restore-{state.name}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        mine = folder.exists() and os.path.samestat(os.fstat(held), folder.stat())
     except BlockingIOError:
-        yield False
-    else:
-        yield True
-    finally:
-        os.close(held)
-
-
-def _settle(state: Path) -> None:
-    """Undo a restore that was cut short; what it had unpacked holds secret keys. One that runs is
-    left alone."""
-    prefix = _prefix(state)
-    found = state.absolute().parent.glob(f"{prefix}*")
-    for rest in [path for path in found if "-" not in path.name.removeprefix(prefix)]:
-        with _locked(rest) as is_left:
-            if not is_left:
-                continue
-            kept = state.with_name(f"{_beside_name(state)}{_kept(state)}")
+        mine = False
+    try:
+        if not mine:
+            raise UsageError("another restore works there", where=str(state), fix="wait for it")
+        kept = state.with_name(f"{_beside_name(state)}{_kept(state)}")
+        if (folder / STATE).exists():
             if not state.exists() and kept.exists():
                 kept.rename(state)
-            shutil.rmtree(rest)
+            shutil.rmtree(folder / STATE)
+        yield folder
+    finally:
+        if mine:
+            shutil.rmtree(folder)
+        os.close(held)
 
 
 def _unpacked(archive: Path, scratch: Path) -> BackupManifest:
@@ -314,22 +289,15 @@ def _manifest(
     if member.size > MANIFEST_BYTES:
         raise _damaged(archive, f"has a list of over {MANIFEST_BYTES} bytes")
     try:
-        said = json.loads(content.read())
-        if said.pop("format") != FORMAT:
-            fix = "restore it with the edgeveil that made it"
-            raise BackupError("is of another format", where=str(archive), fix=fix)
-        manifest = BackupManifest(**said)
-        sound = all(_inside(name) and len(d) == 64 for name, d in manifest.files.items())
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        manifest = msgspec.json.decode(content.read(), type=BackupManifest)
+    except (msgspec.DecodeError, RecursionError):
         raise _damaged(archive, "has no sound list of its files") from None
-    if not sound:
+    if manifest.format != FORMAT:
+        fix = "restore it with the edgeveil that made it"
+        raise BackupError("is of another format", where=str(archive), fix=fix)
+    if not all(inside(name) and len(digest) == 64 for name, digest in manifest.files.items()):
         raise _damaged(archive, "names files outside its folder")
     return manifest
-
-
-def _inside(name: str) -> bool:
-    pure = PurePosixPath(name)
-    return bool(name) and not pure.is_absolute() and ".." not in pure.parts and "\0" not in name
 
 
 def _unpack(tar: tarfile.TarFile, member: tarfile.TarInfo, to: Path) -> str:
