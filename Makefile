@@ -13,7 +13,7 @@ export PATH := $(PATH):/usr/sbin:/usr/local/sbin
 
 .DEFAULT_GOAL := help
 ACCEPTED = $(shell grep -v '^\#' tests/acceptance/tests.txt)
-.PHONY: help setup run test test-all drills check budgets acceptance mutants bench fuzz chaos long docs mosquitto postgresql chromium nats rabbitmq promtool rootfs clean
+.PHONY: help setup run test test-all drills check budgets wheels acceptance mutants bench fuzz chaos long docs mosquitto postgresql chromium nats rabbitmq promtool rootfs clean
 
 help:            ## list all targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -49,6 +49,9 @@ acceptance: mosquitto postgresql chromium setup run  ## what a restructuring mus
 	$(BIN)/python -m pytest -n $(WORKERS) $(SPREAD) $(ACCEPTED)
 	$(BIN)/edgeveil audit --quick
 	$(MAKE) mutants
+
+wheels: $(VENV)/.all  ## build both distributions, edgeveil and edgeveil-lab, and try them in fresh environments
+	$(BIN)/python -m pytest tests/e2e/test_wheel.py
 
 ONLY    ?=
 mutants: $(VENV)/.all  ## plant small privacy flaws, one at a time: a test must find each (ONLY=NAME)
@@ -136,8 +139,8 @@ $(VENV)/.tools: pyproject.toml .ci/constraints.txt | $(BIN)/python
 	$(PIP) install -q -c .ci/constraints.txt -e '.[tools]'
 	@touch $@
 
-$(VENV)/.all: pyproject.toml .ci/constraints.txt | $(BIN)/python
-	$(PIP) install -q -c .ci/constraints.txt -e '.[all]'
+$(VENV)/.all: pyproject.toml tools/edgeveil_lab/pyproject.toml .ci/constraints.txt | $(BIN)/python
+	$(PIP) install -q -c .ci/constraints.txt -e '.[all]' -e tools/edgeveil_lab
 	@touch $@ $(VENV)/.tools
 
 clean:           ## remove .venv, results and caches

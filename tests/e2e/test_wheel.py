@@ -1,4 +1,4 @@
-"""The wheel, as a user has it: in a fresh environment, beside packages that have our old names."""
+"""The two wheels, as users have them: in a fresh environment, beside packages of our old names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sysconfig
+import tomllib
 import venv
 from pathlib import Path
 from zipfile import ZipFile
@@ -16,13 +17,12 @@ import pytest
 from edgeveil.pages.assets import SHARED
 from tests.kits.debian_roots import build_wheel
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.drill
 
 ROOT = Path(__file__).parents[2]
-OURS = {
-    "edgeveil", "edgeveil_edge", "edgeveil_cloud", "edgeveil_proxy", "edgeveil_tools",
-    "edgeveil_lab",
-}  # fmt: skip
+LAB = ROOT / "tools" / "edgeveil_lab"
+OURS = {"edgeveil", "edgeveil_edge", "edgeveil_cloud", "edgeveil_proxy", "edgeveil_tools"}
+LABORATORY = ("loadtest", "audit", "attack", "reproduce", "capacity")
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +36,15 @@ def home(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("home")
     venv.create(home / "venv", with_pip=True)
     python = home / "venv" / "bin" / "python"
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "-q", "--no-deps"]
+    pip = [python, "-I", "-m", "pip", "--disable-pip-version-check", "install", "-q", "--no-deps"]
     subprocess.run([*pip, wheel], check=True)
     [packages] = (home / "venv" / "lib").glob("python*/site-packages")
-    # A plain path: editable installs that lie there are not followed.
-    (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    others = home / "others"
+    others.mkdir()
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if "edgeveil" not in path.name:
+            (others / path.name).symlink_to(path)
+    (packages / "others.pth").write_text(f"{others}\n")
     for name in ("proxy", "proxy/http", "tools"):  # of another distribution
         (packages / name).mkdir()
         (packages / name / "__init__.py").write_text("ANOTHERS = True\n")
@@ -66,11 +70,14 @@ def python_of(home: Path, *arguments: str | Path) -> subprocess.CompletedProcess
     )
 
 
-def test_it_installs_names_that_are_ours(wheel: Path) -> None:
+def packages(wheel: Path) -> set[str]:
     names = {name.partition("/")[0] for name in ZipFile(wheel).namelist()}
-    assert {name for name in names if not name.endswith(".dist-info")} == OURS
+    return {name for name in names if not name.endswith(".dist-info")}
+
+
+def test_it_installs_names_that_are_ours(wheel: Path) -> None:
+    assert packages(wheel) == OURS
     files = set(ZipFile(wheel).namelist())
-    assert "edgeveil_tools/templates/load.html" in files
     assert "edgeveil_tools/templates/init/images/job.yaml" in files
     assert "edgeveil_tools/deploy/systemd/edgeveil-.service.d/confined.conf" in files
     assert "edgeveil_tools/deploy/kubernetes/party.yaml" in files
@@ -100,3 +107,34 @@ def test_the_old_names_give_no_half_working_import(home: Path, old: str) -> None
     done = python_of(home, home / "venv" / "bin" / "python", "-c", f"import {old}")
     assert done.returncode == 1
     assert f"No module named '{old}'" in done.stderr
+
+
+def test_the_laboratory_is_a_wheel_of_its_own(home: Path, tmp_path: Path) -> None:
+    for name in LABORATORY:
+        done = command(home, name, "--quick")
+        assert done.returncode == 2
+        assert done.stderr.endswith("which is not installed. pip install edgeveil-lab\n")
+    assert "pip install edgeveil-lab" in command(home, "--help").stdout
+    lab = build_wheel(tmp_path, "tools/edgeveil_lab")
+    assert packages(lab) == {"edgeveil_lab"}
+    sources = {f"edgeveil_lab/{path.relative_to(LAB)}" for path in LAB.rglob("*.py")}
+    assert sources <= set(ZipFile(lab).namelist())
+    pip = [home / "venv" / "bin" / "python", "-I", "-m", "pip", "install"]
+    subprocess.run([*pip, "-q", "--no-deps", lab], check=True)
+    try:
+        for name in LABORATORY:
+            done = command(home, name, "--help")
+            assert done.returncode == 0, done.stderr
+        made = ("--devices", "5", "--rounds", "1", "--json")
+        done = command(home, "loadtest", *made)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["uploads"] == 5
+    finally:
+        subprocess.run([*pip[:-1], "uninstall", "-q", "-y", "edgeveil-lab"], check=True)
+
+
+def test_both_distributions_have_one_version() -> None:
+    files = (ROOT / "pyproject.toml", LAB / "pyproject.toml")
+    product, lab = (tomllib.loads(path.read_text())["project"] for path in files)
+    assert lab["version"] == product["version"]
+    assert f"edgeveil[tools]=={product['version']}" in lab["dependencies"]

@@ -13,7 +13,7 @@ from edgeveil.jobs import compile_canonical, parse_job
 from edgeveil.jobs.job import Job
 from edgeveil.settings.yaml_tree import DEPTH, NODES, read_tree
 from edgeveil.sites.files import load_site
-from edgeveil_lab.load.scenario import load_scenario
+from edgeveil_lab.load.scenario import LoadOptions, load_scenario
 from edgeveil_tools.checks import schema
 from tests.fuzz.target import Target, as_file, demand
 
@@ -109,7 +109,8 @@ def _words(kind: str) -> tuple[bytes, ...]:
             for inner in schema:
                 yield from within(inner)
 
-    return tuple(f"{word}: ".encode() for word in sorted(set(within(schema(kind)))))
+    found = LoadOptions.model_json_schema() if kind == "load" else schema(kind)
+    return tuple(f"{word}: ".encode() for word in sorted(set(within(found))))
 
 
 _YAML = (

@@ -33,18 +33,19 @@ def run(*command: str | Path, **options) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def build_wheel(folder: Path) -> Path:
-    """Made of this checkout, in `folder`."""
+def build_wheel(folder: Path, project: str = ".") -> Path:
+    """Build the distribution of this checkout's folder `project` in `folder`."""
     source = folder / "source"
+    made = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
     for name in SOURCES:
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, source / name, ignore=made)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "-q", "--no-deps"]
-    run(*pip, "-w", folder, source)
+    run(*pip, "-w", folder / "dist", source / project)
     shutil.rmtree(source)
-    [found] = folder.glob("edgeveil-*.whl")
-    return found
+    [found] = (folder / "dist").glob("*.whl")
+    return found.rename(folder / found.name)
 
 
 def debian_root(folder: Path, *packages: str) -> Path:

@@ -41,17 +41,16 @@ if TYPE_CHECKING:
     from edgeveil.sites.files import Site
     from edgeveil.sites.policy import Policy
     from edgeveil_cloud.broadcasts import BroadcastLimits
-    from edgeveil_lab.load.scenario import LoadOptions
     from edgeveil_tools.site.fleet_plan import FleetPlan
 
-KINDS = ("job", *SITES, "policy", "fleet", "load")
+KINDS = ("job", *SITES, "policy", "fleet")
 DEFAULT_SHARE = 0.1
 LINES_SHOWN = 10
 
 # --- files ---
 
 
-def load(path: Path) -> tuple[str, tuple[LocalJob, Plan] | Site | Policy | FleetPlan | LoadOptions]:
+def load(path: Path) -> tuple[str, tuple[LocalJob, Plan] | Site | Policy | FleetPlan]:
     """Read a file of any kind; returns the kind's name, one of `KINDS`, with it.
 
     Of a job what its file says, and its plan. Raises ConfigError with all problems.
@@ -60,9 +59,8 @@ def load(path: Path) -> tuple[str, tuple[LocalJob, Plan] | Site | Policy | Fleet
     if kind == "job":
         return kind, load_local_job(path)
     if kind == "load":
-        from edgeveil_lab.load.scenario import load_scenario
-
-        return kind, load_scenario(path)
+        text = f"a load test's scenario: edgeveil loadtest --scenario {path} checks it"
+        raise ConfigError([f"{path}:1 load: {text}"])
     if kind == "fleet":
         from edgeveil_tools.site.fleet_plan import devices_of, read_plan
 
@@ -218,13 +216,9 @@ def _inner_schema(kind: str) -> Schema:
         from edgeveil.sites.policy import Policy
 
         return Policy.model_json_schema()
-    if kind == "fleet":
-        from edgeveil_tools.site.fleet_plan import FleetPlan
+    from edgeveil_tools.site.fleet_plan import FleetPlan
 
-        return FleetPlan.model_json_schema()
-    from edgeveil_lab.load.scenario import LoadOptions
-
-    return LoadOptions.model_json_schema()
+    return FleetPlan.model_json_schema()
 
 
 # --- prices ---

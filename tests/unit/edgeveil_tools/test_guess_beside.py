@@ -29,12 +29,12 @@ from edgeveil_cloud.pages.comparison import comparison
 from edgeveil_cloud.pages.job_rows import figure_text, row_of
 from edgeveil_cloud.store_tables import ExchangeRecord, JobEntry, JobGlimpse
 from edgeveil_cloud.validate_batch import ValidatedBatch
-from edgeveil_lab.noise_comparison import _row, cells
 from edgeveil_tools.cli import main
 from edgeveil_tools.display import RunDisplay
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.run_log import RunLog
 from edgeveil_tools.report.compare import compared
+from edgeveil_tools.report.noise_comparison import _row, cells
 from edgeveil_tools.result import Result, write_json
 from tests.kits.job_events import committed
 from tests.kits.people import SCHEMA, write_people

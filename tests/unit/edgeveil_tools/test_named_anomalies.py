@@ -14,13 +14,13 @@ from edgeveil_edge.inference import ServedModel
 from edgeveil_edge.predict import predict
 from edgeveil_edge.release_trial import run_trial
 from edgeveil_edge.releases import ReleaseStore
-from edgeveil_lab.noise_comparison import ComparisonOptions, compare
 from edgeveil_tools.checks import data_check
 from edgeveil_tools.cli import main
 from edgeveil_tools.local.job import Overrides
 from edgeveil_tools.local.local_run import load_local_job
 from edgeveil_tools.local.run import run_local
 from edgeveil_tools.prospect import PlanOptions, prospect
+from edgeveil_tools.report.noise_comparison import ComparisonOptions, compare
 from edgeveil_tools.result import Result
 from tests.kits.windows import NAMES, SCHEMA, windows, windows_job, write_windows
 

@@ -13,11 +13,11 @@ import yaml
 from edgeveil.errors import INTERRUPTED, JobFailed, UsageError
 from edgeveil.jobs import compile_job
 from edgeveil_cloud.broadcasts import round_package
-from edgeveil_lab.table import TableOptions, table
 from edgeveil_tools.cli import main
 from edgeveil_tools.local import simulated
 from edgeveil_tools.local.job import Overrides, local_job, site_of
 from edgeveil_tools.local.run import run_local
+from edgeveil_tools.report.table import TableOptions, table
 from edgeveil_tools.simulation import workers as pool
 from edgeveil_tools.simulation.checkpoint import CHECKPOINT
 from edgeveil_tools.simulation.devices import Shelf, SimulatedDevices, SimulatedFleet

@@ -12,13 +12,13 @@ from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import open_session
 from edgeveil.parts.features.onnx import CACHED, cached_backbone, opened
-from edgeveil_lab.table import TableOptions, study_of
 from edgeveil_tools import cli
 from edgeveil_tools.backbone import command as backbone
 from edgeveil_tools.backbone.drawings import SHAPES, SIDE, PublicDigits, drawn_digits
 from edgeveil_tools.backbone.net import FEATURES, onnx_encoder, train_encoder
 from edgeveil_tools.cli.jobs import submit
 from edgeveil_tools.cloud_client import Cloud
+from edgeveil_tools.report.table import TableOptions, study_of
 
 TINY = {"steps": 4, "drawings": 40}
 TEXT = "features: [{{name: identity}}, {{name: onnx, file: {}}}]\n"

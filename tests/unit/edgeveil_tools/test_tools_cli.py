@@ -84,6 +84,28 @@ def test_a_missing_extra_is_named():
     assert "pip install 'edgeveil[tools]'" in done.stderr
 
 
+def test_commands_of_the_laboratory_say_what_to_install_where_it_is_not(monkeypatch, capsys):
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: ())
+    for name in ("loadtest", "capacity", "audit", "attack", "reproduce"):
+        assert cli.main([name, "--devices", "5"]) == 2
+        said = f"edgeveil: edgeveil {name}: needs the laboratory, which is not installed. "
+        assert capsys.readouterr().err == said + "pip install edgeveil-lab\n"
+
+
+def test_other_distributions_add_commands_that_own_ones_do_not_load(monkeypatch, capsys):
+    class Point:
+        def load(self):
+            return lambda commands: commands.add_parser("dance").set_defaults(handler=len_of)
+
+    def len_of(args):
+        return 7
+
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [Point()])
+    assert cli.main(["dance"]) == 7
+    monkeypatch.setattr("importlib.metadata.entry_points", None)
+    assert cli.main(["version"]) == 0
+
+
 def test_a_missing_extra_of_a_process_is_its_own(site):
     done = _without("prometheus_client", "proxy", "--config", str(site / "proxy.yaml"))
     assert done.returncode == 2

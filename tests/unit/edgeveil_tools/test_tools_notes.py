@@ -11,7 +11,10 @@ from edgeveil.errors import ConfigError
 from edgeveil.jobs import load_job
 from edgeveil_lab.reproduce.output import markdown as reproduced
 from edgeveil_lab.reproduce.run import tuned_rows
-from edgeveil_lab.table import (
+from edgeveil_tools.checks import published_largest, scale_notes
+from edgeveil_tools.cli import main
+from edgeveil_tools.local.job import Overrides, local_job
+from edgeveil_tools.report.table import (
     TableJob,
     TableOptions,
     cells,
@@ -23,9 +26,6 @@ from edgeveil_lab.table import (
     study_of,
     was_tuned,
 )
-from edgeveil_tools.checks import published_largest, scale_notes
-from edgeveil_tools.cli import main
-from edgeveil_tools.local.job import Overrides, local_job
 
 MODEL = {
     "job": "scaled",

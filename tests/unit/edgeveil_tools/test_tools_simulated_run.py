@@ -14,7 +14,6 @@ import yaml
 from edgeveil.errors import JobFailed, UsageError
 from edgeveil.parts.sources.mnist import MNIST_FILES
 from edgeveil.sites.policy import Policy
-from edgeveil_lab.table import TableOptions, claims, picture, table
 from edgeveil_tools.cli import main
 from edgeveil_tools.local import data as run_data
 from edgeveil_tools.local.data import check_data, source
@@ -22,6 +21,7 @@ from edgeveil_tools.local.fleet import LocalFleet
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.run import FILES as LEFT
 from edgeveil_tools.local.run import prepare, run_local, summary
+from edgeveil_tools.report.table import TableOptions, claims, picture, table
 
 QUICKSTART = Path(__file__).parents[3] / "tests" / "kits" / "quickstart.yaml"
 SMALL = {

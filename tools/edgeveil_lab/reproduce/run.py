@@ -27,9 +27,16 @@ from edgeveil.registry import nearest
 from edgeveil_lab.reproduce import EXPERIMENTS
 from edgeveil_lab.reproduce.experiment import Experiment, Result, Trial, scores
 from edgeveil_lab.reproduce.output import FILES, kept_rows, markdown, write
-from edgeveil_lab.table import TableJob, TableOptions, chosen_note, done, run_seeds, study_of
 from edgeveil_tools.backbone.command import ensure_for_jobs
 from edgeveil_tools.local.data import PLACES
+from edgeveil_tools.report.table import (
+    TableJob,
+    TableOptions,
+    chosen_note,
+    done,
+    run_seeds,
+    study_of,
+)
 from edgeveil_tools.result import versions, write_whole
 
 

@@ -14,7 +14,7 @@ from edgeveil_tools.cli.common import Subparsers, add_engine, add_track, command
 if TYPE_CHECKING:
     from edgeveil.jobs import Job, Plan
 
-KINDS = ("job", "cloud", "proxy", "edge", "broker", "load")
+KINDS = ("job", "cloud", "proxy", "edge", "broker")
 
 
 def add(commands: Subparsers) -> None:

@@ -25,7 +25,6 @@ from edgeveil_tools.cli import backup as cli_backup
 from edgeveil_tools.cli import deploy as cli_deploy
 from edgeveil_tools.cli import fleet as cli_fleet
 from edgeveil_tools.cli import jobs as cli_jobs
-from edgeveil_tools.cli import lab as cli_lab
 from edgeveil_tools.cli import learning as cli_learning
 from edgeveil_tools.cli import ledger as cli_ledger
 from edgeveil_tools.cli import parts as cli_parts
@@ -33,6 +32,7 @@ from edgeveil_tools.cli import processes as cli_processes
 from edgeveil_tools.cli import releases as cli_releases
 from edgeveil_tools.cli import setup as cli_setup
 from edgeveil_tools.cli import sites as cli_sites
+from edgeveil_tools.cli import table as cli_table
 from edgeveil_tools.cli import trust as cli_trust
 from edgeveil_tools.cli.common import CommandParser
 
@@ -61,6 +61,8 @@ _GROUPS = {
     "this program": ("doctor", "completion", "version"),
 }
 """The commands in `edgeveil --help`, by task; one that is in none stands at the end."""
+_LABORATORY = ("loadtest", "capacity", "audit", "attack", "reproduce")
+"""Commands of the distribution edgeveil-lab."""
 
 
 class _TopParser(CommandParser):
@@ -77,11 +79,20 @@ class _TopParser(CommandParser):
         for title, names in groups.items():
             there = [f"  {name:<{width}}  {known[name]}" for name in names if name in known]
             lines += [f"{title}:", *there, ""] if there else []
+        if missing := [name for name in _LABORATORY if name not in known]:
+            lines += [f"{', '.join(missing)}: pip install edgeveil-lab", ""]
         return "\n".join([*lines, self.epilog or ""])
 
 
-def parser() -> argparse.ArgumentParser:
-    """The whole command line. Each command sets `handler` and, where it needs one, `extra`."""
+def parser(wanted: str = "") -> argparse.ArgumentParser:
+    """The whole command line. Each command sets `handler` and, where it needs one, `extra`.
+
+    Other distributions add commands by entry points of the group `edgeveil.commands`, each a
+    function that takes argparse's subparsers. They are looked for unless `wanted` is a command of
+    this distribution.
+
+    Raises UsageError where `wanted` is a command of the laboratory, which is not installed.
+    """
     top = _TopParser(
         prog="edgeveil",
         description=_ABOUT,
@@ -92,10 +103,21 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(title="commands", metavar="COMMAND", parser_class=CommandParser)
     own = (
         *(cli_learning, cli_jobs, cli_releases, cli_processes, cli_sites, cli_fleet),
-        *(cli_deploy, cli_backup, cli_trust, cli_parts, cli_ledger, cli_lab, cli_setup),
+        *(cli_deploy, cli_backup, cli_trust, cli_parts, cli_ledger, cli_table, cli_setup),
     )
     for part in own:
         part.add(commands)
+    if wanted not in commands.choices:
+        from importlib.metadata import entry_points
+
+        for point in entry_points(group="edgeveil.commands"):
+            point.load()(commands)
+        if wanted in _LABORATORY and wanted not in commands.choices:
+            raise UsageError(
+                "needs the laboratory, which is not installed",
+                where=f"edgeveil {wanted}",
+                fix="pip install edgeveil-lab",
+            )
     return top
 
 
@@ -109,19 +131,21 @@ def run() -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code and never raises for what a user may do."""
-    top = parser()
     words = sys.argv[1:] if argv is None else argv
     if words and words[0] in GONE:
         text = f"there is no command {words[0]} any more. Use {GONE[words[0]]}"
         return _say(text, UsageError.exit_code)
     try:
-        args = top.parse_args(argv)
+        top = parser(words[0] if words else "")
+        args = top.parse_args(words)
+    except UsageError as error:
+        return _say(str(error), error.exit_code)
     except SystemExit as stop:  # argparse has printed why
         return int(stop.code or 0)
     if not hasattr(args, "handler"):
         top.print_help()
         return UsageError.exit_code
-    line = shlex.join(["edgeveil", *(sys.argv[1:] if argv is None else argv)])
+    line = shlex.join(["edgeveil", *words])
     args.command_line = re.sub(r"://\S*@", "://…@", line)  # a URL may hold a password
     lifeline.watch()
     keep_memory_private()

@@ -47,7 +47,7 @@ class MachineUse(NamedTuple):
 USES = (
     MachineUse("client", "steer a cloud's jobs", ("rich", "shtab")),
     MachineUse("tools", "run whole jobs here", ("torch", "onnx", "sklearn", "amqtt", "matplotlib")),
-    MachineUse("lab", "load tests and audits", ("uvloop", "torch", "matplotlib")),
+    MachineUse("lab", "load tests and audits", ("edgeveil_lab",)),
     MachineUse("cloud", "a cloud", ("torch", "onnx", "sqlalchemy", "aiohttp", "dp_accounting")),
     MachineUse("postgres", "a cloud's store in PostgreSQL", ("psycopg",)),
     MachineUse("proxy", "a proxy", ("prometheus_client",)),
@@ -114,6 +114,8 @@ def _uses() -> Iterator[MachineFinding]:
             continue
         why = f"{', '.join(missing)} not installed"
         fix = f"pip install 'edgeveil[{use.extra}]'"
+        if use.extra == "lab":
+            fix = "pip install edgeveil-lab"
         yield MachineFinding("uses", "note", f"no {use.extra}, {use.purpose}", why, fix)
 
 

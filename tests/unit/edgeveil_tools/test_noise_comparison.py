@@ -12,8 +12,13 @@ import numpy as np
 import pytest
 import yaml
 
-from edgeveil_lab.noise_comparison import NO_NOISE, accuracy_picture, cells, epsilon_picture
 from edgeveil_tools.cli import main
+from edgeveil_tools.report.noise_comparison import (
+    NO_NOISE,
+    accuracy_picture,
+    cells,
+    epsilon_picture,
+)
 
 SHARED = Path(__file__).parents[3] / "configs" / "jobs" / "digits_shared.yaml"
 SMALL = {

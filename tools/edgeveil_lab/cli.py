@@ -1,5 +1,4 @@
-"""The laboratory's commands: `edgeveil table | compare | reproduce | loadtest | capacity | audit |
-attack`."""
+"""The laboratory's commands, added to `edgeveil` by the entry point group `edgeveil.commands`."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeveil.errors import UsageError
-from edgeveil_tools.cli.common import Subparsers, add_engine, add_track, command
+from edgeveil_tools.cli.common import Subparsers, add_engine, command
 
 if TYPE_CHECKING:
     from edgeveil_lab.load.bare.options import Mode
@@ -67,136 +66,10 @@ _BARE_MODES: dict[Mode, tuple[str, str]] = {
 
 def add(commands: Subparsers) -> None:
     """Add the commands of this file."""
-    _add_table(commands)
-    _add_compare(commands)
     _add_reproduce(commands)
     _add_load(commands)
     _add_capacity(commands)
     _add_privacy(commands)
-
-
-def _add_table(commands: Subparsers) -> None:
-    table = command(
-        commands,
-        "table",
-        "simulate jobs with several seeds, accuracies in a table",
-        about=(
-            "Runs each job file as `edgeveil run --simulate` does, once for each seed, and writes\n"
-            "table.md, table.json, table.png and table.svg to DIR. Runs that have completed are\n"
-            "kept: after an interruption the same command goes on."
-        ),
-        examples=(
-            "edgeveil table configs/jobs/quickstart.yaml --out out/table\n"
-            "edgeveil table configs/jobs/mnist_*.yaml --seeds 3 --data DIR --out out/mnist"
-        ),
-    )
-    table.add_argument("jobs", nargs="+", type=Path, metavar="JOB", help="job file")
-    table.add_argument(
-        "--seeds", type=int, default=3, metavar="N", help="runs of each job, default 3"
-    )
-    table.add_argument(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        help="folder of a published set's files, or those that jobs with data.schema name",
-    )
-    table.add_argument(
-        "--out", type=Path, default=Path("out/table"), metavar="DIR", help="default out/table"
-    )
-    table.add_argument(
-        "--reference",
-        action=argparse.BooleanOptionalAction,
-        help="train each job's noise-free reference once; default: of published sets, of own"
-        " records it is a figure without any protection",
-    )
-    add_engine(table)
-    add_track(table)
-    table.add_argument("--force", action="store_true", help="run completed seeds again")
-    table.add_argument("--json", action="store_true", help="print table.json, progress to stderr")
-    table.set_defaults(handler=_table, extra="lab")
-
-
-def _table(args: argparse.Namespace) -> int:
-    from edgeveil_lab.table import TableOptions, table
-
-    asked = TableOptions(
-        seeds=args.seeds,
-        out=args.out,
-        data=args.data,
-        force=args.force,
-        as_json=args.json,
-        reference=args.reference,
-        engine=args.engine,
-        ray_address=args.address,
-        track=tuple(args.track),
-        command=args.command_line,
-    )
-    return table(args.jobs, asked)
-
-
-def _add_compare(commands: Subparsers) -> None:
-    made = command(
-        commands,
-        "compare",
-        "simulate a job with local, shared and no noise, side by side",
-        about=(
-            "Runs the job file as `edgeveil run --simulate` does, once with each noise, and\n"
-            "writes compare.html and compare.json to DIR, the runs in folders beside them:\n"
-            "accuracy by round, ε, and ε if all others collude. `shared` turns secure sums on.\n"
-            "\n"
-            "`none` is for comparison alone and protects nobody: the reference without noise\n"
-            "learns from all records together in this process, and leaves no model."
-        ),
-        examples=(
-            "edgeveil compare configs/jobs/digits_shared.yaml\n"
-            "edgeveil compare configs/jobs/digits_shared.yaml --noise local,shared --seed 2 --json"
-        ),
-    )
-    made.add_argument("job", type=Path, metavar="JOB", help="job file")
-    made.add_argument(
-        "--noise",
-        type=_noises,
-        default=(),
-        metavar="KINDS",
-        help="of local,shared,none; default: all three, of own records not `none`, a figure"
-        " without any protection",
-    )
-    made.add_argument("--seed", type=int, metavar="N", help="of the dealing of records and noise")
-    made.add_argument("--devices", type=int, metavar="N", help="devices to play")
-    made.add_argument(
-        "--data",
-        type=Path,
-        metavar="PATH",
-        help="the records: a data file, a folder of pictures, or that of a published set's files",
-    )
-    made.add_argument("--out", type=Path, metavar="DIR", help="default out/compare/JOB")
-    made.add_argument("--force", action="store_true", help="write over what DIR holds")
-    made.add_argument("--json", action="store_true", help="print compare.json, progress to stderr")
-    made.set_defaults(handler=_compare, extra="lab")
-
-
-def _noises(text: str) -> tuple[str, ...]:
-    found = tuple(dict.fromkeys(text.split(",")))
-    for one in found:
-        if one not in ("local", "shared", "none"):
-            raise argparse.ArgumentTypeError(f"takes local, shared and none, got '{one}'")
-    return found
-
-
-def _compare(args: argparse.Namespace) -> int:
-    from edgeveil_lab.noise_comparison import ComparisonOptions, compare
-
-    asked = ComparisonOptions(
-        out=args.out or Path("out/compare") / args.job.stem,
-        noises=args.noise,
-        seed=args.seed,
-        devices=args.devices,
-        data=args.data,
-        as_json=args.json,
-        force=args.force,
-        command=args.command_line,
-    )
-    return compare(args.job, asked)
 
 
 def _add_reproduce(commands: Subparsers) -> None:
@@ -241,7 +114,7 @@ def _add_reproduce(commands: Subparsers) -> None:
         metavar="PAGE",
         help="run nothing; put the kept table into PAGE, default docs/reproduction.md",
     )
-    made.set_defaults(handler=_reproduce, extra="lab")
+    made.set_defaults(handler=_reproduce)
 
 
 def _reproduce(args: argparse.Namespace) -> int:
@@ -303,7 +176,7 @@ def _add_load(commands: Subparsers) -> None:
         "--join-token", type=Path, metavar="FILE", help="word that leader and generators share"
     )
     load.add_argument("--local", action="store_true", help=argparse.SUPPRESS)
-    load.set_defaults(handler=_loadtest, extra="lab")
+    load.set_defaults(handler=_loadtest)
     modes = load.add_subparsers(
         title="bare load, without devices of EdgeVeil", metavar="[pub | sub | conn]"
     )
@@ -429,7 +302,7 @@ def _add_capacity(commands: Subparsers) -> None:
         "--out", type=Path, default=Path("out/capacity"), metavar="DIR", help="default out/capacity"
     )
     made.add_argument("--json", action="store_true", help="print capacity.json, the rest to stderr")
-    made.set_defaults(handler=_capacity, extra="lab")
+    made.set_defaults(handler=_capacity)
 
 
 def _capacity(args: argparse.Namespace) -> int:
@@ -475,7 +348,7 @@ def _add_privacy(commands: Subparsers) -> None:
     )
     audit.add_argument("--mechanism", default="", metavar="NAME", help="attack this one alone")
     audit.add_argument("--json", action="store_true", help="print JSON, progress to stderr")
-    audit.set_defaults(handler=_audit, extra="lab")
+    audit.set_defaults(handler=_audit)
     attack = command(
         commands,
         "attack",
@@ -494,7 +367,7 @@ def _add_privacy(commands: Subparsers) -> None:
     attack.add_argument("--out", type=Path, metavar="DIR", help="default: RECORDING/attack")
     attack.add_argument("--data", type=Path, metavar="DIR", help="folder of MNIST's files")
     attack.add_argument("--json", action="store_true", help="print attack.json, progress to stderr")
-    attack.set_defaults(handler=_attack, extra="lab")
+    attack.set_defaults(handler=_attack)
 
 
 def _runs(text: str) -> int:
