@@ -147,7 +147,7 @@ def test_ctrl_c_ends_a_simulation_while_a_device_is_at_work(tmp_path: Path) -> N
         "rounds: 10\n": "rounds: 1\n",
         "local_steps: 10 ": "local_steps: 10000 ",  # minutes of work for each device
         "hidden: []": "hidden: [300, 100]",
-        "local_run:": "local_run:\n  simulate: true\n  engine: faithful",
+        "local_run:": "local_run:\n  simulate: true",
     }.items():
         assert old in job
         job = job.replace(old, new)
@@ -156,8 +156,8 @@ def test_ctrl_c_ends_a_simulation_while_a_device_is_at_work(tmp_path: Path) -> N
         run = subprocess.Popen(
             edgeveil("run", tmp_path / "job.yaml", "--out", out), stdout=log, stderr=log
         )
-    said = out / "logs" / "simulation.log"
-    wait_for(lambda: said.exists() and "kind=round" in said.read_text(), "the round")
+    said = out / "events.jsonl"
+    wait_for(lambda: said.exists() and '"kind": "round"' in said.read_text(), "the round")
     before_s = cpu_s(run.pid)
     # Nobody tells that a device has begun; what the cloud does for a round takes far less.
     wait_for(lambda: cpu_s(run.pid) > before_s + 3, "a device's work")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from edgeveil.jobs import Job
 from edgeveil.sites.data import Partition
 from edgeveil.sites.policy import Policy
-from edgeveil.testing import DIGITS, MemoryFleet, device_sites
+from edgeveil.testing import DIGITS, MemoryFleet, PlainSealing, device_sites
+from edgeveil_tools.local.job import Overrides, local_job, site_of
 
 PACKET_BYTES = 16384
 
@@ -64,3 +68,38 @@ def small_job(**changes: object) -> Job:
         "unsupervised": {"every_rounds": 2, "eval_type": "SILHOUETTE_SCORE"},
     }
     return Job.model_validate({**plain, **changes})
+
+
+def played_by_all_parties(
+    path: Path, folder: Path, overrides: Overrides
+) -> tuple[str, bytes, bytes, list[dict[str, Any]], list[str]]:
+    """A job file's local run, played by the parties themselves in memory, not encrypted: the job's
+    status, its model as ONNX and safetensors, its events, and what the owners are told."""
+    job, run = local_job(path, overrides)
+    site = site_of(job, run, folder)
+    devices = device_sites(
+        site.devices,
+        site.source,
+        infer_only=site.infer_only,
+        partition=site.partition,
+        classes=site.classes,
+        policy=site.policy,
+        seed=site.seed,
+    )
+    told: list[str] = []
+    fleet = MemoryFleet(
+        folder,
+        devices,
+        test_data=site.source,
+        seed=site.seed,
+        sealing=PlainSealing(),
+        say=told.append,
+        proxy={"min_batch_floor": site.min_batch_floor},
+    )
+    job_id = fleet.submit(job)
+    status = fleet.finish(job_id, limit_s=float("inf"))
+    events = [asdict(event) for event in fleet.store.events_after(0, job_id)]
+    release = fleet.store.release(job_id)
+    model = (release.onnx, release.safetensors) if release else (b"", b"")
+    fleet.close()
+    return status, *model, json.loads(json.dumps(events)), told

@@ -52,7 +52,6 @@ def windows_job(folder: Path, **changes: Any) -> Path:
         "local_run": {
             "devices": 5,
             "simulate": True,
-            "engine": "processes",
             "data": {"source": "csv", "path": "windows.csv"},
             "policy": {
                 "max_inference_epsilon": 20,

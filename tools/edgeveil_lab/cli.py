@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeveil.errors import UsageError
-from edgeveil_tools.cli.common import Subparsers, add_engine, command
+from edgeveil_tools.cli.common import Subparsers, add_ray, command
 
 if TYPE_CHECKING:
     from edgeveil_lab.load.bare.options import Mode
@@ -101,7 +101,7 @@ def _add_reproduce(commands: Subparsers) -> None:
     )
     made.add_argument("--seeds", type=int, metavar="N", help="runs of each row; 3, or 1 if quick")
     made.add_argument("--rounds", type=int, metavar="N", help="play at most N rounds of each row")
-    add_engine(made)
+    add_ray(made)
     made.add_argument("--quick", action="store_true", help="few rounds on digits, in minutes")
     made.add_argument("--only", nargs="+", default=(), metavar="ROW", help="these rows alone")
     made.add_argument("--out", type=Path, metavar="DIR", help="default out/reproduce/NAME")
@@ -144,8 +144,7 @@ def _reproduce(args: argparse.Namespace) -> int:
         quick=quick,
         only=args.only,
         rounds=args.rounds,
-        engine=args.engine,
-        ray_address=args.address,
+        ray_address=args.ray,
         as_json=args.json,
     )
     return reproduce(args.name, wanted)

@@ -12,7 +12,7 @@ from edgeveil_cloud.job_view import facts_of_plan, job_view
 from edgeveil_cloud.pages.job_rows import figure_text
 from edgeveil_cloud.store_tables import ExchangeRecord
 from edgeveil_tools.local.run_log import RunEvents
-from edgeveil_tools.tracking.course import metrics_of
+from edgeveil_tools.tracking.feed import metrics_of
 from tests.kits.job_events import committed
 
 JOBS = Path(__file__).parents[3] / "configs" / "jobs"

@@ -34,7 +34,6 @@ from edgeveil_tools.display import RunDisplay
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.run_log import RunLog
 from edgeveil_tools.report.compare import compared
-from edgeveil_tools.report.noise_comparison import _row, cells
 from edgeveil_tools.result import Result, write_json
 from tests.kits.job_events import committed
 from tests.kits.people import SCHEMA, write_people
@@ -104,8 +103,8 @@ def events_of_a_job(_):
 OUTPUTS = {
     "result": lambda folder: str(result(folder)),
     "result in one line": lambda folder: repr(result(folder)),
-    "runs compared": lambda folder: compared([result(folder).folder])[0].led_text,
-    "noises compared": lambda folder: cells(_row("local", result(folder).content))[1],
+    "runs compared": lambda folder: compared([result(folder)])[0].text,
+    "seeds compared": lambda folder: compared([result(folder)] * 2)[0].text,
     "progress": lambda folder: run(folder).progress.view.line,
     "live display": live_display,
     "predict": predicted,

@@ -16,11 +16,11 @@ from edgeveil_edge.release_trial import run_trial
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_tools.checks import data_check
 from edgeveil_tools.cli import main
+from edgeveil_tools.local.grid import run_grid
 from edgeveil_tools.local.job import Overrides
 from edgeveil_tools.local.local_run import load_local_job
 from edgeveil_tools.local.run import run_local
 from edgeveil_tools.prospect import PlanOptions, prospect
-from edgeveil_tools.report.noise_comparison import ComparisonOptions, compare
 from edgeveil_tools.result import Result
 from tests.kits.windows import NAMES, SCHEMA, windows, windows_job, write_windows
 
@@ -218,7 +218,6 @@ def test_arrays_have_zero_for_normal(tmp_path):
         local_run={
             "devices": 5,
             "simulate": True,
-            "engine": "processes",
             "data": {"source": "npz", "path": "windows.npz"},
             "policy": {"allowed_methods": ["pca_residual"], "max_inference_epsilon": 10},
             "test_share": 0.3,
@@ -235,10 +234,10 @@ def test_plans_refuse_it_clearly_and_comparisons_tell_auc(tmp_path):
     job = windows_job(tmp_path)
     with pytest.raises(UsageError, match="what is normal, and records are made up for classes"):
         prospect(job, PlanOptions(), print)
-    assert compare(job, ComparisonOptions(out=tmp_path / "c")) == 0
-    found = json.loads((tmp_path / "c" / "compare.json").read_text())
-    assert found["measure"] == "AUC"
-    assert all(row["accuracy"] > 0.9 for row in found["rows"])
+    assert run_grid(job, tmp_path / "c", Overrides(simulate=True), 2, ()) == 0
+    (row,) = json.loads((tmp_path / "c" / "table.json").read_text())["rows"]
+    assert row["measure"] == "AUC"
+    assert min(row["values"]) > 0.9
 
 
 def test_a_device_s_owner_reads_what_is_learned_from(tmp_path, capsys):

@@ -17,7 +17,7 @@ from edgeveil_tools.cli import main
 from edgeveil_tools.local.job import Overrides
 from edgeveil_tools.local.local_run import load_local_job
 from edgeveil_tools.local.run import run_local
-from edgeveil_tools.report.command import report
+from edgeveil_tools.report.compare import report
 from edgeveil_tools.result import Result
 from edgeveil_tools.setup.init_job import write_from
 from tests.kits.homes import SCHEMA, homes, homes_job, write_homes
@@ -33,20 +33,14 @@ def run_of(folder, *, reference=False, **changes):
     return Result.load(folder / "out")
 
 
-def local(engine):
-    return {
-        "devices": 5,
-        "simulate": True,
-        "engine": engine,
-        "data": {"source": "csv", "path": "homes.csv"},
-    }
+LOCAL = {"devices": 5, "simulate": True, "data": {"source": "csv", "path": "homes.csv"}}
 
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory):
-    """The folder of a run in which all parties took part, and the noise-free reference beside."""
+    """The folder of a run with the noise-free reference beside."""
     folder = tmp_path_factory.mktemp("homes")
-    run_of(folder, reference=True, local_run=local("faithful"))
+    run_of(folder, reference=True, local_run=LOCAL)
     return folder
 
 
@@ -68,7 +62,7 @@ def test_a_number_is_learned_and_told_in_its_unit(learned):
 def test_devices_errors_on_their_own_records_are_told_beside_the_clouds(tmp_path):
     asked = {"epsilon": 9}
     policy = {"max_inference_epsilon": 10}
-    beside = {**local("faithful"), "policy": policy}
+    beside = {**LOCAL, "policy": policy}
     result = run_of(tmp_path, federated_evaluation=asked, local_run=beside)
     told = result.content["final"]["federated"]
     assert told["leading"] == "rmse"
@@ -86,15 +80,11 @@ def test_its_report_speaks_of_rmse_and_of_no_class(learned):
         assert word not in view
 
 
-def test_simulated_processes_and_sums_with_shared_noise_learn_it_too(learned, tmp_path):
-    plain, shared = tmp_path / "plain", tmp_path / "shared"
-    plain.mkdir()
-    shared.mkdir()
-    one = run_of(plain, local_run=local("processes"))
-    assert one.rmse == Result.load(learned / "out").rmse
+def test_sums_with_shared_noise_learn_it_too(learned, tmp_path):
+    one = Result.load(learned / "out")
     policy = {"max_collusion_epsilon_per_job": 20}
-    run = {**local("processes"), "policy": policy}
-    other = run_of(shared, aggregation=SECURE, privacy=SHARED, local_run=run)
+    run = {**LOCAL, "policy": policy}
+    other = run_of(tmp_path, aggregation=SECURE, privacy=SHARED, local_run=run)
     assert other.rmse < one.rmse * 1.2
     assert other.privacy["training"]["collusion_epsilon"] > 5
 
@@ -151,12 +141,12 @@ def test_a_release_outside_the_range_that_it_tells_is_not_used(learned):
         ({"unsupervised": {"every_rounds": 1}}, "unsupervised.every_rounds", "NOT_EVAL"),
         ({"train": {"method": "fm", "curvature": 0.3}}, "train.curvature", "leave it out"),
         (
-            {"local_run": {**local("processes"), "partition": {"kind": "n_class"}}},
+            {"local_run": {**LOCAL, "partition": {"kind": "n_class"}}},
             "local_run.partition",
             "iid or quantity_skew",
         ),
         (
-            {"local_run": {**local("processes"), "partition": {"lq_user": 0.5, "lq_data": 0.5}}},
+            {"local_run": {**LOCAL, "partition": {"lq_user": 0.5, "lq_data": 0.5}}},
             "local_run.partition",
             "without lq_data",
         ),
@@ -194,7 +184,6 @@ def test_runs_are_compared_by_rmse(learned, tmp_path, capsys):
     page, out = tmp_path / "page.html", learned / "out"
     assert report([out, out], page, as_json=True) == 0
     row = json.loads(capsys.readouterr().out.splitlines()[0])
-    assert row["accuracy"] is None
-    assert row["rmse"] == Result.load(out).rmse
+    assert (row["measure"], row["median"]) == ("RMSE", Result.load(out).rmse)
     assert "RMSE by round" in page.read_text()
-    assert f"RMSE {row['rmse']:.4g}" in page.read_text()
+    assert f"RMSE {row['median']:.4g}" in page.read_text()

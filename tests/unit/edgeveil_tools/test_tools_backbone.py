@@ -18,7 +18,8 @@ from edgeveil_tools.backbone.drawings import SHAPES, SIDE, PublicDigits, drawn_d
 from edgeveil_tools.backbone.net import FEATURES, onnx_encoder, train_encoder
 from edgeveil_tools.cli.jobs import submit
 from edgeveil_tools.cloud_client import Cloud
-from edgeveil_tools.report.table import TableOptions, study_of
+from edgeveil_tools.local.grid import grid_of
+from edgeveil_tools.local.job import Overrides
 
 TINY = {"steps": 4, "drawings": 40}
 TEXT = "features: [{{name: identity}}, {{name: onnx, file: {}}}]\n"
@@ -186,7 +187,7 @@ def test_whoever_submits_or_tabulates_a_job_has_its_encoder_trained(quick, job, 
     for act in (
         lambda: submit(job, connect),
         lambda: Cloud("http://127.0.0.1:9", "token").submit(job),
-        lambda: study_of(job, TableOptions(1, out=tmp_path, data=tmp_path / "none")),
+        lambda: grid_of(job, tmp_path, Overrides(data=tmp_path / "none"), 1, ()),
     ):
         cached_backbone("digits").unlink(missing_ok=True)
         with pytest.raises(EdgeVeilError):

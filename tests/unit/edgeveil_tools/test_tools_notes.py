@@ -1,6 +1,5 @@
 """What is told beside figures: scales, settings chosen on the same records, large ε."""
 
-import io
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,22 +9,9 @@ import yaml
 from edgeveil.errors import ConfigError
 from edgeveil.jobs import load_job
 from edgeveil_lab.reproduce.output import markdown as reproduced
-from edgeveil_lab.reproduce.run import tuned_rows
+from edgeveil_lab.reproduce.run import chosen_note, tuned_rows
 from edgeveil_tools.checks import published_largest, scale_notes
 from edgeveil_tools.cli import main
-from edgeveil_tools.local.job import Overrides, local_job
-from edgeveil_tools.report.table import (
-    TableJob,
-    TableOptions,
-    cells,
-    chosen_note,
-    markdown,
-    notes,
-    picture,
-    show,
-    study_of,
-    was_tuned,
-)
 
 MODEL = {
     "job": "scaled",
@@ -34,11 +20,6 @@ MODEL = {
     "train": {"method": "sgd", "rounds": 2},
     "privacy": {"accept_unproven": True},
 }
-ROW = {
-    "job": "mnist_fm_local", "features": "gabor", "epsilon": 1.0, "delta": 1e-5, "unit": "record",
-    "status": "proven", "accuracies": [0.9], "median": 0.9, "reference": None, "claims": [],
-    "seconds": 1.0,
-}  # fmt: skip
 
 
 def job_file(folder, **changes):
@@ -79,54 +60,6 @@ def test_validate_says_that_an_epsilon_protects_nothing(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "inference: ε = " in out and ", so large that it protects nothing" in out
     assert "training:" not in out
-
-
-def test_a_table_says_which_settings_were_chosen_on_its_images():
-    assert was_tuned("mnist-fm-local", "mnist") and not was_tuned("mnist-fm-local", "mine")
-    assert not was_tuned("quickstart", "digits")
-    told = chosen_note(["mnist_fm_local"])
-    content = {"rows": [ROW], "notes": [told], "failures": []}
-    assert "Chosen on the images that devices learn from: features and" in markdown(content)
-    stream = io.StringIO()
-    show(content, stream)
-    assert "of mnist_fm_local were set by" in " ".join(stream.getvalue().split())
-    assert picture([ROW], "svg", [told]) != picture([ROW], "svg")
-
-
-@pytest.mark.timeout(900)  # where their backbone is not here yet it is trained
-def test_a_table_of_chosen_settings_says_so_once_for_all_rows():
-    paths = [Path(f"configs/jobs/{name}.yaml") for name in ("mnist_fm_local", "quickstart")]
-    studies = [TableJob(path, *local_job(path, Overrides()), Path("out")) for path in paths]
-    assert notes(studies) == [chosen_note(["mnist_fm_local"])]
-    assert notes(studies[1:]) == []
-
-
-def test_a_table_of_own_records_says_what_its_accuracy_is_of(tmp_path):
-    rows = "\n".join(["value,label", *(f"{k % 7},{k % 3}" for k in range(60))])
-    (tmp_path / "own.csv").write_text(rows)
-    path = job_file(
-        tmp_path,
-        data={"source": "csv", "classes": 3, "input_shape": [1], "nominal_records": 20},
-        model={"name": "mlp", "input_scale": 7},
-        local_run={
-            "devices": 5,
-            "data": {"path": str(tmp_path / "own.csv")},
-            "policy": {
-                "accept_unproven": True,
-                "accept_unprotected": True,
-                "allowed_methods": ["sgd"],
-            },
-        },
-    )
-    told = notes([study_of(path, TableOptions(1, tmp_path))])
-    assert "records held back from the run's own" in told[0]
-    assert "without any protection" in told[1]
-
-
-def test_rows_without_noise_show_no_epsilon():
-    assert cells({**ROW, "epsilon": None, "status": "none"})[2] == "–"
-    assert cells({**ROW, "epsilon": 8.0, "status": "none"})[2] == "–"
-    assert cells({**ROW, "epsilon": 921040.0})[2] == "9.211e+05, so large that it protects nothing"
 
 
 def test_an_experiment_names_the_rows_whose_settings_were_chosen_on_the_same_images():

@@ -9,7 +9,7 @@ import pytest
 from edgeveil.parts.partitions.dealing import low_quality_devices
 from edgeveil_tools.local.data import dealt
 from edgeveil_tools.local.job import Overrides, local_job
-from edgeveil_tools.report.holdings import (
+from edgeveil_tools.report.page import (
     MOST_CLASSES,
     MOST_COLUMNS,
     Holdings,
@@ -31,7 +31,7 @@ def test_every_record_that_was_dealt_is_counted_at_its_device(held):
     job, run = local_job(JOB, Overrides())
     records, shares = dealt(job, run)
     assert held.counts.shape == (20, 10)
-    assert held.sizes.tolist() == [len(share) for share in shares]
+    assert held.counts.sum(axis=1).tolist() == [len(share) for share in shares]
     assert held.counts.sum(axis=0).tolist() == np.bincount(records.y).tolist()
     assert held.low_quality.tolist() == low_quality_devices(20, run.partition, run.seed).tolist()
     assert len(held.low_quality) == 6

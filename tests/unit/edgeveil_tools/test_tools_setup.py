@@ -54,7 +54,7 @@ def test_bash_completes_commands_options_choices_and_paths(tmp_path):
         (tmp_path / name).touch()
     assert _completed(tmp_path, "lo") == {"loadtest"}
     assert _completed(tmp_path, "run", "--sim") >= {"--simulate"}
-    assert _completed(tmp_path, "run", "--engine", "fa") == {"faithful"}
+    assert _completed(tmp_path, "run", "--broker", "mo") == {"mosquitto"}
     assert _completed(tmp_path, "loadtest", "--packa") == {"--package-bytes"}
     assert _completed(tmp_path, "loadtest", "pub", "--conn-r") == {"--conn-rate"}
     assert _completed(tmp_path, "run", "jo") == {"job.yaml", "jobs"}

@@ -1,4 +1,4 @@
-"""`edgeveil run --simulate` and `edgeveil table`, on digits and on a tiny MNIST."""
+"""`edgeveil run --simulate`, of one run or of a grid, on digits and on a tiny MNIST."""
 
 import gzip
 import io
@@ -12,16 +12,17 @@ import pytest
 import yaml
 
 from edgeveil.errors import JobFailed, UsageError
+from edgeveil.pages.frozen import thawed
 from edgeveil.parts.sources.mnist import MNIST_FILES
 from edgeveil.sites.policy import Policy
 from edgeveil_tools.cli import main
 from edgeveil_tools.local import data as run_data
 from edgeveil_tools.local.data import check_data, source
 from edgeveil_tools.local.fleet import LocalFleet
+from edgeveil_tools.local.grid import grid_of
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.run import FILES as LEFT
 from edgeveil_tools.local.run import prepare, run_local, summary
-from edgeveil_tools.report.table import TableOptions, claims, picture, table
 
 QUICKSTART = Path(__file__).parents[3] / "tests" / "kits" / "quickstart.yaml"
 SMALL = {
@@ -204,92 +205,82 @@ def test_mnist_that_is_nowhere_names_the_option_and_the_files(tmp_path, nowhere)
     assert all(name in str(caught.value) for name in MNIST_FILES.names)
 
 
-# --- tables -------------------------------------------------------------------------------------
+# --- grids ---
 
 
-def test_a_table_holds_every_seed_and_goes_on_where_it_stopped(tmp_path, capsys):
-    path, out = job_file(tmp_path, federated_evaluation={"epsilon": 8}), tmp_path / "table"
-    asked = TableOptions(seeds=2, out=out, as_json=True)
-    assert table([path], asked) == 0
+def grid(*more):
+    return main(["run", *map(str, more), "--simulate", "--json"])
+
+
+def test_a_grid_holds_every_seed_and_point_and_goes_on_where_it_stopped(tmp_path, capsys):
+    path, out = job_file(tmp_path, federated_evaluation={"epsilon": 8}), tmp_path / "grid"
+    asked = [path, "--out", out, "--seeds", "2", "--sweep", "privacy.epsilon=1,8"]
+    assert grid(*asked) == 0
     said = capsys.readouterr()
     content = json.loads(said.out)
-    (row,) = content["rows"]
-    assert [one["uploads"] for one in row["federated"]] == [5, 5]
-    (beside,) = (note for note in content["notes"] if note.startswith("by noised"))
-    assert beside.count("±") == 2 and beside[1:] in (out / "table.md").read_text()
-    found = re.findall(r"small\.yaml, seed [78] \([12] of 2\): accuracy (0\.\d+)", said.err)
-    assert len(found) == 2
+    assert [row["name"] for row in content["rows"]] == ["privacy.epsilon=1", "privacy.epsilon=8"]
+    for row, epsilon in zip(content["rows"], (1, 8), strict=True):
+        assert (row["seeds"], row["measure"]) == ([7, 8], "accuracy")
+        assert len(row["values"]) == 2
+        assert min(row["values"]) <= row["median"] <= max(row["values"])
+        assert row["privacy"]["training"]["epsilon"] == pytest.approx(epsilon, rel=1e-3)
+        assert row["without_noise"] > 0
+    assert len(re.findall(r"epsilon=[18]/seed-[78]: accuracy 0\.\d+", said.err)) == 4
     assert "ε by plan" not in said.err
-    assert "training guarantee" not in said.err
-    assert "| seconds (median) |" in (out / "table.md").read_text()
-    assert len(row["accuracies"]) == 2
-    assert min(row["accuracies"]) <= row["median"] <= max(row["accuracies"])
-    assert (row["status"], row["unit"], row["seeds"]) == ("proven", "record", [7, 8])
-    assert row["reference"] > 0
-    for name in ("table.md", "table.json", "table.png", "table.svg"):
-        assert (out / name).stat().st_size > 0
-    assert "| small | identity | 8 | 1e-05 | record | proven |" in (out / "table.md").read_text()
-    model = out / "small" / "seed-8" / "model.onnx"
+    names = {"table.md", "table.csv", "table.json", "comparison.html"}
+    assert names <= {one.name for one in out.iterdir()}
+    assert (out / "table.csv").read_text().splitlines()[0].startswith("run,seed,privacy.epsilon,")
+    assert len((out / "table.csv").read_text().splitlines()) == 5
+    assert "| privacy.epsilon=8 | 2 | completed, simulated | 0." in (out / "table.md").read_text()
+    page = thawed((out / "comparison.html").read_text())
+    (spread,) = next(one["parts"] for one in page["sections"] if one["id"] == "spread")
+    assert (spread["x"], spread["x_name"]) == ([1.0, 8.0], "privacy.epsilon")
+    assert len(spread["series"][0]["off"]) == 2
+    model = out / "privacy.epsilon=8" / "seed-8" / "model.onnx"
     before = model.stat().st_mtime_ns
-    assert table([path], asked) == 0
+    assert grid(*asked) == 0
     assert model.stat().st_mtime_ns == before
     assert "done before" in capsys.readouterr().err
-    job_file(tmp_path, privacy={"epsilon": 4.0})
-    assert table([path], asked) == 0
-    assert model.stat().st_mtime_ns > before
+    assert main(["report", str(out), "--out", str(tmp_path / "again.html")]) == 0
+    assert thawed((tmp_path / "again.html").read_text()) == page
+    assert all(one.done for one in grid_of(path, out, Overrides(simulate=True), 2, asked[-1:]))
+    job_file(tmp_path, federated_evaluation={"epsilon": 4})
+    assert not any(one.done for one in grid_of(path, out, Overrides(simulate=True), 2, asked[-1:]))
 
 
 def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, capsys):
-    twice = {"privacy": {"epsilon": 8, "max_participations": 1}, "round": {"min_batch": 4}}
-    four = {"devices": 4, "min_devices": 4}  # of five, each of which answers one exchange
+    four = {"devices": 4, "min_devices": 4}  # of five, each of which answers some exchanges
     run = {**SMALL["local_run"], "policy": {"min_devices": 4}}
-    bad = job_file(tmp_path, job="spent", selection=four, local_run=run, **twice)
-    good = job_file(tmp_path)
-    code = main(
-        ["table", str(bad), str(good), "--seeds", "1", "--json", "--out", str(tmp_path / "t")]
-    )
+    path = job_file(tmp_path, selection=four, local_run=run, round={"min_batch": 4})
+    spent = "privacy.max_participations=1,99"
+    code = grid(path, "--sweep", spent, "--out", tmp_path / "t")
     assert code == JobFailed.exit_code
     content = json.loads(capsys.readouterr().out)
-    assert [row["median"] is None for row in content["rows"]] == [True, False]
+    assert [row["name"] for row in content["rows"]] == ["seed-7"]
     assert "below the minimum" in content["failures"][0]
 
 
-def test_all_job_files_are_checked_before_the_first_one_runs(tmp_path, nowhere):
-    with pytest.raises(UsageError, match="--data DIR"):
-        table([job_file(tmp_path), mnist_job(tmp_path)], TableOptions(seeds=1, out=tmp_path / "t"))
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--sweep", "privacy.epsilon"], "--sweep: 'privacy.epsilon' is not KEY=A,B"),
+        (["--sweep", "privacy.epsilon=8,-1"], "--sweep privacy.epsilon=-1: privacy.epsilon: must"),
+        (["--sweep", "privacy.epsilom=8"], "epsilom: unknown key"),
+        (["--seeds", "0"], "--seeds: no seed to run"),
+        (["--seeds", "2", "--resume"], "--resume: is for a single run"),
+        (["--seeds", "2", "--track", "neptune:x"], "--track neptune:x: is no tracker"),
+    ],
+)
+def test_all_points_are_checked_before_the_first_one_runs(tmp_path, capsys, options, text):
+    assert grid(job_file(tmp_path), *options, "--out", tmp_path / "t") == 2
+    assert text in capsys.readouterr().err
     assert not (tmp_path / "t").exists()
 
 
-def test_each_run_of_a_table_is_logged(tmp_path, capsys):
-    path, out = str(job_file(tmp_path)), str(tmp_path / "t")
-    line = ["table", path, "--seeds", "1", "--out", out, "--track"]
-    assert main([*line, "neptune:x"]) == 2
-    assert "unknown scheme 'neptune'" in capsys.readouterr().err
-    assert not (tmp_path / "t").exists()
-    assert main([*line, f"tensorboard:{tmp_path}/board"]) == 0
-    (logged,) = (tmp_path / "board").iterdir()
-    assert (logged / "result.json").is_file()
-
-
-def test_the_folder_of_a_table_is_for_the_jobs_that_read_one(tmp_path, mnist, nowhere):
-    paths = [job_file(tmp_path), mnist_job(tmp_path)]
-    assert table(paths, TableOptions(seeds=1, out=tmp_path / "t", data=mnist)) == 0
-
-
-def test_published_figures_stand_beside_their_job_alone():
-    assert [claim.text for claim in claims("mnist-fm-local")] == [
-        "DELM 0.962 to 0.981",
-        "LDP-FL 0.927",
-    ]
-    assert claims("mnist_fm_local_eps01")[0].text == "DELM 0.913 to 0.922"
-    assert claims("quickstart") == ()
-
-
-def test_the_picture_is_the_same_for_the_same_rows():
-    row = {"job": "a", "features": "gabor", "epsilon": 1.0, "status": "proven", "claims": [],
-           "accuracies": [0.9, 0.91], "median": 0.905, "reference": None}  # fmt: skip
-    assert picture([row], "svg") == picture([row], "svg")
-    assert picture([{**row, "median": None, "accuracies": []}], "png").startswith(b"\x89PNG")
+@pytest.mark.parametrize("old", ["table a.yaml", "compare a.yaml", "job track --track x:y"])
+def test_old_commands_are_named_with_their_successor(old, capsys):
+    assert main(old.split()) == 2
+    assert "is no more. Use: edgeveil " in capsys.readouterr().err
 
 
 def test_results_lie_in_a_folder_of_the_jobs_file_where_none_is_named(tmp_path, monkeypatch):
@@ -297,3 +288,50 @@ def test_results_lie_in_a_folder_of_the_jobs_file_where_none_is_named(tmp_path, 
     monkeypatch.chdir(tmp_path)
     assert main(["run", str(path), "--no-reference"]) == 0
     assert (tmp_path / "out" / "small" / "report.html").is_file()
+
+
+MINE = {
+    "job": "mine",
+    "data": {"source": "digits", "classes": 10, "input_shape": [64], "nominal_records": 64},
+    "model": {"name": "python", "function": "model_of_mine:Net", "input_scale": 16},
+    "train": {"method": "sgd", "rounds": 1},
+    "local_run": {"devices": 5},
+}
+NET = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(64, 10))
+"""
+
+
+def test_federated_averaging_of_an_own_model_needs_one_block_or_one_switch(
+    tmp_path, capsys, monkeypatch
+):
+    (tmp_path / "model_of_mine.py").write_text(NET)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(MINE))
+    line = ["run", str(path), "--simulate", "--no-reference", "--out"]
+    assert main([*line, str(tmp_path / "a")]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.count("\n") == 0 and "no guarantee is proven" in said
+    assert "--accept-unprotected" in said
+    blocks = [
+        yaml.safe_load(block) for block in re.findall(r"`((?:privacy|local_run): [^`]*)`", said)
+    ]
+    blocks[1]["local_run"] |= MINE["local_run"]
+    consented = MINE | blocks[0] | blocks[1]
+    path.write_text(yaml.safe_dump(consented))
+    assert main([*line, str(tmp_path / "b")]) == 0
+    path.write_text(yaml.safe_dump(MINE | {"privacy": {"accept_unproven": True}}))
+    assert main([*line, str(tmp_path / "c")]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.count("\n") == 0 and "local_run: {policy: {accept_unproven: true" in said
+    path.write_text(yaml.safe_dump(MINE))
+    assert main([*line, str(tmp_path / "d"), "--accept-unprotected"]) == 0
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "bd"]
+    assert weights[0] == weights[1]
+    result = json.loads((tmp_path / "d" / "result.json").read_text())
+    assert result["privacy"]["training"]["status"] == "none"

@@ -28,7 +28,7 @@ from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.parts.methods.fm_sums import shrunk
 from edgeveil.parts.own_records import take
 from edgeveil.privacy.grid import GRID_BITS
-from edgeveil_tools.local.recording import Recording, exact_linear, noised_linear
+from edgeveil_lab.attack.recording import Recording, exact_linear, noised_linear
 
 if TYPE_CHECKING:
     import torch

@@ -26,7 +26,7 @@ from edgeveil.privacy.accountant import total_mu
 from edgeveil.privacy.events import Event, GaussianEvent
 from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle
 from edgeveil.privacy.sampler import os_random
-from edgeveil_tools.local.recording import Recording
+from edgeveil_lab.attack.recording import Recording
 from edgeveil_tools.local.reference import RIDGE_SHARE
 
 Float64 = NDArray[np.float64]

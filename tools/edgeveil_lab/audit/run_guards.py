@@ -41,7 +41,7 @@ from edgeveil_tools.local.job import Overrides, local_job, site_of
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.reference import train
 from edgeveil_tools.local.run import run_local
-from edgeveil_tools.report.holdings import holdings, holdings_picture
+from edgeveil_tools.report.page import holdings, holdings_picture
 
 if TYPE_CHECKING:
     import torch
@@ -200,7 +200,7 @@ def exact_figures(out: Path, job: Job, run: LocalRun) -> Iterator[str]:
         for number in range(1, run.devices + 1):
             site.edge_state(number).mkdir(parents=True)
         curve = train(job, run, site, threading.Event())
-    counts = {str(n) for n in (*held.counts.ravel(), *held.sizes) if n >= _TELLING}
+    counts = {str(n) for n in (*held.counts.ravel(), *held.counts.sum(axis=1)) if n >= _TELLING}
     picture = holdings_picture(held)["values"]
     drawn = [rounded(value) for value in curve]
     for path in sorted(p for p in out.rglob("*") if p.is_file()):

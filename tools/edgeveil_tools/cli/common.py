@@ -97,24 +97,20 @@ def _article(kind: str) -> str:
 
 
 def add_track(parser: argparse.ArgumentParser) -> None:
-    """`--track`: where figures go besides."""
+    """`--track`: MLflow or TensorBoard."""
     parser.add_argument(
         "--track",
         action="append",
         default=[],
         metavar="WHERE",
-        help="log to mlflow:URI, tensorboard:DIR or wandb-offline:DIR too; may be said again",
+        help="log to mlflow:URI or tensorboard:DIR too; may be given again",
     )
 
 
-def add_engine(parser: argparse.ArgumentParser) -> None:
-    """`--engine`, `--address`: what simulates."""
+def add_ray(parser: argparse.ArgumentParser) -> None:
+    """`--ray`: a cluster that simulates."""
     parser.add_argument(
-        "--engine",
-        choices=("auto", "faithful", "processes", "ray"),
-        help="what simulates, all to the same bit: faithful, all parties in one process; processes"
-        " or ray, rounds alone over worker processes; default: as the job says, auto",
-    )
-    parser.add_argument(
-        "--address", metavar="HOST:PORT", help="of the Ray cluster; default: a Ray started here"
+        "--ray",
+        metavar="HOST:PORT",
+        help="simulate on a Ray cluster, or with `local` on a Ray started for the run",
     )

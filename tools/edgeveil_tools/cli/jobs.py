@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -82,12 +82,12 @@ def add(commands: Subparsers) -> None:
     )
     cancel = command(parts, "cancel", "cancel a job that has not ended")
     fetch = _add_fetch(parts)
-    track = _add_tracking(parts)
+    add_track(watch)
     for one in (show, watch, resume, cancel, fetch):
         one.add_argument("id", metavar="ID", help="a job's id, see `job list`")
     for one in (listed, watch):
         one.add_argument("--json", action="store_true", help="one JSON object a line")
-    for one in (submit, listed, show, watch, resume, cancel, fetch, track):
+    for one in (submit, listed, show, watch, resume, cancel, fetch):
         add_cloud(one)
     submit.set_defaults(handler=_submit, extra="client")
     listed.set_defaults(handler=_list, extra="client")
@@ -113,47 +113,6 @@ def _add_fetch(parts: Subparsers) -> argparse.ArgumentParser:
         "--out", type=Path, metavar="FILE", help="FILE.onnx or FILE.safetensors; default ID.onnx"
     )
     return fetch
-
-
-def _add_tracking(parts: Subparsers) -> argparse.ArgumentParser:
-    track = command(
-        parts,
-        "track",
-        "log a cloud's jobs to MLflow, TensorBoard or Weights & Biases",
-        about=(
-            "Follows every job that has not ended, and those that are submitted later, until\n"
-            "Ctrl-C: parameters, both guarantees, figures by round, the job's text and the model\n"
-            "(which takes a token for submitting). `edgeveil cloud --track` starts it by itself."
-        ),
-        examples="edgeveil job track --config site/cloud.yaml --track mlflow:http://mlflow:5000",
-    )
-    add_track(track)
-    track.add_argument(
-        "--kept", type=Path, metavar="FILE", help="names the jobs under way, to go on with them"
-    )
-    track.set_defaults(handler=_track, extra="track")
-    return track
-
-
-def _track(args: argparse.Namespace) -> int:
-    import signal
-    import threading
-
-    from edgeveil_tools.tracking.follow import JobFollower
-    from edgeveil_tools.tracking.tracker import EXAMPLES, TrackTarget
-
-    if not args.track:
-        fix = f"add --track {EXAMPLES[0]}"
-        raise UsageError("nowhere to log to", where="edgeveil job track", fix=fix)
-    targets, stop = [TrackTarget.parse(one) for one in args.track], threading.Event()
-
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    JobFollower(cloud_of(args), targets, say, args.kept).run(stop)
-    return 0
 
 
 def add_cloud(one: argparse.ArgumentParser) -> None:
@@ -250,7 +209,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _watch(args: argparse.Namespace) -> int:
-    return watch(args.id, cloud_of(args, AWAY_S), as_json=args.json)
+    return watch(args.id, cloud_of(args, AWAY_S), as_json=args.json, track=args.track)
 
 
 def _resume(args: argparse.Namespace) -> int:
@@ -372,20 +331,25 @@ def show_job(job: str, cloud: Cloud) -> int:
     return 0
 
 
-def watch(job: str, cloud: Cloud, *, as_json: bool = False) -> int:
+def watch(job: str, cloud: Cloud, *, as_json: bool = False, track: Sequence[str] = ()) -> int:
     """Follow a job until it has ended: a live table of its rounds, or its events as JSON lines.
 
-    A pause is shown, and waited out: somebody may resume the job.
+    A pause is shown, and waited out: somebody may resume the job. `track`: log it there too.
     Returns 0 for a completed job; JobFailed for one that failed or was cancelled.
     """
+    events: Iterable[Mapping[str, Any]] = cloud.watch(job)
+    if track:
+        from edgeveil_tools.tracking.watch import tracked
+
+        events = tracked(cloud, job, track, events)
     if as_json:
-        for event in cloud.watch(job):
+        for event in events:
             print(json.dumps(event), flush=True)
-    elif sys.stdout.isatty() and find_spec("rich"):
+    elif sys.stdout.isatty() and find_spec("rich") and not track:
         _draw(cloud, job)
     else:
         shown = 0
-        for event in cloud.watch(job):
+        for event in events:
             _say_stand(event)
             rows = list(_cells(cloud.job(job)["exchanges"]))
             for row in rows[shown:]:

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgeveil.errors import UsageError
 from edgeveil.logs import printable
-from edgeveil_tools.cli.common import Subparsers, add_engine, add_track, command, say_next
+from edgeveil_tools.cli.common import Subparsers, add_ray, add_track, command, say_next
 
 if TYPE_CHECKING:
     from edgeveil.jobs import Job, Plan
@@ -118,7 +119,6 @@ def _add_serve(commands: Subparsers) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from edgeveil.errors import UsageError
     from edgeveil_edge.serve import serve
 
     if not 1 <= args.port < 1 << 16:
@@ -174,13 +174,16 @@ def _add_run(commands: Subparsers) -> None:
         "run a whole job on this machine",
         about=(
             "Starts two brokers, a cloud, a proxy and devices on this machine, runs the job over\n"
-            "MQTT and writes result, events, model and report to DIR. With --simulate the job is\n"
-            "played in memory: no broker, no encryption, and a run repeats exactly."
+            "MQTT and writes result, events, model and report to DIR. With --simulate its rounds\n"
+            "are played in memory: no broker, no encryption, and a run repeats exactly. With\n"
+            "--seeds or --sweep it runs once for each seed and value, and writes table.md,\n"
+            "table.csv, table.json and comparison.html; runs that have completed are kept."
         ),
         examples=(
             "edgeveil run configs/jobs/quickstart.yaml\n"
             "edgeveil run configs/jobs/quickstart.yaml --out out/more --devices 40 --broker amqtt\n"
-            "edgeveil run configs/jobs/quickstart.yaml --out out/fast --simulate --seed 3"
+            "edgeveil run configs/jobs/quickstart.yaml --out out/fast --simulate --seed 3\n"
+            "edgeveil run job.yaml --simulate --seeds 3 --sweep privacy.epsilon=0.5,1,2"
         ),
     )
     run.add_argument("job", type=Path, metavar="JOB", help="job file")
@@ -195,12 +198,20 @@ def _add_run(commands: Subparsers) -> None:
     run.add_argument(
         "--seed", type=int, metavar="N", help="of the dealing of records; simulated: of the noise"
     )
+    run.add_argument("--seeds", type=int, metavar="N", help="run with N seeds from that one on")
+    run.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="KEY=A,B",
+        help="run with each of these values of a job's key; may be given again",
+    )
     run.add_argument(
         "--simulate",
         action=argparse.BooleanOptionalAction,
         help="play in memory, without brokers and encryption; default: as the job says",
     )
-    add_engine(run)
+    add_ray(run)
     run.add_argument(
         "--data",
         type=Path,
@@ -216,6 +227,12 @@ def _add_run(commands: Subparsers) -> None:
     add_track(run)
     run.add_argument(
         "--record", action="store_true", help="keep what the cloud sees, for edgeveil attack"
+    )
+    run.add_argument(
+        "--accept-unprotected",
+        action="store_true",
+        default=None,
+        help="run a job whose privacy is not proven: its devices here accept that",
     )
     run.add_argument("--keep", action="store_true", help="keep keys, ledgers and stores too")
     run.add_argument("--force", action="store_true", help="write over a result that DIR holds")
@@ -240,7 +257,7 @@ def _add_report(commands: Subparsers) -> None:
         about=(
             "Writes report.html of one run again from the files in its DIR. Of several it writes\n"
             "one page that compares them: accuracy by round, accuracy beside both guarantees, and\n"
-            "the settings that differ."
+            "the settings that differ. Runs that differ in their seed alone are one row."
         ),
         examples=(
             "edgeveil report out/quickstart\n"
@@ -248,7 +265,9 @@ def _add_report(commands: Subparsers) -> None:
             "edgeveil report out/* --json"
         ),
     )
-    report.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="a run's folder")
+    report.add_argument(
+        "folders", nargs="+", type=Path, metavar="DIR", help="folder of a run, or of such folders"
+    )
     report.add_argument(
         "--out",
         type=Path,
@@ -260,7 +279,7 @@ def _add_report(commands: Subparsers) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from edgeveil_tools.report.command import report
+    from edgeveil_tools.report.compare import report
 
     return report(args.folders, args.out, as_json=args.json)
 
@@ -277,29 +296,39 @@ def _run(args: argparse.Namespace) -> int:
         cells=args.cells,
         seed=args.seed,
         simulate=args.simulate,
-        engine=args.engine,
-        ray_address=args.address,
+        ray_address=args.ray,
         data=args.data,
+        accept_unprotected=args.accept_unprotected,
     )
+    out = args.out or Path("out") / args.job.stem
+    how = {
+        "as_json": args.json,
+        "keep": args.keep,
+        "reference": args.reference,
+        "record": args.record,
+        "force": args.force,
+        "track": args.track,
+        "command": args.command_line,
+    }
+    if args.seeds is not None or args.sweep:
+        from edgeveil_tools.local.grid import run_grid
+
+        if args.resume or args.page or args.open:
+            raise UsageError(
+                "is for a single run; a grid goes on by itself",
+                where="--resume" if args.resume else "--open" if args.open else "--page",
+                fix="leave it out",
+            )
+        seeds = 1 if args.seeds is None else args.seeds
+        return run_grid(args.job, out, overrides, seeds, args.sweep, **how)
+    page = args.open or (not args.json if args.page is None else args.page)
     return run_local(
-        args.job,
-        args.out or Path("out") / args.job.stem,
-        overrides,
-        as_json=args.json,
-        keep=args.keep,
-        reference=args.reference,
-        record=args.record,
-        resume=args.resume,
-        page=args.open or (not args.json if args.page is None else args.page),
-        browse=args.open,
-        force=args.force,
-        track=args.track,
-        command=args.command_line,
+        args.job, out, overrides, resume=args.resume, page=page, browse=args.open, **how
     )
 
 
 def _validate(args: argparse.Namespace) -> int:
-    from edgeveil.errors import ConfigError, UsageError
+    from edgeveil.errors import ConfigError
     from edgeveil.evaluation.figures import AUC
     from edgeveil_tools.checks import load, record_notes, site_limits, validate
 
@@ -359,7 +388,6 @@ def _schema(args: argparse.Namespace) -> int:
 
 
 def _predict(args: argparse.Namespace) -> int:
-    from edgeveil.errors import UsageError
     from edgeveil.evaluation.figures import RMSE, leading_text
     from edgeveil_edge.predict import predict, rollback
     from edgeveil_tools.result import figures_text, share_text

@@ -16,7 +16,6 @@ from edgeveil.errors import UsageError
 from edgeveil.logs import printable
 from edgeveil_tools.cli.common import (
     Subparsers,
-    add_track,
     command,
     load_as,
     load_edge,
@@ -92,7 +91,6 @@ def _add_cloud(commands: Subparsers) -> None:
         ),
     )
     _config(cloud, required=False)
-    add_track(cloud)
     cloud.set_defaults(handler=_cloud, extra="cloud")
     parts = cloud.add_subparsers(title="sub-commands", metavar="SUB-COMMAND")
     token = command(
@@ -407,12 +405,7 @@ def _cloud(args: argparse.Namespace) -> int:
     site = load_as(CloudSite, args.config)
     from edgeveil_cloud.main import run
 
-    if not args.track:
-        return run(site)
-    from edgeveil_tools.tracking.beside import tracking_beside
-
-    with tracking_beside(args.config, site.state_dir, args.track):
-        return run(site)
+    return run(site)
 
 
 def _cloud_log(args: argparse.Namespace) -> int:

@@ -32,9 +32,9 @@ from edgeveil_tools.cli import processes as cli_processes
 from edgeveil_tools.cli import releases as cli_releases
 from edgeveil_tools.cli import setup as cli_setup
 from edgeveil_tools.cli import sites as cli_sites
-from edgeveil_tools.cli import table as cli_table
 from edgeveil_tools.cli import trust as cli_trust
 from edgeveil_tools.cli.common import CommandParser
+from edgeveil_tools.cli.successors import refuse_retired
 
 _ABOUT = "Private federated learning for edge boxes, over MQTT."
 _EXAMPLES = """\
@@ -48,10 +48,8 @@ first steps:
 
 Handler = Callable[[argparse.Namespace], int]
 
-GONE = {"provision": "edgeveil site init --local DIR, then edgeveil site apply DIR"}
-"""Commands that went, and what to use instead."""
 _GROUPS = {
-    "learn": ("init", "plan", "run", "report", "table", "compare", "predict", "serve"),
+    "learn": ("init", "plan", "run", "report", "predict", "serve"),
     "data, models and what a job may name": ("validate", "schema", "methods", "data", "backbone"),
     "watch and steer jobs": ("job", "releases"),
     "run the processes": ("broker", "cloud", "proxy", "edge", "health"),
@@ -103,7 +101,7 @@ def parser(wanted: str = "") -> argparse.ArgumentParser:
     commands = top.add_subparsers(title="commands", metavar="COMMAND", parser_class=CommandParser)
     own = (
         *(cli_learning, cli_jobs, cli_releases, cli_processes, cli_sites, cli_fleet),
-        *(cli_deploy, cli_backup, cli_trust, cli_parts, cli_ledger, cli_table, cli_setup),
+        *(cli_deploy, cli_backup, cli_trust, cli_parts, cli_ledger, cli_setup),
     )
     for part in own:
         part.add(commands)
@@ -132,10 +130,8 @@ def run() -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code and never raises for what a user may do."""
     words = sys.argv[1:] if argv is None else argv
-    if words and words[0] in GONE:
-        text = f"there is no command {words[0]} any more. Use {GONE[words[0]]}"
-        return _say(text, UsageError.exit_code)
     try:
+        refuse_retired(words)
         top = parser(words[0] if words else "")
         args = top.parse_args(words)
     except UsageError as error:

@@ -1,34 +1,52 @@
-"""The fleet of a local run: its parties as processes over brokers, or simulated.
+"""The fleet of a local run: its parties as processes over brokers, or its rounds simulated.
 
-`LocalFleet` is what a run is to whoever started it: its course, its reference, its result. What
-plays the job is one of three: `FleetProcesses` provisions a site and starts brokers, cloud, proxy
-and workers; the other two simulate (`simulated.py`).
+`LocalFleet` is a run as seen by who started it: its log, its reference, its result. Its job is
+played by `FleetProcesses`, which provisions a site and starts brokers, cloud, proxy and workers; or
+by `Simulation`, which plays the rounds alone, devices in worker processes on this machine or on
+Ray: it shows what learning reaches and protects nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import os
 import queue
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from edgeveil.errors import EdgeVeilError, JobFailed
+from edgeveil import logs
+from edgeveil.errors import EdgeVeilError, JobFailed, UsageError
 from edgeveil.jobs import Job
-from edgeveil.jobs.artifacts import read_artifacts
+from edgeveil.jobs.artifacts import carried_digests, read_artifacts
+from edgeveil.parts.exchange import Array
 from edgeveil.parts.models.softmax_head import described
+from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.protocol.transfer import LEAST_BYTES
+from edgeveil.ray_cluster import check_cluster, imported_ray
 from edgeveil.sites.addresses import place
 from edgeveil_tools.cloud_client import Cloud, get_json
 from edgeveil_tools.local.children import Children, MemoryPeak, tail
+from edgeveil_tools.local.data import dealt, is_published
 from edgeveil_tools.local.job import site_of, submitted
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.reference import Reference, has_reference
 from edgeveil_tools.local.run_log import Listener, RunLog, RunReporter, unheard
-from edgeveil_tools.local.simulated import FleetInMemory, FleetOfWorkers, FleetPlayers, engine_of
 from edgeveil_tools.result import SIMULATED, write_whole
+from edgeveil_tools.simulation.devices import SimulatedFleet
+from edgeveil_tools.simulation.rounds import (
+    CHECKPOINT,
+    Checkpoint,
+    SimulatedRounds,
+    load_checkpoint,
+)
+from edgeveil_tools.simulation.workers import HERE, RAY_KEY, ProcessWorkers, RayWorkers, Workers
 from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_ports
 from edgeveil_tools.site.provision import CellPorts, Ports, Site, broker_processes, provision
 
@@ -36,7 +54,10 @@ START_S = 60.0
 START_PER_DEVICE_S = 0.5
 REFERENCE_S = 30.0
 WORKERS = 2  # processes that host devices, where nobody says how many
+EVERY_S = 5.0  # between two checkpoints; an interruption costs this and the open round at most
+KEPT_BYTES = 256 << 20  # of a round's uploads in a worker's memory; the rest waits on the disk
 _LOOK_S = 0.25
+_LOOK_ROUNDS_S = 0.1
 _WAIT_S = 10.0
 _HOPS = {
     "cloud_in": "cloud_to_proxy",
@@ -60,7 +81,6 @@ class LocalFleet:
         *,
         reference: bool = True,
         record_dir: Path | None = None,
-        keep: bool = False,
         resume: bool = False,
     ) -> None:
         self.job, self.settings, self.folder, self.out = job, run, folder, out
@@ -70,15 +90,7 @@ class LocalFleet:
         self.memory = MemoryPeak(self.children)
         wanted = reference and has_reference(job)
         self.reference = Reference(job, run, self.site) if wanted else None
-        self._players: FleetPlayers = self._chosen(keep, resume)
-
-    def _chosen(self, keep: bool, resume: bool) -> FleetPlayers:
-        if not self.settings.simulate:
-            return FleetProcesses(self)
-        engine = engine_of(self.job, self.settings, keep=keep)
-        if engine == "faithful":
-            return FleetInMemory(self)
-        return FleetOfWorkers(self, engine, resume=resume)
+        self._players = Simulation(self, resume=resume) if run.simulate else FleetProcesses(self)
 
     @property
     def progress(self) -> RunReporter:
@@ -125,7 +137,7 @@ class FleetProcesses:
         self._stop = threading.Event()
 
     def play(self) -> None:
-        """See `FleetPlayers`."""
+        """From keys to models. Raises EdgeVeilError, or KeyboardInterrupt at Ctrl-C."""
         run, job = self._run, self._run.job
         site = self._provision()
         self._start_brokers(site)
@@ -144,7 +156,7 @@ class FleetProcesses:
             run.reference.wait(REFERENCE_S)
 
     def stop(self) -> None:
-        """See `FleetPlayers`; the brokers end last."""
+        """End everything, the brokers last; may be called at any moment."""
         self._stop.set()
         self._run.children.stop()
         if self._run.reference:
@@ -156,7 +168,7 @@ class FleetProcesses:
                 (self._run.out / "logs" / f"broker-{domain}.log").write_bytes(raw)
 
     def facts(self) -> dict[str, Any]:
-        """See `FleetPlayers`."""
+        """Its part of `RunLog.result`."""
         return {"broker": self._broker_name, "protocol": self._protocol, "bytes": self._hops}
 
     # --- start ---
@@ -281,3 +293,180 @@ class FleetProcesses:
                 counts = [int(one[what]) for one in rounds if what in one]
                 setattr(view, what, sum(counts) if counts else getattr(view, what))
         self._run.log.look()
+
+
+# --- rounds alone ---
+
+
+class Simulation:
+    """The same rounds without parties, brokers and encryption; all chance comes from the seed."""
+
+    def __init__(self, run: LocalFleet, *, resume: bool = False) -> None:
+        self._run, self._resume = run, resume
+        self._stamp = checkpoint_stamp(run.job, run.settings)
+        self._earlier_s = self._kept_s = 0.0  # of the run that was interrupted; of the checkpoint
+        self._workers: Workers | None = None
+        self._rounds: SimulatedRounds | None = None
+        self._events, self._next_look_s = 0, 0.0
+        self._seconds: float | None = None
+        self._declined = ""
+
+    def play(self) -> None:
+        """From records to models. Raises EdgeVeilError, or KeyboardInterrupt at Ctrl-C."""
+        run = self._run
+        from threadpoolctl import threadpool_limits
+
+        # The last bits of a product depend on how many threads compute it.
+        with threadpool_limits(1), _log_file(run.out / "logs" / "simulation.log"):
+            self._play()
+        self._seconds = self._earlier_s + run.progress.elapsed_s
+        if run.reference:
+            run.progress.doing("training the noise-free reference")
+            run.reference.start()
+            run.reference.wait(None)
+
+    def stop(self) -> None:
+        """End everything; may be called at any moment."""
+        if self._workers is not None:
+            self._workers.stop()
+        if self._run.reference:
+            self._run.reference.stop()
+
+    def facts(self) -> dict[str, Any]:
+        """Its part of `RunLog.result`."""
+        ray = self._run.settings.ray_address is not None
+        count = self._workers.count if self._workers else 0
+        return {
+            "broker": "none (simulated)",
+            "protocol": None,
+            "bytes": {},
+            "seconds": self._seconds,
+            "simulated": True,
+            "engine": {"name": "ray" if ray else "processes", "workers": count},
+        }
+
+    def _play(self) -> None:
+        run, job, settings = self._run, self._run.job, self._run.settings
+        run.progress.doing(f"making {settings.devices} devices")
+        dealt(job, settings)  # read once, before workers share it
+        found = read_artifacts(job)
+        carried = tuple(found[digest] for digest in carried_digests(job))
+        fleet = SimulatedFleet(run.site, job.canonical(), carried, KEPT_BYTES)
+        count = min(settings.workers or os.cpu_count() or 1, settings.devices)
+        address = settings.ray_address
+        workers = self._workers = (
+            ProcessWorkers(fleet, count) if address is None else RayWorkers(fleet, count, address)
+        )
+        where = f"{workers.count} worker{'s' * (workers.count > 1)} ({workers.name})"
+        run.progress.note(f"Simulation of rounds by {where}: encryption off, noise seeded")
+        for number, pid in enumerate(workers.pids, start=1):
+            run.children.count(f"worker-{number}", pid)
+        rounds = self._rounds = SimulatedRounds(
+            job,
+            run.site,
+            workers,
+            tell=self._tell,
+            say=self._hear,
+            look=self._look,
+            committed=self._committed,
+        )
+        run.progress.view.online = settings.devices
+        model = rounds.play(self._begin())
+        (run.out / CHECKPOINT).unlink(missing_ok=True)
+        # What a device told its owner may quote a record: of own records, for this console alone.
+        published = is_published(job, settings)
+        if self._declined and not published:
+            run.progress.note(self._declined)
+        run.log.require_completed(job.job, self._declined if published else "")
+        if model is not None:
+            run.keep_models(*model)
+
+    def _begin(self) -> Checkpoint | None:
+        """Where to go on, with the events until there taken again."""
+        if not self._resume:
+            return None
+        found = load_checkpoint(self._run.out, self._stamp)
+        self._run.log.take_again(found.events)
+        self._events, self._earlier_s = found.events, found.seconds
+        self._run.progress.note(f"Going on after exchange {found.exchange}")
+        return found
+
+    def _committed(
+        self, exchange: int, event: Mapping[str, Any], state: Mapping[str, Array]
+    ) -> None:
+        """Save a checkpoint, at most every EVERY_S."""
+        run, rounds, now_s = self._run, self._rounds, self._run.progress.elapsed_s
+        if rounds is None or now_s - self._kept_s < EVERY_S:
+            return
+        self._kept_s = now_s
+        Checkpoint(
+            self._stamp,
+            exchange,
+            self._events,
+            self._earlier_s + now_s,
+            event["accuracy"],
+            rounds.chance(),
+            pack_tensors(state),
+            rounds.states(),
+            event.get("federated"),
+        ).save(run.out)
+
+    def _tell(self, kind: str, data: Mapping[str, Any]) -> None:
+        self._events += 1
+        named = {"seq": self._events, "job": self._run.job.job, "time": time.time()}
+        self._run.log.take({**named, "type": kind, "data": dict(data)})
+
+    def _hear(self, number: int, line: str) -> None:
+        """A line for an owner; the first reason to decline is kept."""
+        logging.getLogger("edgeveil.devices").info(f"box-{number}: {line}")
+        if not self._declined and " declined: " in line:
+            self._declined = f"box-{number}: {line}"
+
+    def _look(self) -> None:
+        now_s = time.monotonic()
+        if now_s < self._next_look_s or self._rounds is None:
+            return
+        self._next_look_s = now_s + _LOOK_ROUNDS_S
+        view = self._run.progress.view
+        view.memory_bytes = self._run.memory.look()
+        view.uploads, view.declined = self._rounds.uploads, self._rounds.declined
+        self._run.log.look()
+
+
+def refuse_unplayable(job: Job, run: LocalRun, *, keep: bool = False) -> None:
+    """Raise UsageError for what a simulation cannot play, or where its Ray is not there."""
+    fix = "leave out --simulate: `edgeveil run` plays it with brokers and processes"
+    if keep:
+        raise UsageError("a simulation has no keys, ledgers or stores", where="--keep", fix=fix)
+    if job.round.mode == "buffered":
+        what = "is for devices that are late, and in a simulation none is"
+        raise UsageError(what, where="round.mode: buffered", fix=fix)
+    if run.ray_address is not None:
+        imported_ray(RAY_KEY)
+        if run.ray_address != HERE:
+            check_cluster(run.ray_address, RAY_KEY)
+
+
+def checkpoint_stamp(job: Job, run: LocalRun) -> str:
+    """Digest of all that decides a simulation's result: job, settings but for workers, version."""
+    said = run.model_dump_json(exclude={"ray_address", "workers"})
+    version = metadata.version("edgeveil")
+    return hashlib.sha256(job.canonical() + said.encode() + version.encode()).hexdigest()
+
+
+@contextmanager
+def _log_file(path: Path) -> Iterator[None]:
+    """The library's log goes to one file meanwhile, and not over the progress."""
+    log, handler = logging.getLogger("edgeveil"), logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logs.formatter("text"))
+    before = (log.level, log.propagate)
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+        log.setLevel(before[0])
+        log.propagate = before[1]

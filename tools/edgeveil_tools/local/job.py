@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
@@ -23,17 +23,15 @@ from edgeveil_tools.local.local_run import (
 )
 from edgeveil_tools.site.provision import SitePlan
 
-_OF_THE_JOB = ("secure", "noise")  # not of its `local_run` block
-_WHATEVER = 1e9
+_OF_THE_JOB = ("secure", "settings", "accept_unprotected")  # not of its `local_run` block
 
 
 @dataclass(frozen=True)
 class Overrides:
-    """Options of `edgeveil run` that replace values of the `local_run` block; `secure` is the job's
-    `aggregation.secure`.
+    """Options of `edgeveil run` that replace values of the `local_run` block.
 
-    `noise` is the job's `privacy.noise`, for comparisons: with `shared` sums are secure, and owners
-    who say nothing of the ε if all others collude accept what it comes to.
+    `secure` is the job's `aggregation.secure`, `settings` are other keys of it with their values;
+    with `accept_unprotected` job and devices accept what is not proven.
     """
 
     broker: str | None = None
@@ -43,11 +41,17 @@ class Overrides:
     cells: int | None = None
     seed: int | None = None
     simulate: bool | None = None
-    engine: str | None = None
     ray_address: str | None = None
     data: Path | None = None
+    accept_unprotected: bool | None = None
     secure: bool | None = None
-    noise: Literal["local", "shared"] | None = None
+    settings: tuple[tuple[str, Any], ...] | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that are given."""
+        found = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, LocalRun]:
@@ -58,10 +62,14 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
     """
     if not isinstance(given, Job):
         ensure_for_jobs([Path(given)])
-    job = given if isinstance(given, Job) else load_local_job(Path(given))[0]
+    accept = bool(overrides.accept_unprotected)
+    if isinstance(given, Job):
+        job = given
+    else:
+        job = load_local_job(Path(given), accept_unprotected=accept)[0]
     named = f"job {job.job}" if isinstance(given, Job) else str(given)
     folder = Path.cwd() if isinstance(given, Job) else Path(given).absolute().parent
-    changes = {key: value for key, value in asdict(overrides).items() if value is not None}
+    changes = overrides.given
     plain = job.model_dump(mode="json")
     _name_files(job, plain)
     run = job.local_run if isinstance(job, LocalJob) else None
@@ -73,8 +81,8 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
         files = _files(block["data"], overrides.data.absolute())
         plain["local_run"]["data"] = {**block["data"], **files}
     plain["local_run"]["policy"] = owners_policy(job, run or LocalRun()).model_dump(mode="json")
-    if overrides.noise is not None:
-        _with_noise(plain, overrides.noise)
+    for key, value in overrides.settings or ():
+        _set(plain, key, value)
     devices = plain["local_run"]["devices"]
     if overrides.devices is not None and isinstance(devices, int) and devices > 0:
         # The run itself waits for its devices; fewer than asked for could never come.
@@ -82,7 +90,7 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
         selection["min_devices"] = min(selection["min_devices"], devices)
     where = f"{named} with {_options(changes)}" if changes else named
     try:
-        checked, _ = parse_local_job(_yaml(plain), where, folder=folder)
+        checked, _ = parse_local_job(_yaml(plain), where, folder=folder, accept_unprotected=accept)
     except ConfigError as error:  # the lines are those of the changed text, which nobody has
         begin = re.compile(rf"{re.escape(where)}:\d+ ")
         raise ConfigError([begin.sub(f"{where}: ", line, 1) for line in error.problems]) from None
@@ -100,14 +108,20 @@ def _files(data: dict[str, Any], given: Path) -> dict[str, str]:
     return {"path": str(given)}
 
 
-def _with_noise(plain: dict[str, Any], noise: str) -> None:
-    plain["privacy"]["noise"] = noise
-    if noise == "shared":
-        plain["aggregation"]["secure"] = True
-        policy = plain["local_run"]["policy"]
-        for key in ("max_collusion_epsilon_per_job", "lifetime_collusion_epsilon"):
-            if policy[key] is None:
-                policy[key] = _WHATEVER
+def _set(plain: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key; a block or list on the way that is not there is made or left out, and the
+    loader tells what is wrong with it."""
+    *blocks, last = key.split(".")
+    at: Any = plain
+    for name in blocks:
+        if isinstance(at, list):
+            at = at[int(name)] if name.isdecimal() and int(name) < len(at) else {}
+            continue
+        if not isinstance(at.get(name), dict | list):
+            at[name] = {}
+        at = at[name]
+    if isinstance(at, dict):
+        at[last] = value
 
 
 def _refuse_unused(overrides: Overrides, job: Job, run: LocalRun) -> None:
@@ -119,23 +133,15 @@ def _refuse_unused(overrides: Overrides, job: Job, run: LocalRun) -> None:
             where="--data",
             fix="leave it out",
         )
-    asked = {key for key, value in asdict(overrides).items() if value is not None}
-    if run.simulate and (unused := sorted(asked & {"broker", "protocol"})):
+    asked = overrides.given
+    if run.simulate and (unused := sorted({"broker", "protocol"} & asked.keys())):
         raise UsageError(
             "a simulation has no brokers",
             where=", ".join(f"--{name}" for name in unused),
             fix="leave it out, or add --no-simulate",
         )
-    if not run.simulate and "engine" in asked:
-        raise UsageError("says what simulates", where="--engine", fix="add --simulate")
-    if run.simulate and run.engine == "faithful" and "workers" in asked:
-        raise UsageError(
-            "the faithful engine has no worker processes",
-            where="--workers",
-            fix="leave it out, or use --engine processes",
-        )
-    if run.engine != "ray" and run.ray_address is not None:
-        raise UsageError("names a Ray cluster", where="--address", fix="add --engine ray")
+    if not run.simulate and "ray_address" in asked:
+        raise UsageError("a run over brokers has no Ray", where="--ray", fix="add --simulate")
 
 
 def submitted(job: Job) -> bytes:
@@ -185,4 +191,14 @@ def _yaml(plain: dict[str, Any]) -> bytes:
 
 
 def _options(changes: dict[str, Any]) -> str:
-    return " ".join(f"--{key} {value}" for key, value in changes.items())
+    """The options as they are given, for an error's place."""
+    found = []
+    for key, value in changes.items():
+        option = "ray" if key == "ray_address" else key.replace("_", "-")
+        if key == "settings":
+            found += [f"--sweep {name}={one}" for name, one in value]
+        elif isinstance(value, bool):
+            found.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            found.append(f"--{option} {value}")
+    return " ".join(found)

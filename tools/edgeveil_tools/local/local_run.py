@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -37,6 +37,12 @@ from edgeveil.sites.data import (
 from edgeveil.sites.policy import AllowedPlugin, AllowedPythonModel, Policy
 from edgeveil_edge.consent import limits_of, refusals, too_few
 
+_CONSENT = (
+    "privacy.accept_unproven",
+    "local_run.policy.accept_unproven",
+    "local_run.policy.accept_unprotected",
+    "local_run.policy.allowed_methods",
+)  # keys of those who run, or answer, a job without proven privacy
 _NO_LIMITS = Limits(math.inf, math.inf, math.inf, math.inf, True, True, math.inf, math.inf)
 
 
@@ -64,12 +70,9 @@ class LocalRun(Block):
     """Seed of the dealing of records, and where `simulate` is true of the noise. Never of keys."""
     simulate: bool = False
     """Play the job in memory, without brokers and encryption, the noise seeded."""
-    engine: Literal["auto", "faithful", "processes", "ray"] = "auto"
-    """What simulates; all give the same model, bit for bit. `faithful`: all parties in one process;
-    `processes`: rounds alone, devices in worker processes; `ray`: the same on a Ray cluster;
-    `auto`: processes, for what they can play."""
     ray_address: str | None = Field(default=None, max_length=300, examples=["10.0.0.1:6379"])
-    """The Ray cluster of `engine: ray`; null: one that is started here for the run."""
+    """HOST:PORT of a Ray cluster that simulates, or `local` for a Ray that is started for the run;
+    null: worker processes of this machine."""
     data: RunData = RunData()
     """Where the records are that are dealt to the devices."""
     infer_only: int = Field(default=0, ge=0, le=10000)
@@ -120,20 +123,46 @@ def load_job(path: str | Path) -> LocalJob:
     return load_local_job(Path(path))[0]
 
 
-def load_local_job(path: Path) -> tuple[LocalJob, Plan]:
+def load_local_job(path: Path, *, accept_unprotected: bool = False) -> tuple[LocalJob, Plan]:
     """A job file with its `local_run`, and the plan of its job; paths count from its folder.
 
+    `accept_unprotected`: as with the block that a refusal of a job without proven privacy names.
     Raises ConfigError with all problems, also why the run's own devices would decline the job.
     """
-    return parse_local_job(read(path), str(path), folder=path.absolute().parent)
+    folder = path.absolute().parent
+    return parse_local_job(
+        read(path), str(path), folder=folder, accept_unprotected=accept_unprotected
+    )
 
 
 def parse_local_job(
-    text: str | bytes, where: str = "(posted)", *, folder: Path | None = None
+    text: str | bytes,
+    where: str = "(posted)",
+    *,
+    folder: Path | None = None,
+    accept_unprotected: bool = False,
 ) -> tuple[LocalJob, Plan]:
     """The same from YAML text, `where` standing for the file's name in problems."""
     tree = job_tree(text, where)
+    if accept_unprotected:
+        _accept_unprotected(tree.value)
     return judged(LocalJob, _judge, tree, where, folder=folder, schema=local_job_schema)
+
+
+def _accept_unprotected(job: dict[str, Any]) -> None:
+    """Write the consent of job and devices into a job's plain values."""
+    method = job["train"].get("method") if isinstance(job.get("train"), dict) else None
+    for dotted in ("privacy", "local_run.policy"):
+        block = job
+        for key in dotted.split("."):
+            block = block.setdefault(key, {})
+            if not isinstance(block, dict):
+                return  # which the loader tells
+        block["accept_unproven"] = True
+    block["accept_unprotected"] = True
+    allowed = block.get("allowed_methods", [])
+    if method is not None and isinstance(allowed, list) and method not in allowed:
+        block["allowed_methods"] = [*allowed, method]
 
 
 def local_job_schema() -> Schema:
@@ -151,18 +180,37 @@ def compile_local(job: Job, run: LocalRun | None) -> Plan:
     Raises ImpossibleMixError with all reasons why the job cannot be played, or not so; where
     there is none, with those of the run's own devices against it.
     """
-    if run is None:
-        return compile_job(job)
-    mixes = list(_run_mixes(job, run))
-    source, trainers = run.data.source or job.data.source, run.devices - run.infer_only
+    found = [] if run is None else list(_run_mixes(job, run))
+    known = None
+    if run is not None:
+        source, trainers = run.data.source or job.data.source, run.devices - run.infer_only
+        known = KnownFleet(run.devices, trainers, source, "local_run")
     try:
-        plan = compile_job(job, KnownFleet(run.devices, trainers, source, "local_run"))
+        plan = compile_job(job, known)
     except ImpossibleMixError as error:
-        raise ImpossibleMixError([*error.mixes, *mixes]) from None
-    mixes = mixes or list(_policy_mixes(plan, run))
-    if mixes:
-        raise ImpossibleMixError(mixes)
+        raise ImpossibleMixError(_with_consent(job, [*error.mixes, *found])) from None
+    if run is not None:
+        found = found or _with_consent(job, list(_policy_mixes(plan, run)))
+    if found:
+        raise ImpossibleMixError(found)
     return plan
+
+
+def _with_consent(job: Job, mixes: list[Mix]) -> list[Mix]:
+    """The mixes, those for want of consent to a job without proven privacy as one, with what to
+    write or which option to give."""
+    asked = [one for one in mixes if one.paths[0] in _CONSENT]
+    unproven = any(one.paths[0] == _CONSENT[0] for one in asked)
+    if not asked or not (unproven or job.privacy.accept_unproven):
+        return mixes
+    policy = "accept_unproven: true, accept_unprotected: true, allowed_methods: "
+    text = (
+        f"{asked[0].text.partition(';')[0]}; choose a proven variant, or run it all the same: "
+        "`edgeveil run … --accept-unprotected`, or in the job file `privacy: {accept_unproven: "
+        f"true}}` and `local_run: {{policy: {{{policy}[{job.train.method}]}}}}`"
+    )
+    rest = [one for one in mixes if one.paths[0] not in _CONSENT]
+    return [Mix(asked[0].paths, text), *rest]
 
 
 def _run_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:

@@ -1,10 +1,9 @@
 """A whole fleet on this machine, from keys to report: `edgeveil.run`, `simulate`, `edgeveil run`.
 
 Two brokers, a cloud, a proxy and workers that host the devices, each a process of its own, talk
-over MQTT exactly as on separate machines; or (`simulate`) the job is played in memory, without
-brokers and encryption. The run's folder gets `job.yaml`, the job as it was run, `result.json`,
-`events.jsonl`, `model.onnx`, `model.safetensors`, `report.html` and `logs/`. One that holds a
-result is not written over unless asked to; its other files stay then too.
+over MQTT exactly as on separate machines; or (`simulate`) the job's rounds are played without
+brokers and encryption. The run's folder gets FILES and `logs/`. One that holds a result is not
+written over unless asked to; its other files stay then too.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ import time
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import IO, Any, Literal, TypedDict, Unpack
 
 from edgeveil.errors import (
     INTERRUPTED,
@@ -39,20 +38,14 @@ from edgeveil.jobs import Job, compile_job
 from edgeveil_tools.checks import rehearse, usual_limits
 from edgeveil_tools.local.children import scratch
 from edgeveil_tools.local.data import check_data, is_published
-from edgeveil_tools.local.fleet import LocalFleet
+from edgeveil_tools.local.fleet import LocalFleet, checkpoint_stamp, refuse_unplayable
 from edgeveil_tools.local.job import Overrides, local_job, whole_job
 from edgeveil_tools.local.local_run import LocalRun
-from edgeveil_tools.local.recording import keep_run
 from edgeveil_tools.local.run_log import Listener, RunProgress, RunStopped, unheard
-from edgeveil_tools.local.simulated import check_engine, checkpoint_stamp, engine_of
 from edgeveil_tools.result import Result, summary, write_json, write_whole, writing
-from edgeveil_tools.simulation.checkpoint import CHECKPOINT, drop_checkpoint, load_checkpoint
+from edgeveil_tools.simulation.rounds import CHECKPOINT, load_checkpoint
 from edgeveil_tools.site.brokers import choose_engine
-from edgeveil_tools.tracking.course import CLOSE_S, Tracking, tracked
-from edgeveil_tools.tracking.tracker import TrackTarget
-
-if TYPE_CHECKING:
-    from edgeveil_tools.local.run_page import RunPage
+from edgeveil_tools.tracking.feed import CLOSE_S, Tracking, check_target
 
 FILES = (
     "job.yaml",
@@ -62,25 +55,23 @@ FILES = (
     "model.safetensors",
     "report.html",
 )
-
-
 _INTERRUPTED_S = 5.0  # for trackers, after Ctrl-C
 _KEPT_BY_TRACKERS = ("job.yaml", "result.json", "model.onnx", "report.html")
 
 
 class RunOptions(TypedDict, total=False):
-    """What `run`, `run_async` and `simulate` take beside the job; see `run`."""
+    """Options of `run`, `run_async` and `simulate`; see `run`."""
 
     out: str | Path | None
     devices: int | None
     workers: int | None
     cells: int | None
-    engine: Literal["auto", "faithful", "processes", "ray"] | None
     ray_address: str | None
     seed: int | None
     data: str | Path | None
     broker: Literal["auto", "amqtt", "mosquitto"] | None
     protocol: Literal[4, 5] | None
+    accept_unprotected: bool
     reference: bool | None
     record: bool
     keep: bool
@@ -92,91 +83,49 @@ class RunOptions(TypedDict, total=False):
 
 
 def run(
-    job: str | Path | Job,
-    *,
-    out: str | Path | None = None,
-    simulate: bool | None = None,
-    devices: int | None = None,
-    workers: int | None = None,
-    cells: int | None = None,
-    engine: Literal["auto", "faithful", "processes", "ray"] | None = None,
-    ray_address: str | None = None,
-    seed: int | None = None,
-    data: str | Path | None = None,
-    broker: Literal["auto", "amqtt", "mosquitto"] | None = None,
-    protocol: Literal[4, 5] | None = None,
-    reference: bool | None = None,
-    record: bool = False,
-    keep: bool = False,
-    resume: bool = False,
-    force: bool = False,
-    track: Sequence[str] = (),
-    report: bool = True,
-    progress: Listener = unheard,
+    job: str | Path | Job, *, simulate: bool | None = None, **options: Unpack[RunOptions]
 ) -> Result:
     """Run a job with a whole fleet on this machine; returns when it has completed.
-
-    job        a job file, or a job as `load_job` gives it
-    out        folder for results; None: a new one below the system's temporary folder
-    simulate   True: play the job in memory, without brokers and encryption, chance from `seed`:
-               it shows what learning comes to and protects nobody; None: as the job says
-    devices    devices to play; None, as below: as the job's `local_run` says
-    workers    processes that host them
-    cells      cells to divide them into, each with an edge broker and a proxy of its own
-    engine     what simulates, the same model bit for bit: `faithful`, all parties in one process;
-               `processes`, rounds alone over worker processes; `ray`, the same on a Ray cluster
-    ray_address the cluster's address; None: a Ray that is started here
-    seed       of the dealing of records; simulated, also of the noise
-    data       the records: a data file, a folder of pictures, or that of a published set's files
-    broker     the broker to start
-    protocol   MQTT 5, or 4 for 3.1.1
-    reference  train the noise-free reference beside it; None: of a published set only. Of other
-               records it is an exact figure without any protection, as is who holds what
-    record     keep what the cloud sees in `out`/recording, for `edgeveil attack`
-    keep       keep keys, ledgers and stores too
-    resume     go on with the simulation that was interrupted in `out`
-    force      write over the result that `out` holds
-    track      where to log parameters, guarantees, figures by round and files too:
-               `mlflow:URI`, `tensorboard:DIR`, `wandb-offline:DIR`
-    report     draw `report.html`
-    progress   called with a RunProgress whenever something happens, and some times a second; from
-               the thread that runs; what it raises ends the run
 
     In the main thread SIGINT and SIGTERM end the run meanwhile: everything is stopped, what there
     is so far is written, KeyboardInterrupt is raised.
 
-    Raises ConfigError, UsageError, DataError or BrokerError before anything has started; JobFailed
-    or BrokerError when the job failed, its `result.json` written.
+    Args:
+        job: a job file, or a job as `load_job` gives it.
+        simulate: True: play the job's rounds without brokers and encryption, chance from `seed`:
+            it shows what learning reaches and protects nobody; None: as the job says.
+        out: folder for results; None: a new one below the system's temporary folder.
+        devices: devices to play; None, as below: as the job's `local_run` says.
+        workers: processes that host them.
+        cells: cells to divide them into, each with an edge broker and a proxy of its own.
+        ray_address: HOST:PORT of a Ray cluster that simulates, or `local` for a Ray started here.
+        seed: of the dealing of records; simulated, also of the noise.
+        data: the records: a data file, a folder of pictures, or that of a published set's files.
+        broker: the broker to start.
+        protocol: MQTT 5, or 4 for 3.1.1.
+        accept_unprotected: the run's devices accept a job whose privacy is not proven.
+        reference: train the noise-free reference beside it; None: of a published set only. Of
+            other records it is an exact figure without any protection, as is who holds what.
+        record: keep what the cloud sees in `out`/recording, for `edgeveil attack`.
+        keep: keep keys, ledgers and stores too.
+        resume: go on with the simulation that was interrupted in `out`.
+        force: write over the result that `out` holds.
+        track: where to log parameters, guarantees, figures by round and files too: `mlflow:URI`,
+            `tensorboard:DIR`.
+        report: draw `report.html`.
+        progress: called with a RunProgress whenever something happens, and some times a second;
+            from the thread that runs; what it raises ends the run.
+
+    Raises:
+        ConfigError, UsageError, DataError, BrokerError: before anything has started.
+        JobFailed, BrokerError: the job failed; its `result.json` is written.
     """
-    return _run(
-        job,
-        out,
-        Overrides(
-            broker=broker,
-            protocol=protocol,
-            devices=devices,
-            workers=workers,
-            cells=cells,
-            seed=seed,
-            simulate=simulate,
-            engine=engine,
-            ray_address=ray_address,
-            data=_path(data),
-        ),
-        reference=reference,
-        record=record,
-        keep=keep,
-        resume=resume,
-        force=force,
-        track=track,
-        report=report,
-        hear=progress,
-    )
+    return _run(job, simulate, options)
 
 
 def simulate(job: str | Path | Job, **options: Unpack[RunOptions]) -> Result:
     """`run` without brokers and encryption: seeded and repeatable."""
-    return run(job, simulate=True, **options)
+    return _run(job, True, options)
 
 
 async def run_async(
@@ -188,35 +137,7 @@ async def run_async(
     CancelledError is raised. Of several at once each waits for the one before.
     """
     stop = threading.Event()
-    more = RunOptions(**options)
-    work = asyncio.create_task(
-        asyncio.to_thread(
-            _run,
-            job,
-            more.get("out"),
-            Overrides(
-                broker=more.get("broker"),
-                protocol=more.get("protocol"),
-                devices=more.get("devices"),
-                workers=more.get("workers"),
-                cells=more.get("cells"),
-                seed=more.get("seed"),
-                simulate=simulate,
-                engine=more.get("engine"),
-                ray_address=more.get("ray_address"),
-                data=_path(more.get("data")),
-            ),
-            reference=more.get("reference"),
-            record=more.get("record", False),
-            keep=more.get("keep", False),
-            resume=more.get("resume", False),
-            force=more.get("force", False),
-            track=more.get("track", ()),
-            report=more.get("report", True),
-            hear=more.get("progress", unheard),
-            stop=stop,
-        )
-    )
+    work = asyncio.create_task(asyncio.to_thread(_run, job, simulate, options, stop))
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -235,23 +156,31 @@ _LOOK_S = 0.1
 
 
 @needs_extra("tools")
-def _run(job: str | Path | Job, out: str | Path | None, overrides: Overrides, **how: Any) -> Result:
-    stop: threading.Event | None = how.get("stop")
+def _run(
+    job: str | Path | Job,
+    simulate: bool | None,
+    options: RunOptions,
+    stop: threading.Event | None = None,
+) -> Result:
+    if unknown := options.keys() - RunOptions.__annotations__.keys():
+        raise TypeError(f"run() got an unexpected keyword argument '{min(unknown)}'")
+    given: dict[str, Any] = {**options}
+    out, data, hear = (given.pop(key, None) for key in ("out", "data", "progress"))
+    changes = {one.name: given.pop(one.name) for one in fields(Overrides) if one.name in given}
+    path = None if data is None else Path(data)
+    overrides = Overrides(simulate=simulate, data=path, **changes)
+    hear = hear or unheard
     while not _ONE_RUN.acquire(timeout=_LOOK_S):
         if stop is not None and stop.is_set():
             raise RunStopped("the run was stopped")
-        _say(how["hear"], "waiting for another run of this program")
+        _say(hear, "waiting for another run of this program")
     try:
-        played = play(job, Path(out) if out else None, overrides, **how)
+        played = play(job, Path(out) if out else None, overrides, hear=hear, stop=stop, **given)
     finally:
         _ONE_RUN.release()
     if played.failure is not None:
         raise played.failure
     return played.result
-
-
-def _path(data: str | Path | None) -> Path | None:
-    return None if data is None else Path(data)
 
 
 @dataclass(frozen=True)
@@ -262,7 +191,7 @@ class PlayedRun:
     failure: EdgeVeilError | KeyboardInterrupt | None
 
 
-def unwatched(_fleet: LocalFleet) -> None:
+def _unwatched(_fleet: LocalFleet) -> None:
     """For a run that is seen by its listener alone."""
 
 
@@ -281,18 +210,19 @@ def play(
     command: str = "",
     hear: Listener = unheard,
     stop: threading.Event | None = None,
-    watch: Callable[[LocalFleet], None] = unwatched,
+    watch: Callable[[LocalFleet], object] = _unwatched,
 ) -> PlayedRun:
     """The run of `run`; no failure after its start is raised.
 
-    `stop`, set from another thread, ends it as a failed one. `watch` is told of the fleet before
-    it starts. `command`: the line that asked for it.
+    Args:
+        stop: set from another thread, it ends the run as a failed one.
+        watch: called with the fleet before it starts.
+        command: the command line that asked for it.
     """
     if out is not None:
-        _keep_job_file(out)
-        if not (resume or force):
-            require_unused(out)
-    targets = [TrackTarget.parse(one) for one in track]
+        require_unused(out, resume=resume, force=force)
+    for target in track:
+        check_target(target)
     started_s = time.time()
     _say(hear, "reading the records")
     loaded, settings = local_job(job, overrides)
@@ -304,11 +234,11 @@ def play(
     limits = replace(usual_limits(), batch_bytes=1 << 62)  # the site is made for its uploads
     rehearse(compile_job(loaded), path, devices=settings.simulate, limits=limits)
     if settings.simulate:
-        check_engine(engine_of(loaded, settings, keep=keep), settings)
+        refuse_unplayable(loaded, settings, keep=keep)
     else:
         choose_engine(settings.broker)
     if resume:
-        _check_resumed(out, loaded, settings, keep=keep, record=record)
+        _check_resumed(out, loaded, settings, record=record)
     if out is None:
         out = Path(tempfile.mkdtemp(prefix="edgeveil-out-"))
     prepare(out, resume=resume)
@@ -326,18 +256,22 @@ def play(
             stop,
             reference=published if reference is None else reference,
             record_dir=record_dir,
-            keep=keep,
             resume=resume,
         )
         watch(fleet)
-        for line in fleet.log.plan.notes:
-            fleet.progress.note(f"Privacy: {line}")
-        if fleet.log.plan.adapter_note:
-            fleet.progress.note(fleet.log.plan.adapter_note)
+        plan = fleet.log.plan
+        for line in (*(f"Privacy: {note}" for note in plan.notes), plan.adapter_note):
+            if line:
+                fleet.progress.note(line)
         for note in notes:
             fleet.progress.note(f"Records{'' if published else ', for your eyes'}: {note}")
-        if targets:
-            fleet.log.tracking = _tracking(targets, fleet, loaded, settings)
+        if track:
+            plain = {
+                **loaded.model_dump(mode="json"),
+                "local_run": settings.model_dump(mode="json"),
+            }
+            name = f"{loaded.job}-seed-{settings.seed}"
+            fleet.log.tracking = Tracking(track, name, plain, fleet.log.planned)
         failure = _played(fleet)
     if keep:
         fleet.progress.note(f"The site is kept in {site}")
@@ -355,47 +289,23 @@ def play(
     try:
         if report and not interrupted:
             _say(hear, "drawing the report")
-            dealing = (loaded, settings) if published or reference else None
-            _report(result.content, fleet.log.record.events, result.report, dealing)
+            # Not above: what draws is loaded when no process runs beside it any more.
+            from edgeveil_tools.report.page import draw_report
+
+            shown = (loaded, settings) if published or reference else None
+            draw_report(result, fleet.log.record.events, shown)
     finally:
-        _hand_over(fleet, result, interrupted=interrupted)
+        if fleet.log.tracking is not None:
+            fleet.progress.doing("handing over to tracking")
+            for line in _handed_over(fleet.log.tracking, result, interrupted=interrupted):
+                fleet.progress.note(line)
     if failure is not None and not isinstance(failure, JobFailed | BrokerError | KeyboardInterrupt):
         failure = JobFailed(str(failure))
     return PlayedRun(result, failure)
 
 
-def _tracking(
-    targets: Sequence[TrackTarget], fleet: LocalFleet, job: Job, run: LocalRun
-) -> Tracking:
-    plain = {**job.model_dump(mode="json"), "local_run": run.model_dump(mode="json")}
-    return Tracking(targets, tracked(f"{job.job}-seed-{run.seed}", plain, fleet.log.planned))
-
-
-def _hand_over(fleet: LocalFleet, result: Result, *, interrupted: bool) -> None:
-    """What the run came to, to its trackers; what they lack is told and changes nothing."""
-    if fleet.log.tracking is None:
-        return
-    fleet.progress.doing("handing over to tracking")
-    found = {
-        "final.accuracy": result.accuracy,
-        "reference.accuracy": result.reference_accuracy,
-        "reference.rmse": result.reference_rmse,
-        "run.seconds": result.content["seconds"],
-        "run.memory_peak_bytes": result.content["memory_peak_bytes"],
-    }
-    told = fleet.log.tracking.close(
-        "cancelled" if interrupted else result.status,
-        {**result.privacy, "note": result.content["note"]},
-        {key: float(value) for key, value in found.items() if value is not None},
-        [result.folder / name for name in _KEPT_BY_TRACKERS],
-        wait_s=_INTERRUPTED_S if interrupted else CLOSE_S,
-    )
-    for line in told:
-        fleet.progress.note(line)
-
-
 def _say(hear: Listener, what: str) -> None:
-    """What goes on before and after the job."""
+    """Tell what goes on before and after the job."""
     hear(RunProgress(0, 0, 0, doing=what, kind="look"))
 
 
@@ -411,79 +321,76 @@ def _played(fleet: LocalFleet) -> EdgeVeilError | KeyboardInterrupt | None:
     return None
 
 
+def _handed_over(tracking: Tracking, result: Result, *, interrupted: bool) -> list[str]:
+    """Hand the outcome to the trackers; returns lines to show."""
+    content = result.content
+    found = {
+        "final.accuracy": result.accuracy,
+        "reference.accuracy": result.reference_accuracy,
+        "reference.rmse": result.reference_rmse,
+        "run.seconds": content["seconds"],
+        "run.memory_peak_bytes": content["memory_peak_bytes"],
+    }
+    return tracking.close(
+        "cancelled" if interrupted else result.status,
+        {**result.privacy, "note": content["note"]},
+        found,
+        [result.folder / name for name in _KEPT_BY_TRACKERS],
+        _INTERRUPTED_S if interrupted else CLOSE_S,
+    )
+
+
 def _recording(out: Path, settings: LocalRun) -> Path:
-    """DIR/recording, emptied, with how the records were dealt."""
+    """DIR/recording, emptied but for how the records were dealt: settings and paths, no record."""
     folder = (out / "recording").absolute()
     shutil.rmtree(folder, ignore_errors=True)
-    keep_run(folder, settings)
+    folder.mkdir(mode=0o700, parents=True)
+    text = json.dumps(settings.model_dump(mode="json"), indent=2)
+    (folder / "run.json").write_text(f"{text}\n", "utf-8")
     return folder
 
 
-def _report(
-    result: dict[str, Any],
-    events: list[dict[str, Any]],
-    path: Path,
-    dealing: tuple[Job, LocalRun] | None,
-) -> None:
-    """Draw it, with who holds what where `dealing` says how that came."""
-    # Not above: what draws is loaded when no process runs beside it any more.
-    from edgeveil_tools.report.holdings import holdings
-    from edgeveil_tools.report.page import write_report
-
-    try:
-        by_class = dealing is not None and dealing[0].data.target is None
-        write_report(result, events, path, holdings(*dealing) if dealing and by_class else None)
-    except OSError as error:
-        raise UsageError(
-            f"the report cannot be written ({error.strerror}); result.json and the model are there",
-            where=str(path),
-            fix="make room on the disk and run again",
-        ) from error
+# --- the folder ---
 
 
-def require_unused(out: Path, name: str = "result.json") -> None:
-    """Raise UsageError where the folder holds a result, or an interrupted run to go on with."""
+def require_unused(out: Path, *, resume: bool = False, force: bool = False) -> None:
+    """Raise UsageError where the folder holds a result, an interrupted run to go on with, or a
+    job.yaml that was written by no run, but by somebody."""
+    if (out / "job.yaml").exists() and not (out / "events.jsonl").exists():
+        what = "holds a job.yaml that a run would write over"
+        raise UsageError(what, where=str(out), fix="name another folder")
+    if resume or force:
+        return
     others = (out.with_name(f"{out.name}-{number}") for number in count(2))
     fresh = f"--out {next(one for one in others if not one.exists())}"
     if (out / CHECKPOINT).exists():
         what, first = "holds a run that was interrupted", "go on with --resume, name another folder"
-    elif (out / name).exists():
+    elif (out / "result.json").exists():
         what, first = "holds a result already", "name another folder"
     else:
         return
     raise UsageError(what, where=str(out), fix=f"{first} ({fresh}), or write over it with --force")
 
 
-def _keep_job_file(out: Path) -> None:
-    """Raise UsageError where the folder's job.yaml was written by no run, but by somebody."""
-    if (out / "job.yaml").exists() and not (out / "events.jsonl").exists():
-        raise UsageError(
-            "holds a job.yaml that a run would write over",
-            where=str(out),
-            fix="name another folder",
-        )
-
-
 def prepare(out: Path, *, resume: bool = False) -> None:
-    """Make DIR and its `logs`, and take away what an earlier run left, but where one is gone on
-    with its events and checkpoint. Raises UsageError."""
+    """Make DIR and its `logs`, and remove what an earlier run left; `resume` keeps its events and
+    checkpoint. Raises UsageError."""
     with writing(out):
         (out / "logs").mkdir(parents=True, exist_ok=True)
-        for name in FILES:
-            if name != "events.jsonl" or not resume:
+        for name in (*FILES, CHECKPOINT):
+            if name not in ("events.jsonl", CHECKPOINT) or not resume:
                 (out / name).unlink(missing_ok=True)
         for log in (out / "logs").glob("*.log"):
             log.unlink()
         if not resume:
-            drop_checkpoint(out)
             write_whole(out / "events.jsonl", b"")
 
 
-def _check_resumed(out: Path | None, job: Job, run: LocalRun, *, keep: bool, record: bool) -> None:
-    """Raise UsageError where nothing can be gone on with."""
+def _check_resumed(out: Path | None, job: Job, run: LocalRun, *, record: bool) -> None:
+    """Raise UsageError where there is nothing to go on with."""
     why = ""
-    if not run.simulate or engine_of(job, run, keep=keep) == "faithful":
-        why = "goes on with a simulation by worker processes alone"
+    if not run.simulate:
+        why = "goes on with a simulation alone"
     elif out is None:
         why = "needs the folder of the run that was interrupted"
     elif record:
@@ -519,81 +426,36 @@ def _interrupt(*_: object) -> None:
 # --- the command ---
 
 
-class _Shown:
-    """The page of a run while it is served. Where it is stays unsaid until there is a run."""
-
-    def __init__(self, page: RunPage, tell: Callable[[], None]) -> None:
-        self._page, self._tell = page, tell
-        self.end = page.end
-
-    def watch(self, fleet: LocalFleet) -> None:
-        """The run is made, and nothing was refused."""
-        self._page.show(fleet)
-        self._tell()
-
-
-@contextmanager
-def _served(note: Callable[[str], None], *, browse: bool) -> Iterator[_Shown]:
-    """The page of a run, served; `note` is told where."""
-    from edgeveil_tools.local.run_page import RunPage, way_in
-
-    page = RunPage()
-    address = page.start()
-    with ExitStack() as doors:
-        doors.callback(page.stop)
-
-        def tell() -> None:
-            note(f"Watch it at {address}")
-            if browse:
-                webbrowser.open(doors.enter_context(way_in(address)).as_uri())
-
-        yield _Shown(page, tell)
-
-
 def run_local(
     path: Path,
     out: Path,
     overrides: Overrides,
     *,
     as_json: bool = False,
-    keep: bool = False,
-    reference: bool | None = None,
-    record: bool = False,
-    resume: bool = False,
-    force: bool = False,
-    track: Sequence[str] = (),
     brief: bool = False,
     page: bool = False,
     browse: bool = False,
-    command: str = "",
     stream: IO[str] | None = None,
+    **how: Any,
 ) -> int:
     """`edgeveil run`: `run` before a person's eyes; 0 when it completed, 130 after Ctrl-C.
 
-    `stream` shows the progress: standard output, or the other one with `as_json`. `brief` leaves
-    out what a completed run says at its end. `page`: it is also served to a browser on this machine
-    meanwhile, which `browse` opens. Raises as `run` does.
+    Args:
+        stream: where progress goes; None: standard output, or the other one with `as_json`.
+        brief: leave out the lines at the end of a completed run.
+        page: serve it to a browser on this machine meanwhile, which `browse` opens.
+        how: further options of `play`.
+
+    Raises as `run` does.
     """
     from edgeveil_tools.display import RunDisplay
 
     display = RunDisplay(stream or (sys.stderr if as_json else sys.stdout))
     with display, _served(display.note, browse=browse) if page else nullcontext() as shown:
-        played = play(
-            path,
-            out,
-            overrides,
-            keep=keep,
-            resume=resume,
-            force=force,
-            reference=reference,
-            record=record,
-            track=track,
-            command=command,
-            hear=display,
-            watch=shown.watch if shown else unwatched,
-        )
+        watch = shown[0] if shown else _unwatched
+        played = play(path, out, overrides, hear=display, watch=watch, **how)
         if shown:
-            shown.end(played.result)
+            shown[1](played.result)
     if isinstance(played.failure, KeyboardInterrupt):
         kept = "; --resume goes on with it" if (out / CHECKPOINT).exists() else ""
         display.note(f"Interrupted; what there is so far is in {out}{kept}")
@@ -606,11 +468,29 @@ def run_local(
         display.lines(summary(played.result.content))
         display.note(f"Files: {out}/ with {', '.join(FILES)}")
         display.note(f"Look at {played.result.report}")
-        display.note(f"Next: edgeveil predict {played.result.model} {_records_of(path, overrides)}")
+        own = local_job(path, overrides)[1].data.path
+        records = "RECORDS" if own is None else os.path.relpath(own)
+        display.note(f"Next: edgeveil predict {played.result.model} {records}")
     return 0
 
 
-def _records_of(path: Path, overrides: Overrides) -> str:
-    """What the job's model may be tried on: the file of the run's own records, if it has one."""
-    own = local_job(path, overrides)[1].data.path
-    return "RECORDS" if own is None else os.path.relpath(own)
+@contextmanager
+def _served(
+    note: Callable[[str], None], *, browse: bool
+) -> Iterator[tuple[Callable[[LocalFleet], None], Callable[[Result], None]]]:
+    """The page of a run, served: what to call with the fleet, which tells `note` where it is, and
+    with the result. Where it is stays unsaid until there is a run."""
+    from edgeveil_tools.local.run_page import RunPage, way_in
+
+    page = RunPage()
+    address = page.start()
+    with ExitStack() as doors:
+        doors.callback(page.stop)
+
+        def watch(fleet: LocalFleet) -> None:
+            page.show(fleet)
+            note(f"Watch it at {address}")
+            if browse:
+                webbrowser.open(doors.enter_context(way_in(address)).as_uri())
+
+        yield watch, page.end

@@ -30,7 +30,7 @@ from edgeveil_tools.local.data import is_published
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.reference import Reference
 from edgeveil_tools.result import RunFacts, build, exchange_row, finite, privacy_of, write_whole
-from edgeveil_tools.tracking.course import Tracking
+from edgeveil_tools.tracking.feed import Tracking
 
 _ENDS = ("job_completed", "job_failed", "job_cancelled", "job_paused")  # of a run
 

@@ -1,8 +1,14 @@
-"""Several runs side by side: their accuracy, or RMSE, on one chart, what each cost, and what they
-did differently."""
+"""Several runs side by side: what each reached, what it cost, and what they did differently.
+
+Runs that differ in their seed alone are one row: the median of their figures, and the range.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -11,100 +17,194 @@ from typing import Any
 
 import yaml
 
-from edgeveil.errors import DataError
+from edgeveil.errors import DataError, UsageError
 from edgeveil.evaluation.figures import (
     ACCURACY,
-    AUC,
     RMSE,
+    beside_text,
     guessing,
     leading,
     leading_of,
     leading_text,
 )
+from edgeveil.pages.frozen import frozen
 from edgeveil.pages.parts import Json, least, lines, rounded, said, section, series
 from edgeveil.pages.parts import table as table_part
 from edgeveil.privacy.guarantee import guarantee_text
-from edgeveil.units import byte_text, seconds_text
-from edgeveil_tools.result import MEASURED_ON, Result
+from edgeveil.units import seconds_text
+from edgeveil_tools.report.page import draw_again
+from edgeveil_tools.result import (
+    MEASURED_ON,
+    Result,
+    reference_of,
+    write_json,
+    write_whole,
+    writing,
+)
 
-JOB_FILE = "job.yaml"
-MOST_RUNS = 40
+COMPARISON = "comparison.html"
+TABLES = ("table.md", "table.csv", "table.json")
+MOST_RUNS = 400
 _MOST_JOB_BYTES = 1 << 20
 _COLOURS = ("blue", "orange", "green", "red", "purple", "sky", "olive", "indigo", "brown", "grey")
-_OF_RUN = ("devices", "infer_only", "broker", "simulated", "engine")
-_SAME = "The runs have the same settings, as far as their folders tell."
-_DIFFERENT = "Settings that are not the same in all of them, from job.yaml and result.json."
-_NO_JOB = "Some of the folders have no job.yaml: what their jobs said is not compared."
+_OF_RUN = ("devices", "infer_only", "broker", "simulated")
+_SEED = "local_run.seed"
+_NO_DIFFERENCE = (_SEED, "local_run.workers", "local_run.ray_address")
 _COSTS = (
-    "Accuracy stands beside both guarantees, each with its δ, unit and status; neither ε alone is"
-    " “the” ε. Only guarantees of the same unit can be compared."
+    "Each figure stands beside both guarantees, each with its δ, unit and status; neither ε alone"
+    " is “the” ε. Only guarantees of the same unit can be compared."
 )
+_SIMULATED = "A simulated run protects nobody: its ε is what a real run of the job costs."
+_NO_JOB = "Some of the folders have no job.yaml: what their jobs said is not compared."
+_HEAD = ("run", "seeds", "status", "", "without noise", "training", "inference", "rounds", "time")
+
+
+def report(folders: Sequence[Path], out: Path | None, *, as_json: bool = False) -> int:
+    """`edgeveil report`: write the page of one run again, or one that compares several.
+
+    Args:
+        folders: of runs, or folders that hold such folders.
+        out: the page; None: DIR/report.html, of several comparison.html.
+        as_json: print a JSON object for each row, in place of the page's path.
+
+    Raises:
+        UsageError: a folder holds no result, or the page cannot be written.
+    """
+    found = [one for folder in folders for one in _results(folder)]
+    if len(found) > MOST_RUNS:
+        what = f"{len(found)} runs are too many for one page"
+        raise UsageError(what, fix=f"name {MOST_RUNS} at most")
+    results = [Result.load(folder) for folder in found]
+    page = out or (results[0].report if len(results) == 1 else Path(COMPARISON))
+    rows = compared(results)
+    with writing(page, "name a file that you may write to with --out"):
+        if len(results) == 1:
+            draw_again(results[0], page)
+        else:
+            write_comparison(rows, page)
+    for row in rows if as_json else ():
+        print(json.dumps({**row.plain, "report": str(page)}, allow_nan=False))
+    if not as_json:
+        print(page)
+    return 0
+
+
+def _results(folder: Path) -> list[Path]:
+    """The folder itself, or those of runs below it."""
+    below = [] if (folder / "result.json").exists() else sorted(folder.rglob("result.json"))
+    return [path.parent for path in below] or [folder]
 
 
 @dataclass(frozen=True)
-class RunOfMany:
-    """One run of a comparison, under a name that no other of them has."""
+class ComparedRuns:
+    """Runs that differ in their seed alone, under a name that no others of a comparison have."""
 
     name: str
-    result: Result
+    results: Sequence[Result]
     settings: Mapping[str, str]
 
     @property
-    def measured_on(self) -> str:
-        """Which records its accuracy is of."""
-        return str(self.result.content["final"]["measured_on"])
+    def first(self) -> dict[str, Any]:
+        """The content of the first one's `result.json`."""
+        return self.results[0].content
 
     @property
-    def led(self) -> tuple[str, float | None]:
-        """What leads its figures, by name."""
-        return leading(self.result.content["final"])
+    def measure(self) -> str:
+        """The figure that leads: accuracy, RMSE or AUC."""
+        return leading(self.first["final"])[0]
 
     @property
-    def led_text(self) -> str:
-        """The same in words, beside what guessing comes to on its test records."""
-        name, value = self.led
-        if value is None:
+    def values(self) -> list[float]:
+        """That figure of each run that was tested."""
+        found = [leading_of(self.measure, one.content["final"]) for one in self.results]
+        return [value for value in found if value is not None]
+
+    @property
+    def text(self) -> str:
+        """Its median in words, with the range over the seeds and what guessing reaches."""
+        if not self.values:
             return "–"
-        told = leading_text(name, value, self.result.content["final"].get("figures"))
-        return told if name == ACCURACY else f"{name} {told}"
+        named = "" if self.measure == ACCURACY else f"{self.measure} "
+        if len(self.results) == 1:
+            figures = self.first["final"].get("figures")
+            return named + leading_text(self.measure, self.values[0], figures)
+        median, ends = statistics.median(self.values), (min(self.values), max(self.values))
+        low, high = (leading_text(self.measure, value) for value in ends)
+        beside = beside_text(self.measure, median, self.guessing)
+        text = f"{named}{leading_text(self.measure, median)} ({low} – {high})"
+        return f"{text}; {beside}" if beside else text
 
     @property
-    def row(self) -> dict[str, Any]:
-        """Its figures, plain."""
-        content = self.result.content
+    def guessing(self) -> dict[str, float]:
+        """What guessing reaches on their test records: the medians over the seeds."""
+        found = [guessing(one.content["final"].get("figures")) for one in self.results]
+        keys = dict.fromkeys(key for one in found for key in one)
+        return {key: statistics.median(one[key] for one in found if key in one) for key in keys}
+
+    @property
+    def reference(self) -> float | None:
+        """What the noise-free reference reached, in the first run that has one."""
+        found = (reference_of(one.content["reference"]) for one in self.results)
+        return next((value for value in found if value is not None), None)
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """Its row of `table.json`."""
+        contents = [one.content for one in self.results]
         return {
             "name": self.name,
-            "folder": str(self.result.folder),
-            "job": self.result.job,
-            "status": self.result.status,
-            "simulated": content["simulated"],
-            "accuracy": self.result.accuracy,
-            "measured_on": self.measured_on,
-            "accuracy_without_noise": self.result.reference_accuracy,
-            "rmse": self.result.rmse,
-            **guessing(content["final"].get("figures")),
-            "auc": leading_of(AUC, content["final"]),
-            "privacy": self.result.privacy,
-            "rounds": len(content["rounds"]),
-            "seconds": content["seconds"],
-            "bytes": sum(content["bytes"].values()),
+            "folders": [str(one.folder) for one in self.results],
+            "job": self.results[0].job,
+            "status": sorted({one.status for one in self.results}),
+            "simulated": self.first["simulated"],
+            "seeds": [(one.get("run") or {}).get("seed") for one in contents],
+            "measure": self.measure,
+            "values": self.values,
+            "median": statistics.median(self.values) if self.values else None,
+            **self.guessing,
+            "measured_on": self.first["final"]["measured_on"],
+            "without_noise": self.reference,
+            "privacy": self.results[0].privacy,
+            "rounds": max(len(one["rounds"]) for one in contents),
+            "seconds": statistics.median(one["seconds"] for one in contents),
+            "bytes": sum(self.first["bytes"].values()),
         }
 
+    @property
+    def cells(self) -> list[str]:
+        """Its row in words, under `heads`."""
+        row, privacy = self.plain, self.results[0].privacy
+        free = self.reference
+        return [
+            self.name,
+            str(len(self.results)),
+            ", ".join(row["status"]) + (", simulated" if row["simulated"] else ""),
+            self.text,
+            "–" if free is None else leading_text(self.measure, free),
+            *(guarantee_text(privacy, which) for which in ("training", "inference")),
+            str(row["rounds"]),
+            seconds_text(row["seconds"]),
+        ]
 
-def compared(folders: Sequence[Path]) -> list[RunOfMany]:
-    """The runs of these folders. Raises UsageError where one holds no result."""
-    results = [Result.load(folder) for folder in folders]
-    names = _names(folders)
-    return [
-        RunOfMany(name, result, settings_of(result))
-        for name, result in zip(names, results, strict=True)
-    ]
+
+def compared(results: Sequence[Result]) -> list[ComparedRuns]:
+    """Runs by all settings but the seed, in the order given."""
+    groups: dict[tuple[tuple[str, str], ...], list[Result]] = {}
+    for one in results:
+        settings = _settings(one)
+        if not _has_job(settings):
+            settings["folder"] = str(one.folder)
+        same = tuple((k, v) for k, v in settings.items() if k not in _NO_DIFFERENCE)
+        groups.setdefault(same, []).append(one)
+    found = list(groups.values())
+    names = _names([of[0].folder if len(of) == 1 else of[0].folder.parent for of in found])
+    return [ComparedRuns(name, of, _settings(of[0])) for name, of in zip(names, found, strict=True)]
 
 
-def settings_of(result: Result) -> dict[str, str]:
-    """What its folder says of how it was run: its job file where one is there, and itself."""
+def _settings(result: Result) -> dict[str, str]:
+    """How it was run: its job file where one is there, and itself."""
     found = {key: _text(result.content.get(key)) for key in _OF_RUN}
-    path = result.folder / JOB_FILE
+    path = result.folder / "job.yaml"
     try:
         if path.stat().st_size > _MOST_JOB_BYTES:
             raise DataError("is too large for a job file", where=str(path))
@@ -116,115 +216,167 @@ def settings_of(result: Result) -> dict[str, str]:
     return {**dict(_flat(job)), **found}
 
 
-def differing(runs: Sequence[RunOfMany]) -> list[tuple[str, list[str]]]:
-    """Settings that are not the same in all runs; `–` where one has none of the name. Where one's
-    job file is not there, those of jobs are left out."""
-    known = all(_has_job(run) for run in runs)
-    names = dict.fromkeys(name for run in runs for name in (run.settings if known else _OF_RUN))
-    rows = [(name, [run.settings.get(name, "–") for run in runs]) for name in names]
-    return [(name, values) for name, values in rows if len(set(values)) > 1]
+def _has_job(settings: Mapping[str, str]) -> bool:
+    return len(settings) > len(_OF_RUN)
 
 
-def comparison_view(runs: Sequence[RunOfMany]) -> Json:
-    """The page of several runs."""
-    apart = differing(runs)
-    notes = [said(_COSTS), _simulated(runs), _own_records(runs)]
-    head = ["setting", *(run.name for run in runs)]
-    settings = table_part(
-        "Settings that differ", head, [[name, *values] for name, values in apart], text=[0]
-    )
+def _differing(rows: Sequence[ComparedRuns]) -> list[tuple[str, list[str]]]:
+    """Settings that are not the same in all rows, `–` where one has none of the name; of jobs only
+    where every job file is there."""
+    known = all(_has_job(row.settings) for row in rows)
+    names = dict.fromkeys(name for row in rows for name in (row.settings if known else _OF_RUN))
+    found = [(name, [row.settings.get(name, "–") for row in rows]) for name in names]
+    several = any(len(row.results) > 1 for row in rows)
+    skipped = _NO_DIFFERENCE if several else ()
+    return [(name, of) for name, of in found if len(set(of)) > 1 and name not in skipped]
+
+
+# --- tables and page ---
+
+
+def heads(rows: Sequence[ComparedRuns]) -> list[str]:
+    """The heads of the table."""
+    several = any(len(row.results) > 1 for row in rows)
+    led = _measure(rows) + (", median (range)" if several else "")
+    return [name or led for name in _HEAD]
+
+
+def write_tables(rows: Sequence[ComparedRuns], out: Path, failures: Sequence[str] = ()) -> None:
+    """Write TABLES into the folder. Raises UsageError."""
+    lines_of = [" | ".join(row) for row in (heads(rows), ["---"] * len(_HEAD))]
+    lines_of += [" | ".join(row.cells) for row in rows]
+    text = [f"| {line} |" for line in lines_of] + [""]
+    simulated = [_SIMULATED] if any(row.first["simulated"] for row in rows) else []
+    text += [f"{note}\n" for note in (*simulated, *_own(rows), *(f"Failed: {f}" for f in failures))]
+    sheet = io.StringIO()
+    apart = _differing(rows)
+    writer = csv.writer(sheet)
+    writer.writerow(["run", "seed", *(name for name, _ in apart), _measure(rows), "seconds"])
+    for at, row in enumerate(rows):
+        for one in row.results:
+            seed = (one.content.get("run") or {}).get("seed", "")
+            figures = [leading_of(row.measure, one.content["final"]), one.content["seconds"]]
+            writer.writerow([row.name, seed, *(of[at] for _, of in apart), *figures])
+    with writing(out):
+        write_whole(out / TABLES[0], "\n".join(text).encode())
+        write_whole(out / TABLES[1], sheet.getvalue().encode())
+        write_json(out / TABLES[2], {"rows": [row.plain for row in rows], "failures": [*failures]})
+
+
+def write_comparison(rows: Sequence[ComparedRuns], page: Path) -> None:
+    """Write the page."""
+    brief = [(row.name, row.text) for row in rows]
+    write_whole(page, frozen(comparison_view(rows), brief).encode())
+
+
+def comparison_view(rows: Sequence[ComparedRuns]) -> Json:
+    """The page as plain JSON."""
+    apart = _differing(rows)
+    head = ["setting", *(row.name for row in rows)]
+    settings = table_part("Settings that differ", head, [[k, *of] for k, of in apart], text=[0])
+    told = "Settings that are not the same in all of them, from job.yaml and result.json."
+    same = "The runs have the same settings, as far as their folders tell."
+    simulated = any(row.first["simulated"] for row in rows)
+    notes = [said(_COSTS), said(_SIMULATED, "warn") if simulated else None]
+    notes += [said(line, "warn") for line in _own(rows)]
+    costs = table_part("Runs", heads(rows), [row.cells for row in rows], text=[0, 2, 3, 5, 6])
+    jobs = dict.fromkeys(row.results[0].job for row in rows)
+    name = _measure(rows)
+    count = sum(len(row.results) for row in rows)
     return {
-        "title": f"{len(runs)} runs compared",
+        "title": f"{count} runs compared",
         "badge": None,
-        "lines": [said(", ".join(dict.fromkeys(run.result.job for run in runs)))],
+        "lines": [said(", ".join(jobs))],
         "progress": None,
         "cards": [],
         "sections": [
-            section("accuracy", f"{_head(_measure(runs))} by round", [_curves(runs)]),
-            section("runs", "Runs", [_costs(runs)], before=notes),
+            section("spread", f"{name[0].upper()}{name[1:]} at the end", [_spread(rows, apart)]),
+            section("accuracy", f"{name[0].upper()}{name[1:]} by round", [_curves(rows)]),
+            section(
+                "runs", "Runs", [costs], before=[*notes, *(said(o, "warn") for o in _own(rows))]
+            ),
             section(
                 "settings",
                 "Settings that differ",
                 [settings if apart else None],
                 before=[
-                    said(_DIFFERENT if apart else _SAME),
-                    None if all(map(_has_job, runs)) else said(_NO_JOB, "warn"),
+                    said(told if apart else same),
+                    None if all(_has_job(row.settings) for row in rows) else said(_NO_JOB, "warn"),
                 ],
             ),
         ],
-        "footer": " · ".join(str(run.result.folder) for run in runs),
+        "footer": " · ".join(dict.fromkeys(str(row.results[0].folder.parent) for row in rows)),
     }
 
 
-def _measure(runs: Sequence[RunOfMany]) -> str:
-    """What their chart is of: what leads the figures of all of them, else accuracy."""
-    names = {run.led[0] for run in runs}
+def _measure(rows: Sequence[ComparedRuns]) -> str:
+    """What leads the figures of all of them, else accuracy."""
+    names = {row.measure for row in rows}
     return names.pop() if len(names) == 1 else ACCURACY
 
 
-def _head(measure: str) -> str:
-    return measure[0].upper() + measure[1:]
+def _own(rows: Sequence[ComparedRuns]) -> list[str]:
+    own = [row.name for row in rows if row.first["final"]["measured_on"] != MEASURED_ON[True]]
+    return [f"Figures of {', '.join(own)} are on {MEASURED_ON[False]}."] if own else []
 
 
-def _curves(runs: Sequence[RunOfMany]) -> Json | None:
-    measure = _measure(runs)
-    tested = {
-        run.name: {row["round"]: leading_of(measure, row) for row in run.result.content["rounds"]}
-        for run in runs
-    }
-    x = sorted({number for of in tested.values() for number, value in of.items() if value})
+def _spread(
+    rows: Sequence[ComparedRuns], apart: Sequence[tuple[str, Sequence[str]]]
+) -> Json | None:
+    """The final figure's mean over the seeds with its standard deviation, over the setting that
+    differs where it is one number, else run by run."""
+    if all(len(row.results) == 1 for row in rows) or not all(row.values for row in rows):
+        return None
+    x, before, x_name = list(range(1, len(rows) + 1)), [row.name for row in rows], "exchange"
+    if len(apart) == 1 and all(map(_is_number, apart[0][1])):
+        x_name, order = apart[0][0], sorted(range(len(rows)), key=lambda k: float(apart[0][1][k]))
+        rows, before = [rows[k] for k in order], []
+        numbers = [float(apart[0][1][k]) for k in order]
+        if len(set(numbers)) == len(numbers):
+            x = numbers  # type: ignore[assignment]
+    means = [rounded(statistics.mean(row.values)) for row in rows]
+    off = [rounded(statistics.pstdev(row.values)) for row in rows]
+    name = f"{_measure(rows)}, mean over the seeds ± standard deviation"
+    shown = [series(name, means, "blue", off=off)]
+    if all(row.reference is not None for row in rows):
+        free = [rounded(row.reference) for row in rows]
+        shown.append(series("without noise", free, "green", dash=True))
+    return lines(name, x, shown, x_name=x_name, before=before)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _curves(rows: Sequence[ComparedRuns]) -> Json | None:
+    """The figure by round: the median over the seeds."""
+    measure = _measure(rows)
+    tested: dict[str, dict[int, float]] = {}
+    for row in rows:
+        found: dict[int, list[float]] = {}
+        for one in row.results:
+            for of in one.content["rounds"]:
+                value = leading_of(measure, of)
+                if value is not None:
+                    found.setdefault(of["round"], []).append(value)
+        tested[row.name] = {number: statistics.median(of) for number, of in found.items()}
+    x = sorted({number for of in tested.values() for number in of})
     if not x:
         return None
+    styles = cycle([(colour, dash) for dash in (False, True) for colour in _COLOURS])
     shown = [
         series(name, [rounded(of.get(number)) for number in x], colour, dash=dash)
-        for (name, of), (colour, dash) in zip(tested.items(), _styles(), strict=False)
+        for (name, of), (colour, dash) in zip(tested.items(), styles, strict=False)
     ]
-    name = f"{_head(measure)} on the test records"
+    name = f"{measure[0].upper()}{measure[1:]} on the test records"
     if measure == RMSE:
         return lines(name, x, shown, low=0.0)
     low = max(0.0, least([value for one in shown for value in one["values"]]) - 0.05)
     return lines(name, x, shown, low=round(low, 1), high=1.0)
-
-
-def _styles() -> Iterator[tuple[str, bool]]:
-    """Colours, and after the last the same dashed."""
-    return cycle([(colour, dash) for dash in (False, True) for colour in _COLOURS])
-
-
-def _costs(runs: Sequence[RunOfMany]) -> Json:
-    head = ["run", "status", _measure(runs), "training", "inference", "rounds", "time", "bytes"]
-    rows = [
-        [
-            run.name,
-            row["status"] + (", simulated" if row["simulated"] else ""),
-            run.led_text,
-            *(guarantee_text(row["privacy"], which) for which in ("training", "inference")),
-            str(row["rounds"]),
-            seconds_text(row["seconds"]),
-            "–" if row["simulated"] else byte_text(row["bytes"]),
-        ]
-        for run in runs
-        for row in (run.row,)
-    ]
-    return table_part("Runs", head, rows, text=[0, 1, 3, 4])
-
-
-def _has_job(run: RunOfMany) -> bool:
-    return len(run.settings) > len(_OF_RUN)
-
-
-def _own_records(runs: Sequence[RunOfMany]) -> Json | None:
-    own = [run.name for run in runs if run.measured_on != MEASURED_ON[True]]
-    if not own:
-        return None
-    return said(f"Accuracy of {', '.join(own)} is on {MEASURED_ON[False]}.", "warn")
-
-
-def _simulated(runs: Sequence[RunOfMany]) -> Json | None:
-    if not any(run.row["simulated"] for run in runs):
-        return None
-    text = "A simulated run protects nobody: its ε is what a real run of the job costs."
-    return said(text, "warn")
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

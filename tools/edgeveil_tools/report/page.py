@@ -3,51 +3,87 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.errors import UsageError
+from edgeveil.jobs import Job
 from edgeveil.jobs.shuffle_amplification import ShuffleCredit
-from edgeveil.pages.frozen import frozen
-from edgeveil.pages.parts import Json
+from edgeveil.pages.frozen import frozen, thawed
+from edgeveil.pages.parts import Json, heat, said, section
+from edgeveil.parts.partitions.dealing import low_quality_devices
 from edgeveil_cloud.job_view import JobDetails, RunPart, job_view
-from edgeveil_tools.report.holdings import Holdings, held_section
-from edgeveil_tools.result import MEASURED_ON, summary, write_whole
+from edgeveil_tools.local.data import dealt
+from edgeveil_tools.local.local_run import LocalRun
+from edgeveil_tools.result import MEASURED_ON, UNPROTECTED, Result, summary, write_whole, writing
+
+HELD = "held"  # the section of who holds what
+MOST_COLUMNS = 120  # of its picture: of more devices several share one
+MOST_CLASSES = 60
+
+
+def draw_report(
+    result: Result, events: Sequence[Mapping[str, Any]], dealing: tuple[Job, LocalRun] | None
+) -> None:
+    """Write the page of a run that has just ended, with who holds what where `dealing` says how
+    its records were dealt. Raises UsageError where it cannot be written."""
+    held = None
+    if dealing is not None and dealing[0].data.target is None:
+        published = result.content["final"]["measured_on"] == MEASURED_ON[True]
+        held = held_section(holdings(*dealing), published)
+    fix = "make room on the disk and run again; result.json and the model are there"
+    with writing(result.report, fix):
+        write_report(result.content, events, result.report, held)
+
+
+def draw_again(result: Result, path: Path) -> None:
+    """Write the page from the files of its run. Who holds what, which only the run itself could
+    count, is taken from the page that it drew. Raises UsageError."""
+    try:
+        events = result.events
+    except (OSError, ValueError) as error:
+        where = str(result.folder / "events.jsonl")
+        raise UsageError("its events cannot be read", where=where) from error
+    drawn: Mapping[str, Any] = {}
+    if result.report.is_file():
+        drawn = thawed(result.report.read_text("utf-8", "replace")) or {}
+    held = next((one for one in drawn.get("sections", ()) if one.get("id") == HELD), None)
+    write_report(result.content, events, path, held)
 
 
 def write_report(
     result: Mapping[str, Any],
     events: Sequence[Mapping[str, Any]],
     path: Path,
-    held: Holdings | Json | None = None,
+    held: Json | None = None,
 ) -> None:
-    """Write the page from the content of `result.json` and `events.jsonl`, and what was dealt: as
-    counted now, or as an earlier page of the same run has it."""
-    view = report_view(result, events, held)
-    write_whole(path, frozen(view, summary(result)).encode())
+    """Write the page of `result.json` and `events.jsonl`; `held`: its section of who holds what."""
+    write_whole(path, frozen(report_view(result, events, held), summary(result)).encode())
 
 
 def report_view(
-    result: Mapping[str, Any],
-    events: Sequence[Mapping[str, Any]],
-    held: Holdings | Json | None = None,
+    result: Mapping[str, Any], events: Sequence[Mapping[str, Any]], held: Json | None = None
 ) -> Json:
-    """What the page shows."""
+    """The page as plain JSON."""
     published = result["final"]["measured_on"] == MEASURED_ON[True]
-    engine = result.get("engine") or {}
     run = RunPart(
         devices=result["devices"],
         infer_only=result["infer_only"],
         seconds=result["seconds"],
         broker=result["broker"] or "no broker",
         simulated=result["simulated"],
-        engine=str(engine.get("name", "")),
+        engine=str((result.get("engine") or {}).get("name", "")),
         reference=result["reference"]["rounds"],
         reference_note=result["reference"]["note"],
         measured_on="" if published else result["final"]["measured_on"],
         memory_bytes=result["memory_peak_bytes"],
         hops=result["bytes"],
         versions=result["versions"],
-        held=held_section(held, published) if isinstance(held, Holdings) else held,
+        held=held,
     )
     facts = JobDetails(
         result["job"],
@@ -61,3 +97,75 @@ def report_view(
         run=run,
     )
     return job_view(facts, events)
+
+
+# --- who holds what ---
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Records dealt: `counts` (devices, classes), by the labels that the devices see; numbers of
+    the devices of low quality, from 0; the kind of partition."""
+
+    counts: NDArray[np.int64]
+    low_quality: NDArray[np.int64]
+    kind: str
+
+
+def holdings(job: Job, run: LocalRun) -> Holdings:
+    """Count the records that the run dealt."""
+    records, shares = dealt(job, run)
+    classes = job.data.classes
+    counts = np.zeros((len(shares), classes), np.int64)
+    for row, share in zip(counts, shares, strict=True):
+        y = records.y[share]
+        row[:] = np.bincount(y[(y >= 0) & (y < classes)], minlength=classes)
+    poor = low_quality_devices(run.devices, run.partition, run.seed)
+    return Holdings(counts, poor, run.partition.kind)
+
+
+def held_section(held: Holdings, published: bool) -> Json:
+    """The section: records by device and class."""
+    what, were = ("public data set", "was") if published else ("records", "were")
+    count = len(held.low_quality)
+    poor = (
+        f" The {count} devices in red hold records of low quality, shown under the wrong classes"
+        " that they carry."
+        if count
+        else ""
+    )
+    text = (
+        f"How the {what} of this run {were} dealt: {held.kind}.{poor} In a real fleet nobody could"
+        " draw this: what a device holds never leaves it."
+    )
+    warning = f"The exact counts of each device's records, {UNPROTECTED}."
+    before = [said(text), None if published else said(warning, "bad")]
+    return section(HELD, "Who holds what", [holdings_picture(held)], before=before)
+
+
+def holdings_picture(held: Holdings) -> Json:
+    """Devices from left to right, low quality last where several share a column; classes from
+    below, and above all how many records there are."""
+    devices, classes = held.counts.shape
+    poor = np.isin(np.arange(devices), held.low_quality)
+    order = np.arange(devices)
+    each = -(-devices // MOST_COLUMNS)
+    if each > 1:
+        order = np.concatenate([np.flatnonzero(~poor), np.flatnonzero(poor)])
+    good = devices - int(poor.sum()) if each > 1 else devices
+    groups = [order[k : min(k + each, good)] for k in range(0, good, each)]
+    groups += [order[k : k + each] for k in range(good, devices, each)]
+    counts = np.stack([held.counts[group].sum(axis=0) for group in groups])
+    high = -(-classes // MOST_CLASSES)
+    rows = [(low, min(low + high, classes)) for low in range(0, classes, high)][::-1]
+    ends = [(int(group[0]) + 1, int(group[-1]) + 1) for group in groups]
+    return heat(
+        "Records by device and class",
+        [counts[:, low:end].sum(axis=1).tolist() for low, end in rows],
+        rows=[str(low) if end == low + 1 else f"{low}–{end - 1}" for low, end in rows],
+        columns=[str(first) if first == last else f"{first}…{last}" for first, last in ends],
+        row_name="class",
+        column_name="device" if each == 1 else f"devices, {each} to a column",
+        red=[k for k, group in enumerate(groups) if poor[group].all()],
+        top=[int(total) for total in counts.sum(axis=1)],
+    )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from edgeveil.data.records import Records
@@ -44,10 +45,20 @@ from edgeveil_edge.round_work import (
     too_large,
     wire_arrays,
 )
-from edgeveil_tools.simulation.checkpoint import KeptDevice
 from edgeveil_tools.site.provision import SitePlan
 
 Role = Literal["train", "infer"]
+
+
+class KeptDevice(msgspec.Struct, frozen=True):
+    """One device's part of a checkpoint: the position of its noise, the exchanges that it answered,
+    and packed the releases that later ones build on, and what it keeps."""
+
+    number: int
+    noise: str
+    answered: list[int]
+    released: dict[int, bytes]
+    kept: bytes
 
 
 @dataclass(frozen=True)

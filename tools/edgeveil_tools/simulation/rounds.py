@@ -1,8 +1,11 @@
 """A job's rounds, played without parties: the cloud's part here, the devices' in workers.
 
-Bit for bit the model of the parties' own course over the memory transport (`edgeveil.testing`):
-the same devices are drawn, their noise is the same stream, sums are exact in any parts, and where a
-rule looks at the order of uploads, it is the one that the proxy's shuffle gives. Nobody is late.
+Bit for bit the model of the parties themselves over the memory transport (`edgeveil.testing`): the
+same devices are drawn, their noise is the same stream, sums are exact in any parts, and where a
+rule looks at the order of uploads, it is the one of the proxy's shuffle. Nobody is late.
+
+A simulation that is interrupted goes on from its `Checkpoint`: the state after a committed
+exchange, in one file of mode 0600, with what simulated devices keep and the state of all chance.
 """
 
 from __future__ import annotations
@@ -10,13 +13,15 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, overload
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.errors import EdgeVeilError
+from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.jobs.broadcast_precision import as_learned_from
@@ -46,8 +51,8 @@ from edgeveil_cloud.round_report import Recorder, summary_of
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_cloud.validate_batch import ValidatedBatch, norm_limit
 from edgeveil_proxy.shuffle import batch_order
-from edgeveil_tools.simulation.checkpoint import Checkpoint, KeptDevice, by_number
-from edgeveil_tools.simulation.devices import DeviceAnswer
+from edgeveil_tools.result import write_whole
+from edgeveil_tools.simulation.devices import DeviceAnswer, KeptDevice
 from edgeveil_tools.simulation.workers import Call, Workers
 from edgeveil_tools.site.provision import SitePlan
 
@@ -59,32 +64,59 @@ Tell = Callable[[str, Mapping[str, Any]], object]
 """Takes an event of the job: its type and its data."""
 
 
-@dataclass
-class RoundCounts:
-    """How the open round stands, for whoever looks meanwhile."""
-
-    uploads: int = 0
-    declined: int = 0
+CHECKPOINT = "simulation.checkpoint"
 
 
-@dataclass(frozen=True)
-class PlayedModel:
-    """The final model, as the cloud would release it."""
+class Checkpoint(msgspec.Struct, frozen=True):
+    """State after `exchange`, whose event was number `events`: `state` of the method, packed, and
+    `chance`, the positions of the streams drawn here. `stamp` names the job and settings."""
 
-    onnx: bytes
-    safetensors: bytes
+    stamp: str
+    exchange: int
+    events: int
+    seconds: float
+    accuracy: float | None
+    chance: list[str]
+    state: bytes
+    devices: list[KeptDevice]
+    federated: dict[str, Any] | None = None  # of the exchange, where it was an evaluation
+
+    def save(self, folder: Path) -> None:
+        """Replace the folder's. Raises OSError."""
+        write_whole(folder / CHECKPOINT, msgspec.msgpack.encode(self), mode=0o600)
 
 
-def _nothing(_exchange: int, _event: Mapping[str, Any], _state: Mapping[str, Array]) -> None:
-    """For who keeps no checkpoint."""
+def load_checkpoint(folder: Path, stamp: str) -> Checkpoint:
+    """The folder's. Raises UsageError where there is none of this stamp."""
+    path = folder / CHECKPOINT
+    try:
+        found = msgspec.msgpack.decode(path.read_bytes(), type=Checkpoint)
+    except FileNotFoundError:
+        raise UsageError(
+            "holds no interrupted simulation", where=str(folder), fix="leave out --resume"
+        ) from None
+    except (OSError, msgspec.MsgspecError) as error:
+        why = f"cannot be read ({type(error).__name__})"
+        raise UsageError(why, where=str(path), fix="leave out --resume") from None
+    if found.stamp != stamp:
+        raise UsageError(
+            "is of another job, other settings or another version of EdgeVeil",
+            where=str(path),
+            fix="put them back, or leave out --resume and begin anew",
+        )
+    return found
 
 
 class SimulatedRounds:
     """One job from its first exchange to its model. `play` may be called once.
 
-    `tell` hears the job's events as the cloud would tell them, `say` what device so-and-so tells
-    its owner, and `look` is called some times a second. `committed` may look at `chance` and
-    `states` after an exchange, whose number it is given, with its event and the method's state.
+    Args:
+        tell: gets the job's events as the cloud would store them.
+        say: gets each line that a device (its number) tells its owner.
+        look: called some times a second.
+        committed: gets each exchange's number, event and state; it may call `chance` and `states`.
+
+    `uploads` and `declined` count the answers of the open round.
     """
 
     def __init__(
@@ -96,10 +128,10 @@ class SimulatedRounds:
         tell: Tell,
         say: Callable[[int, str], object] = lambda _number, _line: None,
         look: Callable[[], object] = lambda: None,
-        committed: Callable[[int, Mapping[str, Any], Mapping[str, Array]], object] = _nothing,
+        committed: Callable[[int, Mapping[str, Any], Mapping[str, Array]], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.counts = RoundCounts()
+        self.uploads = self.declined = 0
         self._plan = compile_job(job).with_artifacts(read_artifacts(job))
         self._site, self._workers, self._seeds = site, workers, SimulationSeeds(site.seed)
         self._tell, self._say, self._look, self._clock = tell, say, look, clock
@@ -109,10 +141,9 @@ class SimulatedRounds:
         self._graph = b""
         self._recorder = Recorder(site.record_dir) if site.record_dir else None
 
-    def play(self, begin: Checkpoint | None = None) -> PlayedModel | None:
-        """The model; None where the job did not complete: its last event says why.
-
-        `begin`: go on from there.
+    def play(self, begin: Checkpoint | None = None) -> tuple[bytes, bytes] | None:
+        """The model as (ONNX, safetensors); None where the job did not complete: its last event
+        has the reason. `begin`: go on from there.
         """
         plan = self._plan
         self._evaluation.check(plan)
@@ -148,10 +179,11 @@ class SimulatedRounds:
                 return None
             accuracy, federated = event["accuracy"], event.get("federated")
             self._tell("exchange_committed", event)
-            self._committed(exchange.index, event, state)
+            if self._committed is not None:
+                self._committed(exchange.index, event, state)
         weights = self._evaluation.weights(plan, state)
         onnx = bake(self._graph, weights, model_card(plan, federated))
-        model = PlayedModel(onnx, weights_file(plan, weights))
+        model = onnx, weights_file(plan, weights)
         self._tell("broadcast", {"kind": "release", "selected": devices, "round": "release"})
         self._tell("job_completed", summary_of(plan, len(plan.exchanges), accuracy))
         return model
@@ -166,13 +198,14 @@ class SimulatedRounds:
     # --- interrupted, and gone on with ---
 
     def chance(self) -> list[str]:
-        """Where the streams stand that are drawn from here."""
+        """Positions of the streams that are drawn from here."""
         return [*self._seeds.position, self._draws.position]
 
     def states(self) -> list[KeptDevice]:
-        """All devices that were asked."""
+        """All devices that were asked, by number."""
         calls: list[list[Call]] = [[("states", ())] for _ in range(self._workers.count)]
-        return by_number(states for _, states in self._workers.each(calls, self._look))
+        found = self._workers.each(calls, self._look)
+        return sorted((one for _, of in found for one in of), key=lambda one: one.number)
 
     def _restored(self, begin: Checkpoint) -> dict[str, Array]:
         *seeds, self._draws.position = begin.chance
@@ -201,7 +234,7 @@ class SimulatedRounds:
     ) -> tuple[dict[str, Array], dict[str, Any]]:
         """The state after it, and its event."""
         plan, times_s = context.plan, [self._clock()]
-        self.counts = RoundCounts()
+        self.uploads = self.declined = 0
         package = round_package(context, state)
         sent_bytes = len(encode_package(package)) + KEY_BYTES * len(selected)
         times_s.append(self._clock())
@@ -254,8 +287,8 @@ class SimulatedRounds:
         for _, answers in self._workers.each(calls, self._look):
             for one in answers or ():
                 found.append(one)
-                self.counts.uploads += bool(one.groups)
-                self.counts.declined += bool(one.declined)
+                self.uploads += bool(one.groups)
+                self.declined += bool(one.declined)
                 if one.declined:
                     line = f"round {context.exchange.index} declined: {one.declined}"
                     self._say(one.number, line)

@@ -1,8 +1,10 @@
-"""Worker processes that hold simulated devices, on this machine.
+"""Workers that hold simulated devices: processes of this machine, or actors of a Ray cluster.
 
-Where nothing stands in its way a worker is forked: it then shares the records, the libraries and
-the compiled job with the process that starts it. Where there is a GPU, whose context a fork would
-lose, and on systems without a sound fork it is started anew and reads them itself.
+Device k (from 1) belongs to worker (k - 1) mod `count`. Where nothing stands in its way a process
+is forked: it then shares the records, the libraries and the compiled job with its parent. Where
+there is a GPU, whose context a fork would lose, and on systems without a sound fork it is spawned.
+An actor asks for one processor and the memory that it may take; a machine of the cluster needs
+EdgeVeil of this version, and the records at the same place.
 """
 
 from __future__ import annotations
@@ -11,50 +13,28 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 from multiprocessing.connection import Connection, wait
-from typing import Any, Protocol
+from typing import Any
 
-from edgeveil.errors import EdgeVeilError, JobFailed
+from edgeveil.errors import EdgeVeilError, JobFailed, UsageError
 from edgeveil.parts.methods.local_steps import gpu_in_sight
+from edgeveil.ray_cluster import imported_ray, join_cluster
+from edgeveil.units import byte_text
 from edgeveil_tools.simulation.devices import SimulatedDevices, SimulatedFleet
 
 Call = tuple[str, tuple[Any, ...]]
-"""A method of `SimulatedDevices`, and what it is called with."""
+"""A method of `SimulatedDevices`, and its arguments."""
 LOOK_S = 0.1
+RAY_KEY = "local_run.ray_address"
+HERE = "local"  # the address of a Ray that is started for the run
 _STOP_S = 2.0
-
-
-class Workers(Protocol):
-    """Holders of devices. Device k (from 1) belongs to worker (k - 1) mod `count`."""
-
-    name: str
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        ...
-
-    @property
-    def pids(self) -> Sequence[int]:
-        """Processes on this machine whose memory is the run's."""
-        ...
-
-    def each(
-        self, calls: Sequence[Sequence[Call]], look: Callable[[], object]
-    ) -> Iterator[tuple[int, Any]]:
-        """Make each worker's calls one after the other, all workers side by side; (worker, result)
-        as they come. `look` is called some times a second meanwhile; what it raises ends it.
-
-        Raises JobFailed where a worker failed or is gone.
-        """
-        ...
-
-    def stop(self) -> None:
-        """End them, whatever they do."""
-        ...
+_ROOM_S = 120.0  # until the cluster has room for all actors
+_BASE_BYTES = 512 << 20  # of an actor: libraries, model, the records' shares at work
 
 
 @dataclass(frozen=True)
@@ -65,13 +45,14 @@ class _Failed:
 
 
 class ProcessWorkers:
-    """A pool of processes on this machine; in each one thread computes."""
+    """Processes of this machine; in each one thread computes."""
+
+    name = "processes"
 
     def __init__(self, fleet: SimulatedFleet, count: int) -> None:
         forks = sys.platform == "linux" and not gpu_in_sight()
         context: Any = multiprocessing.get_context("fork" if forks else "spawn")
-        self.name, self._connections = "processes", list[Connection]()
-        self._processes: list[Any] = []
+        self._connections, self._processes = list[Connection](), list[Any]()
         for number in range(1, count + 1):
             ours, theirs = context.Pipe()
             process = context.Process(
@@ -87,18 +68,27 @@ class ProcessWorkers:
 
     @property
     def count(self) -> int:
-        """See `Workers`."""
+        """Number of workers."""
         return len(self._processes)
 
     @property
     def pids(self) -> Sequence[int]:
-        """See `Workers`."""
+        """Processes on this machine whose memory is the run's."""
         return [process.pid for process in self._processes]
 
     def each(
         self, calls: Sequence[Sequence[Call]], look: Callable[[], object]
     ) -> Iterator[tuple[int, Any]]:
-        """See `Workers`."""
+        """Make each worker's calls one after the other, all workers at the same time; yields
+        (worker, result) as they complete.
+
+        Args:
+            calls: those of each worker.
+            look: called some times a second meanwhile; what it raises ends the iteration.
+
+        Raises:
+            JobFailed: a call failed, or a worker is gone.
+        """
         # One call under way at each: two that write to each other would wait for ever.
         waiting = [iter(of) for of in calls]
         at_work = {w for w in range(self.count) if self._send_next(w, waiting[w])}
@@ -112,7 +102,7 @@ class ProcessWorkers:
                 yield worker, result
 
     def stop(self) -> None:
-        """See `Workers`."""
+        """Kill them, whatever they do."""
         for process in self._processes:
             process.kill()
         for process, connection in zip(self._processes, self._connections, strict=True):
@@ -131,12 +121,9 @@ class ProcessWorkers:
 
     def _result(self, worker: int) -> Any:
         try:
-            result = self._connections[worker].recv()
+            return _checked(self._connections[worker].recv())
         except (EOFError, OSError):
             raise self._gone(worker) from None
-        if isinstance(result, _Failed):
-            raise JobFailed(result.what, where=result.where, fix=result.fix)
-        return result
 
     def _gone(self, worker: int) -> JobFailed:
         process = self._processes[worker]
@@ -148,31 +135,141 @@ class ProcessWorkers:
         )
 
 
+def _checked(result: Any) -> Any:
+    if isinstance(result, _Failed):
+        raise JobFailed(result.what, where=result.where, fix=result.fix)
+    return result
+
+
+class _Holder:
+    """The devices of one worker, made by its first call; one thread computes."""
+
+    def __init__(self, fleet: SimulatedFleet) -> None:
+        import torch
+        from threadpoolctl import threadpool_limits
+
+        torch.set_num_threads(1)
+        self._limits = threadpool_limits(1)
+        self._fleet = fleet
+        self._devices: SimulatedDevices | None = None
+
+    def version(self) -> str:
+        return metadata.version("edgeveil")
+
+    def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        try:
+            self._devices = self._devices or SimulatedDevices(self._fleet)
+            return getattr(self._devices, name)(*arguments)
+        except EdgeVeilError as error:
+            return _Failed(error.what, error.where, error.fix)
+        except Exception as error:
+            return _Failed(f"{type(error).__name__}: {error}", "a worker process", "")
+
+
 def _serve(connection: Connection, others: Sequence[Connection], fleet: SimulatedFleet) -> None:
-    """What a worker process does until nobody is at the other end any more."""
+    """Answer calls until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that starts it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in others:  # or it would not hear that the starter is gone
         other.close()
     with suppress(EOFError, OSError, KeyboardInterrupt):
-        _answer_calls(connection, fleet)
+        holder = _Holder(fleet)
+        while True:
+            connection.send(holder.call(*connection.recv()))
     os._exit(0)  # nothing of the starter's is to be cleaned up here
 
 
-def _answer_calls(connection: Connection, fleet: SimulatedFleet) -> None:
-    import torch
-    from threadpoolctl import threadpool_limits
+class RayWorkers:
+    """Actors of a Ray cluster, with the methods of `ProcessWorkers`.
 
-    torch.set_num_threads(1)
-    devices: SimulatedDevices | None = None
-    with threadpool_limits(1):
-        while True:
-            name, arguments = connection.recv()
-            try:
-                devices = devices or SimulatedDevices(fleet)
-                result = getattr(devices, name)(*arguments)
-            except EdgeVeilError as error:
-                result = _Failed(error.what, error.where, error.fix)
-            except Exception as error:
-                result = _Failed(f"{type(error).__name__}: {error}", "a worker process", "")
-            connection.send(result)
+    Raises UsageError where Ray is not there, of another version or has no room.
+    """
+
+    name = "ray"
+    pids: Sequence[int] = ()  # Ray accounts for its processes, which may be anywhere
+
+    def __init__(self, fleet: SimulatedFleet, count: int, address: str) -> None:
+        self._ray, self._joined = imported_ray(RAY_KEY), False
+        self._actors: list[Any] = []
+        if address != HERE or not self._ray.is_initialized():  # else a notebook's own
+            join_cluster(None if address == HERE else address, RAY_KEY)
+            self._joined = True
+        memory_bytes = _BASE_BYTES + 2 * fleet.kept_bytes
+        remote = self._ray.remote(num_cpus=1, memory=memory_bytes, max_restarts=0)(_Holder)
+        try:
+            given = self._ray.put(fleet)
+            self._actors = [remote.remote(given) for _ in range(count)]
+            self._wait_for_room(memory_bytes)
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def count(self) -> int:
+        """Number of workers."""
+        return len(self._actors)
+
+    def each(
+        self, calls: Sequence[Sequence[Call]], look: Callable[[], object]
+    ) -> Iterator[tuple[int, Any]]:
+        """See `ProcessWorkers.each`."""
+        waiting, under_way = [iter(of) for of in calls], dict[Any, int]()
+
+        def send_next(worker: int) -> None:
+            call = next(waiting[worker], None)
+            if call is not None:
+                under_way[self._actors[worker].call.remote(*call)] = worker
+
+        for worker in range(self.count):
+            send_next(worker)
+        while under_way:
+            ready, _ = self._ray.wait([*under_way], num_returns=1, timeout=LOOK_S)
+            look()
+            for done in ready:
+                worker = under_way.pop(done)
+                result = self._got(done, worker)
+                send_next(worker)
+                yield worker, result
+
+    def stop(self) -> None:
+        """Kill the actors, and leave the cluster that was joined for them."""
+        for actor in self._actors:
+            self._ray.kill(actor)
+        if self._joined:
+            self._ray.shutdown()
+
+    def _got(self, done: Any, worker: int) -> Any:
+        try:
+            return _checked(self._ray.get(done))
+        except self._ray.exceptions.RayError as error:
+            raise JobFailed(
+                f"a worker on Ray is gone ({type(error).__name__})",
+                where=f"simulation-{worker + 1}",
+                fix="see Ray's own logs; where memory ran out ask for fewer workers; run again",
+            ) from None
+
+    def _wait_for_room(self, memory_bytes: int) -> None:
+        """Wait until every actor runs; each must be of this version."""
+        begun_s, missing = time.monotonic(), {a.version.remote(): a for a in self._actors}
+        own = metadata.version("edgeveil")
+        while missing:
+            ready, _ = self._ray.wait([*missing], num_returns=1, timeout=LOOK_S)
+            for done in ready:
+                del missing[done]
+                found = self._got(done, 0)
+                if found != own:
+                    raise UsageError(
+                        f"a machine of the cluster has EdgeVeil {found}, this one {own}",
+                        where=RAY_KEY,
+                        fix="install the same version on all machines",
+                    )
+            if missing and time.monotonic() - begun_s > _ROOM_S:
+                raise UsageError(
+                    f"the Ray cluster has no room for {len(missing)} of {self.count} workers, each"
+                    f" with one processor and {byte_text(memory_bytes)}",
+                    where="local_run.workers",
+                    fix="ask for fewer workers, or add machines",
+                )
+
+
+Workers = ProcessWorkers | RayWorkers

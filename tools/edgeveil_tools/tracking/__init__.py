@@ -1,1 +1,1 @@
-"""A job's course and outcome in MLflow, TensorBoard or Weights & Biases; see docs/adr/0039."""
+"""`--track`: jobs in MLflow or TensorBoard (whose files Weights & Biases reads); docs/adr/0039."""

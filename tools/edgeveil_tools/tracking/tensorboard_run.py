@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,64 +16,44 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.plugin_data_pb2 import TextPluginData
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from edgeveil_tools.tracking.tracker import Metrics, RunOutcome, TrackedRun
 
+class Tracker:
+    """A folder below DIR, which `tensorboard --logdir` is given, by the run's name and time."""
 
-class TensorboardRun:
-    """A folder below DIR: the job's id at a cloud, else name and time."""
-
-    def __init__(self, folder: Path) -> None:
-        self._base, self._folder = folder, folder
-        self._writer: Any = None
-
-    def begin(self, run: TrackedRun) -> None:
-        """See `Tracker`; of a job that is followed anew the earlier files are replaced."""
-        made = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-        name, number = run.key or f"{run.name}-{made}", 1
-        self._folder = self._base / name
-        while not run.key and self._folder.exists():
+    def __init__(self, where: str, name: str, parameters: Mapping[str, Any]) -> None:
+        trial, number = f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}", 1
+        self._folder = Path(where) / trial
+        while self._folder.exists():
             number += 1
-            self._folder = self._base / f"{name}-{number}"
-        for earlier in self._folder.glob("events.out.tfevents.*"):
-            earlier.unlink()
+            self._folder = Path(where) / f"{trial}-{number}"
         self._writer = EventFileWriter(str(self._folder))
-        self._write(hparams_pb(dict(run.parameters), trial_id=name))
-        self._write(_text("parameters", _table(run.parameters)))
+        self._write(hparams_pb(dict(parameters), trial_id=trial))
+        self._write(_text("parameters", parameters))
 
-    def log(self, metrics: Metrics, step: int) -> None:
-        """See `Tracker`."""
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """See `feed`."""
         values = [Summary.Value(tag=key, simple_value=value) for key, value in metrics.items()]
         self._write(Summary(value=values), step)
         self._writer.flush()
 
-    def end(self, outcome: RunOutcome) -> None:
-        """See `Tracker`."""
-        self.log(outcome.metrics, 0)
-        self._write(_text("outcome", _table({"status": outcome.status, **outcome.facts})))
+    def end(self, status: str, facts: Mapping[str, str], files: Sequence[Path]) -> None:
+        """See `feed`."""
+        self._write(_text("outcome", {"status": status, **facts}))
         self._writer.close()
-        for path in outcome.files:
+        for path in files:
             shutil.copyfile(path, self._folder / path.name)
 
     def _write(self, summary: Any, step: int = 0) -> None:
         self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
 
 
-def _text(tag: str, markdown: str) -> Any:
-    """As TensorBoard's own `text` makes it, which loads TensorFlow."""
-    kind = SummaryMetadata.PluginData(
-        plugin_name="text", content=TextPluginData(version=0).SerializeToString()
-    )
+def _text(tag: str, facts: Mapping[str, Any]) -> Any:
+    """A table as TensorBoard's own `text` makes one, which loads TensorFlow."""
+    rows = [f"| {key} | {str(value).replace('|', '/')} |" for key, value in facts.items()]
+    markdown = "\n".join(["| | |", "| --- | --- |", *rows])
+    content = TextPluginData(version=0).SerializeToString()
+    kind = SummaryMetadata.PluginData(plugin_name="text", content=content)
     shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
     tensor = TensorProto(dtype="DT_STRING", string_val=[markdown.encode()], tensor_shape=shape)
     value = Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=kind), tensor=tensor)
     return Summary(value=[value])
-
-
-def _table(facts: Any) -> str:
-    rows = (f"| {key} | {re.sub(r'[|]', '/', str(value))} |" for key, value in facts.items())
-    return "\n".join(["| | |", "| --- | --- |", *rows])
-
-
-def open_tracker(where: str) -> TensorboardRun:
-    """For a folder that `tensorboard --logdir` is given."""
-    return TensorboardRun(Path(where))

@@ -16,8 +16,8 @@ from edgeveil_lab.attack import inversion as attack_inversion
 from edgeveil_lab.attack import membership as attack_membership
 from edgeveil_lab.attack.inversion import METHODS, invert, likely_labels, ssim, whose
 from edgeveil_lab.attack.membership import CandidateScores, dp_curve, informed, normal_curve, roc
+from edgeveil_lab.attack.recording import Recording, exact_linear, noised_linear
 from edgeveil_tools.cli import main
-from edgeveil_tools.local.recording import Recording, exact_linear, noised_linear
 
 pytestmark = pytest.mark.slow
 

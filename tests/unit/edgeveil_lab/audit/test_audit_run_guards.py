@@ -10,7 +10,7 @@ from edgeveil_lab.audit.run_guards import (
     late_failures,
 )
 from edgeveil_tools.local.job import Overrides, local_job
-from edgeveil_tools.report.holdings import holdings
+from edgeveil_tools.report.page import holdings
 
 pytestmark = pytest.mark.slow
 

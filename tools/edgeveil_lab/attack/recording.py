@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,12 +30,6 @@ from edgeveil_tools.local.local_run import LocalRun
 
 RUN = "run.json"
 Float64 = NDArray[np.float64]
-
-
-def keep_run(folder: Path, run: LocalRun) -> None:
-    """Put beside a recording how its records were dealt: settings and paths, no record."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (folder / RUN).write_text(json.dumps(run.model_dump(mode="json"), indent=2) + "\n")
 
 
 @dataclass(frozen=True)

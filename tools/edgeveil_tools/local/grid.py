@@ -1,0 +1,205 @@
+"""`edgeveil run JOB --seeds N --sweep KEY=A,B`: a run for each seed at each point of a grid.
+
+DIR/POINT/seed-N holds what `edgeveil run` writes; DIR gets the tables and the page that compare
+them. A run that has completed is not run again while its job file says the same, so an interrupted
+grid goes on by the same command.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from edgeveil.errors import INTERRUPTED, EdgeVeilError, JobFailed, UsageError
+from edgeveil.evaluation.figures import leading, leading_text
+from edgeveil.jobs import Job
+from edgeveil.units import seconds_text
+from edgeveil_tools.local.data import check_data
+from edgeveil_tools.local.fleet import checkpoint_stamp, refuse_unplayable
+from edgeveil_tools.local.job import Overrides, local_job, whole_job
+from edgeveil_tools.local.local_run import LocalRun
+from edgeveil_tools.local.run import run_local
+from edgeveil_tools.report.compare import (
+    COMPARISON,
+    TABLES,
+    ComparedRuns,
+    compared,
+    heads,
+    write_comparison,
+    write_tables,
+)
+from edgeveil_tools.result import Result, writing
+from edgeveil_tools.simulation.rounds import load_checkpoint
+from edgeveil_tools.tracking.feed import check_target
+
+_SHORT = (0, 1, 3, 4, 5)  # columns of the table on a terminal, whose width has no room for all
+
+
+@dataclass(frozen=True)
+class GridRun:
+    """One run of a grid: the job file, its options, and the job as it is run with them."""
+
+    path: Path
+    folder: Path
+    overrides: Overrides
+    job: Job
+    run: LocalRun
+
+    @classmethod
+    def at(cls, path: Path, folder: Path, overrides: Overrides) -> GridRun:
+        """The run with these options. ConfigError, UsageError."""
+        return cls(path, folder, overrides, *local_job(path, overrides))
+
+    @property
+    def done(self) -> Result | None:
+        """The result, where this very run has completed."""
+        try:
+            if (self.folder / "job.yaml").read_bytes() != whole_job(self.job, self.run):
+                return None
+            found = Result.load(self.folder)
+        except (OSError, UsageError):
+            return None
+        return found if found.status == "completed" else None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the folder holds the checkpoint of this very run."""
+        try:
+            load_checkpoint(self.folder, checkpoint_stamp(self.job, self.run))
+        except UsageError:
+            return False
+        return self.run.simulate
+
+
+def sweep_of(text: str) -> tuple[str, list[Any]]:
+    """`privacy.epsilon=0.5,1` as a key and its values, read as YAML. Raises UsageError."""
+    key, sign, values = text.partition("=")
+    try:
+        found = yaml.safe_load(f"[{values}]")
+    except yaml.YAMLError:
+        found = None
+    if not (key and sign and found):
+        what, fix = f"'{text}' is not KEY=A,B", "write privacy.epsilon=0.5,1,2"
+        raise UsageError(what, where="--sweep", fix=fix)
+    return key, found
+
+
+def grid_of(
+    path: Path, out: Path, overrides: Overrides, seeds: int, sweeps: Sequence[str]
+) -> list[GridRun]:
+    """All runs, point by point, checked with their records. ConfigError, UsageError, DataError."""
+    if seeds < 1:
+        raise UsageError("no seed to run", where="--seeds", fix="use 1 or more")
+    swept = dict(map(sweep_of, sweeps))
+    first = local_job(path, overrides)[1].seed
+    found = []
+    for values in product(*swept.values()):
+        point = dict(zip(swept, values, strict=True))
+        name = ",".join(f"{key}={_plain(value)}" for key, value in point.items()) or path.stem
+        at = replace(overrides, settings=tuple(point.items()))
+        for seed in range(first, first + seeds):
+            folder = out / name.replace("/", "_") / f"seed-{seed}"
+            found.append(GridRun.at(path, folder, replace(at, seed=seed)))
+        check_data(found[-1].job, found[-1].run)
+        if found[-1].run.simulate:
+            refuse_unplayable(found[-1].job, found[-1].run)
+    return found
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value).replace(" ", "")
+
+
+def run_grid(
+    path: Path,
+    out: Path,
+    overrides: Overrides,
+    seeds: int,
+    sweeps: Sequence[str],
+    *,
+    as_json: bool = False,
+    reference: bool | None = None,
+    track: Sequence[str] = (),
+    **how: Any,
+) -> int:
+    """Run what is missing, write tables and page; 0, or 6 where a run failed, 130 after Ctrl-C.
+
+    Args:
+        reference: whether to train the noise-free reference, at the first seed of each point.
+        track: as `play` has it.
+        how: further options of `play`.
+
+    Raises:
+        ConfigError, UsageError, DataError: before the first run.
+    """
+    stream = sys.stderr if as_json else sys.stdout
+    failures: list[str] = []
+    for target in track:
+        check_target(target)
+    runs = grid_of(path, out, overrides, seeds, sweeps)
+    for number, one in enumerate(runs):
+        trained = reference if number % seeds == 0 else False  # one seed's is like another's
+        if run_one(one, stream, failures, reference=trained, track=track, **how) == INTERRUPTED:
+            print("Interrupted; the same command goes on", file=stream)
+            return INTERRUPTED
+    rows = compared([result for one in runs if (result := one.done)])
+    if rows:
+        write_tables(rows, out, failures)
+        with writing(out):
+            write_comparison(rows, out / COMPARISON)
+        _show(rows, stream)
+        print(f"Files: {out}/ with {', '.join((*TABLES, COMPARISON))}", file=stream)
+    if as_json:
+        plain: Mapping[str, Any] = {"rows": [row.plain for row in rows], "failures": failures}
+        print(json.dumps(plain, allow_nan=False), flush=True)
+    return JobFailed.exit_code if failures else 0
+
+
+def run_one(
+    one: GridRun, stream: IO[str], failures: list[str], *, force: bool = False, **how: Any
+) -> int:
+    """Run it unless it has completed; 0 or 130. A failure is told, and added to `failures`."""
+    if not force and one.done:
+        print(f"{one.folder}: done before", file=stream)
+        return 0
+    try:
+        code = run_local(
+            one.path,
+            one.folder,
+            one.overrides,
+            resume=not force and one.interrupted,
+            force=True,  # what has completed is kept above
+            brief=True,
+            stream=stream if stream.isatty() else io.StringIO(),  # a line a run is enough in a file
+            **how,
+        )
+    except EdgeVeilError as error:
+        failures.append(f"{one.folder}: {error}")
+        print(f"edgeveil: {failures[-1]}", file=sys.stderr)
+        return 0
+    if code == 0:
+        content = Result.load(one.folder).content
+        measure, value = leading(content["final"])
+        figure = leading_text(measure, value, content["final"].get("figures"))
+        told = "not tested" if value is None else f"{measure} {figure}"
+        print(f"{one.folder}: {told}, {seconds_text(content['seconds'])}", file=stream, flush=True)
+    return code
+
+
+def _show(rows: Sequence[ComparedRuns], stream: IO[str]) -> None:
+    shown = Table()
+    for column in _SHORT:
+        shown.add_column(heads(rows)[column], overflow="fold")
+    for row in rows:
+        shown.add_row(*(row.cells[column] for column in _SHORT))
+    Console(file=stream).print(shown)

@@ -1,0 +1,167 @@
+"""A job's events on their way to trackers: each in a thread of its own, behind a bounded queue.
+
+A tracking server may be slow or away: that is told once, and the job neither waits nor fails. The
+module `SCHEME_run` has a class `Tracker(where, name, parameters)` with `log(metrics, step)` for
+each round (0: all before round 1) and `end(status, facts, files)` at last; its thread imports it.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import re
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from edgeveil.errors import MissingExtraError, UsageError
+
+EXAMPLES = ("mlflow:http://HOST:5000", "tensorboard:DIR")
+WAITING = 1000  # rounds that may wait for one tracker
+CLOSE_S = 30.0  # for all of them to have everything, once the run has ended
+
+
+def check_target(text: str) -> None:
+    """Raise UsageError for a `--track` that is no SCHEME:PLACE, MissingExtraError without its
+    library."""
+    scheme, _, where = text.partition(":")
+    if scheme not in ("mlflow", "tensorboard") or not where:
+        what = "names no place" if scheme in ("mlflow", "tensorboard") else "is no tracker"
+        fix = f"write one of {', '.join(EXAMPLES)}"
+        if scheme.startswith("wandb"):
+            fix = "write tensorboard:DIR, whose files `wandb sync DIR` takes"
+        raise UsageError(what, where=f"--track {hidden(text)}", fix=fix)
+    if find_spec(scheme) is None:
+        what, fix = f"needs {scheme}, which is not installed", "pip install 'edgeveil[track]'"
+        raise MissingExtraError(what, where=f"--track {hidden(text)}", fix=fix)
+
+
+def hidden(text: str) -> str:
+    """The text without a password that a URL in it holds."""
+    return re.sub(r"://\S*@", "://…@", text)  # one with @ or / in it, too
+
+
+class _Feed(threading.Thread):
+    """One tracker in its thread, and what waits for it."""
+
+    def __init__(self, target: str, *run: Any) -> None:
+        super().__init__(daemon=True, name=f"track-{target.partition(':')[0]}")
+        self._target, self._run = target, run
+        self._items: queue.Queue[tuple[Any, ...]] = queue.Queue(WAITING)
+        self.complaints: list[str] = []
+        self.start()
+
+    def put(self, *call: Any, wait_s: float = 0.0) -> None:
+        try:
+            if not self.complaints:
+                self._items.put(call, block=wait_s > 0, timeout=wait_s or None)
+        except queue.Full:
+            self.give_up("is too slow", "look at the server, or track to a folder of this machine")
+
+    def give_up(self, why: str, fix: str) -> None:
+        if not self.complaints:
+            where = hidden(self._target)
+            self.complaints.append(f"Tracking to {where} stops: {why}. The job goes on; {fix}")
+
+    def run(self) -> None:
+        scheme, _, where = self._target.partition(":")
+        try:
+            module = import_module(f"edgeveil_tools.tracking.{scheme}_run")
+            tracker, method = module.Tracker(where, *self._run), ""
+            while method != "end":
+                method, *arguments = self._items.get()
+                getattr(tracker, method)(*arguments)
+        except BaseException as error:  # whatever libraries of others raise, SystemExit too
+            said = str(error).strip().partition("\n")[0] or type(error).__name__
+            self.give_up(hidden(said)[:200], "see that it answers, and may be written to")
+
+
+class Tracking:
+    """Feeds the trackers `targets` of a run. No method waits, but `close`. The `job` as plain
+    values and the price of its whole plan become parameters."""
+
+    def __init__(
+        self, targets: Iterable[str], name: str, job: Mapping[str, Any], planned: Mapping[str, Any]
+    ) -> None:
+        parameters = {**dict(flat(job)), **dict(flat(planned, "planned."))}
+        self._feeds = [_Feed(target, name, parameters) for target in targets]
+        self._told, self._figures = 0, dict[str, float]()  # of the newest tested model
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Take the job's next event."""
+        if event["type"] == "exchange_committed":
+            data = event["data"]
+            self._figures = figures_of(data) or self._figures
+            for feed in self._feeds:
+                feed.put("log", metrics_of(data), int(data["number"]))
+
+    def complaints(self) -> list[str]:
+        """Lines to show since the last call; one a tracker, once."""
+        found = [line for feed in self._feeds for line in feed.complaints]
+        new, self._told = found[self._told :], len(found)
+        return new
+
+    def close(
+        self,
+        status: str,
+        privacy: Mapping[str, Any],
+        metrics: Mapping[str, float | None],
+        files: Sequence[Path] = (),
+        wait_s: float = CLOSE_S,
+    ) -> list[str]:
+        """Hand over the outcome, with the newest figures as final; waits at most `wait_s`. Returns
+        lines to show."""
+        facts = {key: str(value) for key, value in flat(privacy, "privacy.")}
+        final = {f"final.{name}": value for name, value in self._figures.items()}
+        end_s, there = time.monotonic() + wait_s, [path for path in files if path.is_file()]
+        for feed in self._feeds:
+            feed.put("log", final | _numbers(metrics), 0, wait_s=wait_s)
+            feed.put("end", status, facts, there, wait_s=wait_s)
+        for feed in self._feeds:
+            feed.join(max(0.0, end_s - time.monotonic()))
+            if feed.is_alive():
+                feed.give_up(f"has not taken all within {wait_s:g} s", "look at the server")
+        return self.complaints()
+
+
+def metrics_of(data: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of a committed exchange; unknown ones are left out."""
+    federated, clusters = data.get("federated") or {}, data.get("clusters") or {}
+    score = {"cluster_score": clusters.get("score")}
+    if data["phase"] == "cluster":
+        return _numbers({f"clusters/{key}": value for key, value in clusters.items()} | score)
+    if data["phase"] == "evaluate":  # beside those of the round itself, not in their place
+        names = federated.keys() - {"round", "leading"}
+        return _numbers({f"federated/{key}": federated[key] for key in names})
+    found = {key: data.get(key) for key in ("accuracy", "loss", "uploads", "declined", "seconds")}
+    found |= dict(flat(data.get("epsilon", {}), "epsilon."))
+    found |= dict(flat(data.get("bytes", {}), "bytes."))
+    return {**_numbers(found | score), **figures_of(data)}
+
+
+def figures_of(data: Mapping[str, Any]) -> dict[str, float]:
+    """Those of a tested model that are one number each, beside accuracy and loss."""
+    figures = data.get("figures") or {}
+    error = (figures.get("calibration") or {}).get("error")
+    return _numbers({**figures, "calibration_error": error})
+
+
+def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
+    return {key: float(value) for key, value in found.items() if isinstance(value, int | float)}
+
+
+def flat(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested mappings as `block.key`; lists as JSON, but of mappings, which are numbered."""
+    for key, value in plain.items():
+        if isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
+            value = {str(number): one for number, one in enumerate(value)}
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list | tuple):
+            yield f"{prefix}{key}", json.dumps(value)
+        else:
+            yield f"{prefix}{key}", value if isinstance(value, int | float) else str(value or "")
