@@ -1,4 +1,4 @@
-"""A whole fleet in this process, in virtual time: for simulations, tests, benches and plug-ins.
+"""A whole fleet in this process, in virtual time: for tests, benches and plug-ins.
 
 The cloud, the proxy and the devices are the ones that processes run, each made by its role's own
 `build`, with real stores and ledgers in files; frames go through `MemoryNet` and not over brokers.

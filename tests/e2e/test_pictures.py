@@ -13,7 +13,7 @@ import yaml
 
 from edgeveil.parts.features.onnx import cached_backbone
 from edgeveil.parts.features.procedural_pictures import procedural_pictures
-from edgeveil_tools.backbone.contrastive import axes, onnx_pictures, train_pictures
+from edgeveil_tools.backbone.encoders import axes, onnx_pictures, train_pictures
 
 pytestmark = pytest.mark.drill
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -36,12 +35,6 @@ def test_encryption_changes_nothing_of_what_is_learned(tmp_path: Path) -> None:
     assert model(tmp_path / "plain", **PLAIN) == model(tmp_path / "encrypted")
 
 
-def test_devices_at_work_at_the_same_time_change_nothing(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(3) as executor:
-        together = model(tmp_path / "a", executor=executor, **PLAIN)
-    assert together == model(tmp_path / "b", **PLAIN)
-
-
 def test_simulated_devices_have_real_ledgers_and_keys_of_their_own(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, 5, **PLAIN)
     job = fleet.submit(small_job())
@@ -52,6 +45,13 @@ def test_simulated_devices_have_real_ledgers_and_keys_of_their_own(tmp_path: Pat
     assert not {box.id for box in fleet.devices} & {box.id for box in again.devices}
 
 
+def test_the_same_devices_are_asked_whatever_their_keys_are() -> None:
+    devices = [bytes([number]) * 32 for number in range(20)]
+    drawn = [SimulationSeeds(3).choose(devices, 5) for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    assert SimulationSeeds(4).choose(devices, 5) != drawn[0]
+
+
 def test_every_device_draws_noise_of_its_own() -> None:
     seeds = SimulationSeeds(7)
     streams = [seeds.noise(device) for device in (1, 2, 1)]
@@ -59,10 +59,3 @@ def test_every_device_draws_noise_of_its_own() -> None:
     assert first == again != second
     assert streams[0](64) != first
     assert SimulationSeeds(8).noise(1)(64) != first
-
-
-def test_the_same_devices_are_asked_whatever_their_keys_are() -> None:
-    devices = [bytes([number]) * 32 for number in range(20)]
-    drawn = [SimulationSeeds(3).choose(devices, 5) for _ in range(2)]
-    assert drawn[0] == drawn[1]
-    assert SimulationSeeds(4).choose(devices, 5) != drawn[0]

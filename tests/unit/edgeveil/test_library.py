@@ -332,9 +332,12 @@ def test_runs_of_one_program_take_turns(small):
     assert "".join(name for name, _ in itertools.groupby(heard)) in ("ab", "ba")
 
 
-def test_options_are_the_same_everywhere():
-    typed = typing.get_type_hints(edgeveil.run)
-    del typed["job"], typed["simulate"], typed["return"]
+def test_options_are_the_same_everywhere(small):
     from edgeveil_tools.local.run import RunOptions
 
-    assert typing.get_type_hints(RunOptions) == typed
+    for call in (edgeveil.run, edgeveil.simulate, edgeveil.run_async):
+        assert typing.get_type_hints(call)["options"] == typing.Unpack[RunOptions]
+    for name in RunOptions.__annotations__:
+        assert f"        {name}: " in edgeveil.run.__doc__
+    with pytest.raises(TypeError, match="unexpected keyword argument 'device'"):
+        edgeveil.simulate(small, device=3)

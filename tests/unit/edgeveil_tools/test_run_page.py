@@ -119,13 +119,6 @@ def test_a_browser_is_led_there_without_the_address_in_its_command_line(page):
     assert not path.exists()
 
 
-def test_only_looking_is_possible(page):
-    url = page.start()
-    line = http.client.HTTPConnection(url.split("/")[2], timeout=20)
-    line.request("POST", "/events", headers={"Cookie": entered(url)})
-    assert line.getresponse().status in (403, 405)
-
-
 def test_events_come_as_they_happen_and_the_last_one_says_that_it_ended(page, fleet, tmp_path):
     url = page.start()
     answer = get(url, "/events", Cookie=entered(url))
@@ -218,3 +211,10 @@ def test_a_browser_follows_the_run_to_its_end(page, fleet, tmp_path):
         assert chromium.run("return document.title") == "quickstart: failed"
         page.stop()
         assert chromium.wrong() == []
+
+
+def test_only_looking_is_possible(page):
+    url = page.start()
+    line = http.client.HTTPConnection(url.split("/")[2], timeout=20)
+    line.request("POST", "/events", headers={"Cookie": entered(url)})
+    assert line.getresponse().status in (403, 405)

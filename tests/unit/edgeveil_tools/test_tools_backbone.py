@@ -11,11 +11,11 @@ import edgeveil
 from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import open_session
-from edgeveil.parts.features.onnx import CACHED, cached_backbone, opened
+from edgeveil.parts.features.onnx import cached_backbone, opened
 from edgeveil_tools import cli
 from edgeveil_tools.backbone import command as backbone
-from edgeveil_tools.backbone.drawings import SHAPES, SIDE, PublicDigits, drawn_digits
-from edgeveil_tools.backbone.net import FEATURES, onnx_encoder, train_encoder
+from edgeveil_tools.backbone.drawings import drawn_digits
+from edgeveil_tools.backbone.encoders import FEATURES, onnx_encoder, train_encoder
 from edgeveil_tools.cli.jobs import submit
 from edgeveil_tools.cloud_client import Cloud
 from edgeveil_tools.local.grid import grid_of
@@ -66,14 +66,6 @@ def test_the_seed_decides_all(graph):
     assert onnx_encoder(train_encoder(seed=2, **TINY)) != graph
 
 
-def test_training_leaves_the_callers_chance_alone():
-    torch.manual_seed(5)
-    wanted = torch.rand(3)
-    torch.manual_seed(5)
-    train_encoder(seed=1, **TINY)
-    assert torch.equal(torch.rand(3), wanted)
-
-
 def test_training_learns():
     """More batches tell apart what was never shown: digits drawn with another seed."""
     images, labels = drawn_digits(200, seed=99)
@@ -82,27 +74,6 @@ def test_training_learns():
     with torch.no_grad():
         _, scores = trained.parts(middle)
     assert (scores.argmax(1).numpy() == labels).mean() > 0.5
-
-
-def test_drawings_are_ink_in_the_middle_with_all_digits():
-    images, labels = drawn_digits(30, seed=0)
-    assert images.shape == (30, SIDE, SIDE)
-    assert sorted(set(labels)) == list(range(10)) == sorted(SHAPES)
-    assert images.min() == 0
-    assert (images.max(axis=(1, 2)) > 0.9).all()
-    edges = [images[:, 0], images[:, -1], images[:, :, 0], images[:, :, -1]]
-    assert max(float(edge.max()) for edge in edges) == 0
-    assert (drawn_digits(30, seed=0)[0] == images).all()
-
-
-def test_batches_are_images_with_ink_between_nothing_and_all():
-    torch.manual_seed(0)
-    images, labels = PublicDigits.load(40, seed=0).batch(16)
-    assert images.shape == (16, 1, 28, 28)
-    assert labels.shape == (16,)
-    assert float(images.min()) >= 0
-    assert float(images.max()) <= 1
-    assert (images.amax((1, 2, 3)) > 0.5).all()
 
 
 @pytest.mark.parametrize("name", backbone.ENCODERS)
@@ -139,20 +110,6 @@ def test_the_cache_is_filled_once(quick, tmp_path, name):
     assert not said
     assert cached_backbone(name).read_bytes() == first
     assert list(cached_backbone(name).parent.iterdir()) == [cached_backbone(name)]
-
-
-def test_what_trains_each_name_is_known_where_jobs_name_it():
-    assert tuple(backbone.ENCODERS) == CACHED
-
-
-@pytest.mark.parametrize(
-    "text", ["features: [{name: identity}]", "features: 3", "a: [", "- 1", "features: [x]", ""]
-)
-def test_other_jobs_train_nothing(quick, tmp_path, text):
-    (tmp_path / "job.yaml").write_text(text)
-    backbone.ensure_for_jobs([tmp_path / "job.yaml"], lambda _: pytest.fail("trained"))
-    backbone.ensure_for_jobs([tmp_path / "none.yaml"], lambda _: pytest.fail("trained"))
-    assert not cached_backbone("digits").exists()
 
 
 @pytest.mark.parametrize(

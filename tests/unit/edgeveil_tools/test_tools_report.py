@@ -230,10 +230,6 @@ def test_what_each_party_saw_stands_in_a_table_of_its_own(simulated, verb):
     assert found["after"][0]["text"].startswith("While the two do not work together.")
 
 
-def test_a_run_that_does_not_say_what_was_seen_has_no_such_section():
-    assert "What each party" not in text_of(view(events()))
-
-
 ALONE = Guarantee(9.6449, 1e-5, "record", "proven")
 SHARED = Guarantee(2.0, 1e-5, "record", "proven", colluding=ALONE, honest=15)
 
@@ -295,36 +291,6 @@ def test_what_is_not_proven_gets_no_number():
     assert "none proven" in text_of(found)  # in the events, beside each accuracy
 
 
-def test_a_failed_run_has_a_page_with_its_reason():
-    text = text_of(view([], status="failed", reason="too few uploads", reference=[], bytes={}))
-    assert "too few uploads" in text
-    assert "none was committed" in text
-
-
-def test_every_round_has_its_line():
-    (table,) = parts(view(events(rounds=4)), "rounds", "table")
-    assert [row[0] for row in table["rows"]] == ["centre", "1", "2", "3", "4"]
-
-
-def test_scores_are_shown_raw_and_corrected_and_short_rounds_are_said():
-    course = events(rounds=6)
-    first, second = (one["data"]["clusters"] for one in course if one["data"]["clusters"])
-    first |= {"squared": -0.25, "corrected": 0.7512, "corrected_error": 0.043, "wanted": 1000}
-    second |= {"squared": 0.125, "corrected": None, "corrected_error": None}
-    second["corrected_reason"] = "not identifiable: its error would pass 15 %"
-    text = text_of(view(course))
-    for words in ("0.751 ± 0.043", "-0.250", "not identifiable", "9 of 1000", "Fewer uploads came"):
-        assert words in text
-    assert "Fewer uploads came" not in text_of(view(events()))
-
-
-def test_a_per_sample_job_says_that_its_inference_is_per_record():
-    inference = Guarantee(40.0, 0.0, "record", "proven")
-    text = text_of(view(events(), quote=replace(PROVEN, inference=inference)))
-    assert "per record (inference)" in text
-    assert "evaluation set of one" not in text
-
-
 def test_a_simulated_run_protects_nobody_and_shows_no_bytes():
     found = view(events(), simulated=True)
     text = text_of(found)
@@ -340,41 +306,7 @@ def test_a_simulated_run_protects_nobody_and_shows_no_bytes():
     assert "from cloud" in real
 
 
-def test_no_reference_is_spoken_of_where_none_was_trained():
-    text = text_of(view(events(), reference=[]))
-    assert "reference" not in text
-    assert "without noise" not in text
-    assert "gap to the reference" in text_of(view(events()))
-
-
-def test_only_silhouettes_are_said_to_be_near_0():
-    course = events()
-    assert "Raw silhouettes near 0" in text_of(view(course))
-    for one in course:
-        if one["data"]["clusters"]:
-            one["data"]["clusters"]["eval_type"] = "CALINSKI_HARABASZ_SCORE"
-    assert "ilhouette" not in text_of(view(course))
-
-
-@pytest.mark.parametrize(("uploads", "words"), [(9, "colour and number"), (61, "its colour is")])
-def test_points_without_numbers_are_not_said_to_have_them(uploads, words):
-    assert words in text_of(view(events(uploads=uploads)))
-
-
-def test_one_exchange_is_one():
-    assert "6 rounds after 1 preparatory exchange ·" in text_of(view(events()))
-
-
-def test_an_untested_job_shows_the_rest():
-    course = events()
-    for one in course:
-        one["data"]["accuracy"] = None
-    found = view(course)
-    assert parts(found, "accuracy", "lines") == []
-    assert len(parts(found, "epsilon", "lines")) == 2
-
-
-@pytest.mark.parametrize("count", [1, 2, 9, 200, 1000])
+@pytest.mark.parametrize("count", [1, 1000])
 def test_any_number_of_uploads_can_be_drawn(count):
     course = events(rounds=3, uploads=count)
     (picture,) = parts(view(course), "clusters", "scatter")

@@ -37,13 +37,6 @@ def test_every_record_that_was_dealt_is_counted_at_its_device(held):
     assert len(held.low_quality) == 6
 
 
-def test_labels_outside_the_classes_are_left_out():
-    job, run = local_job(JOB, Overrides())
-    few = job.model_copy(update={"data": job.data.model_copy(update={"classes": 3})})
-    records, _ = dealt(job, run)
-    assert holdings(few, run).counts.sum() == np.sum(records.y < 3)
-
-
 def picture(counts, low_quality=()):
     return holdings_picture(Holdings(np.array(counts), np.array(low_quality, np.int64), "iid"))
 
@@ -75,7 +68,3 @@ def test_own_records_are_said_to_be_for_their_owners_eyes():
     assert UNPROTECTED in said and "the public data set" not in said
     said = json.dumps(held_section(held, published=True))
     assert UNPROTECTED not in said and "public data set" in said
-
-
-def test_nobody_holding_anything_still_draws():
-    assert picture(np.zeros((3, 2), np.int64))["top"] == [0, 0, 0]

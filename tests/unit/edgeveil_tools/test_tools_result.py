@@ -101,15 +101,6 @@ def test_the_result_has_every_key_that_scripts_read():
         assert set(row) >= wanted | {"loss"}
 
 
-def test_figures_of_own_records_are_called_what_they_are():
-    own = replace(FACTS, published=False)
-    found = build(course(), own)
-    assert "no guarantee covers" in found["final"]["measured_on"]
-    assert "without any protection" in found["reference"]["note"]
-    assert "not for passing on" in found["reference"]["note"]
-    assert build(course(), replace(own, reference=[]))["reference"]["note"] == ""
-
-
 def test_cluster_scores_come_without_the_vectors():
     rows = build(course(), FACTS)["rounds"]
     assert rows[0]["cluster_scores"] is None
@@ -147,22 +138,6 @@ def test_the_end_of_a_job_is_seen_with_its_reason(kind):
     assert (record.ended, record.reason) == (kind, "why")
 
 
-def test_unknown_events_are_kept_and_change_nothing():
-    record = course()
-    before = build(record, FACTS)
-    record.take(event("something_new", x=1))
-    assert build(record, FACTS) == before
-    assert record.events[-1]["type"] == "something_new"
-
-
-def test_a_run_that_never_began_still_has_a_result():
-    facts = replace(FACTS, status="failed", reason="no broker", reference=[], bytes={})
-    found = build(RunEvents(), facts)
-    assert found["final"]["accuracy"] is None
-    assert found["reference"]["accuracy"] is None
-    assert found["rounds"] == []
-
-
 def test_the_file_is_strict_json_and_whole(tmp_path):
     unprotected = replace(QUOTE, inference=Guarantee(math.inf, 0.0, "device", "none"))
     content = build(course(), replace(FACTS, privacy=privacy_of(unprotected, None)))
@@ -185,17 +160,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     assert json.loads(path.read_text()) == {"old": 1}
 
 
-def test_guarantees_in_words():
-    privacy = privacy_of(QUOTE, 20.0)
-    assert guarantee_text(privacy, "training") == (
-        "(ε = 8, δ = 1e-05) per record, whole job, proven"
-    )
-    inference = guarantee_text(privacy, "inference")
-    assert "20 per round" in inference
-    assert "ε = 60 in total" in inference
-    assert "per device" in inference
-
-
 @pytest.mark.parametrize("status", ["claimed", "none"])
 def test_no_number_is_printed_for_what_is_not_proven(status):
     claimed = replace(QUOTE, training=Guarantee(1.5, 1e-5, "record", status))
@@ -208,14 +172,3 @@ def test_nothing_released_is_said_in_words():
     assert guarantee_text(privacy, "inference") == "nothing was released"
     assert privacy["inference"]["unit"] == "device"
     assert privacy_of(quote, None, "record")["inference"]["unit"] == "record"
-
-
-def test_the_mean_of_inferences_stands_with_its_round():
-    told = {"eval_type": "MEAN_SOFTMAX", "mean": [0.25, 0.75], "uploads": 4, "noise_deviation": 0.1}
-    record = course()
-    last = committed(4, 4, 0.5)
-    last["data"]["mean_softmax"] = told
-    record.take(last)
-    rows = build(record, FACTS)["rounds"]
-    assert [row["mean_softmax"] for row in rows[:-1]] == [None] * (len(rows) - 1)
-    assert rows[-1]["mean_softmax"] == {key: told[key] for key in told if key != "eval_type"}

@@ -16,7 +16,7 @@ from edgeveil.errors import ConfigError, JobFailed, UsageError
 from edgeveil.jobs import parse_job
 from edgeveil_tools.display import RunDisplay
 from edgeveil_tools.local import reference as run_reference
-from edgeveil_tools.local.children import Children, MemoryPeak, tail
+from edgeveil_tools.local.children import Children, tail
 from edgeveil_tools.local.data import check_data
 from edgeveil_tools.local.job import Overrides, local_job, submitted
 from edgeveil_tools.local.local_run import load_local_job, owners_policy
@@ -56,25 +56,11 @@ def test_without_options_the_job_is_the_files():
     assert run.devices == job.selection.min_devices == 20
 
 
-def test_a_job_without_a_local_run_block_gets_the_defaults(tmp_path):
-    plain = yaml.safe_load(QUICKSTART.read_text())
-    del plain["local_run"]
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(plain))
-    _, run = local_job(tmp_path / "job.yaml", Overrides())
-    assert run.devices == 20
-
-
 def test_impossible_options_are_named_with_the_file_and_without_a_wrong_line():
     with pytest.raises(ConfigError) as raised:
         local_job(QUICKSTART, Overrides(devices=3))
     (problem,) = raised.value.problems
     assert problem.startswith(f"{QUICKSTART} with --devices 3: round.min_batch")
-
-
-def test_what_is_submitted_is_the_same_job_without_the_local_run():
-    job, _ = local_job(QUICKSTART, Overrides())
-    assert b"local_run" not in submitted(job)
-    assert parse_job(submitted(job)).digest() == job.digest()
 
 
 def test_small_numbers_survive_the_yaml(tmp_path):
@@ -94,10 +80,6 @@ def test_data_that_does_not_fit_is_found_before_anything_starts(tmp_path, change
         check_data(*local_job(job_with(tmp_path, **changes), Overrides()))
 
 
-def test_data_that_fits_is_no_fault():
-    check_data(*local_job(QUICKSTART, Overrides()))
-
-
 # --- the folder ---
 
 
@@ -109,12 +91,6 @@ def test_an_earlier_runs_files_go_and_others_stay(tmp_path):
     left = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
     assert left == {"events.jsonl", "mine.txt", "logs/mine.txt"}
     assert (tmp_path / "events.jsonl").read_text() == ""
-
-
-def test_a_folder_that_cannot_be_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="--out"):
-        prepare(tmp_path / "file")
 
 
 # --- the reference ---
@@ -225,28 +201,12 @@ def test_a_child_that_ignores_the_request_is_killed(children, tmp_path, monkeypa
     assert child.process.returncode == -9
 
 
-def test_children_are_in_groups_of_their_own(children):
-    children.start("one", ["version"])
-    (child,) = children._children
-    assert child.process.pid != os.getpgrp()
-    assert child.process.poll() is not None or os.getpgid(child.process.pid) == child.process.pid
-
-
 def test_memory_counts_this_process_and_the_foreign_ones(children):
     alone = children.memory_bytes()
     assert alone > 10 << 20
     children.count("self again", os.getpid())
     children.count("never started", None)
     assert children.memory_bytes() > 1.5 * alone
-
-
-def test_the_peak_is_kept(children):
-    peak = MemoryPeak(children, every_s=0.0)
-    peak.look()
-    high = peak.peak_bytes
-    children.memory_bytes = lambda: 5
-    assert peak.look() == 5
-    assert peak.peak_bytes == high
 
 
 def test_the_tail_of_a_log(tmp_path):
@@ -287,22 +247,6 @@ def test_plain_lines_where_no_terminal_is():
     assert "\x1b" not in out.getvalue()
 
 
-def test_shared_noise_has_both_epsilons_in_each_line():
-    told = []
-    progress = RunReporter(view(), lambda seen: told.append(seen.line))
-    progress.view.training_epsilon, progress.view.inference_epsilon = 0.974, 0.0
-    progress.view.collusion_epsilon = 4.4436
-    progress.committed()
-    one = "ε by plan, per record: training 0.974 (4.45 if all others collude)"
-    assert told[0].endswith(f"{one}, inference 0")
-    progress.view.inference_epsilon, progress.view.inference_unit = 15.9, "device"
-    progress.committed()
-    assert told[1].endswith(f"{one}, inference 15.9 per device")
-    progress.view.inference_record_epsilon = 1.99
-    progress.committed()
-    assert told[2].endswith(f"{one}, inference 1.99")
-
-
 def test_the_live_display_fits_a_terminal_and_shows_all_figures(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
@@ -326,3 +270,19 @@ def test_the_live_display_fits_a_terminal_and_shows_all_figures(monkeypatch):
                  "without noise 0.944", "training 7.22", "inference 40", "900 MiB"):  # fmt: skip
         assert part in text
     assert len(text.splitlines()) == 4
+
+
+def test_shared_noise_has_both_epsilons_in_each_line():
+    told = []
+    progress = RunReporter(view(), lambda seen: told.append(seen.line))
+    progress.view.training_epsilon, progress.view.inference_epsilon = 0.974, 0.0
+    progress.view.collusion_epsilon = 4.4436
+    progress.committed()
+    one = "ε by plan, per record: training 0.974 (4.45 if all others collude)"
+    assert told[0].endswith(f"{one}, inference 0")
+    progress.view.inference_epsilon, progress.view.inference_unit = 15.9, "device"
+    progress.committed()
+    assert told[1].endswith(f"{one}, inference 15.9 per device")
+    progress.view.inference_record_epsilon = 1.99
+    progress.committed()
+    assert told[2].endswith(f"{one}, inference 1.99")

@@ -270,24 +270,6 @@ def test_what_cannot_be_learned_is_refused_before_training(tmp_path, records, ma
     assert not (tmp_path / "out").exists()
 
 
-def test_a_rule_that_scores_on_more_than_is_held_back_is_refused(tmp_path, records):
-    path = job_file(
-        tmp_path,
-        csv(tmp_path, records),
-        privacy={"accept_unproven": True},
-        train={"method": "sgd"},
-        local_run={"policy": {"accept_unprotected": True, "accept_unproven": True}},
-    )
-    plain = yaml.safe_load(path.read_text())
-    del plain["features"]
-    plain["model"], plain["proxy"] = {"name": "mlp"}, {"shuffle": "whole"}
-    plain["aggregation"] = {"name": "secprobe", "k": 3, "validation_records": 30}
-    plain["local_run"]["policy"]["allowed_methods"] = ["sgd"]
-    path.write_text(yaml.safe_dump(plain))
-    with pytest.raises(UsageError, match=r"30 records score uploads .*local_run\.test_share"):
-        check_data(*local_job(path, Overrides()))
-
-
 def test_a_count_of_test_records_is_refused_with_the_share_to_write(tmp_path, records):
     path = job_file(tmp_path, csv(tmp_path, records), local_run={"test_records": 12})
     with pytest.raises(
@@ -312,22 +294,6 @@ def test_the_fold_of_the_seed_is_held_back(tmp_path, records):
         held.append(held_records(data).x)
     everything = np.concatenate(held)
     assert sorted(everything.tolist()) == sorted(records[0].astype(np.float32).tolist())
-
-
-@pytest.mark.parametrize(
-    ("source", "local_run", "message"),
-    [
-        ("csv", {"test_folds": 5, "test_share": 0.2}, r"test_folds: .*leave test_share out"),
-        ("digits", {"test_folds": 5}, r"test_folds: is for files of your own"),
-        ("csv", {"test_folds": 1}, r"test_folds: must be"),
-    ],
-)
-def test_folds_that_cannot_be(source, local_run, message, tmp_path, records):
-    own = csv(tmp_path, records) if source == "csv" else {}
-    digits = {"source": "digits", "classes": 10, "input_shape": [64]}
-    path = job_file(tmp_path, own, local_run=local_run, **({} if own else {"data": digits}))
-    with pytest.raises(ConfigError, match=message):
-        local_job(path, Overrides())
 
 
 @pytest.mark.parametrize("count", [1, 3, 6])

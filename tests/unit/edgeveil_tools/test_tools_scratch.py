@@ -30,15 +30,6 @@ def _own_place(tmp_path, monkeypatch):
     monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
 
 
-def test_the_folder_is_its_owners_alone_and_goes_with_the_run(tmp_path):
-    with pytest.raises(KeyboardInterrupt), scratch(keep=False, in_memory=False) as folder:
-        assert folder.parent.parent == tmp_path
-        assert not list(folder.iterdir())
-        assert folder.parent.stat().st_mode & 0o777 == 0o700
-        raise KeyboardInterrupt
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_killed_run_is_swept_and_a_living_one_is_not(tmp_path):
     child = subprocess.Popen(
         [sys.executable, "-c", LIVING, str(tmp_path)], stdout=subprocess.PIPE, text=True
@@ -76,3 +67,12 @@ def test_a_child_imports_nothing_from_the_folder_that_it_is_started_in(tmp_path,
     finally:
         lifeline.close()
     assert child.returncode == 0, said
+
+
+def test_the_folder_is_its_owners_alone_and_goes_with_the_run(tmp_path):
+    with pytest.raises(KeyboardInterrupt), scratch(keep=False, in_memory=False) as folder:
+        assert folder.parent.parent == tmp_path
+        assert not list(folder.iterdir())
+        assert folder.parent.stat().st_mode & 0o777 == 0o700
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())

@@ -13,40 +13,21 @@ from edgeveil.parts.features.onnx import cached_backbone, opened, read_backbone,
 from edgeveil.parts.models.state_dict import packed_state_dict, unpacked
 from edgeveil.settings.file import parsed, read
 
-_FRACTIONS = 10
-
 Progress = Callable[[float], None]  # gets the share that is done, up to 1
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How an encoder that EdgeVeil trains itself is made: `steps` batches of `drawings` pictures.
-
-    `make(steps, drawings, seed, on_progress)` gives its ONNX, and `takes` so long on two cores.
-    """
+    """An encoder's training: batches, pictures drawn for it, and its time on two cores."""
 
     steps: int
     drawings: int
-    make: Callable[[int, int, int, Progress], bytes]
     takes: str
 
 
-def _digits(steps: int, drawings: int, seed: int, on_progress: Progress) -> bytes:
-    from edgeveil_tools.backbone.net import onnx_encoder, train_encoder
-
-    return onnx_encoder(train_encoder(steps, drawings, seed, on_progress))
-
-
-def _pictures(steps: int, drawings: int, seed: int, on_progress: Progress) -> bytes:
-    from edgeveil_tools.backbone.contrastive import axes, onnx_pictures, train_pictures
-
-    encoder, drawn = train_pictures(steps, drawings, seed, on_progress)
-    return onnx_pictures(encoder, *axes(encoder, drawn))
-
-
 ENCODERS: dict[str, Recipe] = {
-    "digits": Recipe(3000, 12_000, _digits, "some minutes"),
-    "pictures": Recipe(3000, 30_000, _pictures, "20 minutes"),
+    "digits": Recipe(3000, 12_000, "some minutes"),
+    "pictures": Recipe(3000, 30_000, "20 minutes"),
 }
 
 
@@ -56,7 +37,7 @@ def _to_stderr(line: str) -> None:
 
 @dataclass(frozen=True)
 class BackboneFacts:
-    """What is known of a backbone file; shapes are those of one record."""
+    """A backbone file; shapes are those of one record."""
 
     path: str
     sha256: str
@@ -72,7 +53,7 @@ class BackboneFacts:
 
 @dataclass(frozen=True)
 class WeightFacts:
-    """What is known of a state_dict; digest and size are those of the form that jobs name."""
+    """A state_dict; digest and size are those of the form that jobs name."""
 
     path: str
     sha256: str
@@ -98,11 +79,23 @@ def train(
 
     Raises UsageError for a file that is there already, unless `force`.
     """
+    from edgeveil_tools.backbone import encoders
+
     if path.exists() and not force:
         raise UsageError("is there already", where=str(path), fix="train again with --force")
-    path.parent.mkdir(parents=True, exist_ok=True)
     recipe = ENCODERS[name]
-    graph = recipe.make(recipe.steps, recipe.drawings, seed, on_progress)
+    given = (recipe.steps, recipe.drawings, seed, on_progress)
+    if name == "digits":
+        graph = encoders.onnx_encoder(encoders.train_encoder(*given))
+    else:
+        encoder, drawn = encoders.train_pictures(*given)
+        graph = encoders.onnx_pictures(encoder, *encoders.axes(encoder, drawn))
+    return written(path, graph)
+
+
+def written(path: Path, graph: bytes) -> BackboneFacts:
+    """Write an ONNX file, all of it or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
         part.write(graph)
     Path(part.name).replace(path)
@@ -116,9 +109,8 @@ def facts(path: Path) -> BackboneFacts:
         form = opened(graph).form
     except DataError as error:
         raise DataError(error.what, where=str(path), fix=error.fix) from error
-    return BackboneFacts(
-        str(path), sha256_hex(graph), form.input_shape, form.output_dim, len(graph)
-    )
+    digest = sha256_hex(graph)
+    return BackboneFacts(str(path), digest, form.input_shape, form.output_dim, len(graph))
 
 
 def weight_facts(path: Path) -> WeightFacts:
@@ -129,22 +121,16 @@ def weight_facts(path: Path) -> WeightFacts:
     return WeightFacts(str(path), sha256_hex(packed), len(found), values, len(packed))
 
 
-def ensure_cached(name: str, say: Callable[[str], None]) -> Path:
-    """The cached encoder, trained first where it is missing; `say` tells how that goes."""
-    path = cached_backbone(name)
-    if not path.exists():
-        say(f"training the public encoder of {name}, once, {ENCODERS[name].takes}: {path}")
-        train(path, name, on_progress=_said(name, say), force=True)
-    return path
-
-
 def ensure_for_jobs(files: Iterable[Path], say: Callable[[str], None] = _to_stderr) -> None:
-    """`ensure_cached` for each encoder that one of the job files names.
+    """Train each encoder that one of the job files names and the cache lacks; `say` gets lines.
 
     What else is wrong with a file, its loader says.
     """
     for name in sorted({name for path in files for name in _named(path)}):
-        ensure_cached(name, say)
+        path = cached_backbone(name)
+        if not path.exists():
+            say(f"training the public encoder of {name}, once, {ENCODERS[name].takes}: {path}")
+            train(path, name, on_progress=_in_tenths(name, say), force=True)
 
 
 def _named(path: Path) -> set[str]:
@@ -155,13 +141,13 @@ def _named(path: Path) -> set[str]:
         return set()
 
 
-def _said(name: str, say: Callable[[str], None]) -> Progress:
+def _in_tenths(name: str, say: Callable[[str], None]) -> Progress:
     told = 0
 
     def on_progress(share: float) -> None:
         nonlocal told
-        if int(share * _FRACTIONS) > told:
-            told = int(share * _FRACTIONS)
-            say(f"training the public encoder of {name}: {100 * told // _FRACTIONS} %")
+        if int(share * 10) > told:
+            told = int(share * 10)
+            say(f"training the public encoder of {name}: {10 * told} %")
 
     return on_progress

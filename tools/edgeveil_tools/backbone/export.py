@@ -7,7 +7,6 @@ run is the ONNX file.
 from __future__ import annotations
 
 import sys
-import tempfile
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from edgeveil.errors import OF_OTHERS_CODE, DataError, UsageError
 from edgeveil.parts.features.onnx import check_batches, opened
 from edgeveil.parts.models.python_model import exported_onnx
 from edgeveil.parts.models.state_dict import fitted, read_state_dict
-from edgeveil_tools.backbone.command import BackboneFacts, facts
+from edgeveil_tools.backbone.command import BackboneFacts, written
 
 if TYPE_CHECKING:
     import torch
@@ -54,11 +53,7 @@ def export(
         check_batches(raw)
     except DataError as error:
         raise DataError(error.what, where=function, fix=error.fix or LAYERS) from error
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
-        part.write(raw)
-    Path(part.name).replace(path)
-    return facts(path)
+    return written(path, raw)
 
 
 def _made(function: str) -> torch.nn.Module:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -333,20 +333,9 @@ class RunLog:
         once = self.plan.epsilon_per_inference
         return privacy_of(quote, once, self.plan.softmax_event().unit)
 
-    def result(
-        self,
-        reason: str,
-        *,
-        broker: str,
-        protocol: int | None,
-        memory_peak_bytes: int | None,
-        reference: Sequence[float],
-        bytes: Mapping[str, int],
-        seconds: float | None = None,
-        simulated: bool = False,
-        engine: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """The content of `result.json`; `reason` is empty when the job completed."""
+    def result(self, reason: str, *, seconds: float | None = None, **facts: Any) -> dict[str, Any]:
+        """The content of `result.json`; `reason` is empty when the job completed. `facts` are those
+        of `RunFacts` that the players know; `seconds`: None for those until now."""
         plan, run = self.plan, self._run
         quote = plan.spent(self.record.asked if reason else None)
         return build(
@@ -355,20 +344,14 @@ class RunLog:
                 job=plan.job.job,
                 status="failed" if reason else "completed",
                 reason=reason,
-                broker=broker,
-                protocol=protocol,
                 devices=run.devices,
                 infer_only=run.infer_only,
                 seconds=self.progress.elapsed_s if seconds is None else seconds,
-                memory_peak_bytes=memory_peak_bytes,
-                reference=reference,
-                bytes=bytes,
                 privacy=self._plain(quote),
-                simulated=simulated,
-                engine=engine,
                 published=is_published(plan.job, run),
                 aggregation={"rule": plan.job.aggregation.name, "note": plan.aggregation_note},
                 seen=[asdict(row) for row in who_sees(plan, run.cells)],
                 shuffle=[] if self.record.repeated else [asdict(c) for c in shuffled(plan)],
+                **facts,
             ),
         )
