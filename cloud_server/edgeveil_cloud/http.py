@@ -1,12 +1,11 @@
-"""The cloud's local HTTP control: jobs and releases, what they do, and the models they made.
+"""The cloud's HTTP control: jobs and releases, what they do, and the models they made.
 
 Served on a thread of its own, so that it answers whatever holds the cloud's work up.
 
 Bound to 127.0.0.1 by default. Everything but `/healthz` and `/v1/hello`, `/metrics` too, wants
-`Authorization: Bearer <token>` with the token of a file that only the cloud's owner can read, whose
-scope reaches: `read` for jobs, status and metrics, `submit` for what changes a job or takes its
-model away; or, over TLS, the certificate of a client that the site file names with its scope; or,
-in a browser, the cookie that a token was given for (`http_guard`, `pages`).
+`Authorization: Bearer <token>` with a token of enough scope: `read` for jobs, status and metrics,
+`submit` for what changes a job or takes its model away; or, over TLS, the certificate of a client
+that the site file names with its scope; or, in a browser, a cookie (`http_guard`, `pages/routes`).
 Answers are JSON; an error is `{"what": …, "fix": …}`, a refused job `{"problems": [...]}`.
 """
 
@@ -15,52 +14,36 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-from collections.abc import (
-    Callable,
-    Coroutine,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
-from typing import Any, Protocol, TypeVar
-
-from aiohttp import web
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgeveil.errors import ConfigError, EdgeVeilError
 from edgeveil.parts.features.onnx import check_size
-from edgeveil.transport.http import Health, HttpServer, serve
+from edgeveil.transport.health import Health
+from edgeveil.transport.http import Request, Response, Route, refusal
+from edgeveil.transport.http_server import HttpServer
 from edgeveil.transport.listener import ListenAt
 from edgeveil.transport.metrics import Metrics
-from edgeveil_cloud.http_guard import (
-    BY,
-    GUARD,
-    Handler,
-    RequestGuard,
-    in_time,
-    posted_text,
-    refusal,
-    with_security_headers,
-)
-from edgeveil_cloud.http_sessions import BrowserSessions
-from edgeveil_cloud.http_token import NONCE, PROOF_PATH, Scope, Tokens, proof
+from edgeveil_cloud.http_guard import NONCE, PROOF_PATH, RequestGuard, Scope, Tokens, proof
 from edgeveil_cloud.pages.board import Ask
 from edgeveil_cloud.pages.fleet import CloudFacts
 from edgeveil_cloud.pages.job_rows import figure_text
-from edgeveil_cloud.pages.routes import PageRoutes
+from edgeveil_cloud.pages.routes import MAX_BODY_BYTES, MOST_WATCHERS, PageRoutes, posted_text
 from edgeveil_cloud.round_report import planned_of_shared
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import JobEntry, StoreAway, StoredEvent, StoreError, UnknownJob
+from edgeveil_cloud.store_tables import JobEntry, StoreAway, StoredEvent, UnknownJob
 
-MAX_BODY_BYTES = 1 << 20
-BACKBONE_S = 120.0
+if TYPE_CHECKING:
+    from edgeveil_cloud.control import Control
+
 MAX_WAIT_S = 30.0
 _POLL_S = 0.1
 _PAGE = 1000
-_CHUNK_BYTES = 1 << 16
 ANSWER_S = 30.0
 _LOOK_S = 0.1
-_BROUGHT = "what was asked for may still be done: look before you ask again"
+_MAYBE_DONE = "what was asked for may still be done: look before you ask again"
 
 T = TypeVar("T")
 Audit = Callable[[str, Mapping[str, str]], None]
@@ -75,50 +58,9 @@ def unaudited(_action: str, _what: Mapping[str, str]) -> None:
     """Where nothing is written down: tests and simulations."""
 
 
-class JobControl(Protocol):
-    """What the job runner offers. The methods are quick and run on the cloud's event loop, but for
-    `check`."""
-
-    def check(self, job_yaml: str) -> None:
-        """Raise what `submit` would of the job itself. Not quick; runs on any thread."""
-        ...
-
-    def quote(self, job_yaml: str) -> Mapping[str, Any]:
-        """As `check`; what the job would cost, both guarantees together, and what it moves."""
-        ...
-
-    def submit(self, job_yaml: str) -> str:
-        """Validate and queue; returns the job's id. ConfigError holds every problem."""
-        ...
-
-    def cancel(self, job: str) -> None:
-        """Cancel a job that has not ended. UnknownJob, or StoreError if it has."""
-        ...
-
-    def resume(self, job: str) -> None:
-        """Let a paused job go on. UnknownJob, or StoreError if it is not paused."""
-        ...
-
-    def releases(self, job: str | None = None) -> list[dict[str, Any]]:
-        """All releases, or that of one job, JSON-able: counts, and no device's name."""
-        ...
-
-    def withdraw(self, job: str) -> None:
-        """Have devices leave a release. UnknownJob, or StoreError where there is none."""
-        ...
-
-    def promote(self, job: str) -> None:
-        """Bring a release to all devices. As `withdraw`, and StoreError for a withdrawn one."""
-        ...
-
-    def status(self) -> Mapping[str, Any]:
-        """What the process does now, JSON-able; without secrets and device names."""
-        ...
-
-
 def make_app(
     store: Store,
-    control: JobControl,
+    control: Control,
     tokens: Tokens,
     health: Health | None = None,
     metrics: Metrics | None = None,
@@ -127,128 +69,121 @@ def make_app(
     audit: Audit = unaudited,
     at: ListenAt | None = None,
     facts: CloudFacts | None = None,
-) -> web.Application:
-    """The application; pass it to `edgeveil.transport.http.serve`, which listens `at`.
+) -> HttpServer:
+    """The server of a cloud that is to listen `at`; not started.
 
-    `clients` need no token: what those may do who show a certificate of such a name. `audit` is
-    told what changes a job, and by whom, before it is done, in a thread of its own. `facts` are
-    what the pages show of the process itself.
+    `control` is used on the cloud's event loop, but for `check` and `quote`. `clients` maps names
+    in certificates to scopes; they need no token. `audit` is called in a thread, before a job is
+    changed. `facts` are what the pages show of the process itself.
     """
-    routes = _Routes(store, control, metrics or Metrics(), ask, audit)
-    guard = RequestGuard(tokens, clients or {}, BrowserSessions(tokens), at or ListenAt())
+    own = _Routes(store, control, tokens, metrics or Metrics(), ask, audit)
+    guard = RequestGuard(tokens, clients or {}, at or ListenAt())
     pages = PageRoutes(store, control, guard, ask, facts)
     open_to_all = [
-        web.get("/healthz", (health or Health({})).page),
-        web.get(PROOF_PATH, _hello(tokens)),
-        *pages.open_to_all,
+        Route("GET", "/healthz", (health or Health({})).page),
+        Route("GET", PROOF_PATH, own.hello),
     ]
     reading = [
-        web.get("/metrics", routes.metrics),
-        web.get("/status", routes.status),
-        web.get("/jobs", routes.jobs),
-        web.get("/jobs/{id}", routes.job),
-        web.get("/jobs/{id}/job.json", routes.content),
-        web.get("/jobs/{id}/events", routes.events),
-        web.get("/releases", routes.releases),
-        web.get("/releases/{id}", routes.release),
-        *pages.reading,
+        Route("GET", "/metrics", own.metrics),
+        Route("GET", "/status", own.status),
+        Route("GET", "/jobs", own.jobs),
+        Route("GET", "/jobs/{id}", own.job),
+        Route("GET", "/jobs/{id}/job.json", own.content),
+        Route("GET", "/jobs/{id}/events", own.events),
+        Route("GET", "/releases", own.releases),
+        Route("GET", "/releases/{id}", own.release),
     ]
     submitting = [
-        web.put("/backbones", routes.backbone),
-        web.post("/jobs", routes.submit),
-        web.post("/jobs/{id}/cancel", routes.cancel),
-        web.post("/jobs/{id}/resume", routes.resume),
-        web.post("/releases/{id}/withdraw", routes.withdraw),
-        web.post("/releases/{id}/promote", routes.promote),
-        web.get("/jobs/{id}/model.onnx", routes.model),
-        web.get("/jobs/{id}/model.safetensors", routes.model),
-        *pages.submitting,
+        Route("PUT", "/backbones", own.backbone, body_bytes=None),
+        Route("POST", "/jobs", own.submit, body_bytes=MAX_BODY_BYTES),
+        Route("POST", "/jobs/{id}/cancel", own.cancel),
+        Route("POST", "/jobs/{id}/resume", own.resume),
+        Route("POST", "/releases/{id}/withdraw", own.withdraw),
+        Route("POST", "/releases/{id}/promote", own.promote),
+        Route("GET", "/jobs/{id}/model.onnx", own.model),
+        Route("GET", "/jobs/{id}/model.safetensors", own.model),
     ]
     guard.wanted = {
-        **{route.handler: None for route in open_to_all},
-        **{route.handler: Scope.READ for route in reading},
-        **{route.handler: Scope.SUBMIT for route in submitting},
+        **dict.fromkeys([*open_to_all, *pages.open_to_all]),
+        **dict.fromkeys([*reading, *pages.reading], Scope.READ),
+        **dict.fromkeys([*submitting, *pages.submitting], Scope.SUBMIT),
     }
-    guard.pages = {route.handler for route in pages.all}
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors, guard.middleware])
-    app[GUARD] = guard
-    app.on_response_prepare.append(with_security_headers)
-    app.cleanup_ctx.append(pages.running)
-    app.on_shutdown.extend([routes.close, pages.close])
-    app.add_routes([*open_to_all, *reading, *submitting])
-    return app
+    guard.pages = {*pages.open_to_all, *pages.reading, *pages.submitting}
+    return HttpServer([*guard.wanted], guard.refuse, explain, streams=MOST_WATCHERS)
+
+
+def explain(error: EdgeVeilError) -> Response:
+    """The answer for an error of the store or the control."""
+    if isinstance(error, ConfigError):
+        return Response.of_json({"problems": error.problems}, 422)
+    status = 503 if isinstance(error, StoreAway) else 404 if isinstance(error, UnknownJob) else 409
+    return refusal(status, error.what, error.fix)
 
 
 class _Routes:
     def __init__(
-        self, store: Store, control: JobControl, metrics: Metrics, ask: Ask, audit: Audit
+        self,
+        store: Store,
+        control: Control,
+        tokens: Tokens,
+        metrics: Metrics,
+        ask: Ask,
+        audit: Audit,
     ) -> None:
-        self._store, self._control, self._metrics = store, control, metrics
-        self._ask, self._audit, self._closing = ask, audit, asyncio.Event()
+        self._store, self._control, self._tokens, self._metrics = store, control, tokens, metrics
+        self._ask, self._audit = ask, audit
 
-    async def close(self, _app: web.Application) -> None:
-        self._closing.set()
+    async def hello(self, request: Request) -> Response:
+        """Proves to a client, before it shows its token, that this process knows the token."""
+        nonce = request.query.get("nonce", [""])[0]
+        if not NONCE.fullmatch(nonce):
+            raise ConfigError(["nonce: must be 32 random bytes in hex"])
+        return Response.of_json({"proofs": [proof(one, nonce) for one in self._tokens().values()]})
 
-    async def metrics(self, _request: web.Request) -> web.Response:
+    async def metrics(self, _request: Request) -> Response:
         return await self._ask(self._metrics.shown)
 
-    async def status(self, _request: web.Request) -> web.Response:
-        return web.json_response(dict(await self._ask(self._control.status)))
+    async def status(self, _request: Request) -> Response:
+        return Response.of_json(dict(await self._ask(self._control.status)))
 
-    async def submit(self, request: web.Request) -> web.Response:
-        text = await posted_text(request)
+    # --- jobs ---
+
+    async def submit(self, request: Request) -> Response:
+        text = posted_text(request)
         await asyncio.to_thread(self._control.check, text)
-        await self._note(request, "submit", sha256=hashlib.sha256(text.encode()).hexdigest())
-        job = await self._ask(lambda: self._control.submit(text))
-        return web.json_response({"id": job}, status=201)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        job = await self._change(
+            request, "submit", lambda: self._control.submit(text), sha256=digest
+        )
+        return Response.of_json({"id": job}, 201)
 
-    async def backbone(self, request: web.Request) -> web.Response:
+    async def backbone(self, request: Request) -> Response:
         """Before the job that names it: a feature extractor (ONNX) or a model's first weights
         (safetensors), kept under its digest."""
         graph = bytearray()
-        async with in_time(BACKBONE_S):
-            async for chunk in request.content.iter_chunked(_CHUNK_BYTES):
-                graph += chunk
-                check_size(graph)
+        async for chunk in request.chunks():
+            graph += chunk
+            check_size(graph)
         digest = await self._ask(lambda: self._store.put_backbone(bytes(graph)))
-        return web.json_response({"sha256": digest}, status=201)
+        return Response.of_json({"sha256": digest}, 201)
 
-    async def jobs(self, _request: web.Request) -> web.Response:
+    async def jobs(self, _request: Request) -> Response:
         found = await self._ask(lambda: [_summary(entry) for entry in self._store.jobs()])
-        return web.json_response({"jobs": found})
+        return Response.of_json({"jobs": found})
 
-    async def job(self, request: web.Request) -> web.Response:
+    async def job(self, request: Request) -> Response:
         entry = await self._entry(request)
         records = await self._ask(lambda: self._store.exchanges(entry.id))
         rounds = [{**asdict(one), "figure": figure_text(entry.canonical, one)} for one in records]
         found = await self._ask(lambda: self._control.releases(entry.id))
         release = found[0] if found else None
-        return web.json_response({**_summary(entry), "exchanges": rounds, "release": release})
+        return Response.of_json({**_summary(entry), "exchanges": rounds, "release": release})
 
-    async def content(self, request: web.Request) -> web.Response:
+    async def content(self, request: Request) -> Response:
         """The job itself, its canonical bytes: its digest is over these."""
-        entry = await self._entry(request)
-        return web.Response(body=entry.canonical, content_type="application/json")
+        return Response((await self._entry(request)).canonical, "application/json")
 
-    async def releases(self, _request: web.Request) -> web.Response:
-        return web.json_response({"releases": await self._ask(self._control.releases)})
-
-    async def release(self, request: web.Request) -> web.Response:
-        entry = await self._entry(request)
-        found = await self._ask(lambda: self._control.releases(entry.id))
-        if not found:
-            raise UnknownModel(entry)
-        return web.json_response(found[0])
-
-    async def withdraw(self, request: web.Request) -> web.Response:
-        await self._ask(lambda: self._control.withdraw(request.match_info["id"]))
-        return await self.release(request)
-
-    async def promote(self, request: web.Request) -> web.Response:
-        await self._ask(lambda: self._control.promote(request.match_info["id"]))
-        return await self.release(request)
-
-    async def events(self, request: web.Request) -> web.Response:
+    async def events(self, request: Request) -> Response:
         job = (await self._entry(request)).id
         after = int(_number(request, "after", 0.0, 2.0**53))
         wait_s = _number(request, "wait_s", 0.0, MAX_WAIT_S)
@@ -256,59 +191,83 @@ class _Routes:
         def read() -> Sequence[StoredEvent]:
             return self._store.events_after(after, job, _PAGE)
 
-        deadline = asyncio.get_running_loop().time() + wait_s
+        clock = asyncio.get_running_loop().time
+        end_s = clock() + wait_s
         news, found = self._store.news(job), await self._ask(read)
-        while not found and asyncio.get_running_loop().time() < deadline:
-            if self._closing.is_set():
-                break
+        while not found and clock() < end_s and not request.server_stops:
             await asyncio.sleep(_POLL_S)
             if news != (now := self._store.news(job)):
                 news, found = now, await self._ask(read)
-        return web.json_response({"events": [asdict(event) for event in found]})
+        return Response.of_json({"events": [asdict(event) for event in found]})
 
-    async def cancel(self, request: web.Request) -> web.Response:
-        entry = await self._entry(request)
-        await self._note(request, "cancel", job=entry.id)
-        await self._ask(lambda: self._control.cancel(entry.id))
-        return web.json_response(_summary(await self._entry(request)))
+    async def cancel(self, request: Request) -> Response:
+        return await self._changed(request, "cancel", self._control.cancel)
 
-    async def resume(self, request: web.Request) -> web.Response:
-        entry = await self._entry(request)
-        await self._note(request, "resume", job=entry.id)
-        await self._ask(lambda: self._control.resume(entry.id))
-        return web.json_response(_summary(await self._entry(request)))
+    async def resume(self, request: Request) -> Response:
+        return await self._changed(request, "resume", self._control.resume)
 
-    async def model(self, request: web.Request) -> web.Response:
+    async def model(self, request: Request) -> Response:
         entry = await self._entry(request)
         release = await self._ask(lambda: self._store.release(entry.id))
         if release is None:
-            raise UnknownModel(entry)
+            raise _unknown_model(entry)
         onnx = request.path.endswith(".onnx")
         name = f"{entry.id}.{'onnx' if onnx else 'safetensors'}"
-        return web.Response(
-            body=release.onnx if onnx else release.safetensors,
-            content_type="application/octet-stream",
-            headers={"Content-Disposition": f'attachment; filename="{name}"'},
-        )
+        headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+        content = release.onnx if onnx else release.safetensors
+        return Response(content, "application/octet-stream", headers=headers)
 
-    async def _note(self, request: web.Request, action: str, **what: str) -> None:
-        """Have written down who is about to do what. Raises AuditLogError."""
-        await asyncio.to_thread(self._audit, action, {**what, "by": request[BY]})
+    # --- releases ---
 
-    async def _entry(self, request: web.Request) -> JobEntry:
+    async def releases(self, _request: Request) -> Response:
+        return Response.of_json({"releases": await self._ask(self._control.releases)})
+
+    async def release(self, request: Request) -> Response:
+        entry = await self._entry(request)
+        found = await self._ask(lambda: self._control.releases(entry.id))
+        if not found:
+            raise _unknown_model(entry)
+        return Response.of_json(found[0])
+
+    async def withdraw(self, request: Request) -> Response:
+        await self._ask(lambda: self._control.withdraw(request.parameters["id"]))
+        return await self.release(request)
+
+    async def promote(self, request: Request) -> Response:
+        await self._ask(lambda: self._control.promote(request.parameters["id"]))
+        return await self.release(request)
+
+    # --- what they share ---
+
+    async def _entry(self, request: Request) -> JobEntry:
         """The job that the address names."""
-        return await self._ask(lambda: self._store.job(request.match_info["id"]))
+        return await self._ask(lambda: self._store.job(request.parameters["id"]))
+
+    async def _changed(
+        self, request: Request, action: str, change: Callable[[str], None]
+    ) -> Response:
+        job = (await self._entry(request)).id
+        await self._change(request, action, lambda: change(job), job=job)
+        return Response.of_json(_summary(await self._entry(request)))
+
+    async def _change(
+        self, request: Request, action: str, change: Callable[[], T], **what: str
+    ) -> T:
+        """Write down who is about to do what, then do it: both, also where the client leaves
+        between. Raises AuditLogError."""
+
+        async def both() -> T:
+            await asyncio.to_thread(self._audit, action, {**what, "by": request.by})
+            return await self._ask(change)
+
+        return await asyncio.shield(both())
 
 
-class UnknownModel(UnknownJob):
-    """The job has no final model (yet)."""
-
-    def __init__(self, entry: JobEntry) -> None:
-        StoreError.__init__(
-            self,
-            f"job '{entry.id}' has no model: it is {entry.status}",
-            fix="" if entry.ended else "wait until it is completed",
-        )
+def _unknown_model(entry: JobEntry) -> EdgeVeilError:
+    error = UnknownJob(entry.id)
+    error.what = f"job '{entry.id}' has no model: it is {entry.status}"
+    error.fix = "" if entry.ended else "wait until it is completed"
+    return error
 
 
 def _summary(entry: JobEntry) -> dict[str, Any]:
@@ -322,8 +281,8 @@ def _summary(entry: JobEntry) -> dict[str, Any]:
     return shown
 
 
-def _number(request: web.Request, name: str, low: float, high: float) -> float:
-    text = request.query.get(name, "0")
+def _number(request: Request, name: str, low: float, high: float) -> float:
+    text = request.query.get(name, ["0"])[0]
     try:
         value = float(text)
     except ValueError:
@@ -331,36 +290,6 @@ def _number(request: web.Request, name: str, low: float, high: float) -> float:
     if not low <= value <= high:
         raise ConfigError([f"{name}: must be a number in {low:g}..{high:g}, got {text[:40]!r}"])
     return value
-
-
-def _hello(tokens: Tokens) -> Handler:
-    """Proves to a client, before it shows its token, that this process knows the token."""
-
-    async def hello(request: web.Request) -> web.Response:
-        nonce = request.query.get("nonce", "")
-        if not NONCE.fullmatch(nonce):
-            raise ConfigError(["nonce: must be 32 random bytes in hex"])
-        return web.json_response({"proofs": [proof(one, nonce) for one in tokens().values()]})
-
-    return hello
-
-
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except ConfigError as error:
-        return web.json_response({"problems": error.problems}, status=422)
-    except UnknownJob as error:
-        return refusal(404, error.what, error.fix)
-    except StoreAway as error:
-        return refusal(503, error.what, error.fix)
-    except EdgeVeilError as error:
-        return refusal(409, error.what, error.fix)
-    except web.HTTPRequestEntityTooLarge:
-        return refusal(413, f"more than {MAX_BODY_BYTES} bytes", "send the job's YAML alone")
-    except web.HTTPException as error:
-        return refusal(error.status, error.reason, "see the list of addresses in docs")
 
 
 # --- on a thread of its own ---
@@ -387,10 +316,10 @@ class ControlDesk:
         while not (await asyncio.wait([answer], timeout=_LOOK_S))[0]:
             if self._away():
                 answer.cancel()
-                raise StoreAway("the database does not answer", fix=_BROUGHT)
+                raise StoreAway("the database does not answer", fix=_MAYBE_DONE)
             if asyncio.get_running_loop().time() > end_s:
                 answer.cancel()
-                raise StoreAway(f"the cloud did not answer for {ANSWER_S:.0f} s", fix=_BROUGHT)
+                raise StoreAway(f"the cloud did not answer for {ANSWER_S:.0f} s", fix=_MAYBE_DONE)
         return answer.result()
 
 
@@ -404,7 +333,7 @@ def _answer(question: Callable[[], T], asked: Future[T]) -> None:
 
 
 class HttpThread:
-    """An application that is served on an event loop of its own, from `start` to `stop`."""
+    """A server on an event loop of its own, from `start` to `stop`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -418,13 +347,11 @@ class HttpThread:
         """Address for clients on this machine; empty while it is not served."""
         return self._server.url if self._server is not None else ""
 
-    async def start(self, app: web.Application, host: str | ListenAt, port: int = 0) -> None:
-        """Serve `app`. Raises UsageError if the port cannot be had."""
+    async def start(self, server: HttpServer, host: str | ListenAt, port: int = 0) -> None:
+        """Serve. Raises UsageError if the port cannot be had."""
         self._thread.start()
         try:
-            self._server = await self._there(serve(app, host, port))
-            if GUARD in app:
-                app[GUARD].keep = self._server.keep
+            self._server = await self._there(server.start(host, port))
         except BaseException:
             self._end()
             raise

@@ -1,216 +1,284 @@
 """Who may ask what of the cloud's HTTP control: by token, by certificate, or by a browser's cookie.
 
-A browser shows cookies and certificates by itself, whoever's page asked it to. So what changes
-anything counts, shown by a browser, only where the browser says that the cloud's own page asked
-(`Origin`, `Sec-Fetch-Site`); with a cookie only with the header `X-EdgeVeil: 1` too, which no other
-site's page can set. And where the cloud listens on this machine alone, its pages answer under the
-machine's own names alone: another site's name that leads here (DNS rebinding) shows nothing.
+A token lies in a file that only the cloud's owner can read, one for each scope. A browser shows it
+once and gets a cookie: a random number whose meaning is in this process's memory alone. It ends
+with the process, after `KEEP_S`, at log-out, and when its token is rotated; scripts and other
+sites' requests do not get it (HttpOnly, SameSite=Strict).
+
+A browser sends cookies and certificates by itself, whoever's page asked it to. So a request that
+changes anything counts, shown by a browser, only where the browser says that the cloud's own page
+asked (`Origin`, `Sec-Fetch-Site`); with a cookie only with the header `X-EdgeVeil: 1` too, which no
+other site's page can set. And where the cloud listens on this machine alone, its pages answer under
+the machine's own names alone: another site's name that leads here (DNS rebinding) shows nothing.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+import hashlib
+import hmac
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from enum import IntEnum
+from pathlib import Path
 
-from aiohttp import web
+from edgeveil import tokens
+from edgeveil.errors import UsageError
+from edgeveil.storage import file_mark
+from edgeveil.tokens import ExpiringSecrets, secret_digest
+from edgeveil.transport.http import Request, Response, Route, cookie_header, refusal
+from edgeveil.transport.listener import ListenAt, is_loopback
 
-from edgeveil.errors import ConfigError
-from edgeveil.pages.assets import SECURITY_HEADERS
-from edgeveil.transport.listener import ListenAt, is_loopback, peer_names
-from edgeveil_cloud.http_sessions import KEEP_S, BrowserSessions
-from edgeveil_cloud.http_token import TOKEN_FILES, Scope, Tokens, scope_of
+PROOF_PATH = "/v1/hello"
+NONCE = re.compile(r"[0-9a-f]{64}")
+OWN_PAGE = "x-edgeveil"
+KEEP_S = 12 * 3600.0
+MOST_SESSIONS = 256  # the oldest gives way
+TRIES, TRIES_S = 10, 60.0  # wrong tokens from one address in so long
+_ADDRESSES = 1024  # that are told apart; beyond, all others count as one
+_PROOF_LABEL = b"edgeveil/http-control-proof/1\0"
 
-BY = web.RequestKey("by", str)
-SCOPE = web.RequestKey("scope", Scope)
-OWN_PAGE = "X-EdgeVeil"
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+# --- tokens ---------------------------------------------------------------------------------
+
+
+class Scope(IntEnum):
+    """What the bearer of a token may do; each scope includes those below."""
+
+    READ = 1
+    SUBMIT = 2
+    ADMIN = 3
+
+    @property
+    def label(self) -> str:
+        """As it stands on the command line and in answers."""
+        return self.name.lower()
+
+
+TOKEN_FILES: Mapping[Scope, str] = {
+    Scope.READ: "http-read.token",
+    Scope.SUBMIT: "http-submit.token",
+    Scope.ADMIN: "http.token",
+}
+Tokens = Callable[[], Mapping[Scope, str]]
+"""The tokens that are good now."""
+
+
+class TokenFolder:
+    """The tokens of a state folder, read again when their files change.
+
+    A file that has become unfit or is gone lets nobody in. Raises UsageError when made, if others
+    can read a file or it holds no token.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._state_dir = state_dir
+        for scope in Scope:
+            load_or_make_token(state_dir, scope)
+        self._marks: dict[Scope, tuple[int, ...]] = {}
+        self._tokens: dict[Scope, str] = {}
+
+    def __call__(self) -> Mapping[Scope, str]:
+        """The tokens that are good now."""
+        for scope in Scope:
+            path = self._state_dir / TOKEN_FILES[scope]
+            mark = file_mark(path)
+            if mark and mark == self._marks.get(scope):
+                continue
+            self._tokens.pop(scope, None)
+            try:
+                self._tokens[scope] = tokens.read_token(path)
+            except (UsageError, OSError):
+                self._marks.pop(scope, None)
+            else:
+                self._marks[scope] = mark
+        return self._tokens
+
+
+def load_or_make_token(state_dir: Path, scope: Scope = Scope.ADMIN) -> str:
+    """The token of a scope's file; see `edgeveil.tokens`."""
+    return tokens.load_or_make_token(state_dir / TOKEN_FILES[scope])
+
+
+def rotate_token(state_dir: Path, scope: Scope) -> Path:
+    """Put a new token in place of a scope's; returns its file. A running cloud takes it at once."""
+    path = state_dir / TOKEN_FILES[scope]
+    tokens.rotate_token(path)
+    return path
+
+
+def proof(token: str, nonce: str) -> str:
+    """Prove to whoever knows `token` that the one who answers `nonce` knows it too (hex)."""
+    return hmac.new(token.encode(), _PROOF_LABEL + nonce.encode(), hashlib.sha256).hexdigest()
+
+
+def _scope_of(token: str, known: Mapping[Scope, str]) -> Scope | None:
+    """The highest scope of a token, compared with each in a time that reveals nothing."""
+    given = token.encode("utf-8", "surrogateescape")
+    found = [s for s, one in known.items() if hmac.compare_digest(given, one.encode())]
+    return max(found, default=None)
+
+
+# --- browsers -------------------------------------------------------------------------------
+
+
+class BrowserSessions:
+    """All who are logged in; used on one event loop."""
+
+    def __init__(self, tokens: Tokens, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._tokens = tokens
+        # A cookie's scope, and the digest of the token that was shown for it.
+        self._held = ExpiringSecrets[tuple[Scope, bytes]](KEEP_S, MOST_SESSIONS, now_s)
+
+    def begin(self, token: str) -> tuple[str, Scope] | None:
+        """A new cookie's value and scope; None for a token that is not good."""
+        scope = _scope_of(token, self._tokens())
+        return None if scope is None else (self._held.add((scope, secret_digest(token))), scope)
+
+    def scope(self, cookie: str) -> Scope | None:
+        """What the bearer of this cookie may do now."""
+        found = self._held.get(cookie)
+        if found is None:
+            return None
+        scope, shown = found
+        if hmac.compare_digest(secret_digest(self._tokens().get(scope, "")), shown):
+            return scope
+        self.end(cookie)
+        return None
+
+    def end(self, cookie: str) -> None:
+        """Log out."""
+        self._held.drop(cookie)
+
+
+class FailedTries:
+    """Counts wrong tokens by the address they came from."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._tries: dict[str, deque[float]] = {}
+
+    def wait_s(self, address: str) -> float:
+        """Seconds until this address may try again; 0: now."""
+        old_s = self._now_s() - TRIES_S
+        for one, tries in list(self._tries.items()):
+            while tries and tries[0] <= old_s:
+                tries.popleft()
+            if not tries:
+                del self._tries[one]
+        tries = self._tries.get(self._known(address), deque())
+        return tries[0] - old_s if len(tries) >= TRIES else 0.0
+
+    def failed(self, address: str) -> None:
+        """Count a wrong token."""
+        self._tries.setdefault(self._known(address), deque(maxlen=TRIES)).append(self._now_s())
+
+    def _known(self, address: str) -> str:
+        return address if address in self._tries or len(self._tries) < _ADDRESSES else ""
+
+
+# --- requests -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Asker:
-    """Who asks, in words for the audit log, and what they may."""
+    """Who asks, in words for the audit log, and what they may do."""
 
     by: str
     scope: Scope
 
 
 class RequestGuard:
-    """Lets through to each handler whom it is for. `clients` are known by their certificates."""
+    """Lets each request through to a route of the scope that it has. `clients` are known by the
+    names in their certificates."""
 
-    def __init__(
-        self, tokens: Tokens, clients: Mapping[str, Scope], sessions: BrowserSessions, at: ListenAt
-    ) -> None:
-        self._tokens, self._clients, self._sessions, self._at = tokens, clients, sessions, at
+    def __init__(self, tokens: Tokens, clients: Mapping[str, Scope], at: ListenAt) -> None:
+        self._tokens, self._clients, self._at = tokens, clients, at
+        self._sessions = BrowserSessions(tokens)
         self._own_names_alone = at.socket is None and is_loopback(at.host)
-        self.keep: Callable[[asyncio.BaseTransport | None], None] = lambda _transport: None
-        self.wanted: dict[Handler, Scope | None] = {}
-        self.pages: set[Handler] = set()  # for browsers: under the machine's own names alone
+        self.wanted: dict[Route, Scope | None] = {}
+        self.pages: set[Route] = set()  # for browsers: under the machine's own names alone
 
-    @web.middleware
-    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Asked before anything else, so that a stranger cannot learn which jobs exist."""
-        asked = request.match_info.handler
-        if asked in self.pages and not self.own_name(request):
-            return _other_name()
-        least = self.wanted.get(asked, Scope.READ)
+    def refuse(self, request: Request) -> Response | None:
+        """An answer for whom the route is not meant. Asked before anything else, so that a
+        stranger cannot learn which jobs exist."""
+        if request.route in self.pages and not self._goes_by_name(request):
+            return refusal(
+                403,
+                "the cloud listens on this machine alone and has not the name in this address",
+                "open http://127.0.0.1 with its port; else set http.host and http.tls",
+            )
+        least = self.wanted[request.route] if request.route is not None else Scope.READ
         if least is None:
-            return await handler(request)
+            return None
         asker = self.asker(request)
         if asker is None:
-            return refusal(401, "the token is missing or wrong", f"pass {files_of(least)}")
+            return refusal(401, "the token is missing or wrong", f"pass {_files_of(least)}")
         if asker.scope < least:
-            what = (
-                f"this wants a token of scope '{least.label}', the one given has"
-                f" '{asker.scope.label}'"
-            )
-            return refusal(403, what, f"pass {files_of(least)}")
+            wants, has = f"wants a token of scope '{least.label}'", f"has '{asker.scope.label}'"
+            what = f"this {wants}, the one given {has}"
+            return refusal(403, what, f"pass {_files_of(least)}")
         if (why := self._foreign(request)) is not None:
             return refusal(403, why, "ask from the cloud's own page, or with a token")
-        self.keep(request.transport)  # strangers' connections give way to others, this one not
-        request[BY], request[SCOPE] = asker.by, asker.scope
-        return await handler(request)
+        request.keep()  # strangers' connections make room for others, this one does not
+        request.by = asker.by
+        return None
 
-    def asker(self, request: web.Request) -> Asker | None:
-        """Who asks, by what reaches furthest of all that was shown; None: a stranger."""
-        names = [one for one in peer_names(request.transport) if one in self._clients]
+    def asker(self, request: Request) -> Asker | None:
+        """Who asks, by the highest scope of all that was shown; None for a stranger."""
+        names = [one for one in request.certificate_names if one in self._clients]
         found = [Asker(f"certificate {one}", self._clients[one]) for one in names]
-        given = scope_of(request.headers.get("Authorization", ""), self._tokens())
-        if given is not None:
+        if (given := self._bearer(request)) is not None:
             found.append(Asker(f"token {given.label}", given))
-        cookie = request.cookies.get(self.cookie_name(request), "")
-        logged_in = self._sessions.scope(cookie) if cookie and self.own_name(request) else None
+        cookie = request.cookie(self._cookie_name(request))
+        logged_in = self._sessions.scope(cookie) if cookie and self._goes_by_name(request) else None
         if logged_in is not None:
             found.append(Asker(f"page {logged_in.label}", logged_in))
         return max(found, key=lambda one: one.scope, default=None)
 
-    def _foreign(self, request: web.Request) -> str | None:
-        """Why this may be another site's wish, carried out by a browser; None where it is not."""
-        if request.method in ("GET", "HEAD"):
-            return None
-        if scope_of(request.headers.get("Authorization", ""), self._tokens()) is not None:
-            return None  # no browser shows it by itself
-        if not self.same_origin(request):
+    def _bearer(self, request: Request) -> Scope | None:
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        return _scope_of(token, self._tokens()) if kind == "Bearer" else None
+
+    def _foreign(self, request: Request) -> str | None:
+        """Why a browser may have sent this for another site; None where it did not."""
+        if request.method in ("GET", "HEAD") or self._bearer(request) is not None:
+            return None  # no browser sends a token by itself
+        if not request.is_same_origin:
             return "this came from another site's page"
-        by_cookie = self.cookie_name(request) in request.cookies
-        if by_cookie and request.headers.get(OWN_PAGE) != "1":
-            return f"the header {OWN_PAGE} is missing"
+        if request.cookie(self._cookie_name(request)) and request.headers.get(OWN_PAGE) != "1":
+            return "the header X-EdgeVeil is missing"
         return None
 
-    @staticmethod
-    def same_origin(request: web.Request) -> bool:
-        """Whether nothing says that a page of another origin asks."""
-        if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
-            return False
-        origin = request.headers.get("Origin")
-        return origin is None or _host_of(origin) == request.host
+    def _goes_by_name(self, request: Request) -> bool:
+        return not self._own_names_alone or request.is_for_this_machine
 
-    def own_name(self, request: web.Request) -> bool:
-        """Whether the cloud goes by the name that was asked for."""
-        return not self._own_names_alone or is_loopback(_host_name(request.host))
-
-    # --- cookies ---
-
-    def cookie_name(self, request: web.Request) -> str:
+    def _cookie_name(self, request: Request) -> str:
         """One for each port: browsers keep cookies by host alone."""
-        _, _, port = request.host.rpartition(":")
+        port = request.host.rpartition(":")[2]
         named = f"edgeveil-cloud-{port}" if port.isdecimal() else "edgeveil-cloud"
         return f"__Host-{named}" if self._at.tls is not None else named
 
-    def log_in(self, request: web.Request, answer: web.StreamResponse, token: str) -> bool:
-        """Have the answer set a cookie for a token; False where it is not good."""
+    def log_in(self, request: Request, token: str) -> str | None:
+        """A `Set-Cookie` header for a token; None where it is not good."""
         begun = self._sessions.begin(token)
         if begun is None:
-            return False
-        self._sessions.end(request.cookies.get(self.cookie_name(request), ""))
-        self._set(request, answer, begun[0], int(KEEP_S))
-        return True
+            return None
+        self._sessions.end(request.cookie(self._cookie_name(request)))
+        return self._header(request, begun[0], KEEP_S)
 
-    def log_out(self, request: web.Request, answer: web.StreamResponse) -> None:
-        """End the session, and have the answer take the cookie away."""
-        self._sessions.end(request.cookies.get(self.cookie_name(request), ""))
-        self._set(request, answer, "", 0)
+    def log_out(self, request: Request) -> str:
+        """End the session; the `Set-Cookie` header that removes the cookie."""
+        self._sessions.end(request.cookie(self._cookie_name(request)))
+        return self._header(request, "", 0)
 
-    def _set(
-        self, request: web.Request, answer: web.StreamResponse, value: str, age_s: int
-    ) -> None:
-        answer.set_cookie(
-            self.cookie_name(request),
-            value,
-            max_age=age_s,
-            path="/",
-            secure=self._at.tls is not None,
-            httponly=True,
-            samesite="Strict",
-        )
+    def _header(self, request: Request, value: str, lasts_s: float) -> str:
+        secure = self._at.tls is not None
+        return cookie_header(self._cookie_name(request), value, lasts_s, secure=secure)
 
 
-GUARD = web.AppKey("guard", RequestGuard)
-
-
-def files_of(least: Scope) -> str:
-    """The token files that reach so far."""
+def _files_of(least: Scope) -> str:
     names = " or ".join(name for scope, name in TOKEN_FILES.items() if scope >= least)
     return f"the file {names} of the cloud's state_dir"
-
-
-def refusal(status: int, what: str, fix: str) -> web.Response:
-    """An error as JSON."""
-    return web.json_response({"what": what, "fix": fix}, status=status)
-
-
-@asynccontextmanager
-async def in_time(limit_s: float) -> AsyncIterator[None]:
-    """Answers 408 to who sends a request's body for longer."""
-    try:
-        async with asyncio.timeout(limit_s):
-            yield
-    except TimeoutError:
-        raise web.HTTPRequestTimeout(reason=f"the body took over {limit_s:g} s") from None
-
-
-BODY_S = 30.0  # for the body of a request, but a backbone's
-
-
-async def posted_text(request: web.Request) -> str:
-    """The body, UTF-8. Raises ConfigError, and HTTPRequestTimeout for one that takes BODY_S."""
-    async with in_time(BODY_S):
-        body = await request.read()
-    try:
-        return body.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError([f"(posted):1 : not UTF-8 text at byte {error.start}"]) from error
-
-
-async def with_security_headers(_request: web.Request, answer: web.StreamResponse) -> None:
-    """Said with every answer before it goes out; what an answer says itself stands. A browser keeps
-    nothing on its disk but the pages' files."""
-    answer.headers.setdefault("Cache-Control", "no-store")
-    for name, value in SECURITY_HEADERS.items():
-        answer.headers.setdefault(name, value)
-
-
-def _other_name() -> web.Response:
-    return refusal(
-        403,
-        "the cloud listens on this machine alone and does not go by the name in this address",
-        "open http://127.0.0.1 with its port; for others' machines set http.host and http.tls",
-    )
-
-
-def _host_of(origin: str) -> str:
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
-        return ""
-
-
-def _host_name(host: str) -> str:
-    """A Host header without its port."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""

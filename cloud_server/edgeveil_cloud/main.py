@@ -9,7 +9,7 @@ from functools import partial
 from edgeveil import logs
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.transport.blob_store import sweep_forever
-from edgeveil.transport.http import (
+from edgeveil.transport.health import (
     LINK_DOWN,
     OTHER_KEY,
     STUCK,
@@ -24,14 +24,13 @@ from edgeveil.transport.http import (
 from edgeveil.transport.listener import ListenAt
 from edgeveil.transport.metrics import Linked, MeteredHost, Metrics, StateDisk
 from edgeveil.transport.mqtt_link import RuntimeLink
-from edgeveil.transport.process import OwnFolder, first_of, own_audit_log, run_until_stopped
+from edgeveil.transport.process import OwnFolder, first_of, own_audit_log, run_until_stopped, tell
 from edgeveil.transport.runtime import Runtime
-from edgeveil.transport.service_manager import tell_ready
 from edgeveil.trust.watch import TrustWatch
 from edgeveil_cloud.cell_links import CellLinks
 from edgeveil_cloud.host import LOG
 from edgeveil_cloud.http import ControlDesk, HttpThread, make_app
-from edgeveil_cloud.http_token import Scope, TokenFolder
+from edgeveil_cloud.http_guard import Scope, TokenFolder
 from edgeveil_cloud.job_turns import JobTurns
 from edgeveil_cloud.metrics import CloudMetrics
 from edgeveil_cloud.pages.fleet import CloudFacts
@@ -86,7 +85,7 @@ async def _run(site: CloudSite, folder: OwnFolder, stop: asyncio.Event) -> int:
                 await blobs.start()
             for cell, why in (await links.connect_or_raise()).items():
                 LOG.warning("cell_unreachable", extra={"cell": cell, "reason": why})
-            tell_ready()
+            tell("READY=1")
             LOG.info("running", extra={"http": http.url, "enrolled": store.counts().enrolled})
             watch = [folder.gone(), *([process.trust.run()] if process.trust else [])]
             if blobs is not None:

@@ -24,7 +24,7 @@ from edgeveil.protocol.sealed import Sealing
 from edgeveil.protocol.transfer import LEAST_BYTES, part_bytes
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.transport.blob_store import open_store
-from edgeveil.transport.http import writable
+from edgeveil.transport.health import writable
 from edgeveil.transport.process import own_signing_key
 from edgeveil.transport.runtime import Runner
 from edgeveil.trust.believed import believed_keys, delegated_key

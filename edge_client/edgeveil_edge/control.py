@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeveil.errors import UsageError
-from edgeveil.transport.local_socket import connect_locally, listen_locally
+from edgeveil.transport.listener import connect_unix, unix_socket
 
 CONTROL_FILE = "control.sock"
 COMMANDS = ("pause", "resume", "status", "page")
@@ -37,7 +37,7 @@ class ControlSocket:
     async def start(self) -> None:
         """Listen. Raises UsageError."""
         self._server = await asyncio.start_unix_server(
-            self._connected, sock=listen_locally(self._path), limit=ASKED_BYTES
+            self._connected, sock=unix_socket(self._path), limit=ASKED_BYTES
         )
 
     async def stop(self) -> None:
@@ -73,7 +73,7 @@ class ControlSocket:
 def ask(state_dir: Path, command: str) -> dict[str, Any]:
     """Give a running device one of COMMANDS; how it stands then. Raises UsageError."""
     try:
-        with connect_locally(state_dir / CONTROL_FILE, EXCHANGE_S) as connection:
+        with connect_unix(state_dir / CONTROL_FILE, EXCHANGE_S) as connection:
             connection.sendall(json.dumps({"command": command}).encode() + b"\n")
             with connection.makefile("rb") as stream:
                 told = json.loads(stream.readline(TOLD_BYTES))

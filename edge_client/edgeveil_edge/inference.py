@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,10 +40,13 @@ from edgeveil.evaluation.onnx_session import OnnxModel, RunLimit
 from edgeveil.own_process import run_apart
 from edgeveil.registry import nearest
 from edgeveil.sites.edge import Inference
-from edgeveil.transport.http import Page, PageContent, PageRequest, PageServer
+from edgeveil.transport.http import Request, Response, Route
 from edgeveil.transport.listener import ListenAt
 from edgeveil_edge.predict import Predictions, as_records, stale_since, told_by
 from edgeveil_edge.releases import InstalledRelease
+
+if TYPE_CHECKING:
+    from edgeveil.transport.http_server import HttpServer
 
 REQUEST_BYTES = 1 << 20  # of the body of a request
 RUN_S = 5.0  # of one batch of a request
@@ -70,7 +73,7 @@ class ServedModel:
             raise DataError("has no weights of its own", where=str(release.path))
         return cls(release, session, schema_in(session.metadata, session.input_shape))
 
-    def predict(self, body: PageRequest) -> Predictions:
+    def predict(self, body: Request) -> Predictions:
         """Raises DataError for a body that holds no records of the model's shape."""
         if body.content_type == NUMBERS:
             return self.run(_numbers(body.content, self.session.input_shape))
@@ -128,7 +131,7 @@ class InferenceService:
 
     def __init__(self, settings: Inference, releases: ReleasesInUse) -> None:
         self._settings, self._releases = settings, releases
-        self._servers: list[PageServer] = []
+        self._servers: list[HttpServer] = []
         self._model: ServedModel | None = None
         self._stops_stale = False
         self._trying = asyncio.Lock()
@@ -138,19 +141,22 @@ class InferenceService:
 
     async def start(self) -> None:
         """Listen where the site says, if anywhere. Raises UsageError for a taken address."""
-        settings = self._settings
-        pages: dict[str, Page] = {"/v1/model": self.told}
-        posts = {"/v1/predict": self._predict_page}
+        settings, places = self._settings, []
         if settings.socket is not None:
-            server = PageServer(pages, posts, REQUEST_BYTES, _refusal)
-            await server.listen(ListenAt(socket=settings.socket))
-            self._servers.append(server)
+            places.append(ListenAt(socket=settings.socket))
         if settings.http is not None:
-            server = PageServer(pages, posts, REQUEST_BYTES, _refusal)
-            await server.listen(settings.http.host, settings.http.port)
-            self._servers.append(server)
-        if self._servers:  # the first request need not wait for the model
-            await self._in_thread(self._current)
+            places.append(ListenAt(settings.http.host, settings.http.port))
+        if not places:
+            return
+        from edgeveil.transport.http_server import HttpServer  # most devices serve nothing
+
+        routes = [
+            Route("GET", "/v1/model", self.model_page),
+            Route("POST", "/v1/predict", self._predict_page, REQUEST_BYTES),
+        ]
+        for at in places:
+            self._servers.append(await HttpServer(routes, _refuse).start(at))
+        await self._in_thread(self._current)  # the first request need not wait for the model
 
     @property
     def urls(self) -> list[str]:
@@ -162,8 +168,6 @@ class InferenceService:
         """Stop listening."""
         for server in self._servers:
             await server.stop()
-        if self._servers and self._settings.socket is not None:
-            self._settings.socket.unlink(missing_ok=True)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def predict_file(
@@ -187,20 +191,20 @@ class InferenceService:
     async def _in_thread(self, work: Any, *given: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *given)
 
-    async def told(self, _request: object = None) -> PageContent:
+    async def model_page(self, _request: Request) -> Response:
         """Which release answers, and what it takes."""
         model: ServedModel | None = await self._in_thread(self._current)
         if model is None:
             return _told(503, _NO_RELEASE)
         release = model.release
         told = {"release": release.version, "job": release.job, "digest": release.digest}
-        return PageContent.of_json({**told, **model.takes})
+        return Response.of_json({**told, **model.takes})
 
-    async def _predict_page(self, body: PageRequest) -> PageContent:
-        found: PageContent = await self._in_thread(self._answer, body)
+    async def _predict_page(self, body: Request) -> Response:
+        found: Response = await self._in_thread(self._answer, body)
         return found
 
-    def _answer(self, body: PageRequest) -> PageContent:
+    def _answer(self, body: Request) -> Response:
         if body.content_type not in (JSON, NUMBERS):
             return _told(415, f"send {JSON} or {NUMBERS}")
         model = self._ready()
@@ -210,7 +214,7 @@ class InferenceService:
             found = model.predict(body)
         except DataError as error:
             return _told(400, str(error))
-        return PageContent.of_json({"release": found.model, "predictions": found.plain()})
+        return Response.of_json({"release": found.model, "predictions": found.plain()})
 
     def _ready(self) -> ServedModel | str:
         """The model that may answer now, or why there is none."""
@@ -337,13 +341,13 @@ def _named(records: list[Any], schema: DataSchema) -> NDArray[np.float32]:
     return encoder.encoded().records.x
 
 
-def _refusal(_path: str, request: PageRequest) -> PageContent | None:
-    """To a page of another's, in a browser on this box, the model is not told either."""
+def _refuse(request: Request) -> Response | None:
+    """A page of another site, in a browser on this box, does not reach the model either."""
     return None if request.is_for_this_machine else _told(403, "ask by a name of this machine")
 
 
-def _told(status: int, text: str) -> PageContent:
-    return PageContent.of_json({"error": text}, status)
+def _told(status: int, text: str) -> Response:
+    return Response.of_json({"error": text}, status)
 
 
 _NO_RELEASE = "no model is released yet; wait until a job is completed"

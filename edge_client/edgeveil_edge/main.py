@@ -30,7 +30,7 @@ from edgeveil.protocol.messages import Bye, encode
 from edgeveil.sites.broker_profiles import PROFILES
 from edgeveil.sites.edge import EdgeSite, LoopbackHttp
 from edgeveil.transport.blob_client import BlobClient
-from edgeveil.transport.http import (
+from edgeveil.transport.health import (
     LINK_DOWN,
     OTHER_KEY,
     STUCK,
@@ -42,9 +42,8 @@ from edgeveil.transport.http import (
 )
 from edgeveil.transport.link import Topics, Will
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
-from edgeveil.transport.process import EXIT_S, OwnFolder, first_of, run_until_stopped
+from edgeveil.transport.process import EXIT_S, OwnFolder, first_of, run_until_stopped, tell
 from edgeveil.transport.runtime import Runtime
-from edgeveil.transport.service_manager import tell_ready
 from edgeveil_edge import conditions
 from edgeveil_edge.claim import ends_soon, is_due, is_unclaimed, renew, take_up_claim
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer
@@ -92,7 +91,7 @@ async def _run(sites: Sequence[EdgeSite], computing: ComputeProcess, stop: async
         devices = [DeviceProcess(site, lanes, computing) for site in sites]
         for device in devices:
             lanes.warm_up(device.device.host)
-        tell_ready()
+        tell("READY=1")
         LOG.info("running", extra={"devices": len(devices)})
         try:
             await first_of(stop, *(device.run() for device in devices))

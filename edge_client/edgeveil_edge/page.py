@@ -34,20 +34,21 @@ from edgeveil import tokens
 from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.sites.edge import LoopbackHttp
 from edgeveil.storage import file_mark
+from edgeveil.tokens import ExpiringSecrets
 from edgeveil.transport.http import (
-    REQUEST_S,
     EventStream,
-    Page,
-    PageContent,
-    PageRequest,
-    PageServer,
-    Post,
-    files,
+    Handler,
+    Request,
+    Response,
+    Route,
+    changes,
+    cookie_header,
+    file_routes,
+    refusal,
 )
+from edgeveil.transport.http_server import HttpServer
 from edgeveil_edge import conditions
 from edgeveil_edge.host import LOG
-from edgeveil_edge.inference import TRY_S
-from edgeveil_edge.page_sessions import OwnerSessions
 from edgeveil_edge.personal_model import kept_personal
 from edgeveil_edge.presence import PRESENCE_INTERVAL_S
 
@@ -66,10 +67,12 @@ KINDS: Mapping[str, str] = {
     "image/png": ".png",
     "image/jpeg": ".jpg",
 }
-_PRIVATE = {"Cache-Control": "no-store"}
 _NAME_CHARACTERS = 64
 _REFUSALS_S = 60.0  # between two lines of the log that tell of refused log-ins
-_LOGIN_DIGITS = 4  # of a log-in's length: 999 bytes are more than it ever has
+_LOGIN_BYTES = 999  # more than a log-in ever has
+SESSION_S = 12 * 3600.0  # in this process's memory alone: a restart logs everybody out
+TICKET_S = 60.0
+_MOST_SESSIONS = 32  # and tickets; the oldest makes room
 
 
 class DevicePage:
@@ -79,31 +82,33 @@ class DevicePage:
         self._at, self._device, self._site = at, device, device.site
         self._token_file = device.site.state_dir / TOKEN_FILE
         self._token_mark: tuple[int, ...] = ()
-        self._sessions = OwnerSessions("")
+        self._log_out_all()
+        self._tickets = ExpiringSecrets[bool](TICKET_S, _MOST_SESSIONS)
         self._refused_s = -_REFUSALS_S
-        self._files = files("edgeveil_edge", "device.html", "device.css", "device.js")
-        posts = {
-            "/login": self._login,
-            "/logout": self._logout,
-            "/pause": self._order("pause"),
-            "/resume": self._order("resume"),
-            "/rollback": self._rollback,
-            "/try": self._try,
-        }
-        self._posts = {path: self._told_if_not(post) for path, post in posts.items()}
-        pages: dict[str, Page] = {**self._files, "/events": self._events, "/model": self._model}
-        pages["/session"] = self._session
-        answer_s = TRY_S + REQUEST_S
-        self._server = PageServer(pages, self._posts, TRY_BYTES, self._refusal, answer_s)
+        self._open = [
+            *file_routes("edgeveil_edge", "device.html", "device.css", "device.js"),
+            Route("GET", "/session", self._session),
+        ]
+        self._login_route = Route("POST", "/login", self._login, _LOGIN_BYTES)
+        routes = [
+            *self._open,
+            self._login_route,
+            Route("GET", "/events", self._events),
+            Route("GET", "/model", device.inference.model_page),
+            Route("POST", "/logout", self._logout),
+            Route("POST", "/pause", self._order("pause")),
+            Route("POST", "/resume", self._order("resume")),
+            Route("POST", "/rollback", self._rollback),
+            Route("POST", "/try", self._try, TRY_BYTES),
+        ]
+        self._server = HttpServer(routes, self._refuse)
         self._release: tuple[object, dict[str, Any] | None] = (None, None)
 
     async def start(self) -> None:
         """Listen. Raises UsageError for a taken address or an unfit token file."""
         tokens.load_or_make_token(self._token_file)
         self._token_mark = file_mark(self._token_file)
-        await self._server.listen(self._at.host, self._at.port)
-        port = self._server.url.rpartition(":")[2]
-        self._sessions = OwnerSessions(f"edgeveil-device-{port}")
+        await self._server.start(self._at.host, self._at.port)
 
     async def stop(self) -> None:
         """Listen no more; everybody is logged out."""
@@ -111,88 +116,84 @@ class DevicePage:
 
     def way_in(self) -> str:
         """An address that logs in once, within a minute. What stands behind # is never sent."""
-        return f"{self._server.url}/#ticket={self._sessions.ticket()}"
+        return f"{self._server.url}/#ticket={self._tickets.add(True)}"
 
     # --- who may ---
 
-    def _refusal(self, path: str, request: PageRequest) -> PageContent | None:
-        """Asked before a page is made and before a body is read."""
+    def _refuse(self, request: Request) -> Response | None:
+        """Asked before a route is called and before a body is read."""
         if not request.is_for_this_machine:
-            return _refused(
+            return refusal(
                 403,
                 "the device does not go by the name in this address",
                 "open the address that edgeveil edge page prints",
             )
-        if path in self._files or path == "/session":
+        if request.route is None or request.route in self._open:
             return None
-        site = request.headers.get("sec-fetch-site", "same-origin")
-        asked_by_others = site not in ("same-origin", "none")
-        if path in self._posts and (asked_by_others or not _by_own_page(request)):
-            return _refused(403, "this was asked for by another page", "reload the device's page")
-        if path == "/login":
-            length = request.headers.get("content-length", "")
-            return None if len(length) < _LOGIN_DIGITS else _refused(413, "this is no log-in")
-        if asked_by_others or not self._knows(request):
-            return _refused(401, "nobody is logged in", "run edgeveil edge page --config FILE")
+        own = request.is_same_origin
+        if request.method == "POST" and not (own and request.headers.get("x-edgeveil") == "1"):
+            return refusal(403, "this was asked for by another page", "reload the device's page")
+        if request.route is not self._login_route and not (own and self._knows(request)):
+            return refusal(401, "nobody is logged in", "run edgeveil edge page --config FILE")
         return None
 
-    def _knows(self, request: PageRequest) -> bool:
+    @property
+    def _cookie(self) -> str:
+        """One for each port: browsers keep cookies by host alone."""
+        return f"edgeveil-device-{self._server.port}"
+
+    def _log_out_all(self) -> None:
+        self._sessions = ExpiringSecrets[bool](SESSION_S, _MOST_SESSIONS)
+
+    def _knows(self, request: Request) -> bool:
         """Whether its cookie stands for a session of today's token."""
         mark = file_mark(self._token_file)
         if mark != self._token_mark:
-            self._sessions.end_all()
+            self._log_out_all()
             self._token_mark = mark
-        return self._sessions.knows(request.cookie(self._sessions.cookie))
-
-    def _told_if_not(self, post: Post) -> Post:
-        """An error in words in place of an exception."""
-
-        async def told(request: PageRequest) -> PageContent:
-            try:
-                return await post(request)
-            except EdgeVeilError as error:
-                return _refused(400, error.what, error.fix)
-
-        return told
+        return self._sessions.get(request.cookie(self._cookie)) is not None
 
     # --- logging in and out ---
 
-    async def _login(self, request: PageRequest) -> PageContent:
+    async def _login(self, request: Request) -> Response:
         try:
             told = json.loads(request.content)
             shown = {key: str(told[key]) for key in ("token", "ticket") if key in told}
         except (ValueError, TypeError, RecursionError):
-            return _refused(400, "this is no log-in", "send a token or a ticket")
+            return refusal(400, "this is no log-in", "send a token or a ticket")
         if not self._is_owner(**shown):
             if time.monotonic() - self._refused_s > _REFUSALS_S:  # any program here may try
                 self._refused_s = time.monotonic()
                 LOG.warning("page_login_refused")
             fix = f"take the token from {TOKEN_FILE} in the state folder, or a new address from"
-            return _refused(401, "this is not known, or used up", f"{fix} edgeveil edge page")
+            return refusal(401, "this is not known, or used up", f"{fix} edgeveil edge page")
         self._knows(request)  # another token ends what stood before it
         LOG.info("page_login")
-        return PageContent.of_json({}, headers={**_PRIVATE, "Set-Cookie": self._sessions.begin()})
+        cookie = cookie_header(self._cookie, self._sessions.add(True), SESSION_S)
+        return Response.of_json({}, headers={"Set-Cookie": cookie})
 
     def _is_owner(self, token: str = "", ticket: str = "") -> bool:
         if ticket:
-            return self._sessions.redeem(ticket)
+            known = self._tickets.get(ticket) is not None
+            self._tickets.drop(ticket)
+            return known
         own = tokens.load_or_make_token(self._token_file).encode()
         return hmac.compare_digest(token.strip().encode("utf-8", "replace"), own)
 
-    async def _logout(self, request: PageRequest) -> PageContent:
-        ended = self._sessions.end(request.cookie(self._sessions.cookie))
-        return PageContent.of_json({}, headers={**_PRIVATE, "Set-Cookie": ended})
+    async def _logout(self, request: Request) -> Response:
+        self._sessions.drop(request.cookie(self._cookie))
+        return Response.of_json({}, headers={"Set-Cookie": cookie_header(self._cookie, "", 0)})
 
-    async def _session(self, request: PageRequest) -> PageContent:
-        return PageContent.of_json({"logged_in": self._knows(request)}, headers=_PRIVATE)
+    async def _session(self, request: Request) -> Response:
+        return Response.of_json({"logged_in": self._knows(request)})
 
     # --- what is shown ---
 
-    async def _events(self, request: PageRequest) -> EventStream:
+    async def _events(self, request: Request) -> EventStream:
         async def value() -> dict[str, Any]:
             return await asyncio.to_thread(self.state)
 
-        return EventStream(value, LOOK_S, lambda: self._knows(request))
+        return EventStream(changes(value, LOOK_S, lambda: self._knows(request)))
 
     def state(self) -> dict[str, Any]:
         """All that the page shows. Reads files: not for the loop's thread."""
@@ -273,23 +274,20 @@ class DevicePage:
         of_release = found.digest == (release or {}).get("digest")
         return {**asdict(found), **texts, "of_release": of_release}
 
-    async def _model(self, _request: PageRequest) -> PageContent:
-        return await self._device.inference.told()
-
     # --- what it takes ---
 
-    def _order(self, command: str) -> Post:
-        async def post(_request: PageRequest) -> PageContent:
+    def _order(self, command: str) -> Handler:
+        async def post(_request: Request) -> Response:
             self._device.order(command)
-            return PageContent.of_json({}, headers=_PRIVATE)
+            return Response.of_json({})
 
         return post
 
-    async def _rollback(self, _request: PageRequest) -> PageContent:
+    async def _rollback(self, _request: Request) -> Response:
         release = await self._device.roll_back()
-        return PageContent.of_json({"release": release}, headers=_PRIVATE)
+        return Response.of_json({"release": release})
 
-    async def _try(self, request: PageRequest) -> PageContent:
+    async def _try(self, request: Request) -> Response:
         ending = KINDS.get(request.content_type)
         if ending is None:
             what = "this kind of file is not taken"
@@ -303,14 +301,7 @@ class DevicePage:
                 yield Path(file.name)
 
         told = await self._device.inference.predict_file(written, SHOWN)
-        return PageContent.of_json(told, headers=_PRIVATE)
-
-
-def _by_own_page(request: PageRequest) -> bool:
-    """Whether it has the header that pages of others cannot set, and no other page's origin."""
-    headers = request.headers
-    own = f"http://{headers.get('host', '')}"
-    return headers.get("x-edgeveil") == "1" and headers.get("origin", own) == own
+        return Response.of_json(told)
 
 
 def _is_id(job: str) -> bool:
@@ -333,7 +324,3 @@ def _of_release(release: Any, history: list[str]) -> dict[str, Any] | None:
         "earlier": history[:-1],
         "path": str(release.path),
     }
-
-
-def _refused(status: int, what: str, fix: str = "") -> PageContent:
-    return PageContent.of_json({"what": what, "fix": fix}, status, _PRIVATE)

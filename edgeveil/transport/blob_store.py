@@ -11,36 +11,36 @@ import hashlib
 import logging
 import math
 import os
+import re
 import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from edgeveil.errors import ProtocolError, UsageError
 from edgeveil.protocol.messages import Blob
 from edgeveil.protocol.transfer import BlobShown, Data, GrantPut, PutGranted, ShowBlob
 from edgeveil.sites.blobs import BlobBucket, BlobStore, bucket_options
 from edgeveil.storage import FileData
-from edgeveil.transport.http import serve, warn_of_plain_http
+from edgeveil.transport.health import warn_of_plain_http
+from edgeveil.transport.http import HttpError, Request, Response, Route
+from edgeveil.transport.http_server import HttpServer
 from edgeveil.transport.listener import ListenAt, peer_of, server_context
-
-if TYPE_CHECKING:
-    from aiohttp import web
 
 _LOG = logging.getLogger("edgeveil.blobs")
 _BLOCK_BYTES = 1 << 18
 EXPIRES_S = 3600.0  # for which a URL is good
-_SILENT_S = 30.0  # until a block of a GET is taken, or the next byte of a PUT comes
-_LEAST_BYTES_S = 4096  # of a PUT on average, after _SILENT_S; a GET's blocks need 8,738
 _SWEEP_S = 600.0
 _ADD_SWEEP_S = 1.0  # between those that come with a new name
-_KEPT = 4  # connections of one peer that give way to nobody
+_KEPT = 4  # connections of one peer that make room for nobody
+_NAME = re.compile(r"[0-9a-f]{64}")
+_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
 
 class StoreBeside(Protocol):
@@ -150,7 +150,10 @@ class ServedStore:
         self._named: dict[str, _Capability] = {}
         self._next_sweep_s = -math.inf
         self._kept_of = Counter[str]()
-        self._server: Any = None
+        blob = "/{path:path}"
+        self._server = HttpServer(
+            [Route("GET", blob, self._get), Route("PUT", blob, self._put, body_bytes=None)]
+        )
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for left in folder.iterdir():
             left.unlink()
@@ -158,7 +161,7 @@ class ServedStore:
     @property
     def port(self) -> int:
         """The TCP port that it listens on."""
-        return int(self._server.port)
+        return self._server.port
 
     def show(self, task: ShowBlob) -> BlobShown:
         """A name for where the blob lies; nothing is copied."""
@@ -207,119 +210,100 @@ class ServedStore:
 
     async def start(self) -> None:
         """Listen."""
-        from aiohttp import web
-
-        app = web.Application()
-        app.router.add_get("/{folder:.*}{name:[0-9a-f]{64}}", self._get)
-        app.router.add_put("/{folder:.*}{name:[0-9a-f]{64}}", self._put)
-        self._server = await serve(app, self._at)
+        await self._server.start(self._at)
         warn_of_plain_http(self._at, _LOG)
 
     async def stop(self) -> None:
         """Hang up."""
-        if self._server is not None:
-            await self._server.stop()
+        await self._server.stop()
 
-    def _found(self, request: web.Request, *, put: bool) -> _Capability:
-        from aiohttp import web
-
+    def _found(self, request: Request, *, put: bool) -> tuple[str, _Capability]:
+        """Name and capability. Raises HttpError 404, also for a name of the other method."""
+        name = request.path[-64:]
         with self._lock:
-            found = self._named.get(request.match_info["name"])
+            found = self._named.get(name) if _NAME.fullmatch(name) else None
         fine = found is not None and self._clock() < found.until_s and (found.data is None) == put
         if found is None or not fine:
-            raise web.HTTPNotFound  # also of one that is for the other method
-        return found
+            raise HttpError(404)
+        return name, found
 
-    async def _get(self, request: web.Request) -> web.StreamResponse:
-        found = self._found(request, put=False)
+    async def _get(self, request: Request) -> Response:
+        _, found = self._found(request, put=False)
+        start, stop = _range_of(request.headers.get("range", ""), found.size_bytes)
+        headers, whole = {"Accept-Ranges": "bytes"}, (start, stop) == (0, found.size_bytes)
+        if not whole:
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{found.size_bytes}"
+        blocks = self._blocks_of(request, found, start, stop)
+        kind, status = "application/octet-stream", 200 if whole else 206
+        return Response(blocks, kind, status, headers, length=stop - start)
+
+    async def _blocks_of(
+        self, request: Request, found: _Capability, start: int, stop: int
+    ) -> AsyncGenerator[bytes, None]:
         with self._kept(request):
-            return await self._sent(request, found)
+            for place in range(start, stop, _BLOCK_BYTES):
+                block = found.data[place : min(place + _BLOCK_BYTES, stop)] if found.data else b""
+                if not block:
+                    raise ConnectionResetError("the blob was removed meanwhile")
+                yield block
 
     @contextmanager
-    def _kept(self, request: web.Request) -> Iterator[None]:
+    def _kept(self, request: Request) -> Iterator[None]:
         """Keep the place of a connection that is served a known name: of each peer _KEPT."""
-        server, transport, of = self._server, request.transport, peer_of(request.remote or "")
-        if server is None or self._kept_of[of] >= _KEPT:
-            yield
-            return
-        self._kept_of[of] += 1
-        server.keep(transport)
+        peer = peer_of(request.peer)
+        kept = self._kept_of[peer] < _KEPT
+        if kept:
+            self._kept_of[peer] += 1
+            request.keep()
         try:
             yield
         finally:
-            server.keep(transport, served=False)
-            self._kept_of[of] -= 1
-            if not self._kept_of[of]:
-                del self._kept_of[of]
+            if kept:
+                self._kept_of[peer] -= 1
+                if not self._kept_of[peer]:
+                    del self._kept_of[peer]
 
-    async def _sent(self, request: web.Request, found: _Capability) -> web.StreamResponse:
-        from aiohttp import web
-
-        size_bytes, data = found.size_bytes, found.data
-        try:
-            asked = request.http_range
-        except ValueError:
-            raise web.HTTPRequestRangeNotSatisfiable from None
-        start, stop, _ = asked.indices(size_bytes)
-        if start >= stop:
-            raise web.HTTPRequestRangeNotSatisfiable
-        whole = (start, stop) == (0, size_bytes)
-        response = web.StreamResponse(status=200 if whole else 206)
-        response.content_length = stop - start
-        response.content_type = "application/octet-stream"
-        response.headers["Accept-Ranges"] = "bytes"
-        if not whole:
-            response.headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size_bytes}"
-        await response.prepare(request)
-        if request.method == "HEAD" or data is None:
-            return response
-        for place in range(start, stop, _BLOCK_BYTES):
-            block = data[place : min(place + _BLOCK_BYTES, stop)]
-            if not block:
-                raise ConnectionResetError("the blob was removed meanwhile")
-            try:
-                async with asyncio.timeout(_SILENT_S):
-                    await response.write(block)
-            except TimeoutError:
-                if request.transport is not None:
-                    request.transport.abort()  # what was not taken is not kept for later
-                raise ConnectionAbortedError from None
-        return response
-
-    async def _put(self, request: web.Request) -> web.Response:
-        from aiohttp import web
-
-        found = self._found(request, put=True)
+    async def _put(self, request: Request) -> Response:
+        name, found = self._found(request, put=True)
         if request.content_length is None:
-            raise web.HTTPLengthRequired
+            raise HttpError(411)
         if request.content_length != found.size_bytes:
-            raise web.HTTPRequestEntityTooLarge(found.size_bytes, request.content_length)
+            raise HttpError(413)
         if found.busy:
-            raise web.HTTPConflict
+            raise HttpError(409)
         found.busy = True
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         try:
-            with self._kept(request):
-                await self._receive(request, self._folder / request.match_info["name"])
-        except TimeoutError:
-            raise web.HTTPRequestTimeout from None
+            with (
+                self._kept(request),
+                os.fdopen(
+                    os.open(self._folder / name, flags, 0o600), "wb", buffering=_BLOCK_BYTES
+                ) as file,
+            ):
+                async for block in request.chunks():
+                    file.write(block)
         finally:
             found.busy = False
-        return web.Response(status=201)
+        return Response(status=201)
 
-    async def _receive(self, request: web.Request, path: Path) -> None:
-        until_s = self._clock() + _SILENT_S
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        file = os.fdopen(os.open(path, flags, 0o600), "wb", buffering=_BLOCK_BYTES)
-        try:
-            while True:
-                async with asyncio.timeout(min(_SILENT_S, until_s - self._clock())):
-                    block = await request.content.readany()
-                if not block:
-                    return
-                until_s += len(block) / _LEAST_BYTES_S
-                file.write(block)
-        finally:
-            file.close()
+
+def _range_of(asked: str, size_bytes: int) -> tuple[int, int]:
+    """Begin and end of the one range that a header asks for; all of it without a header.
+
+    Raises HttpError 416 for one that holds no byte, or is of another form.
+    """
+    if not asked:
+        return 0, size_bytes
+    form = _RANGE.fullmatch(asked.strip())
+    if form is None or not any(form.groups()):
+        raise HttpError(416)
+    first, last = (int(one[:18]) if one else None for one in form.groups())
+    if first is None:
+        first, last = max(0, size_bytes - (last or 0)), None
+    stop = size_bytes if last is None else min(last + 1, size_bytes)
+    if first >= stop:
+        raise HttpError(416)
+    return first, stop
 
 
 # --- a bucket ------------------------------------------------------------------------------------

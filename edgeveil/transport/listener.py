@@ -1,8 +1,8 @@
-"""Where HTTP is taken in: TCP or a Unix socket, TLS where asked, and never too many at once.
+"""Listening sockets: TCP or a Unix socket, the TLS context, and how many connections they may hold.
 
-Connections are files of the process. So each listener holds a bounded number of them, well below
-what the process may open, and closes those beyond at once: whoever opens thousands and says nothing
-leaves the process its files for broker, store and others' requests.
+Connections are files of the process. So each server holds a bounded number of them, well below what
+the process may open: whoever opens thousands leaves the process its files for broker, store and
+others' requests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import resource
 import socket
 import ssl
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
@@ -29,14 +29,11 @@ from edgeveil.storage import open_to_others
 MOST_CONNECTIONS = 256
 LEAST_FILES = 256
 HANDSHAKE_S = 5.0
+WAITING = 128  # connections that the kernel holds until they are accepted
 _MOST_FILES = 65536
 _SHARE = 4  # one in so many of the files that the process may open
-_WAITING = 128  # connections that the kernel holds until they are accepted
-_AGAIN_S = 0.2
-_SHUTDOWN_S = 2.0
-_NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-
-ProtocolFactory = Callable[[], asyncio.BaseProtocol]
+_UNIX_PATH_BYTES = 103  # sun_path with its end, on the systems where it is shortest
+_PROBE_S = 1.0
 
 
 def raise_file_limit() -> int:
@@ -125,189 +122,131 @@ def peer_of(host: str) -> str:
     return str(found)
 
 
-class Listener:
-    """Hands each connection to a protocol of its own, `most` of them at once.
-
-    Beyond, one is hung up on; or, with `yields`, takes the place of the oldest that is not kept
-    (`keep`). At most half are kept, so a new one always finds a place.
-    """
-
-    def __init__(
-        self, at: ListenAt, make: ProtocolFactory, most: int, *, yields: bool = False
-    ) -> None:
-        self._at, self._make, self._most, self._yields = at, make, most, yields
-        self._sockets: list[socket.socket] = []
-        self._held: dict[socket.socket, None] = {}  # the oldest first
-        self._served: set[int] = set()  # by their numbers
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.port = at.port
-
-    @property
-    def url(self) -> str:
-        """Address for clients on this machine."""
-        return self._at.url(self.port)
-
-    async def start(self) -> None:
-        """Listen on the running loop. Raises UsageError where that cannot be had."""
-        at = self._at
-        if at.socket is not None:
-            self._sockets = [_unix_socket(at.socket, at.socket_group)]
-        else:
-            self._sockets = await _tcp_sockets(at.host, at.port)
-            self.port = int(self._sockets[0].getsockname()[1])
-        for one in self._sockets:
-            self._keep(self._accept(one))
-
-    async def stop(self) -> None:
-        """Take in no more; connections that were handed over stay with their protocols."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for one in self._sockets:
-            one.close()
-        if self._sockets and self._at.socket is not None:
-            self._at.socket.unlink(missing_ok=True)
-        self._sockets = []
-
-    def _keep(self, work: object) -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                found, _ = await loop.sock_accept(listening)
-            except OSError as error:
-                # A connection that is gone again, or no file is left: somebody else took them all.
-                await asyncio.sleep(_AGAIN_S if error.errno in _NO_FILES else 0)
-                continue
-            # A closed socket has no number any more: so those are counted that take a file now.
-            self._held = {one: None for one in self._held if one.fileno() >= 0}
-            self._served.discard(found.fileno())
-            if len(self._held) >= self._most and not self._make_room():
-                found.close()
-            else:
-                self._held[found] = None
-                self._keep(self._hand_over(found))
-            await asyncio.sleep(0)  # a crowd does not keep the loop from its other work
-
-    def keep(self, transport: asyncio.BaseTransport | None, *, served: bool = True) -> None:
-        """While a connection is `served`, no other takes its place; without effect if half are."""
-        of_it = transport.get_extra_info("socket") if transport is not None else None
-        number = of_it.fileno() if of_it is not None else -1
-        if not served:
-            self._served.discard(number)
-        elif number >= 0 and sum(s.fileno() in self._served for s in self._held) < self._most // 2:
-            self._served.add(number)
-
-    def _make_room(self) -> bool:
-        oldest = next((one for one in self._held if one.fileno() not in self._served), None)
-        if oldest is None or not self._yields:
-            return False
-        del self._held[oldest]
-        with contextlib.suppress(OSError):
-            oldest.shutdown(socket.SHUT_RDWR)  # its protocol closes it
-        return True
-
-    async def _hand_over(self, found: socket.socket) -> None:
-        tls = self._at.tls
-        try:
-            if tls is None:
-                loop = asyncio.get_running_loop()
-                await loop.connect_accepted_socket(self._make, found)
-            else:
-                await asyncio.get_running_loop().connect_accepted_socket(
-                    self._make,
-                    found,
-                    ssl=tls,
-                    ssl_handshake_timeout=HANDSHAKE_S,
-                    ssl_shutdown_timeout=_SHUTDOWN_S,
-                )
-        except Exception:  # gone, too slow, not to be trusted: the next one is taken all the same
-            found.close()
-        except asyncio.CancelledError:
-            found.close()
-            raise
-
-
-async def _tcp_sockets(host: str, port: int) -> list[socket.socket]:
-    """One for each address that the host has."""
+async def listening_sockets(at: ListenAt) -> list[socket.socket]:
+    """One socket for each address of the host, or the Unix socket. Raises UsageError."""
+    if at.socket is not None:
+        return [unix_socket(at.socket, at.socket_group)]
     found: list[socket.socket] = []
     try:
         loop, flags = asyncio.get_running_loop(), socket.AI_PASSIVE
-        places = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+        places = await loop.getaddrinfo(at.host, at.port, type=socket.SOCK_STREAM, flags=flags)
         for family, address in dict.fromkeys((place[0], place[4]) for place in places):
             try:
-                one = socket.create_server(address[:2], family=family, backlog=_WAITING)
+                one = socket.create_server(address[:2], family=family, backlog=WAITING)
             except OSError as error:
                 if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and len(places) > 1:
                     continue  # a name may have an address that this machine has not
                 raise
             one.setblocking(False)
+            # Inherited by its connections: an answer in several pieces waits for no one's ACK.
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             found.append(one)
         if not found:
             raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
     except OSError as error:
         for one in found:
             one.close()
-        raise _unheard(error, host, port) from error
+        raise _no_port(error, at.host, at.port) from error
     return found
 
 
-def _unix_socket(path: Path, group: str | None) -> socket.socket:
-    """A listening socket that this user alone may open, or the members of `group` too."""
+def _no_port(error: OSError, host: str, port: int) -> UsageError:
+    key = "http.port (of a device's page: page.port)"
+    if error.errno == errno.EADDRINUSE:
+        what, fix = f"port {port} is taken", f"stop what uses it, or set another {key}"
+    elif error.errno == errno.EACCES:
+        what, fix = f"port {port} needs more rights", f"set an {key} from 1024"
+    else:
+        what, fix = f"cannot listen ({error.strerror})", "check http.host and http.port"
+    return UsageError(what, where=place(host, port), fix=fix)
+
+
+# --- Unix sockets ---------------------------------------------------------------------------
+
+
+def unix_socket(path: Path, group: str | None = None) -> socket.socket:
+    """A listening socket that this user alone may open, or the members of `group` too; the socket
+    of a process that ended makes room. Raises UsageError."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        _clear(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_stale(path)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         before = os.umask(0o177)  # from its first moment on nobody else can open it
         try:
-            made.bind(str(path))
+            with _short(path) as name:
+                made.bind(name)
         finally:
             os.umask(before)
         if group is not None:
             os.chown(path, -1, grp.getgrnam(group).gr_gid)
             path.chmod(0o660)
-        made.listen(_WAITING)
+        made.listen(WAITING)
     except (OSError, KeyError) as error:
         made.close()
-        raise _no_socket(error, path, group) from error
+        raise _no_unix_socket(error, path, group) from None
     made.setblocking(False)
     return made
 
 
-def _clear(path: Path) -> None:
-    """Take away the socket of a process that ended; EADDRINUSE where one answers."""
+def connect_unix(path: Path, timeout_s: float) -> socket.socket:
+    """A connection to the process that listens at `path`. Raises OSError."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made.settimeout(timeout_s)
+    try:
+        with _short(path) as name:
+            made.connect(name)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the socket of a process that ended; EADDRINUSE where one answers."""
     try:
         is_socket = stat.S_ISSOCK(path.lstat().st_mode)
     except FileNotFoundError:
         return
     if not is_socket:
         raise OSError(errno.EEXIST, "another file has this name")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
-            return
-    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+    try:
+        connect_unix(path, _PROBE_S).close()
+    except (ConnectionRefusedError, FileNotFoundError):
+        path.unlink(missing_ok=True)
+    else:
+        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
-def _no_socket(error: OSError | KeyError, path: Path, group: str | None) -> UsageError:
+@contextlib.contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """A name of the path that a socket's address can hold: Linux has one through an open folder."""
+    if len(os.fsencode(path)) <= _UNIX_PATH_BYTES or not Path("/proc/self/fd").is_dir():
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def _no_unix_socket(error: OSError | KeyError, path: Path, group: str | None) -> UsageError:
     if isinstance(error, KeyError):
         what, fix = f"this machine has no group '{group}'", "name a group in http.socket_group"
     elif error.errno == errno.EADDRINUSE:
-        what, fix = "another process listens on it", "end that process, or set another http.socket"
+        what, fix = "another process listens on it", "end that process, or set another path"
     elif error.errno == errno.EPERM and group is not None:
         what = f"this user is no member of the group '{group}'"
         fix = "add the user to it, or set another http.socket_group"
-    elif error.errno is None:  # asked of the address before the system was
-        what, fix = str(error), "use a shorter path in http.socket, 107 bytes at most"
+    elif error.errno is None:  # refused before the system was asked
+        what, fix = str(error), f"use a name of at most {_UNIX_PATH_BYTES // 2} bytes"
     else:
-        what, fix = f"cannot listen ({error.strerror})", "check http.socket and its folder"
+        what = f"cannot listen here ({error.strerror})"
+        fix = "name a path in a folder of this user's, on a local disk"
     return UsageError(what, where=str(path), fix=fix)
+
+
+# --- TLS ------------------------------------------------------------------------------------
 
 
 def server_context(cert_file: Path, key_file: Path, client_ca_file: Path | None) -> ssl.SSLContext:
@@ -350,14 +289,3 @@ def peer_names(transport: asyncio.BaseTransport | None) -> Sequence[str]:
     names = [value for kind, value in subject if kind == "commonName"]
     kinds = ("DNS", "URI", "email")
     return [*names, *(value for kind, value in shown.get("subjectAltName", ()) if kind in kinds)]
-
-
-def _unheard(error: OSError, host: str, port: int) -> UsageError:
-    key = "http.port (of a device's page: page.port)"
-    if error.errno == errno.EADDRINUSE:
-        what, fix = f"port {port} is taken", f"stop what uses it, or set another {key}"
-    elif error.errno == errno.EACCES:
-        what, fix = f"port {port} needs more rights", f"set an {key} from 1024"
-    else:
-        what, fix = f"cannot listen ({error.strerror})", "check http.host and http.port"
-    return UsageError(what, where=place(host, port), fix=fix)

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -20,12 +19,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from edgeveil.protocol import effects as fx
-from edgeveil.transport.http import PageContent
+from edgeveil.transport.http import Request, Response
 from edgeveil.transport.mqtt_link import RuntimeLink
 from edgeveil.transport.runtime import Host, Runtime
-
-if TYPE_CHECKING:
-    from aiohttp import web
 
 KNOWN_REASONS = ("forged", "unknown_signer", "forked_manifest", "malformed", "rate", "link_down")
 """Refusals whose series begin at 0 with the process, so that the first one is an increase."""
@@ -42,17 +38,13 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self.registry.register(_Peak())
 
-    async def told(self, _request: object = None) -> PageContent:
-        """Everything in Prometheus' text form."""
-        return PageContent(generate_latest(self.registry), CONTENT_TYPE_LATEST)
-
-    async def page(self, _request: web.Request) -> web.Response:
-        """The same for an application of aiohttp's."""
+    async def page(self, _request: Request) -> Response:
+        """Everything in Prometheus' text form, read now."""
         return self.shown()
 
-    def shown(self) -> web.Response:
-        """The same, read now."""
-        return PageContent(generate_latest(self.registry), CONTENT_TYPE_LATEST).response()
+    def shown(self) -> Response:
+        """As `page`."""
+        return Response(generate_latest(self.registry), CONTENT_TYPE_LATEST)
 
 
 def gauge(

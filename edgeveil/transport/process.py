@@ -8,7 +8,9 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Coroutine
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,7 +20,6 @@ from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.errors import EdgeVeilError, SystemFault, UsageError, of_environment
 from edgeveil.heap import keep_heap
 from edgeveil.transport.listener import raise_file_limit
-from edgeveil.transport.service_manager import keep_alive, tell_stopping
 
 EXIT_S = 3.0
 FOLDER_LOOK_S = 5.0
@@ -200,7 +201,7 @@ def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[object, object, 
             for number in numbers:
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_DFL)
-            tell_stopping()
+            tell("STOPPING=1")
             stop.set()
 
         for number in numbers:
@@ -245,3 +246,38 @@ async def first_of(stop: asyncio.Event, *work: Awaitable[object]) -> None:
     for task in tasks:
         if task in done and (error := errors.get(task)) is not None:
             raise error
+
+
+# --- systemd --------------------------------------------------------------------------------
+
+
+def tell(*lines: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Send `KEY=value` lines to systemd (sd_notify(3)): returns whether there was a socket for it.
+    A process that cannot reach it goes on."""
+    address = environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return False
+    if address.startswith("@"):  # an abstract socket of Linux
+        address = "\0" + address[1:]
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        told.connect(address)
+        told.sendall("\n".join(lines).encode())
+        return True
+    return False
+
+
+def watchdog_s(environ: Mapping[str, str] = os.environ) -> float | None:
+    """Seconds after which the service counts as hung unless it says otherwise; None: never."""
+    of_process = environ.get("WATCHDOG_PID", str(os.getpid()))
+    text = environ.get("WATCHDOG_USEC", "")
+    if of_process != str(os.getpid()) or not text.isdecimal() or int(text) == 0:
+        return None
+    return int(text) / 1e6
+
+
+async def keep_alive() -> None:
+    """Say so from the event loop, twice in the time: a loop that hangs falls silent. For ever."""
+    limit_s = watchdog_s()
+    while limit_s is not None:
+        tell("WATCHDOG=1")
+        await asyncio.sleep(limit_s / 2)

@@ -20,25 +20,25 @@ from edgeveil.protocol.proxy_rounds import (
     UploadKept,
 )
 from edgeveil.sites.proxy import ClaimDeskSettings, ProxySite
-from edgeveil.transport.http import (
+from edgeveil.transport.health import (
     LINK_DOWN,
     OTHER_KEY,
     STUCK,
     Health,
     HealthSocket,
     Probe,
-    serve_pages,
     warn_of_plain_http,
     warnings_of,
     writable,
 )
+from edgeveil.transport.http import Route
+from edgeveil.transport.http_server import HttpServer
 from edgeveil.transport.link import SERVER_BACKOFF_CAP_S, LinkSettings, Topics
 from edgeveil.transport.listener import ListenAt
 from edgeveil.transport.metrics import Linked, MeteredHost, Metrics, StateDisk, gauge
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
-from edgeveil.transport.process import OwnFolder, first_of, run_until_stopped
+from edgeveil.transport.process import OwnFolder, first_of, run_until_stopped, tell
 from edgeveil.transport.runtime import Runtime
-from edgeveil.transport.service_manager import tell_ready
 from edgeveil.trust.watch import TrustWatch
 from edgeveil_proxy.alone import AloneInCell
 from edgeveil_proxy.page import ProxyPage
@@ -153,14 +153,14 @@ class _ProxyProcess:
         self.runtime.follow_logs()
         for hop, session in self.links.items():
             await session.attach(self.runtime, self.page.hears(hop, _said(hop)))
-        pages = {
-            **self.page.pages(),
-            "/healthz": self.health.told,
-            "/metrics": self.metrics.told,
-        }
+        routes = [
+            *self.page.routes(),
+            Route("GET", "/healthz", self.health.page),
+            Route("GET", "/metrics", self.metrics.page),
+        ]
         checked = HealthSocket(self.site.state_dir, self.health)
         await checked.start()
-        http = await serve_pages(pages, self._at)
+        http = await HttpServer(routes).start(self._at)
         warn_of_plain_http(self._at, LOG)
         store = self.proxy.blobs
         try:
@@ -172,7 +172,7 @@ class _ProxyProcess:
             await self.cloud.link.connect_or_raise()
             self.runtime.post(fx.Command("started"))
             enrolled = len(self.proxy.registry.devices())
-            tell_ready()
+            tell("READY=1")
             LOG.info("running", extra={"http": http.url, "enrolled": enrolled})
             await first_of(
                 stop,

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from edgeveil.protocol.messages import DECLINE_CAUSES
 from edgeveil.sites.proxy import ProxySite
 from edgeveil.storage import file_mark
-from edgeveil.transport.http import EventStream, Health, Page, PageContent, PageRequest, files
+from edgeveil.transport.health import Health
+from edgeveil.transport.http import EventStream, Request, Response, Route, changes, file_routes
 from edgeveil.transport.link import StateHandler
 from edgeveil.transport.listener import ListenAt
 from edgeveil.transport.metrics import bounded
@@ -50,10 +51,13 @@ class ProxyPage:
         self._was = dict.fromkeys(links, False)
         self._certificates: dict[Path, tuple[tuple[int, ...], float | None]] = {}
 
-    def pages(self) -> dict[str, Page]:
-        """By their paths."""
-        own = files("edgeveil_proxy", "proxy.html", "proxy.css", "proxy.js")
-        return {**own, "/status": self._status, "/events": self._events}
+    def routes(self) -> list[Route]:
+        """The page, its files, and what it shows."""
+        return [
+            *file_routes("edgeveil_proxy", "proxy.html", "proxy.css", "proxy.js"),
+            Route("GET", "/status", self.status),
+            Route("GET", "/events", self.events),
+        ]
 
     def hears(self, hop: str, then: StateHandler) -> StateHandler:
         """A link's `on_state` that notes since when it is up or down."""
@@ -65,14 +69,17 @@ class ProxyPage:
 
         return on_state
 
-    async def _status(self, request: PageRequest) -> PageContent:
-        return PageContent.of_json({**self._counts(), **self._of_devices(request)})
+    async def status(self, request: Request) -> Response:
+        """Counts; for this machine also the ids of devices whose messages were refused."""
+        return Response.of_json({**self._counts(), **self._of_devices(request)})
 
-    async def _events(self, request: PageRequest) -> EventStream:
+    async def events(self, request: Request) -> EventStream:
+        """All that the page shows, sent when it changes."""
+
         async def value() -> dict[str, Any]:
             return {**self._counts(), **await self._state(), **self._of_devices(request)}
 
-        return EventStream(value, LOOK_S)
+        return EventStream(changes(value, LOOK_S))
 
     def _counts(self) -> dict[str, Any]:
         proxy, runtime, moved = self._proxy, self._runtime, self._links
@@ -92,7 +99,7 @@ class ProxyPage:
             **({"claims": self._claims.counts()} if self._claims else {}),
         }
 
-    def _of_devices(self, request: PageRequest) -> dict[str, Any]:
+    def _of_devices(self, request: Request) -> dict[str, Any]:
         if not (self._at.is_local and request.is_for_this_machine):
             return {}
         conduct, offline = self._proxy.conduct, self._proxy.machine.offline

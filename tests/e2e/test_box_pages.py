@@ -23,7 +23,7 @@ from edgeveil.privacy.ledger import LEDGER_FILE
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol import effects as fx
 from edgeveil.sites.edge import LoopbackHttp
-from edgeveil.transport.http import serve_pages
+from edgeveil.transport.http_server import HttpServer
 from edgeveil_edge import page as device_page
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.page import TOKEN_FILE
@@ -153,7 +153,7 @@ def served(page) -> Iterator[str]:
     ready = threading.Event()
 
     async def serve() -> None:
-        server = await serve_pages(page.pages(), "127.0.0.1", 0)
+        server = await HttpServer(page.routes()).start()
         address.append(server.url)
         ready.set()
         while ready.is_set():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgeveil.jobs import parse_job
-from edgeveil_cloud.http_token import TOKEN_FILES, Scope
+from edgeveil_cloud.http_guard import TOKEN_FILES, Scope
 from edgeveil_cloud.pages.files import text
 from tests.kits.browser import DESK, PHONE, browser
 from tests.kits.live_site import LiveSite

@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image
 
-from edgeveil_cloud.http_token import Scope
+from edgeveil_cloud.http_guard import Scope
 from tests.kits.browser import Browser, browser
 from tests.kits.paged_cloud import TOKENS, PagedCloud
 

@@ -36,7 +36,7 @@ from edgeveil.sites.links import Http
 from edgeveil.tokens import read_token
 from edgeveil.transport.dialling import client_context, clock_advice
 from edgeveil.transport.listener import is_loopback
-from edgeveil_cloud.http_token import PROOF_PATH, proof
+from edgeveil_cloud.http_guard import PROOF_PATH, proof
 from edgeveil_tools.checks import plan_of, rehearse
 from edgeveil_tools.local.job import submitted
 from edgeveil_tools.result import write_whole, writing

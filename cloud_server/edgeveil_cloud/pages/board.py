@@ -52,32 +52,28 @@ class JobBoard:
         self._messages: dict[int, bytes] = {}  # to who has that version
         self._moved = asyncio.Event()
         self._watchers = 0
-        self._watched = asyncio.Event()
+        self._keeping: asyncio.Future[None] | None = None
         self._refreshing = asyncio.Lock()
-        self.closed = False
 
     # --- watching ---
 
     def __enter__(self) -> JobBoard:
         self._watchers += 1
-        self._watched.set()
+        if self._keeping is None:
+            self._keeping = asyncio.ensure_future(self._run())
         return self
 
     def __exit__(self, *_: object) -> None:
         self._watchers -= 1
-        if not self._watchers:
-            self._watched.clear()
-
-    @property
-    def watchers(self) -> int:
-        """How many watch."""
-        return self._watchers
+        if not self._watchers and self._keeping is not None:
+            self._keeping.cancel()
+            self._keeping = None
 
     async def moved(self, version: int, wait_s: float) -> bool:
         """Whether there is more than `version` shows, waiting for it as long as that."""
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
-                while self.version <= version and not self.closed:
+                while self.version <= version:
                     await self._moved.wait()
         return self.version > version
 
@@ -91,18 +87,12 @@ class JobBoard:
             )
         return self._messages[version]
 
-    def close(self) -> None:
-        """Nobody waits any longer."""
-        self.closed = True
-        self._moved.set()
-
     # --- reading ---
 
-    async def run(self) -> None:
+    async def _run(self) -> None:
         """Keep what is watched up to date, until cancelled; what fails is tried again."""
         failed = ""
         while True:
-            await self._watched.wait()
             began_s = time.perf_counter()
             try:
                 await self.refresh()

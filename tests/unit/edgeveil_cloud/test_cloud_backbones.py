@@ -16,11 +16,10 @@ from edgeveil.jobs import load_job
 from edgeveil.parts.features.onnx import MAX_BACKBONE_BYTES, sha256_hex
 from edgeveil.protocol.cloud_job import CellBroadcasts, SealJob
 from edgeveil.protocol.sealed import JobPackage, decode_package, open_broadcast
-from edgeveil.transport.http import serve
 from edgeveil_cloud.broadcasts import BroadcastLimits
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.http import make_app
-from edgeveil_cloud.http_token import Scope
+from edgeveil_cloud.http_guard import Scope
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_tools.local.job import submitted
@@ -107,7 +106,7 @@ def test_a_job_too_large_for_its_parties_fails_with_the_fix(store: Store, sent: 
 
 def test_backbones_are_put_over_http_up_to_their_limit(store: Store, sent: str) -> None:
     async def scenario() -> None:
-        server = await serve(make_app(store, idle_control(store), tokens), "127.0.0.1", 0)
+        server = await make_app(store, idle_control(store), tokens).start()
         async with aiohttp.ClientSession(server.url) as session:
 
             async def ask(

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from edgeveil.errors import UsageError
-from edgeveil.transport.http import Health
+from edgeveil.transport.health import Health
 from edgeveil_cloud import http
 from edgeveil_cloud.http import ControlDesk, HttpThread, make_app
-from edgeveil_cloud.http_token import Scope
+from edgeveil_cloud.http_guard import Scope
 from edgeveil_cloud.store import Store
 from tests.kits.postgres_server import PostgresServer, postgres_server
 

@@ -11,10 +11,9 @@ import pytest
 import sqlalchemy as sa
 
 from edgeveil.errors import ConfigError, UsageError
-from edgeveil.transport.http import serve
-from edgeveil_cloud import database, http, http_guard
+from edgeveil_cloud import database
 from edgeveil_cloud.http import MAX_BODY_BYTES, make_app
-from edgeveil_cloud.http_token import Scope, TokenFolder, load_or_make_token, rotate_token
+from edgeveil_cloud.http_guard import Scope, TokenFolder, load_or_make_token, rotate_token
 from edgeveil_cloud.rollouts import shown_rollout
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import ExchangeRecord
@@ -65,7 +64,7 @@ def play(scenario):
 
     async def run():
         store = Store()
-        server = await serve(make_app(store, Control(store), tokens), "127.0.0.1", 0)
+        server = await make_app(store, Control(store), tokens).start()
         async with aiohttp.ClientSession(server.url) as session:
 
             async def ask(method, path, token=TOKEN, **options):
@@ -111,7 +110,7 @@ def test_what_may_take_long_is_checked_beside_the_loop():
     async def run():
         store = Store()
         control = Control(store)
-        server = await serve(make_app(store, control, tokens), "127.0.0.1", 0)
+        server = await make_app(store, control, tokens).start()
         headers = {"Authorization": f"Bearer {TOKEN}"}
         async with (
             aiohttp.ClientSession(server.url, headers=headers) as session,
@@ -170,7 +169,7 @@ def test_a_token_reaches_as_far_as_its_scope(tmp_path):
         store, tokens = Store(), TokenFolder(tmp_path)
         job = store.submit_job("a", b"", bytes(32)).id
         store.put_release(job, b"ONNX", b"TENSORS")
-        server = await serve(make_app(store, Control(store), tokens), "127.0.0.1", 0)
+        server = await make_app(store, Control(store), tokens).start()
         wanted = {
             ("GET", "/jobs"): reading,
             ("HEAD", "/jobs"): reading,
@@ -215,7 +214,7 @@ def test_a_token_reaches_as_far_as_its_scope(tmp_path):
 def test_a_token_that_is_rotated_or_unfit_lets_nobody_in_any_more(tmp_path, scope):
     async def run():
         store, tokens = Store(), TokenFolder(tmp_path)
-        server = await serve(make_app(store, Control(store), tokens), "127.0.0.1", 0)
+        server = await make_app(store, Control(store), tokens).start()
         async with aiohttp.ClientSession(server.url) as session:
 
             async def status(token):
@@ -319,7 +318,7 @@ def test_a_long_poll_does_not_hold_up_the_end():
     async def run():
         store = Store()
         job = store.submit_job("a", b"", bytes(32)).id
-        server = await serve(make_app(store, Control(store), tokens), "127.0.0.1", 0)
+        server = await make_app(store, Control(store), tokens).start()
         headers = {"Authorization": f"Bearer {TOKEN}"}
         async with aiohttp.ClientSession(server.url, headers=headers) as session:
             again = looked_again(store)
@@ -336,7 +335,7 @@ def test_a_long_poll_does_not_hold_up_the_end():
 def test_a_taken_port_is_named_with_the_fix():
     async def run(port):
         store = Store()
-        await serve(make_app(store, Control(store), tokens), "127.0.0.1", port)
+        await make_app(store, Control(store), tokens).start("127.0.0.1", port)
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -391,26 +390,6 @@ def test_a_store_that_is_away_is_no_conflict(monkeypatch):
             assert json.loads(content)["fix"]
 
     play(scenario)
-
-
-def test_a_body_that_does_not_come_takes_no_place_for_long(monkeypatch):
-    monkeypatch.setattr(http_guard, "BODY_S", 0.1)
-    monkeypatch.setattr(http, "BACKBONE_S", 0.1)
-
-    async def run():
-        store = Store()
-        server = await serve(make_app(store, Control(store), tokens), "127.0.0.1", 0)
-        for line in (b"POST /jobs", b"PUT /backbones"):
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            head = f"Host: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 9".encode()
-            writer.write(line + b" HTTP/1.1\r\n" + head + b"\r\n\r\njob")
-            assert (await asyncio.wait_for(reader.readline(), 60)).split()[1] == b"408"
-            writer.close()
-        assert store.jobs() == ()
-        await server.stop()
-        store.close()
-
-    asyncio.run(run())
 
 
 def test_a_release_is_shown_by_counts_and_withdrawn_for_good():

@@ -10,7 +10,7 @@ import aiohttp
 
 from edgeveil.transport.listener import MOST_CONNECTIONS
 from edgeveil_cloud.http import HttpThread, make_app
-from edgeveil_cloud.http_token import Scope
+from edgeveil_cloud.http_guard import Scope
 from edgeveil_cloud.store import Store
 
 TOKENS = {Scope.SUBMIT: "s" * 43}

@@ -13,18 +13,19 @@ import pytest
 
 from edgeveil.jobs import parse_job
 from edgeveil.pages.assets import CONTENT_POLICY
-from edgeveil.transport.http import serve
 from edgeveil.transport.listener import ListenAt, server_context
 from edgeveil_cloud.http import make_app
-from edgeveil_cloud.http_sessions import (
+from edgeveil_cloud.http_guard import (
     KEEP_S,
     MOST_SESSIONS,
     TRIES,
     TRIES_S,
     BrowserSessions,
     FailedTries,
+    Scope,
+    TokenFolder,
+    rotate_token,
 )
-from edgeveil_cloud.http_token import Scope, TokenFolder, rotate_token
 from edgeveil_cloud.pages import board, files, routes
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import ExchangeRecord
@@ -75,7 +76,7 @@ def control_of(store):
 async def served(tokens=lambda: TOKENS, at=None):
     store = Store()
     app = make_app(store, control_of(store), tokens, at=at)
-    server = await serve(app, "127.0.0.1", 0)
+    server = await app.start()
     jar = aiohttp.CookieJar(unsafe=True)  # also from an address without a name
     try:
         async with aiohttp.ClientSession(server.url, cookie_jar=jar) as session:
@@ -292,8 +293,8 @@ def test_over_tls_the_cookie_is_secure_and_a_certificate_is_no_sites_to_use(tmp_
         store = Store()
         job = store.submit_job("a", b"", bytes(32)).id
         clients = {"desk": Scope.SUBMIT}
-        app = make_app(store, control_of(store), lambda: TOKENS, at=at, clients=clients)
-        server = await serve(app, at)
+        server = make_app(store, control_of(store), lambda: TOKENS, at=at, clients=clients)
+        await server.start(at)
         jar, connector = aiohttp.CookieJar(unsafe=True), aiohttp.TCPConnector(ssl=mine)
         async with aiohttp.ClientSession(
             server.url, cookie_jar=jar, connector=connector
@@ -458,7 +459,7 @@ def test_a_waiting_job_says_why_and_what_to_do():
 def test_an_open_stream_ends_whole_when_the_cloud_stops():
     async def run():
         store = Store()
-        server = await serve(make_app(store, control_of(store), lambda: TOKENS), "127.0.0.1", 0)
+        server = await make_app(store, control_of(store), lambda: TOKENS).start()
         headers = {"Authorization": f"Bearer {TOKENS[Scope.READ]}"}
         async with (
             aiohttp.ClientSession(server.url, headers=headers) as session,
@@ -473,47 +474,23 @@ def test_an_open_stream_ends_whole_when_the_cloud_stops():
     asyncio.run(run())
 
 
-def test_watchers_are_bounded_and_the_gone_cost_nothing(monkeypatch):
-    monkeypatch.setattr(routes, "MOST_WATCHERS", 2)
+def test_who_watched_and_left_costs_nothing(monkeypatch):
     monkeypatch.setattr(routes, "BEAT_S", 0.05)
+    boards, made = [], routes.JobBoard
+    monkeypatch.setattr(
+        routes, "JobBoard", lambda *given: boards.append(made(*given)) or boards[-1]
+    )
 
     async def scenario(page, _store):
         await page.log_in(Scope.READ)
         async with stream(page) as (told, _), stream(page) as (also, _):
             await told(), await also()
-            assert (await page.ask("GET", "/v1/page/stream")).status == 503
+            assert boards[0]._watchers == 2
         async with asyncio.timeout(20):
-            while (await status_alone(page)) == 503:
+            while boards[0]._watchers or boards[0]._keeping:
                 await asyncio.sleep(0.05)
 
     play(scenario)
-
-
-def test_who_takes_nothing_is_hung_up_on(monkeypatch):
-    monkeypatch.setattr(routes, "MOST_WATCHERS", 1)
-    monkeypatch.setattr(routes, "SLOW_S", 0.2)
-
-    async def scenario(page, store):
-        for _ in range(200):  # far more than what waits in a connection
-            job = store.submit_job("a", b"", bytes(32), queue_limit=1000).id
-            store.set_status(job, "cancelled", "y" * 50_000)
-        host, port = page.url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port), limit=1)
-        token = f"Authorization: Bearer {TOKENS[Scope.READ]}"
-        writer.write(f"GET /v1/page/stream HTTP/1.1\r\nHost: {host}\r\n{token}\r\n\r\n".encode())
-        assert await reader.readexactly(12) == b"HTTP/1.1 200"
-        await page.log_in(Scope.READ)
-        async with asyncio.timeout(20):
-            while (await status_alone(page)) == 503:
-                await asyncio.sleep(0.05)
-        writer.close()
-
-    play(scenario)
-
-
-async def status_alone(page):
-    async with page._session.get("/v1/page/stream") as answer:
-        return answer.status
 
 
 def test_a_stream_ends_with_the_session_that_it_was_opened_by(monkeypatch):
@@ -647,11 +624,8 @@ def test_a_list_that_cannot_be_read_for_want_of_a_thread_is_read_at_the_next_tic
             return question()
 
         shown = board.JobBoard(Store(), lambda: STATUS, ask)
-        running = asyncio.create_task(shown.run())
         with shown:
             assert await shown.moved(0, 5)
-        assert not running.done()
-        running.cancel()
-        await asyncio.wait([running])
+            assert not shown._keeping.done()
 
     asyncio.run(scene())

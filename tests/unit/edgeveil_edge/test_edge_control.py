@@ -43,9 +43,9 @@ def heard(folder, work, obey=None):
 
 def raw(folder, line):
     """What is answered to a line of whatever form."""
-    from edgeveil.transport.local_socket import connect_locally
+    from edgeveil.transport.listener import connect_unix
 
-    with connect_locally(folder / CONTROL_FILE, 30.0) as connection:
+    with connect_unix(folder / CONTROL_FILE, 30.0) as connection:
         connection.sendall(line)
         with connection.makefile("rb") as stream:
             return json.loads(stream.readline())

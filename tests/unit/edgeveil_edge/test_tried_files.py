@@ -149,8 +149,7 @@ def test_a_small_file_of_gigabytes_is_refused_where_the_owner_tries_it(
 
 
 def test_what_is_computed_for_a_try_ends_when_its_client_leaves(own, monkeypatch) -> None:  # noqa: F811
-    for module in (inference, page_module):
-        monkeypatch.setattr(module, "TRY_S", 90.0)  # what ends it is that nobody waits
+    monkeypatch.setattr(inference, "TRY_S", 90.0)  # what ends it is that nobody waits
 
     def work(client: Client, process) -> None:
         process.device.host.releases.install("boxed", final_model(), {})

@@ -18,7 +18,8 @@ from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.enrolment import Enrolment
 from edgeveil.protocol import effects as fx
 from edgeveil.sites.proxy import ProxySite
-from edgeveil.transport.http import EventStream, Health, PageContent, PageRequest
+from edgeveil.transport.health import Health
+from edgeveil.transport.http import Request
 from edgeveil.transport.listener import ListenAt
 from edgeveil.transport.process import make_signing_key
 from edgeveil.transport.runtime import Refusals
@@ -51,10 +52,10 @@ def told(page: ProxyPage, headers: Mapping[str, str] = HERE) -> tuple[dict, dict
     """Of `/status` and of the stream's first event."""
 
     async def ask() -> tuple[dict, dict]:
-        request = PageRequest(headers)
-        status, stream = [await page.pages()[path](request) for path in ("/status", "/events")]
-        assert isinstance(status, PageContent) and isinstance(stream, EventStream)
-        return json.loads(status.body), await stream.value()
+        request = Request("GET", "/", headers)
+        status, stream = await page.status(request), await page.events(request)
+        event = await anext(stream.events)
+        return json.loads(status.body), json.loads(event.removeprefix(b"data: "))
 
     return asyncio.run(ask())
 

@@ -10,10 +10,9 @@ import yaml
 from edgeveil.audit_log import AUDIT_FILE, AuditLog, AuditLogError, OwnAuditLog, read_audit
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.enrolment import Enrolment
-from edgeveil.transport.http import serve
 from edgeveil.transport.process import make_signing_key, own_audit_log
 from edgeveil_cloud.http import make_app
-from edgeveil_cloud.http_token import Scope
+from edgeveil_cloud.http_guard import Scope
 from edgeveil_cloud.store import Store
 from edgeveil_tools.cli import main
 
@@ -163,7 +162,7 @@ def test_the_cloud_writes_down_who_submits_and_cancels(tmp_path):
         store = Store()
         control = Control(store, log)
         app = make_app(store, control, lambda: TOKENS, audit=log.append)
-        server = await serve(app, "127.0.0.1", 0)
+        server = await app.start()
         async with aiohttp.ClientSession(server.url) as session:
 
             async def ask(method, path, scope=Scope.SUBMIT, **options):

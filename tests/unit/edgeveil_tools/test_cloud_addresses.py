@@ -12,10 +12,9 @@ import pytest
 from edgeveil.errors import ConfigError, UsageError
 from edgeveil.sites.files import load_site
 from edgeveil.transport import listener
-from edgeveil.transport.http import serve
 from edgeveil.transport.listener import ListenAt
 from edgeveil_cloud.http import make_app
-from edgeveil_cloud.http_token import Scope, TokenFolder
+from edgeveil_cloud.http_guard import Scope, TokenFolder
 from edgeveil_cloud.store import Store
 from edgeveil_tools.cli import main
 from edgeveil_tools.cloud_client import Cloud, CloudAway, HttpAddress, get_json
@@ -40,7 +39,7 @@ def cloud_at(at, state_dir, clients=None):
 
     async def run():
         app = make_app(store, Control(store), TokenFolder(state_dir), clients=clients)
-        server = await serve(app, at)
+        server = await app.start(at)
         found.update(url=server.url, loop=asyncio.get_running_loop(), end=asyncio.Event())
         ready.set()
         await found["end"].wait()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from edgeveil.transport.http import HEALTH_SOCKET, Health, HealthSocket
+from edgeveil.transport.health import HEALTH_SOCKET, Health, HealthSocket
 from edgeveil.transport.process import LOCK_FILE, OwnFolder
 from edgeveil_tools import probe
 from edgeveil_tools.cli import main

@@ -17,9 +17,8 @@ from edgeveil.jobs import Job, parse_job
 from edgeveil.parts.features import backbone_digests
 from edgeveil.privacy.guarantee import up
 from edgeveil.protocol.cloud_reasons import RoundAnswers
-from edgeveil.transport.http import serve
 from edgeveil_cloud.http import ask_here, make_app
-from edgeveil_cloud.http_token import TokenFolder, load_or_make_token, proof
+from edgeveil_cloud.http_guard import TokenFolder, load_or_make_token, proof
 from edgeveil_cloud.rollouts import shown_rollout
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import ExchangeRecord, StoreAway
@@ -75,7 +74,7 @@ def cloud(tmp_path, ask=ask_here):
     tokens = TokenFolder(tmp_path)
 
     async def run():
-        server = await serve(make_app(store, Control(store), tokens, ask=ask), "127.0.0.1", 0)
+        server = await make_app(store, Control(store), tokens, ask=ask).start()
         found.update(url=server.url, loop=asyncio.get_running_loop(), end=asyncio.Event())
         ready.set()
         await found["end"].wait()

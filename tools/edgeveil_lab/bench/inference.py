@@ -20,7 +20,7 @@ import numpy as np
 from edgeveil.parts.features.identity import Identity, IdentityParameters
 from edgeveil.parts.models.softmax_head import bake, build_graph
 from edgeveil.sites.edge import Inference
-from edgeveil.transport.local_socket import connect_locally
+from edgeveil.transport.listener import connect_unix
 from edgeveil_edge.inference import InferenceService
 from edgeveil_edge.releases import ReleaseStore
 
@@ -72,7 +72,7 @@ def _ask(path: Path) -> float:
     content = json.dumps({"record": [0.5] * RECORD}).encode()
     head = f"POST /v1/predict HTTP/1.1\r\nContent-Length: {len(content)}\r\n"
     begun_s = time.perf_counter()
-    with connect_locally(path, ANSWER_S) as connection:
+    with connect_unix(path, ANSWER_S) as connection:
         connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + content)
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     elapsed_s = time.perf_counter() - begun_s

@@ -26,7 +26,7 @@ import aiohttp
 from edgeveil.jobs import parse_plan
 from edgeveil.jobs.plan import Plan
 from edgeveil_cloud.http import ControlDesk, HttpThread, make_app
-from edgeveil_cloud.http_token import Scope
+from edgeveil_cloud.http_guard import Scope
 from edgeveil_cloud.pages.files import text
 from edgeveil_cloud.round_report import exchange_event, summary_of
 from edgeveil_cloud.store import Store

@@ -11,9 +11,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from http.client import HTTPConnection, HTTPException
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
 
 from edgeveil.crypto.keys import VerifyKey
@@ -220,6 +221,7 @@ def _context(address: BrokerAddress, options: LoadOptions) -> ssl.SSLContext | N
 REPORT_S = 1.0
 _ASK_S = 0.2
 _PATIENCE_S = 10.0
+_ANSWER_S = 30.0  # of the leader, for one request
 _SAID = (400, 401, 409)  # with the leader's own words
 _SAID_CHARACTERS = 100
 
@@ -236,33 +238,31 @@ class _GeneratorProcess:
 
     async def run(self) -> int:
         raise_files_limit()
-        async with aiohttp.ClientSession(headers=self._headers) as http:
-            self._http = http
-            asked_s = time.time()
-            request = JoinRequest(asked_s, os.getpid(), self._local)
-            share = await self._post("join", request, FleetShare)
-            offset_s = 0.0 if self._local else share.time_s - (asked_s + time.time()) / 2
-            options = LoadOptions.model_validate_json(share.options)
-            generator = Generator(share, options, offset_s)
-            await generator.dialler.resolve()
-            keeping = asyncio.create_task(generator.run())
-            following = asyncio.create_task(self._follow(share.number, generator))
-            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
-                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, following.cancel)
-            try:
-                await following
-            except asyncio.CancelledError:
-                this = asyncio.current_task()
-                if this is not None and this.cancelling():  # Ctrl-C ends this one, and with it that
-                    raise
-                await self._end(share.number, "hung up", generator)
-                raise UsageError(
-                    "the terminal hung up (SIGHUP): its devices said good-bye",
-                    where=f"generator {share.number}",
-                    fix="start it under nohup, setsid or a service",
-                ) from None
-            finally:
-                keeping.cancel()
+        asked_s = time.time()
+        request = JoinRequest(asked_s, os.getpid(), self._local)
+        share = await self._post("join", request, FleetShare)
+        offset_s = 0.0 if self._local else share.time_s - (asked_s + time.time()) / 2
+        options = LoadOptions.model_validate_json(share.options)
+        generator = Generator(share, options, offset_s)
+        await generator.dialler.resolve()
+        keeping = asyncio.create_task(generator.run())
+        following = asyncio.create_task(self._follow(share.number, generator))
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, following.cancel)
+        try:
+            await following
+        except asyncio.CancelledError:
+            this = asyncio.current_task()
+            if this is not None and this.cancelling():  # Ctrl-C ends this one, and with it that
+                raise
+            await self._end(share.number, "hung up", generator)
+            raise UsageError(
+                "the terminal hung up (SIGHUP): its devices said good-bye",
+                where=f"generator {share.number}",
+                fix="start it under nohup, setsid or a service",
+            ) from None
+        finally:
+            keeping.cancel()
         return 0
 
     async def _follow(self, number: int, generator: Generator) -> None:
@@ -292,27 +292,37 @@ class _GeneratorProcess:
         answer: LeaderReply = await self._post("report", report, LeaderReply)
         return answer
 
+    def _ask(self, path: str, body: bytes) -> tuple[int, bytes]:
+        """Status and body of one answer; blocks. Raises OSError, HTTPException."""
+        place = urlsplit(self._url)
+        connection = HTTPConnection(place.hostname or "", place.port, timeout=_ANSWER_S)
+        try:
+            connection.request("POST", f"{place.path}/{path}", body, self._headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
     async def _post(self, path: str, content: object, kind: type[Any]) -> Any:
         """One request; a leader that does not answer is asked again for a few seconds."""
         end_s = time.monotonic() + _PATIENCE_S
         body = msgspec.msgpack.encode(content)
         while True:
             try:
-                async with self._http.post(f"{self._url}/{path}", data=body) as answer:
-                    raw = await answer.read()
-                if answer.status in _SAID:
+                status, raw = await asyncio.to_thread(self._ask, path, body)
+                if status in _SAID:
                     text = " ".join(raw.decode("utf-8", "replace")[:_SAID_CHARACTERS].split())
                     fix = "check the token, and that the test still takes generators"
                     raise UsageError(text or "refused", where=self._url, fix=fix)
                 try:
-                    return msgspec.msgpack.decode(raw if answer.status == 200 else b"", type=kind)
+                    return msgspec.msgpack.decode(raw if status == 200 else b"", type=kind)
                 except ValueError:
                     raise UsageError(
                         "something else than a load test answers there",
                         where=self._url,
                         fix="use the address that the leader's --listen names",
                     ) from None
-            except (aiohttp.ClientError, TimeoutError) as error:
+            except (OSError, HTTPException) as error:
                 if time.monotonic() >= end_s:
                     raise UsageError(
                         f"no load test answers ({type(error).__name__})",

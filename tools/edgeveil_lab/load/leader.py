@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from aiohttp import web
 
 from edgeveil.errors import JobFailed, UsageError
-from edgeveil.transport.http import HttpServer, serve
+from edgeveil.transport.http import Request, Response, Route
+from edgeveil.transport.http_server import HttpServer
 from edgeveil_lab.load.counters import DurationHistogram, GeneratorLoad
 from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_lab.load.sites import FleetMember, LoadFleet
@@ -74,6 +74,7 @@ Rows = dict[tuple[int, int], dict[str, Any]]  # by round and attempt
 
 _BROKEN = (msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError, OverflowError)
 _BODY_BYTES = 8 << 20
+_MSGPACK = "application/vnd.msgpack"
 _ADDED = (
     *("connected", "connects", "failed", "reconnects", "bytes_up", "bytes_down"),
     *("offered", "acknowledged", "counted", "missing", "contradicted", "waiting"),
@@ -119,9 +120,11 @@ class Leader:
 
     async def serve(self, host: str, port: int) -> HttpServer:
         """Listen for generators. Raises UsageError if the port cannot be had."""
-        app = web.Application(client_max_size=_BODY_BYTES)
-        app.add_routes([web.post("/join", self._join), web.post("/report", self._report)])
-        return await serve(app, host, port)
+        routes = [
+            Route("POST", "/join", self._join, _BODY_BYTES),
+            Route("POST", "/report", self._report, _BODY_BYTES),
+        ]
+        return await HttpServer(routes, self._refused).start(host, port)
 
     @property
     def all_joined(self) -> bool:
@@ -154,13 +157,11 @@ class Leader:
     def _cell_of(self, number: int) -> str:
         return self._cells[(number - 1) % len(self._cells)]
 
-    async def _join(self, request: web.Request) -> web.Response:
-        if (refused := self._refused(request)) is not None:
-            return refused
+    async def _join(self, request: Request) -> Response:
         if self._joined >= self._generators:
-            return web.Response(status=409, text="all generators of this test are there")
+            return Response(b"all generators of this test are there", status=409)
         try:
-            joining = msgspec.msgpack.decode(await request.read(), type=JoinRequest)
+            joining = msgspec.msgpack.decode(request.content, type=JoinRequest)
         except _BROKEN:
             return _not_understood()
         self._joined += 1
@@ -185,13 +186,11 @@ class Leader:
             proxy_key=where.proxy_key,
             password=where.password,
         )
-        return web.Response(body=msgspec.msgpack.encode(share))
+        return Response(msgspec.msgpack.encode(share), _MSGPACK)
 
-    async def _report(self, request: web.Request) -> web.Response:
-        if (refused := self._refused(request)) is not None:
-            return refused
+    async def _report(self, request: Request) -> Response:
         try:
-            report = msgspec.msgpack.decode(await request.read(), type=GeneratorReport)
+            report = msgspec.msgpack.decode(request.content, type=GeneratorReport)
             rows = {(row["round"], row["attempt"]): row for row in report.counters["rounds"]}
             told = FleetTotals([report.counters], [rows])
             for name in ("connect_s", "ack_s", "counted_s"):
@@ -200,17 +199,17 @@ class Leader:
             return _not_understood()
         self.reports[report.number] = report
         self._rounds.setdefault(report.number, {}).update(rows)
-        return web.Response(body=msgspec.msgpack.encode(LeaderReply(self.command)))
+        return Response(msgspec.msgpack.encode(LeaderReply(self.command)), _MSGPACK)
 
-    def _refused(self, request: web.Request) -> web.Response | None:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    def _refused(self, request: Request) -> Response | None:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if hmac.compare_digest(given.encode("utf-8", "replace"), self._token.encode()):
             return None
-        return web.Response(status=401, text="wrong token")
+        return Response(b"wrong token", status=401)
 
 
-def _not_understood() -> web.Response:
-    return web.Response(status=400, text="not of this version of edgeveil loadtest")
+def _not_understood() -> Response:
+    return Response(b"not of this version of edgeveil loadtest", status=400)
 
 
 def join_token(path: Path) -> str:

@@ -436,7 +436,7 @@ def _own_log(state_dir: Path, role: str) -> OwnAuditLog:
 
 def _token(args: argparse.Namespace) -> int:
     from edgeveil.sites.cloud import CloudSite
-    from edgeveil_cloud.http_token import TOKEN_FILES, Scope, load_or_make_token, rotate_token
+    from edgeveil_cloud.http_guard import TOKEN_FILES, Scope, load_or_make_token, rotate_token
 
     state_dir, scope = load_as(CloudSite, args.config).state_dir, Scope[args.scope.upper()]
     if args.rotate:

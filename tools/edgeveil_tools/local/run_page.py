@@ -17,16 +17,23 @@ import json
 import secrets
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import web
-
-from edgeveil.pages.assets import SECURITY_HEADERS, asset, content_type
-from edgeveil.transport.listener import is_loopback
+from edgeveil.pages.assets import asset, content_type
+from edgeveil.transport.http import (
+    EventStream,
+    HttpError,
+    Request,
+    Response,
+    Route,
+    cookie_header,
+    refusal,
+)
+from edgeveil.transport.http_server import HttpServer
 from edgeveil_cloud.http import HttpThread
 
 if TYPE_CHECKING:
@@ -38,9 +45,8 @@ LOOK_S = 0.5
 QUIET_S = 15.0  # a line without anything, so that a browser knows that it is still there
 LEAVE_S = 2.0  # at the end, until the last view has been taken
 MOST_WATCHERS = 8
+LASTS_S = 30 * 86400.0  # of the cookie: longer than a run
 _HTML = "run.html"
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class RunPage:
@@ -57,16 +63,17 @@ class RunPage:
 
     def start(self, port: int = 0) -> str:
         """Serve; returns the address to open. Raises UsageError if the port cannot be had."""
-        app = web.Application(middlewares=[self._guard])
-        app.add_routes(
+        self._server = HttpServer(
             [
-                web.get("/", _file(_HTML)),
-                web.get("/static/{name}", _static),
-                web.get("/events", self._events),
-                web.get("/{secret}", self._enter),
-            ]
+                Route("GET", "/", _file),
+                Route("GET", "/static/{name}", _file),
+                Route("GET", "/events", self._events),
+                Route("GET", "/{secret}", self._enter),
+            ],
+            self._refuse,
+            streams=MOST_WATCHERS,
         )
-        asyncio.run(self._thread.start(app, "127.0.0.1", port))
+        asyncio.run(self._thread.start(self._server, "127.0.0.1", port))
         self._served = True
         return f"{self._thread.url}/{self._secret}"
 
@@ -95,60 +102,47 @@ class RunPage:
 
     # --- who may look ---
 
-    @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        named = request.url.host or ""
-        given = request.match_info.get("secret") or request.cookies.get(self._cookie(request), "")
-        if not is_loopback(named):
-            answer: web.StreamResponse = web.Response(status=403, text="403: not by this name")
-        elif not hmac.compare_digest(given.encode("utf-8", "replace"), self._secret.encode()):
-            answer = web.Response(status=403, text="403: open the address that the run printed")
-        else:
-            answer = await handler(request)
-        if not answer.prepared:
-            answer.headers.update(SECURITY_HEADERS)
-        return answer
+    def _refuse(self, request: Request) -> Response | None:
+        given = request.parameters.get("secret") or request.cookie(self._cookie)
+        if not request.is_for_this_machine:
+            return refusal(403, "not by this name")
+        if not hmac.compare_digest(given.encode("utf-8", "replace"), self._secret.encode()):
+            return refusal(403, "open the address that the run printed")
+        return None
 
-    def _cookie(self, request: web.Request) -> str:
+    @property
+    def _cookie(self) -> str:
         """Cookies are one machine's, whatever the port."""
-        return f"edgeveil-run-{request.url.port}"
+        return f"edgeveil-run-{self._server.port}"
 
-    async def _enter(self, request: web.Request) -> web.StreamResponse:
-        answer = web.Response(status=303, headers={"Location": "/"})
-        answer.set_cookie(self._cookie(request), self._secret, httponly=True, samesite="Lax")
-        return answer
+    async def _enter(self, _request: Request) -> Response:
+        cookie = cookie_header(self._cookie, self._secret, LASTS_S, same_site="Lax")
+        return Response(status=303, headers={"Location": "/", "Set-Cookie": cookie})
 
     # --- what they see ---
 
-    async def _events(self, request: web.Request) -> web.StreamResponse:
-        if self._watchers >= MOST_WATCHERS:
-            return web.Response(status=503, text="503: too many are watching")
-        kind = {"Content-Type": "text/event-stream"}
-        answer = web.StreamResponse(headers={**SECURITY_HEADERS, **kind})
+    async def _events(self, _request: Request) -> EventStream:
+        return EventStream(self._told())
+
+    async def _told(self) -> AsyncGenerator[bytes, None]:
         self._watchers += 1
         try:
-            with suppress(OSError):  # it went away
-                await answer.prepare(request)
-                await self._tell(answer)
+            told, quiet_s = "", 0.0
+            while self._served:
+                ended = self._result is not None
+                said = await asyncio.to_thread(self._said)
+                if said and said != told:
+                    yield f"data: {said}\n\n".encode()
+                    told, quiet_s = said, 0.0
+                elif quiet_s >= QUIET_S:
+                    yield b":\n\n"
+                    quiet_s = 0.0
+                if ended:
+                    return
+                await asyncio.sleep(LOOK_S)
+                quiet_s += LOOK_S
         finally:
             self._watchers -= 1
-        return answer
-
-    async def _tell(self, answer: web.StreamResponse) -> None:
-        told, quiet_s = "", 0.0
-        while self._served:
-            ended = self._result is not None
-            said = await asyncio.to_thread(self._said)
-            if said and said != told:
-                await answer.write(f"data: {said}\n\n".encode())
-                told, quiet_s = said, 0.0
-            elif quiet_s >= QUIET_S:
-                await answer.write(b":\n\n")
-                quiet_s = 0.0
-            if ended:
-                return
-            await asyncio.sleep(LOOK_S)
-            quiet_s += LOOK_S
 
     def _said(self) -> str:
         """The view now, as JSON; "" while the run is not there yet. The same for all watchers."""
@@ -227,16 +221,9 @@ class LiveView:
         return job_view(replace(self._facts, status=status, run=run), self._course)
 
 
-def _file(name: str) -> Handler:
-    async def answer(_request: web.Request) -> web.StreamResponse:
-        return web.Response(body=asset(name), headers={"Content-Type": content_type(name)})
-
-    return answer
-
-
-async def _static(request: web.Request) -> web.StreamResponse:
-    name = request.match_info["name"]
+async def _file(request: Request) -> Response:
+    name = request.parameters.get("name", _HTML)
     try:
-        return await _file(name)(request)
+        return Response(asset(name), content_type(name))
     except (FileNotFoundError, KeyError):
-        return web.Response(status=404, text="404: there is no such file")
+        raise HttpError(404, "there is no such file") from None

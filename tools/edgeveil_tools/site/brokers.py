@@ -31,8 +31,7 @@ from edgeveil.sites.addresses import WEBSOCKET_PATH, BrokerAddress, place
 from edgeveil.sites.broker import BrokerSite
 from edgeveil.storage import open_to_others
 from edgeveil.transport.listener import raise_file_limit
-from edgeveil.transport.process import stop_signals
-from edgeveil.transport.service_manager import tell, tell_ready, tell_stopping
+from edgeveil.transport.process import stop_signals, tell
 from edgeveil_tools.site import broker_tied
 from edgeveil_tools.site.broker_rules import acl_text, read_users, rules_for, users_text
 from edgeveil_tools.site.deferred_accept import defer_accepts
@@ -484,7 +483,7 @@ def _run_until_signal(plan: BrokerPlan, users_file: Path | None) -> int:
         urls = [url for url in (broker.url, broker.websockets_url) if url is not None]
         sys.stdout.write(f"{broker.name} listens on {' and '.join(urls)}\n")
         sys.stdout.flush()
-        tell_ready()
+        tell("READY=1")
         known, read = _stamp(users_file), _tls_stamps(plan.tls)
         seen = read
         try:
@@ -499,7 +498,7 @@ def _run_until_signal(plan: BrokerPlan, users_file: Path | None) -> int:
                     _start_anew(broker, plan.tls)
         finally:
             died = not broker.running()
-            tell_stopping()
+            tell("STOPPING=1")
             broker.stop()
     if died and not stop.is_set():
         raise BrokerError(

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from edgeveil.transport.service_manager import tell, watchdog_s
+from edgeveil.transport.process import tell, watchdog_s
 
 
 @pytest.fixture
@@ -56,10 +56,10 @@ def test_the_watchdog_is_this_processs_own(environ, limit_s):
 PROCESS = """
 import asyncio
 from edgeveil.transport.process import run_until_stopped
-from edgeveil.transport.service_manager import tell_ready
+from edgeveil.transport.process import tell
 
 async def main(stop):
-    tell_ready()
+    tell("READY=1")
     await stop.wait()
     return 0
 
@@ -79,7 +79,7 @@ def test_a_process_is_ready_alive_and_says_that_it_stops(manager):
     assert running.wait(10) == 0
 
 
-HANGING = PROCESS.replace("tell_ready()", "tell_ready()\n    import time; time.sleep(600)")
+HANGING = PROCESS.replace('tell("READY=1")', 'tell("READY=1")\n    import time; time.sleep(600)')
 
 
 def test_a_loop_that_hangs_falls_silent(manager):
@@ -96,6 +96,6 @@ def test_a_loop_that_hangs_falls_silent(manager):
 
 
 def test_without_a_watchdog_nothing_runs():
-    from edgeveil.transport.service_manager import keep_alive
+    from edgeveil.transport.process import keep_alive
 
     asyncio.run(keep_alive())

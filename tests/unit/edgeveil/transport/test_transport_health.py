@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from edgeveil.transport import http
-from edgeveil.transport.http import Health, Probe, writable
+from edgeveil.transport import health
+from edgeveil.transport.health import Health, Probe, writable
+from edgeveil.transport.http import Request
 
 
 class Clock:
@@ -28,10 +29,10 @@ def test_the_page_names_the_parts_that_fail_and_nothing_else() -> None:
         return False
 
     async def body() -> None:
-        page = await Health({"broker": lambda: True}).page(None)  # type: ignore[arg-type]
+        page = await Health({"broker": lambda: True}).page(Request("GET", "/"))
         assert (page.status, page.body) == (200, b'{"status": "ok"}')
         checks = {"broker": lambda: "link_down", "machine": lambda: True, "store": later}
-        page = await Health(checks).page(None)  # type: ignore[arg-type]
+        page = await Health(checks).page(Request("GET", "/"))
         assert page.status == 503
         assert json.loads(page.body) == {
             "status": "degraded",
@@ -39,7 +40,7 @@ def test_the_page_names_the_parts_that_fail_and_nothing_else() -> None:
             "reasons": {"broker": "link_down", "store": "store_fails"},
             "live": True,
         }
-        stuck = json.loads((await Health({"machine": lambda: "stuck"}).told()).body)
+        stuck = await Health({"machine": lambda: "stuck"}).state()
         assert (stuck["reasons"], stuck["live"]) == ({"machine": "stuck"}, False)
 
     asyncio.run(body())
@@ -52,10 +53,10 @@ def test_a_folder_that_goes_and_comes_back_and_is_not_asked_too_often(tmp_path: 
         assert await check() is not True
         folder.mkdir()
         assert await check() is not True  # remembered for a while
-        clock.now_s += http.PROBE_EVERY_S
+        clock.now_s += health.PROBE_EVERY_S
         assert await check() is True
         assert list(folder.iterdir()) == []
-        clock.now_s += http.PROBE_EVERY_S
+        clock.now_s += health.PROBE_EVERY_S
         folder.rmdir()
         assert await check() is not True
 
@@ -65,7 +66,7 @@ def test_a_folder_that_goes_and_comes_back_and_is_not_asked_too_often(tmp_path: 
 def test_a_disk_that_hangs_is_told_and_asked_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "PROBE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 0.05)
     os.mkfifo(tmp_path / "health.probe")  # opening it to write waits for a reader
 
     async def body() -> None:
@@ -78,7 +79,7 @@ def test_a_disk_that_hangs_is_told_and_asked_once(
             assert await check() is not True  # a pipe cannot be synced
         os.close(reader)
         pipe.unlink()
-        clock.now_s += http.PROBE_EVERY_S
+        clock.now_s += health.PROBE_EVERY_S
         assert await check() is True
 
     asyncio.run(body())
@@ -95,7 +96,7 @@ def test_several_who_ask_at_once_share_one_look() -> None:
 
 
 def test_two_loops_share_one_look_and_both_hear_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "PROBE_TIMEOUT_S", 10.0)
+    monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 10.0)
     looks: list[int] = []
     begun, go_on = threading.Event(), threading.Event()
 
@@ -106,7 +107,7 @@ def test_two_loops_share_one_look_and_both_hear_at_once(monkeypatch: pytest.Monk
 
     check = Probe(look, Clock())
 
-    async def ask() -> http.Holds:
+    async def ask() -> health.Holds:
         return await check()
 
     with ThreadPoolExecutor(2) as threads:
@@ -130,7 +131,7 @@ def test_a_disk_that_is_gone_is_named_by_the_systems_word_and_a_missing_thread_a
         clock = Clock()
         check = Probe(none_left, clock)
         assert await check() == "no_thread"
-        clock.now_s += http.PROBE_EVERY_S
+        clock.now_s += health.PROBE_EVERY_S
         assert await check() == "no_thread"  # and it is looked at again, not failed for good
 
     asyncio.run(body())

@@ -31,8 +31,8 @@ from edgeveil.transport.runtime import Runtime
 
 def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
     """(name, first label) -> value, through Prometheus' own parser."""
-    page = asyncio.run(metrics.page(None))  # type: ignore[arg-type]
-    assert page.headers["Content-Type"].startswith("text/plain; version=")
+    page = metrics.shown()
+    assert page.content_type.startswith("text/plain; version=")
     families = text_string_to_metric_families(page.body.decode())
     return {(s.name, "".join(s.labels.values())): s.value for f in families for s in f.samples}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -57,11 +56,11 @@ class Told:
 
     async def page(self) -> dict:
         """`/healthz`."""
-        return json.loads((await self.health.told()).body)
+        return await self.health.state()
 
     async def expires_s(self) -> dict[str, float]:
         """The metric, by document."""
-        page = (await self.process.metrics.told()).body
+        page = self.process.metrics.shown().body
         text = page.decode() if isinstance(page, bytes) else page
         name = r'edgeveil_trust_expires_timestamp_seconds\{document="(\w+)"\} (\S+)'
         return {document: float(at) for document, at in re.findall(name, text)}

@@ -8,10 +8,9 @@ import psutil
 import pytest
 
 from edgeveil.errors import EdgeVeilError
-from edgeveil.transport.http import serve
 from edgeveil.transport.metrics import Metrics
 from edgeveil_cloud.http import make_app
-from edgeveil_cloud.http_token import Scope
+from edgeveil_cloud.http_guard import Scope
 from edgeveil_cloud.store import Store
 from edgeveil_lab.load.processes import ProcessFigures, figures, page
 
@@ -38,7 +37,7 @@ def fetched(path: str, token_file=None) -> ProcessFigures:
 
     async def body() -> ProcessFigures:
         app = make_app(Store(), Idle(), lambda: {Scope.READ: TOKEN}, metrics=metrics)
-        server = await serve(app, "127.0.0.1", 0)
+        server = await app.start()
         try:
             return await asyncio.to_thread(page(server.url + path, token_file))
         finally:

@@ -1,0 +1,181 @@
+"""Health of a process: named checks, the page and the Unix socket that show them, slow checks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from edgeveil.transport.http import Request, Response
+from edgeveil.transport.listener import ListenAt, unix_socket
+
+PROBE_EVERY_S = 5.0
+PROBE_TIMEOUT_S = 2.0
+_PROBE_BYTES = 4096
+_TAKEN_S = 10.0  # until a client has taken the answer
+
+Holds = bool | str
+"""True, or False; or, where it does not hold, why, as one word."""
+Check = Callable[[], Holds | Awaitable[Holds]]
+HEALTH_SOCKET = "health.sock"
+LINK_DOWN, STUCK, OTHER_KEY, UNHEARD = "link_down", "stuck", "other_key", "unheard"  # reasons
+LIVE = "machine"  # the part that a new start of the process mends
+
+
+class Health:
+    """Named checks; a process is well while all of them hold. Beside them is told what each of
+    `warnings` has to say."""
+
+    def __init__(
+        self, checks: Mapping[str, Check], warnings: Sequence[Callable[[], Sequence[str]]] = ()
+    ) -> None:
+        self._checks, self._warnings = checks, warnings
+
+    async def failing(self) -> dict[str, str]:
+        """The parts that do not work now, each with the reason as one word."""
+        found = {}
+        for name, check in self._checks.items():
+            holds = check()
+            if not isinstance(holds, bool | str):
+                holds = await holds
+            if holds is not True:
+                found[name] = holds or f"{name.partition('/')[0]}_fails"
+        return found
+
+    def warnings(self) -> list[str]:
+        """What is to be told beside."""
+        return [one for told in self._warnings for one in told()]
+
+    async def state(self) -> dict[str, Any]:
+        """`status` `ok`; or `degraded` with `parts`, the `reasons` of each, and whether the process
+        is `live`, so that a restart would mend nothing. Nothing here is worth hiding."""
+        parts = await self.failing()
+        found: dict[str, Any] = {"status": "degraded" if parts else "ok"}
+        if parts:
+            found |= {"parts": list(parts), "reasons": parts, "live": LIVE not in parts}
+        if warnings := self.warnings():
+            found["warnings"] = warnings
+        return found
+
+    async def page(self, _request: Request) -> Response:
+        """The state as JSON: 200, or 503 where a part does not work."""
+        found = await self.state()
+        return Response.of_json(found, 200 if found["status"] == "ok" else 503)
+
+
+class HealthSocket:
+    """Answers who connects to `health.sock` in a state folder with its `Health`, and hangs up: what
+    a health check asks, past all crowds at the pages (`edgeveil_tools/probe.py`)."""
+
+    def __init__(self, state_dir: Path, health: Health) -> None:
+        self._path, self._health = state_dir / HEALTH_SOCKET, health
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen. Raises UsageError."""
+        listening = unix_socket(self._path)
+        self._server = await asyncio.start_unix_server(self._connected, sock=listening)
+
+    async def stop(self) -> None:
+        """Listen no more."""
+        if self._server is not None:
+            self._server.close()
+            self._path.unlink(missing_ok=True)
+
+    async def _connected(self, _reader: object, writer: asyncio.StreamWriter) -> None:
+        try:
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(_TAKEN_S):
+                    writer.write(json.dumps(await self._health.state()).encode())
+                    await writer.drain()
+        finally:
+            writer.close()
+
+
+class Probe:
+    """A check that may hang: looked at in a thread, with a time limit, anew every few seconds.
+
+    May be asked on several event loops: they share one look.
+    """
+
+    def __init__(
+        self, look: Callable[[], Holds], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._look, self._clock = look, clock
+        self._looked_s = -PROBE_EVERY_S
+        self._holds: Holds = True
+        self._looking: Future[Holds] | None = None
+        self._lock = threading.Lock()
+
+    async def __call__(self) -> Holds:
+        looking = self._begun()
+        if looking is not None:
+            here = asyncio.wrap_future(looking)
+            try:
+                done, _ = await asyncio.wait([here], timeout=PROBE_TIMEOUT_S)
+            finally:
+                here.cancel()  # the look itself goes on: it runs
+            if not done:
+                return "hangs"
+            with self._lock:
+                if self._looking is looking:
+                    self._holds, self._looking = looking.result(), None
+                    self._looked_s = self._clock()
+        return self._holds
+
+    def _begun(self) -> Future[Holds] | None:
+        """The look under way, begun if it is time; None where the last one still counts."""
+        with self._lock:
+            if self._looking is None and self._clock() - self._looked_s >= PROBE_EVERY_S:
+                self._looking = Future()
+                self._looking.set_running_or_notify_cancel()
+                try:
+                    threading.Thread(target=self._run, args=[self._looking], daemon=True).start()
+                except RuntimeError:
+                    self._looking.set_result("no_thread")
+            return self._looking
+
+    def _run(self, looking: Future[Holds]) -> None:
+        try:
+            looking.set_result(self._look())
+        except Exception:
+            looking.set_result("no_thread")
+
+
+def writable(folder: Path, room_bytes: int = 0) -> Holds:
+    """Whether the folder takes a small file to its disk, which has room for so much beside it; else
+    the system's name of the error."""
+    path = folder / "health.probe"
+    try:
+        with path.open("wb", buffering=0) as file:
+            written = file.write(bytes(_PROBE_BYTES))
+            os.fsync(file.fileno())
+        path.unlink()
+        fits = written == _PROBE_BYTES and shutil.disk_usage(folder).free >= room_bytes
+    except OSError as error:
+        return errno.errorcode.get(error.errno or 0, "oserror").lower()
+    return fits or "enospc"
+
+
+def warnings_of(at: ListenAt) -> Sequence[str]:
+    """What the health page is to say of where it is served."""
+    return ("plain_http",) if at.is_readable_on_the_way else ()
+
+
+def warn_of_plain_http(at: ListenAt, log: logging.Logger) -> None:
+    """One line where others than this machine may reach what is served without encryption."""
+    if at.is_readable_on_the_way:
+        log.warning(
+            "plain_http",
+            extra={"host": at.host, "fix": "set http.tls or http.socket, or listen on 127.0.0.1"},
+        )

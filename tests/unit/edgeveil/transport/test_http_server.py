@@ -1,0 +1,739 @@
+"""The HTTP server: what is answered and refused, and what hostile or slow clients are worth."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import json
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from edgeveil.errors import UsageError
+from edgeveil.pages.assets import CONTENT_POLICY
+from edgeveil.transport import health, http, http_server, listener
+from edgeveil.transport.health import Health
+from edgeveil.transport.http import (
+    EventStream,
+    Handler,
+    HttpError,
+    Request,
+    Response,
+    Route,
+    changes,
+    file_routes,
+)
+from edgeveil.transport.http_server import HttpServer
+from edgeveil.transport.listener import ListenAt
+from tests.kits.certificates import Authority
+
+HANG_S = 60  # only ends a test that hangs
+
+
+async def counts(_request: Request) -> Response:
+    return Response.of_json({"devices": 3})
+
+
+async def broken(_request: Request) -> Response:
+    raise ValueError("a path of this machine")
+
+
+async def echo(request: Request) -> Response:
+    return Response(request.content)
+
+
+async def counted(request: Request) -> Response:
+    return Response.of_json({"bytes": sum([len(part) async for part in request.chunks()])})
+
+
+async def named(request: Request) -> Response:
+    return Response.of_json([dict(request.parameters), dict(request.query)])
+
+
+ROUTES = [
+    Route("GET", "/status", counts),
+    Route("GET", "/broken", broken),
+    Route("POST", "/echo", echo, body_bytes=10),
+    Route("PUT", "/any", counted, body_bytes=None),
+    Route("GET", "/jobs/{id}/events", named),
+    Route("GET", "/b/{path:path}", named),
+]
+
+Body = Callable[[HttpServer], Awaitable[None]]
+
+
+def served(body: Body, *routes: Route, at: ListenAt | str = "127.0.0.1") -> None:
+    async def run() -> None:
+        server = await HttpServer(routes or ROUTES).start(at)
+        try:
+            await body(server)
+        finally:
+            await server.stop()
+
+    asyncio.run(asyncio.wait_for(run(), HANG_S))
+
+
+Answer = tuple[int, dict[str, str], bytes]
+
+
+async def answer_of(reader: asyncio.StreamReader) -> Answer:
+    head = await reader.readuntil(b"\r\n\r\n")
+    first, *lines = head.decode("ascii").strip().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines)
+    return int(first.split(" ")[1]), headers, b""
+
+
+async def ask(server: HttpServer, line: str, headers: str = "", body: bytes = b"") -> Answer:
+    """One request on a connection of its own, closed after it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    head = f"{line} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n{headers}\r\n"
+    writer.write(head.encode() + body)
+    try:
+        status, found, _ = await answer_of(reader)
+        return status, found, await reader.read()
+    finally:
+        writer.close()
+
+
+async def raw(server: HttpServer, sent: bytes) -> bytes:
+    """All that is answered to these bytes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(sent)
+    try:
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+# --- requests and answers ---
+
+
+def test_a_request_is_answered_by_the_handler_of_its_method_and_path() -> None:
+    async def body(server: HttpServer) -> None:
+        status, headers, text = await ask(server, "GET /status?x=1")
+        assert (status, json.loads(text)) == (200, {"devices": 3})
+        assert headers["Content-Length"] == str(len(text))
+        assert headers["Content-Type"] == "application/json"
+        assert headers["Content-Security-Policy"] == CONTENT_POLICY
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Cache-Control"] == "no-store"
+        assert await ask(server, "HEAD /status") == (200, headers, b"")
+        assert json.loads((await ask(server, "GET /jobs/a%2Fb/events?n=1&n=2&e="))[2]) == [
+            {"id": "a/b"},
+            {"n": ["1", "2"], "e": [""]},
+        ]
+        assert json.loads((await ask(server, "GET /b/x/y"))[2]) == [{"path": "x/y"}, {}]
+        for line, wanted in (
+            ("GET /", 404),
+            ("GET /status/", 404),
+            ("GET /jobs//events", 404),
+            ("POST /status", 405),
+            ("DELETE /echo", 405),
+        ):
+            status, headers, text = await ask(server, line)
+            assert status == wanted and json.loads(text).keys() == {"what", "fix"}
+
+    served(body)
+
+
+def test_requests_follow_each_other_on_a_connection_also_in_one_piece() -> None:
+    async def body(server: HttpServer) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        get = b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n"
+        post = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc"
+        for sent, bodies in ((get, [b'{"devices": 3}']), (post + get, [b"abc", b'{"devices": 3}'])):
+            writer.write(sent)
+            for wanted in bodies:
+                status, headers, _ = await answer_of(reader)
+                assert (status, "Connection" in headers) == (200, False)
+                assert await reader.readexactly(len(wanted)) == wanted
+        writer.close()
+        assert (await raw(server, b"GET /status HTTP/1.0\r\n\r\n")).endswith(b'{"devices": 3}')
+
+    served(body)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET /status\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\r\n\r\n", 400),
+        (b"GET /status FTP/1\r\n\r\n", 400),
+        (b"GET /status HTTP/1.1\r\n\r\n", 400),  # no Host
+        (b"GET http://x/status HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"GET /status HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400),
+        (b"GET /status HTTP/1.1\r\nHost: x\r\nX : y\r\n\r\n", 400),
+        (b"GET /" + b"x" * 40_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
+        (b"GET /status HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 40_000 + b"\r\n\r\n", 431),
+        (b"GET /status HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 65 + b"\r\n", 431),
+        (b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n", 400),
+        (b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\na", 400),
+        (
+            b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            400,
+        ),
+        (b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nno size\r\n", 400),
+        (b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n", 501),
+    ],
+)
+def test_a_malformed_request_is_refused_and_nothing_after_it_is_read(
+    sent: bytes, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(server: HttpServer) -> None:
+        found = await raw(server, sent + b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert found.startswith(f"HTTP/1.1 {status} ".encode()), found
+        assert found.count(b"HTTP/1.1 ") == 1 and b"devices" not in found
+
+    served(body)
+    assert caplog.records == []
+
+
+def test_a_body_has_a_limit_before_it_is_read() -> None:
+    async def body(server: HttpServer) -> None:
+        assert (await ask(server, "POST /echo", "Content-Length: 10\r\n", b"x" * 10))[
+            2
+        ] == b"x" * 10
+        assert (await ask(server, "POST /echo"))[2] == b""
+        chunked = b"5\r\nhello\r\n3\r\nyou\r\n0\r\n\r\n"
+        assert (await ask(server, "POST /echo", "Transfer-Encoding: chunked\r\n", chunked))[2] == (
+            b"helloyou"
+        )
+        # Nothing of this one is sent.
+        assert (await ask(server, "POST /echo", f"Content-Length: {10**18}\r\n"))[0] == 413
+        long = b"b\r\n" + b"x" * 11 + b"\r\n0\r\n\r\n"
+        assert (await ask(server, "POST /echo", "Transfer-Encoding: chunked\r\n", long))[0] == 413
+        assert (await ask(server, "GET /status", "Content-Length: 1\r\n", b"x"))[0] == 413
+
+    served(body)
+
+
+def test_a_handler_may_read_a_body_of_any_length_and_who_asks_is_told_to_send_it() -> None:
+    async def body(server: HttpServer) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        head = "PUT /any HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3000000\r\n"
+        writer.write(head.encode() + b"\r\n")
+        assert (await answer_of(reader))[0] == 100
+        writer.write(bytes(3_000_000))
+        assert (await answer_of(reader))[0] == 200
+        assert await reader.readexactly(18) == b'{"bytes": 3000000}'
+        writer.close()
+
+    served(body)
+
+
+def test_a_refused_body_is_discarded_so_that_the_answer_arrives() -> None:
+    async def body(server: HttpServer) -> None:
+        sent = 4 << 20
+        found = await ask(server, "POST /echo", f"Content-Length: {sent}\r\n", bytes(sent))
+        assert (found[0], found[1]["Connection"]) == (413, "close")
+
+    served(body)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate, gzip"])
+def test_a_packed_body_is_refused_and_no_handler_sees_it(coding: str) -> None:
+    async def body(server: HttpServer) -> None:
+        packed = gzip.compress(b"whole")
+        for line in ("POST /echo", "PUT /any"):
+            headers = f"Content-Encoding: {coding}\r\nContent-Length: {len(packed)}\r\n"
+            assert (await ask(server, line, headers, packed))[0] == 400
+
+    served(body)
+
+
+def test_a_log_has_the_faults_of_handlers_and_not_those_of_clients(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def body(server: HttpServer) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"PUT /any HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf")
+        await asyncio.sleep(0.1)
+        writer.transport.abort()
+        status, _, text = await ask(server, "GET /broken")
+        assert status == 500 and b"machine" not in text
+        assert (await ask(server, "GET /status"))[0] == 200
+
+    served(body)
+    (record,) = caplog.records
+    assert record.exc_info is not None and "of this machine" in str(record.exc_info[1])
+
+
+def test_a_handler_ends_with_its_client() -> None:
+    async def body(server: HttpServer) -> None:
+        async with asyncio.timeout(20):
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+            await begun.wait()
+            writer.close()
+            await ended.wait()
+
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def wait(_request: Request) -> Response:
+        begun.set()
+        try:
+            await asyncio.sleep(HANG_S)
+        finally:
+            ended.set()
+        return Response()
+
+    served(body, Route("GET", "/wait", wait))
+
+
+def test_a_body_is_streamed_with_its_length_or_in_chunks_and_never_short() -> None:
+    def streaming(length: int | None) -> Handler:
+        async def blocks():
+            yield b"first"
+            yield b"second"
+
+        async def handler(_request: Request) -> Response:
+            return Response(blocks(), length=length)
+
+        return handler
+
+    async def body(server: HttpServer) -> None:
+        assert (await ask(server, "GET /known"))[2] == b"firstsecond"
+        assert (await ask(server, "GET /chunks"))[2] == b"5\r\nfirst\r\n6\r\nsecond\r\n0\r\n\r\n"
+        assert (await raw(server, b"GET /chunks HTTP/1.0\r\n\r\n")).endswith(b"\r\n\r\nfirstsecond")
+        with pytest.raises(ConnectionResetError):
+            assert len((await ask(server, "GET /short"))[2]) < 12
+            raise ConnectionResetError
+
+    routes = {"/known": 11, "/chunks": None, "/short": 12}
+    served(body, *[Route("GET", path, streaming(length)) for path, length in routes.items()])
+
+
+def test_a_header_with_a_line_break_is_not_sent() -> None:
+    async def split(_request: Request) -> Response:
+        return Response(headers={"X": "a\r\nSet-Cookie: b"})
+
+    async def body(server: HttpServer) -> None:
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await ask(server, "GET /")
+
+    served(body, Route("GET", "/", split))
+
+
+def test_refuse_is_asked_first_and_errors_are_explained() -> None:
+    async def failing(_request: Request) -> Response:
+        raise UsageError("it cannot", fix="do this")
+
+    async def slow(_request: Request) -> Response:
+        raise HttpError(408)
+
+    def refuse(request: Request) -> Response | None:
+        return None if "x-let" in request.headers else http.refusal(401)
+
+    async def run() -> None:
+        routes = [Route("POST", "/fails", failing), Route("GET", "/slow", slow)]
+        server = await HttpServer(routes, refuse).start()
+        for line in ("GET /none", "GET /slow", "POST /fails"):
+            assert (await ask(server, line, "Content-Length: 100000\r\n"))[0] == 401
+        status, _, text = await ask(server, "POST /fails", "X-Let: 1\r\n")
+        assert (status, json.loads(text)) == (400, {"what": "it cannot", "fix": "do this"})
+        assert (await ask(server, "GET /slow", "X-Let: 1\r\n"))[0] == 408
+        await server.stop()
+
+    asyncio.run(run())
+
+
+# --- slow clients and crowds ---
+
+
+@pytest.mark.parametrize("head", [b"", b"GET / HTTP/1.1\r\nX-Half: "], ids=["silent", "half"])
+@pytest.mark.parametrize("after", [0, 1], ids=["at-first", "after-an-answer"])
+def test_who_sends_no_whole_head_is_hung_up_on_and_a_slow_answer_is_not(
+    monkeypatch: pytest.MonkeyPatch, head: bytes, after: int
+) -> None:
+    monkeypatch.setattr(http_server, "SILENT_S", 0.2)
+    cut = asyncio.Event()
+
+    async def slow(_request: Request) -> Response:
+        await cut.wait()
+        return Response()
+
+    async def body(server: HttpServer) -> None:
+        waiting = asyncio.create_task(ask(server, "GET /slow"))
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        for _ in range(after):
+            writer.write(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.readuntil(b"3}")).startswith(b"HTTP/1.1 200")
+        writer.write(head)
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+        cut.set()
+        assert (await waiting)[0] == 200
+
+    served(body, Route("GET", "/slow", slow), *ROUTES)
+
+
+def test_a_body_that_comes_too_slowly_is_answered_408(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "BODY_S", 0.1)
+
+    async def body(server: HttpServer) -> None:
+        for line in ("POST /echo", "PUT /any"):
+            assert (await ask(server, line, "Content-Length: 9\r\n", b"half"))[0] == 408
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"PUT /any HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n\r\n")
+        answer = asyncio.create_task(answer_of(reader))
+        while not answer.done():  # never silent for long, and too slow all the same
+            writer.write(b"x")
+            await asyncio.sleep(0.02)
+        assert answer.result()[0] == 408
+        writer.close()
+
+    served(body)
+
+
+def test_who_takes_nothing_of_an_answer_is_hung_up_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(http_server, "WRITE_S", 0.2)
+    large = bytes(64 << 20)  # more than sockets hold
+
+    async def page(_request: Request) -> Response:
+        return Response(large)
+
+    async def news(_request: Request) -> EventStream:
+        async def events():
+            while True:
+                yield bytes(1 << 20)
+
+        return EventStream(events())
+
+    async def body(server: HttpServer) -> None:
+        for path in ("/page", "/news"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1)
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            await reader.readexactly(12)
+            while server._connections:
+                await asyncio.sleep(0.05)
+            writer.close()
+
+    served(body, Route("GET", "/page", page), Route("GET", "/news", news))
+    assert caplog.records == []
+
+
+def test_four_hundred_slow_clients_keep_no_other_from_a_page_and_end_no_stream() -> None:
+    async def body(server: HttpServer) -> None:
+        async with watching(server) as follows, contextlib.AsyncExitStack() as crowd:
+            await follows.readuntil(b"data: 1")
+            for _ in range(400):
+                _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                crowd.callback(writer.close)
+                writer.write(b"GET /status HTTP/1.1\r\n")  # and never its end
+            for _ in range(3):
+                assert (await asyncio.wait_for(ask(server, "GET /status"), 5))[0] == 200
+            assert not follows.at_eof()
+            assert len(server._connections) <= listener.MOST_CONNECTIONS
+
+    served(body, Route("GET", "/events", stream_of([1])), *ROUTES)
+
+
+def test_at_most_half_of_the_places_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "MOST_CONNECTIONS", 4)
+    cut = asyncio.Event()
+
+    async def slow(request: Request) -> Response:
+        request.keep()
+        await cut.wait()
+        return Response()
+
+    async def body(server: HttpServer) -> None:
+        waiting = [asyncio.create_task(ask(server, "GET /slow")) for _ in range(4)]
+        while len(server._connections) < 4:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        for _ in range(4):  # each takes the place of the oldest that is not kept
+            assert (await ask(server, "GET /status"))[0] == 200
+        cut.set()
+        done = await asyncio.gather(*waiting, return_exceptions=True)
+        assert sum(isinstance(one, tuple) for one in done) >= 2
+
+    served(body, Route("GET", "/slow", slow), *ROUTES)
+
+
+@pytest.mark.parametrize("line", ["", "GET /status HTTP/1.1\r\nX", "GET /events HTTP/1.1\r\n"])
+def test_a_stop_does_not_wait_for_who_is_silent_or_watches(line: str) -> None:
+    async def body(server: HttpServer) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(line.encode() + (b"Host: x\r\n\r\n" if "events" in line else b""))
+        await asyncio.sleep(0.1)
+
+    served(body, Route("GET", "/events", stream_of([1])), *ROUTES)
+
+
+# --- streams ---
+
+
+def stream_of(values: list[object], stands: Callable[[], bool] = lambda: True) -> Handler:
+    """Events of the values in turn, and of the last one for ever."""
+
+    async def value() -> object:
+        return values.pop(0) if len(values) > 1 else values[0]
+
+    async def handler(_request: Request) -> EventStream:
+        return EventStream(changes(value, 0.01, stands))
+
+    return handler
+
+
+@asynccontextmanager
+async def watching(
+    server: HttpServer, host: str = "127.0.0.1", path: str = "/events"
+) -> AsyncIterator[asyncio.StreamReader]:
+    reader, writer = await asyncio.open_connection(host, server.port)
+    writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())  # without chunks: it ends by its close
+    try:
+        status, headers, _ = await answer_of(reader)
+        assert (status, headers["Content-Type"]) == (200, "text/event-stream")
+        yield reader
+    finally:
+        writer.close()
+
+
+async def next_value(reader: asyncio.StreamReader) -> object:
+    event = await asyncio.wait_for(reader.readuntil(b"\n\n"), 20)
+    return json.loads(event.removeprefix(b"data: "))
+
+
+def test_a_stream_tells_what_changed_and_each_value_is_one_event() -> None:
+    async def body(server: HttpServer) -> None:
+        async with watching(server) as reader:
+            found = [await next_value(reader) for _ in range(3)]
+            assert found == [{"n": 1}, {"n": "a\nb: c\n\ndata: x"}, {"n": 2}]
+
+    values: list[object] = [{"n": 1}, {"n": 1}, {"n": "a\nb: c\n\ndata: x"}, {"n": 2}]
+    served(body, Route("GET", "/events", stream_of(values)))
+
+
+async def is_open(reader: asyncio.StreamReader) -> bool:
+    """Whether a stream goes on: it sends something within a moment, or nothing at all."""
+    try:
+        return bool(await asyncio.wait_for(reader.read(65536), 0.2))
+    except TimeoutError:
+        return True
+    except ConnectionResetError:
+        return False
+
+
+def own_address() -> str:
+    """An address of this machine that others reach it by; nothing is sent to find it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no network")
+        return str(probe.getsockname()[0])
+
+
+def test_the_oldest_stream_gives_way_and_watchers_from_elsewhere_leave_some_to_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_server, "STREAMS", 3)
+    monkeypatch.setattr(http_server, "NEAR_STREAMS", 1)
+    far = own_address()
+
+    async def body(server: HttpServer) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            found = []
+            for host in ("127.0.0.1", far, "127.0.0.1", far, far, "127.0.0.1", "127.0.0.1"):
+                reader = await stack.enter_async_context(watching(server, host))
+                await next_value(reader)
+                found.append(reader)
+            # The second from elsewhere took a near one's place, the third one of its own kind.
+            stand = [await is_open(one) for one in found]
+            assert stand == [False, False, False, True, True, False, True]
+
+    served(body, Route("GET", "/events", stream_of([1])), at="0.0.0.0")
+
+
+def test_streams_that_come_in_one_moment_take_no_more_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_server, "STREAMS", 3)
+    monkeypatch.setattr(http_server, "NEAR_STREAMS", 1)
+    far, crowd = own_address(), 20
+
+    async def body(server: HttpServer) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            lines = [await asyncio.open_connection(far, server.port) for _ in range(crowd)]
+            for _, writer in lines:
+                stack.callback(writer.close)
+                writer.write(b"GET /events HTTP/1.0\r\n\r")
+            await asyncio.sleep(0.1)
+            for _, writer in lines:
+                writer.write(b"\n")
+            await asyncio.sleep(0.3)
+            near = await stack.enter_async_context(watching(server))
+            await asyncio.sleep(0.3)
+            for reader, _ in lines:
+                with contextlib.suppress(ConnectionError):
+                    await reader.read(65536)  # head and first value, where they came
+            stand = [await is_open(reader) for reader, _ in lines]
+            assert stand.count(True) == 2 and await is_open(near)
+
+    served(body, Route("GET", "/events", stream_of([1])), at="0.0.0.0")
+
+
+def test_a_stream_ends_by_its_time_by_its_page_and_where_its_value_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def failing() -> object:
+        raise ValueError("a path of this machine")
+
+    async def broken_stream(_request: Request) -> EventStream:
+        return EventStream(changes(failing, 0.01))
+
+    async def body(server: HttpServer) -> None:
+        for path in ("/broken", "/over"):
+            async with watching(server, path=path) as reader:
+                assert await asyncio.wait_for(reader.read(), 20) == b""
+        monkeypatch.setattr(http_server, "STREAM_S", 0.05)
+        assert (await ask(server, "GET /events"))[2].endswith(b"data: 1\n\n\r\n0\r\n\r\n")
+
+    over = stream_of([1], lambda: False)
+    handlers = {"/events": stream_of([1]), "/broken": broken_stream, "/over": over}
+    served(body, *[Route("GET", path, handler) for path, handler in handlers.items()])
+
+
+def test_a_stream_ends_whole_when_the_server_stops() -> None:
+    async def run() -> None:
+        server = await HttpServer([Route("GET", "/events", stream_of([1]))]).start()
+        watched = asyncio.create_task(ask(server, "GET /events"))
+        await asyncio.sleep(0.2)
+        await server.stop()
+        assert (await watched)[2].endswith(b"\r\n0\r\n\r\n")
+
+    asyncio.run(run())
+
+
+def test_a_quiet_stream_shows_that_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "QUIET_S", 0.02)
+
+    async def body(server: HttpServer) -> None:
+        async with watching(server) as reader:
+            await reader.readuntil(b"data: 1\n\n")
+            assert await asyncio.wait_for(reader.readexactly(6), 20) == b":\n\n:\n\n"
+
+    served(body, Route("GET", "/events", stream_of([1])))
+
+
+# --- where it listens ---
+
+
+def test_tls_answers_those_alone_whose_certificate_is_vouched_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(http_server, "HANDSHAKE_S", 0.5)
+    ours, others = Authority(tmp_path / "ours"), Authority(tmp_path / "others")
+    cert, key = ours.issue("localhost")
+
+    async def names(request: Request) -> Response:
+        return Response.of_json(list(request.certificate_names))
+
+    async def body(server: HttpServer) -> None:
+        assert server.url == f"https://127.0.0.1:{server.port}"
+        for signer in (ours, None, others):
+            context = ssl.create_default_context(cafile=ours.cert_file)
+            if signer is not None:
+                context.load_cert_chain(*signer.issue("desk"))
+            found = b""
+            with contextlib.suppress(ssl.SSLError, ConnectionError):
+                reader, writer = await asyncio.open_connection(
+                    "localhost", server.port, ssl=context
+                )
+                writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                found = await reader.read()
+                writer.close()
+            assert (b'"desk"' in found) is (signer is ours)
+        assert await raw(server, b"") == b""  # no handshake comes
+        assert b"HTTP" not in await raw(server, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+
+    at = ListenAt("127.0.0.1", tls=listener.server_context(cert, key, ours.cert_file))
+    served(body, Route("GET", "/", names), at=at)
+    assert caplog.records == []
+
+
+def test_watchers_over_a_unix_socket_are_near(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "STREAMS", 1)
+    monkeypatch.setattr(http_server, "NEAR_STREAMS", 1)
+    place = tmp_path / "page.sock"
+
+    async def body(server: HttpServer) -> None:
+        assert server.url == f"unix:{place}"
+        reader, writer = await asyncio.open_unix_connection(str(place))
+        writer.write(b"GET /events HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await answer_of(reader))[0] == 200
+        writer.close()
+
+    served(body, Route("GET", "/events", stream_of([1])), at=ListenAt(socket=place))
+    assert not place.exists()
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    async def body(server: HttpServer) -> None:
+        with pytest.raises(UsageError, match=f"port {server.port} is taken") as caught:
+            await HttpServer([]).start("127.0.0.1", server.port)
+        assert "http.port" in caught.value.fix
+
+    served(body)
+
+
+@pytest.mark.parametrize(
+    ("host", "count"),
+    [("127.0.0.1", 0), ("::1", 0), ("localhost", 0), ("0.0.0.0", 1), ("::", 1), ("box", 1)],
+)
+def test_plain_http_for_others_is_told(
+    caplog: pytest.LogCaptureFixture, host: str, count: int
+) -> None:
+    health.warn_of_plain_http(ListenAt(host), logging.getLogger("edgeveil.test"))
+    assert [record.message for record in caplog.records] == count * ["plain_http"]
+    state = asyncio.run(Health({}, [lambda: health.warnings_of(ListenAt(host))]).state())
+    assert state.get("warnings", []) == count * ["plain_http"]
+
+
+# --- files and requests ---
+
+
+def test_a_package_s_files_are_served_and_no_others() -> None:
+    async def body(server: HttpServer) -> None:
+        for path, kind in (("/", "text/css"), ("/base.js", "text/javascript")):
+            status, headers, text = await ask(server, f"GET {path}")
+            assert status == 200 and text and headers["Content-Type"].startswith(kind)
+        for path in ("/assets.py", "/static/base.js", "/../assets.py", "//base.js"):
+            assert (await ask(server, f"GET {path}"))[0] == 404
+
+    served(body, *file_routes("edgeveil.pages", "base.css"))
+
+
+@pytest.mark.parametrize(
+    ("host", "own"),
+    [
+        ("127.0.0.1:8702", True),
+        ("[::1]:8702", True),
+        ("localhost", True),
+        ("evil.example", False),
+        ("127.0.0.1.evil.example:80", False),
+        ("[", False),
+        ("", False),
+    ],
+)
+def test_a_request_tells_by_which_name_it_came(host: str, own: bool) -> None:
+    assert Request("GET", "/", {"host": host}).is_for_this_machine is own
+
+
+def test_a_cookie_is_found_by_its_whole_name() -> None:
+    request = Request("GET", "/", {"cookie": "a=1; page_2=two=2;page=three"})
+    found = [request.cookie(name) for name in ("a", "page", "page_2", "ge", "")]
+    assert found == ["1", "three", "two=2", "", ""]
