@@ -45,7 +45,7 @@ class CellLinks:
 
         Raises BrokerError where none is there.
         """
-        tries = [one.link.connect_or_raise() for one in self.sessions.values()]
+        tries = [one.connect_or_raise() for one in self.sessions.values()]
         found = await asyncio.gather(*tries, return_exceptions=True)
         failed = [one for one in found if isinstance(one, BaseException)]
         other = [one for one in failed if not isinstance(one, BrokerError)]
@@ -70,7 +70,7 @@ class CellLinks:
 
     async def close(self) -> None:
         """End all for good."""
-        await asyncio.gather(*(one.link.close() for one in self.sessions.values()))
+        await asyncio.gather(*(one.close() for one in self.sessions.values()))
 
 
 class _Queue:
@@ -83,7 +83,7 @@ class _Queue:
 
     def put(self, to: fx.Address, frame: bytes) -> None:
         """Raises LinkDown where the broker is away, or far behind."""
-        if not self._session.link.connected or self._bytes > QUEUE_BYTES:
+        if not self._session.connected or self._bytes > QUEUE_BYTES:
             raise LinkDown("the cell's broker is away, or far behind", where=str(to))
         self._bytes += len(frame)
         self._waiting.put_nowait((to, frame))

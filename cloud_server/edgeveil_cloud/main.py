@@ -163,7 +163,7 @@ class _CloudProcess:
 
 
 def _connected(session: RuntimeLink) -> Holds:
-    return session.link.connected or LINK_DOWN
+    return session.connected or LINK_DOWN
 
 
 def _said(cell: str, connected: bool, reason: str) -> None:

@@ -191,7 +191,7 @@ class Device:
         elif self._paused or (process is not None and process.presence.paused):
             state = "paused"
         else:
-            state = "online" if process and process.session.link.connected else "offline"
+            state = "online" if process and process.session.connected else "offline"
         current = ReleaseStore(self.site.state_dir / RELEASES).current()
         return DeviceStatus(
             self._id,

@@ -187,7 +187,7 @@ class DeviceProcess:
             site.state_dir,
             Health(
                 {
-                    "broker": lambda: self.session.link.connected or LINK_DOWN,
+                    "broker": lambda: self.session.connected or LINK_DOWN,
                     "proxy": lambda: not self.device.machine.unheard or UNHEARD,
                     "keys": lambda: self.runtime.knows_keys or OTHER_KEY,
                     "machine": lambda: self.runtime.turns or STUCK,
@@ -312,7 +312,7 @@ class DeviceProcess:
             "state": "paused" if self.presence.paused else "waiting" if unmet else "running",
             "waiting_for": list(unmet),
             "problems": self._problems,
-            "connected": self.session.link.connected,
+            "connected": self.session.connected,
             "last_counted_round": counted[-1].round if counted else None,
             "jobs": self._jobs(taken_up),
             "refused_lately": self.device.store.refused_lately(),
@@ -380,12 +380,12 @@ class DeviceProcess:
 
     async def stop(self) -> None:
         """Say good-bye where there is a link, and close the files."""
-        if self.session.link.connected:
+        if self.session.connected:
             try:
                 await asyncio.wait_for(self.runtime.step(fx.Command("stop")), EXIT_S)
             except TimeoutError:
                 LOG.warning("no_good_bye")
-        await self.session.link.close()
+        await self.session.close()
         if self._blobs is not None:
             self._blobs.close()
         await self._control.stop()

@@ -1,4 +1,4 @@
-"""Reaching a broker: dialling, TLS, and in words why a broker cannot be used.
+"""Reaching a broker: dialling, WebSockets, TLS, and in words why a broker cannot be used.
 
 Dialling (DNS, TCP, a proxy's tunnel, TLS, the WebSocket handshake) blocks: it runs in a thread,
 and is given up after a time. Whatever goes wrong on the way to a working connection is one
@@ -18,13 +18,21 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgeveil.errors import BrokerError
 from edgeveil.sites.addresses import BrokerAddress, HttpProxy
 from edgeveil.storage import open_to_others
 from edgeveil.transport.mqtt_packets import MQTT_5
-from edgeveil.transport.websocket import WebSocketRefused, WebSocketStream
 
+if TYPE_CHECKING:
+    from websockets.client import ClientProtocol
+
+SUBPROTOCOL = "mqtt"
+_READ_BYTES = 65536
+_FRAME_BYTES = 1 << 18  # of ours; so a large packet is not held twice
+_OUTGOING_BYTES = 4 * _FRAME_BYTES
+_LEAST_LIMIT_BYTES = 1 << 20  # of theirs; a broker may put several packets into one frame
 _DIALLERS = ThreadPoolExecutor(max_workers=16, thread_name_prefix="edgeveil-dial")
 
 
@@ -119,6 +127,144 @@ def _explain_proxy(error: Exception) -> tuple[str, str]:
         fix = "let the proxy open tunnels to this host and port, or use a port that it allows (443)"
         return f"the HTTP proxy refuses the tunnel (HTTP {status[:3]})", fix
     return "the HTTP proxy cannot be reached", check
+
+
+# --- MQTT over WebSockets ---------------------------------------------------------------------
+
+
+class WebSocketRefused(ConnectionError):  # noqa: N818 - an outcome
+    """The other side is no WebSocket server for MQTT at this path; the text says why."""
+
+
+class WebSocketStream:
+    """Has of a socket what an MQTT client and an event loop use; bytes in and out are MQTT's.
+
+    A frame counts as sent once all of its bytes are: until then `send` raises BlockingIOError and
+    must be called again with the same bytes, as for a TLS socket.
+    """
+
+    def __init__(self, sock: socket.socket, protocol: ClientProtocol) -> None:
+        self._sock, self._protocol = sock, protocol
+        self._received = bytearray()
+        self._outgoing = bytearray()
+        self._framed_bytes = 0  # of the caller, in the frame that is under way
+        self._ended = False
+
+    @classmethod
+    def open(
+        cls, sock: socket.socket, url: str, packet_bytes: int, timeout_s: float
+    ) -> WebSocketStream:
+        """Shake hands on a connected socket, blocking, within the time.
+
+        Frames above 1 MiB and `packet_bytes` end the connection by their length alone. Raises
+        WebSocketRefused, TimeoutError, OSError.
+        """
+        from websockets.client import ClientProtocol
+        from websockets.exceptions import InvalidStatus
+        from websockets.typing import Subprotocol
+        from websockets.uri import parse_uri
+
+        protocol = ClientProtocol(
+            parse_uri(url),
+            subprotocols=[Subprotocol(SUBPROTOCOL)],
+            max_size=max(_LEAST_LIMIT_BYTES, packet_bytes),
+        )
+        protocol.send_request(protocol.connect())
+        deadline_s = time.monotonic() + timeout_s
+        sock.settimeout(timeout_s)
+        sock.sendall(b"".join(protocol.data_to_send()))
+        while protocol.state.name == "CONNECTING" and protocol.handshake_exc is None:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            sock.settimeout(left_s)
+            data = sock.recv(_READ_BYTES)
+            if not data:
+                raise WebSocketRefused("hung up during the WebSocket handshake")
+            protocol.receive_data(data)
+        if isinstance(protocol.handshake_exc, InvalidStatus):
+            status = protocol.handshake_exc.response.status_code
+            raise WebSocketRefused(f"answered HTTP {status} to the WebSocket handshake")
+        if protocol.handshake_exc is not None:
+            raise WebSocketRefused("gave no valid answer to the WebSocket handshake")
+        if protocol.subprotocol != SUBPROTOCOL:
+            raise WebSocketRefused("speaks WebSockets, but not MQTT over them")
+        stream = cls(sock, protocol)
+        stream._take_events()  # frames may have come with the answer
+        return stream
+
+    def recv(self, most_bytes: int) -> bytes:
+        """At most so many bytes; none at the end. Raises BlockingIOError, ssl.SSLWantReadError."""
+        if not self._received and not self._ended:
+            data = self._sock.recv(_READ_BYTES)
+            if data:
+                self._protocol.receive_data(data)
+            else:
+                self._protocol.receive_eof()
+            self._take_events()
+            self._flush()
+            if not self._received and not self._ended:
+                raise BlockingIOError  # so that a peer who only pings does not hold the loop
+        taken = bytes(self._received[:most_bytes])
+        del self._received[:most_bytes]
+        return taken
+
+    def send(self, data: bytes | bytearray) -> int:
+        """Send some of it; how much. Raises BlockingIOError while the frame is under way."""
+        if self._ended:
+            raise ConnectionResetError("the WebSocket is closed")
+        if not self._framed_bytes:
+            chunk = bytes(data[:_FRAME_BYTES])
+            self._protocol.send_binary(chunk)
+            self._framed_bytes = len(chunk)
+        if not self._flush():
+            raise BlockingIOError
+        sent, self._framed_bytes = self._framed_bytes, 0
+        return sent
+
+    def pending(self) -> int:
+        """Bytes that can be read although the socket may announce none."""
+        of_tls = self._sock.pending() if isinstance(self._sock, ssl.SSLSocket) else 0
+        return len(self._received) + of_tls
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._sock.fileno()
+
+    def setblocking(self, flag: bool) -> None:
+        """Of the socket."""
+        self._sock.setblocking(flag)
+
+    def close(self) -> None:
+        """Close the socket, with a closing frame where there is room for it."""
+        if not self._ended and self._protocol.state.name == "OPEN":
+            self._protocol.send_close()
+            with suppress(OSError):
+                self._flush()
+        self._ended = True
+        self._sock.close()
+
+    def _take_events(self) -> None:
+        from websockets.frames import DATA_OPCODES, Frame
+
+        for event in self._protocol.events_received():
+            if isinstance(event, Frame) and event.opcode in DATA_OPCODES:
+                self._received += event.data
+        if self._protocol.state.name != "OPEN":
+            self._ended = True
+
+    def _flush(self) -> bool:
+        """Send what waits; whether all of it went."""
+        self._outgoing += b"".join(self._protocol.data_to_send())
+        if len(self._outgoing) > _OUTGOING_BYTES:
+            raise ConnectionResetError("the other side asks for answers and does not read them")
+        while self._outgoing:
+            try:
+                sent = self._sock.send(self._outgoing)
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return False
+            del self._outgoing[:sent]
+        return True
 
 
 # --- TLS ------------------------------------------------------------------------------------
@@ -223,15 +369,6 @@ def _refusal(code: int) -> tuple[str, str]:
     return _REFUSALS.get(code, unknown)
 
 
-def silence(address: BrokerAddress, timeout_s: float) -> BrokerError:
-    """The error for a port that accepts and then says nothing."""
-    return BrokerError(
-        f"no answer to MQTT within {timeout_s:.0f} s",
-        where=str(address),
-        fix=f"check that this is an MQTT broker; {_other_scheme(address)}",
-    )
-
-
 def hung_up(address: BrokerAddress, cert_file: Path | None = None) -> BrokerError:
     """The error for a connection that ends before the broker answered.
 
@@ -262,54 +399,47 @@ def hung_up(address: BrokerAddress, cert_file: Path | None = None) -> BrokerErro
     )
 
 
-def not_ready(address: BrokerAddress) -> BrokerError:
-    """The error for a broker that refuses MQTT 5 in words and MQTT 3.1.1 without any."""
-    return BrokerError(
+_FAULTS = {
+    "silence": (
+        "no answer to MQTT within {timeout_s:.0f} s",
+        "check that this is an MQTT broker; {other_scheme}",
+    ),
+    # It refuses MQTT 5 in words and MQTT 3.1.1 without any.
+    "not_ready": (
         "an MQTT broker answers, but takes no connections yet: it refused MQTT 5 and said nothing "
         "to MQTT 3.1.1",
-        where=str(address),
-        fix="wait: a cluster does so while it elects a leader; else look at the broker's log",
-    )
-
-
-def no_longer(address: BrokerAddress) -> BrokerError:
-    """The error for a broker that took us before, and does not answer as one now."""
-    return BrokerError(
+        "wait: a cluster does so while it elects a leader; else look at the broker's log",
+    ),
+    "no_longer": (
         "the broker took connections before and takes none now",
-        where=str(address),
-        fix="wait: a broker that starts does so, and a cluster that is short of a node; else look "
+        "wait: a broker that starts does so, and a cluster that is short of a node; else look "
         "at the broker's log",
-    )
-
-
-def no_suback(address: BrokerAddress, timeout_s: float) -> BrokerError:
-    """The error for a broker that took us and leaves our subscriptions without an answer."""
-    return BrokerError(
-        f"the broker took the connection and left our topics without an answer for "
-        f"{timeout_s:.0f} s",
-        where=str(address),
-        fix="wait: a cluster does so while it is short of a node; else look at the broker's log",
-    )
-
-
-def hung_up_on_topics(address: BrokerAddress) -> BrokerError:
-    """The error for a connection that ends while the broker is asked for topics."""
-    return BrokerError(
+    ),
+    "no_suback": (
+        "the broker took the connection and left our topics without an answer for "
+        "{timeout_s:.0f} s",
+        "wait: a cluster does so while it is short of a node; else look at the broker's log",
+    ),
+    "hung_up_on_topics": (
         "the broker took the connection and ended it when asked for our topics",
-        where=str(address),
-        fix="look at the broker's log: its access list may lack a topic, or a node of a cluster "
+        "look at the broker's log: its access list may lack a topic, or a node of a cluster "
         "is away that held what this client left there",
-    )
-
-
-def subscription_refused(topic: str, address: BrokerAddress) -> BrokerError:
-    """The error for a subscription that the broker's access list forbids."""
-    return BrokerError(
-        f"the broker refuses the subscription to {topic}",
-        where=str(address),
-        fix="check the broker's access list for this user; a cluster that is short of a node "
+    ),
+    "subscription_refused": (
+        "the broker refuses the subscription to {topic}",
+        "check the broker's access list for this user; a cluster that is short of a node "
         "refuses some too, for a while",
-    )
+    ),
+}
+
+
+def fault(
+    kind: str, address: BrokerAddress, timeout_s: float = 0.0, topic: str = ""
+) -> BrokerError:
+    """The error for a connection that was made and is of no use: a key of `_FAULTS`."""
+    known = {"timeout_s": timeout_s, "topic": topic, "other_scheme": _other_scheme(address)}
+    what, fix = _FAULTS[kind]
+    return BrokerError(what.format(**known), where=str(address), fix=fix.format(**known))
 
 
 def none_works(faults: Sequence[BrokerError]) -> BrokerError:

@@ -7,11 +7,10 @@ most seven levels; no message is retained, and no device subscribes with a wildc
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 from edgeveil.crypto.buckets import LEVELS, bucket_of
 from edgeveil.crypto.keys import SealingKey
@@ -39,67 +38,6 @@ class LinkDown(BrokerError):  # noqa: N818 - the state's name
     """The link is down: what was handed to it may be lost, so queue it again."""
 
 
-class Link(Protocol):
-    """A connection to one broker that comes back by itself.
-
-    `takes(topic, payload)` is asked as each message is read: what it turns down takes no room in
-    the inbox and no turn of the event loop. `on_message(topic, payload)` is called for one message
-    at a time, in order, and may be a coroutine function: while it works, no more is read than the
-    link's inbox holds. Delivery is at least once. `on_state(connected, reason)` says when the link
-    comes, with every subscription in place, and when it goes. No handler may block the event loop.
-    """
-
-    takes: MessageFilter
-    on_message: MessageHandler
-    on_state: StateHandler
-
-    @property
-    def connected(self) -> bool:
-        """Whether the broker accepted this link and its subscriptions."""
-        ...
-
-    @property
-    def connections(self) -> int:
-        """How often the link came up."""
-        ...
-
-    @property
-    def unacknowledged(self) -> int:
-        """Messages that the broker has not acknowledged."""
-        ...
-
-    def max_payload_bytes(self, topic: str) -> int:
-        """The largest payload that `publish` takes for this topic now."""
-        ...
-
-    async def subscribe(self, topics: Sequence[str]) -> None:
-        """Subscribe now and after every reconnection. Raises BrokerError when refused."""
-        ...
-
-    async def publish(self, topic: str, payload: bytes, qos: int = 1) -> None:
-        """Hand one message over; waits while too much is unacknowledged.
-
-        Raises LinkDown when disconnected, ProtocolError("oversized_packet") when too large.
-        """
-        ...
-
-    async def connect_or_raise(self, timeout_s: float = ATTEMPT_S) -> None:
-        """Connect once. Raises BrokerError that says what failed, where, and the fix."""
-        ...
-
-    async def run_forever(self) -> None:
-        """Keep the link up until `close`, waiting longer and at random after each failure."""
-        ...
-
-    def renew(self, reason: str) -> None:
-        """End the connection; `run_forever` makes another, at the next address."""
-        ...
-
-    async def close(self) -> None:
-        """End the link for good; `run_forever` returns."""
-        ...
-
-
 @dataclass(frozen=True)
 class Will:
     """What the broker publishes for us when the link breaks (QoS 1, not retained)."""
@@ -122,7 +60,7 @@ class LinkSettings:
     bounds one whole packet. The window bounds what is sent and not acknowledged, the inbox what
     is received and not handled; `profile` narrows both, and paces. After the n-th failure the
     link waits a random time up to min(`backoff_cap_s`, `backoff_base_s` · 2ⁿ). After `silence_s`
-    without a message it is looked whether the link still hears (`hearing.py`). It does without
+    without a message it is looked whether the link still hears (`Hearing`). It does without
     those of `optional_topics` whose subscription the broker refuses.
     """
 

@@ -118,12 +118,12 @@ class Linked(Collector):
         counts = {**dict.fromkeys(KNOWN_REASONS, 0), **runtime.refusals.counts}
         refused = [([reason], n) for reason, n in bounded(counts).items()]
         yield counter("refused", "Messages and packets refused.", refused, "reason")
-        up = {hop: float(s.link.connected) for hop, s in hops}
+        up = {hop: float(s.connected) for hop, s in hops}
         yield gauge("link_up", "1 while the broker of this hop is connected.", up, "hop")
-        waiting = {hop: float(s.link.unacknowledged) for hop, s in hops}
+        waiting = {hop: float(s.unacknowledged) for hop, s in hops}
         text = "Messages that the broker of this hop has not acknowledged."
         yield gauge("link_unacknowledged_messages", text, waiting, "hop")
-        connections = [([hop], s.link.connections) for hop, s in hops]
+        connections = [([hop], s.connections) for hop, s in hops]
         yield counter("link_connections", "Connections made to a broker.", connections, "hop")
         moved = [([hop, way], s.bytes[way]) for hop, s in hops for way in ("in", "out")]
         yield counter("bytes", "Payload bytes moved over a hop.", moved, "hop", "direction")

@@ -25,7 +25,12 @@ from paho.mqtt.reasoncodes import ReasonCode
 from edgeveil.errors import BrokerError, ProtocolError
 from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.transport import dialling
-from edgeveil.transport.dialling import client_context, dial_in_thread, open_stream
+from edgeveil.transport.dialling import (
+    WebSocketStream,
+    client_context,
+    dial_in_thread,
+    open_stream,
+)
 from edgeveil.transport.flow import Intake, SendWindow
 from edgeveil.transport.link import LinkDown, LinkSettings, MessageFilter, overhead_bytes
 from edgeveil.transport.mqtt_packets import (
@@ -39,7 +44,6 @@ from edgeveil.transport.mqtt_packets import (
     read_puback,
     read_publish,
 )
-from edgeveil.transport.websocket import WebSocketStream
 
 _LOG = logging.getLogger("edgeveil.link")
 _MISC_S = 5.0
@@ -127,7 +131,7 @@ class MqttConnection:
                 code, properties = await asyncio.wait_for(asyncio.shield(self._answer), answer_s)
         except TimeoutError:
             raise VersionNotSpoken(
-                dialling.silence(self._address, answer_s), certain=False
+                dialling.fault("silence", self._address, answer_s), certain=False
             ) from None
         except LinkDown:
             fault = dialling.hung_up(self._address, self._settings.cert_file)
@@ -163,7 +167,7 @@ class MqttConnection:
                 if not refused:
                     break
                 if not tries_left or self._loop.time() + _SUBSCRIBE_AGAIN_S >= end_s:
-                    raise dialling.subscription_refused(refused[0], self._address)
+                    raise dialling.fault("subscription_refused", self._address, topic=refused[0])
                 await asyncio.sleep(_SUBSCRIBE_AGAIN_S)
 
     async def _subscribe(self, topics: Sequence[str], answer_s: float) -> list[str]:
@@ -177,7 +181,7 @@ class MqttConnection:
             with self.intake.awaiting():
                 codes = await asyncio.wait_for(answer, answer_s)
         except TimeoutError:
-            raise dialling.no_suback(self._address, answer_s) from None
+            raise dialling.fault("no_suback", self._address, answer_s) from None
         finally:
             self._subacks.pop(mid, None)
         refused = [topic for topic, code in zip(topics, codes, strict=False) if code.is_failure]

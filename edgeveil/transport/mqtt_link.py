@@ -9,13 +9,14 @@ import asyncio
 import logging
 import secrets
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import cast
+from typing import Any, Literal, cast
 
 from edgeveil.errors import BrokerError, SystemFault, UsageError
 from edgeveil.protocol import effects as fx
@@ -25,10 +26,8 @@ from edgeveil.sites.links import BrokerLink
 from edgeveil.storage import open_to_others
 from edgeveil.transport import dialling
 from edgeveil.transport.flow import Inbox
-from edgeveil.transport.hearing import Hearing
 from edgeveil.transport.link import (
     ATTEMPT_S,
-    Link,
     LinkDown,
     LinkSettings,
     MessageFilter,
@@ -39,7 +38,6 @@ from edgeveil.transport.link import (
 )
 from edgeveil.transport.mqtt import MQTT_3_1_1, MQTT_5, MqttConnection, VersionNotSpoken
 from edgeveil.transport.runtime import Runtime
-from edgeveil.transport.spread_link import SpreadLink
 
 _LOG = logging.getLogger("edgeveil.link")
 _PATIENT_ATTEMPT_S = 40.0  # where all addresses failed just now
@@ -49,6 +47,9 @@ _STEADY_S = 10.0  # a session that held this long clears the count of failures
 _GOODBYE_S = 1.0
 _YIELD_EVERY = 32
 _LISTEN_S = 1.0
+LONGEST_SILENCE_S = 3600.0  # to which the waits grow
+_SOONER = 10  # what is repeated is looked after so much earlier than silence
+_WORDS = 256  # so many are remembered
 
 Uniform = Callable[[float, float], float]
 
@@ -64,8 +65,13 @@ class LinkCounters:
 
 
 class MqttLink:
-    """A `Link` over MQTT 5 or 3.1.1. To be made and used on one event loop.
+    """A connection to one broker, MQTT 5 or 3.1.1, that comes back by itself; of one event loop.
 
+    `takes(topic, payload)` is asked as each message is read: a message it refuses takes no room in
+    the inbox and no turn of the event loop. `on_message(topic, payload)` is called for one message
+    at a time, in order, and may be a coroutine function: while it works, no more is read than the
+    inbox holds. Delivery is at least once. `on_state(connected, reason)` reports that the link
+    came, with every subscription in place, or went. No handler may block the event loop.
     `uniform(low, high)` draws the waiting time after a failure (injected for tests).
     """
 
@@ -170,7 +176,7 @@ class MqttLink:
                     async with asyncio.timeout(timeout_s):
                         await self._connect(timeout_s)
                 except (BrokerError, TimeoutError) as error:
-                    silent = dialling.silence(self._address, timeout_s)
+                    silent = dialling.fault("silence", self._address, timeout_s)
                     faults.append(error if isinstance(error, BrokerError) else silent)
                     self._at = (self._at + 1) % len(self._addresses)
                 else:
@@ -236,7 +242,7 @@ class MqttLink:
             session.end("subscription failed")
             self._come_as_another()
             if isinstance(error, LinkDown):
-                raise dialling.hung_up_on_topics(self._address) from None
+                raise dialling.fault("hung_up_on_topics", self._address) from None
             raise
         if session.refused_topics and not self._told_refused:
             self._told_refused = True
@@ -274,9 +280,9 @@ class MqttLink:
                 if last and not outcome.certain:
                     self._come_as_another()
                 not_yet = refused and not outcome.certain
-                fault = dialling.not_ready(self._address) if not_yet else outcome.fault
+                fault = dialling.fault("not_ready", self._address) if not_yet else outcome.fault
                 if self._address in self._took_us and self._settings.cert_file is None:
-                    fault = dialling.no_longer(self._address)
+                    fault = dialling.fault("no_longer", self._address)
                 refused = refused or outcome.certain
                 if outcome.certain and not last and len(self._addresses) == 1:
                     self._protocols = (MQTT_3_1_1,)
@@ -393,15 +399,6 @@ def _suffix() -> str:
     return f"-{secrets.token_hex(4)}"
 
 
-def _spread(settings: LinkSettings, connections: int) -> SpreadLink:
-    """Each with a client id of its own, and the last will with the one that listens."""
-    every = [
-        replace(settings, client_id=f"{settings.client_id}-{number}", will=None)
-        for number in range(1, connections)
-    ]
-    return SpreadLink([MqttLink(one) for one in (settings, *every)])
-
-
 def _http_proxy(broker: BrokerLink) -> HttpProxy | None:
     if broker.http_proxy is None:
         return None
@@ -446,8 +443,86 @@ def read_password(path: Path | None) -> str | None:
     return lines[0]
 
 
+class Hearing:
+    """Whether a link still hears: where a cluster lost nodes, a link may be up and nothing comes by
+    it. No ping shows that: the broker answers it, and only the subscription is dead.
+
+    A link that has heard nothing for a while has its machine ask the peer for a sign
+    (`fx.PeerSilent`), sooner where the machine repeats itself. Where no message comes then either,
+    the connection is ended and made anew, at the next address. The waits double with each
+    connection that was made in vain: a peer that is away costs its broker few connections.
+    `now_s` counts from any zero.
+
+    `silence_s`: ask after so long without a word, or a tenth of it after the first repetition; and
+    so long an answer is waited for. `uniform(low, high)` spreads a fleet's waits.
+    """
+
+    def __init__(self, silence_s: float, uniform: Callable[[float, float], float]) -> None:
+        self._silence_s, self._uniform = silence_s, uniform
+        self._since_s = 0.0  # of the last word, question or connection
+        self._words: set[int] = set()  # of ours since then
+        self._repeated_s: float | None = None
+        self._asked, self._in_vain = False, 0
+        self._wait_s = self._drawn()
+
+    def connected(self, now_s: float) -> None:
+        """The link is up (again), and the machine greets its peer: that asks for an answer."""
+        self._begin(now_s, asked=True)
+
+    def heard(self, now_s: float) -> None:
+        """A message came."""
+        self._begin(now_s, asked=False)
+        if self._in_vain:
+            self._in_vain = 0
+            self._wait_s = self._drawn()
+
+    def said(self, now_s: float, frame: bytes) -> None:
+        """A message was handed to the broker."""
+        word = hash(frame)
+        if word in self._words and self._repeated_s is None:
+            self._repeated_s = now_s
+        if len(self._words) < _WORDS:
+            self._words.add(word)
+
+    def due(self, now_s: float) -> Literal["ask", "renew"] | None:
+        """What to do now; to be asked while the link is up."""
+        soon_s = self._wait_s / _SOONER
+        if not self._asked:
+            at_s = self._since_s + self._wait_s
+            if self._repeated_s is not None:
+                at_s = min(at_s, self._repeated_s + soon_s)
+            if now_s < at_s:
+                return None
+            self._begin(now_s, asked=True)
+            return "ask"
+        if now_s < self._since_s + soon_s:
+            return None
+        said = bool(self._words)
+        self._begin(now_s, asked=False)
+        if not said:  # by who is away: then nobody owes an answer
+            return None
+        self._in_vain += 1
+        self._wait_s = self._drawn()
+        return "renew"
+
+    def _begin(self, now_s: float, *, asked: bool) -> None:
+        self._since_s, self._asked, self._repeated_s = now_s, asked, None
+        if self._words:
+            self._words.clear()
+
+    def _drawn(self) -> float:
+        wait_s = self._silence_s * 2.0 ** min(self._in_vain, 30) * self._uniform(1.0, 2.0)
+        return min(wait_s, max(LONGEST_SILENCE_S, self._silence_s))
+
+
 class RuntimeLink:
-    """One link of one runtime: its topics, its peer, and how many bytes went each way."""
+    """The connections of one runtime to one broker: its topics, its peer, and bytes each way.
+
+    A broker that holds one connection to so many messages or bytes a second would hold up a proxy
+    that has to reach all devices. So with `connections` above 1 the first subscribes, and the
+    others share the messages out: each topic by the same one, so its order stays. Up while all
+    are; each has a client id of its own, and the first one the last will.
+    """
 
     def __init__(
         self,
@@ -458,18 +533,30 @@ class RuntimeLink:
         sender_of: Callable[[str], fx.Address | None],
         connections: int = 1,
     ) -> None:
-        """Over so many connections to the broker (`SpreadLink`).
-
-        `topic_of` and `sender_of` are those of the cell's `Topics`.
-        """
-        self.link: Link = MqttLink(settings) if connections == 1 else _spread(settings, connections)
+        """`topic_of` and `sender_of` are those of the cell's `Topics`."""
+        others = [
+            replace(settings, client_id=f"{settings.client_id}-{number}", will=None)
+            for number in range(1, connections)
+        ]
+        self.links = [MqttLink(one) for one in (settings, *others)]
         self.bytes: Counter[str] = Counter()
+        self.connections, self._up = 0, False  # how often all were up together
         self._runtime: Runtime | None = None
         self._hearing = Hearing(settings.silence_s, secrets.SystemRandom().uniform)
         self._topics, self._peer, self._topic_of = topics, peer, topic_of
         self._sender_of = lru_cache(maxsize=1024)(sender_of)
 
-    async def attach(self, runtime: Runtime, on_state: Callable[[bool, str], None]) -> None:
+    @property
+    def connected(self) -> bool:
+        """Whether all are."""
+        return all(link.connected for link in self.links)
+
+    @property
+    def unacknowledged(self) -> int:
+        """Messages that the broker has not acknowledged."""
+        return sum(link.unacknowledged for link in self.links)
+
+    async def attach(self, runtime: Runtime, on_state: StateHandler) -> None:
         """Route the link's messages and states into the runtime."""
         self._runtime = runtime
 
@@ -484,23 +571,49 @@ class RuntimeLink:
                 self._hearing.heard(time.monotonic())  # who is far behind reads nothing meanwhile
 
         def state(connected: bool, reason: str) -> None:
-            on_state(connected, reason)
-            if connected:
+            up = self.connected
+            self.connections += up and not self._up
+            if connected and not up:  # one of several
+                return
+            self._up = up
+            on_state(up, reason)
+            if up:
                 self._hearing.connected(time.monotonic())
-            runtime.post((fx.PeerConnected if connected else fx.PeerLost)(self._peer))
+            runtime.post((fx.PeerConnected if up else fx.PeerLost)(self._peer))
 
-        self.link.takes, self.link.on_message, self.link.on_state = takes, on_message, state
-        await self.link.subscribe(self._topics)
+        listening = self.links[0]
+        listening.takes, listening.on_message = takes, on_message
+        for link in self.links:
+            link.on_state = state
+        await listening.subscribe(self._topics)
 
     async def publish(self, to: fx.Address, frame: bytes) -> None:
-        """Send a frame where this address listens."""
+        """Send a frame where this address listens; only its own connection has to be up."""
         self.bytes["out"] += len(frame)
-        await self.link.publish(self._topic_of(to), frame)
+        topic = self._topic_of(to)
+        await self.speaker(topic).publish(topic, frame)
         self._hearing.said(time.monotonic(), frame)
 
+    def speaker(self, topic: str) -> MqttLink:
+        """The connection that publishes on this topic."""
+        speakers = self.links[1:] or self.links
+        return speakers[zlib.crc32(topic.encode("utf-8")) % len(speakers)]
+
+    async def connect_or_raise(self) -> None:
+        """Connect all once. Raises BrokerError of the first that fails."""
+        for link in self.links:
+            await link.connect_or_raise()
+
+    async def close(self) -> None:
+        """End all for good."""
+        await asyncio.gather(*(link.close() for link in self.links))
+
     async def run(self) -> None:
-        """Keep the link up and hearing until it is closed."""
-        tasks = [asyncio.ensure_future(one) for one in (self.link.run_forever(), self._listen())]
+        """Keep the links up and hearing until they are closed."""
+        tasks: list[asyncio.Future[Any]] = [
+            asyncio.gather(*(link.run_forever() for link in self.links)),
+            asyncio.ensure_future(self._listen()),
+        ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -512,8 +625,8 @@ class RuntimeLink:
     async def _listen(self) -> None:
         while True:
             await asyncio.sleep(_LISTEN_S)
-            due = self._hearing.due(time.monotonic()) if self.link.connected else None
+            due = self._hearing.due(time.monotonic()) if self.connected else None
             if due == "ask" and self._runtime is not None:
                 self._runtime.post(fx.PeerSilent(self._peer))
             elif due == "renew":
-                self.link.renew("nothing comes by this connection")
+                self.links[0].renew("nothing comes by this connection")

@@ -95,8 +95,8 @@ class _ProxyProcess:
             {
                 **({"trust": self.trust.healthy} if self.trust else {}),
                 **({"devices_file": self._plan_taken} if site.devices_file else {}),
-                "edge_broker": lambda: self.edge.link.connected or LINK_DOWN,
-                "cloud_broker": lambda: self.cloud.link.connected or LINK_DOWN,
+                "edge_broker": lambda: self.edge.connected or LINK_DOWN,
+                "cloud_broker": lambda: self.cloud.connected or LINK_DOWN,
                 "keys": lambda: self.runtime.knows_keys or OTHER_KEY,
                 "machine": lambda: self.runtime.turns or STUCK,
                 "store": Probe(lambda: writable(site.state_dir)),
@@ -168,8 +168,8 @@ class _ProxyProcess:
             if store is not None:
                 await store.start()
                 sweeping.append(_sweep(store))
-            await self.edge.link.connect_or_raise()
-            await self.cloud.link.connect_or_raise()
+            await self.edge.connect_or_raise()
+            await self.cloud.connect_or_raise()
             self.runtime.post(fx.Command("started"))
             enrolled = len(self.proxy.registry.devices())
             tell("READY=1")
@@ -191,8 +191,8 @@ class _ProxyProcess:
             await checked.stop()
             if store is not None:
                 await store.stop()
-            await self.edge.link.close()
-            await self.cloud.link.close()
+            await self.edge.close()
+            await self.cloud.close()
             await self.alone.close()
             if self._blobs is not None:
                 self._blobs.close()

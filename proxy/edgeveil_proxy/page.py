@@ -128,10 +128,10 @@ class ProxyPage:
             },
             "links": {
                 hop: {
-                    "connected": session.link.connected,
+                    "connected": session.connected,
                     "since_s": self._since_s[hop],
-                    "connections": session.link.connections,
-                    "unacknowledged": session.link.unacknowledged,
+                    "connections": session.connections,
+                    "unacknowledged": session.unacknowledged,
                 }
                 for hop, session in self._links.items()
             },

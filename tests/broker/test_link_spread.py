@@ -1,6 +1,7 @@
 """Several connections as one link: who listens, who speaks, the order of each topic, the states."""
 
 import asyncio
+from unittest.mock import Mock
 
 from broker_harness import DOWN, PASSWORDS, UP, Ear, linked
 
@@ -23,14 +24,19 @@ def spread(broker, connections):
     topics = [UP.format("+")]
     return RuntimeLink(
         settings, topics, fx.AllDevices(), Topics().of_proxy, Topics().sender_of, connections
-    ).link
+    )
+
+
+async def attached(link, ear):
+    """What comes and goes is heard by `ear`, in place of a machine."""
+    await link.attach(Mock(), ear.on_state)
+    link.links[0].takes, link.links[0].on_message = lambda *_: True, ear.on_message
 
 
 def test_each_topic_keeps_its_order_and_what_comes_up_arrives_once(broker):
     async def play():
         link, ear = spread(broker, 4), Ear()
-        link.on_message, link.on_state = ear.on_message, ear.on_state
-        await link.subscribe([UP.format("+")])
+        await attached(link, ear)
         await link.connect_or_raise()
         assert (link.connected, link.connections) == (True, 1)
         assert await ear.state()
@@ -41,8 +47,8 @@ def test_each_topic_keeps_its_order_and_what_comes_up_arrives_once(broker):
             said = [number.to_bytes(2, "big") for number in range(200)]
             for payload in said:
                 await asyncio.gather(
-                    link.publish(DOWN.format("ada"), payload),
-                    link.publish(DOWN.format("bob"), payload),
+                    link.publish(fx.DeviceAddress("ada"), payload),
+                    link.publish(fx.DeviceAddress("bob"), payload),
                 )
             for heard in (to_ada, to_bob):
                 assert [(await heard.message())[1] for _ in said] == said
@@ -61,9 +67,9 @@ def test_many_devices_are_spoken_to_over_more_than_one_connection(broker):
     async def play():
         nonlocal link
         link = spread(broker, 4)
-        spoken = {id(link._speaker(DOWN.format(f"{n:016x}"))) for n in range(100)}
+        spoken = {id(link.speaker(DOWN.format(f"{n:016x}"))) for n in range(100)}
         assert len(spoken) == 3
-        assert id(link._links[0]) not in spoken
+        assert id(link.links[0]) not in spoken
 
     asyncio.run(play())
 
@@ -76,9 +82,8 @@ def test_the_link_is_up_again_only_when_all_of_it_is(engine, tmp_path):
 
     async def play():
         link, ear = spread(broker, 3), Ear()
-        link.on_message, link.on_state = ear.on_message, ear.on_state
-        await link.subscribe([UP.format("+")])
-        running = asyncio.ensure_future(link.run_forever())
+        await attached(link, ear)
+        running = asyncio.ensure_future(link.run())
         while not (await ear.state())[0]:
             pass
         assert link.connections == 1

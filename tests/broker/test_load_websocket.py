@@ -9,8 +9,8 @@ import pytest
 from broker_harness import DOWN, PASSWORDS, UP, linked, listener_tls
 
 from edgeveil.sites.addresses import BrokerAddress
+from edgeveil.transport.dialling import WebSocketRefused
 from edgeveil.transport.mqtt_packets import Login, encoded_topic
-from edgeveil.transport.websocket import WebSocketRefused
 from edgeveil_lab.load.mqtt import BareClient, Manner
 from edgeveil_lab.load.websocket import dial
 from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess

@@ -46,9 +46,9 @@ class CloudFacts:
         return [
             {
                 "cell": cell,
-                "up": one.link.connected,
-                "connections": one.link.connections,
-                "waiting": one.link.unacknowledged,
+                "up": one.connected,
+                "connections": one.connections,
+                "waiting": one.unacknowledged,
                 "bytes_in": one.bytes["in"],
                 "bytes_out": one.bytes["out"],
             }

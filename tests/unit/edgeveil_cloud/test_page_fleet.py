@@ -36,8 +36,8 @@ def test_what_ends_is_told_with_when_and_a_file_that_cannot_be_read_with_why(tmp
 
 
 def test_links_are_told_by_cell():
-    session = Mock(bytes={"in": 5, "out": 7})
-    session.link = Mock(connected=False, connections=2, unacknowledged=3)
+    state = {"connected": False, "connections": 2, "unacknowledged": 3}
+    session = Mock(bytes={"in": 5, "out": 7}, **state)
     (link,) = CloudFacts(Mock(), {"north": session}, None).links()
     assert link == {
         "cell": "north",

@@ -42,8 +42,8 @@ def made(folder: Path, host: str = "127.0.0.1", **site: Any) -> ProxyPage:
     proxy = build(proxy_site, link=lambda _role: runtime)
     proxy.conduct.refused(fx.DeviceAddress("0123456789abcdef"), "malformed")
     runtime.refusals.counts.update({"malformed": 1, "Odd reason": 2})
-    state = SimpleNamespace(connected=True, connections=1, unacknowledged=0)
-    links = {hop: SimpleNamespace(link=state, bytes=Counter()) for hop in ("edge", "cloud")}
+    state = {"connected": True, "connections": 1, "unacknowledged": 0}
+    links = {hop: SimpleNamespace(**state, bytes=Counter()) for hop in ("edge", "cloud")}
     health = Health({"store": lambda: False}, [lambda: ["plain_http"]])
     return ProxyPage(proxy_site, ListenAt(host), proxy, runtime, health, links)
 

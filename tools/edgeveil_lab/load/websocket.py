@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from edgeveil.sites.addresses import BrokerAddress
-from edgeveil.transport.websocket import SUBPROTOCOL, WebSocketRefused
+from edgeveil.transport.dialling import SUBPROTOCOL, WebSocketRefused
 
 _FRAME_LIMIT_BYTES = 1 << 20  # a broker may put several packets into one
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from edgeveil.transport.hearing import LONGEST_S, Hearing
+from edgeveil.transport.mqtt_link import LONGEST_SILENCE_S, Hearing
 
 SILENCE_S = 600.0
 SOON_S = SILENCE_S / 10
@@ -82,7 +82,7 @@ def test_a_peer_that_is_away_costs_ever_fewer_connections(link: Hearing) -> None
     times = renewals(link, 86_400)
     waits = [later - before for before, later in pairwise(times)]
     assert waits == sorted(waits)
-    assert waits[-1] == LONGEST_S / 10
+    assert waits[-1] == LONGEST_SILENCE_S / 10
     link.heard(86_400)
     assert link.due(86_400 + SILENCE_S) == "ask"  # as at first
 

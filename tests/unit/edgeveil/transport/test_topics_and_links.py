@@ -206,7 +206,7 @@ def test_a_link_routes_what_is_taken_states_and_publications() -> None:
         TOPICS.sender_of,
     )
     wire, ear = Wire(), Ear()
-    session.link = wire  # type: ignore[assignment]
+    session.links = [wire]  # type: ignore[list-item]
     states: list[tuple[bool, str]] = []
 
     async def scene() -> None:
@@ -216,6 +216,7 @@ def test_a_link_routes_what_is_taken_states_and_publications() -> None:
         for topic, frame in ((TOPICS.cloud_out, b"12345"), ("strange", b"1"), (device, b"flood")):
             if wire.takes(topic, frame):
                 await wire.on_message(topic, frame)  # type: ignore[misc]
+        wire.connected = False
         wire.on_state(False, "gone")
         await session.publish(fx.DeviceAddress(ID), b"123")
 
@@ -240,7 +241,8 @@ def test_a_link_that_hears_nothing_asks_and_is_made_anew_without_an_answer(
     session = RuntimeLink(
         settings, [TOPICS.cloud_in], fx.ProxyAddress(), TOPICS.of_proxy, TOPICS.sender_of
     )
-    session.link = wire = Wire()  # type: ignore[assignment]
+    wire = Wire()
+    session.links = [wire]  # type: ignore[list-item]
 
     class Asked(Ear):
         def post(self, event: fx.Event) -> None:

@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from edgeveil.errors import BrokerError
+from edgeveil.transport.dialling import WebSocketRefused, WebSocketStream
 from edgeveil.transport.link import LinkSettings
 from edgeveil.transport.mqtt_link import MqttLink
-from edgeveil.transport.websocket import WebSocketRefused, WebSocketStream
 
 LIMIT_BYTES = 1 << 20
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
