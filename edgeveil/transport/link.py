@@ -6,7 +6,9 @@ most seven levels; no message is retained, and no device subscribes with a wildc
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -96,6 +98,99 @@ class LinkSettings:
 def overhead_bytes(topic: str) -> int:
     """Upper bound of what a publish packet adds to its payload, in either protocol."""
     return _HEADER_BYTES + len(topic.encode("utf-8"))
+
+
+class SendWindow:
+    """Room for unacknowledged messages. First come, first served; one message always fits.
+
+    `on_wait(True)` is called when the first begins to wait for room, `on_wait(False)` when
+    nobody waits any more.
+    """
+
+    def __init__(
+        self, messages: int, size_bytes: int, on_wait: Callable[[bool], None] = lambda _waits: None
+    ) -> None:
+        self._on_wait = on_wait
+        self._free_messages, self._free_bytes = messages, size_bytes
+        self._messages, self._bytes = messages, size_bytes
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def messages(self) -> int:
+        """How many messages are unacknowledged."""
+        return self._messages - self._free_messages
+
+    @property
+    def size_bytes(self) -> int:
+        """How much they hold."""
+        return self._bytes - self._free_bytes
+
+    async def acquire(self, size: int) -> None:
+        """Wait for room for a message of `size` bytes and take it.
+
+        Raises what `fail` was called with when that happens meanwhile.
+        """
+        if not self._waiting and self._fits(size):
+            self._take(size)
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (size, turn)
+        self._waiting.append(entry)
+        if len(self._waiting) == 1:
+            self._on_wait(True)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+                if not self._waiting:
+                    self._on_wait(False)
+                self._serve()
+            elif not turn.cancelled() and turn.exception() is None:
+                self.release(size)  # cancelled after its turn had come
+            raise
+
+    def release(self, size: int) -> None:
+        """Give the room of one message back."""
+        self._free_messages += 1
+        self._free_bytes += size
+        if self.messages == 0:
+            self._idle.set()
+        self._serve()
+
+    async def idle(self) -> None:
+        """Wait until nothing is unacknowledged."""
+        await self._idle.wait()
+
+    def fail(self, error: Exception) -> None:
+        """End every wait with `error`."""
+        while self._waiting:
+            _, turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_exception(error)
+            if not self._waiting:
+                self._on_wait(False)
+        self._idle.set()
+
+    def _fits(self, size: int) -> bool:
+        enough = size <= self._free_bytes or self._free_bytes == self._bytes
+        return self._free_messages > 0 and enough
+
+    def _take(self, size: int) -> None:
+        self._free_messages -= 1
+        self._free_bytes -= size
+        self._idle.clear()
+
+    def _serve(self) -> None:
+        while self._waiting and self._fits(self._waiting[0][0]):
+            size, turn = self._waiting.popleft()
+            if not turn.done():
+                self._take(size)
+                turn.set_result(None)
+            if not self._waiting:
+                self._on_wait(False)
 
 
 # --- topics ---------------------------------------------------------------------------------

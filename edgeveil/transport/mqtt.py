@@ -12,8 +12,9 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from paho.mqtt import client as paho
@@ -31,8 +32,13 @@ from edgeveil.transport.dialling import (
     dial_in_thread,
     open_stream,
 )
-from edgeveil.transport.flow import Intake, SendWindow
-from edgeveil.transport.link import LinkDown, LinkSettings, MessageFilter, overhead_bytes
+from edgeveil.transport.link import (
+    LinkDown,
+    LinkSettings,
+    MessageFilter,
+    SendWindow,
+    overhead_bytes,
+)
 from edgeveil.transport.mqtt_packets import (
     CONNACK,
     PUBACK,
@@ -71,16 +77,60 @@ class VersionNotSpoken(Exception):  # noqa: N818 - an outcome
         super().__init__(str(fault))
 
 
-class _DialledClient(paho.Client):
-    """paho's client on a connection that `dial(timeout_s)` makes: its own way over WebSockets masks
-    byte by byte in Python and reads a long frame anew at each piece of it."""
+class Intake:
+    """Whether a socket is read, and when the broker hears that a message was taken.
 
-    def __init__(self, dial: Callable[[float], Stream], *options: Any, **named: Any) -> None:
-        super().__init__(*options, **named)
-        self._dial = dial
+    Held back, the socket is not read, unless an answer is awaited: that comes by the same socket,
+    and whoever waits for it may be the one to make room. Messages that this brings in are
+    acknowledged only when the holding back ends, so that a broker which keeps to its limit of
+    unacknowledged messages sends no more of them.
+    """
 
-    def _create_socket(self) -> Any:
-        return self._dial(self._connect_timeout)
+    def __init__(
+        self,
+        pause: Callable[[], None],
+        resume: Callable[[], None],
+        acknowledge: Callable[[int], None],
+    ) -> None:
+        self._pause, self._resume, self._acknowledge = pause, resume, acknowledge
+        self._held_back, self._awaited = False, 0
+        self._taken: deque[int] = deque()
+
+    def hold_back(self, wanted: bool) -> None:
+        """Begin or end the holding back."""
+        self._held_back = wanted
+        self._decide()
+        self._tell()
+
+    def await_answer(self, awaited: bool) -> None:
+        """One more answer is awaited, or one less."""
+        self._awaited += 1 if awaited else -1
+        self._decide()
+
+    @contextmanager
+    def awaiting(self) -> Iterator[None]:
+        """An answer is awaited inside the block."""
+        self.await_answer(True)
+        try:
+            yield
+        finally:
+            self.await_answer(False)
+
+    def took(self, number: int) -> None:
+        """The message of this number was taken."""
+        self._taken.append(number)
+        if not self._held_back:
+            self._tell()
+
+    def _decide(self) -> None:
+        if self._held_back and not self._awaited:
+            self._pause()
+        else:
+            self._resume()
+
+    def _tell(self) -> None:
+        while self._taken and not self._held_back:
+            self._acknowledge(self._taken.popleft())
 
 
 class MqttConnection:
@@ -400,13 +450,15 @@ def _misc_s(keepalive_s: int) -> float:
     return max(0.2, min(_MISC_S, keepalive_s / 4))
 
 
-class MessageClient(_DialledClient):
+class MessageClient(paho.Client):
     """paho's client, past which messages and their acknowledgements go.
 
     paho asks the socket for each packet three times and makes a dozen objects of it, so a flood
     would cost ten times what it needs to, and a proxy most of its time. Here the socket is read in
     large pieces; of these, messages of QoS 0 and 1 are handed on and those of QoS 1 sent without
     paho. It keeps the connection, subscriptions and pings, and gets all other packets as they came.
+    The connection is made by `dial(timeout_s)`: paho's own way over WebSockets masks byte by byte
+    in Python, and reads a long frame anew at each piece of it.
     """
 
     on_plain_message: Callable[[bytes, bytes, int], None]  # topic, payload, number if QoS 1
@@ -415,9 +467,13 @@ class MessageClient(_DialledClient):
     pieces = 0  # read so far
 
     def __init__(self, dial: Callable[[float], Stream], *options: Any, **named: Any) -> None:
-        super().__init__(dial, *options, **named)
+        super().__init__(*options, **named)
+        self._dial = dial
         self._cutter = PacketCutter()
         self._left_to_paho = b""
+
+    def _create_socket(self) -> Any:
+        return self._dial(self._connect_timeout)
 
     @property
     def read_ahead(self) -> bool:

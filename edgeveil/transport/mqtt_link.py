@@ -25,7 +25,6 @@ from edgeveil.sites.broker_profiles import PROFILES
 from edgeveil.sites.links import BrokerLink
 from edgeveil.storage import open_to_others
 from edgeveil.transport import dialling
-from edgeveil.transport.flow import Inbox
 from edgeveil.transport.link import (
     ATTEMPT_S,
     LinkDown,
@@ -47,6 +46,8 @@ _STEADY_S = 10.0  # a session that held this long clears the count of failures
 _GOODBYE_S = 1.0
 _YIELD_EVERY = 32
 _LISTEN_S = 1.0
+_MESSAGE_BYTES = 256  # what a message holds beside its payload, roughly
+_OVERFULL = 4
 LONGEST_SILENCE_S = 3600.0  # to which the waits grow
 _SOONER = 10  # what is repeated is looked after so much earlier than silence
 _WORDS = 256  # so many are remembered
@@ -62,6 +63,47 @@ class LinkCounters:
     connections: int = 0
     handler_errors: int = 0
     overflows: int = 0  # sessions ended because more came in than was handled
+
+
+class Inbox:
+    """Received messages in order. `pause()` is called when full, `resume()` when half empty.
+
+    Messages are taken when full too (see `Intake`); `overfull` is where that must end.
+    """
+
+    def __init__(
+        self, size_bytes: int, pause: Callable[[], None], resume: Callable[[], None]
+    ) -> None:
+        self._messages: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
+        self._limit, self._held, self._paused = size_bytes, 0, False
+        self._pause, self._resume = pause, resume
+
+    def put(self, topic: str, payload: bytes) -> None:
+        """Add one message; never waits, so that it may run inside the client's callback."""
+        self._messages.put_nowait((topic, payload))
+        self._held += len(payload) + _MESSAGE_BYTES
+        if not self._paused and self._held >= self._limit:
+            self._paused = True
+            self._pause()
+
+    async def get(self) -> tuple[str, bytes]:
+        """The oldest message."""
+        topic, payload = await self._messages.get()
+        self._held -= len(payload) + _MESSAGE_BYTES
+        if self._paused and self._held <= self._limit // 2:
+            self._paused = False
+            self._resume()
+        return topic, payload
+
+    @property
+    def paused(self) -> bool:
+        """Whether no more should be read from the socket."""
+        return self._paused
+
+    @property
+    def overfull(self) -> bool:
+        """Whether it holds more than four times its limit."""
+        return self._held > _OVERFULL * self._limit
 
 
 class MqttLink:

@@ -24,8 +24,7 @@ from edgeveil.logs import Place, follow
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import ExchangeId, Note, Offer, decode, encode, short_name
 from edgeveil.protocol.transfer import Carriage
-from edgeveil.transport.flow import SendWindow
-from edgeveil.transport.link import LinkDown
+from edgeveil.transport.link import LinkDown, SendWindow
 
 if TYPE_CHECKING:
     from edgeveil.transport.blob_client import BlobClient

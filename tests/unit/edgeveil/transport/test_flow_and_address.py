@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from edgeveil.errors import UsageError
 from edgeveil.sites.addresses import place, split_place
-from edgeveil.transport.flow import Inbox, Intake, SendWindow
-from edgeveil.transport.link import BrokerAddress, LinkDown, LinkSettings
+from edgeveil.transport.link import BrokerAddress, LinkDown, LinkSettings, SendWindow
+from edgeveil.transport.mqtt import Intake
+from edgeveil.transport.mqtt_link import Inbox
 
 
 async def settle():
