@@ -118,25 +118,25 @@ def _add_reproduce(commands: Subparsers) -> None:
 
 
 def _reproduce(args: argparse.Namespace) -> int:
-    from edgeveil_lab.reproduce import EXPERIMENTS
+    from edgeveil_lab.reproduce.run import (
+        ReproductionOptions,
+        experiments,
+        load_experiment,
+        reproduce,
+        write_section,
+    )
 
     if args.name is None:
-        listed = {
-            name: {"title": EXPERIMENTS[name].title, "source": EXPERIMENTS[name].source}
-            for name in EXPERIMENTS
-        }
+        about = {name: load_experiment(name).about for name in experiments()}
+        listed = {name: {key: a[key] for key in ("title", "source")} for name, a in about.items()}
         lines = [f"{name:<18} {f['source']}: {f['title']}" for name, f in listed.items()]
         print(json.dumps(listed, ensure_ascii=False) if args.json else "\n".join(lines))
         return 0
     quick: bool = args.quick
     out = args.out or Path("out/reproduce") / (f"{args.name}-quick" if quick else args.name)
     if args.write is not None:
-        from edgeveil_lab.reproduce.output import write_section
-
         print(f"Files: {args.write}, {write_section(args.name, out, args.write)}")
         return 0
-    from edgeveil_lab.reproduce.run import ReproductionOptions, reproduce
-
     wanted = ReproductionOptions(
         out=out,
         seeds=args.seeds if args.seeds is not None else (1 if quick else 3),

@@ -8,8 +8,8 @@ import yaml
 
 from edgeveil.errors import ConfigError
 from edgeveil.jobs import load_job
-from edgeveil_lab.reproduce.output import markdown as reproduced
-from edgeveil_lab.reproduce.run import chosen_note, tuned_rows
+from edgeveil_lab.reproduce.run import chosen_note, load_experiment, tuned_rows
+from edgeveil_lab.reproduce.run import markdown as reproduced
 from edgeveil_tools.checks import published_largest, scale_notes
 from edgeveil_tools.cli import main
 
@@ -63,9 +63,7 @@ def test_validate_says_that_an_epsilon_protects_nothing(tmp_path, capsys):
 
 
 def test_an_experiment_names_the_rows_whose_settings_were_chosen_on_the_same_images():
-    from edgeveil_lab.reproduce import EXPERIMENTS
-
-    trials = EXPERIMENTS["delm-table3"].trials(False)
+    trials = load_experiment("delm-table3").trials
     rows = [{"trial": trial.name, "values": [0.5]} for trial in trials]
     tuned = tuned_rows(rows, trials)
     assert "`fm_1_class`" in tuned and "`fedavg_1_class`" not in tuned

@@ -1,4 +1,12 @@
-"""Runs an experiment's trials with several seeds; puts text and measurement in rows."""
+"""`edgeveil reproduce`: a text's experiment from its YAML file, its figures beside ours.
+
+A file of this folder holds one figure or table of a text: `job`, what all rows have; `parts`,
+blocks that rows name; `rows`, each a job with the text's figure (`claimed`) and guarantee
+(`privacy`); `quick`, what stands in place of these on digits, in minutes. A row's job is `job`,
+then its `parts`, then its own `job`, each merged over the one before; `null` removes a key. A row
+with `sweep` (value: the text's figure) is a row for each value, which is put in place of `{}` and
+where `set` says.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +14,35 @@ import json
 import shlex
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+import numpy as np
 import yaml
 
+from edgeveil.data.records import Records
 from edgeveil.errors import INTERRUPTED, JobFailed, UsageError
-from edgeveil.evaluation.figures import guessing
-from edgeveil.jobs import compile_job, load_job
-from edgeveil.jobs.artifacts import read_artifacts
-from edgeveil.jobs.job import Job
-from edgeveil.parts.features import MapParameters
+from edgeveil.evaluation.figures import ACCURACY, beside_text, guessing
+from edgeveil.jobs import load_job
 from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.sources import published_files
+from edgeveil.parts.sources.digits import load_digits_split
 from edgeveil.privacy.guarantee import guarantee_text
 from edgeveil.registry import nearest
-from edgeveil_lab.reproduce import EXPERIMENTS
-from edgeveil_lab.reproduce.experiment import Experiment, Result, Trial, scores
-from edgeveil_lab.reproduce.output import FILES, kept_rows, markdown, write
+from edgeveil_lab.reproduce.picture import picture, rows_by
 from edgeveil_tools.backbone.command import ensure_for_jobs
 from edgeveil_tools.local.data import PLACES
 from edgeveil_tools.local.grid import GridRun, grid_of, run_one
 from edgeveil_tools.local.job import Overrides
-from edgeveil_tools.result import versions, write_whole
+from edgeveil_tools.pages import placed
+from edgeveil_tools.result import versions, write_json, write_whole, writing
+
+FOLDER = Path(__file__).parent
+KEPT = "reproduction.json"
+FILES = ("reproduction.md", KEPT, "reproduction.png", "reproduction.svg")
+Row = dict[str, Any]
 
 CHOSEN_ON = (
     "chosen on the images that devices learn from: features and parameters of {names} were set by"
@@ -44,12 +56,155 @@ def chosen_note(names: Sequence[str]) -> str:
     return CHOSEN_ON.format(names=", ".join(names)) if names else ""
 
 
+# --- experiments ---
+
+
+def experiments(folder: Path = FOLDER) -> dict[str, Path]:
+    """Name -> file of each experiment."""
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A row: its job (YAML as plain values), and the text's figures, one for each of `points`."""
+
+    name: str
+    label: str
+    job: dict[str, Any]
+    privacy: str
+    points: tuple[Row, ...]
+
+    @property
+    def source(self) -> str:
+        return str(self.job["data"]["source"])
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """`about`: the file's keys, `picture` among them: `rows`, a line of the picture for each row;
+    `lines`, the figure against `x`, a line for each series; `rounds`, the accuracy after each
+    round, a line for each trial; `scores`, cluster score and test loss after each round."""
+
+    name: str
+    about: dict[str, Any]
+    trials: tuple[Trial, ...]
+
+
+def load_experiment(name: str, *, quick: bool = False, folder: Path = FOLDER) -> Experiment:
+    """Raises UsageError for an unknown name."""
+    known = experiments(folder)
+    if name not in known:
+        fix = nearest(name, known)
+        raise UsageError(f"unknown experiment '{name}'", where="edgeveil reproduce", fix=fix)
+    found = yaml.safe_load(known[name].read_text("utf-8"))
+    changes = found.get("quick", {}) if quick else {}
+    rows = [one for row in found["rows"] for one in _swept(row)]
+    if "rows" in changes or "only" in changes:
+        rows = [row for row in rows if row["name"] in changes.get("only", ())]
+        rows += changes.get("rows", [])
+    parts = {**found.get("parts", {}), **changes.get("parts", {})}
+    base = merged(found["job"], changes.get("job", {}))
+    defaults = {"guarantee": "training", "picture": "rows", "x_label": "", "x_log": False}
+    trials = []
+    for row in rows:
+        own = [row.get("job", {}), row.get("quick", {}) if quick else {}]
+        job = merged(base, *(parts[part] for part in row.get("parts", ())), *own)
+        trials.append(
+            Trial(
+                row["name"],
+                row["label"],
+                {"job": row["name"], **job},
+                row["privacy"],
+                tuple(row.get("points", [row])),
+            )
+        )
+    return Experiment(name, {**defaults, **found}, tuple(trials))
+
+
+def _swept(row: Row) -> Iterator[Row]:
+    if "sweep" not in row:
+        yield row
+    for value, claimed in row.get("sweep", {}).items():
+        texts = {key: row[key].replace("{}", str(value)) for key in ("name", "label", "privacy")}
+        job: Any = value
+        for key in reversed(row["set"].split(".") if "set" in row else ()):
+            job = {key: job}
+        one = {**row, **texts, "claimed": claimed, "x": value if "series" in row else None}
+        one["parts"] = [part.replace("{}", str(value)) for part in row.get("parts", ())]
+        yield {**one, "job": merged(row.get("job", {}), job if "set" in row else {})}
+
+
+def merged(base: Mapping[str, Any], *more: Mapping[str, Any]) -> dict[str, Any]:
+    """Blocks are merged key by key, other values replaced; None removes a key."""
+    result = dict(base)
+    for one in more:
+        for key, value in one.items():
+            if value is None:
+                result.pop(key, None)
+            elif isinstance(value, dict) and isinstance(result.get(key), dict):
+                result[key] = merged(result[key], value)
+            else:
+                result[key] = value
+    return result
+
+
+# --- data sources that jobs name ---
+
+
+def digit_pictures() -> Records:
+    """The digits as pictures: x (n, 8, 8) float32 in 0..16."""
+    whole, _ = load_digits_split(0)
+    return Records(whole.x.reshape(-1, 8, 8), whole.y)
+
+
+def breast_cancer() -> Records:
+    """Wisconsin's 569 records of 30 values, scaled by the ranges that their description prints."""
+    from sklearn.datasets import load_breast_cancer
+
+    found = load_breast_cancer()
+    ranges = [line.split()[-2:] for line in found.DESCR.split("Max")[1].splitlines()[2:32]]
+    low, high = np.array(ranges, np.float64).T
+    x = np.clip((found.data - low) / (high - low), 0, 1)
+    return Records(x.astype(np.float32), found.target.astype(np.int64))
+
+
+# --- measures, from a run's result.json ---
+
+
+def scores(result: Mapping[str, Any]) -> list[list[float]]:
+    """Round, cluster score and test loss, of the rounds that have both."""
+    return [
+        [row["round"], row["cluster_scores"]["score"], row["loss"]]
+        for row in result["rounds"]
+        if row["cluster_scores"] and None not in (row["cluster_scores"]["score"], row["loss"])
+    ]
+
+
+def agreement(result: Mapping[str, Any]) -> float | None:
+    """Spearman's correlation of score and loss; None with fewer than three scores."""
+    found = scores(result)
+    if len(found) < 3:
+        return None
+    from scipy.stats import spearmanr
+
+    _, score, loss = np.transpose(found)
+    value = float(spearmanr(score, loss).statistic)
+    return value if np.isfinite(value) else None
+
+
+def measured(experiment: Experiment, result: Mapping[str, Any]) -> float | None:
+    if experiment.about.get("measure") == "agreement":
+        return agreement(result)
+    value: float | None = result["final"]["accuracy"]
+    return value
+
+
+# --- running ---
+
+
 @dataclass(frozen=True)
 class ReproductionOptions:
-    """What the command line asks for; `only` names trials, none for all of them.
-
-    `rounds` caps the training rounds of every trial; None: as many as the text plays.
-    """
+    """`only` names trials, none for all; `rounds` caps the training rounds of every trial."""
 
     out: Path
     seeds: int = 3
@@ -61,7 +216,7 @@ class ReproductionOptions:
     ray_address: str | None = None
 
     def command(self, name: str) -> str:
-        """The command that asks for this: no path of the machine is in it, and no row's name."""
+        """The command of this run, without a path of the machine or the name of a row."""
         parts = ["edgeveil", "reproduce", name]
         parts += ["--data", "DIR"] if self.data is not None else []
         parts += ["--quick"] if self.quick else []
@@ -70,26 +225,47 @@ class ReproductionOptions:
         return shlex.join(parts)
 
 
-def reproduce(name: str, wanted: ReproductionOptions) -> int:
+@dataclass(frozen=True)
+class PlayedTrial:
+    """A trial with its job as it is run; `full_rounds` are those that `--rounds` may cut."""
+
+    trial: Trial
+    runs: Sequence[GridRun]
+    full_rounds: int
+
+
+def reproduce(name: str, wanted: ReproductionOptions, folder: Path = FOLDER) -> int:
     """Run what is missing and write the table; 0, 6 where a trial failed, 130 after Ctrl-C.
 
     Rows that are not asked for stay as a former run into the same folder left them. UsageError
     for an unknown name or trial, and for a GPU or data files that nothing runs without.
     """
-    experiment = EXPERIMENTS[name]
+    experiment = load_experiment(name, quick=wanted.quick, folder=folder)
     for value, option in ((wanted.seeds, "--seeds"), (wanted.rounds, "--rounds")):
         if value is not None and value < 1:
             raise UsageError(f"no {option[2:-1]} to run", where=option, fix="use 1 or more")
-    trials = experiment.trials(wanted.quick)
-    chosen = _chosen(trials, wanted.only)
-    if experiment.needs_gpu and not wanted.quick:
-        require_gpu(name)
+    names = [trial.name for trial in experiment.trials]
+    for one in wanted.only:
+        if one not in names:
+            raise UsageError(f"unknown trial '{one}'", where="--only", fix=nearest(one, names))
+    chosen = [one for one in experiment.trials if not wanted.only or one.name in wanted.only]
+    if experiment.about.get("needs_gpu") and not wanted.quick and chosen_processor("auto") == "cpu":
+        raise UsageError(
+            f"'{name}' needs a GPU (CUDA or MPS), and torch finds none: a gradient of every record "
+            "in every step would take days without",
+            where="edgeveil reproduce",
+            fix="run it on a machine with a GPU; --quick shows that its rows run",
+        )
     stream = sys.stderr if wanted.as_json else sys.stdout
-    lacking = without_files(trials, wanted.data)
+    lacking = without_files(experiment.trials, wanted.data)
     able = [trial for trial in chosen if trial.source not in lacking]
     left_out = {one.source: lacking[one.source] for one in chosen if one.source in lacking}
     if left_out and (wanted.only or not able):
-        refuse_without_files(left_out)
+        raise UsageError(
+            f"the files of {', '.join(left_out)} are not there",
+            where="--data",
+            fix="name the folder with " + "; or with ".join(left_out.values()),
+        )
     for files in left_out.values():
         print(f"left out, for want of files: {files}", file=stream)
     played = [_prepared(trial, wanted) for trial in able]
@@ -103,31 +279,36 @@ def reproduce(name: str, wanted: ReproductionOptions) -> int:
     kept = kept_rows(wanted.out, name, wanted.quick)
     rows = [
         row
-        for trial in trials
-        for row in made.get(trial.name) or kept.get(trial.name) or not_run(trial, lacking)
+        for trial in experiment.trials
+        for row in made.get(trial.name) or kept.get(trial.name) or _not_run(trial, lacking)
     ]
-    _show(_content(name, experiment, wanted, rows, failures), wanted, stream)
+    about = {"title", "source", "figure", "remark", "picture", "x_label", "x_log"}
+    content = {
+        "experiment": name,
+        **{key: experiment.about[key] for key in sorted(about)},
+        "chosen": chosen_note(tuned_rows(rows, experiment.trials)),
+        "quick": wanted.quick,
+        "rows": rows,
+        "failures": failures,
+        "versions": versions(),
+    }
+    write(content, wanted.out)
+    if wanted.as_json:
+        print(json.dumps(content, allow_nan=False), flush=True)
+    print(markdown(content), file=stream)
+    print(f"Files: {wanted.out}/ with {', '.join(FILES)}", file=stream)
     return JobFailed.exit_code if failures else 0
-
-
-def _chosen(trials: tuple[Trial, ...], only: Sequence[str]) -> list[Trial]:
-    names = [trial.name for trial in trials]
-    for name in only:
-        if name not in names:
-            raise UsageError(f"unknown trial '{name}'", where="--only", fix=nearest(name, names))
-    return [trial for trial in trials if not only or trial.name in only]
 
 
 def _prepared(trial: Trial, wanted: ReproductionOptions) -> PlayedTrial:
     """The trial's job file, written, cut to the rounds asked for, and checked with its records."""
     path = wanted.out / "jobs" / f"{trial.name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    job = dict(trial.job)
-    _dump(path, job)
+    _dump(path, trial.job)
     ensure_for_jobs([path])
     full = load_job(path).rounds
     if wanted.rounds is not None and wanted.rounds < full:
-        _dump(path, {**job, "train": {**job.get("train", {}), "rounds": wanted.rounds}})
+        _dump(path, merged(trial.job, {"train": {"rounds": wanted.rounds}}))
     folder = folder_of(trial.source, wanted.data)
     overrides = Overrides(simulate=True, data=folder, ray_address=wanted.ray_address)
     return PlayedTrial(trial, grid_of(path, wanted.out, overrides, wanted.seeds, ()), full)
@@ -137,158 +318,18 @@ def _dump(path: Path, job: dict[str, Any]) -> None:
     write_whole(path, yaml.safe_dump(job, sort_keys=False).encode())
 
 
-def _content(
-    name: str,
-    experiment: Experiment,
-    wanted: ReproductionOptions,
-    rows: list[dict[str, Any]],
-    failures: list[str],
-) -> dict[str, Any]:
-    return {
-        "experiment": name,
-        "title": experiment.title,
-        "source": experiment.source,
-        "figure": experiment.figure,
-        "remark": experiment.remark,
-        "chosen": chosen_note(tuned_rows(rows, experiment.trials(wanted.quick))),
-        "picture": experiment.picture,
-        "x_label": experiment.x_label,
-        "x_log": experiment.x_log,
-        "shows_settings": experiment.shows_settings,
-        "quick": wanted.quick,
-        "rows": rows,
-        "failures": failures,
-        "versions": versions(),
-    }
-
-
-def tuned_rows(rows: Sequence[dict[str, Any]], trials: Sequence[Trial]) -> list[str]:
+def tuned_rows(rows: Sequence[Row], trials: Sequence[Trial]) -> list[str]:
     """The measured rows whose settings were chosen on the same images: those of `fm` on MNIST."""
-    ours = (t for t in trials if t.source == "mnist")
-    tuned = {t.name for t in ours if t.job.get("train", {}).get("method") == "fm"}
-    measured = (row for row in rows if row["trial"] in tuned and row["values"])
-    return list(dict.fromkeys(f"`{row['trial']}`" for row in measured))
-
-
-def _show(content: dict[str, Any], wanted: ReproductionOptions, stream: IO[str]) -> None:
-    write(content, wanted.out)
-    if wanted.as_json:
-        print(json.dumps(content, allow_nan=False), flush=True)
-    print(markdown(content), file=stream)
-    print(f"Files: {wanted.out}/ with {', '.join(FILES)}", file=stream)
-
-
-# --- the rows of the table, from the runs that are kept ---
-
-
-@dataclass(frozen=True)
-class PlayedTrial:
-    """A trial with its job as it is run; `full_rounds` are those that `--rounds` may cut."""
-
-    trial: Trial
-    runs: Sequence[GridRun]
-    full_rounds: int
-
-    def results(self) -> list[Result]:
-        """Of the seeds that have completed."""
-        return [found.content for one in self.runs if (found := one.done)]
-
-
-def rows_of(experiment: Experiment, played: PlayedTrial, command: str) -> list[dict[str, Any]]:
-    """One row for each point of the trial; all values are JSON's."""
-    results, rows = played.results(), _unmeasured(played.trial)
-    shared: dict[str, Any] = {
-        "rounds": played.runs[0].job.rounds,
-        "full_rounds": played.full_rounds,
-        "command": command,
-    }
-    if experiment.shows_settings:
-        shared["settings"] = settings_of(played.runs[0].job)
-    if results:
-        first = results[0]
-        shared |= {
-            "proven_privacy": guarantee_text(first["privacy"], experiment.guarantee),
-            "seconds": statistics.median(r["seconds"] for r in results),
-            "guessing": _guessing(experiment, first),
-            "curve": [
-                [r["round"], r["accuracy"]] for r in first["rounds"] if r["accuracy"] is not None
-            ],
-            "scores": scores(first),
-        }
-    for row, point in zip(rows, played.trial.points, strict=True):
-        row |= shared
-        row["values"] = [v for found in results if (v := point.measure(found)) is not None]
-        row["ours"] = statistics.median(row["values"]) if row["values"] else None
-    return rows
-
-
-def _guessing(experiment: Experiment, result: Mapping[str, Any]) -> dict[str, float]:
-    """What an accuracy is read beside, where that is the figure."""
-    return guessing(result["final"].get("figures")) if experiment.figure == "accuracy" else {}
-
-
-def settings_of(job: Job) -> str:
-    """What a job on features learns with: the fleet, the maps, their number, all values of it."""
-    maps = " + ".join(Path(getattr(one, "file", None) or one.name).stem for one in job.features)
-    weights = [one.weight for one in job.features if isinstance(one, MapParameters)]
-    shares = f" ({' : '.join(f'{one:g}' for one in weights)})" if len(weights) > 1 else ""
-    plan = compile_job(job).with_artifacts(read_artifacts(job))
-    values = job.train.model_dump(mode="json", exclude={"method", "rounds"}, exclude_none=True)
-    return "; ".join(
-        (
-            f"{job.selection.devices} × {job.data.nominal_records} records",
-            f"{maps}{shares}, {plan.setting.dimension} features",
-            ", ".join(f"{name} {_plain(value)}" for name, value in values.items()),
-        )
-    )
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, dict):
-        return "/".join(map(_plain, value.values()))
-    return f"{value:g}" if isinstance(value, float) else str(value).lower()
-
-
-def not_run(trial: Trial, lacking: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Rows that have the text's figures alone; `lacking` names data sets without files."""
-    why = f"not run: no files of {trial.source}" if trial.source in lacking else None
-    return [{**row, "proven_privacy": why} for row in _unmeasured(trial)]
-
-
-def _unmeasured(trial: Trial) -> list[dict[str, Any]]:
-    """A row for each point, with the text's figures alone. Curve and scores are the first seed's:
-    [round, accuracy] where the cloud tested, and [round, cluster score, test loss].
-    """
-    return [
-        {
-            "trial": trial.name,
-            "label": f"{trial.label}, {point.label}" if point.label else trial.label,
-            "series": point.series,
-            "x": point.x,
-            "claimed": point.claimed,
-            "claimed_privacy": trial.claimed_privacy,
-            "values": [],
-            "ours": None,
-            "proven_privacy": None,
-            "rounds": None,
-            "full_rounds": None,
-            "settings": None,
-            "seconds": None,
-            "curve": [],
-            "scores": [],
-            "command": None,
-        }
-        for point in trial.points
-    ]
-
-
-# --- data and hardware that a trial needs ---
+    ours = (trial for trial in trials if trial.source == "mnist")
+    tuned = {trial.name for trial in ours if trial.job.get("train", {}).get("method") == "fm"}
+    measured_rows = (row for row in rows if row["trial"] in tuned and row["values"])
+    return list(dict.fromkeys(f"`{row['trial']}`" for row in measured_rows))
 
 
 def folder_of(source: str, data: Path | None) -> Path | None:
-    """Where all files of a published data set are: `data`, or the folder of its name in there.
+    """Folder with all files of a published data set: `data`, or the folder of its name in there.
 
-    None where files are missing, and for what reads no folder.
+    None where files are missing, and for a source that reads no folder.
     """
     if source not in published_files():
         return None
@@ -297,7 +338,7 @@ def folder_of(source: str, data: Path | None) -> Path | None:
 
 
 def without_files(trials: Sequence[Trial], data: Path | None) -> dict[str, str]:
-    """For each data set whose files are missing, the files that are wanted, in words."""
+    """The wanted files of each data set whose files are missing, in words."""
     sources = {trial.source for trial in trials} & set(published_files())
     return {
         source: f"{source} as it is published: {', '.join(published_files()[source].names)}"
@@ -306,21 +347,151 @@ def without_files(trials: Sequence[Trial], data: Path | None) -> dict[str, str]:
     }
 
 
-def refuse_without_files(lacking: dict[str, str]) -> None:
-    """Raise the UsageError that names all files that are wanted."""
-    raise UsageError(
-        f"the files of {', '.join(lacking)} are not there",
-        where="--data",
-        fix="name the folder with " + "; or with ".join(lacking.values()),
-    )
+# --- rows of the table, from the runs that are kept ---
 
 
-def require_gpu(name: str) -> None:
-    """Raise UsageError unless torch finds a GPU. Needs torch."""
-    if chosen_processor("auto") == "cpu":
+def rows_of(experiment: Experiment, played: PlayedTrial, command: str) -> list[Row]:
+    """One row for each point of the trial; curve and scores are the first seed's."""
+    results = [found.content for run in played.runs if (found := run.done)]
+    values = [v for result in results if (v := measured(experiment, result)) is not None]
+    shared: Row = {
+        "rounds": played.runs[0].job.rounds,
+        "full_rounds": played.full_rounds,
+        "command": command,
+        "values": values,
+        "ours": statistics.median(values) if values else None,
+    }
+    if results:
+        first = results[0]
+        accuracy = experiment.about["figure"] == "accuracy"
+        shared |= {
+            "proven_privacy": guarantee_text(first["privacy"], experiment.about["guarantee"]),
+            "seconds": statistics.median(r["seconds"] for r in results),
+            "guessing": guessing(first["final"].get("figures")) if accuracy else {},
+            "curve": [
+                [r["round"], r["accuracy"]] for r in first["rounds"] if r["accuracy"] is not None
+            ],
+            "scores": scores(first),
+        }
+    return [{**row, **shared} for row in _unmeasured(played.trial)]
+
+
+def _not_run(trial: Trial, lacking: Mapping[str, str]) -> list[Row]:
+    why = f"not run: no files of {trial.source}" if trial.source in lacking else None
+    return [{**row, "proven_privacy": why} for row in _unmeasured(trial)]
+
+
+def _unmeasured(trial: Trial) -> list[Row]:
+    """A row for each point, with the text's figures alone."""
+    empty = ("ours", "proven_privacy", "rounds", "full_rounds", "seconds", "command")
+    return [
+        {
+            "trial": trial.name,
+            "label": ", ".join(filter(None, (trial.label, point.get("label"))))
+            if len(trial.points) > 1
+            else trial.label,
+            "series": point.get("series", ""),
+            "x": point.get("x"),
+            "claimed": point.get("claimed"),
+            "claimed_privacy": trial.privacy,
+            **dict.fromkeys(empty),
+            "values": [],
+            "curve": [],
+            "scores": [],
+        }
+        for point in trial.points
+    ]
+
+
+# --- the table as files, and as a section of a page ---
+
+COLUMNS = ("row", "text", "ours", "privacy as claimed", "privacy as proven", "rounds", "seconds")
+
+
+def write(content: Mapping[str, Any], out: Path) -> None:
+    """Write all files. Raises UsageError where they cannot be written."""
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / KEPT, content)
+        write_whole(out / "reproduction.md", markdown(content).encode())
+        for kind in ("png", "svg"):
+            write_whole(out / f"reproduction.{kind}", picture(content, kind))
+
+
+def kept(out: Path) -> dict[str, Any] | None:
+    """The table of a former run in this folder; None without one of this form."""
+    try:
+        found = json.loads((out / KEPT).read_bytes())
+    except (OSError, ValueError):
+        return None
+    known = isinstance(found, dict) and all("command" in row for row in found.get("rows", ()))
+    return found if known else None
+
+
+def kept_rows(out: Path, name: str, quick: bool) -> dict[str, list[Row]]:
+    """By trial, the rows that a former run of this experiment measured."""
+    found = kept(out) or {}
+    same = (found.get("experiment"), found.get("quick")) == (name, quick)
+    return rows_by([row for row in found["rows"] if row.get("command")], "trial") if same else {}
+
+
+def markdown(content: Mapping[str, Any]) -> str:
+    """The table under its title, with remarks and the commands that made it."""
+    lines = [f"## {content['experiment']}: {content['title']}", "", f"{content['source']}."]
+    lines += [content["remark"], ""]
+    if content["quick"]:
+        lines += ["Quick: digits, few rounds. It shows that all runs; not to be compared.", ""]
+    commands = rows_by([row for row in content["rows"] if row["command"]], "command")
+    every = all(row["command"] for row in content["rows"]) and len(commands) == 1
+    lines.append("```sh")
+    for command, rows in commands.items():
+        lines.append(command if every else f"{command} --only {' '.join(rows_by(rows, 'trial'))}")
+    what = f"Figure: {content['figure']}. Of several seeds the median, and the range."
+    lines += ["```", "", what]
+    lines += ["", "| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
+    lines += ["| " + " | ".join(_cells(row)) + " |" for row in content["rows"]]
+    if content.get("chosen"):
+        lines += ["", f"{content['chosen'][:1].upper()}{content['chosen'][1:]}."]
+    lines += [f"\nFailed: {failure}" for failure in content["failures"]]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(row: Row) -> Iterator[str]:
+    values, played, full = row["values"], row["rounds"], row["full_rounds"]
+    yield row["label"]
+    yield _number(row["claimed"])
+    spread = f" ({min(values):.3f} to {max(values):.3f})" if len(values) > 1 else ""
+    told = "" if row["ours"] is None else beside_text(ACCURACY, row["ours"], row.get("guessing"))
+    yield _number(row["ours"]) + spread + (f"; {told}" if told else "")
+    yield row["claimed_privacy"]
+    yield row["proven_privacy"] or "not run"
+    yield "–" if played is None else str(played) if played == full else f"**{played}** of {full}"
+    yield "–" if row["seconds"] is None else f"{row['seconds']:.0f}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def write_section(name: str, out: Path, page: Path) -> Path:
+    """Put the table and picture of `name` that `out` keeps into the page; the picture's file.
+
+    The text between `<!-- drawn: NAME -->` and `<!-- end -->` is replaced; a page without these
+    marks gets them at its end. Raises UsageError where `out` keeps no table of this experiment,
+    or the page cannot be written.
+    """
+    content = kept(out)
+    if content is None or content.get("experiment") != name:
         raise UsageError(
-            f"'{name}' needs a GPU (CUDA or MPS), and torch finds none: a gradient of every record "
-            "in every step would take days without",
-            where="edgeveil reproduce",
-            fix="run it on a machine with a GPU; --quick shows that its rows run",
+            f"holds no table of {name}",
+            where=str(out / KEPT),
+            fix=f"run `edgeveil reproduce {name}` first, with the same --out",
         )
+    image = Path("images") / f"reproduction-{name}.png"
+    section = f"{markdown(content)}\n![{name}: the text's figures and ours]({image.as_posix()})\n"
+    with writing(page, "name a page that you may write with --write"):
+        (page.parent / image).parent.mkdir(parents=True, exist_ok=True)
+        text = page.read_text("utf-8") if page.exists() else ""
+        write_whole(page, placed(text, name, section).encode())
+        write_whole(page.parent / image, picture(content, "png"))
+    return page.parent / image

@@ -1,0 +1,300 @@
+"""`edgeveil reproduce`: its jobs load, toys run, and the text's figures stand beside ours."""
+
+import json
+
+import pytest
+import yaml
+
+from edgeveil.errors import UsageError
+from edgeveil.parts.sources import published_files
+from edgeveil_lab.reproduce.run import (
+    ReproductionOptions,
+    agreement,
+    experiments,
+    load_experiment,
+    markdown,
+    reproduce,
+    write,
+)
+from edgeveil_tools import cli
+from edgeveil_tools.local.local_run import parse_local_job
+from edgeveil_tools.pages import placed
+
+pytestmark = pytest.mark.slow
+
+TOY = """
+title: a toy
+source: nobody 2000
+figure: accuracy
+remark: No remark.
+picture: lines
+job:
+  data: {source: digits, classes: 10, input_shape: [64], nominal_records: 64}
+  features: [{name: identity, input_scale: 16}]
+  train: {method: fm, rounds: 2}
+  privacy: {epsilon: 8.0}
+  local_run: {devices: 5}
+parts:
+  short: {train: {rounds: 1}}
+rows:
+  - {name: first, label: a row, privacy: "ε = 1, they say", claimed: 0.5, x: 1}
+  - {name: "eps{}", label: "another, {}", privacy: none, sweep: {4: 0.9, 2: null},
+     set: privacy.epsilon, series: swept, parts: [short]}
+  - {name: pictures, label: on MNIST, privacy: none,
+     job: {data: {source: mnist, input_shape: [28, 28]}}}
+quick:
+  only: [first]
+  job: {features: null}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "experiments"
+    made.mkdir()
+    (made / "toy.yaml").write_text(TOY)
+    return made
+
+
+@pytest.fixture
+def play(folder, tmp_path):
+    def played(*only, **options):
+        out = tmp_path / "out"
+        asked = ReproductionOptions(out, 1, only=only, **options)
+        assert reproduce("toy", asked, folder) == 0
+        return json.loads((out / "reproduction.json").read_text())["rows"]
+
+    return played
+
+
+# --- the experiments of the texts ---
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("name", experiments())
+def test_every_row_is_a_job_that_loads(name, quick):
+    trials = load_experiment(name, quick=quick).trials
+    assert len({trial.name for trial in trials}) == len(trials)
+    for trial in {_kind(trial): trial for trial in trials}.values():
+        written = dict(trial.job)
+        if any(entry["name"] == "onnx" for entry in written.get("features", ())):
+            written["features"] = [{"name": "gabor"}]  # the backbone's file is trained first
+        parse_local_job(yaml.safe_dump(written), trial.name)
+
+
+def _kind(trial):
+    """One of several ε stands for all where the noise takes a second to find, of sampled steps."""
+    if "sampling_rate" not in trial.job.get("train", {}):
+        return trial.name
+    return repr({**trial.job, "job": "", "privacy": ""})
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "figures"),
+    [
+        ("delm-fig2", "delm_local_pca", [0.871]),
+        ("delm-fig3", "delm_mnist_eps01_p8_1to2", [0.913, 0.827]),  # 3(b) and 3(d)
+        ("delm-fig3", "delm_cifar10_eps1_p8_1to10", [0.886]),
+        ("delm-table3", "delm_enhanced_1_class_cifar10", [0.842]),
+        ("delm-table3", "ldp_fl_a_round_2_class", [0.847]),
+        ("delm-table4", "secprobe_low_cifar100", [0.497]),
+        ("pso-fig4", "unpriced_eps2", [0.9066]),
+        ("pso-fig5", "dp_sgd_eps2", [0.6752]),
+        ("pso-fig8-9", "pso_non_iid_eps2", [0.8928]),
+        ("shared-noise", "iid_shared", [0.962]),
+    ],
+)
+def test_the_texts_figures_stand_at_their_rows(name, row, figures):
+    (found,) = [trial for trial in load_experiment(name).trials if trial.name == row]
+    assert [point["claimed"] for point in found.points] == figures
+
+
+def test_a_swarm_takes_as_many_steps_as_its_rival():
+    found = {trial.name: trial.job["train"] for trial in load_experiment("pso-fig5").trials}
+    alone, swarm = found["dp_sgd_eps2"], found["priced_eps2"]
+    assert alone["rounds"] == swarm["rounds"]
+    assert alone["local_steps"] == swarm["local_steps"] * swarm["moves"]
+
+
+def test_figure_2_plays_from_end_to_end(tmp_path, capsys):
+    command = ["reproduce", "delm-fig2", "--quick", "--rounds", "2", "--json"]
+    assert cli.main([*command, "--out", str(tmp_path)]) == 0
+    content = json.loads(capsys.readouterr().out)
+    rows = {row["trial"]: row for row in content["rows"]}
+    assert content["failures"] == []
+    assert all(len(row["curve"]) == row["rounds"] == 2 for row in rows.values())
+    assert rows["fm"]["proven_privacy"].endswith("per record, whole job, proven")
+    assert {rows[name]["proven_privacy"] for name in list(rows)[1:]} == {"no proven guarantee"}
+    assert rows["fm"]["ours"] > rows["delm_basic"]["ours"]
+
+
+def test_one_holder_of_all_records_learns_pictures_alone(tmp_path, capsys):
+    command = ["reproduce", "pso-fig5", "--quick", "--rounds", "1", "--only", "dp_sgd_eps2"]
+    assert cli.main([*command, "--json", "--out", str(tmp_path)]) == 0
+    content = json.loads(capsys.readouterr().out)
+    (row,) = [row for row in content["rows"] if row["rounds"]]
+    assert (row["trial"], row["claimed"], row["x"]) == ("dp_sgd_eps2", 0.6752, 2)
+    assert row["proven_privacy"].endswith("per record, whole job, proven")
+
+
+def test_table_2_says_that_it_needs_a_gpu_before_it_looks_for_files(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("edgeveil_lab.reproduce.run.chosen_processor", lambda _wanted: "cpu")
+    out = tmp_path / "out"
+    assert cli.main(["reproduce", "pso-table2", "--data", str(tmp_path), "--out", str(out)]) == 2
+    assert "needs a GPU" in capsys.readouterr().err
+    assert not out.exists()
+
+
+# --- rows ---
+
+
+def test_text_and_measurement_stand_side_by_side(play, tmp_path, capsys):
+    first, *rest = play("first")
+    assert (first["claimed"], first["values"]) == (0.5, [first["ours"]])
+    assert first["ours"] == first["curve"][-1][1]
+    assert first["proven_privacy"].startswith("(ε = 8, δ = 1e-05) per record")
+    assert [row["ours"] for row in rest] == [None] * 3
+    said = (tmp_path / "out" / "reproduction.md").read_text()
+    assert "| a row | 0.500 | " in said and "ε = 1, they say" in said
+    capsys.readouterr()
+    assert play("first")[0] == first
+    assert "done before" in capsys.readouterr().out
+
+
+def test_a_sweep_is_a_row_for_each_value(folder):
+    found = load_experiment("toy", folder=folder).trials[1:3]
+    assert [(one.name, one.label) for one in found] == [
+        ("eps4", "another, 4"),
+        ("eps2", "another, 2"),
+    ]
+    assert [one.job["privacy"]["epsilon"] for one in found] == [4, 2]
+    assert [one.job["train"] for one in found] == [{"method": "fm", "rounds": 1}] * 2
+    assert [(one.points[0]["claimed"], one.points[0]["x"]) for one in found] == [
+        (0.9, 4),
+        (None, 2),
+    ]
+    (quick,) = load_experiment("toy", quick=True, folder=folder).trials
+    assert "features" not in quick.job
+
+
+def test_rows_of_a_former_run_stay_and_each_names_its_command(play, tmp_path):
+    (first, *_), rows = play("first"), play("eps4", rounds=1)
+    kept, other = rows[:2]
+    assert kept == first
+    assert kept["command"] == "edgeveil reproduce toy --seeds 1"
+    assert other["command"] == "edgeveil reproduce toy --seeds 1 --rounds 1"
+    said = (tmp_path / "out" / "reproduction.md").read_text()
+    assert f"{kept['command']} --only first\n{other['command']} --only eps4\n" in said
+
+
+def test_rows_without_files_are_left_out_where_others_run(play, tmp_path, capsys):
+    play(data=tmp_path, rounds=1)
+    said = capsys.readouterr().out
+    assert said.startswith("left out, for want of files: mnist as it is published: train-images")
+    assert "| not run: no files of mnist | – | – |" in said
+    assert "| **1** of 2 |" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"only": ["pictures"]}, published_files()["mnist"].names[0]),
+        ({"only": ["firts"]}, "unknown trial 'firts'"),
+        ({"rounds": 0}, "no round to run"),
+        ({"seeds": 0}, "no seed to run"),
+    ],
+)
+def test_what_is_asked_must_exist(options, told, folder, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(UsageError) as refused:
+        reproduce("toy", ReproductionOptions(out, data=tmp_path, **options), folder)
+    assert told in f"{refused.value}"
+    assert not out.exists()
+
+
+def test_names_are_listed_and_corrected(capsys):
+    assert cli.main(["reproduce", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)) == list(experiments())
+    assert cli.main(["reproduce", "delm-tabel3"]) == 2
+    assert "did you mean 'delm-table3'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("pairs", "wanted"),
+    [
+        ([(0.1, 0.2), (0.2, 0.5), (0.9, 0.6)], 1.0),
+        ([(0.1, 0.9), (0.2, 0.5), (0.9, 0.1)], -1.0),
+        ([(0.1, 0.9), (None, 0.5), (0.9, 0.1)], None),
+    ],
+)
+def test_agreement_is_the_correlation_of_ranks(pairs, wanted):
+    rounds = [
+        {"round": n, "cluster_scores": s and {"score": s}, "loss": loss}
+        for n, (s, loss) in enumerate(pairs, start=1)
+    ]
+    assert agreement({"rounds": rounds}) == (wanted and pytest.approx(wanted))
+
+
+# --- a page ---
+
+ROW = {
+    "trial": "one", "label": "one row", "series": "s", "x": 1.0, "claimed": 0.5,
+    "claimed_privacy": "ε = 1", "values": [0.25, 0.75], "ours": 0.5,
+    "proven_privacy": "no proven guarantee", "rounds": 2, "full_rounds": 2, "seconds": 3.0,
+    "curve": [[1, 0.2], [2, 0.5]], "scores": [[1, 0.1, 2.0], [2, 0.4, 1.5]],
+    "command": "edgeveil reproduce toy --seeds 2",
+}  # fmt: skip
+CONTENT = {
+    "experiment": "toy", "title": "a toy", "source": "nobody 2000", "figure": "accuracy",
+    "remark": "No remark.", "picture": "rows", "x_label": "", "x_log": False, "quick": False,
+    "rows": [ROW], "failures": [],
+}  # fmt: skip
+PAGE = "# Ours\n\nby hand\n\n<!-- drawn: toy -->\nold\n<!-- end -->\n\nbelow, by hand\n"
+
+
+@pytest.mark.parametrize("kind", ["rows", "lines", "rounds", "scores"])
+def test_the_kept_table_and_its_picture_land_in_the_page(kind, tmp_path, capsys):
+    out, page = tmp_path / "out", tmp_path / "docs" / "page.md"
+    content = {**CONTENT, "picture": kind}
+    write(content, out)
+    page.parent.mkdir()
+    page.write_text(PAGE)
+    assert cli.main(["reproduce", "toy", "--out", str(out), "--write", str(page)]) == 0
+    image = "images/reproduction-toy.png"
+    section = f"{markdown(content)}\n![toy: the text's figures and ours]({image})\n"
+    assert page.read_text() == placed(PAGE, "toy", section)
+    assert (page.parent / image).read_bytes() == (out / "reproduction.png").read_bytes()
+    assert image in capsys.readouterr().out
+
+
+def test_the_text_s_figure_scores_and_losses_are_in_the_picture(tmp_path):
+    spoiled = {
+        "rows": {"claimed": None}, "lines": {"claimed": None}, "rounds": {"claimed": None},
+        "scores": {"scores": [[1, 0.1, 2.0], [2, 0.4, 1.0]]},
+    }  # fmt: skip
+    for kind, change in spoiled.items():
+        drawn = []
+        for row in (ROW, {**ROW, **change}):
+            write({**CONTENT, "picture": kind, "rows": [row]}, tmp_path)
+            drawn.append((tmp_path / "reproduction.svg").read_bytes())
+        assert drawn[0] != drawn[1]
+
+
+def test_the_table_has_the_median_the_range_and_the_command():
+    said = markdown(CONTENT)
+    assert "```sh\nedgeveil reproduce toy --seeds 2\n```" in said
+    assert (
+        "| one row | 0.500 | 0.500 (0.250 to 0.750) | ε = 1 | no proven guarantee | 2 | 3 |" in said
+    )
+
+
+@pytest.mark.parametrize(
+    "there", ["", "{", "[1]", '{"experiment": "other", "rows": []}', '{"rows": [{"trial": "x"}]}']
+)
+def test_where_nothing_is_kept_nothing_is_written(there, tmp_path, capsys):
+    page = tmp_path / "page.md"
+    if there:
+        (tmp_path / "reproduction.json").write_text(there)
+    assert cli.main(["reproduce", "toy", "--out", str(tmp_path), "--write", str(page)]) == 2
+    assert "holds no table of toy" in capsys.readouterr().err
+    assert not page.exists()
