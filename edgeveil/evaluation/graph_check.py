@@ -7,7 +7,7 @@ no subgraphs, one output each, integers and shapes from the graph's own constant
 of a value is such a constant too: with these operators it never follows from a value.
 
 Nor may a kernel take its time from the values: what is allowed was measured on many kinds of them
-(`python -m edgeveil_lab.audit.operator_sweep`). `Pow` is fast for the exponents 2 and 3 alone,
+(docs/threat-model.md, "What the time of an operator tells"). `Pow` is fast for the exponents 2 and 3 alone,
 `PRelu` branches on each sign, and neither half precision nor a division of whole numbers,
 which can end the process, is needed.
 

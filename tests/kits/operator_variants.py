@@ -1,0 +1,192 @@
+"""Operators of graphs, in each variant that has a kernel, and special values for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SHAPE = (1, 16, 64, 64)
+OPSET, IR_VERSION = 20, 9
+_FLOAT, _FLOAT16, _DOUBLE, _INT64, _BFLOAT16 = 1, 10, 11, 7, 16
+
+
+@dataclass(frozen=True)
+class OperatorVariant:
+    """One operator with its attributes, on x and further constants."""
+
+    operator: str
+    about: str = ""
+    more: tuple[Any, ...] = ()
+    """Inputs after x: arrays, `None` for one left out, `...` for x itself."""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    before: bool = False
+    """Whether the further inputs stand before x."""
+    kind: int = _FLOAT
+    """The type of x inside the graph: float or double."""
+    flat: bool = False
+    """Whether the operator gets x with its last axis and all others as one."""
+
+    @property
+    def name(self) -> str:
+        wide = "double" * (self.kind == _DOUBLE)
+        about = ", ".join(filter(None, (self.about, wide)))
+        return f"{self.operator} ({about})" if about else self.operator
+
+    def graph(self) -> bytes:
+        """An ONNX model y = operator(x, …) for x float32 of any shape of four axes."""
+        from onnx import helper, numpy_helper
+
+        nodes, constants, inner = [], [], "x"
+        if self.kind != _FLOAT:
+            inner = "wide"
+            nodes.append(helper.make_node("Cast", ["x"], [inner], to=self.kind))
+        if self.flat:
+            nodes.append(helper.make_node("Flatten", [inner], ["rows"], axis=3))
+            inner = "rows"
+        names = []
+        for place, given in enumerate(self.more):
+            if given is None or given is ...:
+                names.append("" if given is None else inner)
+                continue
+            wide = self.kind == _DOUBLE and given.dtype == np.float32
+            array = given.astype(np.float64) if wide else given
+            constants.append(numpy_helper.from_array(array, f"c{place}"))
+            names.append(f"c{place}")
+        inputs = [*names, inner] if self.before else [inner, *names]
+        if self.operator == "Constant":
+            inputs = []
+        nodes.append(helper.make_node(self.operator, inputs, ["raw"], **self.attributes))
+        # Whatever its type: float at the end, as a model's answer is.
+        nodes.append(helper.make_node("Cast", ["raw"], ["y"], to=_FLOAT))
+        x = helper.make_tensor_value_info("x", _FLOAT, list(SHAPE))
+        y = helper.make_tensor_value_info("y", _FLOAT, None)
+        made = helper.make_graph(nodes, "g", [x], [y], constants)
+        opset = [helper.make_opsetid("", OPSET)]
+        whole = helper.make_model(made, opset_imports=opset, ir_version=IR_VERSION)
+        found: bytes = whole.SerializeToString()
+        return found
+
+
+def _number(*values: float) -> NDArray[np.float32]:
+    return np.array(values, np.float32)
+
+
+def _whole(*values: int) -> NDArray[np.int64]:
+    return np.array(values, np.int64)
+
+
+_ELEMENTWISE = """
+    Abs Elu Erf Exp HardSigmoid HardSwish Identity LeakyRelu Log Neg Reciprocal Relu Selu Sigmoid
+    Softplus Sqrt Tanh
+    """.split()  # noqa: SIM905
+_DOUBLE_TOO = "Abs Exp Log Neg Reciprocal Relu Sigmoid Sqrt Tanh".split()  # noqa: SIM905
+_PAIRS = ("Add", "Sub", "Mul", "Div", "Max", "Min")
+
+
+def variants() -> Iterator[OperatorVariant]:
+    """Every allowed operator, and what stands beside it in doubt."""
+    yield from (OperatorVariant(name) for name in _ELEMENTWISE)
+    yield from (OperatorVariant(name, kind=_DOUBLE) for name in _DOUBLE_TOO)
+    yield from _of_pairs()
+    yield from _over_axes()
+    yield from _of_shape()
+
+
+def _of_pairs() -> Iterator[OperatorVariant]:
+    third = (_number(1 / 3),)
+    for kind in (_FLOAT, _DOUBLE):
+        yield from (OperatorVariant(name, "x, ⅓", third, kind=kind) for name in _PAIRS)
+        yield OperatorVariant("Div", "⅓, x", third, before=True, kind=kind)
+        for exponent in (2.0, 3.0, 0.5, -1.0, 2.5):
+            about = f"constant exponent {exponent:g}"
+            yield OperatorVariant("Pow", about, (_number(exponent),), kind=kind)
+        yield OperatorVariant("Pow", "⅓ to the x", third, before=True, kind=kind)
+    yield OperatorVariant("Pow", "x to the x", (...,))
+    yield OperatorVariant("Pow", "whole exponent 2", (_whole(2),))
+    yield OperatorVariant("Add", "x, x", (...,))
+    yield OperatorVariant("Mul", "x, x", (...,))
+    yield OperatorVariant("Div", "x, x", (...,))
+    yield OperatorVariant("Mean", "x, ⅓", third)
+    yield OperatorVariant("Sum", "x, ⅓", third)
+    yield OperatorVariant("PRelu", "", third)
+    yield OperatorVariant("Clip", "-1, 1", (np.float32(-1).reshape(()), np.float32(1).reshape(())))
+    yield OperatorVariant("Gelu", "erf", attributes={"approximate": "none"})
+    yield OperatorVariant("Gelu", "tanh", attributes={"approximate": "tanh"})
+    for kind, name in ((_DOUBLE, "double"), (_FLOAT16, "float16"), (_BFLOAT16, "bfloat16")):
+        yield OperatorVariant("Cast", f"to {name}", attributes={"to": kind})
+
+
+def _over_axes() -> Iterator[OperatorVariant]:
+    channels, width = SHAPE[1], SHAPE[3]
+    one, zero = np.ones(channels, np.float32), np.zeros(channels, np.float32)
+    for name in ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"):
+        yield OperatorVariant(name, "last axis", (_whole(3),))
+        yield OperatorVariant(name, "channels", (_whole(1),))
+        yield OperatorVariant(name, "last axis", (_whole(3),), kind=_DOUBLE)
+    for name in ("Softmax", "LogSoftmax"):
+        yield OperatorVariant(name, "last axis", attributes={"axis": 3})
+        yield OperatorVariant(name, "channels", attributes={"axis": 1})
+    third = np.full((width, width), 1 / 3, np.float32)
+    yield OperatorVariant("MatMul", "", (third,))
+    yield OperatorVariant("MatMul", "", (third,), kind=_DOUBLE)
+    yield OperatorVariant("Gemm", "", (third,), flat=True)
+    yield OperatorVariant("Conv", "3×3", (np.full((channels, channels, 3, 3), 1 / 3, np.float32),))
+    window = {"kernel_shape": [3, 3], "strides": [1, 1]}
+    yield OperatorVariant("MaxPool", "3×3", attributes=window)
+    yield OperatorVariant("AveragePool", "3×3", attributes=window)
+    yield OperatorVariant("GlobalAveragePool")
+    yield OperatorVariant("GlobalMaxPool")
+    yield OperatorVariant("BatchNormalization", "", (one, zero, zero, one))
+    yield OperatorVariant("InstanceNormalization", "", (one, zero))
+    wide = np.ones(width, np.float32)
+    yield OperatorVariant("LayerNormalization", "", (wide, wide))
+
+
+def _of_shape() -> Iterator[OperatorVariant]:
+    yield OperatorVariant("Concat", "x, x", (...,), {"axis": 1})
+    yield OperatorVariant("Constant", attributes={"value_floats": [0.0] * 4096})
+    yield OperatorVariant("Flatten")
+    yield OperatorVariant("Gather", "", (_whole(*range(SHAPE[1] - 1, -1, -1)),), {"axis": 1})
+    for mode in ("constant", "edge", "reflect"):
+        yield OperatorVariant("Pad", mode, (_whole(0, 0, 2, 2, 0, 0, 2, 2),), {"mode": mode})
+    yield OperatorVariant("Reshape", "", (_whole(1, -1),))
+    yield OperatorVariant("Shape")
+    yield OperatorVariant("Slice", "", (_whole(0), _whole(32), _whole(3), _whole(1)))
+    yield OperatorVariant("Squeeze", "", (_whole(0),))
+    yield OperatorVariant("Transpose", "", (), {"perm": [0, 3, 2, 1]})
+    yield OperatorVariant("Unsqueeze", "", (_whole(0),))
+
+
+def families(shape: tuple[int, ...] = SHAPE) -> dict[str, NDArray[np.float32]]:
+    """Values of one shape, by what is special about them."""
+    chance, one = np.random.default_rng(0), np.ones(shape, np.float32)
+    info = np.finfo(np.float32)
+    normal = chance.normal(size=shape).astype(np.float32)
+    alternating = one.copy().reshape(-1)
+    alternating[::2] = -1
+    special = np.array([np.nan, np.inf, -np.inf, 0, -0.0, info.max, -info.max, 1e-40], np.float32)
+    return {
+        "ones": one,
+        "zeros": one * 0,
+        "normal": normal,
+        "0 … 1": chance.random(shape, dtype=np.float32),
+        "sorted": np.sort(normal.reshape(-1)).reshape(shape),
+        "alternating": alternating.reshape(shape),
+        "whole": np.rint(normal * 100),
+        "large": normal * np.float32(1e30),
+        "small": normal * np.float32(1e-30),
+        "±90": normal * np.float32(90),
+        "near 1": 1 + normal * np.float32(1e-6),
+        "largest": one * info.max,
+        "-largest": one * info.min,
+        "least normal": one * info.smallest_normal,
+        "subnormal": np.full(shape, 12345, np.uint32).view(np.float32),
+        "NaN": one * np.float32(np.nan),
+        "inf": one * np.float32(np.inf),
+        "-inf": one * np.float32(-np.inf),
+        "special": chance.choice(special, shape),
+    }
