@@ -34,15 +34,9 @@ from edgeveil_lab.audit.evaluation_attack import evaluation_attacks
 from edgeveil_lab.audit.fm_attacks import claimed_attacks, fm_attacks
 from edgeveil_lab.audit.guards import Guard, GuardFinding
 from edgeveil_lab.audit.mechanism_attacks import FULL, QUICK, Attack, Effort, single_mechanisms
-from edgeveil_lab.audit.pate_attack import pate_attack
 from edgeveil_lab.audit.shared_attacks import shared_attacks
 from edgeveil_lab.audit.statistics import BETA, EventCounts, caught, lower_bound
-from edgeveil_lab.audit.update_attacks import (
-    noise_only_attack,
-    stage_attacks,
-    swarm_attacks,
-    update_attacks,
-)
+from edgeveil_lab.audit.update_attacks import update_attacks
 from edgeveil_tools.lifeline import end_with_starter
 
 PIECES = 24  # of an attack's runs, so that all cores have work and the bar moves
@@ -79,15 +73,11 @@ class Finding:
 
 @cache
 def attacks(effort: Effort) -> tuple[Attack, ...]:
-    """Every attack there is."""
-    own = (*single_mechanisms(effort), *fm_attacks(effort.jobs), noise_only_attack(effort.values))
     return (
-        *own,
-        pate_attack(effort.jobs),
+        *single_mechanisms(effort),
+        *fm_attacks(effort.jobs),
         *evaluation_attacks(effort.jobs),
         *update_attacks(effort.values, effort.jobs),
-        *swarm_attacks(max(1, effort.jobs // 20)),
-        *stage_attacks(effort.jobs),
         *shared_attacks(max(1, effort.jobs // 4)),
         *claimed_attacks(effort),
     )
@@ -95,7 +85,6 @@ def attacks(effort: Effort) -> tuple[Attack, ...]:
 
 @cache
 def guards() -> tuple[Guard, ...]:
-    """Every guard there is."""
     from edgeveil_lab.audit.device_timing import device_guards
     from edgeveil_lab.audit.noise_guard import derived_guards
     from edgeveil_lab.audit.record_guard import records_guard
@@ -160,8 +149,7 @@ def audit(
                 played[guard.promise] = judged(guard.mechanism, guard.promise, quick)
                 progress.advance(bar)
         kept = [played[guard.promise] for guard in guarded]
-    failed = sum(found.proven and found.exceeds for found in findings)
-    failed += sum(found.verdict != "holds" for found in kept)
+    failed = _failed(findings, kept)
     if as_json:
         rows = [{**asdict(found), "verdict": found.verdict} for found in findings]
         plain = {"beta": BETA, "tests": len(findings), "failed": failed, "findings": rows}
@@ -296,15 +284,34 @@ def _count_named(effort: Effort, name: str, present: bool, runs: int) -> NDArray
 
 
 def show(console: Console, findings: Sequence[Finding], kept: Sequence[GuardFinding] = ()) -> None:
-    """Three tables: what EdgeVeil proves, what texts claim, and what is guarded."""
+    """Three tables: proven claims, claims of texts, and guards."""
     for proven, title in ((True, "proven"), (False, "claimed, not proven")):
-        rows = [found for found in findings if found.proven == proven]
-        if rows:
-            console.print(_table(rows, title))
+        heads = ("attack, event", "claimed ε", "at δ", "measured ε ≥", "finds ε ≥", "verdict")
+        table, before = _table(title, *heads), ""
+        for found in (found for found in findings if found.proven == proven):
+            heading = f"{found.mechanism}: {found.attack}"
+            if heading != before:
+                table.add_row(f"[bold]{heading}[/bold]\n{found.runs:,} runs a side")
+            before = heading
+            table.add_row(
+                f"  {found.event}",
+                up(found.claimed_epsilon),
+                up(found.delta),
+                f"{found.measured_epsilon:.3f}",
+                f"{found.caught:.3f}",
+                _coloured(found.verdict),
+            )
+        if table.rows:
+            console.print(table)
+    heads = ("promise", "attacked as it stands", "attacked with a flaw planted", "verdict")
+    table = _table("guards", *heads)
+    for guard in kept:
+        stands, flawed = guard.stands.figure, f"{guard.flaw}: {guard.flawed.figure}"
+        promise = f"[bold]{guard.mechanism}[/bold]: {guard.promise}"
+        table.add_row(promise, stands, flawed, _coloured(guard.verdict))
     if kept:
-        console.print(_guard_table(kept))
-    failed = sum(found.proven and found.exceeds for found in findings)
-    failed += sum(found.verdict != "holds" for found in kept)
+        console.print(table)
+    failed = _failed(findings, kept)
     console.print(
         f"{len(findings)} tests, one error in a million allowed over all of them,"
         f" and {len(kept)} guards;",
@@ -312,43 +319,21 @@ def show(console: Console, findings: Sequence[Finding], kept: Sequence[GuardFind
     )
 
 
-def _table(rows: Sequence[Finding], title: str) -> Table:
+def _failed(findings: Sequence[Finding], kept: Sequence[GuardFinding]) -> int:
+    refuted = sum(found.proven and found.exceeds for found in findings)
+    return refuted + sum(found.verdict != "holds" for found in kept)
+
+
+def _table(title: str, *heads: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    table.add_column("attack, event")
-    for name in ("claimed ε", "at δ", "measured ε ≥", "finds ε ≥"):
-        table.add_column(name, justify="right")
-    table.add_column("verdict")
-    before = ""
-    for found in rows:
-        heading = f"{found.mechanism}: {found.attack}"
-        if heading != before:
-            table.add_row(f"[bold]{heading}[/bold]\n{found.runs:,} runs a side")
-        before = heading
-        colour = {"FAILS": "red", "holds": "green"}.get(found.verdict, "yellow")
-        table.add_row(
-            f"  {found.event}",
-            up(found.claimed_epsilon),
-            up(found.delta),
-            f"{found.measured_epsilon:.3f}",
-            f"{found.caught:.3f}",
-            f"[{colour}]{found.verdict}[/{colour}]",
-        )
+    for head in heads:
+        table.add_column(head, justify="right" if "ε" in head or "δ" in head else "left")
     return table
 
 
-def _guard_table(rows: Sequence[GuardFinding]) -> Table:
-    table = Table(title="guards", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for name in ("promise", "attacked as it stands", "attacked with a flaw planted", "verdict"):
-        table.add_column(name)
-    for found in rows:
-        colour = "green" if found.verdict == "holds" else "red"
-        table.add_row(
-            f"[bold]{found.mechanism}[/bold]: {found.promise}",
-            found.stands.figure,
-            f"{found.flaw}: {found.flawed.figure}",
-            f"[{colour}]{found.verdict}[/{colour}]",
-        )
-    return table
+def _coloured(verdict: str) -> str:
+    colour = {"FAILS": "red", "BLIND": "red", "holds": "green"}.get(verdict, "yellow")
+    return f"[{colour}]{verdict}[/{colour}]"
 
 
 def _finite(plain: dict[str, object]) -> dict[str, object]:

@@ -17,9 +17,9 @@ from edgeveil.evaluation.cluster_sums import ONE, STEP_BITS, ClusterSums
 from edgeveil.evaluation.record_counts import Confusion, Errors, Hits, RecordCounts
 from edgeveil.jobs.federated_evaluation import COUNTS, FederatedEvaluation
 from edgeveil.privacy.accountant import epsilon
-from edgeveil.privacy.events import GaussianEvent, as_summed
+from edgeveil.privacy.events import as_summed
 from edgeveil.privacy.gaussian_mechanism import counts_event
-from edgeveil_lab.audit.mechanism_attacks import Attack, Claim, fresh_noise, low_bits
+from edgeveil_lab.audit.mechanism_attacks import Attack, Claim, fresh_noise, gaussian_law, low_bits
 from edgeveil_lab.audit.mechanism_attacks import Hits as Played
 from edgeveil_lab.audit.statistics import gaussian_threshold
 
@@ -53,9 +53,7 @@ def evaluation_attack(title: str, kind: RecordCounts, runs: int, honest: int = 0
         MECHANISM, kind.sensitivity_squared, kind.cells, EPSILON, DELTA, TIMES, honest, fine_bits
     )
     own = FederatedEvaluation(kind, event, _RECORDS + 1)
-    law = as_summed(event)
-    if not isinstance(law, GaussianEvent):
-        raise TypeError("counts have Gaussian noise")
+    law = gaussian_law(as_summed(event))
     without, with_it = _one_more(kind)
     gap, unit = (with_it - without).astype(np.float64), 2.0**-law.grid_bits
     scale = math.sqrt(TIMES * law.sigma_squared) * unit * float(np.linalg.norm(gap))

@@ -47,7 +47,16 @@ from edgeveil.parts.setting import Setting
 from edgeveil.privacy.accountant import epsilon, pure_epsilon, total_mu
 from edgeveil.privacy.events import ClaimedEvent, Event, GaussianEvent, LaplaceEvent
 from edgeveil_lab.attack.membership import event_variances
-from edgeveil_lab.audit.mechanism_attacks import Attack, Claim, Effort, Hits, fresh_noise
+from edgeveil_lab.audit.mechanism_attacks import (
+    Attack,
+    Claim,
+    Effort,
+    Hits,
+    each,
+    fresh_noise,
+    gaussian_law,
+    past,
+)
 from edgeveil_lab.audit.statistics import gaussian_threshold
 
 Float64 = NDArray[np.float64]
@@ -79,6 +88,9 @@ class NeighbouringJob:
     setting: Setting
     without: Records
     present: Records
+
+    def records(self, present: bool) -> Records:
+        return self.present if present else self.without
 
     @classmethod
     def of(cls, parameters: Parameters, setting: Setting) -> NeighbouringJob:
@@ -181,7 +193,7 @@ def gaussian_job(
 
     def play(present: bool, count: int) -> Hits:
         device = made(scene, make_device)
-        records = scene.present if present else scene.without
+        records = scene.records(present)
         seen = np.empty((len(events), count))
         for run in range(count):
             heard = listener.hear(device, records)
@@ -208,7 +220,7 @@ def laplace_job(runs: int, scene: NeighbouringJob, make_device: MakeDevice = FmD
 
     def play(present: bool, count: int) -> Hits:
         device = make_device(scene.parameters, scene.setting)
-        records = scene.present if present else scene.without
+        records = scene.records(present)
         hits = np.empty((len(events) + 1, count), np.bool_)
         for run in range(count):
             heard = zip(listener.hear(device, records), listener.gaps, strict=True)
@@ -247,7 +259,6 @@ TILT = math.radians(20)
 
 
 def claimed_attacks(effort: Effort) -> tuple[Attack, ...]:
-    """All attacks of this file."""
     return (
         wishart_attack(effort.jobs),
         local_pca_attack(min(effort.jobs, 25_000)),
@@ -263,19 +274,15 @@ def wishart_attack(runs: int) -> Attack:
     """
     pca = PcaParameters(name="ldp_fpca", noise="wishart", share=0.1)
     scene = NeighbouringJob.of(PARAMETERS, replace(SETTING, input_shape=(1,), projection=pca))
-    listener = HostileCloud(scene)
-    event = listener.events[0]
-    claimed = event.claimed_epsilon if isinstance(event, ClaimedEvent) else math.nan
+    listener, device = HostileCloud(scene), made(scene)
+    edge = listener.gaps[0][0] - 1
+    below = each(lambda present: listener.hear_one(0, device, scene.records(present))[0] < edge)
+    claim = Claim("below the record's own share", _claimed(listener.events[0]), proven=False)
+    return past("wishart", "covariance of one feature", runs, below, 1, claim)
 
-    def play(present: bool, count: int) -> Hits:
-        device = made(scene)
-        records = scene.present if present else scene.without
-        gap = listener.gaps[0][0]
-        heard = [listener.hear_one(0, device, records)[0] for _ in range(count)]
-        return np.array([[value < gap - 1 for value in heard]])
 
-    claims = (Claim("below the record's own share", claimed, proven=False),)
-    return Attack("wishart", "covariance of one feature", claims, play, runs)
+def _claimed(event: Event) -> float:
+    return event.claimed_epsilon if isinstance(event, ClaimedEvent) else math.nan
 
 
 def local_pca_attack(runs: int) -> Attack:
@@ -294,21 +301,13 @@ def local_pca_attack(runs: int) -> Attack:
         without=Records(x[:-1], y[:-1]),
         present=Records(x, y),
     )
-    listener = HostileCloud(scene)
-    event, gap = listener.events[0], listener.gaps[0]
-    if not isinstance(event, GaussianEvent):
-        raise TypeError(f"a projection without Gaussian noise: {event.what}")
-    edge, delta = gaussian_threshold(event.mu, runs)
-    scale = event.mu / event.sensitivity * 2.0**-GAUSSIAN_BITS
-
-    def play(present: bool, count: int) -> Hits:
-        device = made(scene)
-        records = scene.present if present else scene.without
-        heard = [listener.hear_one(0, device, records) for _ in range(count)]
-        return np.array([[values @ np.sign(gap) * scale >= edge for values in heard]])
-
-    claims = (Claim("sum of features", epsilon([event], delta).epsilon, delta, proven=False),)
-    return Attack("local_pca", "basis of the device's own", claims, play, runs)
+    listener, device = HostileCloud(scene), made(scene)
+    law, signs = gaussian_law(listener.events[0]), np.sign(listener.gaps[0])
+    edge, delta = gaussian_threshold(law.mu, runs)
+    scale = law.mu / law.sensitivity * 2.0**-GAUSSIAN_BITS
+    heard = each(lambda there: listener.hear_one(0, device, scene.records(there)) @ signs * scale)
+    claim = Claim("sum of features", epsilon([law], delta).epsilon, delta, proven=False)
+    return past("local_pca", "basis of the device's own", runs, heard, edge, claim)
 
 
 def fm_paper_attack(runs: int) -> Attack:
@@ -325,14 +324,11 @@ def fm_paper_attack(runs: int) -> Attack:
     # A record moves the slope by ½ in either class; W₂ adds the two up.
     others = sum(0.5 if label else -0.5 for label in scene.without.y[:1].tolist())
 
-    def play(present: bool, count: int) -> Hits:
-        device = FmPaperDevice(parameters, setting)
-        records = scene.present if present else scene.without
-        answers = [device.answer(exchange, broadcast, records) for _ in range(count)]
-        moved = np.array([float(answer.segments[HIDDEN][0, 0]) for answer in answers])
-        return np.array([moved / (-rate * steps) - 2 * others >= 0.5])
+    device = FmPaperDevice(parameters, setting)
 
-    (event, *_) = FmPaperDevice(parameters, setting).price(exchange)
-    claimed = event.claimed_epsilon if isinstance(event, ClaimedEvent) else math.nan
-    claims = (Claim("the mean of the steps", claimed, proven=False),)
-    return Attack("fm_paper", f"one round of {steps} steps", claims, play, runs)
+    def heard(present: bool) -> float:
+        answer = device.answer(exchange, broadcast, scene.records(present))
+        return float(answer.segments[HIDDEN][0, 0]) / (-rate * steps) - 2 * others
+
+    claim = Claim("the mean of the steps", _claimed(device.price(exchange)[0]), proven=False)
+    return past("fm_paper", f"one round of {steps} steps", runs, each(heard), 0.5, claim)

@@ -22,7 +22,7 @@ from edgeveil.data.split import sample_slots
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.derived import DerivedRandom, Question, question_key
 from edgeveil.privacy.duchi_mechanism import duchi_event, duchi_mechanism
-from edgeveil.privacy.events import for_one_record
+from edgeveil.privacy.events import Event, GaussianEvent, for_one_record
 from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle, gaussian, gaussian_event
 from edgeveil.privacy.laplace_mechanism import (
     RECORD_BITS,
@@ -40,6 +40,7 @@ from edgeveil_lab.audit.statistics import gaussian_threshold
 
 Hits = NDArray[np.bool_]
 Play = Callable[[bool, int], Hits]
+Statistic = Callable[[bool, int], NDArray[np.float64]]
 
 BITS = 28
 ONE = 1 << BITS
@@ -95,6 +96,29 @@ class Attack:
     def name(self) -> str:
         """Unique among all attacks."""
         return f"{self.mechanism}: {self.title}"
+
+
+def past(
+    mechanism: str, title: str, runs: int, statistic: Statistic, edge: float, *claims: Claim
+) -> Attack:
+    """One event: the statistic reaches `edge`. Each claim is tried by the same draws."""
+
+    def play(present: bool, count: int) -> Hits:
+        return np.tile(statistic(present, count) >= edge, (len(claims), 1))
+
+    return Attack(mechanism, title, claims, play, runs)
+
+
+def each(one: Callable[[bool], float]) -> Statistic:
+    """A statistic of runs that are played one by one."""
+    return lambda present, count: np.array([one(present) for _ in range(count)])
+
+
+def gaussian_law(event: Event) -> GaussianEvent:
+    """Raises TypeError where an attack on Gaussian noise meets another."""
+    if not isinstance(event, GaussianEvent):
+        raise TypeError(f"noise that is not Gaussian: {event.what}")
+    return event
 
 
 _key = cache(NoiseKey.generate)
@@ -203,18 +227,12 @@ def selection_attack(
     """
     select = mechanism or derived(MECHANISMS[name])
     event = selection_event("audit", CANDIDATES, 1, EPSILON, mechanism=name, monotonic=monotonic)
-    without = np.full(CANDIDATES, 0 if monotonic else 1, np.int64)
-    without[0] = 0
-    present_scores = np.zeros(CANDIDATES, np.int64)
-    present_scores[0] = 1
-
-    def play(present: bool, count: int) -> Hits:
-        scores = present_scores if present else without
-        return np.array([[select(scores, event)[0] == 0 for _ in range(count)]])
-
-    claims = (Claim("the favoured one", epsilon([event], 0.0).epsilon),)
+    first = np.arange(CANDIDATES) == 0
+    scores = [(~first & (not monotonic)).astype(np.int64), first.astype(np.int64)]
     title = f"{CANDIDATES} candidates{', monotonic' if monotonic else ''}"
-    return Attack(name, title, claims, play, runs)
+    claim = Claim("the favoured one", epsilon([event], 0.0).epsilon)
+    favoured = each(lambda present: select(scores[present], event)[0] == 0)
+    return past(name, title, runs, favoured, 1, claim)
 
 
 def softmax_attack(runs: int, mechanism: Softmax = _softmax, *, sensitivity: int) -> Attack:
@@ -292,7 +310,6 @@ def _claims(event: str, claimed: float, delta: float = 0.0) -> tuple[Claim, ...]
 
 
 def single_mechanisms(effort: Effort) -> tuple[Attack, ...]:
-    """All attacks of this file."""
     values, calls = effort.values, effort.calls
     return (
         gaussian_attack(values),

@@ -38,7 +38,6 @@ from edgeveil.parts.update import Task, flat, shaped
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import (
     Event,
-    GaussianEvent,
     as_single,
     as_summed,
     for_one_record,
@@ -74,8 +73,15 @@ from edgeveil_edge.round_work import Masks
 from edgeveil_lab.attack.membership import event_variances
 from edgeveil_lab.audit.fm_attacks import HostileCloud, NeighbouringJob, made
 from edgeveil_lab.audit.guards import AttackOutcome, Guard
-from edgeveil_lab.audit.mechanism_attacks import Attack, Claim, Hits, fresh_noise
-from edgeveil_lab.audit.pate_attack import TurnedLabels
+from edgeveil_lab.audit.mechanism_attacks import (
+    Attack,
+    Claim,
+    Hits,
+    each,
+    fresh_noise,
+    gaussian_law,
+    past,
+)
 from edgeveil_lab.audit.statistics import (
     BETA,
     EventCounts,
@@ -84,6 +90,7 @@ from edgeveil_lab.audit.statistics import (
     lower_bound,
 )
 from edgeveil_lab.audit.update_attacks import SETTING as UPDATE_SETTING
+from edgeveil_lab.audit.update_attacks import TurnedLabels
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
@@ -301,7 +308,7 @@ def _attack(
     and whether it is meant to hold.
     """
     events = [job.events[k] for k in attacked]
-    laws = [law for law in map(seen, events) if isinstance(law, GaussianEvent)]
+    laws = [gaussian_law(seen(event)) for event in events]
     gaps = [job.hostile.gaps[k] for k in attacked]
     weights = [gap / event_variances(law) for gap, law in zip(gaps, laws, strict=True)]
     norms = np.array([np.sqrt(gap @ w) for gap, w in zip(gaps, weights, strict=True)])
@@ -323,7 +330,7 @@ def _attack(
         ]
 
     def play(present: bool, count: int) -> Hits:
-        records = job.scene.present if present else job.scene.without
+        records = job.scene.records(present)
         hits = np.empty((len(groups), count), np.bool_)
         for run in range(count):
             along = np.zeros(len(laws))
@@ -362,26 +369,19 @@ def shared_update_attack(
     updates = [np.full(size, value) for value in (within, _LARGE_UPDATE)]
     base, full = (_exact(stage, update).astype(np.float64) for update in updates)
     apart = for_one_record(release)
-    law = (as_single if alone else as_summed)(apart)
-    if not isinstance(law, GaussianEvent):
-        raise TypeError(f"noise that is not Gaussian: {law.what}")
+    law = gaussian_law((as_single if alone else as_summed)(apart))
     edge, delta = gaussian_threshold(law.mu, runs)
     honest = 1 if alone else honest or _SUMMED.honest
     along = (full - base) / (np.linalg.norm(full - base) * np.sqrt(law.sigma_squared))
 
-    def play(present: bool, count: int) -> Hits:
-        hits = np.empty((1, count), np.bool_)
-        for run in range(count):
-            heard = _noised(stage, updates[int(present)])
-            for _ in range(honest - 1):
-                heard = heard + _noised(stage, updates[0])
-            hits[0, run] = np.dot(along, heard - honest * base) >= edge
-        return np.repeat(hits, 1 + alone, axis=0)
+    def heard(present: bool) -> float:
+        others = (_noised(stage, updates[0]) for _ in range(honest - 1))
+        total = sum(others, _noised(stage, updates[present]))
+        return float(np.dot(along, total - honest * base))
 
     what = "updates" if quantile is None else "updates with a moving clip"
     title = f"{what}, {'all others collude' if alone else 'sums'}"
-    claims = _past([apart], delta, alone=alone)
-    return Attack(MECHANISM, title, claims, play, runs)
+    return past(MECHANISM, title, runs, each(heard), edge, *_past([apart], delta, alone=alone))
 
 
 def _past(events: Sequence[Event], delta: float, *, alone: bool) -> tuple[Claim, ...]:
@@ -416,24 +416,17 @@ def shared_votes_attack(runs: int, *, alone: bool, honest: int = 0) -> Attack:
     """All labels of one device turned, of which the cloud hears the sum of `honest` devices' votes
     (0: as many as are counted on), or (`alone`) all others together that device's own."""
     scene = TurnedLabels(summed=_SUMMED.summed, honest=_SUMMED.honest)
-    law = (as_single if alone else as_summed)(scene.event)
-    if not isinstance(law, GaussianEvent):
-        raise TypeError(f"noise that is not Gaussian: {law.what}")
+    law = gaussian_law((as_single if alone else as_summed)(scene.event))
     edge, delta = gaussian_threshold(law.mu, runs)
     honest = 1 if alone else honest or _SUMMED.honest
 
-    def play(turned: bool, count: int) -> Hits:
-        hits = np.empty((1, count), np.bool_)
-        for run in range(count):
-            heard = scene.heard(turned) - scene.base
-            for _ in range(honest - 1):
-                heard = heard + scene.heard(False) - scene.base
-            hits[0, run] = scene.along(heard, law) >= edge
-        return np.repeat(hits, 1 + alone, axis=0)
+    def heard(turned: bool) -> float:
+        others = (scene.heard(False) for _ in range(honest - 1))
+        return scene.along(sum(others, scene.heard(turned)), law)
 
     claims = _past([scene.event], delta, alone=alone)
     title = f"votes, {'all others collude' if alone else 'sums'}"
-    return Attack(MECHANISM, title, claims, play, runs)
+    return past(MECHANISM, title, runs, each(heard), edge, *claims)
 
 
 # --- two jobs of different units, in one ledger ---
@@ -453,8 +446,8 @@ def mixed_totals_attack(runs: int) -> Attack:
     """
     stage = GradientGaussian(GradientGaussianParameters(), _ALONE)
     job, release = SharedNoiseJob(text=SMALL_JOB), stage.release
-    laws = [as_single(for_one_record(release)), as_single(job.events[0])]
-    first, second = (law for law in laws if isinstance(law, GaussianEvent))
+    first = gaussian_law(as_single(for_one_record(release)))
+    second = gaussian_law(as_single(job.events[0]))
     size = flat(_WEIGHTS).size
     updates = [np.full(size, value) for value in (-_LARGE_UPDATE, _LARGE_UPDATE)]
     base, full = (_exact(stage, update).astype(np.float64) for update in updates)
@@ -464,20 +457,17 @@ def mixed_totals_attack(runs: int) -> Attack:
     mu = math.hypot(first.mu, second.mu)
     edge = epsilon_at(mu, LIFE_DELTA) / mu + mu / 2
 
-    def play(present: bool, count: int) -> Hits:
-        records = job.scene.present if present else job.scene.without
-        heard = np.empty(count)
-        for run in range(count):
-            (numbers,) = job.segments(0, records).values()
-            heard[run] = np.dot(update_weight, _noised(stage, updates[int(present)]) - base)
-            heard[run] += np.dot(weight, numbers.ravel().astype(np.float64) - job.hostile.bases[0])
-        return np.array([heard / deviation >= edge])
+    def heard(present: bool) -> float:
+        (numbers,) = job.segments(0, job.scene.records(present)).values()
+        moved = numbers.ravel().astype(np.float64) - job.hostile.bases[0]
+        update = _noised(stage, updates[present]) - base
+        return float(np.dot(update_weight, update) + np.dot(weight, moved)) / deviation
 
     asked = [(release,), tuple(job.events)]
     life = _lifetime([JobRequest(str(k), LIFE_DELTA / 2, one) for k, one in enumerate(asked)])
     alone = life.colluding or life
-    claims = (Claim("a record, in two jobs", alone.record_epsilon, alone.delta),)
-    return Attack(MECHANISM, "two units, all others collude", claims, play, runs)
+    claim = Claim("a record, in two jobs", alone.record_epsilon, alone.delta)
+    return past(MECHANISM, "two units, all others collude", runs, each(heard), edge, claim)
 
 
 def _lifetime(jobs: Sequence[JobRequest]) -> Guarantee:
@@ -496,7 +486,6 @@ def _lifetime(jobs: Sequence[JobRequest]) -> Guarantee:
 
 
 def shared_guards() -> tuple[Guard, ...]:
-    """All guards of this file."""
     return (
         Guard(
             MECHANISM,
