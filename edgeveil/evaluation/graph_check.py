@@ -7,8 +7,8 @@ no subgraphs, one output each, integers and shapes from the graph's own constant
 of a value is such a constant too: with these operators it never follows from a value.
 
 Nor may a kernel take its time from the values: what is allowed was measured on many kinds of them
-(docs/threat-model.md, "What the time of an operator tells"). `Pow` is fast for the exponents 2 and 3 alone,
-`PRelu` branches on each sign, and neither half precision nor a division of whole numbers,
+(docs/threat-model.md, "What the time of an operator tells"). `Pow` is fast for the exponents 2 and
+3 alone, `PRelu` branches on each sign, and neither half precision nor a division of whole numbers,
 which can end the process, is needed.
 
 Batch normalisation must use the statistics it holds. Those of the batch would let one record
