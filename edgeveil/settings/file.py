@@ -61,7 +61,7 @@ def parsed(raw: bytes, where: str) -> Tree:
 def only_block(model: type[M], kind: str, tree: Tree, path: Path) -> M:
     """The one block of a file; relative paths in it count from the file's folder."""
     _only_key(tree, kind, str(path))
-    for at, text in _drop_retired(kind, tree.value[kind]):
+    for at, text in drop_retired(kind, tree.value[kind]):
         tree.problems.append(Problem((kind, *at), tree.line((kind, *at)), text))
     return checked(model, tree, str(path), prefix=(kind,), folder=path.absolute().parent)
 
@@ -234,7 +234,7 @@ RETIRED["fleet"] = {
 _INSTEAD = {"require_power": "write charging: true"}
 
 
-def _drop_retired(kind: str, block: dict[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
+def drop_retired(kind: str, block: dict[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
     """Remove a site's retired keys from `block`; returns (path, problem) of those that differ."""
     found = []
     for dotted, usual in RETIRED.get(kind, {}).items():

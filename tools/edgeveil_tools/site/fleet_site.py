@@ -29,6 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -44,6 +45,7 @@ from edgeveil.crypto.authorities import (
 from edgeveil.crypto.keys import OpeningKey, SigningKey, VerifyKey
 from edgeveil.enrolment import Enrolment
 from edgeveil.errors import UsageError
+from edgeveil.settings.file import drop_retired
 from edgeveil.transport.process import make_signing_key
 from edgeveil.trust.moves import Move
 from edgeveil_edge.identity import DeviceIdentity
@@ -169,6 +171,8 @@ class FleetSite:
         found = {path: digest(raw) for path, raw in files.items()}
         if TRUST_FILE in party.files and party.believes == believes(plan, party, facts):
             found[TRUST_FILE] = party.files[TRUST_FILE]
+        if SITE_FILE in party.files and _same_settings(party.text, files[SITE_FILE]):
+            found[SITE_FILE] = party.files[SITE_FILE]
         return found
 
     # --- changes ---
@@ -754,6 +758,14 @@ def _give(path: Path, content: bytes) -> bytes:
             file.write(content)
         scratch.rename(path)
     return path.read_bytes()
+
+
+def _same_settings(text: str, raw: bytes) -> bool:
+    """Whether two site files differ in keys alone that an earlier version wrote as constants."""
+    before, after = yaml.safe_load(text) or {}, yaml.safe_load(raw)
+    for kind, block in before.items():
+        drop_retired(kind, block)
+    return bool(before == after)
 
 
 def _difference(party: Party, files: Mapping[str, bytes]) -> str:
