@@ -434,14 +434,14 @@ def test_an_authority_is_rotated_in_two_steps(folder):
     assert (folder / "bundles/broker-edge/tls/revoked.pem").read_text().count("BEGIN") == 2
     with pytest.raises(UsageError, match="being rotated already"):
         opened(folder).rotate_authority("edge")
-    opened(folder).finish_rotation("edge")
+    opened(folder).rotate_authority("edge", finish=True)
     assert (folder / "bundles/box-0001/tls/edge-ca.crt").read_bytes() == both.removesuffix(first)
     server = x509.load_pem_x509_certificate(
         (folder / "bundles/broker-edge/tls/broker.crt").read_bytes()
     )
     server.verify_directly_issued_by(new)
     with pytest.raises(UsageError, match="not being rotated"):
-        opened(folder).finish_rotation("edge")
+        opened(folder).rotate_authority("edge", finish=True)
 
 
 def test_the_authority_of_claims_is_rotated_too(folder):
@@ -469,7 +469,7 @@ def test_the_authority_of_claims_is_rotated_too(folder):
     image.verify_directly_issued_by(x509.load_pem_x509_certificate(second))
     known = (bundles / "broker-edge" / "tls" / "clients-ca.crt").read_bytes()
     assert first in known and second in known
-    opened(folder).finish_rotation("claims")
+    opened(folder).rotate_authority("claims", finish=True)
     known = (bundles / "broker-edge" / "tls" / "clients-ca.crt").read_bytes()
     assert first not in known and second in known
     assert (bundles / "broker-edge/tls/revoked.pem").read_text().count("BEGIN") == 2

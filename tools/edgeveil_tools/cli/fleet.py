@@ -319,7 +319,7 @@ def _revoke(args: argparse.Namespace) -> int:
 def _rotate(args: argparse.Namespace) -> int:
     site = _open(args)
     domain = args.what.removesuffix("-authority") + (f"-{args.cell}" if args.cell else "")
-    changes = site.finish_rotation(domain) if args.finish else site.rotate_authority(domain)
+    changes = site.rotate_authority(domain, finish=args.finish)
     _show(changes)
     _hand_over(site, changes)
     return 0

@@ -25,6 +25,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,9 +110,8 @@ class FleetSite:
         self._authorities: dict[str, Authority] = {}
         self._key: SigningKey | None = None
         self._to: dict[str, str] = {}  # devices that are to move, by name
-        self.awaits_root = (
-            False  # what the plan adds is not signed by enough of the root's keys yet
-        )
+        self._preview = False  # with keys and certificates made up, and nothing written
+        self.awaits_root = False  # what the plan adds lacks signatures of the root's keys
 
     # --- what is there ---
 
@@ -146,23 +146,14 @@ class FleetSite:
             os.close(handle)
 
     def changes(self) -> list[PartyChange]:
-        """What `apply` would do, in the order of the plan."""
-        return self._changes(*self._planned())
-
-    def _changes(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[PartyChange]:
-        found = self._news(plan, devices)
-        planned = {device.name: device for device in devices}
-        facts = self._facts_with([one.name for one in found if one.what == "new"], plan, planned)
-        found += self._moving(plan, devices)
-        ending = set(self._ending(plan))
-        for party in self._still(plan, devices):
-            if party.name in ending:
-                found.append(PartyChange(party.name, "renewed"))
-            after = facts.parties[party.name]
-            files = files_of(plan, after, planned.get(party.name), facts)
-            if self._digests(plan, after, files, facts) != dict(party.files):
-                found.append(PartyChange(party.name, "changed", _difference(party, files)))
-        return found
+        """What `apply` would do. Keys and certificates are made up for it: they settle *that* the
+        files of others differ, and no difference shows more of such a file."""
+        plan, devices = self._planned()
+        record, self._record, self._preview = self._record, deepcopy(self._record), True
+        try:
+            return self._changed(plan, devices)
+        finally:
+            self._record, self._preview = record, False
 
     def _digests(
         self, plan: FleetPlan, party: Party, files: Mapping[str, bytes], facts: Facts
@@ -209,26 +200,30 @@ class FleetSite:
             return self._apply(told)
 
     def _apply(self, told: Told) -> list[PartyChange]:
-        plan, devices = self._planned()
-        told(self._changes(plan, devices))
-        done = self._news(plan, devices)
-        self._prepare(plan, devices)
-        new = [change.name for change in done if change.what == "new"]
-        by_name = {device.name: device for device in devices}
-        for name in new:
-            self._make(plan, name, by_name.get(name))
-        self._trust(plan)
-        done += self._move(plan, devices)
-        for name in self._ending(plan):
-            self._certify(plan, name)
-            done.append(PartyChange(name, "renewed"))
-        done += self._write(plan, devices, new)
+        told(self.changes())
+        done = self._changed(*self._planned())
         os.sync()
         changed = [one for one in done if one.what != "unplanned"]
         if changed:
             self._log("apply", {"changes": len(changed), "sequence": self._record.sequence})
         self._record.save(self.folder / RECORD)
         return done
+
+    def _changed(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[PartyChange]:
+        done, ending = self._news(plan, devices), self._ending(plan)
+        self._prepare(plan, devices)
+        new = [change.name for change in done if change.what == "new"]
+        by_name = {device.name: device for device in devices}
+        for name in new:
+            self._make(plan, name, by_name.get(name))
+        if not self._preview:
+            self._trust(plan)
+        done += self._move(plan, devices)
+        for name in ending:
+            if not self._preview:
+                self._certify(plan, name)
+            done.append(PartyChange(name, "renewed"))
+        return done + self._write(plan, devices, new)
 
     def revoke(self, name: str) -> list[PartyChange]:
         """Take a device out for good; what is known of it stays. Its history is not removed."""
@@ -253,49 +248,36 @@ class FleetSite:
             self._record.save(self.folder / RECORD)
         return [PartyChange(party.name, "revoked"), *self.apply()]
 
-    def rotate_authority(self, domain: str) -> list[PartyChange]:
-        """A new authority beside the one before, which goes on counting until `finish_rotation`.
+    def rotate_authority(self, domain: str, *, finish: bool = False) -> list[PartyChange]:
+        """A new authority beside the one before, which goes on counting until the rotation is
+        finished: once every party has its newest bundle.
 
         Clients get new certificates; the broker keeps its own until everybody knows the new one.
         Of `claims`, the proxy gives boxes theirs from then on, and the image's is a new one.
         """
         plan, _ = self._planned()
-        self._check_rotates(plan, domain)
-        if len(self._record.authorities[domain]) > 1:
-            fix = f"edgeveil site rotate {self.folder} {domain}-authority --finish"
-            raise UsageError(f"the {domain} authority is being rotated already", fix=fix)
-        with self.alone():
-            self._new_authority(domain)
-            for party in self.parties:
-                if party.active and domain in party.certificates and party.kind != "broker":
-                    self._certify(plan, party.name, only=domain)
-            self._list_revoked(domain)
-            self._log("rotate", {"authority": domain})
-            self._record.save(self.folder / RECORD)
-        return self.apply()
-
-    def finish_rotation(self, domain: str) -> list[PartyChange]:
-        """The authority before counts no more; for when every party has its newest bundle."""
-        plan, _ = self._planned()
-        self._check_rotates(plan, domain)
-        if len(self._record.authorities[domain]) == 1:
-            fix = f"edgeveil site rotate {self.folder} {domain}-authority"
-            raise UsageError(f"the {domain} authority is not being rotated", fix=fix)
-        with self.alone():
-            del self._record.authorities[domain][1:]
-            for party in self.parties:
-                if party.kind == "broker" and domain in party.certificates:
-                    self._certify(plan, party.name, only=domain)
-            self._list_revoked(domain)
-            self._log("rotate", {"authority": domain, "finished": True})
-            self._record.save(self.folder / RECORD)
-        return self.apply()
-
-    def _check_rotates(self, plan: FleetPlan, domain: str) -> None:
         if domain not in self._record.authorities:
             fix = f"name one of {', '.join(self._record.authorities)}; or plan it, and apply"
             where = str(self.folder / PLAN_FILE)
             raise UsageError(f"the fleet has no {domain} authority yet", where=where, fix=fix)
+        if finish != (len(self._record.authorities[domain]) > 1):
+            how = "not being rotated" if finish else "being rotated already"
+            what = f"the {domain} authority is {how}"
+            fix = f"edgeveil site rotate {self.folder} {domain}-authority"
+            raise UsageError(what, fix=fix + ("" if finish else " --finish"))
+        with self.alone():
+            if finish:
+                del self._record.authorities[domain][1:]
+            else:
+                self._new_authority(domain)
+            for party in self.parties:
+                issues = party.active and domain in party.certificates
+                if issues and (party.kind == "broker") == finish:
+                    self._certify(plan, party.name, only=domain)
+            self._list_revoked(domain)
+            self._log("rotate", {"authority": domain, **({"finished": True} if finish else {})})
+            self._record.save(self.folder / RECORD)
+        return self.apply()
 
     # --- inside: what the plan asks for ---
 
@@ -378,11 +360,14 @@ class FleetSite:
     def _prepare(self, plan: FleetPlan, devices: list[DevicePlan]) -> None:
         record = self._record
         record.fleet = plan.name
-        self._site_key()
-        for domain in _authorities(plan):
+        claims = plan.cell_names if plan.devices.claims is not None else ()
+        for domain in (*plan.domains, *(of_cell("claims", cell) for cell in claims)):
             if domain not in record.authorities:
                 self._new_authority(domain)
                 self._list_revoked(domain)
+        if self._preview:
+            return
+        self._site_key()
         record.save(self.folder / RECORD)  # the root names these authorities from its first day on
         for name in self._names(plan, devices):
             settle(self.bundles / name)
@@ -390,8 +375,19 @@ class FleetSite:
     def _make(self, plan: FleetPlan, name: str, device: DevicePlan | None) -> None:
         """The keys of a new party, in its bundle alone."""
         folder = self.bundles / name
-        party = _new_party(plan, name, device)
-        kind = party.kind
+        what, _, rest = name.partition("-")
+        kind = "edge" if device is not None or what == IMAGE else what
+        cell = device.cell if device is not None else rest if what in (IMAGE, "proxy") else ""
+        party = Party(name=name, kind=kind, cell=cell or "")
+        if self._preview:
+            words = dict.fromkeys(password_domains(plan, party), "")
+            pems = dict.fromkeys(tls_keys(plan, party), TO_BE_MADE)
+            party = replace(party, words=words, certificates=pems)
+            if device is not None:
+                line = Enrolment.make(SigningKey.generate(), OpeningKey.generate()).to_line()
+                party = replace(party, device_id=name, enrolment=line)
+            self._record.parties[name] = party
+            return
         if device is not None:
             identity = DeviceIdentity.load_or_create(folder / STATE)
             line = identity.enrolment().to_line()
@@ -423,10 +419,14 @@ class FleetSite:
         """New certificates for the keys that the ones before hold."""
         for domain, pem in dict(self._record.parties[name].certificates).items():
             if only in (None, domain):
-                key = x509.load_pem_x509_certificate(pem.encode()).public_key()
-                self._issue(plan, name, domain, key)
+                self._issue(plan, name, domain, _public_key(pem))
 
     def _issue(self, plan: FleetPlan, name: str, domain: str, key: object) -> None:
+        if self._preview:
+            party = self._record.parties[name]
+            pems = {**party.certificates, domain: TO_BE_MADE}
+            self._record.parties[name] = replace(party, certificates=pems)
+            return
         if not isinstance(key, ec.EllipticCurvePublicKey):
             fix = "take the bundle away, and apply again"
             raise UsageError("is no key that was made here", where=name, fix=fix)
@@ -448,6 +448,9 @@ class FleetSite:
     def _list_revoked(self, *domains: str) -> None:
         """Of devices that were taken out, and of those whose cell meets elsewhere by now."""
         known = [one for one in self.parties if one.device_id]
+        if self._preview:
+            self._record.revocations.update(dict.fromkeys(domains, TO_BE_MADE))
+            return
         for domain in domains:
             names = [
                 one.device_id or ""
@@ -510,44 +513,53 @@ class FleetSite:
 
     # --- inside: moving ---
 
-    def _moving(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[PartyChange]:
-        held = self._record.parties
-        return [
-            PartyChange(one.name, "moved", f"- cell: {party.cell}\n+ cell: {one.cell}")
-            for one in devices
-            if (party := held.get(one.name)) is not None and party.active
-            if party.cell != one.cell
-        ]
-
     def _move(self, plan: FleetPlan, devices: list[DevicePlan]) -> list[PartyChange]:
         """Devices to their new cells, each with a signed note, and everybody to the brokers that
         they meet at by now."""
-        moving, wanted = self._moving(plan, devices), {one.name: one for one in devices}
+        wanted = {one.name: one.cell or "" for one in devices}
+        moving = [
+            one for one in self._still(plan, devices) if wanted.get(one.name, one.cell) != one.cell
+        ]
+        for party in moving:
+            number = (party.move["number"] if party.move else 0) + 1
+            left = tuple(dict.fromkeys((*party.left, party.cell)))
+            move = {"cell": wanted[party.name], "number": number}
+            self._record.parties[party.name] = replace(
+                party, cell=wanted[party.name], left=left, move=move
+            )
+        if self._preview:
+            for party in moving:
+                sealing = Enrolment.from_json((party.enrolment or "").encode()).sealing
+                note = Move(sealing, wanted[party.name], 0, 0, b"").to_plain()
+                after = self._record.parties[party.name]
+                self._record.parties[party.name] = replace(after, move=note)
+        else:
+            self._sign_moves(bool(moving))
+        self._resettle(plan, devices)
+        return [
+            PartyChange(one.name, "moved", f"- cell: {one.cell}\n+ cell: {wanted[one.name]}")
+            for one in moving
+        ]
+
+    def _sign_moves(self, required: bool) -> None:
+        """Notes of all that ever moved, by the site's key in its present epoch."""
         site = TrustFolder(self.folder / "trust", self._passphrase).delegated().site
         own = self._site_key()
-        named = site is not None and site.key == own.public()
-        if moving and not named:
+        if site is None or site.key != own.public():
+            if not required:
+                return
             raise UsageError(
                 "the root does not name this site's key as the one that moves devices",
                 where=str(self.folder / "trust"),
                 fix=f"edgeveil trust rotate {self.folder / 'trust'} site"
                 f" {self.folder / PUBLIC_KEY}",
             )
-        for change in moving:
-            party, to = self._record.parties[change.name], wanted[change.name].cell or ""
-            number = (party.move["number"] if party.move else 0) + 1
-            left = tuple(dict.fromkeys((*party.left, party.cell)))
-            self._record.parties[change.name] = replace(
-                party, cell=to, left=left, move={"cell": to, "number": number}
-            )
         for party in self.parties:
-            if party.move and named and site and party.move.get("epoch") != site.epoch:
+            if party.move and party.move.get("epoch") != site.epoch:
                 enrolled = Enrolment.from_json((party.enrolment or "").encode()).sealing
                 cell, number = party.move["cell"], party.move["number"]
                 note = Move.make(own, site.epoch, enrolled, cell, number).to_plain()
                 self._record.parties[party.name] = replace(party, move=note)
-        self._resettle(plan, devices)
-        return moving
 
     def _resettle(self, plan: FleetPlan, devices: list[DevicePlan]) -> None:
         """Certificates and accounts of the domains that a party is in by now, and of no other."""
@@ -558,8 +570,7 @@ class FleetSite:
             for domain in tls_keys(plan, party):
                 if domain not in party.certificates:
                     pem = _of_side(party.certificates, domain)
-                    key = x509.load_pem_x509_certificate(pem.encode()).public_key()
-                    self._issue(plan, party.name, domain, key)
+                    self._issue(plan, party.name, domain, _public_key(pem))
             words = {}
             for domain in password_domains(plan, party):
                 words[domain] = party.words.get(domain) or _of_side(party.words, domain)
@@ -581,12 +592,16 @@ class FleetSite:
         fresh, parties = set(new), self._still(plan, devices)
         planned, facts = {device.name: device for device in devices}, self._facts()
         for party in parties:
+            if self._preview and party.name in fresh:
+                continue
             files = files_of(plan, party, planned.get(party.name), facts)
             if self._digests(plan, party, files, facts) == dict(party.files):
                 continue
             digests = {path: digest(raw) for path, raw in files.items()}
             if party.name not in fresh:
                 found.append(PartyChange(party.name, "changed", _difference(party, files)))
+            if self._preview:
+                continue
             folder = self.bundles / party.name
             given = self._given(folder, party)
             claims_key = facts.claims_key(party.cell) if CLAIMS_CA in digests else ""
@@ -645,34 +660,6 @@ class FleetSite:
             parties=self._record.parties,
         )
 
-    def _facts_with(
-        self, new: list[str], plan: FleetPlan, planned: Mapping[str, DevicePlan]
-    ) -> Facts:
-        """As they will be with these parties, whose keys are made up: they settle *that* the
-        files of others differ, and no difference shows more of such a file."""
-        facts = self._facts()
-        parties = dict(facts.parties)
-        line = Enrolment.make(SigningKey.generate(), OpeningKey.generate()).to_line()
-        for name in new:
-            party = _new_party(plan, name, planned.get(name))
-            if name in planned:
-                party = replace(party, device_id=name, enrolment=line)
-            words = dict.fromkeys(password_domains(plan, party), "")
-            parties[name] = replace(party, words=words)
-        left: set[str] = set()  # domains whose lists of revoked certificates grow
-        for name in {*plan.servers, *planned} - set(new):
-            before = parties[name]
-            if before.active and before.kind != "broker":
-                parties[name] = _as_placed(plan, before, planned.get(name))
-                left |= set(before.certificates) - set(parties[name].certificates)
-        made = dict.fromkeys(_authorities(plan), TO_BE_MADE)
-        return replace(
-            facts,
-            authorities={**made, **facts.authorities},
-            revocations={**made, **facts.revocations, **dict.fromkeys(left, TO_BE_MADE)},
-            parties=parties,
-        )
-
     # --- inside: keys ---
 
     def _site_key(self) -> SigningKey:
@@ -695,6 +682,9 @@ class FleetSite:
         return self._authorities[number]
 
     def _new_authority(self, domain: str) -> None:
+        if self._preview:
+            self._record.authorities[domain] = [TO_BE_MADE]
+            return
         made = Authority.make(f"EdgeVeil {self._record.fleet} {domain} {secrets.token_hex(4)}")
         pem = certificate_pem(made.certificate).decode()
         number = hashlib.sha256(pem.encode()).hexdigest()[:16]
@@ -715,31 +705,8 @@ class FleetSite:
         return next((one for one in self.parties if one.device_id == device_id), None)
 
 
-def _new_party(plan: FleetPlan, name: str, device: DevicePlan | None) -> Party:
-    """One of which nothing is known yet but its place."""
-    if device is not None:
-        return Party(name=name, kind="edge", cell=device.cell or "")
-    what, _, rest = name.partition("-")
-    kind = "edge" if what == IMAGE else what
-    return Party(name=name, kind=kind, cell=rest if what in (IMAGE, "proxy") else "")
-
-
-def _as_placed(plan: FleetPlan, party: Party, device: DevicePlan | None) -> Party:
-    """As it will be where the plan wants it, its certificates made up."""
-    if device is not None and device.cell not in (None, party.cell):
-        sealing = Enrolment.from_json((party.enrolment or "").encode()).sealing
-        note = Move(sealing, device.cell or "", 0, 0, b"").to_plain()
-        left = (*party.left, party.cell)
-        party = replace(party, cell=device.cell or "", left=left, move=note)
-    certificates = {one: party.certificates.get(one, TO_BE_MADE) for one in tls_keys(plan, party)}
-    words = {one: party.words.get(one, "") for one in password_domains(plan, party)}
-    return replace(party, certificates=certificates, words=words)
-
-
-def _authorities(plan: FleetPlan) -> list[str]:
-    """The domains that have an authority, those of claims last."""
-    claims = plan.cell_names if plan.devices.claims is not None else ()
-    return [*plan.domains, *(of_cell("claims", cell) for cell in claims)]
+def _public_key(pem: str) -> object:
+    return x509.load_pem_x509_certificate(pem.encode()).public_key()
 
 
 def _of_side(found: Mapping[str, str], domain: str) -> str:
