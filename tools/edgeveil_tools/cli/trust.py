@@ -337,7 +337,7 @@ def _rotate(args: argparse.Namespace) -> int:
     folder = _open(args)
     if args.what == "root":
         keys = _new_keys(args)
-        folder.secret_root_keys()  # a wrong passphrase is told before anything is written
+        folder.secret_keys()  # a wrong passphrase is told before anything is written
         for key in keys:  # kept before anybody trusts them
             path = args.dir / "keys" / f"root-{key.public().fingerprint()}.key"
             save_root_key(path, key, asks(args))

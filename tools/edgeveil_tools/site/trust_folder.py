@@ -54,6 +54,7 @@ BUNDLE_FILE = "trust.json"
 _DELEGATIONS = "delegations.json"
 PROXY_ROLE, SITE_ROLE = "proxy-rosters", "site"
 
+Documents = list[tuple[str, Metadata[Any]]]
 Passphrase = Callable[[Path], bytes | None]
 """Asks for the passphrase of one key file; None: the key is not encrypted."""
 
@@ -145,8 +146,8 @@ class TrustFolder:
         )
         for number, key in enumerate(keys, 1):
             save_root_key(folder / "keys" / f"root-{number}.key", key, passphrase)
-        made._publish([("1.root.json", root), (_DELEGATIONS, make_delegations(said))], keys)
-        made._log(keys[0], "init", {"threshold": threshold, "keys": len(keys)})
+        documents: Documents = [("1.root.json", root), (_DELEGATIONS, make_delegations(said))]
+        made._publish(documents, keys, "init", {"threshold": threshold, "keys": len(keys)})
         return made
 
     def rotate_role(
@@ -255,14 +256,12 @@ class TrustFolder:
         version = trusted.root_version + 1
         root = make_root(version, keys, threshold, self._now() + timedelta(days=root_days))
         said = next_delegations(held, self._now() + timedelta(days=days))
-        signers = self._secret_keys()
-        documents: list[tuple[str, Metadata[Any]]] = [
+        documents: Documents = [
             (f"{version}.root.json", root),
             (_DELEGATIONS, make_delegations(said)),
         ]
-        published = self._publish(documents, signers)
-        self._log(signers[0] if signers else None, action, {"root": version, "keys": len(keys)})
-        return published
+        what = {"root": version, "keys": len(keys)}
+        return self._publish(documents, self.secret_keys(), action, what)
 
     def sign(self) -> Published:
         """Add the signatures of the keys at hand to what is pending."""
@@ -274,10 +273,8 @@ class TrustFolder:
         pending = [
             (name, read_document((self.folder / "pending" / name).read_bytes())) for name in names
         ]
-        signers = self._secret_keys()
-        published = self._publish(sorted(pending, key=lambda one: one[0] == _DELEGATIONS), signers)
-        self._log(signers[0] if signers else None, "sign", {"documents": names})
-        return published
+        pending.sort(key=lambda one: one[0] == _DELEGATIONS)
+        return self._publish(pending, self.secret_keys(), "sign", {"documents": names})
 
     def pending(self) -> tuple[bytes | None, Delegated | None]:
         """What awaits signatures: a root, the newest of them, and delegations."""
@@ -290,10 +287,6 @@ class TrustFolder:
         newest = max(roots, key=lambda raw: read_document(raw).signed.version, default=None)
         return newest, said
 
-    def secret_root_keys(self) -> list[SigningKey]:
-        """The root's secret keys at hand."""
-        return self._secret_keys()
-
     # --- inside ---
 
     def _delegate(
@@ -302,19 +295,22 @@ class TrustFolder:
         self._check_nothing_pending()
         held, ends = self.delegated(), self._now() + timedelta(days=days)
         said = next_delegations(held, ends, **changed)
-        signers = self._secret_keys()
-        published = self._publish([(_DELEGATIONS, make_delegations(said))], signers)
-        self._log(signers[0] if signers else None, action, what)
-        return published
+        documents: Documents = [(_DELEGATIONS, make_delegations(said))]
+        return self._publish(documents, self.secret_keys(), action, what)
 
-    def _secret_keys(self) -> list[SigningKey]:
+    def secret_keys(self) -> list[SigningKey]:
+        """The root's secret keys at hand."""
         files = sorted((self.folder / "keys").glob("*.key"))
         return [load_root_key(path, self._passphrase) for path in files]
 
     def _publish(
-        self, documents: list[tuple[str, Metadata[Any]]], signers: Sequence[SigningKey]
+        self,
+        documents: Documents,
+        signers: Sequence[SigningKey],
+        action: str,
+        what: Mapping[str, Any],
     ) -> Published:
-        """Sign; put in effect what has enough signatures, else leave all of it pending."""
+        """Sign and log; put in effect what has enough signatures, else leave all of it pending."""
         before = self.trusted() if self.bundle_file.exists() else None
         roots = [document for name, document in documents if name != _DELEGATIONS]
         wanted: dict[str, list[tuple[tuple[VerifyKey, ...], int]]] = {}
@@ -342,13 +338,16 @@ class TrustFolder:
             raw = [document_bytes(document) for document in roots]
             kept = before.roots if before else ()
             bundle = TrustBundle((*kept, *raw), document_bytes(documents[-1][1]))
-            self._check(bundle)
+            # As every party will: raises TrustError before anything is written.
+            TrustedMetadata(bundle.roots[0]).take(bundle.roots[1:], bundle.delegations, self._now())
         for name, document in documents:
             write_durably(place / name, document_bytes(document), mode=0o644)
         if not missing:
             write_durably(self.bundle_file, bundle.to_text().encode(), mode=0o644)
             for path in (self.folder / "pending").glob("*.json"):
                 path.unlink()
+        if signers:
+            AuditLog(self.folder / AUDIT_FILE, signers[0], self._now).append(action, what)
         return Published(missing)
 
     def _check_nothing_pending(self) -> None:
@@ -357,14 +356,6 @@ class TrustFolder:
         if any(pending.glob("*.json")):
             fix = "edgeveil trust sign, with the missing keys; or remove its files, to give it up"
             raise UsageError("a change awaits signatures", where=str(pending), fix=fix)
-
-    def _check(self, bundle: TrustBundle) -> None:
-        """As every party will: raises TrustError before anything is written."""
-        TrustedMetadata(bundle.roots[0]).take(bundle.roots[1:], bundle.delegations, self._now())
-
-    def _log(self, key: SigningKey | None, action: str, what: Mapping[str, Any]) -> None:
-        if key is not None:
-            AuditLog(self.folder / AUDIT_FILE, key, self._now).append(action, what)
 
 
 def _check_apart(roles: Mapping[str, VerifyKey], cells: Mapping[str, VerifyKey]) -> None:
