@@ -11,7 +11,6 @@ import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
 from edgeveil.crypto.buckets import LEVELS, bucket_of
@@ -198,89 +197,40 @@ class SendWindow:
 ROOT = "edgeveil/v1"
 
 
-@dataclass(frozen=True)
 class Topics:
-    """Where the parties of one cell speak; `cell` is empty where the fleet has no named cells."""
+    """Where the parties of one cell speak; `cell` is empty where the fleet has no named cells.
 
-    cell: str = ""
+    No name of a cell has a dot, so a proxy's client id (`proxy_id`) is never that of a further
+    connection, `proxy-1`.
+    """
 
-    @cached_property
-    def root(self) -> str:
-        """What all topics of the cell begin with."""
-        return f"{ROOT}/c/{self.cell}" if self.cell else ROOT
-
-    @property
-    def proxy_id(self) -> str:
-        """The client id of the cell's proxy. No name of a cell has a dot: so it is never that of a
-        further connection, `proxy-1`."""
-        return f"proxy.{self.cell}" if self.cell else "proxy"
-
-    @cached_property
-    def all_down(self) -> str:
-        """Where all devices listen."""
-        return f"{self.root}/all/down"
+    def __init__(self, cell: str = "") -> None:
+        self.cell = cell
+        self.proxy_id = f"proxy.{cell}" if cell else "proxy"
+        self.root = root = f"{ROOT}/c/{cell}" if cell else ROOT  # what all topics begin with
+        self.all_down = f"{root}/all/down"  # where all devices listen
+        self.any_bucket = f"{root}/b/+/+"  # for access lists
+        self.devices_up = f"{root}/d/+/up"  # the proxy's subscription to all devices
+        self.cloud_out, self.cloud_in = f"{root}/cloud/out", f"{root}/cloud/in"
+        self.any_renewal, self.any_claim = self.renewal("+"), self.claim("+")
+        self.claims_of_before = f"{root}/claim/up"  # of boxes of the version before
+        self.claims_down = f"{root}/claim/down"  # answers to all of these
+        self.proxies = f"{root}/proxy"  # another process that runs in the proxy's name is heard
+        at = re.escape(root)
+        self._up = re.compile(rf"{at}/d/([0-9a-f]{{16}})/up")
+        self._to_devices = re.compile(
+            rf"{at}/d/[0-9a-f]{{16}}/down|{at}/b/[0-9]{{1,5}}/[0-9]{{1,5}}"
+        )
+        self._asks = re.compile(rf"{at}/(?:d/([0-9a-f]{{16}})/renew|claim/([0-9a-f]{{32}})/up)")
 
     def bucket(self, level: int, index: int) -> str:
         """Where the devices of a bucket listen."""
         return f"{self.root}/b/{level}/{index}"
 
-    @cached_property
-    def any_bucket(self) -> str:
-        """All of them, for access lists."""
-        return f"{self.root}/b/+/+"
-
     def buckets(self, keys: Iterable[SealingKey]) -> list[str]:
         """Where the devices listen whose stanzas are sealed to these keys."""
         places = {(level, bucket_of(key, level)) for key in keys for level in LEVELS}
         return [self.bucket(*place) for place in sorted(places)]
-
-    @cached_property
-    def devices_up(self) -> str:
-        """The proxy's subscription to all devices."""
-        return f"{self.root}/d/+/up"
-
-    @cached_property
-    def cloud_out(self) -> str:
-        """Where the cloud speaks."""
-        return f"{self.root}/cloud/out"
-
-    @cached_property
-    def cloud_in(self) -> str:
-        """Where the cloud listens."""
-        return f"{self.root}/cloud/in"
-
-    @cached_property
-    def any_renewal(self) -> str:
-        """The proxy's subscription to devices that ask for their next certificate."""
-        return self.renewal("+")
-
-    @cached_property
-    def any_claim(self) -> str:
-        """The proxy's subscription to boxes with a claim."""
-        return self.claim("+")
-
-    @cached_property
-    def claims_of_before(self) -> str:
-        """Where boxes of the version before ask for either, all of them."""
-        return f"{self.root}/claim/up"
-
-    @cached_property
-    def claims_down(self) -> str:
-        """Where the proxy answers all of these."""
-        return f"{self.root}/claim/down"
-
-    def renewal(self, device: str) -> str:
-        """Where this device asks for its next certificate."""
-        return f"{self.root}/d/{device}/renew"
-
-    def claim(self, key: str) -> str:
-        """Where a box without a certificate of its own asks, by the id of the key it signs with."""
-        return f"{self.root}/claim/{key}/up"
-
-    @cached_property
-    def proxies(self) -> str:
-        """Where the cell's proxy hears of another process that runs in its name."""
-        return f"{self.root}/proxy"
 
     def device_up(self, device: str) -> str:
         """Where this device speaks."""
@@ -290,19 +240,13 @@ class Topics:
         """Where this device alone listens."""
         return f"{self.root}/d/{device}/down"
 
-    @cached_property
-    def _up(self) -> re.Pattern[str]:
-        return re.compile(rf"{re.escape(self.root)}/d/([0-9a-f]{{16}})/up")
+    def renewal(self, device: str) -> str:
+        """Where this device asks for its next certificate."""
+        return f"{self.root}/d/{device}/renew"
 
-    @cached_property
-    def _to_devices(self) -> re.Pattern[str]:
-        root = re.escape(self.root)
-        return re.compile(rf"{root}/d/[0-9a-f]{{16}}/down|{root}/b/[0-9]{{1,5}}/[0-9]{{1,5}}")
-
-    @cached_property
-    def _asks(self) -> re.Pattern[str]:
-        root = re.escape(self.root)
-        return re.compile(rf"{root}/(?:d/([0-9a-f]{{16}})/renew|claim/([0-9a-f]{{32}})/up)")
+    def claim(self, key: str) -> str:
+        """Where a box without a certificate of its own asks, by the id of the key it signs with."""
+        return f"{self.root}/claim/{key}/up"
 
     def claimant_of(self, topic: str) -> str:
         """Which device, or key, asks here for a certificate; empty where the topic names none."""

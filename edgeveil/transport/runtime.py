@@ -83,17 +83,6 @@ class Gate(Protocol):
         ...
 
 
-class OpenGate:
-    """Takes every frame."""
-
-    def refusal(self, _sender: fx.Address, _frame: bytes) -> str | None:
-        """Never refused."""
-        return None
-
-    def refused(self, _sender: fx.Address, _reason: str) -> None:
-        """Not noted."""
-
-
 class Runtime:
     """One machine with its host and its way out.
 
@@ -120,7 +109,7 @@ class Runtime:
         self._executor, self._log, self._packet_bytes = executor, log, packet_bytes
         self.refusals = Refusals(log)
         self._place, self._name_job = Place(), name_job
-        self._gate: Gate = OpenGate() if gate is None else gate
+        self._gate = gate
         self._blobs = blobs
         self._at: ExchangeId | None = None
         self._since_s = self._took_s = self._beat_s = 0.0
@@ -176,7 +165,9 @@ class Runtime:
 
     def takes(self, sender: fx.Address | None, frame: bytes) -> bool:
         """Whether to `receive` this frame; one that is not taken is counted, and that is all."""
-        reason = self._gate.refusal(sender, frame) if sender is not None else "foreign_topic"
+        reason = None if self._gate is None or sender is None else self._gate.refusal(sender, frame)
+        if sender is None:
+            reason = "foreign_topic"
         if reason is not None:
             self.refusals.add(reason)
         return reason is None
@@ -187,10 +178,14 @@ class Runtime:
             message = decode(frame, self._packet_bytes)
         except ProtocolError as error:
             self.refusals.add(error.reason)
-            self._gate.refused(sender, error.reason)
+            self._blame(sender, error.reason)
             return
         await self._room.acquire(len(frame))
         self._queue(fx.MessageReceived(sender, message), len(frame))
+
+    def _blame(self, sender: fx.Address, reason: str) -> None:
+        if self._gate is not None:
+            self._gate.refused(sender, reason)
 
     def post(self, event: fx.Event) -> None:
         """Queue an event of the process itself."""
@@ -269,7 +264,7 @@ class Runtime:
             if isinstance(event, fx.MessageReceived):
                 refused = [one for one in made if isinstance(one, fx.Refuse)]
                 for effect in refused:
-                    self._gate.refused(effect.sender or event.sender, effect.reason)
+                    self._blame(effect.sender or event.sender, effect.reason)
                 made += self._judge_key(event, any(one.reason == "forged" for one in refused))
             effects += made
             self._note_place(self.machine.at or self._at)  # a job's end still belongs to it

@@ -10,10 +10,11 @@ import pytest
 
 from edgeveil.errors import BrokerError, EdgeVeilError, UsageError
 from edgeveil.protocol import effects as fx
-from edgeveil.sites.links import BrokerLink, ServerLink
+from edgeveil.sites.links import BrokerLink
 from edgeveil.transport import mqtt_link
 from edgeveil.transport.dialling import client_context
 from edgeveil.transport.link import (
+    SERVER_BACKOFF_CAP_S,
     LinkSettings,
     MessageFilter,
     MessageHandler,
@@ -279,5 +280,5 @@ def test_a_cell_has_topics_of_its_own() -> None:
 
 
 def test_a_device_tries_again_within_half_a_minute_and_a_server_in_half_of_that() -> None:
-    assert broker().backoff_cap_s == 30.0
-    assert ServerLink.model_validate({"url": "mqtt://127.0.0.1:1"}).backoff_cap_s == 15.0
+    assert LinkSettings("mqtt://127.0.0.1:1", "x").backoff_cap_s == 30.0
+    assert SERVER_BACKOFF_CAP_S == 15.0
