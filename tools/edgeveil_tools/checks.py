@@ -14,23 +14,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeveil.data.check import DataReport, check_records, schema_problems
-from edgeveil.data.schema import DataSchema
+from edgeveil.data.check import DataReport, check_records
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
 from edgeveil.errors import ConfigError, ConfigProblem, DataError, UsageError
 from edgeveil.jobs import Job, Plan, compile_job, line_of, load_plan
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.jobs.shuffle_amplification import shuffled
-from edgeveil.parts.methods import METHODS
-from edgeveil.parts.own_records import device_records, origin_of
-from edgeveil.parts.sources import brings_its_test, source_part
+from edgeveil.parts.own_records import device_records
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.protocol.transfer import part_bytes
 from edgeveil.registry import nearest
 from edgeveil.settings.explain import Schema
 from edgeveil.settings.file import parsed, read
 from edgeveil.sites.cloud import CloudLimits
-from edgeveil.sites.data import DataSource
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.files import SITES, kind_of, load_policy, load_site, site_of
 from edgeveil_tools.backbone.command import ensure_for_jobs
@@ -45,7 +41,6 @@ if TYPE_CHECKING:
 
 KINDS = ("job", *SITES, "policy", "fleet")
 DEFAULT_SHARE = 0.1
-LINES_SHOWN = 10
 
 # --- files ---
 
@@ -296,6 +291,8 @@ def plan_of(job: str | Path | Job) -> Plan:
 
 def job_notes(plan: Plan) -> tuple[str, ...]:
     """What a person should read of a job before it runs: scales, claims, what its shuffle earns."""
+    from edgeveil_tools.local.data import published_largest, scale_notes
+
     found = [*plan.notes, *scale_notes(plan.job, published_largest(plan.job.data.source))]
     found += filter(None, (plan.aggregation_note, plan.adapter_note, plan.evaluation_note))
     with suppress(ModuleNotFoundError):  # the clone bound is computed with scipy
@@ -313,6 +310,8 @@ def data_check(edge_site: Path, job_file: Path | None = None) -> int:
     are usable, DataError's exit code if not; writes nothing. Raises ConfigError, DataError or
     UsageError.
     """
+    from edgeveil_tools.local.data import column_problems, input_range, places
+
     site = load_site(edge_site)
     if not isinstance(site, EdgeSite):
         raise UsageError("is no edge site file", where=str(edge_site), fix="name configs/edge.yaml")
@@ -346,51 +345,6 @@ def data_check(edge_site: Path, job_file: Path | None = None) -> int:
         )
     _print(report, problems, exact_split=started)
     return DataError.exit_code if problems else 0
-
-
-def column_problems(data: DataSource, schema: DataSchema) -> list[str]:
-    """What the columns of a table hold that a job's schema does not say, over the whole file."""
-    read = source_part(data.source).tallies
-    if read is None:
-        return []
-    return schema_problems(schema, read(origin_of(data, schema), schema))
-
-
-def places(data: DataSource, schema: DataSchema | None = None) -> list[str]:
-    """Where the lines or pictures stand that are dropped for their form, the first few of them."""
-    faults: list[str] = []
-    find = source_part(data.source).faults
-    if find is not None:
-        faults = find(origin_of(data, schema))
-    more = len(faults) - LINES_SHOWN
-    return faults[:LINES_SHOWN] + [f"… and {more} more"] * (more > 0)
-
-
-def input_range(job: Job | None) -> tuple[float, float] | None:
-    """The values that features or model expect, least and largest; None where they do not say."""
-    parts = () if job is None else (*job.features, job.model)
-    scales = [
-        0.0 if getattr(one, "ranges", ()) else getattr(one, "input_scale", 0.0) for one in parts
-    ]
-    largest = max(scales, default=0.0)
-    return (-largest, largest) if largest else None
-
-
-def scale_notes(job: Job, largest: float) -> list[str]:
-    """What to say of a job whose records reach `largest`, beyond its `input_scale`; mostly []."""
-    wanted = input_range(job)
-    unread = METHODS[job.train.method].learns_on == "nothing"
-    if wanted is None or largest <= wanted[1] or unread:
-        return []
-    return [
-        f"values reach {largest:g}, beyond the job's input_scale of {wanted[1]:g}: write"
-        f" input_scale: {largest:g}"
-    ]
-
-
-def published_largest(source: str) -> float:
-    """The largest value of a published set's records; 0 for a source that does not say it."""
-    return source_part(source).largest if brings_its_test(source) else 0.0
 
 
 _MOST_CLASSES = 64  # that are counted one by one; a number has thousands

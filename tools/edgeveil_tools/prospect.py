@@ -40,8 +40,8 @@ from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil.units import byte_text, seconds_text
 from edgeveil_cloud.round_report import file_name, summary_of
-from edgeveil_tools.checks import input_range, price, rehearse
-from edgeveil_tools.local.data import dealt, held, is_published
+from edgeveil_tools.checks import price, rehearse
+from edgeveil_tools.local.data import dealt, held, input_range, is_published
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.local_run import LocalJob, LocalRun
 from edgeveil_tools.local.reference import has_reference

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 from edgeveil.errors import UsageError
 from edgeveil.evaluation.figures import (
@@ -30,14 +30,13 @@ from edgeveil.evaluation.figures import (
     leading_of,
     leading_text,
 )
+from edgeveil.parts.exchange import EVALUATIONS, TRAIN
 from edgeveil.privacy.events import Unit
 from edgeveil.privacy.guarantee import guarantee_lines, guarantee_text
 from edgeveil.privacy.policy import Quote
 from edgeveil.units import byte_text, seconds_text
 
-if TYPE_CHECKING:
-    from edgeveil_tools.local.run_log import RunEvents
-
+_ENDS = ("job_completed", "job_failed", "job_cancelled", "job_paused")  # of a run
 Status = Literal["completed", "failed"]
 SIMULATED = (
     "simulated with seeded noise: this run protects nobody; ε is what a real run of the job costs"
@@ -58,6 +57,65 @@ _SCORES = (
     *("corrected", "corrected_error", "corrected_reason", "noise_variance"),
 )
 _MEAN = ("mean", "uploads", "noise_deviation")
+
+
+@dataclass
+class RunEvents:
+    """A job's course, taken from its events one by one."""
+
+    events: list[dict[str, Any]] = field(default_factory=list)
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    phases: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    asked: int = 0  # exchanges that devices were asked to answer, committed or not
+    ended: str = ""
+    reason: str = ""
+    privacy: dict[str, Any] | None = None
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Take the next event; events of unknown types are kept and change nothing."""
+        self.events.append(event)
+        kind, data = event["type"], event["data"]
+        if kind == "exchange_committed":
+            row = exchange_row(data)
+            kept = {TRAIN: self.rounds, **dict.fromkeys(EVALUATIONS, self.evaluations)}
+            kept.get(data["phase"], self.phases).append(row)
+            if data["phase"] in EVALUATIONS and self.rounds and row.get("figures"):
+                self.rounds[-1]["figures"] = row["figures"]  # of the same model, more is known
+        elif kind == "broadcast" and data.get("kind") == "round":
+            self.asked = self.committed + 1
+        elif kind == "all_declined":
+            self.asked = self.committed
+        elif kind in _ENDS:
+            self.ended = kind.removeprefix("job_")
+            self.reason = data.get("reason") or self.reason
+            self.privacy = data.get("privacy") or self.privacy
+
+    @property
+    def committed(self) -> int:
+        """Exchanges committed so far, preparatory ones and evaluations included."""
+        return len(self.rounds) + len(self.phases) + len(self.evaluations)
+
+    @property
+    def repeated(self) -> bool:
+        """Whether a committed exchange took more than one attempt."""
+        rows = (*self.phases, *self.rounds, *self.evaluations)
+        return any(row["attempt"] > 1 for row in rows)
+
+    @property
+    def accuracy(self) -> float | None:
+        """After the last committed round."""
+        return self.rounds[-1]["accuracy"] if self.rounds else None
+
+    @property
+    def rmse(self) -> float | None:
+        """The same of a label that is a number."""
+        return leading_of(RMSE, self.rounds[-1]) if self.rounds else None
+
+    @property
+    def auc(self) -> float | None:
+        """The same where what is normal is learned."""
+        return leading_of(AUC, self.rounds[-1]) if self.rounds else None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from edgeveil_cloud.job_history import JobHistory
 from edgeveil_cloud.job_view import facts_of_plan, job_view
 from edgeveil_cloud.pages.job_rows import figure_text
 from edgeveil_cloud.store_tables import ExchangeRecord
-from edgeveil_tools.local.run_log import RunEvents
+from edgeveil_tools.result import RunEvents
 from edgeveil_tools.tracking.feed import metrics_of
 from tests.kits.job_events import committed
 

@@ -14,8 +14,8 @@ from edgeveil.pages.assets import CONTENT_POLICY
 from edgeveil_cloud import job_view
 from edgeveil_tools.local import run_page
 from edgeveil_tools.local.local_run import LocalRun
-from edgeveil_tools.local.run_log import RunEvents
 from edgeveil_tools.local.run_page import MOST_WATCHERS, RunPage, way_in
+from edgeveil_tools.result import RunEvents
 from tests.kits.browser import PHONE, browser
 from tests.kits.job_events import broadcast, committed, course
 

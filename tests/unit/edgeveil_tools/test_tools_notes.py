@@ -10,8 +10,8 @@ from edgeveil.errors import ConfigError
 from edgeveil.jobs import load_job
 from edgeveil_lab.reproduce.run import chosen_note, load_experiment, tuned_rows
 from edgeveil_lab.reproduce.run import markdown as reproduced
-from edgeveil_tools.checks import published_largest, scale_notes
 from edgeveil_tools.cli import main
+from edgeveil_tools.local.data import published_largest, scale_notes
 
 MODEL = {
     "job": "scaled",

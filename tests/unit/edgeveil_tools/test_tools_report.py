@@ -16,9 +16,8 @@ from edgeveil.pages.frozen import frozen, thawed
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.privacy.policy import Quote
 from edgeveil_tools.cli import main
-from edgeveil_tools.local.run_log import RunEvents
 from edgeveil_tools.report.page import report_view, write_report
-from edgeveil_tools.result import HOPS, Result, RunFacts, build, privacy_of
+from edgeveil_tools.result import HOPS, Result, RunEvents, RunFacts, build, privacy_of
 
 JOB = Path(__file__).parents[3] / "configs" / "jobs" / "digits_secure.yaml"
 PROVEN = Quote(Guarantee(8.0, 1e-5, "record", "proven"), Guarantee(40.0, 0.0, "device", "proven"))

@@ -6,8 +6,7 @@ import pytest
 
 from edgeveil.privacy.guarantee import Guarantee, guarantee_text
 from edgeveil.privacy.policy import Quote
-from edgeveil_tools.local.run_log import RunEvents
-from edgeveil_tools.result import RunFacts, build, privacy_of, summary, write_json
+from edgeveil_tools.result import RunEvents, RunFacts, build, privacy_of, summary, write_json
 
 
 def event(name, /, **data):

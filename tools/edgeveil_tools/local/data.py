@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from edgeveil.data.anomaly import NORMAL, learned_from
-from edgeveil.data.check import check_records
+from edgeveil.data.check import check_records, schema_problems
 from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError, UsageError
 from edgeveil.jobs import Job
 from edgeveil.parts.aggregation import build_rule
+from edgeveil.parts.methods import METHODS
 from edgeveil.parts.own_records import dealt_records, held_records, origin_of
 from edgeveil.parts.partitions import Shares
 from edgeveil.parts.sources import (
@@ -26,11 +27,11 @@ from edgeveil.parts.sources import (
 from edgeveil.parts.sources.csvfile import read_matrix
 from edgeveil.parts.sources.images import class_folders
 from edgeveil.sites.data import MAX_SIDE, DataFiles, DataSource, Images, data_mixes
-from edgeveil_tools.checks import column_problems, input_range, places, scale_notes
 from edgeveil_tools.local.local_run import LocalJob, LocalRun
 
 PLACES = (Path("../shared/data"), Path("data"))  # looked at where no folder is named
 _KINDS = {".csv": "csv", ".data": "csv", ".parquet": "parquet", ".npz": "npz"}
+LINES_SHOWN = 10
 TEST_SHARE = 0.2  # of records that come without a test half
 
 
@@ -260,3 +261,51 @@ def _first(data: DataSource, classes: int, schema: DataSchema | None) -> str:
 
 def _called(data: DataSource) -> str:
     return data.source if data.path is None else str(data.path)
+
+
+# --- what records are told of ---
+
+
+def column_problems(data: DataSource, schema: DataSchema) -> list[str]:
+    """What the columns of a table hold that a job's schema does not say, over the whole file."""
+    read = source_part(data.source).tallies
+    if read is None:
+        return []
+    return schema_problems(schema, read(origin_of(data, schema), schema))
+
+
+def places(data: DataSource, schema: DataSchema | None = None) -> list[str]:
+    """Where the lines or pictures stand that are dropped for their form, the first few of them."""
+    faults: list[str] = []
+    find = source_part(data.source).faults
+    if find is not None:
+        faults = find(origin_of(data, schema))
+    more = len(faults) - LINES_SHOWN
+    return faults[:LINES_SHOWN] + [f"… and {more} more"] * (more > 0)
+
+
+def input_range(job: Job | None) -> tuple[float, float] | None:
+    """The values that features or model expect, least and largest; None where they do not say."""
+    parts = () if job is None else (*job.features, job.model)
+    scales = [
+        0.0 if getattr(one, "ranges", ()) else getattr(one, "input_scale", 0.0) for one in parts
+    ]
+    largest = max(scales, default=0.0)
+    return (-largest, largest) if largest else None
+
+
+def scale_notes(job: Job, largest: float) -> list[str]:
+    """What to say of a job whose records reach `largest`, beyond its `input_scale`; mostly []."""
+    wanted = input_range(job)
+    unread = METHODS[job.train.method].learns_on == "nothing"
+    if wanted is None or largest <= wanted[1] or unread:
+        return []
+    return [
+        f"values reach {largest:g}, beyond the job's input_scale of {wanted[1]:g}: write"
+        f" input_scale: {largest:g}"
+    ]
+
+
+def published_largest(source: str) -> float:
+    """The largest value of a published set's records; 0 for a source that does not say it."""
+    return source_part(source).largest if brings_its_test(source) else 0.0

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,23 +16,20 @@ from edgeveil.evaluation.figures import (
     AUC,
     RMSE,
     evaluation_text,
-    leading_of,
     leading_text,
 )
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.shuffle_amplification import shuffled
 from edgeveil.jobs.who_sees import who_sees
-from edgeveil.parts.exchange import EVALUATIONS, TRAIN
+from edgeveil.parts.exchange import EVALUATIONS
 from edgeveil.privacy.guarantee import up
 from edgeveil.privacy.policy import Quote
 from edgeveil.protocol.cloud_reasons import BY_ITSELF, RESUME
 from edgeveil_tools.local.data import is_published
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.reference import Reference
-from edgeveil_tools.result import RunFacts, build, exchange_row, finite, privacy_of, write_whole
+from edgeveil_tools.result import RunEvents, RunFacts, build, finite, privacy_of, write_whole
 from edgeveil_tools.tracking.feed import Tracking
-
-_ENDS = ("job_completed", "job_failed", "job_cancelled", "job_paused")  # of a run
 
 
 @dataclass
@@ -154,65 +151,6 @@ def epsilon_by_plan(view: RunProgress) -> str:
     other = f" per {unit}" if spent and unit != view.training_unit else ""
     told = f"training {training}{colluding}, inference {inference}{other}"
     return f"ε by plan, per {view.training_unit}: {told}"
-
-
-@dataclass
-class RunEvents:
-    """A job's course, taken from its events one by one."""
-
-    events: list[dict[str, Any]] = field(default_factory=list)
-    rounds: list[dict[str, Any]] = field(default_factory=list)
-    phases: list[dict[str, Any]] = field(default_factory=list)
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
-    asked: int = 0  # exchanges that devices were asked to answer, committed or not
-    ended: str = ""
-    reason: str = ""
-    privacy: dict[str, Any] | None = None
-
-    def take(self, event: dict[str, Any]) -> None:
-        """Take the next event; events of unknown types are kept and change nothing."""
-        self.events.append(event)
-        kind, data = event["type"], event["data"]
-        if kind == "exchange_committed":
-            row = exchange_row(data)
-            kept = {TRAIN: self.rounds, **dict.fromkeys(EVALUATIONS, self.evaluations)}
-            kept.get(data["phase"], self.phases).append(row)
-            if data["phase"] in EVALUATIONS and self.rounds and row.get("figures"):
-                self.rounds[-1]["figures"] = row["figures"]  # of the same model, more is known
-        elif kind == "broadcast" and data.get("kind") == "round":
-            self.asked = self.committed + 1
-        elif kind == "all_declined":
-            self.asked = self.committed
-        elif kind in _ENDS:
-            self.ended = kind.removeprefix("job_")
-            self.reason = data.get("reason") or self.reason
-            self.privacy = data.get("privacy") or self.privacy
-
-    @property
-    def committed(self) -> int:
-        """Exchanges committed so far, preparatory ones and evaluations included."""
-        return len(self.rounds) + len(self.phases) + len(self.evaluations)
-
-    @property
-    def repeated(self) -> bool:
-        """Whether a committed exchange took more than one attempt."""
-        rows = (*self.phases, *self.rounds, *self.evaluations)
-        return any(row["attempt"] > 1 for row in rows)
-
-    @property
-    def accuracy(self) -> float | None:
-        """After the last committed round."""
-        return self.rounds[-1]["accuracy"] if self.rounds else None
-
-    @property
-    def rmse(self) -> float | None:
-        """The same of a label that is a number."""
-        return leading_of(RMSE, self.rounds[-1]) if self.rounds else None
-
-    @property
-    def auc(self) -> float | None:
-        """The same where what is normal is learned."""
-        return leading_of(AUC, self.rounds[-1]) if self.rounds else None
 
 
 class RunLog:
