@@ -37,7 +37,7 @@ from edgeveil.privacy.gaussian_mechanism import counts_event
 from edgeveil.privacy.laplace_mechanism import noise_law, softmax_laplace
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.registry import Table
-from edgeveil_tools.report.plots import BLUE, GREEN, ORANGE, STYLE
+from edgeveil_lab.pages import BLUE, GREEN, ORANGE, STYLE
 
 # --- simulated fleets: softmax vectors as devices would have them before any noise ---
 

@@ -1,39 +1,12 @@
-"""Pages: a template that is filled and written whole, and a page of the docs redrawn from code."""
+"""A page of the docs redrawn from code."""
 
 from __future__ import annotations
 
 import argparse
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from edgeveil_tools.result import write_whole
-
-_TEMPLATES = Path(__file__).parent / "templates"
-
-
-def write_page(
-    path: Path,
-    template: str,
-    content: Mapping[str, Any],
-    filters: Mapping[str, Callable[..., object]],
-) -> None:
-    """Fill `template` with `content`; text is escaped, a name that is missing raises."""
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(filters)
-    page = environment.get_template(template).render(**content)
-    write_whole(path, page.encode("utf-8"))
-
 
 _MARK = re.compile(r"(<!-- drawn: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 

@@ -27,8 +27,8 @@ from edgeveil_lab.attack.membership import Membership, RocCurve, infer
 from edgeveil_lab.attack.membership import steps as membership_steps
 from edgeveil_lab.attack.plots import draw_inversion, draw_membership
 from edgeveil_lab.attack.recording import Recording
+from edgeveil_lab.pages import write_page
 from edgeveil_tools.local.data import is_published
-from edgeveil_tools.pages import write_page
 from edgeveil_tools.result import UNPROTECTED, write_json, writing
 
 

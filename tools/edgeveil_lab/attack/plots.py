@@ -13,8 +13,8 @@ from matplotlib.ticker import MaxNLocator
 
 from edgeveil_lab.attack.inversion import METHODS, Inversion, InversionResult
 from edgeveil_lab.attack.membership import Membership, RocCurve, dp_curve, normal_curve
-from edgeveil_tools.report.plots import BLUE, GREEN, ORANGE, PURPLE, RED
-from edgeveil_tools.report.plots import STYLE as PLOT_STYLE
+from edgeveil_lab.pages import BLUE, GREEN, ORANGE, PURPLE, RED
+from edgeveil_lab.pages import STYLE as PLOT_STYLE
 
 INK, FAINT, PAPER = "#23272e", "#8a929c", "#ffffff"
 LEAST = 1e-3  # of the logarithmic axes

@@ -19,7 +19,7 @@ from rich.table import Table
 from edgeveil.errors import UsageError
 from edgeveil.units import byte_text, seconds_text
 from edgeveil_lab.capacity.play import FleetPlay, FleetShape
-from edgeveil_tools.report.plots import BLUE, GREEN, ORANGE, PURPLE, file_figure
+from edgeveil_lab.pages import BLUE, GREEN, ORANGE, PURPLE, file_figure
 
 PARTIES = ("cloud", "proxy", "edge broker", "devices asked", "each device")
 _WORKERS = ("cloud", "proxy")

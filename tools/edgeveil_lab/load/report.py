@@ -29,8 +29,7 @@ from edgeveil_lab.load.display import (
     warnings,
 )
 from edgeveil_lab.load.run_log import FLAT_MIB_PER_HOUR, drifts
-from edgeveil_tools.pages import write_page
-from edgeveil_tools.report.plots import (
+from edgeveil_lab.pages import (
     BLUE,
     CLUSTERS,
     GREEN,
@@ -38,6 +37,7 @@ from edgeveil_tools.report.plots import (
     PURPLE,
     RED,
     svg_figure,
+    write_page,
 )
 
 Result = Mapping[str, Any]

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from edgeveil_tools.report.plots import BLUE, CLUSTERS, ORANGE, file_figure
+from edgeveil_lab.pages import BLUE, CLUSTERS, ORANGE, file_figure
 
 Row = dict[str, Any]
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from edgeveil_lab.load.bare.display import LATENCIES, figures, notes, order_text
 from edgeveil_lab.load.display import PERCENTILES, ratio_text
 from edgeveil_lab.load.report import curves_plot, percentiles_plot
-from edgeveil_tools.pages import write_page
+from edgeveil_lab.pages import write_page
 
 _CURVES = (
     ("connected", "clients connected"),

@@ -1,15 +1,21 @@
-"""Pictures drawn by matplotlib, of the lab's pages and of who holds what: their style and form."""
+"""The lab's pages: templates that are filled and written whole, and pictures by matplotlib."""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.figure import Figure
+
+from edgeveil_tools.result import write_whole
+
+_TEMPLATES = Path(__file__).parent / "templates"
 
 # Stand-ins that become the page's own colours, so that one picture suits light and dark.
 _INK, _FAINT = "#010203", "#040506"
@@ -83,3 +89,22 @@ def file_figure(width: float, height: float, kind: str) -> Iterator[tuple[Figure
         metadata = {"Date": None} if kind == "svg" else None
         figure.savefig(raw, format=kind, dpi=160, metadata=metadata)
     done.append(raw.getvalue())
+
+
+def write_page(
+    path: Path,
+    template: str,
+    content: Mapping[str, Any],
+    filters: Mapping[str, Callable[..., object]],
+) -> None:
+    """Fill `template` with `content`; text is escaped, a name that is missing raises."""
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(filters)
+    page = environment.get_template(template).render(**content)
+    write_whole(path, page.encode("utf-8"))
