@@ -34,6 +34,7 @@ from dataclasses import replace as with_changes
 from edgeveil.crypto.keys import KEY_BYTES, SigningKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol import messages as m
 from edgeveil.protocol.cloud_job import (
     ONE_CELL,
     Absorb,
@@ -57,31 +58,6 @@ from edgeveil.protocol.cloud_job import (
     TakeMasks,
 )
 from edgeveil.protocol.cloud_reasons import EDGE_LINK, OTHER_KEY, OWN_LINK
-from edgeveil.protocol.messages import (
-    Ack,
-    Arrived,
-    Batch,
-    BlobPart,
-    BlobPut,
-    Envelope,
-    ExchangeId,
-    Here,
-    LinkState,
-    MaskSums,
-    Message,
-    Need,
-    Note,
-    Offer,
-    PeerKeys,
-    ReleaseReports,
-    ReleaseStatement,
-    Roster,
-    Shortfall,
-    Signer,
-    TrustMetadata,
-    verified_body,
-    verified_header,
-)
 from edgeveil.protocol.transfer import Fetch, GrantPut, ShowBlob, check_fetchable, first_data
 
 # --- what the process asks, work for the host, and what the cloud keeps ----------------------
@@ -120,8 +96,8 @@ class OwnKeys:
 
     jobs: SigningKey
     releases: SigningKey
-    peers: Mapping[str, PeerKeys]
-    metadata: TrustMetadata
+    peers: Mapping[str, m.PeerKeys]
+    metadata: m.TrustMetadata
 
 
 @dataclass(frozen=True)
@@ -140,7 +116,7 @@ class CountReports:
     `note` is the digest of what handed them over, in this cell.
     """
 
-    at: ExchangeId
+    at: m.ExchangeId
     sealed: tuple[bytes, ...]
     note: bytes
     cell: str = ""
@@ -204,10 +180,10 @@ class RosterArrival:
 
     def __init__(self, cell: Cell, newest: RosterMark | None = None) -> None:
         self._cell = cell
-        self._roster: Fetch[Roster] | None = None
+        self._roster: Fetch[m.Roster] | None = None
         self._newest = newest  # an older roster would bring revoked devices back
 
-    def offer(self, offer: Offer, header: Roster, named: str) -> list[fx.Effect]:
+    def offer(self, offer: m.Offer, header: m.Roster, named: str) -> list[fx.Effect]:
         """A roster is offered (again); `named` is the lineage that the root names.
 
         Raises ProtocolError where it cannot be fetched.
@@ -229,7 +205,7 @@ class RosterArrival:
             return self._keep(self._roster)
         return [cell.set("roster", cell.settings.repair_s)]
 
-    def _why_not(self, header: Roster, named: str) -> str:
+    def _why_not(self, header: m.Roster, named: str) -> str:
         """Why this roster is not taken, or "".
 
         Another registry is one that was rebuilt: its numbers begin anew, and it may have forgotten
@@ -247,7 +223,7 @@ class RosterArrival:
             return ""
         return "replayed_roster" if header.epoch < newest.epoch else ""
 
-    def part(self, part: BlobPart) -> list[fx.Effect]:
+    def part(self, part: m.BlobPart) -> list[fx.Effect]:
         """A part of it; others are ignored."""
         roster = self._roster
         if roster is None or roster.header.blob.digest != part.blob:
@@ -263,7 +239,7 @@ class RosterArrival:
         again = self._cell.set("roster", self._cell.settings.repair_s)
         return [*self._cell.ask(self._roster.next_need(timer=True)), again]
 
-    def _keep(self, roster: Fetch[Roster]) -> list[fx.Effect]:
+    def _keep(self, roster: Fetch[m.Roster]) -> list[fx.Effect]:
         data, header, name = roster.assembly.finish(), roster.header, self._cell.name
         self._roster, self._newest = None, RosterMark(header.lineage, header.epoch)
         kept = RosterKept(header.epoch, data, header.lineage, header.expires_s, header.knows, name)
@@ -308,7 +284,7 @@ class CloudReleases:
             out += self._cells[cell].out.offer(one)
         return out
 
-    def state(self, said: ReleaseStatement) -> list[fx.Effect]:
+    def state(self, said: m.ReleaseStatement) -> list[fx.Effect]:
         """Say this statement from now on."""
         return [one for cell in self._cells.values() for one in cell.state(said)]
 
@@ -331,10 +307,10 @@ class _ReleasesOfCell:
 
     def __init__(self, cell: Cell) -> None:
         self._cell, self.out = cell, OutgoingBroadcast(cell, "release")
-        self._statement: tuple[ReleaseStatement, Note] | None = None
+        self._statement: tuple[m.ReleaseStatement, m.Note] | None = None
         self._wait_s = cell.settings.resend_s
 
-    def state(self, said: ReleaseStatement) -> list[fx.Effect]:
+    def state(self, said: m.ReleaseStatement) -> list[fx.Effect]:
         """Say this one from now on."""
         cell = self._cell
         self._statement, self._wait_s = (said, cell.releases.note(said)), cell.settings.resend_s
@@ -353,7 +329,7 @@ class _ReleasesOfCell:
         stated = self.state(self._statement[0]) if self._statement else []
         return [*self.out.send(), *stated]
 
-    def confirmed(self, ack: Ack) -> list[fx.Effect] | None:
+    def confirmed(self, ack: m.Ack) -> list[fx.Effect] | None:
         """The proxy has the publication, or the statement; None if it is about something else."""
         if self._statement is not None and _digest(self._statement[1].body) == ack.blob:
             self._statement = None
@@ -376,13 +352,13 @@ class CloudMachine:
 
     def __init__(
         self,
-        signer: Signer,
-        keys: Mapping[str, PeerKeys],
+        signer: m.Signer,
+        keys: Mapping[str, m.PeerKeys],
         settings: CloudSettings | None = None,
         *,
-        releases: Signer | None = None,
+        releases: m.Signer | None = None,
         rosters: Mapping[str, RosterMark] | None = None,
-        metadata: TrustMetadata | None = None,
+        metadata: m.TrustMetadata | None = None,
     ) -> None:
         """`keys` are those that each cell's parties speak with. `releases` signs final models
         (None: `signer` does); `rosters` were taken last; `metadata` is what the proxies are told of
@@ -401,7 +377,7 @@ class CloudMachine:
         self.releases = CloudReleases(cells)
 
     @property
-    def at(self) -> ExchangeId | None:
+    def at(self) -> m.ExchangeId | None:
         """The job that runs alone, its exchange and attempt; what is about one of several says so
         itself."""
         courses = list(self.courses.values())
@@ -437,7 +413,7 @@ class CloudMachine:
                 return [one for ends in self._ends.values() for one in ends.tell(job_id, status)]
             case fx.Command(what=PublishRelease() as asked):
                 return self.releases.publish(asked)
-            case fx.Command(what=ReleaseStatement() as said):
+            case fx.Command(what=m.ReleaseStatement() as said):
                 return self.releases.state(said)
             case fx.Command(what=OwnKeys() as keys):
                 return self._rekeyed(keys)
@@ -496,16 +472,16 @@ class CloudMachine:
         told = self.link_down(cell)
         return [one for of_it in self._of_jobs(cell) for one in of_it.linked(told)]
 
-    def _message(self, cell: str, message: Message) -> list[fx.Effect]:
+    def _message(self, cell: str, message: m.Message) -> list[fx.Effect]:
         match message:
-            case Offer() as offer:
+            case m.Offer() as offer:
                 return self._offer(cell, offer)
-            case BlobPart() as part:
+            case m.BlobPart() as part:
                 of_it = self._course(lambda course: course.cells[cell].knows(part.blob))
                 return of_it.part(cell, part) if of_it else self._rosters[cell].part(part)
-            case Need() as need:
+            case m.Need() as need:
                 return self._answer(cell, need)
-            case Note(body=envelope):
+            case m.Note(body=envelope):
                 return self._note(cell, envelope)
         return []
 
@@ -517,7 +493,7 @@ class CloudMachine:
 
     def _here(self, cell: str) -> fx.Effect:
         """What the proxy answers with its roster."""
-        return fx.Send(fx.ProxyAddress(cell), self.signer.note(Here(0.0)))
+        return fx.Send(fx.ProxyAddress(cell), self.signer.note(m.Here(0.0)))
 
     def _course(self, about: Callable[[JobCourse], bool]) -> JobCourse | None:
         return next((one for one in self.courses.values() if about(one)), None)
@@ -568,7 +544,7 @@ class CloudMachine:
 
     # --- messages ---
 
-    def _answer(self, cell: str, need: Need) -> list[fx.Effect]:
+    def _answer(self, cell: str, need: m.Need) -> list[fx.Effect]:
         """The parts asked for, or where they lie.
 
         Raises ProtocolError `unknown_blob` or `bad_index`.
@@ -581,23 +557,23 @@ class CloudMachine:
             raise ProtocolError("unknown_blob")
         return course.answer(cell, need, self._now_s)
 
-    def _offer(self, cell: str, offer: Offer) -> list[fx.Effect]:
-        header = verified_header(offer.header, "proxy", self.keys[cell].proxy)
+    def _offer(self, cell: str, offer: m.Offer) -> list[fx.Effect]:
+        header = m.verified_header(offer.header, "proxy", self.keys[cell].proxy)
         self._hear(cell)
         of_it = self._cells[cell]
         match header:
-            case MaskSums(at=at):
+            case m.MaskSums(at=at):
                 course = self.courses.get(at.job_id)
                 if course is None:
                     return [of_it.ack(header.blob.digest, "held")]
                 return course.masks(cell, offer, header)
-            case Batch(at=at):
+            case m.Batch(at=at):
                 course = self.courses.get(at.job_id)
                 if course is not None:
                     return self._batch(course, cell, offer, header)
                 check_fetchable(offer, header.blob, self.settings.spool_bytes)
                 return [of_it.ack(header.blob.digest, "closed")]
-            case Roster():
+            case m.Roster():
                 return self._rosters[cell].offer(offer, header, self.keys[cell].lineage)
         raise ProtocolError("unexpected_header")
 
@@ -606,7 +582,9 @@ class CloudMachine:
         of_all = [one for each in self.courses.values() for one in each.cells.values()]
         return [one.arrival for one in of_all if one is not course.cells[cell]]
 
-    def _batch(self, course: JobCourse, cell: str, offer: Offer, header: Batch) -> list[fx.Effect]:
+    def _batch(
+        self, course: JobCourse, cell: str, offer: m.Offer, header: m.Batch
+    ) -> list[fx.Effect]:
         """Where it fits beside other batches, though not beside what came of others that are
         not whole yet, those make way."""
         others = self._others(course, cell)
@@ -618,7 +596,7 @@ class CloudMachine:
                 out += [effect for one in others for effect in one.drop_stream()]
         return [*out, *course.batch(cell, offer, header, left_bytes, self._now_s)]
 
-    def _stream(self, cell: str, arrived: Arrived) -> list[fx.Effect]:
+    def _stream(self, cell: str, arrived: m.Arrived) -> list[fx.Effect]:
         course = self.courses.get(arrived.at.job_id)
         if course is None:
             return []
@@ -628,27 +606,27 @@ class CloudMachine:
         impossible = arrived.blob.size_bytes > self.settings.spool_bytes
         return course.stream(cell, arrived, arrived.blob.size_bytes if impossible else left_bytes)
 
-    def _note(self, cell: str, envelope: Envelope) -> list[fx.Effect]:
-        body = verified_body(envelope, "proxy", self.keys[cell].proxy)
+    def _note(self, cell: str, envelope: m.Envelope) -> list[fx.Effect]:
+        body = m.verified_body(envelope, "proxy", self.keys[cell].proxy)
         self._hear(cell)
         match body:
-            case Shortfall(at=at):
+            case m.Shortfall(at=at):
                 course = self.courses.get(at.job_id)
                 return course.short(cell, body) if course else []
-            case Arrived():
+            case m.Arrived():
                 return self._stream(cell, body)
-            case BlobPut():
+            case m.BlobPut():
                 course = self._course(lambda one: one.cells[cell].knows(body.blob))
                 return course.is_put(cell, body) if course else []
-            case ReleaseReports():
+            case m.ReleaseReports():
                 return [fx.Work(CountReports(body.at, body.sealed, _digest(envelope), cell))]
-            case Ack():
+            case m.Ack():
                 return self._ack(cell, body)
-            case LinkState(up=up):
+            case m.LinkState(up=up):
                 return self._linked(cell, "edge", "" if up else EDGE_LINK)
         raise ProtocolError("unexpected_body")
 
-    def _ack(self, cell: str, ack: Ack) -> list[fx.Effect]:
+    def _ack(self, cell: str, ack: m.Ack) -> list[fx.Effect]:
         confirmed = self._ends[cell].confirmed(ack.blob)
         if confirmed is not None:
             return confirmed
@@ -678,5 +656,5 @@ class CloudMachine:
         return []
 
 
-def _digest(said: Envelope) -> bytes:
+def _digest(said: m.Envelope) -> bytes:
     return hashlib.sha256(said.payload).digest()

@@ -42,31 +42,8 @@ from edgeveil.crypto.keys import sign
 from edgeveil.crypto.labels import RELEASE_AHEAD
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol import messages as m
 from edgeveil.protocol.cloud_reasons import SILENT, RoundAnswers, all_declined, goes_on
-from edgeveil.protocol.messages import (
-    Ack,
-    Arrived,
-    Batch,
-    BlobPart,
-    BlobPut,
-    CheckMasks,
-    Close,
-    Commit,
-    Envelope,
-    ExchangeId,
-    Manifest,
-    MaskSums,
-    Misfits,
-    Need,
-    Note,
-    Offer,
-    Shortfall,
-    Signer,
-    Unmask,
-    decode_body,
-    encode_inner,
-    proof_of_releases,
-)
 from edgeveil.protocol.transfer import (
     NEED_LIMIT,
     Fetch,
@@ -141,7 +118,7 @@ class SealRelease:
 class Broadcast:
     """A manifest without signature and its blob."""
 
-    manifest: Manifest
+    manifest: m.Manifest
     data: bytes
 
 
@@ -160,7 +137,7 @@ class OpenArrived:
     `batch` has no counts while all that is there is its stream.
     """
 
-    batch: Batch
+    batch: m.Batch
     cell: str = ""
 
 
@@ -174,10 +151,10 @@ class Absorb:
     transaction and does nothing the second time.
     """
 
-    batches: Mapping[str, Batch]
+    batches: Mapping[str, m.Batch]
 
     @property
-    def at(self) -> ExchangeId:
+    def at(self) -> m.ExchangeId:
         """The attempt that they belong to."""
         return next(iter(self.batches.values())).at
 
@@ -187,7 +164,7 @@ class AskChecks:
     """The uploads were opened and added up under their masks; before any counts, the proxy of each
     of these cells is asked for the check of each mask."""
 
-    checks: Mapping[str, CheckMasks]
+    checks: Mapping[str, m.CheckMasks]
 
 
 @dataclass(frozen=True)
@@ -198,7 +175,7 @@ class TakeChecks:
     Result `AskUnmask`, `TooFewUploads`, `Obstacle` or `WorkFailed`.
     """
 
-    at: ExchangeId
+    at: m.ExchangeId
     checks: Mapping[str, bytes] = field(repr=False)
 
 
@@ -209,11 +186,11 @@ class AskUnmask:
     that no honest device sends, by cell.
     """
 
-    unmasks: Mapping[str, Unmask]
-    misfits: Mapping[str, Misfits] = field(default_factory=dict)
+    unmasks: Mapping[str, m.Unmask]
+    misfits: Mapping[str, m.Misfits] = field(default_factory=dict)
 
     @property
-    def at(self) -> ExchangeId:
+    def at(self) -> m.ExchangeId:
         """The same of all."""
         return next(iter(self.unmasks.values())).at
 
@@ -227,7 +204,7 @@ class TakeMasks:
     unmasked but once.
     """
 
-    at: ExchangeId
+    at: m.ExchangeId
     masks: Mapping[str, bytes] = field(repr=False)
 
 
@@ -235,7 +212,7 @@ class TakeMasks:
 class RoundCommit:
     """The round is committed; the record names the accepted ciphertexts of all cells by hash."""
 
-    commit: Commit
+    commit: m.Commit
     data: bytes
 
 
@@ -245,7 +222,7 @@ class TooFewUploads:
 
     reason: str
     answers: RoundAnswers | None = None
-    misfits: Mapping[str, Misfits] = field(default_factory=dict)
+    misfits: Mapping[str, m.Misfits] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -262,7 +239,7 @@ class TakeBatch:
     Result `PutTaken` or `WorkFailed`; either way it is gone from the store.
     """
 
-    batch: Batch
+    batch: m.Batch
     name: str
     cell: str = ""
 
@@ -341,8 +318,8 @@ class Cell:
     """A cell, with the cloud's keys and bounds, and its timers for one job or for none."""
 
     name: str
-    signer: Signer
-    releases: Signer
+    signer: m.Signer
+    releases: m.Signer
     settings: CloudSettings
     job_id: bytes = b""
 
@@ -361,9 +338,9 @@ class Cell:
 
     def ack(self, digest: bytes, status: Literal["held", "closed"]) -> fx.Effect:
         """Tell its proxy what became of what it offered."""
-        return fx.Send(self.proxy, self.signer.note(Ack(digest, status)))
+        return fx.Send(self.proxy, self.signer.note(m.Ack(digest, status)))
 
-    def ask(self, need: Need | None) -> list[fx.Effect]:
+    def ask(self, need: m.Need | None) -> list[fx.Effect]:
         """Send the request, if there is one."""
         return [fx.Send(self.proxy, need)] if need else []
 
@@ -373,7 +350,7 @@ class OutgoingBroadcast:
 
     def __init__(self, cell: Cell, timer: str) -> None:
         self._cell, self._timer = cell, timer
-        self._manifest: Manifest | None = None
+        self._manifest: m.Manifest | None = None
         self._data = LentData(b"")
         settings = cell.settings
         self.shown = ShownBlobs(cell.signer, settings.beside_bytes, settings.beside_s)
@@ -395,7 +372,7 @@ class OutgoingBroadcast:
             return []
         cell, manifest = self._cell, self._manifest
         if manifest.kind == "job":
-            proof = sign(cell.releases.key, RELEASE_AHEAD, proof_of_releases(manifest))
+            proof = sign(cell.releases.key, RELEASE_AHEAD, m.proof_of_releases(manifest))
             manifest = replace(manifest, release_proof=proof)
         signer = cell.releases if manifest.kind == "release" else cell.signer
         packets = sends(
@@ -422,7 +399,7 @@ class OutgoingBroadcast:
         """Whether these are its bytes, which a store is to show."""
         return data is self._data
 
-    def answer(self, need: Need, now_s: float) -> list[fx.Effect]:
+    def answer(self, need: m.Need, now_s: float) -> list[fx.Effect]:
         """The parts asked for, or where they lie.
 
         Raises ProtocolError `unknown_blob` or `bad_index`.
@@ -444,13 +421,13 @@ class BatchArrival:
 
     def __init__(self, cell: Cell) -> None:
         self._cell, settings = cell, cell.settings
-        self._batch: Fetch[Batch] | None = None  # its bytes go to the host
-        self._stream: Fetch[Batch] | None = None  # the front of one that is not whole yet
+        self._batch: Fetch[m.Batch] | None = None  # its bytes go to the host
+        self._stream: Fetch[m.Batch] | None = None  # the front of one that is not whole yet
         self._at_work = self._more = False  # the host opens what came of a stream; more came since
-        self._grants = PutGrants[Batch](cell.signer, settings.beside_bytes, settings.beside_s)
+        self._grants = PutGrants[m.Batch](cell.signer, settings.beside_bytes, settings.beside_s)
 
     @property
-    def whole_batch(self) -> Batch | None:
+    def whole_batch(self) -> m.Batch | None:
         """The batch, once every part of it was handed to the host."""
         batch = self._batch
         return batch.header if batch and batch.assembly.complete else None
@@ -473,7 +450,7 @@ class BatchArrival:
             return False
         return digest in (under_way.header.blob.digest, under_way.header.stream)
 
-    def batch(self, offer: Offer, header: Batch, now_s: float) -> list[fx.Effect]:
+    def batch(self, offer: m.Offer, header: m.Batch, now_s: float) -> list[fx.Effect]:
         """The batch of the round under way is offered (again). A large one is pulled at once, and
         one of which the front is there already; or it is put where this cloud says."""
         cell, batch, stream, known = self._cell, self._batch, self._stream, False
@@ -507,7 +484,7 @@ class BatchArrival:
         """The store has a place for the batch."""
         return self._grants.granted(task, result)
 
-    def is_put(self, put: BlobPut) -> list[fx.Effect]:
+    def is_put(self, put: m.BlobPut) -> list[fx.Effect]:
         """The proxy says that the batch lies in the store: take it from there."""
         grant = self._grants.get(self._cell.proxy, put.blob)
         if grant is None or grant.taking or not grant.name:
@@ -527,7 +504,7 @@ class BatchArrival:
             return []
         return [fx.Refuse(f"beside_{why_not(result)}")]
 
-    def stream(self, arrived: Arrived) -> list[fx.Effect]:
+    def stream(self, arrived: m.Arrived) -> list[fx.Effect]:
         """The front of a batch that is not whole yet, as far as it is there.
 
         Raises ProtocolError `oversized_blob`, `tiny_parts` or `malformed`.
@@ -538,8 +515,8 @@ class BatchArrival:
             raise ProtocolError("malformed")
         if self._batch is not None:
             return []  # it has all of it
-        header = Batch(arrived.at, 0, 0, (), blob, blob.digest)
-        offer = Offer(Envelope("proxy", b"", bytes(64)))
+        header = m.Batch(arrived.at, 0, 0, (), blob, blob.digest)
+        offer = m.Offer(m.Envelope("proxy", b"", bytes(64)))
         stream = self._stream
         if stream is None or stream.header.stream != header.stream:
             stream = self._stream = self._fetch(offer, header)
@@ -554,7 +531,7 @@ class BatchArrival:
         batch = self._batch or self._stream
         return self._open(batch.header) if more and batch and batch.header.stream else []
 
-    def part(self, part: BlobPart) -> list[fx.Effect]:
+    def part(self, part: m.BlobPart) -> list[fx.Effect]:
         """A part of it; others are ignored."""
         batch = self._batch or self._stream
         return self._put_away(batch, part) if batch is not None and self.knows(part.blob) else []
@@ -595,12 +572,12 @@ class BatchArrival:
     def _dropped(self) -> fx.Effect:
         return fx.Persist(BatchDropped(self._cell.job_id, self._cell.name))
 
-    def _fetch(self, offer: Offer, header: Batch) -> Fetch[Batch]:
+    def _fetch(self, offer: m.Offer, header: m.Batch) -> Fetch[m.Batch]:
         most_bytes = self._cell.settings.spool_bytes
         credit = min(BATCH_CREDIT, max(NEED_LIMIT, BATCH_CREDIT_BYTES // header.blob.part_bytes))
         return Fetch(offer, header, most_bytes, keep=False, credit=credit)
 
-    def _put_away(self, batch: Fetch[Batch], part: BlobPart) -> list[fx.Effect]:
+    def _put_away(self, batch: Fetch[m.Batch], part: m.BlobPart) -> list[fx.Effect]:
         """A part of the batch: to its place on the disk, once. What is streamed is opened there."""
         cell, blob, stream = self._cell, batch.header.blob, batch.header.stream
         again = part.index in batch.assembly
@@ -612,7 +589,7 @@ class BatchArrival:
         opening = self._open(batch.header) if stream else []
         return [fx.Persist(kept), *opening, *cell.ask(batch.next_need(timer=False))]
 
-    def _open(self, batch: Batch) -> list[fx.Effect]:
+    def _open(self, batch: m.Batch) -> list[fx.Effect]:
         if self._at_work:
             self._more = True
             return []
@@ -627,11 +604,11 @@ class MaskArrivals:
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
-        self._asked: CheckMasks | Unmask | None = None
-        self._answer: Fetch[MaskSums] | None = None
+        self._asked: m.CheckMasks | m.Unmask | None = None
+        self._answer: Fetch[m.MaskSums] | None = None
         self.masks: bytes | None = None
 
-    def ask(self, asked: CheckMasks | Unmask) -> list[fx.Effect]:
+    def ask(self, asked: m.CheckMasks | m.Unmask) -> list[fx.Effect]:
         """Begin with this question."""
         self._asked, self._answer, self.masks = asked, None, None
         return self.send()
@@ -645,7 +622,7 @@ class MaskArrivals:
     @property
     def question(self) -> bytes:
         """What names the question in the proxy's answers; empty without one."""
-        return b"" if self._asked is None else hashlib.sha256(encode_inner(self._asked)).digest()
+        return b"" if self._asked is None else hashlib.sha256(m.encode_inner(self._asked)).digest()
 
     def send(self) -> list[fx.Effect]:
         """Say it (again), or ask for what is missing of the answer."""
@@ -660,7 +637,7 @@ class MaskArrivals:
             self._answer = None
         return [*cell.ask(need), again]
 
-    def offer(self, offer: Offer, header: MaskSums) -> list[fx.Effect]:
+    def offer(self, offer: m.Offer, header: m.MaskSums) -> list[fx.Effect]:
         """An answer is offered (again). One to another question is of no use here."""
         if self._asked is None or header.question != self.question or header.at != self._asked.at:
             return [self._cell.ack(header.blob.digest, "held")]
@@ -679,7 +656,7 @@ class MaskArrivals:
         """Whether parts of this name are of the answer."""
         return self._answer is not None and self._answer.header.blob.digest == digest
 
-    def part(self, part: BlobPart) -> list[fx.Effect] | None:
+    def part(self, part: m.BlobPart) -> list[fx.Effect] | None:
         """A part of the answer; None if it is of something else."""
         answer = self._answer
         if answer is None or answer.header.blob.digest != part.blob:
@@ -690,7 +667,7 @@ class MaskArrivals:
             return self._whole(answer)
         return self._cell.ask(answer.next_need(timer=False))
 
-    def _whole(self, answer: Fetch[MaskSums]) -> list[fx.Effect]:
+    def _whole(self, answer: Fetch[m.MaskSums]) -> list[fx.Effect]:
         try:
             self.masks = answer.assembly.finish()
         except ProtocolError:
@@ -734,11 +711,11 @@ class CellCourse:
         self.stand, self.reason = Stand.OUT, ""
         self.joined = self.joining = self.heard = False
         self.link = self.outage = ""  # which link is down now; which was, since the last offer
-        self.manifest: Manifest | None = None  # the newest that it was offered
-        self.shortfall: Shortfall | None = None
+        self.manifest: m.Manifest | None = None  # the newest that it was offered
+        self.shortfall: m.Shortfall | None = None
 
     @property
-    def batch(self) -> Batch | None:
+    def batch(self) -> m.Batch | None:
         """Its batch, once it is whole."""
         return self.arrival.whole_batch
 
@@ -773,12 +750,12 @@ class CellCourse:
         self.out.drop()
         return [self._cell.cancel("resend"), self.wait()]
 
-    def ask(self, asked: CheckMasks | Unmask) -> list[fx.Effect]:
+    def ask(self, asked: m.CheckMasks | m.Unmask) -> list[fx.Effect]:
         """Ask its proxy about masks."""
         self.stand, self.reason = Stand.ASKED, ""
         return [*self.masks.ask(asked), self.arrival.watch()]
 
-    def blame(self, misfits: Misfits) -> fx.Effect:
+    def blame(self, misfits: m.Misfits) -> fx.Effect:
         """Tell its proxy, while that knows their senders, which uploads do not fit."""
         return fx.Send(self._cell.proxy, self._cell.signer.note(misfits))
 
@@ -787,7 +764,7 @@ class CellCourse:
         self.stand = Stand.CAME
         return [self._cell.cancel("resend"), self._cell.cancel("watchdog")]
 
-    def fall_short(self, short: Shortfall) -> list[fx.Effect]:
+    def fall_short(self, short: m.Shortfall) -> list[fx.Effect]:
         """Its round is over below the floor."""
         self.stand, self.shortfall = Stand.SHORT, short
         self.out.drop()
@@ -812,7 +789,7 @@ class CellCourse:
         """Cancel its timers."""
         return [self._cell.cancel("watchdog"), self._cell.cancel("resend")]
 
-    def tell(self, commit: Commit, data: bytes) -> list[fx.Effect]:
+    def tell(self, commit: m.Commit, data: bytes) -> list[fx.Effect]:
         """Send the record of the round; the proxy may forget the batch."""
         out = [*self.masks.drop(), *self.arrival.acknowledge(), *self.arrival.drop()]
         self.out.drop()
@@ -839,7 +816,7 @@ class CellCourse:
         """Whether parts of this name belong to it."""
         return self.masks.knows(digest) or self.arrival.knows(digest)
 
-    def asks_about(self, ack: Ack) -> bool:
+    def asks_about(self, ack: m.Ack) -> bool:
         """Whether the proxy's word is about this job's broadcast, or its question."""
         return ack.blob == self.masks.question or self.out.is_blob(ack.blob)
 
@@ -851,19 +828,19 @@ class JobEnds:
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
-        self._open: dict[bytes, Note] = {}
+        self._open: dict[bytes, m.Note] = {}
         self._wait_s = cell.settings.resend_s
 
     def tell(self, job_id: bytes, status: str) -> list[fx.Effect]:
         """A job has ended as `status`."""
-        self._open[job_id] = self._cell.signer.note(Close(job_id, status))  # type: ignore[arg-type]
+        self._open[job_id] = self._cell.signer.note(m.Close(job_id, status))  # type: ignore[arg-type]
         self._wait_s = self._cell.settings.resend_s
         return self.send()
 
     def sign_anew(self) -> list[fx.Effect]:
         """The key that signed them is believed no more."""
-        told = [decode_body(note.body) for note in self._open.values()]
-        ends = [body for body in told if isinstance(body, Close)]
+        told = [m.decode_body(note.body) for note in self._open.values()]
+        ends = [body for body in told if isinstance(body, m.Close)]
         self._open = {end.job_id: self._cell.signer.note(end) for end in ends}
         self._wait_s = self._cell.settings.resend_s
         return self.send()
@@ -964,9 +941,9 @@ class JobCourse:
         return self.start.job_id
 
     @property
-    def at(self) -> ExchangeId:
+    def at(self) -> m.ExchangeId:
         """The attempt under way."""
-        return ExchangeId(self.job_id, self.exchange, self.attempt)
+        return m.ExchangeId(self.job_id, self.exchange, self.attempt)
 
     @property
     def sealing(self) -> SealRound:
@@ -1103,16 +1080,16 @@ class JobCourse:
         """With the place that work of the arrival is about."""
         return [self._work(one.task) if isinstance(one, fx.Work) else one for one in out]
 
-    def _ask_checks(self, checks: Mapping[str, CheckMasks]) -> list[fx.Effect]:
+    def _ask_checks(self, checks: Mapping[str, m.CheckMasks]) -> list[fx.Effect]:
         """Of cells that are not asked the uploads are there, and are not checked one by one."""
         self._step("opened")
         asked = [one for cell, check in checks.items() for one in self.cells[cell].ask(check)]
         return [self._report("checking", round=self.exchange), *asked]
 
-    def _blame(self, misfits: Mapping[str, Misfits]) -> list[fx.Effect]:
+    def _blame(self, misfits: Mapping[str, m.Misfits]) -> list[fx.Effect]:
         return [self.cells[cell].blame(said) for cell, said in misfits.items()]
 
-    def _ask_unmask(self, unmasks: Mapping[str, Unmask]) -> list[fx.Effect]:
+    def _ask_unmask(self, unmasks: Mapping[str, m.Unmask]) -> list[fx.Effect]:
         self._step("summed")
         self.attempt = next(iter(unmasks.values())).at.attempt
         out: list[fx.Effect] = [self._report("unmasking", round=self.exchange)]
@@ -1137,7 +1114,7 @@ class JobCourse:
                 out += cell.leave()
         return out
 
-    def _committed(self, commit: Commit, data: bytes) -> list[fx.Effect]:
+    def _committed(self, commit: m.Commit, data: bytes) -> list[fx.Effect]:
         last = self.exchange >= self.start.exchanges
         self._step("committed_last" if last else "committed")
         out: list[fx.Effect] = []
@@ -1196,13 +1173,13 @@ class JobCourse:
 
     # --- what a proxy says ---
 
-    def answer(self, cell: str, need: Need, now_s: float) -> list[fx.Effect]:
+    def answer(self, cell: str, need: m.Need, now_s: float) -> list[fx.Effect]:
         """A proxy that asks for parts is there, however long the broadcast takes."""
         of_it = self.cells[cell]
         out = self._at_work(of_it.out.answer(need, now_s))
         return [*out, of_it.wait()] if of_it.stand is Stand.OFFERED else out
 
-    def acknowledged(self, cell: str, ack: Ack) -> list[fx.Effect]:
+    def acknowledged(self, cell: str, ack: m.Ack) -> list[fx.Effect]:
         """It holds the broadcast, or will not; or it gives no masks."""
         of_it = self.cells[cell]
         if ack.blob == of_it.masks.question:
@@ -1225,7 +1202,7 @@ class JobCourse:
             out += of_it.rest()
         return [*out, *self._move()]
 
-    def takes(self, cell: str, header: Batch) -> bool:
+    def takes(self, cell: str, header: m.Batch) -> bool:
         """Whether this is the batch, or the front of it, of the attempt under way."""
         of_it = self.cells[cell]
         open_to = of_it.stand in (Stand.OFFERED, Stand.HELD, Stand.GONE)
@@ -1233,7 +1210,7 @@ class JobCourse:
         return header.at == self.at and self._may("batch") and open_to and asked
 
     def batch(
-        self, cell: str, offer: Offer, header: Batch, room_bytes: int, now_s: float
+        self, cell: str, offer: m.Offer, header: m.Batch, room_bytes: int, now_s: float
     ) -> list[fx.Effect]:
         """The proxy offers a batch; `room_bytes` of the disk are left by others.
 
@@ -1256,12 +1233,12 @@ class JobCourse:
             return [fx.Refuse("spool_full"), of_it.arrival.watch()]
         return self._arrived(of_it, of_it.arrival.batch(offer, header, now_s))
 
-    def _may_be_summed(self, at: ExchangeId) -> bool:
+    def _may_be_summed(self, at: m.ExchangeId) -> bool:
         """Whether the host may hold sums of this attempt, for which the proxy keeps the seeds."""
         same = at.exchange == self.exchange
         return same and self.state in (_S.SEALING_JOB, _S.ANNOUNCING, _S.SEALING)
 
-    def is_put(self, cell: str, put: BlobPut) -> list[fx.Effect]:
+    def is_put(self, cell: str, put: m.BlobPut) -> list[fx.Effect]:
         """The proxy says that the batch lies in the store."""
         return self._at_work(self.cells[cell].arrival.is_put(put))
 
@@ -1270,7 +1247,7 @@ class JobCourse:
         of_it = self.cells[task.cell]
         return self._arrived(of_it, of_it.arrival.taken(task, result))
 
-    def stream(self, cell: str, arrived: Arrived, room_bytes: int) -> list[fx.Effect]:
+    def stream(self, cell: str, arrived: m.Arrived, room_bytes: int) -> list[fx.Effect]:
         """The front of a batch that is not whole yet. As `BatchArrival.stream`."""
         if arrived.at != self.at or not self._may("batch"):
             return []
@@ -1278,7 +1255,7 @@ class JobCourse:
             return []  # it comes with the batch
         return self._at_work(self.cells[cell].arrival.stream(arrived))
 
-    def part(self, cell: str, part: BlobPart) -> list[fx.Effect]:
+    def part(self, cell: str, part: m.BlobPart) -> list[fx.Effect]:
         """A part of the batch, or of the sums of masks."""
         of_it = self.cells[cell]
         taken = of_it.masks.part(part)
@@ -1286,7 +1263,7 @@ class JobCourse:
             return self._arrived(of_it, of_it.arrival.part(part))
         return self._unmasked(of_it, taken)
 
-    def masks(self, cell: str, offer: Offer, header: MaskSums) -> list[fx.Effect]:
+    def masks(self, cell: str, offer: m.Offer, header: m.MaskSums) -> list[fx.Effect]:
         """The proxy offers sums of masks. Raises ProtocolError where they cannot be fetched."""
         return self._unmasked(self.cells[cell], self.cells[cell].masks.offer(offer, header))
 
@@ -1301,7 +1278,7 @@ class JobCourse:
             return out
         return [*out, *cell.come(), *self._move()]
 
-    def short(self, cell: str, short: Shortfall) -> list[fx.Effect]:
+    def short(self, cell: str, short: m.Shortfall) -> list[fx.Effect]:
         """The round ended at the proxy below the floor."""
         of_it = self.cells[cell]
         waits = of_it.stand in (Stand.OFFERED, Stand.HELD)

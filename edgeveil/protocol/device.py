@@ -39,6 +39,7 @@ from edgeveil.crypto.buckets import bucket_of
 from edgeveil.crypto.keys import SealingKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol import messages as m
 from edgeveil.protocol.device_round import (
     DEVICE_STATES,
     TURN,
@@ -55,41 +56,6 @@ from edgeveil.protocol.device_round import (
     OpenPackage,
     SealDummies,
     SealedAnswer,
-)
-from edgeveil.protocol.messages import (
-    FAR_NUMBER,
-    KNOWS_CHECKS,
-    NEW_KEY_EVERY_S,
-    Ack,
-    Behind,
-    Blob,
-    BlobAt,
-    BlobPart,
-    BroadcastHeader,
-    Bye,
-    Close,
-    Commit,
-    Cover,
-    Envelope,
-    ExchangeId,
-    Hello,
-    Here,
-    Later,
-    Manifest,
-    Need,
-    Note,
-    Offer,
-    PeerKeys,
-    ReleaseReport,
-    ReleaseStatement,
-    RoundKey,
-    Signer,
-    TrustMetadata,
-    Want,
-    encode_inner,
-    known_number,
-    verified_body,
-    wants_reports,
 )
 from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage
 from edgeveil.protocol.transfer import (
@@ -115,7 +81,7 @@ from edgeveil.protocol.transfer import (
 class FindStanza:
     """Look for one that is for this device; result `StanzaLook` or `WorkFailed`."""
 
-    manifest: Manifest
+    manifest: m.Manifest
     stanzas: bytes
 
 
@@ -130,7 +96,7 @@ class StanzaLook:
 class InstallJob:
     """Keep a job and its graph; result `Installation` or `WorkFailed`."""
 
-    manifest: Manifest
+    manifest: m.Manifest
     package: JobPackage
 
 
@@ -143,7 +109,7 @@ class Installation:
 class InstallRelease:
     """Swap in the final model; result `Installation` or `WorkFailed`."""
 
-    manifest: Manifest
+    manifest: m.Manifest
     package: ReleasePackage
 
 
@@ -151,21 +117,21 @@ class InstallRelease:
 class AdoptRelease:
     """The release in use was sealed anew, under another sequence; result as `InstallRelease`."""
 
-    manifest: Manifest
+    manifest: m.Manifest
 
 
 @dataclass(frozen=True)
 class CountElsewhere:
     """Count here what a copy of this device answered; result `Installation` or `WorkFailed`."""
 
-    behind: Behind
+    behind: m.Behind
 
 
 @dataclass(frozen=True)
 class SealReport:
     """Seal what became of a release; result `MadeReport` or `WorkFailed`. Reads no record."""
 
-    manifest: Manifest
+    manifest: m.Manifest
 
 
 @dataclass(frozen=True)
@@ -182,7 +148,7 @@ class ApplyStatement:
     Result `StatementApplied` or `WorkFailed`.
     """
 
-    statement: ReleaseStatement
+    statement: m.ReleaseStatement
 
 
 @dataclass(frozen=True)
@@ -216,7 +182,7 @@ class SealingKeyTold:
 class ReportDue:
     """A report on this release is due."""
 
-    manifest: Manifest
+    manifest: m.Manifest
 
 
 @dataclass(frozen=True)
@@ -231,7 +197,7 @@ class ReportSettled:
 AT_ONCE = 64  # blobs under way, of a round up to two
 RECORD_LOOKS = 8  # in which nothing came, before a round's record is given up
 
-HeaderTest = Callable[[BroadcastHeader], bool]
+HeaderTest = Callable[[m.BroadcastHeader], bool]
 
 
 class Fetches:
@@ -247,17 +213,17 @@ class Fetches:
         context: DeviceContext,
         sealing: Sequence[SealingKey],
         stays: HeaderTest,
-        complete: Callable[[BroadcastHeader, bytes, bool], list[fx.Effect]],
+        complete: Callable[[m.BroadcastHeader, bytes, bool], list[fx.Effect]],
     ) -> None:
         """`sealing` are the keys that this device's stanzas are sealed to: it looks in the buckets
         of these alone (none: in all). `complete` gets a header, its data, and whether these are its
         stanzas alone."""
         self._settings, self._backoff, self._sealing = context.settings, context.backoff, sealing
         self._stays, self._complete = stays, complete
-        self.under_way: dict[bytes, Fetch[BroadcastHeader]] = {}
+        self.under_way: dict[bytes, Fetch[m.BroadcastHeader]] = {}
 
     def make_room(
-        self, offer: Offer, header: BroadcastHeader, over: HeaderTest = lambda _header: False
+        self, offer: m.Offer, header: m.BroadcastHeader, over: HeaderTest = lambda _header: False
     ) -> None:
         """Be ready to fetch: what is `over` is forgotten, what stands still gives way to the new.
 
@@ -276,25 +242,25 @@ class Fetches:
                 kept = {d: f for d, f in kept.items() if f.header != stalled}
         self.under_way = kept
 
-    def has(self, header: BroadcastHeader) -> bool:
+    def has(self, header: m.BroadcastHeader) -> bool:
         """Whether the blob, or a piece of it, is under way."""
         return any(fetch.header == header for fetch in self.under_way.values())
 
-    def begin(self, offer: Offer, header: BroadcastHeader) -> Fetch[BroadcastHeader] | None:
+    def begin(self, offer: m.Offer, header: m.BroadcastHeader) -> Fetch[m.BroadcastHeader] | None:
         """Begin a fetch that there is room for, or go on with it; the one that is handed out first.
 
         None where the stanzas are here and the stream is under way.
         """
         limit_bytes = self._settings.blob_bytes
         beside = offer.beside and bool(self._settings.blob_urls)
-        if offer.data or not isinstance(header, Manifest) or not header.pieces:
-            new = Fetch[BroadcastHeader](offer, header, limit_bytes, beside=beside)
+        if offer.data or not isinstance(header, m.Manifest) or not header.pieces:
+            new = Fetch[m.BroadcastHeader](offer, header, limit_bytes, beside=beside)
             return self.under_way.setdefault(header.blob.digest, new)
         stanzas, stream = header.pieces
         if not self.has(header):
             bucketed = header.buckets > 1
             mine = {bucket_of(key, header.buckets) for key in self._sealing} if bucketed else ()
-            self.under_way[stanzas.digest] = Fetch[BroadcastHeader](
+            self.under_way[stanzas.digest] = Fetch[m.BroadcastHeader](
                 offer,
                 header,
                 limit_bytes,
@@ -303,12 +269,14 @@ class Fetches:
                 beside=beside and stanzas.size_bytes >= LEAST_BYTES and not bucketed,
             )
             large = beside and stream.size_bytes >= LEAST_BYTES
-            self.under_way[stream.digest] = Fetch[BroadcastHeader](
+            self.under_way[stream.digest] = Fetch[m.BroadcastHeader](
                 offer, header, limit_bytes, blob=stream, idle=True, beside=large
             )
         return self.under_way.get(stanzas.digest)
 
-    def offer(self, offer: Offer, header: BroadcastHeader, *, ask: bool = True) -> list[fx.Effect]:
+    def offer(
+        self, offer: m.Offer, header: m.BroadcastHeader, *, ask: bool = True
+    ) -> list[fx.Effect]:
         """Take what is in the offer, and `ask` at once for what does not come by itself.
 
         Raises ProtocolError `bad_part` or `bad_digest`.
@@ -323,9 +291,9 @@ class Fetches:
                 out += _asked(one.next_need(timer=False))
         return out + self._finish(fetch) if fetch and fetch.assembly.complete else out
 
-    def pull(self, offer: Offer, header: BroadcastHeader, piece: Blob) -> list[fx.Effect]:
+    def pull(self, offer: m.Offer, header: m.BroadcastHeader, piece: m.Blob) -> list[fx.Effect]:
         """Ask for a piece alone, which is handed out as if it were the blob."""
-        new = Fetch[BroadcastHeader](offer, header, self._settings.blob_bytes, blob=piece)
+        new = Fetch[m.BroadcastHeader](offer, header, self._settings.blob_bytes, blob=piece)
         need = self.under_way.setdefault(piece.digest, new).wake(b"")
         return _asked(need if need and need.indices else None)
 
@@ -333,7 +301,7 @@ class Fetches:
         """Whether stanzas for this device may be in that bucket."""
         return any(bucket_of(key, level) == index for key in self._sealing)
 
-    def lies_at(self, at: BlobAt) -> list[fx.Effect]:
+    def lies_at(self, at: m.BlobAt) -> list[fx.Effect]:
         """A blob that was asked for may be had beside the broker. Raises ProtocolError
         `foreign_url`."""
         fetch = self.under_way.get(at.blob)
@@ -349,7 +317,7 @@ class Fetches:
             return self._finish(fetch)
         return failed
 
-    def go_on(self, manifest: Manifest, stanzas: bytes) -> list[fx.Effect]:
+    def go_on(self, manifest: m.Manifest, stanzas: bytes) -> list[fx.Effect]:
         """The stream is of use: ask for it. Nothing where it was given up.
 
         Raises ProtocolError `bad_digest`.
@@ -362,7 +330,7 @@ class Fetches:
             return self._finish(fetch)
         return [*_asked(need), fx.SetTimer("repair", self._settings.repair_s)]
 
-    def part(self, part: BlobPart) -> list[fx.Effect]:
+    def part(self, part: m.BlobPart) -> list[fx.Effect]:
         """Take a part, and ask for the next ones."""
         fetch = self.under_way.get(part.blob)
         if fetch is None:
@@ -398,16 +366,16 @@ class Fetches:
         """Stop fetching what is over: a fetch that cannot end must not take a place for good."""
         self.under_way = {d: f for d, f in self.under_way.items() if not over(f.header)}
 
-    def _finish(self, fetch: Fetch[BroadcastHeader]) -> list[fx.Effect]:
+    def _finish(self, fetch: Fetch[m.BroadcastHeader]) -> list[fx.Effect]:
         data, header = fetch.before + fetch.assembly.finish(), fetch.header
         del self.under_way[fetch.blob.digest]
-        if isinstance(header, Manifest) and fetch.blob in header.pieces[:1]:
+        if isinstance(header, m.Manifest) and fetch.blob in header.pieces[:1]:
             return self._complete(header, data, True)
         self.forget(lambda old: old == header)  # its pieces, where it came as a whole
         return self._complete(header, data, False)
 
 
-def _asked(need: Need | None) -> list[fx.Effect]:
+def _asked(need: m.Need | None) -> list[fx.Effect]:
     return [fx.Send(fx.ProxyAddress(), need)] if need else []
 
 
@@ -428,8 +396,8 @@ class DeviceMachine:
 
     def __init__(
         self,
-        signer: Signer,
-        keys: PeerKeys,
+        signer: m.Signer,
+        keys: m.PeerKeys,
         memory: DeviceMemory,
         settings: DeviceSettings | None = None,
         data_set: bytes = b"",
@@ -449,11 +417,11 @@ class DeviceMachine:
         self._foreign: dict[bytes, bytes] = {}
         self._job_at_work: dict[bytes, bytes] = {}
         # Rounds ahead of their job, by job, and until when.
-        self._ahead: dict[bytes, tuple[Manifest, Offer, float]] = {}
+        self._ahead: dict[bytes, tuple[m.Manifest, m.Offer, float]] = {}
         self._want_tries = 0
         # The newest release offered, perhaps not yet in use.
-        self._newest_release = known_number(memory.release_sequence)
-        self._report: Note | None = None
+        self._newest_release = m.known_number(memory.release_sequence)
+        self._report: m.Note | None = None
         self._report_tries = 0
         self._hello_tries = 0
         self._hello = b""  # digest of the hello that is not acknowledged yet
@@ -464,7 +432,7 @@ class DeviceMachine:
         self._was_heard = memory.answered < 0
 
     @property
-    def at(self) -> ExchangeId | None:
+    def at(self) -> m.ExchangeId | None:
         """The round that something happened to last: fetched, worked on, or with an upload."""
         last = self.rounds.last
         return last.at if last else None
@@ -494,7 +462,7 @@ class DeviceMachine:
             return [fx.Refuse(error.reason)]
         if self._away and self._greeted and not self.rounds.under_way:
             self._greeted, self._hello = False, b""
-            out = [*out, fx.CancelTimer("hello"), self._note_to_proxy(Bye(self.signer.name))]
+            out = [*out, fx.CancelTimer("hello"), self._note_to_proxy(m.Bye(self.signer.name))]
         return out
 
     def _handle(self, event: fx.Event) -> list[fx.Effect]:
@@ -505,19 +473,19 @@ class DeviceMachine:
                 return [*self._tell_key(), *self._greet(), *again]
             case fx.PeerSilent():
                 return self._greet()
-            case fx.MessageReceived(message=Offer() as offer):
+            case fx.MessageReceived(message=m.Offer() as offer):
                 return self._offer(offer)
-            case fx.MessageReceived(message=BlobPart() as part):
+            case fx.MessageReceived(message=m.BlobPart() as part):
                 return self.fetches.part(part)
-            case fx.MessageReceived(message=Need() as need):
+            case fx.MessageReceived(message=m.Need() as need):
                 asked = self.rounds.with_upload(need.blob)
                 item = asked.item if asked else None
                 if item is None:
                     return []
                 return answer_need(fx.ProxyAddress(), need, item.upload.blob, item.data)
-            case fx.MessageReceived(message=Note(body=envelope)):
+            case fx.MessageReceived(message=m.Note(body=envelope)):
                 return self._note(envelope)
-            case fx.MessageReceived(message=TrustMetadata() as metadata):
+            case fx.MessageReceived(message=m.TrustMetadata() as metadata):
                 if self.keys.versions == (0, 0):
                     raise ProtocolError("unexpected_metadata")
                 if self._trust_at_work:  # one at a time: what it misses, the next hello brings
@@ -534,23 +502,23 @@ class DeviceMachine:
                 self._away = False
                 return [*self._tell_key(), *self._greet()]
             case fx.Command(what="stop"):
-                return [self._note_to_proxy(Bye(self.signer.name))]
+                return [self._note_to_proxy(m.Bye(self.signer.name))]
         return []
 
-    def _note_to_proxy(self, body: Bye | Want) -> fx.Effect:
+    def _note_to_proxy(self, body: m.Bye | m.Want) -> fx.Effect:
         return fx.Send(fx.ProxyAddress(), self.signer.note(body))
 
     # --- offers: what is fresh ---
 
-    def _offer(self, offer: Offer) -> list[fx.Effect]:
+    def _offer(self, offer: m.Offer) -> list[fx.Effect]:
         header = self.keys.cloud_header(offer.header)
-        if not isinstance(header, Manifest | Commit):
+        if not isinstance(header, m.Manifest | m.Commit):
             raise ProtocolError("unexpected_header")
         job_id = header.at.job_id
         round_ = self.rounds.of(job_id)
-        if isinstance(header, Commit):
+        if isinstance(header, m.Commit):
             return self._record(offer, header, round_) if round_ else []
-        if header.sequence >= FAR_NUMBER:
+        if header.sequence >= m.FAR_NUMBER:
             raise ProtocolError("far_sequence")
         check_fetchable(offer, header.blob, self.settings.blob_bytes)
         check_pieces(header, self.settings.blob_bytes)
@@ -581,7 +549,7 @@ class DeviceMachine:
             return self.fetches.offer(offer, header, ask=False)
         return []
 
-    def _release(self, offer: Offer, header: Manifest) -> list[fx.Effect]:
+    def _release(self, offer: m.Offer, header: m.Manifest) -> list[fx.Effect]:
         tags = {header.data_set, self._data_set}
         if len(tags) == 2 and b"" not in tags:  # a dummy, unless there is something to report
             return [] if self.memory.report_due else self._report_due(header)
@@ -596,7 +564,7 @@ class DeviceMachine:
         self._newest_release = header.sequence
         return self._fetch(offer, header)
 
-    def _record(self, offer: Offer, commit: Commit, round_: DeviceRound) -> list[fx.Effect]:
+    def _record(self, offer: m.Offer, commit: m.Commit, round_: DeviceRound) -> list[fx.Effect]:
         """Fetch a record that tells what became of an upload: the whole as it is pushed, or the
         piece in which the upload's marks stand."""
         answer = round_.awaited(commit.at)
@@ -610,14 +578,14 @@ class DeviceMachine:
         asked = self.fetches.pull(offer, commit, piece_for(commit, answer.marks))
         return [*asked, fx.SetTimer("repair", self.settings.repair_s)]
 
-    def _fetch(self, offer: Offer, header: BroadcastHeader) -> list[fx.Effect]:
+    def _fetch(self, offer: m.Offer, header: m.BroadcastHeader) -> list[fx.Effect]:
         self.fetches.make_room(offer, header)
         timer = fx.SetTimer("repair", self.settings.repair_s)
         return [timer, *self.fetches.offer(offer, header)]
 
-    def _complete(self, header: BroadcastHeader, data: bytes, stanzas: bool) -> list[fx.Effect]:
+    def _complete(self, header: m.BroadcastHeader, data: bytes, stanzas: bool) -> list[fx.Effect]:
         round_ = self.rounds.of(header.at.job_id) if header.kind in ("round", "commit") else None
-        if isinstance(header, Commit):
+        if isinstance(header, m.Commit):
             return round_.committed(header, data) if round_ else []
         if stanzas:
             if self._covers(header):
@@ -629,7 +597,7 @@ class DeviceMachine:
             self._job_at_work[header.at.job_id] = header.blob.digest
         return [fx.Work(OpenPackage(header, data))]
 
-    def _covers(self, manifest: Manifest) -> bool:
+    def _covers(self, manifest: m.Manifest) -> bool:
         """Whether even who finds no stanza fetches the stream: of a release, that nobody sees whom
         a canary has."""
         if manifest.kind == "release":
@@ -674,7 +642,7 @@ class DeviceMachine:
                 return self._answered(manifest, answer, dummies=True)
             case (InstallRelease() | AdoptRelease()) as work, Installation():
                 release, memory = work.manifest, self.memory
-                if release.sequence >= known_number(memory.release_sequence):
+                if release.sequence >= m.known_number(memory.release_sequence):
                     memory.release_sequence = release.sequence
                     memory.release_package = release.package_digest
                 told = {"job_id": release.at.job_id.hex()}
@@ -686,15 +654,15 @@ class DeviceMachine:
                 return [fx.Report("was_behind", {}), *self._greet()]
             case (InstallRelease() | AdoptRelease()) as work, fx.WorkFailed(reason=reason):
                 # As if it had never been offered.
-                self._newest_release = known_number(self.memory.release_sequence)
+                self._newest_release = m.known_number(self.memory.release_sequence)
                 return [*_failed(reason), *self._report_due(work.manifest)]
             case SealReport(manifest=manifest), MadeReport(sealed=report):
                 if manifest != self.memory.report_due or self._report is not None:
                     return []
-                self._report = self.signer.note(ReleaseReport(manifest.at, report))
+                self._report = self.signer.note(m.ReleaseReport(manifest.at, report))
                 return self._tell_report()
             case ApplyStatement(statement=said), StatementApplied(left=left):
-                self.memory.statement = max(said.number, known_number(self.memory.statement))
+                self.memory.statement = max(said.number, m.known_number(self.memory.statement))
                 if not left:
                     return []
                 self.memory.release_package = b""
@@ -703,7 +671,7 @@ class DeviceMachine:
                 return _failed(reason)
         return []
 
-    def _opened(self, manifest: Manifest, package: Package | None) -> list[fx.Effect]:
+    def _opened(self, manifest: m.Manifest, package: Package | None) -> list[fx.Effect]:
         if package is None:
             return self._not_for_me(manifest)
         if manifest.kind == "job":
@@ -715,7 +683,7 @@ class DeviceMachine:
             return [fx.Work(InstallRelease(manifest, package))] if fresh else []
         return self.rounds.opened(manifest, package, self._now_s)
 
-    def _not_for_me(self, manifest: Manifest) -> list[fx.Effect]:
+    def _not_for_me(self, manifest: m.Manifest) -> list[fx.Effect]:
         job_id = manifest.at.job_id
         if manifest.kind == "release":
             return self._report_due(manifest)
@@ -730,7 +698,7 @@ class DeviceMachine:
         return self._take_up_ahead(job_id)
 
     def _answered(
-        self, manifest: Manifest, answer: object, *, dummies: bool = False
+        self, manifest: m.Manifest, answer: object, *, dummies: bool = False
     ) -> list[fx.Effect]:
         round_ = self.rounds.of(manifest.at.job_id)
         match answer:
@@ -748,13 +716,13 @@ class DeviceMachine:
 
     # --- jobs, and rounds ahead of them ---
 
-    def _is_ahead(self, header: BroadcastHeader) -> bool:
+    def _is_ahead(self, header: m.BroadcastHeader) -> bool:
         """Whether it is a round of a job that is neither known nor of no use here."""
         job_id = header.at.job_id
         known = job_id in self.memory.jobs or job_id in self._foreign
         return header.kind == "round" and not known
 
-    def _keep_ahead(self, offer: Offer, round_: Manifest) -> list[fx.Effect]:
+    def _keep_ahead(self, offer: m.Offer, round_: m.Manifest) -> list[fx.Effect]:
         """Keep such a round, take what is pushed of its package, and ask for its job."""
         job_id = round_.at.job_id
         self.fetches.make_room(offer, round_, lambda old: self._is_ahead_of(job_id, old))
@@ -771,7 +739,7 @@ class DeviceMachine:
         self.fetches.begin(offer, round_)
         return [*out, fx.SetTimer("repair", self.settings.repair_s)]
 
-    def _is_ahead_of(self, job_id: bytes, header: BroadcastHeader) -> bool:
+    def _is_ahead_of(self, job_id: bytes, header: m.BroadcastHeader) -> bool:
         return header.at.job_id == job_id and self._is_ahead(header)
 
     def _give_up_ahead(self, job_id: bytes) -> None:
@@ -790,7 +758,7 @@ class DeviceMachine:
         self._want_tries += 1
         headers = [fetch.header for fetch in self.fetches.under_way.values()]
         coming = {one.at.job_id for one in headers if one.kind == "job"} | set(self._job_at_work)
-        wanted = [self._note_to_proxy(Want(job)) for job in self._ahead if job not in coming]
+        wanted = [self._note_to_proxy(m.Want(job)) for job in self._ahead if job not in coming]
         return [*wanted, fx.SetTimer("want", wait_s)]
 
     def _take_up_ahead(self, job_id: bytes) -> list[fx.Effect]:
@@ -827,12 +795,12 @@ class DeviceMachine:
 
     # --- reports on releases ---
 
-    def _report_due(self, release: Manifest) -> list[fx.Effect]:
+    def _report_due(self, release: m.Manifest) -> list[fx.Effect]:
         """It is known what became of a release: a report is due, unless it was made."""
         due = self.memory.report_due
         of_same = due is not None and due.data_set == release.data_set
-        newest = known_number(due.sequence if due and of_same else self.memory.reported)
-        if not wants_reports(release) or release.sequence <= newest:
+        newest = m.known_number(due.sequence if due and of_same else self.memory.reported)
+        if not m.wants_reports(release) or release.sequence <= newest:
             return []
         self.memory.report_due, self._report, self._report_tries = release, None, 0
         return [fx.Persist(ReportDue(release)), *self._report_again()]
@@ -844,7 +812,7 @@ class DeviceMachine:
             return []
         if self._report is not None:
             return self._tell_report()
-        seed = hashlib.sha256(self.signer.name.encode() + encode_inner(release)).digest()
+        seed = hashlib.sha256(self.signer.name.encode() + m.encode_inner(release)).digest()
         return [fx.SetTimer("report", release.deadline_s * int.from_bytes(seed[:6]) / 2**48)]
 
     def _tell_report(self) -> list[fx.Effect]:
@@ -869,7 +837,7 @@ class DeviceMachine:
         if self._away:
             return []
         self._greeted, settings = True, self.settings
-        hello = Hello(self.signer.name, *self.keys.versions, self.memory.answered, KNOWS_CHECKS)
+        hello = m.Hello(self.signer.name, *self.keys.versions, self.memory.answered, m.KNOWS_CHECKS)
         note = self.signer.note(hello)
         self._hello = _digest(note.body)
         wait_s = self._backoff.wait_s(settings.repair_s, self._hello_tries, settings.waits_cap_s)
@@ -890,53 +858,53 @@ class DeviceMachine:
         if new is None or self._away:
             return []
         # On a timer of its own: the proxy may hear the hello, and refuse a key so soon after one.
-        again = fx.SetTimer("key", NEW_KEY_EVERY_S + 1.0)
+        again = fx.SetTimer("key", m.NEW_KEY_EVERY_S + 1.0)
         return [fx.Send(fx.ProxyAddress(), self.signer.note(new)), again]
 
     # --- notes ---
 
-    def _note(self, envelope: Envelope) -> list[fx.Effect]:
+    def _note(self, envelope: m.Envelope) -> list[fx.Effect]:
         if envelope.signer == "cloud":
             body = self.keys.cloud_body(envelope)
-            if isinstance(body, Close):
+            if isinstance(body, m.Close):
                 return self._close(body)
-            if not isinstance(body, ReleaseStatement):
+            if not isinstance(body, m.ReleaseStatement):
                 raise ProtocolError("unexpected_body")
-            if body.number >= FAR_NUMBER:
+            if body.number >= m.FAR_NUMBER:
                 raise ProtocolError("far_sequence")
-            if body.number < known_number(self.memory.statement):
+            if body.number < m.known_number(self.memory.statement):
                 raise ProtocolError("replayed_statement")
             return [fx.Work(ApplyStatement(body))] if body.number != self.memory.statement else []
-        match verified_body(envelope, "proxy", self.keys.proxy):
-            case Here(spread_s=spread_s):
+        match m.verified_body(envelope, "proxy", self.keys.proxy):
+            case m.Here(spread_s=spread_s):
                 # At a moment of its own in the spread, so that a fleet does not come at once.
                 self._hello_asked = self._hello_asked or not self._away
                 moment = int(self.signer.name[:8], 16) / 2**32
                 return self._hello_in(min(spread_s, LATER_CAP_S) * moment)
-            case Later(delay_s=delay_s):
+            case m.Later(delay_s=delay_s):
                 return self._hello_in(min(delay_s, LATER_CAP_S))
-            case Behind() as behind:
+            case m.Behind() as behind:
                 # Of another hello: this one may have been played again.
                 return [fx.Work(CountElsewhere(behind))] if behind.hello == self._hello else []
-            case Cover() as cover:
+            case m.Cover() as cover:
                 self.rounds.cover_asked(cover)
                 return []
-            case RoundKey() as key:
+            case m.RoundKey() as key:
                 self.rounds.key_told(key)
                 return []
-            case BlobAt(put=True) as at:
+            case m.BlobAt(put=True) as at:
                 laying = self.rounds.with_upload(at.blob)
                 return laying.lay_down(at) if laying else []
-            case BlobAt() as at:
+            case m.BlobAt() as at:
                 return self.fetches.lies_at(at)
-            case Ack() as ack:
+            case m.Ack() as ack:
                 return self._acknowledged(ack)
         raise ProtocolError("unexpected_body")
 
-    def _acknowledged(self, ack: Ack) -> list[fx.Effect]:
+    def _acknowledged(self, ack: m.Ack) -> list[fx.Effect]:
         memory, due = self.memory, self.memory.report_due
         new = memory.new_sealing
-        if new is not None and hashlib.sha256(encode_inner(new)).digest() == ack.blob:
+        if new is not None and hashlib.sha256(m.encode_inner(new)).digest() == ack.blob:
             memory.new_sealing = None
             return [fx.Persist(SealingKeyTold())]
         if due and self._report and _digest(self._report.body) == ack.blob:
@@ -948,7 +916,7 @@ class DeviceMachine:
         sent = self.rounds.with_upload(ack.blob)
         return sent.acknowledged(ack) if sent else []
 
-    def _close(self, close: Close) -> list[fx.Effect]:
+    def _close(self, close: m.Close) -> list[fx.Effect]:
         job_id = close.job_id
         if job_id in self.memory.closed:
             return []
@@ -963,7 +931,7 @@ class DeviceMachine:
 
     def _trust_taken(self, result: object) -> list[fx.Effect]:
         self._trust_at_work = False
-        if not isinstance(result, PeerKeys):
+        if not isinstance(result, m.PeerKeys):
             reason = result.reason if isinstance(result, fx.WorkFailed) else ""
             # The roots in between are the proxy's to send, once it knows what is missing.
             return [*_failed(reason), *(self._greet() if reason == "metadata_gap" else [])]
@@ -1014,15 +982,15 @@ class DeviceMachine:
         return []
 
 
-def _digest(said: Envelope) -> bytes:
+def _digest(said: m.Envelope) -> bytes:
     return hashlib.sha256(said.payload).digest()
 
 
-def _is_over(fetched: BroadcastHeader, round_: DeviceRound) -> bool:
+def _is_over(fetched: m.BroadcastHeader, round_: DeviceRound) -> bool:
     """Whether a fetch ends with this round; not the record of the last answer."""
     if fetched.at.job_id != round_.job_id:
         return False
-    if isinstance(fetched, Commit):
+    if isinstance(fetched, m.Commit):
         return round_.awaited(fetched.at) is None
     return fetched.kind == "round"
 

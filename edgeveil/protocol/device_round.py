@@ -34,21 +34,7 @@ from typing import Literal
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import (
-    Ack,
-    BlobAt,
-    Commit,
-    Cover,
-    Decline,
-    Envelope,
-    ExchangeId,
-    Manifest,
-    NewSealingKey,
-    RoundKey,
-    Signer,
-    Upload,
-    short_name,
-)
+from edgeveil.protocol import messages as m
 from edgeveil.protocol.sealed import Package, RoundPackage
 from edgeveil.protocol.transfer import (
     Backoff,
@@ -66,7 +52,7 @@ from edgeveil.protocol.transfer import (
 class OpenPackage:
     """Try the device's key on the stanzas; result `OpenedPackage` or `WorkFailed`."""
 
-    manifest: Manifest
+    manifest: m.Manifest
     blob: bytes
 
 
@@ -93,7 +79,7 @@ class ComputeAnswer:
     of this round (`RoundKey`), where segments are masked.
     """
 
-    manifest: Manifest
+    manifest: m.Manifest
     package: Package
     begun_s: float = 0.0
     allowed_s: float = math.inf
@@ -114,7 +100,7 @@ class SealDummies:
     It contains nothing of the device, so no ledger knows of it.
     """
 
-    manifest: Manifest
+    manifest: m.Manifest
     round_key: bytes = b""
 
 
@@ -155,7 +141,7 @@ class ManifestMark:
     `settled`: the device is done with this attempt, and does not take it up again.
     """
 
-    at: ExchangeId
+    at: m.ExchangeId
     manifest_digest: bytes
     settled: bool = False
 
@@ -165,9 +151,9 @@ class OutboxPut:
     """A sealed upload, sent until the round closes. `marks` are those of its segments, in order;
     `held`: the proxy acknowledged it. A dummy has no receipt."""
 
-    at: ExchangeId
-    header: Envelope
-    upload: Upload
+    at: m.ExchangeId
+    header: m.Envelope
+    upload: m.Upload
     marks: tuple[bytes, ...]
     data: bytes
     dummy: bool = False
@@ -178,7 +164,7 @@ class OutboxPut:
 class OutboxHeld:
     """The proxy acknowledged the upload."""
 
-    at: ExchangeId
+    at: m.ExchangeId
 
 
 Outcome = Literal["counted", "partial", "missing", "refused", "dropped"]
@@ -191,7 +177,7 @@ class OutboxDrop:
     `counted`, `partial`, `missing`: the round's record names all of its segments, some, or none.
     """
 
-    at: ExchangeId
+    at: m.ExchangeId
     outcome: Outcome
 
 
@@ -199,7 +185,7 @@ class OutboxDrop:
 class LateRecord:
     """The record of a round whose upload gave its place to the next one's."""
 
-    at: ExchangeId
+    at: m.ExchangeId
     outcome: Outcome
 
 
@@ -213,11 +199,11 @@ class DeviceMemory:
     release_sequence: int = -1
     release_package: bytes = b""  # digest of the package in use
     statement: int = -1  # the number of the newest one on releases
-    report_due: Manifest | None = None
+    report_due: m.Manifest | None = None
     reported: int = -1  # the sequence of the release that was reported on last
     epoch: int = 0  # of the cloud's keys, in which these numbers were said
     uploads: dict[bytes, OutboxPut] = field(default_factory=dict)  # by job
-    new_sealing: NewSealingKey | None = None  # that the proxy does not know yet
+    new_sealing: m.NewSealingKey | None = None  # that the proxy does not know yet
     answered: int = -1  # the number of the newest answer, dummies among them; -1: none is counted
 
 
@@ -321,7 +307,7 @@ class CoverTraffic:
         """The link is new: what was asked for on the old one goes no further than its round."""
         self._said = False
 
-    def asked(self, cover: Cover) -> None:
+    def asked(self, cover: m.Cover) -> None:
         """From now on, uploads leave within this window."""
         self._window_s, self._said = cover.window_s, True
 
@@ -331,12 +317,12 @@ class CoverTraffic:
         if not self._said:
             self._window_s = 0.0
 
-    def begin(self, manifest: Manifest, now_s: float) -> None:
+    def begin(self, manifest: m.Manifest, now_s: float) -> None:
         """The package is here: the window opens, of at most half of what is left of the round."""
         left_s = max(0.0, manifest.deadline_s - (now_s - self._heard_s))
         self._begun_s, self._span_s = now_s, min(self._window_s, left_s / 2)
 
-    def window(self, manifest: Manifest, opened: OpenedPackage) -> AnswerWindow:
+    def window(self, manifest: m.Manifest, opened: OpenedPackage) -> AnswerWindow:
         """What the moment of an answer to the package follows from."""
         closes_s = self._heard_s + manifest.deadline_s
         budget_s, chance, needed_s = opened.budget_s, opened.chance, opened.needed_s
@@ -395,13 +381,13 @@ class DeviceContext:
     """What the parts of a device's machine share. `round_keys` are the proxy's of rounds that it
     will offer next, the newest of each job."""
 
-    signer: Signer
+    signer: m.Signer
     memory: DeviceMemory
     settings: DeviceSettings
     backoff: Backoff
-    round_keys: dict[bytes, RoundKey] = field(default_factory=dict)
+    round_keys: dict[bytes, m.RoundKey] = field(default_factory=dict)
 
-    def round_key(self, manifest: Manifest) -> RoundKey | None:
+    def round_key(self, manifest: m.Manifest) -> m.RoundKey | None:
         """The proxy's key of this round, if it was told."""
         known = self.round_keys.get(manifest.at.job_id)
         return known if known is not None and known.at == manifest.at else None
@@ -417,12 +403,12 @@ class DeviceRound:
         self.job_id, self.cover, self._context = job_id, cover, context
         self._memory, self._settings = context.memory, context.settings
         self.state = DEVICE_STATES.start
-        self.manifest: Manifest | None = None
+        self.manifest: m.Manifest | None = None
         self._window, self._moment = AnswerWindow(), Moment()
         self._package: RoundPackage | None = None  # that waits for its turn
         self._resend, self._resends = timer_name("resend", job_id), 0
         self._deadline = timer_name("deadline", job_id)
-        self._waiting: tuple[ExchangeId, SealedAnswer] | None = None  # until its moment
+        self._waiting: tuple[m.ExchangeId, SealedAnswer] | None = None  # until its moment
         self._last: OutboxPut | None = None  # gave its place to a newer round's, without its data
         self.beside = LayingDown(context.signer, fx.ProxyAddress(), context.settings.blob_urls)
 
@@ -432,7 +418,7 @@ class DeviceRound:
         return self._memory.uploads.get(self.job_id)
 
     @property
-    def at(self) -> ExchangeId | None:
+    def at(self) -> m.ExchangeId | None:
         """The round that the device fetches, works on or has an upload of."""
         item = self.item
         return self.manifest.at if self.manifest else item.at if item else None
@@ -479,7 +465,7 @@ class DeviceRound:
         here = (self.manifest and self.manifest.at == at) or (item and item.at == at)
         return not here and not (at == seen.at and seen.settled)
 
-    def begin(self, manifest: Manifest, mark: ManifestMark, now_s: float) -> list[fx.Effect]:
+    def begin(self, manifest: m.Manifest, mark: ManifestMark, now_s: float) -> list[fx.Effect]:
         """Remember the round, drop what is left of the one before, and wait for the package."""
         known = self._memory.seen.get(manifest.at.job_id) == mark
         self._step("manifest")
@@ -490,7 +476,7 @@ class DeviceRound:
         out += [*self._drop(), fx.CancelTimer(self._resend)]
         return [*out, fx.SetTimer(self._deadline, manifest.deadline_s + manifest.grace_s)]
 
-    def complete(self, manifest: Manifest, data: bytes, now_s: float) -> list[fx.Effect]:
+    def complete(self, manifest: m.Manifest, data: bytes, now_s: float) -> list[fx.Effect]:
         """The package is here."""
         self._step("complete")
         self.cover.begin(manifest, now_s)
@@ -498,13 +484,13 @@ class DeviceRound:
 
     # --- results of the host's work ---
 
-    def fix_window(self, manifest: Manifest, opened: OpenedPackage) -> None:
+    def fix_window(self, manifest: m.Manifest, opened: OpenedPackage) -> None:
         """Fix what the moment of the answer to the package follows from, whatever it will be."""
         if manifest == self.manifest:
             self._window = self.cover.window(manifest, opened)
             self._moment = self._window.moment(self._window.begun_s)
 
-    def opened(self, manifest: Manifest, package: Package) -> list[fx.Effect]:
+    def opened(self, manifest: m.Manifest, package: Package) -> list[fx.Effect]:
         """The package is for this device: consent and work, once its turn has come."""
         if manifest.kind != "round" or not isinstance(package, RoundPackage):
             return [*self.not_for_me(manifest), fx.Refuse("malformed_package")]
@@ -544,7 +530,7 @@ class DeviceRound:
         manifest, self._package = self.manifest, None
         return [] if manifest is None else self.declined(manifest, BUSY, "conditions")
 
-    def not_for_me(self, manifest: Manifest) -> list[fx.Effect]:
+    def not_for_me(self, manifest: m.Manifest) -> list[fx.Effect]:
         """Not selected, or not to be opened: nothing to do but to cover those who were."""
         if manifest != self.manifest:
             return []
@@ -553,7 +539,7 @@ class DeviceRound:
         self._step("not_for_me")
         return []
 
-    def declined(self, manifest: Manifest, why: str, cause: str) -> list[fx.Effect]:
+    def declined(self, manifest: m.Manifest, why: str, cause: str) -> list[fx.Effect]:
         """Selected, and nothing will be sent; under cover dummies are sent in place of a note."""
         told = {**place(manifest.at), "cause": cause, "why": why}
         report = fx.Report("declined", told, manifest.at)
@@ -564,21 +550,21 @@ class DeviceRound:
         self._step("declined")
         settled = replace(self._memory.seen[manifest.at.job_id], settled=True)
         self._memory.seen[manifest.at.job_id] = settled
-        note = self._context.signer.note(Decline(manifest.at, cause))
+        note = self._context.signer.note(m.Decline(manifest.at, cause))
         return [fx.Persist(settled), report, fx.Send(fx.ProxyAddress(), note)]
 
-    def _answer_with_dummies(self, manifest: Manifest) -> list[fx.Effect]:
+    def _answer_with_dummies(self, manifest: m.Manifest) -> list[fx.Effect]:
         self._step("covering")
         key = self._context.round_key(manifest)
         return [fx.Work(SealDummies(manifest, b"" if key is None else key.key))]
 
-    def uncovered(self, manifest: Manifest, why: str) -> list[fx.Effect]:
+    def uncovered(self, manifest: m.Manifest, why: str) -> list[fx.Effect]:
         """No dummy can be sent either; a note would show that there was nothing else to send."""
         if manifest == self.manifest:
             self._step("declined")
         return [fx.Report("uncovered", {**place(manifest.at), "why": why})]
 
-    def sealed(self, manifest: Manifest, sealed: SealedAnswer, now_s: float) -> list[fx.Effect]:
+    def sealed(self, manifest: m.Manifest, sealed: SealedAnswer, now_s: float) -> list[fx.Effect]:
         """An answer is ready: keep it and send it, at its moment.
 
         Until then it is nowhere but in memory: a dummy is ready at once, and on disk it would
@@ -596,13 +582,13 @@ class DeviceRound:
 
     # --- the upload ---
 
-    def _put(self, at: ExchangeId, sealed: SealedAnswer) -> list[fx.Effect]:
+    def _put(self, at: m.ExchangeId, sealed: SealedAnswer) -> list[fx.Effect]:
         """Store a sealed answer, then send it."""
         self._waiting, memory, signer = None, self._memory, self._context.signer
         blob = describe(sealed.data, part_bytes(self._settings.packet_bytes))
         memory.answered += memory.answered >= 0
         number = max(0, memory.answered)
-        upload = Upload(at, sealed.groups, blob, number, sealed.deposit, sealed.seed)
+        upload = m.Upload(at, sealed.groups, blob, number, sealed.deposit, sealed.seed)
         signed = signer.header(upload)
         item = OutboxPut(at, signed, upload, sealed.marks, sealed.data, sealed.dummy)
         memory.uploads[self.job_id], self._resends = item, 0
@@ -636,7 +622,7 @@ class DeviceRound:
         self._resends += 1
         return self._send()
 
-    def lay_down(self, at: BlobAt) -> list[fx.Effect]:
+    def lay_down(self, at: m.BlobAt) -> list[fx.Effect]:
         """The proxy says where to put the upload. Raises ProtocolError `foreign_url`."""
         item = self.item
         if item is None or item.held:
@@ -651,7 +637,7 @@ class DeviceRound:
             return []
         return out if lies else [*out, *self.resend()]
 
-    def acknowledged(self, ack: Ack) -> list[fx.Effect]:
+    def acknowledged(self, ack: m.Ack) -> list[fx.Effect]:
         """The proxy holds the upload, or never will."""
         item = self.item
         if item is None or self.state is not DeviceState.UPLOADING:
@@ -667,11 +653,11 @@ class DeviceRound:
         out = [stop, *self._drop("refused" if ack.status == "refused" else "dropped")]
         return out if item.dummy else [*out, fx.Report("upload_refused", what)]
 
-    def awaited(self, at: ExchangeId) -> OutboxPut | None:
+    def awaited(self, at: m.ExchangeId) -> OutboxPut | None:
         """The upload that a record of this round tells something about."""
         return next((one for one in (self.item, self._last) if one and one.at == at), None)
 
-    def committed(self, commit: Commit, marks: bytes) -> list[fx.Effect]:
+    def committed(self, commit: m.Commit, marks: bytes) -> list[fx.Effect]:
         """The cloud's record of the round: what it counted."""
         item, late = self.item, self._last
         current = item is not None and item.at == commit.at
@@ -721,9 +707,9 @@ class DeviceRound:
         return [fx.CancelTimer(self._resend), *self._drop()]
 
 
-def place(at: ExchangeId) -> dict[str, object]:
+def place(at: m.ExchangeId) -> dict[str, object]:
     """The short name of the job and the number of the round, for a report."""
-    return {"job": short_name(at.job_id), "round": at.exchange}
+    return {"job": m.short_name(at.job_id), "round": at.exchange}
 
 
 def counted(item: OutboxPut, marks: bytes) -> int:
@@ -801,12 +787,12 @@ class DeviceRounds:
         self._cover.connected()
         return [effect for round_ in self for effect in round_.connected()]
 
-    def cover_asked(self, cover: Cover) -> None:
+    def cover_asked(self, cover: m.Cover) -> None:
         """From now on, uploads leave within this window."""
         for one in (self._cover, *(round_.cover for round_ in self)):
             one.asked(cover)
 
-    def key_told(self, key: RoundKey) -> None:
+    def key_told(self, key: m.RoundKey) -> None:
         """Keep the proxy's key of a round that it will offer next, of as many jobs as are known."""
         keys = self.context.round_keys
         keys.pop(key.at.job_id, None)
@@ -816,7 +802,7 @@ class DeviceRounds:
 
     # --- turns ---
 
-    def opened(self, manifest: Manifest, package: Package, now_s: float) -> list[fx.Effect]:
+    def opened(self, manifest: m.Manifest, package: Package, now_s: float) -> list[fx.Effect]:
         """A package is for this device: its work begins now, or when its turn has come."""
         round_ = self.of(manifest.at.job_id)
         if round_ is None:

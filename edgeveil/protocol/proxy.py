@@ -19,43 +19,7 @@ from edgeveil.crypto.keys import DEPOSIT_BYTES
 from edgeveil.crypto.labels import BODY
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import (
-    KNOWS_BUCKETS,
-    KNOWS_CHECKS,
-    KNOWS_RECORDS,
-    NEW_KEY_EVERY_S,
-    Ack,
-    Behind,
-    BlobAt,
-    BlobPart,
-    BlobPut,
-    Bye,
-    CheckMasks,
-    Close,
-    Decline,
-    Envelope,
-    ExchangeId,
-    Hello,
-    Here,
-    JobDeposit,
-    Later,
-    LinkState,
-    Misfits,
-    Need,
-    NewSealingKey,
-    Note,
-    Offer,
-    PeerKeys,
-    ReleaseReport,
-    ReleaseStatement,
-    Roster,
-    Signer,
-    TrustMetadata,
-    Unmask,
-    Want,
-    check_signature,
-    decode_body,
-)
+from edgeveil.protocol import messages as m
 from edgeveil.protocol.proxy_broadcasts import (
     Broadcasts,
     KeepBroadcast,
@@ -118,7 +82,7 @@ class Answered:
     """Those jobs, the earliest first, up to answer `number`; `whole`: there were no others."""
 
     number: int
-    jobs: tuple[JobDeposit, ...]
+    jobs: tuple[m.JobDeposit, ...]
     whole: bool
 
 
@@ -200,8 +164,8 @@ class ProxyMachine:
 
     def __init__(
         self,
-        signer: Signer,
-        keys: PeerKeys,
+        signer: m.Signer,
+        keys: m.PeerKeys,
         registry: DeviceRegistry,
         memory: ProxyMemory | None = None,
         settings: ProxySettings | None = None,
@@ -217,17 +181,17 @@ class ProxyMachine:
         self.releases = ProxyReleases(context)
         self.masks = ProxyMasks(context, self.rounds)
         self.broadcasts = Broadcasts(context, self.rounds, self.serving, self.releases, self.masks)
-        self._roster: tuple[Envelope, Roster, bytes] | None = None
+        self._roster: tuple[m.Envelope, m.Roster, bytes] | None = None
         self._edge_up = True  # the link to the devices' broker
         self.hello_rate = HelloRate(self.settings.hellos_per_s)
-        self._later: dict[int, Note] = {}
+        self._later: dict[int, m.Note] = {}
         # Of admitted devices: since when hellos are counted, and how many came.
         self._hellos: dict[str, tuple[float, int]] = {}
         # Of admitted devices: the last new key's digest, and when another may come.
         self._new_sealing: dict[str, tuple[bytes, float]] = {}
 
     @property
-    def at(self) -> ExchangeId | None:
+    def at(self) -> m.ExchangeId | None:
         """The round that was opened last."""
         return next(reversed(self.rounds.collections), None)
 
@@ -257,7 +221,7 @@ class ProxyMachine:
                 self.online -= gone
                 self.rounds.attendance.keep(self.registry.admitted())
                 return [*self._send_roster(), *([self._presence()] if gone else [])]
-            case fx.Command(what=PeerKeys() as keys):
+            case fx.Command(what=m.PeerKeys() as keys):
                 return self._believe(keys)
             case fx.Command(what=SetAside(device=device)):
                 return self.rounds.set_aside(device)
@@ -275,7 +239,7 @@ class ProxyMachine:
         match task:
             case fx.TakeTrust():
                 self._context.reading_trust -= 1
-                if isinstance(result, PeerKeys):
+                if isinstance(result, m.PeerKeys):
                     return [*self._believe(result), *self._send_roster()]
                 return [fx.Refuse(result.reason)] if isinstance(result, fx.WorkFailed) else []
             case ShuffleRound():
@@ -298,7 +262,7 @@ class ProxyMachine:
                 return self.broadcasts.kept(task, result)
             case FindAnswered() if isinstance(result, Answered):
                 # It is heard again once it has counted them.
-                behind = Behind(task.hello, result.number, result.jobs, result.whole)
+                behind = m.Behind(task.hello, result.number, result.jobs, result.whole)
                 return [fx.Send(fx.DeviceAddress(task.device), self.signer.note(behind))]
         return []
 
@@ -359,7 +323,7 @@ class ProxyMachine:
     def _link_state(self, *, up: bool | None = None) -> fx.Effect:
         """Tell the cloud how the link to the devices' broker stands, `up` from now on."""
         self._edge_up = self._edge_up if up is None else up
-        return fx.Send(fx.CloudAddress(), self.signer.note(LinkState(self._edge_up)))
+        return fx.Send(fx.CloudAddress(), self.signer.note(m.LinkState(self._edge_up)))
 
     # --- the roster ---
 
@@ -367,7 +331,9 @@ class ProxyMachine:
         epoch, keys = self.registry.roster()
         blob = describe(keys, part_bytes(self.settings.packet_bytes))
         registry = self.registry
-        header = Roster(epoch, blob, registry.lineage, registry.roster_expires_s(), self._all_know)
+        header = m.Roster(
+            epoch, blob, registry.lineage, registry.roster_expires_s(), self._all_know
+        )
         self._roster = (self.signer.header(header), header, keys)
         again = fx.SetTimer("roster_again", self.settings.roster_again_s)
         return [*self._offer_roster(push=True), again]
@@ -377,8 +343,8 @@ class ProxyMachine:
         """What the proxy and all admitted devices know."""
         admitted = set(self.registry.admitted())
         earlier = (knows for one, knows in self.memory.earlier.items() if one in admitted)
-        least = min(earlier, default=KNOWS_CHECKS)
-        return 0 if least < KNOWS_BUCKETS else max(least, KNOWS_RECORDS)
+        least = min(earlier, default=m.KNOWS_CHECKS)
+        return 0 if least < m.KNOWS_BUCKETS else max(least, m.KNOWS_RECORDS)
 
     def _offer_roster(self, *, push: bool) -> list[fx.Effect]:
         if self._roster is None:
@@ -390,7 +356,7 @@ class ProxyMachine:
 
     # --- whom it believes ---
 
-    def _believe(self, keys: PeerKeys) -> list[fx.Effect]:
+    def _believe(self, keys: m.PeerKeys) -> list[fx.Effect]:
         """The root has spoken: devices hear of it before anything that is signed anew."""
         root_version, before = self._context.keys.versions
         self._context.keys = keys
@@ -407,46 +373,46 @@ class ProxyMachine:
         whole = len(sent) == len(roots) and sum(map(len, roots)) + len(delegations) <= most_bytes
         if not sent and not (whole and delegations):
             return []
-        return [fx.Send(to, TrustMetadata(sent, delegations if whole else b""))]
+        return [fx.Send(to, m.TrustMetadata(sent, delegations if whole else b""))]
 
     # --- from the cloud ---
 
     def _cloud_message(self, message: object) -> list[fx.Effect]:
         match message:
-            case TrustMetadata() as metadata if self._trust is not None:
+            case m.TrustMetadata() as metadata if self._trust is not None:
                 self._context.reading_trust += 1
                 return [fx.Work(fx.TakeTrust(metadata))]
-            case Offer() as offer:
+            case m.Offer() as offer:
                 return self.broadcasts.offer(offer)
-            case BlobPart() as part:
+            case m.BlobPart() as part:
                 return self.broadcasts.part(part)
-            case Need() as need:
+            case m.Need() as need:
                 if self._roster and self._roster[1].blob.digest == need.blob:
                     _, header, keys = self._roster
                     return answer_need(fx.CloudAddress(), need, header.blob, keys)
                 summed = self.masks.need(need)
                 return self.rounds.need(need) if summed is None else summed
-            case Note(body=signed) as note:
+            case m.Note(body=signed) as note:
                 match self._context.keys.cloud_body(signed):
-                    case ReleaseStatement() as said:
+                    case m.ReleaseStatement() as said:
                         return self.releases.stated(said, note)
-                    case Ack() as ack:
+                    case m.Ack() as ack:
                         return self._cloud_ack(ack)
-                    case BlobAt() as at:
+                    case m.BlobAt() as at:
                         lay = self.rounds.lay_down if at.put else self.broadcasts.lies_at
                         return lay(at)
-                    case (Unmask() | CheckMasks()) as asked:
+                    case (m.Unmask() | m.CheckMasks()) as asked:
                         return self.masks.asked(asked, signed)
-                    case Misfits() as said:
+                    case m.Misfits() as said:
                         return self.masks.misfits(said)
-                    case Close() as close:
+                    case m.Close() as close:
                         return self.broadcasts.close(close, note)
-                    case Here():
+                    case m.Here():
                         out = self._send_roster() + self.rounds.report_short()
                         return [*out, self._link_state()]
         raise ProtocolError("unexpected_body")
 
-    def _cloud_ack(self, ack: Ack) -> list[fx.Effect]:
+    def _cloud_ack(self, ack: m.Ack) -> list[fx.Effect]:
         if self._roster and self._roster[1].blob.digest == ack.blob:
             self._roster = None
             return [fx.CancelTimer("roster")]
@@ -459,41 +425,41 @@ class ProxyMachine:
 
     def _device_message(self, device: str, message: object, now_s: float) -> list[fx.Effect]:
         match message:
-            case Offer() as offer:
+            case m.Offer() as offer:
                 out = self.uploads.offer(device, offer, now_s)
                 if device in self.online or not self._context.all_came:
                     return out
                 # It answers and is held to be away: a copy of it said bye. Ask for a hello.
-                return [*out, fx.Send(fx.DeviceAddress(device), self.signer.note(Here(0.0)))]
-            case BlobPart() as part:
+                return [*out, fx.Send(fx.DeviceAddress(device), self.signer.note(m.Here(0.0)))]
+            case m.BlobPart() as part:
                 return self.uploads.part(device, part, now_s)
-            case Need() as need:
+            case m.Need() as need:
                 return self.serving.need(device, need, now_s)
-            case Note() as note:
+            case m.Note() as note:
                 return self._device_note(device, note, now_s)
         raise ProtocolError("unexpected_body")
 
-    def _device_note(self, device: str, note: Note, now_s: float) -> list[fx.Effect]:
+    def _device_note(self, device: str, note: m.Note, now_s: float) -> list[fx.Effect]:
         signed = note.body
-        body = decode_body(signed)
-        if isinstance(body, Hello) and not self.hello_rate.free(now_s):
+        body = m.decode_body(signed)
+        if isinstance(body, m.Hello) and not self.hello_rate.free(now_s):
             return self._put_off(device, now_s)  # its signature is checked when it is heard
-        check_signature(signed, device, self.registry.verify_key(device), BODY)
+        m.check_signature(signed, device, self.registry.verify_key(device), BODY)
         match body:
-            case Hello(device=said) as hello if said == device:
+            case m.Hello(device=said) as hello if said == device:
                 return self._hello(hello, hashlib.sha256(signed.payload).digest(), now_s)
-            case Bye(device=said) if said == device:
+            case m.Bye(device=said) if said == device:
                 self.online.discard(device)
                 return [*self.uploads.left(device), self._presence()]
-            case NewSealingKey(device=said) as new if said == device:
+            case m.NewSealingKey(device=said) as new if said == device:
                 return self._new_sealing_key(new, signed, now_s)
-            case Want(job_id=job_id):
+            case m.Want(job_id=job_id):
                 return self.serving.want(device, job_id, now_s)
-            case Decline() as decline:
+            case m.Decline() as decline:
                 return self.uploads.decline(device, decline, now_s)
-            case BlobPut() as put:
+            case m.BlobPut() as put:
                 return self.uploads.is_put(device, put)
-            case ReleaseReport() as report:
+            case m.ReleaseReport() as report:
                 return self.releases.report(device, report, note)
         raise ProtocolError("unexpected_body")
 
@@ -504,7 +470,7 @@ class ProxyMachine:
         settings = self.settings
         enrolled = len(self.registry.roster()[1]) // 32
         spread_s = max(settings.hello_spread_s, min(enrolled / settings.hellos_per_s, _LATEST_S))
-        here = fx.Send(fx.AllDevices(), self.signer.note(Here(spread_s)))
+        here = fx.Send(fx.AllDevices(), self.signer.note(m.Here(spread_s)))
         self._context.all_came = False
         out = [*self._context.cover(fx.AllDevices()), here]
         return [*out, fx.SetTimer("hellos", spread_s + settings.resend_s)]
@@ -519,7 +485,7 @@ class ProxyMachine:
         self._count_hello(device, now_s)
         steps = round(self.hello_rate.delay_s(now_s) / _DELAY_STEP_S)
         if steps not in self._later:
-            self._later[steps] = self.signer.note(Later(steps * _DELAY_STEP_S))
+            self._later[steps] = self.signer.note(m.Later(steps * _DELAY_STEP_S))
         # Rounds are offered to all: it may hear of one, and answer it, before it is heard.
         to = fx.DeviceAddress(device)
         return [*self._context.cover(to), fx.Send(to, self._later[steps])]
@@ -533,7 +499,7 @@ class ProxyMachine:
             raise ProtocolError("hello_too_often")
         self._hellos[device] = since_s, count + 1
 
-    def _hello(self, hello: Hello, digest: bytes, now_s: float) -> list[fx.Effect]:
+    def _hello(self, hello: m.Hello, digest: bytes, now_s: float) -> list[fx.Effect]:
         """A hello that is the device's own: it is there, and is told what it should know.
 
         One that counts fewer answers than this identity gave is not heard before it counts them
@@ -557,34 +523,36 @@ class ProxyMachine:
         cover = self._context.cover(to)
         return [*newer, *heard, *cover, *knows, *kept, *coming, self._presence()]
 
-    def _answers(self, hello: Hello) -> list[fx.Effect]:
+    def _answers(self, hello: m.Hello) -> list[fx.Effect]:
         """How many it counts is remembered; that it counts them at all, or knew checks of masks
         once, for good."""
-        if hello.answered < 0 and hello.knows < KNOWS_CHECKS:
+        if hello.answered < 0 and hello.knows < m.KNOWS_CHECKS:
             return []
         answered, counted = self.memory.answered, max(0, hello.answered)
         known = answered.get(hello.device)
         answered[hello.device] = max(known or 0, counted)
         return [] if known is not None else [fx.Persist(AnswersFrom(hello.device, counted))]
 
-    def _knows(self, hello: Hello, *, again: bool) -> list[fx.Effect]:
+    def _knows(self, hello: m.Hello, *, again: bool) -> list[fx.Effect]:
         """The cloud speaks as the earliest of its devices understands. One that came `again` and
         says less than before is not believed, and may not read what it is sent."""
-        earlier, knows = self.memory.earlier, min(hello.knows, KNOWS_CHECKS)
+        earlier, knows = self.memory.earlier, min(hello.knows, m.KNOWS_CHECKS)
         who = fx.DeviceAddress(hello.device)
-        named: list[fx.Effect] = [fx.Refuse("earlier_version", who)] if knows < KNOWS_CHECKS else []
-        known = earlier.get(hello.device, KNOWS_CHECKS)
+        named: list[fx.Effect] = (
+            [fx.Refuse("earlier_version", who)] if knows < m.KNOWS_CHECKS else []
+        )
+        known = earlier.get(hello.device, m.KNOWS_CHECKS)
         if knows == known or (again and knows < known):
             return named
         before = self._all_know
         earlier[hello.device] = knows
-        if knows == KNOWS_CHECKS:
+        if knows == m.KNOWS_CHECKS:
             del earlier[hello.device]
         told = self._send_roster() if before != self._all_know else []
         return [*named, fx.Persist(DeviceKnows(hello.device, knows)), *told]
 
     def _new_sealing_key(
-        self, new: NewSealingKey, signed: Envelope, now_s: float
+        self, new: m.NewSealingKey, signed: m.Envelope, now_s: float
     ) -> list[fx.Effect]:
         """A device's new sealing key, kept; the same note again is only answered.
 
@@ -597,5 +565,5 @@ class ProxyMachine:
             return [told]
         if now_s < next_s:
             raise ProtocolError("new_key_too_often")
-        self._new_sealing[new.device] = digest, now_s + NEW_KEY_EVERY_S
+        self._new_sealing[new.device] = digest, now_s + m.NEW_KEY_EVERY_S
         return [fx.Persist(SealingKeyChanged(new.device, new.sealing, new.number)), told]

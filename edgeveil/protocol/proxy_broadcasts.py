@@ -30,27 +30,7 @@ from itertools import chain
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import (
-    REPORT_BYTES,
-    Ack,
-    Blob,
-    BlobAt,
-    BlobPart,
-    BroadcastHeader,
-    Close,
-    Commit,
-    Envelope,
-    ExchangeId,
-    Manifest,
-    Need,
-    Note,
-    Offer,
-    ReleaseReport,
-    ReleaseReports,
-    ReleaseStatement,
-    RoundKey,
-    wants_reports,
-)
+from edgeveil.protocol import messages as m
 from edgeveil.protocol.proxy_rounds import KeptBroadcast, ProxyContext, ProxyMasks, ProxyRounds
 from edgeveil.protocol.transfer import (
     NEED_LIMIT,
@@ -86,8 +66,8 @@ class KeepBroadcast:
     """Work: check the digest of what came, make it durable; result `KeptBroadcast` or
     `WorkFailed`."""
 
-    signed: Envelope
-    header: BroadcastHeader
+    signed: m.Envelope
+    header: m.BroadcastHeader
 
 
 @dataclass(frozen=True)
@@ -108,7 +88,7 @@ class ReleaseReplaced:
 class ReleaseStated:
     """The cloud's newest statement on releases; the blobs of those that it withdrew may go."""
 
-    note: Note
+    note: m.Note
     gone: tuple[bytes, ...] = ()
 
 
@@ -117,13 +97,13 @@ class JobEnded:
     """Everything of this job but its release may go; `note` tells devices that come later."""
 
     job_id: bytes
-    note: Note
+    note: m.Note
 
 
 # --- releases: reports and the statement -----------------------------------------------------
 
 _FRAME_BYTES = 1024  # of a note, beside its reports
-_EACH_BYTES = REPORT_BYTES + 8
+_EACH_BYTES = m.REPORT_BYTES + 8
 _AT_ONCE = 4096
 
 
@@ -133,7 +113,7 @@ class _Reports:
 
     waiting: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)  # (note digest, sealed)
     told: dict[str, bytes] = field(default_factory=dict)  # device -> its note's digest
-    under_way: tuple[Note, dict[str, tuple[bytes, bytes]]] | None = None
+    under_way: tuple[m.Note, dict[str, tuple[bytes, bytes]]] | None = None
 
 
 class ProxyReleases:
@@ -141,17 +121,17 @@ class ProxyReleases:
 
     def __init__(self, context: ProxyContext) -> None:
         self._context = context
-        self._of: dict[ExchangeId, _Reports] = {}
+        self._of: dict[m.ExchangeId, _Reports] = {}
 
     # --- reports ---
 
-    def report(self, device: str, report: ReleaseReport, note: Note) -> list[fx.Effect]:
+    def report(self, device: str, report: m.ReleaseReport, note: m.Note) -> list[fx.Effect]:
         """A device's report, verified to be its own. Raises ProtocolError `wrong_size`."""
         digest = hashlib.sha256(note.body.payload).digest()
         release = self._release(report.at)
         if release is None:
             return [self._ack(device, digest, "closed")]
-        if len(report.sealed) != REPORT_BYTES:
+        if len(report.sealed) != m.REPORT_BYTES:
             raise ProtocolError("wrong_size")
         self._of = {at: one for at, one in self._of.items() if self._release(at)}
         reports = self._of.setdefault(report.at, _Reports())
@@ -174,7 +154,7 @@ class ProxyReleases:
                 out += self._hand_over(release)
         return [*out, fx.SetTimer("reports", self._context.settings.resend_s)] if out else []
 
-    def acknowledged(self, ack: Ack) -> list[fx.Effect] | None:
+    def acknowledged(self, ack: m.Ack) -> list[fx.Effect] | None:
         """The cloud has what was handed over, and its devices hear so; None for anything else."""
         for at, reports in self._of.items():
             if reports.under_way is None:
@@ -191,7 +171,7 @@ class ProxyReleases:
             return [*told, *more, *([again] if more else [])]
         return None
 
-    def _hand_over(self, release: Manifest) -> list[fx.Effect]:
+    def _hand_over(self, release: m.Manifest) -> list[fx.Effect]:
         reports, context = self._of[release.at], self._context
         floor = context.settings.min_batch_floor
         # The last few follow once nobody is left for whom they could wait.
@@ -204,7 +184,7 @@ class ProxyReleases:
         for device in handed:
             del reports.waiting[device]
         sealed = tuple(sealed for _, sealed in handed.values())
-        note = context.signer.note(ReleaseReports(release.at, sealed))
+        note = context.signer.note(m.ReleaseReports(release.at, sealed))
         reports.under_way = note, handed
         return [fx.Send(fx.CloudAddress(), note)]
 
@@ -212,11 +192,11 @@ class ProxyReleases:
         """Whether every device that is there has said what became of the release."""
         return len(reports.waiting) + len(reports.told) >= len(self._context.online)
 
-    def _release(self, at: ExchangeId) -> Manifest | None:
+    def _release(self, at: m.ExchangeId) -> m.Manifest | None:
         """The release of these numbers, if it is kept and asks for reports."""
         for kept in self._context.memory.kept.values():
             header = kept.header
-            if isinstance(header, Manifest) and header.at == at and wants_reports(header):
+            if isinstance(header, m.Manifest) and header.at == at and m.wants_reports(header):
                 return header
         return None
 
@@ -225,7 +205,7 @@ class ProxyReleases:
 
     # --- the cloud's statement ---
 
-    def stated(self, said: ReleaseStatement, note: Note) -> list[fx.Effect]:
+    def stated(self, said: m.ReleaseStatement, note: m.Note) -> list[fx.Effect]:
         """Keep the newest, pass it on. Raises ProtocolError `replayed_statement` or
         `far_sequence`."""
         memory = self._context.memory
@@ -253,7 +233,7 @@ class ProxyReleases:
         note = self._context.memory.statement
         return [fx.Send(fx.DeviceAddress(device), note)] if note else []
 
-    def withdrawn(self, header: Manifest) -> bool:
+    def withdrawn(self, header: m.Manifest) -> bool:
         """Whether the cloud has taken this release back."""
         said = self._said()
         return said is not None and header.sequence in said.withdrawn
@@ -263,20 +243,20 @@ class ProxyReleases:
         said = self._said()
         return -1 if said is None else said.number
 
-    def _said(self) -> ReleaseStatement | None:
+    def _said(self) -> m.ReleaseStatement | None:
         """The newest statement; none where its key counts no more, for numbers begin anew then, or
         where no cloud's clock can have given its number."""
         note = self._context.memory.statement
         with suppress(ProtocolError):
             said = self._context.keys.cloud_body(note.body) if note else None
-            if isinstance(said, ReleaseStatement) and not self._context.is_far(said.number):
+            if isinstance(said, m.ReleaseStatement) and not self._context.is_far(said.number):
                 return said
         return None
 
 
-def _is_withdrawn(kept: KeptBroadcast, said: ReleaseStatement) -> bool:
+def _is_withdrawn(kept: KeptBroadcast, said: m.ReleaseStatement) -> bool:
     header = kept.header
-    return isinstance(header, Manifest) and (
+    return isinstance(header, m.Manifest) and (
         header.kind == "release" and header.sequence in said.withdrawn
     )
 
@@ -303,7 +283,7 @@ class Broadcasts:
     ) -> None:
         self._context, self._rounds, self._serving = context, rounds, serving
         self._releases, self._masks = releases, masks
-        self.arriving: dict[bytes, Fetch[BroadcastHeader]] = {}  # by blob digest
+        self.arriving: dict[bytes, Fetch[m.BroadcastHeader]] = {}  # by blob digest
 
     @property
     def cached_bytes(self) -> int:
@@ -313,10 +293,10 @@ class Broadcasts:
 
     # --- from the cloud ---
 
-    def offer(self, offer: Offer) -> list[fx.Effect]:
+    def offer(self, offer: m.Offer) -> list[fx.Effect]:
         """The cloud offers a broadcast, perhaps with the whole blob inside."""
         header = self._context.keys.cloud_header(offer.header)
-        if not isinstance(header, Manifest | Commit):
+        if not isinstance(header, m.Manifest | m.Commit):
             raise ProtocolError("unexpected_header")
         digest = header.blob.digest
         for kept in self._believed():
@@ -332,7 +312,7 @@ class Broadcasts:
         if header.blob.size_bytes > self._context.settings.blob_bytes:  # and the cloud hears of it
             return self._refuse(digest, "oversized_blob")
         check_fetchable(offer, header.blob, self._context.settings.blob_bytes)
-        if isinstance(header, Manifest):
+        if isinstance(header, m.Manifest):
             check_pieces(header, self._context.settings.blob_bytes)
         else:
             check_record(header)
@@ -354,7 +334,7 @@ class Broadcasts:
             return out
         return [*out, fx.SetTimer("repair", self._context.settings.repair_s)]
 
-    def _ended(self, signed: Envelope, header: BroadcastHeader) -> set[bytes]:
+    def _ended(self, signed: m.Envelope, header: m.BroadcastHeader) -> set[bytes]:
         """The blobs that go where this broadcast is kept.
 
         What it supersedes; with a release also those whose key counts no more; then releases of
@@ -375,18 +355,18 @@ class Broadcasts:
             ended.add(releases.pop(0))
         return ended
 
-    def _fits(self, signed: Envelope, header: BroadcastHeader, ended: set[bytes]) -> bool:
+    def _fits(self, signed: m.Envelope, header: m.BroadcastHeader, ended: set[bytes]) -> bool:
         """Whether the cache has room for this broadcast without those that it ends."""
         gone = [self._context.memory.kept[digest] for digest in ended]
         left = self.cached_bytes - sum(_cost_bytes(k.signed, k.header) for k in gone)
         return left + _cost_bytes(signed, header) <= self._context.settings.cache_bytes
 
-    def _why_not(self, header: BroadcastHeader) -> str:
+    def _why_not(self, header: m.BroadcastHeader) -> str:
         """The reason to refuse a broadcast, or an empty string."""
         kind = header.kind
         if kind != "release" and header.at.job_id in self._context.memory.ended:
             return "closed_job"
-        if isinstance(header, Commit):
+        if isinstance(header, m.Commit):
             replayed = any(_is_older(header, kept.header) for kept in self._believed())
             return "replayed_commit" if replayed else ""
         if self._context.is_far(header.sequence):
@@ -397,7 +377,7 @@ class Broadcasts:
             return ahead
         if kind != "round":
             kept = [one.header for one in self._believed()]
-            newer = [h for h in kept if isinstance(h, Manifest) and h.sequence > header.sequence]
+            newer = [h for h in kept if isinstance(h, m.Manifest) and h.sequence > header.sequence]
             over = any(_supersedes(header, old) for old in newer)
             return f"replayed_{kind}" if over else ""
         if (header.at.exchange, header.at.attempt) < self._rounds.newest(header.at.job_id):
@@ -408,7 +388,7 @@ class Broadcasts:
             return "spool_too_small_for_cover"
         return self._masks.why_not(header)
 
-    def _no_end(self, job: Manifest) -> str:
+    def _no_end(self, job: m.Manifest) -> str:
         """Why what a job uploads, or the release with which it ends, would not be taken, or "".
 
         Numbers follow the cloud's clock, so what was said while the job was sealed is passed over.
@@ -428,7 +408,7 @@ class Broadcasts:
         if self._releases.number() > latest:
             return "replayed_statement"
         kept = [one.header for one in self._believed()]
-        of_it = [h for h in kept if isinstance(h, Manifest) and h.kind == "release"]
+        of_it = [h for h in kept if isinstance(h, m.Manifest) and h.kind == "release"]
         later = any(h.sequence > latest and _data_set(h) == job.data_set for h in of_it)
         return "replayed_release" if later else ""
 
@@ -437,13 +417,13 @@ class Broadcasts:
         nor does a number that the cloud's clock cannot have given."""
         for kept in self._context.memory.kept.values():
             header = kept.header
-            if isinstance(header, Manifest) and self._context.is_far(header.sequence):
+            if isinstance(header, m.Manifest) and self._context.is_far(header.sequence):
                 continue
             with suppress(ProtocolError):
                 self._context.keys.cloud_header(kept.signed)
                 yield kept
 
-    def _forget_fetches(self, over: Callable[[Fetch[BroadcastHeader]], bool]) -> list[fx.Effect]:
+    def _forget_fetches(self, over: Callable[[Fetch[m.BroadcastHeader]], bool]) -> list[fx.Effect]:
         """The cloud has moved on: what it no longer offers cannot be completed."""
         gone = [digest for digest, fetch in self.arriving.items() if over(fetch)]
         for digest in gone:
@@ -456,7 +436,7 @@ class Broadcasts:
             self._context.ack(fx.CloudAddress(), digest, "refused", reason),
         ]
 
-    def part(self, part: BlobPart) -> list[fx.Effect]:
+    def part(self, part: m.BlobPart) -> list[fx.Effect]:
         """A part of a broadcast under way."""
         fetch = self.arriving.get(part.blob)
         if fetch is None or part.index in fetch.assembly:
@@ -465,7 +445,7 @@ class Broadcasts:
         need = fetch.next_need(timer=False)
         return [*out, fx.Send(fx.CloudAddress(), need)] if need else out
 
-    def lies_at(self, at: BlobAt) -> list[fx.Effect]:
+    def lies_at(self, at: m.BlobAt) -> list[fx.Effect]:
         """Where a broadcast may be had. Raises ProtocolError `foreign_url`."""
         fetch = self.arriving.get(at.blob)
         return [] if fetch is None else begin_fetch(fetch, at, self._context.settings.blob_urls)
@@ -481,7 +461,7 @@ class Broadcasts:
             return [fx.Work(KeepBroadcast(fetch.offer.header, fetch.header))]
         return failed
 
-    def _put(self, fetch: Fetch[BroadcastHeader], part: BlobPart) -> list[fx.Effect]:
+    def _put(self, fetch: Fetch[m.BroadcastHeader], part: m.BlobPart) -> list[fx.Effect]:
         """A part goes to the disk; the whole is checked there."""
         if part.index in fetch.assembly:
             return []
@@ -509,19 +489,19 @@ class Broadcasts:
         out: list[fx.Effect] = self._make_room(task.signed, header)
         self._context.memory.kept[digest] = result
         out += [fx.Persist(result), self._context.ack(fx.CloudAddress(), digest, "held")]
-        if isinstance(header, Commit):
+        if isinstance(header, m.Commit):
             out += self._rounds.drop(header.at)
         elif header.kind == "round":
             out += self._rounds.begin(header)
         return out + self._serving.pass_on(fx.AllDevices(), result)
 
-    def _make_room(self, signed: Envelope, header: BroadcastHeader) -> list[fx.Effect]:
+    def _make_room(self, signed: m.Envelope, header: m.BroadcastHeader) -> list[fx.Effect]:
         """A new round of a job ends its earlier ones; of broadcasts only the newest stays.
 
         A round that is committed takes no more seeds: what opens them goes.
         """
         memory = self._context.memory
-        if isinstance(header, Commit):
+        if isinstance(header, m.Commit):
             closed = [d for d, k in memory.kept.items() if k.header.at == header.at]
             memory.kept |= {digest: replace(memory.kept[digest], key=None) for digest in closed}
         ended = self._ended(signed, header)
@@ -532,7 +512,7 @@ class Broadcasts:
         replaced = [d for d, k in gone.items() if k.header.kind == "release" and d != own]
         return [*out, *(fx.Persist(ReleaseReplaced(digest)) for digest in replaced)]
 
-    def close(self, close: Close, note: Note) -> list[fx.Effect]:
+    def close(self, close: m.Close, note: m.Note) -> list[fx.Effect]:
         """A job ended: forget all of it but the release, tell the devices, say that we heard.
 
         Its last record stays with its end: devices may be about to ask for it.
@@ -575,16 +555,16 @@ class Broadcasts:
         return [*out, fx.SetTimer("repair", self._context.settings.repair_s)]
 
 
-def _slot(header: BroadcastHeader) -> tuple[str, ExchangeId]:
+def _slot(header: m.BroadcastHeader) -> tuple[str, m.ExchangeId]:
     """The place of which there is only one: a second, different header there is a fork."""
     return header.kind, header.at
 
 
-def _cost_bytes(signed: Envelope, header: BroadcastHeader) -> int:
+def _cost_bytes(signed: m.Envelope, header: m.BroadcastHeader) -> int:
     return header.blob.size_bytes + len(signed.payload)
 
 
-def _overtakes(new: BroadcastHeader, fetch: Fetch[BroadcastHeader]) -> bool:
+def _overtakes(new: m.BroadcastHeader, fetch: Fetch[m.BroadcastHeader]) -> bool:
     """Whether a fetch is of no use from now on. One that is only being checked may still be; of a
     record that the next round finds incomplete the cloud has no more."""
     old = fetch.header
@@ -592,22 +572,22 @@ def _overtakes(new: BroadcastHeader, fetch: Fetch[BroadcastHeader]) -> bool:
     return new != old and (gone or _supersedes(new, old)) and not fetch.assembly.complete
 
 
-def _supersedes(new: BroadcastHeader, old: BroadcastHeader) -> bool:
+def _supersedes(new: m.BroadcastHeader, old: m.BroadcastHeader) -> bool:
     """Of a data set only the newest release stays; of a job its announcement, round and commit."""
     if new.kind == "release":
         return old.kind == "release" and _data_set(new) == _data_set(old)
     return new.kind == old.kind and new.at.job_id == old.at.job_id
 
 
-def _is_older(commit: Commit, other: BroadcastHeader) -> bool:
+def _is_older(commit: m.Commit, other: m.BroadcastHeader) -> bool:
     """Whether the other one is a later record of the same job."""
     at, later = commit.at, other.at
-    same = isinstance(other, Commit) and at.job_id == later.job_id
+    same = isinstance(other, m.Commit) and at.job_id == later.job_id
     return same and (at.exchange, at.attempt) < (later.exchange, later.attempt)
 
 
-def _data_set(header: BroadcastHeader) -> bytes:
-    return header.data_set if isinstance(header, Manifest) else b""
+def _data_set(header: m.BroadcastHeader) -> bytes:
+    return header.data_set if isinstance(header, m.Manifest) else b""
 
 
 # --- to devices ------------------------------------------------------------------------------
@@ -630,7 +610,7 @@ class _Served:
     before: frozenset[int] = frozenset()
 
 
-def _pieces(kept: KeptBroadcast) -> Iterator[tuple[Blob, Data]]:
+def _pieces(kept: KeptBroadcast) -> Iterator[tuple[m.Blob, Data]]:
     """The stanzas and the stream of a broadcast that is not for everybody, or a record's pieces."""
     start = 0
     for piece in pieces_of(kept.header):
@@ -659,19 +639,19 @@ class Serving:
         header, limit, key = kept.header, self._context.settings, self._key(to, kept)
         pushed, packet_bytes = [(header.blob, kept.data)], limit.packet_bytes
         pieces = list(_pieces(kept))
-        if pieces and isinstance(header, Manifest):
+        if pieces and isinstance(header, m.Manifest):
             for_all = header.kind != "round" or limit.cover_window_s
             pushed = pieces if for_all else pieces[:1]
             packet_bytes = min(packet_bytes, UNSELECTED_BYTES - RECORD_BYTES)
         elif pieces and not limit.cover_window_s:
             pushed, packet_bytes = [], min(packet_bytes, RECORD_BYTES)
         if fits_offer(kept.signed, kept.data, packet_bytes):
-            return [*key, fx.Send(to, Offer(kept.signed, kept.data[:]))]
+            return [*key, fx.Send(to, m.Offer(kept.signed, kept.data[:]))]
         beside = any(self.shown.takes(piece) for piece, _ in (pieces or pushed))
-        out: list[fx.Effect] = [*key, fx.Send(to, Offer(kept.signed, beside=beside))]
+        out: list[fx.Effect] = [*key, fx.Send(to, m.Offer(kept.signed, beside=beside))]
         if not isinstance(to, fx.AllDevices):
             return out
-        level = header.buckets if isinstance(header, Manifest) else 1
+        level = header.buckets if isinstance(header, m.Manifest) else 1
         for piece, data in pushed:
             bucketed = level > 1 and piece is pushed[0][0]
             small = piece.size_bytes <= limit.push_bytes and not self.shown.takes(piece)
@@ -687,10 +667,10 @@ class Serving:
         if kept.key is None:
             return []
         public, memory = kept.key.public().to_bytes(), self._context.memory.name
-        told = RoundKey(kept.header.at, public, memory)
+        told = m.RoundKey(kept.header.at, public, memory)
         return [fx.Send(to, self._context.signer.note(told))]
 
-    def need(self, device: str, need: Need, now_s: float) -> list[fx.Effect]:
+    def need(self, device: str, need: m.Need, now_s: float) -> list[fx.Effect]:
         """An admitted device asks for parts; what is still on its way is not sent again."""
         if self._context.registry.verify_key(device) is None:
             raise ProtocolError("unknown_signer")
@@ -708,10 +688,10 @@ class Serving:
             return []
         until_s = now_s + self._context.settings.need_repeat_s
         self._served[device] = _Served(need.blob, until_s, fresh, served.last)
-        asked = Need(need.blob, tuple(fresh))
+        asked = m.Need(need.blob, tuple(fresh))
         return answer_need(fx.DeviceAddress(device), asked, blob, data)
 
-    def _found(self, digest: bytes) -> tuple[Blob, Data]:
+    def _found(self, digest: bytes) -> tuple[m.Blob, Data]:
         """A kept blob, or a piece of one. Raises ProtocolError `unknown_blob`."""
         for kept in reversed(self._context.memory.kept.values()):  # all ask for the newest
             for blob, data in chain(((kept.header.blob, kept.data),), _pieces(kept)):
@@ -728,7 +708,7 @@ class Serving:
         jobs = [k for k in kept if k.header.kind == "job"]
         return [effect for job in jobs for effect in self.pass_on(fx.DeviceAddress(device), job)]
 
-    def welcome(self, device: str, open_rounds: Container[ExchangeId]) -> list[fx.Effect]:
+    def welcome(self, device: str, open_rounds: Container[m.ExchangeId]) -> list[fx.Effect]:
         """What a device that just came should know, jobs first.
 
         A round that takes no more uploads is not among it: work for it would be for nothing; nor is

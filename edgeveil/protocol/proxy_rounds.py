@@ -66,31 +66,7 @@ from msgspec import structs
 from edgeveil.crypto.keys import CheckKey, MaskSeed, OpeningKey, VerifyKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import (
-    DECLINE_CAUSES,
-    FAR_NUMBER,
-    SEAL_OVERHEAD_BYTES,
-    Ack,
-    Arrived,
-    Batch,
-    Blob,
-    BlobAt,
-    BroadcastHeader,
-    CheckMasks,
-    Cover,
-    Envelope,
-    ExchangeId,
-    Manifest,
-    MaskSums,
-    Misfits,
-    Need,
-    Note,
-    PeerKeys,
-    Shortfall,
-    Signer,
-    Unmask,
-    Upload,
-)
+from edgeveil.protocol import messages as m
 from edgeveil.protocol.sealed import (
     MaskedVector,
     check_factors,
@@ -115,8 +91,8 @@ from edgeveil.protocol.transfer import (
 class KeptBroadcast:
     """A broadcast that late devices may still ask for; `key` opens the seeds of a masked round."""
 
-    signed: Envelope
-    header: BroadcastHeader
+    signed: m.Envelope
+    header: m.BroadcastHeader
     data: Data
     key: OpeningKey | None = None
 
@@ -140,7 +116,7 @@ class UploadKept:
     """A complete upload, durable before it is acknowledged; `number` as the device counts its
     answers."""
 
-    at: ExchangeId
+    at: m.ExchangeId
     device: str
     held: HeldUpload
     number: int = 0
@@ -151,7 +127,7 @@ class UploadKept:
 class UploadsDropped:
     """A round was short: who answered stays known, and it opens no more; no ciphertext stays."""
 
-    at: ExchangeId
+    at: m.ExchangeId
 
 
 @dataclass(frozen=True)
@@ -162,9 +138,9 @@ class BatchKept:
     the round's file, (place, size) one after the other; else it has a file of its own.
     """
 
-    at: ExchangeId
-    signed: Envelope
-    batch: Batch
+    at: m.ExchangeId
+    signed: m.Envelope
+    batch: m.Batch
     data: Data
     seeds: tuple[MaskSeed, ...] = ()
     pieces: tuple[tuple[int, int], ...] = ()
@@ -174,7 +150,7 @@ class BatchKept:
 class BatchDelivered:
     """The cloud holds the batch."""
 
-    at: ExchangeId
+    at: m.ExchangeId
 
 
 @dataclass(frozen=True)
@@ -183,7 +159,7 @@ class RoundUnmasked:
     other; durable before a sum of masks leaves. With the job's end the whole job takes its place.
     """
 
-    at: ExchangeId
+    at: m.ExchangeId
     question: bytes
 
 
@@ -191,7 +167,7 @@ class RoundUnmasked:
 class RoundDropped:
     """Everything of this round but its manifest may go; it opens no more, after a restart too."""
 
-    at: ExchangeId
+    at: m.ExchangeId
 
 
 @dataclass
@@ -200,17 +176,17 @@ class ProxyMemory:
 
     kept: dict[bytes, KeptBroadcast] = field(default_factory=dict)  # by blob digest, oldest first
     uploads: list[UploadKept] = field(default_factory=list)
-    batches: dict[ExchangeId, BatchKept] = field(default_factory=dict)
-    delivered: set[ExchangeId] = field(default_factory=set)
-    ended: dict[bytes, Note] = field(default_factory=dict)
-    statement: Note | None = None  # on releases
+    batches: dict[m.ExchangeId, BatchKept] = field(default_factory=dict)
+    delivered: set[m.ExchangeId] = field(default_factory=set)
+    ended: dict[bytes, m.Note] = field(default_factory=dict)
+    statement: m.Note | None = None  # on releases
     answered: dict[str, int] = field(default_factory=dict)  # by device, its newest answer's number
     earlier: dict[str, int] = field(default_factory=dict)  # of earlier versions, by device: `knows`
     unmasked: dict[tuple[bytes, int], RoundUnmasked] = field(default_factory=dict)  # by exchange
     summed: set[bytes] = field(default_factory=set)  # jobs never to be unmasked (again)
     name: bytes = b""  # another one where all this was lost, or put back from a backup
 
-    def round_key(self, at: ExchangeId) -> OpeningKey | None:
+    def round_key(self, at: m.ExchangeId) -> OpeningKey | None:
         """What opens the seeds of a round that is kept."""
         keys = (kept.key for kept in self.kept.values() if kept.header.at == at)
         return next((key for key in keys if key is not None), None)
@@ -276,8 +252,8 @@ class DeviceRegistry(Protocol):
 class ProxyContext:
     """What the parts of the proxy's machine share."""
 
-    signer: Signer
-    keys: PeerKeys
+    signer: m.Signer
+    keys: m.PeerKeys
     registry: DeviceRegistry
     memory: ProxyMemory
     settings: ProxySettings
@@ -301,11 +277,11 @@ class ProxyContext:
         Then a leaked key, or a clock that is wrong, gave it. A roster ends a day from now.
         """
         day_on = int(self.registry.roster_expires_s() * 1000)
-        return number >= FAR_NUMBER or 0 < day_on < number
+        return number >= m.FAR_NUMBER or 0 < day_on < number
 
     def ack(self, to: fx.Address, digest: bytes, status: str, reason: str = "") -> fx.Send:
         """Send a signed acknowledgement; `status` is one of `Ack`'s."""
-        return fx.Send(to, self.signer.note(Ack(digest, status, reason)))  # type: ignore[arg-type]
+        return fx.Send(to, self.signer.note(m.Ack(digest, status, reason)))  # type: ignore[arg-type]
 
     def cover(self, to: fx.Address) -> list[fx.Effect]:
         """Ask for cover traffic, if this proxy has it.
@@ -315,9 +291,9 @@ class ProxyContext:
         return [fx.Send(to, self._cover)] if self._cover else []
 
     @cached_property
-    def _cover(self) -> Note | None:
+    def _cover(self) -> m.Note | None:
         window_s = self.settings.cover_window_s
-        return self.signer.note(Cover(window_s)) if window_s > 0 else None
+        return self.signer.note(m.Cover(window_s)) if window_s > 0 else None
 
 
 # --- work for the host, and its results ------------------------------------------------------
@@ -337,7 +313,7 @@ class ShuffleRound:
     or follow there, and that comes first.
     """
 
-    at: ExchangeId
+    at: m.ExchangeId
     segment_bytes: tuple[int, ...]
     slot_bytes: int
     floor: int
@@ -371,7 +347,7 @@ class StreamUploads:
     `uploads` are (index, slot, groups), the index that which they have in `ShuffleRound`.
     """
 
-    at: ExchangeId
+    at: m.ExchangeId
     segment_bytes: tuple[int, ...]
     slot_bytes: int
     uploads: tuple[tuple[int, int, tuple[int, ...]], ...]
@@ -391,7 +367,7 @@ class StreamedUploads:
 class SumMasks:
     """Add up the masks of each set of seeds. Result `SummedMasks` or `WorkFailed`."""
 
-    at: ExchangeId
+    at: m.ExchangeId
     question: bytes
     vectors: tuple[MaskedVector, ...]
     sets: tuple[tuple[MaskSeed, ...], ...]
@@ -402,7 +378,7 @@ class CheckSeeds:
     """Compute the check of each seed's masks, by factors that are disclosed. Result `SummedMasks`
     or `WorkFailed`."""
 
-    at: ExchangeId
+    at: m.ExchangeId
     question: bytes
     vectors: tuple[MaskedVector, ...]
     seeds: tuple[MaskSeed, ...]
@@ -471,7 +447,7 @@ class Collection:
     have to answer and have not, as far as they are known; `aside` those of them who cost no grace.
     """
 
-    manifest: Manifest
+    manifest: m.Manifest
     floor: int
     cover: bool = False
     state: CollectionState = COLLECTION_STATES.start
@@ -487,7 +463,7 @@ class Collection:
     stream: _Stream | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        sealed = (group.padded_bytes + SEAL_OVERHEAD_BYTES for group in self.manifest.groups)
+        sealed = (group.padded_bytes + m.SEAL_OVERHEAD_BYTES for group in self.manifest.groups)
         self.segment_bytes = tuple(sealed)
         self.slot_bytes = sum(self.segment_bytes)
         self.masked = frozenset(one.group for one in self.manifest.masked)
@@ -516,7 +492,7 @@ class Collection:
         self.slots[device] = held.slot
         self._next_slot = max(self._next_slot, held.slot + 1)
 
-    def check_form(self, upload: Upload) -> None:
+    def check_form(self, upload: m.Upload) -> None:
         """Raise `wrong_groups` or `wrong_size` unless it is exactly what the manifest allows."""
         groups, known = upload.groups, self.manifest.groups
         if list(groups) != sorted(set(groups)) or groups[-1] >= len(known):
@@ -537,7 +513,7 @@ class Collection:
     def causes(self) -> tuple[int, ...]:
         """Number of declines by `DECLINE_CAUSES`; () without any decline."""
         given = list(self.declined.values())
-        return tuple(map(given.count, DECLINE_CAUSES)) if given else ()
+        return tuple(map(given.count, m.DECLINE_CAUSES)) if given else ()
 
     def came(self, device: str) -> None:
         """With cover traffic a device that is there is waited for."""
@@ -649,7 +625,7 @@ class Attendance:
         self._came &= known
 
 
-ANSWER_OUTCOMES = ("uploaded", *DECLINE_CAUSES, "declined", "absent", "late", "refused")
+ANSWER_OUTCOMES = ("uploaded", *m.DECLINE_CAUSES, "declined", "absent", "late", "refused")
 """What a device's answer to a round can come to, as counted by `edgeveil_answers_total`.
 
 `declined` named no cause. `absent` counts the selected who said nothing until the round was over,
@@ -668,15 +644,15 @@ def answer_report(outcome: str, count: int = 1) -> fx.Report:
 _TIMERS = ("deadline", "grace", "shuffle", "handover", "short")
 
 
-def _timer(what: str, at: ExchangeId) -> str:
+def _timer(what: str, at: m.ExchangeId) -> str:
     return f"{what}:{at.job_id.hex()}:{at.exchange}:{at.attempt}"
 
 
-def _set(what: str, at: ExchangeId, delay_s: float) -> fx.SetTimer:
+def _set(what: str, at: m.ExchangeId, delay_s: float) -> fx.SetTimer:
     return fx.SetTimer(_timer(what, at), delay_s)
 
 
-def _cancel(what: str, at: ExchangeId) -> fx.CancelTimer:
+def _cancel(what: str, at: m.ExchangeId) -> fx.CancelTimer:
     return fx.CancelTimer(_timer(what, at))
 
 
@@ -686,12 +662,12 @@ class ProxyRounds:
 
     def __init__(self, context: ProxyContext) -> None:
         self._context, memory = context, context.memory
-        self.collections: dict[ExchangeId, Collection] = {}
+        self.collections: dict[m.ExchangeId, Collection] = {}
         self.attendance = Attendance(context.settings.stalled_rounds)
-        self.uploads_ended: Callable[[ExchangeId], None] = lambda _at: None
-        self._laying: dict[ExchangeId, LayingDown] = {}  # of batches
+        self.uploads_ended: Callable[[m.ExchangeId], None] = lambda _at: None
+        self._laying: dict[m.ExchangeId, LayingDown] = {}  # of batches
         for kept in memory.kept.values():
-            if isinstance(kept.header, Manifest) and kept.header.kind == "round":
+            if isinstance(kept.header, m.Manifest) and kept.header.kind == "round":
                 collection, at = self._collection(kept.header), kept.header.at
                 if at in memory.delivered:
                     collection.state = CollectionState.DELIVERED
@@ -708,7 +684,7 @@ class ProxyRounds:
             if not collection.open:
                 collection.forget_ciphertext()
 
-    def _collection(self, manifest: Manifest) -> Collection:
+    def _collection(self, manifest: m.Manifest) -> Collection:
         settings = self._context.settings
         floor = max(manifest.min_batch, settings.min_batch_floor, 1)
         return Collection(manifest, floor, settings.cover_window_s > 0)
@@ -720,7 +696,7 @@ class ProxyRounds:
         return uploads + sum(len(kept.data) for kept in self._context.memory.batches.values())
 
     @property
-    def open(self) -> list[ExchangeId]:
+    def open(self) -> list[m.ExchangeId]:
         """Rounds that take uploads."""
         return [at for at, collection in self.collections.items() if collection.open]
 
@@ -734,7 +710,7 @@ class ProxyRounds:
                 out += self.advance(collection)
         return out + self.report_short()
 
-    def begin(self, manifest: Manifest) -> list[fx.Effect]:
+    def begin(self, manifest: m.Manifest) -> list[fx.Effect]:
         """Open a round for uploads."""
         collection = self.collections[manifest.at] = self._collection(manifest)
         admitted = self._context.registry.admitted()
@@ -776,7 +752,7 @@ class ProxyRounds:
                 out += self.advance(collection)
         return out
 
-    def fits(self, manifest: Manifest) -> bool:
+    def fits(self, manifest: m.Manifest) -> bool:
         """Whether the spool can take an upload of each who is there, where all will send one."""
         collection, settings = self._collection(manifest), self._context.settings
         promised_bytes = len(self._context.online) * collection.slot_bytes
@@ -796,7 +772,7 @@ class ProxyRounds:
             self._context.memory.delivered.discard(at)
         return out
 
-    def drop(self, at: ExchangeId) -> list[fx.Effect]:
+    def drop(self, at: m.ExchangeId) -> list[fx.Effect]:
         """End a round: its uploads and its batch are of no use any more."""
         self._context.memory.batches.pop(at, None)
         self._laying.pop(at, None)
@@ -856,14 +832,14 @@ class ProxyRounds:
         stream.there = result
         out: list[fx.Effect] = []
         if (blob := self._whole_parts(result)).size_bytes:
-            note = self._context.signer.note(Arrived(task.at, blob))
+            note = self._context.signer.note(m.Arrived(task.at, blob))
             out.append(fx.Send(fx.CloudAddress(), note))
         return out + self._deal(collection, stream)
 
-    def _whole_parts(self, there: StreamedUploads) -> Blob:
+    def _whole_parts(self, there: StreamedUploads) -> m.Blob:
         """The whole parts of a stream, which stay as they are."""
         each = part_bytes(self._context.settings.packet_bytes)
-        return Blob(there.name, len(there.data) // each * each, each)
+        return m.Blob(there.name, len(there.data) // each * each, each)
 
     # --- closing a round, and handing its batch over ---
 
@@ -916,12 +892,12 @@ class ProxyRounds:
         if not isinstance(result, ShuffledBatch):  # perhaps the disk is full: try until it is not
             failed = fx.Report("shuffle_failed", {"round": at.exchange}, at)
             return [failed, _set("shuffle", at, settings.resend_s)]
-        batch = Batch(
+        batch = m.Batch(
             at,
             len(collection.uploads),
             len(collection.declined),
             result.counts,
-            Blob(result.digest, len(result.data), part_bytes(settings.packet_bytes)),
+            m.Blob(result.digest, len(result.data), part_bytes(settings.packet_bytes)),
             result.stream,
             collection.causes,
             context.offline_count,
@@ -948,7 +924,7 @@ class ProxyRounds:
         short = [at for at, collection in known if collection.state is CollectionState.SHORT]
         return [effect for at in short for effect in self._short(at)]
 
-    def _hand_over(self, at: ExchangeId, *, push: bool = True) -> list[fx.Effect]:
+    def _hand_over(self, at: m.ExchangeId, *, push: bool = True) -> list[fx.Effect]:
         """Offer the batch; the cloud asks for parts that did not come with the first offer."""
         kept = self._context.memory.batches.get(at)
         if kept is None:
@@ -966,12 +942,12 @@ class ProxyRounds:
         )
         return [*packets, _set("handover", at, limit.resend_s)]
 
-    def _laid(self, at: ExchangeId) -> LayingDown:
+    def _laid(self, at: m.ExchangeId) -> LayingDown:
         urls = self._context.settings.blob_urls
         new = LayingDown(self._context.signer, fx.CloudAddress(), urls)
         return self._laying.setdefault(at, new)
 
-    def lay_down(self, told: BlobAt) -> list[fx.Effect]:
+    def lay_down(self, told: m.BlobAt) -> list[fx.Effect]:
         """The cloud says where to put a batch. Raises ProtocolError `foreign_url`."""
         for at, kept in self._context.memory.batches.items():
             if kept.batch.blob.digest == told.blob:
@@ -986,17 +962,17 @@ class ProxyRounds:
                 return out if lies else [*out, *self._hand_over(at, push=False)]
         return []
 
-    def _short(self, at: ExchangeId) -> list[fx.Effect]:
+    def _short(self, at: m.ExchangeId) -> list[fx.Effect]:
         """Report it, and again later: the longer the cloud has no use for it, the later."""
         collection, settings = self.collections[at], self._context.settings
         wait_s = min(settings.resend_s * 2.0 ** min(collection.told, 16), settings.waits_cap_s)
         collection.told += 1
         answers = (len(collection.uploads), len(collection.declined))
-        note = Shortfall(at, *answers, collection.causes, self._context.offline_count)
+        note = m.Shortfall(at, *answers, collection.causes, self._context.offline_count)
         told = fx.Send(fx.CloudAddress(), self._context.signer.note(note))
         return [told, _set("short", at, wait_s)]
 
-    def need(self, need: Need) -> list[fx.Effect]:
+    def need(self, need: m.Need) -> list[fx.Effect]:
         """The cloud asks for parts of a batch, or of what will be the front of one."""
         for kept in self._context.memory.batches.values():
             if need.blob in (kept.batch.blob.digest, kept.batch.stream):
@@ -1008,7 +984,7 @@ class ProxyRounds:
                 return answer_need(fx.CloudAddress(), need, self._whole_parts(there), there.data)
         raise ProtocolError("unknown_blob")
 
-    def delivered(self, ack: Ack) -> list[fx.Effect]:
+    def delivered(self, ack: m.Ack) -> list[fx.Effect]:
         """The cloud holds a batch, or has no use for it.
 
         A cloud that is about another job has no use for a batch by itself, but may have kept what
@@ -1031,7 +1007,7 @@ class ProxyRounds:
     def timer(self, name: str) -> list[fx.Effect]:
         """One of a round's timers ran out; its state decides whether that still means anything."""
         what, job, exchange, attempt = name.split(":")
-        at = ExchangeId(bytes.fromhex(job), int(exchange), int(attempt))
+        at = m.ExchangeId(bytes.fromhex(job), int(exchange), int(attempt))
         collection = self.collections.get(at)
         if collection is None:
             return []
@@ -1060,9 +1036,9 @@ class ProxyMasks:
     def __init__(self, context: ProxyContext, rounds: ProxyRounds) -> None:
         self._context, self._rounds = context, rounds
         self._at_work = b""  # the question whose masks are being added up, or checked
-        self._ready: tuple[MaskSums, bytes] | None = None  # the newest answer
+        self._ready: tuple[m.MaskSums, bytes] | None = None  # the newest answer
 
-    def asked(self, asked: Unmask | CheckMasks, signed: Envelope) -> list[fx.Effect]:
+    def asked(self, asked: m.Unmask | m.CheckMasks, signed: m.Envelope) -> list[fx.Effect]:
         """The cloud asks for the sums of the masks of its choice, or for the checks of all."""
         question = hashlib.sha256(signed.payload).digest()
         try:
@@ -1072,7 +1048,7 @@ class ProxyMasks:
             return [fx.Refuse(error.reason), told]
         key, memory = (asked.at.job_id, asked.at.exchange), self._context.memory
         out: list[fx.Effect] = []
-        if isinstance(asked, Unmask) and key not in memory.unmasked:
+        if isinstance(asked, m.Unmask) and key not in memory.unmasked:
             memory.unmasked[key] = RoundUnmasked(asked.at, question)
             out.append(fx.Persist(memory.unmasked[key]))
         if self._ready is not None and self._ready[0].question == question:
@@ -1082,12 +1058,12 @@ class ProxyMasks:
         self._at_work = question
         return [*out, fx.Work(task)]
 
-    def _task(self, asked: Unmask | CheckMasks, question: bytes) -> SumMasks | CheckSeeds:
+    def _task(self, asked: m.Unmask | m.CheckMasks, question: bytes) -> SumMasks | CheckSeeds:
         """What is to be computed. Raises ProtocolError: why the question is not answered."""
         memory, at = self._context.memory, asked.at
         collection, batch = self._rounds.collections.get(at), memory.batches.get(at)
         known = memory.unmasked.get((at.job_id, at.exchange))
-        same = isinstance(asked, CheckMasks) or (known is not None and known.question == question)
+        same = isinstance(asked, m.CheckMasks) or (known is not None and known.question == question)
         if known is not None and (known.at != at or not same):
             raise ProtocolError("unmasked_already")
         handing_over = collection and collection.state is CollectionState.HANDING_OVER
@@ -1097,7 +1073,7 @@ class ProxyMasks:
             raise ProtocolError("unknown_batch")
         manifest = collection.manifest
         vectors = masked_vectors(manifest.at, manifest.groups, manifest.masked)
-        if isinstance(asked, CheckMasks):
+        if isinstance(asked, m.CheckMasks):
             check_factors(manifest, CheckKey(asked.key))
             return CheckSeeds(at, question, vectors, batch.seeds, CheckKey(asked.key))
         chosen = chosen_of(asked.chosen, len(batch.seeds))
@@ -1107,7 +1083,7 @@ class ProxyMasks:
         seeds = tuple(tuple(batch.seeds[index] for index in members) for members in sets)
         return SumMasks(at, question, vectors, seeds)
 
-    def misfits(self, said: Misfits) -> list[fx.Effect]:
+    def misfits(self, said: m.Misfits) -> list[fx.Effect]:
         """The cloud says which uploads do not fit. Raises ProtocolError `malformed_choice`.
 
         Counted once: their senders' places are forgotten with it.
@@ -1126,26 +1102,26 @@ class ProxyMasks:
         if not isinstance(result, SummedMasks):  # the cloud will ask again
             return [fx.Report("masks_not_summed", {"round": task.at.exchange})]
         blob = describe(result.data, part_bytes(self._context.settings.packet_bytes))
-        self._ready = (MaskSums(task.at, task.question, blob), result.data)
+        self._ready = (m.MaskSums(task.at, task.question, blob), result.data)
         summed = isinstance(task, SumMasks)
         uploads = sum(map(len, task.sets)) if isinstance(task, SumMasks) else len(task.seeds)
         what = {"round": task.at.exchange, "uploads": uploads}
         report = fx.Report("unmasked" if summed else "masks_checked", what)
         return [report, *self._offer(*self._ready)]
 
-    def _offer(self, sums: MaskSums, data: bytes) -> list[fx.Effect]:
+    def _offer(self, sums: m.MaskSums, data: bytes) -> list[fx.Effect]:
         settings = self._context.settings
         signed = self._context.signer.header(sums)
         push = len(data) <= settings.push_bytes
         return sends(fx.CloudAddress(), signed, sums.blob, data, settings.packet_bytes, push=push)
 
-    def need(self, need: Need) -> list[fx.Effect] | None:
+    def need(self, need: m.Need) -> list[fx.Effect] | None:
         """The cloud asks for parts of the sums; None if it is for something else."""
         if self._ready is None or self._ready[0].blob.digest != need.blob:
             return None
         return answer_need(fx.CloudAddress(), need, self._ready[0].blob, self._ready[1])
 
-    def why_not(self, header: Manifest) -> str:
+    def why_not(self, header: m.Manifest) -> str:
         """The reason to refuse a round's broadcast, or ""."""
         memory, at = self._context.memory, header.at
         known = memory.unmasked.get((at.job_id, at.exchange))
@@ -1160,7 +1136,7 @@ class ProxyMasks:
         small = header.sets > 1 and header.min_batch < header.sets * floor
         return "sets_below_floor" if small else ""
 
-    def acknowledged(self, ack: Ack) -> bool:
+    def acknowledged(self, ack: m.Ack) -> bool:
         """Whether the cloud says that it has the sums: they are of no use any more."""
         ready = self._ready
         if ready is None or ready[0].blob.digest != ack.blob:

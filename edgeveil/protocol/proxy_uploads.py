@@ -18,19 +18,7 @@ from typing import NamedTuple
 from edgeveil.crypto.keys import MaskSeed
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import (
-    DECLINE_CAUSES,
-    Blob,
-    BlobPart,
-    BlobPut,
-    Decline,
-    Envelope,
-    ExchangeId,
-    Need,
-    Offer,
-    Upload,
-    verified_header,
-)
+from edgeveil.protocol import messages as m
 from edgeveil.protocol.proxy_rounds import (
     Collection,
     CollectionState,
@@ -62,7 +50,7 @@ class UploadPart:
     Durable with the `UploadKept` that follows, if one does.
     """
 
-    at: ExchangeId
+    at: m.ExchangeId
     offset: int
     data: bytes
 
@@ -74,9 +62,9 @@ class TakePut:
     Result `PutTaken` or `WorkFailed`; either way it is gone from the store.
     """
 
-    at: ExchangeId
+    at: m.ExchangeId
     device: str
-    blob: Blob
+    blob: m.Blob
     name: str
     offset: int
 
@@ -225,7 +213,7 @@ class Credit:
 class UploadArrival:
     """One upload under way. Parts count in order alone, so that the digest grows with them."""
 
-    def __init__(self, signed: Envelope, header: Upload, seed: MaskSeed | None = None) -> None:
+    def __init__(self, signed: m.Envelope, header: m.Upload, seed: MaskSeed | None = None) -> None:
         self.signed, self.header, self.seed = signed, header, seed
         self.restart()
 
@@ -244,7 +232,7 @@ class UploadArrival:
         """What came is the blob that the header names."""
         return self._hash.digest() == self.header.blob.digest
 
-    def add(self, part: BlobPart) -> int | None:
+    def add(self, part: m.BlobPart) -> int | None:
         """The place of a part's bytes in the upload; None for a part out of turn.
 
         Raises ProtocolError `bad_part`.
@@ -256,7 +244,7 @@ class UploadArrival:
         self._hash.update(part.data)
         return part.index * self.header.blob.part_bytes
 
-    def asks_on(self, part: BlobPart) -> bool:
+    def asks_on(self, part: m.BlobPart) -> bool:
         """Whether this was the last part of the request, and any of the request's counted.
 
         Else the last one, sent again and again, would be asked for each time.
@@ -268,12 +256,12 @@ class UploadArrival:
         blob, first = self.header.blob, self._next * self.header.blob.part_bytes
         return min(self._count(limit_bytes) * blob.part_bytes, blob.size_bytes - first)
 
-    def next_need(self, limit_bytes: int) -> Need:
+    def next_need(self, limit_bytes: int) -> m.Need:
         """The next request."""
         blob = self.header.blob
         self._asked_from = self._next
         self._asked_to = min(self._next + self._count(limit_bytes), blob.parts)
-        return Need(blob.digest, tuple(range(self._asked_from, self._asked_to)))
+        return m.Need(blob.digest, tuple(range(self._asked_from, self._asked_to)))
 
     def _count(self, limit_bytes: int) -> int:
         return max(1, min(NEED_LIMIT, limit_bytes // self.header.blob.part_bytes))
@@ -316,7 +304,7 @@ class ProxyUploads:
         self._asked.pop(device, None)
         self.credit.done(device)
 
-    def _end(self, at: ExchangeId) -> None:
+    def _end(self, at: m.ExchangeId) -> None:
         """A round takes no more uploads."""
         for device in [one for one, arrival in self.arriving.items() if arrival.header.at == at]:
             self._forget(device)
@@ -324,15 +312,15 @@ class ProxyUploads:
 
     # --- an upload is offered ---
 
-    def offer(self, device: str, offer: Offer, now_s: float) -> list[fx.Effect]:
+    def offer(self, device: str, offer: m.Offer, now_s: float) -> list[fx.Effect]:
         """A device offers its upload, perhaps with the whole blob inside."""
         arrival = self.arriving.get(device)
         if arrival is not None and arrival.signed == offer.header and not offer.data:
             # The same again: it waits for its turn, or for what was asked for.
             return [] if self.credit.knows(device) else self._wait(device, arrival, now_s)
         context = self._context
-        header = verified_header(offer.header, device, context.registry.verify_key(device))
-        if not isinstance(header, Upload):
+        header = m.verified_header(offer.header, device, context.registry.verify_key(device))
+        if not isinstance(header, m.Upload):
             raise ProtocolError("unexpected_header")
         blob, digest, who = header.blob, header.blob.digest, fx.DeviceAddress(device)
         collection = self._rounds.collections.get(header.at)
@@ -391,7 +379,7 @@ class ProxyUploads:
 
     # --- its parts come ---
 
-    def part(self, device: str, part: BlobPart, now_s: float) -> list[fx.Effect]:
+    def part(self, device: str, part: m.BlobPart, now_s: float) -> list[fx.Effect]:
         """A part of a device's upload; whatever it was asked for, only the next one counts.
 
         The first one takes the upload's room on the disk: an offer alone takes none.
@@ -421,7 +409,7 @@ class ProxyUploads:
         return [put, *self._hold(collection, device, arrival), *self._deal(now_s)]
 
     def _go_on(
-        self, device: str, arrival: UploadArrival, part: BlobPart, now_s: float
+        self, device: str, arrival: UploadArrival, part: m.BlobPart, now_s: float
     ) -> list[fx.Effect]:
         """Ask on when those asked for are through. What was lost whole is asked for when the
         grant's patience is over."""
@@ -465,7 +453,7 @@ class ProxyUploads:
         """The store has a place for an upload."""
         return self._grants.granted(task, result)
 
-    def is_put(self, device: str, put: BlobPut) -> list[fx.Effect]:
+    def is_put(self, device: str, put: m.BlobPut) -> list[fx.Effect]:
         """A device says that its upload lies in the store: take it from there."""
         grant = self._grants.get(fx.DeviceAddress(device), put.blob)
         if grant is None or grant.taking or not grant.name:
@@ -514,7 +502,7 @@ class ProxyUploads:
             *self._rounds.advance(collection),
         ]
 
-    def decline(self, device: str, decline: Decline, now_s: float) -> list[fx.Effect]:
+    def decline(self, device: str, decline: m.Decline, now_s: float) -> list[fx.Effect]:
         """A device says that it will not upload; final."""
         collection = self._rounds.collections.get(decline.at)
         if collection is None or not collection.open or device in collection.uploads:
@@ -524,7 +512,7 @@ class ProxyUploads:
         self._rounds.attendance.answered(device)
         self._forget(device)
         more = self._rounds.advance(collection)
-        said = answer_report(decline.cause if decline.cause in DECLINE_CAUSES else "declined")
+        said = answer_report(decline.cause if decline.cause in m.DECLINE_CAUSES else "declined")
         return [said, _counts(collection), *more, *self._deal(now_s)]
 
     # --- it comes and goes ---
@@ -563,7 +551,7 @@ def _counts(collection: Collection) -> fx.Effect:
         "round": collection.manifest.at.exchange,
         "uploads": len(collection.uploads),
         "declined": len(collection.declined),
-        "causes": dict(zip(DECLINE_CAUSES, collection.causes, strict=False)),
+        "causes": dict(zip(m.DECLINE_CAUSES, collection.causes, strict=False)),
         "selected": collection.manifest.selected,
     }
     return fx.Report("answered", counts, collection.manifest.at)

@@ -37,22 +37,7 @@ from msgspec import structs
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import (
-    MOST_PIECES,
-    Blob,
-    BlobAt,
-    BlobPart,
-    BlobPut,
-    Commit,
-    Envelope,
-    ExchangeId,
-    Header,
-    Manifest,
-    Need,
-    Note,
-    Offer,
-    Signer,
-)
+from edgeveil.protocol import messages as m
 
 try:  # zlib's CRC-32, ten times as fast where a processor multiplies without carry
     from isal.isal_zlib import crc32
@@ -62,7 +47,7 @@ except ImportError:  # no wheel for this machine
 NEED_LIMIT = 16  # parts one request may ask for: the receiver's credit
 SMALLEST_PART_BYTES = 256  # a held part costs about that much beside its bytes
 
-H = TypeVar("H", bound=Header)
+H = TypeVar("H", bound=m.Header)
 
 
 class Data(Protocol):
@@ -87,20 +72,20 @@ class Piece:
         return self._data[self._start + begin : self._start + max(begin, end)]
 
 
-def describe(data: bytes | memoryview, part_bytes: int) -> Blob:
+def describe(data: bytes | memoryview, part_bytes: int) -> m.Blob:
     """The blob's digest and measures."""
-    return Blob(hashlib.sha256(data).digest(), len(data), part_bytes)
+    return m.Blob(hashlib.sha256(data).digest(), len(data), part_bytes)
 
 
-def part(blob: Blob, data: Data, index: int) -> BlobPart:
+def part(blob: m.Blob, data: Data, index: int) -> m.BlobPart:
     """Part `index`; raises ProtocolError `bad_index`."""
     if index >= blob.parts:
         raise ProtocolError("bad_index")
     piece = data[index * blob.part_bytes : (index + 1) * blob.part_bytes]
-    return BlobPart(blob.digest, index, crc32(piece), piece)
+    return m.BlobPart(blob.digest, index, crc32(piece), piece)
 
 
-def parts(blob: Blob, data: Data) -> Iterator[BlobPart]:
+def parts(blob: m.Blob, data: Data) -> Iterator[m.BlobPart]:
     """All parts in order."""
     return (part(blob, data, index) for index in range(blob.parts))
 
@@ -117,7 +102,7 @@ class Assembly:
 
     def __init__(
         self,
-        blob: Blob,
+        blob: m.Blob,
         limit_bytes: int,
         *,
         keep: bool = True,
@@ -133,7 +118,7 @@ class Assembly:
         """Whether part `index` has come."""
         return self._whole is not None or index in self._pieces
 
-    def add(self, message: BlobPart) -> bool:
+    def add(self, message: m.BlobPart) -> bool:
         """Take a part; True when the blob is complete. Raises `bad_part` and changes nothing."""
         check_part(self.blob, message)
         if self._only is not None and message.index not in self._only:
@@ -159,7 +144,7 @@ class Assembly:
         held = len(self._pieces) * self.blob.part_bytes
         return min(held, self.blob.size_bytes) if self._keep else 0
 
-    def grow(self, blob: Blob) -> None:
+    def grow(self, blob: m.Blob) -> None:
         """The same blob, which has become longer: all that came was whole parts.
 
         Raises ProtocolError `bad_growth`.
@@ -170,7 +155,7 @@ class Assembly:
             raise ProtocolError("bad_growth")
         self.blob = blob
 
-    def missing(self, count: int = NEED_LIMIT, start: int = 0) -> Need:
+    def missing(self, count: int = NEED_LIMIT, start: int = 0) -> m.Need:
         """A request for the first `count` missing parts from `start` on."""
         while self._lowest_missing in self._pieces:
             self._lowest_missing += 1
@@ -182,7 +167,7 @@ class Assembly:
                 break
             if index >= begin and index not in self._pieces:
                 wanted.append(index)
-        return Need(self.blob.digest, tuple(wanted))
+        return m.Need(self.blob.digest, tuple(wanted))
 
     def forget(self) -> None:
         """Nothing has come: what did was not the blob."""
@@ -206,7 +191,7 @@ class Assembly:
         return data
 
 
-def check_claim(blob: Blob, limit_bytes: int) -> None:
+def check_claim(blob: m.Blob, limit_bytes: int) -> None:
     """Raise ProtocolError `oversized_blob` or `tiny_parts` before anything is taken."""
     if blob.size_bytes > limit_bytes:
         raise ProtocolError("oversized_blob")
@@ -214,7 +199,7 @@ def check_claim(blob: Blob, limit_bytes: int) -> None:
         raise ProtocolError("tiny_parts")
 
 
-def check_part(blob: Blob, message: BlobPart) -> None:
+def check_part(blob: m.Blob, message: m.BlobPart) -> None:
     """Raise ProtocolError `bad_part` unless place, size and checksum fit."""
     index = message.index
     if index >= blob.parts:
@@ -224,7 +209,7 @@ def check_part(blob: Blob, message: BlobPart) -> None:
         raise ProtocolError("bad_part")
 
 
-def whole(blob: Blob, data: bytes) -> bytes:
+def whole(blob: m.Blob, data: bytes) -> bytes:
     """`data` if it is the blob; raises ProtocolError `bad_digest`."""
     if len(data) != blob.size_bytes or hashlib.sha256(data).digest() != blob.digest:
         raise ProtocolError("bad_digest")
@@ -241,21 +226,21 @@ def part_bytes(packet_bytes: int) -> int:
     return packet_bytes - FRAME_OVERHEAD_BYTES
 
 
-def check_parts_fit(blob: Blob, packet_bytes: int) -> None:
+def check_parts_fit(blob: m.Blob, packet_bytes: int) -> None:
     """Raise ProtocolError `large_parts` for parts that no packet can carry."""
     if min(blob.part_bytes, blob.size_bytes) > part_bytes(packet_bytes):
         raise ProtocolError("large_parts")
 
 
-def fits_offer(signed: Envelope, data: Data, packet_bytes: int) -> bool:
+def fits_offer(signed: m.Envelope, data: Data, packet_bytes: int) -> bool:
     """Whether an offer can carry the whole blob in one packet."""
     return len(signed.payload) + len(data) + FRAME_OVERHEAD_BYTES <= packet_bytes
 
 
 def sends(
     to: fx.Address,
-    signed: Envelope,
-    blob: Blob,
+    signed: m.Envelope,
+    blob: m.Blob,
     data: Data,
     packet_bytes: int,
     *,
@@ -267,14 +252,14 @@ def sends(
     One that can go `beside` the broker is only offered.
     """
     if fits_offer(signed, data, packet_bytes):
-        return [fx.Send(to, Offer(signed, data[:]))]
+        return [fx.Send(to, m.Offer(signed, data[:]))]
     if beside:
-        return [fx.Send(to, Offer(signed, beside=True))]
+        return [fx.Send(to, m.Offer(signed, beside=True))]
     pieces = parts(blob, data) if push else ()
-    return [fx.Send(to, Offer(signed)), *(fx.Send(to, piece) for piece in pieces)]
+    return [fx.Send(to, m.Offer(signed)), *(fx.Send(to, piece) for piece in pieces)]
 
 
-def answer_need(to: fx.Address, need: Need, blob: Blob, data: Data) -> list[fx.Effect]:
+def answer_need(to: fx.Address, need: m.Need, blob: m.Blob, data: Data) -> list[fx.Effect]:
     """The parts asked for, each once and no more than the credit.
 
     Raises ProtocolError `bad_index` for one that does not exist.
@@ -298,13 +283,13 @@ class Fetch(Generic[H]):
 
     def __init__(
         self,
-        offer: Offer,
+        offer: m.Offer,
         header: H,
         limit_bytes: int,
         *,
         keep: bool = True,
         credit: int = NEED_LIMIT,
-        blob: Blob | None = None,
+        blob: m.Blob | None = None,
         idle: bool = False,
         only: frozenset[int] | None = None,
         beside: bool = False,
@@ -320,7 +305,7 @@ class Fetch(Generic[H]):
         self._pulling, self._heard = beside, False
         self.idle_looks = 0
 
-    def add(self, message: BlobPart) -> bool:
+    def add(self, message: m.BlobPart) -> bool:
         """Take a part; True when the blob is complete."""
         done = self.assembly.add(message)
         self._heard, self.idle_looks = True, 0
@@ -328,18 +313,18 @@ class Fetch(Generic[H]):
         self._asked.discard(message.index)
         return done
 
-    def grow(self, offer: Offer, header: H) -> None:
+    def grow(self, offer: m.Offer, header: H) -> None:
         """The blob is longer than was said before. Raises ProtocolError `bad_growth`."""
         self.assembly.grow(header.blob)
         self.offer, self.header, self._pulling = offer, header, True
         self.blob = header.blob
 
-    def wake(self, before: bytes) -> Need | None:
+    def wake(self, before: bytes) -> m.Need | None:
         """It is of use, behind `before`: what to ask for."""
         self.before, self.idle, self._pulling = before, False, True
         return None if self.assembly.complete else self._fresh()
 
-    def next_need(self, *, timer: bool) -> Need | None:
+    def next_need(self, *, timer: bool) -> m.Need | None:
         """What to ask for now: with half of the credit free, or when a timer saw nothing new."""
         if self.assembly.complete or self.idle or self.on_its_way:
             return None
@@ -359,7 +344,7 @@ class Fetch(Generic[H]):
             need = self._fresh()
         return need if need.indices else None
 
-    def _fresh(self) -> Need:
+    def _fresh(self) -> m.Need:
         room = min(NEED_LIMIT, self._credit - len(self._asked))
         need = self.assembly.missing(room, self._next)
         if need.indices:
@@ -368,19 +353,19 @@ class Fetch(Generic[H]):
         return structs.replace(need, beside=True) if self.beside else need
 
 
-def check_fetchable(offer: Offer, blob: Blob, limit_bytes: int) -> None:
+def check_fetchable(offer: m.Offer, blob: m.Blob, limit_bytes: int) -> None:
     """Raise `oversized_blob`, `tiny_parts` or `bad_digest` before anything is changed."""
     check_claim(blob, limit_bytes)
     if offer.data:
         whole(blob, offer.data)
 
 
-def pieces_of(header: Header) -> tuple[Blob, ...]:
+def pieces_of(header: m.Header) -> tuple[m.Blob, ...]:
     """A manifest's stanzas and its stream, or a record's pieces, where they may be had apart."""
-    return header.pieces if isinstance(header, Manifest | Commit) else ()
+    return header.pieces if isinstance(header, m.Manifest | m.Commit) else ()
 
 
-def check_pieces(manifest: Manifest, limit_bytes: int) -> None:
+def check_pieces(manifest: m.Manifest, limit_bytes: int) -> None:
     """Raise ProtocolError `malformed`, `oversized_blob` or `tiny_parts` for such as are none."""
     stanza_bytes, size_bytes = manifest.stanza_bytes, manifest.blob.size_bytes
     if stanza_bytes > size_bytes:
@@ -394,7 +379,7 @@ def check_pieces(manifest: Manifest, limit_bytes: int) -> None:
         raise ProtocolError("malformed")
 
 
-def first_data(offer: Offer, blob: Blob) -> Iterable[BlobPart]:
+def first_data(offer: m.Offer, blob: m.Blob) -> Iterable[m.BlobPart]:
     """The inline blob of an offer as parts, so that one path serves both.
 
     An empty blob is always inside its offer.
@@ -426,20 +411,20 @@ PIECE_MARKS = 256  # of a piece on average, at least: fewer would save less than
 
 
 def describe_record(
-    at: ExchangeId, marks: Iterable[bytes], part_bytes: int, floor: int | None = None
-) -> tuple[Commit, bytes]:
+    at: m.ExchangeId, marks: Iterable[bytes], part_bytes: int, floor: int | None = None
+) -> tuple[m.Commit, bytes]:
     """The record's header and blob. With a `floor`, in pieces of that many marks or more."""
     sorted_marks = sorted(marks)
     data = b"".join(sorted_marks)
     blob = describe(data, part_bytes)
     if floor is None:
-        return Commit(at, len(sorted_marks), blob), data
+        return m.Commit(at, len(sorted_marks), blob), data
     pieces = [describe(piece, part_bytes) for piece in _cut(sorted_marks, floor)]
-    return Commit(at, len(sorted_marks), blob, tuple(pieces)), data
+    return m.Commit(at, len(sorted_marks), blob, tuple(pieces)), data
 
 
 def _cut(marks: list[bytes], floor: int) -> list[bytes]:
-    count = MOST_PIECES
+    count = m.MOST_PIECES
     while count > 1:
         dealt: list[list[bytes]] = [[] for _ in range(count)]
         for mark in marks:
@@ -455,13 +440,13 @@ def place_of(mark: bytes, pieces: int) -> int:
     return mark[0] * pieces >> 8
 
 
-def piece_for(commit: Commit, marks: Iterable[bytes]) -> Blob:
+def piece_for(commit: m.Commit, marks: Iterable[bytes]) -> m.Blob:
     """What to fetch to look for these marks: their piece, or the whole where they have several."""
     places = {place_of(mark, len(commit.pieces)) for mark in marks}
     return commit.pieces[places.pop()] if len(places) == 1 else commit.blob
 
 
-def check_record(commit: Commit) -> None:
+def check_record(commit: m.Commit) -> None:
     """Raise ProtocolError `malformed` for pieces that do not make up the record."""
     sizes = [piece.size_bytes for piece in commit.pieces]
     if sizes and (len(sizes).bit_count() != 1 or sum(sizes) != commit.blob.size_bytes):
@@ -481,7 +466,7 @@ MOST_FAILURES = 3  # of one blob, then it goes over the broker
 class FetchBeside:
     """Get the blob within `within_s`. Outcome `FetchedBeside` or `WorkFailed`."""
 
-    blob: Blob
+    blob: m.Blob
     url: str
     within_s: float
 
@@ -497,7 +482,7 @@ class FetchedBeside:
 class PutBeside:
     """Put the blob there within `within_s`. Outcome `LaidDown` or `WorkFailed`."""
 
-    blob: Blob
+    blob: m.Blob
     url: str
     within_s: float
     data: Data
@@ -517,7 +502,7 @@ Carriage = FetchBeside | PutBeside  # waits for a network, so it is not in the l
 class ShowBlob:
     """Let the blob be had from the store. Outcome `BlobShown` or `WorkFailed`."""
 
-    blob: Blob
+    blob: m.Blob
     data: Data
 
 
@@ -536,7 +521,7 @@ class GrantPut:
     Outcome `PutGranted` or `WorkFailed`.
     """
 
-    blob: Blob
+    blob: m.Blob
     sender: fx.Address
     job_id: bytes
     in_place_of: tuple[str, ...] = ()
@@ -588,7 +573,7 @@ def _below(url: SplitResult, prefix: SplitResult) -> bool:
 # --- whoever goes to a store -------------------------------------------------------------------
 
 
-def begin_fetch(fetch: Fetch[H], at: BlobAt, prefixes: Iterable[str]) -> list[fx.Effect]:
+def begin_fetch(fetch: Fetch[H], at: m.BlobAt, prefixes: Iterable[str]) -> list[fx.Effect]:
     """Go where the blob is said to be. Raises ProtocolError `foreign_url`."""
     if at.put or fetch.on_its_way or not fetch.beside or fetch.assembly.complete:
         return []
@@ -616,18 +601,18 @@ class LayingDown:
     """One blob at a time on its way to another's store, and how often that failed. Whoever has
     several at once has one of these for each."""
 
-    def __init__(self, signer: Signer, to: fx.Address, prefixes: tuple[str, ...]) -> None:
+    def __init__(self, signer: m.Signer, to: fx.Address, prefixes: tuple[str, ...]) -> None:
         self._signer, self._to, self._prefixes = signer, to, prefixes
         self._blob = b""  # the digest of that which failures count for
         self._failures = 0
         self.carried = b""  # and of the one that is on its way
 
-    def takes(self, blob: Blob) -> bool:
+    def takes(self, blob: m.Blob) -> bool:
         """Whether to offer this blob beside the broker."""
         failed = self._failures if self._blob == blob.digest else 0
         return bool(self._prefixes) and blob.size_bytes >= LEAST_BYTES and failed < MOST_FAILURES
 
-    def lay_down(self, at: BlobAt, blob: Blob, data: Data) -> list[fx.Effect]:
+    def lay_down(self, at: m.BlobAt, blob: m.Blob, data: Data) -> list[fx.Effect]:
         """The store's holder says where to put it. Raises ProtocolError `foreign_url`."""
         if at.blob != blob.digest or self.carried or not self.takes(blob):
             return []
@@ -645,7 +630,7 @@ class LayingDown:
         self._failures = self._failures + 1 if self._blob == digest else 1
         self._blob = digest
         if isinstance(result, LaidDown):
-            return True, [fx.Send(self._to, self._signer.note(BlobPut(digest)))]
+            return True, [fx.Send(self._to, self._signer.note(m.BlobPut(digest)))]
         why = why_not(result)
         over = [] if self.takes(task.blob) else [fx.Report("over_the_broker", {"why": why})]
         return False, [fx.Refuse(f"beside_{why}"), *over]
@@ -656,7 +641,7 @@ class LayingDown:
 
 @dataclass
 class _Shown:
-    note: Note | None = None
+    note: m.Note | None = None
     until_s: float = 0.0
     at_work: bool = False
     waiting: dict[fx.Address, None] = field(default_factory=dict)
@@ -682,17 +667,17 @@ class LentData:
 class ShownBlobs:
     """Of blobs that lie in the store, who is told where. One URL of a blob serves all who ask."""
 
-    def __init__(self, signer: Signer, least_bytes: int, expires_s: float) -> None:
+    def __init__(self, signer: m.Signer, least_bytes: int, expires_s: float) -> None:
         """`least_bytes`: of smaller blobs nothing is shown; 0: there is no store."""
         self._signer, self._least_bytes, self._expires_s = signer, least_bytes, expires_s
         self._shown: dict[bytes, _Shown] = {}
 
-    def takes(self, blob: Blob) -> bool:
+    def takes(self, blob: m.Blob) -> bool:
         """Whether this blob goes beside the broker."""
         return 0 < self._least_bytes <= blob.size_bytes
 
     def answer(
-        self, to: fx.Address, blob: Blob, data: Data, now_s: float
+        self, to: fx.Address, blob: m.Blob, data: Data, now_s: float
     ) -> list[fx.Effect] | None:
         """Tell where the blob is, now or once it is there; None: it is to be sent in parts."""
         if not self.takes(blob):
@@ -722,7 +707,7 @@ class ShownBlobs:
         shown.until_s = now_s + self._expires_s / 2
         if not isinstance(result, BlobShown):
             return [fx.Report("store_failed", {"why": why_not(result)})]
-        at = BlobAt(task.blob.digest, result.url, put=False, expires_s=self._expires_s)
+        at = m.BlobAt(task.blob.digest, result.url, put=False, expires_s=self._expires_s)
         shown.note = self._signer.note(at)
         return [fx.Send(to, shown.note) for to in told]
 
@@ -743,11 +728,11 @@ class PutGrant(Generic[A]):
     """One blob that somebody may put into the store; `name` is what the store calls it, `arrival`
     what its holder knows of it."""
 
-    blob: Blob
+    blob: m.Blob
     arrival: A
     until_s: float
     name: str = ""
-    note: Note | None = None
+    note: m.Note | None = None
     failed: bool = False
     taking: bool = False
 
@@ -755,12 +740,12 @@ class PutGrant(Generic[A]):
 class PutGrants(Generic[A]):
     """Blobs that others may put into the store, at most one of each sender for each job."""
 
-    def __init__(self, signer: Signer, least_bytes: int, expires_s: float) -> None:
+    def __init__(self, signer: m.Signer, least_bytes: int, expires_s: float) -> None:
         self._signer, self._least_bytes, self._expires_s = signer, least_bytes, expires_s
         self._by_sender: dict[fx.Address, dict[bytes, PutGrant[A]]] = {}
         self._unused: list[str] = []  # names that the store is yet to forget
 
-    def takes(self, sender: fx.Address, blob: Blob, now_s: float) -> bool:
+    def takes(self, sender: fx.Address, blob: m.Blob, now_s: float) -> bool:
         """Whether this blob may come beside the broker; not where the store failed for it."""
         grant = self.get(sender, blob.digest)
         if grant is not None and grant.failed and now_s < grant.until_s:
@@ -773,7 +758,7 @@ class PutGrants(Generic[A]):
         return next((grant for grant in grants if grant.blob.digest == digest), None)
 
     def offered(
-        self, sender: fx.Address, job_id: bytes, blob: Blob, arrival: A, now_s: float
+        self, sender: fx.Address, job_id: bytes, blob: m.Blob, arrival: A, now_s: float
     ) -> list[fx.Effect]:
         """Say where to put it, again where that was said before."""
         grant = self.get(sender, blob.digest)
@@ -795,7 +780,7 @@ class PutGrants(Generic[A]):
         if not isinstance(result, PutGranted):
             grant.failed = True
             return [fx.Report("store_failed", {"why": why_not(result)})]
-        at = BlobAt(task.blob.digest, result.url, put=True, expires_s=self._expires_s)
+        at = m.BlobAt(task.blob.digest, result.url, put=True, expires_s=self._expires_s)
         grant.name, grant.note = result.name, self._signer.note(at)
         return [fx.Send(task.sender, grant.note)]
 

@@ -1283,7 +1283,7 @@ MUTANTS = (
         name="who-counts-no-answers-knows-less-again",
         decides="mask",
         where="edgeveil.protocol.proxy:ProxyMachine._answers",
-        find="hello.answered < 0 and hello.knows < KNOWS_CHECKS",
+        find="hello.answered < 0 and hello.knows < m.KNOWS_CHECKS",
         put="hello.answered < 0",
         killed_by="tests/unit/edgeveil/protocol/test_protocol_pieces.py::test_who_knew_checks_of_masks_once_does_not_know_less_again",
     ),

@@ -18,34 +18,22 @@ from protocol_kit import (
     offer,
 )
 
+from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine
-from edgeveil.protocol.cloud_job import (
-    Absorb,
-    Broadcast,
-    CellBroadcasts,
-    CloudSettings,
-    CloudState,
-    RoundCommit,
-    SealJob,
-    SealRelease,
-    SealRound,
-    StartJob,
-    timer_name,
-)
 from edgeveil.protocol.messages import Ack, Batch, ExchangeId, Manifest, Message, PeerKeys
 from edgeveil.protocol.transfer import describe
 
 OTHER = b"K" * 16
-START = StartJob(JOB, 1, 1, exchanges=2, retries=1)
+START = cj.StartJob(JOB, 1, 1, exchanges=2, retries=1)
 
 
 def cloud(**settings: Any) -> CloudMachine:
-    bounds = CloudSettings(**({"packet_bytes": PACKET_BYTES} | settings))
+    bounds = cj.CloudSettings(**({"packet_bytes": PACKET_BYTES} | settings))
     return CloudMachine(CLOUD, {"": PeerKeys.pinned(proxy=PROXY_KEY)}, bounds)
 
 
-def start(machine: CloudMachine, what: StartJob = START) -> list[fx.Effect]:
+def start(machine: CloudMachine, what: cj.StartJob = START) -> list[fx.Effect]:
     return machine.handle(fx.Command(what), 0.0)
 
 
@@ -59,12 +47,12 @@ def done(machine: CloudMachine, task: object, result: object) -> list[fx.Effect]
 
 def fire(machine: CloudMachine, name: str, job: bytes = JOB) -> list[fx.Effect]:
     beside = name in ("close", "release", "statement", "roster")
-    return machine.handle(fx.Timer(timer_name(name, b"" if beside else job)), 0.0)
+    return machine.handle(fx.Timer(cj.timer_name(name, b"" if beside else job)), 0.0)
 
 
-def state(machine: CloudMachine, job: bytes = JOB) -> CloudState:
+def state(machine: CloudMachine, job: bytes = JOB) -> cj.CloudState:
     """Where the job stands; `IDLE` if it does not run."""
-    return machine.courses[job].state if job in machine.courses else CloudState.IDLE
+    return machine.courses[job].state if job in machine.courses else cj.CloudState.IDLE
 
 
 def ack(header: Any, status: str = "held", reason: str = "") -> Message:
@@ -76,18 +64,18 @@ def sealed(task: object, size: int = 30) -> tuple[Manifest, bytes]:
     """What the host makes of a sealing task; the bytes differ for each."""
     data = repr(task).encode().ljust(size, b".")
     match task:
-        case SealRound(job_id, round_, attempt):
+        case cj.SealRound(job_id, round_, attempt):
             return manifest(data, ExchangeId(job_id, round_, attempt)), data
-        case SealRelease(job_id):
+        case cj.SealRelease(job_id):
             return manifest(data, ExchangeId(job_id, 0, 1), kind="release"), data
-        case SealJob(job_id):
+        case cj.SealJob(job_id):
             return manifest(data, ExchangeId(job_id, 0, 0), kind="job"), data
     raise TypeError(task)
 
 
 def seal(machine: CloudMachine, task: object, size: int = 30) -> tuple[Manifest, list[fx.Effect]]:
     header, data = sealed(task, size)
-    return header, done(machine, task, CellBroadcasts({"": Broadcast(header, data)}))
+    return header, done(machine, task, cj.CellBroadcasts({"": cj.Broadcast(header, data)}))
 
 
 def broadcast(machine: CloudMachine, task: object) -> list[fx.Effect]:
@@ -102,12 +90,12 @@ def batch(
     return Batch(where or at(), 3, 0, (3,), describe(data, PART_BYTES)), data
 
 
-def waiting(machine: CloudMachine | None = None, what: StartJob = START) -> CloudMachine:
+def waiting(machine: CloudMachine | None = None, what: cj.StartJob = START) -> CloudMachine:
     """A machine that waits for its first batch."""
     machine = machine or cloud()
     start(machine, what)
-    broadcast(machine, SealJob(JOB))
-    broadcast(machine, SealRound(JOB, what.exchange, what.attempt))
+    broadcast(machine, cj.SealJob(JOB))
+    broadcast(machine, cj.SealRound(JOB, what.exchange, what.attempt))
     return machine
 
 
@@ -115,9 +103,9 @@ def both_waiting(**settings: Any) -> CloudMachine:
     """Two jobs that wait for their first batches."""
     machine = cloud(**settings)
     for job in (JOB, OTHER):
-        start(machine, StartJob(job, 1, 1, exchanges=1, retries=1))
-        broadcast(machine, SealJob(job))
-        broadcast(machine, SealRound(job, 1, 1))
+        start(machine, cj.StartJob(job, 1, 1, exchanges=1, retries=1))
+        broadcast(machine, cj.SealJob(job))
+        broadcast(machine, cj.SealRound(job, 1, 1))
     return machine
 
 
@@ -133,9 +121,9 @@ def hand_over(machine: CloudMachine, where: ExchangeId | None = None) -> list[fx
     return receive(machine, offer(header, data, PROXY))
 
 
-def absorbing(where: ExchangeId | None = None) -> Absorb:
+def absorbing(where: ExchangeId | None = None) -> cj.Absorb:
     """The task that a batch leads to."""
-    return Absorb({"": batch(where)[0]})
+    return cj.Absorb({"": batch(where)[0]})
 
 
 def absorb(machine: CloudMachine, where: ExchangeId | None = None) -> list[fx.Effect]:
@@ -143,4 +131,4 @@ def absorb(machine: CloudMachine, where: ExchangeId | None = None) -> list[fx.Ef
     where = where or at()
     hand_over(machine, where)
     record, data = commit_of(where, [b"a", b"b"])
-    return done(machine, absorbing(where), RoundCommit(record, data))
+    return done(machine, absorbing(where), cj.RoundCommit(record, data))

@@ -19,17 +19,9 @@ from protocol_kit import (
 )
 
 from edgeveil.crypto.keys import SealingKey
+from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_round import (
-    ComputeAnswer,
-    DeviceMemory,
-    DeviceSettings,
-    OpenedPackage,
-    OpenPackage,
-    SealedAnswer,
-    timer_name,
-)
 from edgeveil.protocol.messages import Manifest, Message, PeerKeys
 from edgeveil.protocol.sealed import RoundPackage
 
@@ -38,18 +30,18 @@ MODEL = b"sealed model"
 PACKAGE = RoundPackage("train", 1, False, b"", b"")
 SEGMENTS = tuple(bytes((65 + g,)) * size for g, size in enumerate(SEALED_BYTES))
 MARKS = tuple(hashlib.sha256(segment).digest() for segment in SEGMENTS)
-SEALED = SealedAnswer((0, 1, 2), SEALED_BYTES, b"".join(SEGMENTS), MARKS)
+SEALED = dr.SealedAnswer((0, 1, 2), SEALED_BYTES, b"".join(SEGMENTS), MARKS)
 
 
 def device(
-    memory: DeviceMemory | None = None,
+    memory: dr.DeviceMemory | None = None,
     data_set: bytes = b"",
     sealing: Sequence[SealingKey] = (),
     **settings: Any,
 ) -> DeviceMachine:
     """A device that knows the job."""
-    bounds = DeviceSettings(**({"packet_bytes": PACKET_BYTES} | settings))
-    memory = DeviceMemory(jobs={JOB: None}) if memory is None else memory
+    bounds = dr.DeviceSettings(**({"packet_bytes": PACKET_BYTES} | settings))
+    memory = dr.DeviceMemory(jobs={JOB: None}) if memory is None else memory
     keys = PeerKeys.pinned(cloud=CLOUD_KEY, proxy=PROXY_KEY)
     return DeviceMachine(ME.signer, keys, memory, bounds, data_set, sealing)
 
@@ -68,20 +60,20 @@ def fire(machine: DeviceMachine, name: str) -> list[fx.Effect]:
 
 def own(name: str, job: bytes = JOB) -> fx.Timer:
     """A timer of the job's own."""
-    return fx.Timer(timer_name(name, job))
+    return fx.Timer(dr.timer_name(name, job))
 
 
 def work_on(machine: DeviceMachine, header: Manifest, data: bytes = MODEL) -> list[fx.Effect]:
     """The round's model arrives and opens; the effects ask for the work."""
     receive(machine, offer(header, data))
-    return done(machine, OpenPackage(header, data), OpenedPackage(PACKAGE))
+    return done(machine, dr.OpenPackage(header, data), dr.OpenedPackage(PACKAGE))
 
 
 def upload(machine: DeviceMachine, header: Manifest | None = None) -> list[fx.Effect]:
     """The whole way to the upload; the effects send it."""
     header = header or manifest(MODEL)
     work_on(machine, header)
-    return done(machine, ComputeAnswer(header, PACKAGE), SEALED)
+    return done(machine, dr.ComputeAnswer(header, PACKAGE), SEALED)
 
 
 def snapshot(machine: DeviceMachine) -> object:

@@ -11,28 +11,14 @@ import msgspec
 
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import (
-    SEAL_OVERHEAD_BYTES,
-    BlobPart,
-    Body,
-    Commit,
-    ExchangeId,
-    Group,
-    Manifest,
-    Note,
-    Offer,
-    Signer,
-    Upload,
-    decode_body,
-    decode_header,
-)
+from edgeveil.protocol import messages as m
 from edgeveil.protocol.transfer import describe, parts
 
 JOB = b"J" * 16
 PACKET_BYTES = 1536
 PART_BYTES = PACKET_BYTES - 512
-GROUPS = (Group("layer0", 100), Group("layer1", 40), Group("softmax", 20))
-SEALED_BYTES = tuple(g.padded_bytes + SEAL_OVERHEAD_BYTES for g in GROUPS)
+GROUPS = (m.Group("layer0", 100), m.Group("layer1", 40), m.Group("softmax", 20))
+SEALED_BYTES = tuple(g.padded_bytes + m.SEAL_OVERHEAD_BYTES for g in GROUPS)
 
 T = TypeVar("T")
 
@@ -42,9 +28,9 @@ def signing_key(number: int) -> SigningKey:
     return SigningKey.from_bytes(hashlib.sha256(b"test key %d" % number).digest())
 
 
-CLOUD = Signer("cloud", signing_key(1))
+CLOUD = m.Signer("cloud", signing_key(1))
 CLOUD_KEY = signing_key(1).public()
-PROXY = Signer("proxy", signing_key(2))
+PROXY = m.Signer("proxy", signing_key(2))
 PROXY_KEY = signing_key(2).public()
 
 
@@ -52,7 +38,7 @@ PROXY_KEY = signing_key(2).public()
 class Member:
     """One device's identity."""
 
-    signer: Signer
+    signer: m.Signer
     key: VerifyKey
 
     @property
@@ -63,7 +49,7 @@ class Member:
 def member(number: int) -> Member:
     """Device `number`."""
     key = signing_key(100 + number)
-    return Member(Signer(key.public().fingerprint(), key), key.public())
+    return Member(m.Signer(key.public().fingerprint(), key), key.public())
 
 
 @dataclass
@@ -88,11 +74,11 @@ class FakeRegistry:
         return list(self.members)
 
 
-def at(round_: int = 1, attempt: int = 1, job: bytes = JOB) -> ExchangeId:
-    return ExchangeId(job, round_, attempt)
+def at(round_: int = 1, attempt: int = 1, job: bytes = JOB) -> m.ExchangeId:
+    return m.ExchangeId(job, round_, attempt)
 
 
-def manifest(data: bytes, where: ExchangeId | None = None, **changes: Any) -> Manifest:
+def manifest(data: bytes, where: m.ExchangeId | None = None, **changes: Any) -> m.Manifest:
     """A round's manifest for `data`, with any field changed."""
     values: dict[str, Any] = {
         "kind": "round",
@@ -113,29 +99,29 @@ def manifest(data: bytes, where: ExchangeId | None = None, **changes: Any) -> Ma
         "cloud_key": b"k" * 32,
         "blob": describe(data, PART_BYTES),
     }
-    return Manifest(**(values | changes))
+    return m.Manifest(**(values | changes))
 
 
-def offer(header: Any, data: bytes = b"", signer: Signer = CLOUD) -> Offer:
+def offer(header: Any, data: bytes = b"", signer: m.Signer = CLOUD) -> m.Offer:
     return signer.offer(header, data)
 
 
-def parts_of(header: Any, data: bytes) -> list[BlobPart]:
+def parts_of(header: Any, data: bytes) -> list[m.BlobPart]:
     return list(parts(header.blob, data))
 
 
-def commit_of(where: ExchangeId, ciphertexts: Iterable[bytes]) -> tuple[Commit, bytes]:
+def commit_of(where: m.ExchangeId, ciphertexts: Iterable[bytes]) -> tuple[m.Commit, bytes]:
     """The commit record that counts these ciphertexts, and its blob."""
     hashes = b"".join(sorted(hashlib.sha256(text).digest() for text in ciphertexts))
-    return Commit(where, len(hashes) // 32, describe(hashes, PART_BYTES)), hashes
+    return m.Commit(where, len(hashes) // 32, describe(hashes, PART_BYTES)), hashes
 
 
 def upload_of(
-    where: ExchangeId, fill: int, groups: tuple[int, ...] = (0, 1, 2)
-) -> tuple[Upload, bytes]:
+    where: m.ExchangeId, fill: int, groups: tuple[int, ...] = (0, 1, 2)
+) -> tuple[m.Upload, bytes]:
     """A well-formed upload: every segment filled with bytes that name device and group."""
     data = b"".join(bytes((fill, g)) * (SEALED_BYTES[g] // 2) for g in groups)
-    return Upload(where, groups, describe(data, PART_BYTES)), data
+    return m.Upload(where, groups, describe(data, PART_BYTES)), data
 
 
 # --- readers ------------------------------------------------------------------------------
@@ -162,14 +148,14 @@ def messages(effects: list[fx.Effect], kind: type[T]) -> list[T]:
 
 
 def bodies(effects: list[fx.Effect], kind: type[T]) -> list[T]:
-    found: list[Body] = [decode_body(note.body) for note in messages(effects, Note)]
+    found: list[m.Body] = [m.decode_body(note.body) for note in messages(effects, m.Note)]
     return [body for body in found if isinstance(body, kind)]
 
 
 def headers(effects: list[fx.Effect]) -> list[Any]:
     """Without the proof in a job's, which its signer adds."""
-    found = [decode_header(message.header) for message in messages(effects, Offer)]
-    jobs = [isinstance(one, Manifest) and one.kind == "job" for one in found]
+    found = [m.decode_header(message.header) for message in messages(effects, m.Offer)]
+    jobs = [isinstance(one, m.Manifest) and one.kind == "job" for one in found]
     return [
         msgspec.structs.replace(one, release_proof=b"") if job else one
         for one, job in zip(found, jobs, strict=True)

@@ -20,16 +20,10 @@ from protocol_kit import (
 )
 
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol import proxy_rounds as pr
 from edgeveil.protocol.messages import Manifest, Message, PeerKeys
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_broadcasts import BroadcastPart, KeepBroadcast
-from edgeveil.protocol.proxy_rounds import (
-    KeptBroadcast,
-    ProxyMemory,
-    ProxySettings,
-    ShuffledBatch,
-    ShuffleRound,
-)
 from edgeveil.protocol.proxy_uploads import UploadPart
 
 FLEET = [member(number) for number in range(6)]
@@ -50,10 +44,10 @@ class Bench(ProxyMachine):
     """
 
     def __init__(
-        self, memory: ProxyMemory | None, shuffle: Shuffle, disk: Disk | None, **settings: Any
+        self, memory: pr.ProxyMemory | None, shuffle: Shuffle, disk: Disk | None, **settings: Any
     ) -> None:
         registry = FakeRegistry({m.id: m.key for m in FLEET})
-        bounds = ProxySettings(**({"packet_bytes": PACKET_BYTES} | settings))
+        bounds = pr.ProxySettings(**({"packet_bytes": PACKET_BYTES} | settings))
         super().__init__(PROXY, PeerKeys.pinned(cloud=CLOUD_KEY), registry, memory, bounds)
         self.disk, self.shuffle = disk or Disk(), shuffle
         self.hold_work = False
@@ -89,12 +83,14 @@ class Disk:
             case KeepBroadcast(signed=signed, header=header):
                 data = bytes(self.arriving.pop(header.blob.digest))
                 good = hashlib.sha256(data).digest() == header.blob.digest
-                return KeptBroadcast(signed, header, data) if good else fx.WorkFailed("bad_digest")
-            case ShuffleRound():
+                return (
+                    pr.KeptBroadcast(signed, header, data) if good else fx.WorkFailed("bad_digest")
+                )
+            case pr.ShuffleRound():
                 return self._shuffled(task, shuffle)
         raise AssertionError(task)
 
-    def _shuffled(self, task: ShuffleRound, shuffle: Shuffle) -> ShuffledBatch:
+    def _shuffled(self, task: pr.ShuffleRound, shuffle: Shuffle) -> pr.ShuffledBatch:
         groups: list[list[bytes]] = [[] for _ in task.segment_bytes]
         for slot, held in task.uploads:
             offset = slot * task.slot_bytes
@@ -106,7 +102,7 @@ class Disk:
         for group in () if task.keep_order else groups:
             shuffle(group)
         data = b"".join(b"".join(group) for group in groups)
-        return ShuffledBatch(tuple(map(len, groups)), hashlib.sha256(data).digest(), data)
+        return pr.ShuffledBatch(tuple(map(len, groups)), hashlib.sha256(data).digest(), data)
 
 
 def _put(file: bytearray, offset: int, data: bytes) -> None:
@@ -115,7 +111,7 @@ def _put(file: bytearray, offset: int, data: bytes) -> None:
 
 
 def proxy(
-    memory: ProxyMemory | None = None,
+    memory: pr.ProxyMemory | None = None,
     shuffle: Shuffle = keep_order,
     disk: Disk | None = None,
     **settings: Any,

@@ -29,54 +29,19 @@ from protocol_kit import (
 )
 from proxy_bench import FLEET, cloud_says, open_round, proxy, says, to_cloud, to_devices
 
+from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol import messages as m
+from edgeveil.protocol import transfer as tr
 from edgeveil.protocol.cloud import CancelJob, PublishRelease, SealPublication
-from edgeveil.protocol.cloud_job import (
-    Absorb,
-    BatchDropped,
-    Broadcast,
-    CellBroadcasts,
-    SealJob,
-    SealRelease,
-    StartJob,
-    TakeBatch,
-)
 from edgeveil.protocol.device_round import ComputeAnswer, DeviceMemory, OpenedPackage, OpenPackage
-from edgeveil.protocol.messages import (
-    SEAL_OVERHEAD_BYTES,
-    Ack,
-    BlobAt,
-    BlobPart,
-    BlobPut,
-    Group,
-    Need,
-    Offer,
-    Upload,
-    decode_body,
-    decode_header,
-)
 from edgeveil.protocol.proxy_broadcasts import KeepBroadcast
 from edgeveil.protocol.proxy_rounds import UploadKept
 from edgeveil.protocol.proxy_uploads import TakePut
-from edgeveil.protocol.transfer import (
-    LEAST_BYTES,
-    MOST_FAILURES,
-    BlobShown,
-    FetchBeside,
-    FetchedBeside,
-    GrantPut,
-    LaidDown,
-    PutBeside,
-    PutGranted,
-    PutTaken,
-    ShowBlob,
-    describe,
-    is_allowed,
-)
 
 PREFIX = "https://blobs.example.org/f/"
 URL = PREFIX + "0f" * 32
-LARGE = bytes(range(256)) * (LEAST_BYTES // 256)
+LARGE = bytes(range(256)) * (tr.LEAST_BYTES // 256)
 
 
 # --- which URLs count ---
@@ -108,13 +73,13 @@ LARGE = bytes(range(256)) * (LEAST_BYTES // 256)
     ],
 )
 def test_a_url_that_is_not_below_a_named_prefix_does_not_count(url: str):
-    assert not is_allowed(url, [PREFIX])
+    assert not tr.is_allowed(url, [PREFIX])
 
 
 def test_a_url_below_one_of_the_prefixes_counts_with_its_signature():
     signed = PREFIX + "name?X-Amz-Expires=60&X-Amz-Signature=ab%2Fcd"
-    assert is_allowed(signed, ["https://other.example.org/", PREFIX])
-    assert not is_allowed(signed, [])
+    assert tr.is_allowed(signed, ["https://other.example.org/", PREFIX])
+    assert not tr.is_allowed(signed, [])
 
 
 # --- a device and a package ---
@@ -125,32 +90,32 @@ def large_offer():
     return header, replaced(offer(header), beside=True)
 
 
-def replaced(sent: Offer, **changes):
-    return Offer(sent.header, sent.data, **changes)
+def replaced(sent: m.Offer, **changes):
+    return m.Offer(sent.header, sent.data, **changes)
 
 
 def told(url: str = URL, *, data: bytes = LARGE, put: bool = False):
-    return PROXY.note(BlobAt(hashlib.sha256(data).digest(), url, put, 60.0))
+    return PROXY.note(m.BlobAt(hashlib.sha256(data).digest(), url, put, 60.0))
 
 
 def test_a_device_asks_at_once_and_opens_what_came_beside_the_broker():
     machine = device(blob_urls=(PREFIX,))
     header, sent = large_offer()
-    (need,) = messages(receive(machine, sent), Need)
+    (need,) = messages(receive(machine, sent), m.Need)
     assert need.beside
     (task,) = tasks(receive(machine, told()))
-    assert task == FetchBeside(header.blob, URL, 60.0)
+    assert task == tr.FetchBeside(header.blob, URL, 60.0)
     # Nothing is asked for while it comes, and a second answer begins nothing.
-    assert not messages(fire(machine, "repair"), Need)
+    assert not messages(fire(machine, "repair"), m.Need)
     assert not tasks(receive(machine, told()))
-    assert tasks(done(machine, task, FetchedBeside(LARGE))) == [OpenPackage(header, LARGE)]
+    assert tasks(done(machine, task, tr.FetchedBeside(LARGE))) == [OpenPackage(header, LARGE)]
 
 
 def test_a_device_whose_site_names_no_store_asks_for_parts():
     machine = device()
     _, sent = large_offer()
-    assert not messages(receive(machine, sent), Need)
-    (need,) = messages(fire(machine, "repair"), Need)
+    assert not messages(receive(machine, sent), m.Need)
+    (need,) = messages(fire(machine, "repair"), m.Need)
     assert not need.beside
     assert not tasks(receive(machine, told()))
 
@@ -161,7 +126,7 @@ def test_a_foreign_url_is_refused_and_the_package_comes_in_parts():
     receive(machine, sent)
     out = receive(machine, told("https://10.0.0.1/f/x"))
     assert refused(out) == ["foreign_url"] and not tasks(out)
-    (need,) = messages(fire(machine, "repair"), Need)
+    (need,) = messages(fire(machine, "repair"), m.Need)
     assert not need.beside
     for part in parts_of(header, LARGE):
         out = receive(machine, part)
@@ -173,12 +138,12 @@ def test_after_some_failures_the_package_comes_in_parts_and_that_is_told_once():
     header, sent = large_offer()
     receive(machine, sent)
     said = []
-    for left in reversed(range(MOST_FAILURES)):
+    for left in reversed(range(tr.MOST_FAILURES)):
         (task,) = tasks(receive(machine, told()))
         out = done(machine, task, fx.WorkFailed("unreachable"))
         assert refused(out) == ["beside_unreachable"]
         said += reports(out)
-        (need,) = messages(fire(machine, "repair"), Need)
+        (need,) = messages(fire(machine, "repair"), m.Need)
         assert need.beside == (left > 0)
     assert said == ["over_the_broker"]
     assert not tasks(receive(machine, told()))
@@ -193,14 +158,14 @@ def test_what_comes_for_a_round_that_is_over_is_dropped():
     receive(machine, sent)
     (task,) = tasks(receive(machine, told()))
     fire(machine, "deadline")
-    assert done(machine, task, FetchedBeside(LARGE)) == []
+    assert done(machine, task, tr.FetchedBeside(LARGE)) == []
 
 
 def test_only_the_proxy_says_where_a_blob_is():
     machine = device(blob_urls=(PREFIX,))
     _, sent = large_offer()
     receive(machine, sent)
-    at_ = decode_body(told().body)
+    at_ = m.decode_body(told().body)
     assert refused(receive(machine, ME.signer.note(at_))) == ["unknown_signer"]
     assert refused(receive(machine, CLOUD.note(at_))) == ["unexpected_body"]
 
@@ -214,7 +179,7 @@ def uploading(**settings):
 
 
 def answered(machine, job: bytes, data: bytes):
-    header = manifest(b"model", at(job=job), groups=(Group("layer0", LEAST_BYTES),))
+    header = manifest(b"model", at(job=job), groups=(m.Group("layer0", tr.LEAST_BYTES),))
     receive(machine, offer(header, b"model"))
     done(machine, OpenPackage(header, b"model"), OpenedPackage(PACKAGE))
     answer = replace(SEALED, groups=(0,), sizes=(len(data),), data=data, marks=(bytes(32),))
@@ -223,37 +188,37 @@ def answered(machine, job: bytes, data: bytes):
 
 def test_an_upload_is_laid_down_and_said_to_lie_there_until_it_is_acknowledged():
     machine, out = uploading()
-    (sent,) = messages(out, Offer)
+    (sent,) = messages(out, m.Offer)
     assert sent.beside and not sent.data
     (task,) = tasks(receive(machine, told(put=True)))
-    assert task == PutBeside(machine.memory.uploads[JOB].upload.blob, URL, 60.0, LARGE)
-    assert not messages(fire(machine, "resend"), Offer)  # it is on its way
-    (put,) = bodies(done(machine, task, LaidDown()), BlobPut)
+    assert task == tr.PutBeside(machine.memory.uploads[JOB].upload.blob, URL, 60.0, LARGE)
+    assert not messages(fire(machine, "resend"), m.Offer)  # it is on its way
+    (put,) = bodies(done(machine, task, tr.LaidDown()), m.BlobPut)
     assert put.blob == task.blob.digest
-    (again,) = messages(fire(machine, "resend"), Offer)  # the proxy said nothing: once more
+    (again,) = messages(fire(machine, "resend"), m.Offer)  # the proxy said nothing: once more
     assert again.beside
-    receive(machine, PROXY.note(Ack(put.blob, "held")))
+    receive(machine, PROXY.note(m.Ack(put.blob, "held")))
     assert machine.memory.uploads[JOB].held
 
 
 def test_an_upload_that_cannot_be_laid_down_goes_over_the_broker():
     machine, _ = uploading()
-    for left in reversed(range(MOST_FAILURES)):
+    for left in reversed(range(tr.MOST_FAILURES)):
         (task,) = tasks(receive(machine, told(put=True)))
         out = done(machine, task, fx.WorkFailed("expired"))
         assert refused(out) == ["beside_expired"]
-        (sent,) = messages(out, Offer)
+        (sent,) = messages(out, m.Offer)
         assert sent.beside == (left > 0)
     assert "over_the_broker" in reports(out)
     digest = machine.memory.uploads[JOB].upload.blob.digest
-    assert len(messages(receive(machine, Need(digest, (0, 1))), BlobPart)) == 2
+    assert len(messages(receive(machine, m.Need(digest, (0, 1))), m.BlobPart)) == 2
 
 
 def test_an_upload_is_put_to_no_foreign_url_and_still_answered_in_parts():
     machine, _ = uploading()
     out = receive(machine, told("https://127.0.0.1/admin", put=True))
     assert refused(out) == ["foreign_url"] and not tasks(out)
-    (sent,) = messages(fire(machine, "resend"), Offer)
+    (sent,) = messages(fire(machine, "resend"), m.Offer)
     assert not sent.beside
 
 
@@ -267,12 +232,12 @@ def test_uploads_of_two_jobs_are_each_laid_down_for_its_own_round():
         (carried[job],) = tasks(receive(machine, told(data=data[job], put=True)))
         assert carried[job].data == data[job]
     out = done(machine, carried[JOB], fx.WorkFailed("expired"))
-    (sent,) = messages(out, Offer)  # the other is still on its way
-    assert decode_header(sent.header).at.job_id == JOB
-    assert not messages(machine.handle(own("resend", OTHER), 0.0), Offer)
-    (put,) = bodies(done(machine, carried[OTHER], LaidDown()), BlobPut)
+    (sent,) = messages(out, m.Offer)  # the other is still on its way
+    assert m.decode_header(sent.header).at.job_id == JOB
+    assert not messages(machine.handle(own("resend", OTHER), 0.0), m.Offer)
+    (put,) = bodies(done(machine, carried[OTHER], tr.LaidDown()), m.BlobPut)
     assert put.blob == hashlib.sha256(data[OTHER]).digest()
-    receive(machine, PROXY.note(Ack(put.blob, "held")))
+    receive(machine, PROXY.note(m.Ack(put.blob, "held")))
     assert machine.memory.uploads[OTHER].held and not machine.memory.uploads[JOB].held
 
 
@@ -280,7 +245,7 @@ def test_uploads_of_two_jobs_are_each_laid_down_for_its_own_round():
 
 
 def holding(**settings):
-    return proxy(**({"beside_bytes": LEAST_BYTES, "push_bytes": 64 << 20} | settings))
+    return proxy(**({"beside_bytes": tr.LEAST_BYTES, "push_bytes": 64 << 20} | settings))
 
 
 def keep_large(machine, header):
@@ -296,26 +261,28 @@ def keep_large(machine, header):
 def test_a_large_broadcast_is_offered_and_shown_once_for_all_who_ask():
     machine, header = holding(), manifest(LARGE)
     assert to_devices(keep_large(machine, header)) == [replaced(offer(header), beside=True)]
-    need = Need(header.blob.digest, (0,), True)
+    need = m.Need(header.blob.digest, (0,), True)
     (task,) = tasks(says(machine, FLEET[0], need))
-    assert isinstance(task, ShowBlob) and task.blob == header.blob
+    assert isinstance(task, tr.ShowBlob) and task.blob == header.blob
     assert says(machine, FLEET[1], need) == []  # it waits with the first
-    out = machine.handle(fx.WorkDone(task, BlobShown(URL)), 0.0)
+    out = machine.handle(fx.WorkDone(task, tr.BlobShown(URL)), 0.0)
     assert [e.to.id for e in out] == [FLEET[0].id, FLEET[1].id]
     assert len({e.message for e in out}) == 1  # the URL is nobody's own
-    assert bodies(says(machine, FLEET[2], need), BlobAt) == [
-        BlobAt(header.blob.digest, URL, False, machine.settings.beside_s)
+    assert bodies(says(machine, FLEET[2], need), m.BlobAt) == [
+        m.BlobAt(header.blob.digest, URL, False, machine.settings.beside_s)
     ]
     # A device of before asks for parts, and gets them.
-    assert len(messages(says(machine, FLEET[3], Need(header.blob.digest, (0, 1))), BlobPart)) == 2
+    assert (
+        len(messages(says(machine, FLEET[3], m.Need(header.blob.digest, (0, 1))), m.BlobPart)) == 2
+    )
 
 
 def test_a_url_that_would_end_soon_is_not_told_any_more():
     machine, header = holding(), manifest(LARGE)
     keep_large(machine, header)
-    need = Need(header.blob.digest, (0,), True)
+    need = m.Need(header.blob.digest, (0,), True)
     (task,) = tasks(says(machine, FLEET[0], need))
-    machine.handle(fx.WorkDone(task, BlobShown(URL)), 0.0)
+    machine.handle(fx.WorkDone(task, tr.BlobShown(URL)), 0.0)
     later = machine.settings.beside_s / 2
     assert tasks(says(machine, FLEET[0], need, later)) == [task]
 
@@ -323,33 +290,33 @@ def test_a_url_that_would_end_soon_is_not_told_any_more():
 def test_a_store_that_fails_is_told_and_parts_are_sent():
     machine, header = holding(), manifest(LARGE)
     keep_large(machine, header)
-    need = Need(header.blob.digest, (0,), True)
+    need = m.Need(header.blob.digest, (0,), True)
     (task,) = tasks(says(machine, FLEET[0], need))
     assert "store_failed" in reports(machine.handle(fx.WorkDone(task, fx.WorkFailed("x")), 0.0))
-    assert len(messages(says(machine, FLEET[0], need), BlobPart)) == 1
+    assert len(messages(says(machine, FLEET[0], need), m.BlobPart)) == 1
 
 
 def test_a_stranger_is_shown_nothing():
     machine, header = holding(), manifest(LARGE)
     keep_large(machine, header)
-    asked = fx.MessageReceived(fx.DeviceAddress("f" * 16), Need(header.blob.digest, (0,), True))
+    asked = fx.MessageReceived(fx.DeviceAddress("f" * 16), m.Need(header.blob.digest, (0,), True))
     assert refused(machine.handle(asked, 0.0)) == ["unknown_signer"]
 
 
 def large_round(**settings):
     machine = holding(**settings)
-    groups = (Group("layer0", LEAST_BYTES),)
+    groups = (m.Group("layer0", tr.LEAST_BYTES),)
     open_round(machine, manifest(b"sealed model", groups=groups))
     machine.hold_work = True
     return machine, upload()
 
 
-def upload(fill: int = 1) -> Upload:
-    size_bytes = LEAST_BYTES + SEAL_OVERHEAD_BYTES
-    return Upload(at(), (0,), describe(bytes((fill,)) * size_bytes, PART_BYTES))
+def upload(fill: int = 1) -> m.Upload:
+    size_bytes = tr.LEAST_BYTES + m.SEAL_OVERHEAD_BYTES
+    return m.Upload(at(), (0,), tr.describe(bytes((fill,)) * size_bytes, PART_BYTES))
 
 
-def replace_at(header: Upload, job: bytes) -> Upload:
+def replace_at(header: m.Upload, job: bytes) -> m.Upload:
     return msgspec.structs.replace(header, at=at(job=job))
 
 
@@ -360,26 +327,26 @@ def put_offer(machine, header, who=FLEET[0]):
 def test_an_upload_is_taken_from_the_store_durable_before_it_is_acknowledged():
     machine, header = large_round()
     (grant,) = tasks(put_offer(machine, header))
-    assert grant == GrantPut(header.blob, fx.DeviceAddress(FLEET[0].id), JOB)
+    assert grant == tr.GrantPut(header.blob, fx.DeviceAddress(FLEET[0].id), JOB)
     assert put_offer(machine, header) == []  # the store is asked once
-    out = machine.handle(fx.WorkDone(grant, PutGranted("n" * 64, URL)), 0.0)
-    assert [at_.put for at_ in bodies(out, BlobAt)] == [True]
-    assert bodies(put_offer(machine, header), BlobAt) == bodies(out, BlobAt)  # told again
-    put = FLEET[0].signer.note(BlobPut(header.blob.digest))
+    out = machine.handle(fx.WorkDone(grant, tr.PutGranted("n" * 64, URL)), 0.0)
+    assert [at_.put for at_ in bodies(out, m.BlobAt)] == [True]
+    assert bodies(put_offer(machine, header), m.BlobAt) == bodies(out, m.BlobAt)  # told again
+    put = FLEET[0].signer.note(m.BlobPut(header.blob.digest))
     (take,) = tasks(says(machine, FLEET[0], put))
     assert take == TakePut(at(), FLEET[0].id, header.blob, "n" * 64, 0)
     assert says(machine, FLEET[0], put) == [] and put_offer(machine, header) == []
-    out = machine.handle(fx.WorkDone(take, PutTaken()), 0.0)
+    out = machine.handle(fx.WorkDone(take, tr.PutTaken()), 0.0)
     assert isinstance(stored(out)[0], UploadKept)
-    assert [ack.status for ack in bodies(out, Ack)] == ["held"]
+    assert [ack.status for ack in bodies(out, m.Ack)] == ["held"]
     assert out.index(next(e for e in out if isinstance(e, fx.Persist))) == 0
 
 
 def test_what_is_not_the_upload_counts_for_nothing_and_it_is_asked_for_anew():
     machine, header = large_round()
     (grant,) = tasks(put_offer(machine, header))
-    machine.handle(fx.WorkDone(grant, PutGranted("n" * 64, URL)), 0.0)
-    (take,) = tasks(says(machine, FLEET[0], FLEET[0].signer.note(BlobPut(header.blob.digest))))
+    machine.handle(fx.WorkDone(grant, tr.PutGranted("n" * 64, URL)), 0.0)
+    (take,) = tasks(says(machine, FLEET[0], FLEET[0].signer.note(m.BlobPut(header.blob.digest))))
     out = machine.handle(fx.WorkDone(take, fx.WorkFailed("wrong_bytes")), 0.0)
     assert refused(out) == ["beside_wrong_bytes"] and not stored(out)
     (again,) = tasks(put_offer(machine, header))
@@ -390,13 +357,13 @@ def test_the_store_forgets_the_name_of_an_offer_that_another_takes_the_place_of(
     """Each other digest is given a name that lives for an hour, if nobody forgets it."""
     machine, _ = large_round()
     (first,) = tasks(put_offer(machine, upload(1)))
-    machine.handle(fx.WorkDone(first, PutGranted("1" * 64, URL)), 0.0)
+    machine.handle(fx.WorkDone(first, tr.PutGranted("1" * 64, URL)), 0.0)
     (second,) = tasks(put_offer(machine, upload(2)))
     assert second.in_place_of == ("1" * 64,)
     (third,) = tasks(put_offer(machine, upload(3)))  # before the store has answered
     assert third.in_place_of == ()
-    machine.handle(fx.WorkDone(second, PutGranted("2" * 64, URL)), 0.0)
-    machine.handle(fx.WorkDone(third, PutGranted("3" * 64, URL)), 0.0)
+    machine.handle(fx.WorkDone(second, tr.PutGranted("2" * 64, URL)), 0.0)
+    machine.handle(fx.WorkDone(third, tr.PutGranted("3" * 64, URL)), 0.0)
     says(machine, FLEET[0], offer(upload(4), signer=FLEET[0].signer))  # over the broker
     (fifth,) = tasks(put_offer(machine, upload(5)))
     assert fifth.in_place_of == ("2" * 64, "3" * 64)
@@ -405,8 +372,8 @@ def test_the_store_forgets_the_name_of_an_offer_that_another_takes_the_place_of(
 def test_a_sentence_of_the_disk_is_no_reason_that_is_counted():
     machine, header = large_round()
     (grant,) = tasks(put_offer(machine, header))
-    machine.handle(fx.WorkDone(grant, PutGranted("n" * 64, URL)), 0.0)
-    (take,) = tasks(says(machine, FLEET[0], FLEET[0].signer.note(BlobPut(header.blob.digest))))
+    machine.handle(fx.WorkDone(grant, tr.PutGranted("n" * 64, URL)), 0.0)
+    (take,) = tasks(says(machine, FLEET[0], FLEET[0].signer.note(m.BlobPut(header.blob.digest))))
     out = machine.handle(fx.WorkDone(take, fx.WorkFailed("/var/x: no room")), 0.0)
     assert refused(out) == ["beside_failed"]
 
@@ -414,8 +381,8 @@ def test_a_sentence_of_the_disk_is_no_reason_that_is_counted():
 def test_nobody_says_that_anothers_upload_lies_there():
     machine, header = large_round()
     (grant,) = tasks(put_offer(machine, header))
-    machine.handle(fx.WorkDone(grant, PutGranted("n" * 64, URL)), 0.0)
-    other = FLEET[1].signer.note(BlobPut(header.blob.digest))
+    machine.handle(fx.WorkDone(grant, tr.PutGranted("n" * 64, URL)), 0.0)
+    other = FLEET[1].signer.note(m.BlobPut(header.blob.digest))
     assert says(machine, FLEET[1], other) == []
     assert refused(says(machine, FLEET[0], other)) == ["unknown_signer"]
 
@@ -423,14 +390,14 @@ def test_nobody_says_that_anothers_upload_lies_there():
 def test_an_upload_that_goes_over_the_broker_after_all_is_taken_there():
     machine, header = large_round()
     put_offer(machine, header)
-    (need,) = messages(says(machine, FLEET[0], offer(header, signer=FLEET[0].signer)), Need)
+    (need,) = messages(says(machine, FLEET[0], offer(header, signer=FLEET[0].signer)), m.Need)
     assert need.blob == header.blob.digest
 
 
 def test_a_device_puts_uploads_of_two_jobs_at_once():
     machine, mine = large_round()
     machine.hold_work = False
-    groups = (Group("layer0", LEAST_BYTES),)
+    groups = (m.Group("layer0", tr.LEAST_BYTES),)
     model = b"sealed model too"
     cloud_says(machine, offer(manifest(model, at(job=OTHER), groups=groups), model))
     machine.hold_work = True
@@ -438,14 +405,14 @@ def test_a_device_puts_uploads_of_two_jobs_at_once():
     takes = {}
     for header in (mine, theirs):
         (grant,) = tasks(put_offer(machine, header))
-        machine.handle(fx.WorkDone(grant, PutGranted(header.blob.digest.hex(), URL)), 0.0)
+        machine.handle(fx.WorkDone(grant, tr.PutGranted(header.blob.digest.hex(), URL)), 0.0)
     for header in (mine, theirs):
-        put = FLEET[0].signer.note(BlobPut(header.blob.digest))
+        put = FLEET[0].signer.note(m.BlobPut(header.blob.digest))
         (takes[header.at],) = tasks(says(machine, FLEET[0], put))
         assert takes[header.at].at == header.at
     for task in takes.values():
-        out = machine.handle(fx.WorkDone(task, PutTaken()), 0.0)
-        assert [ack.blob for ack in bodies(out, Ack)] == [task.blob.digest]
+        out = machine.handle(fx.WorkDone(task, tr.PutTaken()), 0.0)
+        assert [ack.blob for ack in bodies(out, m.Ack)] == [task.blob.digest]
 
 
 def test_a_store_without_a_place_for_an_upload_has_it_come_in_parts():
@@ -453,12 +420,12 @@ def test_a_store_without_a_place_for_an_upload_has_it_come_in_parts():
     (grant,) = tasks(put_offer(machine, header))
     out = machine.handle(fx.WorkDone(grant, fx.WorkFailed("x")), 0.0)
     assert "store_failed" in reports(out)
-    (need,) = messages(put_offer(machine, header), Need)
+    (need,) = messages(put_offer(machine, header), m.Need)
     assert need.blob == header.blob.digest
 
 
 def test_granted_room_counts_against_the_spool():
-    machine, header = large_round(spool_bytes=LEAST_BYTES + 48)
+    machine, header = large_round(spool_bytes=tr.LEAST_BYTES + 48)
     assert tasks(put_offer(machine, header))
     assert refused(put_offer(machine, upload(2), FLEET[1])) == ["spool_full"]
 
@@ -471,40 +438,42 @@ def test_the_proxy_gets_a_broadcast_from_the_clouds_store():
     machine.hold_work = True
     (need,) = to_cloud(cloud_says(machine, replaced(offer(header), beside=True)))
     assert need.beside
-    at_ = CLOUD.note(BlobAt(header.blob.digest, URL, False, 60.0))
+    at_ = CLOUD.note(m.BlobAt(header.blob.digest, URL, False, 60.0))
     (task,) = tasks(cloud_says(machine, at_))
-    assert task == FetchBeside(header.blob, URL, 60.0)
-    (keep,) = tasks(machine.handle(fx.WorkDone(task, FetchedBeside()), 0.0))
+    assert task == tr.FetchBeside(header.blob, URL, 60.0)
+    (keep,) = tasks(machine.handle(fx.WorkDone(task, tr.FetchedBeside()), 0.0))
     assert isinstance(keep, KeepBroadcast) and keep.header == header
 
 
 def test_a_device_cannot_send_the_proxy_to_a_url():
     machine, header = proxy(blob_urls=(PREFIX,)), manifest(LARGE)
     cloud_says(machine, replaced(offer(header), beside=True))
-    note = FLEET[0].signer.note(BlobAt(header.blob.digest, URL, False, 60.0))
+    note = FLEET[0].signer.note(m.BlobAt(header.blob.digest, URL, False, 60.0))
     assert refused(says(machine, FLEET[0], note)) == ["unexpected_body"]
 
 
 def test_batches_of_two_jobs_go_to_the_clouds_store_each_and_one_that_fails_in_parts():
     machine = proxy(blob_urls=(PREFIX,), push_bytes=1, min_batch_floor=1)
-    groups = (Group("layer0", LEAST_BYTES),)
+    groups = (m.Group("layer0", tr.LEAST_BYTES),)
     header = {}
     for number, job in enumerate((JOB, OTHER)):
         model = b"model of %d" % number
         asked = manifest(model, at(job=job), groups=groups, selected=1, min_batch=1, quorum=1)
         cloud_says(machine, offer(asked, model))
-        data = bytes((number,)) * (LEAST_BYTES + SEAL_OVERHEAD_BYTES)
-        sent = Upload(at(job=job), (0,), describe(data, PART_BYTES))
+        data = bytes((number,)) * (tr.LEAST_BYTES + m.SEAL_OVERHEAD_BYTES)
+        sent = m.Upload(at(job=job), (0,), tr.describe(data, PART_BYTES))
         says(machine, FLEET[0], offer(sent, b"", FLEET[0].signer))
         for part in parts_of(sent, data):
             out = says(machine, FLEET[0], part)
         (offered,) = to_cloud(out)
         assert offered.beside
-        header[job] = decode_header(offered.header)
+        header[job] = m.decode_header(offered.header)
     machine.hold_work = True
-    for left in reversed(range(MOST_FAILURES)):
+    for left in reversed(range(tr.MOST_FAILURES)):
         put = {
-            job: tasks(cloud_says(machine, CLOUD.note(BlobAt(batch.blob.digest, URL, True, 60.0))))
+            job: tasks(
+                cloud_says(machine, CLOUD.note(m.BlobAt(batch.blob.digest, URL, True, 60.0)))
+            )
             for job, batch in header.items()
         }
         # Both are on their way at once; the failures of one count for it alone.
@@ -514,93 +483,97 @@ def test_batches_of_two_jobs_go_to_the_clouds_store_each_and_one_that_fails_in_p
         for job, (task,) in put.items():
             out = machine.handle(fx.WorkDone(task, fx.WorkFailed("expired")), 0.0)
             (again,) = to_cloud(out)
-            assert again.beside == (left > 0) and decode_header(again.header).at.job_id == job
+            assert again.beside == (left > 0) and m.decode_header(again.header).at.job_id == job
 
 
 # --- the cloud's store ---
 
 
 def test_each_jobs_broadcast_is_shown_by_its_own_course():
-    machine = cloud_bench.cloud(beside_bytes=LEAST_BYTES, push_bytes=1)
+    machine = cloud_bench.cloud(beside_bytes=tr.LEAST_BYTES, push_bytes=1)
     headers, shown = {}, {}
     for job in (JOB, OTHER):
-        cloud_bench.start(machine, StartJob(job, 1, 1, exchanges=1, retries=1))
-        headers[job], out = cloud_bench.seal(machine, SealJob(job), LEAST_BYTES)
-        (sent,) = messages(out, Offer)
-        assert sent.beside and not messages(out, BlobPart)
-        need = Need(headers[job].blob.digest, (0,), True)
+        cloud_bench.start(machine, cj.StartJob(job, 1, 1, exchanges=1, retries=1))
+        headers[job], out = cloud_bench.seal(machine, cj.SealJob(job), tr.LEAST_BYTES)
+        (sent,) = messages(out, m.Offer)
+        assert sent.beside and not messages(out, m.BlobPart)
+        need = m.Need(headers[job].blob.digest, (0,), True)
         (shown[job],) = tasks(cloud_bench.receive(machine, need))
         assert shown[job].blob == headers[job].blob
     # One that is held meanwhile takes its bytes back; the other is told of all the same.
     cloud_bench.receive(machine, cloud_bench.ack(headers[JOB]))
-    assert len(shown[JOB].data) == 0 and len(shown[OTHER].data) == LEAST_BYTES
-    (told_,) = bodies(cloud_bench.done(machine, shown[OTHER], BlobShown(URL)), BlobAt)
+    assert len(shown[JOB].data) == 0 and len(shown[OTHER].data) == tr.LEAST_BYTES
+    (told_,) = bodies(cloud_bench.done(machine, shown[OTHER], tr.BlobShown(URL)), m.BlobAt)
     assert told_.blob == headers[OTHER].blob.digest
     cloud_bench.receive(machine, cloud_bench.ack(headers[OTHER]))
-    cloud_bench.done(machine, shown[JOB], BlobShown(URL))
+    cloud_bench.done(machine, shown[JOB], tr.BlobShown(URL))
 
 
 def beside_batch(job: bytes):
-    header, data = cloud_bench.batch(at(job=job), fill=job[:1], size=LEAST_BYTES)
+    header, data = cloud_bench.batch(at(job=job), fill=job[:1], size=tr.LEAST_BYTES)
     return header, replaced(offer(header, signer=PROXY), beside=True), data
 
 
 def put_to_cloud(machine, job: bytes):
     header, sent, _ = beside_batch(job)
     (grant,) = tasks(cloud_bench.receive(machine, sent))
-    assert grant == GrantPut(header.blob, fx.ProxyAddress(), job)
-    granted = cloud_bench.done(machine, grant, PutGranted(job.hex(), URL))
-    assert [one.put for one in bodies(granted, BlobAt)] == [True]
-    (take,) = tasks(cloud_bench.receive(machine, PROXY.note(BlobPut(header.blob.digest))))
-    assert take == TakeBatch(header, job.hex())
+    assert grant == tr.GrantPut(header.blob, fx.ProxyAddress(), job)
+    granted = cloud_bench.done(machine, grant, tr.PutGranted(job.hex(), URL))
+    assert [one.put for one in bodies(granted, m.BlobAt)] == [True]
+    (take,) = tasks(cloud_bench.receive(machine, PROXY.note(m.BlobPut(header.blob.digest))))
+    assert take == cj.TakeBatch(header, job.hex())
     return take
 
 
 def test_batches_of_two_jobs_are_taken_from_the_store_each_by_its_own_course():
-    machine = both_waiting(beside_bytes=LEAST_BYTES, push_bytes=1)
+    machine = both_waiting(beside_bytes=tr.LEAST_BYTES, push_bytes=1)
     mine, theirs = put_to_cloud(machine, JOB), put_to_cloud(machine, OTHER)
-    assert tasks(cloud_bench.done(machine, theirs, PutTaken())) == [Absorb({"": theirs.batch})]
-    assert tasks(cloud_bench.done(machine, mine, PutTaken())) == [Absorb({"": mine.batch})]
+    assert tasks(cloud_bench.done(machine, theirs, tr.PutTaken())) == [
+        cj.Absorb({"": theirs.batch})
+    ]
+    assert tasks(cloud_bench.done(machine, mine, tr.PutTaken())) == [cj.Absorb({"": mine.batch})]
 
 
 def test_what_is_not_the_batch_is_asked_for_anew_and_at_last_in_parts():
-    machine = both_waiting(beside_bytes=LEAST_BYTES, push_bytes=1)
+    machine = both_waiting(beside_bytes=tr.LEAST_BYTES, push_bytes=1)
     header, _, data = beside_batch(JOB)
     take = put_to_cloud(machine, JOB)
     out = cloud_bench.done(machine, take, fx.WorkFailed("wrong_bytes"))
     assert refused(out) == ["beside_wrong_bytes"] and not tasks(out)
-    assert not messages(cloud_bench.fire(machine, "repair"), Need)
+    assert not messages(cloud_bench.fire(machine, "repair"), m.Need)
     assert put_to_cloud(machine, JOB) == take
     cloud_bench.receive(machine, offer(header, signer=PROXY))  # it gave up the store
-    assert messages(cloud_bench.fire(machine, "repair"), Need)
+    assert messages(cloud_bench.fire(machine, "repair"), m.Need)
     out = [one for part in parts_of(header, data) for one in cloud_bench.receive(machine, part)]
-    assert tasks(out) == [Absorb({"": header})]
+    assert tasks(out) == [cj.Absorb({"": header})]
 
 
 def test_a_store_without_a_place_for_a_batch_has_it_come_in_parts():
-    machine = both_waiting(beside_bytes=LEAST_BYTES, push_bytes=1)
+    machine = both_waiting(beside_bytes=tr.LEAST_BYTES, push_bytes=1)
     header, sent, _ = beside_batch(JOB)
     (grant,) = tasks(cloud_bench.receive(machine, sent))
     assert "store_failed" in reports(cloud_bench.done(machine, grant, fx.WorkFailed("x")))
     assert not tasks(cloud_bench.receive(machine, sent))
-    (need,) = messages(cloud_bench.fire(machine, "repair"), Need)
+    (need,) = messages(cloud_bench.fire(machine, "repair"), m.Need)
     assert need.blob == header.blob.digest
 
 
 def test_what_was_taken_of_a_job_that_ended_is_dropped_and_others_stand():
-    machine = both_waiting(beside_bytes=LEAST_BYTES, push_bytes=1)
+    machine = both_waiting(beside_bytes=tr.LEAST_BYTES, push_bytes=1)
     mine, theirs = put_to_cloud(machine, JOB), put_to_cloud(machine, OTHER)
     machine.handle(fx.Command(CancelJob(JOB)), 0.0)
-    assert stored(cloud_bench.done(machine, mine, PutTaken())) == [BatchDropped(JOB)]
-    assert tasks(cloud_bench.done(machine, theirs, PutTaken())) == [Absorb({"": theirs.batch})]
+    assert stored(cloud_bench.done(machine, mine, tr.PutTaken())) == [cj.BatchDropped(JOB)]
+    assert tasks(cloud_bench.done(machine, theirs, tr.PutTaken())) == [
+        cj.Absorb({"": theirs.batch})
+    ]
 
 
 def test_the_clouds_publication_is_shown_too():
-    machine = cloud_bench.cloud(beside_bytes=LEAST_BYTES, push_bytes=1)
+    machine = cloud_bench.cloud(beside_bytes=tr.LEAST_BYTES, push_bytes=1)
     machine.handle(fx.Command(PublishRelease(JOB)), 0.0)
-    header, data = cloud_bench.sealed(SealRelease(JOB), LEAST_BYTES)
-    sealed = CellBroadcasts({"": Broadcast(header, data)})
+    header, data = cloud_bench.sealed(cj.SealRelease(JOB), tr.LEAST_BYTES)
+    sealed = cj.CellBroadcasts({"": cj.Broadcast(header, data)})
     cloud_bench.done(machine, SealPublication(JOB), sealed)
-    (task,) = tasks(cloud_bench.receive(machine, Need(header.blob.digest, (0,), True)))
-    (told_,) = bodies(cloud_bench.done(machine, task, BlobShown(URL)), BlobAt)
+    (task,) = tasks(cloud_bench.receive(machine, m.Need(header.blob.digest, (0,), True)))
+    (told_,) = bodies(cloud_bench.done(machine, task, tr.BlobShown(URL)), m.BlobAt)
     assert told_.blob == header.blob.digest

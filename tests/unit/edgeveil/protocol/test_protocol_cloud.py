@@ -22,7 +22,6 @@ from protocol_kit import (
     CLOUD,
     JOB,
     PROXY,
-    Signer,
     at,
     bodies,
     commit_of,
@@ -39,45 +38,32 @@ from protocol_kit import (
     upload_of,
 )
 
+from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_job import (
-    Absorb,
-    Broadcast,
-    CellBroadcasts,
-    CloudState,
-    JobStatus,
-    ReleaseHeld,
-    RoundCommit,
-    SealJob,
-    SealRelease,
-    SealRound,
-    StartJob,
-    TooFewUploads,
-)
-from edgeveil.protocol.messages import Ack, BlobPart, Close, Need, Shortfall
+from edgeveil.protocol.messages import Ack, BlobPart, Close, Need, Shortfall, Signer
 from edgeveil.protocol.transfer import part
 
 
 def test_a_job_goes_from_its_announcement_to_its_release():
     machine = cloud()
-    assert tasks(start(machine)) == [SealJob(JOB)]
-    assert tasks(broadcast(machine, SealJob(JOB))) == [SealRound(JOB, 1, 1)]
-    assert tasks(broadcast(machine, SealRound(JOB, 1, 1))) == []
-    assert tasks(hand_over(machine)) == [Absorb({"": batch()[0]})]
-    assert tasks(absorb(machine)) == [SealRound(JOB, 2, 1)]
-    broadcast(machine, SealRound(JOB, 2, 1))
-    assert tasks(absorb(machine, at(2))) == [SealRelease(JOB)]
-    out = broadcast(machine, SealRelease(JOB))
-    assert stored(out) == [ReleaseHeld(1), JobStatus(JOB, "completed")]
+    assert tasks(start(machine)) == [cj.SealJob(JOB)]
+    assert tasks(broadcast(machine, cj.SealJob(JOB))) == [cj.SealRound(JOB, 1, 1)]
+    assert tasks(broadcast(machine, cj.SealRound(JOB, 1, 1))) == []
+    assert tasks(hand_over(machine)) == [cj.Absorb({"": batch()[0]})]
+    assert tasks(absorb(machine)) == [cj.SealRound(JOB, 2, 1)]
+    broadcast(machine, cj.SealRound(JOB, 2, 1))
+    assert tasks(absorb(machine, at(2))) == [cj.SealRelease(JOB)]
+    out = broadcast(machine, cj.SealRelease(JOB))
+    assert stored(out) == [cj.ReleaseHeld(1), cj.JobStatus(JOB, "completed")]
     assert bodies(out, Close) == [Close(JOB, "completed")]
-    assert state(machine) is CloudState.IDLE and JOB not in machine.courses
+    assert state(machine) is cj.CloudState.IDLE and JOB not in machine.courses
 
 
 def test_a_batch_is_acknowledged_only_after_the_commit():
     machine = waiting()
     assert messages(hand_over(machine), object) == []
     record, data = commit_of(at(), [b"x"])
-    out = done(machine, Absorb({"": batch()[0]}), RoundCommit(record, data))
+    out = done(machine, cj.Absorb({"": batch()[0]}), cj.RoundCommit(record, data))
     assert bodies(out, Ack) == [Ack(batch()[0].blob.digest, "held")]
     assert record in headers(out)
 
@@ -85,7 +71,7 @@ def test_a_batch_is_acknowledged_only_after_the_commit():
 def test_a_broadcast_is_sent_until_the_proxy_holds_it_parts_only_once():
     machine = cloud(resend_s=3.0)
     start(machine)
-    header, out = seal(machine, SealJob(JOB), size=3000)
+    header, out = seal(machine, cj.SealJob(JOB), size=3000)
     assert headers(out) == [header] and len(messages(out, BlobPart)) == 3
     for _ in range(2):
         out = fire(machine, "resend")
@@ -101,18 +87,18 @@ def test_a_broadcast_is_sent_until_the_proxy_holds_it_parts_only_once():
 def test_the_proxy_coming_back_gets_the_broadcast():
     machine = cloud()
     start(machine)
-    header, _ = seal(machine, SealJob(JOB))
+    header, _ = seal(machine, cj.SealJob(JOB))
     assert headers(machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)) == [header]
 
 
 def test_a_batch_may_come_before_the_acknowledgement():
     machine = cloud()
     start(machine)
-    broadcast(machine, SealJob(JOB))
-    header, _ = seal(machine, SealRound(JOB, 1, 1))
-    assert tasks(hand_over(machine)) == [Absorb({"": batch()[0]})]
+    broadcast(machine, cj.SealJob(JOB))
+    header, _ = seal(machine, cj.SealRound(JOB, 1, 1))
+    assert tasks(hand_over(machine)) == [cj.Absorb({"": batch()[0]})]
     assert receive(machine, ack(header)) == []
-    assert tasks(absorb(machine)) == [SealRound(JOB, 2, 1)]
+    assert tasks(absorb(machine)) == [cj.SealRound(JOB, 2, 1)]
 
 
 def test_a_repeated_batch_is_absorbed_once():
@@ -129,7 +115,7 @@ def test_a_batch_of_another_attempt_is_closed(where):
     machine = waiting()
     out = hand_over(machine, where)
     assert tasks(out) == [] and [a.status for a in bodies(out, Ack)] == ["closed"]
-    assert state(machine) is CloudState.WAITING
+    assert state(machine) is cj.CloudState.WAITING
 
 
 def test_a_batch_without_a_job_is_closed():
@@ -151,7 +137,7 @@ def test_a_batch_without_a_job_is_closed():
 def test_only_the_proxy_s_own_word_counts(message, reason):
     machine = waiting()
     assert refused(receive(machine, message)) == [reason]
-    assert state(machine) is CloudState.WAITING
+    assert state(machine) is cj.CloudState.WAITING
     assert len(tasks(hand_over(machine))) == 1
 
 
@@ -172,20 +158,20 @@ def repeat_by_silence(machine):
 
 def repeat_by_too_few(machine):
     hand_over(machine)
-    return done(machine, Absorb({"": batch()[0]}), TooFewUploads("1 valid upload"))
+    return done(machine, cj.Absorb({"": batch()[0]}), cj.TooFewUploads("1 valid upload"))
 
 
 @pytest.mark.parametrize("again", [repeat_by_shortfall, repeat_by_silence, repeat_by_too_few])
 def test_a_round_is_repeated_as_a_new_attempt_until_the_retries_are_used_up(again):
     machine = waiting()
     out = again(machine)
-    assert tasks(out) == [SealRound(JOB, 1, 2)] and state(machine) is CloudState.SEALING
+    assert tasks(out) == [cj.SealRound(JOB, 1, 2)] and state(machine) is cj.CloudState.SEALING
     assert reports(out)["round_repeated"]["attempt"] == 2
-    broadcast(machine, SealRound(JOB, 1, 2))
+    broadcast(machine, cj.SealRound(JOB, 1, 2))
     assert [a.status for a in bodies(hand_over(machine, at(1, 1)), Ack)] == ["closed"]
     out = fire(machine, "watchdog")
-    assert stored(out) == [JobStatus(JOB, "paused", "the proxy did not answer in time")]
-    assert bodies(out, Close) == [] and state(machine) is CloudState.IDLE
+    assert stored(out) == [cj.JobStatus(JOB, "paused", "the proxy did not answer in time")]
+    assert bodies(out, Close) == [] and state(machine) is cj.CloudState.IDLE
 
 
 def test_too_few_acknowledges_the_batch_all_the_same():
@@ -196,16 +182,16 @@ def test_too_few_acknowledges_the_batch_all_the_same():
 def test_a_commit_gives_the_next_round_its_retries_back():
     machine = waiting()
     shortfall(machine)
-    broadcast(machine, SealRound(JOB, 1, 2))
+    broadcast(machine, cj.SealRound(JOB, 1, 2))
     absorb(machine, at(1, 2))
-    broadcast(machine, SealRound(JOB, 2, 1))
-    assert tasks(shortfall(machine, at(2))) == [SealRound(JOB, 2, 2)]
+    broadcast(machine, cj.SealRound(JOB, 2, 1))
+    assert tasks(shortfall(machine, at(2))) == [cj.SealRound(JOB, 2, 2)]
 
 
 @pytest.mark.parametrize("where", [at(1, 2), at(2), at(job=b"K" * 16)])
 def test_a_shortfall_of_another_attempt_is_ignored(where):
     machine = waiting()
-    assert shortfall(machine, where) == [] and state(machine) is CloudState.WAITING
+    assert shortfall(machine, where) == [] and state(machine) is cj.CloudState.WAITING
 
 
 def test_a_shortfall_that_comes_twice_repeats_once():
@@ -215,37 +201,37 @@ def test_a_shortfall_that_comes_twice_repeats_once():
 
 
 def test_a_resumed_job_begins_where_it_stood():
-    machine = waiting(what=StartJob(JOB, 2, 4, exchanges=2, retries=1))
-    assert tasks(absorb(machine, at(2, 4))) == [SealRelease(JOB)]
+    machine = waiting(what=cj.StartJob(JOB, 2, 4, exchanges=2, retries=1))
+    assert tasks(absorb(machine, at(2, 4))) == [cj.SealRelease(JOB)]
 
 
 def test_a_job_resumed_after_its_last_commit_goes_on_to_the_release():
     machine = cloud()
-    start(machine, StartJob(JOB, 3, 1, exchanges=2, retries=1))
-    assert tasks(broadcast(machine, SealJob(JOB))) == [SealRelease(JOB)]
-    out = broadcast(machine, SealRelease(JOB))
-    assert stored(out) == [ReleaseHeld(1), JobStatus(JOB, "completed")]
+    start(machine, cj.StartJob(JOB, 3, 1, exchanges=2, retries=1))
+    assert tasks(broadcast(machine, cj.SealJob(JOB))) == [cj.SealRelease(JOB)]
+    out = broadcast(machine, cj.SealRelease(JOB))
+    assert stored(out) == [cj.ReleaseHeld(1), cj.JobStatus(JOB, "completed")]
 
 
 def test_the_watchdog_waits_for_the_round_s_own_deadline():
     machine = cloud(proxy_margin_s=30.0)
     start(machine)
-    broadcast(machine, SealJob(JOB))
-    task = SealRound(JOB, 1, 1)
+    broadcast(machine, cj.SealJob(JOB))
+    task = cj.SealRound(JOB, 1, 1)
     header = manifest(b"m", deadline_s=60.0, grace_s=5.0)
     assert (
-        timers(done(machine, task, CellBroadcasts({"": Broadcast(header, b"m")})))["watchdog"]
+        timers(done(machine, task, cj.CellBroadcasts({"": cj.Broadcast(header, b"m")})))["watchdog"]
         == 95.0
     )
     assert timers(receive(machine, ack(header)))["watchdog"] == 95.0
 
 
-@pytest.mark.parametrize("task", [SealJob(JOB), SealRound(JOB, 1, 1)])
+@pytest.mark.parametrize("task", [cj.SealJob(JOB), cj.SealRound(JOB, 1, 1)])
 def test_the_watchdog_waits_while_the_proxy_asks_for_parts(task):
     machine = cloud(proxy_margin_s=30.0, push_bytes=0)
     start(machine)
-    if task != SealJob(JOB):
-        broadcast(machine, SealJob(JOB))
+    if task != cj.SealJob(JOB):
+        broadcast(machine, cj.SealJob(JOB))
     header, out = seal(machine, task, size=3000)
     whole_s = timers(out)["watchdog"]
     assert timers(receive(machine, Need(header.blob.digest, (0,)))) == {"watchdog": whole_s}

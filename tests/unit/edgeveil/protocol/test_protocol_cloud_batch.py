@@ -18,24 +18,14 @@ from protocol_kit import (
     timers,
 )
 
+from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_job import (
-    BATCH_CREDIT,
-    BATCH_CREDIT_BYTES,
-    Absorb,
-    BatchDropped,
-    BatchPart,
-    CloudState,
-    SealRound,
-    StartJob,
-    TooFewUploads,
-)
 from edgeveil.protocol.messages import BlobPart, Need
 from edgeveil.protocol.transfer import NEED_LIMIT, describe
 
 
 def spooled(effects):
-    return [item for item in stored(effects) if isinstance(item, BatchPart)]
+    return [item for item in stored(effects) if isinstance(item, cj.BatchPart)]
 
 
 def pulling(size=100_000, **settings):
@@ -53,8 +43,8 @@ def asked(effects):
 def test_a_batch_inside_its_offer_is_stored_and_absorbed():
     header, data = batch()
     out = hand_over(waiting())
-    assert stored(out) == [BatchPart(header.blob.digest, 0, data, JOB)]
-    assert tasks(out) == [Absorb({"": header})]
+    assert stored(out) == [cj.BatchPart(header.blob.digest, 0, data, JOB)]
+    assert tasks(out) == [cj.Absorb({"": header})]
 
 
 def test_a_small_batch_is_waited_for_and_its_missing_parts_are_asked_for():
@@ -67,8 +57,8 @@ def test_a_small_batch_is_waited_for_and_its_missing_parts_are_asked_for():
     assert asked(fire(machine, "repair")) == [0, 2]
     receive(machine, pieces[2])
     out = receive(machine, pieces[0])
-    assert stored(out) == [BatchPart(header.blob.digest, 0, pieces[0].data, JOB)]
-    assert tasks(out) == [Absorb({"": header})]
+    assert stored(out) == [cj.BatchPart(header.blob.digest, 0, pieces[0].data, JOB)]
+    assert tasks(out) == [cj.Absorb({"": header})]
     assert receive(machine, pieces[0]) == [] and fire(machine, "repair") == []
 
 
@@ -82,16 +72,16 @@ def test_a_large_batch_is_pulled_at_once_with_many_parts_always_under_way():
         out = receive(machine, pieces[index])
         wanted += asked(out)
         open_at_once.append(len(wanted))
-    assert came == list(range(len(pieces))) and tasks(out) == [Absorb({"": header})]
-    assert max(open_at_once) <= BATCH_CREDIT
-    assert min(open_at_once[:-BATCH_CREDIT]) >= NEED_LIMIT // 2
+    assert came == list(range(len(pieces))) and tasks(out) == [cj.Absorb({"": header})]
+    assert max(open_at_once) <= cj.BATCH_CREDIT
+    assert min(open_at_once[: -cj.BATCH_CREDIT]) >= NEED_LIMIT // 2
 
 
 def test_each_part_is_stored_at_its_place_and_once():
     machine, header, pieces, _ = pulling()
     out = receive(machine, pieces[3])
     offset = 3 * header.blob.part_bytes
-    assert spooled(out) == [BatchPart(header.blob.digest, offset, pieces[3].data, JOB)]
+    assert spooled(out) == [cj.BatchPart(header.blob.digest, offset, pieces[3].data, JOB)]
     assert receive(machine, pieces[3]) == []
 
 
@@ -128,7 +118,7 @@ def test_a_long_pull_is_no_silence_and_a_stalled_one_is():
     header, _ = batch(size=100_000)
     assert "watchdog" not in timers(receive(machine, offer(header, b"", PROXY)))
     out = fire(machine, "watchdog")
-    assert tasks(out) == [SealRound(JOB, 1, 2)] and stored(out) == [BatchDropped(JOB)]
+    assert tasks(out) == [cj.SealRound(JOB, 1, 2)] and stored(out) == [cj.BatchDropped(JOB)]
 
 
 def test_a_batch_larger_than_the_spool_pauses_the_job_and_says_why():
@@ -143,7 +133,7 @@ def test_a_batch_larger_than_the_spool_that_nobody_waits_for_is_refused():
     machine = waiting(cloud(spool_bytes=50_000))
     header, _ = batch(at(2), size=100_000)
     assert refused(receive(machine, offer(header, b"", PROXY))) == ["oversized_blob"]
-    assert state(machine) is CloudState.WAITING
+    assert state(machine) is cj.CloudState.WAITING
 
 
 def test_a_batch_beyond_the_limit_of_broadcasts_is_taken():
@@ -152,16 +142,18 @@ def test_a_batch_beyond_the_limit_of_broadcasts_is_taken():
     assert asked(receive(machine, offer(header, b"", PROXY)))
 
 
-@pytest.mark.parametrize("result", [fx.WorkFailed("bad_digest"), TooFewUploads("1 valid upload")])
+@pytest.mark.parametrize(
+    "result", [fx.WorkFailed("bad_digest"), cj.TooFewUploads("1 valid upload")]
+)
 def test_a_batch_of_no_use_is_dropped_with_its_file(result):
     machine = waiting()
     (task,) = tasks(hand_over(machine))
     out = done(machine, task, result)
-    assert BatchDropped(JOB) in stored(out) and tasks(out) == [SealRound(JOB, 1, 2)]
+    assert cj.BatchDropped(JOB) in stored(out) and tasks(out) == [cj.SealRound(JOB, 1, 2)]
 
 
 def test_a_batch_of_the_next_attempt_takes_the_place_of_the_one_before():
-    machine = waiting(what=StartJob(JOB, 1, 1, exchanges=2, retries=1))
+    machine = waiting(what=cj.StartJob(JOB, 1, 1, exchanges=2, retries=1))
     first, data = batch(at(), fill=b"a", size=3000)
     second, other = batch(at(), fill=b"b", size=3000)
     receive(machine, offer(first, b"", PROXY))
@@ -169,7 +161,7 @@ def test_a_batch_of_the_next_attempt_takes_the_place_of_the_one_before():
     receive(machine, offer(second, b"", PROXY))
     assert receive(machine, parts_of(first, data)[1]) == []
     out = [receive(machine, part) for part in parts_of(second, other)][-1]
-    assert tasks(out) == [Absorb({"": second})]
+    assert tasks(out) == [cj.Absorb({"": second})]
     assert isinstance(out, list) and not any(isinstance(e, fx.Refuse) for e in out)
 
 
@@ -181,4 +173,4 @@ def test_large_parts_take_as_many_bytes_of_credit_and_not_as_many_parts():
     wanted = asked(receive(machine, offer(header, b"", PROXY)))
     for piece in parts_of(header, data)[:60]:
         wanted += asked(receive(machine, piece))
-        assert len(wanted) - piece.index - 1 <= BATCH_CREDIT_BYTES // part_bytes
+        assert len(wanted) - piece.index - 1 <= cj.BATCH_CREDIT_BYTES // part_bytes

@@ -24,84 +24,56 @@ from protocol_kit import (
     tasks,
 )
 
+from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol import messages as m
 from edgeveil.protocol.cloud import CloudMachine, RosterKept
-from edgeveil.protocol.cloud_job import (
-    Absorb,
-    AskUnmask,
-    Broadcast,
-    CellBroadcasts,
-    CloudSettings,
-    CloudState,
-    JobStatus,
-    ReleaseHeld,
-    RoundCommit,
-    SealJob,
-    SealRelease,
-    SealRound,
-    StartJob,
-    TakeMasks,
-    timer_name,
-)
-from edgeveil.protocol.messages import (
-    Ack,
-    Batch,
-    Commit,
-    Manifest,
-    MaskSums,
-    Message,
-    PeerKeys,
-    Roster,
-    Shortfall,
-    Signer,
-    Unmask,
-)
 from edgeveil.protocol.transfer import describe
 
 NORTH, SOUTH = "north", "south"
 CELLS = (NORTH, SOUTH)
-PROXIES = {cell: Signer("proxy", signing_key(50 + n)) for n, cell in enumerate(CELLS)}
-ANNOUNCE = SealJob(JOB, CELLS)
-ROUND = SealRound(JOB, 1, 1)
-ONCE = StartJob(JOB, 1, 1, exchanges=1, retries=1)
+PROXIES = {cell: m.Signer("proxy", signing_key(50 + n)) for n, cell in enumerate(CELLS)}
+ANNOUNCE = cj.SealJob(JOB, CELLS)
+ROUND = cj.SealRound(JOB, 1, 1)
+ONCE = cj.StartJob(JOB, 1, 1, exchanges=1, retries=1)
 
 
 def cells_cloud(**settings: Any) -> CloudMachine:
     keys = {
-        cell: PeerKeys.pinned(proxy=signing_key(50 + n).public()) for n, cell in enumerate(CELLS)
+        cell: m.PeerKeys.pinned(proxy=signing_key(50 + n).public()) for n, cell in enumerate(CELLS)
     }
-    return CloudMachine(CLOUD, keys, CloudSettings(packet_bytes=PACKET_BYTES, **settings))
+    return CloudMachine(CLOUD, keys, cj.CloudSettings(packet_bytes=PACKET_BYTES, **settings))
 
 
-def hear(machine: CloudMachine, cell: str, message: Message) -> list[fx.Effect]:
+def hear(machine: CloudMachine, cell: str, message: m.Message) -> list[fx.Effect]:
     return machine.handle(fx.MessageReceived(fx.ProxyAddress(cell), message), 0.0)
 
 
-def note(cell: str, body: Any) -> Message:
+def note(cell: str, body: Any) -> m.Message:
     return PROXIES[cell].note(body)
 
 
 def fire(machine: CloudMachine, name: str, cell: str) -> list[fx.Effect]:
-    return machine.handle(fx.Timer(timer_name(name, JOB, cell)), 0.0)
+    return machine.handle(fx.Timer(cj.timer_name(name, JOB, cell)), 0.0)
 
 
 def seal(
     machine: CloudMachine, task: Any, cells: tuple[str, ...] = CELLS, **changes: Any
-) -> tuple[dict[str, Manifest], list[fx.Effect]]:
+) -> tuple[dict[str, m.Manifest], list[fx.Effect]]:
     """Sealed for these cells; of a round each has another package."""
     made = {}
     for cell in cells:
         _, data = sealed(task)
-        data = data + (cell.encode() if isinstance(task, SealRound) else b"")
-        kind = {SealJob: "job", SealRelease: "release"}.get(type(task), "round")
+        data = data + (cell.encode() if isinstance(task, cj.SealRound) else b"")
+        kind = {cj.SealJob: "job", cj.SealRelease: "release"}.get(type(task), "round")
         where = at(task.exchange, task.attempt) if kind == "round" else at(0, 1)
-        made[cell] = Broadcast(manifest(data, where, kind=kind, **changes), data)
+        made[cell] = cj.Broadcast(manifest(data, where, kind=kind, **changes), data)
     manifests = {cell: one.manifest for cell, one in made.items()}
-    return manifests, done(machine, task, CellBroadcasts(made))
+    return manifests, done(machine, task, cj.CellBroadcasts(made))
 
 
-def hold(machine: CloudMachine, cell: str, header: Manifest) -> list[fx.Effect]:
-    return hear(machine, cell, note(cell, Ack(header.blob.digest, "held")))
+def hold(machine: CloudMachine, cell: str, header: m.Manifest) -> list[fx.Effect]:
+    return hear(machine, cell, note(cell, m.Ack(header.blob.digest, "held")))
 
 
 def spread(machine: CloudMachine, task: Any, **changes: Any) -> list[fx.Effect]:
@@ -112,17 +84,17 @@ def spread(machine: CloudMachine, task: Any, **changes: Any) -> list[fx.Effect]:
     return out
 
 
-def waiting(what: StartJob = ONCE, **changes: Any) -> CloudMachine:
+def waiting(what: cj.StartJob = ONCE, **changes: Any) -> CloudMachine:
     """Both cells hold the first round's broadcast."""
     machine = cells_cloud()
     start(machine, what)
     spread(machine, ANNOUNCE)
     spread(machine, ROUND, **changes)
-    assert state(machine) is CloudState.WAITING
+    assert state(machine) is cj.CloudState.WAITING
     return machine
 
 
-def of_cell(cell: str) -> tuple[Batch, bytes]:
+def of_cell(cell: str) -> tuple[m.Batch, bytes]:
     return batch(fill=cell[:1].encode())
 
 
@@ -131,8 +103,8 @@ def come(machine: CloudMachine, cell: str) -> list[fx.Effect]:
     return hear(machine, cell, offer(header, data, PROXIES[cell]))
 
 
-def both_batches() -> Absorb:
-    return Absorb({cell: of_cell(cell)[0] for cell in CELLS})
+def both_batches() -> cj.Absorb:
+    return cj.Absorb({cell: of_cell(cell)[0] for cell in CELLS})
 
 
 def receivers(effects: list[fx.Effect], kind: type) -> set[str]:
@@ -152,7 +124,7 @@ def test_a_job_goes_on_once_all_cells_hold_it():
     machine = cells_cloud()
     assert tasks(start(machine, ONCE)) == [ANNOUNCE]
     found, out = seal(machine, ANNOUNCE)
-    assert receivers(out, Manifest) == set(CELLS)
+    assert receivers(out, m.Manifest) == set(CELLS)
     assert tasks(hold(machine, NORTH, found[NORTH])) == []
     (task,) = tasks(hold(machine, SOUTH, found[SOUTH]))
     assert task == ROUND and task.cells == CELLS
@@ -165,9 +137,9 @@ def test_batches_of_all_cells_are_absorbed_at_once_and_each_is_acknowledged():
     assert tasks(out) == [both_batches()]
     assert reports(out)["batch"] == {"round": 1, "uploads": 6}
     record, data = commit_of(at(), [b"x"])
-    out = done(machine, both_batches(), RoundCommit(record, data))
-    assert receivers(out, Commit) == receivers(out, Ack) == set(CELLS)
-    assert tasks(out) == [SealRelease(JOB, CELLS)]
+    out = done(machine, both_batches(), cj.RoundCommit(record, data))
+    assert receivers(out, m.Commit) == receivers(out, m.Ack) == set(CELLS)
+    assert tasks(out) == [cj.SealRelease(JOB, CELLS)]
 
 
 def test_a_cell_without_devices_has_no_part_in_a_round():
@@ -175,9 +147,9 @@ def test_a_cell_without_devices_has_no_part_in_a_round():
     start(machine, ONCE)
     spread(machine, ANNOUNCE)
     found, out = seal(machine, ROUND, (SOUTH,))
-    assert receivers(out, Manifest) == {SOUTH}
+    assert receivers(out, m.Manifest) == {SOUTH}
     hold(machine, SOUTH, found[SOUTH])
-    assert tasks(come(machine, SOUTH)) == [Absorb({SOUTH: of_cell(SOUTH)[0]})]
+    assert tasks(come(machine, SOUTH)) == [cj.Absorb({SOUTH: of_cell(SOUTH)[0]})]
 
 
 def test_parts_of_a_batch_are_kept_by_cell():
@@ -192,45 +164,45 @@ def test_a_silent_cell_costs_its_own_devices_only():
     machine = waiting()
     come(machine, NORTH)
     out = fire(machine, "watchdog", SOUTH)
-    assert tasks(out) == [Absorb({NORTH: of_cell(NORTH)[0]})]
+    assert tasks(out) == [cj.Absorb({NORTH: of_cell(NORTH)[0]})]
     assert reports(out)["cell_gone"]["cell"] == SOUTH
     late = come(machine, SOUTH)
-    assert tasks(late) == [] and bodies(late, Ack) == []
+    assert tasks(late) == [] and bodies(late, m.Ack) == []
 
 
 def test_it_is_told_the_record_and_that_its_batch_is_of_no_use():
-    machine = waiting(StartJob(JOB, 1, 1, exchanges=2, retries=1))
+    machine = waiting(cj.StartJob(JOB, 1, 1, exchanges=2, retries=1))
     come(machine, NORTH)
     fire(machine, "watchdog", SOUTH)
     record, data = commit_of(at(), [b"x"])
-    absorbed = Absorb({NORTH: of_cell(NORTH)[0]})
-    out = done(machine, absorbed, RoundCommit(record, data))
-    assert receivers(out, Commit) == set(CELLS)
-    assert [one.status for one in bodies(come(machine, SOUTH), Ack)] == ["closed"]
+    absorbed = cj.Absorb({NORTH: of_cell(NORTH)[0]})
+    out = done(machine, absorbed, cj.RoundCommit(record, data))
+    assert receivers(out, m.Commit) == set(CELLS)
+    assert [one.status for one in bodies(come(machine, SOUTH), m.Ack)] == ["closed"]
 
 
 def test_it_is_asked_again_once_it_was_heard_and_holds_the_job():
-    machine = waiting(StartJob(JOB, 1, 1, exchanges=3, retries=1))
+    machine = waiting(cj.StartJob(JOB, 1, 1, exchanges=3, retries=1))
     come(machine, NORTH)
     fire(machine, "watchdog", SOUTH)
-    absorbed, (record, data) = Absorb({NORTH: of_cell(NORTH)[0]}), commit_of(at(), [b"x"])
+    absorbed, (record, data) = cj.Absorb({NORTH: of_cell(NORTH)[0]}), commit_of(at(), [b"x"])
     come(machine, SOUTH)  # it is there again
-    out = done(machine, absorbed, RoundCommit(record, data))
+    out = done(machine, absorbed, cj.RoundCommit(record, data))
     again, next_round = tasks(out)
-    assert again == SealJob(JOB, (SOUTH,))
-    assert next_round == SealRound(JOB, 2, 1) and next_round.cells == (NORTH,)
+    assert again == cj.SealJob(JOB, (SOUTH,))
+    assert next_round == cj.SealRound(JOB, 2, 1) and next_round.cells == (NORTH,)
     found, out = seal(machine, again, (SOUTH,))
-    assert receivers(out, Manifest) == {SOUTH}
+    assert receivers(out, m.Manifest) == {SOUTH}
     hold(machine, SOUTH, found[SOUTH])
     assert machine.courses[JOB].sealing.cells == CELLS
 
 
 def test_while_it_is_silent_nothing_is_sealed_for_it():
-    machine = waiting(StartJob(JOB, 1, 1, exchanges=3, retries=1))
+    machine = waiting(cj.StartJob(JOB, 1, 1, exchanges=3, retries=1))
     come(machine, NORTH)
     fire(machine, "watchdog", SOUTH)
-    absorbed, (record, data) = Absorb({NORTH: of_cell(NORTH)[0]}), commit_of(at(), [b"x"])
-    (task,) = tasks(done(machine, absorbed, RoundCommit(record, data)))
+    absorbed, (record, data) = cj.Absorb({NORTH: of_cell(NORTH)[0]}), commit_of(at(), [b"x"])
+    (task,) = tasks(done(machine, absorbed, cj.RoundCommit(record, data)))
     assert task.cells == (NORTH,)
 
 
@@ -239,10 +211,10 @@ def test_a_cell_that_refuses_the_broadcast_does_not_stop_the_others():
     start(machine, ONCE)
     spread(machine, ANNOUNCE)
     found, _ = seal(machine, ROUND)
-    refusal = Ack(found[SOUTH].blob.digest, "refused", "spool_full")
+    refusal = m.Ack(found[SOUTH].blob.digest, "refused", "spool_full")
     hear(machine, SOUTH, note(SOUTH, refusal))
     hold(machine, NORTH, found[NORTH])
-    assert tasks(come(machine, NORTH)) == [Absorb({NORTH: of_cell(NORTH)[0]})]
+    assert tasks(come(machine, NORTH)) == [cj.Absorb({NORTH: of_cell(NORTH)[0]})]
 
 
 def test_where_all_refuse_the_job_pauses_with_the_reason():
@@ -251,9 +223,9 @@ def test_where_all_refuse_the_job_pauses_with_the_reason():
     found, _ = seal(machine, ANNOUNCE)
     out: list[fx.Effect] = []
     for cell in CELLS:
-        refusal = Ack(found[cell].blob.digest, "refused", "cache_full")
+        refusal = m.Ack(found[cell].blob.digest, "refused", "cache_full")
         out = hear(machine, cell, note(cell, refusal))
-    (status,) = [item for item in stored(out) if isinstance(item, JobStatus)]
+    (status,) = [item for item in stored(out) if isinstance(item, cj.JobStatus)]
     assert status.status == "paused" and "cache_full" in status.reason
 
 
@@ -261,7 +233,7 @@ def test_where_all_are_silent_the_round_is_repeated_in_all_cells():
     machine = waiting()
     assert tasks(fire(machine, "watchdog", NORTH)) == []
     (task,) = tasks(fire(machine, "watchdog", SOUTH))
-    assert task == SealRound(JOB, 1, 2) and task.cells == CELLS
+    assert task == cj.SealRound(JOB, 1, 2) and task.cells == CELLS
 
 
 def test_an_announcement_waits_for_a_silent_cell_once_where_another_holds_it():
@@ -279,7 +251,7 @@ def test_a_quorum_of_all_closes_the_round_after_its_grace():
     grace = [one for one in of(out, fx.SetTimer) if one.name.startswith("enough")]
     assert [one.delay_s for one in grace] == [5.0]
     out = machine.handle(fx.Timer(grace[0].name), 0.0)
-    assert tasks(out) == [Absorb({NORTH: of_cell(NORTH)[0]})]
+    assert tasks(out) == [cj.Absorb({NORTH: of_cell(NORTH)[0]})]
     assert reports(out)["cell_gone"]["cell"] == SOUTH
 
 
@@ -290,31 +262,32 @@ def test_below_a_quorum_of_all_nothing_closes_early():
 
 def test_a_cell_that_fell_short_is_done_without():
     machine = waiting()
-    assert tasks(hear(machine, SOUTH, note(SOUTH, Shortfall(at(), 1, 1)))) == []
-    assert tasks(come(machine, NORTH)) == [Absorb({NORTH: of_cell(NORTH)[0]})]
+    assert tasks(hear(machine, SOUTH, note(SOUTH, m.Shortfall(at(), 1, 1)))) == []
+    assert tasks(come(machine, NORTH)) == [cj.Absorb({NORTH: of_cell(NORTH)[0]})]
 
 
 def test_where_all_fall_short_the_counts_of_all_are_told():
     machine = waiting()
-    hear(machine, SOUTH, note(SOUTH, Shortfall(at(), 1, 1)))
-    out = hear(machine, NORTH, note(NORTH, Shortfall(at(), 2, 0)))
+    hear(machine, SOUTH, note(SOUTH, m.Shortfall(at(), 1, 1)))
+    out = hear(machine, NORTH, note(NORTH, m.Shortfall(at(), 2, 0)))
     told = reports(out)["round_repeated"]["answers"]
     assert (told["selected"], told["uploaded"], told["declined"]) == (8, 3, 1)
-    assert tasks(out) == [SealRound(JOB, 1, 2)]
+    assert tasks(out) == [cj.SealRound(JOB, 1, 2)]
 
 
 def test_only_where_all_of_all_cells_decline_the_job_fails():
     machine = waiting()
-    hear(machine, SOUTH, note(SOUTH, Shortfall(at(), 0, 4)))
-    out = hear(machine, NORTH, note(NORTH, Shortfall(at(), 0, 4)))
-    (status,) = [item for item in stored(out) if isinstance(item, JobStatus)]
+    hear(machine, SOUTH, note(SOUTH, m.Shortfall(at(), 0, 4)))
+    out = hear(machine, NORTH, note(NORTH, m.Shortfall(at(), 0, 4)))
+    (status,) = [item for item in stored(out) if isinstance(item, cj.JobStatus)]
     assert status.status == "failed" and "all 8" in status.reason
 
 
 # --- masks ---
 
 ASKED = {
-    cell: Unmask(at(), of_cell(cell)[0].blob.digest, bytes([7 + n])) for n, cell in enumerate(CELLS)
+    cell: m.Unmask(at(), of_cell(cell)[0].blob.digest, bytes([7 + n]))
+    for n, cell in enumerate(CELLS)
 }
 
 
@@ -322,15 +295,15 @@ def unmasking() -> CloudMachine:
     machine = waiting()
     come(machine, NORTH)
     come(machine, SOUTH)
-    out = done(machine, both_batches(), AskUnmask(ASKED))
-    assert receivers(out, Unmask) == set(CELLS)
+    out = done(machine, both_batches(), cj.AskUnmask(ASKED))
+    assert receivers(out, m.Unmask) == set(CELLS)
     return machine
 
 
 def tell_masks(machine: CloudMachine, cell: str) -> list[fx.Effect]:
     question = machine.courses[JOB].cells[cell].masks.question
     data = b"masks of " + cell.encode()
-    header = MaskSums(at(), question, describe(data, PART_BYTES))
+    header = m.MaskSums(at(), question, describe(data, PART_BYTES))
     return hear(machine, cell, offer(header, data, PROXIES[cell]))
 
 
@@ -338,19 +311,21 @@ def test_each_proxy_gives_the_masks_of_its_own_cell():
     machine = unmasking()
     assert tasks(tell_masks(machine, NORTH)) == []
     masks = {cell: b"masks of " + cell.encode() for cell in CELLS}
-    assert tasks(tell_masks(machine, SOUTH)) == [TakeMasks(at(), masks)]
+    assert tasks(tell_masks(machine, SOUTH)) == [cj.TakeMasks(at(), masks)]
 
 
 def test_the_sum_of_a_cell_that_gives_no_masks_is_left_out():
     machine = unmasking()
     tell_masks(machine, NORTH)
-    assert tasks(fire(machine, "watchdog", SOUTH)) == [TakeMasks(at(), {NORTH: b"masks of north"})]
+    assert tasks(fire(machine, "watchdog", SOUTH)) == [
+        cj.TakeMasks(at(), {NORTH: b"masks of north"})
+    ]
 
 
 def test_one_cell_s_masks_are_no_answer_for_the_other():
     machine = unmasking()
     question = machine.courses[JOB].cells[NORTH].masks.question
-    header = MaskSums(at(), question, describe(b"m", PART_BYTES))
+    header = m.MaskSums(at(), question, describe(b"m", PART_BYTES))
     out = hear(machine, SOUTH, offer(header, b"m", PROXIES[SOUTH]))
     assert tasks(out) == [] and machine.courses[JOB].cells[SOUTH].masks.masks is None
 
@@ -363,13 +338,13 @@ def test_a_job_ends_with_the_cells_that_hold_its_release():
     come(machine, NORTH)
     come(machine, SOUTH)
     record, data = commit_of(at(), [b"x"])
-    done(machine, both_batches(), RoundCommit(record, data))
-    found, _ = seal(machine, SealRelease(JOB, CELLS), sequence=9)
+    done(machine, both_batches(), cj.RoundCommit(record, data))
+    found, _ = seal(machine, cj.SealRelease(JOB, CELLS), sequence=9)
     out = hold(machine, NORTH, found[NORTH])
-    assert stored(out) == [ReleaseHeld(9, NORTH)]
+    assert stored(out) == [cj.ReleaseHeld(9, NORTH)]
     out = fire(machine, "watchdog", SOUTH)
-    assert JobStatus(JOB, "completed") in stored(out)
-    assert state(machine) is CloudState.IDLE
+    assert cj.JobStatus(JOB, "completed") in stored(out)
+    assert state(machine) is cj.CloudState.IDLE
 
 
 # --- whom it believes ---
@@ -391,7 +366,7 @@ def test_a_cell_that_nobody_named_is_not_heard():
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_roster_is_that_of_its_cell(cell):
     keys = b"k" * 32
-    header = Roster(3, describe(keys, PART_BYTES))
+    header = m.Roster(3, describe(keys, PART_BYTES))
     out = hear(cells_cloud(), cell, offer(header, keys, PROXIES[cell]))
     (kept,) = stored(out)
     assert isinstance(kept, RosterKept) and (kept.cell, kept.keys) == (cell, keys)
@@ -403,4 +378,4 @@ def test_what_comes_up_is_told_what_it_lacks_and_the_others_nothing():
     seal(machine, ANNOUNCE)
     out = machine.handle(fx.PeerConnected(fx.ProxyAddress(SOUTH)), 0.0)
     assert {one.to.cell for one in of(out, fx.Send)} == {SOUTH}  # type: ignore[union-attr]
-    assert receivers(out, Manifest) == {SOUTH}
+    assert receivers(out, m.Manifest) == {SOUTH}

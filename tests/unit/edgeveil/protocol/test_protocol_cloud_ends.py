@@ -40,30 +40,15 @@ from protocol_kit import (
     timers,
 )
 
+from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CancelJob, RepeatEnd, RosterKept, RosterRefused
-from edgeveil.protocol.cloud_job import (
-    Absorb,
-    AskChecks,
-    AskUnmask,
-    Broadcast,
-    CellBroadcasts,
-    CloudState,
-    JobStatus,
-    RoundCommit,
-    SealJob,
-    SealRelease,
-    SealRound,
-    StartJob,
-    TakeChecks,
-    TakeMasks,
-)
 from edgeveil.protocol.cloud_reasons import RoundAnswers, all_declined, pause_advice
 from edgeveil.protocol.messages import Ack, CheckMasks, Close, Note, Roster, Shortfall, Unmask
 from edgeveil.protocol.transfer import describe
 
-CHECKED = AskChecks({"": CheckMasks(at(), batch()[0].blob.digest, bytes(32))})
-ASKED = AskUnmask({"": Unmask(at(), batch()[0].blob.digest, b"\x07")})
+CHECKED = cj.AskChecks({"": CheckMasks(at(), batch()[0].blob.digest, bytes(32))})
+ASKED = cj.AskUnmask({"": Unmask(at(), batch()[0].blob.digest, b"\x07")})
 
 
 def shortfall(machine, where=None):
@@ -76,35 +61,35 @@ def shortfall(machine, where=None):
 def test_a_refused_broadcast_pauses_the_job_with_the_reason():
     machine = cloud()
     start(machine)
-    header, _ = seal(machine, SealJob(JOB))
+    header, _ = seal(machine, cj.SealJob(JOB))
     out = receive(machine, ack(header, "refused", "selected_below_floor"))
     (status,) = stored(out)
     assert status.status == "paused" and "selected_below_floor" in status.reason
 
 
-@pytest.mark.parametrize("task", [SealJob(JOB), SealRound(JOB, 1, 1)])
+@pytest.mark.parametrize("task", [cj.SealJob(JOB), cj.SealRound(JOB, 1, 1)])
 def test_work_that_fails_fails_the_job(task):
     machine = cloud()
     start(machine)
-    if task != SealJob(JOB):
-        broadcast(machine, SealJob(JOB))
+    if task != cj.SealJob(JOB):
+        broadcast(machine, cj.SealJob(JOB))
     out = done(machine, task, fx.WorkFailed("no device is enrolled"))
-    assert stored(out) == [JobStatus(JOB, "failed", "no device is enrolled")]
+    assert stored(out) == [cj.JobStatus(JOB, "failed", "no device is enrolled")]
 
 
 def _at_state(wanted):
     machine = cloud()
     steps = [
-        (CloudState.SEALING_JOB, lambda: start(machine)),
-        (CloudState.ANNOUNCING, lambda: seal(machine, SealJob(JOB))),
-        (CloudState.SEALING, lambda: fire(machine, "resend") and broadcast_job(machine)),
-        (CloudState.BROADCASTING, lambda: seal(machine, SealRound(JOB, 1, 1))),
-        (CloudState.WAITING, lambda: receive(machine, ack(round_header()))),
-        (CloudState.ABSORBING, lambda: hand_over(machine)),
-        (CloudState.CHECKING, lambda: done(machine, Absorb({"": batch()[0]}), CHECKED)),
-        (CloudState.UNMASKING, lambda: done(machine, TakeChecks(at(), {}), ASKED)),
-        (CloudState.SEALING_RELEASE, lambda: finish_round(machine)),
-        (CloudState.RELEASING, lambda: seal(machine, SealRelease(JOB))),
+        (cj.CloudState.SEALING_JOB, lambda: start(machine)),
+        (cj.CloudState.ANNOUNCING, lambda: seal(machine, cj.SealJob(JOB))),
+        (cj.CloudState.SEALING, lambda: fire(machine, "resend") and broadcast_job(machine)),
+        (cj.CloudState.BROADCASTING, lambda: seal(machine, cj.SealRound(JOB, 1, 1))),
+        (cj.CloudState.WAITING, lambda: receive(machine, ack(round_header()))),
+        (cj.CloudState.ABSORBING, lambda: hand_over(machine)),
+        (cj.CloudState.CHECKING, lambda: done(machine, cj.Absorb({"": batch()[0]}), CHECKED)),
+        (cj.CloudState.UNMASKING, lambda: done(machine, cj.TakeChecks(at(), {}), ASKED)),
+        (cj.CloudState.SEALING_RELEASE, lambda: finish_round(machine)),
+        (cj.CloudState.RELEASING, lambda: seal(machine, cj.SealRelease(JOB))),
     ]
     for reached, step in steps:
         step()
@@ -115,11 +100,11 @@ def _at_state(wanted):
 
 
 def broadcast_job(machine):
-    return receive(machine, ack(_sealed(SealJob(JOB))))
+    return receive(machine, ack(_sealed(cj.SealJob(JOB))))
 
 
 def round_header():
-    return _sealed(SealRound(JOB, 1, 1))
+    return _sealed(cj.SealRound(JOB, 1, 1))
 
 
 def _sealed(task):
@@ -129,25 +114,30 @@ def _sealed(task):
 
 
 def finish_round(machine):
-    machine.courses[JOB].start = StartJob(JOB, 1, 1, exchanges=1, retries=1)
+    machine.courses[JOB].start = cj.StartJob(JOB, 1, 1, exchanges=1, retries=1)
     record, data = commit_of(at(), [b"x"])
-    return done(machine, TakeMasks(at(), {"": b"masks"}), RoundCommit(record, data))
+    return done(machine, cj.TakeMasks(at(), {"": b"masks"}), cj.RoundCommit(record, data))
 
 
 @pytest.mark.parametrize(
-    "before", [s for s in CloudState if s is not CloudState.IDLE], ids=lambda s: s.value
+    "before", [s for s in cj.CloudState if s is not cj.CloudState.IDLE], ids=lambda s: s.value
 )
 def test_a_job_can_be_cancelled_in_every_state(before):
     machine = _at_state(before)
     assert machine.handle(fx.Command(CancelJob(b"K" * 16)), 0.0) == []
     out = machine.handle(fx.Command(CancelJob(JOB)), 0.0)
-    assert stored(out)[-1].status == "cancelled" and state(machine) is CloudState.IDLE
+    assert stored(out)[-1].status == "cancelled" and state(machine) is cj.CloudState.IDLE
     cancelled = {effect.name.partition("/")[0] for effect in of(out, fx.CancelTimer)}
     assert {"watchdog", "resend"} <= cancelled
-    late = [SealJob(JOB), SealRound(JOB, 1, 1), SealRelease(JOB), Absorb({"": batch()[0]})]
+    late = [
+        cj.SealJob(JOB),
+        cj.SealRound(JOB, 1, 1),
+        cj.SealRelease(JOB),
+        cj.Absorb({"": batch()[0]}),
+    ]
     for task in late:
         assert done(machine, task, fx.WorkFailed("late")) == []
-    assert tasks(start(machine, StartJob(b"K" * 16, 1, 1, 1, 0))) == [SealJob(b"K" * 16)]
+    assert tasks(start(machine, cj.StartJob(b"K" * 16, 1, 1, 1, 0))) == [cj.SealJob(b"K" * 16)]
 
 
 def test_the_close_is_repeated_until_acknowledged():
@@ -167,7 +157,7 @@ def test_an_end_can_be_told_again_after_a_restart():
     out = machine.handle(fx.Command(RepeatEnd(JOB, "failed")), 0.0)
     assert bodies(out, Close) == [Close(JOB, "failed")] and stored(out) == []
     assert bodies(fire(machine, "close"), Close) == [Close(JOB, "failed")]
-    assert state(machine) is CloudState.IDLE
+    assert state(machine) is cj.CloudState.IDLE
 
 
 def test_ends_are_told_ever_more_slowly_until_each_is_confirmed():
@@ -209,13 +199,13 @@ def test_when_all_declined_the_job_fails_at_once():
     ],
 )
 def test_a_fault_that_passes_ends_no_job_that_has_rounds_or_asks_again(exchange, causes, ends):
-    machine = waiting(what=StartJob(JOB, exchange, 1, 3, 1))
+    machine = waiting(what=cj.StartJob(JOB, exchange, 1, 3, 1))
     out = receive(machine, PROXY.note(Shortfall(at(exchange), 0, 5, causes)))
     if ends:
         assert stored(out)[0].status == "failed"
         return
-    assert tasks(out) == [SealRound(JOB, exchange, 2)] and "all_declined" not in reports(out)
-    broadcast(machine, SealRound(JOB, exchange, 2))
+    assert tasks(out) == [cj.SealRound(JOB, exchange, 2)] and "all_declined" not in reports(out)
+    broadcast(machine, cj.SealRound(JOB, exchange, 2))
     (left,) = stored(receive(machine, PROXY.note(Shortfall(at(exchange, 2), 0, 5, causes))))
     assert left.status == "paused" and "5 declined" in left.reason
 
@@ -275,7 +265,7 @@ def test_causes_of_all_cells_add_up():
 def test_otherwise_a_shortfall_is_asked_again(uploads, declined):
     machine = waiting()
     assert tasks(receive(machine, PROXY.note(Shortfall(at(), uploads, declined)))) == [
-        SealRound(JOB, 1, 2)
+        cj.SealRound(JOB, 1, 2)
     ]
 
 
@@ -283,11 +273,11 @@ def test_a_batch_that_could_not_be_absorbed_costs_a_retry_and_not_the_job():
     machine = waiting()
     task = tasks(hand_over(machine))[0]
     out = done(machine, task, fx.WorkFailed("the store is locked"))
-    assert tasks(out) == [SealRound(JOB, 1, 2)]
+    assert tasks(out) == [cj.SealRound(JOB, 1, 2)]
 
 
 @pytest.mark.parametrize(
-    "before", [CloudState.ANNOUNCING, CloudState.RELEASING], ids=lambda s: s.value
+    "before", [cj.CloudState.ANNOUNCING, cj.CloudState.RELEASING], ids=lambda s: s.value
 )
 def test_a_silent_proxy_is_waited_for_as_often_as_there_are_retries(before):
     machine = _at_state(before)
@@ -297,11 +287,11 @@ def test_a_silent_proxy_is_waited_for_as_often_as_there_are_retries(before):
 
 
 def test_waiting_for_the_announcement_costs_the_first_round_no_retry():
-    machine = _at_state(CloudState.ANNOUNCING)
+    machine = _at_state(cj.CloudState.ANNOUNCING)
     fire(machine, "watchdog")
     broadcast_job(machine)
-    broadcast(machine, SealRound(JOB, 1, 1))
-    assert tasks(shortfall(machine)) == [SealRound(JOB, 1, 2)]
+    broadcast(machine, cj.SealRound(JOB, 1, 1))
+    assert tasks(shortfall(machine)) == [cj.SealRound(JOB, 1, 2)]
 
 
 # --- what must not disturb ------------------------------------------------------------------
@@ -309,35 +299,38 @@ def test_waiting_for_the_announcement_costs_the_first_round_no_retry():
 
 def test_a_job_that_runs_is_not_started_again():
     machine = waiting()
-    assert refused(start(machine, StartJob(JOB, 2, 1, 1, 0))) == ["illegal_transition"]
-    assert machine.courses[JOB].start == START and state(machine) is CloudState.WAITING
+    assert refused(start(machine, cj.StartJob(JOB, 2, 1, 1, 0))) == ["illegal_transition"]
+    assert machine.courses[JOB].start == START and state(machine) is cj.CloudState.WAITING
 
 
 def test_outcomes_of_other_attempts_are_ignored():
     machine = waiting()
     shortfall(machine)
     stale = manifest(b"m")
-    assert done(machine, SealRound(JOB, 1, 1), CellBroadcasts({"": Broadcast(stale, b"m")})) == []
+    assert (
+        done(machine, cj.SealRound(JOB, 1, 1), cj.CellBroadcasts({"": cj.Broadcast(stale, b"m")}))
+        == []
+    )
     record, data = commit_of(at(), [b"x"])
-    assert done(machine, Absorb({"": batch()[0]}), RoundCommit(record, data)) == []
-    assert state(machine) is CloudState.SEALING
+    assert done(machine, cj.Absorb({"": batch()[0]}), cj.RoundCommit(record, data)) == []
+    assert state(machine) is cj.CloudState.SEALING
 
 
 def test_an_outcome_that_comes_twice_is_refused_and_changes_nothing():
     machine = waiting()
-    task = SealRound(JOB, 1, 1)
-    assert refused(done(machine, task, CellBroadcasts({"": Broadcast(manifest(b"m"), b"m")}))) == [
-        "illegal_transition"
-    ]
-    assert state(machine) is CloudState.WAITING
+    task = cj.SealRound(JOB, 1, 1)
+    assert refused(
+        done(machine, task, cj.CellBroadcasts({"": cj.Broadcast(manifest(b"m"), b"m")}))
+    ) == ["illegal_transition"]
+    assert state(machine) is cj.CloudState.WAITING
 
 
 def test_an_acknowledgement_of_something_else_is_ignored():
     machine = cloud()
     start(machine)
-    seal(machine, SealJob(JOB))
+    seal(machine, cj.SealJob(JOB))
     assert receive(machine, PROXY.note(Ack(b"x" * 32, "held"))) == []
-    assert state(machine) is CloudState.ANNOUNCING
+    assert state(machine) is cj.CloudState.ANNOUNCING
 
 
 # --- the roster ---------------------------------------------------------------------------

@@ -45,23 +45,9 @@ from protocol_kit import (
 )
 
 from edgeveil.crypto.labels import BODY
+from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CancelJob, CloudMachine, OwnKeys
-from edgeveil.protocol.cloud_job import (
-    Absorb,
-    AskUnmask,
-    Broadcast,
-    CellBroadcasts,
-    CloudSettings,
-    CloudState,
-    JobStatus,
-    Obstacle,
-    RoundCommit,
-    SealJob,
-    SealRound,
-    StartJob,
-    TakeMasks,
-)
 from edgeveil.protocol.cloud_reasons import pause_advice
 from edgeveil.protocol.messages import (
     Ack,
@@ -80,15 +66,15 @@ from edgeveil.protocol.transfer import describe
 CHOSEN = Unmask(at(), batch()[0].blob.digest, b"\x07")
 QUESTION = hashlib.sha256(encode_inner(CHOSEN)).digest()
 MASKS = b"sums of masks " * 300
-COMMIT = RoundCommit(*commit_of(at(), [b"x"]))
+COMMIT = cj.RoundCommit(*commit_of(at(), [b"x"]))
 
 
 def unmasking(machine: CloudMachine | None = None) -> CloudMachine:
     """The host has kept its sums; the proxy is asked."""
     machine = waiting(machine)
     offer_batch(machine)
-    done(machine, Absorb({"": batch()[0]}), AskUnmask({"": CHOSEN}))
-    assert state(machine) is CloudState.UNMASKING
+    done(machine, cj.Absorb({"": batch()[0]}), cj.AskUnmask({"": CHOSEN}))
+    assert state(machine) is cj.CloudState.UNMASKING
     return machine
 
 
@@ -116,8 +102,8 @@ def asked(effects: list[fx.Effect]) -> list[Unmask]:
 def test_it_asks_once_the_sums_are_kept_and_acknowledges_no_batch() -> None:
     machine = waiting()
     offer_batch(machine)
-    out = done(machine, Absorb({"": batch()[0]}), AskUnmask({"": CHOSEN}))
-    assert state(machine) is CloudState.UNMASKING
+    out = done(machine, cj.Absorb({"": batch()[0]}), cj.AskUnmask({"": CHOSEN}))
+    assert state(machine) is cj.CloudState.UNMASKING
     assert asked(out) == [CHOSEN]
     assert bodies(out, Ack) == []
     assert stored(out) == []
@@ -154,7 +140,7 @@ def test_the_masks_are_taken_when_the_last_part_is_there() -> None:
     for part in reversed(parts[1:]):
         assert tasks(receive(machine, part)) == []
     out = receive(machine, parts[0])
-    assert tasks(out) == [TakeMasks(at(), {"": MASKS})]
+    assert tasks(out) == [cj.TakeMasks(at(), {"": MASKS})]
     cancelled = {effect.name.partition("/")[0] for effect in of(out, fx.CancelTimer)}
     assert {"unmask", "watchdog"} <= cancelled
     assert receive(machine, parts[0]) == []
@@ -163,7 +149,7 @@ def test_the_masks_are_taken_when_the_last_part_is_there() -> None:
 
 def test_a_small_answer_comes_within_its_offer() -> None:
     out = receive(unmasking(), offer(sums(b"small"), b"small", PROXY))
-    assert tasks(out) == [TakeMasks(at(), {"": b"small"})]
+    assert tasks(out) == [cj.TakeMasks(at(), {"": b"small"})]
 
 
 def test_missing_parts_are_asked_for_and_then_the_question_anew() -> None:
@@ -178,7 +164,7 @@ def test_missing_parts_are_asked_for_and_then_the_question_anew() -> None:
     silent = [fire(machine, "unmask") for _ in range(3)]
     assert any(asked(out) == [CHOSEN] for out in silent)  # a proxy that began anew knows no answer
     assert all("unmask" in timers(out) for out in silent)
-    assert tasks(answer(machine)) == [TakeMasks(at(), {"": MASKS})]
+    assert tasks(answer(machine)) == [cj.TakeMasks(at(), {"": MASKS})]
 
 
 @pytest.mark.parametrize(
@@ -192,14 +178,14 @@ def test_an_answer_to_another_question_is_acknowledged_and_left(changes: dict) -
     assert bodies(out, Ack) == [Ack(header.blob.digest, "held")]
     for part in parts_of(header, MASKS):
         assert tasks(receive(machine, part)) == []
-    assert tasks(answer(machine)) == [TakeMasks(at(), {"": MASKS})]
+    assert tasks(answer(machine)) == [cj.TakeMasks(at(), {"": MASKS})]
 
 
 def test_an_answer_that_nobody_asked_for_is_left() -> None:
     machine = waiting()
     out = answer(machine)
     assert tasks(out) == []
-    assert state(machine) is CloudState.WAITING
+    assert state(machine) is cj.CloudState.WAITING
 
 
 def test_bytes_that_are_not_those_of_the_digest_are_dropped_and_asked_for_again() -> None:
@@ -210,7 +196,7 @@ def test_bytes_that_are_not_those_of_the_digest_are_dropped_and_asked_for_again(
     outs = [receive(machine, part) for part in (changed[0], *good[1:])]
     assert refused(outs[-1]) == ["bad_digest"]
     assert asked(fire(machine, "unmask")) == [CHOSEN]
-    assert tasks(answer(machine)) == [TakeMasks(at(), {"": MASKS})]
+    assert tasks(answer(machine)) == [cj.TakeMasks(at(), {"": MASKS})]
 
 
 def test_an_answer_of_another_signer_is_refused() -> None:
@@ -224,69 +210,71 @@ def test_an_answer_of_another_signer_is_refused() -> None:
 def test_with_the_commit_answer_and_batch_are_acknowledged() -> None:
     machine = unmasking()
     answer(machine)
-    out = done(machine, TakeMasks(at(), {"": MASKS}), COMMIT)
-    assert state(machine) is CloudState.SEALING
+    out = done(machine, cj.TakeMasks(at(), {"": MASKS}), COMMIT)
+    assert state(machine) is cj.CloudState.SEALING
     told = {told.blob: told.status for told in bodies(out, Ack)}
     assert told == {sums().blob.digest: "held", batch()[0].blob.digest: "held"}
-    assert tasks(out) == [SealRound(JOB, 2, 1)]
+    assert tasks(out) == [cj.SealRound(JOB, 2, 1)]
     assert fire(machine, "unmask") == []
 
 
 def test_the_last_sums_lead_to_the_release() -> None:
-    machine = waiting(what=StartJob(JOB, 1, 1, exchanges=1, retries=1))
+    machine = waiting(what=cj.StartJob(JOB, 1, 1, exchanges=1, retries=1))
     offer_batch(machine)
-    done(machine, Absorb({"": batch()[0]}), AskUnmask({"": CHOSEN}))
+    done(machine, cj.Absorb({"": batch()[0]}), cj.AskUnmask({"": CHOSEN}))
     answer(machine)
-    done(machine, TakeMasks(at(), {"": MASKS}), COMMIT)
-    assert state(machine) is CloudState.SEALING_RELEASE
+    done(machine, cj.TakeMasks(at(), {"": MASKS}), COMMIT)
+    assert state(machine) is cj.CloudState.SEALING_RELEASE
 
 
 def test_wrong_sums_end_the_job() -> None:
     machine = unmasking()
     answer(machine)
-    out = done(machine, TakeMasks(at(), {"": MASKS}), fx.WorkFailed("the proxy's sums do not fit"))
-    assert stored(out)[-1] == JobStatus(JOB, "failed", "the proxy's sums do not fit")
-    assert state(machine) is CloudState.IDLE
+    out = done(
+        machine, cj.TakeMasks(at(), {"": MASKS}), fx.WorkFailed("the proxy's sums do not fit")
+    )
+    assert stored(out)[-1] == cj.JobStatus(JOB, "failed", "the proxy's sums do not fit")
+    assert state(machine) is cj.CloudState.IDLE
 
 
 def test_an_obstacle_pauses_and_the_question_can_be_asked_again() -> None:
     machine = unmasking()
     answer(machine)
-    out = done(machine, TakeMasks(at(), {"": MASKS}), Obstacle("the disk is full"))
+    out = done(machine, cj.TakeMasks(at(), {"": MASKS}), cj.Obstacle("the disk is full"))
     assert stored(out)[-1].status == "paused"  # type: ignore[attr-defined]
     resumed = resume(machine)
     assert asked(resumed) == [CHOSEN]
-    assert tasks(answer(machine)) == [TakeMasks(at(), {"": MASKS})]
+    assert tasks(answer(machine)) == [cj.TakeMasks(at(), {"": MASKS})]
 
 
 def resume(machine: CloudMachine) -> list[fx.Effect]:
     """The job goes on; the host finds its sums in place of a round to seal."""
     start(machine, START)
-    broadcast(machine, SealJob(JOB))
-    return done(machine, SealRound(JOB, 1, 1), AskUnmask({"": CHOSEN}))
+    broadcast(machine, cj.SealJob(JOB))
+    return done(machine, cj.SealRound(JOB, 1, 1), cj.AskUnmask({"": CHOSEN}))
 
 
 def test_a_refusal_pauses_the_job_with_the_reason_and_advice() -> None:
     machine = unmasking()
     out = receive(machine, PROXY.note(Ack(QUESTION, "refused", "unmasked_already")))
-    (status,) = [item for item in stored(out) if isinstance(item, JobStatus)]
+    (status,) = [item for item in stored(out) if isinstance(item, cj.JobStatus)]
     assert status.status == "paused"
     assert "unmasked_already" in status.reason
     assert "submit it anew" in pause_advice(status.reason)
-    assert state(machine) is CloudState.IDLE
+    assert state(machine) is cj.CloudState.IDLE
     assert "unmask" in {effect.name.partition("/")[0] for effect in of(out, fx.CancelTimer)}
 
 
 def test_a_refusal_of_another_question_changes_nothing() -> None:
     machine = unmasking()
     receive(machine, PROXY.note(Ack(bytes(32), "refused", "unmasked_already")))
-    assert state(machine) is CloudState.UNMASKING
+    assert state(machine) is cj.CloudState.UNMASKING
 
 
 def test_silence_takes_the_retries_and_then_pauses() -> None:
     machine = unmasking()
     assert fire(machine, "watchdog")
-    assert state(machine) is CloudState.UNMASKING
+    assert state(machine) is cj.CloudState.UNMASKING
     out = fire(machine, "watchdog")
     assert stored(out)[-1].status == "paused"  # type: ignore[attr-defined]
 
@@ -295,7 +283,7 @@ def test_a_cancelled_job_asks_no_more() -> None:
     machine = unmasking()
     out = machine.handle(fx.Command(CancelJob(JOB)), 0.0)
     assert stored(out)[-1].status == "cancelled"  # type: ignore[attr-defined]
-    assert state(machine) is CloudState.IDLE
+    assert state(machine) is cj.CloudState.IDLE
     assert fire(machine, "unmask") == []
     assert tasks(answer(machine)) == []
 
@@ -304,7 +292,7 @@ def test_work_that_ends_after_the_cancellation_is_of_no_use() -> None:
     machine = unmasking()
     answer(machine)
     machine.handle(fx.Command(CancelJob(JOB)), 0.0)
-    assert done(machine, TakeMasks(at(), {"": MASKS}), COMMIT) == []
+    assert done(machine, cj.TakeMasks(at(), {"": MASKS}), COMMIT) == []
 
 
 # --- never a second choice ---
@@ -313,7 +301,7 @@ def test_work_that_ends_after_the_cancellation_is_of_no_use() -> None:
 def test_nothing_repeats_a_round_whose_masks_were_asked_for() -> None:
     machine = unmasking()
     for out in (fire(machine, "watchdog"), offer_batch(machine), offer_batch(machine, at(1, 2))):
-        assert not [task for task in tasks(out) if isinstance(task, SealRound | Absorb)]
+        assert not [task for task in tasks(out) if isinstance(task, cj.SealRound | cj.Absorb)]
     assert machine.at == at()
 
 
@@ -326,23 +314,25 @@ def test_a_batch_that_comes_again_meanwhile_is_neither_taken_nor_closed() -> Non
 
 def test_a_restart_asks_for_the_kept_sums_under_their_own_attempt() -> None:
     machine = cloud()
-    start(machine, StartJob(JOB, 1, 3, exchanges=2, retries=1))
-    broadcast(machine, SealJob(JOB))
-    out = done(machine, SealRound(JOB, 1, 3), AskUnmask({"": CHOSEN}))
+    start(machine, cj.StartJob(JOB, 1, 3, exchanges=2, retries=1))
+    broadcast(machine, cj.SealJob(JOB))
+    out = done(machine, cj.SealRound(JOB, 1, 3), cj.AskUnmask({"": CHOSEN}))
     assert asked(out) == [CHOSEN]
     assert machine.at == at()
-    assert tasks(answer(machine)) == [TakeMasks(at(), {"": MASKS})]
-    assert tasks(done(machine, TakeMasks(at(), {"": MASKS}), COMMIT)) == [SealRound(JOB, 2, 1)]
+    assert tasks(answer(machine)) == [cj.TakeMasks(at(), {"": MASKS})]
+    assert tasks(done(machine, cj.TakeMasks(at(), {"": MASKS}), COMMIT)) == [
+        cj.SealRound(JOB, 2, 1)
+    ]
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2], ids=["sealing_job", "announcing", "sealing"])
 def test_a_batch_is_not_closed_while_the_host_may_hold_its_sums(steps: int) -> None:
     """A cloud that started again has not looked into its store yet."""
     machine = cloud()
-    start(machine, StartJob(JOB, 1, 2, exchanges=2, retries=1))
+    start(machine, cj.StartJob(JOB, 1, 2, exchanges=2, retries=1))
     if steps:
-        header, data = sealed(SealJob(JOB))
-        done(machine, SealJob(JOB), CellBroadcasts({"": Broadcast(header, data)}))
+        header, data = sealed(cj.SealJob(JOB))
+        done(machine, cj.SealJob(JOB), cj.CellBroadcasts({"": cj.Broadcast(header, data)}))
         if steps == 2:
             receive(machine, ack(header))
     assert state(machine).value == ["sealing_job", "announcing", "sealing"][steps]
@@ -361,7 +351,7 @@ def test_a_committed_round_s_batch_is_closed() -> None:
 def test_with_a_new_key_the_same_question_is_signed_anew_and_then_the_job_told() -> None:
     fresh, releases = (Signer("cloud", signing_key(number)) for number in (75, 76))
     peers = PeerKeys.pinned(proxy=PROXY_KEY)
-    bounds = CloudSettings(packet_bytes=PACKET_BYTES)
+    bounds = cj.CloudSettings(packet_bytes=PACKET_BYTES)
     machine = unmasking(CloudMachine(fresh, {"": peers}, bounds, releases=releases))
     jobs = signing_key(77)
     own = OwnKeys(jobs, signing_key(78), {"": replace(peers, epoch=1)}, TrustMetadata((), b""))
@@ -369,8 +359,8 @@ def test_with_a_new_key_the_same_question_is_signed_anew_and_then_the_job_told()
     assert asked(out) == [CHOSEN]
     for note in messages(out, Note):
         check_signature(note.body, "cloud", jobs.public(), BODY)
-    assert state(machine) is CloudState.UNMASKING
+    assert state(machine) is cj.CloudState.UNMASKING
     answer(machine)
-    out = done(machine, TakeMasks(at(), {"": MASKS}), COMMIT)
-    assert tasks(out) == [SealJob(JOB)]
-    assert state(machine) is CloudState.SEALING_JOB
+    out = done(machine, cj.TakeMasks(at(), {"": MASKS}), COMMIT)
+    assert tasks(out) == [cj.SealJob(JOB)]
+    assert state(machine) is cj.CloudState.SEALING_JOB

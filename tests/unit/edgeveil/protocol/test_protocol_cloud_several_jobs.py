@@ -21,20 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from protocol_kit import JOB, PROXY, bodies, commit_of, messages, of, offer, parts_of, stored, tasks
 
+from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CancelJob, CloudMachine
-from edgeveil.protocol.cloud_job import (
-    Absorb,
-    BatchDropped,
-    BatchPart,
-    CloudState,
-    JobStatus,
-    RoundCommit,
-    SealJob,
-    SealRelease,
-    SealRound,
-    StartJob,
-)
 from edgeveil.protocol.messages import Ack, BlobPart, ExchangeId, Need, Shortfall
 
 THIRD = b"L" * 16
@@ -57,10 +46,10 @@ def test_batches_of_two_jobs_that_come_interleaved_are_each_its_own():
         for part in (theirs, mine):
             out = receive(machine, part)
             for kept in of(out, fx.Persist):
-                assert isinstance(kept.item, BatchPart)
+                assert isinstance(kept.item, cj.BatchPart)
                 came[kept.item.job_id].append(kept.item.data)
             absorbed += tasks(out)
-    assert absorbed == [Absorb({"": sent[OTHER][0]}), Absorb({"": sent[JOB][0]})]
+    assert absorbed == [cj.Absorb({"": sent[OTHER][0]}), cj.Absorb({"": sent[JOB][0]})]
     assert {job: b"".join(data) for job, data in came.items()} == {
         job: data for job, (_, data) in sent.items()
     }
@@ -69,25 +58,25 @@ def test_batches_of_two_jobs_that_come_interleaved_are_each_its_own():
 def test_one_pauses_while_the_other_ends():
     machine = both_waiting()
     fire(machine, "watchdog", OTHER)
-    broadcast(machine, SealRound(OTHER, 1, 2))
+    broadcast(machine, cj.SealRound(OTHER, 1, 2))
     paused = receive(machine, PROXY.note(Shortfall(where(OTHER, 2), 0, 0)))
-    (status,) = [one for one in stored(paused) if isinstance(one, JobStatus)]
+    (status,) = [one for one in stored(paused) if isinstance(one, cj.JobStatus)]
     assert (status.job_id, status.status) == (OTHER, "paused")
     assert {one.name.partition("/")[2] for one in of(paused, fx.CancelTimer)} == {OTHER.hex()}
-    assert state(machine) is CloudState.WAITING and state(machine, OTHER) is CloudState.IDLE
-    assert tasks(absorb(machine)) == [SealRelease(JOB)]
-    out = broadcast(machine, SealRelease(JOB))
-    assert [one.status for one in stored(out) if isinstance(one, JobStatus)] == ["completed"]
+    assert state(machine) is cj.CloudState.WAITING and state(machine, OTHER) is cj.CloudState.IDLE
+    assert tasks(absorb(machine)) == [cj.SealRelease(JOB)]
+    out = broadcast(machine, cj.SealRelease(JOB))
+    assert [one.status for one in stored(out) if isinstance(one, cj.JobStatus)] == ["completed"]
     assert machine.courses == {}
 
 
 def test_timers_and_effects_name_their_job():
     machine = both_waiting()
     out = fire(machine, "watchdog", OTHER)
-    assert tasks(out) == [SealRound(OTHER, 1, 2)]
+    assert tasks(out) == [cj.SealRound(OTHER, 1, 2)]
     about = {one.at for one in out if isinstance(one, fx.Report | fx.Work)}
     assert about == {where(OTHER, 2)}
-    assert state(machine) is CloudState.WAITING and machine.courses[JOB].attempt == 1
+    assert state(machine) is cj.CloudState.WAITING and machine.courses[JOB].attempt == 1
 
 
 def test_the_proxy_is_given_the_parts_of_whichever_broadcast_it_asks_for():
@@ -95,7 +84,7 @@ def test_the_proxy_is_given_the_parts_of_whichever_broadcast_it_asks_for():
     heads = {}
     for job in (JOB, OTHER):
         fire(machine, "watchdog", job)
-        heads[job], _ = seal(machine, SealRound(job, 1, 2), 3000)
+        heads[job], _ = seal(machine, cj.SealRound(job, 1, 2), 3000)
     for job in (OTHER, JOB):
         out = receive(machine, Need(heads[job].blob.digest, (1,)))
         assert [one.index for one in messages(out, BlobPart)] == [1]
@@ -107,10 +96,12 @@ def test_a_job_that_ends_leaves_the_other_its_batch():
     for job in (JOB, OTHER):
         receive(machine, offer(batch(where(job), fill=job[:1], size=2500)[0], b"", PROXY))
     out = machine.handle(fx.Command(CancelJob(OTHER)), 0.0)
-    assert [one for one in stored(out) if isinstance(one, BatchDropped)] == [BatchDropped(OTHER)]
+    assert [one for one in stored(out) if isinstance(one, cj.BatchDropped)] == [
+        cj.BatchDropped(OTHER)
+    ]
     header, data = batch(where(JOB), fill=JOB[:1], size=2500)
     outs = [effect for part in parts_of(header, data) for effect in receive(machine, part)]
-    assert tasks(outs) == [Absorb({"": header})]
+    assert tasks(outs) == [cj.Absorb({"": header})]
 
 
 def test_a_batch_waits_while_others_leave_no_room_and_the_proxy_counts_as_there():
@@ -121,10 +112,10 @@ def test_a_batch_waits_while_others_leave_no_room_and_the_proxy_counts_as_there(
     out = receive(machine, offer(second, b"", PROXY))
     assert [one.reason for one in of(out, fx.Refuse)] == ["spool_full"]
     assert [one.name for one in of(out, fx.SetTimer)] == [f"watchdog/{OTHER.hex()}"]
-    assert state(machine, OTHER) is CloudState.WAITING
+    assert state(machine, OTHER) is cj.CloudState.WAITING
     for part in parts_of(first, data):
         receive(machine, part)
-    done(machine, Absorb({"": first}), RoundCommit(*commit_of(where(JOB), [b"a"])))
+    done(machine, cj.Absorb({"": first}), cj.RoundCommit(*commit_of(where(JOB), [b"a"])))
     assert messages(receive(machine, offer(second, b"", PROXY)), Need)
 
 
@@ -133,15 +124,15 @@ def test_what_is_about_no_job_that_runs_is_closed_and_changes_nothing():
     out = receive(machine, offer(batch(where(THIRD))[0], b"a" * 90, PROXY))
     assert [ack.status for ack in bodies(out, Ack)] == ["closed"]
     assert receive(machine, PROXY.note(Shortfall(where(THIRD), 1, 1))) == []
-    assert [state(machine, job) for job in (JOB, OTHER)] == [CloudState.WAITING] * 2
+    assert [state(machine, job) for job in (JOB, OTHER)] == [cj.CloudState.WAITING] * 2
 
 
 @pytest.mark.parametrize("job", [JOB, OTHER])
 def test_an_outcome_that_comes_twice_is_refused_for_its_job_alone(job):
     machine = both_waiting()
-    _, out = seal(machine, SealRound(job, 1, 1))
+    _, out = seal(machine, cj.SealRound(job, 1, 1))
     assert [one.reason for one in of(out, fx.Refuse)] == ["illegal_transition"]
-    assert [state(machine, one) for one in (JOB, OTHER)] == [CloudState.WAITING] * 2
+    assert [state(machine, one) for one in (JOB, OTHER)] == [cj.CloudState.WAITING] * 2
 
 
 def _play(machine: CloudMachine, job: bytes, step: int) -> list[fx.Effect]:
@@ -150,15 +141,15 @@ def _play(machine: CloudMachine, job: bytes, step: int) -> list[fx.Effect]:
     at = where(job, attempt)
     match step:
         case 0:
-            return start(machine, StartJob(job, 1, 1, exchanges=1, retries=2))
+            return start(machine, cj.StartJob(job, 1, 1, exchanges=1, retries=2))
         case 1:
-            return broadcast(machine, SealJob(job))
+            return broadcast(machine, cj.SealJob(job))
         case 2:
-            return broadcast(machine, SealRound(job, 1, attempt))
+            return broadcast(machine, cj.SealRound(job, 1, attempt))
         case 3:
             return absorb(machine, at)
         case 4:
-            return broadcast(machine, SealRelease(job))
+            return broadcast(machine, cj.SealRelease(job))
         case 5:
             return fire(machine, "watchdog", job)
         case 6:

@@ -23,22 +23,9 @@ from protocol_kit import (
     timers,
 )
 
+from edgeveil.protocol import device as dv
+from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device import (
-    AT_ONCE,
-    CLOSED_KEPT,
-    DeviceMachine,
-    Installation,
-    InstallJob,
-    JobClosed,
-)
-from edgeveil.protocol.device_round import (
-    ComputeAnswer,
-    DeviceMemory,
-    DeviceState,
-    OpenedPackage,
-    OpenPackage,
-)
 from edgeveil.protocol.messages import BlobPart, Close, ExchangeId, Manifest, Need, Offer, Want
 from edgeveil.protocol.sealed import JobPackage
 
@@ -56,18 +43,18 @@ def announced(number: int, data: bytes | None = None, **changes: Any) -> tuple[M
     return manifest(data, where, kind="job", groups=(), selected=0, **changes), data
 
 
-def learn(machine: DeviceMachine, number: int) -> list[fx.Effect]:
+def learn(machine: dv.DeviceMachine, number: int) -> list[fx.Effect]:
     header, data = announced(number)
     receive(machine, offer(header, data))
     package = JobPackage(b"{}", b"graph")
-    done(machine, OpenPackage(header, data), OpenedPackage(package))
-    return done(machine, InstallJob(header, package), Installation())
+    done(machine, dr.OpenPackage(header, data), dr.OpenedPackage(package))
+    return done(machine, dv.InstallJob(header, package), dv.Installation())
 
 
 # --- fetches ------------------------------------------------------------------------------
 
 
-def stalled(machine: DeviceMachine, count: int) -> list[Manifest]:
+def stalled(machine: dv.DeviceMachine, count: int) -> list[Manifest]:
     """So many job packages on their way, of which no part ever came."""
     headers = [announced(n, LONG + bytes((n,)))[0] for n in range(count)]
     for header in headers:
@@ -77,23 +64,23 @@ def stalled(machine: DeviceMachine, count: int) -> list[Manifest]:
 
 def test_what_stands_still_gives_way_to_what_is_new() -> None:
     machine = device()
-    stalled(machine, AT_ONCE)
+    stalled(machine, dv.AT_ONCE)
     before = snapshot(machine)
     fresh, _ = announced(99, LONG)
     assert refused(receive(machine, offer(fresh))) == ["too_many_fetches"]
     assert snapshot(machine) == before
     fire(machine, "repair")  # a look at which nothing had come
     assert refused(receive(machine, offer(fresh))) == []
-    assert len(machine.fetches.under_way) == AT_ONCE
+    assert len(machine.fetches.under_way) == dv.AT_ONCE
     assert fresh.blob.digest in machine.fetches.under_way
 
 
 def test_what_moves_is_not_given_up() -> None:
     machine = device()
-    moving, *_ = stalled(machine, AT_ONCE)
+    moving, *_ = stalled(machine, dv.AT_ONCE)
     fire(machine, "repair")
     receive(machine, parts_of(moving, LONG + b"\0")[0])
-    for number in range(50, 50 + AT_ONCE):
+    for number in range(50, 50 + dv.AT_ONCE):
         receive(machine, offer(announced(number, LONG + bytes((number,)))[0]))
     assert moving.blob.digest in machine.fetches.under_way
 
@@ -104,19 +91,19 @@ def test_the_bytes_on_their_way_are_bounded_by_what_was_claimed() -> None:
     assert refused(receive(machine, offer(announced(9, LONG)[0]))) == ["too_many_fetches"]
     header = manifest(MODEL)
     assert tasks(receive(machine, offer(header, MODEL))) == [
-        OpenPackage(header, MODEL)
+        dr.OpenPackage(header, MODEL)
     ]  # needs no room
 
 
 def test_a_round_that_finds_no_room_changes_nothing() -> None:
     machine = device()
-    stalled(machine, AT_ONCE)
+    stalled(machine, dv.AT_ONCE)
     before = snapshot(machine)
     out = receive(machine, offer(manifest(LONG)))
     assert refused(out) == ["too_many_fetches"]
     assert stored(out) == []
     assert snapshot(machine) == before
-    assert machine.state is DeviceState.IDLE
+    assert machine.state is dr.DeviceState.IDLE
 
 
 def test_a_round_s_package_that_never_completes_is_given_up_at_the_deadline() -> None:
@@ -124,7 +111,7 @@ def test_a_round_s_package_that_never_completes_is_given_up_at_the_deadline() ->
     receive(machine, offer(manifest(LONG)))
     assert machine.fetches.under_way
     fire(machine, "deadline")
-    assert machine.state is DeviceState.IDLE
+    assert machine.state is dr.DeviceState.IDLE
     assert not machine.fetches.under_way
     assert fire(machine, "repair") == []
     out = receive(machine, offer(manifest(MODEL, at(2)), MODEL))
@@ -143,7 +130,7 @@ def test_a_slow_link_is_asked_for_a_bounded_number_of_parts_at_a_time() -> None:
         asked = _needs(receive(machine, pieces[waiting.pop(0)]))
         waiting += [n for need in asked for n in need]
     assert came == len(pieces)
-    assert machine.state is DeviceState.OPENING
+    assert machine.state is dr.DeviceState.OPENING
 
 
 def _needs(effects: list[fx.Effect]) -> list[tuple[int, ...]]:
@@ -160,26 +147,26 @@ def test_of_many_jobs_the_newest_are_kept_and_the_round_at_hand_is_safe() -> Non
         learn(machine, number)
     assert list(machine.memory.jobs) == [JOB, job_id(3), job_id(4)]
     assert list(machine.memory.closed) == [job_id(0), job_id(1), job_id(2)]
-    assert machine.state is DeviceState.WORKING
+    assert machine.state is dr.DeviceState.WORKING
 
 
 def test_a_forgotten_job_is_ended_on_the_disk_too() -> None:
-    machine = device(DeviceMemory(), jobs=1)
+    machine = device(dr.DeviceMemory(), jobs=1)
     learn(machine, 1)
-    assert stored(learn(machine, 2)) == [JobClosed(job_id(1), "forgotten")]
+    assert stored(learn(machine, 2)) == [dv.JobClosed(job_id(1), "forgotten")]
 
 
 def test_ends_of_jobs_are_remembered_up_to_a_bound() -> None:
     machine = device()
-    for number in range(CLOSED_KEPT + 20):
+    for number in range(dv.CLOSED_KEPT + 20):
         receive(machine, CLOUD.note(Close(job_id(number), "failed")))
-    assert len(machine.memory.closed) == CLOSED_KEPT
+    assert len(machine.memory.closed) == dv.CLOSED_KEPT
     assert job_id(0) not in machine.memory.closed
-    assert job_id(CLOSED_KEPT + 19) in machine.memory.closed
+    assert job_id(dv.CLOSED_KEPT + 19) in machine.memory.closed
 
 
 def test_a_job_is_asked_for_again_until_its_round_is_over() -> None:
-    machine, header = device(DeviceMemory()), manifest(MODEL, deadline_s=60.0, grace_s=5.0)
+    machine, header = device(dr.DeviceMemory()), manifest(MODEL, deadline_s=60.0, grace_s=5.0)
     out = receive(machine, offer(header, MODEL))
     waits = [timers(out)["want"]]
     for now_s in (5.0, 15.0, 64.0):
@@ -191,30 +178,32 @@ def test_a_job_is_asked_for_again_until_its_round_is_over() -> None:
     assert machine.handle(fx.Timer("want"), 66.0) == []
 
 
-@pytest.mark.parametrize("outcome", [OpenedPackage(None), fx.WorkFailed("wrong_package")])
+@pytest.mark.parametrize("outcome", [dr.OpenedPackage(None), fx.WorkFailed("wrong_package")])
 def test_a_job_that_is_of_no_use_here_is_fetched_once(outcome: object) -> None:
     """Its rounds are looked into as those of any other one where the device is not selected."""
-    machine = device(DeviceMemory())
+    machine = device(dr.DeviceMemory())
     header, data = announced(7)
     round_ = manifest(MODEL, ExchangeId(job_id(7), 1, 1))
     receive(machine, offer(round_, MODEL))
     receive(machine, offer(header, data))
-    assert tasks(done(machine, OpenPackage(header, data), outcome)) == [OpenPackage(round_, MODEL)]
-    assert done(machine, OpenPackage(round_, MODEL), OpenedPackage(None)) == []
+    assert tasks(done(machine, dr.OpenPackage(header, data), outcome)) == [
+        dr.OpenPackage(round_, MODEL)
+    ]
+    assert done(machine, dr.OpenPackage(round_, MODEL), dr.OpenedPackage(None)) == []
     assert receive(machine, offer(header, data)) == []
     later = manifest(MODEL, ExchangeId(job_id(7), 2, 1))
-    assert tasks(receive(machine, offer(later, MODEL))) == [OpenPackage(later, MODEL)]
+    assert tasks(receive(machine, offer(later, MODEL))) == [dr.OpenPackage(later, MODEL)]
     changed, other = announced(7, b"for everybody", sequence=2)
-    assert tasks(receive(machine, offer(changed, other))) == [OpenPackage(changed, other)]
+    assert tasks(receive(machine, offer(changed, other))) == [dr.OpenPackage(changed, other)]
 
 
 def test_a_job_that_ends_while_it_is_learned_leaves_nothing() -> None:
-    machine = device(DeviceMemory())
+    machine = device(dr.DeviceMemory())
     header, data = announced(7)
     receive(machine, offer(header, data))
     receive(machine, CLOUD.note(Close(job_id(7), "cancelled")))
-    out = done(machine, InstallJob(header, JobPackage(b"{}", b"g")), Installation())
-    assert stored(out) == [JobClosed(job_id(7), "forgotten")]
+    out = done(machine, dv.InstallJob(header, JobPackage(b"{}", b"g")), dv.Installation())
+    assert stored(out) == [dv.JobClosed(job_id(7), "forgotten")]
     assert not machine.memory.jobs
 
 
@@ -224,7 +213,7 @@ def test_a_job_that_ends_while_it_is_learned_leaves_nothing() -> None:
 def test_refusals_are_counted_by_slugs_and_sentences_go_to_the_owner() -> None:
     machine, header = device(), manifest(MODEL)
     receive(machine, offer(header, MODEL))
-    out = done(machine, OpenPackage(header, MODEL), fx.WorkFailed("the file /x cannot be read"))
+    out = done(machine, dr.OpenPackage(header, MODEL), fx.WorkFailed("the file /x cannot be read"))
     assert refused(out) == ["failed_work"]
     assert reports(out)["failed_work"]["why"] == "the file /x cannot be read"
 
@@ -234,10 +223,10 @@ def test_a_device_that_was_away_for_many_rounds_joins_at_the_next() -> None:
     upload(machine, manifest(MODEL, at(1)))
     out = receive(machine, offer(manifest(MODEL, at(9, 3)), MODEL))
     assert len(tasks(out)) == 1
-    assert machine.state is DeviceState.OPENING
+    assert machine.state is dr.DeviceState.OPENING
     header = manifest(MODEL, at(9, 3))
-    done(machine, OpenPackage(header, MODEL), OpenedPackage(PACKAGE))
-    assert of(done(machine, ComputeAnswer(header, PACKAGE), fx.WorkFailed("x")), fx.Report)
+    done(machine, dr.OpenPackage(header, MODEL), dr.OpenedPackage(PACKAGE))
+    assert of(done(machine, dr.ComputeAnswer(header, PACKAGE), fx.WorkFailed("x")), fx.Report)
 
 
 def test_parts_of_a_foreign_blob_take_no_memory() -> None:

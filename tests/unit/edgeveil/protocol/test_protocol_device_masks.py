@@ -8,14 +8,8 @@ import pytest
 from device_bench import MODEL, PACKAGE, SEALED, device, done, receive, snapshot, work_on
 from protocol_kit import CLOUD, JOB, PROXY, at, headers, manifest, of, offer, refused, stored, tasks
 
+from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device_round import (
-    ComputeAnswer,
-    DeviceMemory,
-    OpenedPackage,
-    OpenPackage,
-    SealDummies,
-)
 from edgeveil.protocol.messages import Cover, MaskedGroup, RoundKey, Upload
 
 KEY = bytes(range(32))
@@ -45,7 +39,7 @@ def test_offered_again_after_its_key_it_is_taken_up():
     machine = device()
     receive(machine, offer(ROUND, MODEL))
     assert told(machine) == []
-    assert tasks(receive(machine, offer(ROUND, MODEL))) == [OpenPackage(ROUND, MODEL)]
+    assert tasks(receive(machine, offer(ROUND, MODEL))) == [dr.OpenPackage(ROUND, MODEL)]
 
 
 def test_a_round_without_masks_needs_no_key():
@@ -60,7 +54,7 @@ def test_the_work_is_given_the_key_and_the_upload_carries_the_seed():
     told(machine)
     (task,) = tasks(work_on(machine, ROUND))
     assert task.round_key == KEY
-    out = done(machine, ComputeAnswer(ROUND, PACKAGE), MASKED)
+    out = done(machine, dr.ComputeAnswer(ROUND, PACKAGE), MASKED)
     (upload,) = [header for header in headers(out) if isinstance(header, Upload)]
     assert upload.seed == b"s" * 80
     (item,) = stored(out)
@@ -76,7 +70,7 @@ def test_a_key_is_believed_from_the_proxy_alone():
 
 def test_keys_of_as_many_jobs_as_it_knows_are_kept():
     names = [bytes([number]) * 16 for number in range(4)]
-    machine = device(DeviceMemory(jobs=dict.fromkeys([*names, JOB])), jobs=3)
+    machine = device(dr.DeviceMemory(jobs=dict.fromkeys([*names, JOB])), jobs=3)
     for name in names:
         told(machine, where=at(job=name))
     found = []
@@ -101,15 +95,15 @@ def test_dummies_are_given_the_key_too():
     receive(machine, PROXY.note(Cover(10.0)))
     told(machine)
     receive(machine, offer(ROUND, MODEL))
-    out = done(machine, OpenPackage(ROUND, MODEL), OpenedPackage(None))
-    assert tasks(out) == [SealDummies(ROUND, KEY)]
+    out = done(machine, dr.OpenPackage(ROUND, MODEL), dr.OpenedPackage(None))
+    assert tasks(out) == [dr.SealDummies(ROUND, KEY)]
 
 
 def test_a_stored_answer_needs_no_key_after_a_restart():
     machine = device()
     told(machine)
     work_on(machine, ROUND)
-    out = done(machine, ComputeAnswer(ROUND, PACKAGE), MASKED)
+    out = done(machine, dr.ComputeAnswer(ROUND, PACKAGE), MASKED)
     (item,) = stored(out)
     again = device(machine.memory)
     offered = again.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)

@@ -10,30 +10,23 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from protocol_kit import headers, manifest, offer, stored, tasks, timers
 
+from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_round import (
-    LEAVE_SHARE,
-    WORK_SHARE,
-    AnswerWindow,
-    ComputeAnswer,
-    OpenedPackage,
-    OpenPackage,
-    OutboxPut,
-    SealedAnswer,
-)
 
 HEADER = manifest(MODEL, deadline_s=60.0)
 
 
-def worked(work_s: float, chance: float, sealed: SealedAnswer = SEALED, opened_s: float = 0.0):
+def worked(work_s: float, chance: float, sealed: dr.SealedAnswer = SEALED, opened_s: float = 0.0):
     """The machine after an answer's work of `work_s`, and what it does then."""
     machine = device()
     machine.handle(fx.MessageReceived(fx.ProxyAddress(), offer(HEADER, MODEL)), 100.0)
-    opened = fx.WorkDone(OpenPackage(HEADER, MODEL), OpenedPackage(PACKAGE, chance, budget_s=4.0))
+    opened = fx.WorkDone(
+        dr.OpenPackage(HEADER, MODEL), dr.OpenedPackage(PACKAGE, chance, budget_s=4.0)
+    )
     (task,) = tasks(machine.handle(opened, 100.0 + opened_s))
-    assert isinstance(task, ComputeAnswer)
-    assert task.until_s == 100.0 + 4.0 * WORK_SHARE
+    assert isinstance(task, dr.ComputeAnswer)
+    assert task.until_s == 100.0 + 4.0 * dr.WORK_SHARE
     return machine, machine.handle(fx.WorkDone(task, sealed), 100.0 + work_s)
 
 
@@ -45,10 +38,10 @@ def test_the_length_of_the_work_does_not_show(chance: float) -> None:
         assert (stored(out), headers(out)) == ([], [])  # nor is it on the disk before its moment
         moments.add(round(work_s + timers(out)["resend"], 6))
         left = machine.handle(own("resend"), 104.0)
-        assert [type(item) for item in stored(left)] == [OutboxPut]
+        assert [type(item) for item in stored(left)] == [dr.OutboxPut]
         assert len(headers(left)) == 1
     (leaves_s,) = moments
-    assert 4.0 * LEAVE_SHARE <= leaves_s <= 4.0
+    assert 4.0 * dr.LEAVE_SHARE <= leaves_s <= 4.0
 
 
 def test_an_answer_that_no_record_had_a_part_in_leaves_at_once() -> None:
@@ -60,7 +53,9 @@ def test_a_job_that_is_not_known_has_no_moment() -> None:
     machine: DeviceMachine = device()
     machine.handle(fx.MessageReceived(fx.ProxyAddress(), offer(HEADER, MODEL)), 100.0)
     (task,) = tasks(
-        machine.handle(fx.WorkDone(OpenPackage(HEADER, MODEL), OpenedPackage(PACKAGE, 0.5)), 100.0)
+        machine.handle(
+            fx.WorkDone(dr.OpenPackage(HEADER, MODEL), dr.OpenedPackage(PACKAGE, 0.5)), 100.0
+        )
     )
     assert len(headers(machine.handle(fx.WorkDone(task, SEALED), 107.0))) == 1
 
@@ -80,13 +75,14 @@ def test_work_always_ends_before_the_moment_and_the_moment_within_the_budget(
 ) -> None:
     """Whenever its turn comes, and the moment before the round closes."""
     start_s, closes_s = begun_s + waits_s, begun_s + left_s
-    found = AnswerWindow(begun_s, budget_s, cover_s, chance, closes_s).moment(start_s)
+    found = dr.AnswerWindow(begun_s, budget_s, cover_s, chance, closes_s).moment(start_s)
     assert found.begun_s == start_s
     if cover_s:
         assert found.allowed_s == 0 or start_s + found.allowed_s <= found.leaves_s + 1e-6
         assert found.leaves_s <= begun_s + cover_s + 1e-6
         assert (
-            found.leaves_s == AnswerWindow(begun_s, budget_s, cover_s, chance).moment(0.0).leaves_s
+            found.leaves_s
+            == dr.AnswerWindow(begun_s, budget_s, cover_s, chance).moment(0.0).leaves_s
         )
     elif budget_s:
         assert start_s + found.allowed_s <= found.leaves_s + 1e-6

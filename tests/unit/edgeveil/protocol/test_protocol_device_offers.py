@@ -20,7 +20,6 @@ from protocol_kit import (
     JOB,
     PART_BYTES,
     PROXY,
-    Signer,
     at,
     bodies,
     commit_of,
@@ -38,17 +37,10 @@ from protocol_kit import (
     upload_of,
 )
 
+from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import Installation, InstallRelease
-from edgeveil.protocol.device_round import (
-    ComputeAnswer,
-    DeviceMemory,
-    DeviceState,
-    ManifestMark,
-    OpenedPackage,
-    OpenPackage,
-)
-from edgeveil.protocol.messages import Blob, ExchangeId, Hello, Need
+from edgeveil.protocol.messages import Blob, ExchangeId, Hello, Need, Signer
 from edgeveil.protocol.sealed import JobPackage, ReleasePackage
 
 LONG = bytes(range(256)) * 20
@@ -57,11 +49,11 @@ LONG = bytes(range(256)) * 20
 def test_a_fresh_round_is_remembered_before_it_is_opened():
     machine, header = device(), manifest(MODEL, deadline_s=60.0, grace_s=5.0)
     out = receive(machine, offer(header, MODEL))
-    assert tasks(out) == [OpenPackage(header, MODEL)]
+    assert tasks(out) == [dr.OpenPackage(header, MODEL)]
     assert [item.at for item in stored(out)] == [header.at]
     assert isinstance(out[0], fx.Persist)
     assert timers(out)["deadline"] == 65.0
-    assert machine.state is DeviceState.OPENING
+    assert machine.state is dr.DeviceState.OPENING
 
 
 def test_a_large_model_comes_together_from_parts_in_any_order():
@@ -70,7 +62,7 @@ def test_a_large_model_comes_together_from_parts_in_any_order():
     pieces = parts_of(header, LONG)
     for piece in reversed(pieces[1:]):
         assert not tasks(receive(machine, piece))
-    assert tasks(receive(machine, pieces[0])) == [OpenPackage(header, LONG)]
+    assert tasks(receive(machine, pieces[0])) == [dr.OpenPackage(header, LONG)]
     assert receive(machine, pieces[0]) == []
 
 
@@ -86,7 +78,7 @@ def test_missing_parts_are_asked_for_until_they_came():
     assert timers(out)["repair"] > timers(fire(machine, "repair"))["repair"] / 4
     for index in need.indices:
         out = receive(machine, pieces[index])
-    assert tasks(out) == [OpenPackage(header, LONG)]
+    assert tasks(out) == [dr.OpenPackage(header, LONG)]
     assert fire(machine, "repair") == []
 
 
@@ -112,7 +104,7 @@ def test_an_older_round_or_attempt_is_refused(older):
 
 
 def test_a_replay_is_refused_after_a_restart_too():
-    memory = DeviceMemory(jobs={JOB: None}, seen={JOB: ManifestMark(at(5), b"s" * 32)})
+    memory = dr.DeviceMemory(jobs={JOB: None}, seen={JOB: dr.ManifestMark(at(5), b"s" * 32)})
     out = receive(device(memory), offer(manifest(MODEL, at(4)), MODEL))
     assert refused(out) == ["replayed_round"]
 
@@ -132,13 +124,13 @@ def test_the_same_offer_again_does_no_second_work():
         work_on(machine, header)
     out = receive(machine, offer(header, MODEL))
     assert tasks(out) == [] and refused(out) == []
-    assert machine.state is DeviceState.WORKING
+    assert machine.state is dr.DeviceState.WORKING
 
 
 def test_a_repeated_offer_brings_what_the_first_one_lacked():
     machine, header = device(), manifest(MODEL)
     assert not tasks(receive(machine, offer(header)))
-    assert tasks(receive(machine, offer(header, MODEL))) == [OpenPackage(header, MODEL)]
+    assert tasks(receive(machine, offer(header, MODEL))) == [dr.OpenPackage(header, MODEL)]
 
 
 @pytest.mark.parametrize(
@@ -178,32 +170,32 @@ def test_a_signed_offer_that_cannot_be_fetched_changes_nothing(header, inline, r
 def test_not_selected_is_a_normal_end():
     machine, header = device(), manifest(MODEL)
     receive(machine, offer(header, MODEL))
-    assert done(machine, OpenPackage(header, MODEL), OpenedPackage(None)) == []
-    assert machine.state is DeviceState.IDLE
+    assert done(machine, dr.OpenPackage(header, MODEL), dr.OpenedPackage(None)) == []
+    assert machine.state is dr.DeviceState.IDLE
 
 
 def test_a_model_that_does_not_open_is_refused_by_its_reason():
     machine, header = device(), manifest(MODEL)
     receive(machine, offer(header, MODEL))
-    out = done(machine, OpenPackage(header, MODEL), fx.WorkFailed("wrong_commitment"))
-    assert refused(out) == ["wrong_commitment"] and machine.state is DeviceState.IDLE
+    out = done(machine, dr.OpenPackage(header, MODEL), fx.WorkFailed("wrong_commitment"))
+    assert refused(out) == ["wrong_commitment"] and machine.state is dr.DeviceState.IDLE
 
 
 def test_a_round_that_holds_no_round_is_refused():
     machine, header = device(), manifest(MODEL)
     receive(machine, offer(header, MODEL))
-    out = done(machine, OpenPackage(header, MODEL), OpenedPackage(JobPackage(b"{}", b"")))
+    out = done(machine, dr.OpenPackage(header, MODEL), dr.OpenedPackage(JobPackage(b"{}", b"")))
     assert refused(out) == ["malformed_package"] and tasks(out) == []
-    assert machine.state is DeviceState.IDLE
+    assert machine.state is dr.DeviceState.IDLE
 
 
 def test_a_newer_round_takes_the_place_of_the_one_at_work():
     machine, old, new = device(), manifest(MODEL, at(1)), manifest(b"newer", at(2))
     receive(machine, offer(old, MODEL))
-    assert tasks(receive(machine, offer(new, b"newer"))) == [OpenPackage(new, b"newer")]
-    assert done(machine, OpenPackage(old, MODEL), OpenedPackage(PACKAGE)) == []
-    assert tasks(done(machine, OpenPackage(new, b"newer"), OpenedPackage(PACKAGE))) == [
-        ComputeAnswer(new, PACKAGE, closes_s=60.0)
+    assert tasks(receive(machine, offer(new, b"newer"))) == [dr.OpenPackage(new, b"newer")]
+    assert done(machine, dr.OpenPackage(old, MODEL), dr.OpenedPackage(PACKAGE)) == []
+    assert tasks(done(machine, dr.OpenPackage(new, b"newer"), dr.OpenedPackage(PACKAGE))) == [
+        dr.ComputeAnswer(new, PACKAGE, closes_s=60.0)
     ]
 
 
@@ -229,9 +221,9 @@ def release(sequence, job=JOB):
 
 def install(machine, sequence):
     header, data = release(sequence), b"final %d" % sequence
-    opened = OpenedPackage(ReleasePackage("digits", b"onnx"))
+    opened = dr.OpenedPackage(ReleasePackage("digits", b"onnx"))
     return receive(machine, offer(header, data)) and done(
-        machine, OpenPackage(header, data), opened
+        machine, dr.OpenPackage(header, data), opened
     )
 
 
@@ -245,17 +237,17 @@ def test_a_release_is_installed_once():
 
 
 def test_an_older_release_cannot_take_the_place_of_the_installed_one():
-    machine = device(DeviceMemory(jobs={JOB: None}, release_sequence=7))
+    machine = device(dr.DeviceMemory(jobs={JOB: None}, release_sequence=7))
     out = receive(machine, offer(release(6), b"final 6"))
     assert refused(out) == ["replayed_release"]
 
 
 def test_a_round_from_before_a_release_is_not_answered():
     """Its cloud counts from behind: the job's model would be refused, the budget be gone."""
-    machine = device(DeviceMemory(jobs={JOB: None}, release_sequence=7))
+    machine = device(dr.DeviceMemory(jobs={JOB: None}, release_sequence=7))
     behind, ahead = (manifest(MODEL, sequence=number) for number in (6, 8))
     assert refused(receive(machine, offer(behind, MODEL))) == ["outdated_round"]
-    assert tasks(receive(machine, offer(ahead, MODEL))) == [OpenPackage(ahead, MODEL)]
+    assert tasks(receive(machine, offer(ahead, MODEL))) == [dr.OpenPackage(ahead, MODEL)]
 
 
 def test_an_older_release_under_way_is_not_installed_over_a_newer_one():
@@ -263,8 +255,8 @@ def test_an_older_release_under_way_is_not_installed_over_a_newer_one():
     receive(machine, offer(release(6), b"final 6"))
     (newer,) = tasks(install(machine, 7))
     done(machine, newer, Installation())
-    opened = OpenedPackage(ReleasePackage("digits", b"old"))
-    assert tasks(done(machine, OpenPackage(release(6), b"final 6"), opened)) == []
+    opened = dr.OpenedPackage(ReleasePackage("digits", b"old"))
+    assert tasks(done(machine, dr.OpenPackage(release(6), b"final 6"), opened)) == []
     assert machine.memory.release_sequence == 7
 
 

@@ -30,56 +30,28 @@ from protocol_kit import (
     timers,
 )
 
+from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol import messages as m
 from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_round import (
-    BUSY,
-    TURN,
-    WORK_SHARE,
-    ComputeAnswer,
-    DeviceMemory,
-    DeviceState,
-    NoAnswer,
-    OpenedPackage,
-    OpenPackage,
-    OutboxDrop,
-    OutboxHeld,
-    OutboxPut,
-    SealDummies,
-    SealedAnswer,
-)
-from edgeveil.protocol.messages import (
-    Ack,
-    BlobPart,
-    Bye,
-    Close,
-    Cover,
-    Decline,
-    Hello,
-    Manifest,
-    Need,
-    Note,
-    Offer,
-    Want,
-)
 
 JOBS = (JOB, b"K" * 16, b"L" * 16)
-S = DeviceState
+S = dr.DeviceState
 
 
 def several() -> DeviceMachine:
-    return device(DeviceMemory(jobs=dict.fromkeys(JOBS)))
+    return device(dr.DeviceMemory(jobs=dict.fromkeys(JOBS)))
 
 
 def model(job: bytes) -> bytes:
     return MODEL + job
 
 
-def round_of(job: bytes, number: int = 1, **changes: object) -> Manifest:
+def round_of(job: bytes, number: int = 1, **changes: object) -> m.Manifest:
     return manifest(model(job), at(number, job=job), **changes)
 
 
-def answer_of(job: bytes) -> SealedAnswer:
+def answer_of(job: bytes) -> dr.SealedAnswer:
     """Each job's has other bytes."""
     return replace(SEALED, data=SEALED.data[:-1] + job[:1])
 
@@ -90,7 +62,7 @@ def hear(machine: DeviceMachine, message: object, now_s: float = 0.0) -> list[fx
 
 def open_(
     machine: DeviceMachine,
-    header: Manifest,
+    header: m.Manifest,
     now_s: float = 0.0,
     budget_s: float = 0.0,
     **more: float,
@@ -98,15 +70,15 @@ def open_(
     """The package comes and opens."""
     data = model(header.at.job_id)
     hear(machine, offer(header, data), now_s)
-    opened = OpenedPackage(PACKAGE, budget_s=budget_s, **more)
-    return machine.handle(fx.WorkDone(OpenPackage(header, data), opened), now_s)
+    opened = dr.OpenedPackage(PACKAGE, budget_s=budget_s, **more)
+    return machine.handle(fx.WorkDone(dr.OpenPackage(header, data), opened), now_s)
 
 
 def done(machine: DeviceMachine, task: object, result: object, now_s: float) -> list[fx.Effect]:
     return machine.handle(fx.WorkDone(task, result), now_s)
 
 
-def state(machine: DeviceMachine, job: bytes) -> DeviceState:
+def state(machine: DeviceMachine, job: bytes) -> dr.DeviceState:
     found = machine.rounds.of(job)
     assert found is not None
     return found.state
@@ -118,7 +90,7 @@ def upload(machine: DeviceMachine, job: bytes, number: int = 1) -> list[fx.Effec
 
 
 def ack(job: bytes, status: str = "held") -> object:
-    return PROXY.note(Ack(digest(answer_of(job).data), status))
+    return PROXY.note(m.Ack(digest(answer_of(job).data), status))
 
 
 def digest(data: bytes) -> bytes:
@@ -133,10 +105,10 @@ def test_a_round_of_another_job_takes_nothing_from_the_one_that_is_fetched() -> 
     first, second = round_of(JOBS[0]), round_of(JOBS[1])
     hear(machine, offer(first))
     assert tasks(hear(machine, offer(second, model(JOBS[1])))) == [
-        OpenPackage(second, model(JOBS[1]))
+        dr.OpenPackage(second, model(JOBS[1]))
     ]
     assert tasks(hear(machine, offer(first, model(JOBS[0])))) == [
-        OpenPackage(first, model(JOBS[0]))
+        dr.OpenPackage(first, model(JOBS[0]))
     ]
     assert [state(machine, job) for job in JOBS[:2]] == [S.OPENING, S.OPENING]
 
@@ -144,10 +116,10 @@ def test_a_round_of_another_job_takes_nothing_from_the_one_that_is_fetched() -> 
 def test_each_job_has_its_upload_until_it_is_acknowledged_and_counted() -> None:
     machine = several()
     for job in JOBS:
-        assert [type(item) for item in stored(upload(machine, job))] == [OutboxPut]
+        assert [type(item) for item in stored(upload(machine, job))] == [dr.OutboxPut]
     assert set(machine.memory.uploads) == set(JOBS)
     assert [item.upload.at.job_id for item in machine.memory.uploads.values()] == list(JOBS)
-    assert stored(hear(machine, ack(JOBS[1]))) == [OutboxHeld(at(job=JOBS[1]))]
+    assert stored(hear(machine, ack(JOBS[1]))) == [dr.OutboxHeld(at(job=JOBS[1]))]
     assert [state(machine, job) for job in JOBS] == [S.UPLOADING, S.ANSWERED, S.UPLOADING]
     for job in JOBS[::2]:
         again = machine.handle(own("resend", job), 1.0)
@@ -165,15 +137,15 @@ def test_a_need_is_answered_from_the_upload_that_it_names() -> None:
         upload(machine, job)
     for job in JOBS[:2]:
         item = machine.memory.uploads[job]
-        (part,) = messages(hear(machine, Need(item.upload.blob.digest, (0,))), BlobPart)
+        (part,) = messages(hear(machine, m.Need(item.upload.blob.digest, (0,))), m.BlobPart)
         assert part.blob == item.upload.blob.digest
         assert item.data.startswith(part.data)
 
 
 def test_answers_are_numbered_over_all_jobs() -> None:
-    machine = device(DeviceMemory(jobs=dict.fromkeys(JOBS), answered=4))
-    (hello,) = messages(machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0), Note)
-    hear(machine, PROXY.note(Ack(digest(hello.body.payload), "held")))
+    machine = device(dr.DeviceMemory(jobs=dict.fromkeys(JOBS), answered=4))
+    (hello,) = messages(machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0), m.Note)
+    hear(machine, PROXY.note(m.Ack(digest(hello.body.payload), "held")))
     for job in JOBS:
         upload(machine, job)
     assert [item.upload.number for item in machine.memory.uploads.values()] == [5, 6, 7]
@@ -184,8 +156,8 @@ def test_the_end_of_one_job_leaves_the_others_rounds(ended: bytes) -> None:
     machine = several()
     for job in JOBS:
         upload(machine, job)
-    out = hear(machine, CLOUD.note(Close(ended, "completed")))
-    assert OutboxDrop(at(job=ended), "dropped") in stored(out)
+    out = hear(machine, CLOUD.note(m.Close(ended, "completed")))
+    assert dr.OutboxDrop(at(job=ended), "dropped") in stored(out)
     others = [job for job in JOBS if job != ended]
     assert list(machine.memory.uploads) == others
     assert all(state(machine, job) is S.UPLOADING for job in others)
@@ -223,19 +195,19 @@ def test_a_device_leaves_when_all_that_it_owes_is_done() -> None:
     machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
     upload(machine, JOBS[1])
     (task,) = tasks(open_(machine, round_of(JOBS[0])))
-    assert bodies(machine.handle(fx.Command("leave"), 0.0), Bye) == []
+    assert bodies(machine.handle(fx.Command("leave"), 0.0), m.Bye) == []
     assert hear(machine, offer(round_of(JOBS[2]), model(JOBS[2]))) == []  # nothing new
-    assert bodies(hear(machine, ack(JOBS[1])), Bye) == []
-    out = done(machine, task, NoAnswer("few"), 0.0)
-    assert bodies(out, Bye) == [Bye(ME.id)]
+    assert bodies(hear(machine, ack(JOBS[1])), m.Bye) == []
+    out = done(machine, task, dr.NoAnswer("few"), 0.0)
+    assert bodies(out, m.Bye) == [m.Bye(ME.id)]
     out = machine.handle(fx.Command("come"), 0.0)
-    assert len(bodies(out, Hello)) == 1
+    assert len(bodies(out, m.Hello)) == 1
 
 
 def test_rounds_before_their_jobs_wait_for_each_of_them() -> None:
-    machine = device(DeviceMemory())
+    machine = device(dr.DeviceMemory())
     wanted = [
-        want for job in JOBS[:2] for want in bodies(hear(machine, offer(round_of(job))), Want)
+        want for job in JOBS[:2] for want in bodies(hear(machine, offer(round_of(job))), m.Want)
     ]
     assert [want.job_id for want in wanted] == [JOBS[0], JOBS[0], JOBS[1]]
     assert all(machine.fetches.has(round_of(job)) for job in JOBS[:2])
@@ -246,41 +218,41 @@ def test_what_happens_is_told_of_its_job() -> None:
     (task,) = tasks(open_(machine, round_of(JOBS[1])))
     assert machine.at == at(job=JOBS[1])
     open_(machine, round_of(JOBS[0]))
-    out = done(machine, task, NoAnswer("few"), 0.0)
+    out = done(machine, task, dr.NoAnswer("few"), 0.0)
     assert reports(out)["declined"]["job"] == JOBS[1].hex()[:12]
     assert machine.at == at(job=JOBS[1])
 
 
 def test_of_too_many_rounds_one_that_is_over_makes_room() -> None:
-    machine = device(DeviceMemory(jobs=dict.fromkeys(JOBS)), jobs=2)
+    machine = device(dr.DeviceMemory(jobs=dict.fromkeys(JOBS)), jobs=2)
     upload(machine, JOBS[1])
     (task,) = tasks(open_(machine, round_of(JOBS[0])))
     assert refused(hear(machine, offer(round_of(JOBS[2]), model(JOBS[2])))) == ["too_many_rounds"]
-    done(machine, task, NoAnswer("few"), 0.0)
+    done(machine, task, dr.NoAnswer("few"), 0.0)
     assert refused(hear(machine, offer(round_of(JOBS[2]), model(JOBS[2])))) == []
 
 
 # --- turns --------------------------------------------------------------------------------
 
 
-def works(effects: list[fx.Effect]) -> list[ComputeAnswer]:
-    return [task for task in tasks(effects) if isinstance(task, ComputeAnswer)]
+def works(effects: list[fx.Effect]) -> list[dr.ComputeAnswer]:
+    return [task for task in tasks(effects) if isinstance(task, dr.ComputeAnswer)]
 
 
 def test_one_computes_after_the_other_and_begins_when_the_time_of_the_first_has_passed() -> None:
     machine = several()
     (first,) = works(open_(machine, round_of(JOBS[0]), 100.0, budget_s=4.0))
     out = open_(machine, round_of(JOBS[1]), 101.0, budget_s=8.0)
-    assert (works(out), timers(out)[TURN]) == ([], 2.5)
+    assert (works(out), timers(out)[dr.TURN]) == ([], 2.5)
     assert (
         works(done(machine, first, answer_of(JOBS[0]), 101.5)) == []
     )  # done, and it does not show
-    (second,) = works(machine.handle(fx.Timer(TURN), 103.52))
+    (second,) = works(machine.handle(fx.Timer(dr.TURN), 103.52))
     assert (first.begun_s, first.until_s) == (100.0, 103.0)
     assert (second.begun_s, second.until_s) == (103.5, 109.5)
 
 
-@pytest.mark.parametrize("unread", [NoAnswer("few"), replace(SEALED, at_once=True)])
+@pytest.mark.parametrize("unread", [dr.NoAnswer("few"), replace(SEALED, at_once=True)])
 def test_a_turn_without_records_ends_at_once(unread: object) -> None:
     machine = several()
     (first,) = works(open_(machine, round_of(JOBS[0]), 100.0, budget_s=4.0))
@@ -297,9 +269,9 @@ def test_the_round_whose_time_ends_first_is_next() -> None:
     quick = round_of(JOBS[2], deadline_s=10.0)
     open_(machine, slow, 100.0, budget_s=40.0, needed_s=20.0)
     open_(machine, quick, 100.0, budget_s=2.0, needed_s=1.0)
-    (second,) = works(machine.handle(fx.Timer(TURN), 107.0))
+    (second,) = works(machine.handle(fx.Timer(dr.TURN), 107.0))
     assert second.manifest == quick
-    (third,) = works(machine.handle(fx.Timer(TURN), 108.75))
+    (third,) = works(machine.handle(fx.Timer(dr.TURN), 108.75))
     assert third.manifest == slow
     assert third.allowed_s >= 20.0
 
@@ -308,19 +280,19 @@ def test_what_would_come_too_late_is_declined_as_it_comes() -> None:
     machine = several()
     open_(machine, round_of(JOBS[0]), 100.0, budget_s=40.0)
     out = open_(machine, round_of(JOBS[1], deadline_s=31.0), 100.0, budget_s=2.0, needed_s=1.0)
-    assert bodies(out, Decline) == [Decline(at(job=JOBS[1]), "conditions")]
-    assert reports(out)["declined"]["why"] == BUSY
+    assert bodies(out, m.Decline) == [m.Decline(at(job=JOBS[1]), "conditions")]
+    assert reports(out)["declined"]["why"] == dr.BUSY
     assert state(machine, JOBS[1]) is S.IDLE
-    assert works(machine.handle(fx.Timer(TURN), 130.0)) == []
+    assert works(machine.handle(fx.Timer(dr.TURN), 130.0)) == []
 
 
 def test_under_cover_what_comes_too_late_is_covered() -> None:
     machine = several()
-    hear(machine, PROXY.note(Cover(20.0)), 100.0)
+    hear(machine, PROXY.note(m.Cover(20.0)), 100.0)
     open_(machine, round_of(JOBS[0]), 100.0, budget_s=40.0)
     out = open_(machine, round_of(JOBS[1]), 100.0, budget_s=40.0)
-    assert bodies(out, Decline) == []
-    assert [type(task) for task in tasks(out)] == [SealDummies]
+    assert bodies(out, m.Decline) == []
+    assert [type(task) for task in tasks(out)] == [dr.SealDummies]
 
 
 def test_a_round_that_is_over_does_not_wait_for_its_turn() -> None:
@@ -328,8 +300,8 @@ def test_a_round_that_is_over_does_not_wait_for_its_turn() -> None:
     open_(machine, round_of(JOBS[0]), 100.0, budget_s=4.0)
     open_(machine, round_of(JOBS[1]), 100.0, budget_s=4.0)
     open_(machine, round_of(JOBS[2]), 100.0, budget_s=4.0)
-    hear(machine, CLOUD.note(Close(JOBS[1], "cancelled")), 101.0)
-    (next_,) = works(machine.handle(fx.Timer(TURN), 103.5))
+    hear(machine, CLOUD.note(m.Close(JOBS[1], "cancelled")), 101.0)
+    (next_,) = works(machine.handle(fx.Timer(dr.TURN), 103.5))
     assert next_.manifest.at.job_id == JOBS[2]
 
 
@@ -340,7 +312,7 @@ def played(plan: Plan, work: Sequence[float], cover_s: float) -> dict[bytes, tup
     """What becomes visible of each job, and when, if their work takes `work` seconds."""
     machine = several()
     if cover_s:
-        hear(machine, PROXY.note(Cover(cover_s)))
+        hear(machine, PROXY.note(m.Cover(cover_s)))
     events: list[tuple[float, int, fx.Event]] = []
     number, live = 0, dict[str, int]()
 
@@ -365,29 +337,31 @@ def played(plan: Plan, work: Sequence[float], cover_s: float) -> dict[bytes, tup
             continue
         for effect in machine.handle(event, now_s):
             match effect:
-                case fx.SetTimer(name=name, delay_s=delay_s) if name.startswith(("resend", TURN)):
+                case fx.SetTimer(name=name, delay_s=delay_s) if name.startswith(
+                    ("resend", dr.TURN)
+                ):
                     if now_s < 1000.0:
                         live[name] = post(now_s + delay_s, fx.Timer(name))
                 case fx.CancelTimer(name=name):
                     live.pop(name, None)
-                case fx.Work(task=OpenPackage(manifest=header) as task):
+                case fx.Work(task=dr.OpenPackage(manifest=header) as task):
                     job = header.at.job_id
-                    found = OpenedPackage(PACKAGE, chances[job], budgets[job])
+                    found = dr.OpenedPackage(PACKAGE, chances[job], budgets[job])
                     post(now_s, fx.WorkDone(task, found))
-                case fx.Work(task=ComputeAnswer(manifest=header) as task):
+                case fx.Work(task=dr.ComputeAnswer(manifest=header) as task):
                     job = header.at.job_id
                     assert busy_s <= task.begun_s <= now_s, "two turns at once"
                     busy_s = task.until_s  # and then it is sealed
                     ends_s = min(now_s + seconds[job], max(now_s, task.until_s))
                     post(ends_s, fx.WorkDone(task, answer_of(job)))
-                case fx.Work(task=SealDummies(manifest=header) as task):
+                case fx.Work(task=dr.SealDummies(manifest=header) as task):
                     dummy = replace(answer_of(header.at.job_id), dummy=True)
                     post(now_s, fx.WorkDone(task, dummy))
-                case fx.Send(message=Offer() as sent):
+                case fx.Send(message=m.Offer() as sent):
                     job = headers([fx.Send(fx.ProxyAddress(), sent)])[0].at.job_id
                     seen.setdefault(job, ("answers", round(now_s, 6)))
-                case fx.Send() as sent if bodies([sent], Decline):
-                    job = bodies([sent], Decline)[0].at.job_id
+                case fx.Send() as sent if bodies([sent], m.Decline):
+                    job = bodies([sent], m.Decline)[0].at.job_id
                     seen.setdefault(job, ("declines", round(now_s, 6)))
     return seen
 
@@ -410,4 +384,4 @@ def test_when_anything_leaves_does_not_follow_from_how_long_any_work_takes(
 def test_the_bound_of_a_turn_is_the_work_s_share_of_the_budget() -> None:
     machine = several()
     (task,) = works(open_(machine, round_of(JOBS[0]), 5.0, budget_s=8.0))
-    assert task.until_s == 5.0 + 8.0 * WORK_SHARE < math.inf
+    assert task.until_s == 5.0 + 8.0 * dr.WORK_SHARE < math.inf

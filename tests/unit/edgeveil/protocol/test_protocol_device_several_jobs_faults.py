@@ -27,29 +27,10 @@ from protocol_kit import (
     member,
 )
 
+from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol import messages as m
 from edgeveil.protocol.device import DeviceMachine
-from edgeveil.protocol.device_round import (
-    ComputeAnswer,
-    DeviceSettings,
-    OpenedPackage,
-    OpenPackage,
-    SealedAnswer,
-)
-from edgeveil.protocol.messages import (
-    Ack,
-    Close,
-    ExchangeId,
-    Hello,
-    Message,
-    Note,
-    Offer,
-    PeerKeys,
-    Upload,
-    decode,
-    decode_body,
-    decode_header,
-)
 from edgeveil.transport.memory import LATENCY_S, MemoryNet, Node, no_faults
 from edgeveil_edge.store import DeviceStore
 
@@ -65,11 +46,11 @@ class CrashError(BaseException):
     """The device's process ends here."""
 
 
-def model(where: ExchangeId) -> bytes:
+def model(where: m.ExchangeId) -> bytes:
     return MODEL + where.job_id + where.numbers
 
 
-def answer_to(where: ExchangeId, made: int) -> SealedAnswer:
+def answer_to(where: m.ExchangeId, made: int) -> dr.SealedAnswer:
     """Anew each time that it is computed."""
     return replace(
         SEALED, data=SEALED.data[:-24] + where.job_id + where.numbers[:4] + bytes((made,)) * 4
@@ -82,7 +63,7 @@ class Host:
 
     crashes: frozenset[int]
     disk: DeviceStore = field(default_factory=lambda: DeviceStore(":memory:"))
-    made: dict[ExchangeId, int] = field(default_factory=dict)
+    made: dict[m.ExchangeId, int] = field(default_factory=dict)
     stores: int = 0
 
     def together(self) -> nullcontext[None]:
@@ -96,9 +77,9 @@ class Host:
 
     def perform(self, task: object) -> object:
         match task:
-            case OpenPackage(manifest=header):
-                return OpenedPackage(PACKAGE, 0.5, BUDGET_S[header.at.job_id])
-            case ComputeAnswer(manifest=header):
+            case dr.OpenPackage(manifest=header):
+                return dr.OpenedPackage(PACKAGE, 0.5, BUDGET_S[header.at.job_id])
+            case dr.ComputeAnswer(manifest=header):
                 # As the ledger recalls it: what was committed once is sealed again.
                 self.made[header.at] = self.made.get(header.at, 0) + 1
                 return answer_to(header.at, self.made[header.at])
@@ -115,8 +96,8 @@ class Played:
 
     def __init__(self) -> None:
         self.number = dict.fromkeys(JOBS, 1)
-        self.held: dict[ExchangeId, list[tuple[bytes, int]]] = {}
-        self.uploads: dict[ExchangeId, set[bytes]] = {}
+        self.held: dict[m.ExchangeId, list[tuple[bytes, int]]] = {}
+        self.uploads: dict[m.ExchangeId, set[bytes]] = {}
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         match event:
@@ -132,31 +113,31 @@ class Played:
         offers = [said for job in JOBS for said in self.open_round(job)]
         return [*(fx.Send(HERE, said) for said in offers), fx.SetTimer("tick", 20.0)]
 
-    def open_round(self, job: bytes) -> list[Message]:
+    def open_round(self, job: bytes) -> list[m.Message]:
         number = self.number[job]
         if number > ROUNDS:
-            return [CLOUD.note(Close(job, "completed"))]
+            return [CLOUD.note(m.Close(job, "completed"))]
         where = at(number, job=job)
         data = model(where)
         return [CLOUD.offer(manifest(data, where, deadline_s=600.0), data)]
 
-    def heard(self, message: Message) -> list[Message]:
-        if isinstance(message, Note) and isinstance(decode_body(message.body), Hello):
+    def heard(self, message: m.Message) -> list[m.Message]:
+        if isinstance(message, m.Note) and isinstance(m.decode_body(message.body), m.Hello):
             digest = hashlib.sha256(message.body.payload).digest()
             offers = [said for job in JOBS for said in self.open_round(job)]
-            return [PROXY.note(Ack(digest, "held")), *offers]
-        if not isinstance(message, Offer):
+            return [PROXY.note(m.Ack(digest, "held")), *offers]
+        if not isinstance(message, m.Offer):
             return []
-        upload = decode_header(message.header)
-        assert isinstance(upload, Upload)
+        upload = m.decode_header(message.header)
+        assert isinstance(upload, m.Upload)
         self.uploads.setdefault(upload.at, set()).add(upload.blob.digest)
         job, number = upload.at.job_id, upload.at.exchange
         if number != self.number[job]:
-            return [PROXY.note(Ack(upload.blob.digest, "closed"))]
+            return [PROXY.note(m.Ack(upload.blob.digest, "closed"))]
         assert hashlib.sha256(message.data).digest() == upload.blob.digest
         self.held.setdefault(upload.at, []).append((upload.blob.digest, upload.number))
         self.number[job] += 1
-        said: list[Message] = [PROXY.note(Ack(upload.blob.digest, "held"))]
+        said: list[m.Message] = [PROXY.note(m.Ack(upload.blob.digest, "held"))]
         if number % 2:  # of the others the record is late for ever
             marks, data = commit_of(upload.at, [message.data])
             said.append(CLOUD.offer(marks, data))
@@ -182,12 +163,12 @@ class Scene:
         return [[], [], [LATENCY_S], [LATENCY_S, 1.0], [kind / 32]][kind % 5]
 
     def _work_s(self, task: object) -> float:
-        return WORK_S if isinstance(task, ComputeAnswer) else 0.01
+        return WORK_S if isinstance(task, dr.ComputeAnswer) else 0.01
 
     def start(self) -> Node:
         """A process of the device, with what the one before kept."""
-        keys = PeerKeys.pinned(cloud=CLOUD_KEY, proxy=PROXY_KEY)
-        bounds = DeviceSettings(packet_bytes=PACKET_BYTES)
+        keys = m.PeerKeys.pinned(cloud=CLOUD_KEY, proxy=PROXY_KEY)
+        bounds = dr.DeviceSettings(packet_bytes=PACKET_BYTES)
         machine = DeviceMachine(ME.signer, keys, self.host.disk.load(), bounds)
         old = self.net.nodes.get(HERE)
         if old is not None:
@@ -245,7 +226,7 @@ def test_all_uploads_under_way_outlive_the_process() -> None:
     scene = Scene(b"", frozenset())
 
     def no_upload(sender: fx.Address, _to: fx.Address, frame: bytes) -> list[float]:
-        is_upload = sender == HERE and isinstance(decode(frame, PACKET_BYTES), Offer)
+        is_upload = sender == HERE and isinstance(m.decode(frame, PACKET_BYTES), m.Offer)
         return [] if is_upload else [LATENCY_S]
 
     scene.net.faults = no_upload

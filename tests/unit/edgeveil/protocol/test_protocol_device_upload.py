@@ -25,7 +25,6 @@ from protocol_kit import (
     CLOUD,
     JOB,
     PROXY,
-    Signer,
     at,
     bodies,
     commit_of,
@@ -42,55 +41,34 @@ from protocol_kit import (
     timers,
 )
 
+from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device_round import (
-    ComputeAnswer,
-    DeviceMemory,
-    DeviceState,
-    LateRecord,
-    ManifestMark,
-    NoAnswer,
-    OutboxDrop,
-    OutboxPut,
-    SealedAnswer,
-)
-from edgeveil.protocol.messages import (
-    Ack,
-    BlobPart,
-    Bye,
-    Close,
-    Decline,
-    Need,
-    Offer,
-    Want,
-    decode_header,
-    encode,
-)
+from edgeveil.protocol import messages as m
 
 DIGEST = hashlib.sha256(SEALED.data).digest()
 NAMED = JOB.hex()[:12]
 
 
 def ack(status, digest=DIGEST, signer=PROXY, reason=""):
-    return signer.note(Ack(digest, status, reason))
+    return signer.note(m.Ack(digest, status, reason))
 
 
 def test_declining_says_so_and_names_the_cause_but_not_the_reason():
     machine, header = device(), manifest(MODEL)
     work_on(machine, header)
-    out = done(machine, ComputeAnswer(header, PACKAGE), NoAnswer("over it by 3", "budget"))
-    assert bodies(out, Decline) == [Decline(header.at, "budget")]
-    assert all(b"over it" not in encode(send.message) for send in of(out, fx.Send))
+    out = done(machine, dr.ComputeAnswer(header, PACKAGE), dr.NoAnswer("over it by 3", "budget"))
+    assert bodies(out, m.Decline) == [m.Decline(header.at, "budget")]
+    assert all(b"over it" not in m.encode(send.message) for send in of(out, fx.Send))
     assert reports(out)["declined"]["why"] == "over it by 3"
     assert reports(out)["declined"]["cause"] == "budget"
-    assert machine.state is DeviceState.IDLE
+    assert machine.state is dr.DeviceState.IDLE
 
 
 def test_what_fails_at_the_box_is_declined_as_its_fault():
     machine, header = device(), manifest(MODEL)
     work_on(machine, header)
-    out = done(machine, ComputeAnswer(header, PACKAGE), fx.WorkFailed("no space is left"))
-    assert bodies(out, Decline) == [Decline(header.at, "fault")]
+    out = done(machine, dr.ComputeAnswer(header, PACKAGE), fx.WorkFailed("no space is left"))
+    assert bodies(out, m.Decline) == [m.Decline(header.at, "fault")]
     assert reports(out)["declined"]["why"] == "no space is left"
 
 
@@ -101,18 +79,18 @@ def test_an_upload_is_durable_before_it_is_sent():
     assert kinds.index(fx.Persist) < kinds.index(fx.Send)
     (item,) = stored(out)
     (header,) = headers(out)
-    assert isinstance(item, OutboxPut) and item.upload == header
+    assert isinstance(item, dr.OutboxPut) and item.upload == header
     assert header.groups == (0, 1, 2) and header.blob.digest == DIGEST
-    assert machine.state is DeviceState.UPLOADING
+    assert machine.state is dr.DeviceState.UPLOADING
 
 
 def test_work_of_a_round_that_is_over_is_not_sent():
     machine, old = device(), manifest(MODEL, at(1))
     work_on(machine, old)
     work_on(machine, manifest(MODEL, at(2)))
-    assert done(machine, ComputeAnswer(old, PACKAGE), SEALED) == []
-    assert messages(done(machine, ComputeAnswer(old, PACKAGE), NoAnswer("x")), Offer) == []
-    assert machine.state is DeviceState.WORKING
+    assert done(machine, dr.ComputeAnswer(old, PACKAGE), SEALED) == []
+    assert messages(done(machine, dr.ComputeAnswer(old, PACKAGE), dr.NoAnswer("x")), m.Offer) == []
+    assert machine.state is dr.DeviceState.WORKING
 
 
 def test_an_upload_is_sent_again_ever_more_rarely_until_acknowledged():
@@ -126,7 +104,7 @@ def test_an_upload_is_sent_again_ever_more_rarely_until_acknowledged():
     assert all(cap / 2 < wait <= cap for wait, cap in zip(waits, caps, strict=True))
     out = receive(machine, ack("held"))
     assert of(out, fx.CancelTimer) == [fx.CancelTimer(own("resend").name)]
-    assert machine.state is DeviceState.ANSWERED
+    assert machine.state is dr.DeviceState.ANSWERED
     assert fire(machine, "resend") == []
 
 
@@ -143,19 +121,21 @@ def test_a_large_upload_is_offered_and_its_parts_are_pulled():
     work_on(machine, header)
     data = bytes(range(250)) * 20
     out = done(
-        machine, ComputeAnswer(header, PACKAGE), SealedAnswer((0,), (5000,), data, (b"m" * 32,))
+        machine,
+        dr.ComputeAnswer(header, PACKAGE),
+        dr.SealedAnswer((0,), (5000,), data, (b"m" * 32,)),
     )
-    (offered,) = messages(out, Offer)
-    assert offered.data == b"" and messages(out, BlobPart) == []
-    blob = decode_header(offered.header).blob
-    pulled = messages(receive(machine, Need(blob.digest, tuple(range(blob.parts)))), BlobPart)
+    (offered,) = messages(out, m.Offer)
+    assert offered.data == b"" and messages(out, m.BlobPart) == []
+    blob = m.decode_header(offered.header).blob
+    pulled = messages(receive(machine, m.Need(blob.digest, tuple(range(blob.parts)))), m.BlobPart)
     assert b"".join(piece.data for piece in pulled) == data
-    assert messages(receive(machine, Need(blob.digest, (2, 0, 0))), BlobPart) == [
+    assert messages(receive(machine, m.Need(blob.digest, (2, 0, 0))), m.BlobPart) == [
         pulled[0],
         pulled[2],
     ]
-    assert refused(receive(machine, Need(blob.digest, (blob.parts,)))) == ["bad_index"]
-    assert receive(machine, Need(b"x" * 32, (0,))) == []
+    assert refused(receive(machine, m.Need(blob.digest, (blob.parts,)))) == ["bad_index"]
+    assert receive(machine, m.Need(b"x" * 32, (0,))) == []
 
 
 @pytest.mark.parametrize(("size", "inline"), [(15_000, True), (17_000, False)])
@@ -164,10 +144,10 @@ def test_a_small_upload_alone_is_offered_whole_however_large_packets_may_be(size
     work_on(machine, header)
     out = done(
         machine,
-        ComputeAnswer(header, PACKAGE),
-        SealedAnswer((0,), (size,), bytes(size), (b"m" * 32,)),
+        dr.ComputeAnswer(header, PACKAGE),
+        dr.SealedAnswer((0,), (size,), bytes(size), (b"m" * 32,)),
     )
-    (offered,) = messages(out, Offer)
+    (offered,) = messages(out, m.Offer)
     assert len(offered.data) == (size if inline else 0)
 
 
@@ -185,19 +165,19 @@ def test_a_refused_upload_is_dropped_and_reported(status):
     out = receive(machine, ack(status, reason="closed_round"))
     # "Closed" may follow a lost acknowledgement: only a refusal says that it was never taken.
     outcome = "refused" if status == "refused" else "dropped"
-    assert stored(out) == [OutboxDrop(at(), outcome)]
+    assert stored(out) == [dr.OutboxDrop(at(), outcome)]
     assert reports(out)["upload_refused"] == {"job": NAMED, "round": 1, "why": "closed_round"}
-    assert machine.state is DeviceState.IDLE and not machine.memory.uploads
+    assert machine.state is dr.DeviceState.IDLE and not machine.memory.uploads
 
 
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        (ack("refused", signer=Signer("proxy", signing_key(9))), "forged"),
+        (ack("refused", signer=m.Signer("proxy", signing_key(9))), "forged"),
         (ack("refused", signer=ME.signer), "unknown_signer"),
         (ack("refused", signer=CLOUD), "unexpected_body"),
-        (PROXY.note(Close(JOB, "failed")), "unexpected_body"),
-        (PROXY.note(Want(JOB)), "unexpected_body"),
+        (PROXY.note(m.Close(JOB, "failed")), "unexpected_body"),
+        (PROXY.note(m.Want(JOB)), "unexpected_body"),
     ],
 )
 def test_nobody_else_can_end_an_upload(message, reason):
@@ -212,7 +192,7 @@ def test_an_acknowledgement_of_something_else_is_ignored():
     machine = device()
     upload(machine)
     assert receive(machine, ack("refused", digest=b"x" * 32)) == []
-    assert machine.state is DeviceState.UPLOADING
+    assert machine.state is dr.DeviceState.UPLOADING
 
 
 # --- commit -------------------------------------------------------------------------------
@@ -228,8 +208,8 @@ def test_a_commit_says_how_many_segments_were_counted(accepted):
     told = {"job": NAMED, "round": 1, "segments": 3, "counted": accepted}
     assert reports(out)["counted"] == told
     outcome = {3: "counted", 0: "missing"}.get(accepted, "partial")
-    assert stored(out) == [OutboxDrop(at(), outcome)] and not machine.memory.uploads
-    assert machine.state is DeviceState.IDLE
+    assert stored(out) == [dr.OutboxDrop(at(), outcome)] and not machine.memory.uploads
+    assert machine.state is dr.DeviceState.IDLE
     assert receive(machine, offer(record, data)) == []
 
 
@@ -261,8 +241,8 @@ def test_a_forged_commit_is_refused():
 def test_after_the_deadline_the_upload_is_given_up():
     machine = device()
     upload(machine)
-    assert stored(fire(machine, "deadline")) == [OutboxDrop(at(), "dropped")]
-    assert machine.state is DeviceState.IDLE
+    assert stored(fire(machine, "deadline")) == [dr.OutboxDrop(at(), "dropped")]
+    assert machine.state is dr.DeviceState.IDLE
     assert fire(machine, "resend") == []
 
 
@@ -277,7 +257,7 @@ def test_a_newer_round_drops_the_old_upload():
     machine = device()
     upload(machine)
     out = receive(machine, offer(manifest(MODEL, at(2)), MODEL))
-    assert OutboxDrop(at(), "dropped") in stored(out) and not machine.memory.uploads
+    assert dr.OutboxDrop(at(), "dropped") in stored(out) and not machine.memory.uploads
 
 
 @pytest.mark.parametrize(("accepted", "outcome"), [(3, "counted"), (2, "partial"), (0, "missing")])
@@ -288,9 +268,9 @@ def test_a_commit_that_comes_after_the_next_round_still_counts(accepted, outcome
     receive(machine, offer(manifest(MODEL, at(2)), MODEL))
     record, data = commit_of(at(), SEGMENTS[:accepted])
     out = receive(machine, offer(record, data))
-    assert stored(out) == [LateRecord(at(), outcome)]
+    assert stored(out) == [dr.LateRecord(at(), outcome)]
     assert reports(out)["counted"]["counted"] == accepted
-    assert machine.state is DeviceState.OPENING
+    assert machine.state is dr.DeviceState.OPENING
     assert receive(machine, offer(record, data)) == []
 
 
@@ -304,7 +284,7 @@ def test_a_commit_tells_of_an_upload_that_was_never_acknowledged(accepted, outco
         receive(machine, ack("closed", reason="closed_round"))
     receive(machine, offer(manifest(MODEL, at(2)), MODEL))
     record, data = commit_of(at(), SEGMENTS[:accepted])
-    assert stored(receive(machine, offer(record, data))) == [LateRecord(at(), outcome)]
+    assert stored(receive(machine, offer(record, data))) == [dr.LateRecord(at(), outcome)]
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -314,16 +294,16 @@ def test_a_closed_job_drops_the_upload(restarted):
     if restarted:
         machine = device(machine.memory)
         machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
-    out = receive(machine, CLOUD.note(Close(JOB, "cancelled")))
-    assert OutboxDrop(at(), "dropped") in stored(out)
-    assert not machine.memory.uploads and machine.state is DeviceState.IDLE
+    out = receive(machine, CLOUD.note(m.Close(JOB, "cancelled")))
+    assert dr.OutboxDrop(at(), "dropped") in stored(out)
+    assert not machine.memory.uploads and machine.state is dr.DeviceState.IDLE
 
 
 def test_a_foreign_job_s_end_changes_nothing_here():
     machine = device()
     upload(machine)
-    receive(machine, CLOUD.note(Close(b"K" * 16, "failed")))
-    assert machine.state is DeviceState.UPLOADING and machine.memory.uploads
+    receive(machine, CLOUD.note(m.Close(b"K" * 16, "failed")))
+    assert machine.state is dr.DeviceState.UPLOADING and machine.memory.uploads
 
 
 def test_a_restart_sends_the_same_upload_and_does_no_second_work():
@@ -331,7 +311,7 @@ def test_a_restart_sends_the_same_upload_and_does_no_second_work():
     sent = headers(upload(first))
     machine = device(first.memory)
     out = machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
-    assert headers(out) == sent and machine.state is DeviceState.UPLOADING
+    assert headers(out) == sent and machine.state is dr.DeviceState.UPLOADING
     assert tasks(receive(machine, offer(manifest(MODEL), MODEL))) == []
     receive(machine, ack("held"))
     record, data = commit_of(at(), SEGMENTS)
@@ -353,8 +333,8 @@ def test_a_restart_still_refuses_a_fork():
 
 
 def test_stopping_says_goodbye():
-    out = device(DeviceMemory()).handle(fx.Command("stop"), 0.0)
-    assert bodies(out, Bye) == [Bye(ME.id)]
+    out = device(dr.DeviceMemory()).handle(fx.Command("stop"), 0.0)
+    assert bodies(out, m.Bye) == [m.Bye(ME.id)]
 
 
 def test_late_timers_and_unknown_events_do_nothing():
@@ -369,8 +349,8 @@ def test_a_settled_round_is_not_taken_up_again(end, restarted):
     machine = device()
     if end == "declined":
         work_on(machine, manifest(MODEL))
-        out = done(machine, ComputeAnswer(manifest(MODEL), PACKAGE), NoAnswer("busy"))
-        assert [type(item) for item in stored(out)] == [ManifestMark]
+        out = done(machine, dr.ComputeAnswer(manifest(MODEL), PACKAGE), dr.NoAnswer("busy"))
+        assert [type(item) for item in stored(out)] == [dr.ManifestMark]
     else:
         upload(machine)
     if end == "counted":

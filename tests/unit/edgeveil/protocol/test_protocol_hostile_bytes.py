@@ -10,16 +10,7 @@ import pytest
 from protocol_kit import CLOUD
 
 from edgeveil.errors import ProtocolError
-from edgeveil.protocol.messages import (
-    VERSION,
-    Blob,
-    Envelope,
-    Hello,
-    decode,
-    decode_body,
-    decode_header,
-    encode,
-)
+from edgeveil.protocol import messages as m
 from edgeveil.protocol.sealed import decode_package
 from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil.protocol.transfer import Assembly
@@ -54,11 +45,11 @@ def peak_bytes(read: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize("raw", HUGE.values(), ids=HUGE)
 def test_a_length_bomb_is_refused_by_its_header(raw):
-    signed = Envelope("cloud", raw, bytes(64))
+    signed = m.Envelope("cloud", raw, bytes(64))
     readers: list[Callable[[], object]] = [
-        lambda: decode(bytes((VERSION,)) + raw, LIMIT),
-        lambda: decode_header(signed),
-        lambda: decode_body(signed),
+        lambda: m.decode(bytes((m.VERSION,)) + raw, LIMIT),
+        lambda: m.decode_header(signed),
+        lambda: m.decode_body(signed),
         lambda: decode_package(raw),
         lambda: unpack_tensors(raw),
     ]
@@ -66,8 +57,8 @@ def test_a_length_bomb_is_refused_by_its_header(raw):
 
 
 def test_a_frame_above_the_limit_is_not_looked_at():
-    frame = encode(CLOUD.note(Hello("0" * 16))) + bytes(8 << 20)
-    assert peak_bytes(lambda: decode(frame, LIMIT)) < 1 << 16
+    frame = m.encode(CLOUD.note(m.Hello("0" * 16))) + bytes(8 << 20)
+    assert peak_bytes(lambda: m.decode(frame, LIMIT)) < 1 << 16
 
 
 def tensors(header: object, data: bytes = b"", length: int | None = None) -> bytes:
@@ -107,11 +98,11 @@ def test_tensors_that_claim_more_than_they_hold_are_refused(raw):
 def test_a_blob_takes_no_memory_for_what_it_claims():
     def claim() -> None:
         for size in (2**40, 2**30 + 1):
-            Assembly(Blob(bytes(32), size, 1 << 16), 1 << 30)
+            Assembly(m.Blob(bytes(32), size, 1 << 16), 1 << 30)
 
     assert peak_bytes(claim) < 1 << 16
     tracemalloc.start()
-    allowed = Assembly(Blob(bytes(32), 1 << 30, 256), 1 << 30)
+    allowed = Assembly(m.Blob(bytes(32), 1 << 30, 256), 1 << 30)
     assert len(allowed.missing().indices) == 16
     assert tracemalloc.get_traced_memory()[1] < 1 << 16
     tracemalloc.stop()

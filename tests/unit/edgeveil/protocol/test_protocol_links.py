@@ -18,15 +18,8 @@ from cloud_bench import (
 from protocol_kit import JOB, PROXY, at, bodies, stored, tasks, timers
 from proxy_bench import proxy
 
+from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_job import (
-    CloudState,
-    JobStatus,
-    SealJob,
-    SealRound,
-    StartJob,
-    TooFewUploads,
-)
 from edgeveil.protocol.cloud_reasons import (
     EDGE_LINK,
     OTHER_KEY,
@@ -40,7 +33,7 @@ from edgeveil.protocol.cloud_reasons import (
 from edgeveil.protocol.messages import LinkState, Shortfall
 
 UP, LOST = fx.PeerConnected(fx.ProxyAddress()), fx.PeerLost(fx.ProxyAddress())
-TWICE = StartJob(JOB, 1, 1, exchanges=2, retries=1)
+TWICE = cj.StartJob(JOB, 1, 1, exchanges=2, retries=1)
 
 
 def lose_own(machine):
@@ -69,7 +62,7 @@ def by_silence(machine, attempt=1):
 
 def by_a_poor_batch(machine, attempt=1):
     (task,) = tasks(hand_over(machine, at(1, attempt)))
-    return done(machine, task, TooFewUploads("1 valid upload"))
+    return done(machine, task, cj.TooFewUploads("1 valid upload"))
 
 
 def sign_otherwise(machine):
@@ -95,7 +88,7 @@ def test_an_attempt_that_ends_while_a_link_is_down_pauses_the_job_and_names_the_
 ):
     machine = waiting(what=TWICE)
     lose(machine)
-    assert stored(ends(machine))[-1] == JobStatus(JOB, "paused", link, stored_answers(ends))
+    assert stored(ends(machine))[-1] == cj.JobStatus(JOB, "paused", link, stored_answers(ends))
     assert goes_on(link) and not resume_follows(pause_advice(link))
 
 
@@ -109,10 +102,10 @@ def test_an_attempt_with_an_outage_that_is_over_takes_no_retry(lose, back, link,
     machine = waiting(what=TWICE)
     lose(machine)
     back(machine)
-    assert tasks(ends(machine)) == [SealRound(JOB, 1, 2)]
+    assert tasks(ends(machine)) == [cj.SealRound(JOB, 1, 2)]
     assert machine.courses[JOB].retries_left == 1
-    broadcast(machine, SealRound(JOB, 1, 2))
-    assert tasks(ends(machine, 2)) == [SealRound(JOB, 1, 3)]  # nothing was down: it takes one
+    broadcast(machine, cj.SealRound(JOB, 1, 2))
+    assert tasks(ends(machine, 2)) == [cj.SealRound(JOB, 1, 3)]  # nothing was down: it takes one
     assert machine.courses[JOB].retries_left == 0
 
 
@@ -121,15 +114,15 @@ def test_silence_counts_from_the_links_return(lose, back, link):
     machine = waiting()
     lose(machine)
     assert timers(back(machine))["watchdog"] > 0
-    assert machine.courses[JOB].state is CloudState.WAITING
-    assert tasks(absorb(machine)) == [SealRound(JOB, 2, 1)]
+    assert machine.courses[JOB].state is cj.CloudState.WAITING
+    assert tasks(absorb(machine)) == [cj.SealRound(JOB, 2, 1)]
 
 
 def test_no_job_is_announced_again_and_again_into_a_link_that_is_down():
     machine = cloud()
     lose_own(machine)
     start(machine, TWICE)
-    seal(machine, SealJob(JOB))
+    seal(machine, cj.SealJob(JOB))
     assert stored(fire(machine, "watchdog"))[-1].reason == OWN_LINK
 
 
@@ -145,7 +138,7 @@ def test_a_cell_is_reached_once_its_links_are_up_and_its_proxy_spoke():
 
 
 def test_a_proxy_that_was_silent_is_to_say_something_first():
-    machine = waiting(what=StartJob(JOB, 1, 1, exchanges=2, retries=0))
+    machine = waiting(what=cj.StartJob(JOB, 1, 1, exchanges=2, retries=0))
     assert stored(by_silence(machine))[-1].reason == SILENT
     assert machine.unreached == [""]
     edge_is_back(machine)

@@ -42,27 +42,10 @@ from test_protocol_proxy_masks import (
     why_not,
 )
 
+from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol import messages as m
 from edgeveil.protocol.cloud import CloudMachine
-from edgeveil.protocol.cloud_job import (
-    Absorb,
-    AskChecks,
-    AskUnmask,
-    CloudState,
-    SealRound,
-    TakeChecks,
-    TooFewUploads,
-)
-from edgeveil.protocol.messages import (
-    Ack,
-    Batch,
-    CheckMasks,
-    Manifest,
-    MaskSums,
-    Misfits,
-    Unmask,
-    encode_inner,
-)
 from edgeveil.protocol.proxy_rounds import MISFIT
 from edgeveil.protocol.sealed import RoundCheck, choice, committed, masked_vectors
 from edgeveil.protocol.tensors import mask_checks
@@ -81,19 +64,19 @@ def machine(tmp_path: Path) -> RealProxy:
     return RealProxy(tmp_path)
 
 
-def checked_round() -> Manifest:
+def checked_round() -> m.Manifest:
     return committed(masked_round(), MEMBERSHIP)
 
 
-def checked_batch(machine: RealProxy) -> Batch:
+def checked_batch(machine: RealProxy) -> m.Batch:
     return handed_over(machine, checked_round())
 
 
-def check(of_: Batch, by: RoundCheck = CHECK, **changes: object) -> CheckMasks:
-    return structs.replace(CheckMasks(of_.at, of_.blob.digest, by.key.to_bytes()), **changes)
+def check(of_: m.Batch, by: RoundCheck = CHECK, **changes: object) -> m.CheckMasks:
+    return structs.replace(m.CheckMasks(of_.at, of_.blob.digest, by.key.to_bytes()), **changes)
 
 
-def ask_checks(machine: RealProxy, asked: CheckMasks) -> list[fx.Effect]:
+def ask_checks(machine: RealProxy, asked: m.CheckMasks) -> list[fx.Effect]:
     return cloud_says(machine, CLOUD.note(asked))
 
 
@@ -159,8 +142,8 @@ def test_a_seed_that_was_sealed_for_other_factors_is_told_at_once(machine: RealP
     assert refused(upload(machine, 2, checked_round())) == []
 
 
-def misfits(of_: Batch, places: list[int]) -> Misfits:
-    return Misfits(of_.at, of_.blob.digest, choice(places, UPLOADS))
+def misfits(of_: m.Batch, places: list[int]) -> m.Misfits:
+    return m.Misfits(of_.at, of_.blob.digest, choice(places, UPLOADS))
 
 
 def blamed(effects: list[fx.Effect]) -> set[tuple[str, str]]:
@@ -195,7 +178,7 @@ def test_whose_uploads_they_were_is_forgotten(machine: RealProxy, how: str) -> N
     else:
         found = answer_of(ask(machine, question(batch_)))
         assert found is not None
-        cloud_says(machine, CLOUD.note(Ack(found[0].blob.digest, "held")))
+        cloud_says(machine, CLOUD.note(m.Ack(found[0].blob.digest, "held")))
     assert cloud_says(machine, CLOUD.note(misfits(batch_, [0]))) == []
     assert machine.rounds.collections[at()].senders == ()
 
@@ -204,62 +187,64 @@ def test_the_sums_of_checks_alone_do_not_make_it_forget(machine: RealProxy) -> N
     batch_ = checked_batch(machine)
     found = answer_of(ask_checks(machine, check(batch_)))
     assert found is not None
-    cloud_says(machine, CLOUD.note(Ack(found[0].blob.digest, "held")))
+    cloud_says(machine, CLOUD.note(m.Ack(found[0].blob.digest, "held")))
     assert blamed(cloud_says(machine, CLOUD.note(misfits(batch_, [2])))) == {(FLEET[2].id, MISFIT)}
 
 
 # --- the cloud ---
 
 ASKED = check(batch()[0])
-DIGEST = hashlib.sha256(encode_inner(ASKED)).digest()
+DIGEST = hashlib.sha256(m.encode_inner(ASKED)).digest()
 ANSWER = b"checks of masks"
-CHOSEN = Unmask(at(), batch()[0].blob.digest, b"\x07")
-WRONG = Misfits(at(), batch()[0].blob.digest, b"\x08")
+CHOSEN = m.Unmask(at(), batch()[0].blob.digest, b"\x07")
+WRONG = m.Misfits(at(), batch()[0].blob.digest, b"\x08")
 
 
 def checking() -> CloudMachine:
     """The host has opened the batch; the proxy is asked for the checks."""
     machine = waiting()
     offer_batch(machine)
-    done(machine, Absorb({"": batch()[0]}), AskChecks({"": ASKED}))
-    assert state(machine) is CloudState.CHECKING
+    done(machine, cj.Absorb({"": batch()[0]}), cj.AskChecks({"": ASKED}))
+    assert state(machine) is cj.CloudState.CHECKING
     return machine
 
 
 def answered(machine: CloudMachine) -> list[fx.Effect]:
-    header = MaskSums(at(), DIGEST, describe(ANSWER, PART_BYTES))
+    header = m.MaskSums(at(), DIGEST, describe(ANSWER, PART_BYTES))
     return receive(machine, offer(header, ANSWER, PROXY))
 
 
 def test_the_factors_are_disclosed_once_the_batch_is_there_and_said_again() -> None:
     machine = waiting()
     offer_batch(machine)
-    out = done(machine, Absorb({"": batch()[0]}), AskChecks({"": ASKED}))
-    assert bodies(out, CheckMasks) == [ASKED]
-    assert bodies(out, Ack) == []
+    out = done(machine, cj.Absorb({"": batch()[0]}), cj.AskChecks({"": ASKED}))
+    assert bodies(out, m.CheckMasks) == [ASKED]
+    assert bodies(out, m.Ack) == []
     assert {"unmask", "watchdog"} <= timers(out).keys()
-    assert bodies(fire(machine, "unmask"), CheckMasks) == [ASKED]
+    assert bodies(fire(machine, "unmask"), m.CheckMasks) == [ASKED]
     again = machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
-    assert bodies(again, CheckMasks) == [ASKED]
+    assert bodies(again, m.CheckMasks) == [ASKED]
 
 
 def test_the_choice_is_asked_for_after_the_checks_and_misfits_are_told_before_it() -> None:
     machine = checking()
-    assert tasks(answered(machine)) == [TakeChecks(at(), {"": ANSWER})]
-    task = TakeChecks(at(), {"": ANSWER})
-    out = done(machine, task, AskUnmask({"": CHOSEN}, {"": WRONG}))
-    assert state(machine) is CloudState.UNMASKING
-    assert bodies(out, Misfits | Unmask) == [WRONG, CHOSEN]
-    assert bodies(fire(machine, "unmask"), Misfits | CheckMasks) == []
+    assert tasks(answered(machine)) == [cj.TakeChecks(at(), {"": ANSWER})]
+    task = cj.TakeChecks(at(), {"": ANSWER})
+    out = done(machine, task, cj.AskUnmask({"": CHOSEN}, {"": WRONG}))
+    assert state(machine) is cj.CloudState.UNMASKING
+    assert bodies(out, m.Misfits | m.Unmask) == [WRONG, CHOSEN]
+    assert bodies(fire(machine, "unmask"), m.Misfits | m.CheckMasks) == []
 
 
 def test_too_few_that_fit_are_told_and_the_round_asked_for_again() -> None:
     machine = checking()
     answered(machine)
-    out = done(machine, TakeChecks(at(), {"": ANSWER}), TooFewUploads("few", None, {"": WRONG}))
-    told = bodies(out, Misfits | Ack)
+    out = done(
+        machine, cj.TakeChecks(at(), {"": ANSWER}), cj.TooFewUploads("few", None, {"": WRONG})
+    )
+    told = bodies(out, m.Misfits | m.Ack)
     assert told[0] == WRONG  # while the proxy knows its batch
-    assert tasks(out) == [SealRound(JOB, 1, 2)]
+    assert tasks(out) == [cj.SealRound(JOB, 1, 2)]
 
 
 @pytest.mark.parametrize("why", ["refused", "failed"])
@@ -267,18 +252,18 @@ def test_a_check_that_comes_to_nothing_has_spent_nothing(why: str) -> None:
     """No choice was said, so the round is asked for again, as after any failure before it."""
     machine = checking()
     if why == "refused":
-        out = receive(machine, PROXY.note(Ack(DIGEST, "refused", "unknown_round")))
+        out = receive(machine, PROXY.note(m.Ack(DIGEST, "refused", "unknown_round")))
     else:
         answered(machine)
-        out = done(machine, TakeChecks(at(), {"": ANSWER}), fx.WorkFailed("wrong_mask_checks"))
-    assert tasks(out) == [SealRound(JOB, 1, 2)]
-    assert bodies(out, Unmask) == []
+        out = done(machine, cj.TakeChecks(at(), {"": ANSWER}), fx.WorkFailed("wrong_mask_checks"))
+    assert tasks(out) == [cj.SealRound(JOB, 1, 2)]
+    assert bodies(out, m.Unmask) == []
 
 
 def test_a_silent_proxy_pauses_the_job_unspent() -> None:
     machine = checking()
-    assert bodies(fire(machine, "watchdog"), Unmask) == []
-    assert state(machine) is CloudState.CHECKING
+    assert bodies(fire(machine, "watchdog"), m.Unmask) == []
+    assert state(machine) is cj.CloudState.CHECKING
     out = fire(machine, "watchdog")
     assert stored(out)[-1].status == "paused"  # type: ignore[attr-defined]
-    assert state(machine) is CloudState.IDLE
+    assert state(machine) is cj.CloudState.IDLE

@@ -15,15 +15,6 @@ from safetensors.numpy import save
 from edgeveil.crypto.labels import HEADER
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import messages as m
-from edgeveil.protocol.messages import (
-    VERSION,
-    check_signature,
-    decode,
-    decode_body,
-    decode_header,
-    encode,
-    encode_inner,
-)
 from edgeveil.protocol.sealed import (
     JobPackage,
     ReleasePackage,
@@ -111,27 +102,27 @@ bodies = st.one_of(
 
 @given(wire)
 def test_messages_survive_the_wire(message):
-    assert decode(encode(message), LIMIT) == message
+    assert m.decode(m.encode(message), LIMIT) == message
 
 
 @given(st.one_of(headers, bodies))
 def test_headers_and_bodies_survive_the_wire(inner):
-    carrier = m.Envelope("cloud", encode_inner(inner), bytes(64))
-    read = decode_header if isinstance(inner, m.Header) else decode_body
+    carrier = m.Envelope("cloud", m.encode_inner(inner), bytes(64))
+    read = m.decode_header if isinstance(inner, m.Header) else m.decode_body
     assert read(carrier) == inner
 
 
 @given(st.one_of(headers, bodies))
 def test_a_header_is_no_body_and_a_body_no_header(inner):
-    carrier = m.Envelope("cloud", encode_inner(inner), bytes(64))
-    read = decode_body if isinstance(inner, m.Header) else decode_header
+    carrier = m.Envelope("cloud", m.encode_inner(inner), bytes(64))
+    read = m.decode_body if isinstance(inner, m.Header) else m.decode_header
     with pytest.raises(ProtocolError, match="malformed"):
         read(carrier)
 
 
 def _message_or_refusal(frame):
     try:
-        message = decode(frame, LIMIT)
+        message = m.decode(frame, LIMIT)
     except ProtocolError as error:
         assert error.reason in {"malformed", "unknown_version"}
     else:
@@ -142,12 +133,12 @@ def _message_or_refusal(frame):
 @given(st.binary(max_size=300))
 def test_random_bytes_are_a_message_or_refused(data):
     _message_or_refusal(data)
-    _message_or_refusal(bytes((VERSION,)) + data)
+    _message_or_refusal(bytes((m.VERSION,)) + data)
 
 
 @given(wire, st.data())
 def test_damaged_frames_are_a_message_or_refused(message, data):
-    frame = bytearray(encode(message))
+    frame = bytearray(m.encode(message))
     position = data.draw(st.integers(0, len(frame) - 1))
     frame[position] ^= data.draw(st.integers(1, 255))
     _message_or_refusal(bytes(frame))
@@ -157,23 +148,23 @@ def test_damaged_frames_are_a_message_or_refused(message, data):
 @given(wire, st.binary(min_size=1, max_size=20))
 def test_nothing_may_follow_a_message(message, tail):
     with pytest.raises(ProtocolError, match="malformed"):
-        decode(encode(message) + tail, LIMIT)
+        m.decode(m.encode(message) + tail, LIMIT)
 
 
 @given(wire)
 def test_the_size_is_checked_before_anything_else(message):
-    frame = encode(message)
-    assert decode(frame, len(frame)) == message
+    frame = m.encode(message)
+    assert m.decode(frame, len(frame)) == message
     with pytest.raises(ProtocolError) as caught:
-        decode(b"\xff" + frame, len(frame))  # an unknown version too, but the size comes first
+        m.decode(b"\xff" + frame, len(frame))  # an unknown version too, but the size comes first
     assert caught.value.reason == "oversized"
 
 
 @pytest.mark.parametrize("version", [0, 2, 255])
 def test_other_versions_are_refused(version):
-    frame = bytes((version,)) + encode(m.Need(b"x" * 32, (0,)))[1:]
+    frame = bytes((version,)) + m.encode(m.Need(b"x" * 32, (0,)))[1:]
     with pytest.raises(ProtocolError) as caught:
-        decode(frame, LIMIT)
+        m.decode(frame, LIMIT)
     assert caught.value.reason == "unknown_version"
 
 
@@ -210,23 +201,23 @@ OUT_OF_RANGE = [
 
 @pytest.mark.parametrize("changes", OUT_OF_RANGE, ids=lambda c: repr(c)[:50])
 def test_a_field_out_of_range_is_refused(changes):
-    assert decode_header(m.Envelope("cloud", _inner(GOOD), bytes(64))) == GOOD
+    assert m.decode_header(m.Envelope("cloud", _inner(GOOD), bytes(64))) == GOOD
     with pytest.raises(ProtocolError) as caught:
-        decode_header(m.Envelope("cloud", _inner(GOOD, **changes), bytes(64)))
+        m.decode_header(m.Envelope("cloud", _inner(GOOD, **changes), bytes(64)))
     assert caught.value.reason == "malformed"
 
 
 @pytest.mark.parametrize("name", ["0" * 16 + "\n", "0" * 15, "0" * 17, "0" * 15 + "G", "cloud "])
 def test_a_name_that_is_no_device_id_is_refused(name):
     with pytest.raises(ProtocolError):
-        decode(encode(m.Note(m.Envelope(name, b"", bytes(64)))), LIMIT)
+        m.decode(m.encode(m.Note(m.Envelope(name, b"", bytes(64)))), LIMIT)
     with pytest.raises(ProtocolError):
-        decode_body(m.Envelope("proxy", encode_inner(m.Hello(name)), bytes(64)))
+        m.decode_body(m.Envelope("proxy", m.encode_inner(m.Hello(name)), bytes(64)))
 
 
 def test_a_credit_above_the_limit_is_refused():
     with pytest.raises(ProtocolError):
-        decode(encode(m.Need(b"x" * 32, tuple(range(65)))), LIMIT)
+        m.decode(m.encode(m.Need(b"x" * 32, tuple(range(65)))), LIMIT)
 
 
 @given(st.binary(max_size=200))
@@ -308,7 +299,7 @@ def test_packages_survive(package):
 
 def test_a_signature_binds_signer_key_payload_and_label():
     header = CLOUD.header(GOOD)
-    check_signature(header, "cloud", CLOUD_KEY, HEADER)
+    m.check_signature(header, "cloud", CLOUD_KEY, HEADER)
     other = msgspec.structs.replace
     forged = [
         other(header, payload=header.payload + b"\0"),
@@ -317,12 +308,12 @@ def test_a_signature_binds_signer_key_payload_and_label():
     ]
     for signed_ in forged:
         with pytest.raises(ProtocolError, match="forged"):
-            check_signature(signed_, "cloud", CLOUD_KEY, HEADER)
+            m.check_signature(signed_, "cloud", CLOUD_KEY, HEADER)
     with pytest.raises(ProtocolError, match="forged"):
-        check_signature(header, "cloud", PROXY_KEY, HEADER)
+        m.check_signature(header, "cloud", PROXY_KEY, HEADER)
     for name, key in (("proxy", PROXY_KEY), ("cloud", None)):
         with pytest.raises(ProtocolError, match="unknown_signer"):
-            check_signature(header, name, key, HEADER)
+            m.check_signature(header, name, key, HEADER)
 
 
 def test_a_signer_shows_nothing_of_its_key():

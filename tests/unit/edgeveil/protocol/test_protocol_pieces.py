@@ -21,16 +21,9 @@ from proxy_bench import FLEET, cloud_says, proxy, says, to_devices
 
 from edgeveil.crypto.buckets import bucket_of
 from edgeveil.crypto.keys import OpeningKey
+from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.device import FindStanza, Installation, InstallJob, StanzaLook
-from edgeveil.protocol.device_round import (
-    ComputeAnswer,
-    DeviceMemory,
-    DeviceState,
-    OpenedPackage,
-    OpenPackage,
-    SealDummies,
-)
 from edgeveil.protocol.messages import (
     KNOWS_BUCKETS,
     KNOWS_CHECKS,
@@ -86,7 +79,7 @@ def test_who_finds_no_stanza_asks_for_nothing_more():
     machine = device()
     looked(machine)
     assert done(machine, FindStanza(HEADER, STANZAS), StanzaLook(False)) == []
-    assert machine.state is DeviceState.IDLE
+    assert machine.state is dr.DeviceState.IDLE
     assert machine.fetches.under_way == {}
     assert needs(fire(machine, "repair")) == []
     assert tasks(receive(machine, offer(HEADER))) == []
@@ -98,9 +91,9 @@ def test_who_finds_one_asks_for_the_stream_and_opens_the_whole():
     out = done(machine, FindStanza(HEADER, STANZAS), StanzaLook(True))
     assert needs(out) == [Need(REST.digest, tuple(range(min(NEED_LIMIT, REST.parts))))]
     assert "repair" in timers(out)
-    assert tasks(came(machine)) == [OpenPackage(HEADER, DATA)]
-    out = done(machine, OpenPackage(HEADER, DATA), OpenedPackage(PACKAGE))
-    assert [type(task) for task in tasks(out)] == [ComputeAnswer]
+    assert tasks(came(machine)) == [dr.OpenPackage(HEADER, DATA)]
+    out = done(machine, dr.OpenPackage(HEADER, DATA), dr.OpenedPackage(PACKAGE))
+    assert [type(task) for task in tasks(out)] == [dr.ComputeAnswer]
 
 
 def test_parts_that_do_not_come_are_asked_for_again_piece_by_piece():
@@ -114,7 +107,7 @@ def test_parts_that_do_not_come_are_asked_for_again_piece_by_piece():
     fire(machine, "repair")
     missing = needs(fire(machine, "repair"))
     assert [i for need in missing for i in need.indices if i < 3][:1] == [1]
-    assert tasks(came(machine)) == [OpenPackage(HEADER, DATA)]
+    assert tasks(came(machine)) == [dr.OpenPackage(HEADER, DATA)]
 
 
 def test_a_stream_that_is_pushed_before_the_look_is_not_asked_for():
@@ -123,7 +116,7 @@ def test_a_stream_that_is_pushed_before_the_look_is_not_asked_for():
     assert tasks(came(machine)) == []
     looked(machine)
     out = done(machine, FindStanza(HEADER, STANZAS), StanzaLook(True))
-    assert (needs(out), tasks(out)) == ([], [OpenPackage(HEADER, DATA)])
+    assert (needs(out), tasks(out)) == ([], [dr.OpenPackage(HEADER, DATA)])
 
 
 def test_under_cover_everybody_fetches_the_stream_unlooked():
@@ -134,9 +127,9 @@ def test_under_cover_everybody_fetches_the_stream_unlooked():
     assert tasks(out) == []
     assert needs(out)
     came(machine)
-    assert machine.state is DeviceState.OPENING
-    out = done(machine, OpenPackage(HEADER, DATA), OpenedPackage(None))
-    assert [type(task) for task in tasks(out)] == [SealDummies]
+    assert machine.state is dr.DeviceState.OPENING
+    out = done(machine, dr.OpenPackage(HEADER, DATA), dr.OpenedPackage(None))
+    assert [type(task) for task in tasks(out)] == [dr.SealDummies]
 
 
 def test_cover_that_is_asked_for_during_the_look_counts():
@@ -144,14 +137,14 @@ def test_cover_that_is_asked_for_during_the_look_counts():
     looked(machine)
     receive(machine, PROXY.note(Cover(5.0)))
     assert needs(done(machine, FindStanza(HEADER, STANZAS), StanzaLook(False)))
-    assert machine.state is DeviceState.FETCHING
+    assert machine.state is dr.DeviceState.FETCHING
 
 
 def test_a_small_one_comes_whole_in_its_offer():
     machine = device()
     data = b"abcd" + b"efgh"
     header = in_pieces(manifest(data, stanza_bytes=4), data)
-    assert tasks(receive(machine, offer(header, data))) == [OpenPackage(header, data)]
+    assert tasks(receive(machine, offer(header, data))) == [dr.OpenPackage(header, data)]
     assert machine.fetches.under_way == {}
 
 
@@ -162,9 +155,9 @@ def test_a_whole_that_comes_during_the_look_goes_before_it():
     receive(machine, offer(header))
     for part in parts(header.pieces[0], b"abcd"):
         receive(machine, part)
-    assert tasks(receive(machine, offer(header, data))) == [OpenPackage(header, data)]
+    assert tasks(receive(machine, offer(header, data))) == [dr.OpenPackage(header, data)]
     assert done(machine, FindStanza(header, b"abcd"), StanzaLook(False)) == []
-    assert machine.state is DeviceState.OPENING
+    assert machine.state is dr.DeviceState.OPENING
 
 
 def test_a_look_that_a_newer_round_overtook_is_dropped():
@@ -175,7 +168,7 @@ def test_a_look_that_a_newer_round_overtook_is_dropped():
     for found in (True, False):
         assert done(machine, FindStanza(HEADER, STANZAS), StanzaLook(found)) == []
     assert machine.at == at(2)
-    assert machine.state is DeviceState.FETCHING
+    assert machine.state is dr.DeviceState.FETCHING
 
 
 def test_a_broken_stream_is_refused_and_fetched_again():
@@ -186,7 +179,7 @@ def test_a_broken_stream_is_refused_and_fetched_again():
     wrong = list(parts(spoilt, STREAM[:-1] + b"!"))
     out = [effect for part in wrong for effect in receive(machine, part)]
     assert refused(out) == ["bad_digest"]
-    assert tasks(came(machine)) == [OpenPackage(HEADER, DATA)]
+    assert tasks(came(machine)) == [dr.OpenPackage(HEADER, DATA)]
 
 
 @pytest.mark.parametrize("pieces", [(FRONT,), (REST, FRONT), (FRONT, FRONT)])
@@ -208,13 +201,13 @@ def test_a_newer_round_ends_both_pieces():
 
 
 def test_a_round_before_its_job_is_looked_at_once_the_job_is_known():
-    machine = device(DeviceMemory())
+    machine = device(dr.DeviceMemory())
     receive(machine, offer(HEADER))
     out = [effect for part in parts(FRONT, STANZAS) for effect in receive(machine, part)]
     assert tasks(out) == []
     job, package = manifest(b"job", at(0), kind="job", sequence=0), JobPackage(b"{}", b"")
     receive(machine, offer(job, b"job"))
-    done(machine, OpenPackage(job, b"job"), OpenedPackage(package))
+    done(machine, dr.OpenPackage(job, b"job"), dr.OpenedPackage(package))
     out = done(machine, InstallJob(job, package), Installation())
     assert tasks(out) == [FindStanza(HEADER, STANZAS)]
 
@@ -294,7 +287,7 @@ def test_a_spoilt_bucket_only_hides_the_round():
     (look,) = tasks(receive(machine, spoilt))
     assert not is_listed(KEYS[0], BUCKETED, look.stanzas)
     assert done(machine, look, StanzaLook(False)) == []
-    assert machine.state is DeviceState.IDLE
+    assert machine.state is dr.DeviceState.IDLE
 
 
 @pytest.mark.parametrize("buckets", [2, 16, 65536])

@@ -24,26 +24,17 @@ from protocol_kit import (
 from proxy_bench import FLEET, MODEL, cloud_says, open_round, proxy, says, upload
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import (
-    SEAL_OVERHEAD_BYTES,
-    Ack,
-    Close,
-    Decline,
-    Group,
-    Hello,
-    Need,
-    Upload,
-)
+from edgeveil.protocol import messages as m
 from edgeveil.protocol.transfer import NEED_LIMIT, describe
 
 SEALED = 4048
 ROOM = 4 * PART_BYTES  # for one upload
-GROUP = Group("layer0", SEALED - SEAL_OVERHEAD_BYTES)
+GROUP = m.Group("layer0", SEALED - m.SEAL_OVERHEAD_BYTES)
 
 
 def opened(sealed=SEALED, **settings):
     machine = proxy(**settings)
-    group = Group("layer0", sealed - SEAL_OVERHEAD_BYTES)
+    group = m.Group("layer0", sealed - m.SEAL_OVERHEAD_BYTES)
     open_round(machine, manifest(MODEL, groups=(group,), selected=6, quorum=6))
     return machine
 
@@ -51,7 +42,7 @@ def opened(sealed=SEALED, **settings):
 def big(number, size=SEALED):
     """Device `number`'s upload: header and parts."""
     data = hashlib.shake_256(bytes([number])).digest(size)
-    header = Upload(at(), (0,), describe(data, PART_BYTES))
+    header = m.Upload(at(), (0,), describe(data, PART_BYTES))
     return header, parts_of(header, data), data
 
 
@@ -66,12 +57,12 @@ def needs(effects):
     return [
         (ids.index(send.to.id), send.message.indices)
         for send in of(effects, fx.Send)
-        if isinstance(send.message, Need)
+        if isinstance(send.message, m.Need)
     ]
 
 
 def acks(effects):
-    return [(ack.status, ack.reason) for ack in bodies(effects, Ack)]
+    return [(ack.status, ack.reason) for ack in bodies(effects, m.Ack)]
 
 
 def test_an_offered_upload_is_asked_for_at_once_where_there_is_room():
@@ -150,7 +141,7 @@ def test_a_device_that_comes_back_is_asked_again_at_once_and_keeps_what_it_sent(
     offered(machine, 0)
     first, *rest = big(0)[1]
     says(machine, FLEET[0], first)
-    out = says(machine, FLEET[0], FLEET[0].signer.note(Hello(FLEET[0].id, knows=3)))
+    out = says(machine, FLEET[0], FLEET[0].signer.note(m.Hello(FLEET[0].id, knows=3)))
     assert needs(out) == [(0, (1, 2, 3))] and machine.credit_bytes == SEALED - PART_BYTES
     for piece in rest:
         out = says(machine, FLEET[0], piece)
@@ -161,7 +152,7 @@ def test_coming_back_does_not_move_a_device_in_the_queue():
     machine = opened(credit_bytes=ROOM)
     for number in range(3):
         offered(machine, number)
-    assert needs(says(machine, FLEET[1], FLEET[1].signer.note(Hello(FLEET[1].id, knows=3)))) == []
+    assert needs(says(machine, FLEET[1], FLEET[1].signer.note(m.Hello(FLEET[1].id, knows=3)))) == []
     for piece in big(0)[1]:
         out = says(machine, FLEET[0], piece)
     assert needs(out) == [(1, (0, 1, 2, 3))]
@@ -233,9 +224,9 @@ def test_what_is_of_no_use_gives_its_credit_back(how):
     offered(machine, 0)
     assert machine.credit_bytes == SEALED
     if how == "decline":
-        says(machine, FLEET[0], FLEET[0].signer.note(Decline(at())))
+        says(machine, FLEET[0], FLEET[0].signer.note(m.Decline(at())))
     else:
-        cloud_says(machine, CLOUD.note(Close(JOB, "cancelled")))
+        cloud_says(machine, CLOUD.note(m.Close(JOB, "cancelled")))
     assert machine.credit_bytes == 0 and len(machine.uploads.arriving) == 0
     assert refused(says(machine, FLEET[0], big(0)[1][0])) == ["unknown_blob"]
 
@@ -267,7 +258,7 @@ def test_an_upload_that_fits_its_offer_needs_no_turn():
     machine = proxy(credit_bytes=1)
     open_round(machine, manifest(MODEL, selected=6))
     out = upload(machine, 0)
-    assert acks(out) == [("held", "")] and messages(out, Need) == []
+    assert acks(out) == [("held", "")] and messages(out, m.Need) == []
 
 
 def test_parts_that_come_twice_do_not_end_what_was_asked_for():
@@ -288,7 +279,7 @@ def test_after_twice_come_parts_a_device_that_comes_back_is_asked_at_once():
     pieces = big(0)[1]
     for piece in (pieces[0], pieces[1], pieces[2], pieces[1]):
         says(machine, FLEET[0], piece)
-    out = says(machine, FLEET[0], FLEET[0].signer.note(Hello(FLEET[0].id, knows=3)))
+    out = says(machine, FLEET[0], FLEET[0].signer.note(m.Hello(FLEET[0].id, knows=3)))
     assert needs(out) == [(0, (3,))]
 
 
@@ -315,7 +306,7 @@ def test_neither_a_hello_nor_another_offer_makes_a_slow_device_brisk(how):
     offered(machine, 0)
     machine.handle(fx.Timer("credit"), 5.0)
     if how == "hello":
-        says(machine, FLEET[0], FLEET[0].signer.note(Hello(FLEET[0].id, knows=3)), 6.0)
+        says(machine, FLEET[0], FLEET[0].signer.note(m.Hello(FLEET[0].id, knows=3)), 6.0)
     else:
         header, _, _ = big(9)
         says(machine, FLEET[0], offer(header, b"", FLEET[0].signer), 6.0)
@@ -326,7 +317,7 @@ def test_neither_a_hello_nor_another_offer_makes_a_slow_device_brisk(how):
 @pytest.mark.parametrize("claimed", [PART_BYTES + 1, SEALED, 10 * SEALED])
 def test_an_upload_in_parts_that_no_packet_carries_is_refused(claimed):
     machine = opened()
-    header = Upload(at(), (0,), describe(big(0)[2], claimed))
+    header = m.Upload(at(), (0,), describe(big(0)[2], claimed))
     out = says(machine, FLEET[0], offer(header, b"", FLEET[0].signer))
     assert refused(out) == ["large_parts"] and acks(out) == [("refused", "large_parts")]
     assert machine.credit_bytes == machine.spool_bytes == 0

@@ -13,7 +13,6 @@ from protocol_kit import (
     JOB,
     PROXY,
     SEALED_BYTES,
-    Signer,
     at,
     bodies,
     commit_of,
@@ -31,6 +30,7 @@ from protocol_kit import (
 from proxy_bench import FLEET, MODEL, cloud_says, fire, open_round, proxy, says, to_cloud, upload
 
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol import proxy_rounds as pr
 from edgeveil.protocol.messages import (
     DECLINE_CAUSES,
     Ack,
@@ -42,16 +42,8 @@ from edgeveil.protocol.messages import (
     Here,
     Need,
     Shortfall,
+    Signer,
     encode,
-)
-from edgeveil.protocol.proxy_rounds import (
-    BatchDelivered,
-    BatchKept,
-    CollectionState,
-    ProxyMemory,
-    RoundDropped,
-    UploadKept,
-    UploadsDropped,
 )
 
 
@@ -92,7 +84,7 @@ def test_when_all_answered_the_round_is_handed_over_at_once():
     decline(machine, 3)
     header, _ = batch_of(upload(machine, 4))
     assert (header.uploads, header.declined, header.counts) == (4, 1, (4, 4, 4))
-    assert state(machine) is CollectionState.HANDING_OVER
+    assert state(machine) is pr.CollectionState.HANDING_OVER
 
 
 def test_a_decline_may_be_the_last_answer():
@@ -110,7 +102,8 @@ def test_at_quorum_the_others_get_a_grace():
         upload(machine, number)
     out = upload(machine, 3)
     assert (
-        timers(out) == {f"grace:{JOB.hex()}:1:1": 7.0} and state(machine) is CollectionState.GRACE
+        timers(out) == {f"grace:{JOB.hex()}:1:1": 7.0}
+        and state(machine) is pr.CollectionState.GRACE
     )
     header, _ = batch_of(fire(machine, "grace"))
     assert header.uploads == 4
@@ -141,8 +134,8 @@ def test_below_either_floor_nothing_is_handed_over(job_floor, proxy_floor):
         assert to_cloud(upload(machine, number)) == []
     out = fire(machine, "deadline")
     assert bodies(out, Shortfall) == [Shortfall(at(), 3, 0)]
-    assert headers(out) == [] and state(machine) is CollectionState.SHORT
-    assert stored(out) == [UploadsDropped(at())] and machine.spool_bytes == 0
+    assert headers(out) == [] and state(machine) is pr.CollectionState.SHORT
+    assert stored(out) == [pr.UploadsDropped(at())] and machine.spool_bytes == 0
     assert bodies(upload(machine, 0), Ack)[0].status == "held"
     assert bodies(upload(machine, 3), Ack)[0].status == "closed"
 
@@ -151,9 +144,9 @@ def test_a_quorum_below_the_floor_does_not_end_a_round_early():
     machine = opened(quorum=1)
     upload(machine, 0)
     upload(machine, 1)
-    assert state(machine) is CollectionState.COLLECTING
+    assert state(machine) is pr.CollectionState.COLLECTING
     upload(machine, 2)
-    assert state(machine) is CollectionState.GRACE
+    assert state(machine) is pr.CollectionState.GRACE
 
 
 def test_when_too_many_declined_the_round_is_short_at_once():
@@ -206,7 +199,7 @@ def test_every_selected_device_is_counted_under_one_outcome():
     for report in of([*out, *late], fx.Report):
         if report.what == "answer":
             counted[report.data["outcome"]] += report.data["count"]
-    kept = sum(isinstance(item, UploadKept) for item in stored(out))
+    kept = sum(isinstance(item, pr.UploadKept) for item in stored(out))
     assert counted == {"budget": 1, "declined": 1, "absent": 2, "late": 1}
     assert kept + 1 + 1 + 2 == 5  # all who were selected; who is late was absent
 
@@ -336,7 +329,7 @@ def test_a_batch_is_durable_before_it_is_sent():
     kinds = [type(effect) for effect in out]
     assert kinds.index(fx.Persist) < kinds.index(fx.Send)
     (item,) = stored(out)
-    assert isinstance(item, BatchKept) and item.batch == header
+    assert isinstance(item, pr.BatchKept) and item.batch == header
 
 
 def test_a_batch_is_offered_until_the_cloud_holds_it():
@@ -346,7 +339,9 @@ def test_a_batch_is_offered_until_the_cloud_holds_it():
         out = fire(machine, "handover")
         assert headers(out) == [header]
     out = cloud_says(machine, CLOUD.note(Ack(header.blob.digest, "held")))
-    assert stored(out) == [BatchDelivered(at())] and state(machine) is CollectionState.DELIVERED
+    assert (
+        stored(out) == [pr.BatchDelivered(at())] and state(machine) is pr.CollectionState.DELIVERED
+    )
     assert fire(machine, "handover") == []
     assert cloud_says(machine, CLOUD.note(Ack(header.blob.digest, "held"))) == []
 
@@ -383,7 +378,7 @@ def test_the_cloud_coming_back_gets_the_batch():
 def test_nobody_else_takes_the_batch_away(signer):
     machine, header, _ = handed_over()
     out = cloud_says(machine, signer.note(Ack(header.blob.digest, "held")))
-    assert len(refused(out)) == 1 and state(machine) is CollectionState.HANDING_OVER
+    assert len(refused(out)) == 1 and state(machine) is pr.CollectionState.HANDING_OVER
 
 
 def test_a_commit_ends_the_hand_over():
@@ -399,8 +394,8 @@ def test_a_commit_ends_the_hand_over():
 def durable(machine, *more):
     """The memory as a host would load it after these items."""
     items = [item for effects in more for item in stored(effects)]
-    uploads = [item for item in items if isinstance(item, UploadKept)]
-    return ProxyMemory(dict(machine.memory.kept), uploads, dict(machine.memory.batches))
+    uploads = [item for item in items if isinstance(item, pr.UploadKept)]
+    return pr.ProxyMemory(dict(machine.memory.kept), uploads, dict(machine.memory.batches))
 
 
 def restarted(machine, *more):
@@ -448,13 +443,13 @@ def test_while_it_is_shuffled_a_round_is_closed():
     for number in range(3):
         out = upload(machine, number)
     (task,) = tasks(out)
-    assert state(machine) is CollectionState.SHUFFLING and to_cloud(out) == []
+    assert state(machine) is pr.CollectionState.SHUFFLING and to_cloud(out) == []
     assert bodies(upload(machine, 3), Ack)[0].status == "closed"
     assert bodies(upload(machine, 0), Ack)[0].status == "held"
     assert fire(machine, "deadline") == fire(machine, "grace") == []
     shuffled = machine.disk.perform(task, machine.shuffle)
     header, _ = batch_of(machine.handle(fx.WorkDone(task, shuffled), 0.0))
-    assert header.uploads == 3 and state(machine) is CollectionState.HANDING_OVER
+    assert header.uploads == 3 and state(machine) is pr.CollectionState.HANDING_OVER
     assert machine.handle(fx.WorkDone(task, shuffled), 0.0) == []
 
 
@@ -481,7 +476,7 @@ def test_what_was_shuffled_for_a_round_that_is_gone_is_neither_handed_over_nor_k
     (task,) = tasks(out)
     shuffled = machine.disk.perform(task, machine.shuffle)
     cloud_says(machine, CLOUD.note(Close(JOB, "cancelled")))
-    assert machine.handle(fx.WorkDone(task, shuffled), 0.0) == [fx.Persist(RoundDropped(at()))]
+    assert machine.handle(fx.WorkDone(task, shuffled), 0.0) == [fx.Persist(pr.RoundDropped(at()))]
     assert machine.memory.batches == {}
 
 
@@ -502,7 +497,7 @@ def test_a_delivered_round_stays_closed_after_a_restart(ended_by):
         record, data = commit_of(at(), [b"a"])
         cloud_says(machine, offer(record, data))
     again = proxy(machine.memory, min_batch_floor=3)
-    assert state(again) is CollectionState.DELIVERED
+    assert state(again) is pr.CollectionState.DELIVERED
     assert not of(again.handle(fx.Command("started"), 0.0), fx.SetTimer)
     assert bodies(upload(again, 4), Ack)[0].status == "closed"
 

@@ -16,19 +16,7 @@ from protocol_kit import (
 from proxy_bench import FLEET, MODEL, cloud_says, fire, open_round, proxy, says, to_devices, upload
 
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import (
-    Ack,
-    Batch,
-    Bye,
-    Cover,
-    Hello,
-    Here,
-    Later,
-    Note,
-    Offer,
-    Shortfall,
-    decode_body,
-)
+from edgeveil.protocol import messages as m
 from edgeveil.protocol.proxy_rounds import CollectionState, ProxyMemory, UploadKept
 
 
@@ -50,15 +38,17 @@ def opened(there=range(6), **changes):
 
 
 def hello(machine, number):
-    return says(machine, FLEET[number], FLEET[number].signer.note(Hello(FLEET[number].id, knows=3)))
+    return says(
+        machine, FLEET[number], FLEET[number].signer.note(m.Hello(FLEET[number].id, knows=3))
+    )
 
 
 def bye(machine, number):
-    return says(machine, FLEET[number], FLEET[number].signer.note(Bye(FLEET[number].id)))
+    return says(machine, FLEET[number], FLEET[number].signer.note(m.Bye(FLEET[number].id)))
 
 
 def batches(effects):
-    return [header for header in headers(effects) if isinstance(header, Batch)]
+    return [header for header in headers(effects) if isinstance(header, m.Batch)]
 
 
 def state(machine):
@@ -111,7 +101,7 @@ def test_where_nobody_is_there_yet_the_deadline_is_waited_for():
         hello(machine, number)
         upload(machine, number)
     assert state(machine) is CollectionState.COLLECTING
-    assert bodies(fire(machine, "deadline"), Shortfall)[0].uploads == 2
+    assert bodies(fire(machine, "deadline"), m.Shortfall)[0].uploads == 2
 
 
 def test_fewer_who_are_there_than_were_selected_are_not_all():
@@ -138,7 +128,7 @@ def test_while_devices_have_yet_to_say_hello_nothing_is_over():
     """Just after the proxy came: the answers of the unselected are here, the selected are not."""
     machine = proxy(cover_window_s=10.0)
     out = machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
-    assert timers(out)["hellos"] > bodies(out, Here)[0].spread_s
+    assert timers(out)["hellos"] > bodies(out, m.Here)[0].spread_s
     for number in range(3):
         hello(machine, number)
     open_round(machine, manifest(MODEL, selected=3, quorum=3, min_batch=3))
@@ -168,7 +158,7 @@ def test_a_new_link_to_the_devices_gives_them_that_time_again():
 def test_who_was_told_to_come_later_has_that_time():
     machine = proxy(cover_window_s=10.0, hellos_per_s=1.0)
     machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
-    (later,) = [b for n in range(2) for b in bodies(hello(machine, n), Later)]
+    (later,) = [b for n in range(2) for b in bodies(hello(machine, n), m.Later)]
     out = machine.handle(fx.Timer("hellos"), later.delay_s - 0.5)
     assert timers(out)["hellos"] > 0.5
     assert timers(machine.handle(fx.Timer("hellos"), later.delay_s + 0.5)) == {}
@@ -177,13 +167,13 @@ def test_who_was_told_to_come_later_has_that_time():
 def test_a_device_hears_of_cover_before_it_hears_of_a_round():
     """Also one that is told to say hello again later: rounds are offered to all."""
     machine = proxy(cover_window_s=10.0, hellos_per_s=1.0)
-    put_off = [out for out in (hello(machine, n) for n in range(3)) if bodies(out, Later)]
+    put_off = [out for out in (hello(machine, n) for n in range(3)) if bodies(out, m.Later)]
     assert len(put_off) == 2
     for out in put_off:
-        assert [type(body) for body in bodies(out, Cover | Later)] == [Cover, Later]
+        assert [type(body) for body in bodies(out, m.Cover | m.Later)] == [m.Cover, m.Later]
     said = to_devices(open_round(machine))
-    assert [type(message) for message in said] == [Note, Offer]
-    assert decode_body(said[0].body) == Cover(10.0)
+    assert [type(message) for message in said] == [m.Note, m.Offer]
+    assert m.decode_body(said[0].body) == m.Cover(10.0)
 
 
 def test_a_job_whose_largest_dummies_would_fill_the_spool_is_refused_before_its_first_round():
@@ -201,12 +191,12 @@ def test_a_round_whose_dummies_would_fill_the_spool_is_refused_before_anybody_an
     room = {"spool_bytes": 4 * sealed}
     out = open_round(came(range(5), **room))
     assert refused(out) == ["spool_too_small_for_cover"] and to_devices(out) == []
-    (ack,) = bodies(out, Ack)
+    (ack,) = bodies(out, m.Ack)
     assert (ack.status, ack.reason) == ("refused", "spool_too_small_for_cover")
     machine = came(range(4), **room)
     assert refused(open_round(machine)) == []
     for number in range(4):
-        assert bodies(upload(machine, number), Ack)[0].status == "held"
+        assert bodies(upload(machine, number), m.Ack)[0].status == "held"
     assert refused(open_round(proxy(**room))) == []
 
 
@@ -215,7 +205,7 @@ def test_without_cover_nothing_is_said_of_it():
     machine = proxy()
     out = machine.handle(fx.PeerConnected(fx.AllDevices()), 0.0)
     out += hello(machine, 0) + open_round(machine)
-    assert bodies(out, Here) and not bodies(out, Cover)
+    assert bodies(out, m.Here) and not bodies(out, m.Cover)
 
 
 def test_after_a_restart_it_is_the_deadline_that_ends_it():

@@ -23,34 +23,13 @@ from protocol_kit import (
 from proxy_bench import FLEET, cloud_says, proxy, says, to_devices
 
 from edgeveil.errors import ProtocolError
+from edgeveil.protocol import messages as m
 from edgeveil.protocol import transfer
 from edgeveil.protocol.device import RECORD_LOOKS
 from edgeveil.protocol.device_round import ComputeAnswer, LateRecord, OutboxDrop, SealedAnswer
-from edgeveil.protocol.messages import (
-    MOST_PIECES,
-    Ack,
-    Blob,
-    BlobPart,
-    Close,
-    Commit,
-    Count,
-    Cover,
-    ExchangeId,
-    Hello,
-    Need,
-    Offer,
-)
 from edgeveil.protocol.proxy_broadcasts import RECORD_BYTES
-from edgeveil.protocol.transfer import (
-    check_record,
-    describe,
-    describe_record,
-    part_bytes,
-    parts,
-    piece_for,
-)
 
-PART_BYTES = part_bytes(PACKET_BYTES)
+PART_BYTES = transfer.part_bytes(PACKET_BYTES)
 MARKS = [hashlib.sha256(b"mark %d" % number).digest() for number in range(200)]
 MINE, ABSENT = MARKS[7], hashlib.sha256(b"nobody's").digest()
 
@@ -61,10 +40,10 @@ def small_pieces(monkeypatch):
 
 
 def record(marks=MARKS, floor=3, where=None, size=PART_BYTES):
-    return describe_record(where or at(), marks, size, floor)
+    return transfer.describe_record(where or at(), marks, size, floor)
 
 
-def piece_bytes(commit: Commit, data: bytes, piece: Blob) -> bytes:
+def piece_bytes(commit: m.Commit, data: bytes, piece: m.Blob) -> bytes:
     start = sum(one.size_bytes for one in commit.pieces[: commit.pieces.index(piece)])
     return data[start : start + piece.size_bytes]
 
@@ -77,11 +56,11 @@ def test_every_mark_stands_in_its_own_piece_and_in_no_other():
     assert len(commit.pieces) == 8 and commit.accepted == len(MARKS)
     assert data == b"".join(sorted(MARKS))
     cut = [piece_bytes(commit, data, piece) for piece in commit.pieces]
-    assert [describe(piece, PART_BYTES) for piece in cut] == list(commit.pieces)
+    assert [transfer.describe(piece, PART_BYTES) for piece in cut] == list(commit.pieces)
     assert b"".join(cut) == data
     for mark in (*MARKS, ABSENT):
         found = [n for n, piece in enumerate(cut) if mark in marks_of(piece)]
-        here = commit.pieces.index(piece_for(commit, [mark]))
+        here = commit.pieces.index(transfer.piece_for(commit, [mark]))
         assert found == ([] if mark is ABSENT else [here])
 
 
@@ -97,7 +76,7 @@ def test_no_piece_has_fewer_marks_than_the_floor(floor, pieces):
 
 
 def test_a_record_without_a_floor_has_no_pieces_and_one_of_few_marks_is_its_own():
-    assert describe_record(at(), MARKS, PART_BYTES)[0].pieces == ()
+    assert transfer.describe_record(at(), MARKS, PART_BYTES)[0].pieces == ()
     few, _ = record(MARKS[:30])
     assert few.pieces == (few.blob,)
 
@@ -105,14 +84,14 @@ def test_a_record_without_a_floor_has_no_pieces_and_one_of_few_marks_is_its_own(
 def test_who_looks_for_marks_in_several_pieces_asks_for_the_whole():
     commit, _ = record()
     other = next(mark for mark in MARKS if mark[0] >> 5 != MINE[0] >> 5)
-    assert piece_for(commit, [MINE, other]) == commit.blob
-    assert piece_for(commit, [MINE, MINE]) == piece_for(commit, [MINE])
+    assert transfer.piece_for(commit, [MINE, other]) == commit.blob
+    assert transfer.piece_for(commit, [MINE, MINE]) == transfer.piece_for(commit, [MINE])
 
 
 def test_the_largest_offer_is_small():
     marks = [hashlib.sha256(b"%d" % number).digest() for number in range(5000)]
     commit, _ = record(marks, size=65536)
-    assert len(commit.pieces) == MOST_PIECES
+    assert len(commit.pieces) == m.MOST_PIECES
     assert len(msgspec.msgpack.encode(offer(commit))) <= 1024 < RECORD_BYTES
 
 
@@ -122,7 +101,7 @@ def test_pieces_that_do_not_make_up_the_record_are_refused(these):
     pieces = tuple(commit.pieces[number] for number in these)
     wrong = msgspec.structs.replace(commit, pieces=pieces)
     with pytest.raises(ProtocolError, match="malformed"):
-        check_record(wrong)
+        transfer.check_record(wrong)
     assert refused(cloud_says(proxy(), offer(wrong))) == ["malformed"]
     assert refused(receive(answered(), offer(wrong))) == ["malformed"]
 
@@ -134,7 +113,7 @@ def answered(*marks: bytes, cover: bool = False):
     """A device whose upload, of one segment for each mark, the proxy holds."""
     machine = device()
     if cover:
-        receive(machine, PROXY.note(Cover(5.0)))
+        receive(machine, PROXY.note(m.Cover(5.0)))
     marks = marks or (MINE,)
     groups = tuple(range(len(marks)))
     sizes = SEALED_BYTES[: len(marks)]
@@ -144,21 +123,21 @@ def answered(*marks: bytes, cover: bool = False):
     if cover:
         fire(machine, "resend")
     upload = machine.memory.uploads[JOB].upload
-    receive(machine, PROXY.note(Ack(upload.blob.digest, "held")))
+    receive(machine, PROXY.note(m.Ack(upload.blob.digest, "held")))
     return machine
 
 
-def came(machine, piece: Blob, data: bytes):
-    return [effect for one in parts(piece, data) for effect in receive(machine, one)]
+def came(machine, piece: m.Blob, data: bytes):
+    return [effect for one in transfer.parts(piece, data) for effect in receive(machine, one)]
 
 
 @pytest.mark.parametrize("mark", [MINE, ABSENT])
 def test_a_device_asks_at_once_for_its_piece_and_is_told_by_it(mark):
     machine = answered(mark)
     commit, data = record()
-    piece = piece_for(commit, [mark])
-    (asked,) = messages(receive(machine, offer(commit)), Need)
-    assert asked == Need(piece.digest, tuple(range(piece.parts)))
+    piece = transfer.piece_for(commit, [mark])
+    (asked,) = messages(receive(machine, offer(commit)), m.Need)
+    assert asked == m.Need(piece.digest, tuple(range(piece.parts)))
     out = came(machine, piece, piece_bytes(commit, data, piece))
     outcome = "counted" if mark is MINE else "missing"
     assert stored(out) == [OutboxDrop(at(), outcome)]
@@ -170,7 +149,7 @@ def test_a_piece_of_a_neighbour_or_with_a_changed_mark_tells_nothing():
     machine = answered()
     commit, data = record()
     receive(machine, offer(commit))
-    piece = piece_for(commit, [MINE])
+    piece = transfer.piece_for(commit, [MINE])
     other = commit.pieces[commit.pieces.index(piece) - 1]
     assert came(machine, other, piece_bytes(commit, data, other)) == []
     mine = piece_bytes(commit, data, piece)
@@ -185,7 +164,7 @@ def test_of_several_segments_a_device_asks_for_the_whole():
     marks = sorted(MARKS)[::80]
     machine = answered(*marks)
     commit, data = record()
-    (asked,) = messages(receive(machine, offer(commit)), Need)
+    (asked,) = messages(receive(machine, offer(commit)), m.Need)
     assert asked.blob == commit.blob.digest
     out = [e for part in parts_of(commit, data) for e in receive(machine, part)]
     assert reports(out)["counted"]["counted"] == len(marks) == 3
@@ -194,12 +173,12 @@ def test_of_several_segments_a_device_asks_for_the_whole():
 def test_under_cover_a_device_waits_for_the_whole_and_asks_for_no_piece():
     machine = answered(cover=True)
     commit, data = record()
-    assert messages(receive(machine, offer(commit)), Need) == []
+    assert messages(receive(machine, offer(commit)), m.Need) == []
     out = [e for part in parts_of(commit, data) for e in receive(machine, part)]
     assert stored(out) == [OutboxDrop(at(), "counted")]
     machine = answered(cover=True)
     receive(machine, offer(commit))
-    (asked,) = messages(fire(machine, "repair"), Need)
+    (asked,) = messages(fire(machine, "repair"), m.Need)
     assert asked.blob == commit.blob.digest
 
 
@@ -211,8 +190,8 @@ def test_the_last_record_of_a_job_is_taken_after_its_end():
     machine = answered()
     commit, data = record()
     receive(machine, offer(commit))
-    receive(machine, CLOUD.note(Close(JOB, "completed")))
-    piece = piece_for(commit, [MINE])
+    receive(machine, CLOUD.note(m.Close(JOB, "completed")))
+    piece = transfer.piece_for(commit, [MINE])
     out = came(machine, piece, piece_bytes(commit, data, piece))
     assert stored(out) == [LateRecord(at(), "counted")]
 
@@ -220,28 +199,28 @@ def test_the_last_record_of_a_job_is_taken_after_its_end():
 def test_a_record_that_is_gone_is_not_asked_for_for_ever():
     machine = answered()
     receive(machine, offer(record()[0]))
-    looks = [messages(fire(machine, "repair"), Need) for _ in range(RECORD_LOOKS + 2)]
+    looks = [messages(fire(machine, "repair"), m.Need) for _ in range(RECORD_LOOKS + 2)]
     assert all(looks[:RECORD_LOOKS]) and not any(looks[RECORD_LOOKS:])
     assert machine.fetches.under_way == {} and machine.memory.uploads
-    assert messages(receive(machine, offer(record()[0])), Need)  # it is offered again
+    assert messages(receive(machine, offer(record()[0])), m.Need)  # it is offered again
 
 
 class EarlierCommit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
     """As devices of before read it."""
 
-    at: ExchangeId
-    accepted: Count
-    blob: Blob
+    at: m.ExchangeId
+    accepted: m.Count
+    blob: m.Blob
 
 
 def test_a_device_of_before_reads_the_whole_record():
     commit, data = record()
     read = msgspec.msgpack.decode(offer(commit).header.payload, type=EarlierCommit)
-    assert read == EarlierCommit(commit.at, len(MARKS), describe(data, PART_BYTES))
+    assert read == EarlierCommit(commit.at, len(MARKS), transfer.describe(data, PART_BYTES))
     machine = proxy()
     brought(machine, commit, data)
-    asked = Need(read.blob.digest, tuple(range(read.blob.parts)))
-    told = messages(says(machine, FLEET[0], asked), BlobPart)
+    asked = m.Need(read.blob.digest, tuple(range(read.blob.parts)))
+    told = messages(says(machine, FLEET[0], asked), m.BlobPart)
     assert b"".join(part.data for part in told) == data
 
 
@@ -261,9 +240,9 @@ def test_all_hear_the_offer_and_who_asks_gets_a_piece():
     commit, data = record()
     assert brought(machine, commit, data) == [offer(commit)]
     for piece in commit.pieces:
-        asked = Need(piece.digest, tuple(range(piece.parts)))
-        got = messages(says(machine, FLEET[0], asked), BlobPart)
-        assert got == list(parts(piece, piece_bytes(commit, data, piece)))
+        asked = m.Need(piece.digest, tuple(range(piece.parts)))
+        got = messages(says(machine, FLEET[0], asked), m.BlobPart)
+        assert got == list(transfer.parts(piece, piece_bytes(commit, data, piece)))
 
 
 @pytest.mark.parametrize("pushed", ["no pieces", "cover"])
@@ -283,12 +262,12 @@ def test_the_last_record_stays_with_the_job_s_end_for_who_asks():
     machine = proxy(ended_kept=2)
     commit, data = record()
     brought(machine, commit, data)
-    cloud_says(machine, CLOUD.note(Close(JOB, "completed")))
-    hello = FLEET[0].signer.note(Hello(FLEET[0].id, knows=3))
-    assert messages(says(machine, FLEET[0], hello), Offer) == []
-    asked = Need(commit.pieces[0].digest, (0,))
-    assert messages(says(machine, FLEET[0], asked), BlobPart)
+    cloud_says(machine, CLOUD.note(m.Close(JOB, "completed")))
+    hello = FLEET[0].signer.note(m.Hello(FLEET[0].id, knows=3))
+    assert messages(says(machine, FLEET[0], hello), m.Offer) == []
+    asked = m.Need(commit.pieces[0].digest, (0,))
+    assert messages(says(machine, FLEET[0], asked), m.BlobPart)
     for number in range(2):
-        cloud_says(machine, CLOUD.note(Close(bytes([number]) * 16, "completed")))
+        cloud_says(machine, CLOUD.note(m.Close(bytes([number]) * 16, "completed")))
     assert machine.memory.kept == {} and JOB not in machine.memory.ended
     assert refused(says(machine, FLEET[1], asked)) == ["unknown_blob"]

@@ -24,85 +24,55 @@ from protocol_kit import (
 )
 from proxy_bench import FLEET, cloud_says, proxy, says, to_cloud, to_devices
 
+from edgeveil.protocol import cloud_job as cj
+from edgeveil.protocol import device as dv
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol import messages as m
 from edgeveil.protocol.cloud import CountReports, PublishRelease, ReportsCounted, SealPublication
-from edgeveil.protocol.cloud_job import (
-    Broadcast,
-    CellBroadcasts,
-    Obstacle,
-    ReleaseHeld,
-    SealRelease,
-)
-from edgeveil.protocol.device import (
-    AdoptRelease,
-    ApplyStatement,
-    Installation,
-    InstallRelease,
-    MadeReport,
-    ReportDue,
-    ReportSettled,
-    SealReport,
-    StatementApplied,
-)
 from edgeveil.protocol.device_round import DeviceMemory, OpenedPackage, OpenPackage
-from edgeveil.protocol.messages import (
-    HEALTH,
-    REPORT_BYTES,
-    Ack,
-    Bye,
-    Hello,
-    Manifest,
-    Note,
-    Offer,
-    ReleaseOutcome,
-    ReleaseReport,
-    ReleaseReports,
-    ReleaseStatement,
-    data_set_tag,
-)
 from edgeveil.protocol.proxy_broadcasts import ReleaseReplaced, ReleaseStated
 from edgeveil.protocol.sealed import ReleasePackage
 
 MODEL = b"sealed model"
 PACKAGE = ReleasePackage("job", b"onnx", "digits")
-A, B = data_set_tag("digits"), data_set_tag("scores")
+A, B = m.data_set_tag("digits"), m.data_set_tag("scores")
 
 
-def release(sequence: int = 7, **changes: object) -> Manifest:
+def release(sequence: int = 7, **changes: object) -> m.Manifest:
     """A release that asks for reports."""
-    values: dict = {"kind": "release", "groups": (HEALTH,), "sequence": sequence, "selected": 4}
+    values: dict = {"kind": "release", "groups": (m.HEALTH,), "sequence": sequence, "selected": 4}
     data = MODEL + bytes([sequence])
     return manifest(data, at(0, sequence), **(values | {"deadline_s": 100.0} | changes))
 
 
-def bytes_of(header: Manifest) -> bytes:
+def bytes_of(header: m.Manifest) -> bytes:
     return MODEL + bytes([header.sequence])
 
 
-def ack_of(note: Note, signer=PROXY, status: str = "held") -> Note:
-    return signer.note(Ack(hashlib.sha256(note.body.payload).digest(), status))
+def ack_of(note: m.Note, signer=PROXY, status: str = "held") -> m.Note:
+    return signer.note(m.Ack(hashlib.sha256(note.body.payload).digest(), status))
 
 
-def notes(effects: list[fx.Effect], kind: type) -> list[Note]:
-    return [note for note in messages(effects, Note) if bodies([fx.Send(None, note)], kind)]
+def notes(effects: list[fx.Effect], kind: type) -> list[m.Note]:
+    return [note for note in messages(effects, m.Note) if bodies([fx.Send(None, note)], kind)]
 
 
 # --- a device ---------------------------------------------------------------------------------
 
 
-def installed(machine, header: Manifest) -> list[fx.Effect]:
+def installed(machine, header: m.Manifest) -> list[fx.Effect]:
     receive(machine, offer(header, bytes_of(header)))
     done(machine, OpenPackage(header, bytes_of(header)), OpenedPackage(PACKAGE))
-    return done(machine, InstallRelease(header, PACKAGE), Installation())
+    return done(machine, dv.InstallRelease(header, PACKAGE), dv.Installation())
 
 
-def refused_here(machine, header: Manifest) -> list[fx.Effect]:
+def refused_here(machine, header: m.Manifest) -> list[fx.Effect]:
     receive(machine, offer(header, bytes_of(header)))
     done(machine, OpenPackage(header, bytes_of(header)), OpenedPackage(PACKAGE))
-    return done(machine, InstallRelease(header, PACKAGE), fx.WorkFailed("refused_release"))
+    return done(machine, dv.InstallRelease(header, PACKAGE), fx.WorkFailed("refused_release"))
 
 
-def not_mine(machine, header: Manifest) -> list[fx.Effect]:
+def not_mine(machine, header: m.Manifest) -> list[fx.Effect]:
     receive(machine, offer(header, bytes_of(header)))
     return done(machine, OpenPackage(header, bytes_of(header)), OpenedPackage(None))
 
@@ -112,7 +82,7 @@ def test_when_and_that_a_device_reports_says_nothing_about_how_it_went():
     waits = set()
     for course in (installed, refused_here, not_mine):
         out = course(device(), header)
-        assert ReportDue(header) in stored(out)
+        assert dv.ReportDue(header) in stored(out)
         waits.add(timers(out)["report"])
     assert len(waits) == 1
     assert 0 <= waits.pop() < header.deadline_s
@@ -121,13 +91,13 @@ def test_when_and_that_a_device_reports_says_nothing_about_how_it_went():
 def test_a_report_is_made_at_its_moment_and_said_until_the_cloud_has_it():
     machine, header = device(), release()
     installed(machine, header)
-    assert tasks(fire(machine, "report")) == [SealReport(header)]
-    out = done(machine, SealReport(header), MadeReport(b"r" * REPORT_BYTES))
-    (note,) = notes(out, ReleaseReport)
-    assert bodies(out, ReleaseReport) == [ReleaseReport(header.at, b"r" * REPORT_BYTES)]
-    assert notes(fire(machine, "report"), ReleaseReport) == [note]
-    assert ReportSettled(header.sequence) in stored(receive(machine, ack_of(note)))
-    assert not messages(fire(machine, "report"), Note)
+    assert tasks(fire(machine, "report")) == [dv.SealReport(header)]
+    out = done(machine, dv.SealReport(header), dv.MadeReport(b"r" * m.REPORT_BYTES))
+    (note,) = notes(out, m.ReleaseReport)
+    assert bodies(out, m.ReleaseReport) == [m.ReleaseReport(header.at, b"r" * m.REPORT_BYTES)]
+    assert notes(fire(machine, "report"), m.ReleaseReport) == [note]
+    assert dv.ReportSettled(header.sequence) in stored(receive(machine, ack_of(note)))
+    assert not messages(fire(machine, "report"), m.Note)
     assert not timers(not_mine(machine, header)).get("report")  # once for each broadcast
 
 
@@ -136,19 +106,19 @@ def test_a_device_that_starts_again_still_owes_its_report():
     memory = DeviceMemory(jobs={JOB: None}, report_due=header)
     machine = device(memory)
     assert "report" in timers(machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0))
-    assert tasks(fire(machine, "report")) == [SealReport(header)]
+    assert tasks(fire(machine, "report")) == [dv.SealReport(header)]
 
 
 def test_a_release_that_asks_for_none_is_not_reported():
     out = installed(device(), release(groups=()))
-    assert not any(isinstance(item, ReportDue) for item in stored(out))
+    assert not any(isinstance(item, dv.ReportDue) for item in stored(out))
 
 
 def test_what_is_in_use_is_taken_over_under_its_new_sequence_without_a_fetch():
     machine, first, again = device(), release(7), release(9)
     installed(machine, first)
-    assert tasks(receive(machine, offer(again))) == [AdoptRelease(again)]
-    done(machine, AdoptRelease(again), Installation())
+    assert tasks(receive(machine, offer(again))) == [dv.AdoptRelease(again)]
+    done(machine, dv.AdoptRelease(again), dv.Installation())
     assert machine.memory.release_sequence == 9
     assert refused(receive(machine, offer(first))) == ["replayed_release"]
     other = release(11, package_digest=b"q" * 32)
@@ -161,16 +131,16 @@ def test_a_release_for_other_data_is_passed_over_and_stands_before_nothing():
     machine, mine, others = device(data_set=A), release(5, data_set=A), release(9, data_set=B)
     out = receive(machine, offer(others, bytes_of(others)))
     assert not tasks(out)
-    assert ReportDue(others) in stored(out)  # a dummy: the proxy is not told whose it is
+    assert dv.ReportDue(others) in stored(out)  # a dummy: the proxy is not told whose it is
     before = manifest(MODEL, sequence=4)
     assert refused(receive(machine, offer(before, MODEL))) == []
     assert tasks(receive(machine, offer(mine, bytes_of(mine)))) == [
         OpenPackage(mine, bytes_of(mine))
     ]
     done(machine, OpenPackage(mine, bytes_of(mine)), OpenedPackage(PACKAGE))
-    out = done(machine, InstallRelease(mine, PACKAGE), Installation())
+    out = done(machine, dv.InstallRelease(mine, PACKAGE), dv.Installation())
     assert machine.memory.release_sequence == 5
-    assert ReportDue(mine) in stored(out)  # what there is to tell goes before a dummy
+    assert dv.ReportDue(mine) in stored(out)  # what there is to tell goes before a dummy
     assert not stored(receive(machine, offer(others, bytes_of(others))))
     assert refused(receive(machine, offer(release(4, data_set=A)))) == ["replayed_release"]
 
@@ -184,17 +154,17 @@ def test_a_release_without_a_tag_is_looked_into_as_before(tagged: dict):
 
 def test_a_newer_statement_is_applied_and_an_older_one_refused():
     machine = device()
-    newer = ReleaseStatement(5, 100.0, (7,), (8,))
-    assert tasks(receive(machine, CLOUD.note(newer))) == [ApplyStatement(newer)]
-    done(machine, ApplyStatement(newer), StatementApplied(left=True))
+    newer = m.ReleaseStatement(5, 100.0, (7,), (8,))
+    assert tasks(receive(machine, CLOUD.note(newer))) == [dv.ApplyStatement(newer)]
+    done(machine, dv.ApplyStatement(newer), dv.StatementApplied(left=True))
     assert machine.memory.statement == 5
     assert receive(machine, CLOUD.note(newer)) == []
-    older = CLOUD.note(ReleaseStatement(4, 900.0, (8,), ()))
+    older = CLOUD.note(m.ReleaseStatement(4, 900.0, (8,), ()))
     assert refused(receive(machine, older)) == ["replayed_statement"]
 
 
 def test_a_statement_is_the_clouds_alone():
-    said = ReleaseStatement(5, 100.0, (7,), (8,))
+    said = m.ReleaseStatement(5, 100.0, (7,), (8,))
     assert refused(receive(device(), PROXY.note(said))) == ["unexpected_body"]
     assert refused(receive(device(), ME.signer.note(said)))
 
@@ -202,19 +172,19 @@ def test_a_statement_is_the_clouds_alone():
 # --- the proxy --------------------------------------------------------------------------------
 
 
-def holding(header: Manifest | None = None, **settings: object):
+def holding(header: m.Manifest | None = None, **settings: object):
     machine = proxy(min_batch_floor=3, **settings)
     header = header or release()
     cloud_says(machine, offer(header, bytes_of(header)))
     for one in FLEET[:4]:
-        says(machine, one, one.signer.note(Hello(one.id, knows=3)))
+        says(machine, one, one.signer.note(m.Hello(one.id, knows=3)))
     return machine
 
 
-def report(machine, number: int, header: Manifest | None = None, fill: int | None = None):
-    sealed = bytes([number if fill is None else fill]) * REPORT_BYTES
+def report(machine, number: int, header: m.Manifest | None = None, fill: int | None = None):
+    sealed = bytes([number if fill is None else fill]) * m.REPORT_BYTES
     where = (header or release()).at
-    return says(machine, FLEET[number], FLEET[number].signer.note(ReleaseReport(where, sealed)))
+    return says(machine, FLEET[number], FLEET[number].signer.note(m.ReleaseReport(where, sealed)))
 
 
 def look(machine) -> list[fx.Effect]:
@@ -222,7 +192,7 @@ def look(machine) -> list[fx.Effect]:
 
 
 def handed(effects: list[fx.Effect]) -> list[tuple[bytes, ...]]:
-    return [body.sealed for body in bodies(effects, ReleaseReports)]
+    return [body.sealed for body in bodies(effects, m.ReleaseReports)]
 
 
 def test_reports_are_handed_over_together_and_in_an_order_that_says_nothing():
@@ -246,12 +216,12 @@ def test_a_device_hears_that_its_report_is_counted_once_the_cloud_has_it():
     machine = holding()
     out = [effect for number in range(4) for effect in report(machine, number)]
     assert not [s for s in out if isinstance(s, fx.Send) and s.to != fx.CloudAddress()]
-    (note,) = notes(out, ReleaseReports)
-    assert notes(look(machine), ReleaseReports) == [note]
+    (note,) = notes(out, m.ReleaseReports)
+    assert notes(look(machine), m.ReleaseReports) == [note]
     told = cloud_says(machine, ack_of(note, CLOUD))
-    assert len(bodies(told, Ack)) == 4
+    assert len(bodies(told, m.Ack)) == 4
     assert not handed(look(machine))
-    assert [one.status for one in bodies(report(machine, 2), Ack)] == ["held"]  # said again
+    assert [one.status for one in bodies(report(machine, 2), m.Ack)] == ["held"]  # said again
     assert not handed(look(machine))
 
 
@@ -271,40 +241,40 @@ def test_a_release_for_too_few_gives_the_cloud_no_counts():
 
 def test_a_report_of_another_size_or_of_another_release_is_not_taken():
     machine = holding()
-    short = FLEET[0].signer.note(ReleaseReport(release().at, b"x"))
+    short = FLEET[0].signer.note(m.ReleaseReport(release().at, b"x"))
     assert refused(says(machine, FLEET[0], short)) == ["wrong_size"]
     out = report(machine, 0, release(8))
-    assert [one.status for one in bodies(out, Ack)] == ["closed"]
+    assert [one.status for one in bodies(out, m.Ack)] == ["closed"]
 
 
 def test_a_forged_report_is_refused():
     machine = holding()
-    forged = FLEET[1].signer.note(ReleaseReport(release().at, b"x" * REPORT_BYTES))
+    forged = FLEET[1].signer.note(m.ReleaseReport(release().at, b"x" * m.REPORT_BYTES))
     assert refused(says(machine, FLEET[0], forged)) == ["unknown_signer"]
 
 
 def test_the_newest_statement_is_kept_passed_on_and_told_to_who_comes():
     machine = holding()
-    note = CLOUD.note(ReleaseStatement(5, 100.0, (7,), ()))
+    note = CLOUD.note(m.ReleaseStatement(5, 100.0, (7,), ()))
     out = cloud_says(machine, note)
     assert to_devices(out) == [note]
     assert stored(out) == [ReleaseStated(note)]
     assert to_devices(cloud_says(machine, note)) == []
-    older = CLOUD.note(ReleaseStatement(4, 100.0, (), (7,)))
+    older = CLOUD.note(m.ReleaseStatement(4, 100.0, (), (7,)))
     assert refused(cloud_says(machine, older)) == ["replayed_statement"]
-    says(machine, FLEET[0], FLEET[0].signer.note(Bye(FLEET[0].id)))
-    out = says(machine, FLEET[0], FLEET[0].signer.note(Hello(FLEET[0].id, knows=3)))
-    assert note in messages(out, Note)
+    says(machine, FLEET[0], FLEET[0].signer.note(m.Bye(FLEET[0].id)))
+    out = says(machine, FLEET[0], FLEET[0].signer.note(m.Hello(FLEET[0].id, knows=3)))
+    assert note in messages(out, m.Note)
     assert len(headers(out)) == 1
 
 
 def test_a_withdrawn_release_is_served_no_more_and_not_taken_again():
     machine, header = holding(), release()
-    note = CLOUD.note(ReleaseStatement(5, 100.0, (), (7,)))
+    note = CLOUD.note(m.ReleaseStatement(5, 100.0, (), (7,)))
     out = cloud_says(machine, note)
     assert stored(out) == [ReleaseStated(note, (header.blob.digest,))]
     assert not messages(
-        says(machine, FLEET[5], FLEET[5].signer.note(Hello(FLEET[5].id, knows=3))), Offer
+        says(machine, FLEET[5], FLEET[5].signer.note(m.Hello(FLEET[5].id, knows=3))), m.Offer
     )
     again = cloud_says(machine, offer(header, bytes_of(header)))
     assert refused(again) == ["withdrawn_release"]
@@ -325,7 +295,7 @@ def test_of_each_data_set_the_newest_release_is_kept():
     out = cloud_says(machine, offer(newer, bytes_of(newer)))
     assert ReleaseReplaced(release(5).blob.digest) in stored(out)
     assert kept_releases(machine) == [7, 9]
-    late = says(machine, FLEET[5], FLEET[5].signer.note(Hello(FLEET[5].id, knows=3)))
+    late = says(machine, FLEET[5], FLEET[5].signer.note(m.Hello(FLEET[5].id, knows=3)))
     assert [header.sequence for header in headers(late)] == [7, 9]
     again = release(6, data_set=B)
     assert refused(cloud_says(machine, offer(again, bytes_of(again)))) == ["replayed_release"]
@@ -346,7 +316,7 @@ def test_a_round_takes_the_room_of_releases_but_the_newest():
     cloud_says(machine, offer(second, bytes_of(second)))
     wide = manifest(MODEL, sequence=3)
     out = cloud_says(machine, offer(wide, MODEL))
-    assert [ack.status for ack in bodies(out, Ack)] == ["held"]
+    assert [ack.status for ack in bodies(out, m.Ack)] == ["held"]
     assert kept_releases(machine) == [2, 3]
     large = manifest(MODEL * 40, at(2), sequence=4)
     assert refused(cloud_says(machine, offer(large, MODEL * 40))) == ["cache_full"]
@@ -365,7 +335,7 @@ def test_reports_on_releases_of_two_data_sets_are_counted_beside_one_another():
 
 def test_nobody_but_the_cloud_withdraws():
     machine = holding()
-    said = ReleaseStatement(5, 100.0, (), (7,))
+    said = m.ReleaseStatement(5, 100.0, (), (7,))
     assert refused(cloud_says(machine, PROXY.note(said))) == ["unknown_signer"]
     assert refused(says(machine, FLEET[0], FLEET[0].signer.note(said))) == ["unexpected_body"]
     assert machine.memory.kept
@@ -383,19 +353,19 @@ def test_a_publication_is_offered_beside_the_job_until_it_is_held():
     asked = fx.Command(PublishRelease(JOB))
     assert tasks(machine.handle(asked, 0.0)) == [SealPublication(JOB)]
     assert machine.handle(asked, 0.0) == []  # one at a time
-    header, data = seal(machine, SealRelease(JOB))[0], repr(SealRelease(JOB)).encode()
+    header, data = seal(machine, cj.SealRelease(JOB))[0], repr(cj.SealRelease(JOB)).encode()
     out = machine.handle(
-        fx.WorkDone(SealPublication(JOB), CellBroadcasts({"": Broadcast(header, data)})), 0.0
+        fx.WorkDone(SealPublication(JOB), cj.CellBroadcasts({"": cj.Broadcast(header, data)})), 0.0
     )
     assert headers(out) == [header]
     assert headers(machine.handle(fx.Timer("release"), 0.0)) == [header]
-    out = told(machine, PROXY.note(Ack(header.blob.digest, "held")))
-    assert stored(out) == [ReleaseHeld(header.sequence)]
+    out = told(machine, PROXY.note(m.Ack(header.blob.digest, "held")))
+    assert stored(out) == [cj.ReleaseHeld(header.sequence)]
     assert not headers(machine.handle(fx.Timer("release"), 0.0))
     assert not machine.releases.offering("")
 
 
-@pytest.mark.parametrize("refusal", [Obstacle("no roster"), fx.WorkFailed("disk")])
+@pytest.mark.parametrize("refusal", [cj.Obstacle("no roster"), fx.WorkFailed("disk")])
 def test_what_cannot_be_sealed_now_may_be_asked_for_again(refusal):
     machine = cloud()
     machine.handle(fx.Command(PublishRelease(JOB)), 0.0)
@@ -405,27 +375,27 @@ def test_what_cannot_be_sealed_now_may_be_asked_for_again(refusal):
 
 def test_reports_are_acknowledged_once_they_are_counted():
     machine = cloud()
-    note = PROXY.note(ReleaseReports(at(0, 7), (b"a" * REPORT_BYTES,)))
+    note = PROXY.note(m.ReleaseReports(at(0, 7), (b"a" * m.REPORT_BYTES,)))
     (task,) = tasks(told(machine, note))
     assert task == CountReports(
-        at(0, 7), (b"a" * REPORT_BYTES,), hashlib.sha256(note.body.payload).digest()
+        at(0, 7), (b"a" * m.REPORT_BYTES,), hashlib.sha256(note.body.payload).digest()
     )
-    assert machine.handle(fx.WorkDone(task, Obstacle("disk")), 0.0) == []
+    assert machine.handle(fx.WorkDone(task, cj.Obstacle("disk")), 0.0) == []
     out = machine.handle(fx.WorkDone(task, ReportsCounted()), 0.0)
-    assert bodies(out, Ack) == [Ack(task.note, "held")]
+    assert bodies(out, m.Ack) == [m.Ack(task.note, "held")]
 
 
 def test_the_statement_is_said_until_the_proxy_confirms_it():
     machine = cloud()
-    said = ReleaseStatement(5, 100.0, (7,), ())
-    (note,) = messages(machine.handle(fx.Command(said), 0.0), Note)
-    assert messages(machine.handle(fx.Timer("statement"), 0.0), Note) == [note]
+    said = m.ReleaseStatement(5, 100.0, (7,), ())
+    (note,) = messages(machine.handle(fx.Command(said), 0.0), m.Note)
+    assert messages(machine.handle(fx.Timer("statement"), 0.0), m.Note) == [note]
     told(machine, ack_of(note))
     assert machine.handle(fx.Timer("statement"), 0.0) == []
 
 
 def test_every_outcome_survives_its_padding_and_nothing_else_is_one():
-    for outcome in ReleaseOutcome:
-        assert ReleaseOutcome.from_bytes(outcome.to_bytes().ljust(64, b"\0")) is outcome
-    assert ReleaseOutcome.from_bytes(bytes(64)) is None
-    assert ReleaseOutcome.from_bytes(b"in_use of box-1".ljust(64, b"\0")) is None
+    for outcome in m.ReleaseOutcome:
+        assert m.ReleaseOutcome.from_bytes(outcome.to_bytes().ljust(64, b"\0")) is outcome
+    assert m.ReleaseOutcome.from_bytes(bytes(64)) is None
+    assert m.ReleaseOutcome.from_bytes(b"in_use of box-1".ljust(64, b"\0")) is None

@@ -30,46 +30,25 @@ from proxy_bench import fire as ring
 from real_proxy import RealProxy
 
 from edgeveil.crypto.keys import MaskSeed
+from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.cloud_job import (
-    BATCH_CREDIT,
-    Absorb,
-    BatchDropped,
-    BatchPart,
-    OpenArrived,
-    SealRound,
-)
-from edgeveil.protocol.messages import (
-    SEAL_OVERHEAD_BYTES,
-    Arrived,
-    Batch,
-    Blob,
-    BlobPart,
-    Group,
-    Manifest,
-    MaskedGroup,
-    Need,
-    Offer,
-    Shortfall,
-    Signer,
-    Upload,
-)
+from edgeveil.protocol import messages as m
 from edgeveil.protocol.proxy_rounds import StreamUploads
 from edgeveil.protocol.sealed import seal_seed
 from edgeveil.protocol.transfer import describe, part
 
 # --- at the proxy ---
 
-WIDE, NARROW = Group("layer0", 1000), Group("softmax", 20)
-UPLOAD_BYTES = WIDE.padded_bytes + SEAL_OVERHEAD_BYTES
+WIDE, NARROW = m.Group("layer0", 1000), m.Group("softmax", 20)
+UPLOAD_BYTES = WIDE.padded_bytes + m.SEAL_OVERHEAD_BYTES
 COUNT = len(FLEET)
 SMALL = {"lot_bytes": 1, "min_batch_floor": 1, "push_bytes": 1 << 20}
 
 
-def header_of(**changes: Any) -> Manifest:
+def header_of(**changes: Any) -> m.Manifest:
     plain: dict[str, Any] = {
         "groups": (WIDE, NARROW),
-        "masked": (MaskedGroup(0, 10, 40),),
+        "masked": (m.MaskedGroup(0, 10, 40),),
         "selected": COUNT,
         "quorum": COUNT,
         "min_batch": 3,
@@ -78,11 +57,11 @@ def header_of(**changes: Any) -> Manifest:
 
 
 def segments(number: int, groups: tuple[int, ...]) -> list[bytes]:
-    sizes = (UPLOAD_BYTES, NARROW.padded_bytes + SEAL_OVERHEAD_BYTES)
+    sizes = (UPLOAD_BYTES, NARROW.padded_bytes + m.SEAL_OVERHEAD_BYTES)
     return [hashlib.shake_128(b"%d %d" % (number, g)).digest(sizes[g]) for g in groups]
 
 
-def opened(folder: Path, header: Manifest | None = None, **settings: Any) -> RealProxy:
+def opened(folder: Path, header: m.Manifest | None = None, **settings: Any) -> RealProxy:
     folder.mkdir(exist_ok=True)
     machine = RealProxy(folder, **(SMALL | settings))
     cloud_says(machine, offer(header or header_of(), MODEL))
@@ -93,10 +72,10 @@ def upload(
     machine: RealProxy,
     number: int,
     groups: tuple[int, ...] = (0, 1),
-    header: Manifest | None = None,
+    header: m.Manifest | None = None,
 ) -> list[fx.Effect]:
     header, data = header or header_of(), b"".join(segments(number, groups))
-    made = Upload(header.at, groups, describe(data, PART_BYTES))
+    made = m.Upload(header.at, groups, describe(data, PART_BYTES))
     key = machine.masks._context.memory.round_key(header.at)
     if key is not None and 0 in groups:
         seed = MaskSeed(hashlib.sha256(b"%d" % number).digest())
@@ -110,14 +89,14 @@ def upload(
     return out
 
 
-def told(effects: list[fx.Effect]) -> list[Arrived]:
-    return bodies(effects, Arrived)
+def told(effects: list[fx.Effect]) -> list[m.Arrived]:
+    return bodies(effects, m.Arrived)
 
 
-def pulled(machine: RealProxy, blob: Blob) -> bytes:
+def pulled(machine: RealProxy, blob: m.Blob) -> bytes:
     """All whole parts of what was told."""
     indices = tuple(range(blob.size_bytes // blob.part_bytes))
-    found = messages(cloud_says(machine, Need(blob.digest, indices)), BlobPart)
+    found = messages(cloud_says(machine, m.Need(blob.digest, indices)), m.BlobPart)
     return b"".join(part.data for part in found)
 
 
@@ -152,10 +131,10 @@ def test_the_batch_begins_with_what_went_on(tmp_path: Path) -> None:
         if number < COUNT - 1:
             fronts += [(a.blob.digest, pulled(machine, a.blob)) for a in told(out)]
     name, front = fronts[-1]
-    (batch,) = [h for h in headers(out) if isinstance(h, Batch)]
+    (batch,) = [h for h in headers(out) if isinstance(h, m.Batch)]
     assert batch.stream == name
     assert batch.counts == (COUNT, COUNT)
-    assert messages(out, BlobPart) == [], "not pushed: most of it is there"
+    assert messages(out, m.BlobPart) == [], "not pushed: most of it is there"
     for name in (batch.blob.digest, batch.stream):
         whole = pulled(machine, structs.replace(batch.blob, digest=name))
         assert whole.startswith(front)
@@ -189,7 +168,7 @@ def test_a_round_smaller_than_a_lot_goes_on_as_one(tmp_path: Path) -> None:
     for number in range(COUNT):
         out = upload(machine, number)
         assert told(out) == []
-    (batch,) = [h for h in headers(out) if isinstance(h, Batch)]
+    (batch,) = [h for h in headers(out) if isinstance(h, m.Batch)]
     assert batch.stream == b""
 
 
@@ -218,8 +197,8 @@ def test_a_part_that_was_not_told_is_refused(tmp_path: Path) -> None:
     machine = opened(tmp_path)
     upload(machine, 0)
     (arrived,) = told(upload(machine, 1))
-    assert refused(cloud_says(machine, Need(arrived.blob.digest, (1,)))) == ["bad_index"]
-    assert refused(cloud_says(machine, Need(bytes(32), (0,)))) == ["unknown_blob"]
+    assert refused(cloud_says(machine, m.Need(arrived.blob.digest, (1,)))) == ["bad_index"]
+    assert refused(cloud_says(machine, m.Need(bytes(32), (0,)))) == ["unknown_blob"]
 
 
 def test_a_lot_that_fails_comes_with_the_next(tmp_path: Path) -> None:
@@ -259,9 +238,9 @@ def test_a_short_round_tells_counts_and_its_stream_is_gone(tmp_path: Path) -> No
         for arrived in told(upload(machine, number)):
             front = arrived
     out = ring(machine, "deadline")
-    assert bodies(out, Shortfall) == [Shortfall(at(), 4, 0)]
+    assert bodies(out, m.Shortfall) == [m.Shortfall(at(), 4, 0)]
     assert headers(out) == []
-    assert refused(cloud_says(machine, Need(front.blob.digest, (0,)))) == ["unknown_blob"]
+    assert refused(cloud_says(machine, m.Need(front.blob.digest, (0,)))) == ["unknown_blob"]
 
 
 def test_a_lot_that_is_done_after_its_round_is_not_told(tmp_path: Path) -> None:
@@ -287,10 +266,10 @@ def test_a_proxy_that_starts_again_streams_what_it_holds_under_another_name(
     (anew,) = told(again.handle(fx.Command("started"), 0.0))
     assert anew.blob.digest != front.blob.digest
     assert len(pulled(again, anew.blob)) == 3 * UPLOAD_BYTES // PART_BYTES * PART_BYTES
-    assert refused(cloud_says(again, Need(front.blob.digest, (0,)))) == ["unknown_blob"]
+    assert refused(cloud_says(again, m.Need(front.blob.digest, (0,)))) == ["unknown_blob"]
     for number in (4, 5):
         out = upload(again, number)
-    (batch,) = [h for h in headers(out) if isinstance(h, Batch)]
+    (batch,) = [h for h in headers(out) if isinstance(h, m.Batch)]
     assert batch.stream == anew.blob.digest
     last = again.restarted()
     offers = last.handle(fx.PeerConnected(fx.CloudAddress()), 0.0)
@@ -305,25 +284,25 @@ SIZE = 40 * PART_BYTES + 100
 DATA = hashlib.shake_128(b"a batch").digest(SIZE)
 
 
-def arrived(parts: int, name: bytes = NAME, **changes: Any) -> Arrived:
-    plain = Arrived(at(), Blob(name, parts * PART_BYTES, PART_BYTES))
+def arrived(parts: int, name: bytes = NAME, **changes: Any) -> m.Arrived:
+    plain = m.Arrived(at(), m.Blob(name, parts * PART_BYTES, PART_BYTES))
     return structs.replace(plain, **changes)
 
 
-def batch_of(data: bytes = DATA, name: bytes = NAME) -> Batch:
-    return Batch(at(), 3, 0, (3,), describe(data, PART_BYTES), name)
+def batch_of(data: bytes = DATA, name: bytes = NAME) -> m.Batch:
+    return m.Batch(at(), 3, 0, (3,), describe(data, PART_BYTES), name)
 
 
-def part_of(index: int, name: bytes = NAME, data: bytes = DATA) -> BlobPart:
+def part_of(index: int, name: bytes = NAME, data: bytes = DATA) -> m.BlobPart:
     return structs.replace(part(describe(data, PART_BYTES), data, index), blob=name)
 
 
 def asked(effects: list[fx.Effect]) -> list[int]:
-    return [index for need in messages(effects, Need) for index in need.indices]
+    return [index for need in messages(effects, m.Need) for index in need.indices]
 
 
-def spooled(effects: list[fx.Effect]) -> list[BatchPart]:
-    return [item for item in stored(effects) if isinstance(item, BatchPart)]
+def spooled(effects: list[fx.Effect]) -> list[cj.BatchPart]:
+    return [item for item in stored(effects) if isinstance(item, cj.BatchPart)]
 
 
 def say(machine: Any, body: Any) -> list[fx.Effect]:
@@ -334,9 +313,9 @@ def test_the_cloud_asks_for_what_is_new_and_opens_what_came() -> None:
     machine = waiting()
     assert asked(say(machine, arrived(2))) == [0, 1]
     out = receive(machine, part_of(0))
-    assert spooled(out) == [BatchPart(NAME, 0, DATA[:PART_BYTES], at().job_id)]
+    assert spooled(out) == [cj.BatchPart(NAME, 0, DATA[:PART_BYTES], at().job_id)]
     (task,) = tasks(out)
-    assert isinstance(task, OpenArrived)
+    assert isinstance(task, cj.OpenArrived)
     assert task.batch.counts == ()
     assert asked(say(machine, arrived(2))) == [], "said before"
     assert asked(say(machine, arrived(5))) == [2, 3, 4]
@@ -348,7 +327,7 @@ def test_what_came_is_opened_in_one_task_at_a_time() -> None:
     (task,) = tasks(receive(machine, part_of(0)))
     assert tasks(receive(machine, part_of(1))) == []
     (again,) = tasks(done(machine, task, None))
-    assert isinstance(again, OpenArrived)
+    assert isinstance(again, cj.OpenArrived)
     assert tasks(done(machine, again, None)) == [], "nothing came since"
     assert len(tasks(receive(machine, part_of(2)))) == 1
 
@@ -370,7 +349,7 @@ def test_no_more_is_on_its_way_than_the_credit() -> None:
         on_way.discard(index)
         out = receive(machine, part_of(index, data=data * 1000) if index < 1000 else part_of(0))
         on_way |= set(asked(out))
-        assert len(on_way) <= BATCH_CREDIT
+        assert len(on_way) <= cj.BATCH_CREDIT
 
 
 def test_with_the_batch_only_the_rest_is_asked_for() -> None:
@@ -391,9 +370,9 @@ def test_with_the_batch_only_the_rest_is_asked_for() -> None:
         out = receive(machine, part_of(index, batch_of().blob.digest))
         wanted |= set(asked(out))
         assert all(item.digest == NAME for item in spooled(out))
-        absorbed += [task for task in tasks(out) if isinstance(task, Absorb)]
+        absorbed += [task for task in tasks(out) if isinstance(task, cj.Absorb)]
     assert seen == set(range(10, 41))
-    assert absorbed == [Absorb({"": batch_of()})]
+    assert absorbed == [cj.Absorb({"": batch_of()})]
 
 
 def test_parts_on_their_way_when_the_batch_comes_count_under_either_name() -> None:
@@ -420,7 +399,7 @@ def test_a_batch_whose_stream_was_never_told_is_pulled_at_once() -> None:
     ids=["another stream", "shorter", "other parts"],
 )
 def test_a_batch_that_does_not_continue_what_came_is_taken_from_its_beginning(
-    header: Batch,
+    header: m.Batch,
 ) -> None:
     machine = waiting()
     say(machine, arrived(10))
@@ -446,7 +425,7 @@ def test_another_stream_takes_the_place_of_the_first() -> None:
     [arrived(2, at=at(2)), arrived(2, at=at(1, 2))],
     ids=["another exchange", "another attempt"],
 )
-def test_a_stream_of_another_round_is_nothing(body: Arrived) -> None:
+def test_a_stream_of_another_round_is_nothing(body: m.Arrived) -> None:
     assert say(waiting(), body) == []
     assert say(cloud(), arrived(2)) == [], "no job runs"
 
@@ -455,18 +434,18 @@ def test_a_stream_of_another_round_is_nothing(body: Arrived) -> None:
     ("body", "reason"),
     [
         (arrived(1 << 21), "oversized_blob"),
-        (arrived(0, blob=Blob(NAME, PART_BYTES + 1, PART_BYTES)), "malformed"),
-        (arrived(0, blob=Blob(NAME, 0, PART_BYTES)), "malformed"),
-        (arrived(0, blob=Blob(NAME, 100, 10)), "tiny_parts"),
+        (arrived(0, blob=m.Blob(NAME, PART_BYTES + 1, PART_BYTES)), "malformed"),
+        (arrived(0, blob=m.Blob(NAME, 0, PART_BYTES)), "malformed"),
+        (arrived(0, blob=m.Blob(NAME, 100, 10)), "tiny_parts"),
     ],
     ids=["beyond the disk", "half a part", "nothing", "crumbs"],
 )
-def test_a_stream_that_no_proxy_tells_is_refused(body: Arrived, reason: str) -> None:
+def test_a_stream_that_no_proxy_tells_is_refused(body: m.Arrived, reason: str) -> None:
     assert refused(say(waiting(), body)) == [reason]
 
 
 def test_a_stream_that_the_proxy_did_not_sign_is_refused() -> None:
-    forged = Signer("proxy", signing_key(9)).note(arrived(2))
+    forged = m.Signer("proxy", signing_key(9)).note(arrived(2))
     assert refused(receive(waiting(), forged)) == ["forged"]
 
 
@@ -485,11 +464,11 @@ def test_an_attempt_that_comes_to_nothing_takes_its_stream_with_it() -> None:
     machine = waiting()
     say(machine, arrived(3))
     receive(machine, part_of(0))
-    out = say(machine, Shortfall(at(), 1, 0))
-    assert stored(out) == [BatchDropped(at().job_id)]
-    assert SealRound(at().job_id, 1, 2) in tasks(out)
+    out = say(machine, m.Shortfall(at(), 1, 0))
+    assert stored(out) == [cj.BatchDropped(at().job_id)]
+    assert cj.SealRound(at().job_id, 1, 2) in tasks(out)
     assert say(machine, arrived(4)) == []
 
 
 def test_offers_are_of_what_a_packet_carries() -> None:
-    assert len(Offer(PROXY.header(batch_of())).header.payload) < PACKET_BYTES
+    assert len(m.Offer(PROXY.header(batch_of())).header.payload) < PACKET_BYTES

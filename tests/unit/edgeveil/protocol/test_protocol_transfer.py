@@ -13,21 +13,8 @@ from protocol_kit import CLOUD, manifest
 
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol import transfer as tr
 from edgeveil.protocol.messages import Blob, BlobPart, Offer, encode
-from edgeveil.protocol.transfer import (
-    FRAME_OVERHEAD_BYTES,
-    NEED_LIMIT,
-    Assembly,
-    Fetch,
-    answer_need,
-    crc32,
-    describe,
-    first_data,
-    part,
-    parts,
-    sends,
-    whole,
-)
 
 SIZE = 256
 texts = st.integers(0, 6 * SIZE).map(lambda size: hashlib.shake_256(b"text").digest(size))
@@ -38,35 +25,35 @@ cut_texts = st.integers(SIZE + 1, 6 * SIZE).map(
 
 @given(texts, st.randoms(use_true_random=False), st.integers(1, 3))
 def test_any_order_and_any_repetition_gives_the_blob(data, order, times):
-    blob = describe(data, SIZE)
-    assembly = Assembly(blob, len(data))
-    stream = list(parts(blob, data)) * times
+    blob = tr.describe(data, SIZE)
+    assembly = tr.Assembly(blob, len(data))
+    stream = list(tr.parts(blob, data)) * times
     order.shuffle(stream)
     complete = [assembly.add(piece) for piece in stream]
     assert complete[-1]
-    assert assembly.finish() == data == whole(blob, data)
+    assert assembly.finish() == data == tr.whole(blob, data)
     assert not assembly.missing().indices
 
 
 @given(cut_texts, st.data())
 def test_what_is_missing_is_asked_for(data, draw):
-    blob = describe(data, SIZE)
+    blob = tr.describe(data, SIZE)
     lost = draw.draw(st.sets(st.integers(0, blob.parts - 1), min_size=1))
-    assembly = Assembly(blob, len(data))
+    assembly = tr.Assembly(blob, len(data))
     for index in range(blob.parts):
         if index not in lost:
-            assert not assembly.add(part(blob, data, index))
+            assert not assembly.add(tr.part(blob, data, index))
     need = assembly.missing()
     assert need.indices == tuple(sorted(lost)) and need.blob == blob.digest
-    for send in answer_need(fx.ProxyAddress(), need, blob, data):
+    for send in tr.answer_need(fx.ProxyAddress(), need, blob, data):
         done = assembly.add(send.message)
     assert done and assembly.finish() == data
 
 
 def test_one_request_takes_a_bounded_credit():
-    data = bytes(SIZE * (NEED_LIMIT + 5))
-    assembly = Assembly(describe(data, SIZE), len(data))
-    assert assembly.missing().indices == tuple(range(NEED_LIMIT))
+    data = bytes(SIZE * (tr.NEED_LIMIT + 5))
+    assembly = tr.Assembly(tr.describe(data, SIZE), len(data))
+    assert assembly.missing().indices == tuple(range(tr.NEED_LIMIT))
 
 
 def _altered(good: BlobPart) -> list[BlobPart]:
@@ -83,10 +70,10 @@ def _altered(good: BlobPart) -> list[BlobPart]:
 
 def test_a_bad_part_changes_nothing():
     data = bytes(range(256)) * 3
-    blob = describe(data, SIZE)
-    assembly = Assembly(blob, len(data))
-    assembly.add(part(blob, data, 1))
-    for bad in _altered(part(blob, data, 0)):
+    blob = tr.describe(data, SIZE)
+    assembly = tr.Assembly(blob, len(data))
+    assembly.add(tr.part(blob, data, 1))
+    for bad in _altered(tr.part(blob, data, 0)):
         with pytest.raises(ProtocolError, match="bad_part"):
             assembly.add(bad)
     assert assembly.missing().indices == (0, 2)
@@ -94,15 +81,15 @@ def test_a_bad_part_changes_nothing():
 
 def test_a_wrong_whole_is_forgotten_and_fetched_again():
     data = b"a" * SIZE + b"b" * SIZE
-    blob = describe(data, SIZE)
-    assembly = Assembly(blob, len(data))
+    blob = tr.describe(data, SIZE)
+    assembly = tr.Assembly(blob, len(data))
     lie = b"c" * SIZE  # a checksum is no signature: anyone can make it fit
     assembly.add(BlobPart(blob.digest, 1, zlib.crc32(lie), lie))
-    assembly.add(part(blob, data, 0))
+    assembly.add(tr.part(blob, data, 0))
     with pytest.raises(ProtocolError, match="bad_digest"):
         assembly.finish()
     assert assembly.missing().indices == (0, 1)
-    for piece in parts(blob, data):
+    for piece in tr.parts(blob, data):
         assembly.add(piece)
     assert assembly.finish() == data
 
@@ -110,32 +97,32 @@ def test_a_wrong_whole_is_forgotten_and_fetched_again():
 def test_a_claim_takes_no_memory_and_has_a_limit():
     claim = Blob(b"x" * 32, 2**40, 2**20)
     with pytest.raises(ProtocolError, match="oversized_blob"):
-        Assembly(claim, 2**40 - 1)
-    assembly = Assembly(claim, 2**40)
+        tr.Assembly(claim, 2**40 - 1)
+    assembly = tr.Assembly(claim, 2**40)
     assert assembly.held_bytes == 0
-    assert len(assembly.missing().indices) == NEED_LIMIT
+    assert len(assembly.missing().indices) == tr.NEED_LIMIT
 
 
 def test_a_blob_in_crumbs_is_refused():
     """A part costs its receiver a fixed overhead, so parts of one byte would multiply memory."""
     with pytest.raises(ProtocolError, match="tiny_parts"):
-        Assembly(Blob(b"x" * 32, 10_000, 1), 1 << 20)
-    Assembly(Blob(b"x" * 32, 10_000, SIZE), 1 << 20)
+        tr.Assembly(Blob(b"x" * 32, 10_000, 1), 1 << 20)
+    tr.Assembly(Blob(b"x" * 32, 10_000, SIZE), 1 << 20)
 
 
 def test_the_last_part_is_short_and_none_follows():
     data = bytes(SIZE + 1)
-    blob = describe(data, SIZE)
-    assert [len(piece.data) for piece in parts(blob, data)] == [SIZE, 1]
+    blob = tr.describe(data, SIZE)
+    assert [len(piece.data) for piece in tr.parts(blob, data)] == [SIZE, 1]
     with pytest.raises(ProtocolError, match="bad_index"):
-        part(blob, data, 2)
+        tr.part(blob, data, 2)
 
 
 @given(st.integers(0, 5 * 2048), st.integers(1024, 2048))
 def test_no_frame_of_a_transfer_passes_the_packet_size(size, packet_bytes):
     data = bytes(size)
-    header = manifest(data, blob=describe(data, packet_bytes - FRAME_OVERHEAD_BYTES))
-    out = sends(fx.ProxyAddress(), CLOUD.header(header), header.blob, data, packet_bytes)
+    header = manifest(data, blob=tr.describe(data, packet_bytes - tr.FRAME_OVERHEAD_BYTES))
+    out = tr.sends(fx.ProxyAddress(), CLOUD.header(header), header.blob, data, packet_bytes)
     assert all(len(encode(send.message)) <= packet_bytes for send in out)
     inline = isinstance(out[0].message, Offer) and out[0].message.data == data
     assert inline or len(out) == 1 + header.blob.parts
@@ -144,49 +131,49 @@ def test_no_frame_of_a_transfer_passes_the_packet_size(size, packet_bytes):
 def test_nothing_is_pushed_where_the_receiver_pulls():
     data = bytes(9000)
     header = manifest(data)
-    out = sends(fx.ProxyAddress(), CLOUD.header(header), header.blob, data, 1536, push=False)
+    out = tr.sends(fx.ProxyAddress(), CLOUD.header(header), header.blob, data, 1536, push=False)
     assert [send.message for send in out] == [Offer(CLOUD.header(header))]
 
 
 @pytest.mark.parametrize("data", [b"", b"model"])
 def test_a_blob_inside_its_offer_is_complete_at_once(data):
     header = manifest(data)
-    fetch = Fetch(CLOUD.offer(header, data), header, 100)
-    assert [fetch.add(piece) for piece in first_data(fetch.offer, header.blob)] == [True]
+    fetch = tr.Fetch(CLOUD.offer(header, data), header, 100)
+    assert [fetch.add(piece) for piece in tr.first_data(fetch.offer, header.blob)] == [True]
     assert fetch.assembly.finish() == data
 
 
 def test_an_offer_with_other_bytes_inside_is_refused():
     header = manifest(b"model")
     with pytest.raises(ProtocolError, match="bad_part"):
-        list(first_data(CLOUD.offer(header, b"mode"), header.blob))
+        list(tr.first_data(CLOUD.offer(header, b"mode"), header.blob))
 
 
 def pulled(parts_count, **options):
     """A fetch that has just asked for its first parts, and all the parts."""
     data = hashlib.shake_256(b"pulled").digest(SIZE * parts_count)
-    header = manifest(data, blob=describe(data, SIZE))
-    fetch = Fetch(CLOUD.offer(header), header, len(data), **options)
-    assert fetch.next_need(timer=True).indices == tuple(range(min(NEED_LIMIT, parts_count)))
-    return fetch, list(parts(header.blob, data))
+    header = manifest(data, blob=tr.describe(data, SIZE))
+    fetch = tr.Fetch(CLOUD.offer(header), header, len(data), **options)
+    assert fetch.next_need(timer=True).indices == tuple(range(min(tr.NEED_LIMIT, parts_count)))
+    return fetch, list(tr.parts(header.blob, data))
 
 
 def test_a_fetch_asks_only_after_a_silent_look_and_then_keeps_pulling():
-    data = bytes(SIZE * (NEED_LIMIT + 2))
-    header = manifest(data, blob=describe(data, SIZE))
-    pieces = list(parts(header.blob, data))
-    fetch = Fetch(CLOUD.offer(header), header, len(data))
+    data = bytes(SIZE * (tr.NEED_LIMIT + 2))
+    header = manifest(data, blob=tr.describe(data, SIZE))
+    pieces = list(tr.parts(header.blob, data))
+    fetch = tr.Fetch(CLOUD.offer(header), header, len(data))
     fetch.add(pieces[0])
     assert fetch.next_need(timer=False) is None  # pushed parts are no reason to ask
     assert fetch.next_need(timer=True) is None  # something came since the last look
     need = fetch.next_need(timer=True)
-    assert need is not None and need.indices == tuple(range(1, NEED_LIMIT + 1))
-    half = NEED_LIMIT // 2
+    assert need is not None and need.indices == tuple(range(1, tr.NEED_LIMIT + 1))
+    half = tr.NEED_LIMIT // 2
     for index in need.indices[: half - 1]:
         fetch.add(pieces[index])
         assert fetch.next_need(timer=False) is None
     fetch.add(pieces[half])
-    assert fetch.next_need(timer=False).indices == (NEED_LIMIT + 1,)
+    assert fetch.next_need(timer=False).indices == (tr.NEED_LIMIT + 1,)
     for piece in pieces[half + 1 : -1]:
         fetch.add(piece)
         assert fetch.next_need(timer=False) is None
@@ -195,27 +182,27 @@ def test_a_fetch_asks_only_after_a_silent_look_and_then_keeps_pulling():
 
 
 @given(
-    st.integers(NEED_LIMIT + 1, 5 * NEED_LIMIT),
-    st.sampled_from([NEED_LIMIT, 2 * NEED_LIMIT + 3]),
+    st.integers(tr.NEED_LIMIT + 1, 5 * tr.NEED_LIMIT),
+    st.sampled_from([tr.NEED_LIMIT, 2 * tr.NEED_LIMIT + 3]),
     st.data(),
 )
 def test_no_more_than_the_credit_is_ever_on_its_way(count, credit, draw):
     fetch, pieces = pulled(count, credit=credit)
-    on_its_way, most = list(range(NEED_LIMIT)), 0
+    on_its_way, most = list(range(tr.NEED_LIMIT)), 0
     while on_its_way:
         place = draw.draw(st.integers(0, len(on_its_way) - 1))
         fetch.add(pieces[on_its_way.pop(place)])
         need = fetch.next_need(timer=False)
-        assert need is None or len(need.indices) <= NEED_LIMIT
+        assert need is None or len(need.indices) <= tr.NEED_LIMIT
         on_its_way += need.indices if need else ()
         most = max(most, len(on_its_way))
-    assert min(count, credit) - NEED_LIMIT // 2 <= most <= credit, "used, and kept to"
+    assert min(count, credit) - tr.NEED_LIMIT // 2 <= most <= credit, "used, and kept to"
     assert fetch.assembly.complete
 
 
 def test_asked_parts_that_never_came_are_asked_again_when_the_others_have():
-    fetch, pieces = pulled(NEED_LIMIT + 4)
-    for index in range(2, NEED_LIMIT + 4):  # the first two are lost
+    fetch, pieces = pulled(tr.NEED_LIMIT + 4)
+    for index in range(2, tr.NEED_LIMIT + 4):  # the first two are lost
         fetch.add(pieces[index])
         fetch.next_need(timer=False)
     assert fetch.next_need(timer=True) is None  # there was news
@@ -224,8 +211,8 @@ def test_asked_parts_that_never_came_are_asked_again_when_the_others_have():
 
 def test_parts_that_are_put_away_elsewhere_take_no_memory():
     data = bytes(SIZE * 3)
-    assembly = Assembly(describe(data, SIZE), len(data), keep=False)
-    pieces = list(parts(assembly.blob, data))
+    assembly = tr.Assembly(tr.describe(data, SIZE), len(data), keep=False)
+    pieces = list(tr.parts(assembly.blob, data))
     assert [assembly.add(piece) for piece in pieces] == [False, False, True]
     assert 1 in assembly and 3 not in assembly
     assert assembly.held_bytes == 0
@@ -235,5 +222,5 @@ def test_parts_that_are_put_away_elsewhere_take_no_memory():
 
 @given(st.binary(max_size=4096))
 def test_parts_carry_the_crc_that_every_zlib_knows(data):
-    assert crc32(b"123456789") == 0xCBF43926
-    assert crc32(data) == zlib.crc32(data) == crc32(memoryview(data))
+    assert tr.crc32(b"123456789") == 0xCBF43926
+    assert tr.crc32(data) == zlib.crc32(data) == tr.crc32(memoryview(data))

@@ -12,19 +12,7 @@ import pytest
 from edgeveil.crypto.keys import VerifyKey
 from edgeveil.crypto.labels import BODY, HEADER
 from edgeveil.errors import ProtocolError
-from edgeveil.protocol.messages import (
-    Body,
-    Header,
-    Manifest,
-    Message,
-    Note,
-    Offer,
-    PeerKeys,
-    check_signature,
-    decode,
-    decode_body,
-    decode_header,
-)
+from edgeveil.protocol import messages as m
 
 FILE = json.loads((Path(__file__).parents[3] / "vectors" / "wire.json").read_text())
 VECTORS = FILE["vectors"]
@@ -80,7 +68,7 @@ def test_every_vector_is_under_a_digest_and_has_a_name_of_its_own():
 
 def test_every_kind_of_message_has_a_vector():
     found = {v["expect"].get(key) for v in VECTORS for key in ("message", "inner")}
-    kinds = (*Message.__args__, *Header.__args__, *Body.__args__)
+    kinds = (*m.Message.__args__, *m.Header.__args__, *m.Body.__args__)
     assert {kind.__struct_config__.tag for kind in kinds} <= found
 
 
@@ -98,30 +86,30 @@ def as_recorded(inner, payload: bytes) -> bool:
 @pick(refused=True)
 def test_a_refused_frame_is_refused_for_the_recorded_reason(vector):
     with pytest.raises(ProtocolError) as caught:
-        decode(frame_of(vector), vector.get("limit_bytes", PACKET_BYTES))
+        m.decode(frame_of(vector), vector.get("limit_bytes", PACKET_BYTES))
     assert caught.value.reason == vector["expect"]["refused"]
 
 
 def test_a_job_s_proof_is_of_the_key_for_releases():
     (vector,) = (one for one in VECTORS if "releases_by" in one["expect"])
-    message = decode(frame_of(vector), PACKET_BYTES)
-    assert isinstance(message, Offer)
-    job = decode_header(message.header)
-    assert isinstance(job, Manifest) and job.broadcast_bytes == 70_000
+    message = m.decode(frame_of(vector), PACKET_BYTES)
+    assert isinstance(message, m.Offer)
+    job = m.decode_header(message.header)
+    assert isinstance(job, m.Manifest) and job.broadcast_bytes == 70_000
     for name, good in (("releases_by", True), ("signed_by", False)):
         key = VerifyKey(bytes.fromhex(FILE["keys"][vector["expect"][name]]))
-        assert PeerKeys(releases=key).will_take_release(job) is good
+        assert m.PeerKeys(releases=key).will_take_release(job) is good
 
 
 @pick(refused=False)
 def test_an_accepted_frame_is_read_and_written_as_recorded(vector):
-    message = decode(frame_of(vector), PACKET_BYTES)
+    message = m.decode(frame_of(vector), PACKET_BYTES)
     assert type(message).__struct_config__.tag == vector["expect"]["message"]
     assert as_recorded(message, frame_of(vector)[1:])
-    if not isinstance(message, Offer | Note):
+    if not isinstance(message, m.Offer | m.Note):
         return
-    signed = message.header if isinstance(message, Offer) else message.body
-    read = decode_header if isinstance(message, Offer) else decode_body
+    signed = message.header if isinstance(message, m.Offer) else message.body
+    read = m.decode_header if isinstance(message, m.Offer) else m.decode_body
     if "inner_refused" in vector["expect"]:
         with pytest.raises(ProtocolError) as caught:
             read(signed)
@@ -131,4 +119,4 @@ def test_an_accepted_frame_is_read_and_written_as_recorded(vector):
     assert type(inner).__name__.lower() == vector["expect"]["inner"]
     assert as_recorded(inner, signed.payload)
     key = VerifyKey(bytes.fromhex(FILE["keys"][vector["expect"]["signed_by"]]))
-    check_signature(signed, signed.signer, key, HEADER if isinstance(message, Offer) else BODY)
+    m.check_signature(signed, signed.signer, key, HEADER if isinstance(message, m.Offer) else BODY)
