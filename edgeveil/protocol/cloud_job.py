@@ -1044,9 +1044,10 @@ class JobCourse:
     # --- the host's work ---
 
     def done(self, task: object, result: object) -> list[fx.Effect]:
-        """An outcome that is awaited."""
+        """A result that is awaited."""
+        cells = self.cells
         if isinstance(task, SealJob) and self.state is not _S.SEALING_JOB:
-            joining = [self.cells[cell] for cell in task.cells if self.cells[cell].joining]
+            joining = [cells[cell] for cell in task.cells if cells[cell].joining]
             if joining:
                 return self._offer_job(joining, result)
         match result:
@@ -1064,12 +1065,17 @@ class JobCourse:
             case RoundCommit(commit=commit, data=data):
                 return self._committed(commit, data)
             case AskChecks(checks=checks):
-                return self._ask_checks(checks)
+                # Of cells that are not asked the uploads are not checked one by one.
+                self._step("opened")
+                asked = [one for cell, check in checks.items() for one in cells[cell].ask(check)]
+                return [self._report("checking", round=self.exchange), *asked]
             case AskUnmask(unmasks=unmasks, misfits=misfits):
-                return [*self._blame(misfits), *self._ask_unmask(unmasks)]
+                blamed = [cells[cell].blame(said) for cell, said in misfits.items()]
+                return [*blamed, *self._ask_unmask(unmasks)]
             case TooFewUploads(reason=reason, answers=answers, misfits=misfits):
-                told = [one for cell in self.cells.values() for one in cell.arrival.acknowledge()]
-                return [*self._blame(misfits), *told, *self._repeat(reason, answers)]
+                blamed = [cells[cell].blame(said) for cell, said in misfits.items()]
+                told = [one for cell in cells.values() for one in cell.arrival.acknowledge()]
+                return [*blamed, *told, *self._repeat(reason, answers)]
         return []
 
     def opened(self, task: OpenArrived) -> list[fx.Effect]:
@@ -1079,15 +1085,6 @@ class JobCourse:
     def _at_work(self, out: list[fx.Effect]) -> list[fx.Effect]:
         """With the place that work of the arrival is about."""
         return [self._work(one.task) if isinstance(one, fx.Work) else one for one in out]
-
-    def _ask_checks(self, checks: Mapping[str, m.CheckMasks]) -> list[fx.Effect]:
-        """Of cells that are not asked the uploads are there, and are not checked one by one."""
-        self._step("opened")
-        asked = [one for cell, check in checks.items() for one in self.cells[cell].ask(check)]
-        return [self._report("checking", round=self.exchange), *asked]
-
-    def _blame(self, misfits: Mapping[str, m.Misfits]) -> list[fx.Effect]:
-        return [self.cells[cell].blame(said) for cell, said in misfits.items()]
 
     def _ask_unmask(self, unmasks: Mapping[str, m.Unmask]) -> list[fx.Effect]:
         self._step("summed")
@@ -1298,21 +1295,21 @@ class JobCourse:
 
     def _move(self) -> list[fx.Effect]:
         """The step ends once no cell is awaited."""
+        offered, held = self._where(Stand.OFFERED), self._where(Stand.HELD)
+        came = self._where(Stand.CAME)
         if self._may("batch"):
-            return self._round_moves()
-        waits_for = Stand.ASKED if self.state in _ASKING else Stand.OFFERED
-        if self.state not in _WAITING_ON or self._where(waits_for):
+            return self._round_moves(offered, held, came)
+        if self.state in _ASKING and not self._where(Stand.ASKED):
+            answers = {one.cell: one.masks.masks for one in came}
+            there = {cell: of_it for cell, of_it in answers.items() if of_it is not None}
+            if self.state is _S.UNMASKING:
+                work = self._work(TakeMasks(self.at, there))
+                return [work] if there else self._pause(self._why())
+            work = self._work(TakeChecks(self.at, there))
+            return [work] if came else self._repeat(self._why())
+        if self.state not in (_S.ANNOUNCING, _S.RELEASING) or offered:
             return []
-        if self.state is _S.CHECKING:
-            came = self._where(Stand.CAME)
-            checks = {one.cell: one.masks.masks for one in came}
-            there = {cell: of_it for cell, of_it in checks.items() if of_it is not None}
-            return [self._work(TakeChecks(self.at, there))] if came else self._repeat(self._why())
-        if self.state is _S.UNMASKING:
-            masks = {one.cell: one.masks.masks for one in self._where(Stand.CAME)}
-            there = {cell: of_it for cell, of_it in masks.items() if of_it is not None}
-            return [self._work(TakeMasks(self.at, there))] if there else self._pause(self._why())
-        if not self._where(Stand.HELD):
+        if not held:
             return self._pause(self._why())
         if self.state is _S.RELEASING:
             self._step("held")
@@ -1321,43 +1318,38 @@ class JobCourse:
         trained = self.exchange > self.start.exchanges
         self._step("held_all_committed" if trained else "held")
         self.retries_left = self.start.retries
-        held = self._report("held", round=self.exchange)
-        if trained:
-            return [held, self._work(SealRelease(self.job_id, tuple(self.cells)))]
-        return [held, self._work(self.sealing)]
+        next_ = SealRelease(self.job_id, tuple(self.cells)) if trained else self.sealing
+        return [self._report("held", round=self.exchange), self._work(next_)]
 
     def _why(self) -> str:
         """Why no cell has what the step needs: a refusal says more than silence."""
         reasons = [one.reason for one in self._where(Stand.GONE)]
         return next((one for one in reasons if one != SILENT), SILENT)
 
-    def _round_moves(self) -> list[fx.Effect]:
+    def _round_moves(
+        self, offered: list[CellCourse], held: list[CellCourse], came: list[CellCourse]
+    ) -> list[fx.Effect]:
+        """Absorb what came once no cell is awaited; with a quorum of all the others have
+        `grace_s`."""
         out: list[fx.Effect] = []
-        offered, held = self._where(Stand.OFFERED), self._where(Stand.HELD)
         if held and not offered and self._may("held"):
             self._step("held")
             out.append(self._report("held", round=self.exchange))
-        came = self._where(Stand.CAME)
-        if not offered and not held:
-            return [*out, *(self._absorb(came) if came else self._nothing_came())]
-        if came and self._quorum(came):
-            grace_s = max(one.manifest.grace_s for one in came if one.manifest)
-            out.append(fx.SetTimer(timer_name("enough", self.job_id), grace_s))
-        return out
-
-    def _quorum(self, came: list[CellCourse]) -> bool:
-        """Whether what came is enough of all that were asked, in all cells."""
-        asked = [one.manifest for one in self.cells.values() if one.stand is not Stand.OUT]
-        needed = sum(one.quorum for one in asked if one is not None)
-        return sum(one.batch.uploads for one in came if one.batch) >= needed
-
-    def _absorb(self, came: list[CellCourse]) -> list[fx.Effect]:
         batches = {one.cell: one.batch for one in came if one.batch is not None}
-        self._step("batch")
         uploads = sum(batch.uploads for batch in batches.values())
+        if offered or held:
+            asked = [one.manifest for one in self.cells.values() if one.stand is not Stand.OUT]
+            quorum = sum(one.quorum for one in asked if one is not None)
+            if came and uploads >= quorum:
+                grace_s = max(one.manifest.grace_s for one in came if one.manifest)
+                out.append(fx.SetTimer(timer_name("enough", self.job_id), grace_s))
+            return out
+        if not came:
+            return [*out, *self._nothing_came()]
+        self._step("batch")
         report = self._report("batch", round=self.exchange, uploads=uploads)
         cancel = fx.CancelTimer(timer_name("enough", self.job_id))
-        return [report, cancel, self._work(Absorb(batches))]
+        return [*out, report, cancel, self._work(Absorb(batches))]
 
     def _nothing_came(self) -> list[fx.Effect]:
         short = [one.shortfall for one in self.cells.values() if one.stand is Stand.SHORT]
@@ -1381,8 +1373,9 @@ class JobCourse:
 
     def timer(self, what: str, cell: str) -> list[fx.Effect]:
         """One of its own ran out."""
-        if what == "enough":
-            return self._close()
+        if what == "enough":  # the others make a quorum: who has not come is not waited for
+            slow = self._where(Stand.OFFERED, Stand.HELD) if self._may("batch") else []
+            return [one for of_it in slow for one in self._gone(of_it, _SLOW)]
         of_it = self.cells[cell]
         match what:
             case "resend":
@@ -1394,15 +1387,6 @@ class JobCourse:
             case "watchdog":
                 return self._silent(of_it) if of_it.awaited else []
         return []
-
-    def _close(self) -> list[fx.Effect]:
-        """The others make a quorum: who has not come is not waited for."""
-        if not self._may("batch"):
-            return []
-        out: list[fx.Effect] = []
-        for slow in self._where(Stand.OFFERED, Stand.HELD):
-            out += self._gone(slow, _SLOW)
-        return out
 
     def _silent(self, cell: CellCourse) -> list[fx.Effect]:
         """The same is offered or asked on, unless others answered; each further wait takes one of
