@@ -158,14 +158,6 @@ def _write(path: Path, content: bytes, *, secret: bool = False) -> None:
         file.write(content)
 
 
-def _paths(folder: Path) -> set[str]:
-    return {
-        path.relative_to(folder).as_posix()
-        for path in folder.rglob("*")
-        if path.is_symlink() or not path.is_dir()
-    }
-
-
 @dataclass(frozen=True)
 class Bundle:
     """A bundle as it was found: whole, and signed by `signer`."""
@@ -174,6 +166,7 @@ class Bundle:
     inventory: Inventory
     signer: VerifyKey
     signed: Mapping[str, str]  # inventory and signature as they stand in their files
+    contents: Mapping[str, bytes]  # of every listed file
 
     @classmethod
     def open(cls, folder: Path) -> Bundle:
@@ -184,27 +177,19 @@ class Bundle:
         signed = _read_signed(folder)
         inventory, signer = _verified(folder, signed)
         listed = {**inventory.files, **inventory.given}
-        found = _paths(folder) - {INVENTORY, SIGNATURE}
-        for path in sorted(found - set(listed)):
+        there = (one for one in folder.rglob("*") if one.is_symlink() or not one.is_dir())
+        found = {one.relative_to(folder).as_posix() for one in there}
+        for path in sorted(found - {INVENTORY, SIGNATURE, *listed}):
             raise _tampered(folder / path, "is not in the inventory")
+        contents = {}
         for path, wanted in sorted(listed.items()):
             file = folder / path
             if file.is_symlink() or not file.is_file():
                 raise _tampered(file, "is missing")
-            if file.stat().st_size > FILE_BYTES or digest(file.read_bytes()) != wanted:
+            contents[path] = b"" if file.stat().st_size > FILE_BYTES else file.read_bytes()
+            if digest(contents[path]) != wanted:
                 raise _tampered(file, "is not what the inventory says")
-        return cls(folder, inventory, signer, signed)
-
-    def content(self, path: str) -> bytes:
-        """Of a listed file. Raises BundleError where it was changed since it was checked."""
-        raw = (self.folder / path).read_bytes()
-        if digest(raw) not in (self.inventory.files.get(path), self.inventory.given.get(path)):
-            raise _tampered(self.folder / path, "is not what the inventory says")
-        return raw
-
-
-def _signed(folder: Path) -> tuple[Inventory, VerifyKey]:
-    return _verified(folder, _read_signed(folder))
+        return cls(folder, inventory, signer, signed, contents)
 
 
 def _read_signed(folder: Path) -> dict[str, str]:
@@ -244,7 +229,7 @@ def _tampered(path: Path, what: str) -> BundleError:
 
 def inventory_of(folder: Path) -> Inventory:
     """Of a bundle or a place, its signature checked. Raises BundleError."""
-    return _signed(folder)[0]
+    return _verified(folder, _read_signed(folder))[0]
 
 
 def altered(place: Path) -> list[str]:
@@ -294,7 +279,7 @@ def install(
     new = given.inventory
     _check_links(to, [*new.files, *new.given, *given.signed])
     before = _check_place(given, to, site, host or socket.gethostname())
-    contents = {path: given.content(path) for path in new.files}
+    contents = {path: given.contents[path] for path in new.files}
     if SITE_FILE in contents:
         contents[SITE_FILE] = _as_its_owner_says(contents[SITE_FILE], to / SITE_FILE, before)
     to.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -306,13 +291,13 @@ def install(
             kept.append(path)
         else:
             changed.append(path)
-            _put(given.content(path), to / path, secret=is_secret(path))
+            _put(given.contents[path], to / path, secret=is_secret(path))
     for path, content in sorted(contents.items()):
         if not (to / path).is_file() or (to / path).read_bytes() != content:
             changed.append(path)
             _put(content, to / path, secret=is_secret(path))
-    if SITE_FILE in contents and contents[SITE_FILE] != given.content(SITE_FILE):
-        _put(given.content(SITE_FILE), to / GIVEN_FILE)
+    if SITE_FILE in contents and contents[SITE_FILE] != given.contents[SITE_FILE]:
+        _put(given.contents[SITE_FILE], to / GIVEN_FILE)
     for path in sorted({path for one in before for path in one.files} - {*new.files, *new.given}):
         (to / path).unlink(missing_ok=True)
     for path, text in given.signed.items():
@@ -382,7 +367,7 @@ def _in_place(to: Path) -> list[tuple[Inventory, VerifyKey]]:
             raise _tampered(begun, "is no inventory") from None
     if (to / INVENTORY).exists():
         try:
-            found.append(_signed(to))
+            found.append(_verified(to, _read_signed(to)))
         except BundleError:  # its two files may have been cut apart
             if not found:
                 raise
@@ -421,9 +406,8 @@ def _check_successor(given: Bundle, old: Inventory, signer: VerifyKey) -> None:
 
 
 def _check_identity(given: Bundle, mine: Path) -> None:
-    theirs = given.folder / IDENTITY
-    new = IDENTITY in given.inventory.given
-    if new and mine.exists() and mine.read_bytes() != theirs.read_bytes():
+    theirs = given.contents.get(IDENTITY)
+    if theirs is not None and mine.exists() and mine.read_bytes() != theirs:
         raise BundleError(
             "holds another identity than the device in place",
             where=str(given.folder),
