@@ -78,45 +78,6 @@ class BrokerPlan:
     wiretap: bool = False
 
 
-def mosquitto_lines(
-    plan: BrokerPlan, port: int, *, open_to_all: bool, websockets_port: int | None = None
-) -> list[str]:
-    """mosquitto's configuration, users and access list aside."""
-    certificates = plan.tls is not None and plan.tls.ca_file is not None
-    lines = [
-        f"listener {port} {plan.host}",
-        f"allow_anonymous {'true' if open_to_all and not certificates else 'false'}",
-        f"user {pwd.getpwuid(os.getuid()).pw_name}",
-        "persistence false",
-        "retain_available false",
-        "sys_interval 0",
-        "set_tcp_nodelay true",
-        f"max_inflight_messages {_MAX_INFLIGHT}",
-        f"max_queued_messages {_MAX_QUEUED}",
-        f"max_queued_bytes {plan.max_queued_bytes}",
-        f"max_packet_size {plan.packet_bytes}",
-        "log_dest stderr",
-        "log_type error",
-        "connection_messages false",
-    ]
-    of_listener = _listener_lines(plan, certificates=certificates, open_to_all=open_to_all)
-    lines += of_listener
-    if websockets_port is not None:
-        lines += [f"listener {websockets_port} {plan.host}", "protocol websockets", *of_listener]
-    return lines
-
-
-def _listener_lines(plan: BrokerPlan, *, certificates: bool, open_to_all: bool) -> list[str]:
-    lines = [f"max_connections {plan.max_connections}"]
-    if plan.tls is not None:
-        lines += [f"certfile {plan.tls.cert_file}", f"keyfile {plan.tls.key_file}"]
-        if certificates:
-            lines += [f"cafile {plan.tls.ca_file}", "require_certificate true"]
-            lines += [f"crlfile {plan.tls.crl_file}"] if plan.tls.crl_file is not None else []
-            lines += ["use_identity_as_username true"] if open_to_all else []
-    return lines
-
-
 def write_private(path: Path, text: str) -> None:
     """Write whole and 0600: a broker may read it at any moment."""
     scratch = path.with_name(f".{path.name}.new")
@@ -386,19 +347,43 @@ class BrokerProcess:
         return self.running()
 
     def _mosquitto(self) -> list[str]:
-        plan, lines = self._plan, []
+        plan, tls = self._plan, self._plan.tls
+        certificates = tls is not None and tls.ca_file is not None
+        to_all = not self._authenticated
+        of_listener = [f"max_connections {plan.max_connections}"]
+        if tls is not None:
+            of_listener += [f"certfile {tls.cert_file}", f"keyfile {tls.key_file}"]
+        if tls is not None and tls.ca_file is not None:
+            of_listener += [f"cafile {tls.ca_file}", "require_certificate true"]
+            of_listener += [f"crlfile {tls.crl_file}"] if tls.crl_file is not None else []
+            of_listener += ["use_identity_as_username true"] if to_all else []
+        lines = []
         rules = rules_for(plan.acl, plan.cells, wiretap=plan.wiretap)
         if rules is not None:
             write_private(self._directory / "acl", acl_text(rules))
             lines.append(f"acl_file {self._directory / 'acl'}")
         if self._authenticated:
             lines.append(f"password_file {self._directory / 'users'}")
-        lines += mosquitto_lines(
-            plan,
-            self.port,
-            open_to_all=not self._authenticated,
-            websockets_port=self.websockets_port,
-        )
+        lines += [
+            f"listener {self.port} {plan.host}",
+            f"allow_anonymous {'true' if to_all and not certificates else 'false'}",
+            f"user {pwd.getpwuid(os.getuid()).pw_name}",
+            "persistence false",
+            "retain_available false",
+            "sys_interval 0",
+            "set_tcp_nodelay true",
+            f"max_inflight_messages {_MAX_INFLIGHT}",
+            f"max_queued_messages {_MAX_QUEUED}",
+            f"max_queued_bytes {plan.max_queued_bytes}",
+            f"max_packet_size {plan.packet_bytes}",
+            "log_dest stderr",
+            "log_type error",
+            "connection_messages false",
+            *of_listener,
+        ]
+        if self.websockets_port is not None:
+            lines += [f"listener {self.websockets_port} {plan.host}", "protocol websockets"]
+            lines += of_listener
         write_private(self._directory / "mosquitto.conf", "\n".join(lines) + "\n")
         command = ["mosquitto", "-c", str(self._directory / "mosquitto.conf")]
         return [sys.executable, "-I", "-S", broker_tied.__file__, *command]
