@@ -25,8 +25,8 @@ from edgeveil_tools.site.fleet_plan import (
     SIDES,
     DevicePlan,
     FleetPlan,
-    HostAndPort,
     Hosted,
+    host_and_port,
     of_cell,
 )
 from edgeveil_tools.site.fleet_record import Party
@@ -220,12 +220,12 @@ def _settings(plan: FleetPlan, party: Party, device: DevicePlan | None, facts: F
 def _broker(plan: FleetPlan, party: Party) -> Settings:
     ((side, domain),) = domains_of(plan, party).items()
     broker = plan.broker(domain)
-    place = HostAndPort.parse(broker.listen or "")
+    host, port = host_and_port(broker.listen or "")
     tls: Settings = {"cert_file": "tls/broker.crt", "key_file": "tls/broker.key"}
     settings: Settings = {
         "engine": broker.engine,
-        "host": place.host,
-        "port": place.port,
+        "host": host,
+        "port": port,
         "acl": side,
         **({"cells": list(plan.cells_at(domain))} if plan.cells else {}),
         "tls": tls,

@@ -51,22 +51,22 @@ _HOST_NAME = re.compile(r"([A-Za-z0-9_-]+\.)*[A-Za-z0-9_-]*[A-Za-z_-][A-Za-z0-9_
 _PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_]*)(?::(0?\d{1,2}))?\}")
 
 
-def _host_and_port(text: str) -> str:
-    if split_place(text) is None:
+def host_and_port(text: str) -> tuple[str, int]:
+    """Of `host:port`, an IPv6 address in brackets. Raises ValueError."""
+    found = split_place(text)
+    if found is None:
         fix = "write broker.example.org:8883, or [2001:db8::1]:8883"
         raise ValueError(f"must be host:port, got '{text[:100]}'; {fix}")
-    return text
+    return found
 
 
 def _listen(text: str) -> str:
-    _host_and_port(text)
-    _host(HostAndPort.parse(text).host)
+    _host(host_and_port(text)[0])
     return text
 
 
 def _public(text: str) -> str:
-    _host_and_port(text)
-    _named(HostAndPort.parse(text).host)
+    _named(host_and_port(text)[0])
     return text
 
 
@@ -95,22 +95,6 @@ def _host(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
             f"'{shown}' is no host name or address; write broker.example.org"
         ) from None
     return None
-
-
-@dataclass(frozen=True)
-class HostAndPort:
-    """A host and a port."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, text: str) -> HostAndPort:
-        """`host:port`, an IPv6 address in brackets."""
-        found = split_place(text)
-        if found is None:
-            raise ValueError(f"is no host:port: '{text[:100]}'")
-        return cls(*found)
 
 
 def _host_kind(kind: object) -> object:
@@ -185,13 +169,12 @@ class PlannedBroker(Hosted):
         """The URL in its clients' files."""
         if self.url is not None:
             return self.url
-        place = HostAndPort.parse(self.public or "")
-        return BrokerAddress(place.host, place.port, tls=True).url
+        return BrokerAddress(*host_and_port(self.public or ""), tls=True).url
 
     @property
     def names(self) -> tuple[str, ...]:
         """What its certificate holds for."""
-        return (HostAndPort.parse(self.public or "").host, *self.also)
+        return (host_and_port(self.public or "")[0], *self.also)
 
 
 class PlannedCloud(Hosted):
