@@ -7,7 +7,7 @@ SPREAD := --dist loadfile --no-loadscope-reorder  # whole systems first: the sho
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 DRAWN  := edgeveil_tools.protocol_diagrams edgeveil_tools.architecture_page \
-          edgeveil_tools.methods edgeveil_lab.load.options
+          edgeveil_tools.methods
 unexport PYTHONDONTWRITEBYTECODE   # a process that compiles all it imports starts a second later
 export PATH := $(PATH):/usr/sbin:/usr/local/sbin
 

@@ -39,11 +39,10 @@ def site(tmp_path_factory):
         yield RawSite.load(plan.folder), devices, pids
 
 
-@pytest.mark.parametrize("over", ["link", "paho"])
-def test_every_upload_arrives_and_is_measured(site, over):
+def test_every_upload_arrives_and_is_measured(site):
     accounts, devices, brokers = site
     options = LoadOptions(processes=2, payload_bytes=65536)
-    found = run_raw(accounts, devices, options, rounds=2, brokers=brokers, over=over)
+    found = run_raw(accounts, devices, options, rounds=2, brokers=brokers)
     assert (found["uploads"], found["upload_messages"]) == (12, 3)
     assert 65536 < found["upload_bytes"] < 67000
     assert found["mb_per_s"]["up"] == pytest.approx(
@@ -56,13 +55,12 @@ def test_every_upload_arrives_and_is_measured(site, over):
     assert all(one["peak_rss_bytes"] > 1 << 20 for one in found["processes"].values())
 
 
-@pytest.mark.parametrize("over", ["link", "paho"])
-def test_it_stops_where_nothing_arrives(site, monkeypatch, over):
+def test_it_stops_where_nothing_arrives(site, monkeypatch):
     accounts, devices, brokers = site
     monkeypatch.setattr("edgeveil_lab.load.raw_relay.STALLED_S", 0.5)
     elsewhere = replace(accounts, onwards=accounts.edge)  # the relay writes to the wrong broker
     with pytest.raises(JobFailed, match="nothing arrives any more, 0 of"):
-        run_raw(elsewhere, devices, LoadOptions(payload_bytes=64), 1, brokers, over)
+        run_raw(elsewhere, devices, LoadOptions(payload_bytes=64), 1, brokers)
 
 
 def test_a_device_with_a_wrong_password_is_named_as_the_reason(site):

@@ -31,6 +31,4 @@ def test_the_ratio_to_a_bare_relay_comes_from_one_call(tmp_path: Path) -> None:
     ratio = result["rounds"][0]["uploads_per_s"] / raw["uploads_per_s"]
     assert abs(result["raw_ratio"] - ratio) < 0.01
     assert {"relay", "sink", "broker-edge", "broker-cloud"} <= set(raw["processes"])
-    assert result["raw_paho"]["uploads"] == 20
-    assert result["raw_paho_ratio"] > 0
     assert "of a bare relay" in (out / "load.html").read_text()

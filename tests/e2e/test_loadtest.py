@@ -381,30 +381,3 @@ def test_ones_own_broker_is_measured_with_one_command(tmp_path, both, websockets
     assert result["environment"]["broker"] == url
     assert ("broker-cloud" in result["processes"]) is not both
     assert "broker-edge" not in result["processes"]
-
-
-@pytest.mark.drill
-def test_the_same_devices_at_two_brokers(tmp_path):
-    """One call, one table, one page; a fresh cloud and proxy for each."""
-    brokers = [
-        BrokerProcess(BrokerPlan(engine=choose_engine(), acl=None), tmp_path / name)
-        for name in ("first", "second")
-    ]
-    try:
-        for broker in brokers:
-            broker.start()
-        first, second = (broker.url for broker in brokers)
-        load = ("--devices", 6, "--rounds", 1, "--payload-bytes", 1024, "--out", tmp_path / "out")
-        done = loadtest(*load, "--broker", first, "--versus", second)
-    finally:
-        for broker in brokers:
-            broker.stop()
-    assert done.returncode == 0, done.stderr
-    result = json.loads((tmp_path / "out" / "load.json").read_text())
-    both = (result, result["versus"])
-    assert [one["environment"]["broker"] for one in both] == [first, second]
-    assert [one["uploads"] for one in both] == [6, 6]
-    [head] = [line for line in done.stdout.splitlines() if "first : second" in line]
-    places = [url.partition("://")[2] for url in (first, second)]
-    assert head.split()[:2] == places
-    assert f"Beside {places[1]}" in (tmp_path / "out" / "load.html").read_text()

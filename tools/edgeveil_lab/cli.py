@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ from edgeveil.errors import UsageError
 from edgeveil_tools.cli.common import Subparsers, add_ray, command
 
 if TYPE_CHECKING:
-    from edgeveil_lab.load.bare.options import Mode
     from edgeveil_lab.load.command import RemoteGenerators
 
 _LOAD_ABOUT = """\
@@ -36,32 +34,7 @@ edgeveil loadtest --devices 5000 --broker mqtt://edge:1883 --cloud http://cloud:
     --proxy-http http://proxy:8702 --token-file http.token --fleet load.fleet --keys keys \\
     --listen 10.0.0.5:9000 --remote 2 --join-token join.token
 edgeveil loadtest --join http://10.0.0.5:9000 --join-token join.token
-plain MQTT, of a broker alone:
-edgeveil loadtest pub --broker mqtt://edge:1883 -c 1000 -s 64 -q 1
 """
-
-_BARE_ABOUT = """\
-Plain MQTT at any broker, none of EdgeVeil in it. Letters are those of emqtt-bench, and of MQTTX
-where it has the same: its -im is -I here, its -S is -s, its -I (client id) does not exist. -h is
-help, so the broker is a URL; a password stands in a file. With --versus the same load goes to
-two brokers in turns: one table, one page. All clients are connected before the first message.
-"""
-_BARE_MODES: dict[Mode, tuple[str, str]] = {
-    "pub": (
-        "clients publish, each at its interval or as fast as it may",
-        "edgeveil loadtest pub --broker mqtt://edge:1883 -c 1000 -R 500 -I 1000 -s 64 -q 1\n"
-        "edgeveil loadtest pub -c 100 -I 0 -q 1 -F 20 -L 100000 --subscribers 100\n"
-        "edgeveil loadtest pub --broker mqtt://a:1883 --versus mqtt://b:1883 -c 1000 --out out/ab",
-    ),
-    "sub": (
-        "clients subscribe, and hear what others publish",
-        "edgeveil loadtest sub --broker mqtt://edge:1883 -c 1000 -t load/%i -q 1 -d 60",
-    ),
-    "conn": (
-        "clients connect, and are held",
-        "edgeveil loadtest conn --broker mqtts://edge:8883 --ca ca.crt -c 10000 -R 1000 -d 60",
-    ),
-}
 
 
 def add(commands: Subparsers) -> None:
@@ -158,6 +131,7 @@ def _add_load(commands: Subparsers) -> None:
         about=_LOAD_ABOUT,
         examples=_LOAD_EXAMPLES,
     )
+    load.add_argument("gone", nargs="*", type=_plain_load, help=argparse.SUPPRESS)
     load.add_argument("--scenario", type=Path, metavar="FILE", help="YAML file of these options")
     load.later = _add_load_options
     load.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -176,46 +150,21 @@ def _add_load(commands: Subparsers) -> None:
     )
     load.add_argument("--local", action="store_true", help=argparse.SUPPRESS)
     load.set_defaults(handler=_loadtest)
-    modes = load.add_subparsers(
-        title="bare load, without devices of EdgeVeil", metavar="[pub | sub | conn]"
-    )
-    for mode, (text, examples) in _BARE_MODES.items():
-        made = command(
-            modes, mode, text, about=f"{text.capitalize()}.\n{_BARE_ABOUT}", examples=examples
-        )
-        made.later = partial(_add_bare_options, mode)
-        made.add_argument(
-            "--json", action="store_true", default=argparse.SUPPRESS, help="print load.json"
-        )
+
+
+def _plain_load(word: str) -> str:
+    raise argparse.ArgumentTypeError(f"plain MQTT load ({word}): emqtt-bench or MQTTX do this")
 
 
 def _add_load_options(parser: argparse.ArgumentParser) -> None:
-    from edgeveil_lab.load.options import add_arguments
+    from edgeveil_lab.load.scenario import add_arguments
 
     add_arguments(parser)
 
 
-def _add_bare_options(mode: Mode, parser: argparse.ArgumentParser) -> None:
-    from edgeveil_lab.load.bare.options import add_arguments
-
-    add_arguments(parser, mode)
-
-
 def _loadtest(args: argparse.Namespace) -> int:
-    from edgeveil_lab.load.bare import options as bare_options
-    from edgeveil_lab.load.options import chosen, option_of, resolve
+    from edgeveil_lab.load.scenario import chosen, option_of, resolve
 
-    bare = bare_options.chosen(args)
-    if bare is not None:
-        if chosen(args):
-            raise UsageError(
-                "its options stand behind the mode, in front of it are those of devices",
-                where=f"edgeveil loadtest {bare.mode}",
-                fix=f"see edgeveil loadtest {bare.mode} --help",
-            )
-        from edgeveil_lab.load.bare.command import run_bare
-
-        return run_bare(bare, as_json=args.json)
     if args.join:
         odd = [option_of(key) for key in ("cells", "kill_cell_s") if hasattr(args, key)]
         if odd:

@@ -20,11 +20,10 @@ from edgeveil_lab.load.connections import check_files, check_ports, raise_files_
 from edgeveil_lab.load.display import LoadMetrics, LoadView, show_result
 from edgeveil_lab.load.endings import ENDING, deferred, interrupt, tell_hang_up, until_stopped
 from edgeveil_lab.load.first_dial import dial_brokers, dial_site
-from edgeveil_lab.load.options import option_of
 from edgeveil_lab.load.raw_relay import RawDevice, RawSite, ratio, run_raw
 from edgeveil_lab.load.report import write_load_report
 from edgeveil_lab.load.run_log import faults
-from edgeveil_lab.load.scenario import LoadOptions
+from edgeveil_lab.load.scenario import LoadOptions, option_of
 from edgeveil_lab.load.session import LOOPBACK, LoadSession, Show
 from edgeveil_lab.load.sites import LoadFleet, LocalSite, dismiss, running_target
 from edgeveil_tools.local.children import Children, scratch
@@ -89,8 +88,6 @@ def run(options: LoadOptions, sharing: RemoteGenerators, *, as_json: bool) -> in
     failure: BaseException | None = None
     try:
         for one in options.tests:
-            if options.versus is not None:
-                console.print(f"broker {one.broker}", markup=False, highlight=False)
             result, failure = _play(one, sharing, console, spans=bool(options.sweep))
             results.append(result)
             if failure is not None:
@@ -196,7 +193,7 @@ def _tell(watchers: list[Show], sample: dict[str, Any]) -> None:
 
 
 def _compare(options: LoadOptions, site: LocalSite, result: dict[str, Any]) -> None:
-    """The same uploads over the same brokers by bare relays; fills `raw…` and their ratios."""
+    """The same uploads over the same brokers by a bare relay; fills `raw` and `raw_ratio`."""
     rounds = min(_RAW_ROUNDS, len(result["rounds"]))
     if not rounds:
         return
@@ -205,8 +202,6 @@ def _compare(options: LoadOptions, site: LocalSite, result: dict[str, Any]) -> N
     accounts, brokers = RawSite.load(site.folder), site.broker_pids()
     raw = run_raw(accounts, devices, options, rounds, brokers)
     result["raw"], result["raw_ratio"] = raw, ratio(result, raw)
-    raw = run_raw(accounts, devices, options, rounds, brokers, "paho")
-    result["raw_paho"], result["raw_paho_ratio"] = raw, ratio(result, raw)
 
 
 def _keep(
@@ -216,8 +211,6 @@ def _keep(
     result = results[-1]
     if options.sweep:
         result = {**result, "sweep": results}
-    elif len(results) > 1:
-        result = {**results[0], "versus": results[1]}
     if options.out is not None:
         with writing(options.out):
             write_json(options.out / "load.json", result)

@@ -16,8 +16,7 @@ from edgeveil.errors import UsageError
 from edgeveil.heap import keep_heap
 from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.transport.dialling import dial_fault
-from edgeveil_lab.load.mqtt import BareClient
-from edgeveil_lab.load.websocket import dial
+from edgeveil_lab.load.mqtt import BareClient, connect_client
 
 
 def on_fast_loop(main: Coroutine[Any, Any, int]) -> int:
@@ -147,7 +146,7 @@ class Dialler:
     async def _connect(self, device: Dialled) -> None:
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                await dial(device.client, self._address, self._context, self._host)
+                await connect_client(device.client, self._address, self._context, self._host)
         except (OSError, TimeoutError) as error:
             device.on_down(dial_fault(error, self._address).what)
             return

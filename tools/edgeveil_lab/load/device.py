@@ -81,7 +81,7 @@ from edgeveil.protocol.transfer import Assembly
 from edgeveil.transport.link import Topics
 from edgeveil.transport.mqtt_packets import Login, encoded_topic
 from edgeveil_lab.load.counters import UploadCounters
-from edgeveil_lab.load.mqtt import BareClient, Manner
+from edgeveil_lab.load.mqtt import BareClient
 from edgeveil_lab.load.sites import FleetMember
 
 # --- what the devices of one process have in common: frames, jobs, noise, counts, chance ---
@@ -379,7 +379,7 @@ class LoadDevice:
     ) -> None:
         signing = SigningKey(member.signing)
         self.id: str = signing.public().fingerprint()
-        self._setup, self._shared, self._manner = setup, shared, Manner(slow_bytes_per_s)
+        self._setup, self._shared, self._slow_bytes_per_s = setup, shared, slow_bytes_per_s
         self._signer = Signer(self.id, signing)
         opening = OpeningKey(member.opening)
         self._sealing = (opening.public(),)
@@ -421,7 +421,9 @@ class LoadDevice:
         self._dialled_s, counters = self._loop.time(), self._shared.counters
         counters.first_dial_s = counters.first_dial_s or self._shared.now_s()
         topics = (spoken.all_down, spoken.device_down(self.id), *spoken.buckets(self._sealing))
-        self._client = BareClient(self, login, setup.protocol, topics, self._topic, self._manner)
+        self._client = BareClient(
+            self, login, setup.protocol, topics, self._topic, self._slow_bytes_per_s
+        )
         return self._client
 
     @property

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 from rich.console import Console, Group, RenderableType
@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from edgeveil.errors import UsageError
-from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.units import byte_text, seconds_text
 from edgeveil_lab.load.run_log import drifts, faults
 from edgeveil_lab.load.scenario import LoadOptions
@@ -29,13 +28,9 @@ _TIMES = ("acknowledged_s", "latency_s")
 
 
 def show_result(console: Console, result: Result) -> None:
-    """Print the figures, then the processes; of a sweep a line for each count of devices, of two
-    brokers a column for each.
-    """
+    """Print the figures, then the processes; of a sweep a line for each count of devices."""
     console.print()
-    if result.get("versus"):
-        console.print(side_by_side("", broker_names(result), versus_figures(result)))
-    elif result.get("sweep"):
+    if result.get("sweep"):
         console.print(_sweep(result["sweep"]))
     else:
         table = Table.grid(padding=(0, 2))
@@ -72,28 +67,20 @@ def result_figures(result: Result) -> Iterator[tuple[str, str]]:
         yield "killed", outage_text(outage)
     if idle := result.get("idle"):
         yield "held idle", f"{idle['seconds']:.0f} s at {rate(idle['bytes_per_s'] / 1e3)} kB/s"
-    for key, name in (("raw", "bare relay"), ("raw_paho", "the same over paho")):
-        if raw := result.get(key):
-            share = result.get(f"{key}_ratio")
-            moved = f"{rate(raw['mb_per_s']['up'])} MB/s up, {rate(raw['uploads_per_s'])} uploads/s"
-            yield name, moved + ("" if share is None else f"; EdgeVeil reaches {share:.0%}")
+    if raw := result.get("raw"):
+        share = result.get("raw_ratio")
+        moved = f"{rate(raw['mb_per_s']['up'])} MB/s up, {rate(raw['uploads_per_s'])} uploads/s"
+        yield "bare relay", moved + ("" if share is None else f"; EdgeVeil reaches {share:.0%}")
 
 
 def warnings(result: Result) -> Iterator[str]:
     """What stands against the figures: a generator at its limits, or losses."""
-    for one in parts_of(result):
+    for one in result.get("sweep") or [result]:
         generator = one["generator"]
         if generator.get("bottleneck"):
             yield f"The figures are the generator's own limit: {generator['note']}"
         yield from one.get("warnings", ())
         yield from faults(one)
-
-
-def parts_of(result: Result) -> Sequence[Result]:
-    """All that was measured: one test, each count of a sweep, or each of two brokers."""
-    if result.get("sweep"):
-        return list(result["sweep"])
-    return [result, result["versus"]] if result.get("versus") else [result]
 
 
 def shortened(reasons: Mapping[str, int]) -> str:
@@ -211,72 +198,6 @@ def _sweep(results: list[Result]) -> Table:
             *(per_upload(one, name) for name in ("proxy", "cloud")),
         )
     return table
-
-
-# --- brokers side by side ---
-
-
-class Figure(NamedTuple):
-    """A row: its name, each broker's cell, and the first one's value over the second's."""
-
-    name: str
-    cells: tuple[str, ...]
-    ratio: float | None = None
-
-
-def measured(
-    name: str, values: Sequence[float | None], shown: Callable[[float | None], str]
-) -> Iterator[Figure]:
-    """The row of a figure; none where no broker has it."""
-    if any(value is not None for value in values):
-        ratio = None
-        if len(values) > 1 and values[0] is not None and values[1]:
-            ratio = values[0] / values[1]
-        yield Figure(name, tuple(map(shown, values)), ratio)
-
-
-def ratio_text(value: float | None) -> str:
-    """`1.24`, `0.0037`; nothing without one."""
-    return "" if value is None else f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
-
-
-def side_by_side(title: str, names: Sequence[str], figures: Iterable[Figure]) -> Table:
-    """A column for each broker; of two also the ratio."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(title)
-    for name in [*names, *(["first : second"] if len(names) > 1 else [])]:
-        table.add_column(name, justify="right", overflow="fold")
-    for figure in figures:
-        ratio = [ratio_text(figure.ratio)] if len(names) > 1 else []
-        table.add_row(figure.name, *map(Text, [*figure.cells, *ratio]))
-    return table
-
-
-def broker_names(result: Result) -> list[str]:
-    """Of a test at two brokers, where each is."""
-    return [str(BrokerAddress.parse(one["environment"]["broker"])) for one in parts_of(result)]
-
-
-def versus_figures(result: Result) -> Iterator[Figure]:
-    """What two brokers carried of the same devices."""
-    both = parts_of(result)
-    yield from measured("connections a second", [b["connects"]["per_s"] for b in both], rate)
-    yield from measured("uploads a second", [b["uploads_per_s"] for b in both], rate)
-    for way in ("up", "down"):
-        yield from measured(f"MB a second, {way}", [b["mb_per_s"].get(way) for b in both], rate)
-    for key, name in (("acknowledged_s", "acknowledged after"), ("latency_s", "counted after")):
-        for percentile in PERCENTILES:
-            values = [(b[key] or {}).get(percentile) for b in both]
-            yield from measured(f"{name}, {percentile}", values, ms)
-    for name in dict.fromkeys(name for b in both for name in b["cpu_ms_per_upload"]):
-        costs_s = [_thousandth(b["cpu_ms_per_upload"].get(name)) for b in both]
-        yield from measured(f"CPU per upload, {name}", costs_s, ms)
-    yield Figure("lost, duplicated", tuple(f"{b['lost']:,}, {b['duplicated']:,}" for b in both))
-    yield Figure("refused", tuple(shortened(b["refused"]) for b in both))
-
-
-def _thousandth(value: float | None) -> float | None:
-    return None if value is None else value / 1000
 
 
 # --- while it runs: a live picture, or plain lines in a file or pipe ---

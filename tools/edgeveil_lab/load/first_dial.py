@@ -18,7 +18,7 @@ _AGAIN_S = 0.3
 
 def dial_brokers(options: LoadOptions, password: str | None) -> None:
     """Dial the brokers that cloud and proxy of our own will use. Raises BrokerError."""
-    for url in (options.broker, options.versus, options.cloud_broker):
+    for url in (options.broker, options.cloud_broker):
         if url is not None:
             dial(_settings(options, url, options.user, password), options.protocol)
 

@@ -1,28 +1,28 @@
 """A bare MQTT client for thousands of connections in one process: no task and no timer of its own.
 
-For the load generator alone: the processes use `edgeveil.transport`. The owner of all clients calls
-`tick` now and then, which keeps an idle connection alive.
+For the load generator alone. A link of `edgeveil.transport` has a client object of paho and tasks
+of its own for each connection, of which a process cannot hold ten thousand; packets are made and
+read by the same code. The owner of all clients calls `tick`, which keeps an idle connection alive.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-import time
+import ssl
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Protocol, cast
 
 from edgeveil.errors import ProtocolError
+from edgeveil.sites.addresses import BrokerAddress
 from edgeveil.transport import mqtt_packets as packets
 from edgeveil.transport.dialling import refusal_words
 
 _WINDOW_MESSAGES = 64  # unacknowledged messages of one device, unless the broker allows fewer
 _SLOW_BUFFER_BYTES = 16384
 _SLICE_S = 0.1  # of a slow link
-_BUFFERED_BYTES = 64 * 1024  # what the socket does not take yet
 _HEADER_BYTES = 64 * 1024  # above a packet's limit: room for topic and properties
 
 
@@ -42,21 +42,19 @@ class Owner(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Manner:
-    """How a connection sends and hears; all connections of a test may share one.
-
-    `slow_bytes_per_s` 0 means as fast as it goes, else each way so slow. `on_ack` gets the seconds
-    since a message of QoS 1 was sent and the reason code of its acknowledgement.
-    """
-
-    slow_bytes_per_s: int = 0
-    subscribe_qos: int = 1
-    window: int = _WINDOW_MESSAGES
-    on_ack: Callable[[float, int], None] | None = None
-
-
-_USUAL = Manner()
+async def connect_client(
+    make: Callable[[], asyncio.Protocol],
+    address: BrokerAddress,
+    context: ssl.SSLContext | None,
+    host: str = "",
+) -> None:
+    """Connect a new client to the broker, at `host` if its name was resolved. Raises OSError."""
+    server_hostname = address.host if context else None
+    host = host or address.host
+    loop = asyncio.get_running_loop()
+    await loop.create_connection(
+        make, host, address.port, ssl=context, server_hostname=server_hostname
+    )
 
 
 class BareClient(asyncio.Protocol):
@@ -69,7 +67,6 @@ class BareClient(asyncio.Protocol):
         "_in_flight",
         "_login",
         "_loop",
-        "_manner",
         "_next_id",
         "_owner",
         "_protocol",
@@ -93,17 +90,17 @@ class BareClient(asyncio.Protocol):
         protocol: int,
         topics: tuple[str, ...],
         up_topic: bytes,
-        manner: Manner = _USUAL,
+        slow_bytes_per_s: int = 0,
     ) -> None:
         self._owner, self._login, self._protocol = owner, login, protocol
         self._topics, self._up_topic = topics, up_topic
-        self._manner, self._slow_bytes_per_s = manner, manner.slow_bytes_per_s
+        self._slow_bytes_per_s = slow_bytes_per_s
         self._framer = packets.PacketCutter(login.packet_bytes + _HEADER_BYTES)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._queue: deque[tuple[bytes, int]] = deque()
-        self._in_flight: dict[int, float] = {}  # packet id: when it was sent
-        self._window, self._next_id = manner.window, 0
+        self._in_flight: set[int] = set()  # packet ids
+        self._window, self._next_id = _WINDOW_MESSAGES, 0
         self._sending, self._held_back = False, b""
         self._heard_s = self._sent_s = self._loop.time()
         self.up = False
@@ -119,22 +116,6 @@ class BareClient(asyncio.Protocol):
         if not self._sending:
             self._drain()
         return True
-
-    @property
-    def has_room(self) -> bool:
-        """Whether a message would leave at once: nothing waits for the window or the socket."""
-        return (
-            self.up
-            and self._transport is not None
-            and not self._queue
-            and len(self._in_flight) < self._window
-            and self._transport.get_write_buffer_size() < _BUFFERED_BYTES
-        )
-
-    @property
-    def unacknowledged(self) -> int:
-        """Messages of QoS 1 that were sent or wait, and are not acknowledged yet."""
-        return len(self._queue) + len(self._in_flight)
 
     def cut(self) -> None:
         """Break the connection without a goodbye: the broker sends the will."""
@@ -202,10 +183,8 @@ class BareClient(asyncio.Protocol):
                     self._write(packets.puback(packet_id))
                 self._owner.on_frame(body[at:])
             case packets.PUBACK:
-                packet_id, code = packets.read_puback(body)
-                sent_s = self._in_flight.pop(packet_id, None)
-                if sent_s is not None and self._manner.on_ack is not None:
-                    self._manner.on_ack(time.monotonic() - sent_s, code)
+                packet_id, _ = packets.read_puback(body)
+                self._in_flight.discard(packet_id)
                 if self._queue and not self._sending:
                     self._drain()
             case packets.CONNACK:
@@ -227,8 +206,7 @@ class BareClient(asyncio.Protocol):
                 self._end(f"broker says goodbye, reason {body[0] if body else 0}")
 
     def _subscribe(self) -> None:
-        qos = self._manner.subscribe_qos
-        self._write(packets.subscribe(self._packet_id(), self._topics, self._protocol, qos))
+        self._write(packets.subscribe(self._packet_id(), self._topics, self._protocol, 1))
 
     def _come_up(self) -> None:
         self.up = True
@@ -241,7 +219,7 @@ class BareClient(asyncio.Protocol):
             frame, qos = self._queue.popleft()
             packet_id = self._packet_id() if qos else 0
             if qos:
-                self._in_flight[packet_id] = time.monotonic()  # uvloop's own stands still in a turn
+                self._in_flight.add(packet_id)
             head = packets.publish_head(self._up_topic, len(frame), packet_id, self._protocol)
             if self._slow_bytes_per_s:
                 self._sending = True

@@ -1,8 +1,8 @@
 """`--compare raw`: the same uploads over the same two brokers, by a relay that does nothing else.
 
 What is compared is the way up: from the first upload that a device publishes until everything is
-at the cloud's side. Brokers, accounts, topics and packets are those of EdgeVeil's run. The relay is
-there twice: over EdgeVeil's own link, and over paho as it is (`paho_relay.py`).
+at the cloud's side. Brokers, accounts, topics and packets are those of EdgeVeil's run. The relay
+speaks MQTT by EdgeVeil's own link.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import BrokerError, EdgeVeilError, JobFailed
@@ -45,12 +45,10 @@ from edgeveil.transport.dialling import client_context
 from edgeveil.transport.link import LinkSettings, Topics
 from edgeveil.transport.mqtt_link import MqttLink, link_settings
 from edgeveil.transport.mqtt_packets import Login, encoded_topic
-from edgeveil_lab.load import paho_relay
 from edgeveil_lab.load.connections import on_fast_loop
-from edgeveil_lab.load.mqtt import BareClient
+from edgeveil_lab.load.mqtt import BareClient, connect_client
 from edgeveil_lab.load.processes import ProcessWatch
 from edgeveil_lab.load.scenario import LoadOptions
-from edgeveil_lab.load.websocket import dial
 from edgeveil_tools.cli.common import load_as
 from edgeveil_tools.lifeline import end_with_starter
 
@@ -60,7 +58,6 @@ TOPICS = Topics()
 # Devices publish uploads at the edge broker, the relay hands each payload to the cloud broker, the
 # sink there counts bytes. No encryption, no acknowledgement of our own, no disk.
 
-Over = Literal["link", "paho"]
 READY = "ready"
 KEEPALIVE_S = 60
 CONNECT_S = 60.0
@@ -90,11 +87,8 @@ class RawCrowd:
     credit_bytes: int  # of all generators together, sent and not yet counted by the sink
 
 
-def relay(over: Over, edge: LinkSettings, cloud: LinkSettings, pipe: Connection) -> None:
+def relay(edge: LinkSettings, cloud: LinkSettings, pipe: Connection) -> None:
     """Carry every upload from the edge broker to the cloud broker, until ended."""
-    if over == "paho":
-        _run(lambda: paho_relay.relay(edge, cloud, lambda: pipe.send(READY)), pipe)
-        return
 
     async def work() -> None:
         onwards = MqttLink(cloud)
@@ -112,11 +106,8 @@ def relay(over: Over, edge: LinkSettings, cloud: LinkSettings, pipe: Connection)
     _run(lambda: asyncio.run(work()), pipe)
 
 
-def sink(over: Over, cloud: LinkSettings, counted: Any, pipe: Connection) -> None:
+def sink(cloud: LinkSettings, counted: Any, pipe: Connection) -> None:
     """Count the bytes that reach the cloud's side in `counted`, until ended."""
-    if over == "paho":
-        _run(lambda: paho_relay.sink(cloud, counted, lambda: pipe.send(READY)), pipe)
-        return
 
     async def work() -> None:
         def count(_topic: str, payload: bytes) -> None:
@@ -198,7 +189,7 @@ class _Sender:
         async with gate, asyncio.timeout(CONNECT_S):
             owner = _RawOwner()
             client = BareClient(owner, login, edge.protocol, down, up)
-            await dial(lambda: client, self._address, self._tls)
+            await connect_client(lambda: client, self._address, self._tls)
             await owner.up
         self._clients.append((client, owner))
 
@@ -281,7 +272,6 @@ def run_raw(
     options: LoadOptions,
     rounds: int,
     brokers: Mapping[str, int],
-    over: Over = "link",
 ) -> dict[str, Any]:
     """Carry `rounds` uploads of each device over a client; what that took. Blocks until done.
 
@@ -291,8 +281,8 @@ def run_raw(
     frames = upload_frames(options.payload_bytes, site.edge.packet_bytes)
     with _RawProcesses() as parts_:
         counted = parts_.context.Value(ctypes.c_int64, 0, lock=False)
-        parts_.start("relay", relay, over, site.edge, site.onwards)
-        parts_.start("sink", sink, over, site.cloud, counted)
+        parts_.start("relay", relay, site.edge, site.onwards)
+        parts_.start("sink", sink, site.cloud, counted)
         parts_.await_ready()
         count = min(options.processes, len(devices))
         start = parts_.context.Barrier(count + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,13 @@ from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 from edgeveil.units import byte_text
 from edgeveil_lab.load.display import (
     CELL_COLUMNS,
-    broker_names,
     cell_row,
     ms,
     outage_text,
-    parts_of,
     per_upload,
     rate,
-    ratio_text,
     shortened,
     size_text,
-    versus_figures,
     warnings,
 )
 from edgeveil_lab.load.run_log import FLAT_MIB_PER_HOUR, drifts
@@ -169,35 +165,6 @@ def phases_plot(rounds: Sequence[Result]) -> str:
     return done[0]
 
 
-def raw_plot(result: Result) -> str:
-    """MB a second upwards beside the bare relays'; "" where that was not measured."""
-    relays = (("bare relay, over paho", "raw_paho"), ("bare relay, our link", "raw"))
-    bars = [
-        (name, result[key]["mb_per_s"]["up"], "#8A8A8A") for name, key in relays if result.get(key)
-    ]
-    if not bars:
-        return ""
-    bars.insert(0, ("EdgeVeil", result["mb_per_s"]["up"], BLUE))
-    with svg_figure(WIDTH, 0.5 + 0.5 * len(bars), "raw") as (figure, done):
-        axes = figure.add_subplot()
-        axes.barh(
-            [name for name, _, _ in bars],
-            [value for _, value, _ in bars],
-            color=[colour for _, _, colour in bars],
-            height=0.6,
-        )
-        for place, (_, value, _) in enumerate(bars):
-            axes.annotate(
-                f"{value:,.1f} MB/s", (value, place), (5, 0), textcoords="offset points",
-                va="center",
-            )  # fmt: skip
-        axes.invert_yaxis()
-        axes.set_xlim(0, 1.18 * max(value for _, value, _ in bars))
-        axes.set_xticks([])
-        axes.spines["bottom"].set_visible(False)
-    return done[0]
-
-
 def cost_plot(sweep: Sequence[Result]) -> str:
     """Processor time per upload over the number of devices, each process; flat is good."""
     devices = [one["connects"]["devices"] for one in sweep]
@@ -281,85 +248,6 @@ def _or_nan(value: float | None) -> float:
     return np.nan if value is None else value
 
 
-# --- brokers side by side ---
-
-Curves = Sequence[tuple[str, Sequence[Result]]]  # each broker's name and samples
-_COLOURS = (BLUE, ORANGE)
-
-
-def curves_plot(brokers: Curves, panels: Sequence[tuple[str, str]]) -> str:
-    """Panels (key, title) over time, a line for each turn of each broker; "" for less than two
-    samples. A panel where nothing happened is left out.
-    """
-    samples = [sample for _, series in brokers for sample in series]
-    shown = [(key, title) for key, title in panels if any(sample[key] for sample in samples)]
-    if not shown or max(len(series) for _, series in brokers) < 2:
-        return ""
-    with svg_figure(WIDTH, 0.6 + 1.5 * len(shown), "curves") as (figure, done):
-        drawn = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
-        for axes, (key, title) in zip(drawn, shown, strict=True):
-            for (name, series), colour in zip(brokers, _COLOURS, strict=False):
-                label = name
-                for turn in turns(series):
-                    times, values = [s["t_s"] for s in turn], [s[key] for s in turn]
-                    axes.plot(times, values, color=colour, label=label, linewidth=1.4)
-                    label = ""
-            axes.set_title(title)
-            axes.set_ylim(bottom=0)
-            axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
-            axes.grid(axis="y")
-        drawn[0].legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2)
-        drawn[-1].set_xlabel("seconds")
-    return done[0]
-
-
-def turns(series: Sequence[Result]) -> Iterator[Sequence[Result]]:
-    """The samples of each turn: its time begins anew."""
-    begin = 0
-    for at in range(1, len(series) + 1):
-        if at == len(series) or series[at]["t_s"] <= series[at - 1]["t_s"]:
-            yield series[begin:at]
-            begin = at
-
-
-def percentiles_plot(names: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """Rows (name, each broker's seconds) as bars beside each other; "" without any."""
-    if not rows:
-        return ""
-    height = 0.8 / len(names)
-    size = 0.6 + 0.17 * len(rows) * (1 + len(names))
-    with svg_figure(WIDTH, size, "percentiles") as (figure, done):
-        axes = figure.add_subplot()
-        for number, (name, colour) in enumerate(zip(names, _COLOURS, strict=False)):
-            for place, (_, values) in enumerate(rows):
-                y = place + height * (number - (len(names) - 1) / 2)
-                label = "" if place else name
-                axes.barh(y, values[number], height=0.9 * height, color=colour, label=label)
-                axes.annotate(
-                    ms(values[number]), (values[number], y), (4, 0),
-                    textcoords="offset points", va="center", fontsize=7.5,
-                )  # fmt: skip
-        axes.set_yticks(range(len(rows)), [name for name, _ in rows])
-        axes.invert_yaxis()
-        axes.set_xscale("log")
-        axes.set_xlabel("seconds")
-        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, handlelength=1.0)
-        axes.grid(axis="x")
-    return done[0]
-
-
-_VERSUS = (
-    ("connected", "devices connected"),
-    ("uploads_per_s", "uploads acknowledged a second"),
-    ("bytes_up", "bytes a second up"),
-)
-
-
-def _versus_plot(result: Result) -> str:
-    series = [one["series"] for one in parts_of(result)]
-    return curves_plot(list(zip(broker_names(result), series, strict=True)), _VERSUS)
-
-
 # --- the page ---
 
 _FILTERS: dict[str, Callable[..., object]] = {
@@ -368,13 +256,12 @@ _FILTERS: dict[str, Callable[..., object]] = {
     "size": size_text,
     "reasons": shortened,
     "per_upload": per_upload,
-    "ratio": ratio_text,
     "cell_row": cell_row,
 }
 
 
 def write_load_report(result: Result, path: Path) -> None:
-    """Write the page. Of a sweep the largest count is shown in full, of two brokers the first."""
+    """Write the page. Of a sweep the largest count is shown in full."""
     sweep = result.get("sweep") or []
     shown = sweep[-1] if sweep else result
     pictures = {
@@ -382,17 +269,13 @@ def write_load_report(result: Result, path: Path) -> None:
         "latency": latency_plot(shown),
         "memory": memory_plot(shown["series"]),
         "phases": phases_plot(shown["rounds"]),
-        "raw": raw_plot(shown),
         "cost": cost_plot(sweep),
         "sweep": sweep_plot(sweep),
-        "versus": _versus_plot(result) if result.get("versus") else "",
     }
     content = {
         "result": shown,
         "options": shown["options"],
         "sweep": sweep,
-        "brokers": broker_names(result) if result.get("versus") else [],
-        "versus": list(versus_figures(result)) if result.get("versus") else [],
         "cell_columns": CELL_COLUMNS,
         "outage": outage_text(shown["outage"]) if shown.get("outage") else "",
         "uploads": sum(row["uploads"] for row in shown["rounds"]),

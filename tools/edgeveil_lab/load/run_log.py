@@ -416,8 +416,6 @@ def outcome(
         "idle": measured.idle,
         "raw": None,
         "raw_ratio": None,
-        "raw_paho": None,
-        "raw_paho_ratio": None,
         "generator": samples.generator(),
         "series": samples.series,
         "sweep": None,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -11,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from edgeveil.errors import ConfigError
 from edgeveil.settings.base import Block, Mix, Seconds, SitePath, refuse
+from edgeveil.settings.explain import SchemaWalk
 from edgeveil.settings.file import checked, only_block, parsed, problems_error, read
 from edgeveil.settings.yaml_tree import Problem, Tree
 from edgeveil.sites.files import kind_of
@@ -104,8 +107,6 @@ class LoadOptions(Block):
     everything is."""
     cloud_broker: BrokerUrl | None = Field(default=None, examples=["mqtt://127.0.0.1:1884"])
     """With a broker alone: the broker between cloud and proxy; none: one is started here."""
-    versus: BrokerUrl | None = Field(default=None, examples=["mqtt://127.0.0.1:2883"])
-    """With a broker alone: another one, to be measured after it with the same load."""
     cloud: str | None = Field(default=None, max_length=300, examples=["http://127.0.0.1:8701"])
     """Address of the running cloud's control page."""
     token_file: SitePath | None = None
@@ -161,11 +162,9 @@ class LoadOptions(Block):
 
     @property
     def tests(self) -> Iterator[Self]:
-        """What to play one after the other: a test for each count, or for each of two brokers."""
+        """What to play one after the other: a test for each count."""
         for count in self.counts:
-            yield self.model_copy(update={"devices": count, "sweep": (), "versus": None})
-        if self.versus is not None:
-            yield self.model_copy(update={"broker": self.versus, "versus": None})
+            yield self.model_copy(update={"devices": count, "sweep": ()})
 
     @property
     def asked(self) -> int:
@@ -200,19 +199,6 @@ def load_scenario(path: Path) -> LoadOptions:
         text = "not a load test's scenario, its top-level key must be load"
         raise problems_error(str(path), [Problem((), tree.line(()), text)])
     return only_block(LoadOptions, "load", tree, path)
-
-
-def changed(options: LoadOptions, changes: Mapping[str, Any], where: str) -> LoadOptions:
-    """`options` with other values, as a command line gives them; relative paths count from here.
-
-    Raises ConfigError with all problems, a line `where: key: text` for each.
-    """
-    value = options.model_dump(mode="json", exclude_unset=True) | dict(changes)
-    try:
-        return checked(LoadOptions, Tree(value), where, folder=Path.cwd())
-    except ConfigError as error:  # there is no file whose lines could be named
-        lines = (line.removeprefix(f"{where}:1 ") for line in error.problems)
-        raise ConfigError([f"{where}: {line}" for line in lines]) from None
 
 
 def _named(options: LoadOptions) -> list[str]:
@@ -294,11 +280,8 @@ def _site_mixes(options: LoadOptions) -> Iterator[Mix]:
         )
     if options.cloud_broker is not None and (options.broker is None or named):
         yield Mix(("cloud_broker", "broker"), "goes with a broker alone; leave it out")
-    if options.versus is not None:
-        if options.broker is None or named:
-            yield Mix(("versus", "broker"), "is compared with a broker alone; name that one")
-        if options.sweep:
-            yield Mix(("versus", "sweep"), "two brokers are measured at one count of devices")
+    if options.broker is not None and options.broker.startswith("ws"):
+        yield Mix(("broker",), "a load test opens plain MQTT connections; name an mqtt:// listener")
     if options.sweep and not options.starts_site:
         yield Mix(
             ("sweep", "broker", "site"), "a sweep starts a fresh site for each count; name none"
@@ -331,3 +314,79 @@ def _compare_mixes(options: LoadOptions) -> Iterator[Mix]:
         )
     if options.qos == 0:
         yield Mix(("compare", "qos"), "a bare relay may lose what is sent with QoS 0; set qos: 1")
+
+
+# --- the same keys as options of the command line ---
+
+_SECONDS = re.compile(r"(_per)?_s$")
+_INSTEAD = {"rounds": "minutes", "minutes": "sweep", "ramp_s": "rate_per_s", "rate_per_s": "ramp_s"}
+
+
+def option_of(key: str) -> str:
+    """Return the option's name: `payload_bytes` is `--payload-bytes`, `rate_per_s` is `--rate`."""
+    return "--" + _SECONDS.sub("", key).replace("_", "-")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each key but `sweep`; one that is not given leaves no trace."""
+    walk = SchemaWalk(LoadOptions.model_json_schema())
+    for key, field in LoadOptions.model_fields.items():
+        if key == "sweep":
+            continue
+        node = walk.variants(walk.property(walk.root, key) or {})[0]
+        kind, text = node.get("type"), (field.description or "").removesuffix(".")
+        if field.default is not None and field.default is not False:
+            text += f" (default {field.default})"
+        option: dict[str, Any] = {"dest": key, "default": argparse.SUPPRESS}
+        if key == "devices":
+            option |= {"type": _counts, "metavar": "N[,N…]"}
+            text += "; several counts: a sweep"
+        elif kind == "boolean":
+            option["action"] = argparse.BooleanOptionalAction
+        elif choices := node.get("enum", [node["const"]] if "const" in node else []):
+            option |= {"type": type(choices[0]), "choices": choices}
+        elif kind in ("integer", "number"):
+            metavar = "S" if key.endswith("_s") and not key.endswith("_per_s") else "N"
+            option |= {"type": int if kind == "integer" else float, "metavar": metavar}
+        else:
+            option["metavar"] = "DIR" if key in ("out", "site") else key.upper()
+        parser.add_argument(option_of(key), help=text.replace("%", "%%"), **option)
+
+
+def chosen(args: argparse.Namespace) -> dict[str, Any]:
+    """The keys that were given on the command line, as a scenario file would have them."""
+    given = {key: getattr(args, key) for key in LoadOptions.model_fields if hasattr(args, key)}
+    counts = given.get("devices", ())
+    if len(counts) == 1:
+        given |= {"devices": counts[0], "sweep": ()}
+    elif counts:
+        del given["devices"]
+        given["sweep"] = counts
+    return given
+
+
+def resolve(scenario: Path | None, given: Mapping[str, Any]) -> LoadOptions:
+    """The scenario with what was given in its place. Raises ConfigError with all problems.
+
+    An option also replaces a key of the file that would contradict it, as `--ramp` does
+    `rate_per_s`. Relative paths among the options count from the working directory.
+    """
+    base = LoadOptions() if scenario is None else load_scenario(scenario)
+    plain = {key: list(v) if isinstance(v, tuple) else v for key, v in given.items()}
+    for key, other in _INSTEAD.items():
+        if key in plain and other not in plain:
+            plain[other] = LoadOptions.model_fields[other].default
+    where = "edgeveil loadtest"
+    value = base.model_dump(mode="json", exclude_unset=True) | plain
+    try:
+        return checked(LoadOptions, Tree(value), where, folder=Path.cwd())
+    except ConfigError as error:  # there is no file whose lines could be named
+        lines = (line.removeprefix(f"{where}:1 ").split(": ", 1) for line in error.problems)
+        raise ConfigError([f"{where}: {option_of(key)}: {text}" for key, text in lines]) from None
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+_counts.__name__ = "count"  # argparse says `invalid count value`

@@ -71,8 +71,6 @@ def result(devices=2000, seconds=60, growth_mib_per_s=0.0, **options):
         "idle": None,
         "raw": None,
         "raw_ratio": None,
-        "raw_paho": None,
-        "raw_paho_ratio": None,
         "generator": {"processes": 1, "busy_percent": 40.0, "bottleneck": False, "note": ""},
         "series": [sample(second, devices, growth_mib_per_s) for second in range(seconds + 1)],
         "sweep": None,

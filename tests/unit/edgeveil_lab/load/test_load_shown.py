@@ -32,15 +32,6 @@ def paged(found, tmp_path):
     return path.read_text()
 
 
-def beside():
-    """A test at two brokers, of which the second is half as fast."""
-    first, second = result(), result()
-    first["environment"]["broker"] = "mqtt://one:1883"
-    second["environment"]["broker"] = "mqtt://other:1883"
-    second["uploads_per_s"], second["latency_s"] = 312.5, dict.fromkeys(second["latency_s"])
-    return {**first, "versus": second}
-
-
 def swept():
     each = [result(devices) for devices in (100, 500, 2000)]
     return {**each[-1], "sweep": each}
@@ -49,28 +40,8 @@ def swept():
 # --- the table ---
 
 
-def test_two_brokers_stand_side_by_side():
-    lines = printed(beside()).splitlines()
-    assert re.search(r"one:1883 +other:1883 +first : second", lines[1])
-    assert any(re.search(r"^uploads a second +625 +312 +2.00 *$", line) for line in lines)
-    assert any(re.search(r"^counted after, p50 +1.4 s +– *$", line) for line in lines)
-
-
-def test_a_loss_at_the_second_broker_is_told():
-    found = beside()
-    found["versus"]["lost"] = 3
-    assert "2,000 devices: 3 lost" in printed(found)
-
-
-def test_the_page_shows_both_brokers(tmp_path):
-    page = paged(beside(), tmp_path)
-    for text in ("Beside other:1883", "first : second", "Both brokers over time"):
-        assert text in page
-    assert "Beside" not in paged(result(), tmp_path)
-
-
 def test_the_table_says_what_was_reached_and_what_it_took():
-    relays = {"raw": RAW, "raw_ratio": 0.525, "raw_paho": RAW, "raw_paho_ratio": 0.613}
+    relays = {"raw": RAW, "raw_ratio": 0.525}
     shown = printed({**result(), **relays, "idle": IDLE})
     for text in (
         "2,000 connected at 840 a second",
@@ -81,8 +52,6 @@ def test_the_table_says_what_was_reached_and_what_it_took():
         "jitter 20 ms",
         "rate 12, late 3",
         "EdgeVeil reaches 52%",
-        "the same over paho",
-        "EdgeVeil reaches 61%",
         "0.61 ms",
         "180 MiB",
         "1.20 %",
@@ -172,7 +141,7 @@ def test_a_terminal_sees_processes_and_refusals():
 def test_the_page_needs_nothing_else_and_has_each_picture(tmp_path):
     page = paged({**result(), "raw": RAW, "raw_ratio": 0.525, "idle": IDLE}, tmp_path)
     assert not re.search(r'(src|href)="(?!#)', page)
-    assert page.count("<svg") == 5  # over time, phases, latency, raw, memory
+    assert page.count("<svg") == 4  # over time, phases, latency, memory
     assert "52%" in page and "of a bare relay" in page
 
 

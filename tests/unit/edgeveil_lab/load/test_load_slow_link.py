@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from edgeveil.transport import mqtt_packets as packets
-from edgeveil_lab.load.mqtt import BareClient, Manner
+from edgeveil_lab.load.mqtt import BareClient
 
 BYTES_PER_S = 20_000
 FRAME = bytes(6000)  # 0.3 s
@@ -50,7 +50,7 @@ def over_a_slow_link(play) -> None:
         server = await loop.create_server(lambda: broker, "127.0.0.1", 0)
         login = packets.Login("a", "u", "p", ("t", b""), 60, 65536)
         up = packets.encoded_topic("up")
-        client = BareClient(owner, login, 4, ("down",), up, Manner(BYTES_PER_S))
+        client = BareClient(owner, login, 4, ("down",), up, BYTES_PER_S)
         port = server.sockets[0].getsockname()[1]
         await loop.create_connection(lambda: client, "127.0.0.1", port)
         await asyncio.wait_for(owner.up.wait(), 5)
