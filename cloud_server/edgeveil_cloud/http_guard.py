@@ -149,7 +149,6 @@ class BrowserSessions:
         return None
 
     def end(self, cookie: str) -> None:
-        """Log out."""
         self._held.drop(cookie)
 
 
@@ -172,7 +171,6 @@ class FailedTries:
         return tries[0] - old_s if len(tries) >= TRIES else 0.0
 
     def failed(self, address: str) -> None:
-        """Count a wrong token."""
         self._tries.setdefault(self._known(address), deque(maxlen=TRIES)).append(self._now_s())
 
     def _known(self, address: str) -> str:

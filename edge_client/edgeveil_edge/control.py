@@ -41,7 +41,6 @@ class ControlSocket:
         )
 
     async def stop(self) -> None:
-        """Listen no more."""
         if self._server is not None:
             self._server.close()
             self._path.unlink(missing_ok=True)

@@ -24,7 +24,6 @@ class ModelFile:
         self._path = path
 
     def mark(self) -> tuple[int, ...]:
-        """See `ReleasesInUse`."""
         return file_mark(self._path)
 
     def current(self) -> InstalledRelease:

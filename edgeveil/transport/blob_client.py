@@ -62,11 +62,9 @@ class MemorySink:
         self._held = io.BytesIO()
 
     def restart(self) -> None:
-        """Empty."""
         self._held = io.BytesIO()
 
     def write(self, data: memoryview, /) -> object:
-        """The next bytes."""
         return self._held.write(data)
 
     def finish(self) -> bytes:
@@ -98,7 +96,6 @@ class BlobClient:
         self._open: set[HTTPConnection] = set()
 
     def close(self) -> None:
-        """End what is under way."""
         self._ended.set()
         for connection in list(self._open):
             with suppress(OSError, AttributeError):

@@ -102,7 +102,6 @@ def taken(store: StoreBeside, name: str, blob: Blob) -> Iterator[bytes]:
 
 
 async def sweep_forever(store: StoreBeside) -> None:
-    """Until cancelled."""
     while True:
         await asyncio.sleep(_SWEEP_S)
         try:
@@ -168,7 +167,6 @@ class ServedStore:
         return BlobShown(self._url + self._add(task.blob.size_bytes, task.data))
 
     def grant(self, task: GrantPut) -> PutGranted:
-        """A name to put it under."""
         for unused in task.in_place_of:
             self.forget(unused)
         name = self._add(task.blob.size_bytes, None)
@@ -184,7 +182,6 @@ class ServedStore:
         return name
 
     def blocks(self, name: str, size_bytes: int) -> Iterator[bytes]:
-        """From the file that was put."""
         try:
             data = FileData(self._folder / name)
         except OSError:
@@ -194,7 +191,6 @@ class ServedStore:
         yield from _read_blocks(data)
 
     def forget(self, name: str) -> None:
-        """The name and the file."""
         with self._lock:
             self._named.pop(name, None)
         with suppress(FileNotFoundError):
@@ -209,12 +205,10 @@ class ServedStore:
             self.forget(name)
 
     async def start(self) -> None:
-        """Listen."""
         await self._server.start(self._at)
         warn_of_plain_http(self._at, _LOG)
 
     async def stop(self) -> None:
-        """Hang up."""
         await self._server.stop()
 
     def _found(self, request: Request, *, put: bool) -> tuple[str, _Capability]:
@@ -364,7 +358,6 @@ class BucketStore:
             yield bytes(block)
 
     def forget(self, name: str) -> None:
-        """Removed."""
         with suppress(FileNotFoundError):
             self._obstore.delete(self._store, name)
 

@@ -228,11 +228,9 @@ class WebSocketStream:
         return len(self._received) + of_tls
 
     def fileno(self) -> int:
-        """The socket's descriptor."""
         return self._sock.fileno()
 
     def setblocking(self, flag: bool) -> None:
-        """Of the socket."""
         self._sock.setblocking(flag)
 
     def close(self) -> None:

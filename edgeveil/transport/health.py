@@ -53,7 +53,6 @@ class Health:
         return found
 
     def warnings(self) -> list[str]:
-        """What is to be told beside."""
         return [one for told in self._warnings for one in told()]
 
     async def state(self) -> dict[str, Any]:
@@ -87,7 +86,6 @@ class HealthSocket:
         self._server = await asyncio.start_unix_server(self._connected, sock=listening)
 
     async def stop(self) -> None:
-        """Listen no more."""
         if self._server is not None:
             self._server.close()
             self._path.unlink(missing_ok=True)

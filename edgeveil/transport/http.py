@@ -46,7 +46,6 @@ class Response:
     def of_json(
         cls, value: Any, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> Response:
-        """A value as JSON."""
         return cls(json.dumps(value).encode(), "application/json", status, headers or {})
 
 
@@ -80,7 +79,6 @@ class Request:
 
     @cached_property
     def query(self) -> Mapping[str, Sequence[str]]:
-        """Values of the query by name."""
         return parse_qs(self.target.partition("?")[2], keep_blank_values=True)
 
     @property

@@ -211,7 +211,6 @@ class Connection(asyncio.Protocol):
         self._room = asyncio.get_running_loop().create_future()
 
     def resume_writing(self) -> None:
-        """Let answers go on."""
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
         self._room = None

@@ -164,7 +164,6 @@ class SendWindow:
         await self._idle.wait()
 
     def fail(self, error: Exception) -> None:
-        """End every wait with `error`."""
         while self._waiting:
             _, turn = self._waiting.popleft()
             if not turn.done():
@@ -233,7 +232,6 @@ class Topics:
         return [self.bucket(*place) for place in sorted(places)]
 
     def device_up(self, device: str) -> str:
-        """Where this device speaks."""
         return f"{self.root}/d/{device}/up"
 
     def device_down(self, device: str) -> str:

@@ -83,7 +83,6 @@ class MemoryNet:
         return node
 
     def connect(self, node: Node) -> None:
-        """The node's links come up."""
         peers: list[fx.Address] = [fx.ProxyAddress()]
         if isinstance(node.address, fx.ProxyAddress):
             peers = [fx.CloudAddress(), fx.AllDevices()]

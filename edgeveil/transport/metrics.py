@@ -43,7 +43,6 @@ class Metrics:
         return self.shown()
 
     def shown(self) -> Response:
-        """As `page`."""
         return Response(generate_latest(self.registry), CONTENT_TYPE_LATEST)
 
 
@@ -111,7 +110,6 @@ class Linked(Collector):
         self._runtime, self._sessions = runtime, sessions
 
     def collect(self) -> Iterator[Metric]:
-        """Read at each scrape."""
         runtime, hops = self._runtime, self._sessions.items()
         yield gauge("inbox_events", "Events that wait for the machine.", runtime.waiting_events)
         yield gauge("inbox_bytes", "Bytes of messages that wait for it.", runtime.waiting_bytes)
@@ -159,12 +157,10 @@ class MeteredHost:
         )
 
     def store(self, item: object) -> None:
-        """Store it."""
         self._host.store(item)
         self._watch(item)
 
     def together(self) -> AbstractContextManager[None]:
-        """As the host does."""
         return self._host.together()
 
     def perform(self, task: object) -> object:
@@ -179,6 +175,5 @@ class MeteredHost:
         return result
 
     def report(self, report: fx.Report) -> None:
-        """Tell it."""
         self._host.report(report)
         self._watch(report)

@@ -557,7 +557,6 @@ class SocketLoop:
         return self._sock is not None
 
     def attach(self, sock: Stream, *, want_write: bool) -> None:
-        """Watch `sock`."""
         self._sock = sock
         if not self._paused:
             self._loop.add_reader(sock, self._readable)
@@ -576,7 +575,6 @@ class SocketLoop:
         return sock
 
     def note_packet(self) -> None:
-        """One packet was handled."""
         self._packets += 1
 
     def want_write(self, sock: object, *, wanted: bool) -> None:
@@ -595,7 +593,6 @@ class SocketLoop:
             self._loop.remove_reader(self._sock)
 
     def resume(self) -> None:
-        """Read again, if paused."""
         if not self._paused:
             return
         self._paused = False

@@ -87,7 +87,6 @@ class Inbox:
             self._pause()
 
     async def get(self) -> tuple[str, bytes]:
-        """The oldest message."""
         topic, payload = await self._messages.get()
         self._held -= len(payload) + _MESSAGE_BYTES
         if self._paused and self._held <= self._limit // 2:
@@ -154,7 +153,6 @@ class MqttLink:
 
     @property
     def connections(self) -> int:
-        """How often the link came up."""
         return self.counters.connections
 
     @property
@@ -512,7 +510,6 @@ class Hearing:
         self._begin(now_s, asked=True)
 
     def heard(self, now_s: float) -> None:
-        """A message came."""
         self._begin(now_s, asked=False)
         if self._in_vain:
             self._in_vain = 0
@@ -590,7 +587,6 @@ class RuntimeLink:
 
     @property
     def connected(self) -> bool:
-        """Whether all are."""
         return all(link.connected for link in self.links)
 
     @property
@@ -647,7 +643,6 @@ class RuntimeLink:
             await link.connect_or_raise()
 
     async def close(self) -> None:
-        """End all for good."""
         await asyncio.gather(*(link.close() for link in self.links))
 
     async def run(self) -> None:

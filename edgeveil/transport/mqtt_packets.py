@@ -97,7 +97,6 @@ def body_place(
 
 
 def packet(first: int, body: bytes) -> bytes:
-    """A whole packet."""
     return bytes((first,)) + _length(len(body)) + body
 
 
@@ -117,7 +116,6 @@ class Login:
 
 
 def connect(login: Login, protocol: int) -> bytes:
-    """CONNECT with a clean start."""
     flags = 0x02
     properties = b""
     tail = _text(login.client_id)
@@ -159,7 +157,6 @@ def publish_head(topic: bytes, payload_bytes: int, packet_id: int, protocol: int
 
 
 def encoded_topic(topic: str) -> bytes:
-    """A topic as packets hold it."""
     return _text(topic)
 
 

@@ -83,7 +83,6 @@ class OwnFolder:
             return True
 
     def release(self) -> None:
-        """Let another process have it."""
         self._lock.close()
 
     def __enter__(self) -> OwnFolder:

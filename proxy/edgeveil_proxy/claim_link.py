@@ -74,7 +74,6 @@ class ClaimLink:
                 await self._link.publish(self._topics.claims_down, answer)
 
     async def run(self) -> None:
-        """Until cancelled."""
         topics = self._topics
         await self._link.subscribe([topics.any_renewal, topics.any_claim, topics.claims_of_before])
         await asyncio.gather(self._link.run_forever(), self._look())

@@ -139,7 +139,6 @@ class ProxyPage:
         }
 
     def _rounds(self) -> Iterator[dict[str, Any]]:
-        """Those that take uploads now."""
         rounds, opened_s = self._proxy.machine.rounds, self._proxy.host.opened_s
         for at in rounds.open:
             held = rounds.collections[at]

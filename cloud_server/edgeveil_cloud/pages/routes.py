@@ -113,7 +113,6 @@ class PageRoutes:
         return Response.of_json({}, headers={"Set-Cookie": self._guard.log_out(request)})
 
     async def file(self, request: Request) -> Response:
-        """A file of the pages."""
         found = files.asset_of(request.parameters["name"])
         if found is None:
             raise HttpError(404)
@@ -123,7 +122,6 @@ class PageRoutes:
     # --- reading ---
 
     async def me(self, request: Request) -> Response:
-        """What the asker may do."""
         asker = self._guard.asker(request)
         scope = asker.scope if asker is not None else Scope.READ
         return Response.of_json({"scope": scope.label, "may_submit": scope >= Scope.SUBMIT})
@@ -147,7 +145,6 @@ class PageRoutes:
                 await board.moved(version, BEAT_S)
 
     async def job(self, request: Request) -> Response:
-        """The page of one job."""
         await self.board.refresh()
         return Response(await self._views.view(request.parameters["id"], self.board.room), _JSON)
 
@@ -190,7 +187,6 @@ class PageRoutes:
     # --- submitting ---
 
     async def example(self, _request: Request) -> Response:
-        """A job's text to begin with."""
         return Response.of_json({"text": files.text("example.yaml")})
 
     async def text(self, request: Request) -> Response:

@@ -272,15 +272,6 @@ def test_what_changes_a_job_comes_from_the_clouds_own_page(headers, status):
     play(scenario)
 
 
-def test_a_token_in_a_header_needs_no_page():
-    async def scenario(page, store):
-        job = store.submit_job("a", b"", bytes(32)).id
-        headers = {"Authorization": f"Bearer {TOKENS[Scope.SUBMIT]}"}
-        assert (await page.ask("POST", f"/jobs/{job}/cancel", headers=headers)).status == 200
-
-    play(scenario)
-
-
 def test_over_tls_the_cookie_is_secure_and_a_certificate_is_no_sites_to_use(tmp_path):
     authority = Authority(tmp_path)
     server, desk = authority.issue("127.0.0.1"), authority.issue("desk")
@@ -454,24 +445,6 @@ def test_a_waiting_job_says_why_and_what_to_do():
         assert "edgeveil proxy admit" in row["advice"]
 
     play(scenario)
-
-
-def test_an_open_stream_ends_whole_when_the_cloud_stops():
-    async def run():
-        store = Store()
-        server = await make_app(store, control_of(store), lambda: TOKENS).start()
-        headers = {"Authorization": f"Bearer {TOKENS[Scope.READ]}"}
-        async with (
-            aiohttp.ClientSession(server.url, headers=headers) as session,
-            stream(Page(session, server.url)) as (told, answer),
-        ):
-            await told()
-            rest = asyncio.create_task(answer.content.read())
-            await server.stop()
-            await asyncio.wait_for(rest, 20)  # an end, not a broken connection
-        store.close()
-
-    asyncio.run(run())
 
 
 def test_who_watched_and_left_costs_nothing(monkeypatch):
