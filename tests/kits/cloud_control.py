@@ -9,6 +9,6 @@ from edgeveil_cloud.store import Store
 
 
 def idle_control(store: Store, *, python_models: bool = False) -> Control:
-    """A control that queues up to ten jobs and runs none."""
+    """A control that queues jobs and runs none."""
     host = CloudHost(store, None, BroadcastLimits(4096))
-    return Control(store, host, None, None, 10, python_models=python_models)  # type: ignore[arg-type]
+    return Control(store, host, None, None, python_models=python_models)  # type: ignore[arg-type]
