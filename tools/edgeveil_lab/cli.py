@@ -304,7 +304,7 @@ def _add_privacy(commands: Subparsers) -> None:
         about=(
             "Reads what the cloud saw of a job (edgeveil run --record), rebuilds records from\n"
             "uploads (DLG, iDLG, cosine similarity) and infers who was a member, with the noise\n"
-            "as it was and without. Writes pictures, attack.json and attack.html to DIR."
+            "as it was and without. Writes pictures and attack.json to DIR."
         ),
         examples=(
             "edgeveil run configs/jobs/attack_demo.yaml --record --out out/attack\n"

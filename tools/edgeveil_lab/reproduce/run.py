@@ -94,7 +94,7 @@ def load_experiment(name: str, *, quick: bool = False, folder: Path = FOLDER) ->
     """Raises UsageError for an unknown name."""
     known = experiments(folder)
     if name not in known:
-        fix = nearest(name, known)
+        fix = nearest(name, list(known))
         raise UsageError(f"unknown experiment '{name}'", where="edgeveil reproduce", fix=fix)
     found = yaml.safe_load(known[name].read_text("utf-8"))
     changes = found.get("quick", {}) if quick else {}
@@ -245,9 +245,9 @@ def reproduce(name: str, wanted: ReproductionOptions, folder: Path = FOLDER) -> 
         if value is not None and value < 1:
             raise UsageError(f"no {option[2:-1]} to run", where=option, fix="use 1 or more")
     names = [trial.name for trial in experiment.trials]
-    for one in wanted.only:
-        if one not in names:
-            raise UsageError(f"unknown trial '{one}'", where="--only", fix=nearest(one, names))
+    for unknown in (one for one in wanted.only if one not in names):
+        fix = nearest(unknown, names)
+        raise UsageError(f"unknown trial '{unknown}'", where="--only", fix=fix)
     chosen = [one for one in experiment.trials if not wanted.only or one.name in wanted.only]
     if experiment.about.get("needs_gpu") and not wanted.quick and chosen_processor("auto") == "cpu":
         raise UsageError(

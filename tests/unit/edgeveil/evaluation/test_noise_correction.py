@@ -17,7 +17,7 @@ from edgeveil.evaluation.noise_correction import (
 )
 from edgeveil.privacy.laplace_mechanism import noise_law, softmax_event, softmax_laplace
 from edgeveil.privacy.sampler import SeededRandom
-from edgeveil_lab.cluster_scores import fleet
+from tests.kits.softmax_fleets import fleet
 
 RATIO, SILHOUETTE = TARGETS["CALINSKI_HARABASZ_SCORE"], TARGETS["SILHOUETTE_SCORE"]
 DEVICES = 1000

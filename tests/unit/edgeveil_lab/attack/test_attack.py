@@ -204,8 +204,6 @@ def test_the_command_writes_pictures_and_figures(
     assert all(0 <= one["auc"] <= 1 for one in whole)
     free = next(one for one in whole if one["from"] != "global model" and not one["noise"])
     assert free["auc"] > 0.8
-    page = (tmp_path / "a" / "attack.html").read_text()
-    assert page.count("data:image/png") == 2
     for name in ("inversion.png", "membership.png"):
         assert (tmp_path / "a" / name).stat().st_size > 10_000
 
