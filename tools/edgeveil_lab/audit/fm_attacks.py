@@ -210,7 +210,7 @@ def gaussian_job(
     return Attack(scene.parameters.method, title, tuple(claims), play, runs)
 
 
-def laplace_job(runs: int, scene: NeighbouringJob, make_device: MakeDevice = FmDevice) -> Attack:
+def laplace_job(runs: int, scene: NeighbouringJob) -> Attack:
     """Every value past what it is with the record: the likelihood ratio is at its bound there.
 
     One feature, so that a record reaches the L1 bound of every sum.
@@ -219,7 +219,7 @@ def laplace_job(runs: int, scene: NeighbouringJob, make_device: MakeDevice = FmD
     events = [event for event in listener.events if isinstance(event, LaplaceEvent)]
 
     def play(present: bool, count: int) -> Hits:
-        device = make_device(scene.parameters, scene.setting)
+        device = made(scene)
         records = scene.records(present)
         hits = np.empty((len(events) + 1, count), np.bool_)
         for run in range(count):

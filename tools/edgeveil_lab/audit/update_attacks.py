@@ -124,9 +124,10 @@ def single_step_attack(runs: int, sample: Sample = poisson_sample) -> Attack:
     return past("dp_sgd", title, runs, released, threshold(event(1)), _claim(PAST, event(1)))
 
 
-def dp_sgd_attack(runs: int, make: type[DpSgd] = DpSgd) -> Attack:
+def dp_sgd_attack(runs: int) -> Attack:
     """One round of two steps, which the attacker hears as their sum."""
-    trainer, event, step = make(DP_SGD, SETTING), DpSgd(DP_SGD, SETTING).event, _step(DP_SGD)
+    trainer, step = DpSgd(DP_SGD, SETTING), _step(DP_SGD)
+    event = trainer.event
 
     def heard(present: bool, count: int) -> Float64:
         return apart(trainer, present, count) / step
@@ -134,7 +135,7 @@ def dp_sgd_attack(runs: int, make: type[DpSgd] = DpSgd) -> Attack:
     return past("dp_sgd", "one round", runs, heard, threshold(event), _claim(PAST, event))
 
 
-def many_steps_attack(runs: int, make: type[DpSgd] = DpSgd) -> Attack:
+def many_steps_attack(runs: int) -> Attack:
     """One round of many steps: a record that is seldom in a sample is never in most of them.
 
     Were one sample taken for all steps, it would be in every one as often as in one. Each record
@@ -143,7 +144,7 @@ def many_steps_attack(runs: int, make: type[DpSgd] = DpSgd) -> Attack:
     network = build_network(MlpParameters(hidden=()), (WIDE,), 2)
     setting = replace(SETTING, epsilon=2.0, input_shape=(WIDE,), network=network)
     parameters = DpSgdParameters(rounds=1, local_steps=32, sampling_rate=0.05, learning_rate=1e-9)
-    trainer, event = make(parameters, setting), DpSgd(parameters, setting).event
+    trainer = DpSgd(parameters, setting)
     every = Records(np.eye(WIDE, dtype=np.float32) * np.float32(LARGE), np.zeros(WIDE, np.int64))
     worlds = every.at(np.zeros(0, np.int64)), every
 
@@ -152,7 +153,7 @@ def many_steps_attack(runs: int, make: type[DpSgd] = DpSgd) -> Attack:
         return moved.ravel()[:count] / _step(parameters)
 
     title, edge = "one round of many steps", 0.6 * parameters.local_steps
-    claim = _claim("in most of the steps", event, 0.01)
+    claim = _claim("in most of the steps", trainer.event, 0.01)
     return past("dp_sgd", title, runs, heard, edge, claim)
 
 
@@ -233,10 +234,10 @@ _LARGE_UPDATE = 1e4  # of every value, before the clip
 _WEIGHTS = network_of(SETTING).initial()
 
 
-def noised_attack(runs: int, make: type[GradientGaussian] = GradientGaussian) -> Attack:
+def noised_attack(runs: int) -> Attack:
     """One record among others, which turns the update round: C to one side, C to the other."""
-    stage = make(GradientGaussianParameters(), SETTING)
-    event = GradientGaussian(GradientGaussianParameters(), SETTING).event
+    stage = GradientGaussian(GradientGaussianParameters(), SETTING)
+    event = stage.event
     edge, delta = gaussian_threshold(2 * event.mu, runs)
 
     def heard(present: bool, count: int) -> Float64:
