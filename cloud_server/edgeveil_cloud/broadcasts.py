@@ -329,7 +329,7 @@ class Sealer:
 
     def release(self, entry: JobEntry, cells: Sequence[str]) -> CellBroadcasts:
         """The final model, kept and sealed for the devices that get it first."""
-        from edgeveil.parts.models.softmax_head import bake
+        from edgeveil.parts.models.heads import bake
 
         plan = self._jobs.plan(entry)
         weights = self._evaluation.weights(plan, self._jobs.state(entry))

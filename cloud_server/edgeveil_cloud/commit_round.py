@@ -21,7 +21,7 @@ from edgeveil.parts.aggregation import Uploads
 from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.aggregation.rule import Score
 from edgeveil.parts.exchange import TRAIN, Array
-from edgeveil.parts.models.residual_score import THRESHOLD
+from edgeveil.parts.models.heads import THRESHOLD
 from edgeveil.privacy.policy import price
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol.cloud_job import (

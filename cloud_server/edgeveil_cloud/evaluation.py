@@ -26,7 +26,7 @@ from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.aggregation.rule import Score
 from edgeveil.parts.exchange import CLUSTER, EVALUATE, Array
 from edgeveil.parts.methods.fm_sums import own_weights
-from edgeveil.parts.models.residual_score import THRESHOLD
+from edgeveil.parts.models.heads import THRESHOLD
 from edgeveil.parts.own_records import held_records
 from edgeveil.parts.sources import source_part
 from edgeveil.privacy.events import LaplaceEvent

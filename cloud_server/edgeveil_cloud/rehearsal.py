@@ -40,10 +40,10 @@ from edgeveil.jobs.round_traffic import BrokerUse, RoundTraffic, misfits
 from edgeveil.own_process import is_own, run_apart
 from edgeveil.parts.exchange import EVALUATE, TRAIN, Array, Exchange, SegmentSpec
 from edgeveil.parts.features import match_artifacts
+from edgeveil.parts.method_context import network_of
 from edgeveil.parts.methods.own_code import check_own_code
 from edgeveil.parts.models import runs_python
-from edgeveil.parts.models.softmax_head import bake
-from edgeveil.parts.setting import network_of
+from edgeveil.parts.models.heads import bake
 from edgeveil.privacy.sampler import os_random
 from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage, encode_package
 from edgeveil.protocol.tensors import pack_tensors, tensor_views

@@ -11,7 +11,14 @@ from typing import Any
 
 from edgeveil.privacy.events import Event, to_dict
 from edgeveil.privacy.guarantee import Guarantee
-from edgeveil.privacy.ledger import Account, Book, JobAccount, read_ledger
+from edgeveil.privacy.ledger import read_ledger
+from edgeveil.privacy.ledger_chain import (
+    Account,
+    JobAccount,
+    LedgerChain,
+    next_refusal,
+    spent,
+)
 from edgeveil.privacy.policy import (
     INFER,
     Quote,
@@ -27,7 +34,7 @@ from edgeveil_edge.consent import limits_of
 POINTS = 32  # of the course of spending; each may take the accountant a moment
 
 
-def as_plain(path: Path, book: Book, policies: dict[str, Policy]) -> dict[str, Any]:
+def as_plain(path: Path, book: LedgerChain, policies: dict[str, Policy]) -> dict[str, Any]:
     """The whole book for `--json`; `left` stands where the data set's policy is known.
 
     `epsilon` is null where nothing is proven.
@@ -38,11 +45,11 @@ def as_plain(path: Path, book: Book, policies: dict[str, Policy]) -> dict[str, A
         "data_sets": [
             {
                 "name": name,
-                "training": _guarantee(account.spent()),
-                "inference": _guarantee(account.spent(purpose=INFER)),
+                "training": _guarantee(spent(account)),
+                "inference": _guarantee(spent(account, purpose=INFER)),
                 "left": left(account, policies[name]) if name in policies else None,
                 "next_refusal": _next_refusal(account, policies.get(name)),
-                "jobs": [_job(job, entry) for job, entry in account.jobs.items()],
+                "jobs": [_job(job, entry) for job, entry in account.items()],
             }
             for name, account in book.accounts.items()
         ],
@@ -51,7 +58,7 @@ def as_plain(path: Path, book: Book, policies: dict[str, Policy]) -> dict[str, A
 
 def _next_refusal(account: Account, policy: Policy | None) -> dict[str, str] | None:
     """Which limit (`limit`) one more job like the newest would pass, and by how much (`why`)."""
-    refusal = account.next_refusal(limits_of(policy)) if policy else None
+    refusal = next_refusal(account, limits_of(policy)) if policy else None
     if refusal is None:
         return None
     return {"limit": refusal.where.removeprefix("policy."), "why": str(refusal)}
@@ -59,7 +66,7 @@ def _next_refusal(account: Account, policy: Policy | None) -> dict[str, str] | N
 
 def left(account: Account, policy: Policy) -> dict[str, float]:
     """What the policy still allows, by its keys; open jobs count with all they reserved."""
-    quotes = [countable_quote(entry.counting) for entry in account.jobs.values()]
+    quotes = [countable_quote(entry.counting) for entry in account.values()]
     training, inference = total(q.training for q in quotes), total(q.inference for q in quotes)
     return {
         "lifetime_epsilon": max(0.0, policy.lifetime_epsilon - training.epsilon),
@@ -139,7 +146,7 @@ def course(account: Account) -> list[tuple[int, float, float]]:
     """
     made = sorted(
         (release.number, job)
-        for job, entry in account.jobs.items()
+        for job, entry in account.items()
         for release in entry.releases.values()
     )
     places = sorted({round((i + 1) * len(made) / POINTS) for i in range(POINTS)} - {0})
@@ -152,7 +159,7 @@ def _spent_at(
 ) -> tuple[int, float, float] | None:
     """What these links of the ledger cost."""
     quotes = []
-    for entry in account.jobs.values():
+    for entry in account.values():
         released = [one for one in entry.releases.values() if one.number in links]
         events = [event for one in released for event in one.events]
         counted = entry.counted if entry.elsewhere else entry.request.counted(events)
@@ -182,12 +189,12 @@ class OwnSpending:
         mark = tuple(map(file_mark, files))
         if mark != self._mark:
             book = read_ledger(self._path)
-            account = book.accounts.get(self._dataset, Account())
+            account = book.accounts.get(self._dataset, {})
             told = as_plain(self._path, book, {self._dataset: self._policy})
             for one in told["data_sets"]:
                 for job in one["jobs"]:
                     del job["releases"]
-                    job["kinds"] = kinds(book.accounts[one["name"]].jobs[job["job"]])
+                    job["kinds"] = kinds(book.accounts[one["name"]][job["job"]])
             self._told, self._mark = {**told, "course": course(account)}, mark
         return self._told
 

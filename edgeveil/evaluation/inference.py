@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Any
@@ -68,27 +68,44 @@ class InferenceSession:
         is no distribution, adds 0. So whether there is an answer, and its form, never depends on
         data. Raises DataError only for a graph or weights that fail on a record of zeros.
         """
-        rows = self._rows(x, weights, row_s)
+        rows = np.zeros((len(x), self.classes))
+        finite: NDArray[np.bool_] = np.asarray(np.isfinite(flat_rows(x)).all(axis=1))
+        for index, output in self._single(x, weights, range(len(x)), row_s):
+            found = _distributions(output, self.classes)
+            if finite[index] and len(found):
+                rows[index] = found[0]
         return probability_sum(rows)
 
-    def _rows(
-        self, x: NDArray[np.float32], weights: Mapping[str, NDArray[Any]], row_s: float
-    ) -> NDArray[np.float64]:
-        """Each record's distribution (n, classes), or zeros."""
+    def _single(
+        self,
+        x: NDArray[np.float32],
+        weights: Mapping[str, NDArray[Any]],
+        held: Iterable[int],
+        row_s: float,
+        width: int | None = None,
+    ) -> Iterator[tuple[int, NDArray[np.float64]]]:
+        """Yield (place in `held`, output (1, k)) of a run for each record that `held` names.
+
+        Each run is of one record at an aligned address: neighbours in a batch, or another place in
+        `x`, may change the order of sums. An empty slot makes a run of zeros. Nothing is yielded
+        where a run fails or takes longer than `row_s`: it is ended between two operators, and
+        others keep their time. Raises DataError for a graph or weights that fail on
+        a record of zeros, or that do not give `width` values.
+        """
         weights = {name: aligned(np.asarray(value)) for name, value in weights.items()}
-        self._model.probabilities(self._blank(1), weights)
-        rows = np.zeros((len(x), self.classes))
-        finite = np.isfinite(flat_rows(x))
+        run = self._model.probabilities if width is None else self._model.answers
+        blank = np.zeros((1, *(axis or 1 for axis in self._model.input_shape)), np.float32)
+        given = run(blank, weights).shape[1]
+        if width is not None and given != width:
+            raise DataError(f"gives no {width} values a record", where="ONNX graph")
         with RunLimit(row_s) as limit:
-            for index in range(len(x)):
+            for place, index in enumerate(held):
+                record = blank if index == EMPTY else x[index : index + 1]
                 try:
-                    output = self._model.probabilities(x[index : index + 1], weights, limit=limit)
-                    found = _distributions(output, self.classes)
+                    output = run(np.asarray(record, np.float32), weights, limit=limit)
                 except Exception:  # noqa: S112 - this record's own doing, and its own row's
                     continue
-                if finite[index].all() and len(found):
-                    rows[index] = found[0]
-        return rows
+                yield place, output
 
     @flushed()
     def slot_softmax(
@@ -100,27 +117,15 @@ class InferenceSession:
     ) -> NDArray[np.float64]:
         """Probabilities (slots, classes) of the records of x (n, ...) that `held` (slots,) names.
 
-        A row is a function of its own record alone, bit for bit: each run is of one record at an
-        aligned address, for neighbours in a batch or another place in `x` may change the order
-        of sums. An empty slot (`EMPTY`) and a record without a distribution give the uniform row;
-        an empty slot still makes a run. So does a run that takes longer than `row_s` seconds: it is
-        ended between two operators, and other rows keep their time. Raises DataError as
-        `summed_softmax` does.
+        A row is a function of its own record alone, bit for bit: see `_single`. An empty slot
+        (`EMPTY`), a record without a distribution and a run that takes longer than `row_s` seconds
+        give the uniform row. Raises DataError as `summed_softmax` does.
         """
-        weights = {name: aligned(np.asarray(value)) for name, value in weights.items()}
-        blank = self._blank(1)
-        self._model.probabilities(blank, weights)
         rows = np.full((len(held), self.classes), 1.0 / self.classes)
-        with RunLimit(row_s) as limit:
-            for slot, index in enumerate(held):
-                record = blank if index == EMPTY else x[index : index + 1]
-                try:
-                    output = self._model.probabilities(record, weights, limit=limit)
-                    found = _distributions(output, self.classes)
-                except Exception:  # noqa: S112 - as above: this record's own doing
-                    continue
-                if index != EMPTY and len(found):
-                    rows[slot] = found[0]
+        for slot, output in self._single(x, weights, held, row_s):
+            found = _distributions(output, self.classes)
+            if held[slot] != EMPTY and len(found):
+                rows[slot] = found[0]
         return rows
 
     @flushed()
@@ -137,21 +142,10 @@ class InferenceSession:
         A row is a function of its own record alone, as in `slot_softmax`. Raises DataError as
         `summed_softmax` does, and for a graph whose output is not so wide.
         """
-        weights = {name: aligned(np.asarray(value)) for name, value in weights.items()}
-        if self._model.answers(self._blank(1), weights).shape[1] != width:
-            raise DataError(f"gives no {width} values a record", where="ONNX graph")
         rows = np.full((len(x), width), np.nan)
-        with RunLimit(row_s) as limit:
-            for index in range(len(x)):
-                try:
-                    record = np.asarray(x[index : index + 1], np.float32)
-                    rows[index] = self._model.answers(record, weights, limit=limit)[0]
-                except Exception:  # noqa: S112 - this record's own doing, and its own row's
-                    continue
+        for index, output in self._single(x, weights, range(len(x)), row_s, width):
+            rows[index] = output[0]
         return rows
-
-    def _blank(self, records: int) -> NDArray[np.float32]:
-        return np.zeros((records, *(axis or 1 for axis in self._model.input_shape)), np.float32)
 
 
 def _distributions(found: NDArray[np.float64], classes: int) -> NDArray[np.float64]:

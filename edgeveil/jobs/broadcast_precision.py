@@ -17,7 +17,7 @@ import numpy as np
 from edgeveil.jobs.job import Job
 from edgeveil.parts.exchange import Tensors
 from edgeveil.parts.methods import trains_model
-from edgeveil.parts.stages.cast import in_half_precision
+from edgeveil.parts.stages.compression import in_half_precision
 from edgeveil.settings.base import Mix
 
 if TYPE_CHECKING:

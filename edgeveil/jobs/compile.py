@@ -24,11 +24,11 @@ from edgeveil.jobs.plan import SOFTMAX, Plan, network_input
 from edgeveil.parts.aggregation import AGGREGATIONS, build_rule
 from edgeveil.parts.exchange import CLUSTER, EVALUATE, TRAIN, Exchange
 from edgeveil.parts.features import PcaParameters, build_features, projection_of
+from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS, trains_model
 from edgeveil.parts.models import MODELS, Network, PretrainedNetwork, build_network
-from edgeveil.parts.setting import Setting
 from edgeveil.parts.sources import SOURCES, require_schema
-from edgeveil.parts.update import Stage
+from edgeveil.parts.update import BaseStage
 from edgeveil.privacy.events import UnprotectedEvent
 from edgeveil.privacy.guarantee import up
 from edgeveil.privacy.moments import MomentsAccountant
@@ -550,7 +550,7 @@ def _stages(plan: Plan) -> Iterator[Mix]:
         yield from _chosen_before_noise(stages)
 
 
-def _noised_already(job: Job, setting: Setting) -> bool:
+def _noised_already(job: Job, setting: MethodContext) -> bool:
     device = METHODS[job.train.method].device(job.train, replace(setting, stages=()))
     try:
         alone = device.price(Exchange(1, TRAIN, 1))
@@ -559,7 +559,7 @@ def _noised_already(job: Job, setting: Setting) -> bool:
     return any(not isinstance(event, UnprotectedEvent) for event in alone)
 
 
-def _chosen_before_noise(stages: Sequence[tuple[str, Stage]]) -> Iterator[Mix]:
+def _chosen_before_noise(stages: Sequence[tuple[str, BaseStage]]) -> Iterator[Mix]:
     """Free after the noise; before it, the choice itself tells of records."""
     for index, (name, stage) in enumerate(stages):
         later = [other for other, after in stages[index + 1 :] if after.protects]

@@ -27,7 +27,7 @@ from edgeveil.data.target import TargetRange
 from edgeveil.errors import ProtocolError
 from edgeveil.evaluation.figures import ACCURACY, AUC, RMSE
 from edgeveil.parts.aggregation import AGGREGATIONS, RuleParameters
-from edgeveil.parts.aggregation.fedavg import FedAvgParameters
+from edgeveil.parts.aggregation.rule import FedAvgParameters
 from edgeveil.parts.features import FEATURES, FeatureParameters
 from edgeveil.parts.methods import METHODS, MethodParameters
 from edgeveil.parts.models import MODELS, ModelParameters

@@ -14,8 +14,7 @@ import numpy as np
 from edgeveil.data.schema import schema_metadata
 from edgeveil.errors import ProtocolError, UsageError
 from edgeveil.evaluation.cluster_sums import STEP_BITS, ClusterSums
-from edgeveil.evaluation.record_counts import RecordCounts, counts_of
-from edgeveil.evaluation.score_counts import ScoreCounts
+from edgeveil.evaluation.record_counts import RecordCounts, ScoreCounts, counts_of
 from edgeveil.jobs.federated_evaluation import (
     ABOUT,
     CENTROIDS,
@@ -29,6 +28,7 @@ from edgeveil.parts.aggregation import AggregationRule, ChoosingParameters, buil
 from edgeveil.parts.exchange import (
     CLUSTER,
     EVALUATE,
+    TRAIN,
     Array,
     CloudMethod,
     DeviceMethod,
@@ -46,6 +46,7 @@ from edgeveil.parts.features import (
     projection_of,
 )
 from edgeveil.parts.features.pca import COVARIANCE
+from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.models import (
     AdaptedNetwork,
@@ -53,11 +54,14 @@ from edgeveil.parts.models import (
     PretrainedNetwork,
     build_network,
 )
+from edgeveil.parts.models.heads import (
+    THRESHOLD,
+    build_graph,
+    no_threshold,
+    regression_graph,
+    residual_graph,
+)
 from edgeveil.parts.models.layers import value_count
-from edgeveil.parts.models.regression_head import regression_graph
-from edgeveil.parts.models.residual_score import THRESHOLD, no_threshold, residual_graph
-from edgeveil.parts.models.softmax_head import build_graph
-from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.events import Event, LaplaceEvent, UnprotectedEvent
 from edgeveil.privacy.gaussian_mechanism import counts_event
@@ -118,7 +122,7 @@ class Plan:
         self.job, self.artifacts = job, artifacts
         self.features: FeatureMap = build_features(job.features, artifacts)
         asked = job.selection.devices
-        setting = Setting(
+        setting = MethodContext(
             epsilon=job.privacy.epsilon or _NO_EPSILON,
             delta=job.privacy.delta,
             max_participations=job.max_participations,
@@ -129,7 +133,6 @@ class Plan:
             features=self.features,
             nominal_records=job.data.nominal_records,
             devices=asked if isinstance(asked, int) else 1,
-            infer_every=job.infer_every,
             projection=projection_of(job.features),
             network=self._network(),
             mapped=job.model is not None and bool(job.features),
@@ -212,7 +215,11 @@ class Plan:
     @cached_property
     def planned(self) -> tuple[Exchange, ...]:
         """All exchanges that the method asks for, the preparatory ones first."""
-        return self.cloud.plan()
+        every = self.job.infer_every
+        return tuple(
+            replace(one, infer=every > 0 and one.phase == TRAIN and one.number % every == 0)
+            for one in self.cloud.plan()
+        )
 
     @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:

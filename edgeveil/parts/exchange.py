@@ -8,7 +8,7 @@ Devices send sums over records as named segments; the cloud sees only their mean
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.crypto.ring import LEAST_BITS, Ring
+from edgeveil.errors import ProtocolError
 
 if TYPE_CHECKING:
     from edgeveil.data.records import Records
@@ -79,6 +80,15 @@ def short_label(phase: str, number: int) -> str:
     return of.get(phase, str(number or phase))
 
 
+def exchanges(preparation: Sequence[str], rounds: int) -> tuple[Exchange, ...]:
+    """All exchanges of a job: one for each preparatory phase, then the training rounds."""
+    first = len(preparation)
+    return (
+        *(Exchange(index, phase, 0) for index, phase in enumerate(preparation, start=1)),
+        *(Exchange(first + k, TRAIN, k) for k in range(1, rounds + 1)),
+    )
+
+
 @dataclass(frozen=True)
 class SegmentSpec:
     """Name, shape and dtype of one uploaded tensor; public, so its size says nothing.
@@ -132,6 +142,16 @@ class Aim:
 
     weights: Tensors
     change: bool
+
+
+def required(tensors: Tensors, name: str, shape: tuple[int, ...], dtype: str) -> Array:
+    """Return a package's tensor; ProtocolError unless it has this form and is finite."""
+    found = tensors.get(name)
+    if found is None or (found.shape, str(found.dtype)) != (shape, dtype):
+        raise ProtocolError("bad_package", f"tensor '{name}' is not {dtype} of shape {list(shape)}")
+    if not np.isfinite(found).all():
+        raise ProtocolError("bad_package", f"tensor '{name}' is not finite")
+    return found
 
 
 class DeviceMethod(Protocol):

@@ -25,16 +25,17 @@ from edgeveil.errors import OF_OTHERS_CODE, DataError
 from edgeveil.parts.aggregation import AggregationRule, Uploads
 from edgeveil.parts.exchange import TRAIN, Aim, Answer, Exchange
 from edgeveil.parts.features import FeatureMap, Identity, IdentityParameters
-from edgeveil.parts.methods import Setting
+from edgeveil.parts.methods import MethodContext
 from edgeveil.parts.models import Network
+from edgeveil.parts.models.heads import no_threshold
 from edgeveil.parts.models.mlp import MlpParameters
 from edgeveil.parts.models.mlp import build as build_mlp
-from edgeveil.parts.models.residual_score import no_threshold
 from edgeveil.parts.part import BlockPart, Part
 from edgeveil.parts.partitions import PartitionPart
 from edgeveil.parts.sources import Origin, SourcePart
-from edgeveil.parts.update import Stage, Task
+from edgeveil.parts.update import BaseStage, Task
 from edgeveil.privacy.sampler import SeededRandom
+from edgeveil.sites.data import Partition
 from edgeveil.units import byte_text
 
 UPLOADS = 11
@@ -283,8 +284,8 @@ def _network() -> Network:
     return build_mlp(MlpParameters(hidden=(4,)), (4,), CLASSES)
 
 
-def _setting(**changes: Any) -> Setting:
-    return Setting(
+def _setting(**changes: Any) -> MethodContext:
+    return MethodContext(
         epsilon=8.0,
         delta=1e-5,
         max_participations=2,
@@ -364,7 +365,7 @@ def one_stream_of_chance_gives_one_answer(part: Any) -> str:
     return "" if same else "the same question and chance give two answers"
 
 
-def _staged(part: Any, records: Records, scale: float) -> tuple[Stage, dict[str, Any], Any]:
+def _staged(part: Any, records: Records, scale: float) -> tuple[BaseStage, dict[str, Any], Any]:
     network = _network()
     stage = part.build(example_of(part), _setting(network=network))
     rng = np.random.default_rng(0)
@@ -479,17 +480,12 @@ def reading_twice_gives_the_same_rows(part: SourcePart) -> str:
     return "" if same else "two readings differ"
 
 
-@dataclass(frozen=True)
-class _Rule:
-    kind: str
-    classes_per_device: int = 2
-    alpha: float = 0.5
-
-
 def each_record_is_dealt_once_and_by_the_seed(part: PartitionPart) -> str:
     """Of a published data set."""
     y = np.arange(200) % 5
-    shares, again = (part.deal(y, 7, _Rule(part.name), 1) for _ in range(2))
+    shares, again = (
+        part.deal(y, 7, Partition.model_construct(kind=part.name), 1) for _ in range(2)
+    )
     if len(shares) != 7 or sorted(np.concatenate(shares).tolist()) != list(range(200)):
         return "some record has no device, or two"
     same = all(np.array_equal(a, b) for a, b in zip(shares, again, strict=True))
@@ -499,7 +495,7 @@ def each_record_is_dealt_once_and_by_the_seed(part: PartitionPart) -> str:
 def one_own_record_more_moves_no_other(part: PartitionPart) -> str:
     """The record-level guarantee of a fleet that shares a file needs that."""
     words = np.random.default_rng(0).integers(0, 2**63, 200).astype(np.uint64) * np.uint64(2)
-    y, rule = np.arange(200) % 5, _Rule(part.name)
+    y, rule = np.arange(200) % 5, Partition.model_construct(kind=part.name)
     whole = part.place(words, y, 7, rule, 1, 5)
     if whole.shape != (200,) or whole.min() < 0 or whole.max() >= 7:
         return "some record has no device"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +16,6 @@ from edgeveil.data.split import RecordLimit, kept_places, split_once
 from edgeveil.errors import DataError
 from edgeveil.parts.partitions import Shares
 from edgeveil.parts.partitions.dealing import (
-    OwnRule,
     deal_own,
     disturbed,
     hold_back_share,
@@ -32,61 +29,12 @@ from edgeveil.parts.sources import (
     require_schema,
     source_part,
 )
-from edgeveil.parts.sources.source import ImageForm
+
+if TYPE_CHECKING:
+    from edgeveil.sites.data import DataSource, Partition
 
 
-class DealingRule(OwnRule, Hashable, Protocol):
-    """How a data set is shared out, and how much of it is of low quality."""
-
-
-class ShardSettings(Protocol):
-    """Which share of a data set this device plays."""
-
-    @property
-    def devices(self) -> int: ...
-    @property
-    def index(self) -> int: ...
-    @property
-    def partition(self) -> DealingRule: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def classes(self) -> int | None: ...
-
-
-class SourceSettings(Protocol):
-    """Where records come from, as a site file says it."""
-
-    @property
-    def source(self) -> str: ...
-    @property
-    def path(self) -> Path | None: ...
-    @property
-    def labels_path(self) -> Path | None: ...
-    @property
-    def header(self) -> bool | None: ...
-    @property
-    def label_column(self) -> str | None: ...
-    @property
-    def images(self) -> ImageForm | None: ...
-    @property
-    def test_records(self) -> int | None: ...
-    @property
-    def test_share(self) -> float | None: ...
-    @property
-    def test_fold(self) -> int: ...
-    @property
-    def test_path(self) -> Path | None: ...
-
-
-class DataSettings(SourceSettings, Protocol):
-    """The `data` block of a device's site file."""
-
-    @property
-    def shard(self) -> ShardSettings | None: ...
-
-
-def held_records(data: SourceSettings, schema: DataSchema | None = None) -> Records:
+def held_records(data: DataSource, schema: DataSchema | None = None) -> Records:
     """What a cloud tests models on: records that no device gets, or a file of the cloud's own.
 
     Read by a job's `schema`, if it has one.
@@ -106,7 +54,7 @@ def held_records(data: SourceSettings, schema: DataSchema | None = None) -> Reco
 
 
 def own_records(
-    data: DataSettings, schema: DataSchema | None = None, limit: RecordLimit | None = None
+    data: DataSource, schema: DataSchema | None = None, limit: RecordLimit | None = None
 ) -> Records:
     """All records of this device, its shard where one is set. Raises DataError, UsageError.
 
@@ -135,7 +83,7 @@ def dealt_records(
     source: str,
     origin: Origin,
     devices: int,
-    rule: DealingRule,
+    rule: Partition,
     seed: int,
     classes: int | None = None,
 ) -> tuple[Records, Shares]:
@@ -166,7 +114,7 @@ def _halves(source: str, origin: Origin) -> tuple[Records, Records]:
 
 
 def device_records(
-    data: DataSettings,
+    data: DataSource,
     split_key: bytes,
     *,
     evaluation_share: float,
@@ -221,7 +169,7 @@ def take(records: Records, indices: NDArray[np.int64]) -> Records:
     return records.at(indices)
 
 
-def origin_of(data: SourceSettings, schema: DataSchema | None = None) -> Origin:
+def origin_of(data: DataSource, schema: DataSchema | None = None) -> Origin:
     """Where the records of a `data` block are, for a job of this schema."""
     return Origin(
         path=data.path,

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
+    ConfigDict,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
 )
@@ -28,6 +29,12 @@ from edgeveil.plugins import PluginRefusedError, join, state
 from edgeveil.registry import Table, nearest
 
 PrivacyStatus = Literal["proven", "claimed", "none"]
+
+
+class Block(BaseModel):
+    """A block of a job file: frozen, without unknown keys, each key described by its docstring."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 def says_nothing(default: object) -> Callable[[object], bool]:
@@ -111,7 +118,7 @@ class PartTable(Table[P], Generic[P]):
                 if part.name in found:
                     raise UsageError(f"two files declare {self.family} '{part.name}'")
                 found[part.name] = part
-        return found
+        return dict(sorted(found.items()))
 
     def _found(self) -> dict[str, P]:
         now = state()
@@ -141,7 +148,7 @@ class PartTable(Table[P], Generic[P]):
         return self._found().get(name)
 
     def names(self) -> list[str]:
-        """All names: the files' in their order, then those of plug-ins."""
+        """All names, those of plug-ins last."""
         return list(self._found())
 
     def known(self) -> list[str]:

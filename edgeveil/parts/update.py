@@ -1,4 +1,12 @@
-"""What an update is, who makes it, what it passes through, and the form in which it travels.
+"""A clip norm that follows a quantile of the updates' norms (Andrew et al. 2021, algorithm 1).
+
+Beside its update each device says whether that was within the clip norm, and the cloud moves the
+norm: C ← C·exp(−η·(share within − γ)). Both stand in one vector under one Gaussian noise: the
+update clipped to √(1 − s) of the sensitivity, the bit as ±√s of it, so the two together are within
+the whole, against a device that sends zeros. What follows from the noised sums is post-processing,
+and the next norm is public.
+
+What an update is, who makes it, what it passes through, and the form in which it travels.
 
 An *update* is the change of every weight that local training made, by the weights' names. It is
 made by the method's trainer and then passes through the job's stages, in their order. It travels
@@ -7,21 +15,70 @@ as a segment a weight, or as one segment of them all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from edgeveil.data.records import Records
-from edgeveil.parts.adaptive_clip import AdaptiveClip
 from edgeveil.parts.exchange import Exchange, SegmentSpec, Tensors
 from edgeveil.parts.models.network import Network
-from edgeveil.parts.part import BlockPart
+from edgeveil.parts.part import Block, BlockPart
 from edgeveil.privacy.events import Event
+from edgeveil.privacy.gaussian_mechanism import clipped_steps
 from edgeveil.privacy.sampler import RandomBytes
+
+CLIP_NORM, WITHIN = "clip-norm", "clip-within"  # no weight has a name like that
+SMALLEST_CLIP, LARGEST_CLIP = 1e-6, 1e6  # what a norm can become
+
+
+@dataclass(frozen=True)
+class AdaptiveClip:
+    """`quantile` γ, `rate` η, and the `share` s of the squared sensitivity that the bit has.
+
+    `first` is the clip norm of the first round.
+    """
+
+    first: float
+    quantile: float
+    rate: float
+    share: float
+    sensitivity_steps: int
+
+    @property
+    def bit_steps(self) -> int:
+        """What a bit is worth."""
+        return math.isqrt(int(self.share * self.sensitivity_steps**2))
+
+    @property
+    def update_steps(self) -> int:
+        """What an update is clipped to."""
+        return math.isqrt(self.sensitivity_steps**2 - self.bit_steps**2)
+
+    def steps(self, values: NDArray[np.float64], clip_norm: float) -> Int64:
+        """The update (d,) clipped to `clip_norm`, and its bit: (d + 1,), before any noise.
+
+        The L2 norm of the result is at most `sensitivity_steps`, whatever the update.
+        """
+        relative = values / clip_norm
+        steps = clipped_steps(relative * self.update_steps, self.update_steps, 0)
+        within = float(np.sqrt(np.square(relative).sum())) <= 1
+        return np.append(steps, self.bit_steps if within else -self.bit_steps)
+
+    def step(self, clip_norm: float) -> float:
+        """What one step of an update is worth."""
+        return clip_norm / self.update_steps
+
+    def moved(self, clip_norm: float, mean_bit: float) -> float:
+        """The next clip norm, from the mean of the noised bits in steps."""
+        within = (mean_bit / self.bit_steps + 1) / 2
+        factor = math.exp(-self.rate * (min(max(within, 0.0), 1.0) - self.quantile))
+        return min(max(clip_norm * factor, SMALLEST_CLIP), LARGEST_CLIP)
+
 
 WHOLE = "update"
 Int64 = NDArray[np.int64]
@@ -80,8 +137,8 @@ class Trainer(Protocol):
         ...
 
 
-class Stage(Protocol):
-    """One entry of a job's `update` list.
+class BaseStage:
+    """One entry of a job's `update` list; as it stands without a price, a grid or a memory.
 
     `protects`: its own events price the whole update, whatever the trainer did with the records;
     an un-noised trainer then has no event of its own. `chooses`: it sets values to 0, and which
@@ -91,40 +148,40 @@ class Stage(Protocol):
     values travel after it; any but float32 stands last.
     """
 
-    protects: bool
-    chooses: bool
-    leads: bool
-    remembers: bool
-    shares: bool
-    wire: str
+    protects = False
+    chooses = False
+    leads = False
+    remembers = False
+    shares = False
+    wire: str = "float32"
 
     @property
     def grid(self) -> FixedPoint | None:
         """The grid that its noise stands on, so that noised integers can be summed: `steps` gives
         them. None for a stage whose result is put on the usual grid."""
-        ...
+        return None
 
     @property
     def clip(self) -> AdaptiveClip | None:
         """How its clip norm moves from round to round; None for none, or one that stays."""
-        ...
+        return None
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
         """What it adds to the price; () for post-processing."""
-        ...
+        return ()
 
     def start(self, task: Task) -> dict[str, NDArray[np.float32]] | None:
         """The weights that training starts from, None for those that were broadcast."""
-        ...
+        return None
 
     def apply(self, task: Task, update: Update) -> Update:
         """The update after this stage."""
-        ...
+        raise NotImplementedError
 
     def steps(self, task: Task, update: Update) -> Int64:
         """The same as noised integers (d,), in the weights' order; of a stage with a `grid`. One
         with a `clip` puts its bit behind them."""
-        ...
+        raise NotImplementedError
 
 
 def specs_of(network: Network, *, whole: bool, wire: str = "float32") -> tuple[SegmentSpec, ...]:
@@ -164,58 +221,23 @@ def update_of(network: Network, segments: Tensors) -> dict[str, NDArray[np.float
     return split(network, np.asarray(segments[WHOLE], np.float64), whole=False)
 
 
-class StageParameters(BaseModel):
+class StageParameters(Block):
     """One entry of a job's `update` list."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagePart(BlockPart):
-    """The declaration of a stage; `build(parameters, setting)` gives it, setting as in
-    `setting.py`."""
+    """The declaration of a stage; `build(parameters, setting)` gives it, with a
+    `MethodContext` as setting."""
 
     family: ClassVar[str] = "stages"
     key: ClassVar[str] = "update"
     what: ClassVar[str] = "update stage"
     block: ClassVar[type[BaseModel]] = StageParameters
 
-    build: Callable[[Any, Any], Stage]
-
-
-class BaseStage:
-    """A stage without a price that leaves the start of training as it is."""
-
-    protects = False
-    chooses = False
-    leads = False
-    remembers = False
-    shares = False
-    wire: str = "float32"
-
-    @property
-    def grid(self) -> FixedPoint | None:
-        """None."""
-        return None
-
-    @property
-    def clip(self) -> AdaptiveClip | None:
-        """None."""
-        return None
-
-    def steps(self, task: Task, update: Update) -> Int64:
-        """Nothing: there is no grid."""
-        raise NotImplementedError
-
-    def price(self, exchange: Exchange) -> tuple[Event, ...]:
-        """Nothing."""
-        return ()
-
-    def start(self, task: Task) -> dict[str, NDArray[np.float32]] | None:
-        """Training starts where it would."""
-        return None
+    build: Callable[[Any, Any], BaseStage]
 
 
 def flat(update: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float64]:

@@ -91,8 +91,36 @@ class GaussianEvent(_Event):
         return math.sqrt(self.finest_sigma_squared)
 
 
+class _Wrapping:
+    """An event around a Gaussian one, whose name, unit, purpose, status and source are its own."""
+
+    @property
+    def _wrapped(self) -> GaussianEvent:
+        raise NotImplementedError
+
+    @property
+    def what(self) -> str:
+        return self._wrapped.what
+
+    @property
+    def unit(self) -> Unit:
+        return self._wrapped.unit
+
+    @property
+    def purpose(self) -> str:
+        return self._wrapped.purpose
+
+    @property
+    def status(self) -> Status:
+        return self._wrapped.status
+
+    @property
+    def source(self) -> str:
+        return self._wrapped.source
+
+
 @dataclass(frozen=True, kw_only=True)
-class PoissonSampled:
+class PoissonSampled(_Wrapping):
     """`steps` releases, each of them `event` over a fresh Poisson sample of the records.
 
     In every step each record is in the sum with `sampling_probability`, independently and in
@@ -111,33 +139,12 @@ class PoissonSampled:
             raise PrivacyError(f"event '{self.what}': a sampled sum has one σ² on all coordinates")
 
     @property
-    def what(self) -> str:
-        """The name of the release."""
-        return self.event.what
-
-    @property
-    def unit(self) -> Unit:
-        """Whose presence is hidden."""
-        return self.event.unit
-
-    @property
-    def purpose(self) -> str:
-        """`train` or `infer`."""
-        return self.event.purpose
-
-    @property
-    def status(self) -> Status:
-        """As of one step."""
-        return self.event.status
-
-    @property
-    def source(self) -> str:
-        """The theorems, of the noise and of the sampling."""
-        return self.event.source
+    def _wrapped(self) -> GaussianEvent:
+        return self.event
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedGaussian:
+class SharedGaussian(_Wrapping):
     """A device's part in a sum of which single parts are not seen: shared noise.
 
     `own` states the noise that the device itself adds. A sum that is seen has the parts of at least
@@ -162,29 +169,8 @@ class SharedGaussian:
         )
 
     @property
-    def what(self) -> str:
-        """The name of the release."""
-        return self.own.what
-
-    @property
-    def unit(self) -> Unit:
-        """Whose presence is hidden."""
-        return self.own.unit
-
-    @property
-    def purpose(self) -> str:
-        """`train` or `infer`."""
-        return self.own.purpose
-
-    @property
-    def status(self) -> Status:
-        """As of the device's own part."""
-        return self.own.status
-
-    @property
-    def source(self) -> str:
-        """The theorems, of the noise and of its sum."""
-        return self.own.source
+    def _wrapped(self) -> GaussianEvent:
+        return self.own
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,13 +91,15 @@ def gaussian_event(
     )
 
 
-def shared_gaussian(event: GaussianEvent, honest: int) -> SharedGaussian:
-    """The same release, of which `honest` devices add their part of the noise each.
+def shared_gaussian(event: GaussianEvent, honest: int) -> GaussianEvent | SharedGaussian:
+    """The same release, of which `honest` devices add their part of the noise each; 0: as it is.
 
     Each part has the least even variance of which so many add up to the event's. Sums of discrete
     Gaussians are none, but at `LEAST_SHARE_BITS` of σ and more nobody can tell (`docs/privacy.md`,
     "Shared noise"). Raises `PrivacyError` for parts that are finer than that.
     """
+    if not honest:
+        return event
     part = 2 * math.ceil(Fraction(event.sigma_squared, 2 * honest))
     symmetric = event.finest_sigma_squared != event.sigma_squared
     finest = part // 2 if symmetric else part
@@ -163,7 +165,7 @@ def update_event(
         steps = int(clip_norm * 2.0**bits)
         return gaussian_event(what, steps, mu, coordinates, grid_bits=bits, unit="device")
 
-    return _meeting(of, epsilon_, delta, times)
+    return meeting(of, epsilon_, delta, times)
 
 
 def counts_event(
@@ -196,11 +198,10 @@ def counts_event(
         event = gaussian_event(what, steps, mu, coordinates, grid_bits=bits)
         return replace(event, purpose="infer")
 
-    event = _meeting(of, epsilon_, delta, times)
-    return shared_gaussian(event, honest) if honest else event
+    return shared_gaussian(meeting(of, epsilon_, delta, times), honest)
 
 
-def _meeting(
+def meeting(
     of: Callable[[float], GaussianEvent], epsilon_: float, delta: float, times: int
 ) -> GaussianEvent:
     """The event of a μ for which `times` of it are (ε, δ)-DP.

@@ -3,183 +3,89 @@
 Publishing takes a `Receipt`, and only a ledger makes one: in one durable transaction `commit`
 stores the events and the noised tensors, so a retry returns the same tensors and costs nothing.
 A ledger belongs to a data set's configured *name*; adding records resets nothing. Every change
-is a link of a keyed chain (`ledger_chain.py`), checked whole when the ledger is opened; a `Book` is
-what the links add up to: per data set, each job with what it released.
+is a link of a keyed chain (`ledger_chain.py`), checked whole when the ledger is opened.
+
+A *deposit* is what a device leaves with the proxy for its own eyes: what a job may cost it. A
+device whose state was lost, copied or put back asks what it answered since; the proxy knows the
+answers' jobs, and gives back what came with them. A deposit is sealed under a key that follows from
+the ledger's, and looks the same whatever it holds: with a dummy it holds nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import os
 import sqlite3
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from edgeveil.crypto.keys import NoiseKey
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from edgeveil.crypto.keys import DEPOSIT_BYTES, DepositKey, NoiseKey
+from edgeveil.crypto.labels import DEPOSIT_KEY, separated
 from edgeveil.errors import PrivacyError, UsageError
-from edgeveil.privacy.accountant import weakest
-from edgeveil.privacy.deposit import opened_deposit, sealed_deposit
-from edgeveil.privacy.events import Event, UnprotectedEvent, event_from_dict, to_dict
+from edgeveil.privacy.events import Event
 from edgeveil.privacy.guarantee import Guarantee
-from edgeveil.privacy.ledger_chain import Change, LedgerChain, broken, require_database
-from edgeveil.privacy.policy import (
-    INFER,
-    TRAIN,
-    JobRequest,
-    Limits,
-    Quote,
-    check_job,
-    countable_quote,
-    price,
-    total,
+from edgeveil.privacy.ledger_chain import (
+    UNTOLD,
+    Account,
+    Change,
+    JobAccount,
+    LedgerChain,
+    Release,
+    broken,
+    next_refusal,
+    require_database,
+    spent,
 )
+from edgeveil.privacy.policy import TRAIN, JobRequest, Limits, Quote, check_job, countable_quote
 from edgeveil.storage import SqliteFile
+
+_NONCE_BYTES, _TAG_BYTES, _SIZE_BYTES = 12, 16, 2
+_ROOM_BYTES = DEPOSIT_BYTES - _NONCE_BYTES - _TAG_BYTES - _SIZE_BYTES
+_TEXT_BYTES = 1 << 16  # of what is unpacked
+
+
+def sealed_deposit(key: DepositKey, request: JobRequest | None) -> bytes:
+    """`DEPOSIT_BYTES`, holding a request, or nothing for None.
+
+    A request that is too large for them leaves them unreadable: then nobody knows its price.
+    """
+    text = zlib.compress(request.to_json().encode(), 9) if request else b""
+    nonce = os.urandom(_NONCE_BYTES)
+    if len(text) > _ROOM_BYTES:
+        return os.urandom(DEPOSIT_BYTES)
+    plain = len(text).to_bytes(_SIZE_BYTES, "big") + text.ljust(_ROOM_BYTES, b"\0")
+    return nonce + _aead(key).encrypt(nonce, plain, separated(DEPOSIT_KEY))
+
+
+def opened_deposit(key: DepositKey, deposit: bytes) -> JobRequest | None:
+    """The request; None where it holds none. Raises PrivacyError where it cannot be read."""
+    nonce, sealed = deposit[:_NONCE_BYTES], deposit[_NONCE_BYTES:]
+    try:
+        plain = _aead(key).decrypt(nonce, sealed, separated(DEPOSIT_KEY))
+    except (InvalidTag, ValueError):
+        raise PrivacyError("a deposit cannot be read") from None
+    size_bytes = int.from_bytes(plain[:_SIZE_BYTES], "big")
+    if not size_bytes:
+        return None
+    text = zlib.decompressobj().decompress(plain[_SIZE_BYTES:][:size_bytes], _TEXT_BYTES)
+    return JobRequest.from_json(text.decode())
+
+
+def _aead(key: DepositKey) -> ChaCha20Poly1305:
+    return ChaCha20Poly1305(key.to_bytes())
+
 
 LEDGER_FILE = "ledger.sqlite"
 _VERSION = 0  # of the tables; the links have their own label
 _KEPT = """CREATE TABLE IF NOT EXISTS kept (
   dataset TEXT, job TEXT, kept BLOB NOT NULL, PRIMARY KEY (dataset, job))"""
 _MADE_BY_LEDGER = object()
-
-
-@dataclass(frozen=True)
-class Release:
-    """The events of one exchange, and which link (counted from 1) holds them."""
-
-    number: int
-    events: tuple[Event, ...]
-    payload_sha256: bytes
-
-    @staticmethod
-    def body(events: Sequence[Event], payload_sha256: bytes) -> str:
-        """The text of a link of kind `released`."""
-        listed = [to_dict(event) for event in events]
-        return json.dumps({"events": listed, "payload_sha256": payload_sha256.hex()})
-
-    @classmethod
-    def from_body(cls, number: int, body: str) -> Release:
-        """The release of a link."""
-        plain = json.loads(body)
-        events = tuple(event_from_dict(event) for event in plain["events"])
-        return cls(number, events, bytes.fromhex(plain["payload_sha256"]))
-
-
-@dataclass
-class JobAccount:
-    """A job as this device knows it: what it reserved, and by exchange what it released."""
-
-    request: JobRequest
-    is_open: bool = True
-    elsewhere: bool = False  # a copy of this device answered it: all that was reserved counts
-    releases: dict[int, Release] = field(default_factory=dict)
-
-    @property
-    def events(self) -> tuple[Event, ...]:
-        """Everything released so far."""
-        return tuple(event for release in self.releases.values() for event in release.events)
-
-    @property
-    def counting(self) -> JobRequest:
-        """What the job holds against the limits: all it reserved while open, then `counted`."""
-        if self.is_open:
-            return self.request
-        return JobRequest(self.request.job_id, self.request.delta, self.counted)
-
-    @property
-    def counted(self) -> tuple[Event, ...]:
-        """What was spent for good: see `JobRequest.counted`."""
-        return self.request.events if self.elsewhere else self.request.counted(self.events)
-
-    @property
-    def spent(self) -> Quote:
-        """The two guarantees of what was spent."""
-        return price(self.counted, self.request.delta)
-
-
-# What stands for answers of a copy of which nobody knows the jobs.
-_UNTOLD = JobRequest(
-    "",
-    0.0,
-    tuple(
-        UnprotectedEvent(what="answers of a copy, unknown", unit="record", purpose=purpose)
-        for purpose in (TRAIN, INFER)
-    ),
-)
-
-
-@dataclass
-class Account:
-    """All jobs of one data set, in the order in which they came."""
-
-    jobs: dict[str, JobAccount] = field(default_factory=dict)
-
-    @property
-    def open_jobs(self) -> tuple[str, ...]:
-        """The jobs that the data set takes part in now."""
-        return tuple(job for job, entry in self.jobs.items() if entry.is_open)
-
-    @property
-    def untold(self) -> bool:
-        """Whether a copy of the device answered nobody knows what."""
-        return _UNTOLD.job_id in self.jobs
-
-    def next_refusal(self, limits: Limits) -> PrivacyError | None:
-        """The limit that one more job like the newest would pass; None where it fits."""
-        own = [entry.request for entry in self.jobs.values() if not entry.elsewhere]
-        if not own:
-            return None
-        held = [countable_quote(entry.counting) for entry in self.jobs.values()]
-        try:
-            check_job(replace(own[-1], job_id="like the newest"), limits, held)
-        except PrivacyError as error:
-            return error
-        return None
-
-    def spent(self, job_id: str | None = None, purpose: str = TRAIN) -> Guarantee:
-        """What was spent: by one job, or (None) over the data set's life.
-
-        A job counts its whole reserved price from its first release that is not pure ε on
-        (`JobRequest.counted`). `purpose` is `train` or `infer`. Over several jobs ε and δ add up,
-        each job priced at its own δ. After any claimed or unprotected release, lifetime totals
-        are not proven.
-        """
-        chosen = [self.jobs[job] for job in self.jobs if job_id in (None, job)]
-        quotes = [entry.spent for entry in chosen]
-        result = total([q.training if purpose == TRAIN else q.inference for q in quotes])
-        if job_id is not None:
-            return result
-        taint = weakest(event.status for entry in chosen for event in entry.events)
-        status = weakest([result.status, taint])
-        return replace(result, status=status)
-
-
-class Book:
-    """The accounts of all data sets in one file, from so many `links`."""
-
-    def __init__(self) -> None:
-        self.links = 0
-        self.accounts: dict[str, Account] = {}
-
-    def account(self, dataset: str) -> Account:
-        """The account of a data set, empty if it has released nothing."""
-        return self.accounts.setdefault(dataset, Account())
-
-    def apply(self, number: int, change: Change) -> None:
-        """Take in link `number`, whose origin has been checked."""
-        jobs = self.account(change.dataset).jobs
-        if change.kind == "opened":
-            jobs[change.job] = JobAccount(JobRequest.from_json(change.body))
-        elif change.kind == "released":
-            jobs[change.job].releases[change.exchange] = Release.from_body(number, change.body)
-        elif change.kind == "elsewhere":
-            request = JobRequest.from_json(change.body) if change.body else _UNTOLD
-            entry = jobs.setdefault(change.job, JobAccount(request))
-            entry.request, entry.is_open, entry.elsewhere = request, False, True
-        else:
-            jobs[change.job].is_open = False
-        self.links = number
 
 
 @dataclass(frozen=True)
@@ -215,8 +121,7 @@ class Ledger:
     def __init__(self, path: Path | str, dataset: str) -> None:
         self.dataset, self._path = dataset, Path(path)
         self._file = _open(self._path)
-        self._book = Book()
-        self._chain = LedgerChain(self._file, self._path, self._book.apply)
+        self._chain = LedgerChain(self._file, self._path)
         try:
             with self._file.transaction() as db:
                 self._chain.make_tables()
@@ -245,7 +150,7 @@ class Ledger:
             return self._checked(request, limits)
 
     def _checked(self, request: JobRequest, limits: Limits) -> Quote:
-        if self._account().untold:
+        if UNTOLD.job_id in self._account():
             raise PrivacyError(
                 f"what a copy of this device answered of '{self.dataset}' is not known, so nothing"
                 " is left to spend",
@@ -253,7 +158,7 @@ class Ledger:
                 fix="put back the newest state that there is, or enrol a new device with a"
                 " state_dir of its own",
             )
-        jobs = {job: entry.counting for job, entry in self._account().jobs.items()}
+        jobs = {job: entry.counting for job, entry in self._account().items()}
         known = jobs.pop(request.job_id, None)
         if known is not None and not known.same_as(request):
             raise PrivacyError(
@@ -268,7 +173,7 @@ class Ledger:
         `limits.max_jobs` are open.
         """
         with self._written() as db:
-            known = self._account().jobs.get(request.job_id)
+            known = self._account().get(request.job_id)
             if known is not None and not known.is_open:
                 raise PrivacyError(f"job {request.job_id} was closed on this device")
             if known is None:
@@ -285,7 +190,7 @@ class Ledger:
         For the moment before data is read; `commit` checks again.
         """
         with self._file.guard():
-            entry = self._account().jobs.get(job_id)
+            entry = self._account().get(job_id)
             if entry is None or not entry.is_open:
                 raise PrivacyError(f"job {job_id} is not open for '{self.dataset}'")
             entry.request.admit(entry.events, events)
@@ -353,13 +258,13 @@ class Ledger:
         return receipt, row[0]
 
     def close_job(self, job_id: str) -> None:
-        """End a job: what it reserved and did not spend (`Account.spent`) is free again.
+        """End a job: what it reserved and did not spend (`spent`) is free again.
 
         Its stored tensors and what was kept are forgotten; events and digests stay. An unknown
         job changes nothing.
         """
         with self._written() as db:
-            entry = self._account().jobs.get(job_id)
+            entry = self._account().get(job_id)
             if entry is None or not entry.is_open:
                 return
             self._chain.append(db, Change(self.dataset, "closed", job_id))
@@ -374,7 +279,7 @@ class Ledger:
         """An open job's request, for this device's own eyes: `DEPOSIT_BYTES` that look the same
         whatever they hold, or none."""
         with self._file.guard():
-            entry = self._account().jobs.get(job_id)
+            entry = self._account().get(job_id)
             return sealed_deposit(self._chain.deposit_key(), entry.request if entry else None)
 
     def count_elsewhere(self, job_id: str, deposit: bytes) -> None:
@@ -391,7 +296,7 @@ class Ledger:
         if request is None:
             return
         with self._written() as db:
-            known = self._account().jobs.get(job_id)
+            known = self._account().get(job_id)
             if known is not None and known.elsewhere:
                 return
             body = request.to_json()
@@ -402,33 +307,31 @@ class Ledger:
     def count_untold(self) -> None:
         """A copy of this device answered, nobody knows what: nothing is left to spend."""
         with self._written() as db:
-            if not self._account().untold:
-                self._chain.append(db, Change(self.dataset, "elsewhere", _UNTOLD.job_id))
+            if UNTOLD.job_id not in self._account():
+                self._chain.append(db, Change(self.dataset, "elsewhere", UNTOLD.job_id))
 
     def answered(self, job_id: str) -> bool:
         """Whether anything was released in this job."""
         with self._file.guard():
-            entry = self._account().jobs.get(job_id)
+            entry = self._account().get(job_id)
             return entry is not None and bool(entry.releases)
 
     @property
     def datasets(self) -> tuple[str, ...]:
         """The data sets that something was released of."""
         with self._file.guard():
-            accounts = self._book.accounts.items()
-            return tuple(
-                name for name, of in accounts if any(job.releases for job in of.jobs.values())
-            )
+            accounts = self._chain.accounts.items()
+            return tuple(name for name, of in accounts if any(job.releases for job in of.values()))
 
     def next_refusal(self, limits: Limits) -> PrivacyError | None:
-        """See `Account.next_refusal`."""
+        """Return the limit that one more job like the newest would pass; None where it fits."""
         with self._file.guard():
-            return self._account().next_refusal(limits)
+            return next_refusal(self._account(), limits)
 
     def spent(self, job_id: str | None = None, purpose: str = TRAIN) -> Guarantee:
-        """What was spent: see `Account.spent`."""
+        """Return what was spent: see `ledger_chain.spent`."""
         with self._file.guard():
-            return self._account().spent(job_id, purpose)
+            return spent(self._account(), job_id, purpose)
 
     @contextmanager
     def _written(self) -> Iterator[sqlite3.Connection]:
@@ -443,14 +346,14 @@ class Ledger:
 
     def _account(self) -> Account:
         self._chain.follow()
-        return self._book.account(self.dataset)
+        return self._chain.account(self.dataset)
 
     def _release(self, job_id: str, exchange: int) -> Release | None:
-        entry = self._account().jobs.get(job_id)
+        entry = self._account().get(job_id)
         return None if entry is None else entry.releases.get(exchange)
 
     def _receipt(self, job_id: str, exchange: int) -> Receipt:
-        release = self._book.account(self.dataset).jobs[job_id].releases[exchange]
+        release = self._chain.account(self.dataset)[job_id].releases[exchange]
         return Receipt(
             self.dataset,
             job_id,
@@ -462,7 +365,7 @@ class Ledger:
 
 
 def _require_place(account: Account, limits: Limits) -> None:
-    taken = len(account.open_jobs)
+    taken = sum(entry.is_open for entry in account.values())
     if limits.max_jobs is not None and taken >= limits.max_jobs:
         raise PrivacyError(
             f"the device takes part in {taken} jobs already, the owner allows {limits.max_jobs} at"
@@ -472,7 +375,7 @@ def _require_place(account: Account, limits: Limits) -> None:
         )
 
 
-def read_ledger(path: Path) -> Book:
+def read_ledger(path: Path) -> LedgerChain:
     """Check a ledger as it stands, whole, and return what it holds; changes nothing.
 
     May be called while a device runs. Raises `UsageError` if there is no ledger, `PrivacyError`
@@ -483,20 +386,21 @@ def read_ledger(path: Path) -> Book:
         raise UsageError(
             "there is no ledger", where=str(path), fix="a device makes it at its first start"
         )
-    file, book = _open(path), Book()
+    file = _open(path)
+    chain = LedgerChain(file, path)
     try:
         with file.transaction() as db:
-            LedgerChain(file, path, book.apply).open(create=False)
+            chain.open(create=False)
             rows = db.execute("SELECT number, CAST(coalesce(payload, '') AS BLOB) FROM payloads")
             held = {number: _digest(payload) for number, payload in rows}
     finally:
         file.close()
-    for account in book.accounts.values():
-        for entry in account.jobs.values():
+    for account in chain.accounts.values():
+        for entry in account.values():
             for release in entry.releases.values():
                 if entry.is_open and held.get(release.number) != release.payload_sha256:
                     raise _other_tensors(release, path)
-    return book
+    return chain
 
 
 def _open(path: Path) -> SqliteFile:

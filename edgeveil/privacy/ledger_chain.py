@@ -1,4 +1,6 @@
-"""The ledger's hash chain: every change is a link that is keyed to all links before it.
+"""The ledger's hash chain, and the accounts that it adds up to.
+
+Every change is a link that is keyed to all links before it:
 
     mac(n) = HMAC-SHA256(key, label, mac(n-1), n, data set, kind, job, exchange, body)
 
@@ -13,15 +15,30 @@ release nobody has seen, and the head is moved forward. The database is never be
 from __future__ import annotations
 
 import hmac
+import json
 import sqlite3
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from edgeveil.crypto import labels
 from edgeveil.crypto.keys import DepositKey, LedgerKey, NoiseKey, read_key, write_key
 from edgeveil.errors import CryptoError, PrivacyError
+from edgeveil.privacy.accountant import weakest
+from edgeveil.privacy.events import Event, UnprotectedEvent, event_from_dict, to_dict
+from edgeveil.privacy.guarantee import Guarantee
+from edgeveil.privacy.policy import (
+    INFER,
+    TRAIN,
+    JobRequest,
+    Limits,
+    Quote,
+    check_job,
+    countable_quote,
+    price,
+    total,
+)
 from edgeveil.storage import SqliteFile
 
 _TABLES = {
@@ -90,17 +107,113 @@ class ChainHead:
         return cls(int.from_bytes(raw[:8], "big"), raw[8:])
 
 
+@dataclass(frozen=True)
+class Release:
+    """The events of one exchange, and which link (counted from 1) holds them."""
+
+    number: int
+    events: tuple[Event, ...]
+    payload_sha256: bytes
+
+    @staticmethod
+    def body(events: Sequence[Event], payload_sha256: bytes) -> str:
+        """Return the text of a link of kind `released`."""
+        listed = [to_dict(event) for event in events]
+        return json.dumps({"events": listed, "payload_sha256": payload_sha256.hex()})
+
+    @classmethod
+    def from_body(cls, number: int, body: str) -> Release:
+        plain = json.loads(body)
+        events = tuple(event_from_dict(event) for event in plain["events"])
+        return cls(number, events, bytes.fromhex(plain["payload_sha256"]))
+
+
+@dataclass
+class JobAccount:
+    """A job as this device knows it: what it reserved, and by exchange what it released."""
+
+    request: JobRequest
+    is_open: bool = True
+    elsewhere: bool = False  # a copy of this device answered it: all that was reserved counts
+    releases: dict[int, Release] = field(default_factory=dict)
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        return tuple(event for release in self.releases.values() for event in release.events)
+
+    @property
+    def counting(self) -> JobRequest:
+        """What the job holds against the limits: all it reserved while open, then `counted`."""
+        if self.is_open:
+            return self.request
+        return JobRequest(self.request.job_id, self.request.delta, self.counted)
+
+    @property
+    def counted(self) -> tuple[Event, ...]:
+        return self.request.events if self.elsewhere else self.request.counted(self.events)
+
+    @property
+    def spent(self) -> Quote:
+        return price(self.counted, self.request.delta)
+
+
+# Stands for answers of a copy of this device of which nobody knows the jobs.
+UNTOLD = JobRequest(
+    "",
+    0.0,
+    tuple(
+        UnprotectedEvent(what="answers of a copy, unknown", unit="record", purpose=purpose)
+        for purpose in (TRAIN, INFER)
+    ),
+)
+
+
+Account = dict[str, JobAccount]
+"""All jobs of one data set by identifier, in the order in which they came."""
+
+
+def next_refusal(account: Account, limits: Limits) -> PrivacyError | None:
+    """Return the limit that one more job like the newest would pass; None where it fits."""
+    own = [entry.request for entry in account.values() if not entry.elsewhere]
+    if not own:
+        return None
+    held = [countable_quote(entry.counting) for entry in account.values()]
+    try:
+        check_job(replace(own[-1], job_id="like the newest"), limits, held)
+    except PrivacyError as error:
+        return error
+    return None
+
+
+def spent(account: Account, job_id: str | None = None, purpose: str = TRAIN) -> Guarantee:
+    """Return what was spent by one job, or (None) over the data set's life.
+
+    A job counts its whole reserved price from its first release that is not pure ε on
+    (`JobRequest.counted`). `purpose` is `train` or `infer`. Over several jobs ε and δ add up,
+    each job priced at its own δ. After any claimed or unprotected release, lifetime totals
+    are not proven.
+    """
+    chosen = [account[job] for job in account if job_id in (None, job)]
+    quotes = [entry.spent for entry in chosen]
+    result = total([q.training if purpose == TRAIN else q.inference for q in quotes])
+    if job_id is not None:
+        return result
+    taint = weakest(event.status for entry in chosen for event in entry.events)
+    return replace(result, status=weakest([result.status, taint]))
+
+
 class LedgerChain:
-    """Follows the links of one open database; `take_in` gets each that was checked, in order.
+    """Follows the links of one open database: `links` of them, and the `accounts` that those add up
+    to, by data set.
 
     Every method that reads raises `PrivacyError` at the first thing that is not as this device
     wrote it. Calls must be made inside a transaction of `file`, except `follow`.
     """
 
-    def __init__(
-        self, file: SqliteFile, path: Path, take_in: Callable[[int, Change], None]
-    ) -> None:
-        self._file, self._path, self._take_in = file, path, take_in
+    def __init__(self, file: SqliteFile, path: Path) -> None:
+        self._file, self._path = file, path
+        self.links = 0
+        self.accounts: dict[str, Account] = {}
         self._key_path, self._head_path = path.with_suffix(".key"), path.with_suffix(".head")
         self._settled = 0  # the furthest that the head was seen to be
 
@@ -127,12 +240,14 @@ class LedgerChain:
         self._before = self._last = self._start()
         self.settle(write=create)
 
+    def account(self, dataset: str) -> Account:
+        """Return the jobs of a data set, empty if it has none."""
+        return self.accounts.setdefault(dataset, {})
+
     def noise_key(self) -> NoiseKey:
-        """What the open chain's key says of noise."""
         return self._key.noise_key()
 
     def deposit_key(self) -> DepositKey:
-        """What the open chain's key says of deposits."""
         return self._key.deposit_key()
 
     def make_tables(self) -> None:
@@ -234,8 +349,22 @@ class LedgerChain:
         change = Change(*row[1:-1])
         if not hmac.compare_digest(self._mac(self._last.mac, number, change), row[-1]):
             raise broken(f"link {number} is not as this device wrote it", self._path)
-        self._take_in(number, change)
+        self._apply(number, change)
         self._before, self._last = self._last, ChainHead(number, row[-1])
+
+    def _apply(self, number: int, change: Change) -> None:
+        jobs = self.account(change.dataset)
+        if change.kind == "opened":
+            jobs[change.job] = JobAccount(JobRequest.from_json(change.body))
+        elif change.kind == "released":
+            jobs[change.job].releases[change.exchange] = Release.from_body(number, change.body)
+        elif change.kind == "elsewhere":
+            request = JobRequest.from_json(change.body) if change.body else UNTOLD
+            entry = jobs.setdefault(change.job, JobAccount(request))
+            entry.request, entry.is_open, entry.elsewhere = request, False, True
+        else:
+            jobs[change.job].is_open = False
+        self.links = number
 
     def _mac(self, previous: bytes, number: int, change: Change) -> bytes:
         text = (change.dataset, change.kind, change.job, str(change.exchange), change.body)

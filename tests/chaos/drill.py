@@ -464,7 +464,7 @@ class Drill:
 
     def _paid(self, box: str, job: str) -> bool:
         accounts = read_ledger(self.fleet.state(box) / LEDGER_FILE).accounts.values()
-        return any(wire_id(job).hex() in account.jobs for account in accounts)
+        return any(wire_id(job).hex() in account for account in accounts)
 
     def _rest(self) -> None:
         self.jobs.feeding = False

@@ -15,7 +15,8 @@ from edgeveil.errors import EdgeVeilError
 from edgeveil.evaluation.onnx_session import open_session
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
-from edgeveil.privacy.ledger import LEDGER_FILE, JobAccount, read_ledger
+from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
+from edgeveil.privacy.ledger_chain import JobAccount
 from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_edge.releases import ReleaseStore
@@ -177,7 +178,7 @@ def device_facts(state: Path, number: int, trains: bool, cell: str = "") -> Devi
         with closing(store):
             receipts = store.receipts()
         for account in read_ledger(state / LEDGER_FILE).accounts.values():
-            ledger |= account.jobs
+            ledger |= account
         with closing(sqlite3.connect(state / LEDGER_FILE)) as db:
             found = db.execute("SELECT job, exchange FROM links WHERE kind = 'released'")
             links = tuple(found.fetchall())

@@ -21,6 +21,7 @@ import pytest
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.enrolment import Enrolment, EnrolmentError
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger, read_ledger
+from edgeveil.privacy.ledger_chain import spent
 from edgeveil.protocol.messages import Manifest
 from edgeveil.sites.cloud import CloudSite
 from edgeveil.sites.edge import EdgeSite
@@ -128,8 +129,8 @@ def test_they_are_small(version: Path) -> None:
 def test_a_device_keeps_its_identity_its_release_and_what_it_paid(edge: Path, facts: dict) -> None:
     assert DeviceIdentity.load_or_create(edge).device_id == facts["devices"][0]
     account = read_ledger(edge / LEDGER_FILE).account("digits")
-    assert account.spent().epsilon == facts["training_epsilon"]
-    assert account.spent(purpose="infer").epsilon == facts["inference_epsilon"]
+    assert spent(account).epsilon == facts["training_epsilon"]
+    assert spent(account, purpose="infer").epsilon == facts["inference_epsilon"]
     store = DeviceStore(edge / "device.sqlite")
     assert [receipt.state for receipt in store.receipts()] == ["counted"] * 4
     assert store.load().release_sequence > 0

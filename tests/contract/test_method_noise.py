@@ -13,10 +13,10 @@ from scipy.stats import chi2
 from edgeveil.data.records import Records
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import IdentityParameters, build_features
-from edgeveil.parts.methods import METHODS, noised_sgd
+from edgeveil.parts.method_context import MethodContext
+from edgeveil.parts.methods import METHODS, dp_sgd
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import MlpParameters
-from edgeveil.parts.setting import Setting
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.events import GaussianEvent, LaplaceEvent, as_single, as_summed
 from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle
@@ -24,7 +24,7 @@ from edgeveil.privacy.laplace_mechanism import noise_law
 
 SURE = 1e-9  # of both tails, so that no run of these tests in a lifetime fails by chance
 ROUND = Exchange(1, TRAIN, 1)
-SETTING = Setting(
+SETTING = MethodContext(
     epsilon=4.0,
     delta=1e-5,
     max_participations=2,
@@ -136,13 +136,13 @@ def test_a_round_of_dp_sgd_has_the_spread_of_fresh_samples_and_of_the_noise_that
 def test_every_step_is_paid_for_and_takes_a_sample_of_its_own(name, monkeypatch):
     device, _, _, zeros = stepping(name)
     taken = []
-    total = noised_sgd.RecordSums.total
+    total = dp_sgd.RecordSums.total
 
     def noted(self, rows, chosen, clip_norm):
         taken.append(np.isin(np.arange(len(EACH)), chosen))
         return total(self, rows, chosen, clip_norm)
 
-    monkeypatch.setattr(noised_sgd.RecordSums, "total", noted)
+    monkeypatch.setattr(dp_sgd.RecordSums, "total", noted)
     device.answer(ROUND, zeros, EACH, random(8), "cpu")
     (event,) = device.price(ROUND)
     assert len(taken) == event.steps

@@ -11,19 +11,19 @@ from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError, ProtocolError, UsageError
 from edgeveil.parts.exchange import TRAIN
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
+from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS, trains_model
 from edgeveil.parts.methods.pate import TeacherParameters
 from edgeveil.parts.models import build_network
+from edgeveil.parts.models.heads import WEIGHTS
 from edgeveil.parts.models.mlp import MlpParameters
-from edgeveil.parts.models.softmax_head import WEIGHTS
-from edgeveil.parts.setting import Setting
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.events import event_from_dict, to_dict
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.subnormals import subnormals_flushed
 
 ROUNDS = 3
-SETTING = Setting(
+SETTING = MethodContext(
     epsilon=4.0,
     delta=1e-5,
     max_participations=ROUNDS,
@@ -32,7 +32,6 @@ SETTING = Setting(
     features=build_features([IdentityParameters()]),
     nominal_records=20,
     devices=4,
-    infer_every=2,
 )
 
 
@@ -122,12 +121,11 @@ def play(halves, records, seed=0):
         yield exchange, package, answer, state
 
 
-def test_the_plan_counts_exchanges_and_rounds_and_asks_for_inference_as_set(halves):
+def test_the_plan_counts_exchanges_and_rounds(halves):
     plan = halves[1].plan()
     assert [e.index for e in plan] == list(range(1, len(plan) + 1))
     assert [e.number for e in plan if e.phase == TRAIN] == list(range(1, ROUNDS + 1))
     assert all(e.number == 0 for e in plan if e.phase != TRAIN)
-    assert [e.number for e in plan if e.infer] == [2]
 
 
 @pytest.mark.parametrize("records", [some_records(), EMPTY], ids=["records", "empty"])

@@ -11,9 +11,9 @@ from edgeveil.errors import ConfigError
 from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import build_features
+from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import MlpParameters
-from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages import STAGES
 from edgeveil.parts.update import Task
 from edgeveil.privacy.events import event_from_dict, to_dict
@@ -22,7 +22,7 @@ from edgeveil.protocol.tensors import pack_tensors, unpack_tensors
 
 NETWORK = build_network(MlpParameters(hidden=(5,)), (2, 2), 3)
 SIZE = sum(math.prod(weight.shape) for weight in NETWORK.weights)
-SETTING = Setting(
+SETTING = MethodContext(
     epsilon=6.0,
     delta=1e-5,
     max_participations=2,

@@ -95,7 +95,7 @@ def test_a_job_counts_it_as_any_other_and_its_release_infers(
         wait_for(lambda: "final model is in use" in live.log("aarch64"), "its release")
         assert live.stop("aarch64") == 0
         (account,) = read_ledger(state / LEDGER_FILE).accounts.values()
-        (entry,) = account.jobs.values()
+        (entry,) = account.values()
         assert len(entry.releases) == len(job["exchanges"])
 
         records = tmp_path / "asked.npz"

@@ -16,7 +16,7 @@ import yaml
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.data.schema import DataSchema, schema_metadata
-from edgeveil.parts.models.softmax_head import described
+from edgeveil.parts.models.heads import described
 from edgeveil.privacy.events import ClaimedEvent
 from edgeveil.privacy.laplace_mechanism import softmax_event
 from edgeveil.privacy.ledger import LEDGER_FILE

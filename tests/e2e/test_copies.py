@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from edgeveil.privacy.ledger import LEDGER_FILE, JobAccount, read_ledger
+from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
+from edgeveil.privacy.ledger_chain import JobAccount
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_tools.cli import main
 from tests.kits.live_site import LiveSite, wait_for
@@ -65,7 +66,7 @@ class CopiedSite(LiveSite):
         state = self.plan.edge_state(number)
         assert main(["ledger", "verify", "--state-dir", str(state)]) == 0
         (account,) = read_ledger(state / LEDGER_FILE).accounts.values()
-        return account.jobs
+        return account
 
 
 @pytest.fixture
@@ -132,4 +133,4 @@ def test_two_copies_at_once_hold_up_no_job_and_forget_no_answer(
     rounds = uploads.count(DEVICES)
     for state in (live.plan.edge_state(1), twin):  # whichever was first at the proxy: both paid
         (account,) = read_ledger(state / LEDGER_FILE).accounts.values()
-        assert account.jobs[job].elsewhere or len(account.jobs[job].releases) >= rounds
+        assert account[job].elsewhere or len(account[job].releases) >= rounds

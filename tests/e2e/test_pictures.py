@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from edgeveil.parts.features.onnx import cached_backbone
-from edgeveil.parts.features.procedural_pictures import procedural_pictures
+from edgeveil.parts.features.pictures import procedural_pictures
 from edgeveil_tools.backbone.encoders import axes, onnx_pictures, train_pictures
 
 pytestmark = pytest.mark.drill

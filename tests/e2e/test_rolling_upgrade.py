@@ -110,7 +110,7 @@ def test_a_job_runs_through_while_every_party_is_brought_up(live: UpgradedSite, 
     for number in range(1, DEVICES + 1):
         book = read_ledger(live.plan.edge_state(number) / LEDGER_FILE)
         (account,) = book.accounts.values()
-        assert not any(entry.elsewhere for entry in account.jobs.values())
+        assert not any(entry.elsewhere for entry in account.values())
     for name in live.configs:
         assert "Traceback" not in live.log(name)
         # A cloud of before counts what a proxy says of its link, once a start, and goes on.

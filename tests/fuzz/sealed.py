@@ -24,8 +24,8 @@ from edgeveil.crypto.stream import HEADER_BYTES, TAG_BYTES, open_stream, seal_st
 from edgeveil.enrolment import Enrolment, EnrolmentError
 from edgeveil.errors import CryptoError, PrivacyError, ProtocolError, UsageError
 from edgeveil.privacy.gaussian_mechanism import gaussian_event
-from edgeveil.privacy.ledger import Book, Ledger, read_ledger
-from edgeveil.privacy.ledger_chain import ChainHead
+from edgeveil.privacy.ledger import Ledger, read_ledger
+from edgeveil.privacy.ledger_chain import ChainHead, LedgerChain
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol.messages import Group, Manifest
 from edgeveil.protocol.sealed import (
@@ -183,7 +183,7 @@ def _ledger(data: bytes) -> None:
 
 
 @cache
-def _true_ledger() -> tuple[Path, Book]:
+def _true_ledger() -> tuple[Path, LedgerChain]:
     folder = scratch() / "true-ledger"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

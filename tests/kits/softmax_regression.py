@@ -5,14 +5,14 @@ import numpy as np
 from edgeveil.data.records import Records
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import build_features
+from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import MlpParameters
-from edgeveil.parts.setting import Setting
 from edgeveil.privacy.sampler import SeededRandom
 
 NETWORK = build_network(MlpParameters(hidden=()), (2,), 2)  # softmax regression
-SETTING = Setting(
+SETTING = MethodContext(
     epsilon=1.0,
     delta=1e-5,
     max_participations=2,

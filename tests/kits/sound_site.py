@@ -9,7 +9,7 @@ import numpy as np
 
 from edgeveil.jobs import load_plan
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.privacy.ledger import JobAccount, Release
+from edgeveil.privacy.ledger_chain import JobAccount, Release
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil_cloud.commit_round import aggregate
 from edgeveil_cloud.validate_batch import ValidatedBatch

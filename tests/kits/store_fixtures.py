@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
+from edgeveil.privacy.ledger_chain import spent
 from edgeveil.sites.files import load_site
 from edgeveil_edge.store import DeviceStore
 from edgeveil_tools.cli import main
@@ -52,8 +53,8 @@ def make(folder: Path, scratch: Path) -> None:
             "waiting": waiting,
             "devices": list(live.site.device_ids),
             "revoked": revoked,
-            "training_epsilon": account.spent().epsilon,
-            "inference_epsilon": account.spent(purpose="infer").epsilon,
+            "training_epsilon": spent(account).epsilon,
+            "inference_epsilon": spent(account, purpose="infer").epsilon,
         }
         (folder / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
 

@@ -160,7 +160,7 @@ def check_ledgers(site: CrashSite, job: str) -> None:
     printed = events[-1].data["privacy"]
     for box in site.devices:
         book = read_ledger(box.site.state_dir / LEDGER_FILE)
-        (entry,) = book.account(box.site.data.name).jobs.values()
+        (entry,) = book.account(box.site.data.name).values()
         assert book.links == 2 + len(entry.releases), "a round was released twice"
         assert not entry.is_open
         assert {r.round for r in box.store.receipts()} <= set(entry.releases)

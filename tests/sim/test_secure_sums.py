@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from edgeveil.jobs import Job, compile_job
-from edgeveil.parts.adaptive_clip import CLIP_NORM, WITHIN
 from edgeveil.parts.methods.fm import UNIT
 from edgeveil.parts.methods.update_method import Pipeline
+from edgeveil.parts.update import CLIP_NORM, WITHIN
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import (
     Arrived,

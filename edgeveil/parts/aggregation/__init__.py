@@ -1,4 +1,4 @@
-"""Aggregation rules: one file is one name. What a file needs to be one stands in `rule.py`."""
+"""Aggregation rules, each declared by the file that implements it; see `rule.py`."""
 
 from __future__ import annotations
 

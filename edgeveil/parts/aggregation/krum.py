@@ -16,6 +16,7 @@ from pydantic import Field
 
 from edgeveil.parts.aggregation.rule import (
     AggregationPart,
+    AggregationRule,
     Combined,
     RuleParameters,
     Uploads,
@@ -36,26 +37,20 @@ class KrumParameters(RuleParameters):
     """f: how many uploads of a round may be poisoned; 2f + 3 must come in."""
 
 
-class Krum:
+class Krum(AggregationRule):
     """Needs whole updates: distances between layers of mixed devices tell of nobody."""
 
-    sums, whole, validation_records = False, True, 0
-
-    def __init__(self, parameters: KrumParameters) -> None:
-        self.parameters = parameters
+    whole = True
 
     @property
     def least(self) -> int:
-        """2f + 3, and k beside the f."""
         f, k = self.parameters.malicious, self.parameters.k
-        return max(2 * f + 3, k + f)
+        return int(max(2 * f + 3, k + f))
 
     def counted(self, uploads: int) -> int:
-        """k."""
-        return self.parameters.k
+        return int(self.parameters.k)
 
     def combine(self, uploads: Uploads) -> Combined:
-        """The mean of the k."""
         segments = uploads.segments
         distances = sum(map(squared_distances, segments.values()))
         scores = krum_scores(np.asarray(distances), self.parameters.malicious)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,32 +62,34 @@ class Uploads:
     score: Score | None = None
 
 
-class AggregationRule(Protocol):
+class AggregationRule:
     """One way to combine. It sees no device and no order of arrival.
 
     `sums`: it is defined on sums over records too (what `fm` uploads in every round). Other rules
     leave preparatory sums to the mean, and are refused for methods whose rounds upload sums.
     `whole`: it compares devices' whole uploads, so a training round must have one segment.
-    `least`: the fewest uploads it works with. `validation_records`: how many of the cloud's own
-    records it scores uploads on; 0 for none.
+    `validation_records`: how many of the cloud's own records it scores uploads on; 0 for none.
     """
 
-    sums: bool
-    whole: bool
-    validation_records: int
+    sums = False
+    whole = False
+    validation_records = 0
+
+    def __init__(self, parameters: Any) -> None:
+        self.parameters = parameters
 
     @property
     def least(self) -> int:
         """The fewest uploads that can be combined."""
-        ...
+        return 1
 
     def counted(self, uploads: int) -> int:
         """Of how many uploads a mean has about the noise that the result has, at most `uploads`."""
-        ...
+        return uploads
 
     def combine(self, uploads: Uploads) -> Combined:
         """Per segment one array of its shape, float64."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +162,17 @@ class ChoosingParameters(RuleParameters):
     """ε₃ of the draws of one round, as the text claims it; no proven guarantee, see the notes."""
 
 
+class ChoosingRule(AggregationRule):
+    """A rule that averages k of the uploads."""
+
+    @property
+    def least(self) -> int:
+        return int(self.parameters.k)
+
+    def counted(self, uploads: int) -> int:
+        return int(self.parameters.k)
+
+
 def best(scores: NDArray[np.generic], k: int, random_bytes: RandomBytes) -> list[int]:
     """The indices of the k largest scores (n,); among equal ones chance decides, not order."""
     ties = np.frombuffer(random_bytes(8 * len(scores)), "<u8")
@@ -179,3 +192,32 @@ def drawn(
         at, _event = exponential_mechanism(scores[left], event, random_bytes)
         left.pop(at)
     return sorted(set(range(len(scores))) - set(left))
+
+
+class FedAvgParameters(RuleParameters):
+    """The `aggregation` block of a job with `name: fedavg`."""
+
+    name: Literal["fedavg"] = "fedavg"
+    """The mean of the devices' segments, each of equal weight."""
+
+
+class FedAvg(AggregationRule):
+    """Equal-weight averaging, the default (McMahan et al. 2017, with public, equal weights).
+
+    Weights by record count would reveal the counts, which are private under add/remove; and uploads
+    are anonymous, so no public weight of a device could be told to belong to a segment.
+    """
+
+    sums = True
+
+    def combine(self, uploads: Uploads) -> Combined:
+        return mean(uploads.segments)
+
+
+PART = AggregationPart(
+    parameters=FedAvgParameters,
+    rule=FedAvg,
+    source="McMahan et al. 2017, with equal weights",
+    example="aggregation: {name: fedavg}",
+    adds_up=True,
+)

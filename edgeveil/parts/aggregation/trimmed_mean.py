@@ -1,4 +1,7 @@
-"""The mean without the extremes, value by value (`trimmed_mean`; Yin et al. 2018)."""
+"""The mean without the extremes, value by value (`trimmed_mean`; Yin et al. 2018).
+
+The median, value by value (`median`; Yin et al. 2018).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from pydantic import Field
 
 from edgeveil.parts.aggregation.rule import (
     AggregationPart,
+    AggregationRule,
     Combined,
     RuleParameters,
     Uploads,
@@ -28,25 +32,20 @@ class TrimmedMeanParameters(RuleParameters):
     """β: the share of the uploads that is left out at either end."""
 
 
-class TrimmedMean:
+class TrimmedMean(AggregationRule):
     """Bears up to a share β of uploads that say anything."""
 
-    sums, whole, validation_records, least = True, False, 0, 1
-
-    def __init__(self, parameters: TrimmedMeanParameters) -> None:
-        self.parameters = parameters
+    sums = True
 
     def counted(self, uploads: int) -> int:
-        """Those that are not left out."""
         return uploads - 2 * self._cut(uploads)
 
     def combine(self, uploads: Uploads) -> Combined:
-        """The mean of the middle, per value."""
         segments = uploads.segments.items()
         return {name: middle(arrays, self._cut(len(arrays))) for name, arrays in segments}
 
     def _cut(self, uploads: int) -> int:
-        return math.floor(self.parameters.share * uploads)
+        return int(self.parameters.share * uploads)
 
 
 def middle(arrays: Sequence[NDArray[np.generic]], cut: int) -> NDArray[np.float64]:
@@ -63,10 +62,40 @@ def middle(arrays: Sequence[NDArray[np.generic]], cut: int) -> NDArray[np.float6
     return result.reshape(first.shape)
 
 
-PART = AggregationPart(
-    parameters=TrimmedMeanParameters,
-    rule=TrimmedMean,
-    source="Yin et al. 2018",
-    example="aggregation: {name: trimmed_mean, share: 0.3}",
-    of_groups=True,
+class MedianParameters(RuleParameters):
+    """The `aggregation` block of a job with `name: median`."""
+
+    name: Literal["median"] = "median"
+    """Of each value the median; bears poison in just under half of the uploads."""
+
+
+class Median(AggregationRule):
+    """All but the middle one or two are left out. Where devices differ much it learns slowly."""
+
+    sums = True
+
+    def counted(self, uploads: int) -> int:
+        """2/π of them: a median of Gaussian noise has π/2 times the variance of its mean."""
+        return max(1, math.floor(uploads * 2 / math.pi))
+
+    def combine(self, uploads: Uploads) -> Combined:
+        segments = uploads.segments.items()
+        return {name: middle(arrays, (len(arrays) - 1) // 2) for name, arrays in segments}
+
+
+PARTS = (
+    AggregationPart(
+        parameters=TrimmedMeanParameters,
+        rule=TrimmedMean,
+        source="Yin et al. 2018",
+        example="aggregation: {name: trimmed_mean, share: 0.3}",
+        of_groups=True,
+    ),
+    AggregationPart(
+        parameters=MedianParameters,
+        rule=Median,
+        source="Yin et al. 2018",
+        example="aggregation: {name: median}",
+        of_groups=True,
+    ),
 )

@@ -1,4 +1,4 @@
-"""Public feature maps: one file is one name. What a file needs to be one: `feature_map.py`."""
+"""Public feature maps, each declared by the file that implements it; see `feature_map.py`."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from edgeveil.parts.part import BlockPart
+from edgeveil.parts.part import Block, BlockPart
 from edgeveil.privacy.grid import row_norms
 from edgeveil.subnormals import flushed
 
@@ -22,10 +22,8 @@ Float64 = NDArray[np.float64]
 SMALLEST_NORM = 1e-12
 
 
-class FeatureParameters(BaseModel):
+class FeatureParameters(Block):
     """One entry of a job's `features`: a map, or the PCA that follows the maps."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
 

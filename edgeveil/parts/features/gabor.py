@@ -90,7 +90,6 @@ class Gabor:
         return found
 
     def onnx_nodes(self, graph: NodeList, x: str, input_shape: tuple[int, ...]) -> str:
-        """The same map in float32."""
         grid, p = self._grid(input_shape), self.parameters
         image = graph.add("Reshape", x, graph.whole(-1, 1, grid.height, grid.width))
         scaled = graph.add("Div", image, graph.number(p.input_scale))

@@ -74,7 +74,6 @@ class Identity:
 
     @flushed()
     def __call__(self, x: NDArray[np.float32]) -> Float64:
-        """Features (n, d) float64 of records (n, ...)."""
         flat = x.reshape(len(x), self.output_dim(x.shape[1:])).astype(np.float64)
         if self.parameters.ranges:
             low, high = self._ends(np.float64)
@@ -99,7 +98,6 @@ class Identity:
         return ends[:, 0], ends[:, 1]
 
     def onnx_nodes(self, graph: NodeList, x: str, input_shape: tuple[int, ...]) -> str:
-        """The same map in float32."""
         flat = graph.add("Reshape", x, graph.whole(-1, self.output_dim(input_shape)))
         if self.parameters.ranges:
             low, high = self._ends(np.float32)

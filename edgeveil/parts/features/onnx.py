@@ -129,7 +129,6 @@ class OnnxMap:
 
     @flushed()
     def __call__(self, x: NDArray[np.float32]) -> Float64:
-        """Features (n, d) float64 of records (n, ...)."""
         found = np.zeros((len(x), self.output_dim(x.shape[1:])))
         rows, valid = usable(x)
         backbone = opened(self.graph())
@@ -145,8 +144,6 @@ class OnnxMap:
         return unit_rows(found)
 
     def onnx_nodes(self, graph: NodeList, x: str, input_shape: tuple[int, ...]) -> str:
-        """The backbone itself, inlined."""
-
         self.output_dim(input_shape)
         shaped = graph.add("Reshape", x, graph.whole(-1, *self.parameters.input_form))
         scaled = graph.add("Div", shaped, graph.number(self.parameters.input_scale))

@@ -27,7 +27,6 @@ class PcaParameters(FeatureParameters):
     """`gaussian`: symmetric noise on the covariance. `wishart`: as the text has it, claimed."""
 
     def output_dim(self, dimension: int) -> int:
-        """Kept dimensions out of `dimension`."""
         return max(1, round(self.keep * dimension))
 
 

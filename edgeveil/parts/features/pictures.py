@@ -1,22 +1,38 @@
-"""Features for pictures of any kind (`pictures`): wavelets, evened out and projected, by no data.
+"""Features for pictures of any kind (`pictures`, `patches`), learned from no data.
 
-The pooled moduli of `gabor` on brightness and two opponent colours. Each is divided by its typical
-size and its square root taken, which brings the few large ones down to the many small (Perronnin,
-Sánchez and Mensink 2010), then all are projected on the main axes of what pictures have in common,
-the wide ones made narrower. Typical sizes and axes are those of procedural pictures
-(`procedural_pictures.py`), so no record, published or private, has a part in them.
+Both sum responses over windows of a picture, divide each sum by its typical size and take its
+square root, which brings the few large ones down to the many small (Perronnin, Sánchez and Mensink
+2010), and project all on the main axes of what pictures have in common, the wide ones made
+narrower. Typical sizes and axes are those of procedural pictures, so no record, published or
+private, has a part in them.
+
+`pictures`: the pooled moduli of `gabor` on brightness and two opponent colours.
+
+`patches`: Coates and Ng (2011). Patches of 6 × 6 pixels (3 × 3 of pictures below 8) are whitened
+and compared with a dictionary of whitened patches; what is beyond a threshold, of either sign, is
+summed over each quarter of the picture. Dictionary and whitening come from procedural pictures,
+not from the training data as in the text.
+
+Procedural pictures are of three kinds, after what is known of photographs and of writing. *Dead
+leaves*: discs and boxes of all sizes, r⁻³ of them of radius r, each in front of the one before
+(Lee, Mumford and Huang 2001), with shading and texture. *Spectra*: Gaussian fields whose amplitude
+falls with frequency as f^(−a), a from 0.6 to 2 (Field 1987: about 1). *Strokes*: curves of a pen.
+Colours vary most in brightness, less from yellow to blue, least from red to green (Ruderman, Cronin
+and Chiao 1998).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from pydantic import Field
 
+from edgeveil.data.public_order import public_chance
 from edgeveil.errors import DataError
 from edgeveil.parts.features.feature_map import (
     FeaturePart,
@@ -36,14 +52,133 @@ from edgeveil.parts.features.gabor import (
     onnx_channels,
     pooled_channels,
 )
-from edgeveil.parts.features.procedural_pictures import procedural_pictures
 from edgeveil.privacy.grid import Int64, exact_matmul
 from edgeveil.subnormals import flushed
 
 if TYPE_CHECKING:
     from edgeveil.parts.features.onnx_nodes import NodeList
 
+
 Float32 = NDArray[np.float32]
+
+Chance = np.random.RandomState
+
+LEAVES = 48  # in one picture
+PEN_POINTS = 14  # of one curve
+CURVES = 3
+# Brightness, yellow to blue, green to magenta, as rows of red, green and blue; and how they vary.
+COLOUR_AXES = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]]) / np.sqrt([[3], [2], [6]])
+VARIES = np.array([1.0, 0.35, 0.2])
+
+
+def procedural_pictures(count: int, shape: tuple[int, int, int], series: int = 0) -> Float32:
+    """`count` pictures (n, colours, rows, columns) of one colour or three, in whole levels 0..255.
+
+    The same on every machine, but for what a machine's own sines and roots round differently; of
+    another `series` others.
+    """
+    chance = public_chance(series, f"procedural-pictures/{shape}")
+    grey = shape[0] == 1  # drawings are more often grey, photographs coloured
+    leaves, fields = count * (4 if grey else 6) // 10, count * (2 if grey else 3) // 10
+    drawn = [
+        _leaves(chance, leaves, shape),
+        _fields(chance, fields, shape),
+        _strokes(chance, count - leaves - fields, shape),
+    ]
+    pictures = np.rint(np.clip(np.concatenate(drawn), 0, 1) * 255)
+    return np.asarray(pictures[chance.permutation(count)], np.float32)
+
+
+def _palette(chance: Chance, count: int, size: int, colours: int) -> Float64:
+    """(count, size, colours): for each picture colours around one of its own."""
+    if colours == 1:
+        around = chance.uniform(0, 1, (count, 1, 1))
+        return around + chance.uniform(0.1, 0.5, (count, 1, 1)) * chance.standard_normal(
+            (count, size, 1)
+        )
+    spread = chance.uniform(0.15, 0.6, (count, 1, 1))
+    around = 0.25 * chance.standard_normal((count, 1, 3))
+    found: Float64 = (
+        0.5 + (around + spread * chance.standard_normal((count, size, 3))) * VARIES @ COLOUR_AXES
+    )
+    return found
+
+
+def _spectra(chance: Chance, count: int, shape: tuple[int, int, int]) -> Float64:
+    """Gaussian fields of mean 0 and variance 1: a part of a larger one, so that no edge repeats."""
+    colours, rows, columns = shape
+    down, across = np.fft.fftfreq(2 * rows)[:, None], np.fft.rfftfreq(2 * columns)[None]
+    frequency = np.hypot(down, across)
+    frequency[0, 0] = np.inf
+    amplitude = frequency ** -chance.uniform(0.6, 2.0, (count, 1, 1, 1))
+    size = (count, colours, 2 * rows, columns + 1)
+    waves = chance.standard_normal(size) + 1j * chance.standard_normal(size)
+    field = np.fft.irfft2(waves * amplitude, s=(2 * rows, 2 * columns))[:, :, :rows, :columns]
+    field /= np.sqrt(np.square(field).mean(axis=(1, 2, 3), keepdims=True)) + 1e-9
+    if colours == 1:
+        return field
+    found: Float64 = np.einsum("nchw,cd->ndhw", field * VARIES[:, None, None], COLOUR_AXES)
+    return found
+
+
+def _fields(chance: Chance, count: int, shape: tuple[int, int, int]) -> Float64:
+    contrast = chance.uniform(0.1, 0.4, (count, 1, 1, 1))
+    around = _palette(chance, count, 1, shape[0])[:, 0, :, None, None]
+    return around + contrast * _spectra(chance, count, shape)
+
+
+def _leaves(chance: Chance, count: int, shape: tuple[int, int, int]) -> Float64:
+    colours, rows, columns = shape
+    side = min(rows, columns)
+    texture = chance.uniform(0, 0.25, (count, 1, 1, 1)) * _spectra(chance, count, shape)
+    palette = _palette(chance, count, LEAVES + 1, colours)
+    pictures = np.broadcast_to(palette[:, 0, :, None, None], (count, *shape)).copy()
+    y, x = np.mgrid[:rows, :columns].astype(np.float64)
+    smallest, largest = 0.04 * side, 0.5 * side
+
+    def drawn(low: float, high: float) -> Float64:
+        return chance.uniform(low, high, (count, 1, 1))
+
+    for leaf in range(1, LEAVES + 1):
+        radius = (largest**-2 + drawn(0, 1) * (smallest**-2 - largest**-2)) ** -0.5
+        right, below = x - drawn(0, columns), y - drawn(0, rows)
+        turn, longer = drawn(0, np.pi), np.exp(drawn(-0.7, 0.7))
+        along = (right * np.cos(turn) + below * np.sin(turn)) * longer
+        beside = (below * np.cos(turn) - right * np.sin(turn)) / longer
+        box = np.maximum(np.abs(along), np.abs(beside))
+        far = np.where(drawn(0, 1) < 0.4, box, np.hypot(along, beside))
+        cover = np.clip(radius - far + 0.5, 0, 1)[:, None]
+        shade = 0.012 * (drawn(-1, 1) * right + drawn(-1, 1) * below)[:, None]
+        pictures += cover * (palette[:, leaf, :, None, None] + shade - pictures)
+    return pictures + texture
+
+
+def _strokes(chance: Chance, count: int, shape: tuple[int, int, int]) -> Float64:
+    """Up to three cubic curves of one pen, light on dark, or of any two colours."""
+    colours, rows, columns = shape
+    y, x = np.mgrid[:rows, :columns].astype(np.float64)
+    pen = chance.uniform(0.02, 0.07, (count, 1, 1)) * min(rows, columns)
+    if colours == 1:
+        ground, ink = chance.uniform(0, 0.1, (count, 1)), chance.uniform(0.7, 1.2, (count, 1))
+    else:
+        ground, ink = np.moveaxis(_palette(chance, count, 2, colours), 1, 0)
+    t = np.linspace(0, 1, PEN_POINTS)[:, None]
+    powers = np.hstack([(1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t * t * (1 - t), t**3])
+    nearest, end = np.full((count, rows, columns), np.inf), np.zeros((count, 2))
+    for curve in range(CURVES):
+        knots = chance.uniform(0.1, 0.9, (count, 4, 2)) * [columns, rows]
+        if curve:  # most go on where the one before ended
+            goes_on = chance.uniform(size=(count, 1)) < 0.6
+            knots[:, 0] = np.where(goes_on, end, knots[:, 0])
+        points = np.einsum("tk,nkd->ntd", powers, knots)
+        end, there = points[:, -1], chance.uniform(size=(count, 1, 1)) < (0.6 if curve else 1)
+        for right, below in points.transpose(1, 2, 0)[..., None, None]:
+            square = (x - right) ** 2 + (y - below) ** 2
+            nearest = np.where(there, np.minimum(nearest, square), nearest)
+    inked = np.clip(pen + 0.5 - np.sqrt(nearest), 0, 1)[:, None]
+    found: Float64 = ground[:, :, None, None] * (1 - inked) + ink[:, :, None, None] * inked
+    return found
+
 
 BLOCK_RECORDS = 64
 DRAWN = 1500  # procedural pictures
@@ -56,18 +191,23 @@ FLOOR = 0.01  # of the mean variance, added to each
 GREY_FEATURES, COLOUR_FEATURES = 400, 600
 
 
-class PicturesParameters(MapParameters):
-    """A `pictures` entry of a job's `features`; all of it is public."""
+class DrawnParameters(MapParameters):
+    """What both entries say; all of it is public."""
 
-    name: Literal["pictures"]
-    """Pictures of any kind, grey or in colour: wavelets on the main axes of procedural pictures."""
     dimension: int | None = Field(default=None, ge=1, le=4096, examples=[500])
     """Number of features; null: 400 for grey pictures and 600 for those in colour, or as many as
     there are."""
     input_scale: float = Field(default=255.0, ge=1e-30, le=1e30, allow_inf_nan=False)
     """Divides the raw values: the largest that a pixel can be."""
-    image: tuple[int, int] | None = Field(default=None, examples=[[8, 8]])
+    image: tuple[int, int] | None = Field(default=None, examples=[[28, 28]])
     """Rows and columns of the picture in a flat record; null: the record has that shape itself."""
+
+
+class PicturesParameters(DrawnParameters):
+    """A `pictures` entry of a job's `features`."""
+
+    name: Literal["pictures"]
+    """Pictures of any kind, grey or in colour: wavelets on the main axes of procedural pictures."""
 
 
 @dataclass(frozen=True)
@@ -127,44 +267,71 @@ class Axes:
     axes: Int64
 
 
-class Pictures:
-    """φ = h/‖h‖ for h = Aᵀ(r − m), r the roots of the channels over their typical sizes.
+class DrawnMap:
+    """φ = h/‖h‖ for h = Aᵀ(r − m), r the roots of a picture's sums over their typical sizes.
 
-    Pooled sums are exact integers, a root is correctly rounded and then put on a grid, and A and m
-    hold integers: a record's features depend on nothing else. Where another machine's sines round
-    one level of one drawn picture differently, its axes turn a little, and φ by about 1e-3;
-    libraries of linear algebra that differ in their last digits gave the same axes.
+    Sums are exact integers, a root is correctly rounded and then put on a grid, and A and m hold
+    integers: a record's features depend on nothing else. Where another machine's sines round one
+    level of one drawn picture differently, its axes turn a little, and φ by about 1e-3; libraries
+    of linear algebra that differ in their last digits gave the same axes.
     """
 
-    name = "pictures"
+    name: ClassVar[str]
 
-    def __init__(self, parameters: PicturesParameters) -> None:
+    def __init__(self, parameters: DrawnParameters) -> None:
         self.parameters = parameters
+
+    def value_count(self, raster: Raster) -> int:
+        """Sums of one picture."""
+        raise NotImplementedError
+
+    def sums(self, planes: Float32, raster: Raster) -> Float64:
+        """Exact sums (n, channels, windows) of pictures (n, colours, rows, columns)."""
+        raise NotImplementedError
+
+    def axes(self, raster: Raster, dimension: int) -> Axes:
+        """Typical sizes and the first axes of procedural pictures; seconds, then kept."""
+        raise NotImplementedError
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
         """The dimension asked for; DataError unless a record is a picture of at least 4 × 4."""
         raster = self._raster(input_shape)
-        return dimension_of(self.parameters.dimension, raster, raster.values, self.name)
+        return dimension_of(self.parameters.dimension, raster, self.value_count(raster), self.name)
 
     def prepare(self, input_shape: tuple[int, ...]) -> None:
-        """Have the axes ready, which take seconds and no record."""
-        axes_of(self._raster(input_shape), self.output_dim(input_shape))
+        self.axes(self._raster(input_shape), self.output_dim(input_shape))
 
     @flushed()
     def __call__(self, x: Float32) -> Float64:
-        """Features (n, d) float64 of records (n, rows, columns) or (n, 3, rows, columns)."""
         raster, (rows, valid) = self._raster(x.shape[1:]), usable(x)
         found = np.zeros((len(rows), self.output_dim(x.shape[1:])))
-        common = axes_of(raster, found.shape[1])
+        common = self.axes(raster, found.shape[1])
         for start in range(0, len(rows), BLOCK_RECORDS):
             block = rows[start : start + BLOCK_RECORDS]
             planes = raster.planes(block, self.parameters.input_scale)
-            found[start : start + BLOCK_RECORDS] = projected(pooled(planes, raster), common)
+            found[start : start + BLOCK_RECORDS] = projected(self.sums(planes, raster), common)
         found[~valid] = 0.0
         return found
 
+    def _raster(self, input_shape: tuple[int, ...]) -> Raster:
+        return raster_of(input_shape, self.parameters.image, self.name, least=4)
+
+
+class Pictures(DrawnMap):
+    """The sums are the pooled moduli of wavelets on brightness and two opponent colours."""
+
+    name = "pictures"
+
+    def value_count(self, raster: Raster) -> int:
+        return raster.values
+
+    def sums(self, planes: Float32, raster: Raster) -> Float64:
+        return pooled(planes, raster)
+
+    def axes(self, raster: Raster, dimension: int) -> Axes:
+        return axes_of(raster, dimension)
+
     def onnx_nodes(self, graph: NodeList, x: str, input_shape: tuple[int, ...]) -> str:
-        """The same map in float32."""
         raster = self._raster(input_shape)
         common = axes_of(raster, self.output_dim(input_shape))
         levels = raster.onnx_planes(graph, x, self.parameters.input_scale)
@@ -177,9 +344,6 @@ class Pictures:
         whole = graph.whole(-1, raster.channels, windows.windows)
         sums = graph.add("Reshape", means, whole)
         return onnx_projected(graph, sums, common, common.units * windows.pool**2)
-
-    def _raster(self, input_shape: tuple[int, ...]) -> Raster:
-        return raster_of(input_shape, self.parameters.image, self.name, least=4)
 
 
 def raster_of(
@@ -257,7 +421,6 @@ def roots(sums: Float64, units: Float64) -> Int64:
 
 @lru_cache(maxsize=4)
 def axes_of(raster: Raster, dimension: int) -> Axes:
-    """Typical sizes and the first axes of procedural pictures; seconds, then kept."""
     pictures = procedural_pictures(DRAWN, (raster.colours, raster.rows, raster.columns))
     sums = np.concatenate(
         [pooled(pictures[k : k + BLOCK_RECORDS], raster) for k in range(0, DRAWN, BLOCK_RECORDS)]
@@ -306,10 +469,151 @@ def narrowed(rows: Float64, dimension: int) -> Float64:
     return found
 
 
-PART = FeaturePart(
-    parameters=PicturesParameters,
-    build=lambda parameters, _: Pictures(parameters),
-    source="Bruna and Mallat 2013; Perronnin, Sánchez and Mensink 2010, on drawn pictures",
-    needs="pictures",
-    example="features: [{name: pictures}]",
+ENTRIES = 128  # of the dictionary
+TAP_STEPS = 127  # of an entry's largest tap
+PATCHES = 12_000  # that whitening is measured on
+QUARTERS = 4
+EVEN = 0.1  # of the mean variance, added to each before whitening
+
+
+class PatchesParameters(DrawnParameters):
+    """A `patches` entry of a job's `features`."""
+
+    name: Literal["patches"]
+    """Pictures of any kind, grey or in colour: whitened patches against drawn ones."""
+
+
+class Patches(DrawnMap):
+    """The sums are what passes an entry's threshold, of either sign, in each quarter.
+
+    Taps and thresholds are integers, so that float32 holds every sum over a patch exactly (at most
+    108 · 127 · 255 < 2**24) and float64 every sum over a quarter.
+    """
+
+    name = "patches"
+
+    def value_count(self, raster: Raster) -> int:
+        return 2 * ENTRIES * QUARTERS
+
+    def sums(self, planes: Float32, raster: Raster) -> Float64:
+        return quarter_sums(planes, dictionary_of(raster))
+
+    def axes(self, raster: Raster, dimension: int) -> Axes:
+        return patch_axes_of(raster, dimension)
+
+    def onnx_nodes(self, graph: NodeList, x: str, input_shape: tuple[int, ...]) -> str:
+        raster = self._raster(input_shape)
+        dictionary = dictionary_of(raster)
+        common = patch_axes_of(raster, self.output_dim(input_shape))
+        planes = raster.onnx_planes(graph, x, self.parameters.input_scale)
+        side = side_of(raster)
+        taps = dictionary.taps.T.reshape(ENTRIES, raster.colours, side, side)
+        likeness = graph.add("Conv", planes, graph.constant(taps))
+        threshold = graph.constant(dictionary.threshold[:, None, None])
+        like = graph.add("Relu", graph.add("Sub", likeness, threshold))
+        unlike = graph.add("Relu", graph.add("Sub", graph.add("Neg", likeness), threshold))
+        beyond = graph.add("Concat", like, unlike, axis=1)
+        sums = []
+        for down, across in quarters(raster):
+            starts = graph.whole(down.start, across.start)
+            ends = graph.whole(down.stop, across.stop)
+            part = graph.add("Slice", beyond, starts, ends, graph.whole(2, 3))
+            sums.append(graph.add("ReduceSum", part, graph.whole(2, 3), keepdims=1))
+        whole = graph.whole(-1, 2 * ENTRIES, QUARTERS)
+        joined = graph.add("Reshape", graph.add("Concat", *sums, axis=3), whole)
+        return onnx_projected(graph, joined, common, common.units)
+
+
+@dataclass(frozen=True, eq=False)
+class Dictionary:
+    """Integers: `taps` (values of a patch, entries), and what each entry's likeness must pass."""
+
+    taps: Float32
+    threshold: Float32
+
+
+@lru_cache(maxsize=4)
+def dictionary_of(raster: Raster) -> Dictionary:
+    """Whitened patches of procedural pictures, and the whitening, in one.
+
+    An entry d, compared with a whitened patch Wp, is dᵀWp = (Wd)ᵀp: the whitening goes into the
+    taps. Those entries are drawn that are no flat patches. A threshold is the mean likeness.
+    """
+    shape = (raster.colours, raster.rows, raster.columns)
+    chance = public_chance(0, f"patches/{shape}")
+    seen = patches_of(procedural_pictures(DRAWN, shape, series=1), side_of(raster))
+    places = np.stack([chance.randint(0, size, PATCHES) for size in seen.shape[:3]])
+    _, first = np.unique(places, axis=1, return_index=True)  # no place twice
+    drawn = seen[tuple(places[:, np.sort(first)])].reshape(len(first), -1).astype(np.float64)
+    even = drawn - drawn.mean(axis=1, keepdims=True)
+    variances, axes = np.linalg.eigh(even.T @ even / len(even))
+    whitening = axes * (variances + EVEN * variances.mean()) ** -0.5 @ axes.T
+    white = even @ whitening
+    sizes = np.sqrt(np.square(white).sum(axis=1))
+    chosen = np.flatnonzero(sizes >= np.median(sizes))[:ENTRIES]
+    taps = (white[chosen] / sizes[chosen, None]) @ whitening
+    taps -= taps.mean(axis=1, keepdims=True)
+    taps = np.rint(taps * (TAP_STEPS / np.abs(taps).max(axis=1, keepdims=True))).T
+    threshold = np.rint(np.abs(drawn @ taps).mean(axis=0))
+    for array in (taps, threshold):
+        array.setflags(write=False)
+    return Dictionary(np.ascontiguousarray(taps, np.float32), threshold.astype(np.float32))
+
+
+def side_of(raster: Raster) -> int:
+    """Pixels of a patch's side."""
+    return 6 if min(raster.rows, raster.columns) >= 8 else 3
+
+
+def patches_of(planes: Float32, side: int) -> Float32:
+    """A view (n, down, across, colours, side, side) of planes (n, colours, rows, columns)."""
+    views = sliding_window_view(planes, (side, side), axis=(2, 3))
+    return np.asarray(views.transpose(0, 2, 3, 1, 4, 5))
+
+
+def quarters(raster: Raster) -> list[tuple[slice, slice]]:
+    """The places of patches in each quarter of a picture: rows and columns."""
+    places = [pixels - side_of(raster) + 1 for pixels in (raster.rows, raster.columns)]
+    halves = [(slice(0, n // 2), slice(n // 2, n)) for n in places]
+    return [(top, left) for top in halves[0] for left in halves[1]]
+
+
+def quarter_sums(planes: Float32, dictionary: Dictionary) -> Float64:
+    """Integers (n, 2 · entries, quarters): how far likenesses, of either sign, pass thresholds."""
+    raster = Raster(*planes.shape[1:])
+    seen = patches_of(planes, side_of(raster))
+    likeness = seen.reshape(-1, len(dictionary.taps)) @ dictionary.taps
+    likeness = likeness.reshape(*seen.shape[:3], ENTRIES)
+    sums = np.empty((len(planes), 2 * ENTRIES, QUARTERS))
+    for at, (down, across) in enumerate(quarters(raster)):
+        part = likeness[:, down, across]
+        for sign, first in ((1, 0), (-1, ENTRIES)):
+            beyond = np.maximum(sign * part - dictionary.threshold, 0)
+            sums[:, first : first + ENTRIES, at] = beyond.sum(axis=(1, 2), dtype=np.float64)
+    return sums
+
+
+@lru_cache(maxsize=4)
+def patch_axes_of(raster: Raster, dimension: int) -> Axes:
+    pictures = procedural_pictures(DRAWN, (raster.colours, raster.rows, raster.columns))
+    dictionary, blocks = dictionary_of(raster), range(0, DRAWN, BLOCK_RECORDS)
+    sums = [quarter_sums(pictures[k : k + BLOCK_RECORDS], dictionary) for k in blocks]
+    return common_axes(np.concatenate(sums), np.ones((2 * ENTRIES, 1)), dimension)
+
+
+PARTS = (
+    FeaturePart(
+        parameters=PicturesParameters,
+        build=lambda parameters, _: Pictures(parameters),
+        source="Bruna and Mallat 2013; Perronnin, Sánchez and Mensink 2010, on drawn pictures",
+        needs="pictures",
+        example="features: [{name: pictures}]",
+    ),
+    FeaturePart(
+        parameters=PatchesParameters,
+        build=lambda parameters, _: Patches(parameters),
+        source="Coates and Ng 2011, on drawn pictures",
+        needs="pictures",
+        example="features: [{name: patches}]",
+    ),
 )

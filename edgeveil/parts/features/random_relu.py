@@ -86,7 +86,6 @@ class RandomRelu:
 
     @flushed()
     def __call__(self, x: NDArray[np.float32]) -> Float64:
-        """Features (n, dimension) float64 of records (n, ...)."""
         p, (rows, valid) = self.parameters, usable(x)
         matrix = projection(p.seed, rows.shape[1], self.output_dim(x.shape[1:]))
         found = np.zeros((len(rows), p.dimension))
@@ -101,7 +100,6 @@ class RandomRelu:
         return found
 
     def onnx_nodes(self, graph: NodeList, x: str, input_shape: tuple[int, ...]) -> str:
-        """The same map in float32."""
         p, values = self.parameters, size_of(input_shape)
         matrix = projection(p.seed, values, self.output_dim(input_shape)).astype(np.int8)
         flat = graph.add("Reshape", x, graph.whole(-1, values))

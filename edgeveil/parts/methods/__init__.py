@@ -1,12 +1,12 @@
-"""Training methods: one file is one name. What a file needs to be one stands in `parts/setting.py`,
-and for a method that trains the job's model in `update_method.py`."""
+"""Training methods, each declared by the file that implements it. What a file needs for that stands
+in `parts/method_context.py`, and for a method that trains the job's model in `update_method.py`."""
 
 from __future__ import annotations
 
+from edgeveil.parts.method_context import MethodContext, MethodParameters, MethodPart
 from edgeveil.parts.part import PartTable
-from edgeveil.parts.setting import MethodParameters, MethodPart, Setting
 
-__all__ = ["METHODS", "MethodParameters", "MethodPart", "Setting", "trains_model"]
+__all__ = ["METHODS", "MethodContext", "MethodParameters", "MethodPart", "trains_model"]
 
 METHODS = TABLE = PartTable(__name__, MethodPart)
 

@@ -1,4 +1,18 @@
-"""DP-SGD: noised steps on Poisson samples of a device's records (Abadi et al. 2016, `dp_sgd`).
+"""Noised gradient steps, for all methods that take them: exact sums of clipped gradients, and SGD.
+
+Sums of clipped gradients, one of each record, are in exact integers.
+
+Noise hides a record only if the others' parts of the sum stay as they are without it, to the last
+bit. Two things see to that:
+
+- *A gradient is a function of its own record.* Gradients are computed for blocks of one fixed
+  shape, in which every record has a place of its own, drawn by its own random bits; the rest of
+  a block is zeros. What is computed at a place follows from what lies there.
+- *Sums are exact.* A gradient is scaled to norm C, rounded toward zero to steps of C·2⁻¹⁶, and
+  dropped if its norm were larger; sums of whole numbers then have no order (`docs/privacy.md`,
+  "Gradients of records").
+
+DP-SGD: noised steps on Poisson samples of a device's records (Abadi et al. 2016, `dp_sgd`).
 
 Per record, add/remove, proven. Local step: w ← w − η·(Σ clip(∇ℓ_i, C) + C·N(0, σ²I)) / L with L the
 public expected batch, over a fresh secret sample of the records. The text's algorithm 1, with exact
@@ -9,26 +23,259 @@ may take part in cost (ε, δ).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
-from typing import Literal
+from itertools import islice, repeat
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
+from edgeveil.data.records import Records
+from edgeveil.errors import PrivacyError
 from edgeveil.parts.exchange import Exchange
-from edgeveil.parts.methods.noised_sgd import (
-    FullGradients,
-    LocalDpSgd,
-    NoisedSgd,
-    NoisedSums,
-    noised_steps,
-    update_to,
-)
+from edgeveil.parts.method_context import MethodContext, MethodParameters, size_of
+from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.methods.update_method import trainer_part
-from edgeveil.parts.setting import Setting, size_of
+from edgeveil.parts.models.network import Network
 from edgeveil.parts.update import Task, Update
 from edgeveil.privacy.events import Event, PoissonSampled
+from edgeveil.privacy.gaussian_mechanism import (
+    calibrated,
+    noised_step,
+    poisson_sample,
+    sampled_gaussian_event,
+)
+from edgeveil.privacy.sampler import RandomBytes
+
+if TYPE_CHECKING:
+    import torch
+
+    Parts = list[torch.Tensor]
+    Rows = Callable[[torch.Tensor, torch.Tensor], Parts]
+    Losses = Callable[[Mapping[str, torch.Tensor], torch.Tensor, torch.Tensor], torch.Tensor]
+    Gradients = Callable[
+        [Mapping[str, torch.Tensor], torch.Tensor, torch.Tensor], Mapping[str, torch.Tensor]
+    ]
+
+
+Int64 = NDArray[np.int64]
+
+RECORD_BITS = 16  # steps of 2^-16 of the clip norm; sums of a block stay below 2^24
+PLACES = {"cpu": 16}  # of a block, a power of two; elsewhere 128
+CHUNK = 1024  # a float32 sum of so many squares is off by less than 2^-13 of itself
+AIM, LIMIT = 1 - 2.0**-12, 1 - 2.0**-13  # of the norm that is scaled to; of the square allowed
+
+
+class RecordSums:
+    """Sums of what each of one device's records gives by itself."""
+
+    def __init__(self, records: Records, processor: str, random_bytes: RandomBytes) -> None:
+        import torch
+
+        self._random_bytes, self._places = random_bytes, PLACES.get(processor, 128)
+        # The record after the last is the zeros of empty places.
+        x = np.concatenate([records.x, np.zeros((1, *records.x.shape[1:]), records.x.dtype)])
+        self._x = torch.as_tensor(x).to(processor)
+        self._y = torch.as_tensor(np.append(records.y, 0)).to(processor)
+
+    def total(self, rows: Rows, chosen: Int64, clip_norm: float) -> Int64:
+        """The sum (values,) of the `chosen` records' `rows`, in steps of `clip_norm`·2⁻¹⁶.
+
+        All parts in their order, one after another; one record's L2 norm is 2¹⁶ steps at most.
+        """
+        import torch
+
+        empty = len(self._y) - 1
+        total: Int64 = np.zeros(1, np.int64)
+        for block in in_places(chosen, self._places, empty, self._random_bytes):
+            at = torch.as_tensor(block).to(self._x.device)
+            whole = to_steps(rows(self._x[at], self._y[at]), at != empty, clip_norm)
+            sums = torch.cat([part.sum(0) for part in whole])
+            total = total + sums.cpu().numpy().astype(np.int64)
+        return total
+
+
+def record_gradients(network: Network) -> Gradients:
+    """The gradients (n, …) of the losses of n records, each by itself, of every weight."""
+    from torch.func import grad, vmap
+
+    return vmap(grad(_loss_of(network)), in_dims=(None, 0, 0))
+
+
+def record_losses(network: Network) -> Losses:
+    """The losses (n,) of n records, each by itself even where a model mixes batches."""
+    from torch.func import vmap
+
+    return vmap(_loss_of(network), in_dims=(None, 0, 0))
+
+
+def _loss_of(network: Network) -> Losses:
+    def loss(weights: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return network.loss(weights, x[None], y[None])
+
+    return loss
+
+
+def to_steps(rows: list[torch.Tensor], there: torch.Tensor, clip_norm: float) -> list[torch.Tensor]:
+    """Rows of float32 parts (n, …), clipped, as whole steps; 0 where not `there` or not finite."""
+    norms = _squared_norms(rows).sqrt().clamp(min=clip_norm)
+    scale = (AIM * 2.0**RECORD_BITS / norms * there.to(norms.device)).float()[:, None]
+    # Toward zero, as `trunc` does, which torch does not vectorise: 20 times slower on a CPU.
+    whole = [part.abs().mul_(scale.to(part.device)).floor_().copysign_(part) for part in rows]
+    kept = _squared_norms(whole) <= LIMIT * 4.0**RECORD_BITS  # not so for what is no number
+    if not bool(kept.all()):
+        whole = [part.masked_fill_(~kept.to(part.device)[:, None], 0.0) for part in whole]
+    return whole
+
+
+def in_places(
+    chosen: Int64, places: int, empty: int, random_bytes: RandomBytes
+) -> NDArray[np.int64]:
+    """Blocks (k, places) of the chosen records, each at its own uniform place, the rest `empty`.
+
+    At least one block, so that what a device can do does not follow from its records.
+    """
+    drawn = np.frombuffer(random_bytes(len(chosen)), np.uint8).astype(np.int64) % places
+    order = np.argsort(drawn, kind="stable")
+    ordered = drawn[order]
+    turn = np.arange(len(order)) - np.searchsorted(ordered, ordered)  # among those of a place
+    blocks = np.full((int(turn.max(initial=0)) + 1, places), empty, np.int64)
+    blocks[turn, ordered] = chosen[order]
+    return blocks
+
+
+def _squared_norms(rows: list[torch.Tensor]) -> torch.Tensor:
+    """Squared L2 norms (n,), float64, off by less than 2⁻¹³ of themselves: sums of chunks."""
+    import torch
+
+    parts = []
+    for part in rows:
+        even = part.shape[1] // CHUNK * CHUNK
+        for piece in (part[:, :even].reshape(len(part), -1, CHUNK), part[:, None, even:]):
+            norms = torch.linalg.vector_norm(piece, dim=2)
+            # MPS has no float64.
+            norms = norms.cpu() if norms.device.type == "mps" else norms
+            parts.append(norms.double().square().sum(1))
+    return torch.stack(parts).sum(0)
+
+
+# Noised local steps, as `dp_sgd` takes them and other methods build on them.
+#
+# Every step draws one noised sum over a fresh Poisson sample of the device's records. What a record
+# adds to it is a vector of bounded norm: its gradient, or what a `View` sees of its gradient.
+
+NOISE_BITS = 30  # noise and sums stand on 2^-30 of the clip norm: far finer than the noise
+
+
+class LocalDpSgd(MethodParameters):
+    """What all methods with noised local steps say; all of it is public."""
+
+    rounds: int = Field(default=10, ge=1, le=10_000)
+    """Training rounds."""
+    local_steps: int = Field(default=10, ge=1, le=10_000)
+    """Noised steps of one device in one round; each of them is paid for."""
+    sampling_rate: float = Field(default=0.1, gt=0, le=1)
+    """Chance with which a record is in a step's sample; 1: every step takes all records."""
+    clip_norm: float = Field(default=1.0, gt=0, le=1e6)
+    """C: the L2 norm that one record's gradient is clipped to."""
+    learning_rate: float = Field(default=0.5, gt=0, le=100)
+    """Step size, for a gradient that is the sample's mean."""
+
+
+def noised_steps(
+    parameters: LocalDpSgd, setting: MethodContext, steps: int, coordinates: int
+) -> PoissonSampled:
+    """What one round of so many sums of at most so many `coordinates` costs.
+
+    The noise is the least for which all rounds that a device may take part in cost the job's
+    (ε, δ). Raises `PrivacyError` where none meets it.
+    """
+    rate, sensitivity = parameters.sampling_rate, 1 << NOISE_BITS
+    one = sampled_gaussian_event(
+        "gradient steps", rate, steps, sensitivity, coordinates, grid_bits=NOISE_BITS
+    )
+    times = min(setting.max_participations, parameters.rounds)
+    return calibrated(one, times, setting.epsilon, setting.delta)
+
+
+class NoisedSums:
+    """Noised sums over fresh samples of one device's records."""
+
+    def __init__(self, task: Task, event: PoissonSampled) -> None:
+        self.processor = chosen_processor(task.processor)
+        self._sums = RecordSums(task.records, self.processor, task.random_bytes)
+        self._count, self._event, self._random_bytes = len(task.records), event, task.random_bytes
+
+    def draw(self, rows: Rows, norm: float) -> NDArray[np.float64]:
+        """The sum of `rows(x, y)`, a row a record, each clipped to L2 `norm`, and noise.
+
+        One of the event's steps. Raises `PrivacyError` for more values than it prices.
+        """
+        chosen = poisson_sample(self._count, self._event.sampling_probability, self._random_bytes)
+        total = self._sums.total(rows, chosen, norm)
+        one = self._event.event
+        if total.size > one.coordinates:
+            raise PrivacyError(f"{self._event.what}: {total.size} values are more than was priced")
+        event = replace(self._event, event=replace(one, coordinates=total.size))
+        steps = noised_step(total << (NOISE_BITS - RECORD_BITS), event, self._random_bytes)
+        return np.asarray(steps * (norm * 2.0**-NOISE_BITS), np.float64)
+
+
+class View:
+    """What is seen of gradients: what each record adds to a sum, and the way back from it.
+
+    `norm` is the L2 norm that a record's row is clipped to. As it stands: gradients as they are.
+    """
+
+    def __init__(self, norm: float) -> None:
+        self.norm = norm
+
+    def seen(self, gradients: Parts) -> Parts:
+        """Rows (n, …) of gradients of n records, each a function of its own gradient alone."""
+        return gradients
+
+    def back(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The gradient (d,) that a noised sum of rows stands for."""
+        return total
+
+
+class NoisedSgd:
+    """SGD by noised sums; `weights` are torch tensors and change in place."""
+
+    def __init__(
+        self, task: Task, sums: NoisedSums, parameters: LocalDpSgd, setting: MethodContext
+    ) -> None:
+        self._sums, self._gradients = sums, record_gradients(task.network)
+        batch = parameters.sampling_rate * setting.nominal_records  # public, unlike the sample's
+        self._rate = parameters.learning_rate / batch
+
+    def weights(self, values: Mapping[str, NDArray[np.float32]]) -> dict[str, torch.Tensor]:
+        import torch
+
+        processor = self._sums.processor
+        return {name: torch.tensor(array, device=processor) for name, array in values.items()}
+
+    def take(self, weights: Mapping[str, torch.Tensor], view: View) -> None:
+        """One step down the mean gradient, as `view` sees it."""
+        import torch
+
+        def rows(x: torch.Tensor, y: torch.Tensor) -> Parts:
+            found = self._gradients(weights, x, y)
+            return view.seen([found[name].flatten(1) for name in weights])
+
+        change = self._rate * view.back(self._sums.draw(rows, view.norm))
+        step = torch.as_tensor(change.astype(np.float32)).to(self._sums.processor)
+        parts = torch.split(step, [value.numel() for value in weights.values()])
+        for value, part in zip(weights.values(), parts, strict=True):
+            value.sub_(part.view_as(value))
+
+
+def update_to(weights: Mapping[str, torch.Tensor], task: Task) -> Update:
+    """What `weights` change of the global ones."""
+    return {name: value.cpu().numpy() - task.weights[name] for name, value in weights.items()}
 
 
 class DpSgdParameters(LocalDpSgd):
@@ -39,28 +286,35 @@ class DpSgdParameters(LocalDpSgd):
 
 
 class DpSgd:
-    """Trains by noised sums alone."""
+    """Trainer by noised sums alone; a subclass says what they show of the gradients."""
 
-    def __init__(self, parameters: DpSgdParameters, setting: Setting) -> None:
+    def __init__(self, parameters: Any, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
+
+    @property
+    def coordinates(self) -> int:
+        """Values of one noised sum."""
+        return size_of(self.setting)
+
+    def views(self, task: Task, weights: Mapping[str, torch.Tensor]) -> Iterator[View]:
+        """What each step sees of the gradients, made at the `weights` of that step."""
+        return repeat(View(self.parameters.clip_norm))
 
     @cached_property
     def event(self) -> PoissonSampled:
         """What one round costs. Raises PrivacyError where no noise meets the job's budget."""
         p = self.parameters
-        return noised_steps(p, self.setting, p.local_steps, size_of(self.setting))
+        return noised_steps(p, self.setting, p.local_steps, self.coordinates)
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
-        """The round's steps, together."""
         return (self.event,)
 
     def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
         """Weights after the noised steps, minus the global ones. Needs torch."""
-        p = self.parameters
-        sgd = NoisedSgd(task, NoisedSums(task, self.event), p, self.setting)
+        sgd = NoisedSgd(task, NoisedSums(task, self.event), self.parameters, self.setting)
         weights = sgd.weights(start)
-        for _ in range(p.local_steps):
-            sgd.take(weights, FullGradients(p.clip_norm))
+        for view in islice(self.views(task, weights), self.parameters.local_steps):
+            sgd.take(weights, view)
         return update_to(weights, task)
 
 

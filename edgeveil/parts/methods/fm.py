@@ -12,7 +12,7 @@ PCA of the features (`features/pca.py`) may come first. Proofs: `docs/privacy.md
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,12 @@ from edgeveil.parts.exchange import (
     Exchange,
     SegmentSpec,
     Tensors,
+    exchanges,
+    required,
     summed_spec,
 )
 from edgeveil.parts.features.pca import COVARIANCE
+from edgeveil.parts.method_context import MethodContext, MethodPart
 from edgeveil.parts.methods.fm_budget import (
     CENTRE,
     QUADRATIC,
@@ -55,12 +58,14 @@ from edgeveil.parts.methods.fm_sums import (
     projected,
     quadratic_sum,
     shrunk,
+    symmetric,
     top_basis,
+    triangle_size,
+    unpacked,
+    upper,
     with_intercept,
 )
 from edgeveil.parts.methods.local_steps import minimise_quadratic
-from edgeveil.parts.methods.symmetric_packing import symmetric, triangle_size, unpacked, upper
-from edgeveil.parts.setting import MethodPart, Setting
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.grid import GRID_BITS, Int64
 from edgeveil.privacy.sampler import RandomBytes, os_random
@@ -74,7 +79,7 @@ __all__ = ["FmCloud", "FmDevice", "FmParameters", "Shares"]
 Form = tuple[tuple[int, ...], str]
 
 
-def forms(exchange: Exchange, parameters: FmParameters, setting: Setting) -> dict[str, Form]:
+def forms(exchange: Exchange, parameters: FmParameters, setting: MethodContext) -> dict[str, Form]:
     """Shape and dtype of each tensor that an answer needs.
 
     With `ldp_pca` the covariance is the device's own earlier answer, added by its host.
@@ -102,19 +107,15 @@ def forms(exchange: Exchange, parameters: FmParameters, setting: Setting) -> dic
 
 
 def check_package(
-    exchange: Exchange, tensors: Tensors, parameters: FmParameters, setting: Setting
+    exchange: Exchange, tensors: Tensors, parameters: FmParameters, setting: MethodContext
 ) -> None:
     """Raise `ProtocolError` unless the tensors have their public form and W keeps to its limit.
 
     Past it an answer's form cannot depend on records: with a W in `max_weight` and the sizes of
     `check_sizes` no exact sum overflows, whatever the records are, and nothing else raises.
     """
-    for name, form in forms(exchange, parameters, setting).items():
-        tensor = tensors.get(name)
-        if tensor is None or (tensor.shape, str(tensor.dtype)) != form:
-            raise ProtocolError("bad_package", f"tensor '{name}' is not of form {form}")
-        if not np.isfinite(tensor).all():
-            raise ProtocolError("bad_package", f"tensor '{name}' is not finite")
+    for name, (shape, dtype) in forms(exchange, parameters, setting).items():
+        required(tensors, name, shape, dtype)
     if exchange.phase == TRAIN:
         limit = math.ceil(parameters.max_weight * 2**GRID_BITS)
         iterate = tensors["iterate"]
@@ -133,7 +134,7 @@ HEAD = "head.weight"
 class FmDevice:
     """Built from public facts alone; keeps only features, for as long as their records live."""
 
-    def __init__(self, parameters: FmParameters, setting: Setting) -> None:
+    def __init__(self, parameters: FmParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
         self.budget: Budget = budget(parameters, setting)
         self.intercept = intercept_steps(parameters, setting, self.budget)
@@ -144,11 +145,9 @@ class FmDevice:
         return self.budget.job_events()
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
-        """The events of this exchange; never reads a record."""
         return self.budget.price(exchange)
 
     def prepare(self, records: Records) -> None:
-        """Compute the features of `records` ahead of the first exchange."""
         self._cache.features(records)
 
     @flushed()
@@ -237,7 +236,7 @@ def local_minimum(
     linear: NDArray[np.float64],
     tensors: Tensors,
     parameters: FmParameters,
-    setting: Setting,
+    setting: MethodContext,
     processor: str = "auto",
 ) -> NDArray[np.float32]:
     """ΔW, of the head's shape, after the steps on a noised polynomial: a linear image of its
@@ -256,30 +255,18 @@ def local_minimum(
 UNIT = 2.0**GRID_BITS
 
 
-def exchanges(first: Sequence[str], rounds: int, infer_every: int) -> tuple[Exchange, ...]:
-    """One for each preparatory phase, then the training rounds."""
-    return (
-        *(Exchange(index, phase, 0) for index, phase in enumerate(first, start=1)),
-        *(
-            Exchange(len(first) + k, TRAIN, k, infer=infer_every > 0 and k % infer_every == 0)
-            for k in range(1, rounds + 1)
-        ),
-    )
-
-
 class FmCloud:
     """Cloud half: sees only the mean of the devices' noised segments."""
 
-    def __init__(self, parameters: FmParameters, setting: Setting) -> None:
+    def __init__(self, parameters: FmParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
         self.budget: Budget = budget(parameters, setting)
         self.intercept = intercept_steps(parameters, setting, self.budget)
         self.head = head_shape(parameters, setting)
 
     def plan(self) -> tuple[Exchange, ...]:
-        """The preparatory sums that are released, then the training rounds."""
         first = phases(self.parameters, self.setting.projection)
-        return exchanges(first, self.parameters.rounds, self.setting.infer_every)
+        return exchanges(first, self.parameters.rounds)
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
         """One float32 segment: a triangle, the centre (d,), or `head.weight`, of the head's shape.
@@ -425,7 +412,9 @@ class FmCloud:
         return self.parameters.ridge * max(quadratic, linear) * scale
 
 
-def _refuses(parameters: FmParameters, setting: Setting) -> Iterable[tuple[tuple[str, ...], str]]:
+def _refuses(
+    parameters: FmParameters, setting: MethodContext
+) -> Iterable[tuple[tuple[str, ...], str]]:
     if setting.regression and parameters.curvature != FmParameters().curvature:
         yield (
             ("train.curvature", "data.schema.label.number"),

@@ -13,14 +13,14 @@ from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features.pca import COVARIANCE, PcaParameters
-from edgeveil.parts.methods.fm_sums import LARGEST_L1, PRODUCT_BITS, check_sizes
-from edgeveil.parts.methods.symmetric_packing import triangle_size
-from edgeveil.parts.setting import MethodParameters, Setting
+from edgeveil.parts.method_context import MethodContext, MethodParameters
+from edgeveil.parts.methods.fm_sums import LARGEST_L1, PRODUCT_BITS, check_sizes, triangle_size
+from edgeveil.parts.part import Block
 from edgeveil.privacy.accountant import HAIR, discreteness_tv, epsilon, mu_for, pure_epsilon
 from edgeveil.privacy.events import (
     ClaimedEvent,
@@ -35,14 +35,12 @@ from edgeveil.privacy.grid import GRID_BITS, Int64
 from edgeveil.privacy.laplace_mechanism import laplace_event, noise_room, scale_of
 
 
-class Shares(BaseModel):
+class Shares(Block):
     """Shares of the budget for the preparatory sums; the training rounds get the rest.
 
     Of μ² where the noise is Gaussian, of ε where it is Laplace. The share of a sum that is not
     released goes to the rounds as well; a PCA takes its own share first.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     centre: float = Field(default=0.02, gt=0, lt=1)
     """Share for the sum of the features."""
@@ -103,7 +101,7 @@ LARGEST_INTERCEPT = 0.3 * 2**GRID_BITS  # of two classes, without noise
 HALVING_NOISE = 0.02  # of which i is half of that
 
 
-def head_shape(parameters: FmParameters, setting: Setting) -> tuple[int, int]:
+def head_shape(parameters: FmParameters, setting: MethodContext) -> tuple[int, int]:
     """Rows and columns of the linear head: (d, classes), and a row more for the intercept; of a
     number (d + 1, 1)."""
     if setting.regression:
@@ -164,7 +162,7 @@ class ReleasedSum:
         return laplace_event(self.what, steps, steps, epsilon, self.size, LAPLACE_BITS)
 
 
-def released_sum(phase: str, parameters: FmParameters, setting: Setting) -> ReleasedSum:
+def released_sum(phase: str, parameters: FmParameters, setting: MethodContext) -> ReleasedSum:
     """The sum of a preparatory phase, or that of the linear terms.
 
     L1 norms: of φ at most √d. Of the triangle of zzᵀ (‖z‖₁² + ‖z‖²)/2 <= (d + 1)/2. Of z·rᵀ,
@@ -226,7 +224,6 @@ class Budget:
     tainted: tuple[Event, ...] = ()
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
-        """The events of one exchange."""
         return (self.events[exchange.phase], *self.tainted)
 
     def job_events(self) -> tuple[Event, ...]:
@@ -242,7 +239,7 @@ class Budget:
             return event.grid_bits
         return PRODUCT_BITS
 
-    def on_grid(self, phase: str, total: Int64, setting: Setting) -> Int64:
+    def on_grid(self, phase: str, total: Int64, setting: MethodContext) -> Int64:
         """An exact sum on the grid of its phase; where it is summed cut off at the room of one."""
         moved = total << (self.grid_bits(phase) - PRODUCT_BITS)
         if not setting.summed:
@@ -304,7 +301,7 @@ class _Split:
         return self.own_epsilon if noise == "laplace" else self.rest_epsilon
 
 
-def _split(parameters: FmParameters, setting: Setting) -> _Split:
+def _split(parameters: FmParameters, setting: MethodContext) -> _Split:
     projection, whole = setting.projection, setting.epsilon
     if projection is None or COVARIANCE not in phases(parameters, projection):
         one_kind = parameters.noise == "gaussian"
@@ -315,7 +312,7 @@ def _split(parameters: FmParameters, setting: Setting) -> _Split:
     return _Split(first, False, whole * first * HAIR, whole * (1 - first) * HAIR)
 
 
-def budget(parameters: FmParameters, setting: Setting) -> Budget:
+def budget(parameters: FmParameters, setting: MethodContext) -> Budget:
     """Noise such that a device's whole part in the job is (ε, δ)-DP per record.
 
     Raises `PrivacyError` as `settled`.
@@ -325,7 +322,9 @@ def budget(parameters: FmParameters, setting: Setting) -> Budget:
     return settled(partial(_share_out, parameters, setting, split), setting, gaussian_epsilon)
 
 
-def settled(made: Callable[[float], Budget], setting: Setting, gaussian_epsilon: float) -> Budget:
+def settled(
+    made: Callable[[float], Budget], setting: MethodContext, gaussian_epsilon: float
+) -> Budget:
     """What `made` makes of a δ, such that it costs the setting's (ε, δ) at most; its Gaussian sums
     may cost `gaussian_epsilon` together.
 
@@ -369,7 +368,9 @@ def _costs(result: Budget, delta: float) -> float:
         return math.inf
 
 
-def _share_out(parameters: FmParameters, setting: Setting, split: _Split, delta: float) -> Budget:
+def _share_out(
+    parameters: FmParameters, setting: MethodContext, split: _Split, delta: float
+) -> Budget:
     """Each phase's event at its share of what the covariance leaves: of μ², or of ε."""
     events: dict[str, Event] = {}
     if split.first:
@@ -386,7 +387,9 @@ def _share_out(parameters: FmParameters, setting: Setting, split: _Split, delta:
     for phase, share in shares.items():
         released = released_sum(phase, parameters, setting)
         if parameters.noise == "gaussian":
-            events[phase] = own_part(released.gaussian(mu * math.sqrt(share)), setting)
+            events[phase] = shared_gaussian(
+                released.gaussian(mu * math.sqrt(share)), setting.honest
+            )
         else:
             events[phase] = released.laplace(split.rest_epsilon * share)
     local = setting.projection is not None and setting.projection.name == "local_pca"
@@ -394,15 +397,19 @@ def _share_out(parameters: FmParameters, setting: Setting, split: _Split, delta:
 
 
 def _covariance_event(
-    parameters: FmParameters, setting: Setting, split: _Split, delta: float
+    parameters: FmParameters, setting: MethodContext, split: _Split, delta: float
 ) -> Event:
     if setting.projection is not None and setting.projection.noise == "wishart":
         return wishart_event(split.own_epsilon)
     mu = mu_for(split.own_epsilon, delta) * (math.sqrt(split.first) if split.one_kind else 1.0)
-    return own_part(released_sum(COVARIANCE, parameters, setting).gaussian(mu), setting)
+    return shared_gaussian(
+        released_sum(COVARIANCE, parameters, setting).gaussian(mu), setting.honest
+    )
 
 
-def intercept_steps(parameters: FmParameters, setting: Setting, settled_budget: Budget) -> int:
+def intercept_steps(
+    parameters: FmParameters, setting: MethodContext, settled_budget: Budget
+) -> int:
     """i, what stands beside z for the intercept, in steps of 2**-12; 0: there is none.
 
     Of classes it follows from the noise in the mean linear sum of `setting.devices` devices, in
@@ -417,8 +424,3 @@ def intercept_steps(parameters: FmParameters, setting: Setting, settled_budget: 
     noise /= setting.nominal_records
     largest = LARGEST_INTERCEPT * math.sqrt(2 / setting.classes)
     return int(largest / (1 + noise / HALVING_NOISE))
-
-
-def own_part(event: GaussianEvent, setting: Setting) -> Event:
-    """The event where its noise is shared, if it is."""
-    return shared_gaussian(event, setting.honest) if setting.honest else event

@@ -30,12 +30,22 @@ from pydantic import Field
 
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
-from edgeveil.parts.exchange import TRAIN, Aim, Answer, Array, Exchange, SegmentSpec, Tensors
+from edgeveil.parts.exchange import (
+    TRAIN,
+    Aim,
+    Answer,
+    Array,
+    Exchange,
+    SegmentSpec,
+    Tensors,
+    exchanges,
+    required,
+)
 from edgeveil.parts.features.pca import COVARIANCE
-from edgeveil.parts.methods.fm import FmCloud, FmDevice, exchanges, forms
+from edgeveil.parts.method_context import MethodContext, MethodParameters, MethodPart
+from edgeveil.parts.methods.fm import FmCloud, FmDevice, forms
 from edgeveil.parts.methods.fm_budget import FmParameters, phases
 from edgeveil.parts.methods.fm_sums import Bounded, as_weights, top_basis
-from edgeveil.parts.setting import MethodParameters, MethodPart, Setting
 from edgeveil.privacy.accountant import HAIR
 from edgeveil.privacy.derived import bound
 from edgeveil.privacy.events import ClaimedEvent, Event
@@ -73,13 +83,13 @@ def projecting() -> FmParameters:
     )
 
 
-def noise_scale(parameters: FmPaperParameters, setting: Setting) -> float:
+def noise_scale(parameters: FmPaperParameters, setting: MethodContext) -> float:
     """Δ/ε (eq. 9, 10), Δ = d + d²/4, in units of the coefficients."""
     d = setting.dimension
     return (d + d * d / 4) / claimed_epsilon(parameters, setting)
 
 
-def claimed_epsilon(parameters: FmPaperParameters, setting: Setting) -> float:
+def claimed_epsilon(parameters: FmPaperParameters, setting: MethodContext) -> float:
     """The ε that the text claims for all training rounds together."""
     projection = setting.projection
     released = COVARIANCE in phases(projecting(), projection)
@@ -87,7 +97,7 @@ def claimed_epsilon(parameters: FmPaperParameters, setting: Setting) -> float:
     return setting.epsilon * (1 - share) * HAIR
 
 
-def round_event(parameters: FmPaperParameters, setting: Setting) -> ClaimedEvent:
+def round_event(parameters: FmPaperParameters, setting: MethodContext) -> ClaimedEvent:
     """One training round's part of the claim."""
     times = min(setting.max_participations, parameters.rounds)
     return ClaimedEvent(
@@ -99,7 +109,7 @@ def round_event(parameters: FmPaperParameters, setting: Setting) -> ClaimedEvent
 
 
 def check_package(
-    exchange: Exchange, tensors: Tensors, parameters: FmPaperParameters, setting: Setting
+    exchange: Exchange, tensors: Tensors, parameters: FmPaperParameters, setting: MethodContext
 ) -> None:
     """Raise `ProtocolError` unless a training round's tensors have their public form."""
     d, k, c = setting.dimension, parameters.hidden, setting.classes
@@ -108,12 +118,8 @@ def check_package(
     needed |= {HIDDEN: ((d, k), "float32"), OUTPUT: ((k, c), "float32")}
     if exchange.phase != TRAIN:
         raise ProtocolError("bad_package", f"no training round: '{exchange.phase}'")
-    for name, form in needed.items():
-        tensor = tensors.get(name)
-        if tensor is None or (tensor.shape, str(tensor.dtype)) != form:
-            raise ProtocolError("bad_package", f"tensor '{name}' is not of form {form}")
-        if not np.isfinite(tensor).all():
-            raise ProtocolError("bad_package", f"tensor '{name}' is not finite")
+    for name, (shape, dtype) in needed.items():
+        required(tensors, name, shape, dtype)
 
 
 # Device half of `fm_paper`: gradient steps on polynomials that are noised anew.
@@ -124,7 +130,7 @@ NOISE_STEPS = 1 << 20  # Laplace noise is drawn at this scale, in whole steps, t
 class FmPaperDevice:
     """Built from public facts alone; features and a PCA are those of `fm`."""
 
-    def __init__(self, parameters: FmPaperParameters, setting: Setting) -> None:
+    def __init__(self, parameters: FmPaperParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
         self._fm = FmDevice(projecting(), setting)
         self._scale = noise_scale(parameters, setting)
@@ -137,7 +143,6 @@ class FmPaperDevice:
         return (event, *self._fm.budget.tainted)
 
     def prepare(self, records: Records) -> None:
-        """Compute the features of `records` ahead of the first exchange."""
         self._fm.prepare(records)
 
     @flushed()
@@ -203,14 +208,13 @@ START_SEED = 0  # of the first weights, which are public and the same in every j
 class FmPaperCloud:
     """Cloud half: one segment a layer, so that the proxy shuffles layers as the text has it."""
 
-    def __init__(self, parameters: FmPaperParameters, setting: Setting) -> None:
+    def __init__(self, parameters: FmPaperParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
         self._fm = FmCloud(projecting(), setting)
 
     def plan(self) -> tuple[Exchange, ...]:
-        """The covariance where there is a federated PCA, then the training rounds."""
         first = phases(projecting(), self.setting.projection)
-        return exchanges(first, self.parameters.rounds, self.setting.infer_every)
+        return exchanges(first, self.parameters.rounds)
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
         """`hidden.weight` (d, hidden) and `output.weight` (hidden, c), float32."""
@@ -231,7 +235,6 @@ class FmPaperCloud:
         return {**state, "basis": first["basis"]} if "basis" in first else state
 
     def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
-        """Training: both weights, and the basis that is the same for all devices."""
         if exchange.phase != TRAIN:
             return self._fm.package(state, exchange)
         projection = self.setting.projection
@@ -240,7 +243,6 @@ class FmPaperCloud:
         return {name: np.asarray(state[name]) for name in names}
 
     def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
-        """Training: both weights, which the uploaded ones replace."""
         if exchange.phase != TRAIN:
             return None
         return Aim({name: np.asarray(state[name]) for name in (HIDDEN, OUTPUT)}, change=False)

@@ -1,4 +1,6 @@
-"""What `fm` and `fm_paper` sum over records: bounded features, exact integer sums, their noise.
+"""Symmetric matrices as flat upper triangles, row by row, the diagonal included.
+
+What `fm` and `fm_paper` sum over records: bounded features, exact integer sums, their noise.
 
 Each row of features is a function of its own record alone.
 
@@ -24,8 +26,7 @@ from edgeveil.data.records import Records
 from edgeveil.data.target import scaled
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.exchange import Array
-from edgeveil.parts.methods.symmetric_packing import symmetric, upper
-from edgeveil.parts.setting import Setting
+from edgeveil.parts.method_context import MethodContext
 from edgeveil.privacy.derived import bound
 from edgeveil.privacy.events import ClaimedEvent, Event, GaussianEvent, LaplaceEvent, as_single
 from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle, gaussian
@@ -43,6 +44,37 @@ from edgeveil.privacy.grid import (
 from edgeveil.privacy.laplace_mechanism import laplace
 from edgeveil.privacy.sampler import RandomBytes, discrete_gaussian
 from edgeveil.subnormals import flushed
+
+
+def triangle_size(d: int) -> int:
+    """Values in the upper triangle of a (d, d) matrix."""
+    return d * (d + 1) // 2
+
+
+def upper(matrix: NDArray[np.generic]) -> NDArray[np.generic]:
+    """The upper triangle (d(d+1)/2,) of a (d, d) matrix."""
+    return matrix[np.triu_indices(len(matrix))]
+
+
+def symmetric(triangle: NDArray[np.generic], d: int) -> NDArray[np.float64]:
+    """The symmetric (d, d) matrix of a flat upper triangle."""
+    matrix = np.zeros((d, d))
+    matrix[np.triu_indices(d)] = triangle
+    return matrix + np.triu(matrix, 1).T
+
+
+def unpacked(triangle: NDArray[np.float32], d: int) -> NDArray[np.float32]:
+    """As `symmetric`, kept for the next call: a job broadcasts the same curvature every round.
+
+    Not to be written to.
+    """
+    return _unpacked(triangle.tobytes(), d)
+
+
+@lru_cache(maxsize=2)
+def _unpacked(raw: bytes, d: int) -> NDArray[np.float32]:
+    return symmetric(np.frombuffer(raw, np.float32), d).astype(np.float32)
+
 
 FEATURE_BITS = 24
 BLOCK = 4096  # rows at a time: bounds memory; a multiple of the 64 rows of one norm
@@ -75,7 +107,7 @@ def blocks(count: int) -> Iterator[slice]:
 
 
 @flushed()
-def features_of(records: Records, setting: Setting) -> Features:
+def features_of(records: Records, setting: MethodContext) -> Features:
     """Features of the valid records; the others are dropped."""
     mask = setting.learned_from(records)
     x, labels = records.x[mask], records.y[mask]
@@ -133,7 +165,7 @@ class FeatureCache:
     A data set is known by its identity (`Records`), never by its content, and is not kept alive.
     """
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: MethodContext) -> None:
         self._setting = setting
         self._features: WeakKeyDictionary[Records, Features] = WeakKeyDictionary()
         self._bounded: WeakKeyDictionary[Records, tuple[Key, Bounded]] = WeakKeyDictionary()
@@ -164,7 +196,7 @@ PRODUCT_BITS = 2 * GRID_BITS
 LARGEST_L1 = 2 << GRID_BITS  # of p - y, or of a difference of numbers
 
 
-def check_sizes(setting: Setting) -> None:
+def check_sizes(setting: MethodContext) -> None:
     """Raise `PrivacyError` for sizes at which the exact sums of some records would overflow.
 
     With at most 2**22 features and classes none can, so that no record decides whether there is
@@ -341,7 +373,7 @@ def _public_axes(features: int, kept: int) -> NDArray[np.float64]:
 # A party's own PCA basis, where a job has no common one (`local_pca`).
 
 
-def own_weights(setting: Setting, records: Records | None) -> Mapping[str, Array]:
+def own_weights(setting: MethodContext, records: Records | None) -> Mapping[str, Array]:
     """With `local_pca`, the weight `basis` (D, d) of the PCA of `records`; else nothing.
 
     For the cloud's own test records: by nobody's basis but its own can it look at a model that
@@ -354,6 +386,6 @@ def own_weights(setting: Setting, records: Records | None) -> Mapping[str, Array
 
 
 @lru_cache(maxsize=2)
-def _own_basis(setting: Setting, records: Records) -> Array:
+def _own_basis(setting: MethodContext, records: Records) -> Array:
     covariance = covariance_sum(features_of(records, setting))
     return as_weights(top_basis(covariance, setting.feature_dimension, setting.dimension))

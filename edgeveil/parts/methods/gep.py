@@ -13,28 +13,19 @@ auxiliary records are random (the text: real pictures), so that nobody has to ha
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Iterator, Mapping
+from itertools import repeat
 from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from edgeveil.parts.exchange import Exchange
-from edgeveil.parts.methods.noised_sgd import (
-    LocalDpSgd,
-    NoisedSgd,
-    NoisedSums,
-    noised_steps,
-    record_gradients,
-    update_to,
-)
+from edgeveil.parts.method_context import size_of
+from edgeveil.parts.methods.dp_sgd import DpSgd, LocalDpSgd, View, record_gradients
 from edgeveil.parts.methods.update_method import trainer_part
 from edgeveil.parts.models.network import Network
-from edgeveil.parts.setting import Setting, size_of
-from edgeveil.parts.update import Task, Update
-from edgeveil.privacy.events import Event, PoissonSampled
+from edgeveil.parts.update import Task
 
 if TYPE_CHECKING:
     import torch
@@ -64,50 +55,33 @@ class GepParameters(LocalDpSgd):
         return self
 
 
-class Gep:
+class Gep(DpSgd):
     """Trains by noised sums of embeddings and residuals."""
 
-    def __init__(self, parameters: GepParameters, setting: Setting) -> None:
-        self.parameters, self.setting = parameters, setting
+    @property
+    def coordinates(self) -> int:
+        return size_of(self.setting) + int(self.parameters.subspace)
 
-    @cached_property
-    def event(self) -> PoissonSampled:
-        """What one round costs. Raises PrivacyError where no noise meets the job's budget."""
-        p, size = self.parameters, size_of(self.setting)
-        return noised_steps(p, self.setting, p.local_steps, size + p.subspace)
-
-    def price(self, exchange: Exchange) -> tuple[Event, ...]:
-        """The round's steps, together."""
-        return (self.event,)
-
-    def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
-        """Weights after the noised steps, minus the global ones. Needs torch."""
+    def views(self, task: Task, weights: Mapping[str, torch.Tensor]) -> Iterator[View]:
         p = self.parameters
-        sgd = NoisedSgd(task, NoisedSums(task, self.event), p, self.setting)
-        weights = sgd.weights(start)
         found = anchors(task.network, weights, p.auxiliary)
-        view = Embedding(found, p.subspace, p.clip_norm, p.residual_clip)
-        for _ in range(p.local_steps):
-            sgd.take(weights, view)
-        return update_to(weights, task)
+        return repeat(Embedding(found, p.subspace, p.clip_norm, p.residual_clip))
 
 
-class Embedding:
+class Embedding(View):
     """The view of gradients in the span of `anchors` (m, d) and outside it."""
-
-    norm = 1.0
 
     def __init__(
         self, anchors: torch.Tensor, subspace: int, clip_norm: float, residual_clip: float
     ) -> None:
         import torch
 
+        super().__init__(1.0)
         _, _, rows = torch.linalg.svd(anchors.cpu(), full_matrices=False)
         self.basis: torch.Tensor = rows[:subspace].to(anchors.device)
         self._clips = clip_norm * math.sqrt(2), residual_clip * math.sqrt(2)
 
     def seen(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        """B·g and g − Bᵀ·B·g, each clipped, of norm 1/√2 at most."""
         import torch
 
         whole = torch.cat(gradients, 1)
@@ -119,7 +93,6 @@ class Embedding:
         ]
 
     def back(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Bᵀ·(embedding) + residual."""
         inside = total[: len(self.basis)] * self._clips[0]
         basis = self.basis.cpu().numpy().astype(np.float64)
         return inside @ basis + total[len(self.basis) :] * self._clips[1]

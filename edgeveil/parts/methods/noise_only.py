@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from edgeveil.data.records import Records
-from edgeveil.errors import ProtocolError
 from edgeveil.parts.exchange import (
-    TRAIN,
     Aim,
     Answer,
     Array,
     Exchange,
     SegmentSpec,
     Tensors,
+    exchanges,
+    required,
     summed_spec,
 )
-from edgeveil.parts.setting import MethodParameters, MethodPart, Setting
+from edgeveil.parts.method_context import MethodContext, MethodParameters, MethodPart
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.subnormals import flushed
@@ -49,11 +49,10 @@ class NoiseOnlyParameters(MethodParameters):
 class NoiseOnlyDevice:
     """Device half: touches no record."""
 
-    def __init__(self, parameters: NoiseOnlyParameters, setting: Setting) -> None:
+    def __init__(self, parameters: NoiseOnlyParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
-        """Nothing."""
         return ()
 
     @flushed()
@@ -67,9 +66,7 @@ class NoiseOnlyDevice:
     ) -> Answer:
         """`noise` (values,) float32, uniform in [-1, 1]. Raises `ProtocolError` for a package of
         wrong form."""
-        package, form = tensors.get(PACKAGE), (self.parameters.package_values,)
-        if package is None or (package.shape, str(package.dtype)) != (form, "float32"):
-            raise ProtocolError("bad_package", f"tensor '{PACKAGE}' is not float32 of shape {form}")
+        required(tensors, PACKAGE, (self.parameters.package_values,), "float32")
         values = uniform(self.parameters.values, random_bytes)
         summed = self.setting.summed
         return Answer({NOISE: as_summed_steps(values, summed) if summed else values}, ())
@@ -78,16 +75,11 @@ class NoiseOnlyDevice:
 class NoiseOnlyCloud:
     """Cloud half: counts uploads and keeps the mean of their values, which tends to 0."""
 
-    def __init__(self, parameters: NoiseOnlyParameters, setting: Setting) -> None:
+    def __init__(self, parameters: NoiseOnlyParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
 
     def plan(self) -> tuple[Exchange, ...]:
-        """The rounds."""
-        every = self.setting.infer_every
-        return tuple(
-            Exchange(k, TRAIN, k, infer=every > 0 and k % every == 0)
-            for k in range(1, self.parameters.rounds + 1)
-        )
+        return exchanges((), self.parameters.rounds)
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
         """`noise` (values,): float32, or summed integers of as many bits."""
@@ -105,20 +97,17 @@ class NoiseOnlyCloud:
         return {PACKAGE: np.zeros(self.parameters.package_values, np.float32)}
 
     def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
-        """Nothing."""
         return None
 
     def absorb(
         self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
-        """The state with so many uploads more."""
         total, old = int(state["uploads"][0]) + uploads, float(state["mean"][0])
         step = 1 / steps_of_one(self.setting.summed) if self.setting.summed else 1.0
         new = old + (float(mean[NOISE].mean()) * step - old) * uploads / total
         return {"uploads": np.array([total], np.int64), "mean": np.array([new])}
 
     def model(self, state: Tensors) -> dict[str, Array]:
-        """A softmax head of zeros: every class is as probable as any other."""
         s = self.setting
         head: dict[str, Array] = {
             "centre": np.zeros(s.dimension, np.float32),

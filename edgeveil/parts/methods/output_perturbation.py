@@ -19,9 +19,9 @@ from pydantic import Field
 
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.exchange import Exchange
+from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods.sgd import LocalSgd, Sgd
 from edgeveil.parts.methods.update_method import trainer_part
-from edgeveil.parts.setting import Setting
 from edgeveil.parts.update import Task, Update
 from edgeveil.privacy.accountant import HAIR, mu_for
 from edgeveil.privacy.derived import bound
@@ -44,7 +44,7 @@ class OutputPerturbationParameters(LocalSgd):
 class OutputPerturbation(Sgd):
     """Sgd, and noise on its update."""
 
-    def __init__(self, parameters: OutputPerturbationParameters, setting: Setting) -> None:
+    def __init__(self, parameters: OutputPerturbationParameters, setting: MethodContext) -> None:
         super().__init__(parameters, setting)
         self._sensitivity = parameters.sensitivity
         self._times = min(setting.max_participations, parameters.rounds)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.errors import OF_OTHERS_CODE, DataError
-from edgeveil.parts.methods.noised_sgd import LocalDpSgd, record_gradients
+from edgeveil.parts.methods.dp_sgd import LocalDpSgd, record_gradients
 from edgeveil.parts.models.network import Network
 from edgeveil.subnormals import flushed_training
 

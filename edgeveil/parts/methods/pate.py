@@ -31,10 +31,10 @@ from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from edgeveil.data.records import Records, plain_numbers
-from edgeveil.errors import DataError, PrivacyError, ProtocolError
+from edgeveil.errors import DataError, ProtocolError
 from edgeveil.parts.exchange import (
     Aim,
     Answer,
@@ -42,20 +42,21 @@ from edgeveil.parts.exchange import (
     Exchange,
     SegmentSpec,
     Tensors,
+    exchanges,
+    required,
     summed_spec,
 )
-from edgeveil.parts.methods.fm import exchanges
+from edgeveil.parts.method_context import MethodContext, MethodParameters, MethodPart
 from edgeveil.parts.methods.fm_sums import noised
 from edgeveil.parts.methods.sgd import Steps
+from edgeveil.parts.models.heads import softmax
 from edgeveil.parts.models.mlp import MlpParameters
 from edgeveil.parts.models.mlp import build as perceptron
-from edgeveil.parts.models.softmax_head import softmax
-from edgeveil.parts.setting import MethodParameters, MethodPart, Setting
+from edgeveil.parts.part import Block
 from edgeveil.parts.sources.digits import load_digits_split
 from edgeveil.parts.sources.npz import npz_array
-from edgeveil.privacy.accountant import discreteness_tv, epsilon, mu_for
-from edgeveil.privacy.events import Event, as_single, as_summed
-from edgeveil.privacy.gaussian_mechanism import gaussian_event, shared_gaussian
+from edgeveil.privacy.events import Event, as_single
+from edgeveil.privacy.gaussian_mechanism import gaussian_event, meeting, shared_gaussian
 from edgeveil.privacy.grid import Float64, Int64, row_norms
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.subnormals import flushed, flushed_training
@@ -69,13 +70,11 @@ _RADIUS = 0.5  # of centred features, as in the head's graph
 _UNSET_RECORDS = 24  # where no public set is named: a job without one is refused
 
 
-class PublicSet(BaseModel):
+class PublicSet(Block):
     """Public, unlabelled records that devices vote on; they travel in the job.
 
     A job file names a file; the job that is sent has the records themselves.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     file: str | None = Field(default=None, min_length=1, max_length=4096, exclude=True)
     """Path of an NPZ file with an array `x`, from the job file's folder; `digits`: test digits."""
@@ -169,10 +168,8 @@ def _facts(x: NDArray[Any], records: int) -> dict[str, Any]:
     }
 
 
-class TeacherParameters(BaseModel):
+class TeacherParameters(Block):
     """A perceptron on the public features that each device trains as its teacher, with torch."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     hidden: tuple[Annotated[int, Field(ge=1, le=8192)], ...] = Field(
         default=(64,), min_length=1, max_length=8
@@ -215,7 +212,7 @@ class PateParameters(MethodParameters):
         return -(-self.queries // self.rounds)
 
 
-def public_records(parameters: PateParameters, setting: Setting) -> NDArray[np.float32]:
+def public_records(parameters: PateParameters, setting: MethodContext) -> NDArray[np.float32]:
     """The public set (m, *input_shape); without one made up, the same for all."""
     if parameters.public is not None:
         return parameters.public.values()
@@ -223,7 +220,9 @@ def public_records(parameters: PateParameters, setting: Setting) -> NDArray[np.f
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-def refusals(parameters: PateParameters, setting: Setting) -> list[tuple[tuple[str, ...], str]]:
+def refusals(
+    parameters: PateParameters, setting: MethodContext
+) -> list[tuple[tuple[str, ...], str]]:
     """Keys and reasons why a job with these cannot be played."""
     found: list[tuple[tuple[str, ...], str]] = []
     public = parameters.public
@@ -246,29 +245,19 @@ def refusals(parameters: PateParameters, setting: Setting) -> list[tuple[tuple[s
 # What a round costs: one Gaussian release of all its votes.
 
 
-def vote_event(parameters: PateParameters, setting: Setting) -> Event:
+def vote_event(parameters: PateParameters, setting: MethodContext) -> Event:
     """Of one round, such that all rounds of a device are (ε, δ)-DP. Raises PrivacyError."""
     m, times = parameters.per_round, min(setting.max_participations, parameters.rounds)
     sensitivity = math.isqrt((2 * m << 2 * VOTE_BITS) - 1) + 1  # √(2m) votes, rounded up
-    reserve = 0.0
-    for _ in range(8):
-        if reserve >= setting.delta:
-            break
-        mu = mu_for(setting.epsilon, setting.delta - reserve) / math.sqrt(times)
-        one = gaussian_event(
+    one = meeting(
+        lambda mu: gaussian_event(
             "votes on public records", sensitivity, mu, m * setting.classes, grid_bits=VOTE_BITS
-        )
-        event: Event = shared_gaussian(one, setting.honest) if setting.honest else one
-        seen = as_summed(event)
-        if epsilon([seen] * times, setting.delta).epsilon <= setting.epsilon:
-            return event
-        slack = (1 + math.exp(setting.epsilon)) * times * discreteness_tv(one)
-        reserve = 1.1 * slack + 1e-6 * setting.delta
-    raise PrivacyError(
-        f"the votes' grid is too coarse for ε = {setting.epsilon:g}, δ = {setting.delta:g}",
-        where="privacy.epsilon",
-        fix="lower epsilon or raise delta",
+        ),
+        setting.epsilon,
+        setting.delta,
+        times,
     )
+    return shared_gaussian(one, setting.honest)
 
 
 # The head that teachers and the student have: softmax regression on bounded features.
@@ -343,7 +332,7 @@ def box_warning(parameters: PateParameters) -> str:
 class PublicFeatures:
     """The public set as the head sees it: features, their mean, and what is bounded around it."""
 
-    def __init__(self, parameters: PateParameters, setting: Setting) -> None:
+    def __init__(self, parameters: PateParameters, setting: MethodContext) -> None:
         self.setting = setting
         phi = setting.features(public_records(parameters, setting))
         self.centre: NDArray[np.float32] = phi.mean(axis=0).astype(np.float32)
@@ -365,11 +354,10 @@ def rows_of(exchange: Exchange, parameters: PateParameters) -> slice:
 class PateDevice:
     """Device half: a teacher, and its votes under noise."""
 
-    def __init__(self, parameters: PateParameters, setting: Setting) -> None:
+    def __init__(self, parameters: PateParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
-        """One Gaussian release; never reads a record."""
         return (vote_event(self.parameters, self.setting),)
 
     @flushed()
@@ -385,10 +373,7 @@ class PateDevice:
 
         Raises `ProtocolError` for a package of wrong form, before any record is read.
         """
-        said = tensors.get(ROUND)
-        if said is None or (said.shape, str(said.dtype)) != ((1,), "int32"):
-            raise ProtocolError("bad_package", f"tensor '{ROUND}' is not int32 of shape (1,)")
-        if int(said[0]) != exchange.number:
+        if int(required(tensors, ROUND, (1,), "int32")[0]) != exchange.number:
             raise ProtocolError("bad_package", f"tensor '{ROUND}' is not {exchange.number}")
         event = vote_event(self.parameters, self.setting)
         total = self.votes(exchange, records) << VOTE_BITS
@@ -422,12 +407,11 @@ class PateDevice:
 class PateCloud:
     """Cloud half: labels by noised votes, and the student that learns them."""
 
-    def __init__(self, parameters: PateParameters, setting: Setting) -> None:
+    def __init__(self, parameters: PateParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
 
     def plan(self) -> tuple[Exchange, ...]:
-        """The rounds."""
-        return exchanges((), self.parameters.rounds, self.setting.infer_every)
+        return exchanges((), self.parameters.rounds)
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
         """`votes` (per_round, c): float32, or integers that are summed.
@@ -447,11 +431,9 @@ class PateCloud:
         return {"labels": np.full(self.parameters.queries, -1, np.int64)}
 
     def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
-        """The number of the round; the public set is in the job."""
         return {ROUND: np.array([exchange.number], np.int32)}
 
     def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
-        """Nothing: votes are no weights."""
         return None
 
     def absorb(

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from edgeveil.data.records import Records
-from edgeveil.errors import ProtocolError
 from edgeveil.parts.exchange import (
     TRAIN,
     Aim,
@@ -34,15 +33,16 @@ from edgeveil.parts.exchange import (
     Exchange,
     SegmentSpec,
     Tensors,
+    exchanges,
+    required,
     summed_spec,
 )
-from edgeveil.parts.methods.fm import exchanges
+from edgeveil.parts.method_context import MethodContext, MethodParameters, MethodPart
 from edgeveil.parts.methods.fm_budget import (
     CENTRE,
     Budget,
     ReleasedSum,
     features_sum,
-    own_part,
     products_sum,
     settled,
 )
@@ -52,11 +52,12 @@ from edgeveil.parts.methods.fm_sums import (
     centre_sum,
     noised,
     quadratic_sum,
+    symmetric,
+    triangle_size,
 )
-from edgeveil.parts.methods.symmetric_packing import symmetric, triangle_size
-from edgeveil.parts.setting import MethodParameters, MethodPart, Setting
 from edgeveil.privacy.accountant import mu_for
 from edgeveil.privacy.events import Event
+from edgeveil.privacy.gaussian_mechanism import shared_gaussian
 from edgeveil.privacy.grid import Int64
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.subnormals import flushed
@@ -94,14 +95,14 @@ class PcaResidualParameters(MethodParameters):
         return max(1, round(self.keep * d))
 
 
-def released(phase: str, setting: Setting) -> ReleasedSum:
+def released(phase: str, setting: MethodContext) -> ReleasedSum:
     """The sum of a phase, and how far one record moves it."""
     if phase == CENTRE:
         return features_sum(setting.dimension)
     return products_sum("sum of products of centred features", setting.dimension)
 
 
-def budget(parameters: PcaResidualParameters, setting: Setting) -> Budget:
+def budget(parameters: PcaResidualParameters, setting: MethodContext) -> Budget:
     """Noise such that a device's whole part in the job is (ε, δ)-DP per record.
 
     Raises `PrivacyError` if the grid is too coarse for (ε, δ), or for so many features.
@@ -112,7 +113,9 @@ def budget(parameters: PcaResidualParameters, setting: Setting) -> Budget:
     def made(delta: float) -> Budget:
         mu = mu_for(setting.epsilon, delta)
         events = {
-            phase: own_part(released(phase, setting).gaussian(mu * math.sqrt(share)), setting)
+            phase: shared_gaussian(
+                released(phase, setting).gaussian(mu * math.sqrt(share)), setting.honest
+            )
             for phase, share in shares.items()
         }
         return Budget(events, times)
@@ -123,17 +126,15 @@ def budget(parameters: PcaResidualParameters, setting: Setting) -> Budget:
 class PcaResidualDevice:
     """Built from public facts alone; keeps only features, for as long as their records live."""
 
-    def __init__(self, parameters: PcaResidualParameters, setting: Setting) -> None:
+    def __init__(self, parameters: PcaResidualParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
         self.budget: Budget = budget(parameters, setting)
         self._cache = FeatureCache(setting)
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
-        """The events of this exchange; never reads a record."""
         return self.budget.price(exchange)
 
     def prepare(self, records: Records) -> None:
-        """Compute the features of `records` ahead of the first exchange."""
         self._cache.features(records)
 
     @flushed()
@@ -150,7 +151,7 @@ class PcaResidualDevice:
         Raises `ProtocolError` for a package of wrong form, before any record is read.
         """
         if exchange.phase == TRAIN:
-            self._check(tensors)
+            required(tensors, CENTRE, (self.setting.dimension,), "float32")
         total = self.sums(exchange, tensors, records)
         result = noised(total, self.budget.events[exchange.phase], random_bytes)
         return Answer(self.finish(exchange, tensors, result), self.price(exchange))
@@ -161,13 +162,6 @@ class PcaResidualDevice:
         """The segment to upload: float32, or where uploads are summed the integers themselves."""
         name = PRODUCTS if exchange.phase == TRAIN else CENTRE
         return {name: noised_sum if self.setting.summed else noised_sum.astype(np.float32)}
-
-    def _check(self, tensors: Tensors) -> None:
-        centre, d = tensors.get(CENTRE), self.setting.dimension
-        if centre is None or (centre.shape, str(centre.dtype)) != ((d,), "float32"):
-            raise ProtocolError("bad_package", f"tensor '{CENTRE}' has a wrong form")
-        if not np.isfinite(centre).all():
-            raise ProtocolError("bad_package", f"tensor '{CENTRE}' is not finite")
 
     @flushed()
     def sums(self, exchange: Exchange, tensors: Tensors, records: Records) -> Int64:
@@ -190,13 +184,12 @@ class PcaResidualCloud:
     """State: `centre` (d,) float32, and of the rounds so far `products` (d(d+1)/2,) float64, the
     sum over uploads of mean products, and `uploads` (1,)."""
 
-    def __init__(self, parameters: PcaResidualParameters, setting: Setting) -> None:
+    def __init__(self, parameters: PcaResidualParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
         self.budget: Budget = budget(parameters, setting)
 
     def plan(self) -> tuple[Exchange, ...]:
-        """The centre, then the training rounds."""
-        return exchanges((CENTRE,), self.parameters.rounds, self.setting.infer_every)
+        return exchanges((CENTRE,), self.parameters.rounds)
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
         """The centre (d,), or the products' triangle; integers where they are summed."""
@@ -208,7 +201,6 @@ class PcaResidualCloud:
         return (summed_spec(name, shape, largest, self.setting.summed),)
 
     def initial_state(self) -> dict[str, Array]:
-        """Nothing is known: every direction is a residual."""
         d = self.setting.dimension
         return {
             CENTRE: np.zeros(d, np.float32),
@@ -217,11 +209,9 @@ class PcaResidualCloud:
         }
 
     def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
-        """The centre, where products are asked for."""
         return {CENTRE: np.asarray(state[CENTRE])} if exchange.phase == TRAIN else {}
 
     def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
-        """Nothing: segments are noised sums."""
         return None
 
     def absorb(
@@ -267,7 +257,7 @@ class PcaResidualCloud:
 
 
 def _refuses(
-    parameters: PcaResidualParameters, setting: Setting
+    parameters: PcaResidualParameters, setting: MethodContext
 ) -> Iterable[tuple[tuple[str, ...], str]]:
     if setting.projection is not None:
         yield (

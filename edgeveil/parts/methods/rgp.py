@@ -14,26 +14,17 @@ gradients of carriers are computed from those of W, which costs the memory that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from edgeveil.parts.exchange import Exchange
-from edgeveil.parts.methods.noised_sgd import (
-    LocalDpSgd,
-    NoisedSgd,
-    NoisedSums,
-    noised_steps,
-    update_to,
-)
+from edgeveil.parts.method_context import network_of
+from edgeveil.parts.methods.dp_sgd import DpSgd, LocalDpSgd, View
 from edgeveil.parts.methods.update_method import trainer_part
-from edgeveil.parts.setting import Setting, network_of
-from edgeveil.parts.update import Task, Update
-from edgeveil.privacy.events import Event, PoissonSampled
+from edgeveil.parts.update import Task
 
 if TYPE_CHECKING:
     import torch
@@ -52,44 +43,30 @@ class RgpParameters(LocalDpSgd):
     """r: columns of L and rows of R."""
 
 
-class Rgp:
+class Rgp(DpSgd):
     """Trains by noised sums of carriers' gradients."""
 
-    def __init__(self, parameters: RgpParameters, setting: Setting) -> None:
-        self.parameters, self.setting = parameters, setting
-
-    @cached_property
-    def event(self) -> PoissonSampled:
-        """What one round costs. Raises PrivacyError where no noise meets the job's budget."""
-        p = self.parameters
+    @property
+    def coordinates(self) -> int:
         shapes = [weight.shape for weight in network_of(self.setting).weights]
-        return noised_steps(p, self.setting, p.local_steps, seen_size(shapes, p.rank))
+        return seen_size(shapes, self.parameters.rank)
 
-    def price(self, exchange: Exchange) -> tuple[Event, ...]:
-        """The round's steps, together."""
-        return (self.event,)
-
-    def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
-        """Weights after the noised steps, minus the global ones. Needs torch."""
+    def views(self, task: Task, weights: Mapping[str, torch.Tensor]) -> Iterator[View]:
         p, first = self.parameters, task.network.initial()
-        sgd = NoisedSgd(task, NoisedSums(task, self.event), p, self.setting)
-        weights = sgd.weights(start)
-        for _ in range(p.local_steps):
+        while True:
             changes = [value.cpu().numpy() - first[name] for name, value in weights.items()]
-            sgd.take(weights, Carriers(changes, p.rank, p.clip_norm))
-        return update_to(weights, task)
+            yield Carriers(changes, p.rank, p.clip_norm)
 
 
-class Carriers:
+class Carriers(View):
     """The view of gradients through the carriers of `changes`, one for each weight in order."""
 
     def __init__(self, changes: Sequence[NDArray[np.floating]], rank: int, norm: float) -> None:
-        self.norm = norm
+        super().__init__(norm)
         self._pairs = [carriers(change, rank) for change in changes]
         self._sizes = [seen_size([change.shape], rank) for change in changes]
 
     def seen(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        """∂L and ∂R of every matrix, other gradients as they are."""
         import torch
 
         parts = []
@@ -103,7 +80,6 @@ class Carriers:
         return parts
 
     def back(self, total: Float64) -> Float64:
-        """∂L·R + L·∂R − L·Lᵀ·∂L·R of every matrix."""
         parts = []
         pieces = np.split(total, np.cumsum(self._sizes)[:-1])
         for piece, pair in zip(pieces, self._pairs, strict=True):

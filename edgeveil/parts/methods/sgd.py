@@ -2,6 +2,8 @@
 
 McMahan et al. 2017, algorithm 1, ClientUpdate. An epoch takes the records in a random order that
 comes from the operating system (seeded in a simulation).
+
+FedProx: local SGD held near the global weights (Li et al. 2020, `fedprox`).
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from edgeveil.parts.exchange import Exchange
+from edgeveil.parts.method_context import MethodContext, MethodParameters
 from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.methods.update_method import trainer_part
-from edgeveil.parts.setting import MethodParameters, Setting
 from edgeveil.parts.update import Task, Update
 from edgeveil.privacy.events import Event, UnprotectedEvent
 from edgeveil.privacy.sampler import RandomBytes
@@ -50,13 +52,10 @@ class SgdParameters(LocalSgd):
 class Sgd:
     """Trains with the network's own loss."""
 
-    proximal = 0.0  # μ of FedProx
-
-    def __init__(self, parameters: LocalSgd, setting: Setting) -> None:
+    def __init__(self, parameters: LocalSgd, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
-        """One unprotected release."""
         return (UnprotectedEvent(what="update without noise", unit="record"),)
 
     def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
@@ -87,11 +86,11 @@ class Sgd:
     def _penalty(
         self, weights: Mapping[str, torch.Tensor], anchor: Mapping[str, torch.Tensor]
     ) -> torch.Tensor | float:
-        """½μ‖w − w_t‖² (Li et al. 2020, FedProx); 0 for μ = 0."""
-        if not self.proximal:
+        """½μ‖w − w_t‖² of FedProx; 0 for SGD."""
+        if not isinstance(self.parameters, FedProxParameters):
             return 0.0
         far = sum(((value - anchor[name]) ** 2).sum() for name, value in weights.items())
-        return self.proximal / 2 * far
+        return self.parameters.mu / 2 * far
 
 
 class Steps:
@@ -125,13 +124,34 @@ def batches(count: int, size: int, random_bytes: RandomBytes) -> Iterator[NDArra
     return (order[k : k + size] for k in range(0, count, size))
 
 
-PART = trainer_part(
-    parameters=SgdParameters,
-    trainer=Sgd,
-    source="McMahan et al. 2017, alg. 1",
-    needs="model; an update stage that protects, or privacy.accept_unproven",
-    reveals="each device's update, layers shuffled among the devices",
-    privacy="none",
-    note="an update stage may protect it",
-    example="train: {method: sgd, rounds: 10, learning_rate: 0.05}",
+class FedProxParameters(LocalSgd):
+    """The `train` block of a job with `method: fedprox`."""
+
+    method: Literal["fedprox"] = "fedprox"
+    """SGD with the proximal term ½μ‖w − w_t‖², without noise; no guarantee."""
+    mu: float = Field(default=0.01, gt=0, le=1000)
+    """μ: how strongly local weights are held near the global ones."""
+
+
+PARTS = (
+    trainer_part(
+        parameters=SgdParameters,
+        trainer=Sgd,
+        source="McMahan et al. 2017, alg. 1",
+        needs="model; an update stage that protects, or privacy.accept_unproven",
+        reveals="each device's update, layers shuffled among the devices",
+        privacy="none",
+        note="an update stage may protect it",
+        example="train: {method: sgd, rounds: 10, learning_rate: 0.05}",
+    ),
+    trainer_part(
+        parameters=FedProxParameters,
+        trainer=Sgd,
+        source="Li et al. 2020",
+        needs="model; an update stage that protects, or privacy.accept_unproven",
+        reveals="each device's update, layers shuffled among the devices",
+        privacy="none",
+        note="an update stage may protect it",
+        example="train: {method: fedprox, mu: 0.01}",
+    ),
 )

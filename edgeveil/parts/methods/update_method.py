@@ -9,33 +9,44 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
-from edgeveil.parts.adaptive_clip import CLIP_NORM, LARGEST, SMALLEST, WITHIN, AdaptiveClip
 from edgeveil.parts.aggregation.mean import BLOCK_VALUES
 from edgeveil.parts.exchange import (
     KEPT,
-    TRAIN,
     Aim,
     Answer,
     Array,
     Exchange,
     SegmentSpec,
     Tensors,
+    exchanges,
+    required,
     summed_spec,
 )
-from edgeveil.parts.setting import MethodParameters, MethodPart, Setting, network_of, size_of
+from edgeveil.parts.method_context import (
+    MethodContext,
+    MethodParameters,
+    MethodPart,
+    network_of,
+    size_of,
+)
 from edgeveil.parts.update import (
+    CLIP_NORM,
+    LARGEST_CLIP,
+    SMALLEST_CLIP,
     USUAL_GRID,
+    WITHIN,
+    AdaptiveClip,
+    BaseStage,
     FixedPoint,
     Int64,
     Memory,
-    Stage,
     Task,
     Trainer,
     Update,
@@ -55,10 +66,10 @@ from edgeveil.subnormals import flushed_training
 class Pipeline:
     """The job's stages, in their order."""
 
-    setting: Setting
+    setting: MethodContext
 
     @property
-    def _stages(self) -> tuple[tuple[Stage, bool], ...]:
+    def _stages(self) -> tuple[tuple[BaseStage, bool], ...]:
         """Each stage, and whether it protects only what was chosen by un-noised values."""
         result, chosen = [], False
         for stage in self.setting.stages:
@@ -80,29 +91,25 @@ class Pipeline:
         return tuple(events)
 
     def start(self, task: Task) -> Mapping[str, NDArray[np.float32]]:
-        """The weights that training starts from."""
         start: Mapping[str, NDArray[np.float32]] = task.weights
         for stage in self.setting.stages:
             start = stage.start(task) or start
         return start
 
     @property
-    def _last(self) -> Stage | None:
+    def _last(self) -> BaseStage | None:
         return self.setting.stages[-1] if self.setting.stages else None
 
     @property
     def wire(self) -> str:
-        """The type in which values travel where they are not summed."""
         return self._last.wire if self._last else "float32"
 
     @property
     def grid(self) -> FixedPoint:
-        """How the update travels where updates are summed."""
         return (self._last.grid if self._last else None) or USUAL_GRID
 
     @property
     def clip(self) -> AdaptiveClip | None:
-        """How the clip norm moves; None where it does not."""
         return self._last.clip if self._last else None
 
     def summed(self, task: Task, update: Update) -> Int64:
@@ -115,7 +122,6 @@ class Pipeline:
         return last.steps(task, before)
 
     def apply(self, task: Task, update: Update, until: int | None = None) -> Update:
-        """The update after all stages, or after the first `until`."""
         for stage, chosen in self._stages[:until]:
             before, update = update, stage.apply(task, update)
             if chosen:  # what was not chosen is not sent, as 0
@@ -139,7 +145,7 @@ class Pipeline:
 class UpdateDevice:
     """Built from public facts alone."""
 
-    def __init__(self, trainer: Trainer, setting: Setting) -> None:
+    def __init__(self, trainer: Trainer, setting: MethodContext) -> None:
         self._trainer, self._setting = trainer, setting
         self._network = network_of(setting)
         self._stages = Pipeline(setting)
@@ -195,23 +201,16 @@ class UpdateDevice:
         """The round's, 0 where it does not move."""
         if self._stages.clip is None:
             return 0.0
-        found = tensors.get(CLIP_NORM)
-        if found is None or (found.shape, str(found.dtype)) != ((1,), "float64"):
-            raise ProtocolError("bad_package", f"tensor '{CLIP_NORM}' has a wrong form")
-        if not SMALLEST <= (clip_norm := float(np.asarray(found, np.float64)[0])) <= LARGEST:
+        norm = float(required(tensors, CLIP_NORM, (1,), "float64")[0])
+        if not SMALLEST_CLIP <= norm <= LARGEST_CLIP:
             raise ProtocolError("bad_package", f"'{CLIP_NORM}' is out of bounds")
-        return clip_norm
+        return norm
 
     def _checked(self, tensors: Tensors) -> dict[str, NDArray[np.float32]]:
-        weights = {}
-        for weight in self._network.weights:
-            found = tensors.get(weight.name)
-            if found is None or (found.shape, str(found.dtype)) != (weight.shape, "float32"):
-                raise ProtocolError("bad_package", f"tensor '{weight.name}' has a wrong form")
-            if not np.isfinite(found).all():
-                raise ProtocolError("bad_package", f"tensor '{weight.name}' is not finite")
-            weights[weight.name] = np.asarray(found, np.float32)
-        return weights
+        return {
+            one.name: np.asarray(required(tensors, one.name, one.shape, "float32"), np.float32)
+            for one in self._network.weights
+        }
 
 
 def finite(update: Update) -> Update:
@@ -225,17 +224,10 @@ def finite(update: Update) -> Update:
 LARGEST_WEIGHT = 1e6  # no aggregate moves a weight further; so that no model stops being finite
 
 
-class Rounds(Protocol):
-    """What the cloud needs of a method's parameters."""
-
-    @property
-    def rounds(self) -> int: ...
-
-
 class UpdateCloud:
     """State: the weights, by name, float32; `clip-norm` (1,) float64 where that moves."""
 
-    def __init__(self, parameters: Rounds, setting: Setting) -> None:
+    def __init__(self, parameters: MethodParameters, setting: MethodContext) -> None:
         self._rounds, self.setting = parameters.rounds, setting
         self._network = network_of(setting)
 
@@ -248,12 +240,7 @@ class UpdateCloud:
         return Pipeline(self.setting).clip
 
     def plan(self) -> tuple[Exchange, ...]:
-        """The training rounds."""
-        every = self.setting.infer_every
-        return tuple(
-            Exchange(k, TRAIN, k, infer=every > 0 and k % every == 0)
-            for k in range(1, self._rounds + 1)
-        )
+        return exchanges((), self._rounds)
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
         """In the form that the job's `proxy.shuffle` asks for: numbers, or summed integers."""
@@ -266,17 +253,14 @@ class UpdateCloud:
         return tuple(summed_spec(s.name, s.shape, largest, summed) for s in specs)
 
     def initial_state(self) -> dict[str, Array]:
-        """The network's first weights, which are public."""
         first = {} if self._clip is None else {CLIP_NORM: np.array([self._clip.first])}
         return {**self._network.initial(), **first}
 
     def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
-        """All weights, and the clip norm where it moves."""
         names = (CLIP_NORM,) if self._clip is not None else ()
         return self.model(state) | {name: np.asarray(state[name]) for name in names}
 
     def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
-        """All weights, in the segments' form; updates are added to them."""
         weights = segments_of(self._network, state, whole=self.setting.whole)
         return Aim(dict(weights), change=True)
 
@@ -296,7 +280,6 @@ class UpdateCloud:
         return new
 
     def model(self, state: Tensors) -> dict[str, Array]:
-        """The weights, as the network's graph names them."""
         return {w.name: np.asarray(state[w.name]) for w in self._network.weights}
 
 
@@ -313,7 +296,10 @@ def _moved(before: Array, update: NDArray[np.float64], step: float) -> NDArray[n
 
 
 def trainer_part(
-    *, parameters: type[MethodParameters], trainer: Callable[[Any, Setting], Trainer], **said: Any
+    *,
+    parameters: type[MethodParameters],
+    trainer: Callable[[Any, MethodContext], Trainer],
+    **said: Any,
 ) -> MethodPart:
     """The declaration of a method that trains the job's model: all it brings is its `Trainer`.
 

@@ -1,4 +1,4 @@
-"""Models that are trained whole: one file is one name. What a file needs for it: `network.py`."""
+"""Models that are trained whole, each declared by the file that implements it; see `network.py`."""
 
 from __future__ import annotations
 

@@ -44,19 +44,15 @@ class PretrainedNetwork(Network):
 
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
-        """Those of the base."""
         return self.base.weights
 
     def prepare(self) -> None:
-        """The base's."""
         self.base.prepare()
 
     def saved_name(self, weight: str) -> str:
-        """The base's."""
         return self.base.saved_name(weight)
 
     def saved(self, weights: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
-        """The base's."""
         return self.base.saved(weights)
 
     def initial(self) -> dict[str, NDArray[np.float32]]:
@@ -64,11 +60,9 @@ class PretrainedNetwork(Network):
         return self.base.initial() if self.packed is None else dict(self.pretrained)
 
     def logits(self, weights: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """The base's."""
         return self.base.logits(weights, x)
 
     def graph(self, front: tuple[FeatureMap, Shape] | None = None) -> bytes:
-        """The base's."""
         return self.base.graph(front)
 
     @cached_property
@@ -139,7 +133,6 @@ class AdaptedNetwork(PretrainedNetwork):
 
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
-        """The trained tensors alone, in the order of the base's weights."""
         rank, result = self.adapters.rank, list[Weight]()
         adapted = {one.name for one in self.adapted}
         for one in self.base.weights:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from edgeveil.errors import DataError
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import torch
 
     from edgeveil.parts.features.onnx_nodes import NodeList
+
+    Tensors = Mapping[str, torch.Tensor]
 
 Shape = tuple[int, ...]
 
@@ -39,29 +41,28 @@ def value_count(weights: Iterable[Weight]) -> int:
     return sum(math.prod(one.shape) for one in weights)
 
 
-class Layer(Protocol):
+class Layer:
     """A function of a batch and of the weights whose names begin with `name`.
 
-    Every record is treated alone, so that gradients per record exist (no batch statistics).
+    Every record is treated alone, so that gradients per record exist (no batch statistics). As it
+    stands without weights, and each record keeps its shape.
     """
 
     def output_shape(self, given: Shape) -> Shape:
         """Shape of one record's output; raises DataError for records it does not take."""
-        ...
+        return given
 
     def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
         """Its trained tensors, for records of shape `given`."""
-        ...
+        return ()
 
-    def apply(
-        self, weights: Mapping[str, torch.Tensor], name: str, x: torch.Tensor
-    ) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
         """The output (n, *output_shape) of x (n, *given), in torch."""
-        ...
+        raise NotImplementedError
 
     def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
         """The same as ONNX nodes, weights as graph inputs of their names; the output's name."""
-        ...
+        raise NotImplementedError
 
 
 def placed(
@@ -74,7 +75,7 @@ def placed(
 
 
 @dataclass(frozen=True)
-class Dense:
+class Dense(Layer):
     """x·W + b, `weight` (in, out) and `bias` (out,)."""
 
     width: int
@@ -89,9 +90,7 @@ class Dense:
             Weight(f"{name}.bias", (self.width,)),
         )
 
-    def apply(
-        self, weights: Mapping[str, torch.Tensor], name: str, x: torch.Tensor
-    ) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
         import torch
 
         return torch.addmm(weights[f"{name}.bias"], x, weights[f"{name}.weight"])
@@ -101,18 +100,13 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class Flatten:
+class Flatten(Layer):
     """All values of a record in a row."""
 
     def output_shape(self, given: Shape) -> Shape:
         return (math.prod(given),)
 
-    def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
-        return ()
-
-    def apply(
-        self, weights: Mapping[str, torch.Tensor], name: str, x: torch.Tensor
-    ) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
         return x.flatten(1)
 
     def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
@@ -120,18 +114,10 @@ class Flatten:
 
 
 @dataclass(frozen=True)
-class Relu:
+class Relu(Layer):
     """max(x, 0)."""
 
-    def output_shape(self, given: Shape) -> Shape:
-        return given
-
-    def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
-        return ()
-
-    def apply(
-        self, weights: Mapping[str, torch.Tensor], name: str, x: torch.Tensor
-    ) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
         return x.relu()
 
     def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
@@ -145,7 +131,7 @@ _NO_PICTURE = "set data.input_shape to [height, width] or [channels, height, wid
 
 
 @dataclass(frozen=True)
-class Picture:
+class Picture(Layer):
     """Records (height, width) get a channel axis; those with one (channels first) pass."""
 
     def output_shape(self, given: Shape) -> Shape:
@@ -153,12 +139,7 @@ class Picture:
             raise DataError(f"records of shape {list(given)} are no pictures", fix=_NO_PICTURE)
         return given if len(given) == 3 else (1, *given)
 
-    def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
-        return ()
-
-    def apply(
-        self, weights: Mapping[str, torch.Tensor], name: str, x: torch.Tensor
-    ) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
         return x if x.ndim == 4 else x.unsqueeze(1)
 
     def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
@@ -201,7 +182,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Conv:
+class Conv(Layer):
     """Cross-correlation with `channels` filters: `weight` (channels, in, k, k), `bias`."""
 
     channels: int
@@ -216,9 +197,7 @@ class Conv:
         filters = Weight(f"{name}.weight", (self.channels, given[0], k, k), fan_in=given[0] * k * k)
         return (filters, Weight(f"{name}.bias", (self.channels,))) if self.bias else (filters,)
 
-    def apply(
-        self, weights: Mapping[str, torch.Tensor], name: str, x: torch.Tensor
-    ) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
         from torch.nn.functional import conv2d
 
         bias = weights[f"{name}.bias"] if self.bias else None
@@ -230,7 +209,7 @@ class Conv:
 
 
 @dataclass(frozen=True)
-class MaxPool:
+class MaxPool(Layer):
     """The largest value under each place of the window."""
 
     window: Window
@@ -238,12 +217,7 @@ class MaxPool:
     def output_shape(self, given: Shape) -> Shape:
         return (given[0], *self.window.places(given))
 
-    def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
-        return ()
-
-    def apply(
-        self, weights: Mapping[str, torch.Tensor], name: str, x: torch.Tensor
-    ) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
         from torch.nn.functional import max_pool2d
 
         return max_pool2d(x, self.window.kernel, self.window.stride, self.window.padding)
@@ -253,18 +227,13 @@ class MaxPool:
 
 
 @dataclass(frozen=True)
-class GlobalAveragePool:
+class GlobalAveragePool(Layer):
     """Each channel's mean, (channels,)."""
 
     def output_shape(self, given: Shape) -> Shape:
         return given[:1]
 
-    def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
-        return ()
-
-    def apply(
-        self, weights: Mapping[str, torch.Tensor], name: str, x: torch.Tensor
-    ) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
         return x.mean((-2, -1))
 
     def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
@@ -272,7 +241,7 @@ class GlobalAveragePool:
 
 
 @dataclass(frozen=True)
-class GroupNorm:
+class GroupNorm(Layer):
     """Each group of a record's channels to mean 0, variance 1; then a scale and a shift a channel.
 
     Wu and He 2018. It stands where a network has batch normalisation, which mixes records.
@@ -295,9 +264,7 @@ class GroupNorm:
             Weight(f"{name}.bias", channels),
         )
 
-    def apply(
-        self, weights: Mapping[str, torch.Tensor], name: str, x: torch.Tensor
-    ) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
         from torch.nn.functional import group_norm
 
         scale, shift = weights[f"{name}.weight"], weights[f"{name}.bias"]
@@ -326,7 +293,7 @@ def _values(given: Shape, groups: int) -> int:
 
 
 @dataclass(frozen=True)
-class Chain:
+class Chain(Layer):
     """Layers one after the other, as one layer; their names follow its own."""
 
     layers: tuple[tuple[str, Layer], ...] = ()
@@ -342,9 +309,7 @@ class Chain:
             found += layer.weights(f"{name}.{part}", shape)
         return tuple(found)
 
-    def apply(
-        self, weights: Mapping[str, torch.Tensor], name: str, x: torch.Tensor
-    ) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
         for part, layer in self.layers:
             x = layer.apply(weights, f"{name}.{part}", x)
         return x
@@ -356,7 +321,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Residual:
+class Residual(Layer):
     """body(x) + shortcut(x); without layers the shortcut is x itself."""
 
     body: Chain
@@ -374,9 +339,7 @@ class Residual:
     def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
         return self.body.weights(name, given) + self.shortcut.weights(f"{name}.shortcut", given)
 
-    def apply(
-        self, weights: Mapping[str, torch.Tensor], name: str, x: torch.Tensor
-    ) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
         return self.body.apply(weights, name, x) + self.shortcut.apply(
             weights, f"{name}.shortcut", x
         )
@@ -387,7 +350,7 @@ class Residual:
 
 
 @dataclass(frozen=True)
-class Thin:
+class Thin(Layer):
     """Every `stride`-th place, and channels of 0 up to `channels`: a shortcut without weights."""
 
     channels: int
@@ -396,12 +359,7 @@ class Thin:
     def output_shape(self, given: Shape) -> Shape:
         return (self.channels, *(-(-side // self.stride) for side in given[1:]))
 
-    def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
-        return ()
-
-    def apply(
-        self, weights: Mapping[str, torch.Tensor], name: str, x: torch.Tensor
-    ) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
         from torch.nn.functional import pad
 
         more = self.channels - x.shape[-3]

@@ -1,4 +1,7 @@
-"""A trained network: a list of layers, their weights, the torch function and the ONNX graph."""
+"""What a network is trained for: the loss of a batch, and what its graph gives in the end.
+
+A trained network: a list of layers, their weights, the torch function and the ONNX graph.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     GetJsonSchemaHandler,
     ValidationInfo,
@@ -23,15 +25,72 @@ from pydantic_core import CoreSchema
 
 from edgeveil.errors import DataError
 from edgeveil.parts.features.onnx import sha256_hex
-from edgeveil.parts.models.goal import CLASSES, Goal
+from edgeveil.parts.models.heads import THRESHOLD
 from edgeveil.parts.models.layers import Layer, Shape, Weight, placed
 from edgeveil.parts.models.state_dict import packed_state_dict
-from edgeveil.parts.part import BlockPart, says_nothing
+from edgeveil.parts.part import Block, BlockPart, says_nothing
 
 if TYPE_CHECKING:
     import torch
 
     from edgeveil.parts.features import FeatureMap
+    from edgeveil.parts.features.onnx_nodes import NodeList
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The layers give logits; the loss is the cross-entropy in nats.
+
+    `output` names the graph's output (N, `width`), `inputs` its inputs (1,) that are no weights.
+    """
+
+    output = "probabilities"
+    inputs: tuple[str, ...] = ()
+
+    def width(self, classes: int) -> int:
+        return classes
+
+    def loss(self, found: torch.Tensor, given: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """The mean loss over records: `found` (n, k) of the layers, their scaled input `given`
+        (n, ...) and the labels y (n,)."""
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(found, y)
+
+    def nodes(self, graph: NodeList, found: str, given: str, shape: Shape) -> None:
+        """Add what gives the output of what the layers found, and of what they were given."""
+        from onnx import helper
+
+        graph.nodes.append(helper.make_node("Softmax", [found], [self.output], axis=1))
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """The layers give back what they are given; the loss is the mean squared error of its values,
+    and so is the score of a record, divided by the threshold. Labels take no part."""
+
+    output = "score"
+    inputs = (THRESHOLD,)
+
+    def width(self, classes: int) -> int:
+        return 1
+
+    def loss(self, found: torch.Tensor, given: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (found - given.flatten(1)).square().mean()
+
+    def nodes(self, graph: NodeList, found: str, given: str, shape: Shape) -> None:
+        from onnx import helper
+
+        flat = graph.add("Reshape", given, graph.whole(-1, math.prod(shape)))
+        away = graph.add("Sub", found, flat)
+        squares = graph.add("Mul", away, away)
+        mean = graph.add("ReduceMean", squares, axes=[1], keepdims=1)
+        graph.nodes.append(helper.make_node("Div", [mean, THRESHOLD], [self.output]))
+
+
+Goal = Classes | Reconstruction
+CLASSES = Classes()
+
 
 START_SEED = 0  # of the first weights, which are public
 _DRAWN = 1 << 16  # of them at one time
@@ -138,10 +197,8 @@ class Network:
         )
 
 
-class StateDictFile(BaseModel):
+class StateDictFile(Block):
     """The `state_dict` of a `model` block: a path in a job file, its digest in a sent job."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     file: str | None = Field(default=None, min_length=1, max_length=4096, exclude=True)
     """Path of the file, from the job file's folder."""
@@ -177,10 +234,8 @@ class StateDictFile(BaseModel):
         return {"anyOf": [{"type": "string", "minLength": 1, "maxLength": 4096}, whole]}
 
 
-class AdapterParameters(BaseModel):
+class AdapterParameters(Block):
     """The `adapters` of a `model` block; all of it is public."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     rank: int = Field(default=4, ge=0, le=1024)
     """r: rows of A and columns of B. 0: no adapters, the head alone is trained."""
@@ -208,10 +263,9 @@ class AdapterParameters(BaseModel):
         return {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
 
 
-class ModelParameters(BaseModel):
+class ModelParameters(Block):
     """What every `model` block may say."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
     runs_python: ClassVar[bool] = False
     """Whether the block names code that owners must have installed and allowed."""
 

@@ -28,7 +28,7 @@ from pydantic import Field, ValidationInfo, model_validator
 from edgeveil.errors import OF_OTHERS_CODE, DataError
 from edgeveil.own_process import is_own, run_apart
 from edgeveil.parts.features.onnx_nodes import OPSET
-from edgeveil.parts.models.layers import Shape, Weight
+from edgeveil.parts.models.layers import Layer, Shape, Weight
 from edgeveil.parts.models.network import START_SEED, ModelParameters, ModelPart, Network
 from edgeveil.sites.policy import FUNCTION
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import torch
 
     from edgeveil.parts.features.onnx_nodes import NodeList
-    from edgeveil.parts.models.layers import Shape
+    from edgeveil.parts.models.layers import Tensors
 
 LOAD_S = 180.0  # for the import of torch on a slow box too
 _CALLS = Lock()  # torch puts the weights into the module itself for a call
@@ -101,7 +101,7 @@ def _with_tuples(given: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Module:
+class Module(Layer):
     """The user's module as one layer; its code is loaded where it is trained or exported."""
 
     parameters: PythonParameters
@@ -113,9 +113,7 @@ class Module:
     def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
         return tuple(Weight(f"{name}.{one}", shape) for one, shape in self.parameters.weights)
 
-    def apply(
-        self, weights: Mapping[str, torch.Tensor], name: str, x: torch.Tensor
-    ) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
         from torch.func import functional_call
 
         own = {one: weights[f"{name}.{one}"] for one, _ in self.parameters.weights}
@@ -127,8 +125,6 @@ class Module:
         return found
 
     def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
-        """By PyTorch's exporter, the parameters as inputs of their names."""
-
         return exported_nodes(self, name, graph, x, given)
 
     def loaded(self) -> torch.nn.Module:
@@ -154,7 +150,6 @@ class PythonNetwork(Network):
                 layer.loaded()
 
     def saved_name(self, weight: str) -> str:
-        """The module's own name of it."""
         return weight.partition(".")[2]
 
     def initial(self) -> dict[str, Any]:

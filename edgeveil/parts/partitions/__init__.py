@@ -1,4 +1,4 @@
-"""Partitions: one file is one name. What a file needs to be one stands in `partition.py`."""
+"""Partitions of a data set over devices; see `partition.py`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from edgeveil.parts.part import PartTable
 from edgeveil.parts.partitions.partition import (
     Indices,
     PartitionPart,
-    PartitionRule,
     Shares,
     Words,
 )
 
-__all__ = ["PARTITIONS", "Indices", "PartitionPart", "PartitionRule", "Shares", "Words"]
+__all__ = ["PARTITIONS", "Indices", "PartitionPart", "Shares", "Words"]
 
 PARTITIONS = TABLE = PartTable(__name__, PartitionPart)

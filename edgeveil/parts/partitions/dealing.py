@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hmac
 from hashlib import sha256
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,28 +29,13 @@ from edgeveil.data.public_order import SPLIT_SEED, public_chance, public_order
 from edgeveil.data.records import Records, canonical_rows
 from edgeveil.errors import DataError
 from edgeveil.parts.partitions import PARTITIONS
-from edgeveil.parts.partitions.partition import Indices, PartitionRule, Shares, Words, threshold
+from edgeveil.parts.partitions.partition import Indices, Shares, Words, threshold
+
+if TYPE_CHECKING:
+    from edgeveil.sites.data import Partition
 
 
-class LowQuality(Protocol):
-    """How many devices and records are disturbed, and how much."""
-
-    @property
-    def lq_user(self) -> float: ...
-    @property
-    def lq_data(self) -> float: ...
-    @property
-    def lq_noise(self) -> float: ...
-
-
-class OwnRule(PartitionRule, LowQuality, Protocol):
-    """How own records are dealt; `lq_range`: the least and greatest value, as is public."""
-
-    @property
-    def lq_range(self) -> tuple[float, float] | None: ...
-
-
-def partition(y: Indices, devices: int, rule: PartitionRule, seed: int = 0) -> Shares:
+def partition(y: Indices, devices: int, rule: Partition, seed: int = 0) -> Shares:
     """One ascending array of indices into labels y (n,) for each device; each index once.
 
     Raises DataError on impossible numbers, UsageError on an unknown kind.
@@ -60,7 +45,7 @@ def partition(y: Indices, devices: int, rule: PartitionRule, seed: int = 0) -> S
     return [np.sort(share) for share in shares]
 
 
-def check_dealing(devices: int, rule: PartitionRule) -> None:
+def check_dealing(devices: int, rule: Partition) -> None:
     """Raise DataError for numbers that no records can be dealt by."""
     if devices < 1 or rule.classes_per_device < 1 or not rule.alpha > 0:
         raise DataError(
@@ -86,13 +71,13 @@ def hold_back_share(records: Records, share: float, fold: int = 0) -> tuple[Reco
     return records.at(~held), records.at(held)
 
 
-def needs_classes(rule: OwnRule) -> bool:
+def needs_classes(rule: Partition) -> bool:
     """Whether own records are dealt or disturbed by class, so that the classes must be public."""
     return bool(rule.lq_data) or PARTITIONS[rule.kind].by_class
 
 
 def deal_own(
-    records: Records, devices: int, rule: OwnRule, seed: int, classes: int | None
+    records: Records, devices: int, rule: Partition, seed: int, classes: int | None
 ) -> tuple[Records, Shares]:
     """Own records as the devices hold them, and an ascending array of indices for each device.
 
@@ -122,7 +107,7 @@ def record_words(x: NDArray[np.float32], seed: int, label: bytes) -> Words:
 
 
 def _disturbed(
-    records: Records, place: Indices, devices: int, rule: OwnRule, seed: int, classes: int
+    records: Records, place: Indices, devices: int, rule: Partition, seed: int, classes: int
 ) -> Records:
     """As `disturbed`, but by each record's own hash, public classes and range."""
     poor = low_quality_devices(devices, rule, seed)
@@ -152,7 +137,7 @@ def _disturbed(
     return Records(x, y, records.stored)
 
 
-def low_quality_devices(devices: int, rule: LowQuality, seed: int) -> NDArray[np.int64]:
+def low_quality_devices(devices: int, rule: Partition, seed: int) -> NDArray[np.int64]:
     """Ascending numbers, from 0, of the devices that hold low-quality records."""
     if not rule.lq_data:
         return np.empty(0, np.int64)
@@ -160,7 +145,7 @@ def low_quality_devices(devices: int, rule: LowQuality, seed: int) -> NDArray[np
     return np.sort(public_order(devices, seed, "low-quality devices")[:count])
 
 
-def disturbed(records: Records, shares: Shares, rule: LowQuality, seed: int) -> Records:
+def disturbed(records: Records, shares: Shares, rule: Partition, seed: int) -> Records:
     """The records as devices hold them: a copy in which the low-quality ones are replaced.
 
     A disturbed record has any other class of the data set, each equally likely, and its values

@@ -1,4 +1,4 @@
-"""Data sources: one file is one name. What a file needs to be one stands in `source.py`."""
+"""Data sources, each declared by the file that implements it; see `source.py`."""
 
 from __future__ import annotations
 

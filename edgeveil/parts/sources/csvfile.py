@@ -26,8 +26,7 @@ from edgeveil.data.records import MAX_BYTES, Records, as_records, require_file, 
 from edgeveil.data.schema import DataSchema
 from edgeveil.data.split import RecordLimit
 from edgeveil.errors import DataError, RecordsError
-from edgeveil.parts.sources.source import Origin, SourcePart
-from edgeveil.registry import nearest
+from edgeveil.parts.sources.source import Origin, SourcePart, label_index
 
 _NAME_THEM = "write a first line that names every column, such as v1,v2,label"
 _SAY_IT = (
@@ -302,11 +301,7 @@ def _label_index(header: list[str], name: str | None, file: Path) -> int:
             where=f"{file}:1",
             fix="give each line its values and a label, with commas between them",
         )
-    if name is None:
-        return len(header) - 1
-    if name not in header:
-        raise DataError(f"has no column '{name}'", where=f"{file}:1", fix=nearest(name, header))
-    return header.index(name)
+    return label_index(header, name, f"{file}:1")
 
 
 def _read(origin: Origin) -> Records:

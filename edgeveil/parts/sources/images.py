@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,10 @@ from edgeveil.data.records import MAX_BYTES, Records, as_records, require_room
 from edgeveil.data.schema import DataSchema, PictureForm
 from edgeveil.data.split import RecordLimit
 from edgeveil.errors import DataError
-from edgeveil.parts.sources.source import ImageForm, Origin, SourcePart
+from edgeveil.parts.sources.source import Origin, SourcePart
+
+if TYPE_CHECKING:
+    from edgeveil.sites.data import Images
 
 ENDINGS = frozenset({".png", ".jpg", ".jpeg"})
 MAX_PIXELS = 1 << 26  # of one picture as it is stored
@@ -30,7 +33,9 @@ _FORMATS = ("PNG", "JPEG")
 _Labelled = tuple[Path, int]  # a picture and its class
 
 
-def read_images(folder: Path | None, form: ImageForm | None, max_bytes: int = MAX_BYTES) -> Records:
+def read_images(
+    folder: Path | None, form: Images | SchemaForm | None, max_bytes: int = MAX_BYTES
+) -> Records:
     """Records x (n, height, width), or (n, 3, height, width) in colour, float32 in 0..255.
 
     Classes count from 0 in the order of `form.classes`, which is needed: were they the folders
@@ -42,14 +47,14 @@ def read_images(folder: Path | None, form: ImageForm | None, max_bytes: int = MA
     return found
 
 
-def image_faults(folder: Path | None, form: ImageForm | None) -> list[str]:
+def image_faults(folder: Path | None, form: Images | SchemaForm | None) -> list[str]:
     """`file: what is wrong` of each picture that learning drops. For the owner's console alone."""
     return _read(folder, form, MAX_BYTES)[1]
 
 
 def _read(
     folder: Path | None,
-    form: ImageForm | None,
+    form: Images | SchemaForm | None,
     max_bytes: int,
     chosen: Callable[[list[_Labelled]], list[_Labelled]] | None = None,
 ) -> tuple[Records, list[str]]:
@@ -109,7 +114,7 @@ def _listed(folder: Path | None, classes: tuple[str, ...]) -> list[_Labelled]:
     ]
 
 
-def _into(record: NDArray[np.float32], file: Path, form: ImageForm) -> str:
+def _into(record: NDArray[np.float32], file: Path, form: Images | SchemaForm) -> str:
     """Fill in one picture; what is wrong with it, or nothing. Raises nothing for its content."""
     from PIL import Image
 

@@ -31,8 +31,7 @@ from edgeveil.data.records import (
 from edgeveil.data.schema import DataSchema
 from edgeveil.data.split import RecordLimit
 from edgeveil.errors import DataError
-from edgeveil.parts.sources.source import Origin, SourcePart
-from edgeveil.registry import nearest
+from edgeveil.parts.sources.source import Origin, SourcePart, label_index
 
 _TEXT_BYTES = 1 << 20  # of one name in the footer
 _ITEMS = 1 << 16  # of one list there
@@ -58,7 +57,7 @@ def read_parquet(
         names = opened.schema_arrow.names
         parts = [np.column_stack(list(map(_numbers, batch.columns))) for batch in _batches(opened)]
         rows = np.concatenate([np.empty((0, len(names))), *parts])
-    label = _label_index(names, label_column, file)
+    label = label_index(names, label_column, str(file))
     return as_records(np.delete(rows, label, axis=1), rows[:, label], str(file))
 
 
@@ -255,14 +254,6 @@ def _check_size(opened: Any, where: str, max_bytes: int) -> None:
         width * group.column(at).num_values for group in groups for at, width in enumerate(widths)
     )
     require_room((words,), 8, _TIMES_ROOM * max_bytes, where)
-
-
-def _label_index(names: list[str], name: str | None, file: Path) -> int:
-    if name is None:
-        return len(names) - 1
-    if name not in names:
-        raise DataError(f"has no column '{name}'", where=str(file), fix=nearest(name, names))
-    return names.index(name)
 
 
 def _read(origin: Origin) -> Records:

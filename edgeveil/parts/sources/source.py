@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from edgeveil.data.encoding import Encoded
 from edgeveil.data.records import MAX_BYTES, Records
@@ -18,19 +18,12 @@ from edgeveil.data.schema import DataSchema
 from edgeveil.data.split import RecordLimit
 from edgeveil.errors import DataError
 from edgeveil.parts.part import Part
+from edgeveil.registry import nearest
+
+if TYPE_CHECKING:
+    from edgeveil.sites.data import Images
 
 Half = Literal["train", "test"]
-
-
-class ImageForm(Protocol):
-    """What each record looks like."""
-
-    @property
-    def size(self) -> tuple[int, int]: ...
-    @property
-    def colours(self) -> str: ...
-    @property
-    def classes(self) -> tuple[str, ...] | None: ...
 
 
 @dataclass(frozen=True)
@@ -43,7 +36,7 @@ class Origin:
     header: bool | None = None  # of csv: whether the first line names the columns
     label_column: str | None = None
     function: str | None = None
-    images: ImageForm | None = None
+    images: Images | None = None
     test_records: int | None = None  # of digits and published sets; None: as these have it
     test_share: float | None = None  # of own files, held back for the cloud; None: nothing is
     test_fold: int = 0  # which share of them
@@ -157,3 +150,12 @@ def published_part(
         return Records(records.x[:count], records.y[:count])
 
     return SourcePart(read=train, test=test, place="folder", files=files, **said)
+
+
+def label_index(columns: list[str], name: str | None, where: str) -> int:
+    """The place of the label's column: the last, or the one named. Raises DataError."""
+    if name is None:
+        return len(columns) - 1
+    if name not in columns:
+        raise DataError(f"has no column '{name}'", where=where, fix=nearest(name, columns))
+    return columns.index(name)

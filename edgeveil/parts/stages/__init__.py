@@ -1,4 +1,4 @@
-"""Update stages: one file is one name. What a file needs to be one stands in `parts/update.py`."""
+"""Update stages, each declared by the file that implements it; see `parts/update.py`."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from edgeveil.parts.setting import Setting
+from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.update import BaseStage, StageParameters, StagePart, Task, Update
 
 OWN = "own/"  # before a weight's name in the device's memory
@@ -33,11 +33,10 @@ class DownloadRandom(BaseStage):
 
     leads = True
 
-    def __init__(self, parameters: DownloadRandomParameters, setting: Setting) -> None:
+    def __init__(self, parameters: DownloadRandomParameters, setting: MethodContext) -> None:
         self.parameters = parameters
 
     def start(self, task: Task) -> dict[str, NDArray[np.float32]] | None:
-        """The device's own weights with the drawn places from the global ones."""
         weights = task.weights
         if any(OWN + name not in task.memory for name in weights):
             return None
@@ -55,7 +54,6 @@ class DownloadRandom(BaseStage):
         return result
 
     def apply(self, task: Task, update: Update) -> Update:
-        """The update as it is; the weights it led to are kept."""
         for name, change in update.items():
             task.memory[OWN + name] = (task.weights[name] + change).astype(np.float32)
         return update

@@ -3,7 +3,7 @@
 The update is clipped to L2 norm C over all its values together and put on a grid toward zero, then
 discrete Gaussian noise is added (`edgeveil/privacy/gaussian_mechanism.py`). The text adds noise
 without a bound on the update; here the clip gives it one, which may follow a quantile of the
-updates' norms (`edgeveil/parts/adaptive_clip.py`).
+updates' norms (`edgeveil/parts/update.py`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from edgeveil.parts.adaptive_clip import AdaptiveClip
 from edgeveil.parts.exchange import Exchange
+from edgeveil.parts.method_context import MethodContext, size_of
 from edgeveil.parts.part import says_nothing
-from edgeveil.parts.setting import Setting, size_of
 from edgeveil.parts.update import (
+    AdaptiveClip,
     BaseStage,
     FixedPoint,
     Int64,
@@ -66,7 +66,7 @@ class GradientGaussian(BaseStage):
     protects = True
     shares = True
 
-    def __init__(self, parameters: GradientGaussianParameters, setting: Setting) -> None:
+    def __init__(self, parameters: GradientGaussianParameters, setting: MethodContext) -> None:
         self.parameters, self._setting = parameters, setting
 
     @cached_property
@@ -82,7 +82,7 @@ class GradientGaussian(BaseStage):
             setting.max_participations,
             SUMMED_SIGMA_BITS if setting.summed else SIGMA_BITS,
         )
-        return shared_gaussian(event, setting.honest) if setting.honest else event
+        return shared_gaussian(event, setting.honest)
 
     @property
     def event(self) -> GaussianEvent:
@@ -91,7 +91,6 @@ class GradientGaussian(BaseStage):
 
     @property
     def clip(self) -> AdaptiveClip | None:
-        """How the clip norm moves; None where it stays."""
         p = self.parameters
         if p.quantile is None:
             return None
@@ -108,11 +107,9 @@ class GradientGaussian(BaseStage):
         return FixedPoint(self.event.grid_bits, self.event.sensitivity_steps + noise)
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
-        """One Gaussian release."""
         return (self.release,)
 
     def apply(self, task: Task, update: Update) -> Update:
-        """The noised update; without records the noise alone."""
         return shaped(update, np.ldexp(self.steps(task, update), -self.event.grid_bits))
 
     def steps(self, task: Task, update: Update) -> Int64:

@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import Field
 
 from edgeveil.parts.exchange import Exchange
-from edgeveil.parts.setting import Setting, size_of
+from edgeveil.parts.method_context import MethodContext, size_of
 from edgeveil.parts.update import BaseStage, StageParameters, StagePart, Task, Update, flat, shaped
 from edgeveil.privacy.accountant import HAIR
 from edgeveil.privacy.duchi_mechanism import duchi_event, duchi_mechanism
@@ -43,7 +43,7 @@ class LdpFl(BaseStage):
 
     protects = True
 
-    def __init__(self, parameters: LdpFlParameters, setting: Setting) -> None:
+    def __init__(self, parameters: LdpFlParameters, setting: MethodContext) -> None:
         self.parameters, self._setting = parameters, setting
 
     @cached_property
@@ -54,7 +54,6 @@ class LdpFl(BaseStage):
         return duchi_event("weights as one of two values", each, size)
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
-        """d·ε of one weight; `parallel`: the text's ε."""
         if self.parameters.composition == "sequential":
             return (self.event,)
         claimed = ClaimedEvent(
@@ -66,7 +65,6 @@ class LdpFl(BaseStage):
         return (claimed,)
 
     def apply(self, task: Task, update: Update) -> Update:
-        """Every value ±r/T."""
         radius = self.parameters.radius
         sent, _ = duchi_mechanism(flat(update) / radius, self.event, task.random_bytes)
         return shaped(update, np.asarray(sent * radius, np.float64))

@@ -47,7 +47,7 @@ def test_tensors_of_a_closed_job_are_still_there(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("SELECT count(*) FROM payloads").fetchone() == (1,)
         assert tapped_releases(db) == {("one", 3): b"one", ("two", 3): b"two"}
-    assert not read_ledger(path).accounts["digits"].jobs["one"].is_open
+    assert not read_ledger(path).accounts["digits"]["one"].is_open
 
 
 def test_without_a_ledger_there_is_nothing_to_tap(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from round_kit import CloudRound, job, public_keys
 from edgeveil.crypto.stream import stream_bytes
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.load import parse_plan
-from edgeveil.parts.models.softmax_head import bake
+from edgeveil.parts.models.heads import bake
 from edgeveil.protocol.messages import ExchangeId
 from edgeveil.protocol.sealed import ReleasePackage, encode_package
 from edgeveil_cloud.broadcasts import BroadcastLimits, largest_broadcast, seal_round

@@ -15,7 +15,7 @@ from edgeveil.jobs import Job
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.features.identity import Identity, IdentityParameters
-from edgeveil.parts.models.softmax_head import bake, build_graph
+from edgeveil.parts.models.heads import bake, build_graph
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.protocol.device import Installation, InstallJob
 from edgeveil.protocol.device_round import ComputeAnswer, OpenedPackage, OpenPackage, SealedAnswer

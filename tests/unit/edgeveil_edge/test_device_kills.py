@@ -166,7 +166,7 @@ def check(folder: Path, rounds: dict[tuple[int, int], Round]) -> None:
     )
     store.close()
     account = read_ledger(folder / LEDGER_FILE).account("bench")
-    job_entry = account.jobs.get(JOB_ID.hex())
+    job_entry = account.get(JOB_ID.hex())
     released = set(job_entry.releases) if job_entry else set()
     assert {number for number, _ in offered} <= released, "something left without a price"
     assert {number for number, _ in receipts} <= released

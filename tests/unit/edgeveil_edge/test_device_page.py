@@ -15,7 +15,7 @@ from edgeveil.crypto.keys import SigningKey
 from edgeveil.data.schema import DataSchema, schema_metadata
 from edgeveil.errors import UsageError
 from edgeveil.evaluation.figures import ACCURACY, leading_text
-from edgeveil.parts.models.softmax_head import described
+from edgeveil.parts.models.heads import described
 from edgeveil.privacy.laplace_mechanism import softmax_event
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.privacy.policy import JobRequest, Limits

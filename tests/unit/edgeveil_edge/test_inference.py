@@ -11,7 +11,7 @@ import pytest
 from edgeveil.data.schema import DataSchema, schema_metadata
 from edgeveil.errors import UsageError
 from edgeveil.parts.features.identity import Identity, IdentityParameters
-from edgeveil.parts.models.softmax_head import bake, build_graph
+from edgeveil.parts.models.heads import bake, build_graph
 from edgeveil.sites.edge import Inference, LoopbackHttp
 from edgeveil_edge import inference
 from edgeveil_edge.inference import REQUEST_BYTES, InferenceService

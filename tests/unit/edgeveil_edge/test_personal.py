@@ -16,9 +16,9 @@ from edgeveil.evaluation.model_head import find_head, with_output
 from edgeveil.evaluation.onnx_session import OnnxModel, open_session, run_session
 from edgeveil.parts.features.identity import Identity, IdentityParameters
 from edgeveil.parts.models import build_network
-from edgeveil.parts.models.cnn import CnnParameters
+from edgeveil.parts.models.convolutional import CnnParameters
+from edgeveil.parts.models.heads import bake, build_graph
 from edgeveil.parts.models.mlp import MlpParameters
-from edgeveil.parts.models.softmax_head import bake, build_graph
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.storage import StorageError
 from edgeveil_edge.personal import personalise, told

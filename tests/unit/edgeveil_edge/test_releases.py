@@ -7,7 +7,7 @@ import pytest
 
 from edgeveil.errors import DataError, UsageError
 from edgeveil.parts.features.identity import Identity, IdentityParameters
-from edgeveil.parts.models.softmax_head import bake, build_graph, probabilities
+from edgeveil.parts.models.heads import bake, build_graph, probabilities
 from edgeveil_edge.predict import predict, rollback
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_tools.cli import main

@@ -10,7 +10,7 @@ import yaml
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import open_session
 from edgeveil.parts.features.onnx import opened
-from edgeveil.parts.features.procedural_pictures import procedural_pictures
+from edgeveil.parts.features.pictures import procedural_pictures
 from edgeveil_tools.backbone import encoders
 from edgeveil_tools.backbone.encoders import (
     PICTURE_FEATURES,

@@ -14,6 +14,7 @@ from edgeveil.crypto.keys import MaskSeed
 from edgeveil.errors import UsageError
 from edgeveil.privacy.events import TwoValueEvent
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger, read_ledger
+from edgeveil.privacy.ledger_chain import spent
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol.messages import ExchangeId
 from edgeveil.protocol.proxy_rounds import HeldUpload, ProxyMemory, RoundUnmasked, UploadKept
@@ -68,7 +69,7 @@ def pay(site, job):
 
 def paid(site):
     account = read_ledger(site.state_dir / LEDGER_FILE).account("digits")
-    return account.spent(purpose="infer").epsilon
+    return spent(account, purpose="infer").epsilon
 
 
 def contents(folder):

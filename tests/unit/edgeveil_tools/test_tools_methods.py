@@ -7,10 +7,10 @@ import pytest
 from edgeveil.errors import UsageError
 from edgeveil.parts.exchange import TRAIN
 from edgeveil.parts.features import IdentityParameters, build_features
+from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS, trains_model
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import MlpParameters
-from edgeveil.parts.setting import Setting
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.events import ClaimedEvent, UnprotectedEvent
 from edgeveil_tools import cli
@@ -26,8 +26,8 @@ def status(events) -> str | None:
     return "claimed" if any(isinstance(event, ClaimedEvent) for event in events) else "proven"
 
 
-def setting() -> Setting:
-    return Setting(
+def setting() -> MethodContext:
+    return MethodContext(
         epsilon=8.0,
         delta=1e-5,
         max_participations=10,

@@ -13,7 +13,7 @@ import yaml
 
 from edgeveil.errors import JobFailed, UsageError
 from edgeveil.pages.frozen import thawed
-from edgeveil.parts.sources.mnist import MNIST_FILES
+from edgeveil.parts.sources.idx import MNIST_FILES
 from edgeveil.sites.policy import Policy
 from edgeveil_tools.cli import main
 from edgeveil_tools.local import data as run_data

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.exchange import TRAIN, Exchange, Tensors
+from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods.fm import FmCloud, FmDevice, FmParameters
 from edgeveil.parts.methods.fm_sums import noised
-from edgeveil.parts.models.softmax_head import head_probabilities
+from edgeveil.parts.models.heads import head_probabilities
 from edgeveil.parts.own_records import take
-from edgeveil.parts.setting import Setting
 from edgeveil.privacy.accountant import total_mu
 from edgeveil.privacy.events import Event, GaussianEvent
 from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle
@@ -242,7 +242,7 @@ def _joined(parts: Sequence[Records]) -> Records:
 
 def trained(
     parameters: FmParameters,
-    setting: Setting,
+    setting: MethodContext,
     records: Records,
     rng: np.random.Generator | None = None,
 ) -> Iterator[Tensors]:

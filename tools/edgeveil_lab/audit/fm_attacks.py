@@ -28,6 +28,7 @@ from edgeveil.data.target import LABELS
 from edgeveil.parts.exchange import Exchange, Tensors
 from edgeveil.parts.features import Identity, IdentityParameters
 from edgeveil.parts.features.pca import PcaParameters
+from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods.fm import HEAD, FmCloud, FmDevice, FmParameters, Shares
 from edgeveil.parts.methods.fm_budget import GAUSSIAN_BITS
 from edgeveil.parts.methods.fm_paper import (
@@ -37,13 +38,12 @@ from edgeveil.parts.methods.fm_paper import (
     FmPaperDevice,
     FmPaperParameters,
 )
+from edgeveil.parts.methods.fm_sums import upper
 from edgeveil.parts.methods.pca_residual import (
     PcaResidualCloud,
     PcaResidualDevice,
     PcaResidualParameters,
 )
-from edgeveil.parts.methods.symmetric_packing import upper
-from edgeveil.parts.setting import Setting
 from edgeveil.privacy.accountant import epsilon, pure_epsilon, total_mu
 from edgeveil.privacy.events import ClaimedEvent, Event, GaussianEvent, LaplaceEvent
 from edgeveil_lab.attack.membership import event_variances
@@ -62,13 +62,13 @@ from edgeveil_lab.audit.statistics import gaussian_threshold
 Float64 = NDArray[np.float64]
 Parameters = FmParameters | PcaResidualParameters
 SummingDevice = FmDevice | PcaResidualDevice
-MakeDevice = Callable[[Any, Setting], SummingDevice]
+MakeDevice = Callable[[Any, MethodContext], SummingDevice]
 
 HUGE = 1e30
 PURE = {"noise": "laplace", "rounds": 1}
 PARAMETERS = FmParameters(rounds=2, local_steps=1, shares=Shares(centre=0.3, quadratic=0.3))
 NORMAL = PcaResidualParameters(rounds=2, centre_share=0.4)
-SETTING = Setting(
+SETTING = MethodContext(
     epsilon=8.0,
     delta=1e-5,
     max_participations=2,
@@ -85,7 +85,7 @@ class NeighbouringJob:
     """A job, and the records that are there with and without the added one."""
 
     parameters: Parameters
-    setting: Setting
+    setting: MethodContext
     without: Records
     present: Records
 
@@ -93,7 +93,7 @@ class NeighbouringJob:
         return self.present if present else self.without
 
     @classmethod
-    def of(cls, parameters: Parameters, setting: Setting) -> NeighbouringJob:
+    def of(cls, parameters: Parameters, setting: MethodContext) -> NeighbouringJob:
         """The records that this file's heading describes."""
         values = math.prod(setting.input_shape)
         others = np.zeros((3, values), np.float32)
@@ -107,7 +107,7 @@ class NeighbouringJob:
 
 
 DEVICES: dict[str, MakeDevice] = {"fm": FmDevice, "pca_residual": PcaResidualDevice}
-CLOUDS: dict[str, Callable[[Any, Setting], FmCloud | PcaResidualCloud]] = {
+CLOUDS: dict[str, Callable[[Any, MethodContext], FmCloud | PcaResidualCloud]] = {
     "fm": FmCloud,
     "pca_residual": PcaResidualCloud,
 }

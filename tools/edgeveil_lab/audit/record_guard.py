@@ -40,13 +40,13 @@ from edgeveil.parts.exchange import TRAIN, Exchange, Tensors
 from edgeveil.parts.methods.fm import FmDevice
 from edgeveil.parts.own_records import device_records, of_shape
 from edgeveil.parts.partitions import PARTITIONS, Shares
-from edgeveil.parts.partitions.dealing import OwnRule, disturbed, partition
+from edgeveil.parts.partitions.dealing import disturbed, partition
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import Event, GaussianEvent, LaplaceEvent
 from edgeveil.privacy.gaussian_mechanism import counts_event, diagonal_of_triangle
 from edgeveil.privacy.grid import Int64
 from edgeveil.privacy.laplace_mechanism import SOFTMAX_BITS, scale_of
-from edgeveil.sites.data import DataSource
+from edgeveil.sites.data import DataSource, Partition
 from edgeveil_lab.audit.guards import AttackOutcome, Guard
 
 # --- files of every form that owners have ---
@@ -369,7 +369,7 @@ def by_index() -> Iterator[None]:
         return hold_back(records, round(share * len(records)))
 
     def dealt(
-        records: Records, devices: int, rule: OwnRule, seed: int, _classes: int | None
+        records: Records, devices: int, rule: Partition, seed: int, _classes: int | None
     ) -> tuple[Records, Shares]:
         shares = partition(records.y, devices, rule, seed)
         return disturbed(records, shares, rule, seed), shares

@@ -30,9 +30,9 @@ from edgeveil.data.records import Records
 from edgeveil.jobs import parse_plan
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.exchange import TRAIN, Array, Exchange
+from edgeveil.parts.method_context import network_of
 from edgeveil.parts.methods.fm import FmParameters
 from edgeveil.parts.methods.pca_residual import PcaResidualParameters
-from edgeveil.parts.setting import network_of
 from edgeveil.parts.stages.gradient_gaussian import GradientGaussian, GradientGaussianParameters
 from edgeveil.parts.update import Task, flat, shaped
 from edgeveil.privacy.accountant import epsilon

@@ -17,10 +17,10 @@ from scipy import stats
 
 from edgeveil.data.records import Records
 from edgeveil.parts.exchange import TRAIN, Exchange
-from edgeveil.parts.methods.dp_sgd import DpSgd, DpSgdParameters
+from edgeveil.parts.method_context import MethodContext, network_of
+from edgeveil.parts.methods.dp_sgd import DpSgd, DpSgdParameters, LocalDpSgd
 from edgeveil.parts.methods.gep import Gep, GepParameters
 from edgeveil.parts.methods.noise_only import NOISE, PACKAGE, NoiseOnlyDevice, NoiseOnlyParameters
-from edgeveil.parts.methods.noised_sgd import LocalDpSgd
 from edgeveil.parts.methods.output_perturbation import (
     OutputPerturbation,
     OutputPerturbationParameters,
@@ -33,16 +33,14 @@ from edgeveil.parts.methods.pate import (
     PateParameters,
     vote_event,
 )
-from edgeveil.parts.methods.pso_dp_fl import PsoDpFl, PsoDpFlParameters
-from edgeveil.parts.methods.pso_dp_sgd import PsoDpSgd, PsoDpSgdParameters
+from edgeveil.parts.methods.pso import PsoDpFl, PsoDpFlParameters, PsoDpSgd, PsoDpSgdParameters
 from edgeveil.parts.methods.rgp import Rgp, RgpParameters
 from edgeveil.parts.methods.update_method import UpdateDevice
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import MlpParameters
-from edgeveil.parts.setting import Setting, network_of
 from edgeveil.parts.stages.gradient_gaussian import GradientGaussian, GradientGaussianParameters
 from edgeveil.parts.stages.ldp_fl import LdpFl, LdpFlParameters
-from edgeveil.parts.update import Stage, Task, Trainer, flat, shaped
+from edgeveil.parts.update import BaseStage, Task, Trainer, flat, shaped
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import Event, GaussianEvent, PoissonSampled, for_one_record
 from edgeveil.privacy.gaussian_mechanism import noised_step, poisson_sample, sampled_gaussian_event
@@ -199,7 +197,7 @@ def apart(trainer: Trainer, present: bool, count: int) -> Float64:
     return _moved(trainer, SETTING, _PRESENT if present else _WITHOUT, count)[:, 0]
 
 
-def _moved(trainer: Trainer, setting: Setting, records: Records, count: int) -> Float64:
+def _moved(trainer: Trainer, setting: MethodContext, records: Records, count: int) -> Float64:
     """The same of each input (count, inputs)."""
     device = UpdateDevice(trainer, setting)
     weights = {w.name: np.zeros(w.shape, np.float32) for w in network_of(setting).weights}
@@ -259,7 +257,7 @@ def two_values_attack(runs: int) -> Attack:
     return past("ldp_fl", "any two updates", runs, heard, 1, claim)
 
 
-def staged(stage: Stage, present: bool, count: int) -> Float64:
+def staged(stage: BaseStage, present: bool, count: int) -> Float64:
     """What leaves the stage (count, values), of updates far to one side or to the other."""
     records = Records(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
     task = Task(_ROUND, network_of(SETTING), _WEIGHTS, records, {}, fresh_noise(), "cpu")

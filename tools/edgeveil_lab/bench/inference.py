@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from edgeveil.parts.features.identity import Identity, IdentityParameters
-from edgeveil.parts.models.softmax_head import bake, build_graph
+from edgeveil.parts.models.heads import bake, build_graph
 from edgeveil.sites.edge import Inference
 from edgeveil.transport.listener import connect_unix
 from edgeveil_edge.inference import InferenceService

@@ -21,8 +21,7 @@ from torch.nn import functional
 
 from edgeveil.heap import keep_heap
 from edgeveil.parts.features.onnx_nodes import NodeList, serialise
-from edgeveil.parts.features.pictures import narrowed
-from edgeveil.parts.features.procedural_pictures import procedural_pictures
+from edgeveil.parts.features.pictures import narrowed, procedural_pictures
 from edgeveil_tools.backbone.drawings import PIXELS, PublicDigits
 
 Float32 = NDArray[np.float32]

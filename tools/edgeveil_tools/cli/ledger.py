@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from edgeveil_tools.cli.common import Subparsers, command, load_edge
 
 if TYPE_CHECKING:
-    from edgeveil.privacy.ledger import Book, JobAccount
+    from edgeveil.privacy.ledger_chain import JobAccount, LedgerChain
     from edgeveil.sites.policy import Policy
 
 _COLUMNS = ("exchange", "released", "mechanism", "times", "for", "unit", "status")
@@ -100,11 +100,12 @@ def _verify(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print(path: Path, book: Book, policies: dict[str, Policy]) -> None:
+def _print(path: Path, book: LedgerChain, policies: dict[str, Policy]) -> None:
     """Print the book: per data set what was spent and is left, per job each kind of release."""
     from rich.console import Console
 
     from edgeveil.privacy.guarantee import down
+    from edgeveil.privacy.ledger_chain import spent
     from edgeveil.privacy.policy import INFER
     from edgeveil_edge.spending import guarantees, left
 
@@ -112,12 +113,12 @@ def _print(path: Path, book: Book, policies: dict[str, Policy]) -> None:
     console.print(f"{path}: {book.links} links, intact", soft_wrap=True)
     for name, account in book.accounts.items():
         console.print(f"\n{name}", style="bold")
-        console.print(f"  spent on training:  {account.spent()}")
-        console.print(f"  spent on inference: {account.spent(purpose=INFER)}")
+        console.print(f"  spent on training:  {spent(account)}")
+        console.print(f"  spent on inference: {spent(account, purpose=INFER)}")
         if name in policies:
             rest = ", ".join(f"{k} {down(v)}" for k, v in left(account, policies[name]).items())
             console.print(f"  left by the policy: {rest}", soft_wrap=True)
-        for job, entry in account.jobs.items():
+        for job, entry in account.items():
             state = "open" if entry.is_open else "closed"
             if entry.elsewhere:
                 state = "answered by a copy of this device: all that it reserved counts"

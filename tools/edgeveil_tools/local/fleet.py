@@ -26,7 +26,7 @@ from edgeveil.errors import EdgeVeilError, JobFailed, UsageError
 from edgeveil.jobs import Job
 from edgeveil.jobs.artifacts import carried_digests, read_artifacts
 from edgeveil.parts.exchange import Array
-from edgeveil.parts.models.softmax_head import described
+from edgeveil.parts.models.heads import described
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.protocol.transfer import LEAST_BYTES
 from edgeveil.ray_cluster import check_cluster, imported_ray

@@ -22,15 +22,18 @@ from edgeveil.evaluation.figures import anomaly_figures, regression_figures
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.parts.exchange import TRAIN, Exchange
+from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.fm import FmDevice
 from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.parts.methods.pca_residual import PcaResidualDevice, PcaResidualParameters
-from edgeveil.parts.models.regression_head import head_values
-from edgeveil.parts.models.residual_score import no_threshold, residual_scores
-from edgeveil.parts.models.softmax_head import head_probabilities
+from edgeveil.parts.models.heads import (
+    head_probabilities,
+    head_values,
+    no_threshold,
+    residual_scores,
+)
 from edgeveil.parts.own_records import halves, take
-from edgeveil.parts.setting import Setting
 from edgeveil.testing import SimulationSeeds
 from edgeveil_tools.local.data import dealt, held
 from edgeveil_tools.local.local_run import LocalRun
@@ -119,7 +122,7 @@ def train(job: Job, run: LocalRun, plan: SitePlan, stop: threading.Event) -> lis
 
 def noise_free_reference(
     parameters: FmParameters | PcaResidualParameters,
-    setting: Setting,
+    setting: MethodContext,
     train: Records,
     test: Records,
     before: Callable[[Exchange], None] = lambda _exchange: None,
@@ -164,7 +167,7 @@ def noise_free_reference(
     return found
 
 
-def _with_pooled_projection(setting: Setting) -> Setting:
+def _with_pooled_projection(setting: MethodContext) -> MethodContext:
     if setting.projection is None:
         return setting
     common = {"name": "ldp_fpca", "noise": "gaussian"}

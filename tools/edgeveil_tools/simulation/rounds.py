@@ -28,7 +28,7 @@ from edgeveil.jobs.broadcast_precision import as_learned_from
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation.mean import ExactSum, Grids
 from edgeveil.parts.exchange import Array
-from edgeveil.parts.models.softmax_head import bake
+from edgeveil.parts.models.heads import bake
 from edgeveil.parts.own_records import held_records
 from edgeveil.protocol.cloud_reasons import RoundAnswers, all_declined
 from edgeveil.protocol.messages import DECLINE_CAUSES, ExchangeId

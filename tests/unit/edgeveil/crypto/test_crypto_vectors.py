@@ -34,8 +34,8 @@ from edgeveil.crypto.masking import (
 from edgeveil.crypto.ring import Ring
 from edgeveil.crypto.sealing import open_sealed, open_stanzas
 from edgeveil.crypto.stream import commit, open_stream
-from edgeveil.privacy.deposit import opened_deposit
 from edgeveil.privacy.derived import DerivedRandom, Question, question_key
+from edgeveil.privacy.ledger import opened_deposit
 
 VECTORS = json.loads((Path(__file__).parents[3] / "vectors" / "crypto.json").read_text())
 

@@ -19,7 +19,7 @@ from edgeveil.evaluation.figures import (
     leading_text,
     score_bins,
 )
-from edgeveil.evaluation.score_counts import ScoreCounts
+from edgeveil.evaluation.record_counts import ScoreCounts
 
 BINS = SCORE_BINS[2]
 

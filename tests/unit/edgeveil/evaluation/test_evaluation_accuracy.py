@@ -10,7 +10,7 @@ from edgeveil.evaluation.accuracy import HeldOutTest, cut
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.features.gabor import GaborParameters
-from edgeveil.parts.models.softmax_head import build_graph
+from edgeveil.parts.models.heads import build_graph
 
 RNG = np.random.default_rng(0)
 X = RNG.integers(0, 17, (150, 64)).astype(np.float32)

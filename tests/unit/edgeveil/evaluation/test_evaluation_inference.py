@@ -16,7 +16,7 @@ from edgeveil.data.split import EMPTY
 from edgeveil.errors import DataError, ProtocolError
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.parts.features.identity import Identity, IdentityParameters
-from edgeveil.parts.models.softmax_head import build_graph, probabilities
+from edgeveil.parts.models.heads import build_graph, probabilities
 from edgeveil.privacy.laplace_mechanism import RECORD_BITS
 
 FEATURES = Identity(IdentityParameters(input_scale=16, shift=-0.3))

@@ -12,7 +12,7 @@ from edgeveil.evaluation import inference
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.parts.features.identity import Identity, IdentityParameters
-from edgeveil.parts.models.softmax_head import build_graph
+from edgeveil.parts.models.heads import build_graph
 from edgeveil.privacy.laplace_mechanism import RECORD_BITS
 
 FEATURES = Identity(IdentityParameters())

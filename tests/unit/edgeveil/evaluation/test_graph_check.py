@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 from edgeveil.errors import DataError
 from edgeveil.evaluation.graph_check import OPERATORS, check_graph
 from edgeveil.parts.features.identity import Identity, IdentityParameters
-from edgeveil.parts.models.softmax_head import build_graph
+from edgeveil.parts.models.heads import build_graph
 
 node = helper.make_node
 SHIPPED = build_graph(Identity(IdentityParameters(input_scale=16, shift=-0.3)), (4,), 3)

@@ -9,7 +9,7 @@ from edgeveil.evaluation.accuracy import HeldOutTest
 from edgeveil.evaluation.figures import leading, leading_text, regression_figures
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.parts.features import IdentityParameters, build_features
-from edgeveil.parts.models.regression_head import regression_graph
+from edgeveil.parts.models.heads import regression_graph
 
 TARGET = TargetRange(-50.0, 150.0)
 RNG = np.random.default_rng(0)

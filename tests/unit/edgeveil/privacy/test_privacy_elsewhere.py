@@ -8,11 +8,10 @@ import pytest
 
 from edgeveil.crypto.keys import DEPOSIT_BYTES, LedgerKey
 from edgeveil.errors import PrivacyError
-from edgeveil.privacy.deposit import opened_deposit, sealed_deposit
 from edgeveil.privacy.events import UnprotectedEvent
 from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.laplace_mechanism import softmax_event
-from edgeveil.privacy.ledger import Ledger, read_ledger
+from edgeveil.privacy.ledger import Ledger, opened_deposit, read_ledger, sealed_deposit
 from edgeveil.privacy.policy import INFER, JobRequest, Limits, price
 
 LINEAR = gaussian_event("linear", 2**24, 0.5, 30, grid_bits=24)
@@ -81,7 +80,7 @@ def test_a_job_that_a_copy_answered_counts_with_all_that_it_reserved(
     with pytest.raises(PrivacyError, match="closed on this device"):
         ledger.open_job(request("elsewhere"), WIDE)
     account = read_ledger(path).account("digits")
-    assert account.jobs["elsewhere"].elsewhere and not account.jobs["elsewhere"].releases
+    assert account["elsewhere"].elsewhere and not account["elsewhere"].releases
 
 
 def test_a_known_job_counts_once_and_whole_and_goes_no_further(ledger: Ledger) -> None:
@@ -113,7 +112,7 @@ def test_it_counts_against_the_limits_of_later_jobs(ledger: Ledger) -> None:
 
 def test_a_dummy_s_deposit_counts_nothing(ledger: Ledger) -> None:
     ledger.count_elsewhere("j1", ledger.deposit())
-    assert ledger.spent().epsilon == 0 and "j1" not in ledger._account().jobs
+    assert ledger.spent().epsilon == 0 and "j1" not in ledger._account()
 
 
 @pytest.mark.parametrize("how", ["nobody knows", "damaged"])

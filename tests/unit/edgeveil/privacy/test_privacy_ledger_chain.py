@@ -10,7 +10,7 @@ import pytest
 from edgeveil.errors import PrivacyError, UsageError
 from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.ledger import Ledger, read_ledger
-from edgeveil.privacy.ledger_chain import LedgerChain
+from edgeveil.privacy.ledger_chain import LedgerChain, spent
 from edgeveil.privacy.policy import JobRequest, Limits
 
 LINEAR = gaussian_event("linear", 2**24, 0.5, 30, grid_bits=24)
@@ -68,9 +68,9 @@ def refused(path, match):
 def test_an_untouched_ledger_is_read_and_opened_again(path):
     book = read_ledger(path)
     assert book.links == 6
-    assert [entry.is_open for entry in book.account("digits").jobs.values()] == [False, True]
+    assert [entry.is_open for entry in book.account("digits").values()] == [False, True]
     ledger = Ledger(path, "digits")
-    assert ledger.spent() == book.account("digits").spent()
+    assert ledger.spent() == spent(book.account("digits"))
     ledger.commit("j2", 2, [LINEAR], b"four")
     assert read_ledger(path).links == 7
 
@@ -316,7 +316,7 @@ def test_two_processes_write_one_chain(tmp_path):
     assert [(p.communicate()[1], p.returncode) for p in both] == [(b"", 0), (b"", 0)]
     book = read_ledger(path)
     assert book.links == 42
-    assert [len(entry.releases) for entry in book.account("digits").jobs.values()] == [20, 20]
+    assert [len(entry.releases) for entry in book.account("digits").values()] == [20, 20]
 
 
 @pytest.mark.parametrize("step", ["commit", "recall", "close_job"])

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.events import LaplaceEvent
 from edgeveil.privacy.ledger import Ledger, read_ledger
+from edgeveil.privacy.ledger_chain import next_refusal
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.storage import copy_database
 
@@ -58,7 +59,7 @@ def test_what_will_no_longer_fit_is_known_one_job_ahead(tmp_path: Path) -> None:
         ledger.open_job(JobRequest("j4", 1e-6, (ROUND,) * PLANNED["j2"]), allowed)
     ledger.close_job("j2")  # it released nothing, so all of it is free again
     assert ledger.next_refusal(allowed) is None
-    assert read_ledger(tmp_path / "ledger.sqlite").accounts["ward"].next_refusal(allowed) is None
+    assert next_refusal(read_ledger(tmp_path / "ledger.sqlite").accounts["ward"], allowed) is None
 
 
 class Model:
@@ -165,11 +166,11 @@ def note(model: Model, step: str, job: str) -> None:
 
 def holds(path: Path, ledger: Ledger, model: Model) -> None:
     account = read_ledger(path).account("digits")
-    assert set(account.open_jobs) == model.open
-    assert {job: len(entry.releases) for job, entry in account.jobs.items()} == model.released
+    assert {job for job, entry in account.items() if entry.is_open} == model.open
+    assert {job: len(entry.releases) for job, entry in account.items()} == model.released
     spent = EPSILON * sum(model.released.values())
     assert ledger.spent().epsilon == pytest.approx(float(spent), abs=1e-12)
-    counted = sum(len(entry.counting.events) for entry in account.jobs.values())
+    counted = sum(len(entry.counting.events) for entry in account.values())
     assert counted * EPSILON == model.taken <= LIFETIME
 
 
@@ -195,7 +196,9 @@ def test_of_jobs_that_ask_at_once_one_takes_the_last_of_the_budget(
     for thread in threads:
         thread.join()
     assert len(opened) == 2  # 1.5 of ε each, and 4.25 in all
-    assert set(read_ledger(path).account("digits").open_jobs) == {f"job{n}" for n in opened}
+    assert {job for job, one in read_ledger(path).account("digits").items() if one.is_open} == {
+        f"job{n}" for n in opened
+    }
 
 
 def test_a_place_is_free_again_when_a_job_has_ended(tmp_path: Path) -> None:

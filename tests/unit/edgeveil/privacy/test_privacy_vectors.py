@@ -12,7 +12,8 @@ import pytest
 from edgeveil.crypto.keys import NoiseKey
 from edgeveil.privacy.derived import Question, noise_from
 from edgeveil.privacy.events import event_from_dict, to_dict
-from edgeveil.privacy.ledger import Release, read_ledger
+from edgeveil.privacy.ledger import read_ledger
+from edgeveil.privacy.ledger_chain import Release
 from edgeveil.privacy.policy import JobRequest
 from edgeveil.privacy.sampler import discrete_gaussian, discrete_laplace
 
@@ -85,7 +86,7 @@ def test_an_old_ledger_reads_as_it_was_written(tmp_path):
         payloads = [(number, bytes.fromhex(payload)) for number, payload in old["payloads"]]
         db.executemany("INSERT INTO payloads VALUES (?, ?)", payloads)
     db.close()
-    jobs = read_ledger(path).account("pictures").jobs
+    jobs = read_ledger(path).account("pictures")
     kinds = {event["event"]["what"]: event["event"] for event in NOISE.values()}
     for job, is_open in (("4a" * 16, True), ("4b" * 16, False)):
         assert jobs[job].is_open == is_open

@@ -19,7 +19,7 @@ from scipy import stats
 from edgeveil.data.records import Records
 from edgeveil.evaluation.cluster_sums import ONE, ClusterSums
 from edgeveil.evaluation.record_counts import Confusion
-from edgeveil.parts.methods import METHODS, fm_sums, noised_sgd
+from edgeveil.parts.methods import METHODS, dp_sgd, fm_sums
 from edgeveil.parts.methods.fm import FmDevice
 from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.accountant import gaussian_delta
@@ -215,8 +215,8 @@ def test_sums_that_a_record_changes_more_than_is_said_are_found():
 
 
 def test_a_gradient_that_is_not_clipped_is_found(monkeypatch):
-    monkeypatch.setattr(noised_sgd, "AIM", 8.0)
-    monkeypatch.setattr(noised_sgd, "LIMIT", 65.0)
+    monkeypatch.setattr(dp_sgd, "AIM", 8.0)
+    monkeypatch.setattr(dp_sgd, "LIMIT", 65.0)
     assert failing(dp_sgd_attack(300)) == {"past the threshold"}
 
 
@@ -224,13 +224,13 @@ def test_a_gradient_that_is_not_clipped_is_found(monkeypatch):
 def test_one_sample_for_all_steps_of_a_round_is_found(monkeypatch):
     attack = many_steps_attack(4000)
     assert failing(attack) == set()
-    total = noised_sgd.RecordSums.total
+    total = dp_sgd.RecordSums.total
 
     def first(self, rows, chosen, clip_norm):
         chosen = self.__dict__.setdefault("first", chosen)
         return total(self, rows, chosen, clip_norm)
 
-    monkeypatch.setattr(noised_sgd.RecordSums, "total", first)
+    monkeypatch.setattr(dp_sgd.RecordSums, "total", first)
     assert failing(attack) == {"in most of the steps"}
 
 

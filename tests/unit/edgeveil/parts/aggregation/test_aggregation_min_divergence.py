@@ -8,7 +8,7 @@ import pytest
 
 from edgeveil.errors import JobFailed
 from edgeveil.parts.aggregation import Uploads
-from edgeveil.parts.aggregation.min_divergence import (
+from edgeveil.parts.aggregation.choosing import (
     MinDivergence,
     MinDivergenceParameters,
     sign_changes,
@@ -45,7 +45,7 @@ def test_uploads_may_be_weights_in_place_of_changes():
 
 
 def test_a_long_layer_is_counted_in_blocks(monkeypatch):
-    monkeypatch.setattr("edgeveil.parts.aggregation.min_divergence.BLOCK_VALUES", 3)
+    monkeypatch.setattr("edgeveil.parts.aggregation.choosing.BLOCK_VALUES", 3)
     np.testing.assert_array_equal(sign_changes(UPDATES, WEIGHTS, change=True), [4, 1, 0])
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from edgeveil.errors import JobFailed
 from edgeveil.parts.aggregation import Uploads
-from edgeveil.parts.aggregation.secprobe import SecProbe, SecProbeParameters
+from edgeveil.parts.aggregation.choosing import SecProbe, SecProbeParameters
 from edgeveil.privacy.sampler import SeededRandom
 
 UPDATES = [np.array([k], np.float32) for k in (0.0, 1.0, 2.0)]

@@ -7,18 +7,18 @@ import pytest
 
 from edgeveil.errors import DataError
 from edgeveil.parts.features import build_features
-from edgeveil.parts.features.patches import (
+from edgeveil.parts.features.pictures import (
     ENTRIES,
     TAP_STEPS,
     Dictionary,
     PatchesParameters,
+    Raster,
     dictionary_of,
+    procedural_pictures,
     quarter_sums,
     quarters,
     side_of,
 )
-from edgeveil.parts.features.pictures import Raster
-from edgeveil.parts.features.procedural_pictures import procedural_pictures
 
 GREY, COLOUR, SMALL = Raster(1, 8, 8), Raster(3, 10, 9), Raster(3, 5, 4)
 SIDE = 6

@@ -15,9 +15,9 @@ from edgeveil.parts.features.pictures import (
     Raster,
     axes_of,
     pooled,
+    procedural_pictures,
     roots,
 )
-from edgeveil.parts.features.procedural_pictures import procedural_pictures
 
 COLOUR = Raster(3, 8, 8)
 PIXELS = [255, 0, 111, 164, 211, 142, 56, 209, 22, 214, 0, 231]

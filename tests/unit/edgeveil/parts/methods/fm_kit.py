@@ -13,15 +13,15 @@ from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.exchange import Tensors
 from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.features.pca import COVARIANCE
+from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.parts.methods.fm_sums import own_weights
-from edgeveil.parts.models.softmax_head import probabilities
-from edgeveil.parts.setting import Setting
+from edgeveil.parts.models.heads import probabilities
 from edgeveil.privacy.sampler import SeededRandom
 
 
-def setting(**changes: Any) -> Setting:
+def setting(**changes: Any) -> MethodContext:
     plain: dict[str, Any] = {
         "epsilon": 8.0,
         "delta": 1e-5,
@@ -32,10 +32,10 @@ def setting(**changes: Any) -> Setting:
         "nominal_records": 1,
         "devices": 1,
     }
-    return Setting(**{**plain, **changes})
+    return MethodContext(**{**plain, **changes})
 
 
-def digits_setting(**changes: Any) -> Setting:
+def digits_setting(**changes: Any) -> MethodContext:
     features = build_features([IdentityParameters(input_scale=16.0, shift=-0.3)])
     plain: dict[str, Any] = {
         "classes": 10,
@@ -66,13 +66,13 @@ def pooled(shards: list[Records]) -> Records:
     return Records(np.concatenate([s.x for s in shards]), np.concatenate([s.y for s in shards]))
 
 
-def accuracy(weights: Tensors, chosen: Setting, test: Records) -> float:
+def accuracy(weights: Tensors, chosen: MethodContext, test: Records) -> float:
     """Fraction of `test` records whose most probable class is their label."""
     predicted = probabilities(chosen.features, test.x, weights).argmax(axis=1)
     return float((predicted == test.y).mean())
 
 
-def learned(parameters: FmParameters, chosen: Setting, seed: int) -> float:
+def learned(parameters: FmParameters, chosen: MethodContext, seed: int) -> float:
     """Test accuracy of a job of all 20 devices, each with noise of its own."""
     shards, test = digits(seed)
     random = SeededRandom(seed)

@@ -9,10 +9,10 @@ import pytest
 
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
-from edgeveil.parts.adaptive_clip import CLIP_NORM, LARGEST, SMALLEST, WITHIN, AdaptiveClip
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.update_method import UpdateCloud
 from edgeveil.parts.stages.gradient_gaussian import GradientGaussian, GradientGaussianParameters
+from edgeveil.parts.update import CLIP_NORM, LARGEST_CLIP, SMALLEST_CLIP, WITHIN, AdaptiveClip
 from tests.kits.softmax_regression import ROUND, SETTING, ZERO, answer
 
 STEPS = 1 << 18
@@ -73,8 +73,8 @@ def test_the_norm_comes_to_the_quantile_of_the_norms(quantile):
 def test_noise_moves_the_norm_by_a_bounded_factor_and_within_bounds():
     for bit in (-1e300, 1e300):
         assert abs(np.log(CLIP.moved(1.0, bit))) <= CLIP.rate
-        assert CLIP.moved(SMALLEST, bit) >= SMALLEST
-        assert CLIP.moved(LARGEST, bit) <= LARGEST
+        assert CLIP.moved(SMALLEST_CLIP, bit) >= SMALLEST_CLIP
+        assert CLIP.moved(LARGEST_CLIP, bit) <= LARGEST_CLIP
 
 
 def test_the_bit_has_a_segment_of_its_own_and_the_noise_of_all():

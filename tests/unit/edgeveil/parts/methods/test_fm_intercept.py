@@ -18,7 +18,7 @@ from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.parts.methods.fm_sums import Bounded, shrunk, with_intercept
-from edgeveil.parts.models.softmax_head import bake, build_graph, probabilities
+from edgeveil.parts.models.heads import bake, build_graph, probabilities
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil_tools.local.reference import noise_free_reference
 from tests.kits.imbalanced_text import messages

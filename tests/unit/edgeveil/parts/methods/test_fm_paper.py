@@ -10,6 +10,7 @@ from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.features.pca import PcaParameters
+from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods.fm_paper import (
     HIDDEN,
     OUTPUT,
@@ -18,7 +19,6 @@ from edgeveil.parts.methods.fm_paper import (
     FmPaperParameters,
     noise_scale,
 )
-from edgeveil.parts.setting import Setting
 from edgeveil.parts.sources.digits import load_digits_split
 from edgeveil.privacy.policy import price
 from edgeveil.privacy.sampler import SeededRandom
@@ -39,7 +39,7 @@ def setting(**changes):
         "nominal_records": 20,
         "devices": 1,
     }
-    return Setting(**{**plain, **changes})
+    return MethodContext(**{**plain, **changes})
 
 
 def some_records(n=23):

@@ -16,8 +16,7 @@ from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
 from edgeveil.parts.methods.fm import PART, FmCloud, FmDevice
 from edgeveil.parts.methods.fm_budget import FmParameters
-from edgeveil.parts.models.regression_head import head_values, regression_graph
-from edgeveil.parts.models.softmax_head import bake
+from edgeveil.parts.models.heads import bake, head_values, regression_graph
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import LaplaceEvent
 from edgeveil_tools.local.reference import noise_free_reference

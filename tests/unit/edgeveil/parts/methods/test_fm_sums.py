@@ -12,9 +12,9 @@ from edgeveil.data.records import Records
 from edgeveil.data.target import LABELS
 from edgeveil.parts.exchange import TRAIN
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
+from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_budget import QUADRATIC, FmParameters, head_shape
-from edgeveil.parts.setting import Setting
 from edgeveil.privacy.events import GaussianEvent
 
 D, CLASSES = 4, 3
@@ -47,7 +47,7 @@ class Bench:
 
     def __init__(self, variant="gaussian", shift=0.0, features=None, **parameters):
         options, projection = VARIANTS[variant]
-        setting = Setting(
+        setting = MethodContext(
             epsilon=8.0,
             delta=1e-5,
             max_participations=15,

@@ -10,17 +10,17 @@ import pytest
 from edgeveil.errors import ConfigError, ProtocolError
 from edgeveil.jobs import parse_plan
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
+from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods.noise_only import NOISE, PACKAGE, NoiseOnlyParameters, uniform
 from edgeveil.parts.methods.noise_only import NoiseOnlyCloud as Cloud
 from edgeveil.parts.methods.noise_only import NoiseOnlyDevice as Device
-from edgeveil.parts.models.softmax_head import bake, build_graph
-from edgeveil.parts.setting import Setting
+from edgeveil.parts.models.heads import bake, build_graph
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil_tools.local.local_run import parse_local_job
 
 JOB = Path("configs/jobs/link_test.yaml")
 PARAMETERS = NoiseOnlyParameters(rounds=2, values=16_384, package_values=6)
-SETTING = Setting(
+SETTING = MethodContext(
     epsilon=1.0,
     delta=1e-5,
     max_participations=2,
@@ -70,7 +70,7 @@ def test_the_state_counts_uploads_and_keeps_the_mean_of_all():
 
 @pytest.mark.parametrize("projection", [None, PcaParameters(name="ldp_fpca", keep=0.5)])
 def test_the_release_bakes_into_a_graph(projection):
-    setting = Setting(**{**SETTING.__dict__, "projection": projection})
+    setting = MethodContext(**{**SETTING.__dict__, "projection": projection})
     cloud = Cloud(PARAMETERS, setting)
     graph = build_graph(setting.features, (4,), 3, setting.kept)
     assert bake(graph, cloud.model(cloud.initial_state()))

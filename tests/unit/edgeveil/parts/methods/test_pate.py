@@ -17,6 +17,7 @@ from edgeveil.errors import ConfigError, PrivacyError
 from edgeveil.jobs import compile_job, load_job
 from edgeveil.jobs.compile import compile_canonical
 from edgeveil.parts.features import Identity, IdentityParameters
+from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods.pate import (
     FILE_BYTES,
     PUBLIC_BYTES,
@@ -32,15 +33,14 @@ from edgeveil.parts.methods.pate import (
     torch_votes,
     vote_event,
 )
+from edgeveil.parts.models.heads import softmax
 from edgeveil.parts.models.mlp import MlpParameters
 from edgeveil.parts.models.mlp import build as perceptron
-from edgeveil.parts.models.softmax_head import softmax
-from edgeveil.parts.setting import Setting
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import GaussianEvent, SharedGaussian
 from edgeveil.privacy.sampler import SeededRandom
 
-SETTING = Setting(
+SETTING = MethodContext(
     epsilon=4.0,
     delta=1e-5,
     max_participations=1,
@@ -62,7 +62,7 @@ def of(labels: list[int], x: np.ndarray = CORNERS) -> Records:
     return Records(x[: len(labels)], np.array(labels))
 
 
-def played(p: PateParameters, setting: Setting, fleet: list[Records]) -> dict[str, Any]:
+def played(p: PateParameters, setting: MethodContext, fleet: list[Records]) -> dict[str, Any]:
     cloud, random = PateCloud(p, setting), SeededRandom(3)
     state = cloud.initial_state()
     for exchange in cloud.plan():

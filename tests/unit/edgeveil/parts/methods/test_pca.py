@@ -18,10 +18,12 @@ from edgeveil.parts.methods.fm_sums import (
     first_axes,
     own_weights,
     projected,
+    symmetric,
     top_basis,
+    unpacked,
+    upper,
 )
-from edgeveil.parts.methods.symmetric_packing import symmetric, unpacked, upper
-from edgeveil.parts.models.softmax_head import build_graph, probabilities
+from edgeveil.parts.models.heads import build_graph, probabilities
 
 FPCA = PcaParameters(name="ldp_fpca", keep=0.5)
 LOCAL = PcaParameters(name="local_pca", keep=0.5)

@@ -14,6 +14,7 @@ from edgeveil.evaluation.onnx_session import SCORE, OnnxModel
 from edgeveil.parts.exchange import TRAIN
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
 from edgeveil.parts.methods.fm_budget import CENTRE
+from edgeveil.parts.methods.fm_sums import symmetric
 from edgeveil.parts.methods.pca_residual import (
     PART,
     PRODUCTS,
@@ -21,9 +22,7 @@ from edgeveil.parts.methods.pca_residual import (
     PcaResidualDevice,
     PcaResidualParameters,
 )
-from edgeveil.parts.methods.symmetric_packing import symmetric
-from edgeveil.parts.models.residual_score import no_threshold, residual_graph, residual_scores
-from edgeveil.parts.models.softmax_head import bake
+from edgeveil.parts.models.heads import bake, no_threshold, residual_graph, residual_scores
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import as_single, as_summed
 from edgeveil.privacy.sampler import SeededRandom

@@ -10,26 +10,27 @@ from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import build_features
+from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS
-from edgeveil.parts.methods.dp_sgd import DpSgd, DpSgdParameters
-from edgeveil.parts.methods.noised_sgd import (
+from edgeveil.parts.methods.dp_sgd import (
     RECORD_BITS,
-    FullGradients,
+    DpSgd,
+    DpSgdParameters,
     NoisedSgd,
     NoisedSums,
+    View,
     in_places,
     to_steps,
 )
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import MlpParameters
-from edgeveil.parts.setting import Setting
 from edgeveil.parts.update import Task
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import ClaimedEvent
 from edgeveil.privacy.sampler import SeededRandom
 
 NETWORK = build_network(MlpParameters(hidden=()), (1,), 2)
-SETTING = Setting(
+SETTING = MethodContext(
     epsilon=4.0,
     delta=1e-5,
     max_participations=3,
@@ -66,7 +67,7 @@ def summed(network, records, weights, chosen, clip_norm, places=None):
     task = Task(ROUND, network, weights, records, {}, random, "cpu")
     sums = QuietSums(task, chosen)
     steps = NoisedSgd(task, sums, DpSgdParameters(), SETTING)
-    steps.take(steps.weights(weights), FullGradients(clip_norm))
+    steps.take(steps.weights(weights), View(clip_norm))
     return sums.total
 
 

@@ -9,14 +9,12 @@ import torch
 
 from edgeveil.data.records import Records
 from edgeveil.parts.methods import METHODS
+from edgeveil.parts.methods.dp_sgd import record_gradients
 from edgeveil.parts.methods.gep import anchors
-from edgeveil.parts.methods.noised_sgd import record_gradients
-from edgeveil.parts.methods.pso_dp_sgd import Losses
+from edgeveil.parts.methods.pso import Losses
 from edgeveil.parts.models import Network, build_network
-from edgeveil.parts.models.cnn import CnnParameters
+from edgeveil.parts.models.convolutional import CnnParameters, LenetParameters, Resnet20Parameters
 from edgeveil.parts.models.layers import Dense
-from edgeveil.parts.models.lenet import LenetParameters
-from edgeveil.parts.models.resnet20 import Resnet20Parameters
 from edgeveil.parts.update import Task, flat
 from edgeveil.privacy.sampler import SeededRandom
 from tests.kits.softmax_regression import NETWORK, ONE, ROUND, SETTING, ZERO

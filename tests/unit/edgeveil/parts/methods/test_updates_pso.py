@@ -8,8 +8,7 @@ import pytest
 
 from edgeveil.data.records import Records
 from edgeveil.parts.methods import METHODS
-from edgeveil.parts.methods.particle_swarm import Swarm, SwarmKeys
-from edgeveil.parts.methods.pso_dp_fl import PsoDpFl, PsoDpFlParameters, mean_loss
+from edgeveil.parts.methods.pso import PsoDpFl, PsoDpFlParameters, Swarm, SwarmKeys, mean_loss
 from edgeveil.parts.update import Task, flat
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import GaussianEvent

@@ -8,7 +8,7 @@ import pytest
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError, UsageError
 from edgeveil.parts.methods import METHODS
-from edgeveil.parts.stages.top_k import TopK, TopKParameters
+from edgeveil.parts.stages.compression import TopK, TopKParameters
 from edgeveil.parts.update import WHOLE, segments_of, update_of
 from edgeveil.privacy.events import UnprotectedEvent
 from tests.kits.softmax_regression import NETWORK, ONE, ROUND, SETTING, ZERO, answer

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
+from edgeveil.parts.methods.dp_sgd import NoisedSums, RecordSums, record_gradients
 from edgeveil.parts.methods.gep import Embedding, GepParameters, anchors
-from edgeveil.parts.methods.noised_sgd import NoisedSums, RecordSums, record_gradients
-from edgeveil.parts.methods.pso_dp_sgd import Losses, PsoDpSgd, PsoDpSgdParameters
+from edgeveil.parts.methods.pso import Losses, PsoDpSgd, PsoDpSgdParameters
 from edgeveil.parts.methods.rgp import Carriers, carriers, seen_size
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import MlpParameters

@@ -13,13 +13,13 @@ from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import build_features
+from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS
-from edgeveil.parts.methods.noised_sgd import RECORD_BITS, RecordSums, record_gradients
+from edgeveil.parts.methods.dp_sgd import RECORD_BITS, RecordSums, record_gradients
 from edgeveil.parts.models import MODELS, build_network
-from edgeveil.parts.models.low_rank_head import LowRankHeadParameters
+from edgeveil.parts.models.heads import bake
+from edgeveil.parts.models.mlp import LowRankHeadParameters
 from edgeveil.parts.models.network import AdapterParameters
-from edgeveil.parts.models.softmax_head import bake
-from edgeveil.parts.setting import Setting
 from edgeveil.privacy.sampler import SeededRandom
 
 SHA = "0" * 64
@@ -63,7 +63,7 @@ def tensors(weights):
 
 def setting(net, **changes):
     return replace(
-        Setting(
+        MethodContext(
             epsilon=8.0,
             delta=1e-5,
             max_participations=2,

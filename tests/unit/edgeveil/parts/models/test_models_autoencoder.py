@@ -9,13 +9,12 @@ from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import SCORE, OnnxModel
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import IdentityParameters, build_features
+from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS
-from edgeveil.parts.methods.noised_sgd import record_gradients
+from edgeveil.parts.methods.dp_sgd import record_gradients
 from edgeveil.parts.models import build_network
-from edgeveil.parts.models.autoencoder import AutoencoderParameters
-from edgeveil.parts.models.residual_score import no_threshold
-from edgeveil.parts.models.softmax_head import bake
-from edgeveil.parts.setting import Setting
+from edgeveil.parts.models.heads import bake, no_threshold
+from edgeveil.parts.models.mlp import AutoencoderParameters
 from edgeveil.privacy.sampler import SeededRandom
 
 
@@ -103,7 +102,7 @@ def test_labels_take_no_part_in_a_gradient():
 
 def trained(method, given, **changes):
     net = network()
-    setting = Setting(
+    setting = MethodContext(
         epsilon=8.0,
         delta=1e-5,
         max_participations=3,

@@ -13,7 +13,7 @@ from torch_layers import CLASSES, CONTAINERS, NO_LAYERS, REFUSED, USABLE
 from edgeveil.jobs import load_plan
 from edgeveil.jobs.rehearsal import made_up_records
 from edgeveil.parts.models import python_model
-from edgeveil.parts.models.softmax_head import bake
+from edgeveil.parts.models.heads import bake
 from edgeveil_edge.predict import predict
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_tools.cli import main

@@ -4,7 +4,7 @@ import pytest
 
 from edgeveil.errors import DataError
 from edgeveil.parts.features import IdentityParameters, build_features
-from edgeveil.parts.models.softmax_head import WEIGHTS, bake, build_graph, probabilities
+from edgeveil.parts.models.heads import WEIGHTS, bake, build_graph, probabilities
 
 FEATURES = build_features([IdentityParameters(input_scale=16.0, shift=-0.3)])
 RNG = np.random.default_rng(0)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from edgeveil.data.public_order import public_chance, public_order
 from edgeveil.data.split import load_split_key, split_once
 from edgeveil.errors import DataError, UsageError
-from edgeveil.parts.partitions import PARTITIONS, dirichlet, quantity_skew
+from edgeveil.parts.partitions import PARTITIONS
+from edgeveil.parts.partitions import partition as rules
 from edgeveil.parts.partitions.dealing import partition
 from edgeveil.parts.partitions.partition import proportions
 from edgeveil.parts.sources.digits import load_digits_split
@@ -78,8 +79,7 @@ def test_partition_follows_its_seed(kind):
 
 def test_dirichlet_and_quantity_skew_cut_where_hand_counted_proportions_say(monkeypatch):
     wanted = iter([[0.5, 0.25, 0.25], [0.0, 0.1, 0.9], [0.2, 0.0, 0.8]])
-    for module in (dirichlet, quantity_skew):
-        monkeypatch.setattr(module, "proportions", lambda *_: np.array(next(wanted)))
+    monkeypatch.setattr(rules, "proportions", lambda *_: np.array(next(wanted)))
     y = np.repeat([3, 7], [8, 10])
     held = [np.bincount(y[share], minlength=8)[[3, 7]].tolist() for share in dealt(y, "dirichlet")]
     assert held == [

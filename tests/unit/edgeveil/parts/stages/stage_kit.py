@@ -6,13 +6,13 @@ import numpy as np
 
 from edgeveil.data.records import Records
 from edgeveil.parts.features import build_features
-from edgeveil.parts.setting import Setting
+from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.stages import STAGES
 from edgeveil.parts.update import Task
 from edgeveil.privacy.sampler import SeededRandom
 from tests.kits.softmax_regression import NETWORK, ROUND
 
-SETTING = Setting(
+SETTING = MethodContext(
     epsilon=6.0,
     delta=1e-5,
     max_participations=2,

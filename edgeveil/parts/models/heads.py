@@ -4,6 +4,20 @@ z = (φ(x) - centre) / max(‖φ(x) - centre‖, radius),   probabilities = soft
 
 Some methods learn no bias, and their heads have none. With a PCA φ(x)·basis stands in place of
 φ(x).
+
+A linear head on public features for a number: the ONNX graph and the same in numpy.
+
+z = (φ(x) - centre) / max(‖φ(x) - centre‖, radius),   value = middle + half·clip(z·weight + bias)
+
+cut off at -1 and 1, so that no value lies outside the public range. With a PCA φ(x)·basis stands
+in place of φ(x).
+
+How far a record is from what is usual: the score that tells an anomaly, and its graph.
+
+u = φ(x) - centre,   score = ‖u·residual‖² / threshold
+
+`residual` (d, d) is what of u is not usual. A score above 1 is an anomaly's; where no threshold is
+known it is 1, and a score tells the order of records alone.
 """
 
 from __future__ import annotations
@@ -14,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.data.target import TargetRange
 from edgeveil.errors import DataError
 from edgeveil.parts.features.feature_map import FeatureMap, Float64
 from edgeveil.parts.features.onnx_nodes import NodeList, checked, serialise
@@ -169,3 +184,77 @@ def softmax(logits: Float64) -> Float64:
     powers = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
     result: Float64 = powers / powers.sum(axis=1, keepdims=True)
     return result
+
+
+def regression_graph(
+    features: FeatureMap, input_shape: tuple[int, ...], target: TargetRange, kept: int | None = None
+) -> bytes:
+    """The ONNX graph, with the weights as inputs.
+
+    Inputs as `softmax_head.build_graph` has them, but `weight` (d, 1) and `bias` (1,). Output:
+    `value` float32 (N, 1), in the range's own unit. Needs the `onnx` package.
+    """
+    from onnx import helper
+
+    parts, inputs = bounded_features(features, input_shape, kept)
+    product = parts.add("MatMul", BOUNDED, "weight")
+    found = parts.add("Add", product, "bias")
+    within = parts.add("Clip", found, parts.number(-1.0), parts.number(1.0))
+    wide = parts.add("Mul", within, parts.number(target.half))
+    moved = parts.add("Add", wide, parts.number(target.middle))
+    ends = parts.number(target.low), parts.number(target.high)  # rounding passes none of them
+    parts.nodes.append(helper.make_node("Clip", [moved, *ends], ["value"]))
+    d = features.output_dim(input_shape) if kept is None else kept
+    inputs += [float_tensor("weight", [d, 1]), float_tensor("bias", [1])]
+    outputs = [float_tensor("value", ["N", 1])]
+    graph = helper.make_graph(parts.nodes, "regression_head", inputs, outputs, parts.initializers)
+    return serialise(graph)
+
+
+def head_values(
+    phi: Float64, weights: Mapping[str, NDArray[np.generic]], target: TargetRange
+) -> Float64:
+    """The graph's output as (n,), computed by numpy in float64 from features (n, D)."""
+    found = bounded(phi, weights) @ weights["weight"].astype(np.float64)
+    within = np.clip(found[:, 0] + float(np.ravel(weights["bias"])[0]), -1.0, 1.0)
+    return np.asarray(target.middle + target.half * within, np.float64)
+
+
+THRESHOLD = "threshold"  # the weight (1,) that a score is divided by
+
+
+def no_threshold() -> dict[str, NDArray[np.float32]]:
+    """The weight where none is known: a score is the residual itself."""
+    return {THRESHOLD: np.ones(1, np.float32)}
+
+
+def residual_graph(features: FeatureMap, input_shape: tuple[int, ...]) -> bytes:
+    """The ONNX graph, with the weights as inputs.
+
+    Inputs: `x` float32 (N, *input_shape), `centre` (d,), `residual` (d, d), `threshold` (1,), all
+    float32. Output: `score` float32 (N, 1), at least 0. Needs the `onnx` package.
+    """
+    from onnx import helper
+
+    parts, d = NodeList(), features.output_dim(input_shape)
+    centred = parts.add("Sub", features.onnx_nodes(parts, "x", input_shape), "centre")
+    left = parts.add("MatMul", centred, "residual")
+    squares = parts.add("ReduceSum", parts.add("Mul", left, left), parts.whole(1), keepdims=1)
+    parts.nodes.append(helper.make_node("Div", [squares, THRESHOLD], ["score"]))
+    inputs = [
+        float_tensor("x", ["N", *input_shape]),
+        float_tensor("centre", [d]),
+        float_tensor("residual", [d, d]),
+        float_tensor(THRESHOLD, [1]),
+    ]
+    outputs = [float_tensor("score", ["N", 1])]
+    return serialise(
+        helper.make_graph(parts.nodes, "residual_score", inputs, outputs, parts.initializers)
+    )
+
+
+def residual_scores(phi: Float64, weights: Mapping[str, NDArray[np.generic]]) -> Float64:
+    """The graph's output as (n,), computed by numpy in float64 from features (n, d)."""
+    left = (phi - weights["centre"].astype(np.float64)) @ weights["residual"].astype(np.float64)
+    found: Float64 = np.square(left).sum(axis=1) / float(np.ravel(weights[THRESHOLD])[0])
+    return found

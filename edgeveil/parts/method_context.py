@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from edgeveil.data.anomaly import learned_from
 from edgeveil.errors import PrivacyError, UsageError
@@ -17,21 +17,20 @@ from edgeveil.parts.features import FeatureMap, finite_records, valid_records
 from edgeveil.parts.features.pca import PcaParameters
 from edgeveil.parts.models.layers import value_count
 from edgeveil.parts.models.network import Network
-from edgeveil.parts.part import BlockPart
+from edgeveil.parts.part import Block, BlockPart
 
 if TYPE_CHECKING:
     from edgeveil.data.records import Records
-    from edgeveil.parts.update import Stage
+    from edgeveil.parts.update import BaseStage
 
 
 @dataclass(frozen=True)
-class Setting:
+class MethodContext:
     """The public facts that both halves of a method are built from.
 
     `epsilon` and `delta` bound the whole training of one device's data set, for a device that takes
     part in at most `max_participations` training rounds. `input_shape` is a record's,
     `nominal_records` the public divisor per device, `devices` the number expected per round.
-    Training rounds whose number is a multiple of `infer_every` ask for softmax uploads; 0: none.
     `projection` names the federated PCA that follows the public `features`, if any. `network` is
     what methods that upload updates train, on the `features` where it is `mapped` and on records
     else, `stages` what these then pass through; `whole` asks for an update in one segment.
@@ -49,11 +48,10 @@ class Setting:
     features: FeatureMap
     nominal_records: int
     devices: int
-    infer_every: int = 0
     projection: PcaParameters | None = None
     network: Network | None = None
     mapped: bool = False
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[BaseStage, ...] = ()
     whole: bool = False
     summed: int = 0
     honest: int = 0
@@ -66,7 +64,6 @@ class Setting:
             ("classes", 2),
             ("nominal_records", 1),
             ("devices", 1),
-            ("infer_every", 0),
             ("summed", 0),
             ("honest", 0),
         ):
@@ -98,10 +95,8 @@ class Setting:
         return None if self.projection is None else self.dimension
 
 
-class MethodParameters(BaseModel):
+class MethodParameters(Block):
     """What every `train` block says."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     method: str
     rounds: int
@@ -134,24 +129,24 @@ class MethodPart(BlockPart):
     tag: ClassVar[str] = "method"
     block: ClassVar[type[BaseModel]] = MethodParameters
 
-    device: Callable[[Any, Setting], DeviceMethod]
-    cloud: Callable[[Any, Setting], CloudMethod]
+    device: Callable[[Any, MethodContext], DeviceMethod]
+    cloud: Callable[[Any, MethodContext], CloudMethod]
     learns_on: Literal["features", "model", "nothing"] = "features"
     regression: bool = False
     anomaly: bool = False
     summed: bool = False
     shares: bool = False
-    refuses: Callable[[Any, Setting], Iterable[tuple[tuple[str, ...], str]]] | None = None
+    refuses: Callable[[Any, MethodContext], Iterable[tuple[tuple[str, ...], str]]] | None = None
     box_warning: Callable[[Any], str] | None = None
 
 
-def network_of(setting: Setting) -> Network:
+def network_of(setting: MethodContext) -> Network:
     """The job's network; raises UsageError where it names no model."""
     if setting.network is None:
         raise UsageError("this method trains a model", where="model", fix="add a model block")
     return setting.network
 
 
-def size_of(setting: Setting) -> int:
+def size_of(setting: MethodContext) -> int:
     """d, the number of all values of an update."""
     return value_count(network_of(setting).weights)

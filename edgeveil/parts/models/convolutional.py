@@ -1,0 +1,213 @@
+"""The small convolutional network of Zhang, Wu and Dong (PSO-DP; `cnn`).
+
+LeNet-5 (LeCun et al. 1998, `lenet`) with ReLU and max pooling.
+
+Deviations: the original's tanh units, trained subsampling, sparse second convolution and radial
+output are ReLU, max pooling, a full convolution and a dense layer here, as is usual now.
+
+AlexNet for pictures of about 32×32 (`alexnet`): five convolutions, three dense layers.
+
+Channels as Krizhevsky 2014 (arXiv:1404.5997), windows of 3×3. Deviations: no dropout, since a
+network is a pure function here, no local response normalisation, dense layers of 1024 units by
+default in place of 4096, which would make most of an update.
+
+ResNet-20 (He et al. 2016, section 4.2) with group normalisation (`resnet20`).
+
+As Zhang, Wu and Dong (PSO-DP) have it: 19 convolutions of 3×3 with 16, 32, 64 channels and one
+dense layer. Batch normalisation, which has no gradient per record, is group normalisation here.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from edgeveil.parts.models.layers import (
+    Chain,
+    Conv,
+    Dense,
+    Flatten,
+    GlobalAveragePool,
+    GroupNorm,
+    Layer,
+    MaxPool,
+    Picture,
+    Relu,
+    Residual,
+    Shape,
+    Thin,
+    Window,
+)
+from edgeveil.parts.models.network import ModelParameters, ModelPart, Network
+
+
+class CnnParameters(ModelParameters):
+    """The `model` block of a job with `name: cnn`."""
+
+    name: Literal["cnn"] = "cnn"
+    """Two 3×3 convolutions of stride 2, 32 and 64 channels, ReLU after each, one dense layer."""
+
+
+def build_cnn(parameters: CnnParameters, input_shape: Shape, classes: int) -> Network:
+    """The text names no padding; 1 here, so that border values count."""
+    window = Window(kernel=3, stride=2, padding=1)
+    layers = (
+        ("picture", Picture()),
+        ("conv1", Conv(32, window)),
+        ("relu1", Relu()),
+        ("conv2", Conv(64, window)),
+        ("relu2", Relu()),
+        ("flat", Flatten()),
+        ("output", Dense(classes)),
+    )
+    return Network(layers, input_shape, classes, parameters.input_scale)
+
+
+class LenetParameters(ModelParameters):
+    """The `model` block of a job with `name: lenet`."""
+
+    name: Literal["lenet"] = "lenet"
+    """LeNet-5: convolutions of 6 and 16 channels, 5×5, pooled; dense layers of 120 and 84."""
+
+
+def build_lenet(parameters: LenetParameters, input_shape: Shape, classes: int) -> Network:
+    """The first convolution keeps the size: 28×28 as the original's 32×32."""
+    pool = MaxPool(Window(kernel=2, stride=2))
+    layers: tuple[tuple[str, Layer], ...] = (
+        ("picture", Picture()),
+        ("conv1", Conv(6, Window(kernel=5, padding=2))),
+        ("relu1", Relu()),
+        ("pool1", pool),
+        ("conv2", Conv(16, Window(kernel=5))),
+        ("relu2", Relu()),
+        ("pool2", pool),
+        ("flat", Flatten()),
+        ("hidden1", Dense(120)),
+        ("relu3", Relu()),
+        ("hidden2", Dense(84)),
+        ("relu4", Relu()),
+        ("output", Dense(classes)),
+    )
+    return Network(layers, input_shape, classes, parameters.input_scale)
+
+
+CHANNELS = (64, 192, 384, 256, 256)
+POOLED = (1, 2, 5)  # after these convolutions
+
+
+class AlexnetParameters(ModelParameters):
+    """The `model` block of a job with `name: alexnet`."""
+
+    name: Literal["alexnet"] = "alexnet"
+    """AlexNet for 32×32 pictures: five 3×3 convolutions, three dense layers, no dropout."""
+    dense: int = Field(default=1024, ge=1, le=8192)
+    """Units of the first two dense layers; the original has 4096."""
+
+
+def build_alexnet(parameters: AlexnetParameters, input_shape: Shape, classes: int) -> Network:
+    """The first convolution has stride 2; pooling after the first, second and fifth."""
+    layers: list[tuple[str, Layer]] = [("picture", Picture())]
+    for number, channels in enumerate(CHANNELS, start=1):
+        window = Window(kernel=3, stride=2 if number == 1 else 1, padding=1)
+        layers += [(f"conv{number}", Conv(channels, window)), (f"relu{number}", Relu())]
+        if number in POOLED:
+            layers.append((f"pool{number}", MaxPool(Window(kernel=2, stride=2))))
+    layers.append(("flat", Flatten()))
+    for number in (6, 7):
+        layers += [(f"dense{number}", Dense(parameters.dense)), (f"relu{number}", Relu())]
+    layers.append(("output", Dense(classes)))
+    return Network(tuple(layers), input_shape, classes, parameters.input_scale)
+
+
+STAGES = (16, 32, 64)  # channels; the picture's sides are halved from stage to stage
+BLOCKS = 3  # a stage, of two convolutions each
+
+
+class Resnet20Parameters(ModelParameters):
+    """The `model` block of a job with `name: resnet20`."""
+
+    name: Literal["resnet20"] = "resnet20"
+    """ResNet-20 for small pictures, with group normalisation in place of batch normalisation."""
+    groups: Literal[1, 2, 4, 8, 16] = 16
+    """Groups of channels that are normalised together."""
+    shortcut: Literal["thin", "projection"] = "thin"
+    """Where channels grow: `thin` takes every second place and adds channels of 0 (no weights);
+    `projection`: a 1×1 convolution, normalised."""
+
+
+def build_resnet20(parameters: Resnet20Parameters, input_shape: Shape, classes: int) -> Network:
+    """One convolution, nine residual blocks, each channel's mean, one dense layer."""
+    layers: list[tuple[str, Layer]] = [("picture", Picture())]
+    layers += _normalised("0", STAGES[0], Window(3, padding=1), parameters.groups)
+    layers.append(("relu0", Relu()))
+    before = STAGES[0]
+    for stage, channels in enumerate(STAGES, start=1):
+        for block in range(1, BLOCKS + 1):
+            stride = 2 if block == 1 and stage > 1 else 1
+            name = f"block{stage}.{block}"
+            layers += [
+                (name, _block(parameters, before, channels, stride)),
+                (f"{name}.relu", Relu()),
+            ]
+            before = channels
+    layers += [("mean", GlobalAveragePool()), ("output", Dense(classes))]
+    return Network(tuple(layers), input_shape, classes, parameters.input_scale)
+
+
+def _block(parameters: Resnet20Parameters, before: int, channels: int, stride: int) -> Residual:
+    groups = parameters.groups
+    body = Chain(
+        (
+            *_normalised("1", channels, Window(3, stride, padding=1), groups),
+            ("relu", Relu()),
+            *_normalised("2", channels, Window(3, padding=1), groups),
+        )
+    )
+    if before == channels:
+        return Residual(body)
+    if parameters.shortcut == "thin":
+        return Residual(body, Chain((("thin", Thin(channels, stride)),)))
+    return Residual(body, Chain(_normalised("", channels, Window(1, stride), groups)))
+
+
+def _normalised(
+    name: str, channels: int, window: Window, groups: int
+) -> tuple[tuple[str, Layer], ...]:
+    # The shift of the normalisation does a bias's work.
+    return (
+        (f"conv{name}", Conv(channels, window, bias=False)),
+        (f"norm{name}", GroupNorm(groups)),
+    )
+
+
+PARTS = (
+    ModelPart(
+        parameters=CnnParameters,
+        build=build_cnn,
+        source="Zhang, Wu and Dong (PSO-DP)",
+        needs="records of [channels, height, width] or [height, width]",
+        example="model: {name: cnn}",
+    ),
+    ModelPart(
+        parameters=LenetParameters,
+        build=build_lenet,
+        source="LeCun et al. 1998 (LeNet-5)",
+        needs="records of [channels, height, width] or [height, width]",
+        example="model: {name: lenet, input_scale: 255}",
+    ),
+    ModelPart(
+        parameters=AlexnetParameters,
+        build=build_alexnet,
+        source="Krizhevsky 2014, for pictures of 32×32",
+        needs="records of [channels, height, width] or [height, width]",
+        example="model: {name: alexnet, dense: 1024}",
+    ),
+    ModelPart(
+        parameters=Resnet20Parameters,
+        build=build_resnet20,
+        source="He et al. 2016, section 4.2; Zhang, Wu and Dong (PSO-DP)",
+        needs="records of [channels, height, width] or [height, width]",
+        example="model: {name: resnet20, groups: 16}",
+    ),
+)

@@ -1,0 +1,148 @@
+"""Values are sent in half precision (`cast`), which halves what goes up.
+
+Each value is rounded to the nearest float16 (IEEE 754 binary16: 11 bits of precision, steps of
+2⁻²⁴ near 0, at most 65,504). What follows from the update alone tells nothing that the update does
+not: after noise it is post-processing and free. The cloud widens the values again before it adds
+them up.
+
+Only the largest changes are uploaded, the others as 0 (`upload_top_k`).
+
+λ_u of anonymous federated learning (Zhao et al. 2021), whose order is noise first: then this is
+post-processing and free. Before the noise, *which* values are chosen follows from the records.
+
+Sparse ternary compression with error feedback (`stc`; Sattler et al. 2020, alg. 1 and 2).
+
+Of the update plus what earlier rounds left unsent, the share p of largest magnitude is sent, each
+value as its sign times their mean magnitude μ; the rest is kept on the device for the next round.
+No guarantee of its own. The text compresses the cloud's answer too, which is not done here.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from edgeveil.parts.method_context import MethodContext
+from edgeveil.parts.update import (
+    BaseStage,
+    StageParameters,
+    StagePart,
+    Task,
+    Update,
+    flat,
+    largest,
+    shaped,
+)
+
+LARGEST = float(np.finfo(np.float16).max)
+
+
+def in_half_precision(array: NDArray[np.generic]) -> NDArray[np.float16]:
+    """Each value's nearest float16; what is larger than that holds is cut off, and stays finite."""
+    cut: NDArray[np.generic] = np.clip(array, -LARGEST, LARGEST)
+    return cut.astype(np.float16)
+
+
+class CastParameters(StageParameters):
+    """A `cast` entry of a job's `update` list."""
+
+    name: Literal["cast"] = "cast"
+    """Send values in half precision; the last of the stages."""
+    dtype: Literal["float16"] = "float16"
+    """The type in which values travel."""
+
+
+class Cast(BaseStage):
+    """Larger values are cut off at ±65,504."""
+
+    def __init__(self, parameters: CastParameters, setting: MethodContext) -> None:
+        self.wire = parameters.dtype
+
+    def apply(self, task: Task, update: Update) -> Update:
+        return {name: in_half_precision(array).astype(np.float32) for name, array in update.items()}
+
+
+class TopKParameters(StageParameters):
+    """An `upload_top_k` entry of a job's `update` list."""
+
+    name: Literal["upload_top_k"] = "upload_top_k"
+    """Keep the values of largest magnitude, set the others to 0; free after a stage of noise."""
+    share: float = Field(default=0.1, gt=0, le=1)
+    """λ_u: the share of all values that is kept."""
+
+
+class TopK(BaseStage):
+    """Over all weights together; of equal magnitudes the earlier one is kept."""
+
+    chooses = True
+
+    def __init__(self, parameters: TopKParameters, setting: MethodContext) -> None:
+        self.parameters = parameters
+
+    def apply(self, task: Task, update: Update) -> Update:
+        values = flat(update)
+        return shaped(update, np.where(largest(values, self.parameters.share), values, 0.0))
+
+
+UNSENT = "stc"  # the residual's name in the device's memory
+
+
+class StcParameters(StageParameters):
+    """An `stc` entry of a job's `update` list."""
+
+    name: Literal["stc"] = "stc"
+    """Send the largest values as −μ or μ, the others as 0; the rest waits on the device."""
+    share: float = Field(default=0.01, gt=0, le=1)
+    """p: the share of all values that is sent."""
+
+
+class Stc(BaseStage):
+    """Over all weights together."""
+
+    chooses = True
+    remembers = True
+
+    def __init__(self, parameters: StcParameters, setting: MethodContext) -> None:
+        self.parameters = parameters
+
+    def apply(self, task: Task, update: Update) -> Update:
+        values = flat(update)
+        unsent = task.memory.get(UNSENT)
+        if unsent is not None:
+            values = values + np.asarray(unsent, np.float64)
+        kept = largest(values, self.parameters.share)
+        mean = float(np.abs(values[kept]).mean())
+        sent = shaped(update, np.where(kept, np.sign(values) * mean, 0.0))
+        task.memory[UNSENT] = (values - flat(sent)).astype(np.float32)
+        return sent
+
+
+PARTS = (
+    StagePart(
+        parameters=CastParameters,
+        build=Cast,
+        source="IEEE 754-2019, binary16",
+        needs="to be the last stage; uploads that are not summed under masks",
+        reveals="nothing beyond the update",
+        example="update: [{name: cast, dtype: float16}]",
+    ),
+    StagePart(
+        parameters=TopKParameters,
+        build=TopK,
+        source="Zhao et al. 2021, anonymous federated learning, λ_u",
+        needs="to follow the noise, or privacy.accept_unproven",
+        reveals="which values are largest; free after the noise",
+        example="update: [{name: upload_top_k, share: 0.1}]",
+    ),
+    StagePart(
+        parameters=StcParameters,
+        build=Stc,
+        source="Sattler et al. 2020, alg. 1 and 2",
+        needs="to follow the noise, or privacy.accept_unproven; a device's memory",
+        reveals="which values are largest, with their signs",
+        example="update: [{name: stc, share: 0.01}]",
+    ),
+)
