@@ -171,7 +171,8 @@ class DeviceMethod(Protocol):
     ) -> Answer:
         """Noised segments for this exchange; the events equal `price(exchange)`.
 
-        `processor` is `cuda`, `mps`, `cpu`, or `auto` for the best one there is.
+        `processor` is `cuda`, `mps`, `cpu`, or `auto` for the best one there is. Raises
+        `ProtocolError` for a package of wrong form, before any record is read.
         """
         ...
 
@@ -197,7 +198,7 @@ class CloudMethod(Protocol):
 
     def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
         """The weights that this exchange's segments change; None where they are noised sums."""
-        ...
+        return None
 
     def absorb(
         self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int

@@ -1,14 +1,11 @@
 """What rules keep beside their laws (`test_laws.py`): chance of draws, and memory to the byte."""
 
-import tracemalloc
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from edgeveil.parts.aggregation import AGGREGATIONS, Uploads
-from edgeveil.parts.aggregation import rule as rules
 from edgeveil.parts.exchange import Aim
 
 OPTIONS = {
@@ -45,11 +42,6 @@ def some(seed=0, count=COUNT):
     return [(1.6**k / 5 * rng.normal(size=(3, 50))).astype(np.float32) for k in range(count)]
 
 
-@pytest.fixture(params=list(AGGREGATIONS))
-def name(request):
-    return request.param
-
-
 @pytest.mark.parametrize("chosen", DRAWN)
 def test_a_draw_changes_with_its_bytes_alone(chosen):
     arrays, one = some(), rule(chosen, sampling="exponential", k=2)
@@ -59,32 +51,3 @@ def test_a_draw_changes_with_its_bytes_alone(chosen):
     others = [replace(rest, random_bytes=np.random.default_rng(k).bytes) for k in range(20)]
     many = {one.combine(other)["layer"].tobytes() for other in others}
     assert len(many) > 10  # of 55 pairs
-
-
-class Opened(Sequence):
-    """Arrays that are made anew each time one is asked for, as a large batch opens them."""
-
-    def __init__(self, count, size):
-        self.count, self.size = count, size
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        if not 0 <= index < self.count:
-            raise IndexError(index)
-        return np.random.default_rng(index).random(self.size, np.float32)
-
-
-def test_a_batch_is_never_in_memory_as_a_whole(name, monkeypatch):
-    monkeypatch.setattr(rules, "BLOCK_BYTES", 1 << 20)
-    arrays = Opened(count=40, size=1 << 16)
-    whole_bytes = 40 * 4 << 16
-    aim = Aim({"layer": np.zeros(1 << 16, np.float32)}, change=True)
-    tracemalloc.start()
-    try:
-        rule(name).combine(Uploads({"layer": arrays}, aim, np.random.default_rng(0).bytes, score))
-        _, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak_bytes < whole_bytes / 2

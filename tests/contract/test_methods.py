@@ -8,8 +8,7 @@ import pytest
 
 from edgeveil import subnormals
 from edgeveil.data.records import Records
-from edgeveil.errors import PrivacyError, ProtocolError, UsageError
-from edgeveil.parts.exchange import TRAIN
+from edgeveil.errors import PrivacyError, ProtocolError
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
 from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS, trains_model
@@ -119,13 +118,6 @@ def play(halves, records, seed=0):
         mean = {name: value.astype(np.float64) for name, value in answer.segments.items()}
         state = cloud.absorb(state, exchange, mean, 1)
         yield exchange, package, answer, state
-
-
-def test_the_plan_counts_exchanges_and_rounds(halves):
-    plan = halves[1].plan()
-    assert [e.index for e in plan] == list(range(1, len(plan) + 1))
-    assert [e.number for e in plan if e.phase == TRAIN] == list(range(1, ROUNDS + 1))
-    assert all(e.number == 0 for e in plan if e.phase != TRAIN)
 
 
 @pytest.mark.parametrize("records", [some_records(), EMPTY], ids=["records", "empty"])
@@ -271,11 +263,6 @@ def test_the_model_feeds_the_graph(halves):
         head = {"centre", "residual"} if halves[1].setting.anomaly else head
         assert set(model) == ({weight.name for weight in network.weights} if network else head)
         assert {value.dtype for value in model.values()} == {np.dtype(np.float32)}
-
-
-def test_an_unknown_method_is_answered_with_the_nearest_name():
-    with pytest.raises(UsageError, match="did you mean 'fm'"):
-        METHODS["fmm"]
 
 
 def test_a_question_asked_again_has_the_same_answer_and_other_records_have_other_noise(noised):

@@ -78,17 +78,6 @@ def test_the_default_settings_suffice(name):
     assert STAGES[name].parameters().name == name
 
 
-@pytest.mark.parametrize("count", [3, 0], ids=["records", "none"])
-def test_an_update_keeps_its_names_shapes_and_type(name, count):
-    given, memory = some(), {}
-    for seed in range(2):
-        sent = built(name).apply(task(seed, count, memory), given)
-        assert list(sent) == list(given)
-        for weight in NETWORK.weights:
-            assert (sent[weight.name].shape, sent[weight.name].dtype) == (weight.shape, np.float32)
-            assert np.isfinite(sent[weight.name]).all()
-
-
 def test_the_largest_numbers_stay_finite(name):
     given = {key: np.full_like(array, HUGE) for key, array in some().items()}
     sent = built(name).apply(task(), given)

@@ -43,7 +43,7 @@ MUTANTS = (
         find="scale_of(event)",
         put="scale_of(event) / 2",
         of=("softmax",),
-        killed_by="tests/unit/edgeveil/privacy/test_privacy_laplace_mechanism.py::test_softmax_upload_stands_on_the_grid_and_is_centred_on_the_truth",
+        killed_by="tests/unit/edgeveil/privacy/test_privacy_mechanisms.py::test_softmax_upload_stands_on_the_grid_and_is_centred_on_the_truth",
     ),
     Mutant(
         name="two-value-tilt-of-twice-the-epsilon",
@@ -52,7 +52,7 @@ MUTANTS = (
         find="each / 2",
         put="each",
         of=("two_value",),
-        killed_by="tests/unit/edgeveil/privacy/test_privacy_duchi_mechanism.py::test_no_two_values_are_told_apart_by_more_than_epsilon",
+        killed_by="tests/unit/edgeveil/privacy/test_privacy_mechanisms.py::test_no_two_values_are_told_apart_by_more_than_epsilon",
     ),
     Mutant(
         name="selection-half-the-scale",
@@ -185,7 +185,7 @@ MUTANTS = (
         find="2 * steps",
         put="steps",
         of=("softmax",),
-        killed_by="tests/unit/edgeveil/privacy/test_privacy_laplace_mechanism.py::test_any_two_vectors_stand_within_the_stated_sensitivity",
+        killed_by="tests/unit/edgeveil/privacy/test_privacy_mechanisms.py::test_any_two_vectors_stand_within_the_stated_sensitivity",
     ),
     Mutant(
         name="record-of-a-mean-softmax-half-as-far",
@@ -223,7 +223,7 @@ MUTANTS = (
         find="1.0",
         put="0.5",
         of=("fm", "pca_residual"),
-        killed_by="tests/unit/edgeveil/parts/methods/test_fm_sums.py::test_one_record_changes_no_sum_by_more_than_its_event_says",
+        killed_by="tests/unit/edgeveil/parts/methods/test_fm_options.py::test_one_record_changes_no_sum_by_more_than_its_event_says",
     ),
     Mutant(
         name="features-half-sensitivity",
@@ -232,7 +232,7 @@ MUTANTS = (
         find="1.0",
         put="0.5",
         of=("fm", "pca_residual"),
-        killed_by="tests/unit/edgeveil/parts/methods/test_fm_sums.py::test_one_record_changes_no_sum_by_more_than_its_event_says",
+        killed_by="tests/unit/edgeveil/parts/methods/test_fm_options.py::test_one_record_changes_no_sum_by_more_than_its_event_says",
     ),
     Mutant(
         name="linear-half-sensitivity",
@@ -242,7 +242,7 @@ MUTANTS = (
         put="parameters.clip / 2",
         nth=2,
         of=("fm",),
-        killed_by="tests/unit/edgeveil/parts/methods/test_fm_sums.py::test_one_record_changes_no_sum_by_more_than_its_event_says",
+        killed_by="tests/unit/edgeveil/parts/methods/test_fm_options.py::test_one_record_changes_no_sum_by_more_than_its_event_says",
     ),
     Mutant(
         name="linear-half-laplace-sensitivity",
@@ -251,7 +251,7 @@ MUTANTS = (
         find="min(by_factors, by_norm)",
         put="min(by_factors, by_norm) // 2",
         of=("fm",),
-        killed_by="tests/unit/edgeveil/parts/methods/test_fm_sums.py::test_one_record_changes_no_sum_by_more_than_its_event_says",
+        killed_by="tests/unit/edgeveil/parts/methods/test_fm_options.py::test_one_record_changes_no_sum_by_more_than_its_event_says",
     ),
     Mutant(
         name="intercept-outside-the-bound",
@@ -379,7 +379,7 @@ MUTANTS = (
         where="edgeveil.parts.methods.fm_sums:bounded",
         find="quantise(clip_rows(centred, radius) / radius, 1.0)",
         put="quantise(clip_rows(centred, 2 * radius) / radius, 2.0)",
-        killed_by="tests/unit/edgeveil/parts/methods/test_fm_sums.py::test_one_record_changes_no_sum_by_more_than_its_event_says",
+        killed_by="tests/unit/edgeveil/parts/methods/test_fm_options.py::test_one_record_changes_no_sum_by_more_than_its_event_says",
     ),
     Mutant(
         name="intercept-beside-a-whole-z",
@@ -395,7 +395,7 @@ MUTANTS = (
         where="edgeveil.privacy.laplace_mechanism:_probability_steps",
         find="max(1.0, math.fsum(p))",
         put="1.0",
-        killed_by="tests/unit/edgeveil/privacy/test_privacy_laplace_mechanism.py::test_a_vector_that_is_no_distribution_is_made_one",
+        killed_by="tests/unit/edgeveil/privacy/test_privacy_mechanisms.py::test_a_vector_that_is_no_distribution_is_made_one",
     ),
     # --- Poisson sampling ---
     Mutant(
@@ -589,7 +589,7 @@ MUTANTS = (
         where="edgeveil.parts.methods.fm_sums:linear_sum",
         find="np.where(within[:, None], factors, 0)",
         put="quantise(residual, 2.0)",
-        killed_by="tests/unit/edgeveil/parts/methods/test_fm_sums.py::test_one_record_changes_no_sum_by_more_than_its_event_says",
+        killed_by="tests/unit/edgeveil/parts/methods/test_fm_options.py::test_one_record_changes_no_sum_by_more_than_its_event_says",
     ),
     Mutant(
         name="gradient-rows-not-clipped",
@@ -731,7 +731,7 @@ MUTANTS = (
         find="self.coordinates * self.epsilon_numerator",
         put="self.epsilon_numerator",
         of=("two_value", "ldp_fl"),
-        killed_by="tests/unit/edgeveil/privacy/test_privacy_duchi_mechanism.py::test_every_value_of_the_unit_counts",
+        killed_by="tests/unit/edgeveil/privacy/test_privacy_mechanisms.py::test_every_value_of_the_unit_counts",
     ),
     Mutant(
         name="selection-paid-as-monotonic",
@@ -767,7 +767,7 @@ MUTANTS = (
         find="samples is None",
         put="False",
         nth=2,
-        killed_by="tests/unit/edgeveil/privacy/test_privacy_laplace_mechanism.py::test_softmax_noise_prices_what_is_proven_not_what_was_assumed",
+        killed_by="tests/unit/edgeveil/privacy/test_privacy_mechanisms.py::test_softmax_noise_prices_what_is_proven_not_what_was_assumed",
     ),
     # --- epsilon totals ---
     Mutant(
@@ -1340,7 +1340,7 @@ MUTANTS = (
         find="[missing] * width",
         put="[missing]",
         nth=2,
-        killed_by="tests/unit/edgeveil/parts/sources/test_bad_records.py::test_a_line_out_of_form_drops_its_record_alone",
+        killed_by="tests/unit/edgeveil/parts/sources/test_sources.py::test_a_line_out_of_form_drops_its_record_alone",
     ),
     Mutant(
         name="row-of-another-width-ends-the-reading",

@@ -21,9 +21,9 @@ from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
 from edgeveil.parts.exchange import (
     TRAIN,
-    Aim,
     Answer,
     Array,
+    CloudMethod,
     Exchange,
     SegmentSpec,
     Tensors,
@@ -159,10 +159,7 @@ class FmDevice:
         random_bytes: RandomBytes = os_random,
         processor: str = "auto",
     ) -> Answer:
-        """Noised sums (preparatory phases, in steps) or ΔW (training), float32.
-
-        Raises `ProtocolError` for a package of wrong form, before any record is read.
-        """
+        """Noised sums (preparatory phases, in steps) or ΔW (training), float32."""
         check_package(exchange, tensors, self.parameters, self.setting)
         total = self.sums(exchange, tensors, records)
         result = noised(total, self.budget.events[exchange.phase], random_bytes)
@@ -255,7 +252,7 @@ def local_minimum(
 UNIT = 2.0**GRID_BITS
 
 
-class FmCloud:
+class FmCloud(CloudMethod):
     """Cloud half: sees only the mean of the devices' noised segments."""
 
     def __init__(self, parameters: FmParameters, setting: MethodContext) -> None:
@@ -309,10 +306,6 @@ class FmCloud:
         """The tensors of the exchange's form; what a device adds itself is not in the state."""
         needed = forms(exchange, self.parameters, self.setting)
         return {name: np.asarray(state[name]) for name in needed if name in state}
-
-    def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
-        """Nothing: a step on a noised polynomial is a linear image of its coefficients."""
-        return None
 
     def absorb(
         self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int

@@ -154,10 +154,7 @@ class FmPaperDevice:
         random_bytes: RandomBytes = os_random,
         processor: str = "auto",
     ) -> Answer:
-        """W₁ (d, hidden) and W₂ (hidden, c) after the local steps, float32.
-
-        Raises `ProtocolError` for a package of wrong form, before any record is read.
-        """
+        """W₁ (d, hidden) and W₂ (hidden, c) after the local steps, float32."""
         if exchange.phase != TRAIN:
             return self._fm.answer(exchange, tensors, records, random_bytes, processor)
         check_package(exchange, tensors, self.parameters, self.setting)

@@ -14,9 +14,9 @@ from pydantic import Field
 
 from edgeveil.data.records import Records
 from edgeveil.parts.exchange import (
-    Aim,
     Answer,
     Array,
+    CloudMethod,
     Exchange,
     SegmentSpec,
     Tensors,
@@ -64,15 +64,14 @@ class NoiseOnlyDevice:
         random_bytes: RandomBytes = os_random,
         processor: str = "auto",
     ) -> Answer:
-        """`noise` (values,) float32, uniform in [-1, 1]. Raises `ProtocolError` for a package of
-        wrong form."""
+        """`noise` (values,) float32, uniform in [-1, 1]."""
         required(tensors, PACKAGE, (self.parameters.package_values,), "float32")
         values = uniform(self.parameters.values, random_bytes)
         summed = self.setting.summed
         return Answer({NOISE: as_summed_steps(values, summed) if summed else values}, ())
 
 
-class NoiseOnlyCloud:
+class NoiseOnlyCloud(CloudMethod):
     """Cloud half: counts uploads and keeps the mean of their values, which tends to 0."""
 
     def __init__(self, parameters: NoiseOnlyParameters, setting: MethodContext) -> None:
@@ -95,9 +94,6 @@ class NoiseOnlyCloud:
     def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
         """`package` (package_values,) float32, zero."""
         return {PACKAGE: np.zeros(self.parameters.package_values, np.float32)}
-
-    def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
-        return None
 
     def absorb(
         self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int

@@ -36,9 +36,9 @@ from pydantic import Field, ValidationInfo, model_validator
 from edgeveil.data.records import Records, plain_numbers
 from edgeveil.errors import DataError, ProtocolError
 from edgeveil.parts.exchange import (
-    Aim,
     Answer,
     Array,
+    CloudMethod,
     Exchange,
     SegmentSpec,
     Tensors,
@@ -369,10 +369,7 @@ class PateDevice:
         random_bytes: RandomBytes = os_random,
         processor: str = "auto",
     ) -> Answer:
-        """`votes` (per_round, c): noised integers in steps where they are summed, else float32.
-
-        Raises `ProtocolError` for a package of wrong form, before any record is read.
-        """
+        """`votes` (per_round, c): noised integers in steps where they are summed, else float32."""
         if int(required(tensors, ROUND, (1,), "int32")[0]) != exchange.number:
             raise ProtocolError("bad_package", f"tensor '{ROUND}' is not {exchange.number}")
         event = vote_event(self.parameters, self.setting)
@@ -404,7 +401,7 @@ class PateDevice:
         return ballot
 
 
-class PateCloud:
+class PateCloud(CloudMethod):
     """Cloud half: labels by noised votes, and the student that learns them."""
 
     def __init__(self, parameters: PateParameters, setting: MethodContext) -> None:
@@ -432,9 +429,6 @@ class PateCloud:
 
     def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
         return {ROUND: np.array([exchange.number], np.int32)}
-
-    def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
-        return None
 
     def absorb(
         self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int

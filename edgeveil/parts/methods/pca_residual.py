@@ -27,9 +27,9 @@ from pydantic import Field
 from edgeveil.data.records import Records
 from edgeveil.parts.exchange import (
     TRAIN,
-    Aim,
     Answer,
     Array,
+    CloudMethod,
     Exchange,
     SegmentSpec,
     Tensors,
@@ -146,10 +146,7 @@ class PcaResidualDevice:
         random_bytes: RandomBytes = os_random,
         processor: str = "auto",
     ) -> Answer:
-        """The noised sum: in float32, or in steps where it is summed under masks.
-
-        Raises `ProtocolError` for a package of wrong form, before any record is read.
-        """
+        """The noised sum: in float32, or in steps where it is summed under masks."""
         if exchange.phase == TRAIN:
             required(tensors, CENTRE, (self.setting.dimension,), "float32")
         total = self.sums(exchange, tensors, records)
@@ -180,7 +177,7 @@ class PcaResidualDevice:
         return self.budget.on_grid(exchange.phase, total, self.setting)
 
 
-class PcaResidualCloud:
+class PcaResidualCloud(CloudMethod):
     """State: `centre` (d,) float32, and of the rounds so far `products` (d(d+1)/2,) float64, the
     sum over uploads of mean products, and `uploads` (1,)."""
 
@@ -210,9 +207,6 @@ class PcaResidualCloud:
 
     def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
         return {CENTRE: np.asarray(state[CENTRE])} if exchange.phase == TRAIN else {}
-
-    def aim(self, state: Tensors, exchange: Exchange) -> Aim | None:
-        return None
 
     def absorb(
         self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int

@@ -133,7 +133,7 @@ def place_n_class(
     holder = np.empty(pieces, np.int64)
     for device, own in enumerate(class_pieces(devices, rule.classes_per_device, seed)):
         holder[own] = device
-    placed = place_n_class(words, y, devices, rule, seed, classes)
+    placed = place_iid(words, y, devices, rule, seed, classes)
     placed[known] = holder[np.minimum(at.astype(np.int64), pieces - 1)]
     return placed
 
@@ -165,7 +165,7 @@ def place_dirichlet(
     words: Words, y: Indices, devices: int, rule: Partition, seed: int, classes: int
 ) -> Indices:
     """Each class in proportions of its own, drawn from Dirichlet(alpha) for its number."""
-    placed = place_dirichlet(words, y, devices, rule, seed, classes)
+    placed = place_iid(words, y, devices, rule, seed, classes)
     for label in range(classes):
         chance = public_chance(seed, f"dirichlet {label}")
         chosen = y == label

@@ -1,18 +1,35 @@
+"""Gaussian, Laplace and two-value noise: what it is, what it hides, and what it costs."""
+
+from __future__ import annotations
+
 import json
 import math
 from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from edgeveil.errors import PrivacyError
-from edgeveil.privacy.events import ClaimedEvent, UnprotectedEvent, event_from_dict, to_dict
+from edgeveil.privacy.accountant import epsilon
+from edgeveil.privacy.duchi_mechanism import duchi_event, duchi_mechanism
+from edgeveil.privacy.events import (
+    ClaimedEvent,
+    GaussianEvent,
+    UnprotectedEvent,
+    event_from_dict,
+    to_dict,
+)
 from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle, gaussian, gaussian_event
 from edgeveil.privacy.laplace_mechanism import (
+    SOFTMAX_BITS,
+    _probability_steps,
     laplace,
     laplace_event,
+    largest_softmax,
+    noise_room,
     softmax_event,
     softmax_laplace,
 )
@@ -127,3 +144,148 @@ def test_noise_that_cannot_be_drawn_is_refused_with_its_price():
     with pytest.raises(PrivacyError, match="raise epsilon"):
         softmax_event(3, 2.0**-20)
     softmax_laplace(np.ones(3) / 3, 2.0**-19)
+
+
+@given(
+    hnp.arrays(np.float64, 6, elements=st.floats(allow_nan=True, allow_infinity=True)),
+    hnp.arrays(np.float32, 6, elements=st.floats(width=32)),
+)
+@settings(deadline=None)
+def test_any_two_vectors_stand_within_the_stated_sensitivity(a, b):
+    event = softmax_event(6, 1.0)
+    gap = np.abs(_probability_steps(a) - _probability_steps(b)).sum()
+    assert 0 <= gap <= event.sensitivity_steps
+
+
+def test_two_one_hot_vectors_reach_the_sensitivity():
+    a, b = np.eye(3)[:2]
+    gap = np.abs(_probability_steps(a) - _probability_steps(b)).sum()
+    assert gap == softmax_event(3, 1.0).sensitivity_steps
+
+
+def test_a_vector_that_is_no_distribution_is_made_one():
+    half = 1 << (SOFTMAX_BITS - 1)
+    assert _probability_steps(np.array([1.0, 1.0])).tolist() == [half, half]
+    assert _probability_steps(np.array([np.nan, -1.0, 0.5])).tolist() == [0, 0, half]
+    assert _probability_steps(np.array([np.inf, 0.0])).tolist() == [2 * half, 0]
+
+
+def test_softmax_noise_prices_what_is_proven_not_what_was_assumed():
+    assert softmax_event(10, 3.0).epsilon == 3
+    assert softmax_event(10, 3.0, sensitivity=1).epsilon == 6
+    assert softmax_event(10, None).status == "none"
+    assert {e.unit for e in (softmax_event(10, 3.0), softmax_event(10, None))} == {"device"}
+    with pytest.raises(PrivacyError):
+        softmax_event(10, 3.0, sensitivity=0)
+    with pytest.raises(PrivacyError):
+        softmax_event(10, math.inf)
+
+
+@pytest.mark.parametrize("epsilon", [1e-4, 0.01, 1.0, 20.0, 2.0**24])
+def test_of_all_noise_that_a_job_can_have_none_is_beyond_its_room(epsilon):
+    """Exact tail of the discrete law, P(|X| >= m) = 2q^m/(1 + q), for 2^60 values."""
+    event = laplace_event("numbers", 3 << 20, 3 << 20, epsilon, 5, 20)
+    scale = event.scale_numerator / event.scale_denominator
+    beyond = (noise_room(event) + 1) / scale
+    tail_bits = 1 - beyond / math.log(2) - math.log2(1 + math.exp(-1 / scale))
+    assert tail_bits + 60 < -40
+    assert tail_bits + 60 + 6 / math.log(2) > -40 or scale < 6  # and it is no more than it needs
+    one = softmax_event(10, epsilon)
+    assert largest_softmax(one) - (1 << SOFTMAX_BITS) == noise_room(one)
+
+
+def test_softmax_upload_stands_on_the_grid_and_is_centred_on_the_truth():
+    p = np.array([0.7, 0.2, 0.1], dtype=np.float32)
+    draws = np.stack(
+        [softmax_laplace(p, 4.0, random_bytes=SeededRandom(k))[0] for k in range(4000)]
+    )
+    np.testing.assert_array_equal(draws * 2**SOFTMAX_BITS, np.rint(draws * 2**SOFTMAX_BITS))
+    np.testing.assert_allclose(draws.mean(axis=0), p, atol=0.04)
+    assert np.abs(draws - p).mean() == pytest.approx(2 / 4, rel=0.05)
+    plain, event = softmax_laplace(p, None)
+    np.testing.assert_allclose(plain, p, atol=2**-19)
+    assert isinstance(event, UnprotectedEvent)
+    assert not isinstance(event, GaussianEvent)
+
+
+@given(
+    hnp.arrays(np.float64, (4, 3), elements=st.floats(0, 1)),
+    hnp.arrays(np.float64, 3, elements=st.floats(allow_nan=True)),
+    st.integers(0, 3),
+)
+@settings(deadline=None)
+def test_one_changed_row_moves_a_per_sample_upload_by_the_sensitivity_at_most(rows, other, at):
+    changed = rows.copy()
+    changed[at] = other
+    a, event = softmax_laplace(rows, 1e6, random_bytes=SeededRandom(1))
+    b, _ = softmax_laplace(changed, 1e6, random_bytes=SeededRandom(1))
+    gap = np.abs(a - b) * 2**SOFTMAX_BITS
+    assert gap.sum() <= event.sensitivity_steps
+    assert gap[np.arange(4) != at].sum() == 0
+
+
+def test_a_per_sample_upload_is_priced_per_record():
+    event = softmax_event(10, 3.0, samples=16)
+    assert (event.unit, event.epsilon, event.coordinates) == ("record", 3, 160)
+    assert softmax_event(10, 3.0, samples=16, sensitivity=1).epsilon == 6
+    assert softmax_event(10, None, samples=16).unit == "record"
+    rows = np.full((16, 10), 0.1)
+    assert softmax_laplace(rows, 3.0)[1] == event
+
+
+WORDS = 1 << 64
+
+
+def event(asked, size=1):
+    return duchi_event("audit", Fraction(asked), size)
+
+
+def chance_of_high(value, asked):
+    """Exactly: the least 64-bit word that gives the lower value."""
+    low, high = 0, WORDS
+    while low < high:
+        middle = (low + high) // 2
+        word = middle.to_bytes(8, "little")
+        (sent,), _ = duchi_mechanism(np.array([value]), event(asked), lambda _n, word=word: word)
+        low, high = (middle + 1, high) if sent > 0 else (low, middle)
+    return Fraction(low, WORDS)
+
+
+@pytest.mark.parametrize("asked", [1e-6, 0.1, 1.0, 5.0, 20.0, 100.0])
+def test_no_two_values_are_told_apart_by_more_than_epsilon(asked):
+    least, most = chance_of_high(-1.0, asked), chance_of_high(1.0, asked)
+    assert least + most == 1
+    assert least > 0
+    found = math.log(most / least)
+    assert found <= asked
+    if asked <= 20:
+        assert found == pytest.approx(asked, rel=1e-3)
+
+
+@pytest.mark.parametrize("value", [-1.0, -0.3, 0.0, 0.5, 1.0])
+def test_the_mean_is_the_value(value):
+    high = chance_of_high(value, 1.0)
+    size = duchi_mechanism(np.array([0.0]), event(1.0), lambda n: bytes(n))[0][0]
+    assert float(2 * high - 1) * size == pytest.approx(value, abs=2e-6)
+    assert size == pytest.approx((math.e + 1) / (math.e - 1), rel=1e-9)
+
+
+def test_what_is_out_of_range_or_no_number_stays_within():
+    values = np.array([5.0, -5.0, np.nan, np.inf, -np.inf])
+    chances = [chance_of_high(float(v), 1.0) for v in values]
+    most, least, half = chance_of_high(1.0, 1.0), chance_of_high(-1.0, 1.0), Fraction(1, 2)
+    assert chances == [most, least, half, most, least]
+
+
+def test_every_value_of_the_unit_counts():
+    priced = event(0.25, 8)
+    assert priced.epsilon == 2
+    assert epsilon([priced] * 3, 1e-5).epsilon == pytest.approx(6)
+    assert epsilon([priced], 1e-5).unit == "device"
+
+
+def test_other_sizes_and_hopeless_noise_are_refused():
+    with pytest.raises(PrivacyError, match="priced as 2"):
+        duchi_mechanism(np.zeros(3), event(1.0, 2))
+    with pytest.raises(PrivacyError, match="too small"):
+        event(1e-14)

@@ -1,18 +1,28 @@
-"""Each option of `fm`: what it costs, what it leaves out, and that it still learns."""
+"""Each option of `fm`: what it costs, what it leaves out, and that it still learns.
+
+What one record may change, measured in integer steps before any noise.
+"""
+
+from __future__ import annotations
 
 import math
 
 import numpy as np
 import pytest
 from fm_kit import digits, digits_setting, learned, pooled, setting
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from pydantic import ValidationError
 
 from edgeveil.data.records import Records
+from edgeveil.data.target import LABELS
 from edgeveil.errors import PrivacyError, ProtocolError
 from edgeveil.parts.exchange import TRAIN
-from edgeveil.parts.features import PcaParameters
+from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
+from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
-from edgeveil.parts.methods.fm_budget import FmParameters
+from edgeveil.parts.methods.fm_budget import QUADRATIC, FmParameters, head_shape
 from edgeveil.parts.methods.fm_sums import noised, wishart
 from edgeveil.privacy.accountant import epsilon, pure_epsilon, total_mu
 from edgeveil.privacy.events import ClaimedEvent, GaussianEvent, LaplaceEvent, UnprotectedEvent
@@ -213,3 +223,227 @@ def test_digits_are_learned_with_every_option(options, changes, least):
     reference = noise_free_reference(parameters, chosen, pooled(shards), test)
     assert len(reference) == parameters.rounds
     assert reference[-1] >= 0.85
+
+
+D, CLASSES = 4, 3
+ANY = st.floats(allow_nan=True, allow_infinity=True, width=32)
+VALUES = ANY | st.floats(-2, 2, width=32) | st.sampled_from([0.0, 3e38, 1e-45])
+VARIANTS = {
+    "gaussian": ({}, None),
+    "laplace": ({"noise": "laplace"}, None),
+    "no intercept": ({"intercept": False}, None),
+    "no intercept laplace": ({"intercept": False, "noise": "laplace"}, None),
+    "bare": ({"centre": False, "quadratic": "never"}, None),
+    "fpca": ({}, PcaParameters(name="ldp_fpca", keep=0.5)),
+    "pca": ({"centre": False}, PcaParameters(name="ldp_pca", keep=0.75)),
+    "laplace fpca": ({"noise": "laplace"}, PcaParameters(name="ldp_fpca", keep=0.5)),
+    "number": ({}, None),
+    "number laplace": ({"noise": "laplace"}, None),
+    "number fpca": ({}, PcaParameters(name="ldp_fpca", keep=0.5)),
+}
+variants = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def numbers(y):
+    """Labels of a number in the place of classes: its ends, its middle, and ones outside."""
+    steps = np.where(y == CLASSES, LABELS, y * (LABELS // 2))
+    return np.where(y < 0, y, steps)
+
+
+class Bench:
+    """One device, and the exchanges of its job up to the first training round."""
+
+    def __init__(self, variant="gaussian", shift=0.0, features=None, **parameters):
+        options, projection = VARIANTS[variant]
+        setting = MethodContext(
+            epsilon=8.0,
+            delta=1e-5,
+            max_participations=15,
+            classes=LABELS if variant.startswith("number") else CLASSES,
+            regression=variant.startswith("number"),
+            input_shape=(D,),
+            features=features or build_features([IdentityParameters(shift=shift)]),
+            nominal_records=4,
+            devices=5,
+            projection=projection,
+        )
+        chosen = FmParameters(**{**parameters, **options})
+        self.device, self.d = FmDevice(chosen, setting), setting.dimension
+        self.head = head_shape(chosen, setting)
+        plan = FmCloud(chosen, setting).plan()
+        self.phases = plan[: len(plan) - chosen.rounds + 1]
+
+    def sums(self, exchange, package, records):
+        if self.device.setting.regression:
+            records = Records(records.x, numbers(records.y))
+        return self.device.sums(exchange, package, records)
+
+    def package(self, seed=0, reach=0, centre=None):
+        """A broadcast of any content, as a cloud could make it up."""
+        rng = np.random.default_rng(seed)
+        basis = (
+            np.eye(D, self.d) * 2**14 if reach == 0 else rng.integers(-(2**15), 2**15, (D, self.d))
+        )
+        return {
+            "centre": np.zeros(self.d, np.float32) if centre is None else centre[: self.d],
+            "iterate": rng.integers(-reach, reach + 1, self.head).astype(np.int32),
+            "basis": basis.astype(np.int16),
+            "covariance": rng.normal(size=D * (D + 1) // 2).astype(np.float32) * max(1, reach),
+        }
+
+    def any_package(self, data):
+        centre = data.draw(hnp.arrays(np.float32, D, elements=st.floats(-1, 1, width=32) | ANY))
+        reach = data.draw(st.sampled_from([0, 100, 2**20, 2**31 - 1]))
+        return self.package(data.draw(st.integers(0, 2**32 - 1)), reach, centre)
+
+
+@st.composite
+def records(draw, least=0, most=70):
+    n = draw(st.integers(least, most))
+    seed = draw(st.integers(0, 2**32 - 1))
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, D)).astype(np.float32)
+    y = rng.integers(-1, CLASSES + 1, n)
+    return Records(x, y)
+
+
+def within(event, exchange, before, after, factor=1.0):
+    """Whether the change keeps to `factor` times the event's sensitivity, in its own norm."""
+    difference = (after - before).astype(object)
+    bound = event.sensitivity_steps * factor
+    if not isinstance(event, GaussianEvent):
+        return int(np.abs(difference).sum()) <= bound
+    weights = np.ones(len(difference), object) if difference.ndim == 1 else 1
+    if exchange.phase in ("quadratic", "covariance"):
+        k = int((2 * len(difference)) ** 0.5)
+        rows, columns = np.triu_indices(k)
+        weights = np.where(rows == columns, 1, 2).astype(object)
+    return int((weights * difference**2).sum()) <= bound**2
+
+
+@variants
+@given(
+    records(),
+    hnp.arrays(np.float32, (1, D), elements=VALUES),
+    st.integers(-2, CLASSES + 1),
+    st.sampled_from([0.05, 0.6, 1.0, 2.0]),
+    st.data(),
+)
+@settings(max_examples=60, deadline=None)
+def test_one_record_changes_no_sum_by_more_than_its_event_says(
+    variant, others, x, label, clip, data
+):
+    bench = Bench(variant, clip=clip)
+    package = bench.any_package(data)
+    extended = Records(np.concatenate([x, others.x]), np.append(label, others.y))
+    for exchange in bench.phases:
+        (event,) = bench.device.price(exchange)
+        before = bench.sums(exchange, package, others)
+        after = bench.sums(exchange, package, extended)
+        assert within(event, exchange, before, after)
+
+
+@variants
+def test_the_stated_sensitivity_is_nearly_reached_and_not_passed(variant):
+    bench = Bench(variant, clip=0.6)
+    package = bench.package()
+    none = Records(np.zeros((0, D), np.float32), np.zeros(0, np.int64))
+    x = np.zeros((1, D), np.float32)
+    x[0, : bench.d] = 1
+    if variant == "pca":  # its basis is any rotation: the axis that it keeps first
+        x = np.linalg.eigh(_matrix(package["covariance"]))[1][:, -1:].T.astype(np.float32)
+    one = Records(x, np.array([0]))
+    for exchange in bench.phases:
+        (event,) = bench.device.price(exchange)
+        before, after = (bench.sums(exchange, package, r) for r in (none, one))
+        assert within(event, exchange, before, after)
+        assert not within(event, exchange, before, after, factor=0.99 * attainable(bench, exchange))
+
+
+def attainable(bench, exchange):
+    """The largest part of the stated sensitivity that a record can reach.
+
+    Laplace bounds hold for ‖z′‖₁ ≤ √(d + 1), whatever the intercept i; ‖z′‖₁ = √(1 - i²)·√d + i is
+    the most there is. A triangle of z′z′ᵀ has the L1 norm (‖z′‖₁² + ‖z′‖₂²)/2.
+    """
+    device, d = bench.device, bench.d
+    i = device.intercept / 4096
+    laplace = device.parameters.noise == "laplace" and not device.setting.regression
+    if not i or not laplace or exchange.phase not in (QUADRATIC, TRAIN):
+        return 1.0
+    widest = math.sqrt(1 - i * i) * math.sqrt(d) + i
+    if exchange.phase == QUADRATIC:
+        return (widest**2 + 1) / (d + 2)
+    return widest / math.sqrt(d + 1)
+
+
+def _matrix(triangle):
+    full = np.zeros((D, D))
+    full[np.triu_indices(D)] = triangle
+    return full + np.triu(full, 1).T
+
+
+@variants
+@given(records(least=1), st.data())
+@settings(max_examples=25, deadline=None)
+def test_a_sum_is_exactly_the_sum_of_its_records_alone_in_any_order(variant, given_records, data):
+    bench = Bench(variant, shift=-0.3)
+    package = bench.any_package(data)
+    order = np.random.default_rng(len(given_records)).permutation(len(given_records))
+    shuffled = Records(given_records.x[order], given_records.y[order])
+    singles = [
+        Records(given_records.x[i : i + 1], given_records.y[i : i + 1])
+        for i in range(len(given_records))
+    ]
+    for exchange in bench.phases:
+        together = bench.sums(exchange, package, given_records)
+        alone = sum(bench.sums(exchange, package, single) for single in singles)
+        np.testing.assert_array_equal(together, alone)
+        np.testing.assert_array_equal(together, bench.sums(exchange, package, shuffled))
+
+
+@variants
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [([np.nan, 0, 0, 0], 0), ([0, np.inf, 0, 0], 0), ([1, 0, 0, 0], -1), ([1, 0, 0, 0], CLASSES)],
+)
+def test_an_invalid_record_contributes_nothing(variant, x, y):
+    bench = Bench(variant)
+    bad = Records(np.array([x], np.float32), np.array([y]))
+    for exchange in bench.phases:
+        assert not bench.sums(exchange, bench.package(), bad).any()
+
+
+def test_what_is_kept_of_records_is_never_used_for_others_or_another_broadcast():
+    rng = np.random.default_rng(3)
+    one, two = (Records(rng.normal(size=(9, D)).astype(np.float32), np.zeros(9, int)) for _ in "ab")
+    bench = Bench("fpca")
+    packages = [
+        bench.package(seed, reach, rng.normal(size=D).astype(np.float32) / 4)
+        for seed, reach in ((1, 0), (2, 100), (3, 100))
+    ]
+    for exchange in bench.phases:
+        for records_ in (one, two, one):
+            for package in (*packages, packages[0]):
+                fresh = Bench("fpca").sums(exchange, package, Records(records_.x, records_.y))
+                np.testing.assert_array_equal(bench.sums(exchange, package, records_), fresh)
+
+
+def test_features_are_computed_once_for_a_whole_job():
+    calls = []
+
+    class Counting:
+        name = "counting"
+
+        def output_dim(self, shape):
+            return D
+
+        def __call__(self, x):
+            calls.append(len(x))
+            return x.astype(np.float64) / 8
+
+    bench = Bench("fpca", features=Counting())
+    mine = Records(np.ones((9, D), np.float32), np.zeros(9, int))
+    for exchange in (*bench.phases, bench.phases[-1], bench.phases[-1]):
+        bench.sums(exchange, bench.package(), mine)
+    assert calls == [9]

@@ -1,13 +1,17 @@
-"""Local SGD and FedProx against steps computed by hand, and what updates travel as."""
+"""Local SGD and FedProx against steps computed by hand, PyTorch's optimiser, and what travels."""
+
+from __future__ import annotations
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError, UsageError
 from edgeveil.parts.methods import METHODS
+from edgeveil.parts.methods.sgd import Steps
 from edgeveil.parts.stages.compression import TopK, TopKParameters
 from edgeveil.parts.update import WHOLE, segments_of, update_of
 from edgeveil.privacy.events import UnprotectedEvent
@@ -111,3 +115,40 @@ def test_top_k_of_equal_values_keeps_the_first():
     update = {"a": np.ones(4, np.float32)}
     found = TopK(TopKParameters(share=0.25), SETTING).apply(None, update)
     assert list(found["a"]) == [1, 0, 0, 0]
+
+
+def test_two_steps_by_hand():
+    """ℓ = w², η = 0.1, momentum ½: w = 1 → 1 − 0.2 = 0.8 → 0.8 − 0.1·(0.1·10 + 1.6) = 0.54."""
+    weight = torch.tensor([1.0], requires_grad=True)
+    steps = Steps([weight], 0.1, 0.5)
+    found = []
+    for _ in range(2):
+        steps.take((weight**2).sum())
+        found.append(weight.item())
+    assert found == pytest.approx([0.8, 0.54])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_they_are_pytorchs(momentum):
+    def trained(optimise):
+        torch.manual_seed(3)
+        w = [torch.randn(4, 2, requires_grad=True), torch.randn(2, requires_grad=True)]
+        step = optimise(w)
+        for _ in range(5):
+            x, y = torch.randn(3, 4), torch.tensor([0, 1, 1])
+            step(torch.nn.functional.cross_entropy(x @ w[0] + w[1], y))
+        return w
+
+    def theirs(weights):
+        optimiser = torch.optim.SGD(weights, 0.3, momentum=momentum)
+
+        def step(loss):
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+
+        return step
+
+    pairs = zip(trained(lambda w: Steps(w, 0.3, momentum).take), trained(theirs), strict=True)
+    for ours, expected in pairs:
+        assert torch.equal(ours, expected)

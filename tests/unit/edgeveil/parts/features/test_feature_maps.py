@@ -1,0 +1,202 @@
+"""Values as they are, random projections, and maps side by side."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from edgeveil.errors import ConfigError, DataError
+from edgeveil.jobs import Job, compile_job
+from edgeveil.parts.features import (
+    Concatenation,
+    IdentityParameters,
+    PcaParameters,
+    build_features,
+    projection_of,
+    valid_records,
+)
+from edgeveil.parts.features.gabor import GaborParameters
+from edgeveil.parts.features.random_relu import STEPS, RandomParameters, projection
+
+ANY = st.floats(allow_nan=True, allow_infinity=True, width=32)
+DIGITS = IdentityParameters(input_scale=16.0, shift=-0.3)
+
+
+def test_scales_shifts_and_brings_to_unit_norm():
+    phi = build_features([IdentityParameters(input_scale=2.0, shift=1.0)])
+    np.testing.assert_allclose(phi(np.array([[4.0, 6.0]], np.float32)), [[0.6, 0.8]])
+    assert phi.output_dim((8, 8)) == 64
+
+
+def test_a_zero_vector_stays_zero():
+    phi = build_features([IdentityParameters()])
+    assert (phi(np.zeros((2, 3), np.float32)) == 0).all()
+
+
+def test_invalid_records_are_named_one_by_one():
+    x = np.zeros((5, 2, 2), np.float32)
+    x[0, 1, 1], x[1, 0, 0] = np.nan, np.inf
+    y = np.array([0, 0, -1, 3, 2])
+    assert valid_records(x, y, 3).tolist() == [False, False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    "bad", [{"input_scale": 0}, {"shift": float("nan")}, {"scale": 2}, {"name": "gabor"}]
+)
+def test_impossible_parameters_are_refused(bad):
+    with pytest.raises(ValidationError):
+        IdentityParameters(**bad)
+
+
+def test_each_value_is_brought_from_its_own_range_and_clipped():
+    phi = build_features([IdentityParameters(ranges=((0.0, 10.0), (-1.0, 1.0)))])
+    found = phi(np.array([[10, 0], [5, 1], [99, -7], [np.nan, 0]], np.float32))
+    half = 0.5**0.5
+    assert np.allclose(found, [[1, 0], [0, 1], [half, -half], [0, 0]])
+    with pytest.raises(DataError, match="2 ranges, a record has 3 values"):
+        phi.output_dim((3,))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"ranges": ((1.0, 0.0),)}, "least and the greatest"),
+        ({"ranges": ((0.0, 1.0),), "input_scale": 3.0}, "in place of input_scale"),
+    ],
+)
+def test_ranges_that_cannot_be_are_refused(wrong, why):
+    with pytest.raises(ValidationError, match=why):
+        IdentityParameters(**wrong)
+
+
+def test_bounded_keeps_how_large_a_record_is():
+    features = build_features([IdentityParameters(norm="bounded", input_scale=2.0)])
+    x = np.array([[1, 1, 1, 1], [2, 2, 2, 2], [9, -9, 0, 0], [np.nan, 0, 0, 0]], np.float32)
+    found = features(x)
+    wanted = [[0.25] * 4, [0.5] * 4, [0.5, -0.5, 0, 0], [0] * 4]
+    np.testing.assert_array_equal(found, wanted)
+    assert (np.linalg.norm(found, axis=1) <= 1).all()
+    assert "norm" not in IdentityParameters().model_dump()  # earlier jobs keep their bytes
+
+
+ONE = IdentityParameters(input_scale=2.0, weight=3.0)
+TWO = RandomParameters(name="random", dimension=5, weight=1.0)
+PCA = PcaParameters(name="ldp_pca")
+X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+
+
+def test_maps_stand_side_by_side_by_the_roots_of_their_weights():
+    both = build_features([ONE, TWO])
+    found = both(X)
+    assert both.output_dim((4,)) == found.shape[1] == 9
+    np.testing.assert_allclose(found[:, :4], np.sqrt(0.75) * build_features([ONE])(X), rtol=1e-15)
+    np.testing.assert_allclose(found[:, 4:], np.sqrt(0.25) * build_features([TWO])(X), rtol=1e-15)
+
+
+def test_weights_count_by_their_ratio():
+    heavy = [entry.model_copy(update={"weight": 1000 * entry.weight}) for entry in (ONE, TWO)]
+    np.testing.assert_allclose(build_features(heavy)(X), build_features([ONE, TWO])(X), rtol=1e-12)
+
+
+def test_one_map_is_itself_whatever_its_weight():
+    alone = build_features([ONE])
+    assert not isinstance(alone, Concatenation)
+    np.testing.assert_array_equal(
+        alone(X), build_features([IdentityParameters(input_scale=2.0)])(X)
+    )
+
+
+def test_a_pca_is_no_map_but_a_projection():
+    np.testing.assert_array_equal(build_features([ONE, PCA])(X), build_features([ONE])(X))
+    assert projection_of([ONE, PCA]) == PCA
+    assert projection_of([ONE, TWO]) is None
+
+
+def job(*features, shape=(4,)):
+    made = Job.model_validate(
+        {
+            "job": "mix",
+            "data": {
+                "source": "digits",
+                "classes": 3,
+                "input_shape": shape,
+                "nominal_records": 50,
+            },
+            "features": features,
+            "train": {"method": "fm", "rounds": 1},
+            "privacy": {"epsilon": 8.0},
+        }
+    )
+    return compile_job(made).job
+
+
+def test_a_job_takes_several_maps_and_a_pca_behind_them():
+    found = job(ONE, TWO, PCA)
+    assert Job.from_canonical(found.canonical()) == found
+    assert [entry.name for entry in found.features] == ["identity", "random", "ldp_pca"]
+
+
+@pytest.mark.parametrize("order", [(PCA,), (PCA, ONE), (ONE, PCA, TWO), (ONE, PCA, PCA)])
+def test_a_pca_elsewhere_is_refused_when_the_job_is_made(order):
+    with pytest.raises(ConfigError, match="make it the last of the features"):
+        job(*order)
+
+
+def test_a_map_that_does_not_take_the_records_is_refused_when_the_job_is_made():
+    with pytest.raises(ConfigError, match="gabor takes one image"):
+        job(ONE, GaborParameters(name="gabor"))
+
+
+def test_the_projection_is_the_same_everywhere():
+    assert projection(7, 3, 4).tolist() == [[-1, 4, -3, 2], [3, 2, 4, 1], [-3, -5, -3, 4]]
+    bits = hashlib.shake_256(b"edgeveil/v1/random-features/7/3/4").digest(8)
+    assert sum(byte.bit_count() for byte in bits) - 32 == -1
+
+
+def test_its_entries_are_nearly_normal_with_deviation_4():
+    entries = projection(0, 784, 512).astype(np.float64) / 4
+    assert abs(entries.mean()) < 0.01
+    assert abs(entries.var() - 1) < 0.01
+    assert abs((entries**4).mean() - (3 - 2 / 64)) < 0.05
+
+
+def test_another_seed_gives_another_projection():
+    assert not np.array_equal(projection(0, 9, 9), projection(1, 9, 9))
+
+
+def test_features_are_the_rectified_products_at_unit_norm():
+    phi = build_features([RandomParameters(name="random", dimension=4, seed=7, input_scale=2.0)])
+    found = phi(np.array([[1.0, 2.0, -1.0]], np.float32))[0]
+    whole = np.array([0.5, 1.0, -0.5]) @ projection(7, 3, 4)
+    np.testing.assert_allclose(found, np.maximum(whole, 0) / np.linalg.norm(np.maximum(whole, 0)))
+
+
+def test_products_are_exact():
+    """Against Python's own integers, with inputs that use all their bits."""
+    p = RandomParameters(name="random", dimension=5, seed=1)
+    x = np.random.default_rng(0).uniform(-1, 1, (3, 300)).astype(np.float32)
+    steps = [[round(float(v) * STEPS) for v in row] for row in x]
+    matrix = projection(1, 300, 5).tolist()
+    columns = list(zip(*matrix, strict=True))
+    wanted = np.array(
+        [[max(0, sum(a * b for a, b in zip(r, c, strict=True))) for c in columns] for r in steps]
+    )
+    unit = wanted / np.sqrt((wanted.astype(np.float64) ** 2).sum(1, keepdims=True))
+    np.testing.assert_allclose(build_features([p])(x), unit, rtol=1e-14)
+
+
+def test_values_out_of_range_count_as_the_end_of_it():
+    phi = build_features([RandomParameters(name="random", dimension=9)])
+    far = np.array([[5.0, -1e30, 0.5]], np.float32)
+    np.testing.assert_array_equal(phi(far), phi(np.array([[1.0, -1.0, 0.5]], np.float32)))
+
+
+def test_a_matrix_that_would_not_fit_is_refused():
+    phi = build_features([RandomParameters(name="random", dimension=1 << 14)])
+    with pytest.raises(DataError, match="too large") as caught:
+        phi.output_dim((1025, 1))
+    assert "at most 16368" in caught.value.fix

@@ -1,0 +1,144 @@
+"""Stages against cases computed by hand: sparse ones, what training starts from, and pipelines."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from stage_kit import ROUND, SETTING, flat, stage, staged, task, values
+
+from edgeveil.parts.methods.update_method import Pipeline
+from edgeveil.privacy.events import ClaimedEvent, GaussianEvent, UnprotectedEvent
+
+UPDATE = values(0.5, -3.0, 1.0, 0.0, 2.0, -0.25)
+
+
+def test_top_k_keeps_the_largest_magnitudes_over_all_weights_together():
+    found = stage("upload_top_k", share=0.5).apply(task(), UPDATE)
+    assert flat(found).tolist() == [0, -3, 1, 0, 2, 0]
+    assert {name: array.shape for name, array in found.items()} == {
+        name: array.shape for name, array in UPDATE.items()
+    }
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.01, 1), (0.17, 2), (0.5, 3), (1.0, 6)])
+def test_a_share_is_rounded_up(share, kept):
+    sent = stage("upload_top_k", share=share).apply(task(), values(1, 2, 3, 4, 5, 6))
+    assert np.count_nonzero(flat(sent)) == kept
+
+
+def test_of_equal_magnitudes_the_earlier_is_kept():
+    sent = stage("upload_top_k", share=0.5).apply(task(), values(1, -1, 1, -1, 1, -1))
+    assert flat(sent).tolist() == [1, -1, 1, 0, 0, 0]
+
+
+def test_stc_sends_signs_times_the_mean_magnitude_and_keeps_the_rest():
+    """Sattler et al. 2020, alg. 1: of −3, 2 and 1 the mean magnitude is 2."""
+    memory = {}
+    sent = stage("stc", share=0.5).apply(task(memory), UPDATE)
+    assert flat(sent).tolist() == [0, -2, 2, 0, 2, 0]
+    assert memory["stc"].tolist() == [0.5, -1, -1, 0, 0, -0.25]
+
+
+def test_stc_adds_what_was_not_sent_to_the_next_update():
+    """Alg. 2: the same update again, beside the residual: 1, −4, 0, 0, 2, −0.5; μ = 7/3."""
+    memory = {}
+    compress = stage("stc", share=0.5)
+    compress.apply(task(memory), UPDATE)
+    sent = flat(compress.apply(task(memory), UPDATE))
+    np.testing.assert_allclose(sent, [7 / 3, -7 / 3, 0, 0, 7 / 3, 0], rtol=1e-6)
+    np.testing.assert_allclose(
+        memory["stc"], [1 - 7 / 3, -4 + 7 / 3, 0, 0, 2 - 7 / 3, -0.5], rtol=1e-6
+    )
+
+
+def test_nothing_is_lost_over_many_rounds():
+    memory, rng = {}, np.random.default_rng(3)
+    compress, given, sent = stage("stc", share=0.2), np.zeros(6), np.zeros(6)
+    for _ in range(50):
+        update = values(*rng.normal(size=6))
+        given += flat(update)
+        sent += flat(compress.apply(task(memory), update))
+    np.testing.assert_allclose(sent + memory["stc"], given, atol=1e-4)
+
+
+GLOBAL = values(1, 2, 3, 4, 5, 6)
+OWN = values(-1, -2, -3, -4, -5, -6)
+
+
+def memory_of(weights):
+    return {f"own/{name}": array for name, array in weights.items()}
+
+
+def test_the_first_time_all_weights_are_the_global_ones():
+    assert stage("download_random").start(task(weights=GLOBAL)) is None
+
+
+@pytest.mark.parametrize(("share", "taken"), [(0.01, 1), (0.5, 3), (1.0, 6)])
+def test_a_share_is_the_global_weights_and_the_rest_the_device_s_own(share, taken):
+    started = stage("download_random", share=share).start(task(memory_of(OWN), GLOBAL))
+    found, signs = flat(started), np.sign(flat(started))
+    assert np.abs(found).tolist() == [1, 2, 3, 4, 5, 6]
+    assert np.count_nonzero(signs > 0) == taken
+
+
+def test_the_places_are_drawn_anew_in_each_round_and_all_alike():
+    chosen = np.zeros(6)
+    for seed in range(600):
+        given = task(memory_of(OWN), GLOBAL, seed=seed)
+        chosen += flat(stage("download_random", share=0.5).start(given)) > 0
+    assert (np.abs(chosen - 300) < 75).all()  # six standard deviations
+
+
+def test_the_trained_weights_are_kept_and_the_update_stays_as_it_is():
+    given = task(weights=GLOBAL)
+    update = values(0.5, 0, 0, 0, 0, -1)
+    assert stage("download_random").apply(given, update) is update
+    assert flat({k.removeprefix("own/"): v for k, v in given.memory.items()}).tolist() == [
+        1.5,
+        2,
+        3,
+        4,
+        5,
+        5,
+    ]
+
+
+BARE = (UnprotectedEvent(what="update without noise", unit="record"),)
+NOISE, TOP, STC = stage("gradient_gaussian"), stage("upload_top_k", share=0.5), stage("stc")
+
+
+def price(*stages):
+    return Pipeline(staged(*stages)).price(ROUND, BARE)
+
+
+def test_without_noise_the_update_stays_unprotected():
+    assert price() == price(TOP) == price(STC, stage("download_random")) == BARE
+
+
+@pytest.mark.parametrize("stages", [(NOISE,), (NOISE, TOP), (NOISE, TOP, STC)])
+def test_noise_prices_the_whole_update_and_what_follows_is_free(stages):
+    (event,) = price(*stages)
+    assert isinstance(event, GaussianEvent)
+
+
+@pytest.mark.parametrize("stages", [(TOP, NOISE), (STC, NOISE, TOP), (TOP, stage("ldp_fl"))])
+def test_noise_on_values_chosen_before_it_is_claimed(stages):
+    (event,) = price(*stages)
+    assert isinstance(event, ClaimedEvent)
+    assert event.claimed_epsilon == pytest.approx(SETTING.epsilon / SETTING.max_participations)
+
+
+def test_what_was_not_chosen_gets_no_noise():
+    update = values(3, 0.1, -2, 0.1, 1, 0.1)
+    sent = flat(Pipeline(staged(TOP, NOISE)).apply(task(), update))
+    assert (sent != 0).tolist() == [True, False, True, False, True, False]
+    after = flat(Pipeline(staged(NOISE, TOP)).apply(task(), update))
+    assert np.count_nonzero(after) == 3
+
+
+def test_training_starts_where_a_stage_says():
+    leads = stage("download_random")
+    memory = {f"own/{name}": array for name, array in values(*[7.0] * 6).items()}
+    started = flat(Pipeline(staged(leads)).start(task(memory)))
+    assert sorted(started) == [0, 0, 0, 7, 7, 7]
+    assert flat(Pipeline(staged(TOP)).start(task(memory))).tolist() == [0] * 6
