@@ -20,7 +20,6 @@ from edgeveil_lab.attack.membership import Membership, infer
 from edgeveil_lab.attack.membership import steps as membership_steps
 from edgeveil_lab.attack.plots import draw_inversion, draw_membership
 from edgeveil_lab.attack.recording import Recording
-from edgeveil_lab.pages import write_page
 from edgeveil_tools.local.data import is_published
 from edgeveil_tools.result import UNPROTECTED, write_json, writing
 
