@@ -303,8 +303,9 @@ def show(console: Console, findings: Sequence[Finding], kept: Sequence[GuardFind
             )
         if table.rows:
             console.print(table)
-    heads = ("promise", "attacked as it stands", "attacked with a flaw planted", "verdict")
-    table = _table("guards", *heads)
+    table = _table(
+        "guards", "promise", "attacked as it stands", "attacked with a flaw planted", "verdict"
+    )
     for guard in kept:
         stands, flawed = guard.stands.figure, f"{guard.flaw}: {guard.flawed.figure}"
         promise = f"[bold]{guard.mechanism}[/bold]: {guard.promise}"

@@ -305,7 +305,9 @@ def local_pca_attack(runs: int) -> Attack:
     law, signs = gaussian_law(listener.events[0]), np.sign(listener.gaps[0])
     edge, delta = gaussian_threshold(law.mu, runs)
     scale = law.mu / law.sensitivity * 2.0**-GAUSSIAN_BITS
-    heard = each(lambda there: listener.hear_one(0, device, scene.records(there)) @ signs * scale)
+    heard = each(
+        lambda there: float(listener.hear_one(0, device, scene.records(there)) @ signs * scale)
+    )
     claim = Claim("sum of features", epsilon([law], delta).epsilon, delta, proven=False)
     return past("local_pca", "basis of the device's own", runs, heard, edge, claim)
 

@@ -251,7 +251,7 @@ def two_values_attack(runs: int) -> Attack:
     stage = LdpFl(LdpFlParameters(), SETTING)
 
     def heard(present: bool, count: int) -> Float64:
-        return (staged(stage, present, count) > 0).all(1).astype(np.float64)
+        return np.asarray((staged(stage, present, count) > 0).all(1), np.float64)
 
     claim = _claim("all values high", stage.event, 0.0)
     return past("ldp_fl", "any two updates", runs, heard, 1, claim)
