@@ -32,12 +32,12 @@ from edgeveil.settings.file import only_block, parsed, read
 from edgeveil.sites.addresses import WEBSOCKET_PATH, BrokerAddress, place
 from edgeveil.sites.broker import BrokerLimits
 from edgeveil.sites.broker_profiles import PROFILES, ProfileName
-from edgeveil.sites.cloud import CloudLimits
+from edgeveil.sites.cloud import CloudLimits, CloudSite
 from edgeveil.sites.data import DataSource, Partition
 from edgeveil.sites.edge import EdgeLimits
 from edgeveil.sites.files import load_site
 from edgeveil.sites.policy import Policy
-from edgeveil.sites.proxy import ProxyLimits
+from edgeveil.sites.proxy import ProxyLimits, ProxySite
 from edgeveil.storage import write_durably
 from edgeveil.transport.mqtt_link import read_password
 from edgeveil.transport.process import make_signing_key, refuse_lost_state
@@ -46,7 +46,7 @@ from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.result import writing
 from edgeveil_tools.site.broker_rules import proxy_user, users_text
 from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, write_private
-from edgeveil_tools.site.fleet_plan import PLAN_FILE, of_cell
+from edgeveil_tools.site.fleet_plan import PLAN_FILE, SIDES, of_cell
 from edgeveil_tools.site.owners_word import site_text, with_owners_word
 
 Settings = dict[str, Any]
@@ -407,28 +407,27 @@ def local_plan(folder: Path) -> LocalPlan | None:
         return only_block(LocalPlan, "local", tree, path) if local else None
     if not all((folder / f"{name}.yaml").exists() for name in ("broker-edge", "cloud", "edge-1")):
         return None
-    names = ("broker-edge", "broker-cloud", "cloud", "proxy")
-    files = [folder / f"{name}.yaml" for name in names]
-    edge, cloud_broker, cloud, proxy = (
-        next(iter(parsed(read(file), str(file)).value.values())) for file in files
-    )
+    files = [folder / f"broker-{side}.yaml" for side in SIDES]  # read plain: they are written anew
+    edge, of_cloud = (parsed(read(file), str(file)).value["broker"] for file in files)
+    cloud, proxy = load_site(folder / "cloud.yaml"), load_site(folder / "proxy.yaml")
     boxes = [load_site(file) for file in folder.glob("edge-*.yaml")]
+    if not isinstance(cloud, CloudSite) or not isinstance(proxy, ProxySite):
+        return None
     usual = Ports()
-    ports = Ports(
-        *(edge["port"], cloud_broker["port"], cloud["http"]["port"], proxy["http"]["port"]),
-        edge.get("websockets_port") or usual.edge_websockets,
-        cloud_broker.get("websockets_port") or usual.cloud_websockets,
-    )
     plan = LocalPlan(
         devices=len(boxes),
         infer_only=sum(getattr(box, "role", "") == "infer" for box in boxes),
-        host=edge["host"],
-        ports=ports,
+        host=edge.get("host", "127.0.0.1"),
+        ports=Ports(
+            *(edge["port"], of_cloud["port"], cloud.http.port, proxy.http.port),
+            edge.get("websockets_port") or usual.edge_websockets,
+            of_cloud.get("websockets_port") or usual.cloud_websockets,
+        ),
         tls="tls" in edge,
         websockets="websockets_port" in edge,
-        profile=cloud["broker"]["profile"],
-        engine=edge["engine"],
-        protocol=cloud["broker"]["protocol"],
+        profile=cloud.broker.profile,
+        engine=edge.get("engine", "auto"),
+        protocol=cloud.broker.protocol,
     )
     text = site_text({"local": plan.model_dump(mode="json")})
     write_durably(path, text.encode(), mode=0o644)
