@@ -258,7 +258,10 @@ class Connection(asyncio.Protocol):
                     return
                 self.transport = made
             while await self._exchange():
-                self._http = _parser(self._http.trailing_data[0])
+                left = self._http.trailing_data[0]
+                self._http = _parser(left)
+                if left or self._unread:  # many requests at once leave the loop its other work
+                    await asyncio.sleep(0)
         except OSError:  # the client left, was too slow, or is not trusted
             self.transport.abort()
         except Exception:  # of a body that ends before its length, or whose source fails
