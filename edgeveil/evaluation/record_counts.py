@@ -4,10 +4,8 @@ A kind of counts says what one record adds: whole numbers, so that sums are exac
 that their noise has a price. A record is counted by its own outputs and label alone. Neighbours are
 data sets of which one has a record more, so a sum over records changes by what that one adds.
 
-How the scores of devices' evaluation records spread, and the threshold that follows from it.
-
-A record adds 1 to one cell: the bin of its score, among those of the records that are normal or
-have no label, or among those of the anomalous. All else is post-processing of the noised counts.
+Of scores a record adds 1 to one cell: the bin of its score, among those of the records that are
+normal or have no label, or among those of the anomalous. The threshold follows from these counts.
 """
 
 from __future__ import annotations

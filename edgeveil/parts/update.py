@@ -1,16 +1,15 @@
-"""A clip norm that follows a quantile of the updates' norms (Andrew et al. 2021, algorithm 1).
-
-Beside its update each device says whether that was within the clip norm, and the cloud moves the
-norm: C ← C·exp(−η·(share within − γ)). Both stand in one vector under one Gaussian noise: the
-update clipped to √(1 − s) of the sensitivity, the bit as ±√s of it, so the two together are within
-the whole, against a device that sends zeros. What follows from the noised sums is post-processing,
-and the next norm is public.
-
-What an update is, who makes it, what it passes through, and the form in which it travels.
+"""Updates: who makes one, what it passes through, and the form in which it travels.
 
 An *update* is the change of every weight that local training made, by the weights' names. It is
 made by the method's trainer and then passes through the job's stages, in their order. It travels
 as a segment a weight, or as one segment of them all.
+
+The clip norm of a stage may follow a quantile of the updates' norms (Andrew et al. 2021, algorithm
+1). Beside its update each device says whether that was within the clip norm, and the cloud moves
+the norm: C ← C·exp(−η·(share within − γ)). Both stand in one vector under one Gaussian noise: the
+update clipped to √(1 − s) of the sensitivity, the bit as ±√s of it, so the two together are within
+the whole, against a device that sends zeros. What follows from the noised sums is post-processing,
+and the next norm is public.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The mean without the extremes, value by value (`trimmed_mean`; Yin et al. 2018).
-
-The median, value by value (`median`; Yin et al. 2018).
-"""
+"""The mean without the extremes, and the median, value by value (Yin et al. 2018)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,10 @@
-"""Noised gradient steps, for all methods that take them: exact sums of clipped gradients, and SGD.
+"""DP-SGD: noised steps on Poisson samples of a device's records (Abadi et al. 2016, `dp_sgd`).
 
-Sums of clipped gradients, one of each record, are in exact integers.
+Per record, add/remove, proven. Local step: w ← w − η·(Σ clip(∇ℓ_i, C) + C·N(0, σ²I)) / L with L the
+public expected batch, over a fresh secret sample of the records. The text's algorithm 1, with exact
+integer sums and discrete noise in place of float ones, on each device by itself; what it uploads is
+computed from the noised sums alone. σ is the least for which all steps of all rounds that a device
+may take part in cost (ε, δ). Other methods build on it with another view of the gradients.
 
 Noise hides a record only if the others' parts of the sum stay as they are without it, to the last
 bit. Two things see to that:
@@ -11,14 +15,6 @@ bit. Two things see to that:
 - *Sums are exact.* A gradient is scaled to norm C, rounded toward zero to steps of C·2⁻¹⁶, and
   dropped if its norm were larger; sums of whole numbers then have no order (`docs/privacy.md`,
   "Gradients of records").
-
-DP-SGD: noised steps on Poisson samples of a device's records (Abadi et al. 2016, `dp_sgd`).
-
-Per record, add/remove, proven. Local step: w ← w − η·(Σ clip(∇ℓ_i, C) + C·N(0, σ²I)) / L with L the
-public expected batch, over a fresh secret sample of the records. The text's algorithm 1, with exact
-integer sums and discrete noise in place of float ones, on each device by itself; what it uploads is
-computed from the noised sums alone. σ is the least for which all steps of all rounds that a device
-may take part in cost (ε, δ).
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Symmetric matrices as flat upper triangles, row by row, the diagonal included.
+"""What `fm` and `fm_paper` sum over records: bounded features, exact integer sums, their noise.
 
-What `fm` and `fm_paper` sum over records: bounded features, exact integer sums, their noise.
-
-Each row of features is a function of its own record alone.
-
-Features are clipped and rounded toward zero to steps of 2**-24; a PCA basis, itself on a grid,
-is applied in exact integers. What is computed of a data set is kept beside it while both the
-data set and the method live.
+Each row of features is a function of its own record alone. Features are clipped and rounded toward
+zero to steps of 2**-24; a PCA basis, itself on a grid, is applied in exact integers. Symmetric
+matrices travel as flat upper triangles, row by row, the diagonal included. What is computed of a
+data set is kept beside it while both the data set and the method live.
 """
 
 from __future__ import annotations

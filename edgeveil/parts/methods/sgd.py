@@ -1,9 +1,8 @@
-"""Mini-batch SGD, the local half of FedAvg (`sgd`); no noise, so no guarantee.
+"""Mini-batch SGD, the local half of FedAvg (`sgd`), and FedProx (`fedprox`); no guarantee.
 
 McMahan et al. 2017, algorithm 1, ClientUpdate. An epoch takes the records in a random order that
-comes from the operating system (seeded in a simulation).
-
-FedProx: local SGD held near the global weights (Li et al. 2020, `fedprox`).
+comes from the operating system (seeded in a simulation). FedProx holds the local weights near the
+global ones (Li et al. 2020).
 """
 
 from __future__ import annotations

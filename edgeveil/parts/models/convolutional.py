@@ -1,20 +1,17 @@
-"""The small convolutional network of Zhang, Wu and Dong (PSO-DP; `cnn`).
+"""Convolutional networks for pictures.
 
-LeNet-5 (LeCun et al. 1998, `lenet`) with ReLU and max pooling.
+`cnn`: the small network of Zhang, Wu and Dong (PSO-DP).
 
-Deviations: the original's tanh units, trained subsampling, sparse second convolution and radial
-output are ReLU, max pooling, a full convolution and a dense layer here, as is usual now.
+`lenet`: LeNet-5 (LeCun et al. 1998). The original's tanh units, trained subsampling, sparse second
+convolution and radial output are ReLU, max pooling, a full convolution and a dense layer here.
 
-AlexNet for pictures of about 32×32 (`alexnet`): five convolutions, three dense layers.
+`alexnet`: five convolutions and three dense layers for pictures of about 32×32, channels as
+Krizhevsky 2014 (arXiv:1404.5997), windows of 3×3. Deviations: no dropout, since a network is a pure
+function here, no local response normalisation, dense layers of 1024 units by default (of 4096).
 
-Channels as Krizhevsky 2014 (arXiv:1404.5997), windows of 3×3. Deviations: no dropout, since a
-network is a pure function here, no local response normalisation, dense layers of 1024 units by
-default in place of 4096, which would make most of an update.
-
-ResNet-20 (He et al. 2016, section 4.2) with group normalisation (`resnet20`).
-
-As Zhang, Wu and Dong (PSO-DP) have it: 19 convolutions of 3×3 with 16, 32, 64 channels and one
-dense layer. Batch normalisation, which has no gradient per record, is group normalisation here.
+`resnet20`: ResNet-20 (He et al. 2016, section 4.2), as Zhang, Wu and Dong have it: 19 convolutions
+of 3×3 with 16, 32, 64 channels and one dense layer. Batch normalisation, which has no gradient per
+record, is group normalisation here.
 """
 
 from __future__ import annotations

@@ -1,23 +1,13 @@
-"""A softmax head on public features: the ONNX graph and the same in numpy.
+"""Heads on public features: each as an ONNX graph, and the same in numpy.
 
-z = (φ(x) - centre) / max(‖φ(x) - centre‖, radius),   probabilities = softmax(z·weight + bias)
+z = (φ(x) - centre) / max(‖φ(x) - centre‖, radius); with a PCA φ(x)·basis stands in place of φ(x).
 
-Some methods learn no bias, and their heads have none. With a PCA φ(x)·basis stands in place of
-φ(x).
-
-A linear head on public features for a number: the ONNX graph and the same in numpy.
-
-z = (φ(x) - centre) / max(‖φ(x) - centre‖, radius),   value = middle + half·clip(z·weight + bias)
-
-cut off at -1 and 1, so that no value lies outside the public range. With a PCA φ(x)·basis stands
-in place of φ(x).
-
-How far a record is from what is usual: the score that tells an anomaly, and its graph.
-
-u = φ(x) - centre,   score = ‖u·residual‖² / threshold
-
-`residual` (d, d) is what of u is not usual. A score above 1 is an anomaly's; where no threshold is
-known it is 1, and a score tells the order of records alone.
+- of classes: probabilities = softmax(z·weight + bias). Some methods learn no bias.
+- of a number: value = middle + half·clip(z·weight + bias), cut off at -1 and 1, so that no value
+  lies outside the public range.
+- of anomalies: score = ‖u·residual‖² / threshold for u = φ(x) - centre; `residual` (d, d) is what
+  of u is not usual. A score above 1 is an anomaly's; where no threshold is known it is 1, and a
+  score tells the order of records alone.
 """
 
 from __future__ import annotations

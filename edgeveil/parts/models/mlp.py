@@ -1,10 +1,8 @@
-"""Perceptrons with hidden layers (`mlp`, `mlp_300_100`).
+"""Networks of dense layers.
 
-A perceptron that gives back what it is given, through a narrow layer (`autoencoder`).
-
-A low-rank residual before a softmax head, for features of a frozen backbone (`low_rank_head`).
-
-φ + (α/r)·φ·A·B, then a dense layer: LoRA (Hu et al. 2021) where the backbone's own layers cannot be
+`mlp`, `mlp_300_100`: perceptrons with hidden layers. `autoencoder`: one that gives back what it is
+given, through a narrow layer. `low_rank_head`: a head for features of a frozen backbone, φ +
+(α/r)·φ·A·B, then a dense layer: LoRA (Hu et al. 2021) where the backbone's own layers cannot be
 reached, on its output. A begins as public chance and B as 0, so that the head begins on φ itself.
 """
 

@@ -1,7 +1,4 @@
-"""What a network is trained for: the loss of a batch, and what its graph gives in the end.
-
-A trained network: a list of layers, their weights, the torch function and the ONNX graph.
-"""
+"""A trained network: layers, weights, goal (loss and output of the graph), torch and ONNX forms."""
 
 from __future__ import annotations
 

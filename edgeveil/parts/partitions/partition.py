@@ -1,15 +1,11 @@
-"""What a partition is: two ways to deal a data set to devices, for demonstrations.
+"""Partitions: two ways to deal a data set to devices, for demonstrations.
 
 A published data set is dealt by index and by all labels, so one record more moves others. Owners'
 own records are dealt by each record's own hash, so one more moves no other (`dealing.py`).
 
-Any device gets any record, each equally likely (`iid`).
-
-Each device holds records of about so many classes (`n_class`; McMahan et al. 2017).
-
-Each class is cut over the devices in uneven proportions (`dirichlet`; Yurochkin et al. 2019).
-
-Devices hold uneven numbers of records (`quantity_skew`; Li et al. 2022).
+`iid`: any device gets any record. `n_class`: each device holds about so many classes (McMahan et
+al. 2017). `dirichlet`: each class is cut in uneven proportions (Yurochkin et al. 2019).
+`quantity_skew`: devices hold uneven numbers of records (Li et al. 2022).
 """
 
 from __future__ import annotations

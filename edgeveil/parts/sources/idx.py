@@ -1,8 +1,6 @@
-"""IDX files, plain or gzipped, as MNIST is published: images in one, labels in another.
+"""IDX files, plain or gzipped: an owner's own, and MNIST and EMNIST as they are published.
 
-MNIST and EMNIST in their original IDX files: images and labels, for training and for tests.
-
-Pixels stay 0 to 255.
+Images in one file, labels in another; pixels stay 0 to 255.
 """
 
 from __future__ import annotations

@@ -1,20 +1,16 @@
-"""Values are sent in half precision (`cast`), which halves what goes up.
+"""Stages that make an upload smaller; after noise they are post-processing and free.
 
-Each value is rounded to the nearest float16 (IEEE 754 binary16: 11 bits of precision, steps of
-2⁻²⁴ near 0, at most 65,504). What follows from the update alone tells nothing that the update does
-not: after noise it is post-processing and free. The cloud widens the values again before it adds
-them up.
+`cast`: each value is rounded to the nearest float16 (IEEE 754 binary16: 11 bits of precision, steps
+of 2⁻²⁴ near 0, at most 65,504), which halves what goes up. The cloud widens the values again before
+it adds them up.
 
-Only the largest changes are uploaded, the others as 0 (`upload_top_k`).
+`upload_top_k`: only the largest changes are uploaded, the others as 0; λ_u of anonymous federated
+learning (Zhao et al. 2021). Before the noise, *which* values are chosen follows from the records.
 
-λ_u of anonymous federated learning (Zhao et al. 2021), whose order is noise first: then this is
-post-processing and free. Before the noise, *which* values are chosen follows from the records.
-
-Sparse ternary compression with error feedback (`stc`; Sattler et al. 2020, alg. 1 and 2).
-
-Of the update plus what earlier rounds left unsent, the share p of largest magnitude is sent, each
-value as its sign times their mean magnitude μ; the rest is kept on the device for the next round.
-No guarantee of its own. The text compresses the cloud's answer too, which is not done here.
+`stc`: sparse ternary compression with error feedback (Sattler et al. 2020, alg. 1 and 2). Of the
+update plus what earlier rounds left unsent, the share p of largest magnitude is sent, each value as
+its sign times their mean magnitude μ; the rest is kept on the device for the next round. The text
+compresses the cloud's answer too, which is not done here.
 """
 
 from __future__ import annotations
