@@ -25,7 +25,7 @@ MESSAGE_BYTES = 8192
 _PREFIX = "evclaim1-"
 _FORMAT = "edgeveil-claim-1"
 _POINT_BYTES = 65  # an uncompressed P-256 public key, SEC 1
-_FIX = "ask the proxy's operator for a claim: edgeveil proxy claims add"
+_FIX = "ask the proxy's operator for a claim: edgeveil proxy admit --claim"
 
 # A request as every version writes it: what is read of it before it is parsed.
 _HEAD = re.compile(rb'\{"format": "edgeveil-claim-1", "claim": "([0-9a-f]{64})"')

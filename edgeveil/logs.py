@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 OURS = "edgeveil"
+_asked = ""
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
@@ -87,8 +88,18 @@ def formatter(form: str) -> logging.Formatter:
 
 
 def setup(level: str, form: str) -> None:
-    """Send this process's lines to standard error; foreign libraries speak up from warnings on."""
+    """Send this process's lines to standard error; foreign libraries speak up from warnings on.
+
+    The level that `ask` was given counts instead of `level`.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter(form))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    logging.getLogger(OURS).setLevel(level.upper())
+    logging.getLogger(OURS).setLevel((_asked or level).upper())
+
+
+def ask(level: str) -> None:
+    """Log from this level on, as a command line asks, whatever a site file says."""
+    global _asked
+    _asked = level
+    setup(level, "text")

@@ -613,14 +613,14 @@ class Store:
                 " was put back, or its key leaked and somebody else said the larger number; see"
                 " who speaks as the proxy at the cloud's broker (a key that leaked is replaced by"
                 " edgeveil trust rotate DIR proxy-rosters), then stop the cloud and take the true"
-                " proxy's roster with edgeveil cloud accept-registry"
+                " proxy's roster with edgeveil cloud --accept-registry"
             )
         if row.refused:
             return (
                 f"the proxy's roster is refused ({row.refused}): its registry was rebuilt, or is"
                 f" another one, {row.refused_lineage}, and may have forgotten who was revoked; see"
-                " that it is whole, then vouch for it with edgeveil trust recover DIR registry"
-                f" {row.refused_lineage}, or, without a root, with edgeveil cloud accept-registry"
+                " that it is whole, then vouch for it with edgeveil trust rotate DIR registry"
+                f" {row.refused_lineage}, or, without a root, with edgeveil cloud --accept-registry"
             )
         if 0 < row.expires_s <= self._now_s():
             since = datetime.fromtimestamp(row.expires_s, UTC)

@@ -200,13 +200,13 @@ def _text(path: Path) -> str:
     try:
         return path.read_text("ascii")
     except UnicodeDecodeError:
-        fix = "put the text of `edgeveil proxy claims add` into this file"
+        fix = "put the text of `edgeveil proxy admit --claim` into this file"
         raise UsageError("holds no claim", where=str(path), fix=fix) from None
     except OSError:
         raise SystemFault(
             "the box's claim is not there",
             where=str(path),
-            fix="put the text of `edgeveil proxy claims add` into this file; of a box that used "
+            fix="put the text of `edgeveil proxy admit --claim` into this file; of a box that used "
             "its claim, mount the disk that holds its certificate",
         ) from None
 

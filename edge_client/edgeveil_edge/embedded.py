@@ -204,7 +204,7 @@ class Device:
         )
 
     def ledger(self) -> dict[str, Any]:
-        """What was spent, job by job, and what the policy leaves; as `edgeveil ledger show --json`.
+        """What was spent, job by job, and what the policy leaves; as `edgeveil ledger --json`.
 
         Raises PrivacyError where the ledger's chain is broken, UsageError before the first start.
         """

@@ -57,7 +57,7 @@ class DeviceIdentity:
     def load(cls, state_dir: Path) -> DeviceIdentity:
         """The keys in `state_dir`. Raises SystemFault without an identity, else as below."""
         if not (state_dir / IDENTITY_FILE).exists():
-            raise key_gone(state_dir / IDENTITY_FILE, "edgeveil edge enrol")
+            raise key_gone(state_dir / IDENTITY_FILE, "edgeveil keys")
         return cls.load_or_create(state_dir)
 
     @classmethod
@@ -115,7 +115,7 @@ def renew_opening(state_dir: Path) -> OpeningKey:
     """
     if not (state_dir / IDENTITY_FILE).exists():
         raise UsageError(
-            "holds no identity", where=str(state_dir), fix="enrol the device: edgeveil edge enrol"
+            "holds no identity", where=str(state_dir), fix="enrol the device: edgeveil keys"
         )
     new, path = OpeningKey.generate(), state_dir / OPENING_FILE
     if path.exists():
@@ -126,7 +126,7 @@ def renew_opening(state_dir: Path) -> OpeningKey:
 
 _LOST_FIX = "restore it from a backup, or enrol a new device with a new state_dir"
 _LOST_FIXES: dict[tuple[str, ...], str] = {
-    (OPENING_FILE,): "restore it from a backup, or make a new one: edgeveil edge rekey",
+    (OPENING_FILE,): "restore it from a backup, or make a new one: edgeveil keys --next",
 }
 
 

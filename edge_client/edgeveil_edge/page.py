@@ -126,7 +126,7 @@ class DevicePage:
             return refusal(
                 403,
                 "the device does not go by the name in this address",
-                "open the address that edgeveil edge page prints",
+                "open the address that edgeveil edge status --page prints",
             )
         if request.route is None or request.route in self._open:
             return None
@@ -134,7 +134,8 @@ class DevicePage:
         if request.method == "POST" and not (own and request.headers.get("x-edgeveil") == "1"):
             return refusal(403, "this was asked for by another page", "reload the device's page")
         if request.route is not self._login_route and not (own and self._knows(request)):
-            return refusal(401, "nobody is logged in", "run edgeveil edge page --config FILE")
+            fix = "run edgeveil edge status --page --config FILE"
+            return refusal(401, "nobody is logged in", fix)
         return None
 
     @property
@@ -166,7 +167,8 @@ class DevicePage:
                 self._refused_s = time.monotonic()
                 LOG.warning("page_login_refused")
             fix = f"take the token from {TOKEN_FILE} in the state folder, or a new address from"
-            return refusal(401, "this is not known, or used up", f"{fix} edgeveil edge page")
+            fix += " edgeveil edge status --page"
+            return refusal(401, "this is not known, or used up", fix)
         self._knows(request)  # another token ends what stood before it
         LOG.info("page_login")
         cookie = cookie_header(self._cookie, self._sessions.add(True), SESSION_S)

@@ -98,9 +98,7 @@ def _taken_over(pipe: int, until_s: float) -> Halves | RecordsError:
     if outcome.unreadable:
         return RecordsError(outcome.unreadable)
     if not outcome.shapes:
-        raise DataError(
-            "cannot be read in this form", where="data", fix="see `edgeveil data check`"
-        )
+        raise DataError("cannot be read in this form", where="data", fix="see `edgeveil check`")
     training, evaluation = (_half(shapes, pipe, until_s) for shapes in outcome.shapes)
     return training, evaluation
 

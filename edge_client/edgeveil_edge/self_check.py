@@ -135,6 +135,6 @@ def _plainly(site: EdgeSite, error: EdgeVeilError) -> EdgeVeilError:
     """Why the records cannot be read as plain numbers, which need not be how jobs read them."""
     if not source_part(site.data.source).by_schema:
         return error
-    by_schema = "where only a job's data.schema may read it: check with --job JOB.yaml"
+    by_schema = "where only a job's data.schema may read it: name the job's file too"
     fix = f"{error.fix}; {by_schema}" if error.fix else by_schema
     return UsageError(error.what, where=error.where, fix=fix)

@@ -356,7 +356,7 @@ def split_share(state_dir: Path, dataset: str) -> float | None:
             return None if row is None else float(row[0])
     except (sqlite3.Error, ValueError, TypeError) as error:
         raise StorageError(
-            f"cannot be read ({error})", where=str(path), fix="see edgeveil edge check"
+            f"cannot be read ({error})", where=str(path), fix="see edgeveil check"
         ) from error
 
 

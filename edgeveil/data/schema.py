@@ -138,7 +138,7 @@ class DataSchema(Block):
 
     origin: Origin = Field(examples=["public"])
     """`public`: lists and ranges are known without looking at anybody's records. `own_records`:
-    drawn from records, as `edgeveil data describe` does it; no job may have that, since a list or a
+    drawn from records, as `edgeveil init --from` does it; no job may have that, since a list or a
     range can tell of a single record: judge each of them, then write `public`."""
     label: Label
     """What is learned to tell."""

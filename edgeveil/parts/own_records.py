@@ -160,7 +160,7 @@ def of_shape(records: Records, input_shape: tuple[int, ...]) -> Records:
     raise DataError(
         f"holds records of shape {list(shape)}, the job learns from {list(input_shape)}",
         where="data",
-        fix="see `edgeveil data check --job`",
+        fix="see `edgeveil check EDGE.yaml JOB.yaml`",
     )
 
 

@@ -325,7 +325,7 @@ def _one(walk: SchemaWalk, node: Schema) -> str:
     if node.get("type") in ("integer", "number"):
         return f"{words} {bounds(node)}".rstrip()
     if node.get("pattern") == SHA256_HEX:
-        return "64 hex digits, as `edgeveil backbone show FILE` prints"
+        return "64 hex digits, as `edgeveil check FILE` prints"
     if "pattern" in node:
         return f"{words} of the form {node['pattern'].strip('^$')}"
     if "maxLength" in node:

@@ -80,7 +80,7 @@ class ClaimUse(Block):
     key_file: SitePath = Field(examples=["tls/claim.key"])
     """PEM file of its private key."""
     claim_file: SitePath = Field(examples=["claim"])
-    """File with the box's own claim, as `edgeveil proxy claims add` made it; removed when used."""
+    """File with the box's claim, of `edgeveil proxy admit --claim`; removed when used."""
 
 
 class EdgeSite(Block):
@@ -118,7 +118,7 @@ class EdgeSite(Block):
     inference: Inference = Inference()
     """Predictions for programs on this box."""
     page: Annotated[LoopbackHttp, AfterValidator(at_usual_port(8711))] | None = None
-    """The owner's page: ledger, jobs, pause, release; `edgeveil edge page` prints the way in."""
+    """The owner's page: ledger, jobs, pause, release; `edge status --page` prints the way in."""
     blobs: BlobAccess | None = None
     """Where large packages may come from and large uploads go beside the broker; null: all goes
     over the broker."""

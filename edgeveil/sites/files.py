@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Site = CloudSite | ProxySite | EdgeSite | BrokerSite
 
 SITES = ("cloud", "proxy", "edge", "broker")
-_OTHERS = ("policy", "fleet", "load")
+_OTHERS = ("policy", "fleet", "local", "load")
 _OF_JOBS = ("job", "preset", "train", "privacy", "features")  # jobs have a `proxy` block too
 
 

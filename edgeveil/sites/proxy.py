@@ -51,7 +51,7 @@ class ProxyLimits(Block):
 
 
 class ClaimDeskSettings(Block):
-    """Boxes that nobody has prepared are admitted by one-time claims (`edgeveil proxy claims`)."""
+    """Boxes that nobody has prepared are admitted by claims (`edgeveil proxy admit --claim`)."""
 
     authority_cert_file: SitePath = Field(examples=["tls/claims-ca.crt"])
     """PEM file of the authority that signs their certificates, which the edge broker trusts."""
@@ -60,7 +60,7 @@ class ClaimDeskSettings(Block):
     certificate_days: int = Field(default=397, ge=1, le=825)
     """Days that such a certificate holds."""
     admit: Literal["at_once", "operator"] = "at_once"
-    """`at_once`: whoever holds a claim; `operator`: after `edgeveil proxy claims admit NAME`."""
+    """`at_once`: whoever holds a claim; `operator`: after `edgeveil proxy admit NAME`."""
 
 
 class ProxySite(Block):

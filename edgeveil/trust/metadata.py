@@ -102,7 +102,7 @@ class Delegated:
             raise TrustError(
                 "unknown_cell",
                 f"the root names no cell '{cell}'; it names {', '.join(self.cells) or 'none'}",
-                fix="correct cell in the site file, or have the root name it: edgeveil trust cell",
+                fix="correct cell in the site file, or name it: edgeveil trust rotate DIR cell",
             )
         return self.cells[cell]
 
@@ -357,7 +357,7 @@ def _check_time(what: str, ends: datetime, now: datetime | None) -> None:
         raise TrustError(
             "metadata_expired",
             f"the {what} expired on {ends:%Y-%m-%d %H:%M} UTC",
-            fix="check this machine's clock, or renew it: edgeveil trust renew",
+            fix="check this machine's clock, or renew it: edgeveil trust sign --renew",
         )
 
 

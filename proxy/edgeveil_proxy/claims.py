@@ -123,7 +123,7 @@ class ClaimBook:
         with self._file.transaction() as db:
             done = db.execute("DELETE FROM claim WHERE name = ? AND device IS NULL", (name,))
         if not done.rowcount:
-            fix = "see edgeveil proxy claims list; a device is taken out with proxy revoke"
+            fix = "see edgeveil proxy devices; a device is taken out by its id"
             raise ClaimBookError(f"there is no unused claim of '{name[:64]}'", fix=fix)
 
     def approve(self, name: str) -> None:
@@ -131,7 +131,7 @@ class ClaimBook:
         with self._file.transaction() as db:
             done = db.execute("UPDATE claim SET approved = 1 WHERE name = ?", (name,))
         if not done.rowcount:
-            fix = "see edgeveil proxy claims list"
+            fix = "see edgeveil proxy devices"
             raise ClaimBookError(f"there is no claim of '{name[:64]}'", fix=fix)
 
     def disapprove(self, device: str) -> None:

@@ -129,7 +129,7 @@ class DrillFleet:
 
     def rotate_cloud(self) -> None:
         """New keys of the cloud for jobs and releases, handed on in its and the proxy's bundle."""
-        self.command("cloud", "keys", "--config", str(self.config("cloud")), "--next")
+        self.command("keys", "--config", str(self.config("cloud")), "--next")
         trust = str(self.site / "trust")
         for role, key in (("cloud-jobs", "cloud-next"), ("cloud-releases", "releases-next")):
             new = str(self.state("cloud") / f"{key}.pub")
@@ -141,7 +141,7 @@ class DrillFleet:
         """Add a box that nobody has prepared: the image, and a claim of its own."""
         lines = self.places / f"{name}.claim"
         config = str(self.config("proxy"))
-        self.command("proxy", "claims", "add", name, "--config", config, "--out", str(lines))
+        self.command("proxy", "admit", "--claim", name, "--config", config, "--out", str(lines))
         image = str(self.site / "bundles" / "image")
         self.command("site", "install", image, str(self.places / name))
         (self.state(name) / "claim").write_text(lines.read_text("utf-8").partition(",")[2], "utf-8")

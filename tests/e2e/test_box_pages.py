@@ -193,7 +193,16 @@ def test_a_fleet_is_seen_from_proxy_and_device(tmp_path: Path) -> None:
         config.write_text(yaml.safe_dump(plain))
         live.start_all()
         way_in = subprocess.run(
-            [sys.executable, "-m", "edgeveil_tools.cli", "edge", "page", "--config", str(config)],
+            [
+                sys.executable,
+                "-m",
+                "edgeveil_tools.cli",
+                "edge",
+                "status",
+                "--page",
+                "--config",
+                str(config),
+            ],
             capture_output=True,
             text=True,
             check=True,

@@ -30,7 +30,7 @@ def test_its_parts_are_listed_with_their_distribution(place):
     folder, plugins = place
     ran = edgeveil("methods", "--json", *NAMES, plugins=plugins, cwd=folder)
     assert ran.returncode == 0, ran.stderr
-    found = json.loads(ran.stdout)
+    found = json.loads(ran.stdout)["names"]
     assert {entry["name"] for entry in found} == NAMES
     assert {entry["plugin"] for entry in found} == {"my-parts 1.0"}
     assert all(entry["summary"] and entry["example"] for entry in found)
@@ -40,7 +40,7 @@ def test_its_parts_keep_the_laws(place):
     folder, plugins = place
     ran = edgeveil("methods", "--json", "check", *NAMES, plugins=plugins, cwd=folder)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    found = json.loads(ran.stdout)
+    found = json.loads(ran.stdout)["parts"]
     assert len(found) == len(NAMES)
     assert all(len(one["laws"]) >= 2 and len(one["sha256"]) == 64 for one in found)
 

@@ -256,7 +256,7 @@ def _claimed(fleet: PlannedFleet) -> None:
     image = fleet.site / "bundles" / "image"
     config = str(fleet.places / "proxy" / "edgeveil.yaml")
     lines = fleet.places / "claims.csv"
-    add = ["proxy", "claims", "add", "--config", config, "--out", str(lines)]
+    add = ["proxy", "admit", "--claim", "--config", config, "--out", str(lines)]
     assert main([*add, "ward-1", "ward-2"]) == 0
     claims = dict(line.split(",") for line in lines.read_text().splitlines())
     for box, claim in (*claims.items(), ("thief", claims["ward-1"])):

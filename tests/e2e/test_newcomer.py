@@ -37,7 +37,7 @@ def test_six_commands_lead_from_a_table_to_answers_each_told_by_the_one_before(
 ) -> None:
     lines = [block.strip() for block in blocks(PAGE, "sh command")]
     assert [line.split()[1] for line in lines] == (
-        ["init", "validate", "plan", "run", "predict", "serve"]
+        ["init", "check", "check", "run", "predict", "serve"]
     )
     (made,), (judged,), (asked,) = (blocks(PAGE, k) for k in ("python pets", "sh judged", "sh ask"))
     run([sys.executable, "-c", made], tmp_path)
@@ -50,7 +50,7 @@ def test_six_commands_lead_from_a_table_to_answers_each_told_by_the_one_before(
     for line in lines[1:-1]:
         assert NEXT.findall(told)[-1] == line
         told = run(command(line), tmp_path)
-        assert "plan" not in line or price in told
+        assert "--estimate" not in line or price in told
     assert NEXT.findall(told)[-1] == lines[-1]
     assert "dog" in told and "cat" in told  # what predict printed: names
 

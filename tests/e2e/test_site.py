@@ -184,7 +184,16 @@ def test_cloud_and_proxy_killed_and_started_again(tmp_path: Path) -> None:
         live.start_all()
         job = live.submit(rounds=20, every=10)
         wait_for(lambda: len(live.client.job(job)["exchanges"]) >= 4, "some exchanges")
-        watch = [sys.executable, "-m", "edgeveil_tools.cli", "job", "watch", job, "--config"]
+        watch = [
+            sys.executable,
+            "-m",
+            "edgeveil_tools.cli",
+            "job",
+            "show",
+            job,
+            "--watch",
+            "--config",
+        ]
         watching = subprocess.Popen(
             [*watch, str(live.site.cloud)], stdout=subprocess.PIPE, text=True
         )

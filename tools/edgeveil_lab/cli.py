@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeveil.errors import UsageError
-from edgeveil_tools.cli.common import Subparsers, add_ray, command
+from edgeveil_tools.cli.common import Subparsers, command
 
 if TYPE_CHECKING:
     from edgeveil_lab.load.command import RemoteGenerators
@@ -74,7 +74,8 @@ def _add_reproduce(commands: Subparsers) -> None:
     )
     made.add_argument("--seeds", type=int, metavar="N", help="runs of each row; 3, or 1 if quick")
     made.add_argument("--rounds", type=int, metavar="N", help="play at most N rounds of each row")
-    add_ray(made)
+    text = "simulate on a Ray cluster, or with `local` on a Ray started for the run"
+    made.add_argument("--ray", metavar="HOST:PORT", help=text)
     made.add_argument("--quick", action="store_true", help="few rounds on digits, in minutes")
     made.add_argument("--only", nargs="+", default=(), metavar="ROW", help="these rows alone")
     made.add_argument("--out", type=Path, metavar="DIR", help="default out/reproduce/NAME")

@@ -7,29 +7,46 @@ its owner's console, and nothing of it is stored or sent.
 
 from __future__ import annotations
 
+import argparse
+import json
 import secrets
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from edgeveil.data.check import DataReport, check_records
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
-from edgeveil.errors import ConfigError, ConfigProblem, DataError, UsageError
+from edgeveil.errors import (
+    ConfigError,
+    ConfigProblem,
+    DataError,
+    EdgeVeilError,
+    JobFailed,
+    UsageError,
+)
+from edgeveil.evaluation.figures import AUC
 from edgeveil.jobs import Job, Plan, compile_job, line_of, load_plan
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.jobs.shuffle_amplification import shuffled
+from edgeveil.parts.features.onnx import backbone_path
+from edgeveil.parts.models.state_dict import SUFFIXES as STATE_DICT_SUFFIXES
 from edgeveil.parts.own_records import device_records
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.protocol.transfer import part_bytes
 from edgeveil.registry import nearest
 from edgeveil.settings.explain import Schema
-from edgeveil.settings.file import parsed, read
+from edgeveil.settings.file import only_block, parsed, read
 from edgeveil.sites.cloud import CloudLimits
 from edgeveil.sites.edge import EdgeSite
 from edgeveil.sites.files import SITES, kind_of, load_policy, load_site, site_of
-from edgeveil_tools.backbone.command import ensure_for_jobs
+from edgeveil_tools.backbone.command import ENCODERS, ensure_for_jobs, file_lines, weight_facts
+from edgeveil_tools.backbone.command import facts as backbone_facts
+from edgeveil_tools.cli.common import say_next
 from edgeveil_tools.local.local_run import LocalJob, LocalRun, load_local_job, local_job_schema
 from edgeveil_tools.result import PlainTable, html_table
 
@@ -38,14 +55,203 @@ if TYPE_CHECKING:
     from edgeveil.sites.policy import Policy
     from edgeveil_cloud.broadcasts import BroadcastLimits
     from edgeveil_tools.site.fleet_plan import FleetPlan
+    from edgeveil_tools.site.provision import LocalPlan
 
 KINDS = ("job", *SITES, "policy", "fleet")
 DEFAULT_SHARE = 0.1
+SOON_DAYS = 30  # what of a bundle ends within these is a problem
+_MOST_CLASSES = 64  # that are counted one by one; a number has thousands
+
+# --- the command ---
+
+
+@dataclass
+class CheckedFile:
+    """What `edgeveil check` found in one file.
+
+    `lines` are for a person; `fields` stand in the JSON object beside file, kind and problems.
+    `code` is the exit code where there are problems.
+    """
+
+    path: Path
+    kind: str = ""
+    problems: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    fields: dict[str, Any] = field(default_factory=dict)
+    code: int = ConfigError.exit_code
+
+    def shown(self) -> Iterator[str]:
+        """Lines for a person."""
+        if not self.problems:
+            yield f"{self.path}: ok ({self.kind})"
+        yield from self.problems
+        yield from self.lines
+
+
+def command(args: argparse.Namespace) -> int:
+    """`edgeveil check`: every problem of every file; what each is, its content decides."""
+    plan = "fleet.yaml"
+    args.files = [one / plan if (one / plan).is_file() else one for one in args.files]
+    yaml_files = [one for one in args.files if _other_kind(one) == ""]
+    records = [one for one in args.files if _other_kind(one) == "records"]
+    limits = site_limits(yaml_files, args.devices or 0)
+    checked = {path: _checked(path, limits, records, show=args.show) for path in yaml_files}
+    jobs = [one.fields["plan"].job for one in checked.values() if "plan" in one.fields]
+    sites = [one for one in checked.values() if "site" in one.fields]
+    if args.estimate and not (jobs or any(one.problems for one in checked.values())):
+        fix = "name the job's file too"
+        raise UsageError("no job is named to estimate", where="--estimate", fix=fix)
+    for one in sites:
+        _check_device(one, one.fields.pop("site"), jobs)
+    for path in args.files:
+        if path not in checked:
+            checked[path] = _checked_other(path, alone=not jobs)
+    failed = False
+    for one in (checked[path] for path in dict.fromkeys(args.files)):
+        plan = one.fields.pop("plan", None)
+        if not args.json:
+            print("\n".join(one.shown()), flush=True)
+        if args.estimate and plan is not None:
+            failed |= _estimate(one, args)
+    found = list(checked.values())
+    codes = {one.code for one in found if one.problems}
+    if args.json:
+        rows = [
+            {"file": str(one.path), "kind": one.kind or None, "ok": not one.problems}
+            | {"problems": one.problems, **one.fields}
+            for one in found
+        ]
+        print(json.dumps({"command": "check", "ok": not codes and not failed, "files": rows}))
+    elif len(jobs) == len(args.files) == 1 and not (codes or failed):
+        unplanned = args.estimate or jobs[0].measure == AUC  # which `--estimate` refuses
+        then = "run" if unplanned else "check"
+        say_next(f"edgeveil {then} {args.files[0]}{'' if unplanned else ' --estimate'}")
+    order = (ConfigError.exit_code, DataError.exit_code, 1)
+    return next((code for code in order if code in codes), JobFailed.exit_code if failed else 0)
+
+
+def schema_command(args: argparse.Namespace) -> int:
+    """`edgeveil schema`."""
+    print(json.dumps(schema(args.kind), indent=2))
+    return 0
+
+
+def _other_kind(path: Path) -> str:
+    """`records`, `backbone`, `weights` or `bundle` by what a path is; empty: a YAML file."""
+    if path.is_dir():
+        return "bundle" if (path / "inventory.json").exists() else "records"
+    if path.suffix == ".onnx" or (str(path) in ENCODERS and not path.exists()):
+        return "backbone"
+    if path.suffix in STATE_DICT_SUFFIXES:
+        return "weights"
+    return "" if path.suffix in ("", ".yaml", ".yml") else "records"
+
+
+def _checked(
+    path: Path, limits: BroadcastLimits | None, records: Sequence[Path], *, show: bool
+) -> CheckedFile:
+    """A YAML file of any kind: a job with the records that it or the command line names."""
+    one = CheckedFile(path)
+    one.problems = [str(problem) for problem in validate(path, limits, next(iter(records), None))]
+    if one.problems:
+        return one
+    one.kind, found = load(path)
+    if isinstance(found, EdgeSite):
+        one.fields["site"] = found
+    if not isinstance(found, tuple):
+        return one
+    job, plan = found
+    one.fields["plan"] = plan
+    if plan.stop_note:
+        one.kind += f"; will be {plan.stop_note}"
+    one.lines = [f"  {line}" for line in job_notes(plan)]
+    try:
+        sources: list[Path | None] = [*records] or [None]
+        notes = [note for data in sources for note in record_notes(job, path, data)]
+    except ConfigError as error:
+        one.problems = error.problems
+        return one
+    one.lines += [f"  records: {note}" for note in notes]
+    if notes:
+        one.fields["records"] = notes
+    if show:
+        plain = job.model_dump(mode="json")
+        one.fields["job"] = plain
+        one.lines.append(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).rstrip())
+    return one
+
+
+def _check_device(one: CheckedFile, site: EdgeSite, jobs: Sequence[Job]) -> None:
+    """Whether this box can do the device's work, with its records as each job reads them."""
+    from edgeveil import plugins
+    from edgeveil_edge.self_check import self_check
+
+    plugins.admit(site.policy.allowed_plugins)
+    one.code = 1
+    of_its_data = [job for job in jobs if job.data.source == site.data.name] or jobs
+    asked_alike = {job.data.model_dump_json(): job for job in of_its_data}
+    its_jobs: list[Job | None] = [*asked_alike.values()] or [None]
+    for job in its_jobs:
+        asked = None if job is None else job.data
+        found = self_check(site, read_records=True, asked=asked)
+        one.problems += [text for text in found if text not in one.problems]
+    if not all(text.startswith("data.name: ") for text in one.problems):
+        return  # the records cannot be read, or not yet
+    for job in its_jobs:
+        try:
+            lines, problems = device_records_check(site, job)
+        except EdgeVeilError as error:
+            lines, problems = [], str(error).splitlines()
+        one.lines += [f"  {line}" for line in lines if f"  {line}" not in one.lines]
+        one.problems += problems
+    one.code = DataError.exit_code
+
+
+def _checked_other(path: Path, *, alone: bool) -> CheckedFile:
+    """A file that is not YAML, or a folder; `alone`: no job says how records are read."""
+    one = CheckedFile(path, _other_kind(path), code=DataError.exit_code)
+    try:
+        if one.kind == "backbone":
+            path = backbone_path(str(path), Path.cwd())
+        if not path.exists():
+            raise UsageError("is not there", where=str(path), fix="check the path")
+        if one.kind == "bundle":
+            from edgeveil_tools.site.place_check import problems_of
+
+            one.problems, one.code = problems_of(path, SOON_DAYS), 1
+        elif one.kind == "records":
+            if alone and (path.is_dir() or path.suffix in (".csv", ".parquet")):
+                from edgeveil_tools.describe import describe
+
+                one.lines = [describe(path).rstrip()]
+        else:
+            facts = backbone_facts(path) if one.kind == "backbone" else weight_facts(path)
+            one.fields, one.lines = asdict(facts), [f"  {line}" for line in file_lines(facts)]
+    except EdgeVeilError as error:
+        one.problems = str(error).splitlines()
+    return one
+
+
+def _estimate(one: CheckedFile, args: argparse.Namespace) -> bool:
+    """Estimate what a sound job comes to; whether even its simulation failed."""
+    from edgeveil_tools.prospect import prospect, prospect_lines
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr if args.json else sys.stdout, flush=True)
+
+    found = prospect(one.path, say, devices=args.devices, seeds=args.seeds)
+    one.fields["estimate"] = found.plain()
+    if not args.json:
+        print("\n".join(prospect_lines(found)))
+    return bool(found.failure)
+
 
 # --- files ---
 
 
-def load(path: Path) -> tuple[str, tuple[LocalJob, Plan] | Site | Policy | FleetPlan]:
+def load(
+    path: Path,
+) -> tuple[str, tuple[LocalJob, Plan] | Site | Policy | FleetPlan | LocalPlan]:
     """Read a file of any kind; returns the kind's name, one of `KINDS`, with it.
 
     Of a job what its file says, and its plan. Raises ConfigError with all problems.
@@ -62,6 +268,10 @@ def load(path: Path) -> tuple[str, tuple[LocalJob, Plan] | Site | Policy | Fleet
         plan = read_plan(path)
         devices_of(plan, str(path))
         return kind, plan
+    if kind == "local":
+        from edgeveil_tools.site.provision import LocalPlan
+
+        return kind, only_block(LocalPlan, kind, parsed(read(path), str(path)), path)
     if kind == "policy":
         return kind, load_policy(path)
     return kind, load_site(path)
@@ -303,19 +513,14 @@ def job_notes(plan: Plan) -> tuple[str, ...]:
 # --- records ---
 
 
-def data_check(edge_site: Path, job_file: Path | None = None) -> int:
-    """Read the device's records as the site file says, and print what learning would drop.
+def device_records_check(site: EdgeSite, job: Job | None = None) -> tuple[list[str], list[str]]:
+    """Read the device's records as its site file and the job say; lines about them, and problems.
 
-    With a job, its classes, record shape and scale are checked too. Returns 0 if all records
-    are usable, DataError's exit code if not; writes nothing. Raises ConfigError, DataError or
-    UsageError.
+    With a job, its classes, record shape and scale are checked too. Writes nothing. Raises
+    ConfigError, DataError or UsageError.
     """
     from edgeveil_tools.local.data import column_problems, input_range, places
 
-    site = load_site(edge_site)
-    if not isinstance(site, EdgeSite):
-        raise UsageError("is no edge site file", where=str(edge_site), fix="name configs/edge.yaml")
-    job = None if job_file is None else load_plan(job_file).job
     key_file = site.state_dir / SPLIT_KEY_FILE
     started = key_file.exists()  # a check must not make a device's key
     key = load_split_key(key_file) if started else secrets.token_bytes(32)
@@ -338,31 +543,18 @@ def data_check(edge_site: Path, job_file: Path | None = None) -> int:
             f"these are {held} records, policy.max_records lets the box hold {most}: the others are"
             " left out, and one record more or less then changes two"
         )
-    if job is not None and job.data.source != site.data.name:
-        problems.append(
-            f"the job learns from '{job.data.source}', this device's data set is called "
-            f"'{site.data.name}': it would sit the job out"
-        )
-    _print(report, problems, exact_split=started)
-    return DataError.exit_code if problems else 0
+    return list(_report_lines(report, exact_split=started)), problems
 
 
-_MOST_CLASSES = 64  # that are counted one by one; a number has thousands
-
-
-def _print(report: DataReport, problems: list[str], *, exact_split: bool) -> None:
+def _report_lines(report: DataReport, *, exact_split: bool) -> Iterator[str]:
     about = "" if exact_split else "about "
-    print(f"{report.records} records of shape {report.shape}, {report.usable} usable")
-    print(f"split: {about}{report.training} training, {about}{report.evaluation} evaluation")
+    yield f"{report.records} records of shape {report.shape}, {report.usable} usable"
+    yield f"split: {about}{report.training} training, {about}{report.evaluation} evaluation"
     if len(report.histogram) <= _MOST_CLASSES:
         by = ", ".join(
             f"{'none' if label < 0 else label}: {count}"
             for label, count in sorted(report.histogram.items())
         )
-        print(f"usable records by class: {by or 'none'}")
+        yield f"usable records by class: {by or 'none'}"
     if report.not_learned:
-        print(f"{report.not_learned} of them are labelled anomalous: not learned from")
-    for problem in problems:
-        print(f"✗ {problem}")
-    if not problems:
-        print("✓ all records are usable")
+        yield f"{report.not_learned} of them are labelled anomalous: not learned from"

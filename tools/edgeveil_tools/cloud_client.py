@@ -100,13 +100,13 @@ class Cloud:
                 "the token would cross the network unencrypted",
                 where=url,
                 fix="use https://, or a tunnel, ssh -L 8701:127.0.0.1:8701 HOST; if all who can"
-                " listen may have the token: --insecure-http (insecure_http=True)",
+                " listen may have the token: EDGEVEIL_INSECURE_HTTP=1 (insecure_http=True)",
             )
         if token is None and cert_file is None:
             raise UsageError(
                 "neither a token nor a certificate is given",
                 where=url,
-                fix="pass --token-file, or --cert-file and --key-file over https://",
+                fix="pass --token-file, or EDGEVEIL_CERT_FILE and EDGEVEIL_KEY_FILE over https://",
             )
         self._token = None if token is None else _token(token)
 
@@ -296,7 +296,7 @@ class Cloud:
                 f"its certificate is not to be trusted: {error.verify_message}",
                 where=self.url,
                 fix=clock_advice(error)
-                or "name the authority that vouches for the cloud with --ca-file, and the host"
+                or "name the authority that vouches for the cloud by EDGEVEIL_CA_FILE, and the host"
                 " that stands in its certificate",
             ) from error
         except (OSError, HTTPException) as error:
@@ -370,8 +370,8 @@ class HttpAddress:
         key_file: Path | None = None,
     ) -> HttpAddress:
         """`http://host:port`, `https://host:port` or `unix:PATH`. UsageError for anything else."""
-        files = {"--ca-file": ca_file, "--cert-file": cert_file, "--key-file": key_file}
-        given = [option for option, path in files.items() if path is not None]
+        files = {"CA": ca_file, "CERT": cert_file, "KEY": key_file}
+        given = [f"EDGEVEIL_{name}_FILE" for name, path in files.items() if path is not None]
         if given and not url.startswith("https://"):
             what = f"{given[0]} is of TLS, which this address does not speak"
             raise UsageError(what, where=_shown(url), fix="use https://, or leave it out")

@@ -1,4 +1,4 @@
-"""`edgeveil data describe`: a schema drafted from a file, as a start for a person who judges it.
+"""Drafts a schema from a file of records, as a start for a person who judges it.
 
 It is the owner's own look at the owner's own records: a list or a range that only records say can
 tell of a single one of them. So the draft is marked `origin: own_records`, which no job may have,
@@ -180,7 +180,7 @@ def _nominal(records: int, devices: int | None) -> int:
 
 
 def _head(path: Path, nominal: int) -> Iterator[str]:
-    yield f"# Drafted by `edgeveil data describe` from {path.name}."
+    yield f"# Drafted by `edgeveil` from {path.name}."
     yield "# This is your own look at your own records: a list or a range that only records say can"
     yield "# tell of a single one of them, and a job is public. Judge each, write what is known"
     yield "# without looking, then set origin to public."

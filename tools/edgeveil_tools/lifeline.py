@@ -11,7 +11,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing import parent_process
 
 VARIABLE = "EDGEVEIL_LIFELINE_FD"
 GRACE_S = 5.0
@@ -41,6 +40,8 @@ def watch() -> None:
 
 def end_with_starter() -> None:
     """The same in a process of `multiprocessing`, which knows its starter: it ends at once."""
+    from multiprocessing import parent_process
+
     starter = parent_process()
     if starter is not None:
         threading.Thread(target=_outlive, args=(starter.join,), daemon=True).start()

@@ -6,7 +6,7 @@ mechanisms, shuffles, evaluations and presets, is said here.
 
 from __future__ import annotations
 
-import json
+import argparse
 import re
 import shutil
 import sys
@@ -33,6 +33,7 @@ from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.mechanism_table import MECHANISMS
 from edgeveil.registry import nearest
 from edgeveil.sites.policy import FUNCTION
+from edgeveil_tools.cli.common import answer
 
 _MIN_WIDTH = 60
 _MAX_WIDTH = 110
@@ -86,45 +87,51 @@ def entries() -> list[Entry]:
     return parts + [_of_name(*one) for one in _named()]
 
 
-def methods(names: list[str], *, as_json: bool) -> int:
-    """Print all entries, or those of these names or families. UsageError for an unknown one."""
-    found = _chosen(entries(), names)
-    if as_json:
-        print(json.dumps([asdict(entry) for entry in found], ensure_ascii=False, indent=2))
-        return 0
+def command(args: argparse.Namespace) -> int:
+    """`edgeveil methods`: all names, `check NAME…` or `digest NAME…`."""
+    if args.names[:1] == ["check"]:
+        return check(args)
+    if args.names[:1] == ["digest"]:
+        return digests(args)
+    found = _chosen(entries(), args.names)
+    return answer(args, _listed(found), {"names": [asdict(entry) for entry in found]})
+
+
+def _listed(found: list[Entry]) -> Iterator[str]:
+    """Entries by family, and the plug-ins that could not join."""
     width = min(max(shutil.get_terminal_size().columns, _MIN_WIDTH), _MAX_WIDTH)
     family = ""
     for entry in found:
         if entry.family != family:
-            print(f"{'' if not family else chr(10)}{entry.family}")
+            yield f"\n{entry.family}" if family else entry.family
             family = entry.family
-        print(_shown(entry, width))
+        yield _shown(entry, width)
     for line in plugins.complaints():
-        print(textwrap.fill(f"not joined: {line}", width, subsequent_indent="  "))
-    return 0
+        yield textwrap.fill(f"not joined: {line}", width, subsequent_indent="  ")
 
 
-def check(names: list[str], *, as_json: bool) -> int:
-    """Play the laws of its family on each part of these names; 1 where one is broken, else 0.
+def check(args: argparse.Namespace) -> int:
+    """Play the laws of its family on each named part; 1 where one is broken, else 0.
 
     UsageError for a name that no part has, or that of a plug-in that cannot join.
     """
     from edgeveil.parts.laws import check as verdicts
 
+    names = args.names[1:]
     if not names:
         raise UsageError("names no part", where="methods check", fix="write methods check krum")
     parts = [part for name in names for part in _parts(name)]
     found = [{**_identity(part), "laws": [asdict(one) for one in verdicts(part)]} for part in parts]
-    if as_json:
-        print(json.dumps(found, ensure_ascii=False, indent=2))
-    else:
-        for one in found:
-            print(f"{one['family']} {one['name']}")
-            if one["plugin"]:
-                print(f"  plug-in {one['plugin']}, sha256 {one['sha256'] or 'not to be had'}")
-            for law in one["laws"]:
-                print(f"  ✗ {law['law']}: {law['wrong']}" if law["wrong"] else f"  ✓ {law['law']}")
-    return int(any(law["wrong"] for one in found for law in one["laws"]))
+    lines = []
+    for one in found:
+        lines.append(f"{one['family']} {one['name']}")
+        if one["plugin"]:
+            lines.append(f"  plug-in {one['plugin']}, sha256 {one['sha256'] or 'not to be had'}")
+        for law in one["laws"]:
+            text = f"✗ {law['law']}: {law['wrong']}" if law["wrong"] else f"✓ {law['law']}"
+            lines.append(f"  {text}")
+    sound = not any(law["wrong"] for one in found for law in one["laws"])
+    return answer(args, lines, {"parts": found}, ok=sound)
 
 
 def _parts(name: str) -> list[Part]:
@@ -139,12 +146,13 @@ def _parts(name: str) -> list[Part]:
     return found
 
 
-def digests(names: list[str], *, as_json: bool) -> int:
+def digests(args: argparse.Namespace) -> int:
     """Print what an owner writes to allow each plug-in that is named, by itself or by a part, and
     each `module:function` that makes a model.
 
     Imports none of them. UsageError for a name that no installed plug-in has or declares.
     """
+    names = args.names[1:]
     if not names:
         fix = "write methods digest, and the name of a part or its distribution"
         raise UsageError("names no plug-in", where="methods digest", fix=fix)
@@ -163,21 +171,18 @@ def digests(names: list[str], *, as_json: bool) -> int:
                 found[one.distribution] = plugins.digest(one.distribution)
             except UsageError as error:
                 raise UsageError(f"{one} {error.what}", fix=error.fix) from error
-    if as_json:
-        allowed = [{"distribution": name, "sha256": digest} for name, digest in found.items()]
-        allowed += [{"function": name, "sha256": digest} for name, digest in models.items()]
-        print(json.dumps(allowed, indent=2))
-        return 0
+    lines = []
     for title, kind, named in (
         ("policy.allowed_plugins:", "distribution", found),
         ("policy.allowed_python_models:", "function", models),
     ):
-        if named:
-            print(title)
+        lines += [title] * bool(named)
         for name, digest in named.items():
             text = f'"{name}"' if ":" in name else name
-            print(f"  - {{{kind}: {text}, sha256: {digest}}}")
-    return 0
+            lines.append(f"  - {{{kind}: {text}, sha256: {digest}}}")
+    allowed = [{"distribution": name, "sha256": digest} for name, digest in found.items()]
+    allowed += [{"function": name, "sha256": digest} for name, digest in models.items()]
+    return answer(args, lines, {"allowed": allowed})
 
 
 def _code_digest(function: str) -> str:

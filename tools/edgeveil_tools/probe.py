@@ -14,6 +14,8 @@ import sys
 
 TYPE_CHECKING = False  # `typing` itself costs 5 ms
 if TYPE_CHECKING:
+    import argparse
+
     from edgeveil.sites.broker import BrokerSite
     from edgeveil.sites.cloud import CloudSite
     from edgeveil.sites.edge import EdgeSite
@@ -39,6 +41,17 @@ def quick_health(arguments: list[str]) -> int | None:
     if found is None:
         return None
     return tell(problem_of(*found, live=live))
+
+
+def command(args: argparse.Namespace) -> int:
+    """`edgeveil health` of a site file in whatever form."""
+    from edgeveil.sites.files import load_site
+    from edgeveil_tools.cli.common import answer
+
+    problem = problem_of_site(load_site(args.config), live=args.live)
+    if not args.json:
+        return tell(problem)
+    return answer(args, [], {"problems": [problem] if problem else []}, ok=not problem)
 
 
 def tell(problem: str | None) -> int:

@@ -1,4 +1,4 @@
-"""`edgeveil plan JOB`: what a job can come to, before it costs anybody anything.
+"""`edgeveil check JOB --estimate`: what a job can come to, before it costs anybody anything.
 
 Its price, what its noise leaves of a round's signal, the accuracy that simulations reach, the fleet
 from which on it is of use, and what a round takes. All of it on records that are public, or made
@@ -7,15 +7,13 @@ up where the job's own are not: no device is asked, and no owner's record is rea
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,16 +56,6 @@ MADE_UP_ACCURACY = 0.9  # of the best classifier of made-up records
 MADE_UP_R2 = 0.6  # of the variance of a made-up number, what the best model explains
 _TO_THE_END = 3  # deviations of a made-up number from the middle to an end of its range
 _SMOOTH = 4  # made-up classes differ in waves of at most so many halves along each axis
-
-
-@dataclass(frozen=True)
-class PlanOptions:
-    """What the command line asks for."""
-
-    devices: int | None = None
-    seeds: int = 3
-    larger: bool = True
-    as_json: bool = False
 
 
 @dataclass(frozen=True)
@@ -191,33 +179,22 @@ class Prospect:
         }
 
 
-def plan_command(path: Path, asked: PlanOptions) -> int:
-    """`edgeveil plan`: 0, or 6 where even the simulation could not end."""
-    stream: IO[str] = sys.stderr if asked.as_json else sys.stdout
+def prospect(
+    path: Path,
+    say: Callable[[str], None],
+    *,
+    devices: int | None = None,
+    seeds: int = 3,
+    larger: bool = True,
+) -> Prospect:
+    """Simulate the job of the file `path` on public or made-up records, with each seed.
 
-    def say(line: str) -> None:
-        print(line, file=stream, flush=True)
-
-    found = prospect(path, asked, say)
-    if asked.as_json:
-        print(json.dumps(found.plain(), allow_nan=False))
-    else:
-        for line in told(found):
-            print(line)
-    return 6 if found.failure else 0
-
-
-def prospect(path: Path, asked: PlanOptions, say: Callable[[str], None]) -> Prospect:
-    """Simulate the job of the file `path` on public or made-up records, in fleets of growing size.
-
-    Raises ConfigError, UsageError or DataError for a job that cannot be played.
+    `devices` of the fleet, None: those of its local_run; `larger`: fleets of growing size too, to
+    find from which on the job is of use. Raises ConfigError, UsageError or DataError for a job
+    that cannot be played.
     """
-    if asked.seeds < 1:
-        raise UsageError(
-            f"must be at least 1, got {asked.seeds}", where="--seeds", fix="leave it out"
-        )
     begun_s = time.monotonic()
-    job, run = local_job(path, Overrides(devices=asked.devices, simulate=True))
+    job, run = local_job(path, Overrides(devices=devices, simulate=True))
     if job.measure not in (ACCURACY, RMSE):
         raise UsageError(
             f"{job.learns}, and records are made up for classes and numbers alone",
@@ -233,8 +210,8 @@ def prospect(path: Path, asked: PlanOptions, say: Callable[[str], None]) -> Pros
         first: Result | None = None
         failure = ""
         signal = None
-        for seed in range(1, asked.seeds + 1):
-            say(f"simulating {run.devices} devices, seed {seed} of {asked.seeds}")
+        for seed in range(1, seeds + 1):
+            say(f"simulating {run.devices} devices, seed {seed} of {seeds}")
             out = Path(folder) / f"base-{seed}"
             played = fleets.play(run.devices, seed, out, record=seed == 1)
             if played is None:
@@ -261,16 +238,16 @@ def prospect(path: Path, asked: PlanOptions, say: Callable[[str], None]) -> Pros
             traffic=_traffic(plan, first),
             failure=failure,
         )
-        if asked.larger and base:
-            for devices in _sizes(run.devices, job.data.nominal_records):
+        if larger and base:
+            for more in _sizes(run.devices, job.data.nominal_records):
                 if time.monotonic() - begun_s > WITHIN_S or not found.may_improve:
                     break
-                say(f"simulating {devices:,} devices")
-                played = fleets.play(devices, 1, Path(folder) / f"of-{devices}")
+                say(f"simulating {more:,} devices")
+                played = fleets.play(more, 1, Path(folder) / f"of-{more}")
                 if played is None:
-                    found.stopped = f"{devices:,} devices: {fleets.failure}"
+                    found.stopped = f"{more:,} devices: {fleets.failure}"
                     break
-                found.fleets.append(FleetOutcome(devices, (played[1],)))
+                found.fleets.append(FleetOutcome(more, (played[1],)))
     found.seconds = time.monotonic() - begun_s
     found.verdict = verdict(found, plan)
     return found
@@ -686,7 +663,7 @@ def _advice(plan: Plan) -> list[str]:
     return [f"What helps: {', '.join(found)}."]
 
 
-def told(found: Prospect) -> Iterator[str]:
+def prospect_lines(found: Prospect) -> Iterator[str]:
     """All of it in lines."""
     yield ""
     yield from found.verdict

@@ -1,4 +1,4 @@
-"""A release in words, as `job show`, `releases show` and a report tell of it."""
+"""A release in words, as `job list`, `job show` and a report show it."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def read_backbone(path: Path) -> bytes:
     except OSError as error:
         fix = "check the path"
         if path.stem in CACHED and path == cached_backbone(path.stem):
-            fix = f"make it with `edgeveil backbone train {path.stem}`"
+            fix = f"make it with `edgeveil backbone {path.stem}`"
         raise DataError(
             f"cannot be read ({error.strerror or error})", where=str(path), fix=fix
         ) from error

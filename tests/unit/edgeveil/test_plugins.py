@@ -188,16 +188,16 @@ def test_a_site_names_a_source_only_with_its_owners_word(tmp_path):
     ]
     site = tmp_path / "edge.yaml"
     site.write_text("\n".join(lines))
-    ran = edgeveil("validate", str(site), plugins=folder, cwd=tmp_path)
+    ran = edgeveil("check", str(site), plugins=folder, cwd=tmp_path)
     assert ran.returncode == 2
     assert "'jsonl' is of plug-in source-parts, which the owner does not allow" in ran.stdout
     ran = edgeveil("methods", "--json", "digest", "jsonl", plugins=folder, cwd=tmp_path)
-    allowed = json.loads(ran.stdout)
+    allowed = json.loads(ran.stdout)["allowed"]
     at = next(k for k, line in enumerate(lines) if line.strip().startswith("allowed_plugins:"))
     lines[at] = f"    allowed_plugins: {json.dumps(allowed)}"
     lines = [line for line in lines if "`edgeveil methods digest" not in line]
     site.write_text("\n".join(lines))
-    ran = edgeveil("validate", str(site), plugins=folder, cwd=tmp_path)
+    ran = edgeveil("check", str(site), plugins=folder, cwd=tmp_path)
     assert "which the owner does not allow" not in ran.stdout
     assert "add path" in ran.stdout  # which the part demands
 
@@ -312,7 +312,8 @@ def test_a_part_of_a_misspelt_family_is_named_where_it_is_asked_for(good):
         good,
         """
         from edgeveil_tools.methods import check
-        said(lambda: check(["idle"], as_json=False))
+        from argparse import Namespace
+        said(lambda: check(Namespace(names=["check", "idle"], json=False)))
         """,
     )
     assert found[0].startswith("aggregatoin 'idle' of plug-in late-parts 1.0: there is no such fam")

@@ -175,11 +175,11 @@ def test_a_model_that_fails_late_is_refused_by_validate_run_and_submit(
     priced: list[Any] = []
     monkeypatch.setattr(Ledger, "commit", lambda *given: priced.append(given))
     path = file(tmp_path, name)
-    assert main(["validate", str(path)]) == 2
+    assert main(["check", str(path)]) == 2
     told = capsys.readouterr().out
     assert told.startswith(f"{path}:{line} model.function: ")
     assert why in told
-    assert main(["validate", str(path), "--json"]) == 2
+    assert main(["check", str(path), "--json"]) == 2
     assert why in capsys.readouterr().out
     out = tmp_path / "out"
     with pytest.raises(ConfigError, match=why):

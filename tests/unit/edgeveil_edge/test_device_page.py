@@ -187,7 +187,7 @@ def test_the_printed_address_logs_in_once(own, capsys, tmp_path):
     )
 
     def work(client, _process):
-        assert main(["edge", "page", "--config", str(config)]) == 0
+        assert main(["edge", "status", "--page", "--config", str(config)]) == 0
         printed = capsys.readouterr().out.strip()
         address, ticket = printed.split("#ticket=")
         assert address == f"http://127.0.0.1:{client.port}/"

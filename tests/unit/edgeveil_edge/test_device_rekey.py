@@ -40,7 +40,7 @@ def test_a_lost_key_is_made_anew_and_nothing_else_is(tmp_path: Path) -> None:
     device.answer(Round(PLAN, CENTRE, device.keys()))
     spent = device.ledger.spent()
     (tmp_path / OPENING_FILE).unlink()
-    with pytest.raises(UsageError, match="edgeveil edge rekey"):
+    with pytest.raises(UsageError, match="edgeveil keys --next"):
         device.restarted()
     renew_opening(tmp_path)
     again = device.restarted()

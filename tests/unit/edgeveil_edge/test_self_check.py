@@ -102,15 +102,15 @@ privacy: {epsilon: 8}
 
 def test_a_file_that_only_a_job_s_schema_reads_is_read_with_that_job(tmp_path, capsys):
     of_a_table(tmp_path)
-    line = ["edge", "check", "--config", str(tmp_path / "edge.yaml")]
+    line = ["check", str(tmp_path / "edge.yaml")]
     assert main(line) == 1
-    assert "only a job's data.schema may read it: check with --job" in capsys.readouterr().out
-    assert main([*line, "--job", str(tmp_path / "job.yaml")]) == 0
-    assert "can do the device's work" in capsys.readouterr().out
+    assert "data.schema may read it: name the job's file too" in capsys.readouterr().out
+    assert main([*line, str(tmp_path / "job.yaml")]) == 0
+    assert "2 records of shape" in capsys.readouterr().out
     (tmp_path / "job.yaml").write_text(
         (tmp_path / "job.yaml").read_text().replace("source: people", "source: others")
     )
-    assert main([*line, "--job", str(tmp_path / "job.yaml")]) == 1
+    assert main([*line, str(tmp_path / "job.yaml")]) == 4
     assert "would sit the job out" in capsys.readouterr().out
 
 
@@ -126,5 +126,5 @@ def test_the_command_ends_with_what_it_found(tmp_path, capsys):
   data: {{name: own, source: npz, path: {tmp_path}/own.npz}}
 """
     )
-    assert main(["edge", "check", "--config", str(path)]) == 1
+    assert main(["check", str(path)]) == 1
     assert "own.npz: is not there" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`edgeveil backbone export`: a torch module becomes the ONNX file of a frozen backbone."""
+"""`edgeveil backbone MODULE:FUNCTION`: a torch module becomes a backbone's ONNX file."""
 
 import json
 
@@ -43,8 +43,8 @@ def folder(tmp_path, monkeypatch):
 
 
 def export(*more, function="Encoder", shape="1,8,8"):
-    where = ["--from", f"encoder_of_mine:{function}", "--out", "encoder.onnx"]
-    return cli.main(["backbone", "export", *where, "--input-shape", shape, *more])
+    where = [f"encoder_of_mine:{function}", "--out", "encoder.onnx"]
+    return cli.main(["backbone", *where, "--input-shape", shape, *more])
 
 
 def trained():
@@ -100,5 +100,5 @@ def test_weights_that_do_not_fit_are_told_by_name(folder, capsys):
 
 def test_weights_are_shown_with_the_digest_that_owners_allow(folder, capsys):
     torch.save({"w": torch.ones(2, 3)}, folder / "w.pt")
-    assert cli.main(["backbone", "show", "w.pt"]) == 0
+    assert cli.main(["check", "w.pt"]) == 0
     assert "w.pt: 6 values in 1 tensor\n" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`edgeveil cloud token`: names the file of a scope, and replaces what it holds when asked to."""
+"""`edgeveil keys --token`: names the file of a scope, and replaces what it holds when asked to."""
 
 import pytest
 import yaml
@@ -26,13 +26,13 @@ def config(tmp_path):
     [("read", "http-read.token"), ("submit", "http-submit.token"), ("admin", "http.token")],
 )
 def test_a_scopes_token_is_named_kept_and_rotated(config, tmp_path, capsys, scope, name):
-    asked = ["cloud", "token", "--config", str(config), "--scope", scope]
+    asked = ["keys", "--config", str(config), "--token", scope]
     path = tmp_path / "state" / name
     assert cli.main(asked) == 0
     first = read_token(path)
     assert cli.main(asked) == 0
     assert read_token(path) == first
-    assert cli.main([*asked, "--rotate"]) == 0
+    assert cli.main([*asked, "--next"]) == 0
     second = read_token(path)
     assert second != first
     assert path.stat().st_mode & 0o777 == 0o600
@@ -42,11 +42,6 @@ def test_a_scopes_token_is_named_kept_and_rotated(config, tmp_path, capsys, scop
     assert second not in said.out + said.err
     tokens = [one.name for one in path.parent.iterdir() if "token" in one.name]
     assert tokens == [name]
-    assert cli.main(["cloud", "log", "--config", str(config)]) == 0
+    assert cli.main(["log", str(config)]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert line.split()[2:] == ["rotate_token", "scope", scope]
-
-
-def test_the_cloud_without_a_site_file_is_told(capsys):
-    assert cli.main(["cloud"]) == 2
-    assert "--config FILE" in capsys.readouterr().err

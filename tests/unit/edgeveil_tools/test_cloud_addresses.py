@@ -28,6 +28,9 @@ class Control:
     def cancel(self, job):
         self.store.cancel(job)
 
+    def releases(self, job=None):
+        return []
+
     def status(self):
         return {"enrolled": 3}
 
@@ -77,7 +80,7 @@ def test_a_unix_socket_serves_library_and_command_line(tmp_path, capsys, monkeyp
         assert get_json(url, "/healthz") == {"status": "ok"}
         options = ["--cloud", url, "--token-file", str(token)]
         assert main(["job", "list", "--json", *options]) == 0
-        assert json.loads(capsys.readouterr().out)["id"] == job
+        assert json.loads(capsys.readouterr().out)["jobs"][0]["id"] == job
         monkeypatch.setenv("EDGEVEIL_CLOUD", url)
         monkeypatch.setenv("EDGEVEIL_TOKEN_FILE", str(tmp_path / "http.token"))
         assert main(["job", "cancel", job]) == 0
@@ -128,7 +131,7 @@ def test_a_cloud_whose_certificate_nobody_vouches_for_hears_no_token(tmp_path, a
         for others in (None, Authority(tmp_path / "others").cert_file):
             with pytest.raises(UsageError, match="not to be trusted") as caught:
                 Cloud(url, tmp_path / "http.token", ca_file=others).list()
-            assert "--ca-file" in caught.value.fix
+            assert "EDGEVEIL_CA_FILE" in caught.value.fix
         assert heard == []
         assert Cloud(url, tmp_path / "http.token", ca_file=authority.cert_file).list() == []
         assert heard == [1]
@@ -137,8 +140,12 @@ def test_a_cloud_whose_certificate_nobody_vouches_for_hears_no_token(tmp_path, a
 @pytest.mark.parametrize(
     ("url", "options", "what"),
     [
-        ("http://127.0.0.1:1", {"ca_file": Path("ca")}, "--ca-file is of TLS"),
-        ("unix:/x", {"cert_file": Path("c"), "key_file": Path("k")}, "--cert-file is of TLS"),
+        ("http://127.0.0.1:1", {"ca_file": Path("ca")}, "EDGEVEIL_CA_FILE is of TLS"),
+        (
+            "unix:/x",
+            {"cert_file": Path("c"), "key_file": Path("k")},
+            "EDGEVEIL_CERT_FILE is of TLS",
+        ),
         ("ftp://127.0.0.1", {}, "is no address of a cloud"),
         ("http://127.0.0.1:1", {}, "neither a token nor a certificate"),
         ("https://127.0.0.1:1", {"cert_file": Path("absent")}, "does not exist"),

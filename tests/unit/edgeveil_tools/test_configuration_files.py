@@ -83,13 +83,13 @@ def test_an_unknown_schema_is_named():
 
 
 def test_validate_tells_kinds_apart_and_exits_with_2(tmp_path, capsys):
-    assert main(["validate", *map(str, FILES)]) == 0
+    assert main(["check", *map(str, FILES)]) == 0
     said = capsys.readouterr().out.splitlines()
     assert f"{Path('configs/edge.yaml')}: ok (edge)" in said
     assert len([line for line in said if not line.startswith("  ")]) == len(FILES)
     bad = tmp_path / "bad.yaml"
     bad.write_text("job: A\n")
-    assert main(["validate", str(bad), str(FILES[0])]) == 2
+    assert main(["check", str(bad), str(FILES[0])]) == 2
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith(f"{bad}:1 job: ")
     assert said[-1].startswith(f"{FILES[0]}: ok")

@@ -390,5 +390,5 @@ def test_the_status_names_each_devices_cell(folder, capsys):
     plan(folder, cells={"south": OWN})
     opened(folder).apply()
     assert main(["site", "status", str(folder), "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(capsys.readouterr().out)["parties"]
     assert {row["cell"] for row in rows if row["kind"] == "edge"} == {"north", "south"}

@@ -508,8 +508,8 @@ def test_commands_by_hand(folder, capsys):
     assert main(["site", "apply", *options]) == 0
     assert main(["site", "status", str(folder)]) == 0
     assert "ward-7" in capsys.readouterr().out
-    assert main(["site", "log", str(folder)]) == 0
-    assert main(["site", "log", str(folder), "--key", "0" * 16]) == 2
+    assert main(["log", str(folder)]) == 0
+    assert main(["log", str(folder), "--key", "0" * 16]) == 2
     assert "the site's key is" in capsys.readouterr().err
 
 
@@ -518,7 +518,7 @@ def test_commands_by_hand(folder, capsys):
     [
         ("site", "revoke", "{}", "box-0001"),
         ("site", "apply", "{}"),
-        ("trust", "renew", "{}/trust"),
+        ("trust", "sign", "--renew", "{}/trust"),
     ],
 )
 def test_without_a_terminal_the_option_for_a_passphrase_is_named(folder, words):

@@ -37,6 +37,15 @@ def cloud_at(url, token, patience_s):
     return Cloud(url, token, patience_s=patience_s)
 
 
+def print_jobs(url, token):
+    """Print the lines of `job list`."""
+    assert main(["job", "list", "--cloud", url, "--token-file", str(token)]) == 0
+
+
+def show(job, url, token):
+    assert main(["job", "show", job, "--cloud", url, "--token-file", str(token)]) == 0
+
+
 class Control:
     def __init__(self, store):
         self.store = store
@@ -102,7 +111,7 @@ def finish(store, job, status="completed"):
 
 def test_submit_list_watch_and_cancel(tmp_path, capsys):
     with cloud(tmp_path) as (url, token, store):
-        assert jobs.list_jobs(Cloud(url, token)) == 0
+        print_jobs(url, token)
         assert "no jobs yet" in capsys.readouterr().out
         assert jobs.submit(QUICKSTART, partial(cloud_at, url, token)) == 0
         job = capsys.readouterr().out.strip()
@@ -116,9 +125,10 @@ def test_submit_list_watch_and_cancel(tmp_path, capsys):
         second = capsys.readouterr().out.strip()
         assert Cloud(url, token).cancel(second)["id"] == second
         assert store.job(second).status == "cancelled"
-        assert jobs.list_jobs(Cloud(url, token), as_json=True) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert [json.loads(line)["id"] for line in lines] == [job, second]
+        at = ("--cloud", url, "--token-file", str(token))
+        assert main(["job", "list", "--json", *at]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert [one["id"] for one in shown["jobs"]] == [job, second] and shown["ok"]
 
 
 def until(condition, limit_s=60.0):
@@ -193,7 +203,7 @@ def test_a_desk_with_the_core_s_libraries_alone_submits_lists_watches_and_fetche
         assert head.split() == ["id", "status", "submitted", "reason"]
         assert first.split()[:2] == [found, "completed"]
         assert head.index("status") == first.index("completed") == second.index("queued")
-        assert "round 1  answered 20  accuracy 0.875" in job("watch", found)
+        assert "round 1  answered 20  accuracy 0.875" in job("show", found, "--watch")
         job("fetch", found, "--out", str(tmp_path / "model.onnx"))
         assert (tmp_path / "model.onnx").read_bytes() == b"a graph"
 
@@ -203,7 +213,7 @@ def test_of_a_job_with_shared_noise_both_epsilons_are_shown(tmp_path, capsys):
         at = Cloud(url, token)
         plain = at.submit_yaml(QUICKSTART.read_bytes())
         at_once = [dict(row) for row in at.list()]
-        assert jobs.list_jobs(at) == 0
+        print_jobs(url, token)
         assert "collude" not in capsys.readouterr().out
         shared = at.submit_yaml(SHARED.read_bytes().partition(b"local_run:")[0])
         training = at.job(shared)["privacy"]["training"]
@@ -211,18 +221,18 @@ def test_of_a_job_with_shared_noise_both_epsilons_are_shown(tmp_path, capsys):
         assert training["collusion_epsilon"] > 3 * training["epsilon"]
         assert training["honest_devices"] == 15
         assert at.list()[:1] == at_once and "privacy" not in at.job(plain)
-        assert jobs.list_jobs(at) == 0
+        print_jobs(url, token)
         head, first, second = capsys.readouterr().out.splitlines()
         both = "ε  ε if all others collude"
         assert " ".join(both.split()) in " ".join(head.split())
         assert second.split()[-2:] == ["2", up(training["collusion_epsilon"])]
         assert first.split()[-1].count(":") == 2  # its time, and no ε after it
-        assert jobs.show_job(shared, at) == 0
+        show(shared, url, token)
         shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
         assert shown["training"].startswith("ε = 2 per record")
         assert shown["if"].endswith(f"ε = {up(training['collusion_epsilon'])} per record")
         assert shown["inference"] == "nothing was released"
-        assert jobs.show_job(plain, at) == 0
+        show(plain, url, token)
         assert "training" not in capsys.readouterr().out
 
 
@@ -233,8 +243,10 @@ def test_watch_follows_a_job_that_is_still_running(tmp_path, capsys):
         later.start()
         assert jobs.watch(job, cloud_at(url, token, 60.0), as_json=True) == 0
         later.join()
-        types = [json.loads(line)["type"] for line in capsys.readouterr().out.splitlines()]
+        *events, last = map(json.loads, capsys.readouterr().out.splitlines())
+        types = [event["type"] for event in events]
         assert types == ["job_submitted", "job_running", "job_completed"]
+        assert (last["ok"], last["job"]["id"]) == (True, job)
 
 
 def test_a_job_that_waits_for_devices_says_so(tmp_path, capsys):
@@ -242,11 +254,11 @@ def test_a_job_that_waits_for_devices_says_so(tmp_path, capsys):
         job = store.submit_job("one", b"{}", bytes(32)).id
         store.append_event(job, "job_waiting", {"enrolled": 2, "wanted": 20})
         store.append_event(job, "job_waiting", {"enrolled": 3, "wanted": 20})
-        assert jobs.list_jobs(Cloud(url, token)) == 0
+        print_jobs(url, token)
         listed = " ".join(capsys.readouterr().out.split())
         assert "3 are enrolled" in listed and "2 are enrolled" not in listed
         finish(store, job)
-        assert jobs.list_jobs(Cloud(url, token)) == 0
+        print_jobs(url, token)
         assert "enrolled" not in capsys.readouterr().out
         assert jobs.watch(job, cloud_at(url, token, 60.0)) == 0
         shown = capsys.readouterr().out
@@ -261,7 +273,7 @@ def test_what_a_paused_job_lacked_is_shown_by_attempt(tmp_path, capsys):
         answers = RoundAnswers(6, 5, 0, {"not_finite": 3})
         store.append_event(job, "round_repeated", {"round": 2, "answers": answers.to_dict()})
         store.set_status(job, "paused", f"{answers}: below", {"answers": answers.to_dict()})
-        assert jobs.show_job(job, Cloud(url, token)) == 0
+        show(job, url, token)
         shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
         counts = "selected 6, uploaded 5, declined 0, absent 1, not_finite 3"
         assert (shown["repeated"], shown["paused"]) == (counts, counts)
@@ -275,7 +287,7 @@ def test_a_pause_is_listed_shown_and_waited_out(tmp_path, capsys):
         store.set_status(job, "running")
         why = f"1 uploads, below the minimum; then: edgeveil job resume {job}"
         store.set_status(job, "paused", why)
-        assert jobs.list_jobs(Cloud(url, token)) == 0
+        print_jobs(url, token)
         listed = capsys.readouterr().out
         assert "paused" in listed and "below" in listed
 
@@ -366,7 +378,7 @@ def test_the_clouds_problems_and_refusals_are_shown(tmp_path):
         with pytest.raises(ConfigError, match="no such file"):
             jobs.submit(tmp_path / "absent.yaml", partial(cloud_at, url, token))
         with pytest.raises(UsageError, match="does not know the token"):
-            jobs.list_jobs(Cloud(url, "x" * 43))
+            Cloud(url, "x" * 43).list()
         assert store.jobs() == ()
 
 
@@ -389,13 +401,13 @@ def test_no_cloud_no_token_and_no_address_are_told_apart(tmp_path):
     load_or_make_token(tmp_path)
     token = tmp_path / "http.token"
     with pytest.raises(UsageError, match="Connection refused") as caught:
-        jobs.list_jobs(Cloud("http://127.0.0.1:1", token))
+        Cloud("http://127.0.0.1:1", token).list()
     assert "edgeveil cloud" in caught.value.fix
     with pytest.raises(UsageError, match="no such token file"):
-        jobs.list_jobs(Cloud("http://127.0.0.1:1", tmp_path / "absent"))
+        Cloud("http://127.0.0.1:1", tmp_path / "absent").list()
     for url in ("127.0.0.1:8701", "ftp://h", "http://h:x", "http://"):
         with pytest.raises(UsageError, match="no address of a cloud"):
-            jobs.list_jobs(Cloud(url, token))
+            Cloud(url, token).list()
 
 
 @contextmanager
@@ -511,7 +523,7 @@ def test_a_token_crosses_no_network_in_the_clear():
     for host in ("cloud", "192.0.2.1", "[2001:db8::1]", "localhost.example"):
         with pytest.raises(UsageError, match="unencrypted") as caught:
             Cloud(f"http://{host}:8701", "t")
-        assert "--insecure-http" in caught.value.fix
+        assert "EDGEVEIL_INSECURE_HTTP" in caught.value.fix
         Cloud(f"http://{host}:8701", "t", insecure_http=True)
         Cloud(f"https://{host}:8701", "t")
     for host in ("127.0.0.1", "127.8.8.8", "[::1]", "localhost"):
@@ -553,24 +565,26 @@ def test_odd_words_to_a_cloud_are_refused():
 def test_an_operator_lists_shows_promotes_and_withdraws_a_release(tmp_path, capsys):
     with cloud(tmp_path) as (url, token, store):
 
-        def releases(*arguments):
+        def job_command(*arguments):
             capsys.readouterr()
-            code = main(["releases", *arguments, "--cloud", url, "--token-file", str(token)])
+            code = main(["job", *arguments, "--cloud", url, "--token-file", str(token)])
             return code, capsys.readouterr().out
 
-        assert releases("list") == (0, "no releases yet\n")
         job = Cloud(url, token).submit(QUICKSTART)
+        assert "release" not in job_command("list")[1]
         store.rollouts.begin(job, "digits", [b"k" * 32, b"l" * 32], 9.0)
         store.rollouts.sent(job, 5, "canary", 2, bytes(64))
         store.rollouts.count(5, {b"d" * 32: "failed_trial", b"e" * 32: "in_use"})
-        assert job in releases("list")[1]
-        assert json.loads(releases("list", "--json")[1])["canary"] == 2
-        assert "2 of 2 reported: 1 in use, 1 failed the trial" in releases("show", job)[1]
-        assert "promoted by the operator" in releases("promote", job)[1]
-        assert json.loads(releases("withdraw", job, "--json")[1])["stage"] == "withdrawn"
-        assert releases("promote", job)[0] == UsageError.exit_code
+        assert "canary, 1 in use, 1 failed the trial" in job_command("list")[1]
+        (row,) = json.loads(job_command("list", "--json")[1])["jobs"]
+        assert row["release"]["canary"] == 2
+        assert "2 of 2 reported: 1 in use, 1 failed the trial" in job_command("show", job)[1]
+        assert "promoted by the operator" in job_command("promote", job)[1]
+        withdrawn = json.loads(job_command("withdraw", job, "--json")[1])
+        assert withdrawn["release"]["stage"] == "withdrawn"
+        assert job_command("promote", job)[0] == UsageError.exit_code
         capsys.readouterr()
-        jobs.show_job(job, Cloud(url, token))
+        show(job, url, token)
         shown = capsys.readouterr().out
         assert "withdrawn by the operator" in shown
         assert "1 failed the trial" in shown

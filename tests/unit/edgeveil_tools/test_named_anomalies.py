@@ -14,13 +14,12 @@ from edgeveil_edge.inference import ServedModel
 from edgeveil_edge.predict import predict
 from edgeveil_edge.release_trial import run_trial
 from edgeveil_edge.releases import ReleaseStore
-from edgeveil_tools.checks import data_check
 from edgeveil_tools.cli import main
 from edgeveil_tools.local.grid import run_grid
 from edgeveil_tools.local.job import Overrides
 from edgeveil_tools.local.local_run import load_local_job
 from edgeveil_tools.local.run import run_local
-from edgeveil_tools.prospect import PlanOptions, prospect
+from edgeveil_tools.prospect import prospect
 from edgeveil_tools.result import Result
 from tests.kits.windows import NAMES, SCHEMA, windows, windows_job, write_windows
 
@@ -233,7 +232,7 @@ def test_plans_refuse_it_clearly_and_comparisons_tell_auc(tmp_path):
     write_windows(tmp_path / "windows.csv")
     job = windows_job(tmp_path)
     with pytest.raises(UsageError, match="what is normal, and records are made up for classes"):
-        prospect(job, PlanOptions(), print)
+        prospect(job, print)
     assert run_grid(job, tmp_path / "c", Overrides(simulate=True), 2, ()) == 0
     (row,) = json.loads((tmp_path / "c" / "table.json").read_text())["rows"]
     assert row["measure"] == "AUC"
@@ -263,7 +262,7 @@ def test_a_device_s_owner_reads_what_is_learned_from(tmp_path, capsys):
         }
     }
     (tmp_path / "edge.yaml").write_text(yaml.safe_dump(site))
-    assert data_check(tmp_path / "edge.yaml", tmp_path / "sent.yaml") == 0
+    assert main(["check", str(tmp_path / "edge.yaml"), str(tmp_path / "sent.yaml")]) == 0
     assert "are labelled anomalous: not learned from" in capsys.readouterr().out
 
 
@@ -291,7 +290,7 @@ def test_labels_that_say_nothing_are_told_before_a_run(tmp_path, capsys, label, 
     write_windows(tmp_path / "windows.csv")
     data = {"source": "windows", "schema": {**SCHEMA, "label": label}, "nominal_records": 240}
     job = windows_job(tmp_path, data=data)
-    assert main(["validate", str(job)]) == 0
+    assert main(["check", str(job)]) == 0
     shown = capsys.readouterr()
     assert told in shown.out
     assert ("records: no" in shown.out) == bool(told)
@@ -302,7 +301,7 @@ def test_where_every_record_is_anomalous_nothing_is_learned(tmp_path, capsys):
     write_windows(tmp_path / "windows.csv")
     text = (tmp_path / "windows.csv").read_text()
     (tmp_path / "windows.csv").write_text(re.sub(",(ok|leak|stall|)$", ",leak", text, flags=re.M))
-    assert main(["validate", str(windows_job(tmp_path))]) == ConfigError.exit_code
+    assert main(["check", str(windows_job(tmp_path))]) == ConfigError.exit_code
     shown = capsys.readouterr().out
     assert "none as normal, which is 'ok': nothing is learned" in shown
     assert "data.schema.label.normal" in shown

@@ -15,7 +15,7 @@ from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.jobs import parse_plan
 from edgeveil_edge.predict import predict
 from edgeveil_edge.release_trial import run_trial
-from edgeveil_tools.checks import data_check, record_notes, validate
+from edgeveil_tools.checks import record_notes, validate
 from edgeveil_tools.cli import main
 from edgeveil_tools.describe import describe
 from edgeveil_tools.local.data import dealt, held
@@ -132,7 +132,7 @@ def test_validate_tells_what_would_be_clipped_or_dropped(tmp_path, capsys):
     assert "column 'age': 51 of 51 values lie outside 0 to 1: clipped; check that the units" in told
     assert "column 'work': 1 of " in told
     assert "p.csv:52: the label is none of the classes" in told
-    assert main(["validate", str(job)]) == 0
+    assert main(["check", str(job)]) == 0
     assert "  records: column 'age'" in capsys.readouterr().out
     site = {
         "edge": {
@@ -146,7 +146,7 @@ def test_validate_tells_what_would_be_clipped_or_dropped(tmp_path, capsys):
         }
     }
     (tmp_path / "edge.yaml").write_text(yaml.safe_dump(site))
-    assert data_check(tmp_path / "edge.yaml", job) == DataError.exit_code
+    assert main(["check", str(tmp_path / "edge.yaml"), str(job)]) == DataError.exit_code
     assert "✗ column 'age': 51 of 51" in capsys.readouterr().out
 
 
@@ -160,16 +160,16 @@ def without_run(job):
 
 def test_validate_holds_a_file_against_the_job_before_anything_starts(tmp_path, capsys):
     job = without_run(people_job(tmp_path, write_people(tmp_path / "good.csv")))
-    assert main(["validate", str(job), "--data", str(tmp_path / "good.csv")]) == 0
+    assert main(["check", str(job), str(tmp_path / "good.csv")]) == 0
     assert "records:" not in capsys.readouterr().out
     parquet.write_table(
         pa.table(dict(zip(NAMES, map(list, zip(*people(), strict=True)), strict=True))),
         tmp_path / "good.parquet",
     )
-    assert main(["validate", str(job), "--data", str(tmp_path / "good.parquet")]) == 0
+    assert main(["check", str(job), str(tmp_path / "good.parquet")]) == 0
     (tmp_path / "bad.csv").write_text((tmp_path / "good.csv").read_text().replace("income", "pay"))
     capsys.readouterr()
-    assert main(["validate", str(job), "--data", str(tmp_path / "bad.csv")]) == 2
+    assert main(["check", str(job), str(tmp_path / "bad.csv")]) == 2
     said = capsys.readouterr().out
     assert re.search(r"people\.yaml:\d+ data: .*bad\.csv:1: has no column 'income'", said)
     (problem,) = validate(job, data=tmp_path / "bad.csv")
@@ -195,7 +195,7 @@ def test_validate_holds_numbers_against_the_job(x, y, why, tmp_path):
 
 def test_validate_tells_of_a_given_files_ranges(tmp_path, capsys):
     np.savez(tmp_path / "own.npz", x=np.full((50, 64), 255.0), y=np.arange(50) % 10)
-    line = ["validate", "configs/jobs/own_data.yaml", "--data", str(tmp_path / "own.npz")]
+    line = ["check", "configs/jobs/own_data.yaml", str(tmp_path / "own.npz")]
     assert main(line) == 0
     assert "records: " in capsys.readouterr().out
 
@@ -212,14 +212,14 @@ def test_validate_says_which_file_it_cannot_hold_against_a_job(tmp_path, capsys)
         ([str(site), "--data", str(tmp_path / "p.csv")], "no job"),
     ]:
         capsys.readouterr()
-        assert main(["validate", *line]) == 2, why
+        assert main(["check", *line]) == 2, why
         told = capsys.readouterr()
         assert why in told.out + told.err
 
 
 def test_a_draft_is_ones_own_look_and_no_job_before_it_is_judged(tmp_path, capsys):
     path = write_people(tmp_path / "people.csv")
-    assert main(["data", "describe", str(path)]) == 0
+    assert main(["check", str(path)]) == 0
     draft = capsys.readouterr().out
     found = yaml.safe_load(draft)["data"]["schema"]
     assert found["origin"] == "own_records"

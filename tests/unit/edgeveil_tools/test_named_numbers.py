@@ -183,7 +183,7 @@ def test_a_number_is_drafted_with_a_range_and_its_job_can_be_played(tmp_path):
 def test_runs_are_compared_by_rmse(learned, tmp_path, capsys):
     page, out = tmp_path / "page.html", learned / "out"
     assert report([out, out], page, as_json=True) == 0
-    row = json.loads(capsys.readouterr().out.splitlines()[0])
+    row = json.loads(capsys.readouterr().out)["rows"][0]
     assert (row["measure"], row["median"]) == ("RMSE", Result.load(out).rmse)
     assert "RMSE by round" in page.read_text()
     assert f"RMSE {row['median']:.4g}" in page.read_text()

@@ -1,4 +1,4 @@
-"""`edgeveil site check`: what of an installed bundle ends soon, or was changed."""
+"""`edgeveil check`: what of an installed bundle ends soon, or was changed."""
 
 import datetime
 import shutil
@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from edgeveil.crypto.authorities import Authority, certificate_pem, new_key
+from edgeveil_tools import checks
 from edgeveil_tools.cli import main
 from edgeveil_tools.site.bundles import BundleError
 from edgeveil_tools.site.fleet_plan import PLAN_FILE
@@ -37,19 +38,19 @@ def box(installed, tmp_path):
 def test_a_fresh_installation_needs_nothing(installed, capsys):
     for name in ("proxy", "box-0001"):
         assert problems_of(installed / name, 30) == []
-        assert main(["site", "check", str(installed / name)]) == 0
-        assert capsys.readouterr().out == "nothing to do\n"
+        assert main(["check", str(installed / name)]) == 0
+        assert capsys.readouterr().out == f"{installed / name}: ok (bundle)\n"
 
 
-def test_a_certificate_that_ends_soon_is_named_with_its_day(installed, capsys):
+def test_a_certificate_that_ends_soon_is_named_with_its_day(installed, capsys, monkeypatch):
     ends = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=CERTIFICATE_DAYS)
     assert problems_of(installed / "box-0001", CERTIFICATE_DAYS - 2) == []
     told = problems_of(installed / "box-0001", CERTIFICATE_DAYS + 2)
     assert told == [f"tls/edge.crt: ends {ends:%Y-%m-%d}. {FIX}"]
     both = problems_of(installed / "proxy", CERTIFICATE_DAYS + 2)
     assert [line.partition(":")[0] for line in both] == ["tls/cloud.crt", "tls/edge.crt"]
-    days = str(CERTIFICATE_DAYS + 2)
-    assert main(["site", "check", str(installed / "box-0001"), "--days", days]) == 1
+    monkeypatch.setattr(checks, "SOON_DAYS", CERTIFICATE_DAYS + 2)
+    assert main(["check", str(installed / "box-0001")]) == 1
     assert capsys.readouterr().out.splitlines() == told
 
 
@@ -66,7 +67,7 @@ def test_trust_that_ends_soon_is_for_who_keeps_the_root(box):
     assert not [one for one in problems_of(box, TRUST_DAYS - 2) if "trust" in one]
     told = problems_of(box, TRUST_DAYS + 2)[-1]
     assert told.startswith("trust/trust.json: by ")
-    assert told.endswith("ask who keeps the root: edgeveil trust renew")
+    assert told.endswith("ask who keeps the root: edgeveil trust sign --renew")
 
 
 def test_what_came_by_wire_counts_before_what_was_installed(box):
@@ -97,4 +98,3 @@ def test_a_policy_that_the_owner_broke_is_named(box):
 def test_a_folder_that_holds_no_bundle_is_refused(tmp_path):
     with pytest.raises(BundleError):
         problems_of(tmp_path, 30)
-    assert main(["site", "check", str(tmp_path)]) == 2

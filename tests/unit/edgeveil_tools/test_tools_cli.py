@@ -1,13 +1,16 @@
 import json
+import logging
 import os
 import subprocess
 import sys
 
 import pytest
 
+from edgeveil import logs
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.enrolment import Enrolment
 from edgeveil_tools import cli
+from edgeveil_tools.cli.successors import SUCCESSORS
 from edgeveil_tools.lifeline import Lifeline
 
 
@@ -34,14 +37,6 @@ def _is_sub(action):
 ALL = dict(_commands(cli.parser()))
 
 
-def test_all_commands_are_there():
-    assert {" ".join(path) for path in ALL} >= {
-        "run", "broker", "cloud", "proxy", "edge", "job submit", "job list", "job watch",
-        "job cancel", "validate", "schema", "data check", "predict", "site apply", "version",
-        "edge enrol", "proxy admit", "proxy devices", "proxy revoke",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("path", ALL, ids=" ".join)
 def test_every_command_explains_itself(path, capsys):
     assert cli.main([*path, "--help"]) == 0
@@ -49,7 +44,7 @@ def test_every_command_explains_itself(path, capsys):
 
 
 def test_version(capsys):
-    assert cli.main(["version"]) == 0
+    assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("edgeveil ")
 
 
@@ -62,7 +57,7 @@ def test_the_command_line_needs_no_library_of_any_extra():
     code = (
         "import sys\n"
         "from edgeveil_tools.cli import main\n"
-        "assert main(['version']) == 0\n"
+        "assert main(['--help']) == 0\n"
         "heavy = {'torch', 'rich', 'matplotlib', 'pydantic', 'numpy', 'aiohttp', 'sqlalchemy'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
@@ -103,7 +98,7 @@ def test_other_distributions_add_commands_that_own_ones_do_not_load(monkeypatch,
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [Point()])
     assert cli.main(["dance"]) == 7
     monkeypatch.setattr("importlib.metadata.entry_points", None)
-    assert cli.main(["version"]) == 0
+    assert cli.main(["--version"]) == 0
 
 
 def test_a_missing_extra_of_a_process_is_its_own(site):
@@ -147,11 +142,11 @@ def test_enrol_admit_list_revoke(site, tmp_path, capsys):
     text = (site / "edge-1.yaml").read_text().replace("state/edge-1", "state/new")
     (site / "new.yaml").write_text(text)
     file = str(tmp_path / "enrolment.json")
-    assert cli.main(["edge", "enrol", "--config", str(site / "new.yaml"), "--out", file]) == 0
+    assert cli.main(["keys", "--config", str(site / "new.yaml"), "--out", file]) == 0
     assert cli.main(["proxy", "admit", *proxy, "--note", "ward 3", file]) == 0
     device = capsys.readouterr().out.partition(":")[0]
     assert cli.main(["proxy", "devices", *proxy, "--json"]) == 0
-    listed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    listed = json.loads(capsys.readouterr().out)["devices"]
     assert (listed[-1]["device"], listed[-1]["note"]) == (device, "ward 3")
     assert len(listed) == 4
     assert cli.main(["proxy", "revoke", *proxy, device]) == 0
@@ -172,14 +167,56 @@ def test_one_bad_enrolment_admits_none(site, tmp_path, capsys):
     assert other.device_id not in capsys.readouterr().out
 
 
-def test_validate_for_scripts(site, tmp_path, capsys):
+def test_check_for_scripts(site, tmp_path, capsys):
     (tmp_path / "bad.yaml").write_text("job: X\n")
     files = [str(site / "cloud.yaml"), str(tmp_path / "bad.yaml")]
-    assert cli.main(["validate", "--json", *files]) == 2
-    good, bad = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert cli.main(["--json", "check", *files]) == 2
+    said = json.loads(capsys.readouterr().out)
+    good, bad = said["files"]
+    assert (said["command"], said["ok"]) == ("check", False)
     assert (good["ok"], good["kind"], good["problems"]) == (True, "cloud", [])
     assert not bad["ok"]
     assert bad["problems"]
+
+
+def test_an_error_is_an_object_too_with_json(tmp_path, capsys):
+    assert cli.main(["log", str(tmp_path / "none.yaml"), "--json"]) == 2
+    said = json.loads(capsys.readouterr().out)
+    assert (said["command"], said["ok"]) == ("log", False)
+    assert "no such file" in said["problems"][0]
+
+
+@pytest.mark.parametrize(("old", "new"), SUCCESSORS.items())
+def test_what_is_gone_is_named_with_its_successor(old, new, capsys):
+    assert cli.main([*old.split(), "x"]) == 2
+    assert capsys.readouterr().err == f"edgeveil {old} is now: {new}\n"
+    words = new.split()
+    assert words[0] != "edgeveil" or words[1] in {path[0] for path in ALL if path} | {"--version"}
+
+
+@pytest.mark.parametrize(
+    ("line", "nearest"),
+    [
+        ("chek x", "'check'"),
+        ("job submti x", "'submit'"),
+        ("run x --devcies 3", "'--devices'"),
+        ("completion fsh", "'fish'"),
+    ],
+)
+def test_the_nearest_word_is_named(line, nearest, capsys):
+    assert cli.main(line.split()) == 2
+    assert f"did you mean {nearest}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flag", "level"), [("-v", "DEBUG"), ("--quiet", "ERROR")])
+def test_the_level_of_logs_is_that_of_the_command_line(flag, level, monkeypatch, capsys):
+    monkeypatch.setattr(logs, "_asked", "")
+    log = logging.getLogger(logs.OURS)
+    before = log.level
+    assert cli.main(["schema", flag]) == 0
+    logs.setup("info", "text")  # as a process does by its site file
+    assert logging.getLevelName(log.level) == level
+    log.setLevel(before)
 
 
 @pytest.mark.parametrize("kind", ["job", "cloud", "proxy", "edge", "broker"])
@@ -201,8 +238,8 @@ def test_a_site_that_cannot_be_is_refused(tmp_path, extra, capsys):
 
 
 def test_an_unexpected_error_is_text(monkeypatch, capsys):
-    monkeypatch.setattr("edgeveil_tools.cli.sites._version", lambda _args: 1 // 0)
-    assert cli.main(["version"]) == 1
+    monkeypatch.setattr("edgeveil_tools.setup.doctor.command", lambda _args: 1 // 0)
+    assert cli.main(["doctor"]) == 1
     assert "unexpected ZeroDivisionError" in capsys.readouterr().err
 
 
@@ -210,8 +247,8 @@ def test_ctrl_c_is_130_without_a_word(monkeypatch, capsys):
     def interrupted(_args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("edgeveil_tools.cli.sites._version", interrupted)
-    assert cli.main(["version"]) == 130
+    monkeypatch.setattr("edgeveil_tools.setup.doctor.command", interrupted)
+    assert cli.main(["doctor"]) == 130
     assert capsys.readouterr().err == ""
 
 

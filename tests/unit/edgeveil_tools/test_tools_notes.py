@@ -31,7 +31,7 @@ def job_file(folder, **changes):
 @pytest.mark.parametrize("scale", [1, 255])
 def test_validate_warns_of_a_models_scale_over_published_pictures(scale, tmp_path, capsys):
     path = job_file(tmp_path, model={"name": "mlp", "input_scale": scale})
-    assert main(["validate", str(path)]) == 0
+    assert main(["check", str(path)]) == 0
     told = "values reach 255, beyond the job's input_scale of 1: write input_scale: 255"
     assert (told in capsys.readouterr().out) == (scale == 1)
 
@@ -56,7 +56,7 @@ def test_validate_says_that_an_epsilon_protects_nothing(tmp_path, capsys):
         encrypt={"laplace_eval": {"laplace_eval_eps": 23026}},
         unsupervised={"every_rounds": 5},
     )
-    assert main(["validate", str(path)]) == 0
+    assert main(["check", str(path)]) == 0
     out = capsys.readouterr().out
     assert "inference: ε = " in out and ", so large that it protects nothing" in out
     assert "training:" not in out

@@ -388,11 +388,10 @@ def test_runs_are_compared_by_accuracy_both_guarantees_and_what_differs(folder, 
     two = folder("b", "train: {rounds: 6, method: dp_sgd}\nprivacy: {epsilon: 8}\n", quote=CLAIMED)
     out = tmp_path / "compared.html"
     assert main(["report", str(one), str(two), "--out", str(out), "--json"]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(row["name"], row["rounds"], row["report"]) for row in rows] == [
-        ("a", 6, str(out)),
-        ("b", 6, str(out)),
-    ]
+    said = json.loads(capsys.readouterr().out)
+    rows = said["rows"]
+    assert said["report"] == str(out)
+    assert [(row["name"], row["rounds"]) for row in rows] == [("a", 6), ("b", 6)]
     assert rows[0]["privacy"]["training"]["epsilon"] == 8.0
     found = thawed(out.read_text())
     (chart,) = parts(found, "accuracy", "lines")

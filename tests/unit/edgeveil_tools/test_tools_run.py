@@ -179,7 +179,7 @@ def test_a_child_that_ends_is_named_with_its_last_words(children, tmp_path):
 
 
 def test_stop_leaves_no_child_behind_and_may_be_called_twice(children):
-    children.start("sleeper", ["version"])
+    children.start("sleeper", ["--version"])
     (child,) = children._children
     pid = child.process.pid
     children.stop()

@@ -62,7 +62,7 @@ def test_a_child_imports_nothing_from_the_folder_that_it_is_started_in(tmp_path,
     monkeypatch.chdir(tmp_path)
     lifeline = Lifeline()
     try:
-        child = spawn(["version"], subprocess.PIPE, lifeline, threads=None)
+        child = spawn(["--version"], subprocess.PIPE, lifeline, threads=None)
         said, _ = child.communicate()
     finally:
         lifeline.close()

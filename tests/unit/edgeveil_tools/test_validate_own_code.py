@@ -1,4 +1,4 @@
-"""`edgeveil validate` of a job whose model is code that ends the process it is loaded in."""
+"""`edgeveil check` of a job whose model is code that ends the process it is loaded in."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def written(folder: Path, **lines: str) -> Path:
 
 def validated(job: Path) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(job.parent), *sys.path])
-    command = [sys.executable, "-m", "edgeveil_tools.cli", "validate", str(job)]
+    command = [sys.executable, "-m", "edgeveil_tools.cli", "check", str(job)]
     env = {**os.environ, "PYTHONPATH": path}
     return subprocess.run(command, capture_output=True, text=True, env=env)
 

@@ -50,20 +50,20 @@ def files(tmp_path):
 
 def test_validate_names_the_jobs_line_and_the_broker(files, capsys):
     job, cloud, proxy = map(str, files("emqx_serverless"))
-    assert main(["validate", job]) == 0
+    assert main(["check", job]) == 0
     capsys.readouterr()
     for beside, broker in ((cloud, "cloud.broker"), (proxy, "proxy.edge_broker")):
-        assert main(["validate", job, beside]) == 2
+        assert main(["check", job, beside]) == 2
         out = capsys.readouterr().out
         assert "round.deadline_s: a round needs" in out
         assert f"{broker} (emqx_serverless)" in out and "learn a smaller model" in out
-    assert main(["validate", *map(str, files("default"))]) == 0
+    assert main(["check", *map(str, files("default"))]) == 0
 
 
 def test_validate_counts_the_fleets_connections(files, capsys):
     job, _, proxy = map(str, files("hivemq_cloud"))
-    assert main(["validate", job, proxy, "--devices", "90"]) == 0
-    assert main(["validate", job, proxy, "--devices", "100"]) == 2
+    assert main(["check", job, proxy, "--devices", "90"]) == 0
+    assert main(["check", job, proxy, "--devices", "100"]) == 2
     assert "takes 100 connections of an account, the fleet has 102" in capsys.readouterr().out
 
 
@@ -72,7 +72,7 @@ def test_a_cloud_refuses_a_job_that_its_broker_cannot_carry(files, profile):
     job, cloud, _ = files(profile)
     store = Store()
     host = CloudHost(store, None, limits_of(load_site(cloud)))
-    control = Control(store, host, None, None, 10)
+    control = Control(store, host, None, None)
     text = submitted(load_job(job)).decode()
     if profile == "default":
         assert control.submit(text)

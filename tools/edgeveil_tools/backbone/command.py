@@ -67,6 +67,11 @@ class WeightFacts:
         return f"{self.values:,} values in {self.tensors} tensor{'s' * (self.tensors > 1)}"
 
 
+def file_lines(found: BackboneFacts | WeightFacts) -> list[str]:
+    """What a person reads of a backbone's or a state_dict's file."""
+    return [f"{found.path}: {found.form}", f"{found.size_bytes} bytes, SHA-256 {found.sha256}"]
+
+
 def train(
     path: Path,
     name: str = "digits",

@@ -1,13 +1,13 @@
-"""Small shared pieces of the command line."""
+"""Pieces that commands share: how one is defined, loads a site file and answers."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from edgeveil.errors import UsageError
 
@@ -19,15 +19,73 @@ Subparsers = Any  # argparse keeps the type of its sub-commands private
 S = TypeVar("S", bound="Site")
 
 
+class Argument(NamedTuple):
+    """One argument of a command, as `add_argument` takes it."""
+
+    name: str
+    settings: Mapping[str, Any]
+
+
+class Command(NamedTuple):
+    """A row of the table of commands.
+
+    `handler` is `module:function` of this distribution, imported when the command runs; none for a
+    word that only groups others. `extra` names the extra whose libraries the command needs. Tuples
+    in `arguments` exclude each other. In `about` examples follow the explanation.
+    """
+
+    path: str
+    help: str
+    handler: str
+    arguments: tuple[Argument | tuple[Argument, ...], ...]
+    about: str
+    extra: str
+
+
+def arg(name: str, text: str = "", kind: Any = None, **settings: Any) -> Argument:
+    """Define an argument by its name and metavar, `--out FILE`; without one an option is a flag."""
+    name, _, metavar = name.partition(" ")
+    if metavar:
+        settings["metavar"] = metavar
+    elif name.startswith("-") and not settings.keys() & {"choices", "action"}:
+        settings["action"] = "store_true"
+    if kind is not None:
+        settings["type"] = kind
+    return Argument(name, {**settings, "help": text or None})
+
+
+def row(
+    path: str,
+    text: str,
+    handler: str = "",
+    *arguments: Argument | tuple[Argument, ...],
+    about: str = "",
+    extra: str = "tools",
+) -> Command:
+    """Define a command; see `Command`."""
+    return Command(path, text, handler, arguments, about, extra)
+
+
 class CommandParser(argparse.ArgumentParser):
-    """A command's parser; `later` adds options that are costly to find out, once they are asked."""
+    """A parser that names the nearest known word.
+
+    `later` adds options that are costly to find out, when the command is parsed.
+    """
 
     later: Callable[[argparse.ArgumentParser], None] | None = None
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As its base does."""
         self.add_later()
-        return super().parse_known_args(args, namespace)
+        found, rest = super().parse_known_args(args, namespace)
+        unknown = [one for one in rest if one.startswith("-")]
+        if unknown:
+            from edgeveil.registry import nearest
+
+            known = [name for one in self._actions for name in one.option_strings if name[1] == "-"]
+            given = unknown[0].partition("=")[0]
+            self.error(f"unknown option {given}, {nearest(given, known)}")
+        return found, rest
 
     def add_later(self) -> None:
         """Add these options now; a second time it does nothing."""
@@ -35,11 +93,23 @@ class CommandParser(argparse.ArgumentParser):
         if later is not None:
             later(self)
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            from edgeveil.registry import nearest
+
+            known = nearest(str(value), [str(one) for one in action.choices])
+            raise argparse.ArgumentError(action, f"unknown '{value}', {known}")
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and where the command is explained; exit code 2."""
+        stop = "" if message.endswith("?") else "."
+        self.exit(2, f"{self.prog}: {message}{stop} See {self.prog} --help\n")
+
 
 def command(
     commands: Subparsers, name: str, help_text: str, *, about: str = "", examples: str = ""
 ) -> CommandParser:
-    """Add one command; `examples` stand below its options in `--help`."""
+    """Add one command to argparse's subparsers; `examples` stand below its options in `--help`."""
     lines = "\n".join(f"  {line}" for line in examples.strip().splitlines())
     made: CommandParser = commands.add_parser(
         name,
@@ -49,6 +119,34 @@ def command(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     return made
+
+
+def answer(
+    args: argparse.Namespace, lines: Iterable[str], fields: Mapping[str, Any], *, ok: bool = True
+) -> int:
+    """Print the lines, or with `--json` one object of the fields; the exit code, 1 if not `ok`."""
+    if args.json:
+        print(json.dumps({"command": args.command, "ok": ok, **fields}, allow_nan=False))
+    else:
+        for line in lines:
+            print(line)
+    return 0 if ok else 1
+
+
+def say_next(line: str) -> None:
+    """Name the command that most people go on with, on standard error; not with `-q`."""
+    import logging
+
+    if logging.getLogger("edgeveil").level <= logging.WARNING:
+        print(f"Next: {line}", file=sys.stderr)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table whose columns are as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
 
 
 def load_as(kind: type[S], path: Path) -> S:
@@ -67,21 +165,6 @@ def load_as(kind: type[S], path: Path) -> S:
     )
 
 
-def print_audit(entries: Iterable[Mapping[str, Any]], *, as_json: bool) -> None:
-    """Print what administrators did, a line each, the oldest first."""
-    for entry in entries:
-        if as_json:
-            print(json.dumps(entry))
-        else:
-            what = ", ".join(f"{key} {value}" for key, value in entry["what"].items())
-            print(f"{entry['number']:>4}  {entry['time']}  {entry['action']:<8} {what}".rstrip())
-
-
-def say_next(line: str) -> None:
-    """The command that most people go on with; beside what a script may read."""
-    print(f"Next: {line}", file=sys.stderr)
-
-
 def load_edge(path: Path) -> EdgeSite:
     """A device's site file; from then on the process takes the plug-ins that its owner allows."""
     from edgeveil import plugins
@@ -94,23 +177,3 @@ def load_edge(path: Path) -> EdgeSite:
 
 def _article(kind: str) -> str:
     return f"an {kind}" if kind == "edge" else f"a {kind}"
-
-
-def add_track(parser: argparse.ArgumentParser) -> None:
-    """`--track`: MLflow or TensorBoard."""
-    parser.add_argument(
-        "--track",
-        action="append",
-        default=[],
-        metavar="WHERE",
-        help="log to mlflow:URI or tensorboard:DIR too; may be given again",
-    )
-
-
-def add_ray(parser: argparse.ArgumentParser) -> None:
-    """`--ray`: a cluster that simulates."""
-    parser.add_argument(
-        "--ray",
-        metavar="HOST:PORT",
-        help="simulate on a Ray cluster, or with `local` on a Ray started for the run",
-    )

@@ -10,15 +10,15 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeveil.errors import JobFailed, UsageError
-from edgeveil_tools.cli.common import Subparsers, add_track, command, load_as
-from edgeveil_tools.release_text import release_lines
+from edgeveil_tools.cli.common import answer, columns, load_as
+from edgeveil_tools.release_text import counted, release_lines
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,131 +31,80 @@ _EPSILONS = ("ε", "ε if all others collude")
 COLUMNS = ("round", "answered", "figure", "loss", "score", "corrected", "seconds", "bytes")
 
 
-def add(commands: Subparsers) -> None:
-    """Add the commands of this file."""
-    job = command(
-        commands,
-        "job",
-        "submit, list, watch, resume and cancel jobs, fetch models",
-        examples=(
-            "edgeveil job submit configs/jobs/quickstart.yaml --config site/cloud.yaml\n"
-            "edgeveil job watch quickstart-1a2b3c4d --cloud http://127.0.0.1:8701 "
-            "--token-file http.token\n"
-            "edgeveil job resume quickstart-1a2b3c4d --config site/cloud.yaml\n"
-            "edgeveil job fetch quickstart-1a2b3c4d --out model.onnx --config site/cloud.yaml"
-        ),
+def submit_command(args: argparse.Namespace) -> int:
+    """`edgeveil job submit`."""
+    return submit(
+        args.file,
+        lambda patience_s: cloud_of(args, patience_s),
+        wait_s=args.wait_s,
+        follow=args.watch,
+        as_json=args.json,
     )
-    parts = job.add_subparsers(title="sub-commands", metavar="SUB-COMMAND", required=True)
-    submit = command(parts, "submit", "queue a job; prints its id")
-    submit.add_argument("file", type=Path, metavar="JOB", help="job file")
-    submit.add_argument("--watch", action="store_true", help="follow it until it has ended")
-    submit.add_argument(
-        "--wait-s", type=float, default=0.0, metavar="S", help="wait so long for the cloud's start"
-    )
-    listed = command(
-        parts,
-        "list",
-        "list all jobs",
-        about="Where a job shares its noise also its ε, and the ε if all others collude.",
-    )
-    show = command(
-        parts,
-        "show",
-        "show how a job stands and what its failed attempts lacked",
-        about=(
-            "Of each attempt that had to be repeated, and of the one that the job paused at, the\n"
-            "counts: devices selected, uploads, declines, devices that were late or never came,\n"
-            "and segments that did not count, by their reason. With shared noise both ε."
-        ),
-        examples="edgeveil job show quickstart-1a2b3c4d --config site/cloud.yaml",
-    )
-    watch = command(parts, "watch", "follow a job until it has ended")
-    resume = command(
-        parts,
-        "resume",
-        "let a paused job go on",
-        about=(
-            "A job pauses when devices, the proxy or the disk are missing for longer than its\n"
-            "retries; `job list` says why. It goes on at its round, with the devices it had asked."
-        ),
-        examples="edgeveil job resume quickstart-1a2b3c4d --config site/cloud.yaml",
-    )
-    cancel = command(parts, "cancel", "cancel a job that has not ended")
-    fetch = _add_fetch(parts)
-    add_track(watch)
-    for one in (show, watch, resume, cancel, fetch):
-        one.add_argument("id", metavar="ID", help="a job's id, see `job list`")
-    for one in (listed, watch):
-        one.add_argument("--json", action="store_true", help="one JSON object a line")
-    for one in (submit, listed, show, watch, resume, cancel, fetch):
-        add_cloud(one)
-    submit.set_defaults(handler=_submit, extra="client")
-    listed.set_defaults(handler=_list, extra="client")
-    show.set_defaults(handler=_show, extra="client")
-    watch.set_defaults(handler=_watch, extra="client")
-    resume.set_defaults(handler=_resume, extra="client")
-    cancel.set_defaults(handler=_cancel, extra="client")
-    fetch.set_defaults(handler=_fetch, extra="client")
 
 
-def _add_fetch(parts: Subparsers) -> argparse.ArgumentParser:
-    fetch = command(
-        parts,
-        "fetch",
-        "download a completed job's model",
-        about=(
-            "The final model as ONNX, which `edgeveil predict` and every ONNX runtime take, or as\n"
-            ".safetensors, the weights alone. Prints the file's name."
-        ),
-        examples="edgeveil job fetch quickstart-1a2b3c4d --out model.onnx",
-    )
-    fetch.add_argument(
-        "--out", type=Path, metavar="FILE", help="FILE.onnx or FILE.safetensors; default ID.onnx"
-    )
-    return fetch
+def list_command(args: argparse.Namespace) -> int:
+    """`edgeveil job list`."""
+    cloud = cloud_of(args)
+    jobs, releases = cloud.list(), {one["job"]: one for one in cloud.releases()}
+    for job in jobs:
+        if job["id"] in releases:
+            job["release"] = releases[job["id"]]
+    return answer(args, job_lines(cloud, jobs), {"jobs": jobs})
 
 
-def add_cloud(one: argparse.ArgumentParser) -> None:
-    """Add the options that say which cloud, and with which token."""
-    one.add_argument(
-        "--config",
-        type=Path,
-        default=None,
-        metavar="FILE",
-        help=f"the cloud's site file, for address and token (default {DEFAULT_CLOUD_CONFIG})",
-    )
-    one.add_argument(
-        "--cloud",
-        metavar="URL",
-        default=os.environ.get("EDGEVEIL_CLOUD"),
-        help="address instead: http://127.0.0.1:8701, https://HOST:8701 or unix:PATH"
-        " (EDGEVEIL_CLOUD)",
-    )
-    one.add_argument(
-        "--token-file",
-        type=Path,
-        metavar="FILE",
-        default=_named("EDGEVEIL_TOKEN_FILE"),
-        help="http-read.token, http-submit.token or http.token of the cloud's state_dir"
-        " (EDGEVEIL_TOKEN_FILE)",
-    )
-    for option, what in (
-        ("ca", "authorities that vouch for the cloud's certificate"),
-        ("cert", "this client's own certificate, in place of a token"),
-        ("key", "private key of that certificate"),
-    ):
-        variable = f"EDGEVEIL_{option.upper()}_FILE"
-        one.add_argument(
-            f"--{option}-file",
-            type=Path,
-            metavar="PEM",
-            default=_named(variable),
-            help=f"{what} ({variable})",
-        )
-    one.add_argument(
-        "--insecure-http",
-        action="store_true",
-        help="send the token over http:// to another machine, readable on the way",
+def show_command(args: argparse.Namespace) -> int:
+    """`edgeveil job show`."""
+    if args.track and not args.watch:
+        fix = "add --watch: what a job comes to is logged as it goes"
+        raise UsageError("follows no job", where="--track", fix=fix)
+    if args.watch:
+        return watch(args.id, cloud_of(args, AWAY_S), as_json=args.json, track=args.track)
+    cloud = cloud_of(args)
+    entry, events = cloud.job(args.id), cloud.events(args.id)
+    attempts = [
+        {"type": event["type"], **event["data"]["answers"]}
+        for event in events
+        if event["data"].get("answers")
+    ]
+    return answer(args, shown(cloud, entry, attempts), {"job": entry, "attempts": attempts})
+
+
+def change(args: argparse.Namespace) -> int:
+    """`edgeveil job resume | cancel | promote | withdraw`."""
+    done = getattr(cloud_of(args), args.command.split()[1])(args.id)
+    if "stage" in done:
+        return answer(args, [f"{'job':10}{done['job']}", *release_lines(done)], {"release": done})
+    return answer(args, [f"{done['id']}: {done['status']}"], {"job": done})
+
+
+def fetch(args: argparse.Namespace) -> int:
+    """`edgeveil job fetch`."""
+    file = str(cloud_of(args).fetch(args.id, args.out))
+    return answer(args, [file], {"file": file})
+
+
+def cloud_of(args: argparse.Namespace, patience_s: float = 0.0) -> Cloud:
+    """The cloud at the given address with the given token or certificate, else as its site file
+    says. Files of TLS are named by environment variables.
+    """
+    from edgeveil_tools.cloud_client import Cloud, own_address
+
+    url = args.cloud or os.environ.get("EDGEVEIL_CLOUD")
+    token_file = args.token_file or _named("EDGEVEIL_TOKEN_FILE")
+    files = {f"{one}_file": _named(f"EDGEVEIL_{one.upper()}_FILE") for one in ("ca", "cert", "key")}
+    if not (url and (token_file or files["cert_file"])):
+        from edgeveil.sites.cloud import CloudSite
+
+        site = load_as(CloudSite, args.config or DEFAULT_CLOUD_CONFIG)
+        url = url or own_address(site.http)
+        if token_file is None and files["cert_file"] is None:
+            token_file = site.state_dir / "http.token"
+    return Cloud(
+        url,
+        token_file,
+        **files,
+        patience_s=patience_s,
+        insecure_http=os.environ.get("EDGEVEIL_INSECURE_HTTP") == "1",
     )
 
 
@@ -165,73 +114,13 @@ def _named(variable: str) -> Path | None:
     return Path(name) if name else None
 
 
-def cloud_of(args: argparse.Namespace, patience_s: float = 0.0) -> Cloud:
-    """The cloud at the given address with the given token or certificate, else as its site file
-    says.
-    """
-    from edgeveil_tools.cloud_client import Cloud, own_address
-
-    url, token_file = args.cloud, args.token_file
-    if not (url and (token_file or args.cert_file)):
-        from edgeveil.sites.cloud import CloudSite
-
-        site = load_as(CloudSite, args.config or DEFAULT_CLOUD_CONFIG)
-        url = url or own_address(site.http)
-        if token_file is None and args.cert_file is None:
-            token_file = site.state_dir / "http.token"
-    return Cloud(
-        url,
-        token_file,
-        ca_file=args.ca_file,
-        cert_file=args.cert_file,
-        key_file=args.key_file,
-        patience_s=patience_s,
-        insecure_http=args.insecure_http,
-    )
-
-
-def _submit(args: argparse.Namespace) -> int:
-
-    return submit(
-        args.file,
-        lambda patience_s: cloud_of(args, patience_s),
-        wait_s=args.wait_s,
-        follow=args.watch,
-    )
-
-
-def _list(args: argparse.Namespace) -> int:
-    return list_jobs(cloud_of(args), as_json=args.json)
-
-
-def _show(args: argparse.Namespace) -> int:
-    return show_job(args.id, cloud_of(args))
-
-
-def _watch(args: argparse.Namespace) -> int:
-    return watch(args.id, cloud_of(args, AWAY_S), as_json=args.json, track=args.track)
-
-
-def _resume(args: argparse.Namespace) -> int:
-    return _print_status(cloud_of(args).resume(args.id))
-
-
-def _cancel(args: argparse.Namespace) -> int:
-    return _print_status(cloud_of(args).cancel(args.id))
-
-
-def _print_status(job: Mapping[str, Any]) -> int:
-    print(f"{job['id']}: {job['status']}")
-    return 0
-
-
-def _fetch(args: argparse.Namespace) -> int:
-    print(cloud_of(args).fetch(args.id, args.out))
-    return 0
-
-
 def submit(
-    path: Path, connect: Callable[[float], Cloud], *, wait_s: float = 0.0, follow: bool = False
+    path: Path,
+    connect: Callable[[float], Cloud],
+    *,
+    wait_s: float = 0.0,
+    follow: bool = False,
+    as_json: bool = False,
 ) -> int:
     """Queue the job file `path`, print its id, and follow it to its end if `follow`.
 
@@ -249,7 +138,9 @@ def submit(
     backbones = read_artifacts(plan.job)
     cloud = _once_it_answers(connect, wait_s)
     job = cloud.submit_yaml(submitted(plan.job), backbones.values())
-    print(job, flush=True)
+    print(
+        json.dumps({"command": "job submit", "ok": True, "id": job}) if as_json else job, flush=True
+    )
     untested = [e["data"]["reason"] for e in cloud.events(job) if e["type"] == "untested"]
     quote = plan.quote()
     privacy = {"training": quote.training.plain, "inference": quote.inference.plain}
@@ -257,7 +148,7 @@ def submit(
         print(f"{name:18}{words}", file=sys.stderr)
     for line in (*plan.notes, *untested):
         print(f"{job}: {line}", file=sys.stderr)
-    return watch(job, connect(AWAY_S)) if follow else 0
+    return watch(job, connect(AWAY_S), as_json=as_json) if follow else 0
 
 
 def _once_it_answers(connect: Callable[[float], Cloud], wait_s: float) -> Cloud:
@@ -273,24 +164,23 @@ def _once_it_answers(connect: Callable[[float], Cloud], wait_s: float) -> Cloud:
             time.sleep(0.2)
 
 
-def list_jobs(cloud: Cloud, *, as_json: bool = False) -> int:
-    """Print all jobs, oldest first; as one JSON line each if `as_json`."""
-    jobs = cloud.list()
-    if as_json:
-        for job in jobs:
-            print(json.dumps(job))
-        return 0
+def job_lines(cloud: Cloud, jobs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A table of jobs, oldest first."""
     shared = any("privacy" in job for job in jobs)
-    rows = [("id", "status", "submitted", *_EPSILONS * shared, "reason")]
+    released = any("release" in job for job in jobs)
+    rows = [("id", "status", "submitted", *_EPSILONS * shared, *("release",) * released, "reason")]
     for job in jobs:
         when = datetime.fromtimestamp(job["submitted_at"]).isoformat(" ", "seconds")
-        reason = " ".join(_reason(cloud, job).split())
-        rows.append((job["id"], job["status"], when, *_epsilons(job) * shared, reason))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows if jobs else [("no jobs yet",)]:
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False))
-        print(line.rstrip())
-    return 0
+        reason, release = " ".join(_reason(cloud, job).split()), job.get("release")
+        stage = (_stage(release) if release else "",) * released
+        rows.append((job["id"], job["status"], when, *_epsilons(job) * shared, *stage, reason))
+    return columns(rows) if jobs else ["no jobs yet"]
+
+
+def _stage(release: Mapping[str, Any]) -> str:
+    """Where a release is, and what devices reported of it."""
+    counts = counted(release["reports"].get(release["stage"], {}))
+    return f"{release['stage']}, {counts}" if counts else str(release["stage"])
 
 
 def _epsilons(job: Mapping[str, Any]) -> tuple[str, str]:
@@ -307,32 +197,32 @@ def _epsilons(job: Mapping[str, Any]) -> tuple[str, str]:
     return one, other
 
 
-def show_job(job: str, cloud: Cloud) -> int:
-    """Print how a job stands, and the counts of the attempts that were not enough."""
+def shown(
+    cloud: Cloud, entry: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """How a job stands, the counts of the attempts that were not enough, and its release."""
     from edgeveil.privacy.guarantee import guarantee_lines
 
-    entry, events = cloud.job(job), cloud.events(job)
-    print(f"{'job':10}{entry['id']}\n{'status':10}{entry['status']}")
-    print(f"{'rounds':10}{len(entry['exchanges'])} committed")
+    yield f"{'job':10}{entry['id']}"
+    yield f"{'status':10}{entry['status']}"
+    yield f"{'rounds':10}{len(entry['exchanges'])} committed"
     if reason := _reason(cloud, entry):
-        print(f"{'reason':10}{' '.join(reason.split())}")
+        yield f"{'reason':10}{' '.join(reason.split())}"
     for name, words in guarantee_lines(entry["privacy"]) if "privacy" in entry else ():
-        print(f"{name:18}{words}")
-    for event in events:
-        if answers := event["data"].get("answers"):
-            inner = {"void", "causes"}
-            row = {name: count for name, count in answers.items() if name not in inner}
-            row |= {f"for {cause}": n for cause, n in answers.get("causes", {}).items()}
-            row |= answers["void"]
-            counts = ", ".join(f"{name} {count}" for name, count in row.items())
-            print(f"{'paused' if event['type'] == 'job_paused' else 'repeated':10}{counts}")
+        yield f"{name:18}{words}"
+    for answers in attempts:
+        row = {name: n for name, n in answers.items() if name not in ("type", "void", "causes")}
+        row |= {f"for {cause}": n for cause, n in answers.get("causes", {}).items()}
+        row |= answers["void"]
+        counts = ", ".join(f"{name} {count}" for name, count in row.items())
+        yield f"{'paused' if answers['type'] == 'job_paused' else 'repeated':10}{counts}"
     if release := entry.get("release"):
-        print("\n".join(release_lines(release)))
-    return 0
+        yield from release_lines(release)
 
 
 def watch(job: str, cloud: Cloud, *, as_json: bool = False, track: Sequence[str] = ()) -> int:
-    """Follow a job until it has ended: a live table of its rounds, or its events as JSON lines.
+    """Follow a job until it has ended: a live table of its rounds, or its events as JSON lines
+    and the job last.
 
     A pause is shown, and waited out: somebody may resume the job. `track`: log it there too.
     Returns 0 for a completed job; JobFailed for one that failed or was cancelled.
@@ -345,6 +235,9 @@ def watch(job: str, cloud: Cloud, *, as_json: bool = False, track: Sequence[str]
     if as_json:
         for event in events:
             print(json.dumps(event), flush=True)
+        entry = cloud.job(job)
+        ok = entry["status"] == "completed"
+        print(json.dumps({"command": "job show", "ok": ok, "job": entry}))
     elif sys.stdout.isatty() and find_spec("rich") and not track:
         _draw(cloud, job)
     else:

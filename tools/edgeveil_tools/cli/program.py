@@ -10,31 +10,22 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import json
 import os
 import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
+from textwrap import dedent
 
 from edgeveil.errors import INTERRUPTED, ConfigError, EdgeVeilError, UsageError, needs_extra
 from edgeveil.heap import keep_memory_private
-from edgeveil.logs import printable
 from edgeveil_tools import lifeline
-from edgeveil_tools.cli import backup as cli_backup
-from edgeveil_tools.cli import deploy as cli_deploy
-from edgeveil_tools.cli import fleet as cli_fleet
-from edgeveil_tools.cli import jobs as cli_jobs
-from edgeveil_tools.cli import learning as cli_learning
-from edgeveil_tools.cli import ledger as cli_ledger
-from edgeveil_tools.cli import parts as cli_parts
-from edgeveil_tools.cli import processes as cli_processes
-from edgeveil_tools.cli import releases as cli_releases
-from edgeveil_tools.cli import setup as cli_setup
-from edgeveil_tools.cli import sites as cli_sites
-from edgeveil_tools.cli import trust as cli_trust
-from edgeveil_tools.cli.common import CommandParser
-from edgeveil_tools.cli.successors import refuse_retired
+from edgeveil_tools.cli.commands import COMMANDS, GROUPS
+from edgeveil_tools.cli.common import Argument, Command, CommandParser, Subparsers, command
+from edgeveil_tools.cli.successors import successor
 
 _ABOUT = "Private federated learning for edge boxes, over MQTT."
 _EXAMPLES = """\
@@ -45,22 +36,15 @@ first steps:
 
 `edgeveil COMMAND --help` explains a command with examples.
 """
-
-Handler = Callable[[argparse.Namespace], int]
-
-_GROUPS = {
-    "learn": ("init", "plan", "run", "report", "predict", "serve"),
-    "data, models and what a job may name": ("validate", "schema", "methods", "data", "backbone"),
-    "watch and steer jobs": ("job", "releases"),
-    "run the processes": ("broker", "cloud", "proxy", "edge", "health"),
-    "deploy a fleet": ("site", "deploy", "trust", "backup", "restore"),
-    "privacy and audit": ("ledger", "audit", "attack"),
-    "test and measure": ("loadtest", "capacity", "reproduce"),
-    "this program": ("doctor", "completion", "version"),
-}
-"""The commands in `edgeveil --help`, by task; one that is in none stands at the end."""
-_LABORATORY = ("loadtest", "capacity", "audit", "attack", "reproduce")
+LABORATORY = ("loadtest", "capacity", "audit", "attack", "reproduce")
 """Commands of the distribution edgeveil-lab."""
+COMMON = (
+    (("--json",), "print one JSON object: command, ok, and what was asked for"),
+    (("-v", "--verbose"), "log more"),
+    (("-q", "--quiet"), "log errors alone, no hints"),
+    (("--version",), "print the version"),
+)
+"""Options of every command, before or after its name."""
 
 
 class _TopParser(CommandParser):
@@ -70,26 +54,26 @@ class _TopParser(CommandParser):
         """As its base does."""
         (commands,) = (a for a in self._actions if isinstance(a, argparse._SubParsersAction))
         known = {str(one.dest): str(one.help) for one in commands._choices_actions}
-        grouped = {name for names in _GROUPS.values() for name in names}
-        groups = _GROUPS | {"more": tuple(name for name in known if name not in grouped)}
+        grouped = {name for names in GROUPS.values() for name in names}
+        groups = GROUPS | {"more": tuple(name for name in known if name not in grouped)}
         width = max(map(len, known))
         lines = [self.format_usage(), _ABOUT, ""]
         for title, names in groups.items():
             there = [f"  {name:<{width}}  {known[name]}" for name in names if name in known]
             lines += [f"{title}:", *there, ""] if there else []
-        if missing := [name for name in _LABORATORY if name not in known]:
+        if missing := [name for name in LABORATORY if name not in known]:
             lines += [f"{', '.join(missing)}: pip install edgeveil-lab", ""]
-        return "\n".join([*lines, self.epilog or ""])
+        lines += ["with every command:"]
+        lines += [f"  {', '.join(names):<15}  {text}" for names, text in COMMON]
+        return "\n".join([*lines, "", self.epilog or ""])
 
 
-def parser(wanted: str = "") -> argparse.ArgumentParser:
-    """The whole command line. Each command sets `handler` and, where it needs one, `extra`.
+def parser(wanted: str = "") -> CommandParser:
+    """The whole command line, or its part that begins with the command `wanted`.
 
     Other distributions add commands by entry points of the group `edgeveil.commands`, each a
     function that takes argparse's subparsers. They are looked for unless `wanted` is a command of
-    this distribution.
-
-    Raises UsageError where `wanted` is a command of the laboratory, which is not installed.
+    this distribution. Raises UsageError for a command of the laboratory, which is not installed.
     """
     top = _TopParser(
         prog="edgeveil",
@@ -98,25 +82,46 @@ def parser(wanted: str = "") -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.set_defaults(extra="tools")
+    for names, text in COMMON:
+        top.add_argument(*names, action="store_true", help=text)
     commands = top.add_subparsers(title="commands", metavar="COMMAND", parser_class=CommandParser)
-    own = (
-        *(cli_learning, cli_jobs, cli_releases, cli_processes, cli_sites, cli_fleet),
-        *(cli_deploy, cli_backup, cli_trust, cli_parts, cli_ledger, cli_setup),
-    )
-    for part in own:
-        part.add(commands)
-    if wanted not in commands.choices:
+    ours = {row.path.partition(" ")[0] for row in COMMANDS}
+    inner: dict[str, Subparsers] = {"": commands}
+    for row in COMMANDS:
+        if wanted not in ours or row.path.partition(" ")[0] == wanted:
+            _add(row, inner)
+    if wanted not in ours:
         from importlib.metadata import entry_points
 
         for point in entry_points(group="edgeveil.commands"):
             point.load()(commands)
-        if wanted in _LABORATORY and wanted not in commands.choices:
+        if wanted in LABORATORY and wanted not in commands.choices:
             raise UsageError(
                 "needs the laboratory, which is not installed",
                 where=f"edgeveil {wanted}",
                 fix="pip install edgeveil-lab",
             )
     return top
+
+
+def _add(row: Command, inner: dict[str, Subparsers]) -> None:
+    """Add a row of the table below the group that its path names."""
+    group, _, name = row.path.rpartition(" ")
+    text = dedent(row.about).strip("\n")
+    found = re.search(r"^(edgeveil|eval) ", text, re.MULTILINE)
+    at = len(text) if found is None else found.start()
+    made = command(inner[group], name, row.help, about=text[:at].rstrip(), examples=text[at:])
+    for one in row.arguments:
+        where = made if isinstance(one, Argument) else made.add_mutually_exclusive_group()
+        for each in (one,) if isinstance(one, Argument) else one:
+            where.add_argument(each.name, **each.settings)
+    if row.handler:
+        made.set_defaults(handler=row.handler, extra=row.extra, command=row.path)
+    below = [other for other in COMMANDS if other.path.startswith(f"{row.path} ")]
+    if below:
+        inner[row.path] = made.add_subparsers(
+            title="sub-commands", metavar="SUB-COMMAND", required=not row.handler
+        )
 
 
 def run() -> int:
@@ -129,9 +134,17 @@ def run() -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code and never raises for what a user may do."""
-    words = sys.argv[1:] if argv is None else argv
+    given = list(sys.argv[1:] if argv is None else argv)
+    words, common = _without_common(given)
+    if common["version"]:
+        from importlib import metadata
+
+        print(f"edgeveil {metadata.version('edgeveil')}")
+        return 0
+    if old := successor(words):
+        print(f"edgeveil {old[0]} is now: {old[1]}", file=sys.stderr)
+        return UsageError.exit_code
     try:
-        refuse_retired(words)
         top = parser(words[0] if words else "")
         args = top.parse_args(words)
     except UsageError as error:
@@ -141,41 +154,77 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not hasattr(args, "handler"):
         top.print_help()
         return UsageError.exit_code
-    line = shlex.join(["edgeveil", *words])
+    args.json = common["json"]
+    if not hasattr(args, "command"):
+        args.command = words[0]
+    line = shlex.join(["edgeveil", *given])
     args.command_line = re.sub(r"://\S*@", "://…@", line)  # a URL may hold a password
+    if common["verbose"] or common["quiet"]:
+        from edgeveil import logs
+
+        logs.ask("debug" if common["verbose"] else "error")
     lifeline.watch()
     keep_memory_private()
+    return _ended(args)
+
+
+def _without_common(words: list[str]) -> tuple[list[str], dict[str, bool]]:
+    """The words without the options of every command, and which of these were given."""
+    own = words[: words.index("--")] if "--" in words else words
+    found = {names[-1][2:]: bool({*names} & {*own}) for names, _ in COMMON}
+    common = {name for names, _ in COMMON for name in names}
+    return [one for one in own if one not in common] + words[len(own) :], found
+
+
+def _ended(args: argparse.Namespace) -> int:
+    """Run the command; errors are said as text, with `--json` also as an object."""
+    handler = args.handler
     try:
+        if isinstance(handler, str):
+            module, _, function = handler.partition(":")
+            handler = getattr(import_module(f"edgeveil_tools.{module}"), function)
         with needs_extra(args.extra):
-            code = int(args.handler(args))
+            code = int(handler(args))
         sys.stdout.flush()
-    except ConfigError as error:  # its lines begin with the place, as compilers' do
-        print(error, file=sys.stderr)
-        code = error.exit_code
-    except EdgeVeilError as error:
-        code = _say(str(error), error.exit_code)
+        return code
     except KeyboardInterrupt:
-        code = INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        code = 0
-    except OSError as error:
-        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            text += ". Free some space, and say it again: what was begun is ended then"
-        code = _say(text, EdgeVeilError.exit_code)
+        return 0
+    except ConfigError as error:  # its lines begin with the place, as compilers' do
+        print(error, file=sys.stderr)
+        problems, code = error.problems, error.exit_code
     except Exception as error:
-        if os.environ.get("EDGEVEIL_DEBUG"):
-            raise
-        what = f"unexpected {type(error).__name__}: {error}"
-        fix = "Set EDGEVEIL_DEBUG=1 to see where"
-        if str(error) == "can't start new thread":
-            what, fix = str(error), "Raise TasksMax or --pids-limit, or free memory"
-        code = _say(f"{what}. {fix}", EdgeVeilError.exit_code)
+        text, code = _explained(error)
+        _say(text, code)
+        problems = [text]
+    if args.json:
+        print(json.dumps({"command": args.command, "ok": False, "problems": problems}))
     return code
 
 
+def _explained(error: Exception) -> tuple[str, int]:
+    """What is said of an error, and the exit code. Raises it again with EDGEVEIL_DEBUG."""
+    if isinstance(error, EdgeVeilError):
+        return str(error), error.exit_code
+    if isinstance(error, OSError):
+        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            text += ". Free some space and repeat the command: it completes what was begun"
+        return text, EdgeVeilError.exit_code
+    if os.environ.get("EDGEVEIL_DEBUG"):
+        raise error
+    what = f"unexpected {type(error).__name__}: {error}"
+    fix = "Set EDGEVEIL_DEBUG=1 to see where"
+    if str(error) == "can't start new thread":
+        what, fix = str(error), "Raise TasksMax or --pids-limit, or free memory"
+    return f"{what}. {fix}", EdgeVeilError.exit_code
+
+
 def _say(text: str, code: int) -> int:
+    from edgeveil.logs import printable
+
     print("\n".join(map(printable, f"edgeveil: {text}".split("\n"))), file=sys.stderr)
     return code

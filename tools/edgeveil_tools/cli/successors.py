@@ -1,28 +1,71 @@
-"""Commands and options of earlier versions, each with what replaces it; refused by name."""
+"""Commands and options of earlier versions, each with its successor, all in one table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgeveil.errors import UsageError
-
+_CLOUD_FILES = {
+    f"{command} --{name}-file": f"the environment variable EDGEVEIL_{name.upper()}_FILE"
+    for command in ("job", "releases")
+    for name in ("ca", "cert", "key")
+}
 SUCCESSORS = {
-    "provision": "edgeveil site init --local DIR, then edgeveil site apply DIR",
-    "chaos": "make chaos, in the repository",
+    "validate --data": "edgeveil check JOB RECORDS",
+    "validate": "edgeveil check FILE",
+    "data check": "edgeveil check EDGE.yaml [JOB]",
+    "data describe": "edgeveil check RECORDS, or edgeveil init --from RECORDS",
+    "edge check": "edgeveil check EDGE.yaml [JOB]",
+    "site check": "edgeveil check FOLDER",
+    "doctor --config": "edgeveil check FILE",
+    "plan": "edgeveil check JOB --estimate",
+    "backbone show": "edgeveil check FILE",
+    "backbone train": "edgeveil backbone digits|pictures",
+    "backbone export": "edgeveil backbone MODULE:FUNCTION --input-shape N,N --out FILE",
     "table": "edgeveil run JOB --simulate --seeds 3 --sweep KEY=A,B",
     "compare": "edgeveil run JOB --simulate --sweep privacy.noise=local,shared",
-    "job track": "edgeveil job watch ID --track WHERE",
-    "cloud --track": "edgeveil job watch ID --track WHERE, beside the cloud",
     "run --engine": "edgeveil run JOB --simulate, on a Ray cluster with --ray HOST:PORT",
     "run --address": "edgeveil run JOB --simulate --ray HOST:PORT",
+    "chaos": "make chaos, in the repository",
+    "job track": "edgeveil job show ID --watch --track WHERE",
+    "cloud --track": "edgeveil job show ID --watch --track WHERE, beside the cloud",
+    "job watch": "edgeveil job show ID --watch",
+    "releases list": "edgeveil job list",
+    "releases show": "edgeveil job show ID",
+    "releases promote": "edgeveil job promote ID",
+    "releases withdraw": "edgeveil job withdraw ID",
+    "job --insecure-http": "the environment variable EDGEVEIL_INSECURE_HTTP=1",
+    **_CLOUD_FILES,
+    "cloud token": "edgeveil keys --config CLOUD.yaml --token SCOPE [--next]",
+    "cloud keys": "edgeveil keys --config CLOUD.yaml [--next]",
+    "proxy keys": "edgeveil keys --config PROXY.yaml [--next]",
+    "edge enrol": "edgeveil keys --config EDGE.yaml [--out FILE]",
+    "edge rekey": "edgeveil keys --config EDGE.yaml --next",
+    "edge page": "edgeveil edge status --config EDGE.yaml --page",
+    "cloud accept-registry": "edgeveil cloud --config CLOUD.yaml --accept-registry",
+    "cloud log": "edgeveil log CLOUD.yaml",
+    "proxy log": "edgeveil log PROXY.yaml",
+    "site log": "edgeveil log DIR",
+    "trust log": "edgeveil log DIR",
+    "proxy lineage": "edgeveil proxy devices --config PROXY.yaml",
+    "proxy claims add": "edgeveil proxy admit --config PROXY.yaml --claim NAME",
+    "proxy claims list": "edgeveil proxy devices --config PROXY.yaml",
+    "proxy claims admit": "edgeveil proxy admit --config PROXY.yaml NAME",
+    "proxy claims withdraw": "edgeveil proxy revoke --config PROXY.yaml NAME",
+    "trust cell": "edgeveil trust rotate DIR cell KEY.pub --cell NAME",
+    "trust renew": "edgeveil trust sign DIR --renew",
+    "trust recover": "edgeveil trust rotate DIR registry LINEAGE, or root --without FINGERPRINT",
+    "ledger show": "edgeveil ledger EDGE.yaml",
+    "ledger verify": "edgeveil ledger EDGE.yaml, which checks every link",
+    "provision": "edgeveil site init --local DIR, then edgeveil site apply DIR",
+    "version": "edgeveil --version",
 }
 
 
-def refuse_retired(arguments: Sequence[str]) -> None:
-    """Raise UsageError where a command line names something of the table."""
+def successor(words: Sequence[str]) -> tuple[str, str] | None:
+    """The old name that a command line begins with or has, and its successor."""
+    options = {word.partition("=")[0] for word in words if word.startswith("--")}
     for old, new in SUCCESSORS.items():
-        words = [word for word in old.split() if not word.startswith("-")]
-        option = next((word for word in old.split() if word.startswith("-")), "")
-        given = {word.partition("=")[0] for word in arguments}
-        if list(arguments[: len(words)]) == words and (not option or option in given):
-            raise UsageError("is no more", where=f"edgeveil {old}", fix=f"Use: {new}")
+        path = [word for word in old.split() if word[0] != "-"]
+        if list(words[: len(path)]) == path and options >= {*old.split()[len(path) :]}:
+            return old, new
+    return None

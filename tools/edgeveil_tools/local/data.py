@@ -87,7 +87,7 @@ def run_on(file: Path, job: LocalJob) -> LocalRun:
         raise UsageError(f"ends in none of {', '.join(_KINDS)}", where=str(file), fix=fix)
     if not source_part(kind).place:
         what = f"the job's records are those of '{kind}', which reads no file"
-        raise UsageError(what, where=str(file), fix="leave --data out")
+        raise UsageError(what, where=str(file), fix="leave the file out")
     files = run.data.model_copy(update={"source": kind, "path": file.absolute(), "test_path": None})
     return run.model_copy(update={"data": files})
 

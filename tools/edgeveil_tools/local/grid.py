@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -160,7 +160,8 @@ def run_grid(
         _show(rows, stream)
         print(f"Files: {out}/ with {', '.join((*TABLES, COMPARISON))}", file=stream)
     if as_json:
-        plain: Mapping[str, Any] = {"rows": [row.plain for row in rows], "failures": failures}
+        plain: dict[str, Any] = {"command": "run", "ok": not failures}
+        plain |= {"rows": [row.plain for row in rows], "failures": failures}
         print(json.dumps(plain, allow_nan=False), flush=True)
     return JobFailed.exit_code if failures else 0
 

@@ -460,10 +460,11 @@ def run_local(
         kept = "; --resume goes on with it" if (out / CHECKPOINT).exists() else ""
         display.note(f"Interrupted; what there is so far is in {out}{kept}")
         return INTERRUPTED
-    if as_json:
-        print(json.dumps(played.result.content, allow_nan=False), flush=True)
     if played.failure is not None:
         raise played.failure
+    if as_json:
+        plain = {"command": "run", "ok": True, **played.result.content}
+        print(json.dumps(plain, allow_nan=False), flush=True)
     if not brief:
         display.lines(summary(played.result.content))
         display.note(f"Files: {out}/ with {', '.join(FILES)}")

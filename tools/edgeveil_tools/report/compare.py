@@ -65,7 +65,7 @@ def report(folders: Sequence[Path], out: Path | None, *, as_json: bool = False) 
     Args:
         folders: of runs, or folders that hold such folders.
         out: the page; None: DIR/report.html, of several comparison.html.
-        as_json: print a JSON object for each row, in place of the page's path.
+        as_json: print a JSON object with all rows, in place of the page's path.
 
     Raises:
         UsageError: a folder holds no result, or the page cannot be written.
@@ -82,9 +82,10 @@ def report(folders: Sequence[Path], out: Path | None, *, as_json: bool = False) 
             draw_again(results[0], page)
         else:
             write_comparison(rows, page)
-    for row in rows if as_json else ():
-        print(json.dumps({**row.plain, "report": str(page)}, allow_nan=False))
-    if not as_json:
+    if as_json:
+        shown = {"command": "report", "ok": True, "report": str(page)}
+        print(json.dumps({**shown, "rows": [row.plain for row in rows]}, allow_nan=False))
+    else:
         print(page)
     return 0
 

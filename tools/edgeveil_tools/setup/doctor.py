@@ -3,6 +3,7 @@ but an empty file in the folder for temporary ones."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import platform
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from edgeveil.units import EARLIEST_S, byte_text
+from edgeveil_tools.cli.common import answer
 
 Level = Literal["ok", "note", "problem"]
 
@@ -65,6 +67,13 @@ _LEAST_DISK_BYTES = 1 << 30
 _USUAL_MEMORY_BYTES = 1 << 30  # the quickstart's processes take 660 MiB
 _USUAL_FILES = 1024
 _SITE_PORTS = {21883: "edge broker", 21884: "cloud broker", 8701: "cloud", 8702: "proxy"}
+
+
+def command(args: argparse.Namespace) -> int:
+    """`edgeveil doctor`; 1 where there is a problem."""
+    found = examine()
+    sound = not any(one.level == "problem" for one in found)
+    return answer(args, lines(found), {"findings": [one._asdict() for one in found]}, ok=sound)
 
 
 def examine() -> list[MachineFinding]:
@@ -249,44 +258,4 @@ def _data() -> Iterator[MachineFinding]:
         fix = "pip install 'edgeveil[tools]', or `edgeveil init`, which makes records up"
         yield MachineFinding(
             "data", "note", "no digits for the quickstart", "no scikit-learn here", fix
-        )
-
-
-# --- a configuration file ---
-
-
-def examine_file(path: Path) -> list[MachineFinding]:
-    """A configuration file of any kind, and what can be seen of what it names."""
-    from edgeveil_tools.checks import load, validate
-
-    area = str(path)
-    problems = validate(path)
-    if problems:
-        return [MachineFinding(area, "problem", str(one)) for one in problems]
-    kind, found = load(path)
-    return [MachineFinding(area, "ok", f"a sound {kind} file"), *_of_site(area, kind, found)]
-
-
-def _of_site(area: str, kind: str, found: object) -> Iterator[MachineFinding]:
-    from edgeveil.sites.broker import BrokerSite
-    from edgeveil.sites.cloud import CloudSite
-    from edgeveil.sites.edge import EdgeSite
-    from edgeveil.sites.proxy import ProxySite
-    from edgeveil_tools.probe import problem_of_site
-
-    if not isinstance(found, BrokerSite | CloudSite | EdgeSite | ProxySite):
-        return
-    if isinstance(found, EdgeSite):
-        from edgeveil_edge.self_check import self_check
-
-        problems = self_check(found)
-        yield from (MachineFinding(area, "problem", one) for one in problems)
-        if not problems:
-            yield MachineFinding(area, "ok", "this box can do the device's work")
-    problem = problem_of_site(found)
-    if problem is None:
-        yield MachineFinding(area, "ok", "it runs")
-    else:
-        yield MachineFinding(
-            area, "note", "it does not run here", problem, f"edgeveil {kind} --config {area}"
         )

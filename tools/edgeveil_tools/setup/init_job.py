@@ -7,6 +7,7 @@ time, and stand for a user's own.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from edgeveil.errors import UsageError, needs_extra
 from edgeveil.parts.sources.csvfile import csv_rows
+from edgeveil_tools.cli.common import answer
 from edgeveil_tools.describe import OF_NUMBER, describe
 from edgeveil_tools.result import write_whole, writing
 
@@ -25,6 +27,22 @@ _TEMPLATES = Path(__file__).parents[1] / "templates" / "init"
 _RECORDS = 1500
 _SIDE = 16  # pixels of a picture
 _SEED = 2025
+
+
+def command(args: argparse.Namespace) -> int:
+    """`edgeveil init`."""
+    if args.records is not None:
+        folder = args.out or Path(f"my-{args.records.stem}")
+        then = write_from(args.records, folder, args.label)
+        said = "judge each list and range of its schema, then write origin: public"
+        line = f"wrote {folder / 'job.yaml'}: {said}. Next:\n\n  {then}"
+        return answer(args, [line], {"job": str(folder / "job.yaml"), "next": then})
+    if args.label is not None:
+        raise UsageError("names a column of no file", where="--label", fix="add --from FILE")
+    folder = args.out or Path(f"my-{args.kind}")
+    then = write(args.kind, folder)
+    line = f"wrote {folder}; {folder / 'README.md'} says what lies there. Next:\n\n  {then}"
+    return answer(args, [line], {"job": str(folder / "job.yaml"), "next": then})
 
 
 def write(kind: str, folder: Path) -> str:
@@ -113,7 +131,7 @@ def write_from(records: Path, folder: Path, label: str | None = None) -> str:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(path, text.encode())
-    return f"edgeveil validate {path}"
+    return f"edgeveil check {path}"
 
 
 def _header(records: Path) -> str:

@@ -339,7 +339,7 @@ def commands(plan: FleetPlan, party: Party) -> str:
         f"    edgeveil site install . {place}",
     ]
     if is_image(party):
-        lines += [f"    cp CLAIM {place}/{CLAIM_FILE}   # of edgeveil proxy claims add NAME"]
+        lines += [f"    cp CLAIM {place}/{CLAIM_FILE}   # of edgeveil proxy admit --claim NAME"]
     if kind == "plain":
         lines += [f"    edgeveil {role} --config {place}/{SITE_FILE}"]
     elif kind == "systemd":

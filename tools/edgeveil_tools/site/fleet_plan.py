@@ -236,7 +236,7 @@ class PlannedClaims(Block):
     """Boxes that nobody has prepared: one bundle, `image`, serves them all."""
 
     admit: Literal["at_once", "operator"] = "at_once"
-    """`at_once`: whoever holds a claim; `operator`: after `edgeveil proxy claims admit NAME`."""
+    """`at_once`: whoever holds a claim; `operator`: after `edgeveil proxy admit NAME`."""
 
 
 class PlannedDevices(Block):

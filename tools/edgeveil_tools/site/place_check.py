@@ -44,7 +44,7 @@ def _ending(path: str, pem: bytes, soon: datetime.datetime) -> list[str]:
 
 
 def _trust(path: str, file: Path, soon: datetime.datetime) -> list[str]:
-    fix = "ask who keeps the root: edgeveil trust renew"
+    fix = "ask who keeps the root: edgeveil trust sign --renew"
     try:
         problem = TrustBundle.load(file).verified().problem(soon)
     except EdgeVeilError as error:

@@ -613,5 +613,5 @@ def guide(site: Site) -> str:
         lines += ["", "Then, once all run:"]
         lines += [f"  edgeveil job submit {shlex.quote(str(job))} --config {cloud}"]
         lines += [f"  edgeveil job list --config {cloud}"]
-        lines += [f"  edgeveil job watch ID --config {cloud}"]
+        lines += [f"  edgeveil job show ID --watch --config {cloud}"]
     return "\n".join(lines)

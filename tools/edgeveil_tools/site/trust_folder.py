@@ -369,13 +369,13 @@ def _check_apart(roles: Mapping[str, VerifyKey], cells: Mapping[str, VerifyKey])
             raise UsageError(
                 "is the cloud's key too; who hides senders must not be who reads uploads",
                 where=name,
-                fix="name the proxy's own key: edgeveil proxy keys",
+                fix="name the proxy's own key: edgeveil keys",
             )
         if list(proxies.values()).count(key) > 1:
             raise UsageError(
                 "is another cell's key too; what one says would count for the other",
                 where=name,
-                fix="name the key of this cell's own proxy: edgeveil proxy keys",
+                fix="name the key of this cell's own proxy: edgeveil keys",
             )
 
 

@@ -1,4 +1,4 @@
-"""`edgeveil job watch --track`: a cloud's job on its way to trackers, by its stored events."""
+"""`edgeveil job show --watch --track`: log a job of a cloud, by its stored events."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ def test_the_trained_encoder_is_named_by_its_name(tmp_path, monkeypatch):
     place = cached_backbone("digits")
     assert place == tmp_path / "cache" / "edgeveil" / "backbones" / "digits.onnx"
     (tmp_path / "job.yaml").write_text(JOB.replace("FILE", "digits"))
-    with pytest.raises(ConfigError, match="edgeveil backbone train"):
+    with pytest.raises(ConfigError, match="edgeveil backbone digits"):
         load_job(tmp_path / "job.yaml")
     place.parent.mkdir(parents=True)
     place.write_bytes(BACKBONE)

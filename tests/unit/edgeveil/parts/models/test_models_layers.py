@@ -69,9 +69,7 @@ def trained(plan, records):
 def test_a_usable_layer_is_trained_released_and_used(layer, tmp_path, capsys):
     one = USABLE[layer]
     methods = ["dp_sgd", "sgd"] if one.by_record else ["sgd"]
-    assert main(["validate", str(job_file(tmp_path, one, methods[0]))]) == 0, (
-        capsys.readouterr().out
-    )
+    assert main(["check", str(job_file(tmp_path, one, methods[0]))]) == 0, capsys.readouterr().out
     for method in methods:
         path = job_file(tmp_path, one, method)
         plan = load_plan(path)
@@ -93,7 +91,7 @@ def test_a_usable_layer_is_trained_released_and_used(layer, tmp_path, capsys):
 def test_a_layer_that_cannot_be_used_is_refused_with_line_reason_and_fix(layer, tmp_path, capsys):
     one = REFUSED[layer]
     path = job_file(tmp_path, one, "sgd")
-    assert main(["validate", str(path)]) == 2
+    assert main(["check", str(path)]) == 2
     told = capsys.readouterr().out
     assert re.match(rf"{re.escape(str(path))}:[4-6] model", told)
     assert one.why in told
@@ -105,7 +103,7 @@ def test_a_layer_without_a_record_s_own_gradient_is_refused_where_the_method_nee
     tmp_path, capsys
 ):
     (alone,) = (one for one in USABLE.values() if not one.by_record)
-    assert main(["validate", str(job_file(tmp_path, alone, "dp_sgd"))]) == 2
+    assert main(["check", str(job_file(tmp_path, alone, "dp_sgd"))]) == 2
     assert "'dp_sgd' needs" in capsys.readouterr().out
 
 

@@ -1,0 +1,870 @@
+"""Every command of `edgeveil`: a row each, with its arguments, examples and handler."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from edgeveil_tools.cli.common import arg, row
+
+GROUPS = {
+    "learn": ("init", "check", "run", "report", "predict", "serve"),
+    "what a job may name": ("methods", "schema", "backbone"),
+    "submit and steer jobs": ("job",),
+    "run the processes": ("broker", "cloud", "proxy", "edge", "health"),
+    "deploy a fleet": ("site", "deploy", "trust", "keys", "backup", "restore"),
+    "privacy and audit": ("ledger", "log", "audit", "attack"),
+    "test and measure": ("loadtest", "capacity", "reproduce"),
+    "this program": ("doctor", "completion"),
+}
+"""The commands in `edgeveil --help`, by task; one that is in none stands at the end."""
+
+
+def _within(least: int, most: int) -> Callable[[str], int]:
+    """A type of numbers for argparse."""
+
+    def number(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"must be in {least}..{most}, got '{text[:20]}'")
+        return int(text)
+
+    return number
+
+
+_PORT, _DAYS_LONG, _POSITIVE = _within(1, 65535), _within(1, 36500), _within(1, 1 << 31)
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    return tuple(_POSITIVE(side) for side in text.split(","))
+
+
+_CONFIG = arg("--config FILE", "site file", Path, required=True)
+_OWN_CONFIG = arg("--config FILE", "site file", Path, default=argparse.SUPPRESS)
+"""Of a process that has sub-commands: their default must not replace what stands before them."""
+_PART_CONFIG = arg("--config FILE", "site file", Path, required=True, default=argparse.SUPPRESS)
+_JOB = arg("job JOB", "job file", Path)
+_ID = arg("id ID", "a job's id, see `job list`")
+_CLOUD = (
+    arg("--config FILE", "the cloud's site file, for address and token; configs/cloud.yaml", Path),
+    arg("--cloud URL", "http://127.0.0.1:8701, https://HOST:8701 or unix:PATH (EDGEVEIL_CLOUD)"),
+    arg("--token-file FILE", "one of http*.token in its state_dir (EDGEVEIL_TOKEN_FILE)", Path),
+)
+_YES_NO = argparse.BooleanOptionalAction
+_REPEATED = {"action": "append", "default": []}
+"""May be given several times."""
+_TRACK = arg("--track WHERE", "log to mlflow:URI or tensorboard:DIR too", **_REPEATED)
+_PASSPHRASE = (
+    arg("--passphrase-file FILE", "first line is the passphrase; else you are asked", Path),
+    arg("--no-passphrase", "the keys are not encrypted; for trials"),
+)
+_DIR = arg("dir DIR", "the site's folder", Path)
+_ROLES = ("cloud-jobs", "cloud-releases", "proxy-rosters", "site")
+_AUTHORITIES = ("edge-authority", "cloud-authority")
+_ROOT = arg("dir DIR", "the root's folder", Path)
+_CELL = arg("--cell NAME", "of this cell; else of the unnamed one", default="")
+_DAYS = arg("--days DAYS", "the delegations expire after so many; 180", _DAYS_LONG, default=180)
+_ROOT_DAYS = arg("--root-days DAYS", "the root expires after; 1825", _DAYS_LONG, default=1825)
+_KEYS = arg("--keys N", "of the root, default 1", int, default=1)
+_THRESHOLD = arg("--threshold T", "so many of them must sign, default 1", int, default=1)
+
+COMMANDS = (
+    row(
+        "init",
+        "write a job to begin with, and records to play it on",
+        "setup.init_job:command",
+        arg(
+            "kind KIND",
+            choices=("classification", "images", "sensors", "anomaly", "loadtest"),
+            nargs="?",
+            default="classification",
+        ),
+        arg("--out DIR", "default my-KIND, or my-FILE", Path),
+        arg(
+            "--from FILE",
+            "CSV, Parquet or a folder of pictures to draft it from",
+            Path,
+            dest="records",
+        ),
+        arg("--label COLUMN", "its label's column; default: a guess"),
+        about="""
+        Writes a commented job, records for it and a README to DIR. Nothing is written over.
+          classification   a table of numbers, CSV
+          images           small grey pictures, PNG, a folder for each class
+          sensors          windows of a sensor's readings, CSV
+          anomaly          windows of which most are normal, and few have a label, CSV
+          loadtest         a load scenario; it needs no records
+        The records are made up by a rule. --from drafts a job from records of your own, for
+        you to judge before anybody else sees it: a list or a range can tell of a record.
+        edgeveil init
+        edgeveil init images --out my-pictures
+        edgeveil init --from people.csv --label income --out people
+        """,
+    ),
+    row(
+        "check",
+        "check files before anything runs; estimate what a job comes to",
+        "checks:command",
+        arg("files FILE", "", Path, nargs="+"),
+        arg("--estimate", "simulate jobs: accuracy, cost, from which fleet on it is of use"),
+        arg("--devices N", "of the fleet", int),
+        arg("--seeds N", "simulations; default 3", _POSITIVE, default=3),
+        arg("--show", "print jobs whole, with what presets and defaults give"),
+        about="""
+        Prints every problem of every file as `file:line key: what, fix`. By content:
+          a job          played on made-up records; with cloud.yaml or proxy.yaml beside it
+                         also whether its rounds fit the brokers' quotas, for --devices
+          a device's     libraries, clock, room, and its records as each job beside it reads
+          site file      them: run it on the device, nothing is stored or sent
+          records        CSV, Parquet, NumPy or a folder of pictures: held against each job
+                         beside them; alone, a draft of the job's `data` block
+          other files    site files, policies, fleet plans, backbones, state_dicts, and the
+                         folder of an installed bundle
+        Python that a job names is run here, with your rights (model: {name: python}, a
+        `python:` source): read it before. Exit code 2: a file is wrong, 4: records are,
+        1: this machine is. --estimate uses public or made-up records: nothing is spent.
+        edgeveil check configs/*.yaml configs/jobs/*.yaml
+        edgeveil check job.yaml people.csv
+        edgeveil check job.yaml site/cloud.yaml site/proxy.yaml --devices 200
+        edgeveil check edge.yaml job.yaml
+        edgeveil check job.yaml --estimate --devices 200 --seeds 5
+        """,
+    ),
+    row(
+        "run",
+        "run a whole job on this machine",
+        "cli.learning:run",
+        _JOB,
+        arg("--out DIR", "folder for results; default out/JOB", Path),
+        arg("--broker", "broker to start", choices=("auto", "amqtt", "mosquitto")),
+        arg("--protocol", "MQTT 5, or 4 for 3.1.1", int, choices=(5, 4)),
+        arg("--devices N", "devices to play", int),
+        arg("--workers N", "processes that host them", int),
+        arg("--cells N", "each with an edge broker and a proxy of its own", int),
+        arg("--seed N", "of the dealing of records; simulated: of the noise", int),
+        arg("--simulate", "play in memory; default: as the job says", action=_YES_NO),
+        arg("--seeds N", "run with N seeds from that one on", int),
+        arg("--sweep KEY=A,B", "run with each of these values of a job's key", **_REPEATED),
+        arg("--ray HOST:PORT", "simulate on a Ray cluster, or with `local` on one started here"),
+        arg(
+            "--accept-unprotected",
+            "run a job without proven privacy",
+            action="store_const",
+            const=True,
+        ),
+        arg("--data PATH", "file of records, folder of pictures, or of a published set", Path),
+        arg(
+            "--reference",
+            "train it without noise too; default: for a published set",
+            action=_YES_NO,
+        ),
+        _TRACK,
+        arg("--record", "keep what the cloud sees, for edgeveil attack"),
+        arg("--keep", "keep keys, ledgers and stores too"),
+        arg("--force", "write over a result that DIR holds"),
+        arg("--resume", "go on with the simulation interrupted in --out"),
+        arg("--page", "show the run to a browser; default: unless --json", action=_YES_NO),
+        arg("--open", "open that page in a browser"),
+        about="""
+        Starts two brokers, a cloud, a proxy and devices on this machine, runs the job over
+        MQTT and writes result, events, model and report to DIR. With --simulate its rounds
+        are played in memory: no broker, no encryption, and a run repeats exactly. With
+        --seeds or --sweep it runs once for each seed and value, and writes table.md,
+        table.csv, table.json and comparison.html; runs that have completed are kept.
+        edgeveil run configs/jobs/quickstart.yaml
+        edgeveil run configs/jobs/quickstart.yaml --out out/more --devices 40 --broker amqtt
+        edgeveil run configs/jobs/quickstart.yaml --out out/fast --simulate --seed 3
+        edgeveil run job.yaml --simulate --seeds 3 --sweep privacy.epsilon=0.5,1,2
+        """,
+    ),
+    row(
+        "report",
+        "draw a run's page again, or compare runs",
+        "cli.learning:report",
+        arg("folders DIR", "folder of a run, or of such folders", Path, nargs="+"),
+        arg("--out FILE", "the page; default DIR/report.html, of several comparison.html", Path),
+        about="""
+        Writes report.html of one run again from the files in its DIR. Of several it writes
+        one page that compares them: accuracy by round, accuracy beside both guarantees, and
+        the settings that differ. Runs that differ in their seed alone are one row.
+        edgeveil report out/quickstart
+        edgeveil report out/fm out/dp_sgd --out comparison.html
+        """,
+    ),
+    row(
+        "predict",
+        "use a released model on your own records",
+        "cli.learning:predict",
+        arg("model MODEL", "", Path),
+        arg("input FILE", "of records", Path, nargs="?"),
+        arg("--rollback", "put the release before in use"),
+        arg("--personal", "use what `edge personalise` made of the release on this box"),
+        about="""
+        Prints label and probability of each record. MODEL is an ONNX file or a device's
+        state folder, whose release in use is then taken; either is held to the rules by
+        which devices run a released graph (docs/models.md). A model of a job with
+        data.schema reads records as its devices do and prints names: .csv and .parquet with
+        the label's column or without it, .png, .jpg, a folder of pictures. Others take
+        numbers alone.
+        edgeveil predict out/quickstart/model.onnx records.npz
+        edgeveil predict site/state/edge-1 records.csv --json
+        edgeveil predict site/state/edge-1 --rollback
+        """,
+        extra="infer",
+    ),
+    row(
+        "serve",
+        "answer programs of this machine with a released model",
+        "cli.learning:serve",
+        arg("model MODEL", "ONNX file, or state folder", Path),
+        arg("--port N", "TCP port; default 8710", _PORT, default=8710),
+        about="""
+        POST /v1/predict takes {"record": […]}, or {"record": {"age": 39, …}} where the job
+        had a schema; GET /v1/model says what it takes. On a loopback address alone.
+        A device serves its release itself, with `inference:` in its site file.
+        edgeveil serve out/quickstart/model.onnx
+        edgeveil serve site/state/edge-1 --port 8720
+        """,
+        extra="infer",
+    ),
+    row(
+        "schema",
+        "print the JSON Schema of a kind of file, for editors",
+        "checks:schema_command",
+        arg("kind", choices=("job", "cloud", "proxy", "edge", "broker"), nargs="?", default="job"),
+        about="""
+        edgeveil schema job > job.schema.json
+        """,
+    ),
+    row(
+        "methods",
+        "list the names that a job may use, with their privacy status",
+        "methods:command",
+        arg("names NAME", "a name, or a family of names; `check NAME`, `digest NAME`", nargs="*"),
+        about="""
+        Lists training methods, update stages, aggregation rules, models, features, data
+        sources, partitions, evaluations, mechanisms, shuffles and presets: source, needs,
+        what each reveals, and whether its guarantee is proven, claimed or none.
+        `check` plays the laws of its family on each named part, and exits with 1 where one
+        is broken; `digest` prints what lets a device import a plug-in, and imports nothing.
+        edgeveil methods
+        edgeveil methods fm min_divergence
+        edgeveil methods check krum
+        edgeveil methods digest my-rules
+        """,
+    ),
+    row(
+        "backbone",
+        "make a frozen backbone: a public encoder, or a module of your own as ONNX",
+        "cli.learning:backbone",
+        arg("what WHAT", "digits, pictures, or MODULE:FUNCTION"),
+        arg("--weights FILE", "state_dict, .safetensors or .pt; else the module's own", Path),
+        arg("--input-shape N,N,...", "of one record, without the batch axis, as 1,28,28", _shape),
+        arg("--out FILE", "the ONNX file; of an encoder default: the user's cache", Path),
+        arg("--force", "train again, write over the file"),
+        arg("--seed N", "of an encoder, default 0", int, default=0),
+        about="""
+        An encoder learns from public images alone. digits (28 x 28): digits drawn from pen
+        strokes, and those of scikit-learn; some minutes. pictures (colour, 32 x 32): drawn
+        by a rule, told apart by themselves; about 20 minutes on two cores. Jobs name them
+        `file: digits` and `file: pictures`.
+        MODULE:FUNCTION is called without arguments and gives a torch.nn.Module, whose
+        outputs are the features. The code runs here alone: devices run the ONNX file.
+        edgeveil backbone pictures --seed 3
+        edgeveil backbone mypackage.models:Encoder --input-shape 1,28,28 --out e.onnx
+        """,
+    ),
+    row(
+        "job",
+        "submit, list, show, resume and cancel jobs, fetch models, steer releases",
+        about="""
+        Steers the jobs of a cloud over its HTTP control.
+        Over https, EDGEVEIL_CA_FILE names the authorities that vouch for the cloud's certificate,
+        EDGEVEIL_CERT_FILE and EDGEVEIL_KEY_FILE a certificate of your own in place of a token.
+        EDGEVEIL_INSECURE_HTTP=1 sends the token over http:// to another machine.
+        edgeveil job submit configs/jobs/quickstart.yaml --config site/cloud.yaml
+        edgeveil job show quickstart-1a2b3c4d --watch --cloud http://127.0.0.1:8701
+        """,
+    ),
+    row(
+        "job submit",
+        "queue a job; prints its id",
+        "cli.jobs:submit_command",
+        arg("file JOB", "job file", Path),
+        arg("--watch", "follow it until it has ended"),
+        arg("--wait-s S", "wait so long for the cloud's start", float, default=0.0),
+        *_CLOUD,
+        about="""
+        edgeveil job submit configs/jobs/quickstart.yaml --config site/cloud.yaml
+        """,
+        extra="client",
+    ),
+    row(
+        "job list",
+        "list all jobs, and the stage of their releases",
+        "cli.jobs:list_command",
+        *_CLOUD,
+        about="""
+        Where a job shares its noise also its ε, and the ε if all others collude.
+        """,
+        extra="client",
+    ),
+    row(
+        "job show",
+        "show a job, its release and what its failed attempts lacked; follow it",
+        "cli.jobs:show_command",
+        _ID,
+        arg("--watch", "follow it until it has ended"),
+        _TRACK,
+        *_CLOUD,
+        about="""
+        Of each attempt that had to be repeated, and of the one that the job paused at, the
+        counts: devices selected, uploads, declines, devices that were late or never came,
+        and segments that did not count, by their reason. With shared noise both ε. Of its
+        release the devices' reports, counts alone: which device said what is not known.
+        With --watch --json one event a line, the object last.
+        edgeveil job show quickstart-1a2b3c4d --config site/cloud.yaml
+        edgeveil job show quickstart-1a2b3c4d --watch --track mlflow:http://mlflow:5000
+        """,
+        extra="client",
+    ),
+    row(
+        "job resume",
+        "let a paused job go on",
+        "cli.jobs:change",
+        _ID,
+        *_CLOUD,
+        about="""
+        A job pauses when devices, the proxy or the disk are missing for longer than its
+        retries; `job list` says why. It goes on at its round, with the devices it had asked.
+        edgeveil job resume quickstart-1a2b3c4d --config site/cloud.yaml
+        """,
+        extra="client",
+    ),
+    row(
+        "job cancel",
+        "cancel a job that has not ended",
+        "cli.jobs:change",
+        _ID,
+        *_CLOUD,
+        extra="client",
+    ),
+    row(
+        "job fetch",
+        "download a completed job's model",
+        "cli.jobs:fetch",
+        _ID,
+        arg("--out FILE", "FILE.onnx or FILE.safetensors; default ID.onnx", Path),
+        *_CLOUD,
+        about="""
+        The final model as ONNX, which `edgeveil predict` and every ONNX runtime take, or as
+        .safetensors, the weights alone. Prints the file's name.
+        edgeveil job fetch quickstart-1a2b3c4d --out model.onnx
+        """,
+        extra="client",
+    ),
+    row(
+        "job promote",
+        "bring a job's release to all devices now, whatever its canary says",
+        "cli.jobs:change",
+        _ID,
+        *_CLOUD,
+        extra="client",
+    ),
+    row(
+        "job withdraw",
+        "have all devices go back to the release before this one",
+        "cli.jobs:change",
+        _ID,
+        *_CLOUD,
+        about="""
+        edgeveil job withdraw quickstart-1a2b3c4d --config site/cloud.yaml
+        """,
+        extra="client",
+    ),
+    row(
+        "broker",
+        "run an MQTT broker",
+        "cli.parties:broker",
+        _CONFIG,
+        about="""
+        Runs mosquitto where it is installed, else the embedded amqtt, until Ctrl-C.
+        edgeveil broker --config configs/broker-edge.yaml
+        """,
+    ),
+    row(
+        "cloud",
+        "run the cloud",
+        "cli.parties:cloud",
+        _CONFIG,
+        arg("--accept-registry", "believe the next roster, of whatever registry it is"),
+        about="""
+        Runs jobs until Ctrl-C. Submit them with `edgeveil job submit`. --accept-registry is
+        for a site without a root, whose proxy has rebuilt its registry: see first that no
+        revoked device is in it. Then resume the paused jobs.
+        edgeveil cloud --config configs/cloud.yaml
+        """,
+        extra="cloud",
+    ),
+    row(
+        "proxy",
+        "run the proxy, or manage its devices",
+        "cli.parties:proxy",
+        _OWN_CONFIG,
+        about="""
+        Without a sub-command: runs the proxy until Ctrl-C.
+        edgeveil proxy --config configs/proxy.yaml
+        edgeveil proxy admit --config configs/proxy.yaml enrolment.json
+        edgeveil proxy devices --config configs/proxy.yaml
+        """,
+        extra="proxy",
+    ),
+    row(
+        "proxy admit",
+        "admit devices by enrolment files or one-time claims",
+        "cli.parties:admit",
+        _PART_CONFIG,
+        arg("names FILE|NAME", "enrolment file, or a box that waits with its claim", nargs="+"),
+        arg("--note TEXT", "your own words on these devices", default=""),
+        arg("--again", "also devices that were revoked before"),
+        arg("--claim", "make claims for these names; an unused one of the name ends"),
+        arg("--valid-h HOURS", "after which an unused claim ends, default 72", float, default=72.0),
+        arg("--out FILE", "claims as `name,claim` lines, mode 0600, not to standard output", Path),
+        about="""
+        Admits devices; a running proxy sees them within a second or two. A claim is handed
+        to one box that nobody has prepared, in the file that claim.claim_file of its site
+        file names: at its first start the box makes its keys and is admitted under the
+        claim's name, or waits for you to admit the name. A claim works once.
+        edgeveil proxy admit --config proxy.yaml --note 'ward 3' box.json
+        edgeveil proxy admit --config proxy.yaml --claim ward-7 ward-8 --out claims.csv
+        """,
+    ),
+    row(
+        "proxy devices",
+        "list the registry: its lineage, admitted devices and claims",
+        "cli.parties:devices",
+        _PART_CONFIG,
+        arg("--all", "revoked devices too"),
+        about="""
+        Where the proxy runs, and serves its pages to this machine alone (http.host), also
+        whose messages it refused, and whose it drops. The lineage tells this registry from
+        one that was rebuilt (`edgeveil trust rotate DIR registry LINEAGE`).
+        """,
+    ),
+    row(
+        "proxy revoke",
+        "take devices out, or end unused claims",
+        "cli.parties:revoke",
+        _PART_CONFIG,
+        arg("ids ID|NAME", "device id, or a claim's name", nargs="+"),
+        about="""
+        edgeveil proxy revoke --config configs/proxy.yaml 4d30778cf66a3ebb
+        """,
+    ),
+    row(
+        "edge",
+        "run a device, or steer a running one",
+        "cli.parties:edge",
+        arg(
+            "--config FILE", "site file; may stand several times", Path, nargs="+", action="extend"
+        ),
+        about="""
+        Without a sub-command: runs a device until Ctrl-C. Several site files make several
+        devices in one process, for demonstrations.
+        edgeveil edge --config configs/edge.yaml
+        """,
+        extra="train",
+    ),
+    row(
+        "edge status",
+        "show how the running device stands",
+        "cli.parties:control",
+        _PART_CONFIG,
+        arg("--page", "print an address that opens its page, and no more"),
+        about="""
+        Running, paused, or waiting for which conditions; whether it is connected, the last
+        round that counted it, the release in use, and what the ledger says is spent. The
+        address of --page logs a browser on this box in, once and within a minute, where the
+        site file has `page`; from another machine forward the port with ssh -L.
+        """,
+    ),
+    row(
+        "edge pause",
+        "have the running device decline rounds",
+        "cli.parties:control",
+        _PART_CONFIG,
+        about="""
+        Rounds are declined at once, and the device goes at its next change of presence; an
+        answer that is under way still leaves. Holds over restarts, until `edge resume`.
+        """,
+    ),
+    row(
+        "edge resume",
+        "have the running device take part again",
+        "cli.parties:control",
+        _PART_CONFIG,
+        about="""
+        It comes back at its next change of presence.
+        """,
+    ),
+    row(
+        "edge personalise",
+        "learn this box's own model from the release in use",
+        "cli.parties:personalise",
+        _PART_CONFIG,
+        about="""
+        Learns the release's last layer further on this box's training records, without
+        noise, and compares both on its evaluation records, which it does not learn from.
+        For the owner alone: model and figures stay in the state folder, nothing is sent.
+        edgeveil edge personalise --config configs/edge.yaml
+        edgeveil predict --personal site/state/edge-1 records.npz
+        """,
+        extra="infer",
+    ),
+    row(
+        "health",
+        "say whether a process does its work, for health checks",
+        "probe:command",
+        _CONFIG,
+        arg("--live", "whether it turns, so that a new start would mend nothing"),
+        about="""
+        Asks the process beside it, with 80 ms of a processor at most: whether it turns, its
+        links are up and its state folder takes what it writes. For a liveness probe --live.
+        edgeveil health --config /etc/edgeveil/edgeveil.yaml --live
+        """,
+    ),
+    row(
+        "site",
+        "plan a fleet, and make a bundle for each party",
+        about="""
+        One folder plans a fleet: fleet.yaml says what there is, and each party gets a
+        bundle with its own files and nobody else's. Apply again after every change of the
+        plan: owners' policies, ledgers and keys stay as they are.
+        edgeveil site init clinics --host broker.example.org --devices 20
+        edgeveil site plan clinics
+        edgeveil site apply clinics
+        edgeveil site install clinics/bundles/box-0001 /var/lib/edgeveil/box-0001
+        """,
+    ),
+    row(
+        "site init",
+        "write a plan to begin with",
+        "cli.fleet:init",
+        _DIR,
+        arg("--host NAME", "of the brokers, public", default="127.0.0.1"),
+        arg("--devices N", "default 3", int, default=3),
+        arg("--local", "a site on this machine for trials: site files, to be started by hand"),
+        arg("--tls", "with --local: its links are encrypted"),
+        arg("--cells NAME,NAME", "each with a proxy of its own", default=""),
+        about="""
+        edgeveil site init clinics --host broker.example.org --devices 20
+        edgeveil site init my-site --local --devices 3
+        """,
+    ),
+    row("site plan", "say what an apply would change", "cli.fleet:plan", _DIR),
+    row(
+        "site apply",
+        "make the bundles that the plan asks for",
+        "cli.fleet:apply",
+        _DIR,
+        _PASSPHRASE,
+        about="""
+        The difference, as `site plan` shows it, is printed before anything is written.
+        """,
+    ),
+    row(
+        "site move",
+        "move a device to another cell, and apply",
+        "cli.fleet:move",
+        _DIR,
+        arg("name NAME", "its name, or its id"),
+        arg("--to CELL", "one of the plan's cells", required=True),
+        _PASSPHRASE,
+        about="""
+        Its keys, ledger and budgets stay on the box: its next bundle names the new cell and
+        its broker. The old cell's proxy drops it, the new one's admits it, by a signed note
+        whose number grows. Hand over the bundles that changed, the new proxy's first.
+        edgeveil site move clinics box-0007 --to south
+        """,
+    ),
+    row(
+        "site revoke",
+        "take a device out for good, and apply",
+        "cli.fleet:revoke",
+        _DIR,
+        arg("name NAME", "its name, or its id"),
+        _PASSPHRASE,
+        about="""
+        Its certificate or account counts no more, and the proxy drops it: hand the bundles
+        of the edge broker and the proxy over. What the record knows of it stays.
+        edgeveil site revoke clinics box-0007
+        """,
+    ),
+    row(
+        "site rotate",
+        "replace a domain's certificate authority, and apply",
+        "cli.fleet:rotate",
+        _DIR,
+        arg("what WHAT", choices=("edge-authority", "cloud-authority", "claims-authority")),
+        arg("--finish", "the second step"),
+        arg("--cell CELL", "of this cell's own broker or claims", default=""),
+        _PASSPHRASE,
+        about="""
+        WHAT: edge-authority, cloud-authority or claims-authority. In two steps: from the
+        first on both authorities count, and every client's next bundle has a certificate of
+        the new one. Once all are installed, the brokers' first, --finish drops the one
+        before. Boxes that came with a claim take up a certificate of the new
+        claims-authority within a week. The root's keys, and those that it names, are
+        replaced with `edgeveil trust rotate DIR/trust`.
+        edgeveil site rotate clinics edge-authority
+        edgeveil site rotate clinics edge-authority --finish
+        """,
+    ),
+    row("site status", "list all parties, and what needs doing", "cli.fleet:status", _DIR),
+    row(
+        "site install",
+        "put a bundle in its place on this machine",
+        "cli.fleet:install",
+        arg("bundle BUNDLE", "", Path),
+        arg("to FOLDER", "", Path),
+        arg("--site FINGERPRINT", "of the site's key, for the first time"),
+        about="""
+        All of the bundle is checked before the first file is written. What the party has
+        made or changed since (keys, ledger, the owner's policy) is never written over. A
+        running broker or proxy takes up certificates and devices by itself.
+        edgeveil site install bundles/box-0001 /var/lib/edgeveil/box-0001
+        edgeveil site install box-0001 /var/lib/edgeveil/box-0001 --site 1a2b3c4d5e6f7081
+        """,
+    ),
+    row(
+        "deploy",
+        "write what runs installed bundles as services",
+        "cli.fleet:deploy",
+        arg("target TARGET", choices=("systemd", "compose", "kubernetes", "containers")),
+        arg("bundles BUNDLE", "", Path, nargs="*"),
+        arg("--out DIR", "", Path, required=True),
+        arg("--tag TAG", "of the images, default the version of edgeveil", default=""),
+        about="""
+        systemd: hardened units that say when they are ready and are watched, and a daily
+        check. compose: services with health checks, read-only but for their state.
+        kubernetes: a kustomization under the restricted profile. containers: the file that
+        the images of both are built from. The units and this file take no bundles.
+        edgeveil deploy systemd --out units
+        edgeveil deploy compose clinics/bundles/* --out clinics/bundles
+        """,
+    ),
+    row(
+        "trust",
+        "keep the offline root: who may speak for cloud and proxy",
+        about="""
+        The keys of the root lie on a machine that is not connected. They sign which keys
+        speak for the cloud and the proxy, and until when. Every party pins the root
+        and is handed trust.json; after a change, hand it to cloud and proxy: devices get it
+        from them, while jobs run.
+        edgeveil trust init root --cloud-jobs site/state/cloud/cloud.pub \\
+            --cloud-releases site/state/cloud/releases.pub \\
+            --proxy-rosters site/state/proxy/proxy.pub
+        edgeveil trust show root
+        edgeveil trust rotate root cloud-jobs cloud-next.pub
+        """,
+    ),
+    row(
+        "trust init",
+        "make a root and its first delegations",
+        "cli.trust:init",
+        _ROOT,
+        arg("--cloud-jobs KEY.pub", "", Path, required=True),
+        arg("--cloud-releases KEY.pub", "", Path, required=True),
+        arg("--proxy-rosters KEY.pub", "", Path, required=True),
+        arg("--edge-authority PEM", "vouches for that broker and its clients", Path),
+        arg("--cloud-authority PEM", "vouches for that broker and its clients", Path),
+        arg("--cell NAME=KEY.pub", "a named cell and its proxy's key", **_REPEATED),
+        arg("--site KEY.pub", "who moves devices: site.pub of edgeveil site", Path),
+        _KEYS,
+        _THRESHOLD,
+        _PASSPHRASE,
+        _DAYS,
+        _ROOT_DAYS,
+        about="""
+        edgeveil trust init root --keys 3 --threshold 2 --cloud-jobs cloud.pub \\
+            --cloud-releases releases.pub --proxy-rosters proxy.pub
+        """,
+    ),
+    row(
+        "trust show",
+        "say who is trusted, and until when",
+        "cli.trust:show",
+        arg("dir DIR", "a root's folder, or a trust.json", Path),
+    ),
+    row(
+        "trust rotate",
+        "replace a key, certificates, a registry or the root's own keys; name a cell",
+        "cli.trust:rotate",
+        _ROOT,
+        arg("what WHAT", choices=(*_ROLES, *_AUTHORITIES, "cell", "registry", "root")),
+        arg("value VALUE", "KEY.pub, PEM, or a registry's lineage", nargs="?"),
+        _CELL,
+        arg("--without FINGERPRINT", "of the root: leave a lost key out"),
+        _KEYS,
+        _THRESHOLD,
+        _PASSPHRASE,
+        _DAYS,
+        _ROOT_DAYS,
+        about="""
+          cloud-jobs, cloud-releases, proxy-rosters, site   KEY.pub in place of the role's
+                             key, whose words count no more: sequence numbers begin anew.
+                             `edgeveil keys --next` makes the next key where it stays
+          edge-authority, cloud-authority                   PEM of the new certificates
+          cell               KEY.pub of a further cell's proxy, --cell NAME; a fleet's plan
+                             names its cells by itself
+          registry           the lineage of a rebuilt one, as `proxy devices` prints it
+          root               new keys, or with --without the others of the same: as many of
+                             them as must sign leave a lost one out
+        edgeveil trust rotate root cloud-jobs cloud-next.pub
+        edgeveil trust rotate root root --keys 3 --threshold 2
+        edgeveil trust rotate root proxy-rosters proxy-next.pub --cell north
+        edgeveil trust rotate root registry 5f0c…
+        """,
+    ),
+    row(
+        "trust revoke",
+        "let nobody speak for a role until it is rotated",
+        "cli.trust:revoke",
+        _ROOT,
+        arg("role ROLE", choices=_ROLES),
+        _CELL,
+        _PASSPHRASE,
+        _DAYS,
+        about="""
+        At once, before there is a new key: jobs pause, and nothing is put in use.
+        edgeveil trust revoke root cloud-releases
+        """,
+    ),
+    row(
+        "trust sign",
+        "add this folder's signatures to what is pending, or renew all of it",
+        "cli.trust:sign",
+        _ROOT,
+        arg("--renew", "the same for longer, before it expires"),
+        _PASSPHRASE,
+        _DAYS,
+        _ROOT_DAYS,
+        about="""
+        For a root of several keys on several machines: copy the folder without keys/ to
+        each, and sign there. What changes is printed first; `trust show` prints it too.
+        """,
+    ),
+    row(
+        "keys",
+        "make a party's keys and tokens, and print what others need of them",
+        "cli.parties:keys",
+        _CONFIG,
+        arg("--next", "what follows the keys, or the token, in use"),
+        arg("--token", "of a cloud: its token file", choices=("read", "submit", "admin")),
+        arg("--out FILE", "of a device: the enrolment, not to standard output", Path),
+        about="""
+        Makes them at first use. Of a cloud or proxy it prints the public key files that the
+        root vouches for; --next: those that take their place once the root names them
+        (`edgeveil trust rotate`). --token read: jobs, status, metrics; submit: also submit,
+        cancel, resume, fetch; admin: everything. With --next a running cloud takes the new
+        token at once and refuses the old one.
+        Of a device it prints the enrolment: hand it to the proxy's operator over a way that
+        cannot be forged. --next, with the device stopped: a new sealing key, where it
+        leaked, was lost or has had its time; identity and ledger stay, nobody admits anew.
+        edgeveil keys --config configs/edge.yaml --out enrolment.json
+        edgeveil keys --config configs/cloud.yaml --token read --next
+        """,
+    ),
+    row(
+        "backup",
+        "put a cloud's, proxy's or device's state into one archive",
+        "cli.parties:backup",
+        _CONFIG,
+        arg("--out ARCHIVE", "", Path, required=True),
+        about="""
+        The process may run meanwhile. The archive holds its secret keys: keep it where they
+        may be kept. A store on PostgreSQL is not in it: use pg_dump.
+        edgeveil backup --config edge.yaml --out box-0001.backup
+        """,
+    ),
+    row(
+        "restore",
+        "put an archive in place of a state folder",
+        "cli.parties:restore",
+        _CONFIG,
+        arg("--from ARCHIVE", "", Path, dest="archive", required=True),
+        arg("--replace", "what is in place is kept beside it, as …-before-restore-N"),
+        (
+            arg(
+                "--nothing-since",
+                "of a device without a ledger: it has answered nothing since the backup",
+            ),
+            arg(
+                "--ask-proxy",
+                "of a device without a ledger: its proxy knows what it answered since",
+            ),
+        ),
+        about="""
+        With the process stopped. A device never gets an older ledger than the one in place.
+        On an empty disk its proxy tells it what it has answered since the backup, and that
+        counts as spent before it answers anything; where the proxy is another one by now,
+        its owner vouches that there was nothing. A proxy's registry comes back as one that
+        was rebuilt (edgeveil trust rotate DIR registry).
+        edgeveil restore --config proxy.yaml --from proxy.backup --replace
+        edgeveil restore --config edge.yaml --from box-0001.backup --ask-proxy
+        """,
+    ),
+    row(
+        "ledger",
+        "show what a device has spent, and check every link of its record",
+        "cli.ledger:show",
+        arg("place PLACE", "edge site file, or a device's state folder", Path),
+        about="""
+        Lists the releases, their prices, and what the policy leaves, where a site file says
+        it. Names the first broken link, with exit code 5. Changes nothing; the device may
+        be running.
+        edgeveil ledger edge.yaml
+        edgeveil ledger site/state/edge-1 --json
+        """,
+        extra="client",
+    ),
+    row(
+        "log",
+        "list what administrators did, each line checked",
+        "cli.parties:log",
+        arg("place PLACE", "site file of a cloud or proxy, or a folder", Path),
+        arg("--key FINGERPRINT", "of a site's key, as apply prints it"),
+        about="""
+        PLACE: a cloud's or proxy's site file, a site's folder or the root's. A line is
+        written before each change; lines are chained and signed, and one that was changed,
+        removed or put elsewhere is named. `what` holds no secret and no name of a device.
+        edgeveil log configs/cloud.yaml
+        edgeveil log clinics --key 1a2b3c4d5e6f7081
+        """,
+    ),
+    row(
+        "doctor",
+        "say what this machine has and lacks for each use",
+        "setup.doctor:command",
+        about="""
+        Looks at what is installed, the broker, memory, disk, clock, ports and files, and
+        starts nothing. Exit code 1 where there is a problem; a note is what only some uses
+        need. What a site file or a job lacks says `edgeveil check`.
+        """,
+    ),
+    row(
+        "completion",
+        "print the script that lets your shell complete commands",
+        "setup.completion:command",
+        arg("shell SHELL", "bash, zsh, fish, tcsh", choices=("bash", "zsh", "fish", "tcsh")),
+        about="""
+        Commands, options, their choices, and paths: job files where a job is asked for.
+        bash: eval it in ~/.bashrc. zsh: write it to a folder of $fpath. fish, tcsh: source
+        it.
+        eval "$(edgeveil completion bash)"            # in ~/.bashrc
+        edgeveil completion zsh > ~/.zfunc/_edgeveil   # fpath+=~/.zfunc before compinit
+        edgeveil completion fish > ~/.config/fish/completions/edgeveil.fish
+        """,
+        extra="client",
+    ),
+)

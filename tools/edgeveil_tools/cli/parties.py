@@ -1,0 +1,465 @@
+"""Handlers of `broker | cloud | proxy | edge | keys | log | backup | restore`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgeveil.errors import UsageError
+from edgeveil.logs import printable
+from edgeveil_tools.cli.common import answer, load_as, load_edge
+
+if TYPE_CHECKING:
+    from edgeveil.audit_log import OwnAuditLog
+    from edgeveil.sites.proxy import ProxySite
+    from edgeveil_proxy.claims import ClaimBook
+    from edgeveil_proxy.registry import Registry
+
+# --- processes ---
+
+
+def broker(args: argparse.Namespace) -> int:
+    """`edgeveil broker`."""
+    from edgeveil.sites.broker import BrokerSite
+    from edgeveil_tools.site.brokers import run_broker
+
+    return run_broker(load_as(BrokerSite, args.config))
+
+
+def cloud(args: argparse.Namespace) -> int:
+    """`edgeveil cloud`."""
+    from edgeveil.sites.cloud import CloudSite
+
+    site = load_as(CloudSite, args.config)
+    from edgeveil_cloud.main import run
+
+    if args.accept_registry:
+        from edgeveil.transport.process import OwnFolder
+        from edgeveil_cloud.role import store_of
+
+        with OwnFolder(site.state_dir):  # a running cloud remembers the registry before
+            _own_log(site.state_dir, "cloud").append("accept_registry", {})
+            store = store_of(site)
+            store.accept_registry()
+            store.close()
+        print("the next roster is taken, of whatever registry it is", file=sys.stderr)
+    return run(site)
+
+
+def proxy(args: argparse.Namespace) -> int:
+    """`edgeveil proxy`."""
+    if not hasattr(args, "config"):
+        raise UsageError("no site file given", where="edgeveil proxy", fix="add --config FILE")
+    site = _proxy_site(args.config)
+    from edgeveil_proxy.main import run
+
+    return run(site)
+
+
+def edge(args: argparse.Namespace) -> int:
+    """`edgeveil edge`."""
+    if not args.config:
+        raise UsageError("no site file given", where="edgeveil edge", fix="add --config FILE")
+    sites = [load_edge(path) for path in args.config]
+    folders = [site.state_dir for site in sites]
+    twice = next((str(f) for f in folders if folders.count(f) > 1), None)
+    if twice:
+        fix = "give each device a state_dir of its own"
+        raise UsageError("two devices share this state folder", where=twice, fix=fix)
+    from edgeveil_edge.main import run
+
+    return run(sites)
+
+
+def personalise(args: argparse.Namespace) -> int:
+    """`edgeveil edge personalise`."""
+    from edgeveil_edge.personal import personalise as learn
+    from edgeveil_edge.personal import told
+    from edgeveil_edge.predict import RELEASES
+
+    site = load_edge(args.config)
+    found = learn(site, site.state_dir / RELEASES)
+    return answer(args, told(found, site.state_dir), asdict(found))
+
+
+def control(args: argparse.Namespace) -> int:
+    """`edgeveil edge status | pause | resume`, by the socket of the running device."""
+    from edgeveil_edge.control import ask
+
+    state_dir = load_edge(args.config).state_dir
+    if getattr(args, "page", False):
+        url = ask(state_dir, "page")["url"]
+        return answer(args, [url], {"url": url})
+    found = ask(state_dir, args.command.split()[1])
+    return answer(args, _standing(found), found)
+
+
+def _standing(found: Mapping[str, Any]) -> Iterator[str]:
+    waiting = f" for {'; '.join(found['waiting_for'])}" if found["state"] == "waiting" else ""
+    for problem in found["problems"]:
+        yield f"problem: {problem}"
+    counted, budget = found["last_counted_round"], found["budget"]
+    yield f"{found['name']}: {found['state']}{waiting}"
+    yield f"connected: {'yes' if found['connected'] else 'no'}"
+    yield f"last counted round: {'none yet' if counted is None else counted}"
+    yield f"takes part in: {len(found['jobs'])} of at most {found['max_jobs']} jobs"
+    for job in found["jobs"]:
+        last = job["last_counted_round"]
+        yield (
+            f"  job {job['job'][:12]}: {job['state']}, round {job['round'] or '-'};"
+            f" last counted: {'none yet' if last is None else last}"
+        )
+    yield f"release in use: {found['release'] or 'none yet'}"
+    for purpose in ("training", "inference"):
+        if budget[purpose] is None:
+            yield f"{purpose}: nothing spent"
+        else:
+            epsilon = budget[purpose]["epsilon"]
+            shown = "no proven guarantee" if epsilon is None else f"ε = {epsilon:.4g}"
+            yield f"{purpose}: {shown} spent"
+    if budget["next_refusal"]:
+        yield f"one more job like the newest would be declined: {budget['next_refusal']['why']}"
+    for one in found["refused_lately"]:
+        at = time.strftime("%Y-%m-%d %H:%M", time.localtime(one["time_s"]))
+        job = printable(one["job"] or one["job_id"][:12])
+        yield f"declined for {one['cause']}, {at}: job {job}, round {one['round']}: {one['why']}"
+
+
+# --- keys, logs, backups ---
+
+
+def keys(args: argparse.Namespace) -> int:
+    """`edgeveil keys`: make keys or tokens, print where their public part or the token is."""
+    from edgeveil.sites.cloud import CloudSite
+    from edgeveil.sites.edge import EdgeSite
+    from edgeveil.sites.files import load_site
+    from edgeveil.sites.proxy import ProxySite
+
+    site = load_site(args.config)
+    if args.token and not isinstance(site, CloudSite):
+        raise UsageError("is of a cloud", where="--token", fix="name the cloud's site file")
+    if args.out and not isinstance(site, EdgeSite):
+        raise UsageError("is of a device", where="--out", fix="leave it out")
+    if isinstance(site, EdgeSite):
+        return _device_keys(args)
+    if not isinstance(site, CloudSite | ProxySite):
+        raise UsageError("a broker has no keys of its own", where=str(args.config))
+    if args.token:
+        return _token(args, site.state_dir)
+    names = ("cloud", "releases") if isinstance(site, CloudSite) else ("proxy",)
+    files = [_signing_key(site.state_dir, name, names[0], args.next) for name in names]
+    return answer(args, files, {"files": files})
+
+
+def _signing_key(state_dir: Path, name: str, role: str, following: bool) -> str:
+    from edgeveil.transport.process import make_signing_key
+    from edgeveil.trust.believed import next_key
+
+    if following:
+        _own_log(state_dir, role).append("next_key", {"key": name})
+        return str(next_key(state_dir, name))
+    make_signing_key(state_dir, name)
+    return str(state_dir / f"{name}.pub")
+
+
+def _token(args: argparse.Namespace, state_dir: Path) -> int:
+    from edgeveil_cloud.http_guard import TOKEN_FILES, Scope, load_or_make_token, rotate_token
+
+    scope = Scope[args.token.upper()]
+    if args.next:
+        _own_log(state_dir, "cloud").append("rotate_token", {"scope": scope.label})
+        rotate_token(state_dir, scope)
+    else:
+        load_or_make_token(state_dir, scope)
+    file = str(state_dir / TOKEN_FILES[scope])
+    return answer(args, [file], {"files": [file]})
+
+
+def _device_keys(args: argparse.Namespace) -> int:
+    from edgeveil_edge.identity import DeviceIdentity
+
+    folder = load_edge(args.config).state_dir
+    if args.next:
+        device = _new_sealing_key(folder)
+        line = f"device {device}: a new sealing key; the proxy gets it at the next start"
+        return answer(args, [line], {"device": device})
+    identity = DeviceIdentity.load_or_create(folder)
+    text = identity.enrolment().to_json()
+    if args.out is not None:
+        args.out.write_text(f"{text}\n", encoding="ascii")
+    wrote = f"wrote {args.out}; " if args.out else ""
+    hint = f"broker.username must be {identity.device_id}"
+    print(f"device {identity.device_id}: {wrote}{hint}", file=sys.stderr)
+    lines = [] if args.out else [text]
+    return answer(args, lines, {"device": identity.device_id, "enrolment": text})
+
+
+def _new_sealing_key(folder: Path) -> str:
+    from edgeveil.crypto.keys import SigningKey
+    from edgeveil.transport.process import OwnFolder
+    from edgeveil_edge.identity import IDENTITY_FILE, renew_opening
+    from edgeveil_edge.store import STORE_FILE, DeviceStore
+
+    with OwnFolder(folder):
+        sealing = renew_opening(folder).public()
+        device = SigningKey.load(folder / IDENTITY_FILE).public().fingerprint()
+        store = DeviceStore(folder / STORE_FILE)
+        store.tell_sealing(device, sealing.to_bytes(), time.time())
+        store.close()
+    return device
+
+
+def log(args: argparse.Namespace) -> int:
+    """`edgeveil log`: the audit log of a cloud, a proxy, a site or the root."""
+    entries = list(_audit_entries(args.place, args.key))
+    lines = []
+    for one in entries:
+        what = ", ".join(f"{key} {value}" for key, value in one["what"].items())
+        lines.append(f"{one['number']:>4}  {one['time']}  {one['action']:<8} {what}".rstrip())
+    return answer(args, lines or ["nothing was done yet"], {"entries": entries})
+
+
+def _audit_entries(place: Path, key: str | None) -> Iterable[Mapping[str, Any]]:
+    from edgeveil.audit_log import AUDIT_FILE, read_audit
+
+    if place.is_dir():
+        from edgeveil_tools.site.trust_folder import BUNDLE_FILE, TrustFolder
+
+        if (place / BUNDLE_FILE).exists():
+            from edgeveil.trust.metadata import root_keys
+
+            trusted = TrustFolder(place, lambda _path: None).trusted()
+            signers = frozenset(key for root in trusted.roots for key in root_keys(root)[0])
+        else:
+            from edgeveil_tools.site import fleet_site
+
+            signers = frozenset(fleet_site.signers(place, key))
+        return read_audit(place / AUDIT_FILE, signers)
+    from edgeveil.sites.cloud import CloudSite
+    from edgeveil.sites.files import load_site
+    from edgeveil.sites.proxy import ProxySite
+
+    site = load_site(place)
+    if not isinstance(site, CloudSite | ProxySite):
+        fix = "name a cloud's or proxy's site file, a site's folder or the root's"
+        raise UsageError("keeps no log of administrators", where=str(place), fix=fix)
+    if not (site.state_dir / AUDIT_FILE).exists():
+        return ()
+    return _own_log(site.state_dir, "cloud" if isinstance(site, CloudSite) else "proxy").read()
+
+
+def _own_log(state_dir: Path, role: str) -> OwnAuditLog:
+    from edgeveil.transport.process import own_audit_log
+
+    return own_audit_log(state_dir, role)
+
+
+def backup(args: argparse.Namespace) -> int:
+    """`edgeveil backup`."""
+    from edgeveil.sites.files import load_site
+    from edgeveil_tools.site.state_backup import back_up, backed_up
+
+    made = back_up(backed_up(load_site(args.config)), args.out)
+    line = f"{len(made.files)} files of {made.role} {made.owner} are in {args.out}"
+    return answer(args, [line], {"role": made.role, "owner": made.owner, "files": len(made.files)})
+
+
+def restore(args: argparse.Namespace) -> int:
+    """`edgeveil restore`."""
+    from edgeveil.sites.files import load_site
+    from edgeveil_tools.site.state_backup import backed_up
+    from edgeveil_tools.site.state_backup import restore as put_back
+
+    done = put_back(
+        backed_up(load_site(args.config)),
+        args.archive,
+        replace=args.replace,
+        nothing_since=args.nothing_since,
+        ask_proxy=args.ask_proxy,
+    )
+    lines = [f"{done.role} {done.owner} is as it was at {done.made}"]
+    if done.role == "proxy":
+        lines += [
+            "Its registry may have forgotten who was revoked: revoke them again, then let the",
+            "root vouch for it: edgeveil trust rotate DIR registry LINEAGE, with the lineage that",
+            "edgeveil proxy devices prints. Jobs under masks that were under way pause or fail:",
+            "submit them anew.",
+        ]
+    return answer(args, lines, {"role": done.role, "owner": done.owner, "made": str(done.made)})
+
+
+# --- the proxy's devices ---
+
+
+def admit(args: argparse.Namespace) -> int:
+    """`edgeveil proxy admit`: by enrolment files, by names of claims that wait, or new claims."""
+    if args.claim:
+        return _make_claims(args)
+    from edgeveil.enrolment import Enrolment
+
+    site = _proxy_site(args.config)
+    waiting = [name for name in args.names if _is_claim(site, name)]
+    files = [Path(name) for name in args.names if name not in waiting]
+    enrolments = [one for path in files for one in Enrolment.load_all(path)]
+    for enrolment in enrolments:  # all or none: a bad file is found before anything changes
+        enrolment.verify()
+    registry, log, lines = _registry(site), _own_log(site.state_dir, "proxy"), []
+    try:
+        for enrolment in enrolments:
+            log.append("admit", {"device": enrolment.device_id})
+            new = registry.admit(enrolment, note=args.note, again=args.again)
+            lines.append(f"{enrolment.device_id}: {'admitted' if new else 'was admitted already'}")
+    finally:
+        registry.close()
+    for name in waiting:
+        log.append("claim-admit", {"name": name})
+        with _claim_book(site) as book:
+            book.approve(name)
+        lines.append(f"{name}: admitted")
+    return answer(args, lines, {"admitted": [one.device_id for one in enrolments] + waiting})
+
+
+def _make_claims(args: argparse.Namespace) -> int:
+    from edgeveil.claim import claim_text
+    from edgeveil.storage import write_durably
+
+    if not 0 < args.valid_h <= 24 * 366:
+        raise UsageError("is no number of hours", where="--valid-h", fix="use 1 up to a year")
+    if args.out is not None and args.out.exists():
+        text = "is there, and may hold claims that nobody has yet"
+        raise UsageError(text, where=str(args.out), fix="name another file")
+    site = _proxy_site(args.config)
+    if site.claims is None:
+        fix = "add claims to it, or devices.claims to the fleet's plan"
+        raise UsageError("admits nobody by claims", where=str(args.config), fix=fix)
+    registry = _registry(site)
+    devices = {one.note: one.device_id for one in registry.devices(revoked=True)}
+    registry.close()
+    for name in args.names:
+        if name in devices:
+            what = f"{name} is device {devices[name]} already"
+            raise UsageError(what, fix="give a new box a new name")
+    _own_log(site.state_dir, "proxy").append(
+        "claims", {"names": args.names, "valid_h": args.valid_h}
+    )
+    with _claim_book(site) as book:
+        made = [(name, claim_text(key)) for name, key in book.add(args.names, 3600 * args.valid_h)]
+    lines = [f"{name},{text}" for name, text in made]
+    if args.out is not None:
+        write_durably(args.out, "".join(f"{line}\n" for line in lines).encode(), mode=0o600)
+        print(f"{len(made)} claims in {args.out}, for {args.valid_h:g} hours", file=sys.stderr)
+        return answer(args, [], {"claims": [name for name, _ in made]})
+    return answer(args, lines, {"claims": dict(made)})
+
+
+def devices(args: argparse.Namespace) -> int:
+    """`edgeveil proxy devices`: the lineage, devices and claims of a registry."""
+    site = _proxy_site(args.config)
+    registry = _registry(site)
+    lineage, entries = registry.lineage, registry.devices(revoked=args.all)
+    registry.close()
+    refused = _refused_by_device(site)
+    rows, lines = [], [f"registry {lineage}"]
+    for entry in entries:
+        when = datetime.fromtimestamp(entry.admitted_s, UTC).isoformat(timespec="seconds")
+        state, conduct = "active" if entry.active else "revoked", refused.get(entry.device_id)
+        row = {"device": entry.device_id, "state": state, "admitted": when, "note": entry.note}
+        rows.append({**row, **(conduct or {})})
+        text = f"{entry.device_id}  {state:8} {when}  {entry.note}{_conduct(conduct)}"
+        lines.append(text.rstrip())
+    if not entries:
+        lines.append("no devices; admit some with `edgeveil proxy admit`")
+    claims = list(_claims(site))
+    for one in claims:
+        until = datetime.fromtimestamp(one["expires_s"], UTC).isoformat(timespec="seconds")
+        shown = one["device"] or (f"until {until}" if one["state"] == "open" else "")
+        lines.append(f"claim {one['name']:<24} {one['state']:<8} {shown}".rstrip())
+    return answer(args, lines, {"lineage": lineage, "devices": rows, "claims": claims})
+
+
+def _claims(site: ProxySite) -> Iterator[dict[str, Any]]:
+    if site.claims is None:
+        return
+    with _claim_book(site) as book:
+        for one in book.all():
+            state = "used" if one.device else "open" if one.expires_s > time.time() else "expired"
+            shown = {"name": one.name, "state": state, "device": one.device}
+            yield {**shown, "expires_s": one.expires_s, "issued": one.issued}
+
+
+def _refused_by_device(site: ProxySite) -> dict[str, dict[str, Any]]:
+    """What the running proxy refused, by device; nothing where it does not run or does not say."""
+    from edgeveil_tools.cloud_client import get_json, own_address
+
+    try:
+        status = get_json(own_address(site.http), "/status")
+    except OSError:
+        return {}
+    shown = ("refused", "cooling_down_s", "cool_downs")
+    try:
+        return {
+            one["device"]: {key: one[key] for key in shown}
+            for one in status.get("refused_by_device", [])
+        }
+    except (KeyError, TypeError):  # whatever answers at that port, it is not this proxy
+        return {}
+
+
+def _conduct(refused: Mapping[str, Any] | None) -> str:
+    if refused is None:
+        return ""
+    text, cooling_s = f"  {sum(refused['refused'].values())} refused", refused["cooling_down_s"]
+    return f"{text}, cooling down for {cooling_s:g} s" if cooling_s > 0 else text
+
+
+def revoke(args: argparse.Namespace) -> int:
+    """`edgeveil proxy revoke`: devices by id, unused claims by name."""
+    site = _proxy_site(args.config)
+    registry, log, lines = _registry(site), _own_log(site.state_dir, "proxy"), []
+    try:
+        for one in args.ids:
+            if _is_claim(site, one):
+                log.append("claim-withdraw", {"name": one})
+                with _claim_book(site) as book:
+                    book.withdraw(one)
+                lines.append(f"{one}: withdrawn")
+                continue
+            log.append("revoke", {"device": one})
+            done = registry.revoke(one)
+            if site.claims is not None:
+                with _claim_book(site) as book:
+                    book.disapprove(one)
+            lines.append(f"{one}: {'revoked' if done else 'was revoked already'}")
+    finally:
+        registry.close()
+    return answer(args, lines, {"revoked": args.ids})
+
+
+def _is_claim(site: ProxySite, name: str) -> bool:
+    """Whether a name is that of a claim; a file or a device of the same name comes first."""
+    return not Path(name).exists() and any(one["name"] == name for one in _claims(site))
+
+
+def _proxy_site(path: Path) -> ProxySite:
+    from edgeveil.sites.proxy import ProxySite
+
+    return load_as(ProxySite, path)
+
+
+def _registry(site: ProxySite) -> Registry:
+    from edgeveil_proxy.registry import REGISTRY_FILE, Registry
+
+    return Registry(site.state_dir / REGISTRY_FILE, limit=site.limits.devices)
+
+
+def _claim_book(site: ProxySite) -> closing[ClaimBook]:
+    from edgeveil_proxy.claims import CLAIMS_FILE, ClaimBook
+
+    return closing(ClaimBook(site.state_dir / CLAIMS_FILE))
