@@ -57,6 +57,7 @@ from edgeveil.protocol.device_round import (
     SealDummies,
     SealedAnswer,
 )
+from edgeveil.protocol.messages import KNOWS_CHECKS, Hello
 from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage
 from edgeveil.protocol.transfer import (
     LEAST_BYTES,
@@ -837,7 +838,7 @@ class DeviceMachine:
         if self._away:
             return []
         self._greeted, settings = True, self.settings
-        hello = m.Hello(self.signer.name, *self.keys.versions, self.memory.answered, m.KNOWS_CHECKS)
+        hello = Hello(self.signer.name, *self.keys.versions, self.memory.answered, KNOWS_CHECKS)
         note = self.signer.note(hello)
         self._hello = _digest(note.body)
         wait_s = self._backoff.wait_s(settings.repair_s, self._hello_tries, settings.waits_cap_s)
