@@ -17,7 +17,7 @@ from edgeveil.parts.features import FeatureMap, finite_records, valid_records
 from edgeveil.parts.features.pca import PcaParameters
 from edgeveil.parts.models.layers import value_count
 from edgeveil.parts.models.network import Network
-from edgeveil.parts.part import Block, BlockPart
+from edgeveil.parts.part import BlockPart, PartBlock
 
 if TYPE_CHECKING:
     from edgeveil.data.records import Records
@@ -95,7 +95,7 @@ class MethodContext:
         return None if self.projection is None else self.dimension
 
 
-class MethodParameters(Block):
+class MethodParameters(PartBlock):
     """What every `train` block says."""
 
     method: str

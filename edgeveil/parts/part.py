@@ -31,7 +31,7 @@ from edgeveil.registry import Table, nearest
 PrivacyStatus = Literal["proven", "claimed", "none"]
 
 
-class Block(BaseModel):
+class PartBlock(BaseModel):
     """A block of a job file: frozen, without unknown keys, each key described by its docstring."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

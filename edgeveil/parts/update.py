@@ -26,7 +26,7 @@ from pydantic import BaseModel
 from edgeveil.data.records import Records
 from edgeveil.parts.exchange import Exchange, SegmentSpec, Tensors
 from edgeveil.parts.models.network import Network
-from edgeveil.parts.part import Block, BlockPart
+from edgeveil.parts.part import BlockPart, PartBlock
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.gaussian_mechanism import clipped_steps
 from edgeveil.privacy.sampler import RandomBytes
@@ -220,7 +220,7 @@ def update_of(network: Network, segments: Tensors) -> dict[str, NDArray[np.float
     return split(network, np.asarray(segments[WHOLE], np.float64), whole=False)
 
 
-class StageParameters(Block):
+class StageParameters(PartBlock):
     """One entry of a job's `update` list."""
 
     name: str

@@ -22,7 +22,7 @@ SIZES = "parts/models/test_models_networks.py::test_its_weights_are_as_many_as_t
 PRESET = "jobs/test_config_presets.py::test_the_others_have_the_parameters_of_theirs"
 DELM = "jobs/test_config_presets.py::test_delm_has_the_parameters_of_the_text"
 CIFAR = "parts/sources/test_data_published.py::test_cifar_is_read_by_colour_row_and_column"
-ROBUST = "parts/aggregation/test_aggregation_robust.py::"
+ROBUST = "parts/aggregation/test_aggregation_rules.py::"
 UPDATES = "parts/methods/test_updates_"
 CLUSTERING = "evaluation/test_clustering.py::"
 
@@ -52,22 +52,22 @@ GOLDEN = {
         {
             "cast": "parts/stages/test_stage_cast.py::"
             "test_an_upload_has_half_the_bytes_and_the_rounded_values",
-            "download_random": "parts/stages/test_stages_download_random.py::"
+            "download_random": "parts/stages/test_stage_cases.py::"
             "test_a_share_is_the_global_weights_and_the_rest_the_device_s_own",
             "gradient_gaussian": "parts/stages/test_stages_noise.py::"
             "test_an_update_is_clipped_as_a_whole_and_never_past_the_norm",
             "ldp_fl": "parts/stages/test_stages_noise.py::"
             "test_every_weight_is_one_of_two_values_whose_mean_is_right",
-            "upload_top_k": "parts/stages/test_stages_sparse.py::"
+            "upload_top_k": "parts/stages/test_stage_cases.py::"
             "test_top_k_keeps_the_largest_magnitudes_over_all_weights_together",
-            "stc": "parts/stages/test_stages_sparse.py::"
+            "stc": "parts/stages/test_stage_cases.py::"
             "test_stc_sends_signs_times_the_mean_magnitude_and_keeps_the_rest",
         },
     ),
     "aggregation": (
         AGGREGATIONS,
         {
-            "fedavg": "parts/aggregation/test_aggregation_mean.py::"
+            "fedavg": "parts/aggregation/test_aggregation_rules.py::"
             "test_takes_the_plain_mean_per_segment",
             "min_divergence": "parts/aggregation/test_aggregation_min_divergence.py::"
             "test_the_draw_follows_equation_16",
@@ -92,9 +92,9 @@ GOLDEN = {
     "features": (
         FEATURES,
         {
-            "identity": "parts/features/test_features_identity.py::"
+            "identity": "parts/features/test_feature_maps.py::"
             "test_scales_shifts_and_brings_to_unit_norm",
-            "random": "parts/features/test_features_random.py::"
+            "random": "parts/features/test_feature_maps.py::"
             "test_features_are_the_rectified_products_at_unit_norm",
             "gabor": "parts/features/test_features_gabor.py::test_golden_features_of_two_strokes",
             "pictures": "parts/features/test_features_pictures.py::"
@@ -116,9 +116,9 @@ GOLDEN = {
             "test_the_discrete_gaussian_has_its_exact_probabilities",
             "laplace": "privacy/test_privacy_sampler.py::"
             "test_the_discrete_laplace_has_its_exact_probabilities",
-            "softmax": "privacy/test_privacy_laplace_mechanism.py::"
+            "softmax": "privacy/test_privacy_mechanisms.py::"
             "test_two_one_hot_vectors_reach_the_sensitivity",
-            "two_value": "privacy/test_privacy_duchi_mechanism.py::test_the_mean_is_the_value",
+            "two_value": "privacy/test_privacy_mechanisms.py::test_the_mean_is_the_value",
             **dict.fromkeys(
                 ("exponential", "report_noisy_max"),
                 "privacy/test_privacy_selection_mechanism.py::test_a_selection_has_its_exact_probabilities",

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from edgeveil.parts.part import Block, BlockPart
+from edgeveil.parts.part import BlockPart, PartBlock
 from edgeveil.privacy.grid import row_norms
 from edgeveil.subnormals import flushed
 
@@ -22,7 +22,7 @@ Float64 = NDArray[np.float64]
 SMALLEST_NORM = 1e-12
 
 
-class FeatureParameters(Block):
+class FeatureParameters(PartBlock):
     """One entry of a job's `features`: a map, or the PCA that follows the maps."""
 
     name: str

@@ -20,7 +20,7 @@ from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features.pca import COVARIANCE, PcaParameters
 from edgeveil.parts.method_context import MethodContext, MethodParameters
 from edgeveil.parts.methods.fm_sums import LARGEST_L1, PRODUCT_BITS, check_sizes, triangle_size
-from edgeveil.parts.part import Block
+from edgeveil.parts.part import PartBlock
 from edgeveil.privacy.accountant import HAIR, discreteness_tv, epsilon, mu_for, pure_epsilon
 from edgeveil.privacy.events import (
     ClaimedEvent,
@@ -35,7 +35,7 @@ from edgeveil.privacy.grid import GRID_BITS, Int64
 from edgeveil.privacy.laplace_mechanism import laplace_event, noise_room, scale_of
 
 
-class Shares(Block):
+class Shares(PartBlock):
     """Shares of the budget for the preparatory sums; the training rounds get the rest.
 
     Of μ² where the noise is Gaussian, of ε where it is Laplace. The share of a sum that is not

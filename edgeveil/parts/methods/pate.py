@@ -52,7 +52,7 @@ from edgeveil.parts.methods.sgd import Steps
 from edgeveil.parts.models.heads import softmax
 from edgeveil.parts.models.mlp import MlpParameters
 from edgeveil.parts.models.mlp import build as perceptron
-from edgeveil.parts.part import Block
+from edgeveil.parts.part import PartBlock
 from edgeveil.parts.sources.digits import load_digits_split
 from edgeveil.parts.sources.npz import npz_array
 from edgeveil.privacy.events import Event, as_single
@@ -70,7 +70,7 @@ _RADIUS = 0.5  # of centred features, as in the head's graph
 _UNSET_RECORDS = 24  # where no public set is named: a job without one is refused
 
 
-class PublicSet(Block):
+class PublicSet(PartBlock):
     """Public, unlabelled records that devices vote on; they travel in the job.
 
     A job file names a file; the job that is sent has the records themselves.
@@ -168,7 +168,7 @@ def _facts(x: NDArray[Any], records: int) -> dict[str, Any]:
     }
 
 
-class TeacherParameters(Block):
+class TeacherParameters(PartBlock):
     """A perceptron on the public features that each device trains as its teacher, with torch."""
 
     hidden: tuple[Annotated[int, Field(ge=1, le=8192)], ...] = Field(

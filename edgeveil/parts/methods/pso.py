@@ -56,7 +56,7 @@ from edgeveil.parts.methods.dp_sgd import (
 from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.methods.sgd import LocalSgd, Sgd
 from edgeveil.parts.methods.update_method import trainer_part
-from edgeveil.parts.part import Block
+from edgeveil.parts.part import PartBlock
 from edgeveil.parts.stages.gradient_gaussian import GradientGaussian, GradientGaussianParameters
 from edgeveil.parts.update import Task, Update, flat, shaped
 from edgeveil.privacy.accountant import HAIR
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 Float64 = NDArray[np.float64]
 
 
-class SwarmKeys(Block):
+class SwarmKeys(PartBlock):
     """What all methods with a swarm say; all of it is public."""
 
     particles: int = Field(default=3, ge=1, le=20)

@@ -25,7 +25,7 @@ from edgeveil.parts.features.onnx import sha256_hex
 from edgeveil.parts.models.heads import THRESHOLD
 from edgeveil.parts.models.layers import Layer, Shape, Weight, placed
 from edgeveil.parts.models.state_dict import packed_state_dict
-from edgeveil.parts.part import Block, BlockPart, says_nothing
+from edgeveil.parts.part import BlockPart, PartBlock, says_nothing
 
 if TYPE_CHECKING:
     import torch
@@ -194,7 +194,7 @@ class Network:
         )
 
 
-class StateDictFile(Block):
+class StateDictFile(PartBlock):
     """The `state_dict` of a `model` block: a path in a job file, its digest in a sent job."""
 
     file: str | None = Field(default=None, min_length=1, max_length=4096, exclude=True)
@@ -231,7 +231,7 @@ class StateDictFile(Block):
         return {"anyOf": [{"type": "string", "minLength": 1, "maxLength": 4096}, whole]}
 
 
-class AdapterParameters(Block):
+class AdapterParameters(PartBlock):
     """The `adapters` of a `model` block; all of it is public."""
 
     rank: int = Field(default=4, ge=0, le=1024)
@@ -260,7 +260,7 @@ class AdapterParameters(Block):
         return {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
 
 
-class ModelParameters(Block):
+class ModelParameters(PartBlock):
     """What every `model` block may say."""
 
     runs_python: ClassVar[bool] = False

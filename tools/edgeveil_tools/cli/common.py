@@ -26,7 +26,7 @@ class Argument(NamedTuple):
     settings: Mapping[str, Any]
 
 
-class Command(NamedTuple):
+class CommandRow(NamedTuple):
     """A row of the table of commands.
 
     `handler` is `module:function` of this distribution, imported when the command runs; none for a
@@ -61,9 +61,9 @@ def row(
     *arguments: Argument | tuple[Argument, ...],
     about: str = "",
     extra: str = "tools",
-) -> Command:
-    """Define a command; see `Command`."""
-    return Command(path, text, handler, arguments, about, extra)
+) -> CommandRow:
+    """Define a command; see `CommandRow`."""
+    return CommandRow(path, text, handler, arguments, about, extra)
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -24,7 +24,7 @@ from edgeveil.errors import INTERRUPTED, ConfigError, EdgeVeilError, UsageError,
 from edgeveil.heap import keep_memory_private
 from edgeveil_tools import lifeline
 from edgeveil_tools.cli.commands import COMMANDS, GROUPS
-from edgeveil_tools.cli.common import Argument, Command, CommandParser, Subparsers, command
+from edgeveil_tools.cli.common import Argument, CommandParser, CommandRow, Subparsers, command
 from edgeveil_tools.cli.successors import successor
 
 _ABOUT = "Private federated learning for edge boxes, over MQTT."
@@ -104,7 +104,7 @@ def parser(wanted: str = "") -> CommandParser:
     return top
 
 
-def _add(row: Command, inner: dict[str, Subparsers]) -> None:
+def _add(row: CommandRow, inner: dict[str, Subparsers]) -> None:
     """Add a row of the table below the group that its path names."""
     group, _, name = row.path.rpartition(" ")
     text = dedent(row.about).strip("\n")

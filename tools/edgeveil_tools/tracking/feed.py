@@ -1,8 +1,8 @@
 """A job's events on their way to trackers: each in a thread of its own, behind a bounded queue.
 
 A tracking server may be slow or away: that is told once, and the job neither waits nor fails. The
-module `SCHEME_run` has a class `Tracker(where, name, parameters)` with `log(metrics, step)` for
-each round (0: all before round 1) and `end(status, facts, files)` at last; its thread imports it.
+module `SCHEME_run` has a class `SchemeTracker(where, name, parameters)` with `log(metrics, step)`
+for each round (0: all before round 1) and `end(status, facts, files)` at last; a thread imports it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class _Feed(threading.Thread):
         scheme, _, where = self._target.partition(":")
         try:
             module = import_module(f"edgeveil_tools.tracking.{scheme}_run")
-            tracker, method = module.Tracker(where, *self._run), ""
+            tracker = getattr(module, f"{scheme.title()}Tracker")(where, *self._run)
+            method = ""
             while method != "end":
                 method, *arguments = self._items.get()
                 getattr(tracker, method)(*arguments)

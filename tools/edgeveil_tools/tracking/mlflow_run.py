@@ -22,7 +22,7 @@ _BATCH = 100  # parameters of one request
 _ENDS = {"completed": "FINISHED", "cancelled": "KILLED"}
 
 
-class Tracker:
+class MlflowTracker:
     """A run of the experiment `edgeveil`, or of MLFLOW_EXPERIMENT_NAME, at a tracking URI."""
 
     def __init__(self, where: str, name: str, parameters: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from tensorboard.plugins.text.plugin_data_pb2 import TextPluginData
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 
-class Tracker:
+class TensorboardTracker:
     """A folder below DIR, which `tensorboard --logdir` is given, by the run's name and time."""
 
     def __init__(self, where: str, name: str, parameters: Mapping[str, Any]) -> None:
