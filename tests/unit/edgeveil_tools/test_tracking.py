@@ -167,7 +167,7 @@ def test_a_password_in_an_address_is_in_no_result(word, tmp_path):
     line = ["run", str(QUICKSTART), "--simulate", "--track", f"x:http://a:{word}@c"]
     args = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgeveil_tools.cli.learning._run", lambda given: args.append(given) or 0)
+        patch.setattr("edgeveil_tools.cli.learning.run", lambda given: args.append(given) or 0)
         assert cli.main(line) == 0
     assert args[0].command_line.endswith("--track x:http://…@c")
     assert hidden(line[-1]) == "x:http://…@c"
