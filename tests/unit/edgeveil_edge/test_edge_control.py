@@ -174,6 +174,8 @@ def test_what_it_waits_for_is_told(own, capsys, monkeypatch):
         assert main(["edge", "status", "--config", str(path), "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
         assert told == {
+            "command": "edge status",
+            "ok": True,
             "device": process.device.id,
             "name": own.name,
             "state": "waiting",
