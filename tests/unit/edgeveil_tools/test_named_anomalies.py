@@ -94,7 +94,7 @@ def test_the_released_model_reads_raw_rows_and_tells_alarms(learned, capsys):
     capsys.readouterr()
     assert main(["predict", str(model), str(learned / "bare.csv"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told.keys() == {"model", "predictions"}
+    assert told.keys() == {"command", "ok", "model", "predictions"}
     first, second = told["predictions"]
     assert (first["label"], first["name"]) == (0, "normal")
     assert second == {"score": None, "label": None, "name": None}
@@ -294,7 +294,7 @@ def test_labels_that_say_nothing_are_told_before_a_run(tmp_path, capsys, label, 
     shown = capsys.readouterr()
     assert told in shown.out
     assert ("records: no" in shown.out) == bool(told)
-    assert f"Next: edgeveil run {job} --simulate" in shown.err  # a plan is refused
+    assert f"Next: edgeveil run {job}" in shown.err
 
 
 def test_where_every_record_is_anomalous_nothing_is_learned(tmp_path, capsys):

@@ -147,7 +147,7 @@ def test_validate_tells_what_would_be_clipped_or_dropped(tmp_path, capsys):
     }
     (tmp_path / "edge.yaml").write_text(yaml.safe_dump(site))
     assert main(["check", str(tmp_path / "edge.yaml"), str(job)]) == DataError.exit_code
-    assert "✗ column 'age': 51 of 51" in capsys.readouterr().out
+    assert "column 'age': 51 of 51" in capsys.readouterr().out
 
 
 def without_run(job):
@@ -203,13 +203,10 @@ def test_validate_tells_of_a_given_files_ranges(tmp_path, capsys):
 def test_validate_says_which_file_it_cannot_hold_against_a_job(tmp_path, capsys):
     job = without_run(people_job(tmp_path, write_people(tmp_path / "p.csv")))
     (tmp_path / "p.odd").write_text("1")
-    site = tmp_path / "policy.yaml"
-    site.write_text("policy: {}\n")
     for line, why in [
-        ([str(job), "--data", str(tmp_path / "gone.csv")], "is not there"),
-        ([str(job), "--data", str(tmp_path / "p.odd")], "ends in none of"),
-        (["configs/jobs/quickstart.yaml", "--data", str(tmp_path / "p.csv")], "reads no file"),
-        ([str(site), "--data", str(tmp_path / "p.csv")], "no job"),
+        ([str(job), str(tmp_path / "gone.csv")], "is not there"),
+        ([str(job), str(tmp_path / "p.odd")], "ends in none of"),
+        (["configs/jobs/quickstart.yaml", str(tmp_path / "p.csv")], "reads no file"),
     ]:
         capsys.readouterr()
         assert main(["check", *line]) == 2, why
@@ -220,7 +217,7 @@ def test_validate_says_which_file_it_cannot_hold_against_a_job(tmp_path, capsys)
 def test_a_draft_is_ones_own_look_and_no_job_before_it_is_judged(tmp_path, capsys):
     path = write_people(tmp_path / "people.csv")
     assert main(["check", str(path)]) == 0
-    draft = capsys.readouterr().out
+    draft = capsys.readouterr().out.partition("\n")[2]
     found = yaml.safe_load(draft)["data"]["schema"]
     assert found["origin"] == "own_records"
     assert found["label"] == {"column": "income", "classes": ["high", "low"]}

@@ -103,7 +103,7 @@ def test_the_released_model_reads_raw_rows_and_prints_values(learned, capsys):
     capsys.readouterr()
     assert main(["predict", str(model), str(learned / "bare.csv"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told.keys() == {"model", "predictions"}
+    assert told.keys() == {"command", "ok", "model", "predictions"}
     assert [one.keys() for one in told["predictions"]] == [{"value"}] * 2
     assert 400 < told["predictions"][0]["value"] < 850
     assert main(["predict", str(model), str(learned / "homes.csv")]) == 0

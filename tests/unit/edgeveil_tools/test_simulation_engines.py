@@ -151,7 +151,7 @@ def test_a_worker_that_dies_ends_the_run_with_its_name_and_none_outlives_it(tmp_
         ("quickstart", ["--ray", "127.0.0.1:6379"], "--ray: .* add --simulate"),
         ("quickstart", ["--simulate", "--resume"], "holds no interrupted simulation"),
         ("quickstart", ["--resume"], "--resume: goes on with a simulation alone"),
-        ("quickstart", ["--simulate", "--engine", "faithful"], "edgeveil run --engine: is no more"),
+        ("quickstart", ["--simulate", "--engine", "faithful"], "edgeveil run --engine is now: "),
     ],
 )
 def test_what_a_simulation_cannot_play_is_refused_by_name(tmp_path, capsys, name, options, named):

@@ -258,7 +258,7 @@ def test_all_points_are_checked_before_the_first_one_runs(tmp_path, capsys, opti
 @pytest.mark.parametrize("old", ["table a.yaml", "compare a.yaml", "job track --track x:y"])
 def test_old_commands_are_named_with_their_successor(old, capsys):
     assert main(old.split()) == 2
-    assert "is no more. Use: edgeveil " in capsys.readouterr().err
+    assert " is now: edgeveil " in capsys.readouterr().err
 
 
 MINE = {

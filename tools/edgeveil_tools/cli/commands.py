@@ -255,7 +255,7 @@ COMMANDS = (
     ),
     row(
         "backbone",
-        "make a frozen backbone: a public encoder, or a module of your own as ONNX",
+        "make a frozen backbone: a public encoder, or a module as ONNX",
         "cli.learning:backbone",
         arg("what WHAT", "digits, pictures, or MODULE:FUNCTION"),
         arg("--weights FILE", "state_dict, .safetensors or .pt; else the module's own", Path),
@@ -276,7 +276,7 @@ COMMANDS = (
     ),
     row(
         "job",
-        "submit, list, show, resume and cancel jobs, fetch models, steer releases",
+        "submit, watch and end jobs, fetch models, steer releases",
         about="""
         Steers the jobs of a cloud over its HTTP control.
         Over https, EDGEVEIL_CA_FILE names the authorities that vouch for the cloud's certificate,
