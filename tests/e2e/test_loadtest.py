@@ -339,12 +339,8 @@ def _open(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.mark.parametrize(
-    ("both", "websockets"),
-    [(False, False), (True, False), (False, True)],
-    ids=["edge", "edge-and-cloud", "edge-over-websockets"],
-)
-def test_ones_own_broker_is_measured_with_one_command(tmp_path, both, websockets):
+@pytest.mark.parametrize("both", [False, True], ids=["edge", "edge-and-cloud"])
+def test_ones_own_broker_is_measured_with_one_command(tmp_path, both):
     """One account at the edge broker for the devices and the proxy; the rest is started here."""
     (tmp_path / "password").write_text("secret\n")
     (tmp_path / "password").chmod(0o600)
@@ -355,7 +351,6 @@ def test_ones_own_broker_is_measured_with_one_command(tmp_path, both, websockets
                 engine=choose_engine(),
                 port=port,
                 acl=None,
-                websockets_port=0 if websockets else None,
             ),
             tmp_path / str(port),
             users={"load": "secret"},
@@ -366,10 +361,9 @@ def test_ones_own_broker_is_measured_with_one_command(tmp_path, both, websockets
     try:
         for broker in brokers:
             broker.start()
-        url = brokers[0].websockets_url if websockets else f"mqtt://127.0.0.1:{ports[0]}"
         done = loadtest(
             *("--devices", 6, "--rounds", 1, "--payload-bytes", 1024, "--json", *cloud_side),
-            *("--broker", url, "--user", "load"),
+            *("--broker", f"mqtt://127.0.0.1:{ports[0]}", "--user", "load"),
             *("--password-file", tmp_path / "password"),
         )
     finally:
@@ -378,6 +372,6 @@ def test_ones_own_broker_is_measured_with_one_command(tmp_path, both, websockets
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert [row["uploads"] for row in result["rounds"]] == [6]
-    assert result["environment"]["broker"] == url
+    assert result["environment"]["broker"] == f"mqtt://127.0.0.1:{ports[0]}"
     assert ("broker-cloud" in result["processes"]) is not both
     assert "broker-edge" not in result["processes"]

@@ -56,6 +56,6 @@ def test_counts_are_found_wherever_they_stand(name, tmp_path):
     (out / "logs").mkdir(parents=True)
     (out / name).write_text('{"seconds": 1.5}\n')
     assert list(exact_figures(out, job, run)) == []
-    (out / name).write_text(f'{{"records": {holdings(job, run).sizes[0]}}}\n')
+    (out / name).write_text(f'{{"records": {holdings(job, run).counts[0].sum()}}}\n')
     found = list(exact_figures(out, job, run))
     assert found == [f"counts of records in {name.rpartition('/')[2]}"]
