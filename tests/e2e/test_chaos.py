@@ -68,7 +68,7 @@ def test_all_recover_from_the_drill_and_pay_for_nothing_in_vain(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("more", "after", "processes"),
     [
-        ((), " faults: ", 6),
+        ((), "s  faults: ", 6),
         pytest.param(("--drill",), "devices are there", 11, marks=pytest.mark.drill),
     ],
 )

@@ -33,7 +33,7 @@ def test_the_guide_makes_a_fleet_that_runs_a_job(tmp_path: Path) -> None:
     assert re.search(r"digits-\w+: completed", told), told
     answered = re.search(r"^ +5 +class \d +probability", told, re.MULTILINE)
     assert answered, told
-    for name in ("units/edgeveil-proxy.service", "compose/compose.yaml"):
+    for name in ("units/edgeveil-proxy@.service", "compose/compose.yaml"):
         assert (tmp_path / name).exists()
     assert "-  min_batch_floor: 3" in told
     assert re.search(r"revoked  \S+  box-0004", told), told

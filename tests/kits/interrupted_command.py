@@ -16,7 +16,7 @@ def interrupted(command: list[str], *, after: str, processes: int) -> None:
         if after in line:
             break
     children = psutil.Process(run.pid).children(recursive=True)
-    assert len(children) >= processes
+    assert len(children) >= processes, [child.cmdline() for child in children]
     run.send_signal(signal.SIGINT)
     said = run.stdout.read()
     assert run.wait(60) == 130

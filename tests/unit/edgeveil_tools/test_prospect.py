@@ -131,7 +131,7 @@ def test_a_number_is_foreseen_by_its_rmse_beside_that_of_the_mean(
     assert "learn" in said and "RMSE " in said and "guessing" not in said
     assert main(["check", job, "--seeds", "2", "--estimate", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["files"][0]["estimate"]
-    (fleet,) = found["fleets"]
+    fleet = found["fleets"][0]
     assert found["measure"] == "RMSE"
     assert found["guessing"] == pytest.approx(350 / 2 / 3, rel=0.1)
     # The best model leaves the root of what nothing explains; the noise-free one comes near it.

@@ -235,7 +235,7 @@ def _site(folder: Path, max_records: int) -> dict[str, object]:
             "max_epsilon_per_job": 10,
             "max_records": max_records,
         },
-        "limits": {"packet_bytes": PACKET_BYTES, "blob_bytes": 1 << 30, "fetch_bytes": 1 << 30},
+        "limits": {"packet_bytes": PACKET_BYTES, "blob_bytes": 1 << 30},
     }
 
 

@@ -70,7 +70,8 @@ def _serve(folder: Path, ready: Event, stop: Event) -> None:
 
 def _ask(path: Path) -> float:
     content = json.dumps({"record": [0.5] * RECORD}).encode()
-    head = f"POST /v1/predict HTTP/1.1\r\nContent-Length: {len(content)}\r\n"
+    head = f"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
+    head += "Connection: close\r\n"
     begun_s = time.perf_counter()
     with connect_unix(path, ANSWER_S) as connection:
         connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + content)
