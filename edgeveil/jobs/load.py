@@ -10,7 +10,7 @@ from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.presets import KEY as PRESET
 from edgeveil.jobs.presets import expand, with_preset
 from edgeveil.settings.explain import Schema
-from edgeveil.settings.file import judged, parsed, problems_error, read
+from edgeveil.settings.file import drop_retired, judged, parsed, problems_error, read
 from edgeveil.settings.yaml_tree import Problem, Tree, read_tree
 from edgeveil.sites.files import SITES, kind_of
 
@@ -59,6 +59,8 @@ def job_tree(text: str | bytes, where: str) -> Tree:
         command = f"edgeveil {kind}" if kind in SITES else "edgeveil loadtest --scenario"
         text = f"this is {what}, not a job; pass it to `{command}`"
         raise problems_error(where, [Problem((), tree.line(()), text)])
+    for at, problem in drop_retired("job", tree.value):
+        tree.problems.append(Problem(at, tree.line(at), problem))
     expand(tree)
     if PRESET in tree.value:
         raise problems_error(where, tree.problems)

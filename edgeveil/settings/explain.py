@@ -21,10 +21,6 @@ from edgeveil.settings.yaml_tree import Path, Problem, Tree
 
 Schema = dict[str, Any]
 SHA256_HEX = "^[0-9a-f]{64}$"
-SUCCESSORS = {
-    "local_run.engine": "a simulation plays its rounds in processes, on Ray with ray_address",
-}
-"""Keys of earlier versions, and what is to be done without them."""
 _KINDS = {
     "integer": "a whole number",
     "number": "a number",
@@ -141,8 +137,6 @@ class Explainer:
 
     def _unknown(self, path: Path) -> str:
         name = str(path[-1])[:64]
-        if new := SUCCESSORS.get(".".join(map(str, self.prefix + path))):
-            return f"is no more: leave it out, {new}"
         schema, value = self.walk.root, self.value
         for step in path[:-1]:
             if isinstance(step, int):

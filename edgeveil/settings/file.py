@@ -185,7 +185,7 @@ def _printable(line: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
-# --- keys of earlier versions' site files that became constants ---------------------------------
+# --- keys of earlier versions' files that became constants ---------------------------------------
 # With its usual value, as an earlier version wrote it, such a key is dropped as it is read. Any
 # other value is refused.
 
@@ -200,6 +200,7 @@ _PROXY_LIMITS = {
 }
 _BLOBS = {"least_bytes": 1 << 20, "expires_s": 3600}
 RETIRED: dict[str, dict[str, object]] = {
+    "job": {"local_run.engine": "auto"},
     "broker": {"enforce_profile": None},
     "cloud": {
         "broker.backoff_cap_s": 15,
@@ -231,11 +232,14 @@ RETIRED["fleet"] = {
     for part, kind in (("cloud", "cloud"), ("proxy", "proxy"), ("devices", "edge"))
     for key, usual in RETIRED[kind].items()
 }
-_INSTEAD = {"require_power": "write charging: true"}
+_INSTEAD = {
+    "engine": "drop the key, and name a Ray cluster in ray_address",
+    "require_power": "write charging: true",
+}
 
 
 def drop_retired(kind: str, block: dict[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
-    """Remove a site's retired keys from `block`; returns (path, problem) of those that differ."""
+    """Remove retired keys from a file's block; returns (path, problem) of those that differ."""
     found = []
     for dotted, usual in RETIRED.get(kind, {}).items():
         *steps, key = dotted.split(".")

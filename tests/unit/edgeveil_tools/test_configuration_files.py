@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edgeveil.errors import ConfigError
 from edgeveil.settings.base import Block
 from edgeveil.settings.explain import SchemaWalk
-from edgeveil_tools.checks import KINDS, load, schema
+from edgeveil_tools.checks import KINDS, load, schema, validate
 from edgeveil_tools.cli import main
 
 FILES = sorted(set(Path("configs").rglob("*.yaml")) - set(Path("configs/load").iterdir()))
@@ -188,3 +188,14 @@ def test_a_file_with_another_value_loads_or_is_explained(tmp_path_factory, name,
     tree = swap(yaml.safe_load(name.read_text()), value, pick)
     path = tmp_path_factory.getbasetemp() / "swapped.yaml"
     check(path, yaml.safe_dump(tree, sort_keys=False))
+
+
+@pytest.mark.parametrize(("engine", "problems"), [("auto", 0), ("ray", 1)])
+def test_the_engine_that_earlier_job_files_name_is_dropped_where_it_is_the_usual_one(
+    tmp_path: Path, engine: str, problems: int
+) -> None:
+    path = tmp_path / "job.yaml"
+    text = Path("configs/jobs/quickstart.yaml").read_text()
+    path.write_text(text.replace("\nlocal_run:", f"\nlocal_run:\n  engine: {engine}  #"))
+    found = [one for one in validate(path) if one.key == "local_run.engine"]
+    assert len(found) == problems

@@ -87,7 +87,7 @@ class LocalRun(Block):
     own; null: a fifth."""
     test_folds: int | None = Field(default=None, ge=2, le=1000, examples=[5])
     """In place of a share: so many folds of them, of which the one of the run's seed is held back.
-    `edgeveil table --seeds 5` with five folds tests on every record once."""
+    `edgeveil run --seeds 5` with five folds tests on every record once."""
     broker: Literal["auto", "amqtt", "mosquitto"] = "auto"
     """Broker to start; `auto`: mosquitto where it is installed, else amqtt."""
     protocol: Literal[5, 4] = 5
