@@ -54,10 +54,9 @@ class Watched(LiveSite):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         for path in (self.site.cloud, self.site.proxy, *self.site.edges):
-            text = path.read_text()
-            path.write_text(
-                re.sub(r"level: info\n(\s+)format: text", r"level: debug\n\1format: json", text)
-            )
+            (kind, block), *_ = yaml.safe_load(path.read_text()).items()
+            block["log"] = {"level": "debug", "format": "json"}
+            path.write_text(yaml.safe_dump({kind: block}))
         ports = self.plan.ports
         self.pages = {
             "cloud": f"http://127.0.0.1:{ports.cloud_http}",
