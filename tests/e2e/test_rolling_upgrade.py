@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,8 @@ import yaml
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.sites.files import load_site
 from edgeveil_proxy.registry import REGISTRY_FILE
-from tests.kits.earlier_code import earlier_code
+from edgeveil_tools.site.provision import Site
+from tests.kits.earlier_code import BEFORE_HALF, EARLIER, earlier_code
 from tests.kits.live_site import LiveSite, site_job, wait_for
 
 pytestmark = pytest.mark.drill
@@ -25,6 +29,17 @@ ALTER TABLE device DROP COLUMN move_order;
 ALTER TABLE device DROP COLUMN moved_away;
 PRAGMA user_version = 2;
 """
+_PROVISION = """
+import json, sys
+from pathlib import Path
+from edgeveil.sites.policy import Policy
+from edgeveil_tools.site.provision import Ports, SitePlan, provision
+
+ports, devices = json.loads(sys.argv[2])
+policy = Policy(max_inference_epsilon=500).with_room(500 // devices)
+plan = SitePlan(Path(sys.argv[1]), devices=devices, ports=Ports(*ports), policy=policy)
+print(json.dumps(provision(plan).passwords))
+"""
 LATER_KEYS = {"max_jobs:", "max_records:"}
 ROUNDS = 24
 
@@ -32,13 +47,32 @@ ROUNDS = 24
 class UpgradedSite(LiveSite):
     """Every party in a process of its own, by today's code or by earlier one."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, devices=DEVICES)
-        self._earlier = earlier_code(folder / "earlier")
+    def __init__(self, folder: Path, commit: str) -> None:
+        self._earlier = earlier_code(folder / "earlier", commit)
         self._today: dict[Path, str] = {}
-        self._as_earlier_code_leaves_it()
+        self._commit = commit
+        super().__init__(folder, devices=DEVICES)
+        if commit == EARLIER:
+            self._as_earlier_code_leaves_it()
         self.configs = {"cloud": self.site.cloud, "proxy": self.site.proxy}
         self.configs |= {f"edge-{n}": path for n, path in enumerate(self.site.edges, start=1)}
+
+    def provisioned(self) -> Site:
+        """The site's files as that code writes them, where it can."""
+        site = super().provisioned()
+        if self._commit == EARLIER:
+            return site
+        shutil.rmtree(self.plan.folder)
+        numbers = json.dumps([astuple(self.plan.ports), DEVICES])
+        made = subprocess.run(
+            [sys.executable, "-c", _PROVISION, str(self.plan.folder), numbers],
+            capture_output=True,
+            text=True,
+            env=self._earlier,
+            cwd=self.plan.folder.parent,
+        )
+        assert made.returncode == 0, made.stderr
+        return replace(site, passwords=json.loads(made.stdout))
 
     def _as_earlier_code_leaves_it(self) -> None:
         """The site was made by today's code: without what earlier code would not have written."""
@@ -83,14 +117,15 @@ class UpgradedSite(LiveSite):
 
 
 @pytest.fixture
-def live(tmp_path: Path):
-    with UpgradedSite(tmp_path) as site:
+def live(tmp_path: Path, request: pytest.FixtureRequest):
+    with UpgradedSite(tmp_path, getattr(request, "param", EARLIER)) as site:
         yield site
 
 
 SERVERS, BOXES = ["proxy", "cloud"], [f"edge-{number}" for number in range(1, DEVICES + 1)]
 
 
+@pytest.mark.parametrize("live", [EARLIER, BEFORE_HALF], indirect=True)
 @pytest.mark.parametrize("first", ["servers", "devices"])
 def test_a_job_runs_through_while_every_party_is_brought_up(live: UpgradedSite, first: str) -> None:
     for name in live.configs:

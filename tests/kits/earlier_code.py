@@ -14,6 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # Before devices numbered their answers: its hellos and uploads end before those fields.
 EARLIER = "67360939fccd63985d46d83a97254c63a7b3c70f"
+# Before knobs, commands and second ways were halved: its site files have 211 keys.
+BEFORE_HALF = "4bc41794"
 SOURCES = ("edgeveil", "edge_client", "cloud_server", "proxy", "tools")
 
 

@@ -19,7 +19,7 @@ from edgeveil.sites.broker_profiles import ProfileName
 from edgeveil.sites.policy import Policy
 from edgeveil_tools.cloud_client import Cloud
 from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, ListenerTls, free_ports
-from edgeveil_tools.site.provision import CellPorts, Ports, SitePlan, provision
+from edgeveil_tools.site.provision import CellPorts, Ports, Site, SitePlan, provision
 from tests.kits.profiled_broker import ProfiledBroker
 
 WAIT_S = 60.0
@@ -97,7 +97,7 @@ class LiveSite:
             # Little more room than digits need, so that a slow machine too has time for trials.
             policy=(policy or Policy(max_inference_epsilon=500)).with_room(500 // devices),
         )
-        self.site = provision(self.plan)
+        self.site = self.provisioned()
         self.logs = folder / "logs"
         self.logs.mkdir()
         self.brokers: dict[str, BrokerProcess] = {}
@@ -120,6 +120,10 @@ class LiveSite:
                 else ProfiledBroker(broker, folder / domain, limits, users=users)
             )
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def provisioned(self) -> Site:
+        """Write the site's files."""
+        return provision(self.plan)
 
     def __enter__(self) -> LiveSite:
         for broker in self.brokers.values():
