@@ -25,7 +25,6 @@ from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.exchange import EVALUATIONS, KEPT, Answer, Array, Tensors
 from edgeveil.parts.features import match_artifacts
-from edgeveil.parts.methods import METHODS
 from edgeveil.privacy.derived import NoiseFor, Question
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.ledger import Ledger, Receipt
@@ -144,18 +143,9 @@ class RoundWork:
         if why:
             self._say(f"a job is declined, {short_name(job_id)}: {why}")
         else:  # those of the start may have been of another share, or gone with a job
-            self._warn(job.plan)
             self._read_ahead(job.plan.job.data)
         before = self._trial(job_id) or JobTrial()
         self._put_trial(job_id, JobTrial(found.needed_s, why, before.overruns))
-
-    def _warn(self, plan: Plan) -> None:
-        """Say what the owner should know of how this box plays the job."""
-        train = plan.job.train
-        warning = METHODS[train.method].box_warning
-        said = warning(train) if warning and self.site.role == "train" else ""
-        if said:
-            self._say(f"a job is played in another way here: {said}")
 
     def judge_release(
         self, manifest: Manifest, package: ReleasePackage

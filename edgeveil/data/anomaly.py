@@ -1,8 +1,5 @@
-"""Labels where what is usual is learned, and what is not is told by it: normal or anomalous.
-
-A record may have no label: it is learned from, as a normal one is. Labels are whole numbers as they
-are everywhere, and a file of numbers has 0 for normal and any class above it for anomalous.
-"""
+"""Labels where what is usual is learned: 0 for normal, any class above for anomalous; a record
+without a label is learned from too."""
 
 from __future__ import annotations
 

@@ -64,8 +64,8 @@ def check_records(
     input_range: tuple[float, float] | None = None,
     anomaly: bool = False,
 ) -> DataReport:
-    """Count what learning will drop or clip. `classes`, shape and range come from the job, and
-    whether it learns what is normal (`anomaly`)."""
+    """Count what learning will drop or clip; `classes`, shape, range and `anomaly` come from the
+    job."""
     shape = tuple(training.x.shape[1:])
     y = np.concatenate([training.y, evaluation.y])
     finite = np.concatenate([_finite(training), _finite(evaluation)])
@@ -97,8 +97,8 @@ _NEARLY_ALL = 0.9
 
 
 def schema_problems(schema: DataSchema, found: Encoded) -> list[str]:
-    """One line for each thing in a table that is not as the schema says; empty if all is as it
-    says. For the owner's own console alone."""
+    """One line for each thing in a table that is not as the schema says. For the owner's console
+    alone."""
     ranges = {name: one.number for one in schema.columns or () for name in one.names}
     told = [line for one in found.columns for line in _column_problems(one, ranges[one.name])]
     if found.unknown_labels and schema.target is not None:

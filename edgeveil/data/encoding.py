@@ -1,9 +1,8 @@
-"""A schema makes numbers of records: the same numbers on every device.
+"""A schema makes numbers of records, the same on every device.
 
-What a record becomes follows from the schema and the record alone, and nothing that a record holds
-fails: what cannot be read as its column says is a missing value, a row of another width, or with a
-label that is none of the classes, is a record that learning drops. Only what a file's *form* lacks
-is refused: a column. Values are computed one by one, by operations that are correctly rounded.
+What a record becomes follows from schema and record alone, and no record fails: what cannot be read
+is a missing value; a row of another width, or with an unknown label, is dropped by learning. Only a
+lacking column is refused.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ class ColumnTally:
 
     @property
     def outside(self) -> int:
-        """Values that are not what the schema says."""
         return self.unreadable + self.clipped + self.unknown
 
 
@@ -64,10 +62,8 @@ class Encoded:
 
 
 def cell_text(value: Any) -> str:
-    """A value as the text of a cell, the same from whatever kind of file or request, and whatever
-    type the other cells of its column gave it: a number reads alike with gaps and with more decimal
-    places beside it, a text among bytes, a time among zones, midnight as a date. What is missing is
-    empty; lists and structures, which take their form from each other, are all one text."""
+    """A value as the text of a cell, whatever file, and whatever type the other cells of its column
+    gave it. What is missing is empty; lists and structures are all one text."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -91,7 +87,6 @@ def cell_text(value: Any) -> str:
 
 
 def _rounded(value: int) -> float:
-    """A whole number as a column with a gap holds it."""
     try:
         return float(value)
     except OverflowError:
@@ -99,11 +94,11 @@ def _rounded(value: int) -> float:
 
 
 class RowEncoder:
-    """Rows of text -> records. `names` are the columns of the file, in its order.
+    """Rows of text -> records; `names` are the file's columns in order.
 
-    Raises DataError for a column that the file lacks; `labelled`: whether the label's is needed,
-    None: if it is there, as always where records need no label. With a `limit` so many rows are
-    kept, however wide the schema makes them; the tallies count the others too.
+    DataError for a lacking column. `labelled`: whether the label is needed, None: if it is there,
+    as always where records need none. With a `limit` so many rows are kept; tallies count the
+    others too.
     """
 
     def __init__(
@@ -151,8 +146,8 @@ class RowEncoder:
         self._labels, self._broken, self._digests = array("q"), array("b"), bytearray()
 
     def add(self, cells: Sequence[str]) -> str:
-        """One row; what is wrong with it as a whole, or "". Raises nothing for what it holds, and
-        without a limit RecordsError where all rows would take more than the most bytes."""
+        """Add one row; returns what is wrong with it as a whole, or "". Without a limit
+        RecordsError where all rows would take too many bytes."""
         self._make_room(len(self._labels) + 1)
         whole = len(cells) == self._width
         self._digests += stored_digest(cell.encode("utf-8", "surrogatepass") for cell in cells)
@@ -198,7 +193,6 @@ class RowEncoder:
             self._keep_limit()
 
     def _keep_limit(self) -> None:
-        """Drop rows beyond the limit. Which stay follows from the rows, not from when this is."""
         if self._limit is None or len(self._labels) <= self._limit.count:
             return
         digests = digest_rows(self._digests)
@@ -215,7 +209,6 @@ def _chosen(values: array[Any], chosen: NDArray[np.int64]) -> array[Any]:
 
 
 def _label_reader(schema: DataSchema) -> Callable[[str], int]:
-    """What makes a label of a cell."""
     target, numbers = schema.target, schema.label.numbers
     missing = frozenset(("", *schema.missing))
     if schema.anomaly:
@@ -310,10 +303,8 @@ def digest_rows(digests: bytes | bytearray) -> NDArray[np.float32]:
 
 
 def pictures(schema: DataSchema, x: NDArray[np.float32], where: str) -> NDArray[np.float32]:
-    """Pictures (n, h, w), (n, 3, h, w) or (n, h, w, 3) as the schema's records, 0 to 255.
-
-    Raises DataError for arrays of another shape.
-    """
+    """Pictures (n, h, w), (n, 3, h, w) or (n, h, w, 3) as the schema's records, 0 to 255. Raises
+    DataError for another shape."""
     image = schema.image
     if image is None:
         raise DataError(

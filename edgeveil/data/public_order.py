@@ -1,10 +1,5 @@
-"""Seeded orders that are the same on every machine and with every library version.
-
-Public, so fit for demonstrations and partitions, and never for noise or selection. By such an order
-records are held back that no device gets, for the cloud to test on: a public share, of all classes
-alike. That goes by index and by all labels, so it is only for the digits, which are nobody's
-records.
-"""
+"""Seeded public orders, the same on every machine and with every library version: for
+demonstrations and partitions, never for noise or selection."""
 
 from __future__ import annotations
 
@@ -20,21 +15,15 @@ SPLIT_SEED = 0
 
 
 def public_order(count: int, seed: int, label: str) -> NDArray[np.int64]:
-    """A permutation of `range(count)`, shape (count,), sorted by SHA-256(label, seed, index).
-
-    Public and reproducible, so it is fit for demonstrations and partitions and never for noise
-    or selection. numpy may change its random streams between versions; a hash does not.
-    """
+    """A permutation of `range(count)`, sorted by SHA-256(label, seed, index): numpy may change its
+    random streams."""
     prefix = f"edgeveil/v1/{label}/{seed}/".encode()
     digests = [sha256(prefix + str(index).encode()).digest() for index in range(count)]
     return np.array(sorted(range(count), key=digests.__getitem__), dtype=np.int64)
 
 
 def public_chance(seed: int, label: str) -> np.random.RandomState:
-    """Seeded chance of one label, for demonstrations and partitions and never for noise that hides.
-
-    numpy has frozen the streams of this generator, and of no newer one.
-    """
+    """Seeded chance of one label, of the one generator whose streams numpy has frozen."""
     digest = sha256(f"edgeveil/v1/{label}/{seed}".encode()).digest()
     return np.random.RandomState(np.frombuffer(digest, dtype="<u4"))
 
@@ -42,10 +31,8 @@ def public_chance(seed: int, label: str) -> np.random.RandomState:
 def hold_back(
     records: Records, count: int, seed: int = SPLIT_SEED, label: str = "held"
 ) -> tuple[Records, Records]:
-    """(rest, held): `count` records are held, of each class in proportion (largest remainder).
-
-    The same everywhere for one `seed` and `label`. Raises DataError if there are fewer records.
-    """
+    """(rest, held): `count` records are held, of each class in proportion (largest remainder). By
+    index and all labels, so for published records alone. DataError if there are fewer."""
     if not 0 <= count <= len(records):
         raise DataError(
             f"cannot hold back {count} of {len(records)} records",

@@ -1,7 +1,4 @@
-"""What is learned from: records and their labels, and what every source checks of them.
-
-Sizes and shapes are checked before memory is taken.
-"""
+"""Records and their labels, and what every source checks of them before memory is taken."""
 
 from __future__ import annotations
 
@@ -24,12 +21,9 @@ OPAQUE = "OV"  # kinds of NumPy arrays that no file is read for: objects, struct
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """One device's training (or evaluation) records: `x` (n, ...) float32, `y` (n,) int64.
-
-    Those that a schema made numbers of have `stored` (n, k) beside them, which follows from each
-    record as it lies in its file. Compared and hashed by identity, so that what is computed of them
-    can be kept beside them; the arrays are never changed in place.
-    """
+    """Records of one device: `x` (n, ...) float32, `y` (n,) int64, and with a schema `stored` (n,
+    k), which follows from each record as it lies in its file. Compared and hashed by identity,
+    never changed in place."""
 
     x: NDArray[np.float32]
     y: NDArray[np.int64]
@@ -40,8 +34,7 @@ class Records:
 
     @property
     def places(self) -> NDArray[np.float32]:
-        """What it follows from where each record stands (n, ...): the record as it is stored, so
-        that it stands there whatever a job makes of it."""
+        """What decides where each record stands (n, ...): the record as it is stored."""
         return self.x if self.stored is None else self.stored
 
     def at(self, chosen: NDArray[np.int64] | NDArray[np.bool_]) -> Records:
@@ -77,10 +70,8 @@ def require_room(shape: Sequence[int], item_bytes: int, max_bytes: int, where: s
 def as_records(x: NDArray[Any], y: NDArray[Any], where: str) -> Records:
     """Records from any numeric `x` (n, ...) and labels `y` (n,).
 
-    Raises DataError for shapes and for structures, which belong to the source as a whole; never for
-    a value, since whether a device takes part may not depend on a record: NumPy gives a whole array
-    the type of one text, or one None, in it. Two arrays of shape (0,), as an empty list is stored,
-    are no records: x is then (0, 0).
+    Raises DataError for shapes and structures, never for a value, since taking part may not depend
+    on a record. Two arrays of shape (0,), an empty list, are no records: x is then (0, 0).
     """
     if x.shape == y.shape == (0,):
         x = x.reshape(0, 0)
@@ -110,8 +101,7 @@ def as_records(x: NDArray[Any], y: NDArray[Any], where: str) -> Records:
 
 
 def plain_numbers(array: NDArray[Any]) -> NDArray[Any]:
-    """The numbers of an array of any type, objects too; NaN for each value that is none, whatever
-    the others are."""
+    """The numbers of an array of any type, objects too; NaN for each value that is none."""
     kind = array.dtype.kind
     if kind == "O":
         values = [_number(value) for value in array.ravel()]

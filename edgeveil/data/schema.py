@@ -1,8 +1,5 @@
-"""What the columns, pictures and labels of a data set are called, and what values they may have.
-
-A job's `data.schema`: public, and the same for all. Here stands its shape, and what follows from
-it; `edgeveil.data.encoding` makes numbers of records by it.
-"""
+"""A job's `data.schema`: names and public values of a data set's columns, pictures and labels.
+`data.encoding` makes numbers of records by it."""
 
 from __future__ import annotations
 
@@ -168,8 +165,7 @@ class DataSchema(Block):
 
     @property
     def classes(self) -> int:
-        """How many labels there are; of a number, the steps of its range. A label that says nothing
-        is refused by itself, and not for its count too."""
+        """Number of labels; of a number, the steps of its range."""
         return max(2, len(self.label.names)) if self.target is None else LABELS
 
     @property
@@ -203,16 +199,15 @@ def schema_metadata(schema: DataSchema) -> dict[str, str]:
 
 
 def without_location(text: str) -> str:
-    """JSON text, or a name, without a word that nobody opens a graph with: it would mark a tensor
-    outside of it."""
+    """JSON text without a word that nobody opens a graph with: it would mark a tensor outside."""
     return text.replace("location", r"\u006cocation")
 
 
 def schema_in(
     properties: Mapping[str, str], input_shape: Sequence[int | None]
 ) -> DataSchema | None:
-    """The inverse of `schema_metadata`; None where there is none. Raises DataError, also for one of
-    larger or smaller records than those that the model takes."""
+    """Inverse of `schema_metadata`, None without one. DataError, also if its records are not of the
+    model's size."""
     text = properties.get(SCHEMA)
     if text is None:
         return None

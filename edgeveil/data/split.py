@@ -1,14 +1,8 @@
-"""Where each record of a device stands: it trains or evaluates, and it may hold a slot.
+"""Where each record of a device stands: training or evaluation, and its slot.
 
-Each is placed by a keyed hash of its own bytes, under the device's split key, once and for good. So
-a restart changes nothing, and adding or removing one record moves no other, which the record-level
-guarantee needs.
-
-- *The split.* Neighbours differ in one half, by one record. The halves never overlap, and equal
-  inputs always share one; their sizes are therefore only about the share asked for.
-- *The slots* of a `per_sample` upload: at most one evaluation record speaks in each. What one
-  record changes stands in its own slot: if it ranks first there it takes the slot from, or leaves
-  it to, the next one. How many slots there are is public.
+By a keyed hash of its own bytes under the device's split key, for good: a restart changes nothing,
+one record more moves no other, and halves never overlap. In a slot of a `per_sample` upload at most
+one evaluation record speaks: the first by rank. The number of slots is public.
 """
 
 from __future__ import annotations
@@ -36,12 +30,10 @@ EMPTY = -1  # the index in an empty slot
 def split_once(
     x: NDArray[np.float32], evaluation_share: float, split_key: bytes
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(training, evaluation) indices of records x (n, ...), in ascending order.
+    """(training, evaluation) ascending indices of records x (n, ...).
 
-    A record is for evaluation when HMAC-SHA256(split_key, its float32 bytes) falls below
-    `evaluation_share` in [0, 1]. The label takes no part, so that one image that was labelled
-    twice cannot stand in both halves. A larger share only moves records from training to
-    evaluation. Raises DataError for a share outside [0, 1] or a key that is not 32 bytes.
+    For evaluation when HMAC-SHA256(split_key, float32 bytes) is below `evaluation_share` in [0, 1];
+    the label takes no part. DataError for another share or a key that is not 32 bytes.
     """
     if not 0.0 <= evaluation_share <= 1.0:
         raise DataError(
@@ -62,8 +54,8 @@ def split_once(
 def kept_places(
     halves: Sequence[NDArray[np.float32]], most: int, key: bytes
 ) -> list[NDArray[np.int64]]:
-    """Of each half's records x (n, ...) the indices of those that are among the `most` of least
-    rank in all halves, ascending; the rank is HMAC-SHA256 under the device's split `key`."""
+    """Per half the ascending indices of the `most` records x (n, ...) of least rank in all halves,
+    by HMAC-SHA256 under the split `key`."""
     ranked = sorted(
         (hmac.digest(key, context(RECORD_RANK, row.tobytes()), "sha256"), half, index)
         for half, x in enumerate(halves)
@@ -90,9 +82,8 @@ class RecordLimit:
 def sample_slots(x: NDArray[np.float32], slots: int, key: bytes) -> NDArray[np.int64]:
     """The index in x (n, ...) of each slot's record (slots,); `EMPTY` where there is none.
 
-    By HMAC-SHA256 under the device's split `key`, with a label of its own: 16 bytes choose the
-    slot, the whole digest ranks, the least first. Records with NaN or infinity take no slot.
-    Equal records have one place, whichever of them holds it.
+    Of HMAC-SHA256 under the split `key`, 16 bytes choose the slot and the whole ranks. Records not
+    finite take no slot.
     """
     rows = canonical_rows(x)
     held = np.full(slots, EMPTY, dtype=np.int64)
@@ -106,10 +97,8 @@ def sample_slots(x: NDArray[np.float32], slots: int, key: bytes) -> NDArray[np.i
 
 
 def load_split_key(path: Path) -> bytes:
-    """The device's 32-byte split key; made (mode 0600) at the first call, the same ever after.
-
-    If the file is lost, records may change halves and be used in both: keep it with the ledger.
-    """
+    """The device's 32-byte split key, made (mode 0600) at the first call. If it is lost, records
+    may change halves and be used in both: keep it with the ledger."""
     if path.exists():
         key = path.read_bytes()
         _check_key(key, str(path))

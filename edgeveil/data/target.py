@@ -1,8 +1,5 @@
-"""A number that is learned to tell, and the whole number that stands for it among labels.
-
-A public range becomes t in [-1, 1], and t the step that it lies at: labels are whole numbers
-everywhere, also of a table whose label is a number.
-"""
+"""A label that is a number: its public range becomes t in [-1, 1], and t the whole-number step that
+it lies at."""
 
 from __future__ import annotations
 
@@ -26,7 +23,6 @@ class TargetRange:
 
     @property
     def middle(self) -> float:
-        """Where t is 0."""
         return self.low / 2 + self.high / 2
 
     @property

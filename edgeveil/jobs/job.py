@@ -432,6 +432,11 @@ class Job(Block):
         for key, value in self.train.left_out.items():
             if plain["train"][key] == value:
                 del plain["train"][key]
+        parts = (self.train, self.model, *self.features, *self.update)
+        blocks = (plain["train"], plain["model"], *plain["features"], *plain["update"])
+        for part, block in zip(parts, blocks, strict=True):
+            if part is not None:
+                block |= part.settled
         text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return text.encode("ascii")
 

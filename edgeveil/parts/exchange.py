@@ -1,8 +1,7 @@
-"""What a training method is: a plan of exchanges, a device half and a cloud half.
+"""A training method: a plan of exchanges, a device half and a cloud half.
 
-An *exchange* is one broadcast and the uploads that answer it. A method's preparatory
-phases (for `fm`: centring and the quadratic) are exchanges before the training rounds.
-Devices send sums over records as named segments; the cloud sees only their mean.
+An *exchange* is one broadcast and its answers. Preparatory phases (of `fm`: centring, the
+quadratic) precede the training rounds. Devices send named segments; the cloud sees their mean only.
 """
 
 from __future__ import annotations
@@ -35,11 +34,10 @@ KEPT = "kept/"  # before the name of what a device keeps to itself, among an ans
 
 @dataclass(frozen=True)
 class Exchange:
-    """One broadcast and its answers. `index` counts from 1 over the whole job.
+    """One broadcast and its answers; `index` counts from 1 over the job.
 
-    `phase` is `train` for training rounds, one of EVALUATIONS where the model after one is
-    evaluated, else the preparatory phase's name; `number` is the training round's number from 1, 0
-    in a preparatory phase. `infer` asks for softmax uploads.
+    `phase` is `train`, one of EVALUATIONS, or a preparatory phase's name; `number` is the training
+    round's, 0 in a preparatory phase. `infer` asks for softmax uploads.
     """
 
     index: int
@@ -49,23 +47,21 @@ class Exchange:
 
     @property
     def label(self) -> str:
-        """What a person reads of it."""
         return exchange_label(self.phase, self.number)
 
     @property
     def carries_model(self) -> bool:
-        """Whether devices are sent the model itself: they run it on their evaluation records."""
+        """Whether devices get the model itself, to run it on their evaluation records."""
         return self.infer or self.evaluates
 
     @property
     def evaluates(self) -> bool:
-        """Whether devices sum over their evaluation records, and train nothing."""
+        """Whether devices sum over evaluation records and train nothing."""
         return self.phase in EVALUATIONS
 
 
 def exchange_label(phase: str, number: int) -> str:
-    """What a person reads of an exchange: `centre`, `round 3`, `evaluation of round 3`, `clusters
-    of round 3`."""
+    """For a person: `centre`, `round 3`, `evaluation of round 3`, `clusters of round 3`."""
     of = {
         TRAIN: f"round {number}",
         EVALUATE: f"evaluation of round {number}",
@@ -75,7 +71,7 @@ def exchange_label(phase: str, number: int) -> str:
 
 
 def short_label(phase: str, number: int) -> str:
-    """The same in a table's first column: `centre`, `3`, `3, evaluated`."""
+    """The same for a table: `centre`, `3`, `3, evaluated`."""
     of = {EVALUATE: f"{number}, evaluated", CLUSTER: f"{number}, clustered"}
     return of.get(phase, str(number or phase))
 
@@ -91,11 +87,10 @@ def exchanges(preparation: Sequence[str], rounds: int) -> tuple[Exchange, ...]:
 
 @dataclass(frozen=True)
 class SegmentSpec:
-    """Name, shape and dtype of one uploaded tensor; public, so its size says nothing.
+    """Public form of one uploaded tensor.
 
-    With `bits` its integers are summed mod 2^bits under masks, and only the sum is seen. With
-    `largest` no sound upload has a value beyond ±that, and one that has does not count; nor does a
-    sum of n uploads with a value beyond n times that.
+    `bits`: integers summed mod 2^bits under masks, only the sum is seen. `largest`: an upload with
+    a value beyond ±that does not count, nor a sum of n beyond n times that.
     """
 
     name: str
@@ -106,12 +101,11 @@ class SegmentSpec:
 
     @property
     def count(self) -> int:
-        """Numbers in it."""
         return math.prod(self.shape)
 
     @property
     def byte_count(self) -> int:
-        """Bytes of the raw tensor, little-endian, C order; of one that is summed, packed."""
+        """Bytes of the raw tensor, little-endian, C order; packed where summed."""
         if self.bits:
             return Ring(self.count, self.bits).byte_count
         return self.count * np.dtype(self.dtype).itemsize
@@ -135,10 +129,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Aim:
-    """What an exchange's segments are about: the global `weights`, by the segments' names.
-
-    `change`: a segment is added to them; else it takes their place.
-    """
+    """The global `weights` that segments are added to (`change`) or replace."""
 
     weights: Tensors
     change: bool
@@ -169,11 +160,8 @@ class DeviceMethod(Protocol):
         random_bytes: RandomBytes,
         processor: str = "auto",
     ) -> Answer:
-        """Noised segments for this exchange; the events equal `price(exchange)`.
-
-        `processor` is `cuda`, `mps`, `cpu`, or `auto` for the best one there is. Raises
-        `ProtocolError` for a package of wrong form, before any record is read.
-        """
+        """Noised segments, whose events equal `price(exchange)`. `processor`: `cuda`, `mps`, `cpu`
+        or `auto`. Raises ProtocolError for a malformed package before any record is read."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What a job tells a method beside the method's own parameters; all of it is public."""
+"""What a job tells a method beside its own parameters; all public."""
 
 from __future__ import annotations
 
@@ -26,18 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MethodContext:
-    """The public facts that both halves of a method are built from.
+    """Public facts that both halves of a method are built from.
 
-    `epsilon` and `delta` bound the whole training of one device's data set, for a device that takes
-    part in at most `max_participations` training rounds. `input_shape` is a record's,
-    `nominal_records` the public divisor per device, `devices` the number expected per round.
-    `projection` names the federated PCA that follows the public `features`, if any. `network` is
-    what methods that upload updates train, on the `features` where it is `mapped` and on records
-    else, `stages` what these then pass through; `whole` asks for an update in one segment.
-    `summed`: uploads are integers that are summed under masks, so many at most; 0: they are seen
-    one by one. `honest`: so many devices in each sum are counted on to add their part of the noise;
-    0: each adds all of it. `regression`: labels stand for a number (`edgeveil.data.target`), and
-    `classes` is how many there are. `anomaly`: what is normal is learned (`edgeveil.data.anomaly`).
+    `epsilon`, `delta` bound the training of one device in at most `max_participations` rounds;
+    `nominal_records` is the public divisor per device, `devices` the number expected per round.
+    `projection`: the federated PCA after the `features`. `network` is trained on the `features`
+    where `mapped`, else on records; its updates pass the `stages`, in one segment if `whole`.
+    `summed`: most uploads summed under masks, 0 for none; `honest`: devices per sum that share the
+    noise, 0: each adds all. `regression`: labels are numbers (`data.target`). `anomaly`: what is
+    normal is learned (`data.anomaly`).
     """
 
     epsilon: float
@@ -71,20 +68,19 @@ class MethodContext:
                 raise PrivacyError(f"{name}: must be at least {least}, got {getattr(self, name)}")
 
     def learned_from(self, records: Records) -> NDArray[np.bool_]:
-        """Mask (n,) of what is learned from: all values finite, and a label of the classes, or none
-        that says anomalous. Each record decides alone."""
+        """Mask (n,) of records with finite values and a valid label; each decides alone."""
         if self.anomaly:
             return learned_from(records.y) & finite_records(records.x)
         return valid_records(records.x, records.y, self.classes)
 
     @property
     def feature_dimension(self) -> int:
-        """D, the number of values that the public feature map gives."""
+        """D, values of the public feature map."""
         return self.features.output_dim(self.input_shape)
 
     @property
     def dimension(self) -> int:
-        """d, the number of features that the method learns on: D, or what PCA keeps of it."""
+        """d, features that the method learns on: D, or what PCA keeps of it."""
         if self.projection is None:
             return self.feature_dimension
         return self.projection.output_dim(self.feature_dimension)
@@ -107,20 +103,16 @@ class MethodParameters(PartBlock):
 
     @property
     def bias(self) -> bool:
-        """Whether the head of classes that is learned has a bias."""
         return False
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodPart(BlockPart):
-    """The declaration of a training method: its two halves, each made of parameters and setting.
+    """Declaration of a training method: its two halves, each made of parameters and setting.
 
-    `learns_on`: `features`, `model` for a method that trains the job's model and uploads what
-    changed, or `nothing`. `regression`: it learns labels that are numbers, too. `anomaly`: it
-    learns what is normal. `summed`: it can upload integers of which only sums are seen. `shares`:
-    its noise may then be shared. `refuses` gives keys of the job and why their values cannot stand
-    with this method. `box_warning` says what a device's owner should know of how this box plays the
-    job, or "".
+    `learns_on`: `features`, `model` (uploads its change) or `nothing`. `regression`, `anomaly`:
+    learns numbers, or what is normal. `summed`: can upload integers for masked sums; `shares`: with
+    shared noise. `refuses`: keys of the job and why they cannot stand with this method.
     """
 
     family: ClassVar[str] = "methods"
@@ -137,7 +129,6 @@ class MethodPart(BlockPart):
     summed: bool = False
     shares: bool = False
     refuses: Callable[[Any, MethodContext], Iterable[tuple[tuple[str, ...], str]]] | None = None
-    box_warning: Callable[[Any], str] | None = None
 
 
 def network_of(setting: MethodContext) -> Network:

@@ -35,10 +35,7 @@ if TYPE_CHECKING:
 
 
 def held_records(data: DataSource, schema: DataSchema | None = None) -> Records:
-    """What a cloud tests models on: records that no device gets, or a file of the cloud's own.
-
-    Read by a job's `schema`, if it has one.
-    """
+    """What a cloud tests models on: records that no device gets, or a file of its own."""
     test = source_part(data.source).test
     origin = origin_of(data, schema)
     if test is not None:
@@ -56,11 +53,10 @@ def held_records(data: DataSource, schema: DataSchema | None = None) -> Records:
 def own_records(
     data: DataSource, schema: DataSchema | None = None, limit: RecordLimit | None = None
 ) -> Records:
-    """All records of this device, its shard where one is set. Raises DataError, UsageError.
+    """All records of this device, its shard where set. Raises DataError, UsageError.
 
-    `limit`: what a schema makes too wide for memory is cut to so many records as it is read, by the
-    order of `at_most`, unless records are first dealt or held back. Without one too many raise
-    RecordsError.
+    `limit`: records that a schema makes too wide are cut to so many as they are read, by the order
+    of `at_most`, unless records are dealt or held back; without one too many raise RecordsError.
     """
     shard, origin = data.shard, origin_of(data, schema)
     if shard is None:
@@ -87,11 +83,8 @@ def dealt_records(
     seed: int,
     classes: int | None = None,
 ) -> tuple[Records, Shares]:
-    """A whole data set as its devices hold it, and each device's indices into it.
-
-    A published one is dealt by index, an owner's own by each record alone. Kept, so that the many
-    devices of one process read and deal their data set once.
-    """
+    """A whole data set as its devices hold it, and each device's indices; published ones by index,
+    an owner's by each record. Cached for the devices of one process."""
     records = devices_records(source, origin)
     if not brings_its_test(source):
         return deal_own(records, devices, rule, seed, classes)
@@ -108,7 +101,6 @@ def devices_records(source: str, origin: Origin) -> Records:
 
 @lru_cache(maxsize=1)
 def _halves(source: str, origin: Origin) -> tuple[Records, Records]:
-    """The devices' part and the cloud's of a file that they share, read once for both."""
     share = origin.test_share or 0.0
     return hold_back_share(load_records(source, origin), share, origin.test_fold)
 
@@ -121,14 +113,14 @@ def device_records(
     schema: DataSchema | None = None,
     most: int | None = None,
 ) -> tuple[Records, Records]:
-    """(training, evaluation) records of this device; disjoint and the same at every start, and for
-    every schema that jobs read them by. `most`: no more need be read, see `own_records`."""
+    """(training, evaluation) records of this device: disjoint, the same at every start and for
+    every schema. `most`: see `own_records`."""
     limit = None if most is None else RecordLimit(most, split_key)
     return halves(own_records(data, schema, limit), split_key, evaluation_share)
 
 
 def halves(records: Records, split_key: bytes, share: float) -> tuple[Records, Records]:
-    """(training, evaluation): where each record stands follows from the record as it is stored."""
+    """(training, evaluation), by each record as it is stored."""
     training, evaluation = split_once(records.places, share, split_key)
     return take(records, training), take(records, evaluation)
 
@@ -136,11 +128,8 @@ def halves(records: Records, split_key: bytes, share: float) -> tuple[Records, R
 def at_most(
     training: Records, evaluation: Records, most: int, split_key: bytes
 ) -> tuple[Records, Records]:
-    """The halves as they are, or without those of their records that rank last where there are more
-    than `most` together.
-
-    By HMAC-SHA256 of a record as it is stored: one record more then takes the place of another.
-    """
+    """The halves, without the records that rank last by HMAC-SHA256 where there are more than
+    `most`: one record more takes the place of another."""
     if len(training) + len(evaluation) <= most:
         return training, evaluation
     chosen = kept_places((training.places, evaluation.places), most, split_key)
@@ -148,10 +137,8 @@ def at_most(
 
 
 def of_shape(records: Records, input_shape: tuple[int, ...]) -> Records:
-    """The records, if they have as many values as those of `input_shape`; else DataError.
-
-    An empty list is stored without its records' shape, (0, 0): it is no records of any shape.
-    """
+    """The records, if they have as many values as `input_shape`, else DataError. An empty list,
+    stored as (0, 0), fits any shape."""
     shape = records.x.shape[1:]
     if math.prod(shape) == math.prod(input_shape):
         return records
@@ -165,12 +152,10 @@ def of_shape(records: Records, input_shape: tuple[int, ...]) -> Records:
 
 
 def take(records: Records, indices: NDArray[np.int64]) -> Records:
-    """The records at `indices`, copied."""
     return records.at(indices)
 
 
 def origin_of(data: DataSource, schema: DataSchema | None = None) -> Origin:
-    """Where the records of a `data` block are, for a job of this schema."""
     return Origin(
         path=data.path,
         labels_path=data.labels_path,

@@ -1,15 +1,13 @@
-"""What a part is: one name of the YAML, declared by the file that implements it.
+"""A part is one name of the YAML, declared by the file that implements it.
 
-A file of a family's folder ends with `PART = …`, or with `PARTS = (…, …)` where several names share
-one implementation. A `PartTable` finds them, and the parts that plug-ins bring (`plugins.py`);
-nothing else lists names. Tables are read when they are first asked for a name, so a process that
-names no method has loaded none.
+A file ends with `PART = …` or `PARTS = (…, …)`. A `PartTable` finds them, and those of plug-ins
+(`plugins.py`), when first asked for a name; nothing else lists names.
 """
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -21,6 +19,7 @@ from pydantic import (
     ConfigDict,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    model_validator,
 )
 from pydantic_core import CoreSchema, PydanticOmit, core_schema
 
@@ -36,23 +35,35 @@ class PartBlock(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
+    settled: ClassVar[Mapping[str, Any]] = {}
+    """Former keys with the only value they still take; a job's canonical bytes keep them."""
+
+
+class WithSettled(PartBlock):
+    """A block that has such keys. Apart, since past this validator JSON's lists are no tuples."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_settled(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {k: v for k, v in given.items() if cls.settled.get(k, ...) != v}
+
 
 def says_nothing(default: object) -> Callable[[object], bool]:
-    """`exclude_if` of a key that came later: where it says what was so before there was one, the
-    job's canonical bytes leave it out, so that earlier jobs keep them and earlier versions read
-    them."""
+    """`exclude_if` of a later key: at its default, canonical bytes leave it out, so that earlier
+    jobs keep theirs and earlier versions read them."""
     return lambda value: bool(value == default)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What is said of one name beside its implementation; a family's own class adds that.
+    """What a part says of itself.
 
-    `source`: the text that it is from, by author and year. `needs`: what a job or box must give it.
-    `reveals`: what a party learns by it. `privacy`: the status of its own release as set by
-    default, None where it makes none; `note` says which setting changes that. `example`: YAML that
-    names it. `name` and `summary` may be left out where parameters state them: the name is then the
-    only value of their tag, the summary that key's docstring.
+    `source`: author and year. `needs`: what a job or box must give. `reveals`: what a party learns.
+    `privacy`: status of its own release by default, None without one; `note`: what changes that.
+    `example`: YAML that names it. `name` and `summary` default to the only value of the parameters'
+    tag and its docstring.
     """
 
     family: ClassVar[str]
@@ -109,7 +120,6 @@ class PartTable(Table[P], Generic[P]):
 
     @cached_property
     def built_in(self) -> dict[str, P]:
-        """The parts of the package's own files."""
         folder = import_module(self.package)
         found: dict[str, P] = {}
         for file in pkgutil.iter_modules(folder.__path__):
@@ -144,15 +154,13 @@ class PartTable(Table[P], Generic[P]):
         return name in self._found()
 
     def get(self, name: str) -> P | None:
-        """The part of a name; None where there is none that can join."""
         return self._found().get(name)
 
     def names(self) -> list[str]:
-        """All names, those of plug-ins last."""
         return list(self._found())
 
     def known(self) -> list[str]:
-        """The same and those that cannot join."""
+        """All names, also those that cannot join."""
         return [*self._found(), *self.refused]
 
 
@@ -163,12 +171,9 @@ def declared_in(module: object) -> tuple[Any, ...]:
 
 
 class OneOf(Generic[B]):
-    """Annotates a field that takes the block of any part of a table.
-
-    The field's schema is that of the union of their parameters, discriminated by the tag; it is
-    made when the model is (re)built, from what the table holds then. A name that a plug-in declares
-    and that is not to be had here is refused with the reason.
-    """
+    """Annotates a field that takes the block of any part of a table: the union of their parameters
+    by tag, made when the model is (re)built. A plug-in's name that cannot join is refused with its
+    reason."""
 
     def __init__(self, table: PartTable[B]) -> None:
         self._table = table

@@ -1,15 +1,10 @@
-"""Updates: who makes one, what it passes through, and the form in which it travels.
+"""Updates: who makes one, the stages it passes, and its form on the wire.
 
-An *update* is the change of every weight that local training made, by the weights' names. It is
-made by the method's trainer and then passes through the job's stages, in their order. It travels
-as a segment a weight, or as one segment of them all.
+An *update* is the change of every weight by local training, a segment a weight or one of all.
 
-The clip norm of a stage may follow a quantile of the updates' norms (Andrew et al. 2021, algorithm
-1). Beside its update each device says whether that was within the clip norm, and the cloud moves
-the norm: C ← C·exp(−η·(share within − γ)). Both stand in one vector under one Gaussian noise: the
-update clipped to √(1 − s) of the sensitivity, the bit as ±√s of it, so the two together are within
-the whole, against a device that sends zeros. What follows from the noised sums is post-processing,
-and the next norm is public.
+A clip norm may follow a quantile of the updates' norms (Andrew et al. 2021, alg. 1): each device
+says beside its update whether that was within C, and C ← C·exp(−η·(share within − γ)). Both stand
+in one vector under one noise: the update clipped to √(1 − s) of the sensitivity, the bit ±√s of it.
 """
 
 from __future__ import annotations
@@ -37,10 +32,8 @@ SMALLEST_CLIP, LARGEST_CLIP = 1e-6, 1e6  # what a norm can become
 
 @dataclass(frozen=True)
 class AdaptiveClip:
-    """`quantile` γ, `rate` η, and the `share` s of the squared sensitivity that the bit has.
-
-    `first` is the clip norm of the first round.
-    """
+    """`quantile` γ, `rate` η, `share` s of the squared sensitivity that the bit has; `first`
+    round's C."""
 
     first: float
     quantile: float
@@ -50,26 +43,21 @@ class AdaptiveClip:
 
     @property
     def bit_steps(self) -> int:
-        """What a bit is worth."""
         return math.isqrt(int(self.share * self.sensitivity_steps**2))
 
     @property
     def update_steps(self) -> int:
-        """What an update is clipped to."""
         return math.isqrt(self.sensitivity_steps**2 - self.bit_steps**2)
 
     def steps(self, values: NDArray[np.float64], clip_norm: float) -> Int64:
-        """The update (d,) clipped to `clip_norm`, and its bit: (d + 1,), before any noise.
-
-        The L2 norm of the result is at most `sensitivity_steps`, whatever the update.
-        """
+        """The update (d,) clipped to `clip_norm` and its bit (d + 1,), before noise, of L2 norm
+        `sensitivity_steps` at most."""
         relative = values / clip_norm
         steps = clipped_steps(relative * self.update_steps, self.update_steps, 0)
         within = float(np.sqrt(np.square(relative).sum())) <= 1
         return np.append(steps, self.bit_steps if within else -self.bit_steps)
 
     def step(self, clip_norm: float) -> float:
-        """What one step of an update is worth."""
         return clip_norm / self.update_steps
 
     def moved(self, clip_norm: float, mean_bit: float) -> float:
@@ -89,10 +77,8 @@ Memory = dict[str, NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class Task:
-    """One training round on a device. `weights` are the global ones; `memory` may be changed.
-
-    `clip_norm` is the round's where it moves from round to round.
-    """
+    """One training round on a device: the global `weights`, `memory` that may be changed, and the
+    `clip_norm` where it moves."""
 
     exchange: Exchange
     network: Network
@@ -106,10 +92,8 @@ class Task:
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """How values travel where they are summed: as integers, in steps of 2**-`grid_bits`.
-
-    Sums have room for ±`largest` steps of each. Public.
-    """
+    """How values travel where summed: integers in steps of 2**-`grid_bits`, ±`largest` steps of
+    each."""
 
     grid_bits: int
     largest: int
@@ -137,14 +121,12 @@ class Trainer(Protocol):
 
 
 class BaseStage:
-    """One entry of a job's `update` list; as it stands without a price, a grid or a memory.
+    """One entry of a job's `update` list; here without price, grid or memory.
 
-    `protects`: its own events price the whole update, whatever the trainer did with the records;
-    an un-noised trainer then has no event of its own. `chooses`: it sets values to 0, and which
-    follows from what it is given. `leads`: it must stand first, beside what the trainer made.
-    `remembers`: what the device keeps follows from its upload, so that the next one tells of it.
-    `shares`: where uploads are summed, devices can share its noise. `wire` is the type in which
-    values travel after it; any but float32 stands last.
+    `protects`: its events price the whole update. `chooses`: it sets values to 0 by what it is
+    given. `leads`: it must stand first. `remembers`: what the device keeps follows from its upload.
+    `shares`: devices of a sum can share its noise. `wire`: type of values after it; any but float32
+    stands last.
     """
 
     protects = False
@@ -156,8 +138,7 @@ class BaseStage:
 
     @property
     def grid(self) -> FixedPoint | None:
-        """The grid that its noise stands on, so that noised integers can be summed: `steps` gives
-        them. None for a stage whose result is put on the usual grid."""
+        """Grid of its noise, so that noised integers (`steps`) are summed; None: the usual grid."""
         return None
 
     @property
@@ -178,8 +159,7 @@ class BaseStage:
         raise NotImplementedError
 
     def steps(self, task: Task, update: Update) -> Int64:
-        """The same as noised integers (d,), in the weights' order; of a stage with a `grid`. One
-        with a `clip` puts its bit behind them."""
+        """As `apply`, as noised integers (d,) in the weights' order, a `clip`'s bit behind them."""
         raise NotImplementedError
 
 
@@ -228,8 +208,7 @@ class StageParameters(PartBlock):
 
 @dataclass(frozen=True, kw_only=True)
 class StagePart(BlockPart):
-    """The declaration of a stage; `build(parameters, setting)` gives it, with a
-    `MethodContext` as setting."""
+    """Declaration of a stage, made by `build(parameters, setting)`."""
 
     family: ClassVar[str] = "stages"
     key: ClassVar[str] = "update"
@@ -240,7 +219,6 @@ class StagePart(BlockPart):
 
 
 def flat(update: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float64]:
-    """All values in a row, in the weights' order."""
     return np.concatenate([np.asarray(array, np.float64).ravel() for array in update.values()])
 
 
@@ -255,10 +233,8 @@ def shaped(update: Mapping[str, NDArray[np.float32]], values: NDArray[np.float64
 
 
 def largest(values: NDArray[np.float64], share: float) -> NDArray[np.bool_]:
-    """Which values (d,) are the largest in magnitude, a `share` of them, rounded up.
-
-    Of equal ones the earlier.
-    """
+    """Mask (d,) of the `share` of values largest in magnitude, rounded up; of equal ones the
+    earlier."""
     kept = np.zeros(values.size, bool)
     count = int(np.ceil(share * values.size))
     kept[np.argsort(-np.abs(values), kind="stable")[:count]] = True

@@ -200,7 +200,22 @@ _PROXY_LIMITS = {
 }
 _BLOBS = {"least_bytes": 1 << 20, "expires_s": 3600}
 RETIRED: dict[str, dict[str, object]] = {
-    "job": {"local_run.engine": "auto"},
+    "job": {
+        "local_run.engine": "auto",
+        "train.c1": 1.0,
+        "train.c2": 1.0,
+        "train.inertia": 0.1,
+        "train.spread": 0.01,
+        "train.moves": 2,
+        "train.loss_clip": 4.0,
+        "train.auxiliary": 64,
+        "train.teacher": None,
+        "model.dense": 1024,
+        "model.shortcut": "thin",
+        "update.*.dtype": "float16",
+        "update.*.clip_rate": 0.2,
+        "update.*.bit_share": 0.05,
+    },
     "broker": {"enforce_profile": None},
     "cloud": {
         "broker.backoff_cap_s": 15,

@@ -41,7 +41,7 @@ SUMS = [
     *((name, {"rounds": 2}) for name in METHODS if METHODS[name].shares and name != "fm"),
 ]
 FEATURES = 96
-STEPPING = {"dp_sgd": {}, "gep": {}, "rgp": {}, "pso_dp_sgd": {"particles": 2, "moves": 1}}
+STEPPING = {"dp_sgd": {}, "gep": {}, "rgp": {}, "pso_dp_sgd": {"particles": 2}}
 
 
 def random(*numbers):

@@ -12,7 +12,6 @@ from edgeveil.errors import PrivacyError, ProtocolError
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
 from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS, trains_model
-from edgeveil.parts.methods.pate import TeacherParameters
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.heads import WEIGHTS
 from edgeveil.parts.models.mlp import MlpParameters
@@ -56,7 +55,6 @@ def pca(name, noise="gaussian"):
 VARIANTS = {
     **{name: (name, {}, None) for name in METHODS},
     "fm, pure noise": ("fm", {"noise": "laplace"}, None),
-    "pate, teacher": ("pate", {"teacher": TeacherParameters(hidden=(4,))}, None),
     "fm, bare": ("fm", {"centre": False, "quadratic": "never"}, None),
     "fm, ldp_fpca": ("fm", {}, pca("ldp_fpca")),
     "fm, ldp_fpca, wishart": ("fm", {"centre": False}, pca("ldp_fpca", "wishart")),

@@ -1,26 +1,16 @@
-"""Minimum divergence: the uploads of a layer that turn the fewest signs (`min_divergence`).
+"""Rules that choose uploads by a score: `min_divergence` and `secprobe`.
 
-Cao et al. 2023 (DELM), algorithm 3 and equations 14 to 16. The divergence of a layer's upload
-is the share of the layer's weights whose sign it would change, zero counted positive. Per layer,
-k of n uploads are drawn without replacement with P(i) ∝ exp(-ε₃·divergence_i / 2n), or the k
-smallest are taken, and the mean of the k counts.
+`min_divergence` (Cao et al. 2023, alg. 3, eq. 14 to 16): the divergence of a layer's upload is the
+share of the layer's weights whose sign it would change, zero counted positive. Per layer, k of n
+uploads are drawn without replacement with P(i) ∝ exp(-ε₃·divergence_i / 2n), or the k smallest
+taken, and averaged. A layer is one segment.
 
-Deviations. The text calls the draw ε₃-DP. It is not: the mean of the drawn uploads is released,
-not their indices. On noised uploads it is post-processing. As divergences lie in [0, 1], two
-weights differ by at most e^(ε₃/2n): the draw is nearly uniform unless ε₃ is of the order of n.
-A layer here is one segment; with `proxy.shuffle: whole` that is the whole update.
+`secprobe` (Zhao et al. 2019, as Cao et al. describe it): a score is the number of the cloud's
+validation records that the global model with this one upload gets right; k are drawn at ε₃/k each,
+with sensitivity 1. These records are left out of the reported accuracy.
 
-SecProbe: uploads are scored on the cloud's own records, and good ones drawn (`secprobe`).
-
-Zhao et al. 2019 ("Privacy-preserving collaborative deep learning with unreliable participants"),
-as Cao et al. 2023 describe it: the server keeps validation records, scores every local model by its
-accuracy on them, and the exponential mechanism chooses whose models are averaged. A score is the
-number of validation records that the global model with this one upload gets right; k are drawn
-without replacement at ε₃/k each, with sensitivity 1 of the accuracy.
-
-Deviations. As in `min_divergence` the released mean is no index, so the choice has no proven
-guarantee of its own; on noised uploads it is post-processing. The validation records are left
-out of the accuracy that the cloud reports.
+Deviation of both: the mean of the drawn uploads is released, not their indices, so the draw is not
+the ε₃-DP that the texts claim; on noised uploads it is post-processing.
 """
 
 from __future__ import annotations
@@ -82,10 +72,8 @@ class MinDivergence(ChoosingRule):
 def sign_changes(
     arrays: Sequence[NDArray[np.generic]], weights: NDArray[np.generic], *, change: bool
 ) -> Int64:
-    """Per upload the number of weights whose sign it turns; equation 14 times the layer's size.
-
-    `change`: an upload is added to the weights; else it takes their place. 0 is positive.
-    """
+    """Per upload the number of weights whose sign it turns (eq. 14 times the layer's size).
+    `change`: an upload is added to the weights, else it replaces them. 0 is positive."""
     flat = weights.ravel()
     counts = np.zeros(len(arrays), np.int64)
     for index, array in enumerate(arrays):

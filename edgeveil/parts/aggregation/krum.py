@@ -1,8 +1,7 @@
-"""Krum: the uploads that stand nearest to most others (`krum`; Blanchard et al. 2017).
+"""Krum (Blanchard et al. 2017): the uploads nearest to most others.
 
-An upload's score is the sum of its squared L2 distances to its n − f − 2 nearest others, f being
-the number of uploads that may say anything. The k with the smallest scores are averaged: k = 1 is
-Krum, more are Multi-Krum.
+A score is the sum of squared L2 distances to the n − f − 2 nearest others, f the uploads that may
+be malicious. The k smallest scores are averaged: k = 1 is Krum, more Multi-Krum.
 """
 
 from __future__ import annotations

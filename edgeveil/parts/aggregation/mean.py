@@ -37,10 +37,10 @@ class AddedUp(Protocol):
 
 @dataclass(frozen=True)
 class Grids:
-    """Two public grids, on which sums of so many values up to a largest one are exact.
+    """Two public grids on which sums of many values are exact.
 
-    Added to a value and taken away again, an anchor rounds it to the grid of its last digit.
-    1.5 * 2^k has that digit at 2^(k-52), for every value up to 2^(k-1) and every sum up to 2^(k+1).
+    An anchor 1.5 · 2^k, added and subtracted, rounds to 2^(k-52), for values up to 2^(k-1) and sums
+    up to 2^(k+1).
     """
 
     coarse: float
@@ -48,24 +48,20 @@ class Grids:
 
     @classmethod
     def of(cls, largest: float, count: int, spare_bits: int = 0) -> Grids:
-        """For `count` finite values with absolute values up to `largest`, or 2^spare_bits times
-        that."""
+        """For `count` finite values up to 2^spare_bits times `largest` in size."""
         room = max(1, math.ceil(math.log2(count)))
         coarse = min(math.frexp(largest)[1] + room + spare_bits, _LARGEST_EXPONENT)
         return cls(math.ldexp(1.5, coarse), math.ldexp(1.5, coarse - _DIGITS + room))
 
     def covers(self, other: Grids) -> bool:
-        """Values for which `other` was chosen have room here; and those that are not rounded here
-        are not rounded there."""
+        """Whether values that fit `other` fit here, and those exact here are exact there."""
         return self.coarse >= other.coarse and self.fine >= other.fine
 
 
 class ExactSum:
-    """The sum of arrays of `size` values, exact: parts of it add up to the same bits as the whole.
-
-    Integers (`grids` None) are summed in int64; each float is cut in two at the grids, and all sums
-    of one half are exact. `rounded` says whether one was not on the fine grid.
-    """
+    """Exact sum of arrays of `size` values: parts add up to the same bits as the whole. Integers
+    (`grids` None) in int64; a float is cut in two at the grids. `rounded`: one was not on the fine
+    grid."""
 
     def __init__(self, size: int, grids: Grids | None = None) -> None:
         self._grids, self.rounded = grids, False
@@ -76,13 +72,12 @@ class ExactSum:
         )
 
     def add(self, arrays: Iterable[Array]) -> ExactSum:
-        """These too, one after the other."""
         for array in arrays:
             self._take(np.asarray(array).ravel())
         return self
 
     def join(self, other: ExactSum) -> ExactSum:
-        """What another part of the whole came to; it has the same grids."""
+        """Add another part, on the same grids."""
         # One that came from another process may be read alone.
         own = [part if part.flags.writeable else part.copy() for part in self._parts]
         for part, more in zip(own, other._parts, strict=True):
@@ -92,8 +87,7 @@ class ExactSum:
         return self
 
     def same_as_on(self, grids: Grids | None) -> bool:
-        """Whether the same numbers come to the same bits of `total` on these grids: where nothing
-        is cut off on either, both are the sum itself, rounded once."""
+        """Whether `total` has the same bits on these grids: nothing was cut off on either."""
         if grids is None or self._grids is None:
             return grids is self._grids
         return grids == self._grids or (not self.rounded and self._grids.covers(grids))
@@ -104,8 +98,7 @@ class ExactSum:
         return whole
 
     def divided(self, count: int) -> NDArray[np.float64]:
-        """The mean of `count` arrays, (size,), where the sum has been: that is used up by it, since
-        a large one beside it would be twice an upload more."""
+        """The mean (size,) of `count` arrays. Uses up the sum, which may be large."""
         first, *low = self._parts
         self._parts = []
         if not first.flags.writeable:
@@ -139,12 +132,10 @@ class ExactSum:
 
 
 def mean(stacked: Mapping[str, Sequence[Array]]) -> dict[str, NDArray[np.float64]]:
-    """Per segment name, the mean of the devices' arrays (each of one shape), float64.
+    """Per segment name the mean of the devices' arrays, float64, the same in any order.
 
-    One array is looked at after the other. Integer segments are summed
-    exactly in int64; float segments on grids on which every sum is exact, down to 2^-60 of the
-    largest value: the order of arrival changes no bit. Raises `JobFailed` for a name without
-    uploads.
+    Integer segments are summed in int64, float ones exactly down to 2^-60 of the largest value.
+    Raises JobFailed for a name without uploads.
     """
     result: dict[str, NDArray[np.float64]] = {}
     for name, arrays in stacked.items():

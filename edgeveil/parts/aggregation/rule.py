@@ -1,8 +1,5 @@
-"""What an aggregation rule is: one value for every segment of an exchange, out of many uploads.
-
-At the end what rules share that choose k uploads by a score: the best, or drawn by the exponential
-mechanism.
-"""
+"""Aggregation rules: one array per segment of an exchange, out of many uploads; and what rules
+share that choose k uploads by a score."""
 
 from __future__ import annotations
 
@@ -49,12 +46,8 @@ class RuleParameters(BaseModel):
 
 @dataclass(frozen=True)
 class Uploads:
-    """The uploads of one exchange, all of their values finite.
-
-    `segments` holds per name the devices' arrays, each of one shape; they may be opened anew at
-    every look. `aim` says what the segments are about, None for sums over records. `score` is
-    there for rules that ask for it.
-    """
+    """The finite uploads of one exchange: per name the devices' arrays, opened anew at every look.
+    `aim` is None for sums over records; `score` is set for rules that ask for it."""
 
     segments: Segments
     aim: Aim | None = None
@@ -63,12 +56,11 @@ class Uploads:
 
 
 class AggregationRule:
-    """One way to combine. It sees no device and no order of arrival.
+    """One way to combine uploads; sees no device and no order of arrival.
 
-    `sums`: it is defined on sums over records too (what `fm` uploads in every round). Other rules
-    leave preparatory sums to the mean, and are refused for methods whose rounds upload sums.
-    `whole`: it compares devices' whole uploads, so a training round must have one segment.
-    `validation_records`: how many of the cloud's own records it scores uploads on; 0 for none.
+    `sums`: also defined on sums over records, as `fm` uploads them; other rules leave these to the
+    mean. `whole`: compares whole uploads, so a round has one segment. `validation_records`: number
+    of the cloud's own records that score uploads.
     """
 
     sums = False
@@ -80,11 +72,11 @@ class AggregationRule:
 
     @property
     def least(self) -> int:
-        """The fewest uploads that can be combined."""
+        """Fewest uploads that can be combined."""
         return 1
 
     def counted(self, uploads: int) -> int:
-        """Of how many uploads a mean has about the noise that the result has, at most `uploads`."""
+        """Number of uploads whose mean has as much noise as the result, at most `uploads`."""
         return uploads
 
     def combine(self, uploads: Uploads) -> Combined:
@@ -132,10 +124,7 @@ def mean_of(segments: Segments, indices: Sequence[int]) -> Combined:
 def blocks(
     arrays: Sequence[NDArray[np.generic]],
 ) -> Iterator[tuple[slice, NDArray[np.float64]]]:
-    """All uploads side by side, some of their values at a time: (uploads, values).
-
-    At most `BLOCK_BYTES` at once. Every block looks at every array once.
-    """
+    """Slices of values and all uploads there (uploads, values), `BLOCK_BYTES` at most."""
     size = np.asarray(arrays[0]).size
     width = max(1, BLOCK_BYTES // (8 * len(arrays)))
     for start in range(0, size, width):
@@ -182,10 +171,8 @@ def best(scores: NDArray[np.generic], k: int, random_bytes: RandomBytes) -> list
 def drawn(
     scores: Int64, k: int, sensitivity: int, epsilon: Fraction, random_bytes: RandomBytes
 ) -> list[int]:
-    """k indices without replacement, each draw with P(i) ∝ exp(ε·score_i / (2·sensitivity)).
-
-    `epsilon` is one draw's. Exact: scores are integers, and no float decides.
-    """
+    """k indices without replacement, each draw with P(i) ∝ exp(ε·score_i / (2·sensitivity)),
+    `epsilon` for one draw. Exact: scores are integers."""
     left = list(range(len(scores)))
     for _ in range(k):
         event = selection_event("aggregation", len(left), sensitivity, epsilon)
@@ -202,11 +189,8 @@ class FedAvgParameters(RuleParameters):
 
 
 class FedAvg(AggregationRule):
-    """Equal-weight averaging, the default (McMahan et al. 2017, with public, equal weights).
-
-    Weights by record count would reveal the counts, which are private under add/remove; and uploads
-    are anonymous, so no public weight of a device could be told to belong to a segment.
-    """
+    """Equal-weight averaging (McMahan et al. 2017). Weights by record count would reveal the
+    counts."""
 
     sums = True
 

@@ -46,10 +46,7 @@ class TrimmedMean(AggregationRule):
 
 
 def middle(arrays: Sequence[NDArray[np.generic]], cut: int) -> NDArray[np.float64]:
-    """Per value the mean of the sorted uploads without `cut` at either end.
-
-    Summed in sorted order, so the order of arrival changes no bit.
-    """
+    """Per value the mean of the sorted uploads without `cut` at either end, in any order."""
     first = np.asarray(arrays[0])
     result = np.empty(first.size)
     for part, block in blocks(arrays):

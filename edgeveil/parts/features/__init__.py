@@ -61,11 +61,10 @@ FEATURES = TABLE = PartTable(__name__, FeaturePart)
 
 
 def build_features(entries: Sequence[FeatureParameters], artifacts: Artifacts = NONE) -> FeatureMap:
-    """The map that a job's `features` name: its maps side by side, one alone as it is.
+    """The map of a job's `features`: maps side by side, or the records' values if there are none.
 
-    `artifacts` holds backbones by their SHA-256 (hex). Without one, an entry that was read from a
-    job file takes that file's; another knows its dimension and cannot be called. A PCA entry is
-    no map and left out. No entries at all: the records' values themselves.
+    `artifacts` holds backbones by SHA-256 (hex); an entry without one takes its job file's, or
+    knows only its dimension. A PCA entry is no map.
     """
     if not entries:
         return Identity(IdentityParameters())

@@ -1,4 +1,4 @@
-"""What a feature map is: public, total, and a function of each record alone."""
+"""Feature maps: public, total, a function of each record alone."""
 
 from __future__ import annotations
 
@@ -38,21 +38,17 @@ class MapParameters(FeatureParameters):
 class FeatureMap(Protocol):
     """φ(x) with ‖φ‖₂ <= 1, fixed before any record is read.
 
-    A record's features may not depend on the batch it stands in, bit for bit: otherwise adding
-    one record would change the contributions of others and no sensitivity bound would hold.
-    SIMD kernels treat the tail of an array differently from its body, and float sums depend on
-    their order. So a map computes by correctly rounded operations on single values (+ − × ÷ √),
-    by sums of integers that are exact in any order, and by sums over a row on blocks of exactly
-    64 rows, padded with zeros (`row_norms`).
+    A record's features may not depend on its batch, bit for bit, or no sensitivity bound holds.
+    SIMD kernels treat an array's tail differently, and float sums depend on order. So maps use
+    correctly rounded operations on single values, exact sums of integers, and row sums on blocks of
+    exactly 64 rows (`row_norms`).
     """
 
     @property
-    def name(self) -> str:
-        """The name in the job file."""
-        ...
+    def name(self) -> str: ...
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
-        """d, for records of `input_shape`; raises DataError if the map takes no such records."""
+        """d for records of `input_shape`; DataError if the map takes no such records."""
         ...
 
     def __call__(self, x: NDArray[np.float32]) -> Float64:
@@ -60,10 +56,7 @@ class FeatureMap(Protocol):
         ...
 
     def onnx_nodes(self, graph: NodeList, x: str, input_shape: tuple[int, ...]) -> str:
-        """Add the same map to `graph`, from the (N, *input_shape) float32 tensor named `x`.
-
-        Returns the name of the (N, d) float32 output.
-        """
+        """Add the map to `graph` from the tensor `x` (N, *input_shape); returns its output."""
         ...
 
 
@@ -73,8 +66,7 @@ Artifacts = Mapping[str, bytes]
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturePart(BlockPart):
-    """The declaration of a feature map. `build(parameters, artifacts)` gives it; None: the entry is
-    no map but a step after the maps (a PCA)."""
+    """Declaration of a feature map; `build(parameters, artifacts)`, None for a PCA."""
 
     family: ClassVar[str] = "features"
     key: ClassVar[str] = "features"
@@ -85,7 +77,6 @@ class FeaturePart(BlockPart):
 
 
 def size_of(shape: tuple[int, ...]) -> int:
-    """The number of values of one record."""
     return math.prod(shape)
 
 
@@ -116,10 +107,7 @@ def finite_records(x: NDArray[np.float32]) -> NDArray[np.bool_]:
 
 
 def prepare(features: FeatureMap, input_shape: tuple[int, ...]) -> None:
-    """Compute what maps of ours take from their parameters alone, and keep it: `prepare` of each.
-
-    A process that is forked afterwards has it.
-    """
+    """Compute what maps take from their parameters alone, so that forked processes have it."""
     for one in getattr(features, "maps", (features,)):
         if ready := getattr(one, "prepare", None):
             ready(input_shape)
@@ -129,7 +117,7 @@ def prepare(features: FeatureMap, input_shape: tuple[int, ...]) -> None:
 
 
 class Concatenation:
-    """φ = (√(w₁/Σw)·φ₁, √(w₂/Σw)·φ₂, …): ‖φ‖² is the weighted mean of the ‖φ_k‖², so at most 1."""
+    """φ = (√(w₁/Σw)·φ₁, √(w₂/Σw)·φ₂, …): of norm 1 at most."""
 
     name = "concatenation"
 
@@ -139,12 +127,10 @@ class Concatenation:
         self.factors = tuple(math.sqrt(weight / whole) for weight in weights)
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
-        """The sum of the maps' dimensions."""
         return sum(one.output_dim(input_shape) for one in self.maps)
 
     @flushed()
     def __call__(self, x: NDArray[np.float32]) -> Float64:
-        """Features (n, d) float64 of records (n, ...)."""
         found = np.empty((len(x), self.output_dim(x.shape[1:])))
         at = 0
         for one, factor in zip(self.maps, self.factors, strict=True):
@@ -154,7 +140,6 @@ class Concatenation:
         return found
 
     def onnx_nodes(self, graph: NodeList, x: str, input_shape: tuple[int, ...]) -> str:
-        """The same map in float32."""
         parts = [
             graph.add("Mul", one.onnx_nodes(graph, x, input_shape), graph.number(factor))
             for one, factor in zip(self.maps, self.factors, strict=True)

@@ -1,8 +1,5 @@
-"""The modulus of Gabor wavelets, pooled: a fixed scattering transform of first order.
-
-After Bruna and Mallat (2013), "Invariant scattering convolution networks"; nothing is learned.
-Filters and channel norms are those that the measurements of this project were made with.
-"""
+"""Modulus of Gabor wavelets, pooled: a fixed scattering transform of first order, after Bruna and
+Mallat (2013). Nothing is learned."""
 
 from __future__ import annotations
 
@@ -57,9 +54,8 @@ class GaborParameters(MapParameters):
 class Gabor:
     """φ(x) = f/‖f‖, f the channels' pooled moduli less their mean, each over its norm.
 
-    A colour image is three grey ones, each with channels of its own. They are rounded to 255
-    levels and the filters hold integers, so that all sums up to the channels' means are exact in
-    whatever order; modulus and norms are correctly rounded.
+    A colour image is three grey ones. Images in 255 levels and integer filters make all sums exact;
+    modulus and norms are correctly rounded.
     """
 
     name = "gabor"
@@ -74,7 +70,6 @@ class Gabor:
 
     @flushed()
     def __call__(self, x: Float32) -> Float64:
-        """Features (n, d) float64 of records (n, rows, columns) or (n, colours, rows, columns)."""
         grid, (rows, valid) = self._grid(x.shape[1:]), usable(x)
         found = np.zeros((len(rows), self.output_dim(x.shape[1:])))
         for start in range(0, len(rows), BLOCK_RECORDS):
@@ -109,7 +104,6 @@ class Gabor:
         return graph.unit_rows(graph.add("Reshape", even, whole))
 
     def _grid(self, input_shape: tuple[int, ...]) -> Windows:
-        """How an image lies under the windows."""
         image, colours = self.parameters.image, 1
         if image is None and len(input_shape) == 3 and input_shape[0] in (1, COLOURS):
             colours, input_shape = input_shape[0], input_shape[1:]
@@ -173,9 +167,8 @@ RUN = 4  # neighbouring outputs of one row that share a patch: fewer copies, som
 class Filters:
     """Wavelets of one scale: even and odd parts (orientations, side, side), in steps of 2**-12.
 
-    A wavelet of unit norm with at most 15² taps has an L1 norm of at most 15, so a sum over an
-    image in 255 levels stays below 15 * 2**12 * 255 + rounding < 2**24: float32 holds every
-    partial sum exactly.
+    The L1 norm of one is 15 at most, so sums stay below 15 * 2**12 * 255 + rounding < 2**24: exact
+    in float32.
     """
 
     radius: int
@@ -196,11 +189,8 @@ def filters(orientations: int, scales: int) -> Bank:
 
 
 def modulus(padded: Float32, bank: Filters) -> Float32:
-    """|image * wavelet| (n, orientations, rows, columns) of whole images (n, rows, columns).
-
-    Sums are exact; squares, sum and root of two integers are correctly rounded one by one, so a
-    value depends on its own window alone. Images end in zeros outside.
-    """
+    """|image * wavelet| (n, orientations, rows, columns) of whole images (n, rows, columns), zero
+    outside. A value depends on its own window alone."""
     n, rows, columns = padded.shape
     side, run = 2 * bank.radius + 1, -(-columns // RUN) * RUN
     wide = np.zeros((n, rows + side - 1, run + side - 1), np.float32)
@@ -214,11 +204,8 @@ def modulus(padded: Float32, bank: Filters) -> Float32:
 
 
 def pooled_channels(levels: Float32, grid: Windows, bank: Bank) -> Float64:
-    """Integers (n, channels, windows) of images (n, rows, columns) in whole levels up to ±255.
-
-    The image itself, then its moduli: each is below 2**24 and cut to steps of pool², so sums over
-    a window stay below 2**24.
-    """
+    """Integers (n, channels, windows) of images (n, rows, columns) in whole levels up to ±255: the
+    image, then its moduli, cut to steps of pool² so that window sums stay below 2**24."""
     padded = np.zeros((len(levels), *grid.padded), np.float32)
     inside = padded[:, grid.pad : grid.pad + grid.height, grid.pad : grid.pad + grid.width]
     inside[...] = levels

@@ -1,4 +1,4 @@
-"""The raw values, scaled, shifted or brought from their ranges, and brought to a norm within 1."""
+"""The raw values, scaled, shifted or mapped from their ranges, at a norm of 1 at most."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class IdentityParameters(MapParameters):
 
 
 class Identity:
-    """φ(x) = u/‖u‖ for u = x/input_scale + shift, or x brought from its ranges to [-1, 1]; φ = 0
-    where u = 0. With norm `bounded` φ(x) = u/√d, u clipped to [-1, 1]."""
+    """φ(x) = u/‖u‖ for u = x/input_scale + shift, or x from its ranges to [-1, 1]; norm `bounded`:
+    u/√d, u clipped to [-1, 1]."""
 
     name = "identity"
 
@@ -62,7 +62,6 @@ class Identity:
         self.parameters = parameters
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
-        """The number of values of a record; DataError where there are as many ranges not."""
         size, ranges = size_of(input_shape), self.parameters.ranges
         if ranges and len(ranges) != size:
             raise DataError(
@@ -93,7 +92,6 @@ class Identity:
         return bounded
 
     def _ends(self, kind: type[np.floating[Any]]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The least and the greatest value of each."""
         ends = np.array(self.parameters.ranges, kind)
         return ends[:, 0], ends[:, 1]
 

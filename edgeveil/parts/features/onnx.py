@@ -1,8 +1,4 @@
-"""A frozen backbone: any feature extractor, trained on public data, as an ONNX file (`onnx`).
-
-The entry's parameters and the map; the file itself, what it takes and gives and where it lies; its
-graph inside that of the model; and the backbones of a job, matched by digest.
-"""
+"""A frozen backbone as an ONNX file: parameters, file, map, inlining, and matching by digest."""
 
 from __future__ import annotations
 
@@ -39,11 +35,8 @@ if TYPE_CHECKING:
 
 
 class OnnxParameters(MapParameters):
-    """An `onnx` entry of a job's `features`; all of it is public.
-
-    A file says where the backbone lies; the job that is sent names it by its digest alone, with
-    what it takes and gives, so that a device can price the job before it has the backbone.
-    """
+    """An `onnx` entry of a job's `features`. A sent job names the digest and form alone, so that a
+    device can price it before it has the backbone."""
 
     name: Literal["onnx"]
     """A frozen ONNX model whose output, at unit norm, is the features."""
@@ -104,12 +97,8 @@ def _facts(graph: bytes) -> dict[str, Any]:
 
 
 class OnnxMap:
-    """φ(x) = f/‖f‖, f the model's output for x/input_scale; 0 where it is not finite.
-
-    One record a run, at an aligned address, and one thread: ONNX Runtime then does the same for a
-    record whatever stands beside it and wherever it stands. Without `graph` the file is read that
-    the job file named, if it did.
-    """
+    """φ(x) = f/‖f‖, f the model's output for x/input_scale; 0 where not finite. One record a run,
+    at an aligned address, in one thread, so that ONNX Runtime gives the same in any batch."""
 
     name = "onnx"
 
@@ -118,7 +107,6 @@ class OnnxMap:
         self._graph = graph
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
-        """What the job says; DataError unless records have as many values as the model takes."""
         wanted = self.parameters.input_form
         if size_of(input_shape) != size_of(wanted):
             raise DataError(
@@ -151,7 +139,7 @@ class OnnxMap:
         return graph.unit_rows(graph.add("Flatten", output, axis=1))
 
     def graph(self) -> bytes:
-        """The backbone. Raises DataError if it is not there or not what the job says."""
+        """The backbone; DataError if it is missing or not what the job says."""
         p = self.parameters
         if self._graph is None and p.file is not None:
             self._graph = read_backbone(Path(p.file))
@@ -173,7 +161,7 @@ Float32 = NDArray[np.float32]
 
 
 def cached_backbone(name: str) -> Path:
-    """Where this user's copy of a backbone that EdgeVeil trains itself lies, present or not."""
+    """Path of this user's copy of a backbone that EdgeVeil trains, present or not."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(cache) / "edgeveil" / "backbones" / f"{name}.onnx"
 
@@ -202,7 +190,6 @@ def read_backbone(path: Path) -> bytes:
 
 
 def check_size(graph: bytes | bytearray) -> None:
-    """Raise DataError for a backbone over `MAX_BACKBONE_BYTES`."""
     if len(graph) > MAX_BACKBONE_BYTES:
         raise DataError(
             f"has more than {MAX_BACKBONE_BYTES} bytes", where="backbone", fix="use a smaller one"
@@ -210,7 +197,6 @@ def check_size(graph: bytes | bytearray) -> None:
 
 
 def sha256_hex(graph: bytes) -> str:
-    """The digest under which jobs and policies name a backbone."""
     return hashlib.sha256(graph).hexdigest()
 
 
@@ -223,12 +209,10 @@ class Form:
 
 
 class Backbone:
-    """One backbone under ONNX Runtime, run on one record at a time with one thread.
+    """One backbone under ONNX Runtime.
 
-    Each record is handed over at an aligned address. So its features can depend neither on the
-    batch nor on where the record stands in it. Raises DataError unless the bytes are plain layers
-    (`check_graph`) with one float32 input and one float32 output, a batch axis of 1 or any size
-    first, and give features for a record of zeros.
+    Raises DataError unless it is plain layers (`check_graph`) with one float32 input and output, a
+    batch axis of 1 or any size first, and gives features for zeros.
     """
 
     def __init__(self, graph: bytes) -> None:
@@ -282,10 +266,8 @@ _TOLERANCE = 1e-3
 
 
 def inline(backbone: bytes, graph: NodeList, x: str) -> str:
-    """Add `backbone` to `graph`, fed by the tensor named `x` (N, *input_shape) float32.
-
-    Returns the name of its output. Raises DataError where it cannot be brought to opset 17.
-    """
+    """Add `backbone` to `graph`, fed by the tensor `x`; returns its output's name. DataError where
+    it cannot be converted to opset 17."""
     import onnx
     from onnx import version_converter
 
@@ -322,10 +304,8 @@ def inline(backbone: bytes, graph: NodeList, x: str) -> str:
 
 @lru_cache(maxsize=4)
 def check_batches(backbone: bytes) -> None:
-    """Raise DataError unless the inlined graph gives several records what each gets alone.
-
-    A graph exported for one record may hold its shape in constants.
-    """
+    """Raise DataError unless the inlined graph gives several records what each gets alone: one
+    exported for a single record may hold its shape in constants."""
     from onnx import TensorProto, helper
 
     alone: Backbone = opened(backbone)
@@ -378,7 +358,6 @@ def backbone_digests(entries: Iterable[Any]) -> tuple[str, ...]:
 
 
 def read_backbones(entries: Iterable[Any]) -> dict[str, bytes]:
-    """Backbones by digest, from the files that a job file's entries name. Raises DataError."""
     files = {e.sha256: e.file for e in entries if isinstance(e, OnnxParameters) and e.file}
     found = {digest: read_backbone(Path(file)) for digest, file in files.items()}
     for digest, graph in found.items():
@@ -388,10 +367,7 @@ def read_backbones(entries: Iterable[Any]) -> dict[str, bytes]:
 
 
 def match_artifacts(wanted: Iterable[str], given: Iterable[bytes]) -> dict[str, bytes]:
-    """`given` by digest. Raises DataError unless they are the `wanted` ones, no more, no less.
-
-    Looks at digests and sizes alone: nothing of them is read.
-    """
+    """`given` by digest; DataError unless exactly the `wanted` ones."""
     found, digests = {sha256_hex(one): one for one in given}, tuple(wanted)
     if sum(map(len, found.values())) > MAX_BACKBONE_BYTES:
         raise DataError(f"have more than {MAX_BACKBONE_BYTES} bytes together", where=_ARTIFACTS)

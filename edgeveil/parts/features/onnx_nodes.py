@@ -23,12 +23,10 @@ class NodeList:
         self._count = 0
 
     def fresh(self, stem: str) -> str:
-        """A name that nothing here has."""
         self._count += 1
         return f"phi.{self._count}.{stem}"
 
     def constant(self, values: NDArray[np.generic]) -> str:
-        """A constant tensor's name."""
         from onnx import numpy_helper
 
         name = self.fresh("constant")
@@ -36,15 +34,14 @@ class NodeList:
         return name
 
     def number(self, value: float) -> str:
-        """A float32 constant's name."""
         return self.constant(np.array(value, np.float32))
 
     def whole(self, *values: int) -> str:
-        """The name of an int64 vector: a shape, axes, pads."""
+        """Add an int64 vector: a shape, axes, pads."""
         return self.constant(np.array(values, np.int64))
 
     def add(self, operator: str, *inputs: str, **attributes: Any) -> str:
-        """Add a node with one output; the output's name."""
+        """Add a node with one output; returns the output's name."""
         from onnx import helper
 
         output = self.fresh(operator)

@@ -1,24 +1,15 @@
 """Features for pictures of any kind (`pictures`, `patches`), learned from no data.
 
-Both sum responses over windows of a picture, divide each sum by its typical size and take its
-square root, which brings the few large ones down to the many small (Perronnin, Sánchez and Mensink
-2010), and project all on the main axes of what pictures have in common, the wide ones made
-narrower. Typical sizes and axes are those of procedural pictures, so no record, published or
-private, has a part in them.
+Both sum responses over windows, divide each sum by its typical size, take its square root
+(Perronnin, Sánchez and Mensink 2010), and project on the main axes, the wide ones narrowed. Typical
+sizes and axes are those of procedural pictures, so no record has a part in them.
 
-`pictures`: the pooled moduli of `gabor` on brightness and two opponent colours.
+`pictures`: pooled moduli of `gabor` on brightness and two opponent colours. `patches`: Coates and
+Ng (2011) with a dictionary of procedural patches, 6 × 6 pixels (3 × 3 below 8).
 
-`patches`: Coates and Ng (2011). Patches of 6 × 6 pixels (3 × 3 of pictures below 8) are whitened
-and compared with a dictionary of whitened patches; what is beyond a threshold, of either sign, is
-summed over each quarter of the picture. Dictionary and whitening come from procedural pictures,
-not from the training data as in the text.
-
-Procedural pictures are of three kinds, after what is known of photographs and of writing. *Dead
-leaves*: discs and boxes of all sizes, r⁻³ of them of radius r, each in front of the one before
-(Lee, Mumford and Huang 2001), with shading and texture. *Spectra*: Gaussian fields whose amplitude
-falls with frequency as f^(−a), a from 0.6 to 2 (Field 1987: about 1). *Strokes*: curves of a pen.
-Colours vary most in brightness, less from yellow to blue, least from red to green (Ruderman, Cronin
-and Chiao 1998).
+Procedural pictures: dead leaves (Lee, Mumford and Huang 2001), Gaussian fields of amplitude f^(−a),
+a from 0.6 to 2 (Field 1987), and pen strokes. Colours vary most in brightness, less from yellow to
+blue, least from red to green (Ruderman, Cronin and Chiao 1998).
 """
 
 from __future__ import annotations
@@ -72,11 +63,8 @@ VARIES = np.array([1.0, 0.35, 0.2])
 
 
 def procedural_pictures(count: int, shape: tuple[int, int, int], series: int = 0) -> Float32:
-    """`count` pictures (n, colours, rows, columns) of one colour or three, in whole levels 0..255.
-
-    The same on every machine, but for what a machine's own sines and roots round differently; of
-    another `series` others.
-    """
+    """`count` pictures (n, colours, rows, columns) of one or three colours, in whole levels 0..255;
+    the same on every machine but for rounding of sines and roots."""
     chance = public_chance(series, f"procedural-pictures/{shape}")
     grey = shape[0] == 1  # drawings are more often grey, photographs coloured
     leaves, fields = count * (4 if grey else 6) // 10, count * (2 if grey else 3) // 10
@@ -227,7 +215,6 @@ class Raster:
         return found
 
     def onnx_planes(self, graph: NodeList, x: str, input_scale: float) -> str:
-        """The same of the tensor named `x`."""
         image = graph.add("Reshape", x, graph.whole(-1, self.colours, self.rows, self.columns))
         scaled = graph.add("Div", image, graph.number(input_scale))
         cut = graph.add("Clip", scaled, graph.number(0.0), graph.number(1.0))
@@ -245,22 +232,17 @@ class Raster:
 
     @property
     def channels(self) -> int:
-        """Of all planes."""
         return self.colours * (1 + sum(len(scale.even) for scale in self.bank))
 
     @property
     def values(self) -> int:
-        """Numbers before the projection."""
         return self.channels * self.windows.windows
 
 
 @dataclass(frozen=True, eq=False)
 class Axes:
-    """What procedural pictures of one raster have in common.
-
-    `units` (channels, 1): one step of a channel over its typical size. `middle` (values,) and
-    `axes` (values, d): integers, the mean of the roots in steps and the axes, scaled alike.
-    """
+    """What procedural pictures of one raster share: `units` (channels, 1), a step over a channel's
+    typical size; integers `middle` (values,) and `axes` (values, d)."""
 
     units: Float64
     middle: Int64
@@ -270,10 +252,8 @@ class Axes:
 class DrawnMap:
     """φ = h/‖h‖ for h = Aᵀ(r − m), r the roots of a picture's sums over their typical sizes.
 
-    Sums are exact integers, a root is correctly rounded and then put on a grid, and A and m hold
-    integers: a record's features depend on nothing else. Where another machine's sines round one
-    level of one drawn picture differently, its axes turn a little, and φ by about 1e-3; libraries
-    of linear algebra that differ in their last digits gave the same axes.
+    Sums, A and m are integers and a root is rounded to a grid, so features depend on the record
+    alone. Other machines' rounding of sines may turn the axes, and φ by about 1e-3.
     """
 
     name: ClassVar[str]
@@ -282,7 +262,6 @@ class DrawnMap:
         self.parameters = parameters
 
     def value_count(self, raster: Raster) -> int:
-        """Sums of one picture."""
         raise NotImplementedError
 
     def sums(self, planes: Float32, raster: Raster) -> Float64:
@@ -294,7 +273,6 @@ class DrawnMap:
         raise NotImplementedError
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
-        """The dimension asked for; DataError unless a record is a picture of at least 4 × 4."""
         raster = self._raster(input_shape)
         return dimension_of(self.parameters.dimension, raster, self.value_count(raster), self.name)
 
@@ -318,7 +296,7 @@ class DrawnMap:
 
 
 class Pictures(DrawnMap):
-    """The sums are the pooled moduli of wavelets on brightness and two opponent colours."""
+    """Sums are the pooled moduli of wavelets on brightness and two opponent colours."""
 
     name = "pictures"
 
@@ -349,10 +327,8 @@ class Pictures(DrawnMap):
 def raster_of(
     input_shape: tuple[int, ...], image: tuple[int, int] | None, name: str, least: int
 ) -> Raster:
-    """How records of a shape are pictures for the map `name`, of at least `least` pixels a side.
-
-    Raises DataError where they are none.
-    """
+    """How records of a shape are pictures for the map `name`, of `least` pixels a side at least.
+    DataError where they are none."""
     colours, shape = 1, input_shape
     if image is not None and size_of(shape) % max(1, size_of(image)) == 0:
         colours, shape = size_of(shape) // size_of(image), image
@@ -450,10 +426,8 @@ def common_axes(sums: Float64, once: Float64, dimension: int) -> Axes:
 
 
 def narrowed(rows: Float64, dimension: int) -> Float64:
-    """The main axes (values, dimension) of rows (n, values), each by a power of its variance.
-
-    By the smaller of the two matrices of products. An axis has the sign of its largest entry.
-    """
+    """The main axes (values, dimension) of rows (n, values), each by a power of its variance; the
+    largest entry of an axis is positive."""
     count, values = rows.shape
     wide = values > count
     variances, vectors = np.linalg.eigh((rows @ rows.T if wide else rows.T @ rows) / count)
@@ -486,8 +460,8 @@ class PatchesParameters(DrawnParameters):
 class Patches(DrawnMap):
     """The sums are what passes an entry's threshold, of either sign, in each quarter.
 
-    Taps and thresholds are integers, so that float32 holds every sum over a patch exactly (at most
-    108 · 127 · 255 < 2**24) and float64 every sum over a quarter.
+    Taps and thresholds are integers: sums over a patch stay below 108 · 127 · 255 < 2**24, exact in
+    float32.
     """
 
     name = "patches"
@@ -534,11 +508,8 @@ class Dictionary:
 
 @lru_cache(maxsize=4)
 def dictionary_of(raster: Raster) -> Dictionary:
-    """Whitened patches of procedural pictures, and the whitening, in one.
-
-    An entry d, compared with a whitened patch Wp, is dᵀWp = (Wd)ᵀp: the whitening goes into the
-    taps. Those entries are drawn that are no flat patches. A threshold is the mean likeness.
-    """
+    """Whitened patches of procedural pictures with the whitening folded in: dᵀWp = (Wd)ᵀp. Flat
+    patches are left out. A threshold is the mean likeness."""
     shape = (raster.colours, raster.rows, raster.columns)
     chance = public_chance(0, f"patches/{shape}")
     seen = patches_of(procedural_pictures(DRAWN, shape, series=1), side_of(raster))

@@ -49,11 +49,8 @@ class RandomParameters(MapParameters):
 
 @lru_cache(maxsize=4)
 def projection(seed: int, values: int, dimension: int) -> Int64:
-    """The public matrix (values, dimension): integers, nearly N(0, 4²).
-
-    Each entry is the number of ones in 64 bits of SHAKE-256, less 32: no machine's own logarithm
-    has a part in it.
-    """
+    """The public matrix (values, dimension) of integers, nearly N(0, 4²): ones in 64 bits of
+    SHAKE-256, less 32."""
     label = f"edgeveil/v1/random-features/{seed}/{values}/{dimension}".encode()
     bits = hashlib.shake_256(label).digest(values * dimension * ENTRY_BYTES)
     ones = _BITS_SET[np.frombuffer(bits, np.uint8)].reshape(-1, ENTRY_BYTES).sum(1, dtype=np.int64)
@@ -63,11 +60,8 @@ def projection(seed: int, values: int, dimension: int) -> Int64:
 
 
 class RandomRelu:
-    """φ(x) = h/‖h‖ for h = max(0, Wᵀu), u = x/input_scale + shift cut to [-1, 1].
-
-    u is rounded to steps of 2**-20 and W holds integers up to 32, so that with at most 2**24
-    values a product stays below 2**49: exact, in whatever order it is summed.
-    """
+    """φ(x) = h/‖h‖ for h = max(0, Wᵀu), u = x/input_scale + shift clipped to [-1, 1]. With u in
+    steps of 2**-20 and |W| <= 32 a product of 2**24 values stays below 2**49: exact."""
 
     name = "random"
 
@@ -75,7 +69,6 @@ class RandomRelu:
         self.parameters = parameters
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
-        """The configured dimension; DataError if the matrix would be too large."""
         values, wanted = size_of(input_shape), self.parameters.dimension
         if values * wanted > LARGEST_MATRIX:
             raise DataError(

@@ -1,5 +1,5 @@
-"""Training methods, each declared by the file that implements it. What a file needs for that stands
-in `parts/method_context.py`, and for a method that trains the job's model in `update_method.py`."""
+"""Training methods, each declared by its file; see `parts/method_context.py` and, for those that
+train the job's model, `update_method.py`."""
 
 from __future__ import annotations
 

@@ -1,20 +1,13 @@
-"""DP-SGD: noised steps on Poisson samples of a device's records (Abadi et al. 2016, `dp_sgd`).
+"""DP-SGD (Abadi et al. 2016, alg. 1; `dp_sgd`), per record, add/remove, proven.
 
-Per record, add/remove, proven. Local step: w ← w − η·(Σ clip(∇ℓ_i, C) + C·N(0, σ²I)) / L with L the
-public expected batch, over a fresh secret sample of the records. The text's algorithm 1, with exact
-integer sums and discrete noise in place of float ones, on each device by itself; what it uploads is
-computed from the noised sums alone. σ is the least for which all steps of all rounds that a device
-may take part in cost (ε, δ). Other methods build on it with another view of the gradients.
+Local step: w ← w − η·(Σ clip(∇ℓ_i, C) + C·N(0, σ²I)) / L, L the public expected batch, over a fresh
+secret Poisson sample. σ is the least for which all steps of all rounds of a device cost (ε, δ).
+Noise and sums are discrete. The upload follows from noised sums alone.
 
-Noise hides a record only if the others' parts of the sum stay as they are without it, to the last
-bit. Two things see to that:
-
-- *A gradient is a function of its own record.* Gradients are computed for blocks of one fixed
-  shape, in which every record has a place of its own, drawn by its own random bits; the rest of
-  a block is zeros. What is computed at a place follows from what lies there.
-- *Sums are exact.* A gradient is scaled to norm C, rounded toward zero to steps of C·2⁻¹⁶, and
-  dropped if its norm were larger; sums of whole numbers then have no order (`docs/privacy.md`,
-  "Gradients of records").
+Noise hides a record only if the others' part of the sum stays the same to the last bit. So
+gradients are computed in blocks of one fixed shape, each record at a place drawn by its own random
+bits, the rest zeros; and each is scaled to norm C and rounded toward zero to steps of C·2⁻¹⁶, so
+that sums are exact (`docs/privacy.md`, "Gradients of records").
 """
 
 from __future__ import annotations
@@ -78,10 +71,8 @@ class RecordSums:
         self._y = torch.as_tensor(np.append(records.y, 0)).to(processor)
 
     def total(self, rows: Rows, chosen: Int64, clip_norm: float) -> Int64:
-        """The sum (values,) of the `chosen` records' `rows`, in steps of `clip_norm`·2⁻¹⁶.
-
-        All parts in their order, one after another; one record's L2 norm is 2¹⁶ steps at most.
-        """
+        """The sum (values,) of the `chosen` records' `rows`, in steps of `clip_norm`·2⁻¹⁶; one
+        record's L2 norm is 2¹⁶ steps at most."""
         import torch
 
         empty = len(self._y) - 1
@@ -130,10 +121,8 @@ def to_steps(rows: list[torch.Tensor], there: torch.Tensor, clip_norm: float) ->
 def in_places(
     chosen: Int64, places: int, empty: int, random_bytes: RandomBytes
 ) -> NDArray[np.int64]:
-    """Blocks (k, places) of the chosen records, each at its own uniform place, the rest `empty`.
-
-    At least one block, so that what a device can do does not follow from its records.
-    """
+    """Blocks (k, places) of the chosen records, each at its own uniform place, the rest `empty`; at
+    least one block, whatever the records."""
     drawn = np.frombuffer(random_bytes(len(chosen)), np.uint8).astype(np.int64) % places
     order = np.argsort(drawn, kind="stable")
     ordered = drawn[order]
@@ -184,11 +173,8 @@ class LocalDpSgd(MethodParameters):
 def noised_steps(
     parameters: LocalDpSgd, setting: MethodContext, steps: int, coordinates: int
 ) -> PoissonSampled:
-    """What one round of so many sums of at most so many `coordinates` costs.
-
-    The noise is the least for which all rounds that a device may take part in cost the job's
-    (ε, δ). Raises `PrivacyError` where none meets it.
-    """
+    """Price of one round of so many sums of at most `coordinates` values: the least noise for which
+    all rounds cost the job's (ε, δ). Raises PrivacyError where none does."""
     rate, sensitivity = parameters.sampling_rate, 1 << NOISE_BITS
     one = sampled_gaussian_event(
         "gradient steps", rate, steps, sensitivity, coordinates, grid_bits=NOISE_BITS
@@ -206,10 +192,8 @@ class NoisedSums:
         self._count, self._event, self._random_bytes = len(task.records), event, task.random_bytes
 
     def draw(self, rows: Rows, norm: float) -> NDArray[np.float64]:
-        """The sum of `rows(x, y)`, a row a record, each clipped to L2 `norm`, and noise.
-
-        One of the event's steps. Raises `PrivacyError` for more values than it prices.
-        """
+        """The noised sum of `rows(x, y)`, a row per record clipped to L2 `norm`: one step of the
+        event. Raises PrivacyError for more values than it prices."""
         chosen = poisson_sample(self._count, self._event.sampling_probability, self._random_bytes)
         total = self._sums.total(rows, chosen, norm)
         one = self._event.event
@@ -221,10 +205,8 @@ class NoisedSums:
 
 
 class View:
-    """What is seen of gradients: what each record adds to a sum, and the way back from it.
-
-    `norm` is the L2 norm that a record's row is clipped to. As it stands: gradients as they are.
-    """
+    """What each record adds to a sum, clipped to L2 `norm`, and the way back. Here: the
+    gradients."""
 
     def __init__(self, norm: float) -> None:
         self.norm = norm
@@ -255,7 +237,6 @@ class NoisedSgd:
         return {name: torch.tensor(array, device=processor) for name, array in values.items()}
 
     def take(self, weights: Mapping[str, torch.Tensor], view: View) -> None:
-        """One step down the mean gradient, as `view` sees it."""
         import torch
 
         def rows(x: torch.Tensor, y: torch.Tensor) -> Parts:
@@ -282,14 +263,13 @@ class DpSgdParameters(LocalDpSgd):
 
 
 class DpSgd:
-    """Trainer by noised sums alone; a subclass says what they show of the gradients."""
+    """Trainer by noised sums alone; subclasses choose their view of the gradients."""
 
     def __init__(self, parameters: Any, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
 
     @property
     def coordinates(self) -> int:
-        """Values of one noised sum."""
         return size_of(self.setting)
 
     def views(self, task: Task, weights: Mapping[str, torch.Tensor]) -> Iterator[View]:

@@ -1,12 +1,10 @@
 """Re-expanded functional mechanism for a softmax head, or a linear one of a number (`fm`).
 
-Around each broadcast W the cross-entropy is a second-order polynomial of ΔW whose coefficients
-are sums over records (Zhang et al. 2012, functional mechanism); of a label that is a number the
-squared loss is such a polynomial itself, in z with an intercept beside it. The linear ones are
-perturbed every round; the quadratic ones, bounded by Böhning (1992), once or never; and devices
-minimise their own perturbed polynomial, which is post-processing. Each round is one expansion: a
-round on an old polynomial would only be more local steps, which cost no ε and no round. A federated
-PCA of the features (`features/pca.py`) may come first. Proofs: `docs/privacy.md`.
+Around each broadcast W the cross-entropy is a second-order polynomial of ΔW with sums over records
+as coefficients (Zhang et al. 2012); the squared loss of a number is one itself. Linear coefficients
+are perturbed every round, quadratic ones (bounded by Böhning 1992) once or never, and devices
+minimise their own polynomial, which is post-processing. A round on an old polynomial would only be
+more local steps. A federated PCA (`features/pca.py`) may come first. Proofs: `docs/privacy.md`.
 """
 
 from __future__ import annotations
@@ -80,10 +78,8 @@ Form = tuple[tuple[int, ...], str]
 
 
 def forms(exchange: Exchange, parameters: FmParameters, setting: MethodContext) -> dict[str, Form]:
-    """Shape and dtype of each tensor that an answer needs.
-
-    With `ldp_pca` the covariance is the device's own earlier answer, added by its host.
-    """
+    """Shape and dtype of each tensor that an answer needs. With `ldp_pca` the host adds the
+    device's own earlier covariance."""
     d, features = setting.dimension, setting.feature_dimension
     head = head_shape(parameters, setting)
     needed: dict[str, Form] = {}
@@ -109,10 +105,10 @@ def forms(exchange: Exchange, parameters: FmParameters, setting: MethodContext) 
 def check_package(
     exchange: Exchange, tensors: Tensors, parameters: FmParameters, setting: MethodContext
 ) -> None:
-    """Raise `ProtocolError` unless the tensors have their public form and W keeps to its limit.
+    """Raise ProtocolError unless the tensors have their public form and W keeps to its limit.
 
-    Past it an answer's form cannot depend on records: with a W in `max_weight` and the sizes of
-    `check_sizes` no exact sum overflows, whatever the records are, and nothing else raises.
+    Then, with the sizes of `check_sizes`, no exact sum overflows and nothing raises, whatever the
+    records.
     """
     for name, (shape, dtype) in forms(exchange, parameters, setting).items():
         required(tensors, name, shape, dtype)
@@ -132,8 +128,6 @@ HEAD = "head.weight"
 
 
 class FmDevice:
-    """Built from public facts alone; keeps only features, for as long as their records live."""
-
     def __init__(self, parameters: FmParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
         self.budget: Budget = budget(parameters, setting)
@@ -141,7 +135,6 @@ class FmDevice:
         self._cache = FeatureCache(setting)
 
     def job_events(self) -> tuple[Event, ...]:
-        """All events of this device's part in the job; never reads a record."""
         return self.budget.job_events()
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
@@ -159,7 +152,7 @@ class FmDevice:
         random_bytes: RandomBytes = os_random,
         processor: str = "auto",
     ) -> Answer:
-        """Noised sums (preparatory phases, in steps) or ΔW (training), float32."""
+        """Noised sums in preparatory phases, ΔW in training; float32, or integers where summed."""
         check_package(exchange, tensors, self.parameters, self.setting)
         total = self.sums(exchange, tensors, records)
         result = noised(total, self.budget.events[exchange.phase], random_bytes)
@@ -168,10 +161,8 @@ class FmDevice:
 
     @flushed()
     def sums(self, exchange: Exchange, tensors: Tensors, records: Records) -> Int64:
-        """The exact sum over records, before any noise, in steps of the phase's grid.
-
-        Never leaves the device. Where uploads are summed it keeps within the room of one.
-        """
+        """The exact sum before noise, in steps of the phase's grid. Never leaves the device. Where
+        uploads are summed it is cut to the room of one."""
         total = self._sums(exchange, tensors, records)
         return self.budget.on_grid(exchange.phase, total, self.setting)
 
@@ -187,8 +178,8 @@ class FmDevice:
         return linear_sum(z, iterate, clip, regression=self.setting.regression)
 
     def _projected(self, phi: Features, tensors: Tensors) -> Features:
-        """φ, or φ·B: by the broadcast basis, by that of the device's own noised covariance
-        (`ldp_pca`), or by that of its records (`local_pca`)."""
+        """φ, or φ·B by the broadcast basis, that of the own noised covariance (`ldp_pca`), or that
+        of the records (`local_pca`)."""
         projection, d = self.setting.projection, self.setting.dimension
         if projection is None:
             return phi
@@ -216,10 +207,8 @@ class FmDevice:
         noised_sum: NDArray[np.generic],
         processor: str = "auto",
     ) -> Mapping[str, Array]:
-        """The segment to upload, by post-processing the noised sum: in training, local steps.
-
-        Where uploads are summed, the noised integers themselves: the cloud takes the steps.
-        """
+        """The segment to upload, by post-processing; where uploads are summed the noised
+        integers."""
         if self.setting.summed:
             return {HEAD if exchange.phase == TRAIN else exchange.phase: noised_sum}
         if exchange.phase != TRAIN:
@@ -236,8 +225,7 @@ def local_minimum(
     setting: MethodContext,
     processor: str = "auto",
 ) -> NDArray[np.float32]:
-    """ΔW, of the head's shape, after the steps on a noised polynomial: a linear image of its
-    coefficients."""
+    """ΔW after the steps on a noised polynomial: a linear image of its coefficients."""
     low, high = (float(v) for v in tensors["spectrum"])
     if parameters.quadratic == "never":  # the same curvature everywhere: one step is all
         return (linear / -high).astype(np.float32)
@@ -266,11 +254,8 @@ class FmCloud(CloudMethod):
         return exchanges(first, self.parameters.rounds)
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
-        """One float32 segment: a triangle, the centre (d,), or `head.weight`, of the head's shape.
-
-        A noised sum is rounded to float32, which is post-processing. Where uploads are summed it
-        stays as it is, also in training.
-        """
+        """One segment: a triangle, the centre (d,), or `head.weight`. Float32, or integers where
+        summed."""
         head, phase = self.head, exchange.phase
         shapes: dict[str, tuple[int, ...]] = {
             COVARIANCE: (triangle_size(self.setting.feature_dimension),),
@@ -303,7 +288,6 @@ class FmCloud(CloudMethod):
         return state
 
     def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
-        """The tensors of the exchange's form; what a device adds itself is not in the state."""
         needed = forms(exchange, self.parameters, self.setting)
         return {name: np.asarray(state[name]) for name in needed if name in state}
 
@@ -326,7 +310,6 @@ class FmCloud(CloudMethod):
         return new
 
     def _in_units(self, mean: Tensors, phase: str, name: str | None = None) -> NDArray[np.float64]:
-        """A mean sum as the mean over one device's nominal records."""
         step = 2.0 ** -self.budget.grid_bits(phase)
         return mean[name or phase].astype(np.float64) * (step / self.setting.nominal_records)
 
@@ -352,11 +335,11 @@ class FmCloud(CloudMethod):
         return new
 
     def model(self, state: Tensors) -> dict[str, Array]:
-        """`centre` (d,), `radius` (1,), `weight` (d, c), `bias` (c,) where there is an intercept,
-        float32; the tail's mean once it began. Of a number c is 1.
+        """`centre` (d,), `radius` (1,), `weight` (d, c), `bias` (c,) with an intercept, float32;
+        the mean of the tail once it began. c is 1 for a number.
 
-        With a PCA also `basis` (D, d): the broadcast one (`ldp_fpca`), that of the mean noised
-        covariance (`ldp_pca`), or the first axes (`local_pca`, where each party has its own).
+        With a PCA also `basis` (D, d): broadcast, of the mean noised covariance, or the first axes
+        (`local_pca`).
         """
         count = int(state["tail_count"][0])
         source, divisor = ("tail", float(count)) if count else ("iterate", UNIT)
@@ -382,7 +365,6 @@ class FmCloud(CloudMethod):
         return triangle, np.array([0.999 * curved.min(), 1.001 * curved.max()])
 
     def _isotropic(self, uploads: int) -> NDArray[np.float64]:
-        """The spectrum of (κ + ridge·(noise level))·I, which bounds the curvature: ‖z‖ <= 1."""
         return np.full(2, self._hessian + self.ridge_level(uploads))
 
     @property
@@ -391,10 +373,8 @@ class FmCloud(CloudMethod):
         return 1.0 if self.setting.regression else self.parameters.curvature
 
     def ridge_level(self, uploads: int) -> float:
-        """The ridge, from the noise in the mean of `uploads` devices only, never from data.
-
-        The larger of the operator norms to expect: 2√d·σ of the quadratic, σ being the noise off
-        its diagonal, and √c·σ of the linear.
+        """The ridge, from the noise in the mean of `uploads` devices alone: the larger of the
+        expected operator norms, 2√d·σ of the quadratic (σ off its diagonal) and √c·σ of the linear.
         """
         (d, c), b = self.head, self.budget
         linear = math.sqrt(c * b.noise_variance(TRAIN))

@@ -1,8 +1,5 @@
-"""What `fm` may be told, what it releases of records, and what each release costs.
-
-The parameters of the `train` block; then phase by phase the size of what is released and how far
-one record moves it; then the budget, shared among the phases.
-"""
+"""What `fm` releases and what it costs: parameters, the size and sensitivity of each phase's sum,
+and the budget shared among phases."""
 
 from __future__ import annotations
 
@@ -36,11 +33,8 @@ from edgeveil.privacy.laplace_mechanism import laplace_event, noise_room, scale_
 
 
 class Shares(PartBlock):
-    """Shares of the budget for the preparatory sums; the training rounds get the rest.
-
-    Of μ² where the noise is Gaussian, of ε where it is Laplace. The share of a sum that is not
-    released goes to the rounds as well; a PCA takes its own share first.
-    """
+    """Budget shares of the preparatory sums, of μ² (Gaussian) or ε (Laplace); training gets the
+    rest, and the share of a sum that is not released. A PCA takes its share first."""
 
     centre: float = Field(default=0.02, gt=0, lt=1)
     """Share for the sum of the features."""
@@ -102,8 +96,8 @@ HALVING_NOISE = 0.02  # of which i is half of that
 
 
 def head_shape(parameters: FmParameters, setting: MethodContext) -> tuple[int, int]:
-    """Rows and columns of the linear head: (d, classes), and a row more for the intercept; of a
-    number (d + 1, 1)."""
+    """Rows and columns of the head: (d, classes), one row more for the intercept; (d + 1, 1) of a
+    number."""
     if setting.regression:
         return (setting.dimension + 1, 1)
     return (setting.dimension + int(parameters.intercept), setting.classes)
@@ -137,11 +131,8 @@ def phases(parameters: FmParameters, projection: PcaParameters | None) -> tuple[
 
 @dataclass(frozen=True)
 class ReleasedSum:
-    """A sum over records before noise.
-
-    `l2` is in units; in a symmetric layout it is the Frobenius norm of the whole matrix.
-    `l1_steps` counts the values that are sent, in steps of 2**-24.
-    """
+    """A sum over records before noise. `l2` is in units, the Frobenius norm of a symmetric matrix;
+    `l1_steps` counts the sent values in steps of 2**-24."""
 
     what: str
     size: int
@@ -150,25 +141,22 @@ class ReleasedSum:
     layout: Layout = "vector"
 
     def gaussian(self, mu: float) -> GaussianEvent:
-        """Its event at `mu`."""
         steps = int(self.l2 * 2.0**GAUSSIAN_BITS)
         return gaussian_event(
             self.what, steps, mu, self.size, grid_bits=GAUSSIAN_BITS, layout=self.layout
         )
 
     def laplace(self, epsilon: float) -> LaplaceEvent:
-        """Its event at pure ε."""
         steps = self.l1_steps
         return laplace_event(self.what, steps, steps, epsilon, self.size, LAPLACE_BITS)
 
 
 def released_sum(phase: str, parameters: FmParameters, setting: MethodContext) -> ReleasedSum:
-    """The sum of a preparatory phase, or that of the linear terms.
+    """The sum of a preparatory phase, or of the linear terms.
 
-    L1 norms: of φ at most √d. Of the triangle of zzᵀ (‖z‖₁² + ‖z‖²)/2 <= (d + 1)/2. Of z·rᵀ,
-    r = p - y clipped, ‖z‖₁·‖r‖₁: at most 2√d, and at most 2√(d(c - 1)/c)·clip, since r's entry at
-    the label weighs as much as all the others (up to one step of 2**-12, for rounding). A number's
-    r is one value: ‖z‖₁·|r| is at most 2√d, and at most √d·clip. d counts the intercept.
+    L1 of z·rᵀ, r = p - y clipped, is ‖z‖₁·‖r‖₁: at most 2√d, and at most 2√(d(c - 1)/c)·clip, since
+    r's entry at the label weighs as much as all others (up to one step of 2**-12). A number's r is
+    one value: at most 2√d, and √d·clip. d counts the intercept.
     """
     (d, c), features = head_shape(parameters, setting), setting.feature_dimension
     one = 1 << PRODUCT_BITS
@@ -189,18 +177,17 @@ def released_sum(phase: str, parameters: FmParameters, setting: MethodContext) -
 
 
 def features_sum(d: int) -> ReleasedSum:
-    """Σφ of d features: of norm 1 at most, and so ‖φ‖₁ is √d at most."""
+    """Σφ of d features of norm 1 at most, so ‖φ‖₁ <= √d."""
     one = 1 << PRODUCT_BITS
     return ReleasedSum("sum of features", d, 1.0, math.isqrt(d * one * one))
 
 
 def products_sum(what: str, d: int) -> ReleasedSum:
-    """The triangle of Σzzᵀ, z (d,) of norm 1 at most."""
+    """Triangle of Σzzᵀ, z (d,) of norm 1 at most: its L1 is (‖z‖₁² + ‖z‖²)/2 <= (d + 1)/2."""
     return ReleasedSum(what, triangle_size(d), 1.0, (d + 1) << (PRODUCT_BITS - 1), "symmetric")
 
 
 def wishart_event(epsilon: float) -> ClaimedEvent:
-    """Of a covariance plus ZZᵀ, as the text claims it."""
     return ClaimedEvent(
         what="covariance with Wishart noise",
         unit="record",
@@ -214,10 +201,8 @@ def wishart_event(epsilon: float) -> ClaimedEvent:
 
 @dataclass(frozen=True)
 class Budget:
-    """The event of each released phase, in the order of the exchanges; TRAIN is one round's.
-
-    `tainted` goes with every answer of a job whose basis comes from records without noise.
-    """
+    """The event of each released phase in order; TRAIN is one round's. `tainted` goes with every
+    answer where the basis comes from records without noise."""
 
     events: Mapping[str, Event]
     participations: int
@@ -233,7 +218,6 @@ class Budget:
         return (*every, *self.tainted * len(every))
 
     def grid_bits(self, phase: str) -> int:
-        """A phase's sum and its noise stand on the grid 2**-bits."""
         event = as_single(self.events[phase])
         if isinstance(event, GaussianEvent | LaplaceEvent):
             return event.grid_bits
@@ -249,21 +233,16 @@ class Budget:
         return within
 
     def room(self, phase: str, nominal_records: int) -> int:
-        """What one device's sum over records is cut off at where it is summed, in steps; public.
-
-        As much as the nominal records come to if each had the largest value there. It is cut
-        before the noise: no two sums are further apart for it.
-        """
+        """Public bound on one device's sum where it is summed, in steps: the nominal records at
+        their largest. It is cut before the noise, so no two sums move further apart."""
         event = as_single(self.events[phase])
         if isinstance(event, GaussianEvent):
             return nominal_records * event.sensitivity_steps
         return nominal_records << self.grid_bits(phase) + 1
 
     def largest(self, phase: str, nominal_records: int) -> int:
-        """What no value of a noised sum of one device goes beyond, in steps, but with a chance
-        below 2^-40 for 2^60 values; public.
-
-        Noise of 12 σ: for a normal value Mills' ratio, 2·Q(12) < 2^-107; Laplace: `noise_room`.
+        """Public bound on a noised value, in steps, passed with a chance below 2^-40 for 2^60
+        values: 12 σ for a normal value (Mills' ratio, 2·Q(12) < 2^-107), `noise_room` for Laplace.
         """
         event, room = as_single(self.events[phase]), self.room(phase, nominal_records)
         if isinstance(event, LaplaceEvent):
@@ -273,7 +252,7 @@ class Budget:
         return room
 
     def noise_variance(self, phase: str) -> float:
-        """Of one value of a device's sum, off the diagonal of a matrix, in units²."""
+        """Variance of one value of a device's sum, off a matrix's diagonal, in units²."""
         event = as_single(self.events[phase])
         steps = 0.0
         if isinstance(event, GaussianEvent):
@@ -285,11 +264,8 @@ class Budget:
 
 @dataclass(frozen=True)
 class _Split:
-    """What the covariance of a PCA takes first, and what is left.
-
-    Where all noise is Gaussian, `first` is a share of μ² and both ε are the job's: Gaussian DP
-    composes by Σμ². Where two kinds meet, ε itself is shared and their prices add up.
-    """
+    """The covariance's share, and what is left. All Gaussian: a share of μ² (composes by Σμ²), both
+    ε the job's. Two kinds: ε itself is shared and prices add up."""
 
     first: float
     one_kind: bool
@@ -297,7 +273,6 @@ class _Split:
     rest_epsilon: float
 
     def gaussian_epsilon(self, noise: str) -> float:
-        """The ε that the Gaussian events may cost together."""
         return self.own_epsilon if noise == "laplace" else self.rest_epsilon
 
 
@@ -313,10 +288,7 @@ def _split(parameters: FmParameters, setting: MethodContext) -> _Split:
 
 
 def budget(parameters: FmParameters, setting: MethodContext) -> Budget:
-    """Noise such that a device's whole part in the job is (ε, δ)-DP per record.
-
-    Raises `PrivacyError` as `settled`.
-    """
+    """Noise for which a device's whole part is (ε, δ)-DP per record. Raises as `settled`."""
     split = _split(parameters, setting)
     gaussian_epsilon = split.gaussian_epsilon(parameters.noise)
     return settled(partial(_share_out, parameters, setting, split), setting, gaussian_epsilon)
@@ -325,12 +297,11 @@ def budget(parameters: FmParameters, setting: MethodContext) -> Budget:
 def settled(
     made: Callable[[float], Budget], setting: MethodContext, gaussian_epsilon: float
 ) -> Budget:
-    """What `made` makes of a δ, such that it costs the setting's (ε, δ) at most; its Gaussian sums
-    may cost `gaussian_epsilon` together.
+    """The budget that `made` gives for a δ, such that it costs the setting's (ε, δ) at most.
 
-    Part of δ is set aside for the discreteness of Gaussian noise, which in turn depends on the
-    noise: a few rounds settle it, and the accountant then prices the result. Raises
-    `PrivacyError` if the grid is too coarse for (ε, δ), or for so many features.
+    Part of δ is set aside for the discreteness of Gaussian noise, which depends on the noise: a few
+    rounds settle it. Raises PrivacyError if the grid is too coarse for (ε, δ), or for so many
+    features.
     """
     check_sizes(setting)
     reserve = 0.0
@@ -355,10 +326,8 @@ def _gaussians(result: Budget) -> list[GaussianEvent]:
 
 
 def _costs(result: Budget, delta: float) -> float:
-    """ε of the whole part by basic composition of its kinds, the price that is always valid.
-
-    Infinite while the discreteness of the noise uses up δ alone.
-    """
+    """ε of the whole part by basic composition of its kinds; infinite while discreteness uses up
+    δ."""
     events = result.job_events()
     pure = pure_epsilon(event for event in events if isinstance(event, LaplaceEvent))
     claimed = sum(event.claimed_epsilon for event in events if isinstance(event, ClaimedEvent))
@@ -371,7 +340,6 @@ def _costs(result: Budget, delta: float) -> float:
 def _share_out(
     parameters: FmParameters, setting: MethodContext, split: _Split, delta: float
 ) -> Budget:
-    """Each phase's event at its share of what the covariance leaves: of μ², or of ε."""
     events: dict[str, Event] = {}
     if split.first:
         events[COVARIANCE] = _covariance_event(parameters, setting, split, delta)
@@ -410,12 +378,8 @@ def _covariance_event(
 def intercept_steps(
     parameters: FmParameters, setting: MethodContext, settled_budget: Budget
 ) -> int:
-    """i, what stands beside z for the intercept, in steps of 2**-12; 0: there is none.
-
-    Of classes it follows from the noise in the mean linear sum of `setting.devices` devices, in
-    units of a record: so from ε, δ, the kind of noise, devices, nominal records, d and the number
-    of classes alone. Chosen on data of which no figure stands in the documents.
-    """
+    """i, beside z for the intercept, in steps of 2**-12; 0: none. Of classes it follows from the
+    noise in the mean linear sum of `setting.devices` devices, so from public numbers alone."""
     if setting.regression:
         return NUMBER_INTERCEPT
     if not parameters.intercept:

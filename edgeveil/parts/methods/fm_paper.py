@@ -1,23 +1,15 @@
-"""The functional mechanism for a three-layer perceptron, as its text has it (`fm_paper`, claimed).
+"""The functional mechanism for a three-layer perceptron as its text has it (`fm_paper`, claimed).
 
-DELM (Cao et al. 2023, eq. 1 to 10): one-vs-rest logits h = uᵀx with u = W₁w₂, y in {-1, 1}, and for
-each class the Taylor polynomial whose coefficients are perturbed,
+DELM (Cao et al. 2023, eq. 1 to 10): logits h = uᵀx with u = W₁w₂, y in {-1, 1}, and per class the
+perturbed Taylor polynomial Σ (log 2 - ½·y·h + ⅛·h²) + ηᵀu + uᵀNu, η, N ~ Lap(Δ/ε), Δ = d + d²/4
+(eq. 9), drawn anew at each local step; SGD on W₁ and W₂; FedAvg. The claimed ε does not hold: noise
+is redrawn at each step and charged once, and every class perturbs sums over the same records. So
+every release is a `ClaimedEvent`.
 
-    Σ (log 2 - ½·y·h + ⅛·h²) + ηᵀu + uᵀNu,    η, N ~ Lap(Δ/ε),   Δ = d + d²/4  (eq. 9),
-
-drawn anew at each local step; SGD on W₁ and W₂; the cloud averages the weights (FedAvg). The text
-claims ε for the whole training. That does not hold: the noise is redrawn at each step and charged
-once, so averaging the steps removes it; every class perturbs sums over the same records; and W₁ and
-W₂ are read beside it. Every release is a `ClaimedEvent`.
-
-Where the text leaves no polynomial, or contradicts itself:
-
-- ReLU is left out, as in eq. 9: with it the coefficients are not sums over public monomials;
-- eq. 6 drops the label; here it stands with the odd term, where the expansion has it;
-- ⅛·Σxxᵀ is the same for every class, so N is drawn once a step, η once a step and class;
-- a batch is all of the device's records, divided by the public `nominal_records`;
-- weights are kept within ±`max_weight`, so that no step overflows;
-- ε is what a PCA leaves of it; each round's event carries its part, so that the sum is ε.
+Where the text leaves no polynomial or contradicts itself: ReLU is left out, as in eq. 9; the label
+stands with the odd term; N is drawn once a step, η once a step and class; a batch is all records
+over `nominal_records`; weights stay within ±`max_weight`; each round's event carries its part of
+what a PCA leaves of ε.
 """
 
 from __future__ import annotations
@@ -74,10 +66,8 @@ class FmPaperParameters(MethodParameters):
 
 
 def projecting() -> FmParameters:
-    """The part of `fm` that bounds and projects features; of its releases only the covariance.
-
-    One round: its own training never comes, and must not make a budget look too small.
-    """
+    """The part of `fm` that bounds and projects features; of its releases only the covariance. One
+    round, so that no budget looks too small."""
     return FmParameters(
         rounds=1, noise="laplace", centre=False, quadratic="never", radius=1.0, intercept=False
     )
@@ -128,15 +118,12 @@ NOISE_STEPS = 1 << 20  # Laplace noise is drawn at this scale, in whole steps, t
 
 
 class FmPaperDevice:
-    """Built from public facts alone; features and a PCA are those of `fm`."""
-
     def __init__(self, parameters: FmPaperParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
         self._fm = FmDevice(projecting(), setting)
         self._scale = noise_scale(parameters, setting)
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
-        """A training round's part of the claim, or a covariance's event; reads no record."""
         if exchange.phase != TRAIN:
             return self._fm.price(exchange)
         event = round_event(self.parameters, self.setting)
@@ -203,7 +190,7 @@ START_SEED = 0  # of the first weights, which are public and the same in every j
 
 
 class FmPaperCloud:
-    """Cloud half: one segment a layer, so that the proxy shuffles layers as the text has it."""
+    """One segment a layer, so that the proxy shuffles layers as the text has it."""
 
     def __init__(self, parameters: FmPaperParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
@@ -214,7 +201,6 @@ class FmPaperCloud:
         return exchanges(first, self.parameters.rounds)
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
-        """`hidden.weight` (d, hidden) and `output.weight` (hidden, c), float32."""
         if exchange.phase != TRAIN:
             return self._fm.segments(exchange)
         d, k, c = self.setting.dimension, self.parameters.hidden, self.setting.classes

@@ -1,9 +1,7 @@
 """What `fm` and `fm_paper` sum over records: bounded features, exact integer sums, their noise.
 
-Each row of features is a function of its own record alone. Features are clipped and rounded toward
-zero to steps of 2**-24; a PCA basis, itself on a grid, is applied in exact integers. Symmetric
-matrices travel as flat upper triangles, row by row, the diagonal included. What is computed of a
-data set is kept beside it while both the data set and the method live.
+Each row of features is a function of its own record, rounded toward zero to steps of 2**-24; a PCA
+basis is applied in exact integers. Symmetric matrices travel as flat upper triangles, row by row.
 """
 
 from __future__ import annotations
@@ -44,7 +42,6 @@ from edgeveil.subnormals import flushed
 
 
 def triangle_size(d: int) -> int:
-    """Values in the upper triangle of a (d, d) matrix."""
     return d * (d + 1) // 2
 
 
@@ -61,10 +58,8 @@ def symmetric(triangle: NDArray[np.generic], d: int) -> NDArray[np.float64]:
 
 
 def unpacked(triangle: NDArray[np.float32], d: int) -> NDArray[np.float32]:
-    """As `symmetric`, kept for the next call: a job broadcasts the same curvature every round.
-
-    Not to be written to.
-    """
+    """As `symmetric`, cached, since a job broadcasts one curvature every round. Do not write to
+    it."""
     return _unpacked(triangle.tobytes(), d)
 
 
@@ -143,8 +138,8 @@ def shrunk(intercept: int) -> int:
 
 
 def with_intercept(z: Bounded, intercept: int) -> Bounded:
-    """(a·z, i) in the place of z, i = `intercept` steps of 2**-12; a² + i² <= 1, so it keeps to
-    norm 1. In integers, rounded toward zero."""
+    """(a·z, i) in place of z, i = `intercept` steps of 2**-12, a² + i² <= 1: of norm 1 at most. In
+    integers, toward zero."""
     factor = shrunk(intercept)
     steps = np.empty((len(z.steps), z.steps.shape[1] + 1), np.int16)
     squared = np.empty(len(steps), np.int64)
@@ -157,10 +152,8 @@ def with_intercept(z: Bounded, intercept: int) -> Bounded:
 
 
 class FeatureCache:
-    """What is computed of data sets: features once, then z for the last basis and centre.
-
-    A data set is known by its identity (`Records`), never by its content, and is not kept alive.
-    """
+    """Features of data sets, then z for the last basis and centre. A data set is known by identity
+    (`Records`) and not kept alive."""
 
     def __init__(self, setting: MethodContext) -> None:
         self._setting = setting
@@ -168,7 +161,6 @@ class FeatureCache:
         self._bounded: WeakKeyDictionary[Records, tuple[Key, Bounded]] = WeakKeyDictionary()
 
     def features(self, records: Records) -> Features:
-        """φ, before any projection."""
         found = self._features.get(records)
         if found is None:
             found = self._features[records] = features_of(records, self._setting)
@@ -194,12 +186,11 @@ LARGEST_L1 = 2 << GRID_BITS  # of p - y, or of a difference of numbers
 
 
 def check_sizes(setting: MethodContext) -> None:
-    """Raise `PrivacyError` for sizes at which the exact sums of some records would overflow.
+    """Raise PrivacyError for sizes at which exact sums could overflow, so that no record decides
+    whether there is an answer.
 
-    With at most 2**22 features and classes none can, so that no record decides whether there is
-    an answer. In steps, φ·B is below 2**22·2**24·2**15 = 2**61 and a logit below
-    2**22·2**12·2**28 = 2**62 (`max_weight` is at most 2**16); a released value is at most 2**29 a
-    record, and no machine holds 2**34 of them.
+    With at most 2**22 features and classes, in steps: φ·B is below 2**61, a logit below
+    2**22·2**12·2**28 = 2**62 (`max_weight` <= 2**16), a released value at most 2**29 a record.
     """
     for count, what, where in (
         (setting.feature_dimension, "features", "features"),
@@ -235,8 +226,8 @@ def quadratic_sum(z: Bounded) -> Int64:
 def linear_sum(z: Bounded, weight_steps: Int64, clip: float, *, regression: bool = False) -> Int64:
     """Σ z(p - y)ᵀ (d, c), each record clipped to Frobenius norm `clip`.
 
-    p = softmax(Wᵀz), or with `regression` Wᵀz itself, and y the number t. W (d, c) stands on the
-    grid 2**-12, so the logits are exact integers on 2**-24 and do not depend on the batch.
+    p = softmax(Wᵀz), or with `regression` Wᵀz, and y the number t. W (d, c) is on the grid 2**-12,
+    so logits are exact integers on 2**-24.
     """
     residual_of, sound = _residual, _of_a_residual
     if regression:
@@ -256,17 +247,14 @@ def linear_sum(z: Bounded, weight_steps: Int64, clip: float, *, regression: bool
 
 
 def _residual(logit_steps: Int64, labels: Int64) -> Float64:
-    """p - y (n, c) for logits in steps of 2**-24."""
     residual = _softmax(logit_steps.astype(np.float64) * 2.0**-PRODUCT_BITS)
     residual[np.arange(len(labels)), labels] -= 1.0
     return residual
 
 
 def _of_a_residual(factors: Int64, labels: Int64) -> NDArray[np.bool_]:
-    """Mask (n,): ‖r‖₁ <= 2, and the label's entry weighs what all others do, up to one step.
-
-    Holds for p - y scaled down and rounded toward zero; the L1 sensitivity rests on it.
-    """
+    """Mask (n,): ‖r‖₁ <= 2 and the label's entry weighs what all others do, up to one step. The L1
+    sensitivity rests on it."""
     sizes = np.abs(factors)
     total, own = sizes.sum(axis=1), sizes[np.arange(len(labels)), labels]
     within: NDArray[np.bool_] = (total <= LARGEST_L1) & (total <= 2 * own + 1)
@@ -274,7 +262,6 @@ def _of_a_residual(factors: Int64, labels: Int64) -> NDArray[np.bool_]:
 
 
 def _difference(logit_steps: Int64, labels: Int64) -> Float64:
-    """Wᵀz - t (n, 1) for products in steps of 2**-24."""
     found: Float64 = logit_steps.astype(np.float64) * 2.0**-PRODUCT_BITS - scaled(labels)[:, None]
     return found
 
@@ -286,11 +273,8 @@ def _of_a_difference(factors: Int64, labels: Int64) -> NDArray[np.bool_]:
 
 
 def _softmax(logits: Float64) -> Float64:
-    """Softmax over rows (n, c), each row a function of itself alone, bit for bit.
-
-    `math.exp` per value and one addition per class: vectorised exponentials may differ between
-    the body and the tail of an array.
-    """
+    """Softmax over rows (n, c), each a function of itself bit for bit: `math.exp` per value and one
+    addition per class, since vectorised exponentials may differ in an array's tail."""
     shifted = logits - logits.max(axis=1, keepdims=True, initial=-np.inf)
     flat = np.fromiter(map(math.exp, shifted.ravel().tolist()), np.float64, shifted.size)
     powers: Float64 = flat.reshape(shifted.shape)
@@ -317,10 +301,8 @@ def noised(total: Int64, event: Event, random_bytes: RandomBytes) -> Int64:
 
 
 def wishart(size: int, epsilon: float, random_bytes: RandomBytes) -> Int64:
-    """Upper triangle (`size` = D(D+1)/2 values) of ZZᵀ, Z (D, D+1) with entries N(0, 1/(2ε)).
-
-    As DELM, alg. 2; in steps of 2**-24, Z on 2**-12. No guarantee is proven for it.
-    """
+    """Upper triangle (`size`,) of ZZᵀ, Z (D, D+1) with entries N(0, 1/(2ε)), as DELM, alg. 2; in
+    steps of 2**-24. No guarantee is proven for it."""
     d = len(diagonal_of_triangle(size))
     variance = Fraction(1 << PRODUCT_BITS) / (2 * Fraction(epsilon))
     z = discrete_gaussian(variance, (d, d + 1), random_bytes)
@@ -341,12 +323,11 @@ def first_axes(features: int, kept: int) -> Basis:
 
 
 def top_basis(triangle: NDArray[np.generic], features: int, kept: int) -> Basis:
-    """An orthonormal basis (D, d = kept) of the d leading eigenvectors' span, on 2**-14.
+    """Orthonormal basis (D, d = kept) of the d leading eigenvectors' span, on 2**-14.
 
-    `triangle` is the covariance's upper triangle; values that are not finite count as 0. Within
-    the span the basis is the one nearest to public axes (orthogonal Procrustes, Schönemann 1966).
-    Eigenvectors themselves have arbitrary signs and order, so that parties with nearly one
-    covariance would not understand each other's coordinates.
+    `triangle` is the covariance's; values not finite count as 0. The basis is the one nearest to
+    public axes (orthogonal Procrustes, Schönemann 1966): eigenvectors' signs and order are
+    arbitrary, and parties with nearly one covariance must share coordinates.
     """
     finite = np.nan_to_num(triangle.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
     _, vectors = np.linalg.eigh(symmetric(finite, features))
@@ -371,11 +352,8 @@ def _public_axes(features: int, kept: int) -> NDArray[np.float64]:
 
 
 def own_weights(setting: MethodContext, records: Records | None) -> Mapping[str, Array]:
-    """With `local_pca`, the weight `basis` (D, d) of the PCA of `records`; else nothing.
-
-    For the cloud's own test records: by nobody's basis but its own can it look at a model that
-    devices learned each in their own. Without noise, so never for records that are private.
-    """
+    """With `local_pca` the weight `basis` (D, d) of the PCA of `records`, else nothing. For the
+    cloud's own test records alone: it has no noise."""
     projection = setting.projection
     if records is None or projection is None or projection.name != "local_pca":
         return MappingProxyType({})

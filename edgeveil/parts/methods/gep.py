@@ -1,13 +1,11 @@
 """Gradients split in a public subspace and a rest (`gep`; Yu, Zhang, Chen and Liu 2021), proven.
 
-B (k, d), orthonormal rows, spans the main directions of gradients of public auxiliary records. A
+B (k, d), orthonormal, spans the main directions of gradients of public auxiliary records. A
 record's gradient g is seen as its embedding B·g, clipped to C₁, and its residual g − Bᵀ·B·g,
-clipped to C₂; both are noised in proportion to their clips and put together again. Each over its
-clip and over √2 they make one vector of norm 1, so one noised sum of them is priced as in `dp_sgd`.
+clipped to C₂. Each over its clip and √2 they make one vector of norm 1, priced as in `dp_sgd`.
 
-Deviations: discrete noise; one subspace of all weights, found once a round at the broadcast weights
-by a singular value decomposition (the text: one for each group of layers, by power iteration); the
-auxiliary records are random (the text: real pictures), so that nobody has to have public data.
+Deviations: discrete noise; one subspace of all weights, by a singular value decomposition once a
+round (the text: one per group of layers, by power iteration); random auxiliary records.
 """
 
 from __future__ import annotations
@@ -15,56 +13,46 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from itertools import repeat
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from edgeveil.parts.method_context import size_of
 from edgeveil.parts.methods.dp_sgd import DpSgd, LocalDpSgd, View, record_gradients
 from edgeveil.parts.methods.update_method import trainer_part
 from edgeveil.parts.models.network import Network
+from edgeveil.parts.part import WithSettled
 from edgeveil.parts.update import Task
 
 if TYPE_CHECKING:
     import torch
 
 START_SEED = 0  # of the auxiliary records, public
+AUXILIARY = 64  # random records, whose gradients span the subspace
 
 
-class GepParameters(LocalDpSgd):
+class GepParameters(WithSettled, LocalDpSgd):
     """The `train` block of a job with `method: gep`; `clip_norm` is that of the embedding."""
 
     method: Literal["gep"] = "gep"
     """Noised SGD on gradients split in a public subspace and a rest, each with a clip."""
     residual_clip: float = Field(default=0.2, gt=0, le=1e6)
     """C₂: the L2 norm that the rest of one record's gradient is clipped to."""
-    subspace: int = Field(default=16, ge=1, le=256)
-    """k: directions of the subspace, at most `auxiliary` and the number of weights."""
-    auxiliary: int = Field(default=64, ge=1, le=1024)
-    """Random records whose gradients span the subspace."""
-
-    @model_validator(mode="after")
-    def _spanned(self) -> Self:
-        if self.subspace > self.auxiliary:
-            raise ValueError(
-                f"{self.auxiliary} auxiliary records span no subspace of {self.subspace}; raise "
-                "auxiliary or lower subspace"
-            )
-        return self
+    subspace: int = Field(default=16, ge=1, le=AUXILIARY)
+    """k: directions of the subspace, at most the number of weights."""
+    settled: ClassVar = {"auxiliary": AUXILIARY}
 
 
 class Gep(DpSgd):
-    """Trains by noised sums of embeddings and residuals."""
-
     @property
     def coordinates(self) -> int:
         return size_of(self.setting) + int(self.parameters.subspace)
 
     def views(self, task: Task, weights: Mapping[str, torch.Tensor]) -> Iterator[View]:
         p = self.parameters
-        found = anchors(task.network, weights, p.auxiliary)
+        found = anchors(task.network, weights, AUXILIARY)
         return repeat(Embedding(found, p.subspace, p.clip_norm, p.residual_clip))
 
 
@@ -99,10 +87,8 @@ class Embedding(View):
 
 
 def anchors(network: Network, weights: Mapping[str, torch.Tensor], count: int) -> torch.Tensor:
-    """Gradients (count, d) of public random records: uniform values, labels in turn.
-
-    0 for what is no number, since no subspace is found of that.
-    """
+    """Gradients (count, d) of public random records: uniform values, labels in turn; 0 where not
+    finite, which has no singular values."""
     import torch
 
     chance = np.random.default_rng(START_SEED)

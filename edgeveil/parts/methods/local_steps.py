@@ -25,12 +25,10 @@ def minimise_quadratic(
 ) -> NDArray[np.float32]:
     """Approximate minimiser ΔW (d, c) of ⟨linear, ΔW⟩ + ½⟨ΔW, curvature·ΔW⟩ from ΔW = 0.
 
-    Chebyshev semi-iteration (Saad 2003, alg. 12.1) for eigenvalues in `spectrum` = (low, high),
-    0 < low <= high. Its coefficients depend on the spectrum alone, so ΔW is linear in `linear`
-    and the mean over devices is the step on the mean polynomial. Runs on `processor` (`cuda`,
-    `mps`, `cpu`; `auto`: the first of them that is there), in float32: 1e-5 of the result, far
-    below its noise. On the CPU in numpy, on a GPU in torch. Raises UsageError for a processor
-    that is not there.
+    Chebyshev semi-iteration (Saad 2003, alg. 12.1) for eigenvalues in `spectrum` = (low, high), 0 <
+    low <= high. Coefficients depend on the spectrum alone, so ΔW is linear in `linear`. In float32
+    on `processor` (`cuda`, `mps`, `cpu`, `auto`), numpy on the CPU, else torch. Raises UsageError
+    for a processor that is not there.
     """
     a = curvature.astype(np.float32, copy=False)
     # Rows of d values: a narrow (c, d) product with a symmetric matrix is the faster way round.
@@ -63,8 +61,7 @@ def _chebyshev(residual: Any, a: Any, spectrum: tuple[float, float], steps: int)
 
 
 def _processor(processor: str) -> str:
-    """As `chosen_processor`, but torch, which takes seconds and 200 MB to load, is asked only
-    where there may be a GPU for it."""
+    """As `chosen_processor`, but loads torch (seconds, 200 MB) only where there may be a GPU."""
     if processor == "auto" and not gpu_in_sight():
         return "cpu"
     return processor if processor == "cpu" else chosen_processor(processor)

@@ -1,8 +1,5 @@
-"""`noise_only`: packages and uploads of chosen sizes, for tests of links and load.
-
-A device uploads fresh uniform noise. No record is read, so nothing is released of any: an answer
-has no event and costs ε = 0. Nothing is learned either; the model stays zero.
-"""
+"""`noise_only`: packages and uploads of chosen sizes, for tests of links and load. Devices upload
+fresh uniform noise; no record is read, ε = 0, nothing is learned."""
 
 from __future__ import annotations
 
@@ -47,8 +44,6 @@ class NoiseOnlyParameters(MethodParameters):
 
 
 class NoiseOnlyDevice:
-    """Device half: touches no record."""
-
     def __init__(self, parameters: NoiseOnlyParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
 
@@ -72,7 +67,7 @@ class NoiseOnlyDevice:
 
 
 class NoiseOnlyCloud(CloudMethod):
-    """Cloud half: counts uploads and keeps the mean of their values, which tends to 0."""
+    """Keeps the mean of all values, which tends to 0."""
 
     def __init__(self, parameters: NoiseOnlyParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
@@ -81,18 +76,15 @@ class NoiseOnlyCloud(CloudMethod):
         return exchanges((), self.parameters.rounds)
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
-        """`noise` (values,): float32, or summed integers of as many bits."""
         shape, summed = (self.parameters.values,), self.setting.summed
         if summed:
             return (summed_spec(NOISE, shape, steps_of_one(summed), summed),)
         return (SegmentSpec(NOISE, shape, "float32"),)
 
     def initial_state(self) -> dict[str, Array]:
-        """`uploads` (1,) int64 and `mean` (1,) float64 of all values so far."""
         return {"uploads": np.zeros(1, np.int64), "mean": np.zeros(1)}
 
     def package(self, state: Tensors, exchange: Exchange) -> dict[str, Array]:
-        """`package` (package_values,) float32, zero."""
         return {PACKAGE: np.zeros(self.parameters.package_values, np.float32)}
 
     def absorb(

@@ -1,9 +1,8 @@
-"""Output perturbation ("DP-params"): plain local training, then noise on what it gives; claimed.
+"""Output perturbation ("DP-params"): plain local training, then noise on the weights; claimed.
 
-The comparison of the PSO-DP text: Gaussian noise on the trained weights, as if one record moved
-them by `sensitivity` at most. For convex losses such a bound can be proven (Chaudhuri, Monteleoni
-and Sarwate 2011); for a network trained by SGD none is known, and nothing enforces it here, so
-the price is claimed. The stage `gradient_gaussian` is the sound relative: it clips the update.
+The comparison of the PSO-DP text, as if one record moved the trained weights by `sensitivity` at
+most. For convex losses that can be proven (Chaudhuri, Monteleoni and Sarwate 2011); here nothing
+enforces it. The stage `gradient_gaussian` is the sound relative.
 """
 
 from __future__ import annotations
@@ -42,8 +41,6 @@ class OutputPerturbationParameters(LocalSgd):
 
 
 class OutputPerturbation(Sgd):
-    """Sgd, and noise on its update."""
-
     def __init__(self, parameters: OutputPerturbationParameters, setting: MethodContext) -> None:
         super().__init__(parameters, setting)
         self._sensitivity = parameters.sensitivity
@@ -70,7 +67,6 @@ class OutputPerturbation(Sgd):
         return (ClaimedEvent(what="noised weights", unit="record", claimed_epsilon=share),)
 
     def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
-        """The change that local SGD makes, noised. Needs torch."""
         noised = {}
         for name, change in super().train(task, start).items():
             bounded = np.clip(np.nan_to_num(change), -LARGEST, LARGEST).astype(np.float64)

@@ -1,4 +1,4 @@
-"""A trial of a user's own model before any device reads a record: gradients and the ONNX form."""
+"""Trial of a user's own model before a device reads a record: gradients and the ONNX form."""
 
 from __future__ import annotations
 
@@ -22,11 +22,8 @@ FAR = 1e-3  # of a probability: rounding alone makes no such difference
 
 @flushed_training()  # so that torch's threads, which start here, flush as training will
 def check_own_code(network: Network, parameters: Any) -> None:
-    """Raise DataError unless a method with these `parameters` can train the network.
-
-    Every weight must have a gradient; with noised steps also those of each record by itself; and
-    the graph that devices run must give what the code gives. Needs torch and ONNX Runtime.
-    """
+    """Raise DataError unless a method with these `parameters` can train the network: every weight
+    has a gradient, with noised steps also per record, and the graph gives what the code gives."""
     import torch
 
     by_record = isinstance(parameters, LocalDpSgd)
@@ -74,7 +71,6 @@ def _one_gradient(
 def _check_graph(
     network: Network, x: NDArray[np.float32], weights: Mapping[str, NDArray[np.float32]]
 ) -> None:
-    """The graph was traced, so what the code does with other values is not in it."""
     import torch
 
     from edgeveil.evaluation.graph_check import check_graph

@@ -1,23 +1,13 @@
 """Knowledge transfer by noised votes (`pate`): teachers label a public set, a student learns it.
 
-GNMax of Papernot et al. 2018 ("Scalable private learning with PATE"), with its data-independent
-price. Each device trains a teacher on its own records, and votes for one class of each record of a
-public, unlabelled set that travels in the job. The cloud takes the class with the largest noised
-sum of votes, and trains the student on these labels alone: that is post-processing.
+GNMax of Papernot et al. 2018 with its data-independent price. Each device trains a teacher, and
+votes for one class of each record of a public, unlabelled set that travels in the job. The cloud
+takes the largest noised sum of votes and trains the student on these labels.
 
-**Theorem.** Let m records be labelled in a round. A device's votes are a matrix (m, c) of zeros and
-ones with at most one 1 in each row, whatever its records are. So two of them differ by at most √2
-in a row, and by at most √(2m) in all, in L2 norm, whatever rule the teacher learns by. With
-Gaussian noise of σ the noised sum of votes is √(2m)/σ-Gaussian-DP for one record, and for all
-records of one device (Dong, Roth, Su 2022, thm 2.7); rounds compose by Σμ². Two data
-sets of a device reach the bound, and nothing less is proven for one record, which may turn any
-vote. Nothing is earned for votes that agree: such prices depend on the data and would have to be
-noised to be told.
-
-A vote is 2**24 steps, so that noise, or a device's part of shared noise, is fine.
-
-A teacher is the head that the student is, or with `teacher` a perceptron on the same features. That
-one needs torch; a device without votes by its head, which the theorem lets it.
+**Theorem.** Votes on m records are a matrix (m, c) with at most one 1 in each row, so two of them
+differ by √(2m) at most in L2 norm, whatever the teacher. With noise of σ their sum is
+√(2m)/σ-Gaussian-DP for one record and for all records of a device (Dong, Roth, Su 2022, thm 2.7);
+rounds compose by Σμ². Votes that agree earn nothing: such prices depend on the data.
 """
 
 from __future__ import annotations
@@ -25,9 +15,8 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,18 +37,15 @@ from edgeveil.parts.exchange import (
 )
 from edgeveil.parts.method_context import MethodContext, MethodParameters, MethodPart
 from edgeveil.parts.methods.fm_sums import noised
-from edgeveil.parts.methods.sgd import Steps
 from edgeveil.parts.models.heads import softmax
-from edgeveil.parts.models.mlp import MlpParameters
-from edgeveil.parts.models.mlp import build as perceptron
-from edgeveil.parts.part import PartBlock
+from edgeveil.parts.part import PartBlock, WithSettled
 from edgeveil.parts.sources.digits import load_digits_split
 from edgeveil.parts.sources.npz import npz_array
 from edgeveil.privacy.events import Event, as_single
 from edgeveil.privacy.gaussian_mechanism import gaussian_event, meeting, shared_gaussian
 from edgeveil.privacy.grid import Float64, Int64, row_norms
 from edgeveil.privacy.sampler import RandomBytes, os_random
-from edgeveil.subnormals import flushed, flushed_training
+from edgeveil.subnormals import flushed
 
 VOTES, ROUND = "votes", "round"
 VOTE_BITS = 24
@@ -71,10 +57,8 @@ _UNSET_RECORDS = 24  # where no public set is named: a job without one is refuse
 
 
 class PublicSet(PartBlock):
-    """Public, unlabelled records that devices vote on; they travel in the job.
-
-    A job file names a file; the job that is sent has the records themselves.
-    """
+    """Public, unlabelled records that devices vote on. A job file names a file; a sent job holds
+    the records."""
 
     file: str | None = Field(default=None, min_length=1, max_length=4096, exclude=True)
     """Path of an NPZ file with an array `x`, from the job file's folder; `digits`: test digits."""
@@ -168,18 +152,7 @@ def _facts(x: NDArray[Any], records: int) -> dict[str, Any]:
     }
 
 
-class TeacherParameters(PartBlock):
-    """A perceptron on the public features that each device trains as its teacher, with torch."""
-
-    hidden: tuple[Annotated[int, Field(ge=1, le=8192)], ...] = Field(
-        default=(64,), min_length=1, max_length=8
-    )
-    """Widths of the hidden layers."""
-    learning_rate: float = Field(default=0.3, gt=0, le=100)
-    """Step size of its gradient descent, over all records of a device at once."""
-
-
-class PateParameters(MethodParameters):
+class PateParameters(WithSettled, MethodParameters):
     """The `train` block of a job with `method: pate`."""
 
     method: Literal["pate"] = "pate"
@@ -188,12 +161,11 @@ class PateParameters(MethodParameters):
     """Rounds, among which the public records are shared out; one is the least work."""
     public: PublicSet | None = None
     """The public, unlabelled records; needed."""
-    teacher: TeacherParameters | None = Field(default=None, examples=[{"hidden": [64]}])
-    """What a device learns by where it has torch; null, and without torch: the student's head."""
     ridge: float = Field(default=0.003, gt=0, le=1e3)
     """Weight decay of teachers and student, on the mean loss."""
     steps: int = Field(default=200, ge=1, le=10_000)
     """Steps of gradient descent of a teacher, and of the student."""
+    settled: ClassVar = {"teacher": None}
 
     @model_validator(mode="after")
     def _one_a_round(self) -> Self:
@@ -268,8 +240,8 @@ def head_weights(
 ) -> Float64:
     """W (d, c) near the minimum of the mean cross-entropy of z (n, d) plus ridge/2·‖W‖².
 
-    Nesterov's method from 0 at the step 1/(½ + ridge): ‖z‖ <= 1 and Böhning's bound 1992 on the
-    softmax Hessian. Zero where there are no records.
+    Nesterov's method from 0 at the step 1/(½ + ridge): ‖z‖ <= 1, Böhning's bound 1992. Zero without
+    records.
     """
     weight: Float64 = np.zeros((z.shape[1], classes))
     if not len(z):
@@ -283,50 +255,6 @@ def head_weights(
         new = ahead - slope / smooth
         ahead, weight = new + momentum * (new - weight), new
     return weight
-
-
-def torch_votes(
-    z: Float64, labels: NDArray[np.int64], asked: Float64, classes: int, parameters: PateParameters
-) -> NDArray[np.int64]:
-    """The classes (m,) that a perceptron taught by z (n, d) gives `asked` (m, d). Needs torch.
-
-    Gradient descent with momentum 0.9 over all records at once, from public first weights, on the
-    mean cross-entropy plus ridge/2·‖W‖²: no chance has a part in it.
-    """
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    teacher = parameters.teacher or TeacherParameters()
-    network = perceptron(MlpParameters(hidden=teacher.hidden), (z.shape[1],), classes)
-    weights = {
-        name: torch.tensor(value, requires_grad=True) for name, value in network.initial().items()
-    }
-    x, y = torch.tensor(z, dtype=torch.float32), torch.tensor(labels)
-    steps = Steps(list(weights.values()), teacher.learning_rate, 0.9)
-    with flushed_training():
-        for _ in range(parameters.steps):
-            squares = torch.stack([(value**2).sum() for value in weights.values()]).sum()
-            loss = cross_entropy(network.logits(weights, x), y)
-            steps.take(loss + parameters.ridge / 2 * squares)
-        with torch.no_grad():
-            logits = network.logits(weights, torch.tensor(asked, dtype=torch.float32))
-    found: NDArray[np.int64] = logits.numpy().argmax(axis=1)
-    return found
-
-
-def torch_there() -> bool:
-    """Whether this box has torch, which is not loaded to tell."""
-    return find_spec("torch") is not None
-
-
-def box_warning(parameters: PateParameters) -> str:
-    """What the owner of a box without torch is told of a job that names a teacher."""
-    if parameters.teacher is None or torch_there():
-        return ""
-    return (
-        "the job's teacher needs torch, which is not installed; this device votes by a linear head"
-        " (pip install 'edgeveil[train]' for the teacher)"
-    )
 
 
 class PublicFeatures:
@@ -352,8 +280,6 @@ def rows_of(exchange: Exchange, parameters: PateParameters) -> slice:
 
 
 class PateDevice:
-    """Device half: a teacher, and its votes under noise."""
-
     def __init__(self, parameters: PateParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
 
@@ -381,10 +307,8 @@ class PateDevice:
 
     @flushed()
     def votes(self, exchange: Exchange, records: Records) -> Int64:
-        """One-hot rows (per_round, c), before any noise: never leaves the device.
-
-        A device without valid records votes for nothing; nor do rows that stand for no record.
-        """
+        """One-hot rows (per_round, c) before noise, which never leave the device. No votes without
+        valid records, nor in rows for no record."""
         p, s = self.parameters, self.setting
         ballot = np.zeros((p.per_round, s.classes), np.int64)
         mask = s.learned_from(records)
@@ -393,17 +317,12 @@ class PateDevice:
         public = PublicFeatures(p, s)
         z = public.bounded(s.features(records.x[mask]))
         labels, asked = records.y[mask], public.z[rows_of(exchange, p)]
-        if p.teacher is not None and torch_there():
-            chosen = torch_votes(z, labels, asked, s.classes, p)
-        else:
-            chosen = (asked @ head_weights(z, labels, s.classes, p)).argmax(axis=1)
+        chosen = (asked @ head_weights(z, labels, s.classes, p)).argmax(axis=1)
         ballot[np.arange(len(chosen)), chosen] = 1
         return ballot
 
 
 class PateCloud(CloudMethod):
-    """Cloud half: labels by noised votes, and the student that learns them."""
-
     def __init__(self, parameters: PateParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
 
@@ -411,11 +330,8 @@ class PateCloud(CloudMethod):
         return exchanges((), self.parameters.rounds)
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
-        """`votes` (per_round, c): float32, or integers that are summed.
-
-        Room for a vote and 12 σ of a device's noise: a normal value goes beyond with a chance
-        below 2^-107.
-        """
+        """`votes` (per_round, c): float32, or integers with room for a vote and 12 σ of a device's
+        noise."""
         shape = (self.parameters.per_round, self.setting.classes)
         if not self.setting.summed:
             return (SegmentSpec(VOTES, shape, "float32"),)
@@ -433,7 +349,7 @@ class PateCloud(CloudMethod):
     def absorb(
         self, state: Tensors, exchange: Exchange, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
-        """The state with the noisy argmax of each record of the round; of a tie the first."""
+        """The state with the noisy argmax of the round's records; of a tie the first."""
         labels, rows = np.array(state["labels"], np.int64), rows_of(exchange, self.parameters)
         votes = np.nan_to_num(mean[VOTES].astype(np.float64))
         labels[rows] = votes[: rows.stop - rows.start].argmax(axis=1)
@@ -465,5 +381,4 @@ PART = MethodPart(
     summed=True,
     shares=True,
     refuses=refusals,
-    box_warning=box_warning,
 )

@@ -1,17 +1,13 @@
-"""What is usual, as the directions that records vary in; what lies beside them is a residual
-(`pca_residual`).
+"""What is usual, as the directions that records vary in; the rest is a residual (`pca_residual`).
 
-Per record, add/remove, proven. Devices release the noised sum of their bounded features, and then
-that of the products of the centred ones (Analyze Gauss, Dwork et al. 2014): two exact integer sums
-of at most 1 a record, priced and noised as those of `fm` (`docs/privacy.md`, "The sums of
-`pca_residual`"). All else is post-processing of their mean. Records that are labelled anomalous are
-in no sum, which each record decides alone.
+Per record, add/remove, proven. Devices release the noised sum of their bounded features, then that
+of the centred products (Analyze Gauss, Dwork et al. 2014): exact integer sums of norm 1 a record,
+priced as those of `fm` (`docs/privacy.md`, "The sums of `pca_residual`"). Records labelled
+anomalous are in no sum.
 
-With λᵢ, vᵢ of the noised covariance, direction i counts by wᵢ = r/(max(λᵢ, 0) + r), r the level of
-the noise: one that varies far above it hardly does, one that cannot be told from noise does by all.
-That is r times the squared Mahalanobis distance with a ridge. `keep` has 0 for the leading
-directions in place of it and 1 for the others, the squared distance from their subspace (Jackson
-and Mudholkar 1979).
+With λᵢ, vᵢ of the noised covariance, direction i counts by wᵢ = r/(max(λᵢ, 0) + r), r the noise
+level: r times the squared Mahalanobis distance with a ridge. `keep` gives 0 to the leading
+directions and 1 to the others (Jackson and Mudholkar 1979).
 """
 
 from __future__ import annotations
@@ -103,10 +99,7 @@ def released(phase: str, setting: MethodContext) -> ReleasedSum:
 
 
 def budget(parameters: PcaResidualParameters, setting: MethodContext) -> Budget:
-    """Noise such that a device's whole part in the job is (ε, δ)-DP per record.
-
-    Raises `PrivacyError` if the grid is too coarse for (ε, δ), or for so many features.
-    """
+    """Noise for which a device's whole part is (ε, δ)-DP per record. Raises as `settled`."""
     times = min(setting.max_participations, parameters.rounds)
     shares = {CENTRE: parameters.centre_share, TRAIN: (1 - parameters.centre_share) / times}
 
@@ -124,8 +117,6 @@ def budget(parameters: PcaResidualParameters, setting: MethodContext) -> Budget:
 
 
 class PcaResidualDevice:
-    """Built from public facts alone; keeps only features, for as long as their records live."""
-
     def __init__(self, parameters: PcaResidualParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
         self.budget: Budget = budget(parameters, setting)
@@ -146,7 +137,6 @@ class PcaResidualDevice:
         random_bytes: RandomBytes = os_random,
         processor: str = "auto",
     ) -> Answer:
-        """The noised sum: in float32, or in steps where it is summed under masks."""
         if exchange.phase == TRAIN:
             required(tensors, CENTRE, (self.setting.dimension,), "float32")
         total = self.sums(exchange, tensors, records)
@@ -156,16 +146,13 @@ class PcaResidualDevice:
     def finish(
         self, exchange: Exchange, tensors: Tensors, noised_sum: NDArray[np.generic]
     ) -> Mapping[str, Array]:
-        """The segment to upload: float32, or where uploads are summed the integers themselves."""
+        """The segment: float32, or where uploads are summed the integers themselves."""
         name = PRODUCTS if exchange.phase == TRAIN else CENTRE
         return {name: noised_sum if self.setting.summed else noised_sum.astype(np.float32)}
 
     @flushed()
     def sums(self, exchange: Exchange, tensors: Tensors, records: Records) -> Int64:
-        """The exact sum over records, before any noise, in steps of the phase's grid.
-
-        Never leaves the device. Where uploads are summed it keeps within the room of one.
-        """
+        """The exact sum before noise, in steps of the phase's grid. Never leaves the device."""
         if exchange.phase == TRAIN:
             centre, radius = np.asarray(tensors[CENTRE]), self.parameters.radius
             z = self._cache.bounded(
@@ -178,8 +165,7 @@ class PcaResidualDevice:
 
 
 class PcaResidualCloud(CloudMethod):
-    """State: `centre` (d,) float32, and of the rounds so far `products` (d(d+1)/2,) float64, the
-    sum over uploads of mean products, and `uploads` (1,)."""
+    """State: `centre` (d,) float32; `products` (d(d+1)/2,) float64, summed over `uploads` (1,)."""
 
     def __init__(self, parameters: PcaResidualParameters, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
@@ -189,7 +175,6 @@ class PcaResidualCloud(CloudMethod):
         return exchanges((CENTRE,), self.parameters.rounds)
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
-        """The centre (d,), or the products' triangle; integers where they are summed."""
         d, phase = self.setting.dimension, exchange.phase
         name, shape = (PRODUCTS, (triangle_size(d),)) if phase == TRAIN else (CENTRE, (d,))
         if not self.setting.summed:
@@ -243,8 +228,8 @@ class PcaResidualCloud(CloudMethod):
         return np.asarray(ridge / np.maximum(values + ridge, np.finfo(np.float64).tiny))
 
     def ridge_level(self, uploads: int) -> float:
-        """r, from the noise in the mean of `uploads` devices only: the operator norm to expect of a
-        symmetric matrix of it, 2√d·σ, σ being the noise off its diagonal."""
+        """r from the noise in the mean of `uploads` devices: the operator norm to expect of a
+        symmetric matrix of it, 2√d·σ, σ off its diagonal."""
         sigma = math.sqrt(self.budget.noise_variance(TRAIN))
         scale = self.setting.nominal_records * math.sqrt(uploads)
         return self.parameters.ridge * 2 * math.sqrt(self.setting.dimension) * sigma / scale

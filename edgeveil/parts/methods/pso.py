@@ -1,41 +1,26 @@
-"""A swarm of weight vectors, each trained by itself and drawn to the best ones found.
+"""Swarms of weight vectors, each trained by itself and drawn to the best ones found (Zhang, Wu and
+Dong, PSO-DP): one move of the swarm, training of every particle, comparison of their losses.
 
-Particle swarm optimisation as Zhang, Wu and Dong's PSO-DP has it (algorithms 1 and 2): one move of
-the swarm, then training of every particle, then their losses are compared.
+`random`: v ← w·v + c₁·r₁·(own best − p) + c₂·r₂·(overall best − p), p ← p + v, r₁ and r₂ uniform in
+[0, 1). `adaptive`: a particle goes on from its own best. Deviation: all particles begin at the
+broadcast weights, only first velocities are drawn.
 
-- `random`: v ← w·v + c₁·r₁·(own best − p) + c₂·r₂·(overall best − p), p ← p + v, with r₁ and r₂
-  uniform in [0, 1), drawn for each particle and move.
-- `adaptive`: training itself is the move; a particle goes on from its own best.
+`pso_dp_fl` (alg. 2), proven, unit device: losses choose without noise, and one clip of the whole
+update with Gaussian noise (`gradient_gaussian`) hides all records. A pass over the records is a
+move.
 
-Deviations: all particles begin at the broadcast weights and only their first velocities are drawn
-(the text draws positions too, which would throw the global model away). It names no c₁ and c₂.
-
-A swarm trains on each device, and noise on its best protects the device (`pso_dp_fl`), proven.
-
-Zhang, Wu and Dong's PSO-DP, algorithm 2. The swarm is local: losses choose among its particles
-without noise, and one clip of the whole update to L2 norm C with discrete Gaussian noise after it
-(`gradient_gaussian`) hides all of the device's records, whatever the swarm did with them: unit
-device. One pass over the records is one move of the swarm; the fitness is the mean loss of all.
-
-A swarm of networks trained by noised steps, the best by noised losses (`pso_dp_sgd`).
-
-Zhang, Wu and Dong's PSO-DP, algorithm 1, on each device: the swarm moves, every particle takes
-noised steps (`dp_sgd`), and the particles' losses decide which places are kept as best.
-
-- `priced`, proven: losses of records are private too. A record's N losses, cut to [0, B] and
-  centred, make a vector of norm ½B·√N at most; its sum over a fresh sample is noised as a
-  gradient's is, and counts as one more step (report-noisy-max with Gaussian noise, whose noised
-  losses are the fitness that the algorithm keeps). M moves cost M·(N·local_steps + 1) steps.
-- `unpriced`, claimed: the text's version, which takes the choice to be free and counts the steps of
-  the particle that is chosen. The other particles' steps and the losses are then not paid for.
+`pso_dp_sgd` (alg. 1): particles take noised steps (`dp_sgd`). `priced`, proven: a record's N
+losses, cut to [0, B] and centred, are a vector of norm ½B·√N at most, whose noised sum counts as
+one more step (report-noisy-max); M moves cost M·(N·local_steps + 1) steps. `unpriced`, claimed: as
+the text, the choice and the other particles' steps are free.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +41,7 @@ from edgeveil.parts.methods.dp_sgd import (
 from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.methods.sgd import LocalSgd, Sgd
 from edgeveil.parts.methods.update_method import trainer_part
-from edgeveil.parts.part import PartBlock
+from edgeveil.parts.part import WithSettled
 from edgeveil.parts.stages.gradient_gaussian import GradientGaussian, GradientGaussianParameters
 from edgeveil.parts.update import Task, Update, flat, shaped
 from edgeveil.privacy.accountant import HAIR
@@ -68,23 +53,21 @@ if TYPE_CHECKING:
 
 
 Float64 = NDArray[np.float64]
+INERTIA = 0.1  # w of the text, whose c₁ and c₂ are 1
+SPREAD = 0.01  # first velocities are uniform between −SPREAD and SPREAD
+MOVES = 2  # of a swarm in a round of noised steps
+LOSS_CLIP = 4.0  # B: the largest loss of one record that is told apart
+SETTLED = {"c1": 1.0, "c2": 1.0, "inertia": INERTIA, "spread": SPREAD}
 
 
-class SwarmKeys(PartBlock):
+class SwarmKeys(WithSettled):
     """What all methods with a swarm say; all of it is public."""
 
     particles: int = Field(default=3, ge=1, le=20)
     """N: weight vectors that are trained side by side."""
     search: Literal["random", "adaptive"] = "random"
     """`random`: particles move by inertia and pulls. `adaptive`: each goes on from its own best."""
-    inertia: float = Field(default=0.1, ge=0, lt=1)
-    """w: share of a particle's last velocity that it keeps; `random` alone."""
-    c1: float = Field(default=1.0, ge=0, le=4)
-    """c₁: pull to the particle's own best; `random` alone."""
-    c2: float = Field(default=1.0, ge=0, le=4)
-    """c₂: pull to the best of all particles; `random` alone."""
-    spread: float = Field(default=0.01, ge=0, le=1)
-    """First velocities are uniform between −spread and spread; `random` alone."""
+    settled: ClassVar = SETTLED
 
 
 class Swarm:
@@ -96,29 +79,26 @@ class Swarm:
         self._velocities = np.zeros_like(self.positions)
         if keys.search == "random":
             drawn = self._uniform(self.positions.size).reshape(self.positions.shape)
-            self._velocities = keys.spread * (2 * drawn - 1)
+            self._velocities = SPREAD * (2 * drawn - 1)
         self._own, self._own_fitness = self.positions.copy(), np.full(keys.particles, np.inf)
         self.best, self._fitness = start.copy(), np.inf
 
     def move(self) -> None:
         """Every particle takes the place from which it is trained next."""
-        keys = self._keys
-        if keys.search == "adaptive":
+        if self._keys.search == "adaptive":
             self.positions = self._own.copy()
             return
-        own, all_ = self._uniform(2 * keys.particles).reshape(2, -1, 1)
+        own, all_ = self._uniform(2 * self._keys.particles).reshape(2, -1, 1)
         self._velocities = (
-            keys.inertia * self._velocities
-            + keys.c1 * own * (self._own - self.positions)
-            + keys.c2 * all_ * (self.best - self.positions)
+            INERTIA * self._velocities
+            + own * (self._own - self.positions)
+            + all_ * (self.best - self.positions)
         )
         self.positions = self.positions + self._velocities
 
     def judge(self, fitness: Float64) -> None:
-        """Keeps what is better than ever: smaller `fitness` (N,), the first of equal ones.
-
-        All begin at +∞, and a fitness that is no number is never better.
-        """
+        """Keep what is better than ever: smaller `fitness` (N,), the first of equal ones, never
+        NaN."""
         better = fitness < self._own_fitness
         self._own[better], self._own_fitness[better] = self.positions[better], fitness[better]
         first = int(np.argmin(self._own_fitness))
@@ -143,8 +123,6 @@ class PsoDpFlParameters(LocalSgd, SwarmKeys):
 
 
 class PsoDpFl:
-    """Sgd for every particle, and the noise of the update stage."""
-
     def __init__(self, parameters: PsoDpFlParameters, setting: MethodContext) -> None:
         self.parameters = parameters
         self._epoch = Sgd(parameters.model_copy(update={"local_epochs": 1}), setting)
@@ -166,7 +144,6 @@ class PsoDpFl:
         return self._noise.event
 
     def search(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float64]:
-        """The best weights (d,) that the swarm finds from `start`, without noise."""
         origin = flat(task.weights)
         swarm = Swarm(flat(start), self.parameters, task.random_bytes)
         for _ in range(self.parameters.local_epochs):
@@ -185,11 +162,7 @@ def mean_loss(task: Task, position: NDArray[np.float64]) -> float:
     import torch
 
     processor, records = chosen_processor(task.processor), task.records
-    weights = {
-        name: torch.as_tensor(array).to(processor)
-        for name, array in shaped(task.weights, position).items()
-    }
-    total = 0.0
+    weights, total = on(processor, task, position), 0.0
     with torch.no_grad():
         for first in range(0, len(records), BLOCK):
             x = torch.as_tensor(records.x[first : first + BLOCK]).to(processor)
@@ -203,17 +176,12 @@ class PsoDpSgdParameters(LocalDpSgd, SwarmKeys):
 
     method: Literal["pso_dp_sgd"] = "pso_dp_sgd"
     """A swarm of networks on each device, every one trained by noised steps."""
-    moves: int = Field(default=2, ge=1, le=1000)
-    """Moves of the swarm in one round; after each, every particle takes `local_steps` steps."""
     selection: Literal["priced", "unpriced"] = "priced"
     """`priced`: the best chosen by noised losses, proven; `unpriced`: by exact ones, claimed."""
-    loss_clip: float = Field(default=4.0, gt=0, le=1e6)
-    """B: the largest loss of one record that is told apart; `priced` alone."""
+    settled: ClassVar = {**SETTLED, "moves": MOVES, "loss_clip": LOSS_CLIP}
 
 
 class PsoDpSgd(DpSgd):
-    """DpSgd for every particle, and a choice among them."""
-
     @cached_property
     def event(self) -> PoissonSampled:
         """The noise of one round's steps. Raises PrivacyError where none meets the budget."""
@@ -222,7 +190,7 @@ class PsoDpSgd(DpSgd):
         if p.selection == "priced":
             steps = p.particles * p.local_steps + 1
         coordinates = max(size_of(self.setting), p.particles)
-        return noised_steps(p, self.setting, p.moves * steps, coordinates)
+        return noised_steps(p, self.setting, MOVES * steps, coordinates)
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
         """All steps and noised losses together; `unpriced`: the text's share of one round."""
@@ -246,11 +214,10 @@ class PsoDpSgd(DpSgd):
     def search(
         self, task: Task, start: Mapping[str, NDArray[np.float32]], sums: NoisedSums
     ) -> NDArray[np.float64]:
-        """The best weights (d,) that the swarm finds from `start` by `sums`."""
         p = self.parameters
         sgd, view = NoisedSgd(task, sums, p, self.setting), View(p.clip_norm)
         swarm = Swarm(flat(start), p, task.random_bytes)
-        for _ in range(p.moves):
+        for _ in range(MOVES):
             swarm.move()
             for k, position in enumerate(swarm.positions):
                 weights = sgd.weights(shaped(task.weights, position))
@@ -267,37 +234,37 @@ class PsoDpSgd(DpSgd):
             some = len(task.records) > 0
             return np.array([mean_loss(task, place) if some else 0.0 for place in positions])
         p = self.parameters
-        norm = p.loss_clip / 2 * math.sqrt(p.particles)
-        total = sums.draw(Losses(task, positions, p.loss_clip, sums.processor).rows, norm)
+        norm = LOSS_CLIP / 2 * math.sqrt(p.particles)
+        total = sums.draw(losses_under(task, positions, sums.processor), norm)
         mean = total / (p.sampling_rate * self.setting.nominal_records)
-        return np.asarray(mean + p.loss_clip / 2, np.float64)
+        return np.asarray(mean + LOSS_CLIP / 2, np.float64)
 
 
-class Losses:
-    """Each record's losses under several weight vectors, at most `clip`, less half of that."""
+def on(processor: str, task: Task, position: Float64) -> dict[str, torch.Tensor]:
+    """The weights of a place (d,) in the search as tensors."""
+    import torch
 
-    def __init__(
-        self, task: Task, positions: NDArray[np.float64], clip: float, processor: str
-    ) -> None:
-        import torch
+    weights = shaped(task.weights, position)
+    return {name: torch.as_tensor(array).to(processor) for name, array in weights.items()}
 
-        self._losses, self._clip = record_losses(task.network), clip
-        self._weights = [
-            {
-                name: torch.as_tensor(array).to(processor)
-                for name, array in shaped(task.weights, position).items()
-            }
-            for position in positions
-        ]
 
-    def rows(self, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
-        """(n, N); a loss that is no number is the largest."""
-        import torch
+def losses_under(
+    task: Task, positions: Float64, processor: str
+) -> Callable[[torch.Tensor, torch.Tensor], list[torch.Tensor]]:
+    """Each record's losses (n, N) under N weight vectors, cut to [0, B], less B/2; one that is no
+    number is B."""
+    import torch
 
+    losses = record_losses(task.network)
+    weights = [on(processor, task, position) for position in positions]
+
+    def rows(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         with torch.no_grad():
-            losses = torch.stack([self._losses(w, x, y) for w in self._weights], 1)
-        losses = torch.nan_to_num(losses, nan=self._clip, posinf=self._clip)
-        return [losses.clamp(0, self._clip) - self._clip / 2]
+            found = torch.stack([losses(w, x, y) for w in weights], 1)
+        found = torch.nan_to_num(found, nan=LOSS_CLIP, posinf=LOSS_CLIP)
+        return [found.clamp(0, LOSS_CLIP) - LOSS_CLIP / 2]
+
+    return rows
 
 
 PARTS = (

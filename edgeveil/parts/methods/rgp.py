@@ -1,15 +1,13 @@
 """Gradients seen through low-rank carriers (`rgp`; Yu, Zhang, Chen, Yin and Liu 2021), proven.
 
-A matrix W is written as L·R + (W − L·R), L (p, r) with orthonormal columns and R (r, q) with
-orthonormal rows, and only the carriers L and R have gradients: ∂L = ∂W·Rᵀ, ∂R = Lᵀ·∂W. A record's
-∂L and ∂R of all matrices, with its gradients of the other weights, are clipped together and noised
-as in `dp_sgd`; the step is ∂L·R + L·∂R − L·Lᵀ·∂L·R, the projection of the noised ∂W. The noise then
-has r·(p + q) values instead of p·q.
+W is written as L·R + (W − L·R), L (p, r) and R (r, q) orthonormal, with ∂L = ∂W·Rᵀ and ∂R = Lᵀ·∂W.
+A record's ∂L and ∂R of all matrices and its other gradients are clipped together and noised as in
+`dp_sgd`; the step is ∂L·R + L·∂R − L·Lᵀ·∂L·R. Noise then has r·(p + q) values, not p·q. Carriers
+are the main directions of W's change since the public first weights, by one power iteration, which
+is free.
 
-The carriers are the main directions of what W has changed since the public first weights, by one
-power iteration. That change was made of noised sums alone, so it is free.
-Deviations: discrete noise; a matrix of which nothing would be saved keeps its whole gradient; the
-gradients of carriers are computed from those of W, which costs the memory that the text saves.
+Deviations: discrete noise; a matrix of which nothing would be saved keeps its gradient; ∂L and ∂R
+are computed from ∂W, which costs the memory that the text saves.
 """
 
 from __future__ import annotations
@@ -44,8 +42,6 @@ class RgpParameters(LocalDpSgd):
 
 
 class Rgp(DpSgd):
-    """Trains by noised sums of carriers' gradients."""
-
     @property
     def coordinates(self) -> int:
         shapes = [weight.shape for weight in network_of(self.setting).weights]

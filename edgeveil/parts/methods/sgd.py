@@ -1,9 +1,5 @@
-"""Mini-batch SGD, the local half of FedAvg (`sgd`), and FedProx (`fedprox`); no guarantee.
-
-McMahan et al. 2017, algorithm 1, ClientUpdate. An epoch takes the records in a random order that
-comes from the operating system (seeded in a simulation). FedProx holds the local weights near the
-global ones (Li et al. 2020).
-"""
+"""Mini-batch SGD, the local half of FedAvg (`sgd`; McMahan et al. 2017, alg. 1), and FedProx
+(`fedprox`; Li et al. 2020); no guarantee. An epoch takes the records in random order."""
 
 from __future__ import annotations
 
@@ -49,8 +45,6 @@ class SgdParameters(LocalSgd):
 
 
 class Sgd:
-    """Trains with the network's own loss."""
-
     def __init__(self, parameters: LocalSgd, setting: MethodContext) -> None:
         self.parameters, self.setting = parameters, setting
 
@@ -93,17 +87,14 @@ class Sgd:
 
 
 class Steps:
-    """SGD with momentum (Polyak's, as PyTorch's `SGD`) on `weights`, in place.
-
-    By hand: `torch.optim` loads torch's compiler, a second and 70 MiB on an edge box.
-    """
+    """SGD with momentum (as PyTorch's `SGD`), in place. By hand: `torch.optim` loads torch's
+    compiler, a second and 70 MiB."""
 
     def __init__(self, weights: Sequence[torch.Tensor], rate: float, momentum: float) -> None:
         self._weights, self._rate, self._momentum = weights, rate, momentum
         self._velocity: Sequence[torch.Tensor] = ()
 
     def take(self, loss: torch.Tensor) -> None:
-        """One step down a loss of the weights."""
         import torch
 
         gradients: Sequence[torch.Tensor] = torch.autograd.grad(loss, self._weights)

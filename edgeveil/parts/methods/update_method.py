@@ -1,8 +1,5 @@
-"""A method that trains the job's model whole and uploads what changed: both halves of it.
-
-The device's half trains, passes the job's stages and prices both; the cloud's moves the global
-weights by the aggregate. What such a method brings itself is its `Trainer` (`parts/update.py`).
-"""
+"""Both halves of a method that trains the job's model whole and uploads its change. Such a method
+brings its `Trainer` (`parts/update.py`)."""
 
 from __future__ import annotations
 
@@ -70,7 +67,7 @@ class Pipeline:
 
     @property
     def _stages(self) -> tuple[tuple[BaseStage, bool], ...]:
-        """Each stage, and whether it protects only what was chosen by un-noised values."""
+        """Each stage, and whether it protects only values that un-noised ones have chosen."""
         result, chosen = [], False
         for stage in self.setting.stages:
             result.append((stage, stage.protects and chosen))
@@ -78,10 +75,8 @@ class Pipeline:
         return tuple(result)
 
     def price(self, exchange: Exchange, trained: tuple[Event, ...]) -> tuple[Event, ...]:
-        """The trainer's events and the stages'; an un-noised update has none where one protects.
-
-        Noise on chosen values alone is claimed: which were chosen is told without noise.
-        """
+        """The trainer's events and the stages'; an un-noised update has none where a stage
+        protects. Noise on chosen values alone is claimed: the choice is told without noise."""
         events = list(trained)
         for stage, chosen in self._stages:
             own = stage.price(exchange)
@@ -113,8 +108,8 @@ class Pipeline:
         return self._last.clip if self._last else None
 
     def summed(self, task: Task, update: Update) -> Int64:
-        """The update after all stages in steps of the grid, (d,); noised integers as they are, and
-        behind them the bit of a clip norm that moves."""
+        """The update after all stages in steps of the grid (d,), with the bit of a moving clip norm
+        behind."""
         last = self._last
         if last is None or last.grid is None:
             return self.grid.steps(flat(self.apply(task, update)))
@@ -143,15 +138,12 @@ class Pipeline:
 
 
 class UpdateDevice:
-    """Built from public facts alone."""
-
     def __init__(self, trainer: Trainer, setting: MethodContext) -> None:
         self._trainer, self._setting = trainer, setting
         self._network = network_of(setting)
         self._stages = Pipeline(setting)
 
     def price(self, exchange: Exchange) -> tuple[Event, ...]:
-        """The trainer's events and the stages'; of an un-noised update none where one protects."""
         return self._stages.price(exchange, self._trainer.price(exchange))
 
     @flushed_training()
@@ -163,12 +155,9 @@ class UpdateDevice:
         random_bytes: RandomBytes = os_random,
         processor: str = "auto",
     ) -> Answer:
-        """The update's segments: float32 or what it is cast to, or integers where they are summed.
-
-        Tensors named `kept/…` are this device's own.
-
-        Raises `ProtocolError` for a package of wrong form, before any record is read.
-        """
+        """The update's segments: of the wire's type, or integers where summed. Tensors named
+        `kept/…` are this device's own. Raises ProtocolError for a malformed package before any
+        record is read."""
         weights, clip_norm = self._checked(tensors), self._clip_norm(tensors)
         self._network.prepare()
         memory: Memory = {
@@ -198,7 +187,6 @@ class UpdateDevice:
         return Answer(segments, self.price(exchange), task.memory)
 
     def _clip_norm(self, tensors: Tensors) -> float:
-        """The round's, 0 where it does not move."""
         if self._stages.clip is None:
             return 0.0
         norm = float(required(tensors, CLIP_NORM, (1,), "float64")[0])
@@ -214,7 +202,7 @@ class UpdateDevice:
 
 
 def finite(update: Update) -> Update:
-    """The update with 0 for what is no number: whether training diverged is not told."""
+    """The update with 0 where not finite: whether training diverged is not told."""
     return {
         name: array if np.isfinite(array).all() else np.nan_to_num(array, posinf=0.0, neginf=0.0)
         for name, array in update.items()
@@ -243,7 +231,6 @@ class UpdateCloud:
         return exchanges((), self._rounds)
 
     def segments(self, exchange: Exchange) -> tuple[SegmentSpec, ...]:
-        """In the form that the job's `proxy.shuffle` asks for: numbers, or summed integers."""
         wire = "float32" if self.setting.summed else Pipeline(self.setting).wire
         specs = specs_of(self._network, whole=self.setting.whole, wire=wire)
         summed, largest = self.setting.summed, self._grid.largest
@@ -284,8 +271,8 @@ class UpdateCloud:
 
 
 def _moved(before: Array, update: NDArray[np.float64], step: float) -> NDArray[np.float32]:
-    """Weights after so many steps of an update, a few values at a time: what is computed with
-    takes no memory of a model's size."""
+    """Weights after an update, a few values at a time, so that no more memory of a model's size is
+    taken."""
     after = np.empty(before.shape, np.float32)
     old, change, new = before.reshape(-1), update.reshape(-1), after.reshape(-1)
     for start in range(0, new.size, BLOCK_VALUES):
@@ -301,10 +288,7 @@ def trainer_part(
     trainer: Callable[[Any, MethodContext], Trainer],
     **said: Any,
 ) -> MethodPart:
-    """The declaration of a method that trains the job's model: all it brings is its `Trainer`.
-
-    `said` is what every `Part` says of itself.
-    """
+    """Declare a method that trains the job's model; `said` as in `Part`."""
     return MethodPart(
         parameters=parameters,
         device=lambda block, setting: UpdateDevice(trainer(block, setting), setting),

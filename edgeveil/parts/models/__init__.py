@@ -26,10 +26,8 @@ MODELS = TABLE = PartTable(__name__, ModelPart)
 def build_network(
     parameters: ModelParameters, input_shape: Shape, classes: int, artifacts: Artifacts = NONE
 ) -> Network:
-    """The network of a `model` block. `artifacts` holds packed state_dicts by SHA-256 (hex).
-
-    Raises DataError for records that it does not take, and for adapters that fit no weight.
-    """
+    """The network of a `model` block; `artifacts` holds packed state_dicts by SHA-256 (hex). Raises
+    DataError for records it does not take, and for adapters that fit no weight."""
     network = MODELS[parameters.name].build(parameters, input_shape, classes)
     network.weights  # noqa: B018 - shapes are checked here
     if parameters.state_dict is None:

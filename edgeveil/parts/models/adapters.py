@@ -1,10 +1,8 @@
 """Weights that a model begins with, and low-rank adapters on them (LoRA, `model.adapters`).
 
-An adapted weight is W + (α/r)·B·A (Hu et al. 2021): W, out of the job's state_dict, never changes
-and never travels with a round; A (r, in) begins as public chance and B (out, r) as 0, so that the
-model begins as it was. Beside them the head is trained whole. These tensors alone are an update,
-the cloud's state and what is clipped and noised. What devices run and what is released are plain
-weights: the product is added to W.
+An adapted weight is W + (α/r)·B·A (Hu et al. 2021): W, out of the job's state_dict, stays and does
+not travel; A (r, in) begins as public chance, B (out, r) as 0. Adapters and head alone are an
+update, the cloud's state and what is noised. Devices run, and releases hold, merged weights.
 """
 
 from __future__ import annotations
@@ -34,10 +32,8 @@ A, B = "lora_a", "lora_b"
 
 @dataclass(frozen=True)
 class PretrainedNetwork(Network):
-    """`base`, beginning with the weights of `packed`, a packed state_dict.
-
-    Without `packed`, as on a device, which is sent all weights anyway, it begins as `base` does.
-    """
+    """`base`, beginning with the weights of `packed`, a packed state_dict; without it, as on a
+    device, which is sent all weights, as `base` does."""
 
     base: Network = field(kw_only=True)
     packed: bytes | None = field(kw_only=True, repr=False)
@@ -56,7 +52,6 @@ class PretrainedNetwork(Network):
         return self.base.saved(weights)
 
     def initial(self) -> dict[str, NDArray[np.float32]]:
-        """Out of the state_dict."""
         return self.base.initial() if self.packed is None else dict(self.pretrained)
 
     def logits(self, weights: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
@@ -67,8 +62,8 @@ class PretrainedNetwork(Network):
 
     @cached_property
     def pretrained(self) -> Mapping[str, NDArray[np.float32]]:
-        """The state_dict's weights by the network's names. Raises DataError where it is not here or
-        does not fit."""
+        """The state_dict's weights by the network's names. DataError where missing or not
+        fitting."""
         return self._fitted(())
 
     def _fitted(self, optional: tuple[str, ...]) -> dict[str, NDArray[np.float32]]:
@@ -146,7 +141,6 @@ class AdaptedNetwork(PretrainedNetwork):
 
     @cached_property
     def frozen(self) -> Mapping[str, NDArray[np.float32]]:
-        """The base's weights that are not trained whole."""
         return {n: array for n, array in self.pretrained.items() if n not in self.head}
 
     @cached_property
@@ -180,7 +174,6 @@ class AdaptedNetwork(PretrainedNetwork):
         return result
 
     def _new_head(self) -> dict[str, NDArray[np.float32]]:
-        """Zeros: every class is as likely, whatever the frozen layers give."""
         return {
             one.name: np.zeros(one.shape, np.float32)
             for one in self.base.weights
@@ -215,14 +208,13 @@ class AdaptedNetwork(PretrainedNetwork):
 
     @cached_property
     def _tensors(self) -> dict[str, torch.Tensor]:
-        """The frozen weights in torch. By `from_numpy`: within a transform of torch.func, what is
-        made by another way belongs to that transform and may not be kept."""
+        """The frozen weights in torch, by `from_numpy`: other tensors made in a transform of
+        torch.func belong to it."""
         import torch
 
         return {name: torch.from_numpy(array) for name, array in self.frozen.items()}
 
     def prepare(self) -> None:
-        """The base's, and the frozen weights, whose absence is told before a record is read."""
         self.base.prepare()
         _ = self._tensors
 

@@ -1,24 +1,15 @@
 """Convolutional networks for pictures.
 
-`cnn`: the small network of Zhang, Wu and Dong (PSO-DP).
-
-`lenet`: LeNet-5 (LeCun et al. 1998). The original's tanh units, trained subsampling, sparse second
-convolution and radial output are ReLU, max pooling, a full convolution and a dense layer here.
-
-`alexnet`: five convolutions and three dense layers for pictures of about 32×32, channels as
-Krizhevsky 2014 (arXiv:1404.5997), windows of 3×3. Deviations: no dropout, since a network is a pure
-function here, no local response normalisation, dense layers of 1024 units by default (of 4096).
-
-`resnet20`: ResNet-20 (He et al. 2016, section 4.2), as Zhang, Wu and Dong have it: 19 convolutions
-of 3×3 with 16, 32, 64 channels and one dense layer. Batch normalisation, which has no gradient per
-record, is group normalisation here.
+`cnn`: the small network of Zhang, Wu and Dong (PSO-DP). `lenet`: LeNet-5 (LeCun et al. 1998) with
+ReLU, max pooling, a full second convolution and a dense output. `alexnet`: channels as Krizhevsky
+2014 (arXiv:1404.5997) for pictures of about 32×32, windows of 3×3, no dropout, no local response
+normalisation. `resnet20`: He et al. 2016, section 4.2, with group normalisation, since batch
+normalisation has no gradient per record.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
-from pydantic import Field
+from typing import ClassVar, Literal
 
 from edgeveil.parts.models.layers import (
     Chain,
@@ -37,6 +28,7 @@ from edgeveil.parts.models.layers import (
     Window,
 )
 from edgeveil.parts.models.network import ModelParameters, ModelPart, Network
+from edgeveil.parts.part import WithSettled
 
 
 class CnnParameters(ModelParameters):
@@ -91,15 +83,15 @@ def build_lenet(parameters: LenetParameters, input_shape: Shape, classes: int) -
 
 CHANNELS = (64, 192, 384, 256, 256)
 POOLED = (1, 2, 5)  # after these convolutions
+DENSE = 1024  # units of the first two dense layers; the original has 4096
 
 
-class AlexnetParameters(ModelParameters):
+class AlexnetParameters(WithSettled, ModelParameters):
     """The `model` block of a job with `name: alexnet`."""
 
     name: Literal["alexnet"] = "alexnet"
     """AlexNet for 32×32 pictures: five 3×3 convolutions, three dense layers, no dropout."""
-    dense: int = Field(default=1024, ge=1, le=8192)
-    """Units of the first two dense layers; the original has 4096."""
+    settled: ClassVar = {"dense": DENSE}
 
 
 def build_alexnet(parameters: AlexnetParameters, input_shape: Shape, classes: int) -> Network:
@@ -112,7 +104,7 @@ def build_alexnet(parameters: AlexnetParameters, input_shape: Shape, classes: in
             layers.append((f"pool{number}", MaxPool(Window(kernel=2, stride=2))))
     layers.append(("flat", Flatten()))
     for number in (6, 7):
-        layers += [(f"dense{number}", Dense(parameters.dense)), (f"relu{number}", Relu())]
+        layers += [(f"dense{number}", Dense(DENSE)), (f"relu{number}", Relu())]
     layers.append(("output", Dense(classes)))
     return Network(tuple(layers), input_shape, classes, parameters.input_scale)
 
@@ -121,16 +113,16 @@ STAGES = (16, 32, 64)  # channels; the picture's sides are halved from stage to 
 BLOCKS = 3  # a stage, of two convolutions each
 
 
-class Resnet20Parameters(ModelParameters):
+class Resnet20Parameters(WithSettled, ModelParameters):
     """The `model` block of a job with `name: resnet20`."""
 
     name: Literal["resnet20"] = "resnet20"
     """ResNet-20 for small pictures, with group normalisation in place of batch normalisation."""
     groups: Literal[1, 2, 4, 8, 16] = 16
     """Groups of channels that are normalised together."""
-    shortcut: Literal["thin", "projection"] = "thin"
-    """Where channels grow: `thin` takes every second place and adds channels of 0 (no weights);
-    `projection`: a 1×1 convolution, normalised."""
+    settled: ClassVar = {
+        "shortcut": "thin"
+    }  # where channels grow: every second place, channels of 0 more
 
 
 def build_resnet20(parameters: Resnet20Parameters, input_shape: Shape, classes: int) -> Network:
@@ -143,17 +135,14 @@ def build_resnet20(parameters: Resnet20Parameters, input_shape: Shape, classes: 
         for block in range(1, BLOCKS + 1):
             stride = 2 if block == 1 and stage > 1 else 1
             name = f"block{stage}.{block}"
-            layers += [
-                (name, _block(parameters, before, channels, stride)),
-                (f"{name}.relu", Relu()),
-            ]
+            block_layers = _block(parameters.groups, before, channels, stride)
+            layers += [(name, block_layers), (f"{name}.relu", Relu())]
             before = channels
     layers += [("mean", GlobalAveragePool()), ("output", Dense(classes))]
     return Network(tuple(layers), input_shape, classes, parameters.input_scale)
 
 
-def _block(parameters: Resnet20Parameters, before: int, channels: int, stride: int) -> Residual:
-    groups = parameters.groups
+def _block(groups: int, before: int, channels: int, stride: int) -> Residual:
     body = Chain(
         (
             *_normalised("1", channels, Window(3, stride, padding=1), groups),
@@ -161,11 +150,8 @@ def _block(parameters: Resnet20Parameters, before: int, channels: int, stride: i
             *_normalised("2", channels, Window(3, padding=1), groups),
         )
     )
-    if before == channels:
-        return Residual(body)
-    if parameters.shortcut == "thin":
-        return Residual(body, Chain((("thin", Thin(channels, stride)),)))
-    return Residual(body, Chain(_normalised("", channels, Window(1, stride), groups)))
+    thin = () if before == channels else (("thin", Thin(channels, stride)),)
+    return Residual(body, Chain(thin))
 
 
 def _normalised(
@@ -198,7 +184,7 @@ PARTS = (
         build=build_alexnet,
         source="Krizhevsky 2014, for pictures of 32×32",
         needs="records of [channels, height, width] or [height, width]",
-        example="model: {name: alexnet, dense: 1024}",
+        example="model: {name: alexnet}",
     ),
     ModelPart(
         parameters=Resnet20Parameters,

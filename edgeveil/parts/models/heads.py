@@ -1,13 +1,9 @@
 """Heads on public features: each as an ONNX graph, and the same in numpy.
 
-z = (φ(x) - centre) / max(‖φ(x) - centre‖, radius); with a PCA φ(x)·basis stands in place of φ(x).
-
-- of classes: probabilities = softmax(z·weight + bias). Some methods learn no bias.
-- of a number: value = middle + half·clip(z·weight + bias), cut off at -1 and 1, so that no value
-  lies outside the public range.
-- of anomalies: score = ‖u·residual‖² / threshold for u = φ(x) - centre; `residual` (d, d) is what
-  of u is not usual. A score above 1 is an anomaly's; where no threshold is known it is 1, and a
-  score tells the order of records alone.
+z = (φ(x) - centre) / max(‖φ(x) - centre‖, radius); with a PCA φ(x)·basis in place of φ(x). Classes:
+probabilities = softmax(z·weight + bias). A number: value = middle + half·clip(z·weight + bias, -1,
+1). Anomalies: score = ‖u·residual‖² / threshold, u = φ(x) - centre; above 1 is an anomaly's, and
+with an unknown threshold (1) a score only orders records.
 """
 
 from __future__ import annotations
@@ -35,12 +31,10 @@ def build_graph(
     *,
     bias: bool = False,
 ) -> bytes:
-    """The ONNX graph, with the weights as inputs.
+    """The ONNX graph of classes, float32.
 
-    Inputs: `x` float32 (N, *input_shape), `centre` (d,), `radius` (1,), `weight` (d, classes),
-    all float32; with `kept`, the number of features after a PCA, also `basis` (D, d = kept); with
-    `bias` also `bias` (classes,).
-    Output: `probabilities` float32 (N, classes). Needs the `onnx` package.
+    Inputs: `x` (N, *input_shape), `centre` (d,), `radius` (1,), `weight` (d, classes); `basis` (D,
+    d = kept) with a PCA; `bias` (classes,) with `bias`. Output: `probabilities` (N, classes).
     """
     from onnx import helper
 
@@ -63,7 +57,6 @@ BOUNDED = "head.bounded"
 
 
 def float_tensor(name: str, shape: list[int | str]) -> Any:
-    """An input or output of a graph."""
     from onnx import TensorProto, helper
 
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
@@ -106,12 +99,9 @@ def bake(
     weights: Mapping[str, NDArray[np.generic]],
     entries: Mapping[str, str] | None = None,
 ) -> bytes:
-    """A self-contained model: weight inputs become initializers, and of classes the likeliest,
-    `label` int64 (N,), is added.
-
-    `entries` become its `metadata_props`: what it says of itself to whoever opens it. Raises
-    `DataError` if a weight is missing or has another shape than the graph's input.
-    """
+    """A self-contained model: weight inputs become initializers; of classes `label` int64 (N,) is
+    added. `entries` become its `metadata_props`. DataError if a weight is missing or of another
+    shape."""
     import onnx
     from onnx import TensorProto, helper
 
@@ -179,11 +169,8 @@ def softmax(logits: Float64) -> Float64:
 def regression_graph(
     features: FeatureMap, input_shape: tuple[int, ...], target: TargetRange, kept: int | None = None
 ) -> bytes:
-    """The ONNX graph, with the weights as inputs.
-
-    Inputs as `softmax_head.build_graph` has them, but `weight` (d, 1) and `bias` (1,). Output:
-    `value` float32 (N, 1), in the range's own unit. Needs the `onnx` package.
-    """
+    """The ONNX graph of a number: inputs as `build_graph`, `weight` (d, 1), `bias` (1,); output
+    `value` (N, 1) in the range's own unit."""
     from onnx import helper
 
     parts, inputs = bounded_features(features, input_shape, kept)
@@ -219,11 +206,8 @@ def no_threshold() -> dict[str, NDArray[np.float32]]:
 
 
 def residual_graph(features: FeatureMap, input_shape: tuple[int, ...]) -> bytes:
-    """The ONNX graph, with the weights as inputs.
-
-    Inputs: `x` float32 (N, *input_shape), `centre` (d,), `residual` (d, d), `threshold` (1,), all
-    float32. Output: `score` float32 (N, 1), at least 0. Needs the `onnx` package.
-    """
+    """The ONNX graph of anomalies: inputs `x`, `centre` (d,), `residual` (d, d), `threshold` (1,);
+    output `score` float32 (N, 1) >= 0."""
     from onnx import helper
 
     parts, d = NodeList(), features.output_dim(input_shape)

@@ -1,7 +1,4 @@
-"""Layers, each with its two halves: torch for training, ONNX nodes for inference.
-
-Dense ones, those for pictures, and layers side by side.
-"""
+"""Layers, each with two halves: torch for training, ONNX nodes for inference."""
 
 from __future__ import annotations
 
@@ -24,10 +21,8 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Weight:
-    """One trained tensor. `fan_in` scales its first values; 0: it begins as `start`.
-
-    `turned`: a matrix (in, out), which a state_dict of PyTorch holds as (out, in).
-    """
+    """One trained tensor. `fan_in` scales its first values; 0: it begins as `start`. `turned`: a
+    matrix (in, out), which a state_dict of PyTorch holds as (out, in)."""
 
     name: str
     shape: Shape
@@ -37,16 +32,12 @@ class Weight:
 
 
 def value_count(weights: Iterable[Weight]) -> int:
-    """How many numbers they hold."""
     return sum(math.prod(one.shape) for one in weights)
 
 
 class Layer:
-    """A function of a batch and of the weights whose names begin with `name`.
-
-    Every record is treated alone, so that gradients per record exist (no batch statistics). As it
-    stands without weights, and each record keeps its shape.
-    """
+    """A function of a batch and of the weights named `name.…`. Records are treated alone, so that
+    gradients per record exist. Here: without weights, shapes kept."""
 
     def output_shape(self, given: Shape) -> Shape:
         """Shape of one record's output; raises DataError for records it does not take."""
@@ -101,8 +92,6 @@ class Dense(Layer):
 
 @dataclass(frozen=True)
 class Flatten(Layer):
-    """All values of a record in a row."""
-
     def output_shape(self, given: Shape) -> Shape:
         return (math.prod(given),)
 
@@ -173,7 +162,6 @@ class Window:
 
     @property
     def attributes(self) -> dict[str, list[int]]:
-        """What the ONNX node says of it."""
         return {
             "kernel_shape": [self.kernel] * 2,
             "strides": [self.stride] * 2,
@@ -242,10 +230,8 @@ class GlobalAveragePool(Layer):
 
 @dataclass(frozen=True)
 class GroupNorm(Layer):
-    """Each group of a record's channels to mean 0, variance 1; then a scale and a shift a channel.
-
-    Wu and He 2018. It stands where a network has batch normalisation, which mixes records.
-    """
+    """Each group of a record's channels to mean 0, variance 1, then a scale and shift a channel (Wu
+    and He 2018); in place of batch normalisation, which mixes records."""
 
     groups: int
 

@@ -1,10 +1,6 @@
-"""Networks of dense layers.
-
-`mlp`, `mlp_300_100`: perceptrons with hidden layers. `autoencoder`: one that gives back what it is
-given, through a narrow layer. `low_rank_head`: a head for features of a frozen backbone, φ +
-(α/r)·φ·A·B, then a dense layer: LoRA (Hu et al. 2021) where the backbone's own layers cannot be
-reached, on its output. A begins as public chance and B as 0, so that the head begins on φ itself.
-"""
+"""Networks of dense layers: perceptrons (`mlp`, `mlp_300_100`), `autoencoder`, and `low_rank_head`,
+φ + (α/r)·φ·A·B then a dense layer (LoRA, Hu et al. 2021, on a frozen backbone's output; A begins as
+public chance, B as 0)."""
 
 from __future__ import annotations
 

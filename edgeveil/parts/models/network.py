@@ -36,10 +36,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Classes:
-    """The layers give logits; the loss is the cross-entropy in nats.
-
-    `output` names the graph's output (N, `width`), `inputs` its inputs (1,) that are no weights.
-    """
+    """Layers give logits; the loss is the cross-entropy in nats. `inputs`: of the graph beside
+    weights."""
 
     output = "probabilities"
     inputs: tuple[str, ...] = ()
@@ -48,8 +46,8 @@ class Classes:
         return classes
 
     def loss(self, found: torch.Tensor, given: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """The mean loss over records: `found` (n, k) of the layers, their scaled input `given`
-        (n, ...) and the labels y (n,)."""
+        """Mean loss over records: `found` (n, k) of the layers, scaled input `given` (n, ...),
+        labels y (n,)."""
         from torch.nn.functional import cross_entropy
 
         return cross_entropy(found, y)
@@ -63,8 +61,8 @@ class Classes:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """The layers give back what they are given; the loss is the mean squared error of its values,
-    and so is the score of a record, divided by the threshold. Labels take no part."""
+    """Layers give back their input; loss and score (over the threshold) are the mean squared
+    error."""
 
     output = "score"
     inputs = (THRESHOLD,)
@@ -95,11 +93,8 @@ _DRAWN = 1 << 16  # of them at one time
 
 @dataclass(frozen=True)
 class Network:
-    """Logits of records of `input_shape`, divided by `input_scale` first, or what else its goal
-    takes of them.
-
-    The weights lie outside: a mapping from `layers.Weight.name`, float32.
-    """
+    """Logits of records of `input_shape`, divided by `input_scale` first. Weights lie outside: a
+    mapping from `layers.Weight.name`, float32."""
 
     layers: tuple[tuple[str, Layer], ...]
     input_shape: Shape
@@ -144,12 +139,12 @@ class Network:
         }
 
     def merged(self, weights: Mapping[str, NDArray[np.generic]]) -> Mapping[str, Any]:
-        """All weights of the graph, made of those that are trained: here they are the same."""
+        """All weights of the graph, made of the trained ones."""
         return weights
 
     def logits(self, weights: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """Logits (n, classes) of x (n, *input_shape), or what the goal takes in their place; a pure
-        function, for torch.func too."""
+        """Logits (n, classes) of x (n, *input_shape), or what the goal takes; pure, for
+        torch.func."""
         x = x / self.input_scale
         for name, layer in self.layers:
             x = layer.apply(weights, name, x)
@@ -158,15 +153,13 @@ class Network:
     def loss(
         self, weights: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor
     ) -> torch.Tensor:
-        """The mean loss of records x (n, *input_shape) with labels y (n,), as the goal has it."""
         return self.goal.loss(self.logits(weights, x), x / self.input_scale, y)
 
     def graph(self, front: tuple[FeatureMap, Shape] | None = None) -> bytes:
-        """ONNX: `x` (N, *input_shape) and all weights in, the goal's output out, `probabilities`
-        (N, classes) if it is classes.
+        """ONNX: `x` (N, *input_shape) and all weights in, the goal's output out.
 
-        With `front`, a feature map and the shape of a record, `x` is records and the network takes
-        what the map gives.
+        With `front`, a feature map and a record's shape, `x` is records and the network takes their
+        features.
         """
         from onnx import TensorProto, helper
 
@@ -290,7 +283,7 @@ class ModelParameters(PartBlock):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPart(BlockPart):
-    """The declaration of a model; `build(parameters, input_shape, classes)` gives its network.
+    """Declaration of a model; `build(parameters, input_shape, classes)` gives its network;
     `anomaly`: it learns what is normal."""
 
     family: ClassVar[str] = "models"

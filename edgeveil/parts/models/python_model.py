@@ -1,9 +1,8 @@
 """A model of the user's own: a torch.nn.Module from an installed Python package (`python`).
 
-The code never travels: it is installed wherever the model is trained, and runs only where that is
-allowed (`allowed_python_models` of a device's policy, `allow_python_models` of the cloud's site).
-It is asked for weights and ONNX form in a process of its own, which it may end.
-The job carries names and shapes of the weights, so that it is priced and judged without the code.
+The code never travels, and runs only where allowed (`allowed_python_models` of a device's policy,
+`allow_python_models` of the cloud). It is asked for weights and ONNX form in an own process. The
+job carries names and shapes of the weights, so that it is judged without the code.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class PythonParameters(ModelParameters):
     @model_validator(mode="before")
     @classmethod
     def _filled(cls, given: Any, info: ValidationInfo) -> Any:
-        """Ask the module where a job file is read; a job that comes over the wire runs nothing."""
+        """Ask the module where a job file is read; a sent job runs nothing."""
         given = _with_tuples(given)
         function = given.get("function") if isinstance(given, dict) else None
         if not isinstance(function, str) or not re.match(FUNCTION, function, re.ASCII):
@@ -102,7 +101,7 @@ def _with_tuples(given: Any) -> Any:
 
 @dataclass(frozen=True)
 class Module(Layer):
-    """The user's module as one layer; its code is loaded where it is trained or exported."""
+    """The user's module as one layer; code is loaded where it is trained or exported."""
 
     parameters: PythonParameters
     classes: int
@@ -136,7 +135,6 @@ class Module(Layer):
         return module
 
     def refused(self, what: str, fix: str = "correct the function") -> DataError:
-        """The error about this module."""
         return _refused(self.parameters.function, what, fix)
 
 
@@ -153,7 +151,6 @@ class PythonNetwork(Network):
         return weight.partition(".")[2]
 
     def initial(self) -> dict[str, Any]:
-        """The parameters that the function gives, with torch's seed fixed."""
         first: dict[str, Any] = {}
         for name, layer in self.layers:
             if isinstance(layer, Module):
@@ -168,14 +165,13 @@ class PythonNetwork(Network):
 
 
 def build(parameters: PythonParameters, input_shape: Shape, classes: int) -> Network:
-    """The module alone; it gives logits."""
     layers = (("module", Module(parameters, classes)),)
     return PythonNetwork(layers, input_shape, classes, parameters.input_scale)
 
 
 @lru_cache(maxsize=4)
 def loaded(function: str) -> torch.nn.Module:
-    """What `module:function` gives, in eval mode. Raises DataError."""
+    """The module that `module:function` gives, in eval mode. Raises DataError."""
     import torch
 
     module_name, _, function_name = function.partition(":")
@@ -277,10 +273,8 @@ _CHANCE = frozenset(  # operators without one value
 
 
 def exported_nodes(layer: Module, name: str, graph: NodeList, x: str, given: Shape) -> str:
-    """Adds the module's nodes to `graph`; its logits' name. DataError where it has no ONNX form.
-
-    By the TorchScript exporter: the newer one needs packages that this needs for nothing else.
-    """
+    """Add the module's nodes to `graph`; returns the name of its logits. DataError without an ONNX
+    form. By the TorchScript exporter: the newer one needs more packages."""
     import onnx
 
     weights = {name for name, _ in layer.parameters.weights}
@@ -318,7 +312,6 @@ def exported_nodes(layer: Module, name: str, graph: NodeList, x: str, given: Sha
 
 
 def _plain(node: Any, graph: NodeList) -> list[Any]:
-    """The node, or others that do the same in a time that is the same for all values."""
     from onnx import helper
 
     if node.op_type != "PRelu":
@@ -335,10 +328,8 @@ def _plain(node: Any, graph: NodeList) -> list[Any]:
 
 
 def _fold(graph: Any, given: set[str]) -> None:
-    """Put arrays in place of nodes that follow from no input, in place; `given` names the inputs.
-
-    The exporter computes shapes and pads by steps, with operators that devices do not run.
-    """
+    """Replace nodes that follow from no input by arrays, in place; `given` names the inputs. The
+    exporter computes shapes by operators that devices do not run."""
     from onnx import TensorProto, helper, numpy_helper
     from onnx.reference import ReferenceEvaluator
 
@@ -386,8 +377,8 @@ def _exported(layer: Module, given: Shape) -> bytes:
 def exported_onnx(
     module: torch.nn.Module, probe: torch.Tensor, output: str, *, weights_as_inputs: bool
 ) -> bytes:
-    """The module as PyTorch's exporter traces it on `probe` (n, …), `x` in and `output` out, with a
-    free batch axis. Raises whatever module and exporter raise."""
+    """The module as PyTorch traces it on `probe` (n, …), `x` in and `output` out, with a free batch
+    axis."""
     import torch
 
     file = io.BytesIO()

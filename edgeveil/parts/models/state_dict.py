@@ -1,8 +1,5 @@
-"""A state_dict of PyTorch as a file: read without running code, packed into one form, and fitted.
-
-A job names weights by the SHA-256 of one form, safetensors with sorted names, so that the same
-tensors are the same job, whether they lay in a `.pt` file or a `.safetensors` one.
-"""
+"""A state_dict of PyTorch as a file: read without running code, packed, and fitted. A job names
+weights by the SHA-256 of one form, safetensors with sorted names, whatever file they lay in."""
 
 from __future__ import annotations
 
@@ -34,8 +31,8 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def packed_state_dict(path: Path) -> bytes:
-    """The file's weights as the bytes that a job names by digest. Raises DataError for a file that
-    is none, is too large, or holds other numbers than finite float32."""
+    """The bytes that a job names by digest. Raises DataError for a file that is none, too large, or
+    not finite float32."""
     found = read_state_dict(path)
     other = [f"{name} ({one.dtype})" for name, one in found.items() if one.dtype != np.float32]
     if other:
@@ -49,8 +46,8 @@ def packed_state_dict(path: Path) -> bytes:
 
 
 def read_state_dict(path: Path) -> Arrays:
-    """The tensors of a `.safetensors` or `.pt` file by name. Raises DataError; runs no code, and
-    takes no more memory than MAX_BYTES allows."""
+    """Tensors of a `.safetensors` or `.pt` file by name, within MAX_BYTES; runs no code. Raises
+    DataError."""
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
@@ -67,7 +64,6 @@ def read_state_dict(path: Path) -> Arrays:
 
 
 def unpacked(raw: bytes) -> Arrays:
-    """The tensors of `packed_state_dict`'s bytes. Raises DataError for others."""
     return _from_safetensors(raw, Path("model.state_dict"))
 
 
@@ -94,7 +90,7 @@ def _from_safetensors(raw: bytes, path: Path) -> Arrays:
 
 
 def _from_torch(path: Path) -> Arrays:
-    """By `torch.load` with `weights_only`, which makes tensors and containers and nothing else."""
+    """By `torch.load` with `weights_only`, which makes tensors and containers alone."""
     try:
         with zipfile.ZipFile(path) as file:
             size = sum(one.file_size for one in file.infolist())
@@ -144,8 +140,8 @@ def _array(path: Path, name: str, tensor: Any) -> NDArray[Any]:
 def fitted(
     wanted: Mapping[str, Shape], found: Mapping[str, NDArray[Any]], optional: Iterable[str] = ()
 ) -> Arrays:
-    """Those of `found` that are `wanted`, by name. Raises DataError that names what is missing, is
-    too many, or has another shape; what is `optional` may be any of these and is left out."""
+    """Those of `found` that are `wanted`. DataError names what is missing, unexpected or of another
+    shape; `optional` ones may be any and are left out."""
     free = set(optional)
     missing = [name for name in wanted if name not in found and name not in free]
     unexpected = [name for name in found if name not in wanted and name not in free]

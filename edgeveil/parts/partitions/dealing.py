@@ -1,18 +1,12 @@
-"""Who holds which records of a data set that several devices share, and which of them are poor.
+"""Who holds which records of a shared data set, and which are of low quality.
 
-Published data sets are dealt by index: seeded, disjoint, complete.
+Published data sets are dealt by index. An owner's record is placed by HMAC-SHA256 of its own bytes
+under a public key, so that one record more moves no other: the record-level guarantee of a fleet
+that shares a file needs that. The label takes no part in the hash, so that one image labelled twice
+is not both tested on and learned from. Rules by class cut each class by public shares.
 
-Of owners' own records it follows from each record alone, and from public numbers. A record's place
-is drawn from HMAC-SHA256 of its own bytes, under a key that follows from the public seed. So one
-record added or removed moves no other, and changes what one device holds, by one record: the
-record-level guarantee of a fleet that shares a file needs that. The key is no secret, and need not
-be: what has to hold is that a place is a function of the record. Equal records share a place. The
-label takes no part in the hash, so that one image that was labelled twice cannot be tested on and
-learned from. Where a rule deals by class, the record's own class chooses among public cuts.
-
-Low quality is the scenario of Cao et al. 2023 (section 5): a share `lq_user` of the users hold a
-share `lq_data` of records that are disturbed and have another class. The text gives no strength of
-the noise; `lq_noise` does.
+Low quality (Cao et al. 2023, section 5): a share `lq_user` of users hold a share `lq_data` of
+records with noise of `lq_noise` and another class.
 """
 
 from __future__ import annotations
@@ -36,10 +30,8 @@ if TYPE_CHECKING:
 
 
 def partition(y: Indices, devices: int, rule: Partition, seed: int = 0) -> Shares:
-    """One ascending array of indices into labels y (n,) for each device; each index once.
-
-    Raises DataError on impossible numbers, UsageError on an unknown kind.
-    """
+    """One ascending array of indices into labels y (n,) per device. Raises DataError,
+    UsageError."""
     check_dealing(devices, rule)
     shares = PARTITIONS[rule.kind].deal(y, devices, rule, seed)
     return [np.sort(share) for share in shares]
@@ -58,10 +50,7 @@ def check_dealing(devices: int, rule: Partition) -> None:
 
 def hold_back_share(records: Records, share: float, fold: int = 0) -> tuple[Records, Records]:
     """(rest, held): each record is held by its own hash, with probability `share` in [0, 1).
-
-    The same at all parties; sizes are only about the share. Each `fold`, counted from 0, holds
-    others: five of 0.2 hold every record once. Raises DataError for another share.
-    """
+    Another `fold` holds others: five of 0.2 hold every record once. Raises DataError."""
     if not 0.0 <= share < 1.0:
         raise DataError(
             f"must be at least 0 and below 1, got {share}", where="test_share", fix="write 0.2"
@@ -79,11 +68,8 @@ def needs_classes(rule: Partition) -> bool:
 def deal_own(
     records: Records, devices: int, rule: Partition, seed: int, classes: int | None
 ) -> tuple[Records, Shares]:
-    """Own records as the devices hold them, and an ascending array of indices for each device.
-
-    `classes`: how many there are, by the configuration and never by the records. Raises DataError
-    where a rule needs them, or the range of the noise, and they are not said.
-    """
+    """Own records as the devices hold them, and each device's ascending indices. `classes` is
+    public; DataError where a rule needs them, or the noise's range, and they are not said."""
     check_dealing(devices, rule)
     if classes is None and needs_classes(rule):
         raise DataError(
@@ -109,7 +95,7 @@ def record_words(x: NDArray[np.float32], seed: int, label: bytes) -> Words:
 def _disturbed(
     records: Records, place: Indices, devices: int, rule: Partition, seed: int, classes: int
 ) -> Records:
-    """As `disturbed`, but by each record's own hash, public classes and range."""
+    """As `disturbed`, by each record's own hash and public classes and range."""
     poor = low_quality_devices(devices, rule, seed)
     if not len(poor) or classes < 2:
         return records
@@ -146,11 +132,8 @@ def low_quality_devices(devices: int, rule: Partition, seed: int) -> NDArray[np.
 
 
 def disturbed(records: Records, shares: Shares, rule: Partition, seed: int) -> Records:
-    """The records as devices hold them: a copy in which the low-quality ones are replaced.
-
-    A disturbed record has any other class of the data set, each equally likely, and its values
-    have Gaussian noise of `lq_noise` times the data set's range, cut off at that range.
-    """
+    """A copy in which low-quality records have another class, each equally likely, and Gaussian
+    noise of `lq_noise` times the data set's range, cut at that range."""
     chosen = low_quality_devices(len(shares), rule, seed)
     classes = np.unique(records.y)
     if not len(chosen) or len(classes) < 2:

@@ -1,11 +1,7 @@
-"""Partitions: two ways to deal a data set to devices, for demonstrations.
+"""Partitions: ways to deal a data set to devices, for demonstrations.
 
-A published data set is dealt by index and by all labels, so one record more moves others. Owners'
-own records are dealt by each record's own hash, so one more moves no other (`dealing.py`).
-
-`iid`: any device gets any record. `n_class`: each device holds about so many classes (McMahan et
-al. 2017). `dirichlet`: each class is cut in uneven proportions (Yurochkin et al. 2019).
-`quantity_skew`: devices hold uneven numbers of records (Li et al. 2022).
+Published sets are dealt by index and all labels (`deal`), owners' records by each record's own hash
+(`place`, `dealing.py`).
 """
 
 from __future__ import annotations
@@ -39,11 +35,8 @@ device may follow from its own word and label alone; `classes` says how many lab
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionPart(Part):
-    """The declaration of a partition.
-
-    `deal` deals published data sets, `place` owners' own records. `reads`: the keys of a partition
-    block that it reads. `by_class`: it needs to be told how many classes there are.
-    """
+    """Declaration of a partition: `deal` for published sets, `place` for owners' records; `reads`
+    names keys of its block, `by_class`: it needs the number of classes."""
 
     family: ClassVar[str] = "partitions"
     key: ClassVar[str] = "local_run.partition"
@@ -68,11 +61,8 @@ def cut(order: Indices, shares: NDArray[np.float64]) -> Shares:
 
 
 def proportions(count: int, alpha: float, chance: np.random.RandomState) -> NDArray[np.float64]:
-    """A draw from the symmetric Dirichlet distribution, shape (count,).
-
-    Through logarithms of Gamma(alpha + 1): for a small alpha, Gamma(alpha) itself is zero in
-    floating point, and zeros have no proportions.
-    """
+    """Draw from the symmetric Dirichlet distribution (count,), by logarithms of Gamma(alpha + 1):
+    Gamma(alpha) underflows for a small alpha."""
     uniform = 1.0 - chance.random_sample(count)  # in (0, 1]
     logs = np.log(chance.standard_gamma(alpha + 1.0, count)) + np.log(uniform) / alpha
     weights = np.exp(logs - logs.max())
@@ -91,21 +81,16 @@ def threshold(share: float) -> np.uint64:
 
 
 def deal_iid(y: Indices, devices: int, _rule: Partition, seed: int) -> Shares:
-    """At random; sizes differ by at most one."""
     return pieces(public_order(len(y), seed, "iid"), devices)
 
 
 def place_iid(
     words: Words, _y: Indices, devices: int, _rule: Partition, _seed: int, _classes: int
 ) -> Indices:
-    """Any device, each equally likely."""
     return np.asarray(words % np.uint64(devices), dtype=np.int64)
 
 
 def deal_n_class(y: Indices, devices: int, rule: Partition, seed: int) -> Shares:
-    """Each device gets `classes_per_device` pieces of the records sorted by label, so about that
-    many classes (McMahan et al. 2017, the non-IID split); sizes differ by at most that number.
-    """
     each = rule.classes_per_device
     classes = np.unique(y)
     rank = np.argsort(public_order(len(classes), seed, "classes"))  # classes in a seeded order
@@ -119,10 +104,7 @@ def deal_n_class(y: Indices, devices: int, rule: Partition, seed: int) -> Shares
 def place_n_class(
     words: Words, y: Indices, devices: int, rule: Partition, seed: int, classes: int
 ) -> Indices:
-    """Each class is cut into equal pieces, of which each device has `classes_per_device`.
-
-    As `deal` cuts records where each class has equally many, which is public.
-    """
+    """Each class is cut into equal pieces, of which each device has `classes_per_device`."""
     pieces, known = devices * rule.classes_per_device, (y >= 0) & (y < classes)
     rank = np.argsort(public_order(classes, seed, "classes"))
     at = (rank[y[known]] + words[known].astype(np.float64) * 2.0**-64) * (pieces / classes)
@@ -135,18 +117,13 @@ def place_n_class(
 
 
 def class_pieces(devices: int, pieces: int, seed: int) -> NDArray[np.int64]:
-    """Numbers (devices, pieces) of the pieces of the class order that each device has.
-
-    One from each of `pieces` stretches of that order, so that they come from different classes.
-    """
+    """Numbers (devices, pieces) of the pieces of the class order, one from each of `pieces`
+    stretches, so that a device's come from different classes."""
     stretches = [public_order(devices, seed, f"stretch-{k}") + k * devices for k in range(pieces)]
     return np.stack(stretches, axis=1)
 
 
 def deal_dirichlet(y: Indices, devices: int, rule: Partition, seed: int) -> Shares:
-    """Each class is cut over the devices in proportions drawn from Dirichlet(alpha) (Yurochkin et
-    al. 2019): the smaller alpha, the fewer devices share a class. A device may get nothing.
-    """
     order = public_order(len(y), seed, "records")
     chance = public_chance(seed, "dirichlet")
     shares: list[Shares] = [[] for _ in range(devices)]
@@ -160,7 +137,6 @@ def deal_dirichlet(y: Indices, devices: int, rule: Partition, seed: int) -> Shar
 def place_dirichlet(
     words: Words, y: Indices, devices: int, rule: Partition, seed: int, classes: int
 ) -> Indices:
-    """Each class in proportions of its own, drawn from Dirichlet(alpha) for its number."""
     placed = place_iid(words, y, devices, rule, seed, classes)
     for label in range(classes):
         chance = public_chance(seed, f"dirichlet {label}")
@@ -170,9 +146,6 @@ def place_dirichlet(
 
 
 def deal_quantity_skew(y: Indices, devices: int, rule: Partition, seed: int) -> Shares:
-    """At random, in sizes proportional to a draw from Dirichlet(alpha) (Li et al. 2022): the
-    smaller alpha, the more unequal. A device may get nothing.
-    """
     sizes = proportions(devices, rule.alpha, public_chance(seed, "quantity"))
     return cut(public_order(len(y), seed, "iid"), sizes)
 
@@ -180,7 +153,6 @@ def deal_quantity_skew(y: Indices, devices: int, rule: Partition, seed: int) -> 
 def place_quantity_skew(
     words: Words, _y: Indices, devices: int, rule: Partition, seed: int, _classes: int
 ) -> Indices:
-    """Any device, with probabilities drawn from Dirichlet(alpha)."""
     return drawn(words, proportions(devices, rule.alpha, public_chance(seed, "quantity")))
 
 

@@ -48,11 +48,8 @@ def published_files() -> dict[str, FileSet]:
 
 
 def load_records(source: str, origin: Origin | None = None) -> Records:
-    """Records of a source named as in the YAML: a name of SOURCES, or `python: module:function`.
-
-    Raises DataError (file, place, fix) for bad data, also where its file is gone or becomes another
-    while it is read; UsageError for an unknown name.
-    """
+    """Records of a name of SOURCES, or `python: module:function`. DataError (file, place, fix) for
+    bad data, also where its file changes while it is read; UsageError for an unknown name."""
     chosen = origin or Origin()
     part = source_part(source)
     if part.name == "python":
@@ -80,8 +77,7 @@ def load_records(source: str, origin: Origin | None = None) -> Records:
 
 
 def require_header(source: str, header: bool | None, schema: DataSchema | None) -> None:
-    """Raise DataError where a source's columns are named by nobody: neither does the owner say that
-    the first line does (`header`), nor does a job's schema. Reads no file."""
+    """Raise DataError where neither the owner (`header`) nor a schema names a source's columns."""
     if "header" in source_part(source).reads:
         require_columns(header, schema)
 
@@ -89,8 +85,8 @@ def require_header(source: str, header: bool | None, schema: DataSchema | None) 
 def guessed_header(
     source: str, header: bool | None, path: Path | None, schema: DataSchema | None
 ) -> bool | None:
-    """`header`; where that is not said, what a look at the file makes likely. For tools at the desk
-    and the cloud's own test records; no device asks it."""
+    """`header`, or what a look at the file suggests. For tools and the cloud's test records
+    alone."""
     if header is None and "header" in source_part(source).reads:
         return guess_header(path, schema)
     return header
@@ -110,11 +106,8 @@ def require_schema(part: SourcePart, schema: DataSchema) -> None:
 
 
 def _state(source: str, origin: Origin) -> dict[Path, tuple[int, int, int]]:
-    """(inode, bytes, time of the last change) of each own file of an origin that is there.
-
-    Of a folder also those of the folders in it, which change with what these hold. A published
-    set's files say their sizes, and stand in a folder where others may write.
-    """
+    """(inode, bytes, mtime) of each own file there is, and of a folder's folders. Published sets
+    are left out."""
     if brings_its_test(source):
         return {}
     named = [path for path in (origin.path, origin.labels_path) if path is not None]

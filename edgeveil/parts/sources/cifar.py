@@ -1,8 +1,5 @@
-"""CIFAR-10 and CIFAR-100 in their binary version: one byte or two of labels, then the pixels.
-
-A published data set, no owner's records: a label outside its classes says that the file is
-another one, and is refused.
-"""
+"""CIFAR-10 and CIFAR-100 in their binary version: one byte or two of labels, then the pixels. A
+label outside the classes is refused."""
 
 from __future__ import annotations
 
@@ -29,7 +26,6 @@ class _Form:
 
     @property
     def record_bytes(self) -> int:
-        """Of one record."""
         return self.labels + _PIXELS
 
 

@@ -1,12 +1,9 @@
-"""CSV files: one record a line. Of numbers, the label in the last or a named column; or of whatever
-a job's schema makes numbers of.
+"""CSV files: one record a line; numbers with a label column, or whatever a job's schema reads.
 
-Whether the first line names the columns is the owner's word (`Origin.header`), never read off a
-line: a job could otherwise ask whether the first record holds the cells that it takes for names. A
-file without such a line is read by a schema that names all columns (`data.schema.header`), and by
-nothing else. No record makes a file unreadable, since whether a device takes part may not depend on
-one: a line out of form becomes a record that learning drops, and `csv_faults` tells the owner where
-it stands.
+Whether the first line names the columns is the owner's word (`Origin.header`), never guessed: a job
+could otherwise ask whether the first record holds certain cells. No record makes a file unreadable,
+since taking part may not depend on one: a line out of form becomes a record that learning drops,
+and `csv_faults` says where.
 """
 
 from __future__ import annotations
@@ -43,10 +40,8 @@ def read_csv(
 ) -> Records:
     """Records with x (n, columns-1); the label is the last column or the one named.
 
-    The first line must hold a name for every column, none of them empty or a number. A later cell
-    that is empty or no number is NaN, such a label -1, and a line of another width all of that:
-    these records are dropped when learning. Raises DataError for a file that is no such table as a
-    whole.
+    The first line names every column. A later cell that is no number is NaN, such a label -1, a
+    line of another width all of that. Raises DataError for a file that is no such table.
     """
     file = require_file(path, "data.path")
     header, table = read_matrix(file, max_bytes)
@@ -55,10 +50,7 @@ def read_csv(
 
 
 def csv_faults(path: Path | None, label_column: str | None = None) -> list[str]:
-    """`file:line: what is wrong` of each line that learning drops for its form.
-
-    For the owner's console alone; never shows what a cell holds. Raises DataError as `read_csv`.
-    """
+    """`file:line: what is wrong` of each line that learning drops; never shows a cell."""
     file = require_file(path, "data.path")
     found: dict[int, str] = {}
     numbers: list[int] = []
@@ -78,12 +70,9 @@ def read_matrix(
     *,
     need_header: bool = True,
 ) -> tuple[list[str], NDArray[np.float64]]:
-    """(header, table (n, columns) float64) of a CSV file; n is 0 under a mere header.
-
-    What is no number is NaN, and `tell` hears its line; `lines` gets each record's line. Without
-    `need_header` a first line of numbers is a record, and the header then empty. Raises DataError
-    for a file without a header that is needed and can be read, or of more than `max_bytes`.
-    """
+    """(header, table (n, columns) float64), NaN for no number; `tell` gets its line, `lines` each
+    record's. Without `need_header` a first line of numbers is a record. DataError for a file
+    without a needed header, or of more than `max_bytes`."""
     _require_small(file, max_bytes)
     header: list[str] = []
     width, values = 0, array("d")
@@ -120,13 +109,11 @@ def encode_csv(
     labelled: bool | None = True,
     limit: RecordLimit | None = None,
 ) -> Encoded:
-    """The records of a CSV file as a job's schema reads them, and what was found in its columns.
+    """The records of a CSV file as a job's schema reads them, and what its columns hold.
 
-    `header`: whether the first line names the columns, and is no record; else `schema.header` does.
-    `tell` hears of each line that is out of form or has an unknown label. With a `limit` a file may
-    have any size, and so many of its records are read. Raises DataError for a
-    header that is not stated or holds a number, a file whose columns nothing names, and one that
-    lacks a column; never for what a record holds.
+    `header`: the first line names the columns; else `schema.header` does. `tell` gets lines out of
+    form. With a `limit` so many records of a file of any size are read. DataError for a header that
+    is missing or holds a number, and for a lacking column; never for a record.
     """
     require_columns(header, schema)
     file = require_file(path, "data.path")
@@ -156,8 +143,7 @@ def encode_csv(
 
 
 def require_columns(header: bool | None, schema: DataSchema | None) -> None:
-    """Raise DataError unless it is stated what names the columns of a CSV file: its first line
-    (`header`), or a job's schema. Reads no file."""
+    """Raise DataError unless the first line (`header`) or a schema names a CSV file's columns."""
     if header is None:
         what = "does not say whether the first line of the CSV file names its columns"
         raise DataError(what, where="data.header", fix=_SAY_IT)
@@ -171,8 +157,7 @@ def require_columns(header: bool | None, schema: DataSchema | None) -> None:
 
 
 def guess_header(path: Path | None, schema: DataSchema | None) -> bool:
-    """Whether the first line of a CSV file names its columns, as it seems: where a schema could
-    name them, by whether that line holds the names that are read."""
+    """Whether the first line seems to name the columns that a schema reads."""
     if schema is None or schema.header is None:
         return True
     if path is None or not path.is_file():
@@ -195,8 +180,8 @@ def csv_rows(path: Path) -> tuple[list[str], list[list[str]]]:
 
 
 def any_form(file: Path, schema: DataSchema) -> tuple[DataSchema, bool]:
-    """How a file may be read that no device holds: (schema, header), with a first line that names
-    the columns or without one, with the label's column or without it."""
+    """(schema, header) by which a file that no device holds may be read, with or without header and
+    label."""
     wanted = {name for column in schema.columns or () for name in column.names}
     with file.open(encoding="utf-8-sig", errors="replace") as stream:
         lines = [line for line in islice(stream, _LINES_LOOKED_AT) if line.strip()]
@@ -220,10 +205,6 @@ def _require_small(file: Path, max_bytes: int) -> None:
 
 
 def _cells(line: str) -> list[str]:
-    """One line's cells; a line that is no CSV is one cell. Raises nothing.
-
-    Each line is read alone, so that an open quote cannot swallow the records after it.
-    """
     try:
         return next(csv.reader([line], skipinitialspace=True))
     except csv.Error:
@@ -264,10 +245,8 @@ def _require_no_number(cells: list[str], where: str) -> None:
 
 
 def _row(line: str, width: int) -> tuple[list[float], str]:
-    """The numbers of one record's line, and what is wrong with it. Raises nothing.
-
-    Each line is read alone, so that an open quote cannot swallow the records after it.
-    """
+    """The numbers of one record's line, and what is wrong. Lines are read alone, so that an open
+    quote swallows nothing."""
     missing = float("nan")
     try:
         cells = next(csv.reader([line]))

@@ -1,7 +1,5 @@
-"""IDX files, plain or gzipped: an owner's own, and MNIST and EMNIST as they are published.
-
-Images in one file, labels in another; pixels stay 0 to 255.
-"""
+"""IDX files, plain or gzipped: an owner's own, and MNIST and EMNIST as published. Pixels stay 0 to
+255."""
 
 from __future__ import annotations
 
@@ -22,11 +20,7 @@ _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E:
 
 
 def read_idx(path: Path | None, labels_path: Path | None, max_bytes: int = MAX_BYTES) -> Records:
-    """Records from an images file (n, rows, columns) and a labels file (n,), pixels as stored.
-
-    Raises DataError on a wrong magic number, a size that the header contradicts, or counts
-    that differ.
-    """
+    """Records from an images file (n, rows, columns) and a labels file (n,). Raises DataError."""
     images = require_file(path, "data.path")
     labels = require_file(labels_path, "data.labels_path")
     return as_records(
@@ -91,19 +85,13 @@ EMNIST_FILES = FileSet(_named("emnist-balanced-train"), _named("emnist-balanced-
 
 
 def read_mnist(files: tuple[Path, ...], max_bytes: int = MAX_BYTES) -> Records:
-    """MNIST, or a data set of ten classes that is published in the same form.
-
-    Files may be gzipped or not, whatever their ending says. Raises DataError that names the file,
-    the place and the fault.
-    """
+    """MNIST, or another data set of ten classes in the same form. Raises DataError."""
     return _labelled(_read_halves(files, max_bytes), 10, files[1], "MNIST", "copy the file again")
 
 
 def read_emnist(files: tuple[Path, ...], max_bytes: int = MAX_BYTES) -> Records:
-    """EMNIST Balanced (Cohen et al. 2017): 47 classes from 0, images upright.
-
-    The files hold each image with rows and columns exchanged. Raises DataError as `read_mnist`.
-    """
+    """EMNIST Balanced (Cohen et al. 2017): 47 classes, images upright (files swap rows and
+    columns)."""
     records = _labelled(
         _read_halves(files, max_bytes),
         EMNIST_CLASSES,

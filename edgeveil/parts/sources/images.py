@@ -1,8 +1,5 @@
-"""Image folders: PNG and JPEG files, in one folder for each class.
-
-What each record looks like is stated by the owner, never by a picture: all are brought to one
-size and colour. A picture that cannot be read becomes a record that learning drops.
-"""
+"""Image folders: PNG and JPEG files, one folder per class, all brought to one size and colour by
+the owner's word. An unreadable picture becomes a record that learning drops."""
 
 from __future__ import annotations
 
@@ -38,10 +35,9 @@ def read_images(
 ) -> Records:
     """Records x (n, height, width), or (n, 3, height, width) in colour, float32 in 0..255.
 
-    Classes count from 0 in the order of `form.classes`, which is needed: were they the folders
-    that are there, one of them could number all the others. Pictures in a folder that is none of
-    the classes have the label -1. Files are taken by name. Raises DataError without Pillow, without
-    a folder or classes, and where the records would exceed `max_bytes`.
+    Classes count from 0 in the order of `form.classes`, never by the folders that are there; other
+    folders' pictures have the label -1. DataError without Pillow, folder or classes, or beyond
+    `max_bytes`.
     """
     found, _ = _read(folder, form, max_bytes)
     return found
@@ -115,7 +111,6 @@ def _listed(folder: Path | None, classes: tuple[str, ...]) -> list[_Labelled]:
 
 
 def _into(record: NDArray[np.float32], file: Path, form: Images | SchemaForm) -> str:
-    """Fill in one picture; what is wrong with it, or nothing. Raises nothing for its content."""
     from PIL import Image
 
     height, width = form.size
@@ -151,7 +146,6 @@ class SchemaForm:
 
     @classmethod
     def of(cls, schema: DataSchema) -> SchemaForm:
-        """Folders are named as the classes are."""
         image = schema.image or PictureForm(size=(1, 1))
         return cls(image.size, "rgb" if image.channels > 1 else "grey", schema.label.names)
 
@@ -162,8 +156,8 @@ def encode_images(
     max_bytes: int = MAX_BYTES,
     limit: RecordLimit | None = None,
 ) -> Records:
-    """The pictures as a job's schema reads them; each has its place by its file's bytes. With a
-    `limit` so many are read."""
+    """The pictures as a job's schema reads them, placed by their files' bytes; `limit` cuts
+    them."""
     places = np.zeros((0, 0), np.float32)
 
     def chosen(listed: list[_Labelled]) -> list[_Labelled]:

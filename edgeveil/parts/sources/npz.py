@@ -51,10 +51,7 @@ def read_npz(path: Path | None, max_bytes: int = MAX_BYTES) -> Records:
 
 def encode_npz(path: Path | None, schema: DataSchema, max_bytes: int = MAX_BYTES) -> Records:
     """Pictures `x` and labels `y`, the classes' names or numbers from 0, as a job's schema reads
-    them. Where a class is called by a number, numbers are names.
-
-    Raises DataError as `read_npz`, and for pictures of another shape.
-    """
+    them. Where a class is called by a number, numbers are names. Raises DataError."""
     file = require_file(path, "data.path")
     x, y = npz_array(file, "x", max_bytes), npz_array(file, "y", max_bytes)
     plain = as_records(x, _by_name(y, schema.label.numbers), where=str(file))
@@ -62,8 +59,8 @@ def encode_npz(path: Path | None, schema: DataSchema, max_bytes: int = MAX_BYTES
 
 
 def _by_name(y: NDArray[Any], numbers: dict[str, int]) -> NDArray[np.int64]:
-    """Labels y as classes, each by itself: NumPy makes texts of all where one is a name, and
-    numbers of another type where one has a fraction, so 1, 1.0, True and their texts are one."""
+    """Labels y as classes, each by itself: NumPy gives an array one type, so 1, 1.0, True and their
+    texts are one."""
     classes: dict[str | float, int] = {}
     for name, number in numbers.items():
         classes.setdefault(_label(name, number_in_text(name)), number)
@@ -129,10 +126,8 @@ def _read_npy(stream: IO[bytes], where: str, max_bytes: int) -> NDArray[Any]:
 
 
 def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, order and type of an NPY array. Raises ValueError.
-
-    The header's length is checked here: NumPy reads all of it, up to 4 GiB, before it looks.
-    """
+    """Shape, order and type of an NPY array. The header's length is checked first: NumPy reads up
+    to 4 GiB. Raises ValueError."""
     version = np.lib.format.read_magic(stream)
     if version not in _READERS:
         raise ValueError(f"unknown NPY version {version}")

@@ -1,11 +1,8 @@
-"""Parquet files: one record a row. Of numbers, the label in the last or a named column; or of
-whatever a job's schema makes numbers of.
+"""Parquet files: one record a row; numbers with a label column, or whatever a job's schema reads.
 
-The names of the columns are the form of the file. Their types are not: writers take those from the
-rows, so that one text among numbers makes a column of texts. A value that is missing or no number
-is NaN, such a label -1, and learning drops these records; no row can make the file unreadable. All
-numbers are read as float64, so that a gap, which no whole number can be, rounds none of the others
-differently.
+Names of columns are the form of the file. Types are not, since writers take them from the rows. A
+value that is no number is NaN, such a label -1, and learning drops these records. Numbers are read
+as float64, so that a gap rounds none of the others differently.
 """
 
 from __future__ import annotations
@@ -45,11 +42,8 @@ _NO_VALUE = (ValueError, OverflowError, TypeError)
 def read_parquet(
     path: Path | None, label_column: str | None = None, max_bytes: int = MAX_BYTES
 ) -> Records:
-    """Records with x (n, columns-1) float32 of a Parquet file.
-
-    Raises DataError without pyarrow, for a file that is none or has no such columns, and for one of
-    more than `max_bytes`, by its footer, before its rows are read.
-    """
+    """Records with x (n, columns-1) float32. DataError without pyarrow, for a file that is none or
+    has no such columns, and by its footer for one of more than `max_bytes`."""
     file = require_file(path, "data.path")
     _require_pyarrow()
     with _opened(file) as opened:
@@ -69,12 +63,8 @@ def encode_parquet(
     labelled: bool | None = True,
     limit: RecordLimit | None = None,
 ) -> Encoded:
-    """The records of a Parquet file as a job's schema reads them, and what was found in its
-    columns: numbers, texts, switches, and a gap as an empty cell. With a `limit` so many are read.
-
-    Raises DataError as `read_parquet`, for a file that lacks a column, and without a limit for one
-    whose cells' texts are too long in all: a text may stand once and be that of all rows.
-    """
+    """The records as a job's schema reads them, and what its columns hold; `limit` cuts them.
+    DataError as `read_parquet`, for a lacking column, and without a limit for too long texts."""
     file = require_file(path, "data.path")
     _require_pyarrow()
     with _opened(file) as opened:
@@ -116,7 +106,7 @@ def _holds_numbers(kind: Any) -> bool:
 
 
 def parquet_faults(path: Path | None) -> list[str]:
-    """`file: what is wrong` of each column whose type is not one of numbers, for the console."""
+    """`file: what is wrong` of each column whose type is not one of numbers."""
     file = require_file(path, "data.path")
     _require_pyarrow()
     with _opened(file, as_typed=True) as opened:
@@ -140,8 +130,7 @@ def _cells(opened: Any, where: str, max_bytes: int | None) -> Iterator[tuple[str
 
 
 def _texts(column: Any) -> list[str]:
-    """A column's cells as text; those that the file holds once are one text in memory too. Raises
-    nothing: no cell may make the file unreadable."""
+    """A column's cells as text, each text of the file once in memory. Raises nothing for a cell."""
     import pyarrow as pa
 
     if pa.types.is_nested(column.type):  # never unpacked: all are one text
@@ -174,8 +163,8 @@ def _require_pyarrow() -> None:
 
 @contextmanager
 def _opened(file: Path, *, as_typed: bool = False) -> Iterator[Any]:
-    """A Parquet file, its texts not repeated in memory where they are not in the file (dictionary
-    arrays) unless `as_typed`; whatever of it cannot be read is DataError."""
+    """A Parquet file, texts as dictionaries unless `as_typed`; DataError for whatever cannot be
+    read."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -197,16 +186,15 @@ def _opened(file: Path, *, as_typed: bool = False) -> Iterator[Any]:
 
 
 def _once(opened: Any, at: int) -> bool:
-    """Whether a leaf has texts that pyarrow can read as a dictionary; it can read none of the
-    encodings to which writers turn once the texts are many."""
+    """Whether a leaf has texts in encodings that pyarrow reads as a dictionary."""
     groups = [opened.metadata.row_group(k) for k in range(opened.num_row_groups)]
     texts = opened.schema.column(at).physical_type == "BYTE_ARRAY"
     return texts and all(_AS_DICTIONARY.issuperset(one.column(at).encodings) for one in groups)
 
 
 def _batches(opened: Any) -> Iterator[Any]:
-    """All rows. Texts in lists come group after group: each has its own dictionary, and pyarrow
-    reads no list of two. Where texts are repeated after all, few rows come at a time."""
+    """All rows. Texts in lists come by group, since pyarrow reads no list of two dictionaries.
+    Where texts are repeated after all, few rows at a time."""
     groups, rows = range(opened.num_row_groups), _ROWS
     if any(_repeats_texts(field.type) for field in opened.schema_arrow):
         longest = max((opened.metadata.row_group(k).total_byte_size for k in groups), default=0)
@@ -217,8 +205,7 @@ def _batches(opened: Any) -> Iterator[Any]:
 
 
 def _repeats_texts(kind: Any) -> bool:
-    """Whether a type holds texts though dictionaries are asked for, as JSON's does, that of a
-    column whose name another has too, and that of texts in another encoding."""
+    """Whether a type holds texts although dictionaries are asked for."""
     import pyarrow as pa
 
     if isinstance(kind, pa.BaseExtensionType):

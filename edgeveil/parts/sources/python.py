@@ -12,11 +12,8 @@ from edgeveil.parts.sources.source import Origin, SourcePart
 
 
 def read_python(origin: Origin) -> Records:
-    """The owner's own function: `module:function`, called without arguments, gives (x, y).
-
-    Two arrays, whose type and shape state the form of the records: those of a list would follow
-    from what it holds.
-    """
+    """What the owner's `module:function` gives without arguments: (x, y), two arrays whose type and
+    shape state the form."""
     where = f"data.source python: {origin.function or ''}"
     module_name, _, function_name = (origin.function or "").partition(":")
     if not module_name or not function_name:
@@ -39,10 +36,7 @@ def read_python(origin: Origin) -> Records:
 
 
 def given_records(found: object, where: str, max_bytes: int = MAX_BYTES) -> Records:
-    """What an owner's own function returned, checked: (x, y) as two arrays, or Records.
-
-    `where` names the function in errors. Raises DataError.
-    """
+    """An owner's (x, y) or Records, checked; `where` names the function. Raises DataError."""
     if isinstance(found, Records):
         found = (found.x, found.y)
     if not isinstance(found, tuple) or len(found) != 2:

@@ -1,9 +1,5 @@
-"""What a data source is: one function from where the records are to `Records`, and what its site
-block must say.
-
-A source is an owner's own records, unless it says itself which of them the cloud tests on (`test`):
-then it is a published data set, of which a demonstration deals records by index.
-"""
+"""Data sources: one function from where the records are to `Records`. A source with a `test` is a
+published data set, dealt by index; others are an owner's own records."""
 
 from __future__ import annotations
 
@@ -28,8 +24,8 @@ Half = Literal["train", "test"]
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the records are, and the schema of the job that they are read for, if it has one.
-    `function` is `module:function`, for the source `python` alone."""
+    """Where the records are, and the job's schema. `function`: `module:function`, of `python`
+    alone."""
 
     path: Path | None = None
     labels_path: Path | None = None
@@ -47,10 +43,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class FileSet:
-    """The files of a data set as it is published: names by half.
-
-    `below` is the folder that the published archive makes, if any.
-    """
+    """Files of a published data set by half; `below`: the folder that its archive makes."""
 
     train: tuple[str, ...]
     test: tuple[str, ...]
@@ -58,7 +51,6 @@ class FileSet:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All files, as they are published."""
         return self.train + self.test
 
     def missing(self, folder: Path) -> list[str]:
@@ -99,16 +91,12 @@ class FileSet:
 
 @dataclass(frozen=True, kw_only=True)
 class SourcePart(Part):
-    """The declaration of a data source.
+    """Declaration of a data source.
 
-    `read` raises DataError with file, place and fix. `place`: what `path` must name, "" for a
-    source that needs none. `reads` are the keys that it reads beside `path`; `demands` says of
-    those that it cannot do without what to write. `faults` names the lines or pictures that
-    learning drops for their form, for the owner's console alone. `by_schema` is the kind of schema
-    that it reads by, if any, and `tallies` what the columns then hold, for that console too.
-
-    Of published data sets: `test` reads the cloud's part; `shape`, `classes` and the `largest`
-    value are the records', `files` what lies in the folder.
+    `read` raises DataError. `place`: what `path` names. `reads`: other keys; `demands`: what to
+    write for needed ones. `faults` names what learning drops, `tallies` what columns hold, for the
+    owner's console. `by_schema`: the kind of schema it reads by. Of published sets: `test` reads
+    the cloud's part; `shape`, `classes`, `largest` value and `files`.
     """
 
     family: ClassVar[str] = "sources"
@@ -132,8 +120,8 @@ class SourcePart(Part):
 def published_part(
     files: FileSet, read: Callable[[tuple[Path, ...], int], Records], **said: Any
 ) -> SourcePart:
-    """The declaration of a data set that is published as files: one half is dealt to devices, the
-    other is the cloud's. `read` takes one half's files and the most bytes that they may take."""
+    """Declare a published data set: one half for devices, the other the cloud's. `read` takes one
+    half's files and the most bytes."""
 
     def train(origin: Origin) -> Records:
         return read(files.paths(origin.path, "train"), origin.max_bytes)

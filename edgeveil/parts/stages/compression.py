@@ -15,13 +15,14 @@ compresses the cloud's answer too, which is not done here.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from edgeveil.parts.method_context import MethodContext
+from edgeveil.parts.part import WithSettled
 from edgeveil.parts.update import (
     BaseStage,
     StageParameters,
@@ -42,20 +43,21 @@ def in_half_precision(array: NDArray[np.generic]) -> NDArray[np.float16]:
     return cut.astype(np.float16)
 
 
-class CastParameters(StageParameters):
+class CastParameters(WithSettled, StageParameters):
     """A `cast` entry of a job's `update` list."""
 
     name: Literal["cast"] = "cast"
     """Send values in half precision; the last of the stages."""
-    dtype: Literal["float16"] = "float16"
-    """The type in which values travel."""
+    settled: ClassVar = {"dtype": "float16"}
 
 
 class Cast(BaseStage):
     """Larger values are cut off at ±65,504."""
 
+    wire = "float16"
+
     def __init__(self, parameters: CastParameters, setting: MethodContext) -> None:
-        self.wire = parameters.dtype
+        """Nothing to set."""
 
     def apply(self, task: Task, update: Update) -> Update:
         return {name: in_half_precision(array).astype(np.float32) for name, array in update.items()}
@@ -123,7 +125,7 @@ PARTS = (
         source="IEEE 754-2019, binary16",
         needs="to be the last stage; uploads that are not summed under masks",
         reveals="nothing beyond the update",
-        example="update: [{name: cast, dtype: float16}]",
+        example="update: [{name: cast}]",
     ),
     StagePart(
         parameters=TopKParameters,

@@ -1,9 +1,6 @@
-"""Training starts from a mix of the global weights and the device's own (`download_random`).
-
-λ_d of anonymous federated learning (Zhao et al. 2021): a random share of the global weights takes
-the place of the local ones; the others stay as this device trained them in its last round. The
-first time it has none and takes all.
-"""
+"""`download_random` (λ_d of Zhao et al. 2021, anonymous federated learning): training starts from a
+random share of the global weights and the device's own last ones elsewhere; the first time from
+all."""
 
 from __future__ import annotations
 

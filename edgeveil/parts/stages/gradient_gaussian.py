@@ -1,10 +1,6 @@
 """Gaussian noise on the whole update (`gradient_gaussian`; Zhao et al. 2021), proven, unit device.
-
-The update is clipped to L2 norm C over all its values together and put on a grid toward zero, then
-discrete Gaussian noise is added (`edgeveil/privacy/gaussian_mechanism.py`). The text adds noise
-without a bound on the update; here the clip gives it one, which may follow a quantile of the
-updates' norms (`edgeveil/parts/update.py`).
-"""
+The update is clipped to L2 norm C (the text has no bound), which may follow a quantile of norms
+(`parts/update.py`), put on a grid toward zero, and gets discrete Gaussian noise."""
 
 from __future__ import annotations
 
@@ -40,6 +36,9 @@ from edgeveil.privacy.gaussian_mechanism import (
     update_event,
 )
 
+CLIP_RATE = 0.2  # η: a clip norm moves by a factor of e^η at most
+BIT_SHARE = 0.05  # of the squared sensitivity; the update has the rest
+
 
 class GradientGaussianParameters(StageParameters):
     """A `gradient_gaussian` entry of a job's `update` list."""
@@ -51,17 +50,10 @@ class GradientGaussianParameters(StageParameters):
     quantile: float | None = Field(default=None, gt=0, lt=1, exclude_if=says_nothing(None))
     """γ: from round to round C moves to where this share of the updates is within it; null: C
     stays. Needs secure sums, which a bit of each device goes through."""
-    clip_rate: float = Field(default=0.2, gt=0, le=2, exclude_if=says_nothing(0.2))
-    """η: how fast C moves: by a factor of e^η at most."""
-    bit_share: float = Field(default=0.05, ge=1e-3, le=0.5, exclude_if=says_nothing(0.05))
-    """The share of the squared sensitivity that the bit has; the update has the rest."""
 
 
 class GradientGaussian(BaseStage):
-    """The noise is made for all rounds in which a device may take part.
-
-    Where updates are summed under masks it can be shared among the devices of a sum.
-    """
+    """The noise is made for all rounds of a device; of masked sums it can be shared."""
 
     protects = True
     shares = True
@@ -95,14 +87,12 @@ class GradientGaussian(BaseStage):
         if p.quantile is None:
             return None
         steps = self.event.sensitivity_steps
-        return AdaptiveClip(p.clip_norm, p.quantile, p.clip_rate, p.bit_share, steps)
+        return AdaptiveClip(p.clip_norm, p.quantile, CLIP_RATE, BIT_SHARE, steps)
 
     @property
     def grid(self) -> FixedPoint:
-        """The noise's, with room for a whole update in one value and for 12 σ of noise.
-
-        One of 2^60 normal values is larger with less than 2^-40 (Mills' ratio: 2·Q(12) < 2^-107).
-        """
+        """The noise's, with room for a whole update in one value and 12 σ: one of 2^60 normal
+        values is beyond with less than 2^-40 (Mills' ratio: 2·Q(12) < 2^-107)."""
         noise = math.ceil(12 * math.sqrt(self.event.sigma_squared))
         return FixedPoint(self.event.grid_bits, self.event.sensitivity_steps + noise)
 
@@ -113,7 +103,6 @@ class GradientGaussian(BaseStage):
         return shaped(update, np.ldexp(self.steps(task, update), -self.event.grid_bits))
 
     def steps(self, task: Task, update: Update) -> Int64:
-        """The same in whole steps of the noise's grid; with a bit where the clip norm moves."""
         event, clip = self.event, self.clip
         if not len(task.records):
             total = np.zeros(event.coordinates, np.int64)

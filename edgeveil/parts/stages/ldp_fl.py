@@ -1,13 +1,9 @@
 """Each weight sent as one of two values (`ldp_fl`; Sun, Qian and Chen 2021, LDP-FL, alg. 2).
 
-A weight in [c − r, c + r] becomes c + r/T or c − r/T with chances that keep its mean, T = (e^ε −
-1)/(e^ε + 1). Here c is the weight as it was broadcast, which is public, and r is one public radius;
-the text takes a range of each layer from its weights.
-
-One weight is ε-LDP. All d weights of a device follow from the same records, so an upload of all of
-them costs d·ε (`sequential`, proven, unit device). The text counts ε once for all weights, since
-the proxy mixes each weight's uploads among the devices (`parallel`, claimed: splitting hides whose
-a value is, not what all devices' values say together).
+A weight in [c − r, c + r] becomes c ± r/T with chances that keep its mean, T = (e^ε − 1)/(e^ε + 1);
+c is the broadcast weight, r one public radius (the text: a range per layer). One weight is ε-LDP;
+all d of a device cost d·ε (`sequential`, proven, unit device). The text counts ε once, since the
+proxy mixes weights (`parallel`, claimed).
 """
 
 from __future__ import annotations

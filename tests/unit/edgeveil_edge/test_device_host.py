@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import logging
@@ -486,26 +485,6 @@ def test_a_release_that_cannot_be_named_changes_nothing(device: Device) -> None:
     with pytest.raises(DataError):
         device.host.perform(InstallRelease(manifest, ReleasePackage("../../etc", final_model())))
     assert device.restarted().store.load().release_sequence == -1
-
-
-@pytest.mark.parametrize(
-    ("torch", "role", "said"),
-    [(True, "train", 0), (False, "train", 1), (False, "infer", 0)],
-)
-def test_the_owner_is_told_once_where_the_box_plays_a_job_in_another_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch: bool, role: str, said: int
-) -> None:
-    rows = np.zeros((5, 4), np.uint8)
-    public = {"records": 5, "input_form": (4,), "rows": base64.b64encode(rows.tobytes()).decode()}
-    train = {"method": "pate", "rounds": 1, "public": public, "teacher": {"hidden": (4,)}}
-    plan = compile_job(job(train=train))
-    if not torch:
-        monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
-    device = Device(tmp_path, role=role, policy={"allowed_methods": ("pate",), "min_devices": 3})
-    device.knows(plan)
-    told = [line for line in device.said if "votes by a linear head" in line]
-    assert len(told) == said
-    assert all(line.startswith("a job is played in another way here: ") for line in told)
 
 
 def test_the_owner_is_told_and_the_log_never_names_the_box(

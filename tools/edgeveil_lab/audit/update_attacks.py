@@ -80,8 +80,8 @@ Sample = Callable[[int, float], NDArray[np.int64]]
 
 
 def update_attacks(values: int, jobs: int) -> tuple[Attack, ...]:
-    swarm = PsoDpSgdParameters(**_ONE_STEP, particles=2, moves=1, search="adaptive")
-    gep = GepParameters(**_ONE_STEP, subspace=2, auxiliary=8)
+    swarm = PsoDpSgdParameters(**_ONE_STEP, particles=2, search="adaptive")
+    gep = GepParameters(**_ONE_STEP, subspace=2)
     rgp = RgpParameters(**_ONE_STEP, rank=1)
     few = max(1, jobs // 20)
     return (

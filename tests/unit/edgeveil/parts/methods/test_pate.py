@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -27,15 +26,9 @@ from edgeveil.parts.methods.pate import (
     PateDevice,
     PateParameters,
     PublicSet,
-    TeacherParameters,
     _facts,
-    box_warning,
-    torch_votes,
     vote_event,
 )
-from edgeveil.parts.models.heads import softmax
-from edgeveil.parts.models.mlp import MlpParameters
-from edgeveil.parts.models.mlp import build as perceptron
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import GaussianEvent, SharedGaussian
 from edgeveil.privacy.sampler import SeededRandom
@@ -154,72 +147,6 @@ def test_a_sum_of_noised_votes_keeps_to_its_room() -> None:
     assert total.dtype == np.int64
 
 
-TEACHER = TeacherParameters(hidden=(5,), learning_rate=0.4)
-ONE_OF_TWO = np.array([[4, 4], [-4, -4], [4, -4], [-4, 4]], np.float32)  # no line parts them
-
-
-def by_hand(z: np.ndarray, labels: np.ndarray, asked: np.ndarray, p: PateParameters) -> np.ndarray:
-    """Back-propagation through one hidden layer, with momentum 0.9, written out."""
-    layers = perceptron(MlpParameters(hidden=TEACHER.hidden), z.shape[1:], SETTING.classes)
-    w = [value.astype(np.float64) for value in layers.initial().values()]
-    speed = [np.zeros_like(value) for value in w]
-    for _ in range(p.steps):
-        h = np.maximum(z @ w[0] + w[1], 0)
-        out = (softmax(h @ w[2] + w[3]) - np.eye(SETTING.classes)[labels]) / len(z)
-        back = (out @ w[2].T) * (h > 0)
-        slopes = [z.T @ back, back.sum(0), h.T @ out, out.sum(0)]
-        for value, old, slope in zip(w, speed, slopes, strict=True):
-            old[:] = 0.9 * old + slope + p.ridge * value
-            value -= TEACHER.learning_rate * old
-    found: np.ndarray = np.maximum(asked @ w[0] + w[1], 0) @ w[2] + w[3]
-    return found.argmax(axis=1)
-
-
-def test_golden_votes_of_a_perceptron() -> None:
-    rng = np.random.default_rng(4)
-    z, asked = rng.normal(size=(20, 4)), rng.normal(size=(60, 4))
-    labels = rng.integers(0, 3, 20)
-    p = PateParameters(teacher=TEACHER, steps=25, ridge=0.01)
-    found = torch_votes(z, labels, asked, 3, p)
-    assert found.tolist() == by_hand(z, labels, asked, p).tolist()
-    assert len(set(found)) == 3
-    for other in ({"steps": 3}, {"ridge": 3.0}):  # each of them decides some votes
-        assert (found != torch_votes(z, labels, asked, 3, p.model_copy(update=other))).any()
-
-
-def test_a_perceptron_knows_what_no_linear_head_does_and_costs_the_same() -> None:
-    plain = told(ONE_OF_TWO)
-    p = plain.model_copy(update={"teacher": TeacherParameters(hidden=(32,))})
-    exchange, own = PateCloud(p, SETTING).plan()[0], of([0, 0, 1, 1], ONE_OF_TWO)
-    votes = PateDevice(p, SETTING).votes(exchange, own)
-    assert votes.argmax(axis=1).tolist() == [0, 0, 1, 1]
-    assert PateDevice(plain, SETTING).votes(exchange, own).argmax(axis=1).tolist() != [0, 0, 1, 1]
-    assert vote_event(p, SETTING) == vote_event(plain, SETTING)
-
-
-def test_a_teacher_that_diverges_votes_all_the_same() -> None:
-    """The price asks for no more than one vote a row."""
-    wild = TeacherParameters(hidden=(4,), learning_rate=100.0)
-    p = told(CORNERS).model_copy(update={"teacher": wild})
-    votes = PateDevice(p, SETTING).votes(PateCloud(p, SETTING).plan()[0], of([0, 1, 2]))
-    assert votes.sum(axis=1).tolist() == [1, 1, 1]
-    assert votes.min() == 0
-
-
-def test_a_device_without_torch_votes_by_the_head_and_its_owner_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    plain = told(ONE_OF_TWO)
-    p = plain.model_copy(update={"teacher": TeacherParameters(hidden=(32,))})
-    exchange, own = PateCloud(p, SETTING).plan()[0], of([0, 0, 1, 1], ONE_OF_TWO)
-    assert not box_warning(p)
-    monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
-    votes = PateDevice(p, SETTING).votes(exchange, own)
-    assert votes.tolist() == PateDevice(plain, SETTING).votes(exchange, own).tolist()
-    assert "needs torch, which is not installed" in box_warning(p)
-    assert not box_warning(plain)
-
-
 JOB = """\
 job: votes
 data: {{source: digits, classes: 10, input_shape: {shape}, nominal_records: 14}}
@@ -268,7 +195,7 @@ def test_the_public_set_travels_in_the_job(tmp_path: Path) -> None:
         ({"public": ", public: {file: gone.npz}"}, "no such file"),
         ({"public": ", public: {file: digits, records: 400}"}, "where 400 records are asked for"),
         ({"public": ", public: {records: 4}"}, "names no records"),
-        ({"public": ", teacher: {hidden: []}"}, r"teacher\.hidden"),
+        ({"public": ", teacher: {hidden: [4]}"}, r"train\.teacher: is always None by now"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_way_out(

@@ -11,7 +11,7 @@ from edgeveil.data.records import Records
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.dp_sgd import record_gradients
 from edgeveil.parts.methods.gep import anchors
-from edgeveil.parts.methods.pso import Losses
+from edgeveil.parts.methods.pso import losses_under
 from edgeveil.parts.models import Network, build_network
 from edgeveil.parts.models.convolutional import CnnParameters, LenetParameters, Resnet20Parameters
 from edgeveil.parts.models.layers import Dense
@@ -60,11 +60,11 @@ def test_a_loss_follows_from_its_own_record_though_the_model_mixes_batches():
     weights = {name: np.ones_like(value) for name, value in network.initial().items()}
     task = Task(ROUND, network, weights, records, {}, SeededRandom(1), "cpu")
     places = np.array([flat(network.initial()), 2 * flat(network.initial())])
-    losses = Losses(task, places, 4.0, "cpu")
+    rows = losses_under(task, places, "cpu")
     x, y = torch.ones(PLACES, 2), torch.zeros(PLACES, dtype=torch.int64)
-    first = losses.rows(x, y)[0][5]
+    first = rows(x, y)[0][5]
     x[torch.arange(PLACES) != 5] = 100.0
-    assert torch.equal(losses.rows(x, y)[0][5], first)
+    assert torch.equal(rows(x, y)[0][5], first)
 
 
 def test_gradients_of_public_records_that_are_no_numbers_stop_no_device():
@@ -73,6 +73,6 @@ def test_gradients_of_public_records_that_are_no_numbers_stop_no_device():
     found = anchors(NETWORK, {name: torch.tensor(value) for name, value in far.items()}, 8)
     assert bool(torch.isfinite(found).all())
     entry = METHODS["gep"]
-    parameters = entry.parameters(subspace=2, auxiliary=8, local_steps=1)
+    parameters = entry.parameters(subspace=2, local_steps=1)
     update = entry.device(parameters, SETTING).answer(ROUND, far, ONE, SeededRandom(2), "cpu")
     assert all(np.isfinite(value).all() for value in update.segments.values())

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from edgeveil.data.records import Records
-from edgeveil.parts.methods import METHODS
+from edgeveil.parts.methods import METHODS, pso
 from edgeveil.parts.methods.pso import PsoDpFl, PsoDpFlParameters, Swarm, SwarmKeys, mean_loss
 from edgeveil.parts.update import Task, flat
 from edgeveil.privacy.accountant import epsilon
@@ -35,10 +35,12 @@ def trained(positions):
     return positions - positions / 4
 
 
-def test_two_particles_on_a_quadratic_move_as_by_hand():
-    keys = SwarmKeys(particles=2, inertia=0.5, c1=1.0, c2=0.5, spread=0.8)
-    # First velocities (0.4, 0) and (-0.4, 0.4); pulls ½ and ¼ to the own bests, ½ to the best.
-    chance = drawn(0.75, 0.5, 0.25, 0.75, *[0.9] * 4, 0.5, 0.25, 0.5, 0.5)
+def test_two_particles_on_a_quadratic_move_as_by_hand(monkeypatch):
+    monkeypatch.setattr(pso, "INERTIA", 0.5)
+    monkeypatch.setattr(pso, "SPREAD", 0.8)
+    keys = SwarmKeys(particles=2)
+    # First velocities (0.4, 0) and (-0.4, 0.4); pulls ½ and ¼ to the own bests, ¼ to the best.
+    chance = drawn(0.75, 0.5, 0.25, 0.75, *[0.9] * 4, 0.5, 0.25, 0.25, 0.25)
     swarm = Swarm(START, keys, chance)
     swarm.move()  # half the velocity: the bests are still the start
     np.testing.assert_allclose(swarm.positions, [[4.2, -2.0], [3.8, -1.8]])
@@ -113,7 +115,7 @@ def test_the_whole_update_is_clipped_and_priced_once_for_the_device():
 
 def test_without_records_only_noise_is_sent():
     nobody = Records(np.zeros((0, 2), np.float32), np.zeros(0, np.int64))
-    sent = answer("pso_dp_fl", nobody, setting=LOUD, clip_norm=1e-6, spread=1.0)
+    sent = answer("pso_dp_fl", nobody, setting=LOUD, clip_norm=1e-6)
     assert np.linalg.norm(flat(sent.segments)) < 1e-5
     quiet = flat(answer("pso_dp_fl", nobody, setting=LOUD, clip_norm=1.0).segments)
     (event,) = answer("pso_dp_fl", nobody, setting=LOUD, clip_norm=1.0).events

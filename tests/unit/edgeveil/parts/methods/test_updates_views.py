@@ -6,13 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.methods.dp_sgd import NoisedSums, RecordSums, record_gradients
-from edgeveil.parts.methods.gep import Embedding, GepParameters, anchors
-from edgeveil.parts.methods.pso import Losses, PsoDpSgd, PsoDpSgdParameters
+from edgeveil.parts.methods.gep import Embedding, anchors
+from edgeveil.parts.methods.pso import PsoDpSgd, PsoDpSgdParameters, losses_under
 from edgeveil.parts.methods.rgp import Carriers, carriers, seen_size
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import MlpParameters
@@ -89,20 +88,14 @@ def test_the_subspace_is_the_same_for_everyone():
     assert first.shape == (8, 6) and torch.equal(first, again) and bool(first.any())
 
 
-def test_no_subspace_is_wider_than_its_auxiliary_records_span():
-    assert GepParameters(subspace=8, auxiliary=8)
-    with pytest.raises(ValidationError, match="raise auxiliary or lower subspace"):
-        GepParameters(subspace=9, auxiliary=8)
-
-
 # --- pso_dp_sgd -------------------------------------------------------------------------------
 
 
 def test_losses_are_cut_and_centred_as_by_hand():
     sure = flat({**ZERO, "output.bias": np.array([0.0, 9.0], np.float32)})
     broken = np.full(6, np.nan)
-    losses = Losses(task(), np.array([flat(ZERO), sure, broken]), 4.0, "cpu")
-    (rows,) = losses.rows(torch.tensor(ONE.x), torch.tensor(ONE.y))
+    losses = losses_under(task(), np.array([flat(ZERO), sure, broken]), "cpu")
+    (rows,) = losses(torch.tensor(ONE.x), torch.tensor(ONE.y))
     np.testing.assert_allclose(rows, [[math.log(2) - 2, 2, 2]], atol=1e-6)
 
 
@@ -116,13 +109,13 @@ class Quiet(NoisedSums):
 
 def test_the_swarm_takes_the_steps_of_its_best_particle():
     parameters = PsoDpSgdParameters(
-        particles=2, moves=3, local_steps=1, search="adaptive", sampling_rate=1.0, clip_norm=2.0
+        particles=2, local_steps=1, search="adaptive", sampling_rate=1.0, clip_norm=2.0
     )
     trainer = PsoDpSgd(parameters, replace(SETTING, nominal_records=1))
     event = sampled_gaussian_event("x", 1.0, 1, 1 << 30, 6, grid_bits=30)
     best = trainer.search(task(), ZERO, Quiet(task(), event))
-    by_hand = 0.0  # the bias of the first class, three steps of rate ½; z is the logit difference
-    for _ in range(3):
+    by_hand = 0.0  # the bias of the first class, two steps of rate ½; z is the logit difference
+    for _ in range(2):
         z = 12 * by_hand  # weights are (1, 2) times the bias, the other class the negative
         by_hand += 0.5 / (1 + math.exp(z))
     np.testing.assert_allclose(best, by_hand * np.array([1, -1, 2, -2, 1, -1]), rtol=2e-3)
@@ -134,7 +127,7 @@ def test_a_choice_by_exact_losses_is_claimed():
 
 
 def test_the_price_counts_every_particles_steps_and_the_losses():
-    parameters = PsoDpSgdParameters(particles=3, moves=2, local_steps=4)
+    parameters = PsoDpSgdParameters(particles=3, local_steps=4)
     (event,) = PsoDpSgd(parameters, SETTING).price(ROUND)
     assert event.steps == 2 * (3 * 4 + 1) and event.sampling_probability == 0.1
 
@@ -159,7 +152,7 @@ def rows_of(name):
     weights = {key: torch.tensor(value) for key, value in FIRST.items()}
     if name == "losses":
         places = np.stack([flat(FIRST), 2 * flat(FIRST)])
-        return Losses(task(FORTY, WIDE, FIRST), places, 4.0, "cpu").rows, 2 * math.sqrt(2)
+        return losses_under(task(FORTY, WIDE, FIRST), places, "cpu"), 2 * math.sqrt(2)
     views = {
         "gep": Embedding(anchors(WIDE, weights, 8), 4, 0.7, 0.1),
         "rgp": Carriers(list(FIRST.values()), 1, 0.7),

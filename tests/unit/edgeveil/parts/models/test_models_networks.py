@@ -101,8 +101,6 @@ def test_resnet20_has_nineteen_convolutions_of_three_by_three():
     kernels = [w.shape for w in network("resnet20").weights if len(w.shape) == 4]
     assert len(kernels) == 19
     assert {shape[2:] for shape in kernels} == {(3, 3)}
-    projected = network("resnet20", shortcut="projection")
-    assert sum(w.shape[2:] == (1, 1) for w in projected.weights) == 2
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -110,8 +108,8 @@ def test_onnx_runtime_and_torch_agree_and_devices_accept_the_graph(name):
     agree(network(name))
 
 
-def test_so_they_do_with_projections_odd_sides_and_a_padded_pool():
-    agree(network("resnet20", (1, 13, 9), shortcut="projection", groups=4))
+def test_so_they_do_with_odd_sides_and_a_padded_pool():
+    agree(network("resnet20", (1, 13, 9), groups=4))
     window = Window(3, stride=2, padding=1)
     layers = (("pool", MaxPool(window)), ("flat", Flatten()), ("output", Dense(3)))
     agree(Network((("picture", Picture()), *layers), (7, 5), 3))
