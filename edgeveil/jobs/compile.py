@@ -26,7 +26,7 @@ from edgeveil.parts.exchange import CLUSTER, EVALUATE, TRAIN, Exchange
 from edgeveil.parts.features import PcaParameters, build_features, projection_of
 from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS, trains_model
-from edgeveil.parts.models import MODELS, Network, PretrainedNetwork, build_network
+from edgeveil.parts.models import MODELS, Network, build_network
 from edgeveil.parts.sources import SOURCES, require_schema
 from edgeveil.parts.update import BaseStage
 from edgeveil.privacy.events import UnprotectedEvent
@@ -467,8 +467,8 @@ def _model(job: Job) -> Iterator[Mix]:
     try:
         weights = read_weights(job)
         network = build_network(job.model, network_input(job), job.data.classes, weights)
-        if weights and isinstance(network, PretrainedNetwork):
-            network.pretrained  # noqa: B018 - whether they fit
+        if weights:
+            network.pretrained()  # whether they fit
         yield from _segment_names(job, network)
     except (DataError, UsageError) as error:
         own = (error.where,) if error.where.startswith("model.") else ()

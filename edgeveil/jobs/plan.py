@@ -48,12 +48,7 @@ from edgeveil.parts.features import (
 from edgeveil.parts.features.pca import COVARIANCE
 from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS
-from edgeveil.parts.models import (
-    AdaptedNetwork,
-    Network,
-    PretrainedNetwork,
-    build_network,
-)
+from edgeveil.parts.models import AdaptedNetwork, Network, build_network
 from edgeveil.parts.models.heads import (
     THRESHOLD,
     build_graph,
@@ -177,13 +172,14 @@ class Plan:
         backbone plain layers, and frozen weights those of the model."""
         check_backbones(self.job.features, self.artifacts)
         if isinstance(self.setting.network, AdaptedNetwork):
-            self.setting.network.pretrained  # noqa: B018
+            self.setting.network.pretrained()
 
     def check_artifacts(self) -> None:
         """The same of all that the cloud holds of the job: its model's first weights too."""
         self.check_backbones()
-        if isinstance(self.setting.network, PretrainedNetwork):
-            self.setting.network.pretrained  # noqa: B018
+        network, model = self.setting.network, self.job.model
+        if network is not None and model is not None and model.state_dict is not None:
+            network.pretrained()
 
     def graph_weights(self, trained: Tensors) -> Tensors:
         """What the job's graph takes for weights, of those that are trained: with adapters the sum

@@ -1,9 +1,7 @@
-"""What every part of a family keeps, checked on the part itself: `edgeveil methods check NAME`.
+"""Laws of every family of parts, checked on a part itself: `edgeveil methods check NAME`.
 
-A law is a function that is given the part, as its `example` sets it, and what it makes; it returns
-what is wrong, or "". The tests of EdgeVeil's own parts play the same laws. They are what others
-rely on: that the order of arrival tells nothing, that no batch is in memory as a whole, that
-whatever records hold there is an answer of the public form at the public price.
+A law takes the part, plays what it makes of its `example`, and returns what is wrong, or "". The
+tests play the same laws on all parts of EdgeVeil.
 """
 
 from __future__ import annotations
@@ -52,12 +50,10 @@ class Verdict:
 
 
 def check(part: Part) -> list[Verdict]:
-    """All laws of the part's family. A part that raises breaks the law that it raises under.
-
-    Of a part whose example is wrong that alone is said: all others are played with it.
-    """
+    """Verdicts by all laws of the part's family (to raise is to break one); of a wrong example that
+    alone."""
     if isinstance(part, BlockPart) and (wrong := its_example_is_one_of_its_blocks(part)):
-        return [Verdict(its_example_is_one_of_its_blocks.__name__.replace("_", " "), wrong)]
+        return [Verdict("its example is one of its blocks", wrong)]
     found = []
     for law in LAWS.get(part.family, ()):
         try:
@@ -112,22 +108,26 @@ class Opened(Sequence[NDArray[np.float32]]):
         return np.random.default_rng(index).random(self.size, np.float32)
 
 
-def _rule(part: Any) -> AggregationRule:
+def _rule(part: Any) -> tuple[AggregationRule, int]:
+    """The rule, and enough uploads for it."""
     rule: AggregationRule = part.rule(example_of(part))
-    return rule
+    return rule, max(UPLOADS, rule.least + 1)
 
 
-def _score(segments: Any) -> int:
-    """A score that differs from upload to upload."""
-    return int(np.clip(100 + 25 * float(segments["layer"].ravel()[0]), 0, 200))
-
-
-def _batch(arrays: Sequence[NDArray[Any]]) -> Uploads:
-    """One layer's uploads, around random weights."""
-    shape = np.asarray(arrays[0]).shape
-    weights = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    aim = Aim({"layer": weights}, change=True)
-    return Uploads({"layer": arrays}, aim, SeededRandom(0), _score)
+def _combined(rule: AggregationRule, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """One layer's uploads, around random weights, scored by their first value."""
+    weights = np.random.default_rng(0).normal(size=np.asarray(arrays[0]).shape).astype(np.float32)
+    found = rule.combine(
+        Uploads(
+            {"layer": arrays},
+            Aim({"layer": weights}, change=True),
+            SeededRandom(0),
+            lambda one: int(np.clip(100 + 25 * float(one["layer"].ravel()[0]), 0, 200)),
+        )
+    )
+    if list(found) != ["layer"] or found["layer"].dtype != np.float64:
+        raise ValueError("the result is not one float64 array a segment")
+    return found["layer"]
 
 
 def _uploads(count: int) -> list[NDArray[np.float32]]:
@@ -136,77 +136,56 @@ def _uploads(count: int) -> list[NDArray[np.float32]]:
     return [(1.6**k / 5 * rng.normal(size=(3, 50))).astype(np.float32) for k in range(count)]
 
 
-def _count(rule: AggregationRule) -> int:
-    return max(UPLOADS, rule.least + 1)
-
-
 def the_order_of_arrival_changes_nothing(part: Any) -> str:
     """Bit for bit: else the cloud could tell who came when."""
-    arrays = _uploads(_count(_rule(part)))
-    wanted = _rule(part).combine(_batch(arrays))["layer"]
+    rule, count = _rule(part)
+    arrays = _uploads(count)
+    wanted = _combined(rule, arrays)
     for seed in range(5):
-        order = np.random.default_rng(seed).permutation(len(arrays))
-        if not np.array_equal(
-            _rule(part).combine(_batch([arrays[i] for i in order]))["layer"], wanted
-        ):
+        order = np.random.default_rng(seed).permutation(count)
+        if not np.array_equal(_combined(_rule(part)[0], [arrays[i] for i in order]), wanted):
             return "another order of the uploads gives another result"
     return ""
 
 
-def uploads_that_agree_are_the_result(part: Any) -> str:
-    """In shape too, float64."""
-    one = _uploads(1)[0]
-    found = _rule(part).combine(_batch([one] * _count(_rule(part))))
-    if list(found) != ["layer"] or found["layer"].shape != one.shape:
-        return "the result has not the segments' names and shapes"
-    if found["layer"].dtype != np.float64:
-        return f"the result is {found['layer'].dtype}, not float64"
-    return "" if np.allclose(found["layer"], one, rtol=1e-12) else "the result is something else"
-
-
 def the_result_lies_between_the_uploads(part: Any) -> str:
-    """Value by value: no rule makes up what nobody sent."""
-    arrays = _uploads(_count(_rule(part)))
-    found = _rule(part).combine(_batch(arrays))["layer"]
+    """Value by value, so that uploads that agree are the result."""
+    rule, count = _rule(part)
+    arrays = _uploads(count)
+    found = _combined(rule, arrays)
+    if found.shape != arrays[0].shape:
+        return f"the result has shape {found.shape}, not {arrays[0].shape}"
     inside = (found >= np.min(arrays, axis=0)).all() and (found <= np.max(arrays, axis=0)).all()
     return "" if inside else "the result goes beyond every upload"
 
 
 def it_works_with_the_fewest_uploads_it_asks_for(part: Any) -> str:
-    """`least` of them."""
-    rule = _rule(part)
-    found = rule.combine(_batch(_uploads(rule.least)))["layer"]
+    rule, _ = _rule(part)
+    found = _combined(rule, _uploads(rule.least))
     return "" if np.isfinite(found).all() else "the result is not finite"
 
 
 def it_counts_no_more_uploads_than_there_are(part: Any) -> str:
     """`counted` stands for the noise of the result."""
-    rule = _rule(part)
+    rule, _ = _rule(part)
     wrong = [n for n in range(rule.least, 40) if not 1 <= rule.counted(n) <= n]
     return f"counted({wrong[0]}) is {rule.counted(wrong[0])}" if wrong else ""
 
 
 def the_largest_numbers_stay_finite(part: Any) -> str:
-    """A device may send any."""
-    count = 2 * _count(_rule(part))
-    arrays = [np.full((3, 50), sign * _LARGEST, np.float32) for sign in (1, -1)] * (count // 2)
-    found = _rule(part).combine(_batch(arrays))["layer"]
-    return "" if np.isfinite(found).all() else "the result is not finite"
+    rule, count = _rule(part)
+    arrays = [np.full((3, 50), sign * _LARGEST, np.float32) for sign in (1, -1)] * count
+    return "" if np.isfinite(_combined(rule, arrays)).all() else "the result is not finite"
 
 
 def a_batch_is_never_in_memory_as_a_whole(part: Any) -> str:
     """It may be larger than memory: arrays are opened at every look."""
-    count, size = max(40, _rule(part).least), 1 << 21
+    rule, _ = _rule(part)
+    count, size = max(40, rule.least), 1 << 21
     whole = count * 4 * size
-    batch = Uploads(
-        {"layer": Opened(count, size)},
-        Aim({"layer": np.zeros(size, np.float32)}, change=True),
-        SeededRandom(0),
-        _score,
-    )
     tracemalloc.start()
     try:
-        _rule(part).combine(batch)
+        _combined(rule, Opened(count, size))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -227,8 +206,7 @@ def _pictures(count: int) -> NDArray[np.float32]:
 
 def features_are_finite_and_of_norm_at_most_one(part: Any) -> str:
     """Every sensitivity rests on it, whatever a record holds."""
-    phi = _map(part)
-    if phi is None:
+    if (phi := _map(part)) is None:
         return ""
     x = _pictures(6)
     x[0], x[1], x[2, 0, 0], x[3, 0, 0] = _LARGEST, -_LARGEST, np.nan, np.inf
@@ -242,8 +220,7 @@ def features_are_finite_and_of_norm_at_most_one(part: Any) -> str:
 
 def a_records_features_do_not_depend_on_the_batch(part: Any) -> str:
     """Bit for bit: else one record more would change what the others give."""
-    phi = _map(part)
-    if phi is None:
+    if (phi := _map(part)) is None:
         return ""
     x = _pictures(130)
     together = phi(x)
@@ -257,11 +234,11 @@ def the_graph_gives_what_the_map_gives(part: Any) -> str:
     """Devices run the model as ONNX. Needs onnx and onnxruntime."""
     from onnx import TensorProto, helper
 
+    from edgeveil.evaluation.graph_check import check_graph
     from edgeveil.evaluation.onnx_session import open_session, run_session
     from edgeveil.parts.features.onnx_nodes import NodeList, serialise
 
-    phi = _map(part)
-    if phi is None:
+    if (phi := _map(part)) is None:
         return ""
     nodes, x = NodeList(), _pictures(5)
     output = phi.onnx_nodes(nodes, "x", PICTURE)
@@ -270,8 +247,6 @@ def the_graph_gives_what_the_map_gives(part: Any) -> str:
         for name, shape in (("x", PICTURE), (output, (phi.output_dim(PICTURE),)))
     ]
     raw = serialise(helper.make_graph(nodes.nodes, "map", ends[:1], ends[1:], nodes.initializers))
-    from edgeveil.evaluation.graph_check import check_graph
-
     check_graph(raw)
     found = run_session(open_session(raw), output, {"x": x})
     return "" if np.allclose(found, phi(x), atol=1e-5) else "the graph gives something else"
@@ -509,7 +484,6 @@ def one_own_record_more_moves_no_other(part: PartitionPart) -> str:
 LAWS: dict[str, tuple[Callable[[Any], str], ...]] = {
     "aggregation": (
         the_order_of_arrival_changes_nothing,
-        uploads_that_agree_are_the_result,
         the_result_lies_between_the_uploads,
         it_works_with_the_fewest_uploads_it_asks_for,
         it_counts_no_more_uploads_than_there_are,

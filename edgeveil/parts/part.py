@@ -103,6 +103,12 @@ class BlockPart(Part):
             object.__setattr__(self, "summary", str(key.description or ""))
 
 
+GONE = {
+    "features": {"patches": "feature map 'patches' is gone; use pictures, which learns more"},
+    "models": {"low_rank_head": "model 'low_rank_head' is gone; use mlp on the job's features"},
+}
+"""Names of parts of earlier versions, by family, with what to use instead."""
+
 P = TypeVar("P", bound=Part)
 B = TypeVar("B", bound=BlockPart)
 
@@ -134,7 +140,8 @@ class PartTable(Table[P], Generic[P]):
         now = state()
         if self._state != now:
             with self._lock:
-                joined, self.refused = join(self.kind, self.built_in)
+                joined, refused = join(self.kind, self.built_in)
+                self.refused = GONE.get(self.kind.family, {}) | refused
                 self._entries = {**self.built_in, **joined}
                 self._state = now
         return self._entries

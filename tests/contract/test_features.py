@@ -13,7 +13,7 @@ from edgeveil.parts.features import FEATURES, IdentityParameters, OnnxParameters
 from edgeveil.parts.features.gabor import GaborParameters
 from edgeveil.parts.features.onnx import sha256_hex
 from edgeveil.parts.features.onnx_nodes import IR_VERSION, OPSET, NodeList
-from edgeveil.parts.features.pictures import PatchesParameters, PicturesParameters
+from edgeveil.parts.features.pictures import PicturesParameters
 from edgeveil.parts.features.random_relu import RandomParameters
 from edgeveil.subnormals import flushed
 from tests.kits.backbone_files import centring_backbone, small_backbone
@@ -26,7 +26,6 @@ ENTRIES = {
     "random": RandomParameters(name="random", dimension=40, input_scale=16.0, shift=-0.3),
     "gabor": GaborParameters(name="gabor", pool=4, input_scale=16.0, weight=2.0),
     "pictures": PicturesParameters(name="pictures", dimension=60, input_scale=16.0),
-    "patches": PatchesParameters(name="patches", dimension=60, input_scale=16.0),
     "onnx": OnnxParameters(
         name="onnx",
         sha256=sha256_hex(BACKBONE),
@@ -41,8 +40,6 @@ SHAPES = dict.fromkeys(MIXES, SHAPE) | {"gabor in colour": (3, 8, 8)}
 MIXES["gabor in colour"] = MIXES["gabor"]
 SHAPES["pictures in colour"] = (3, 8, 8)
 MIXES["pictures in colour"] = MIXES["pictures"]
-SHAPES["patches in colour"] = (3, 8, 8)
-MIXES["patches in colour"] = MIXES["patches"]
 RANGES = tuple((0.0, 4.0 + k) for k in range(64))
 MIXES["identity with ranges"] = [IdentityParameters(ranges=RANGES)]
 SHAPES["identity with ranges"] = SHAPE
@@ -93,17 +90,6 @@ def test_any_record_gives_finite_features_of_norm_at_most_one(phi, name, data, f
 
 def test_real_records_use_the_whole_norm(phi, images):
     np.testing.assert_allclose(np.linalg.norm(phi(images(20)), axis=1), 1, rtol=1e-9)
-
-
-@given(n=st.integers(1, 200), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=20, deadline=None)
-def test_a_records_features_do_not_depend_on_the_batch(phi, images, n, seed):
-    x, rng = images(n, seed), np.random.default_rng(seed)
-    i = int(rng.integers(n))
-    together = phi(x)
-    np.testing.assert_array_equal(phi(x[i : i + 1])[0], together[i])
-    np.testing.assert_array_equal(phi(x[i:])[0], together[i])
-    np.testing.assert_array_equal(phi(x[::-1]), together[::-1])
 
 
 @pytest.mark.parametrize("entry", list(ENTRIES))

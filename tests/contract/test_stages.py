@@ -73,11 +73,6 @@ def flat(update):
     return np.concatenate([array.ravel() for array in update.values()])
 
 
-def test_the_default_settings_suffice(name):
-    STAGES[name].build(STAGES[name].parameters(), SETTING)
-    assert STAGES[name].parameters().name == name
-
-
 def test_the_largest_numbers_stay_finite(name):
     given = {key: np.full_like(array, HUGE) for key, array in some().items()}
     sent = built(name).apply(task(), given)

@@ -15,7 +15,6 @@ from edgeveil.jobs import Job, compile_job, load_job
 from edgeveil.jobs.artifacts import carried_digests, kept_digests, read_artifacts
 from edgeveil.sites.policy import Policy
 from edgeveil_cloud.stored_jobs import wire_id
-from tests.kits.backbone_files import small_backbone
 from tests.kits.fleet import Fleet
 
 YAML = """
@@ -137,23 +136,3 @@ def test_a_whole_model_begins_with_the_users_weights_which_devices_need_not_allo
     first = plan.cloud.initial_state()  # what a cloud begins with again after a restart
     assert np.array_equal(first["hidden1.weight"], weights()["hidden1.weight"].numpy().T)
     assert not any(box.store.backbones(wire_id(name)) for box in fleet.devices)
-
-
-def test_a_head_of_low_rank_is_learned_on_a_frozen_backbone(tmp_path: Path) -> None:
-    (tmp_path / "backbone.onnx").write_bytes(small_backbone(features=20))
-    model = (
-        "features: [{name: onnx, file: backbone.onnx, input_scale: 16}]\n"
-        "model: {name: low_rank_head, rank: 2}"
-    )
-    wanted = job(tmp_path, model)
-    fleet, name, ended = played(tmp_path, wanted, *carried_digests(wanted))
-    assert ended == "completed"
-    assert not any(node.refused for node in fleet.net.nodes.values())
-    state = fleet.cloud.host.jobs.state(fleet.store.job(name))
-    assert {n: a.shape for n, a in state.items()} == {
-        "features.lora_a": (20, 2),
-        "features.lora_b": (2, 20),
-        "output.weight": (20, 10),
-        "output.bias": (10,),
-    }
-    assert np.any(state["features.lora_b"])

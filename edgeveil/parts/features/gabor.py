@@ -73,11 +73,7 @@ class Gabor:
         grid, (rows, valid) = self._grid(x.shape[1:]), usable(x)
         found = np.zeros((len(rows), self.output_dim(x.shape[1:])))
         for start in range(0, len(rows), BLOCK_RECORDS):
-            with np.errstate(over="ignore"):
-                scaled = rows[start : start + BLOCK_RECORDS] / np.float32(
-                    self.parameters.input_scale
-                )
-            levels = np.rint(np.clip(scaled, 0, 1) * np.float32(LEVELS))
+            levels = whole_levels(rows[start : start + BLOCK_RECORDS], self.parameters.input_scale)
             pooled = pooled_channels(levels.reshape(-1, grid.height, grid.width), grid, self._bank)
             even = self._normalised(pooled).reshape(len(levels), -1)
             found[start : start + BLOCK_RECORDS] = unit_rows(even)
@@ -86,10 +82,7 @@ class Gabor:
 
     def onnx_nodes(self, graph: NodeList, x: str, input_shape: tuple[int, ...]) -> str:
         grid, p = self._grid(input_shape), self.parameters
-        image = graph.add("Reshape", x, graph.whole(-1, 1, grid.height, grid.width))
-        scaled = graph.add("Div", image, graph.number(p.input_scale))
-        cut = graph.add("Clip", scaled, graph.number(0.0), graph.number(1.0))
-        levels = graph.rounded(graph.add("Mul", cut, graph.number(LEVELS)))
+        levels = onnx_levels(graph, x, (1, grid.height, grid.width), p.input_scale)
         flat = onnx_channels(graph, levels, grid, self._bank)
         units = (self._units() * p.pool**2).astype(np.float32)
         values = graph.add("Mul", flat, graph.constant(units[:, None]))
@@ -161,6 +154,22 @@ LEVELS = 255
 TAP_STEPS = 1 << 12
 ASPECT = 0.49  # the envelope is longer across the wave
 RUN = 4  # neighbouring outputs of one row that share a patch: fewer copies, somewhat more products
+
+
+def whole_levels(rows: Float32, input_scale: float) -> Float32:
+    """Values divided by `input_scale`, cut to [0, 1], in whole levels 0..255."""
+    with np.errstate(over="ignore"):
+        scaled = rows / np.float32(input_scale)
+    levels: Float32 = np.rint(np.clip(scaled, 0, 1) * np.float32(LEVELS))
+    return levels
+
+
+def onnx_levels(graph: NodeList, x: str, shape: tuple[int, ...], input_scale: float) -> str:
+    """The same of the tensor `x` as images (-1, *shape)."""
+    image = graph.add("Reshape", x, graph.whole(-1, *shape))
+    scaled = graph.add("Div", image, graph.number(input_scale))
+    cut = graph.add("Clip", scaled, graph.number(0.0), graph.number(1.0))
+    return graph.rounded(graph.add("Mul", cut, graph.number(LEVELS)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,11 +1,9 @@
-"""Features for pictures of any kind (`pictures`, `patches`), learned from no data.
+"""Features for pictures of any kind (`pictures`), learned from no data.
 
-Both sum responses over windows, divide each sum by its typical size, take its square root
-(Perronnin, Sánchez and Mensink 2010), and project on the main axes, the wide ones narrowed. Typical
-sizes and axes are those of procedural pictures, so no record has a part in them.
-
-`pictures`: pooled moduli of `gabor` on brightness and two opponent colours. `patches`: Coates and
-Ng (2011) with a dictionary of procedural patches, 6 × 6 pixels (3 × 3 below 8).
+Pooled moduli of `gabor` on brightness and two opponent colours: each sum is divided by its typical
+size, its square root taken (Perronnin, Sánchez and Mensink 2010), and all are projected on the main
+axes, the wide ones narrowed. Sizes and axes are those of procedural pictures, so no record has a
+part in them.
 
 Procedural pictures: dead leaves (Lee, Mumford and Huang 2001), Gaussian fields of amplitude f^(−a),
 a from 0.6 to 2 (Field 1987), and pen strokes. Colours vary most in brightness, less from yellow to
@@ -16,10 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -35,13 +32,14 @@ from edgeveil.parts.features.feature_map import (
 )
 from edgeveil.parts.features.gabor import (
     COLOURS,
-    LEVELS,
     Bank,
     Windows,
     channel_units,
     filters,
     onnx_channels,
+    onnx_levels,
     pooled_channels,
+    whole_levels,
 )
 from edgeveil.privacy.grid import Int64, exact_matmul
 from edgeveil.subnormals import flushed
@@ -177,11 +175,14 @@ AXIS_STEPS = 1 << 15  # of the largest entry of all axes
 NARROWED = 0.25  # axes of variance v are multiplied by v^-0.25: halfway to all alike
 FLOOR = 0.01  # of the mean variance, added to each
 GREY_FEATURES, COLOUR_FEATURES = 400, 600
+LEAST_SIDE = 4  # pixels of a picture
 
 
-class DrawnParameters(MapParameters):
-    """What both entries say; all of it is public."""
+class PicturesParameters(MapParameters):
+    """A `pictures` entry of a job's `features`; all of it is public."""
 
+    name: Literal["pictures"]
+    """Pictures of any kind, grey or in colour: wavelets on the main axes of procedural pictures."""
     dimension: int | None = Field(default=None, ge=1, le=4096, examples=[500])
     """Number of features; null: 400 for grey pictures and 600 for those in colour, or as many as
     there are."""
@@ -191,13 +192,6 @@ class DrawnParameters(MapParameters):
     """Rows and columns of the picture in a flat record; null: the record has that shape itself."""
 
 
-class PicturesParameters(DrawnParameters):
-    """A `pictures` entry of a job's `features`."""
-
-    name: Literal["pictures"]
-    """Pictures of any kind, grey or in colour: wavelets on the main axes of procedural pictures."""
-
-
 @dataclass(frozen=True)
 class Raster:
     """Pictures of `colours` planes, and how wavelets lie over them: by their size alone."""
@@ -205,20 +199,6 @@ class Raster:
     colours: int
     rows: int
     columns: int
-
-    def planes(self, rows: Float32, input_scale: float) -> Float32:
-        """Records (n, values) as planes (n, colours, rows, columns) in whole levels 0..255."""
-        with np.errstate(over="ignore"):
-            scaled = rows / np.float32(input_scale)
-        levels = np.rint(np.clip(scaled, 0, 1) * np.float32(LEVELS))
-        found: Float32 = levels.reshape(-1, self.colours, self.rows, self.columns)
-        return found
-
-    def onnx_planes(self, graph: NodeList, x: str, input_scale: float) -> str:
-        image = graph.add("Reshape", x, graph.whole(-1, self.colours, self.rows, self.columns))
-        scaled = graph.add("Div", image, graph.number(input_scale))
-        cut = graph.add("Clip", scaled, graph.number(0.0), graph.number(1.0))
-        return graph.rounded(graph.add("Mul", cut, graph.number(LEVELS)))
 
     @property
     def windows(self) -> Windows:
@@ -249,112 +229,77 @@ class Axes:
     axes: Int64
 
 
-class DrawnMap:
+class Pictures:
     """φ = h/‖h‖ for h = Aᵀ(r − m), r the roots of a picture's sums over their typical sizes.
 
     Sums, A and m are integers and a root is rounded to a grid, so features depend on the record
     alone. Other machines' rounding of sines may turn the axes, and φ by about 1e-3.
     """
 
-    name: ClassVar[str]
+    name = "pictures"
 
-    def __init__(self, parameters: DrawnParameters) -> None:
+    def __init__(self, parameters: PicturesParameters) -> None:
         self.parameters = parameters
 
-    def value_count(self, raster: Raster) -> int:
-        raise NotImplementedError
-
-    def sums(self, planes: Float32, raster: Raster) -> Float64:
-        """Exact sums (n, channels, windows) of pictures (n, colours, rows, columns)."""
-        raise NotImplementedError
-
-    def axes(self, raster: Raster, dimension: int) -> Axes:
-        """Typical sizes and the first axes of procedural pictures; seconds, then kept."""
-        raise NotImplementedError
-
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
-        raster = self._raster(input_shape)
-        return dimension_of(self.parameters.dimension, raster, self.value_count(raster), self.name)
+        """The dimension asked for or usual; DataError for no pictures, or more than there are."""
+        raster, asked = self._raster(input_shape), self.parameters.dimension
+        usual = GREY_FEATURES if raster.colours == 1 else COLOUR_FEATURES
+        most = min(raster.values, DRAWN - 1)
+        if asked is not None and asked > most:
+            shape = [raster.rows, raster.columns]
+            shape = shape if raster.colours == 1 else [raster.colours, *shape]
+            raise DataError(
+                f"pictures of shape {shape} have {most} features, not {asked}",
+                fix=f"set dimension to at most {most}",
+            )
+        return min(usual, most) if asked is None else asked
 
     def prepare(self, input_shape: tuple[int, ...]) -> None:
-        self.axes(self._raster(input_shape), self.output_dim(input_shape))
+        axes_of(self._raster(input_shape), self.output_dim(input_shape))
 
     @flushed()
     def __call__(self, x: Float32) -> Float64:
         raster, (rows, valid) = self._raster(x.shape[1:]), usable(x)
         found = np.zeros((len(rows), self.output_dim(x.shape[1:])))
-        common = self.axes(raster, found.shape[1])
+        common = axes_of(raster, found.shape[1])
         for start in range(0, len(rows), BLOCK_RECORDS):
-            block = rows[start : start + BLOCK_RECORDS]
-            planes = raster.planes(block, self.parameters.input_scale)
-            found[start : start + BLOCK_RECORDS] = projected(self.sums(planes, raster), common)
+            levels = whole_levels(rows[start : start + BLOCK_RECORDS], self.parameters.input_scale)
+            planes = levels.reshape(-1, raster.colours, raster.rows, raster.columns)
+            found[start : start + BLOCK_RECORDS] = projected(pooled(planes, raster), common)
         found[~valid] = 0.0
         return found
 
-    def _raster(self, input_shape: tuple[int, ...]) -> Raster:
-        return raster_of(input_shape, self.parameters.image, self.name, least=4)
-
-
-class Pictures(DrawnMap):
-    """Sums are the pooled moduli of wavelets on brightness and two opponent colours."""
-
-    name = "pictures"
-
-    def value_count(self, raster: Raster) -> int:
-        return raster.values
-
-    def sums(self, planes: Float32, raster: Raster) -> Float64:
-        return pooled(planes, raster)
-
-    def axes(self, raster: Raster, dimension: int) -> Axes:
-        return axes_of(raster, dimension)
-
     def onnx_nodes(self, graph: NodeList, x: str, input_shape: tuple[int, ...]) -> str:
         raster = self._raster(input_shape)
-        common = axes_of(raster, self.output_dim(input_shape))
-        levels = raster.onnx_planes(graph, x, self.parameters.input_scale)
+        windows, common = raster.windows, axes_of(raster, self.output_dim(input_shape))
+        shape = (raster.colours, raster.rows, raster.columns)
+        levels = onnx_levels(graph, x, shape, self.parameters.input_scale)
         if raster.colours == COLOURS:
             mixed = graph.add("Conv", levels, graph.constant(_OPPONENTS[:, :, None, None]))
             levels = graph.rounded(graph.add("Div", mixed, graph.constant(_PARTS[:, None, None])))
         planes = graph.add("Reshape", levels, graph.whole(-1, 1, raster.rows, raster.columns))
-        windows = raster.windows
         means = onnx_channels(graph, planes, windows, raster.bank)
         whole = graph.whole(-1, raster.channels, windows.windows)
         sums = graph.add("Reshape", means, whole)
         return onnx_projected(graph, sums, common, common.units * windows.pool**2)
 
-
-def raster_of(
-    input_shape: tuple[int, ...], image: tuple[int, int] | None, name: str, least: int
-) -> Raster:
-    """How records of a shape are pictures for the map `name`, of `least` pixels a side at least.
-    DataError where they are none."""
-    colours, shape = 1, input_shape
-    if image is not None and size_of(shape) % max(1, size_of(image)) == 0:
-        colours, shape = size_of(shape) // size_of(image), image
-    elif image is None and len(shape) == 3:
-        colours, shape = shape[0], shape[1:]
-    if len(shape) != 2 or colours not in (1, COLOURS) or min(shape) < least:
-        raise DataError(
-            f"{name} takes one picture a record, grey or of 3 colours and at least {least} × "
-            f"{least}, not the shape {list(input_shape)}" + (f" as {list(image)}" if image else ""),
-            fix="use records of shape [rows, columns] or [3, rows, columns], or say"
-            " `image: [rows, columns]`",
-        )
-    return Raster(colours, *shape)
-
-
-def dimension_of(asked: int | None, raster: Raster, values: int, name: str) -> int:
-    """The features asked for, or as many as are usual. Raises DataError for more than there are."""
-    usual, most = GREY_FEATURES if raster.colours == 1 else COLOUR_FEATURES, min(values, DRAWN - 1)
-    if asked is not None and asked > most:
-        shape = [raster.rows, raster.columns]
-        shape = shape if raster.colours == 1 else [raster.colours, *shape]
-        raise DataError(
-            f"{name} of shape {shape} have {most} features, not {asked}",
-            fix=f"set dimension to at most {most}",
-        )
-    return min(usual, most) if asked is None else asked
+    def _raster(self, input_shape: tuple[int, ...]) -> Raster:
+        """How records of a shape are pictures. DataError where they are none."""
+        colours, shape, image = 1, input_shape, self.parameters.image
+        if image is not None and size_of(shape) % max(1, size_of(image)) == 0:
+            colours, shape = size_of(shape) // size_of(image), image
+        elif image is None and len(shape) == 3:
+            colours, shape = shape[0], shape[1:]
+        if len(shape) != 2 or colours not in (1, COLOURS) or min(shape) < LEAST_SIDE:
+            raise DataError(
+                "pictures takes one picture a record, grey or of 3 colours and at least"
+                f" {LEAST_SIDE} × {LEAST_SIDE}, not the shape {list(input_shape)}"
+                + (f" as {list(image)}" if image else ""),
+                fix="use records of shape [rows, columns] or [3, rows, columns], or say"
+                " `image: [rows, columns]`",
+            )
+        return Raster(colours, *shape)
 
 
 def onnx_projected(graph: NodeList, sums: str, common: Axes, units: Float64) -> str:
@@ -402,18 +347,6 @@ def axes_of(raster: Raster, dimension: int) -> Axes:
         [pooled(pictures[k : k + BLOCK_RECORDS], raster) for k in range(0, DRAWN, BLOCK_RECORDS)]
     )
     once = np.tile(channel_units(raster.bank, raster.windows.pool), raster.colours)[:, None]
-    return common_axes(sums, once, dimension)
-
-
-def projected(sums: Float64, common: Axes) -> Float64:
-    """φ (n, d) of pooled sums (n, channels, windows)."""
-    steps = roots(sums, common.units)
-    products = exact_matmul(steps - common.middle, common.axes)
-    return unit_rows(products.astype(np.float64))
-
-
-def common_axes(sums: Float64, once: Float64, dimension: int) -> Axes:
-    """Of the pooled sums (n, channels, windows) of drawn pictures; `once` is a channel's step."""
     typical = np.sqrt(np.square(sums * once).mean(axis=(0, 2)))[:, None]
     units: Float64 = once / np.maximum(typical, np.finfo(np.float32).tiny)
     steps = roots(sums, units)
@@ -423,6 +356,13 @@ def common_axes(sums: Float64, once: Float64, dimension: int) -> Axes:
     for array in (middle, whole):
         array.setflags(write=False)
     return Axes(units, middle, whole)
+
+
+def projected(sums: Float64, common: Axes) -> Float64:
+    """φ (n, d) of pooled sums (n, channels, windows)."""
+    steps = roots(sums, common.units)
+    products = exact_matmul(steps - common.middle, common.axes)
+    return unit_rows(products.astype(np.float64))
 
 
 def narrowed(rows: Float64, dimension: int) -> Float64:
@@ -443,148 +383,10 @@ def narrowed(rows: Float64, dimension: int) -> Float64:
     return found
 
 
-ENTRIES = 128  # of the dictionary
-TAP_STEPS = 127  # of an entry's largest tap
-PATCHES = 12_000  # that whitening is measured on
-QUARTERS = 4
-EVEN = 0.1  # of the mean variance, added to each before whitening
-
-
-class PatchesParameters(DrawnParameters):
-    """A `patches` entry of a job's `features`."""
-
-    name: Literal["patches"]
-    """Pictures of any kind, grey or in colour: whitened patches against drawn ones."""
-
-
-class Patches(DrawnMap):
-    """The sums are what passes an entry's threshold, of either sign, in each quarter.
-
-    Taps and thresholds are integers: sums over a patch stay below 108 · 127 · 255 < 2**24, exact in
-    float32.
-    """
-
-    name = "patches"
-
-    def value_count(self, raster: Raster) -> int:
-        return 2 * ENTRIES * QUARTERS
-
-    def sums(self, planes: Float32, raster: Raster) -> Float64:
-        return quarter_sums(planes, dictionary_of(raster))
-
-    def axes(self, raster: Raster, dimension: int) -> Axes:
-        return patch_axes_of(raster, dimension)
-
-    def onnx_nodes(self, graph: NodeList, x: str, input_shape: tuple[int, ...]) -> str:
-        raster = self._raster(input_shape)
-        dictionary = dictionary_of(raster)
-        common = patch_axes_of(raster, self.output_dim(input_shape))
-        planes = raster.onnx_planes(graph, x, self.parameters.input_scale)
-        side = side_of(raster)
-        taps = dictionary.taps.T.reshape(ENTRIES, raster.colours, side, side)
-        likeness = graph.add("Conv", planes, graph.constant(taps))
-        threshold = graph.constant(dictionary.threshold[:, None, None])
-        like = graph.add("Relu", graph.add("Sub", likeness, threshold))
-        unlike = graph.add("Relu", graph.add("Sub", graph.add("Neg", likeness), threshold))
-        beyond = graph.add("Concat", like, unlike, axis=1)
-        sums = []
-        for down, across in quarters(raster):
-            starts = graph.whole(down.start, across.start)
-            ends = graph.whole(down.stop, across.stop)
-            part = graph.add("Slice", beyond, starts, ends, graph.whole(2, 3))
-            sums.append(graph.add("ReduceSum", part, graph.whole(2, 3), keepdims=1))
-        whole = graph.whole(-1, 2 * ENTRIES, QUARTERS)
-        joined = graph.add("Reshape", graph.add("Concat", *sums, axis=3), whole)
-        return onnx_projected(graph, joined, common, common.units)
-
-
-@dataclass(frozen=True, eq=False)
-class Dictionary:
-    """Integers: `taps` (values of a patch, entries), and what each entry's likeness must pass."""
-
-    taps: Float32
-    threshold: Float32
-
-
-@lru_cache(maxsize=4)
-def dictionary_of(raster: Raster) -> Dictionary:
-    """Whitened patches of procedural pictures with the whitening folded in: dᵀWp = (Wd)ᵀp. Flat
-    patches are left out. A threshold is the mean likeness."""
-    shape = (raster.colours, raster.rows, raster.columns)
-    chance = public_chance(0, f"patches/{shape}")
-    seen = patches_of(procedural_pictures(DRAWN, shape, series=1), side_of(raster))
-    places = np.stack([chance.randint(0, size, PATCHES) for size in seen.shape[:3]])
-    _, first = np.unique(places, axis=1, return_index=True)  # no place twice
-    drawn = seen[tuple(places[:, np.sort(first)])].reshape(len(first), -1).astype(np.float64)
-    even = drawn - drawn.mean(axis=1, keepdims=True)
-    variances, axes = np.linalg.eigh(even.T @ even / len(even))
-    whitening = axes * (variances + EVEN * variances.mean()) ** -0.5 @ axes.T
-    white = even @ whitening
-    sizes = np.sqrt(np.square(white).sum(axis=1))
-    chosen = np.flatnonzero(sizes >= np.median(sizes))[:ENTRIES]
-    taps = (white[chosen] / sizes[chosen, None]) @ whitening
-    taps -= taps.mean(axis=1, keepdims=True)
-    taps = np.rint(taps * (TAP_STEPS / np.abs(taps).max(axis=1, keepdims=True))).T
-    threshold = np.rint(np.abs(drawn @ taps).mean(axis=0))
-    for array in (taps, threshold):
-        array.setflags(write=False)
-    return Dictionary(np.ascontiguousarray(taps, np.float32), threshold.astype(np.float32))
-
-
-def side_of(raster: Raster) -> int:
-    """Pixels of a patch's side."""
-    return 6 if min(raster.rows, raster.columns) >= 8 else 3
-
-
-def patches_of(planes: Float32, side: int) -> Float32:
-    """A view (n, down, across, colours, side, side) of planes (n, colours, rows, columns)."""
-    views = sliding_window_view(planes, (side, side), axis=(2, 3))
-    return np.asarray(views.transpose(0, 2, 3, 1, 4, 5))
-
-
-def quarters(raster: Raster) -> list[tuple[slice, slice]]:
-    """The places of patches in each quarter of a picture: rows and columns."""
-    places = [pixels - side_of(raster) + 1 for pixels in (raster.rows, raster.columns)]
-    halves = [(slice(0, n // 2), slice(n // 2, n)) for n in places]
-    return [(top, left) for top in halves[0] for left in halves[1]]
-
-
-def quarter_sums(planes: Float32, dictionary: Dictionary) -> Float64:
-    """Integers (n, 2 · entries, quarters): how far likenesses, of either sign, pass thresholds."""
-    raster = Raster(*planes.shape[1:])
-    seen = patches_of(planes, side_of(raster))
-    likeness = seen.reshape(-1, len(dictionary.taps)) @ dictionary.taps
-    likeness = likeness.reshape(*seen.shape[:3], ENTRIES)
-    sums = np.empty((len(planes), 2 * ENTRIES, QUARTERS))
-    for at, (down, across) in enumerate(quarters(raster)):
-        part = likeness[:, down, across]
-        for sign, first in ((1, 0), (-1, ENTRIES)):
-            beyond = np.maximum(sign * part - dictionary.threshold, 0)
-            sums[:, first : first + ENTRIES, at] = beyond.sum(axis=(1, 2), dtype=np.float64)
-    return sums
-
-
-@lru_cache(maxsize=4)
-def patch_axes_of(raster: Raster, dimension: int) -> Axes:
-    pictures = procedural_pictures(DRAWN, (raster.colours, raster.rows, raster.columns))
-    dictionary, blocks = dictionary_of(raster), range(0, DRAWN, BLOCK_RECORDS)
-    sums = [quarter_sums(pictures[k : k + BLOCK_RECORDS], dictionary) for k in blocks]
-    return common_axes(np.concatenate(sums), np.ones((2 * ENTRIES, 1)), dimension)
-
-
-PARTS = (
-    FeaturePart(
-        parameters=PicturesParameters,
-        build=lambda parameters, _: Pictures(parameters),
-        source="Bruna and Mallat 2013; Perronnin, Sánchez and Mensink 2010, on drawn pictures",
-        needs="pictures",
-        example="features: [{name: pictures}]",
-    ),
-    FeaturePart(
-        parameters=PatchesParameters,
-        build=lambda parameters, _: Patches(parameters),
-        source="Coates and Ng 2011, on drawn pictures",
-        needs="pictures",
-        example="features: [{name: patches}]",
-    ),
+PART = FeaturePart(
+    parameters=PicturesParameters,
+    build=lambda parameters, _: Pictures(parameters),
+    source="Bruna and Mallat 2013; Perronnin, Sánchez and Mensink 2010, on drawn pictures",
+    needs="pictures",
+    example="features: [{name: pictures}]",
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgeveil.parts.features import NONE, Artifacts
-from edgeveil.parts.models.adapters import AdaptedNetwork, PretrainedNetwork
+from edgeveil.parts.models.adapters import AdaptedNetwork
 from edgeveil.parts.models.layers import Shape
 from edgeveil.parts.models.network import ModelParameters, ModelPart, Network
 from edgeveil.parts.part import PartTable
@@ -14,7 +16,6 @@ __all__ = [
     "ModelParameters",
     "ModelPart",
     "Network",
-    "PretrainedNetwork",
     "Shape",
     "build_network",
     "runs_python",
@@ -32,11 +33,11 @@ def build_network(
     network.weights  # noqa: B018 - shapes are checked here
     if parameters.state_dict is None:
         return network
-    same = (network.layers, input_shape, classes, network.input_scale, network.goal)
-    packed = artifacts.get(parameters.state_dict.sha256)
+    network = replace(network, packed=artifacts.get(parameters.state_dict.sha256))
     if parameters.adapters is None:
-        return PretrainedNetwork(*same, base=network, packed=packed)
-    adapted = AdaptedNetwork(*same, base=network, packed=packed, adapters=parameters.adapters)
+        return network
+    same = (network.layers, input_shape, classes, network.input_scale, network.goal, network.packed)
+    adapted = AdaptedNetwork(*same, base=network, adapters=parameters.adapters)
     adapted.weights  # noqa: B018
     return adapted
 

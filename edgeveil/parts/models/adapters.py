@@ -8,7 +8,7 @@ update, the cloud's state and what is noised. Devices run, and releases hold, me
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from edgeveil.errors import DataError
 from edgeveil.parts.models.layers import Shape, Weight
 from edgeveil.parts.models.network import START_SEED, AdapterParameters, Network
-from edgeveil.parts.models.state_dict import fitted, unpacked
 
 if TYPE_CHECKING:
     import torch
@@ -31,19 +30,11 @@ A, B = "lora_a", "lora_b"
 
 
 @dataclass(frozen=True)
-class PretrainedNetwork(Network):
-    """`base`, beginning with the weights of `packed`, a packed state_dict; without it, as on a
-    device, which is sent all weights, as `base` does."""
+class AdaptedNetwork(Network):
+    """`base` with frozen weights, of which only adapters and the head are trained."""
 
     base: Network = field(kw_only=True)
-    packed: bytes | None = field(kw_only=True, repr=False)
-
-    @cached_property
-    def weights(self) -> tuple[Weight, ...]:
-        return self.base.weights
-
-    def prepare(self) -> None:
-        self.base.prepare()
+    adapters: AdapterParameters = field(kw_only=True)
 
     def saved_name(self, weight: str) -> str:
         return self.base.saved_name(weight)
@@ -51,44 +42,8 @@ class PretrainedNetwork(Network):
     def saved(self, weights: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
         return self.base.saved(weights)
 
-    def initial(self) -> dict[str, NDArray[np.float32]]:
-        return self.base.initial() if self.packed is None else dict(self.pretrained)
-
-    def logits(self, weights: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        return self.base.logits(weights, x)
-
     def graph(self, front: tuple[FeatureMap, Shape] | None = None) -> bytes:
         return self.base.graph(front)
-
-    @cached_property
-    def pretrained(self) -> Mapping[str, NDArray[np.float32]]:
-        """The state_dict's weights by the network's names. DataError where missing or not
-        fitting."""
-        return self._fitted(())
-
-    def _fitted(self, optional: tuple[str, ...]) -> dict[str, NDArray[np.float32]]:
-        if self.packed is None:
-            raise DataError(
-                "the weights that the job names are not here",
-                where="model.state_dict",
-                fix="submit the job file again with edgeveil job submit",
-            )
-        saved = {self.saved_name(one.name): one for one in self.base.weights}
-        wanted = {name: one.shape[::-1] if one.turned else one.shape for name, one in saved.items()}
-        found = fitted(wanted, unpacked(self.packed), map(self.saved_name, optional))
-        if any(array.dtype != np.float32 for array in found.values()):
-            raise DataError("holds other types than float32", where="model.state_dict")
-        return {
-            saved[name].name: np.array(array.T if saved[name].turned else array, order="C")
-            for name, array in found.items()
-        }
-
-
-@dataclass(frozen=True)
-class AdaptedNetwork(PretrainedNetwork):
-    """`base` with frozen weights, of which only adapters and the head are trained."""
-
-    adapters: AdapterParameters = field(kw_only=True)
 
     @cached_property
     def head(self) -> frozenset[str]:
@@ -141,44 +96,42 @@ class AdaptedNetwork(PretrainedNetwork):
 
     @cached_property
     def frozen(self) -> Mapping[str, NDArray[np.float32]]:
-        return {n: array for n, array in self.pretrained.items() if n not in self.head}
+        return {n: array for n, array in self.whole.items() if n not in self.head}
 
     @cached_property
-    def pretrained(self) -> Mapping[str, NDArray[np.float32]]:
+    def whole(self) -> Mapping[str, NDArray[np.float32]]:
         """The state_dict's weights; without the head where that begins anew."""
         head = tuple(sorted(self.head))
         if self.adapters.head_start == "new":
-            return self._fitted(head)
+            return self.base.pretrained(head)
         try:
-            return self._fitted(())
+            return self.base.pretrained()
         except DataError as error:
             if self.packed is not None:
-                self._fitted(head)  # raises where it is not the head alone that does not fit
+                self.base.pretrained(
+                    head
+                )  # raises where it is not the head alone that does not fit
                 fix = "begin the head anew: adapters: {head_start: new}"
                 raise DataError(error.what, where=error.where, fix=fix) from error
             raise
 
+    def pretrained(self, optional: Iterable[str] = ()) -> dict[str, NDArray[np.float32]]:
+        return dict(self.whole)
+
     def initial(self) -> dict[str, NDArray[np.float32]]:
         """A by chance that is public, B as 0, the head as the state_dict has it, or new."""
         chance, result = np.random.default_rng(START_SEED), dict[str, Any]()
-        whole = self.adapters.head_start == "state_dict" and self.packed is not None
-        heads: Mapping[str, Any] = self.pretrained if whole else self._new_head()
+        kept = self.adapters.head_start == "state_dict" and self.packed is not None
+        whole: Mapping[str, Any] = self.whole if kept else {}
         for one in self.weights:
-            if one.name in self.head:
-                result[one.name] = heads[one.name]
-            elif one.fan_in:
+            if one.name in whole:
+                result[one.name] = whole[one.name]
+            elif one.fan_in and one.name not in self.head:
                 drawn = chance.standard_normal(one.shape) / np.sqrt(one.fan_in)
                 result[one.name] = drawn.astype(np.float32)
             else:
                 result[one.name] = np.zeros(one.shape, np.float32)
         return result
-
-    def _new_head(self) -> dict[str, NDArray[np.float32]]:
-        return {
-            one.name: np.zeros(one.shape, np.float32)
-            for one in self.base.weights
-            if one.name in self.head
-        }
 
     def merged(self, weights: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.float32]]:
         """Plain weights of the base: W + (α/r)·B·A, W where there is no adapter, and the head."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -24,7 +24,7 @@ from edgeveil.errors import DataError
 from edgeveil.parts.features.onnx import sha256_hex
 from edgeveil.parts.models.heads import THRESHOLD
 from edgeveil.parts.models.layers import Layer, Shape, Weight, placed
-from edgeveil.parts.models.state_dict import packed_state_dict
+from edgeveil.parts.models.state_dict import fitted, packed_state_dict, unpacked
 from edgeveil.parts.part import BlockPart, PartBlock, says_nothing
 
 if TYPE_CHECKING:
@@ -101,6 +101,8 @@ class Network:
     classes: int
     input_scale: float = 1.0
     goal: Goal = CLASSES
+    packed: bytes | None = field(default=None, repr=False)
+    """A packed state_dict to begin with; a device, which is sent all weights, has none."""
 
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
@@ -114,7 +116,30 @@ class Network:
         """Load what the layers run, before it is called inside a transform of torch.func."""
 
     def initial(self) -> dict[str, NDArray[np.float32]]:
-        """First weights: He et al. 2015 (normal, by fan-in), the same in every job."""
+        """First weights: those of `packed`, or drawn."""
+        return self.drawn() if self.packed is None else self.pretrained()
+
+    def pretrained(self, optional: Iterable[str] = ()) -> dict[str, NDArray[np.float32]]:
+        """The state_dict's weights by the network's names, without the `optional` ones. Raises
+        DataError where it is missing or does not fit."""
+        if self.packed is None:
+            raise DataError(
+                "the weights that the job names are not here",
+                where="model.state_dict",
+                fix="submit the job file again with edgeveil job submit",
+            )
+        saved = {self.saved_name(one.name): one for one in self.weights}
+        wanted = {name: one.shape[::-1] if one.turned else one.shape for name, one in saved.items()}
+        found = fitted(wanted, unpacked(self.packed), map(self.saved_name, optional))
+        if any(array.dtype != np.float32 for array in found.values()):
+            raise DataError("holds other types than float32", where="model.state_dict")
+        return {
+            saved[name].name: np.array(array.T if saved[name].turned else array, order="C")
+            for name, array in found.items()
+        }
+
+    def drawn(self) -> dict[str, NDArray[np.float32]]:
+        """First weights by chance: He et al. 2015 (normal, by fan-in), the same in every job."""
         chance = np.random.default_rng(START_SEED)
         result = {}
         for weight in self.weights:

@@ -150,7 +150,7 @@ class PythonNetwork(Network):
     def saved_name(self, weight: str) -> str:
         return weight.partition(".")[2]
 
-    def initial(self) -> dict[str, Any]:
+    def drawn(self) -> dict[str, Any]:
         first: dict[str, Any] = {}
         for name, layer in self.layers:
             if isinstance(layer, Module):

@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from edgeveil.data.anomaly import ANOMALOUS, NORMAL, UNKNOWN, UNLABELLED, anomalous, learned_from
 from edgeveil.data.check import check_records, schema_problems
@@ -91,13 +90,6 @@ def test_labels_that_cannot_be(label, text):
     assert any(text in mix.text for mix in impossible(schema(label), "data.schema"))
 
 
-def test_pictures_have_no_normal_label():
-    given = {"origin": "public", "label": {"normal": ["ok"]}, "image": {"size": [4, 4]}}
-    found = DataSchema.model_validate_json(json.dumps(given))
-    mixes = list(impossible(found, "data.schema"))
-    assert [mix.paths for mix in mixes] == [("data.schema.label.normal",)]
-
-
 def test_a_header_need_not_name_the_label():
     assert not list(impossible(schema(header=["v", "w"]), "data.schema"))
     plain = schema({"column": "state", "classes": ["a", "b"]}, header=["v", "w"])
@@ -111,8 +103,3 @@ def test_a_schema_without_it_keeps_its_bytes_and_one_with_it_is_read_again():
     assert schema_in(told, (1,)) == schema()
     assert '"normal", "anomalous"' in told["edgeveil.labels"]
     assert (schema().classes, schema().anomaly, plain.anomaly) == (2, True, False)
-
-
-def test_a_list_of_names_has_a_bound():
-    with pytest.raises(ValidationError):
-        schema({"column": "state", "normal": [str(n) for n in range(257)]})

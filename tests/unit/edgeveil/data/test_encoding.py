@@ -377,14 +377,6 @@ def test_no_cell_of_a_column_changes_the_text_of_another(cells, other, tmp_path)
     assert all(texts(*cells))
 
 
-def test_days_read_alike_as_dates_and_as_times(tmp_path):
-    """pyarrow makes a column of dates where a list begins with one."""
-    midnight = NOON.replace(hour=0)
-    for values in ([midnight] * 2, [midnight.date(), midnight]):
-        parquet.write_table(pa.table({"id": values, "y": [0, 0]}), tmp_path / "a")
-        assert [row[0] for row in parquet_rows(tmp_path / "a")[1]] == ["2024-01-01"] * 2
-
-
 def test_arrays_of_pictures_have_names_and_a_range(tmp_path):
     of = {**PICTURES, "image": {"size": [4, 6], "channels": 3, "values": [-1, 1]}}
     of = DataSchema.model_validate_json(json.dumps(of))

@@ -40,27 +40,10 @@ def test_odd_shares_are_off_by_less_than_one(sizes, count, shares):
     assert (np.abs(found - shares) < 1).all()
 
 
-def test_another_seed_holds_others_and_the_same_one_the_same():
-    records = some([50, 50])
-    drawn = [hold_back(records, 20, seed)[1].x[:, 0].tolist() for seed in (1, 2, 1)]
-    assert drawn[0] == drawn[2] != drawn[1]
-
-
-@pytest.mark.parametrize(("sizes", "count"), [([2], 0), ([2], 2), ([], 0)])
-def test_none_and_all(sizes, count):
-    rest, held = hold_back(some(sizes), count)
-    assert (len(rest), len(held)) == (sum(sizes) - count, count)
-
-
 @pytest.mark.parametrize("count", [-1, 5])
 def test_more_than_there_are_is_refused(count):
     with pytest.raises(DataError, match="choose 0 to 4"):
         hold_back(some([2, 2]), count)
-
-
-def test_as_many_classes_as_records_take_no_time():
-    _, held = hold_back(some([1] * 20_000), 5_000)
-    assert len(held) == 5_000
 
 
 def test_devices_and_cloud_share_a_file_without_overlap(tmp_path):

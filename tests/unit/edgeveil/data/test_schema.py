@@ -8,7 +8,6 @@ import yaml
 from edgeveil.data.schema import DataSchema, impossible, schema_in, schema_metadata
 from edgeveil.errors import ConfigError, DataError, ProtocolError
 from edgeveil.jobs import Job, compile_canonical, parse_plan
-from edgeveil_tools.checks import schema as editors_schema
 
 LABEL = {"column": "income", "classes": [["<=50K", "<=50K."], ">50K"]}
 COLUMNS = [
@@ -128,13 +127,6 @@ def test_a_hostile_cloud_cannot_send_a_schema_that_cannot_be():
             compile_canonical(raw.replace(b'"origin":"public"', wrong))
 
 
-def test_many_names_that_the_header_lacks_are_looked_for_once():
-    columns = [{"name": [f"a{k}" for k in range(400)], "number": [0, 1]}]
-    schema = made(TABLE, columns=columns, header=[f"b{k}" for k in range(400)])
-    (found,) = impossible(schema, "data.schema")
-    assert "does not hold 'a0' and 400 more" in found.text
-
-
 def test_a_model_carries_it_even_with_the_word_that_no_graph_may_hold():
     schema = made(TABLE, columns=[{"name": "location", "number": [0, 1]}])
     properties = schema_metadata(schema)
@@ -149,9 +141,3 @@ def test_a_model_carries_it_even_with_the_word_that_no_graph_may_hold():
     for text in ("", "{}", "[" * 10**5, schema_metadata(flawed)["edgeveil.schema"]):
         with pytest.raises(DataError, match="no schema that this version knows"):
             schema_in({"edgeveil.schema": text}, (2,))
-
-
-def test_editors_are_told_of_it():
-    inner = editors_schema("job")["$defs"]["JobData"]
-    assert "schema" in inner["properties"]
-    assert inner["required"] == ["source", "nominal_records"]

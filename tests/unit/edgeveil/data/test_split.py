@@ -51,8 +51,3 @@ def test_a_full_set_fills_all_slots_and_an_empty_one_none():
 def test_records_that_are_no_numbers_take_no_slot():
     x = np.array([[np.nan, 1], [np.inf, 0]], np.float32)
     assert sample_slots(x, 3, KEY).tolist() == [EMPTY] * 3
-
-
-def test_another_key_deals_the_records_anew():
-    x = np.random.default_rng(2).random((60, 2), np.float32)
-    assert contents(x, 16) != contents(x, 16, key=bytes(32))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeveil.data.schema import DataSchema, impossible, schema_in, schema_metadata
+from edgeveil.data.schema import DataSchema, impossible
 from edgeveil.data.target import LABELS, STEPS, TargetRange
 from edgeveil.parts.sources import Origin, load_records
 
@@ -71,15 +71,3 @@ def test_rows_become_labels_and_what_is_no_number_is_dropped(tmp_path):
 def test_what_a_label_cannot_be(label, why):
     (mix,) = impossible(schema(**label), "data.schema")
     assert why in mix.text
-
-
-def test_pictures_have_classes():
-    plain = {"origin": "public", "label": {"number": [0, 1]}, "image": {"size": [4, 4]}}
-    (mix,) = impossible(DataSchema.model_validate_json(json.dumps(plain)), "data.schema")
-    assert "pictures lie in a folder for each class" in mix.text
-
-
-def test_a_model_tells_its_range():
-    told = schema_metadata(schema())
-    assert "edgeveil.labels" not in told
-    assert schema_in(told, schema().input_shape).target == TargetRange(10, 30)

@@ -1,11 +1,9 @@
 """A device's records from a real site block, and the report an owner reads."""
 
 import numpy as np
-import pytest
 
 from edgeveil.data.check import check_records
 from edgeveil.data.records import Records
-from edgeveil.errors import DataError
 from edgeveil.parts.own_records import device_records, held_records, own_records
 from edgeveil.parts.sources.digits import load_digits_split
 from edgeveil.sites.data import DataSource
@@ -43,12 +41,6 @@ def test_a_file_of_ones_own(tmp_path):
     block = {"name": "own", "source": "npz", "path": tmp_path / "own.npz"}
     assert len(own_records(DataSource.model_validate(block))) == 3
     assert len(held_records(DataSource.model_validate(block))) == 3
-
-
-def test_an_index_beyond_the_devices_is_refused():
-    block = shard(3).model_copy(update={"shard": shard(3).shard.model_copy(update={"index": 20})})
-    with pytest.raises(DataError, match=r"0\.\.19"):
-        own_records(block)
 
 
 def test_the_report_counts_what_learning_drops():

@@ -9,8 +9,8 @@ from edgeveil.jobs.job import Job
 
 JOB = """\
 job: former
-data: {source: digits, classes: 10, input_shape: [8, 8], nominal_records: 14}
-privacy: {epsilon: 8, delta: 1.0e-5}
+data: {source: mnist, classes: 10, input_shape: [28, 28], nominal_records: 14}
+privacy: {epsilon: 8, delta: 1.0e-5, accept_unproven: true}
 """
 BLOCKS = {
     "swarm": {"train": {"method": "pso_dp_sgd", "c1": 1.0, "inertia": 0.1, "moves": 2}},

@@ -44,11 +44,6 @@ def test_uploads_may_be_weights_in_place_of_changes():
     np.testing.assert_array_equal(sign_changes(weights, WEIGHTS, change=False), [4, 1, 0])
 
 
-def test_a_long_layer_is_counted_in_blocks(monkeypatch):
-    monkeypatch.setattr("edgeveil.parts.aggregation.choosing.BLOCK_VALUES", 3)
-    np.testing.assert_array_equal(sign_changes(UPDATES, WEIGHTS, change=True), [4, 1, 0])
-
-
 def test_top_k_is_the_mean_of_the_least_divergent():
     found = rule(k=2, sampling="top_k").combine(uploads(UPDATES, SeededRandom(0)))
     np.testing.assert_array_equal(found["a"], (UPDATES[1] + UPDATES[2]) / 2)
@@ -81,13 +76,6 @@ def test_the_draw_follows_equation_16():
         p = weight / sum(weights)
         spread = math.sqrt(p * (1 - p) / runs)
         assert found[float(update[0])] / runs == pytest.approx(p, abs=4 * spread)
-
-
-def test_a_draw_takes_nothing_twice():
-    one = rule(k=3, sampling="exponential")
-    for seed in range(10):
-        found = one.combine(uploads(UPDATES, SeededRandom(seed)))["a"]
-        np.testing.assert_array_equal(found, np.sum(UPDATES, axis=0, dtype=np.float64) / 3)
 
 
 def test_sums_have_no_divergence():

@@ -65,11 +65,6 @@ def test_a_record_takes_the_form_that_the_model_wants(form):
     np.testing.assert_allclose(phi(x), wanted, atol=1e-5)
 
 
-def test_records_of_another_size_are_refused():
-    with pytest.raises(DataError, match=r"takes \[1, 8, 8\], a record has the shape \[65\]"):
-        build_features([entry()]).output_dim((65,))
-
-
 def test_output_that_is_not_finite_gives_zeros():
     graph = model([node("Log", ["x"], ["y"])], {"x": ("N", 2)}, {"y": ("N", 2)})
     phi = build_features([entry(graph, (2,), 2, input_scale=1.0)], {sha256_hex(graph): graph})
@@ -151,11 +146,6 @@ def test_what_is_no_backbone_is_refused_with_a_fix(name, said):
         Backbone(odd(name))
     assert caught.value.where
     assert caught.value.fix
-
-
-def test_batch_normalisation_by_fixed_statistics_is_a_plain_layer():
-    assert b"BatchNormalization" in BACKBONE
-    assert Backbone(BACKBONE).form == Form((1, 8, 8), 6)
 
 
 # --- inside the job's graph ---
@@ -245,16 +235,6 @@ def test_problems_of_a_backbone_are_problems_of_the_job_file(tmp_path, file, gra
     (problem,) = caught.value.problems
     assert said in problem
     assert "job.yaml:4 features" in problem
-
-
-def test_facts_beside_a_file_must_be_the_files(tmp_path):
-    path = written(tmp_path)
-    path.write_text(path.read_text().replace("input_scale: 16", "output_dim: 7"))
-    with pytest.raises(ConfigError, match="output_dim is 6"):
-        load_job(path)
-    path.write_text(path.read_text().replace("file: backbone.onnx, ", ""))
-    with pytest.raises(ConfigError, match="add `file: PATH`"):
-        load_job(path)
 
 
 def test_the_trained_encoder_is_named_by_its_name(tmp_path, monkeypatch):

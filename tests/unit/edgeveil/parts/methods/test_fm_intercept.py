@@ -13,7 +13,7 @@ from edgeveil.errors import ProtocolError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.model_head import find_head
 from edgeveil.evaluation.onnx_session import OnnxModel
-from edgeveil.jobs import Job, compile_canonical, compile_job, parse_job
+from edgeveil.jobs import Job, compile_canonical, parse_job
 from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_budget import FmParameters
@@ -145,19 +145,6 @@ def test_a_job_of_before_keeps_its_bytes_and_its_head():
     assert plan.cloud.model(plan.cloud.initial_state())["bias"].shape == (10,)
     with pytest.raises(ProtocolError):  # one job, one spelling
         Job.from_canonical(now.canonical().replace(b'"intercept":true', b'"intercept":false'))
-
-
-def test_of_a_number_nothing_is_another_way():
-    schema = (
-        "schema: {origin: public, label: {column: y, number: [0, 10]},"
-        " columns: [{name: a, number: [0, 1]}, {name: b, number: [0, 1]}]}"
-    )
-    text = JOB.replace("classes: 10, input_shape: [64]", schema)
-    job = parse_job(text % "")
-    assert "intercept" not in json.loads(job.canonical())["train"]
-    assert Job.from_canonical(job.canonical()) == job
-    plan = compile_job(job)
-    assert plan.cloud.model(plan.cloud.initial_state())["weight"].shape == (2, 1)
 
 
 @pytest.mark.parametrize(("epsilon", "least"), [(1.0, 0.94), (8.0, 0.95)])

@@ -13,7 +13,6 @@ from fm_kit import digits, digits_setting, learned, pooled, setting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from pydantic import ValidationError
 
 from edgeveil.data.records import Records
 from edgeveil.data.target import LABELS
@@ -195,14 +194,6 @@ def test_a_package_without_what_the_options_need_is_refused():
         package.pop(missing, None)
         with pytest.raises(ProtocolError, match=missing):
             device.answer(centre, package, Records(np.zeros((0, 8, 8)), np.zeros(0)))
-
-
-@pytest.mark.parametrize(
-    "bad", [{"noise": "none"}, {"quadratic": "twice"}, {"centre": "yes please"}, {"expansions": 3}]
-)
-def test_options_that_do_not_exist_are_refused(bad):
-    with pytest.raises(ValidationError):
-        FmParameters(**bad)
 
 
 @pytest.mark.parametrize(

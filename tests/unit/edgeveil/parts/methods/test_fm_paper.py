@@ -2,11 +2,8 @@
 
 import numpy as np
 import pytest
-from fm_kit import accuracy
 
 from edgeveil.data.records import Records
-from edgeveil.errors import ConfigError
-from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.features.pca import PcaParameters
@@ -19,10 +16,8 @@ from edgeveil.parts.methods.fm_paper import (
     FmPaperParameters,
     noise_scale,
 )
-from edgeveil.parts.sources.digits import load_digits_split
 from edgeveil.privacy.policy import price
 from edgeveil.privacy.sampler import SeededRandom
-from edgeveil.sites.policy import Policy
 
 ROUND = Exchange(1, TRAIN, 1)
 QUIET = 1e12  # an ε at which the noise is below 1e-9
@@ -170,36 +165,6 @@ GOLDEN_HIDDEN = [0.1368617, -0.1290957]
 GOLDEN_OUTPUT = [0.3552555, 0.8586793, 0.08982971]
 
 
-def played(place, parameters, train, test, devices, seed):
-    """Test accuracy after a whole job over devices that hold equal parts."""
-    device, cloud = FmPaperDevice(parameters, place), FmPaperCloud(parameters, place)
-    order = np.random.default_rng(seed).permutation(len(train))
-    parts = [Records(train.x[i], train.y[i]) for i in np.array_split(order, devices)]
-    state, random = cloud.initial_state(), SeededRandom(seed)
-    for exchange in cloud.plan():
-        package = cloud.package(state, exchange)
-        sent = [device.answer(exchange, package, part, random).segments for part in parts]
-        mean = {name: np.mean([one[name] for one in sent], axis=0) for name in sent[0]}
-        state = cloud.absorb(state, exchange, mean, devices)
-    return accuracy(cloud.model(state), place, test)
-
-
-def test_it_learns_digits_where_the_noise_is_small_and_hardly_where_it_is_not():
-    train, test = load_digits_split()
-    common = {
-        "classes": 10,
-        "input_shape": (64,),
-        "features": build_features([IdentityParameters(input_scale=16.0, shift=-0.3)]),
-        "nominal_records": 64,
-        "devices": 20,
-    }
-    quiet = FmPaperParameters(learning_rate=1.0, local_steps=5)
-    assert played(setting(**common), quiet, train, test, 20, 1) > 0.85
-    pca = PcaParameters(name="ldp_fpca", keep=0.125)
-    noisy = setting(epsilon=8.0, projection=pca, **common)
-    assert 0.3 < played(noisy, FmPaperParameters(), train, test, 20, 1) < 0.8
-
-
 # --- consent ------------------------------------------------------------------------------------
 
 
@@ -211,17 +176,6 @@ def job(**privacy):
         "train": {"method": "fm_paper"},
         "privacy": {"epsilon": 8.0, **privacy},
     }
-
-
-def test_a_job_must_ask_for_it_by_name():
-    with pytest.raises(ConfigError, match=r"privacy.accept_unproven"):
-        compile_job(Job.model_validate(job()))
-    plan = compile_job(Job.model_validate(job(accept_unproven=True)))
-    assert str(plan.quote().training) == "no proven guarantee"
-
-
-def test_no_owner_allows_it_unless_they_name_it():
-    assert Policy().allowed_methods == ("fm",)
 
 
 def test_a_small_epsilon_for_many_rounds_is_no_matter_of_a_release_that_never_comes():

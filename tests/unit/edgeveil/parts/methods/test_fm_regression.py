@@ -8,7 +8,7 @@ import pytest
 from fm_kit import setting
 
 from edgeveil.data.records import Records
-from edgeveil.data.target import LABELS, TargetRange, scaled
+from edgeveil.data.target import LABELS, TargetRange
 from edgeveil.errors import DataError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.model_head import find_head
@@ -148,7 +148,3 @@ def test_a_curvature_of_its_own_is_refused():
     ((keys, why),) = PART.refuses(FmParameters(curvature=0.2), of_numbers())
     assert keys[0] == "train.curvature"
     assert "leave it out" in why
-
-
-def test_scaled_labels_are_exact():
-    assert scaled(np.array([0, 4096, 4097, 8192])).tolist() == [-1.0, 0.0, 2.0**-12, 1.0]

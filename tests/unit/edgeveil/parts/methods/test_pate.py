@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edgeveil.data.records import Records
-from edgeveil.errors import ConfigError, PrivacyError
+from edgeveil.errors import ConfigError
 from edgeveil.jobs import compile_job, load_job
 from edgeveil.jobs.compile import compile_canonical
 from edgeveil.parts.features import Identity, IdentityParameters
@@ -235,8 +235,3 @@ def test_values_that_are_not_finite_are_refused() -> None:
     given = _facts(np.array([[0.5, np.nan]], np.float32), 1)
     with pytest.raises(ValueError, match="not finite"):
         PublicSet(records=1, **given)
-
-
-def test_a_budget_that_no_noise_meets_is_refused() -> None:
-    with pytest.raises(PrivacyError):
-        vote_event(told(CORNERS), replace(SETTING, epsilon=1e-9, delta=1e-300))

@@ -15,7 +15,6 @@ from edgeveil.parts.methods.fm_budget import FmParameters
 from edgeveil.parts.methods.fm_sums import (
     Features,
     as_weights,
-    first_axes,
     own_weights,
     projected,
     symmetric,
@@ -89,12 +88,6 @@ def test_no_matrix_makes_a_projected_record_longer_than_one(seed, reach):
     basis = rng.integers(-reach - 1, reach + 1, (6, 4)).astype(np.int16)
     steps = projected(phi, basis).steps.astype(object)
     assert ((steps**2).sum(axis=1) <= 2**48).all()
-
-
-def test_a_projection_by_axes_keeps_their_values():
-    rows = np.array([[5, -7, 2**23, 1]], np.int32)
-    found = projected(Features(rows, np.zeros(1, np.int64)), first_axes(4, 3))
-    assert found.steps.tolist() == [[5, -7, 2**23]]
 
 
 def test_the_unpacked_curvature_follows_its_values():

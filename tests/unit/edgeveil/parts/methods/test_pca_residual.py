@@ -170,11 +170,6 @@ def test_several_rounds_add_up_to_one_of_them_all():
     np.testing.assert_allclose(one["residual"], three["residual"], atol=0.02)
 
 
-def test_nothing_known_makes_every_direction_a_residual():
-    _, cloud = halves(PcaResidualParameters(), input_shape=(3,))
-    np.testing.assert_allclose(cloud.model(cloud.initial_state())["residual"], np.eye(3), atol=1e-6)
-
-
 def test_a_hostile_mean_leaves_the_model_finite():
     _, cloud = halves(PcaResidualParameters(), input_shape=(3,))
     train = cloud.plan()[1]

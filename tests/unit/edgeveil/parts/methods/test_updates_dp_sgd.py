@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from edgeveil.data.records import Records
-from edgeveil.errors import PrivacyError
 from edgeveil.parts.exchange import TRAIN, Exchange
 from edgeveil.parts.features import build_features
 from edgeveil.parts.method_context import MethodContext
@@ -179,19 +178,3 @@ def test_output_perturbation_noises_the_trained_weights_and_claims_the_budget():
     noise = np.concatenate([array.ravel() for array in found.values()]).astype(float)
     # Gaussian DP: (4, 10⁻⁵) is μ = 0.9249 (δ(ε) of Balle and Wang), of three rounds μ/√3 each.
     assert np.std(noise) == pytest.approx(0.5 * 3**0.5 / 0.9249, rel=0.2)
-
-
-@pytest.mark.parametrize("rounds", [3, 49, 50])
-def test_the_claims_of_all_rounds_are_within_the_budget_after_rounding(rounds):
-    entry = METHODS["output_perturbation"]
-    setting = replace(SETTING, max_participations=rounds)
-    (event,) = entry.device(entry.parameters(rounds=rounds), setting).price(ROUND)
-    assert 3.999 < epsilon([event] * rounds, 1e-5).epsilon <= 4.0
-
-
-def test_output_perturbation_past_what_can_be_drawn_is_told():
-    entry = METHODS["output_perturbation"]
-    device = entry.device(entry.parameters(sensitivity=1e6), SETTING)
-    with pytest.raises(PrivacyError, match="larger than any") as caught:
-        device.price(ROUND)
-    assert caught.value.fix

@@ -67,13 +67,6 @@ def test_an_adaptive_particle_goes_on_from_its_own_best():
     np.testing.assert_array_equal(swarm.best, [1.0, 0.0])
 
 
-def test_a_fitness_that_is_no_number_is_never_the_best():
-    swarm = Swarm(START, SwarmKeys(particles=2, search="adaptive"), drawn())
-    swarm.positions = np.array([[1.0, 0.0], [2.0, 0.0]])
-    swarm.judge(np.array([np.nan, np.inf]))
-    np.testing.assert_array_equal(swarm.best, START)
-
-
 def task(records=ONE):
     return Task(ROUND, NETWORK, ZERO, records, {}, SeededRandom(1), "cpu")
 
@@ -92,13 +85,6 @@ def test_one_particle_that_does_not_move_is_plain_sgd():
     best = PsoDpFl(parameters, SETTING).search(task(), ZERO)
     plain = answer("sgd", local_epochs=3).segments
     np.testing.assert_allclose(best, flat(plain), atol=1e-6)
-
-
-def test_the_swarm_finds_less_loss_than_its_start():
-    for search in ("random", "adaptive"):
-        parameters = PsoDpFlParameters(search=search, local_epochs=3)
-        best = PsoDpFl(parameters, SETTING).search(task(), ZERO)
-        assert mean_loss(task(), best) < mean_loss(task(), flat(ZERO))
 
 
 def test_the_whole_update_is_clipped_and_priced_once_for_the_device():

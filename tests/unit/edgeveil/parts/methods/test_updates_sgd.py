@@ -12,7 +12,6 @@ from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError, UsageError
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.sgd import Steps
-from edgeveil.parts.stages.compression import TopK, TopKParameters
 from edgeveil.parts.update import WHOLE, segments_of, update_of
 from edgeveil.privacy.events import UnprotectedEvent
 from tests.kits.softmax_regression import NETWORK, ONE, ROUND, SETTING, ZERO, answer
@@ -23,13 +22,6 @@ def test_one_step_from_zero_is_the_gradient_by_hand():
     update = answer("sgd", learning_rate=0.1).segments
     np.testing.assert_allclose(update["output.weight"], [[0.05, -0.05], [0.1, -0.1]], atol=1e-7)
     np.testing.assert_allclose(update["output.bias"], [0.05, -0.05], atol=1e-7)
-
-
-def test_two_epochs_are_two_steps_and_the_second_is_smaller():
-    once = answer("sgd", learning_rate=0.1).segments["output.bias"][0]
-    twice = answer("sgd", learning_rate=0.1, local_epochs=2).segments["output.bias"][0]
-    z = (0.05 * 1 + 0.1 * 2 + 0.05) * 2  # logit difference after the first step
-    assert twice - once == pytest.approx(0.1 / (1 + np.exp(z)), abs=1e-6)
 
 
 def test_a_batch_is_averaged():
@@ -101,20 +93,6 @@ def test_a_package_of_another_model_is_refused():
 def test_a_method_without_a_model_is_told():
     with pytest.raises(UsageError, match="add a model block"):
         answer("sgd", setting=replace(SETTING, network=None))
-
-
-@pytest.mark.parametrize(("share", "kept"), [(0.5, [0, -3, 2, 0]), (0.26, [0, -3, 2, 0])])
-def test_top_k_keeps_the_largest(share, kept):
-    update = {"a": np.array([1, -3], np.float32), "b": np.array([[2, -1]], np.float32)}
-    found = TopK(TopKParameters(share=share), SETTING).apply(None, update)
-    assert [*found["a"], *found["b"].ravel()] == kept
-    assert found["b"].shape == (1, 2)
-
-
-def test_top_k_of_equal_values_keeps_the_first():
-    update = {"a": np.ones(4, np.float32)}
-    found = TopK(TopKParameters(share=0.25), SETTING).apply(None, update)
-    assert list(found["a"]) == [1, 0, 0, 0]
 
 
 def test_two_steps_by_hand():

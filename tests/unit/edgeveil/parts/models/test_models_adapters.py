@@ -18,7 +18,6 @@ from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.dp_sgd import RECORD_BITS, RecordSums, record_gradients
 from edgeveil.parts.models import MODELS, build_network
 from edgeveil.parts.models.heads import bake
-from edgeveil.parts.models.mlp import LowRankHeadParameters
 from edgeveil.parts.models.network import AdapterParameters
 from edgeveil.privacy.sampler import SeededRandom
 
@@ -103,19 +102,6 @@ def test_an_adapted_weight_by_hand():
     assert np.array_equal(merged["output.weight"], weights["output.weight"])
 
 
-def test_a_low_rank_change_of_features_by_hand():
-    net = build_network(LowRankHeadParameters(rank=1, alpha=3), (2,), 2)
-    weights = {
-        "features.lora_a": np.array([[1], [2]], np.float32),
-        "features.lora_b": np.array([[1, -1]], np.float32),
-        "output.weight": np.eye(2, dtype=np.float32),
-        "output.bias": np.zeros(2, np.float32),
-    }
-    # φ = (1, 1): φ·A = 3, times (α/r)·B: (9, −9)
-    logits = net.logits(tensors(weights), torch.ones(1, 2))
-    assert logits.tolist() == [[10, -8]]
-
-
 # --- what is trained ---
 
 
@@ -142,7 +128,7 @@ def test_it_begins_as_the_pretrained_model_whatever_its_records(name):
     x = torch.rand(5, 1, 8, 8)
     with torch.no_grad():
         found = net.logits(tensors(net.initial()), x)
-        wanted = net.base.logits(tensors(net.pretrained), x)
+        wanted = net.base.logits(tensors(net.whole), x)
     assert torch.equal(found, wanted)
 
 
@@ -194,7 +180,7 @@ def test_of_rank_0_the_head_alone_is_trained():
     assert [one.name for one in net.weights] == ["output.weight", "output.bias"]
     x = torch.rand(3, 6)
     found = net.logits(tensors(net.initial()), x)
-    assert torch.equal(found, net.base.logits(tensors(net.pretrained), x))
+    assert torch.equal(found, net.base.logits(tensors(net.whole), x))
 
 
 # --- what stays, and what is released ---

@@ -34,7 +34,6 @@ SIZES = {
     "lenet": 61_706,
     "alexnet": 2_250_432 + 257 * 1024 + 1025 * 1024 + 1025 * 10,  # convolutions, dense
     "resnet20": 269_434,
-    "low_rank_head": 2 * 784 * 4 + 785 * 10,
 }
 NAMES = tuple(  # of classes; of `python` users bring the modules
     name for name in MODELS if name != "python" and not MODELS[name].anomaly

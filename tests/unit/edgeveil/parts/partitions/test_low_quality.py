@@ -61,14 +61,6 @@ def test_noise_has_the_strength_that_is_named():
     assert np.array_equal(disturbed(records, [np.arange(4000)], rule(1, 1, 0), SEED).x, x)
 
 
-def test_it_follows_its_seed(dealt):
-    records, shares = dealt
-    one, again, other = (disturbed(records, shares, rule(), seed) for seed in (1, 1, 2))
-    assert np.array_equal(one.x, again.x)
-    assert np.array_equal(one.y, again.y)
-    assert not np.array_equal(one.y, other.y)
-
-
 def test_nothing_to_disturb_leaves_the_records_alone(dealt):
     records, shares = dealt
     for nothing in (rule(0.0, 0.0), rule(0.01, 0.5), rule(0.5, 0.0)):

@@ -102,25 +102,6 @@ def test_missing_file_is_named_with_all_that_are_wanted(folder, name):
     assert MNIST_FILES.missing(folder) == [name]
 
 
-def test_no_folder_names_the_key():
-    assert "data.path" in refused(None)
-
-
-def test_truncated_file_is_named(folder):
-    packed = folder / FILES[0]
-    packed.write_bytes(packed.read_bytes()[:-20])
-    assert FILES[0] in refused(folder)
-    (folder / FILES[0]).write_bytes(idx(pixels(TRAIN))[:-1])
-    assert "its header says" in refused(folder)
-
-
-def test_wrong_magic_is_told(folder):
-    (folder / FILES[1]).write_bytes(b"PK\x03\x04 an archive")
-    text = refused(folder)
-    assert "no IDX file: it begins with 504b0304" in text
-    assert FILES[1] in text
-
-
 def test_a_label_that_the_set_does_not_have_is_told_with_its_place(folder):
     labels = np.arange(TRAIN) % 10
     labels[17] = 11
@@ -129,30 +110,10 @@ def test_a_label_that_the_set_does_not_have_is_told_with_its_place(folder):
     assert f"{FILES[1]}, byte 25 unpacked: record 17 has the label 11" in text
 
 
-def test_a_folder_in_place_of_a_file_is_told(tmp_path):
-    with pytest.raises(DataError, match="is a folder, not a file"):
-        load_records("csv", Origin(header=True, path=tmp_path))
-
-
 def test_labels_in_place_of_images_are_told(folder):
     labels = (folder / FILES[1]).read_bytes()
     (folder / FILES[0]).write_bytes(labels)
     assert "wanted (records, ...)" in refused(folder)
-
-
-def test_images_in_place_of_labels_are_told(folder):
-    (folder / FILES[1]).write_bytes((folder / FILES[0]).read_bytes())
-    assert "store one label for each record" in refused(folder)
-
-
-def test_halves_of_differing_length_are_told(folder):
-    (folder / FILES[1]).write_bytes(idx(np.arange(TRAIN - 1) % 10))
-    assert "store one label for each record" in refused(folder)
-
-
-def test_records_that_are_no_images_are_told(folder):
-    (folder / FILES[0]).write_bytes(idx(pixels(TRAIN).reshape(TRAIN, 784)))
-    assert "wanted rows and columns" in refused(folder)
 
 
 def test_swapped_files_and_a_folder_that_is_not_there_are_told(folder):

@@ -43,23 +43,11 @@ def test_numbers_of_every_kind_and_the_last_column_as_label(tmp_path):
     assert records.y.tolist() == [0, 2, 1]
 
 
-def test_a_named_label_column(tmp_path):
-    file = write(tmp_path, kind=[3, 4], a=[1.0, 2.0])
-    records = load_records("parquet", Origin(path=file, label_column="kind"))
-    assert (records.x.tolist(), records.y.tolist()) == ([[1.0], [2.0]], [3, 4])
-    assert "did you mean 'kind'" in refused(file, label_column="kin")
-
-
 def test_gaps_drop_their_own_record_alone(tmp_path):
     file = write(tmp_path, a=[1.0, None, 3.0], b=[True, None, False], kind=[0, 1, None])
     records = load_records("parquet", Origin(path=file))
     assert np.isnan(records.x).tolist() == [[False, False], [True, True], [False, False]]
     assert records.y.tolist() == [0, 1, -1]
-
-
-def test_an_empty_table_has_no_records(tmp_path):
-    file = write(tmp_path, a=pa.array([], pa.float32()), kind=pa.array([], pa.int64()))
-    assert load_records("parquet", Origin(path=file)).x.shape == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -141,11 +129,6 @@ def test_files_of_another_form_are_told(tmp_path):
     assert "is not readable Parquet" in refused(file)
     assert "fewer than two columns" in refused(write(tmp_path, a=[1.0]))
     assert "no such file" in refused(tmp_path / "none.parquet")
-
-
-def test_size_is_checked_by_the_footer(tmp_path):
-    file = write(tmp_path, a=[1.0, 2.0], kind=[0, 1])
-    assert "holds 32 bytes of numbers, the limit is 31" in refused(file, max_bytes=31)
 
 
 def test_without_the_library_the_extra_is_named(tmp_path, monkeypatch):

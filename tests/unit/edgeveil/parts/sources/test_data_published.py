@@ -8,7 +8,6 @@ import pytest
 
 from edgeveil.errors import DataError
 from edgeveil.parts.own_records import held_records, own_records
-from edgeveil.parts.sources import published_files
 from edgeveil.parts.sources.cifar import CIFAR10_FILES, CIFAR100_FILES
 from edgeveil.parts.sources.idx import EMNIST_FILES
 from edgeveil.sites.data import DataSource
@@ -88,15 +87,6 @@ def test_cifar_is_read_by_colour_row_and_column(tmp_path, name, files, labels, w
     assert len(mine) == len(files.train)
 
 
-def test_a_truncated_batch_is_told(tmp_path):
-    put_cifar(tmp_path, CIFAR10_FILES, cifar_record(1)[:-1])
-    text = refused("cifar10", tmp_path)
-    assert "data_batch_1.bin" in text
-    assert "holds 3072 bytes, no multiple of the 3073" in text
-    put_cifar(tmp_path, CIFAR10_FILES)
-    assert "holds 0 bytes" in refused("cifar10", tmp_path)
-
-
 def test_a_label_outside_the_classes_is_told_with_record_and_byte(tmp_path):
     put_cifar(tmp_path, CIFAR10_FILES, cifar_record(9), cifar_record(10))
     text = refused("cifar10", tmp_path)
@@ -104,17 +94,3 @@ def test_a_label_outside_the_classes_is_told_with_record_and_byte(tmp_path):
     assert "byte 3073" in text
     put_cifar(tmp_path, CIFAR100_FILES, cifar_record(0, 100))
     assert "byte 1:" in refused("cifar100", tmp_path)
-
-
-def test_room_is_checked_over_all_files_before_any_is_read(tmp_path):
-    put_cifar(tmp_path, CIFAR10_FILES, cifar_record(1))
-    with pytest.raises(DataError, match="holds 61440 bytes of numbers, the limit is 61439"):
-        read_published("cifar10", tmp_path, "train", 61439)
-
-
-@pytest.mark.parametrize("name", list(published_files()))
-def test_a_missing_file_is_named_with_all_that_are_wanted(tmp_path, name):
-    text = refused(name, tmp_path)
-    assert f"has no {published_files()[name].train[0]}" in text
-    assert all(one in text for one in published_files()[name].names)
-    assert published_files()[name].missing(tmp_path) == list(published_files()[name].names)

@@ -62,14 +62,6 @@ def test_digits_are_the_real_ones_and_the_split_is_stratified():
     assert np.all(np.abs(share - 360 / 1797) < 0.006)
 
 
-def test_the_digits_split_is_stable_and_follows_its_seed():
-    first, again, other = load_digits_split(10), load_digits_split(10), load_digits_split(10, 1)
-    assert np.array_equal(first[1].x, again[1].x)
-    assert not np.array_equal(first[1].x, other[1].x)
-    with pytest.raises(DataError, match=r"0 to 1797"):
-        load_digits_split(1798)
-
-
 def test_digits_without_scikit_learn_say_what_is_missing(monkeypatch):
     from edgeveil.parts.sources import digits
 
@@ -86,11 +78,6 @@ def test_npz_roundtrip(tmp_path):
     got = load_records("npz", Origin(path=tmp_path / "a.npz"))
     assert np.array_equal(got.x, X)
     assert got.y.tolist() == [0, 1, 2]
-
-
-def test_npz_fortran_order_is_kept(tmp_path):
-    np.savez(tmp_path / "a.npz", x=np.asfortranarray(X), y=Y)
-    assert np.array_equal(load_records("npz", Origin(path=tmp_path / "a.npz")).x, X)
 
 
 def test_npz_refusals(tmp_path):
@@ -273,13 +260,6 @@ def test_labels_that_are_no_class_become_minus_one():
     assert whole_labels(np.array([1.5, 3], np.float16)).tolist() == [-1, 3]
 
 
-@pytest.mark.parametrize("label", [2.5, np.nan, 1e300, np.inf])
-def test_a_label_that_is_no_whole_number_drops_its_record_alone(tmp_path, label):
-    np.savez(tmp_path / "a.npz", x=np.ones((3, 2)), y=np.array([0, label, 2]))
-    got = load_records("npz", Origin(path=tmp_path / "a.npz"))
-    assert valid_records(got.x, got.y, 3).tolist() == [True, False, True]
-
-
 def test_a_value_too_large_for_its_type_drops_its_record_alone(recwarn):
     got = as_records(np.array([[1.0, 2.0], [1e300, 0.0]]), np.array([0, 1]), "x")
     assert valid_records(got.x, got.y, 2).tolist() == [True, False]
@@ -318,12 +298,6 @@ def test_no_line_makes_a_file_unreadable(tmp_path_factory, lines):
     assert len(got) == 2 + sum(bool(row.decode(errors="replace").strip()) for row in rows)
     assert valid_records(got.x, got.y, 2)[[0, -1]].all()
     assert all(fault.startswith(f"{file}:") for fault in csv_faults(file))
-
-
-def test_a_header_without_records_is_an_empty_data_set(tmp_path):
-    got = csv(tmp_path, "kind,u,v", label_column="kind")
-    assert (got.x.shape, len(got)) == ((0, 2), 0)
-    assert csv_faults(tmp_path / "a.csv") == []
 
 
 def test_faults_name_the_line_and_the_column(tmp_path):

@@ -49,11 +49,6 @@ def test_the_integer_norm_is_within_the_priced_sensitivity(scale):
     assert event.sensitivity == pytest.approx(0.37, rel=1e-6)
 
 
-@pytest.mark.parametrize("broken", [np.nan, np.inf])
-def test_an_update_that_is_no_number_counts_as_none(broken):
-    assert not clipped_steps(np.array([1.0, broken]), 1 << 20, 20).any()
-
-
 def test_a_device_without_records_sends_the_noise_alone(monkeypatch):
     Silent(monkeypatch)
     assert not flat(stage("gradient_gaussian").apply(task(count=0), LARGE)).any()
